@@ -44,6 +44,9 @@
 //! curl -T some_file http://10.78.0.1/
 //! ```
 //!
+//! With `--poller` one thread serves all connections, 10,000 and more, instead of a thread for each;
+//! it answers GET and HEAD alone.
+//!
 //! GET, HEAD and PUT, connections that are kept, bodies with `Content-Length` or in chunks,
 //! `Expect: 100-continue`. Paths that leave the folder are refused, be it by `..` or by a symbolic
 //! link; whoever may change the folder while it is served is trusted. Not there: ranges,
@@ -53,6 +56,8 @@
 mod files;
 #[path = "http_server/http.rs"]
 mod http;
+#[path = "http_server/polled.rs"]
+mod polled;
 #[path = "http_server/self_test.rs"]
 mod self_test;
 #[path = "common/signals.rs"]
@@ -61,7 +66,7 @@ mod signals;
 use std::error::Error;
 use std::fs;
 use std::io::{self, BufRead, BufWriter, Read, Write};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -119,6 +124,7 @@ Serves a folder over HTTP; without a device, tests itself in memory.
   --port N            port to listen on [80]
   --replicas N        threads that run the stack, each with a copy of its state [2]
   --root DIR          folder to serve [.]
+  --poller            serve all connections on one thread
   --seconds N         stop after this time [never]
 ";
 
@@ -131,10 +137,11 @@ enum Device {
 struct Options {
     device: Device,
     addr: String,
-    gateway: Option<Ipv4Addr>,
+    gateway: Option<IpAddr>,
     port: u16,
     replicas: usize,
     root: PathBuf,
+    poller: bool,
     seconds: Option<u64>,
 }
 
@@ -149,6 +156,7 @@ impl Options {
             port: 80,
             replicas: 2,
             root: PathBuf::from("."),
+            poller: false,
             seconds: None,
         };
         let mut parser = lexopt::Parser::from_env();
@@ -161,6 +169,7 @@ impl Options {
                 Long("port") => options.port = parser.value()?.parse()?,
                 Long("replicas") => options.replicas = parser.value()?.parse()?,
                 Long("root") => options.root = PathBuf::from(parser.value()?),
+                Long("poller") => options.poller = true,
                 Long("seconds") => options.seconds = Some(parser.value()?.parse()?),
                 Long("help") | Short('h') => return Ok(None),
                 other => return Err(other.unexpected().into()),
@@ -170,10 +179,12 @@ impl Options {
     }
 }
 
-fn builder(addr: &str, replicas: usize) -> Builder {
+fn builder(addr: &str, replicas: usize, poller: bool) -> Builder {
     let mut limits = Limits::default();
-    // Connections that we close first stay for a minute, in TIME-WAIT.
-    limits.connections = 2048;
+    if !poller {
+        // Connections that we close first stay for a minute, in TIME-WAIT.
+        limits.connections = 2048;
+    }
     Stack::builder(addr).replicas(replicas).limits(limits)
 }
 
@@ -181,7 +192,7 @@ fn builder(addr: &str, replicas: usize) -> Builder {
 // ------------------------------------------------------------------------------------------------------------
 
 fn run(options: &Options) -> Outcome<()> {
-    let mut builder = builder(&options.addr, options.replicas);
+    let mut builder = builder(&options.addr, options.replicas, options.poller);
     if let Some(gateway) = options.gateway {
         builder = builder.gateway(gateway);
     }
@@ -198,14 +209,22 @@ fn run(options: &Options) -> Outcome<()> {
         }
     };
     let end_requested = signals::end_requested()?;
-    let listener = stack.listen(options.port, 64)?;
+    let listener = stack.listen(options.port, if options.poller { 1024 } else { 64 })?;
     println!(
         "listening on {}, {} replica{}, device {device}",
-        listener.local_addr(),
+        listener.local_addr()?,
         options.replicas,
         if options.replicas == 1 { "" } else { "s" },
     );
-    let server = thread::spawn(move || accept(&listener, &root));
+    let poller = options.poller;
+    let server = thread::spawn(move || {
+        if poller {
+            polled::serve(&listener, &root)
+        } else {
+            accept(&listener, &root);
+            Ok(())
+        }
+    });
     let end = options
         .seconds
         .map(|seconds| Instant::now() + Duration::from_secs(seconds));
@@ -217,7 +236,7 @@ fn run(options: &Options) -> Outcome<()> {
     }
     server
         .join()
-        .map_err(|_| "the server panicked, see above")?;
+        .map_err(|_| "the server panicked, see above")??;
     watched
 }
 

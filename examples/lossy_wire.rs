@@ -28,7 +28,7 @@ mod signals;
 
 use std::error::Error;
 use std::io::{Read, Write};
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -150,7 +150,7 @@ fn move_bytes(
             stream.split().0.read_to_end(&mut got)?;
             Ok(got)
         });
-        let stream = left.connect(SocketAddrV4::new("10.0.0.2".parse()?, 7))?;
+        let stream = left.connect(SocketAddr::new("10.0.0.2".parse()?, 7))?;
         let (_reader, mut writer) = stream.split();
         writer.write_all(&sent)?;
         writer.shutdown();

@@ -65,7 +65,7 @@ mod web;
 
 use std::error::Error;
 use std::io::{self, BufRead, Read, Write};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -154,7 +154,7 @@ struct Options {
     trust: bool,
     guard: bool,
     addr: String,
-    gateway: Option<Ipv4Addr>,
+    gateway: Option<IpAddr>,
     threads: Threads,
     seconds: Option<u64>,
     grace: Duration,
@@ -447,7 +447,7 @@ fn echo(stream: TcpStream) -> io::Result<()> {
 }
 
 /// Sends every datagram back, until the stack goes down.
-fn echo_datagrams(mut socket: UdpSocket) {
+fn echo_datagrams(socket: UdpSocket) {
     let mut bytes = vec![0; DATAGRAM];
     while let Ok((len, from)) = socket.recv_from(&mut bytes) {
         // Whom nothing reaches gets nothing, and port 0 wants nothing.
@@ -458,7 +458,7 @@ fn echo_datagrams(mut socket: UdpSocket) {
 }
 
 /// Takes datagrams, until the stack goes down.
-fn discard_datagrams(mut socket: UdpSocket) {
+fn discard_datagrams(socket: UdpSocket) {
     while socket.recv_from(&mut []).is_ok() {}
 }
 

@@ -27,7 +27,7 @@
 mod signals;
 
 use std::error::Error;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -80,7 +80,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Sends back what comes, until the stack goes down.
-fn serve(mut socket: UdpSocket) {
+fn serve(socket: UdpSocket) {
     let mut bytes = vec![0; 65_507];
     while let Ok((len, from)) = socket.recv_from(&mut bytes) {
         // A sender that no route leads to does not end the service.
@@ -90,8 +90,8 @@ fn serve(mut socket: UdpSocket) {
 
 /// Sends [`COUNT`] datagrams of `len` bytes, and looks at every answer.
 fn ask(client: &Stack, len: usize) -> Result<Duration, Box<dyn Error>> {
-    let mut socket = client.bind_udp(0)?;
-    socket.connect(SocketAddrV4::new([10, 78, 0, 1].into(), ECHO))?;
+    let socket = client.bind_udp(0)?;
+    socket.connect(SocketAddr::new([10, 78, 0, 1].into(), ECHO))?;
     socket.set_read_timeout(Some(Duration::from_secs(5)))?;
     let mut bytes = vec![0x5a; len];
     let mut answer = vec![0; len];

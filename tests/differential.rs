@@ -5,7 +5,7 @@
 //! `DIFFERENTIAL_CASES=10000` asks for more, `DIFFERENTIAL_SEED=0x...` repeats one.
 
 use std::collections::VecDeque;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
 use dominoes_drivers::Frame;
 use dominoes_netstack::time::{Duration, Instant};
@@ -146,7 +146,8 @@ impl Them {
             return Ok(0);
         }
         if self.rng.chance(50_000) {
-            self.rests_until = now + Duration::from_millis(self.rng.below(300));
+            // A rest of no length would look as if nothing were left to do.
+            self.rests_until = now + Duration::from_millis(1 + self.rng.below(299));
             return Ok(0);
         }
         let mut done = 0;
@@ -196,7 +197,7 @@ impl Them {
 /// Our side: who opens, and the application.
 enum Us {
     Listening(TcpListener),
-    Opening(Connecting),
+    Opening(Box<Connecting>),
     Traffic(Box<Traffic>),
 }
 
@@ -220,11 +221,11 @@ impl Us {
             }
             // Everything was lost for so long: the application tries again.
             Err(SocketError::Unreachable | SocketError::TimedOut) => {
-                let to = SocketAddrV4::new(THEIRS.into(), PORT);
+                let to = SocketAddr::new(THEIRS.into(), PORT);
                 let again = sockets
                     .begin_connect(to)
                     .map_err(|error| error.to_string())?;
-                *self = Us::Opening(again);
+                *self = Us::Opening(Box::new(again));
                 Ok(1)
             }
             Err(error) => Err(error.to_string()),
@@ -281,12 +282,9 @@ fn conversation(seed: u64) -> Result<bool, String> {
         them.socket()
             .listen(PORT)
             .map_err(|error| error.to_string())?;
-        let to = SocketAddrV4::new(THEIRS.into(), PORT);
-        Us::Opening(
-            sockets
-                .begin_connect(to)
-                .map_err(|error| error.to_string())?,
-        )
+        let to = SocketAddr::new(THEIRS.into(), PORT);
+        let connecting = sockets.begin_connect(to);
+        Us::Opening(Box::new(connecting.map_err(|error| error.to_string())?))
     } else {
         Us::Listening(sockets.listen(PORT, 4).map_err(|error| error.to_string())?)
     };

@@ -19,6 +19,9 @@
 //!   `SOAK_SECONDS` is how long `iperf3` runs, and `SOAK_PERIOD` how many seconds lie between two
 //!   deaths: `.ci/soak` sets them to ten minutes and to ten seconds.
 //!
+//! - `router` runs the example of that name between two namespaces, on veth pairs and on TAPs, with
+//!   and without programmable cards.
+//!
 //! - `floods` sends raw frames at a server over a TAP, and changes and deletes its link, while
 //!   `curl` downloads.
 //!
@@ -44,6 +47,8 @@ mod deaths;
 mod fixture;
 #[path = "host/floods.rs"]
 mod floods;
+#[path = "host/router.rs"]
+mod router;
 #[path = "host/services.rs"]
 mod services;
 #[path = "host/signals.rs"]
@@ -59,7 +64,7 @@ use fixture::{Device, Fixture, Namespace, OURS, Temporary};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 /// Bytes of the large file.
-const LARGE: usize = 200_000_000;
+pub(crate) const LARGE: usize = 200_000_000;
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -189,6 +194,22 @@ fn main() -> ExitCode {
             figures.note(&name, &floods::reopened(replicas)?);
             Ok(Completion::Completed)
         }));
+    }
+    for (kind, device, arguments) in router::KINDS {
+        for &(name, test) in router::TESTS {
+            let missing = needs.missing_for_router(device);
+            let name = format!("router::{kind}::{name}");
+            let figures = figures.clone();
+            trials.push(Trial::ignorable_test(name.clone(), move || {
+                if let Some(missing) = missing {
+                    return missing;
+                }
+                let mut routed = router::Routed::new(device, arguments)?;
+                test(&routed, &|figure| figures.note(&name, &figure))
+                    .map_err(|failed| routed.explain(&failed))?;
+                Ok(Completion::Completed)
+            }));
+        }
     }
     trials.push(Trial::test(
         "top::without_a_terminal_it_names_once_and_fails",
@@ -370,17 +391,19 @@ fn upload(fixture: &Fixture, from: &str, name: &str) -> Result<fixture::Running,
     )
 }
 
+/// What every call of `curl` says first.
+const CURL: [&str; 7] = [
+    "--silent",
+    "--show-error",
+    "--fail",
+    "--noproxy",
+    "*",
+    "--max-time",
+    "100",
+];
+
 fn curl(fixture: &Fixture, arguments: &[&str]) -> Result<fixture::Running, Failed> {
-    let bounded = [
-        "--silent",
-        "--show-error",
-        "--fail",
-        "--noproxy",
-        "*",
-        "--max-time",
-        "100",
-    ];
-    fixture.start("curl", &[&bounded, arguments].concat())
+    fixture.start("curl", &[&CURL, arguments].concat())
 }
 
 pub(crate) fn same(same: bool, what: &str) -> Result<(), Failed> {
@@ -391,7 +414,7 @@ pub(crate) fn same(same: bool, what: &str) -> Result<(), Failed> {
     }
 }
 
-fn rate(bytes: usize, took: Duration, congestion_control: &str) -> String {
+pub(crate) fn rate(bytes: usize, took: Duration, congestion_control: &str) -> String {
     let gigabits = bytes as f64 * 8e-9 / took.as_secs_f64();
     format!(
         "{gigabits:.1} Gbit/s ({} ms, {congestion_control})",
@@ -430,6 +453,7 @@ struct Needs {
     more_tools: Option<String>,
     /// For the clients.
     client_tools: Option<String>,
+    router_tools: Option<String>,
     required: String,
 }
 
@@ -439,6 +463,7 @@ impl Needs {
             tools: missing_tools(&TOOLS),
             more_tools: missing_tools(&MORE_TOOLS),
             client_tools: missing_tools(&CLIENT_TOOLS),
+            router_tools: missing_tools(&ROUTER_TOOLS),
             required: std::env::var("REQUIRE").unwrap_or_default(),
             ..Needs::default()
         };
@@ -483,6 +508,17 @@ impl Needs {
         }
     }
 
+    fn missing_for_router(&self, device: &str) -> Option<Result<Completion, Failed>> {
+        if self.router_tools.is_some() {
+            return self.missing("tools", &self.router_tools);
+        }
+        // The server is at the end of a packet socket in any case.
+        match (device, &self.packet) {
+            ("tap", None) => self.missing("tap", &self.tap),
+            _ => self.missing("packet", &self.packet),
+        }
+    }
+
     /// How a test ends that cannot run: ignored, or failed if what is missing is required.
     fn missing(&self, word: &str, device: &Option<String>) -> Option<Result<Completion, Failed>> {
         let (word, reason) = match (&self.tools, device) {
@@ -512,6 +548,8 @@ const TOOLS: [Tool; 3] = [
     ("ping", "-V", "iputils-ping"),
     ("ip", "-V", "iproute2"),
 ];
+
+const ROUTER_TOOLS: [Tool; 1] = [("traceroute", "--version", "traceroute")];
 
 const MORE_TOOLS: [Tool; 3] = [
     ("ethtool", "--version", "ethtool"),

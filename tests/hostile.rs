@@ -272,7 +272,7 @@ fn case(seed: u64) -> Result<Tally, String> {
             match far.rng.below(400) {
                 0 => drop(streams.swap_remove(at)),
                 1 => {
-                    streams[at].shutdown(std::net::Shutdown::Write);
+                    streams[at].shutdown_write();
                 }
                 2..=150 => {
                     let text = vec![3; far.rng.index(9000)];

@@ -39,7 +39,7 @@ const fn room(name: &'static str, access: Access, imports: &'static [&'static st
 }
 
 /// The rooms, lowest first.
-const ROOMS: [Room; 22] = [
+const ROOMS: [Room; 23] = [
     room("error", Access::Std, &[]),
     room("hash", Access::Pure, &[]),
     room("packet", Access::Pure, &[]),
@@ -112,6 +112,11 @@ const ROOMS: [Room; 22] = [
         ],
     ),
     room(
+        "router",
+        Access::All,
+        &["error", "ip", "keys", "packet", "stack", "time"],
+    ),
+    room(
         "testkit",
         Access::All,
         &[
@@ -124,7 +129,7 @@ const ROOMS: [Room; 22] = [
         &[
             "error", "hash", "packet", "seqnum", "stats", "time", "clock", "config", "keys", "ip",
             "log", "tcp", "udp", "state", "groups", "io", "socket", "group", "variants", "stack",
-            "testkit",
+            "router", "testkit",
         ],
     ),
 ];
@@ -185,7 +190,7 @@ const UNSAFE: [&str; 20] = [
 ];
 
 /// What a frame meets in `replicated` between one device and the other.
-const PATH_OF_A_FRAME: [&str; 47] = [
+const PATH_OF_A_FRAME: [&str; 50] = [
     "crates/dominoes/src/attachments.rs",
     "crates/dominoes/src/exclusive.rs",
     "crates/dominoes/src/group/membership.rs",
@@ -233,6 +238,9 @@ const PATH_OF_A_FRAME: [&str; 47] = [
     "crates/netstack/src/group/assign.rs",
     "crates/netstack/src/group/autoscale.rs",
     "crates/netstack/src/group/worker.rs",
+    "crates/netstack/src/variants/pipelined/front.rs",
+    "crates/netstack/src/variants/pipelined/message.rs",
+    "crates/netstack/src/variants/pipelined/stage.rs",
 ];
 
 /// A rule that a source breaks.

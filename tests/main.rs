@@ -10,6 +10,7 @@ mod goodput;
 mod hostile;
 mod layering;
 mod membership;
+mod nic;
 mod pools;
 mod preempt;
 mod simulation;

@@ -35,7 +35,7 @@ fn wait_for(stack: &Stack, wanted: impl Fn(&MembershipStats) -> bool) -> Members
 /// back, all of them as they were sent.
 fn echo(server: &Stack, client: &Stack, meanwhile: impl FnOnce(&Stack)) -> u64 {
     let listener = server.listen(7, 4).unwrap();
-    let stream = client.connect("10.0.0.1:7".parse().unwrap()).unwrap();
+    let stream = client.connect("10.0.0.1:7").unwrap();
     let (mut back, _) = listener.accept().unwrap();
     let (mut reader, mut writer) = stream.split();
     let over = Arc::new(AtomicBool::new(false));

@@ -86,7 +86,7 @@ fn exchange(replicas: usize, most: usize) {
     let (ours, peer) = (ours.start(scarce), Stack::builder("10.0.0.2/24"));
     let (ours, peer) = (ours.unwrap(), peer.start(right).unwrap());
     let listener = ours.listen(7, 4).unwrap();
-    let theirs = peer.connect("10.0.0.1:7".parse().unwrap()).unwrap();
+    let theirs = peer.connect("10.0.0.1:7").unwrap();
     let (stream, _) = listener.accept().unwrap();
     let sent: Vec<u8> = (0..LEN).map(|i| (i % 251) as u8).collect();
     thread::scope(|scope| {

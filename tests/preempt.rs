@@ -10,7 +10,7 @@
 //! effect may find its place taken; and nothing may stand still once nobody is held up any more.
 
 use std::collections::VecDeque;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -232,7 +232,7 @@ fn play(seed: u64) -> Result<Seen, String> {
     let listener = sockets.listen(80, 8).map_err(|e| e.to_string())?;
     let mut connecting = single
         .sockets()
-        .begin_connect(SocketAddrV4::new(GROUP.into(), 80))
+        .begin_connect(SocketAddr::new(GROUP.into(), 80))
         .map_err(|e| e.to_string())?;
     let threads: Vec<_> = group
         .into_workers()

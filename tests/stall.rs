@@ -6,7 +6,7 @@
 //! nothing for 100 ms, or panics in the middle of an effect. What the application gets must go on
 //! growing, unharmed, and neither side may send an byte twice.
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
 
@@ -188,7 +188,7 @@ fn play(scene: Scene) -> Outcome {
     let listener = sockets.listen(80, 8).unwrap();
     let mut connecting = single
         .sockets()
-        .begin_connect(SocketAddrV4::new(GROUP.into(), 80))
+        .begin_connect(SocketAddr::new(GROUP.into(), 80))
         .unwrap();
     let mut workers: Vec<Option<Worker<PanicOnce>>> =
         group.into_workers().into_iter().map(Some).collect();

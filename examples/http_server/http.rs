@@ -245,17 +245,14 @@ impl Answer {
         }
     }
 
-    pub(crate) fn send(
-        self,
-        writer: &mut impl Write,
-        head_only: bool,
-        keep: bool,
-    ) -> io::Result<()> {
+    /// What comes before the content.
+    pub(crate) fn write_head(&self, writer: &mut impl Write, keep: bool) -> io::Result<()> {
         let Answer {
             status: Status(code, phrase),
             kind,
             content,
         } = self;
+        let code = *code;
         write!(writer, "HTTP/1.1 {code} {phrase}\r\n")?;
         if code == Status::METHOD.0 {
             write!(writer, "Allow: GET, HEAD, PUT\r\n")?;
@@ -263,15 +260,24 @@ impl Answer {
         if !keep {
             write!(writer, "Connection: close\r\n")?;
         }
-        let len = match &content {
+        let len = match content {
             Content::Text(text) => text.len() as u64,
             Content::File(_, len) => *len,
         };
         if code != Status::NO_CONTENT.0 {
             write!(writer, "Content-Type: {kind}\r\nContent-Length: {len}\r\n")?;
         }
-        write!(writer, "\r\n")?;
-        match content {
+        write!(writer, "\r\n")
+    }
+
+    pub(crate) fn send(
+        self,
+        writer: &mut impl Write,
+        head_only: bool,
+        keep: bool,
+    ) -> io::Result<()> {
+        self.write_head(writer, keep)?;
+        match self.content {
             _ if head_only => {}
             Content::Text(text) => writer.write_all(text.as_bytes())?,
             Content::File(file, len) => {

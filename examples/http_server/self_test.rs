@@ -12,7 +12,7 @@ use dominoes_netstack::{ReadHalf, Stack, WriteHalf};
 use sha2::{Digest, Sha256};
 
 use crate::http::{FIELDS, HEAD, Status};
-use crate::{CHUNK, Outcome, accept, builder, open_root};
+use crate::{CHUNK, Outcome, accept, builder, open_root, polled};
 
 /// What the files of the self-test are called, and their lengths.
 const FILES: [(&str, u64); 4] = [
@@ -36,12 +36,12 @@ pub(crate) fn run(replicas: usize) -> Outcome<()> {
     let root = open_root(&root)?;
 
     let (near, far) = memory::pair(MemoryConfig::default());
-    let server = builder("10.78.0.1/24", replicas).start(near)?;
-    let client = builder("10.78.0.2/24", 1).start(far)?;
+    let server = builder("10.78.0.1/24", replicas, false).start(near)?;
+    let client = builder("10.78.0.2/24", 1, false).start(far)?;
     let listener = server.listen(80, 64)?;
     println!(
         "listening on {}, {replicas} replicas, device in memory",
-        listener.local_addr()
+        listener.local_addr()?
     );
     let serving = {
         let root = root.clone();
@@ -78,6 +78,48 @@ pub(crate) fn run(replicas: usize) -> Outcome<()> {
         .join()
         .map_err(|_| "the server panicked, see above")?;
     println!("all as it should be; the log's {compared} last fingerprints agree");
+    run_polled(replicas, &root)
+}
+
+/// Connections that the server has on one thread.
+const POLLED: usize = 500;
+
+/// The server that has all connections on one thread: each asks twice, and waits in between.
+fn run_polled(replicas: usize, root: &Path) -> Outcome<()> {
+    let (near, far) = memory::pair(MemoryConfig::default());
+    let server = builder("10.78.0.1/24", replicas, true).start(near)?;
+    let client = builder("10.78.0.2/24", 1, true).start(far)?;
+    let listener = server.listen(80, 64)?;
+    let serving = {
+        let root = root.to_owned();
+        thread::spawn(move || polled::serve(&listener, &root))
+    };
+    let start = Instant::now();
+    let clients = (0..POLLED).map(|_| Client::connect(&client));
+    let mut clients: Vec<Client> = clients.collect::<Outcome<_>>()?;
+    let mut hash = Sha256::new();
+    for round in 0..2 {
+        for client in &mut clients {
+            client.ask("GET", "/one", "")?;
+        }
+        for client in &mut clients {
+            let (status, len) = client.answer()?;
+            io::copy(&mut client.reader.by_ref().take(len), &mut hash)?;
+            expect(status == Status::OK.0 && len == 1, "GET", "/one")?;
+        }
+        let client = &mut clients[round];
+        for (path, len) in FILES {
+            client.get(path, len)?;
+        }
+        client.refused("/missing", Status::NOT_FOUND)?;
+    }
+    let elapsed = start.elapsed();
+    drop(clients);
+    server.shutdown();
+    serving
+        .join()
+        .map_err(|_| "the server panicked, see above")??;
+    println!("{POLLED} connections on one thread, {elapsed:.1?}");
     Ok(())
 }
 
@@ -89,7 +131,7 @@ struct Client {
 
 impl Client {
     fn connect(stack: &Stack) -> Outcome<Client> {
-        let (reader, writer) = stack.connect("10.78.0.1:80".parse()?)?.split();
+        let (reader, writer) = stack.connect("10.78.0.1:80")?.split();
         Ok(Client {
             reader,
             writer: BufWriter::with_capacity(CHUNK, writer),

@@ -2,7 +2,7 @@
 //! joined in memory.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -78,7 +78,7 @@ const TESTS: &[(&str, Test)] = &[
 ];
 
 fn connect(stack: &Stack, port: u16) -> Outcome<TcpStream> {
-    Ok(stack.connect(SocketAddrV4::new([10, 78, 0, 1].into(), port))?)
+    Ok(stack.connect(SocketAddr::new([10, 78, 0, 1].into(), port))?)
 }
 
 fn expect(holds: bool, what: impl Into<String>) -> Outcome<()> {
@@ -96,8 +96,8 @@ fn sample(len: usize) -> Vec<u8> {
 }
 
 fn echo_datagrams(stack: &Stack) -> Outcome<String> {
-    let mut socket = stack.bind_udp(0)?;
-    socket.connect(SocketAddrV4::new([10, 78, 0, 1].into(), ECHO))?;
+    let socket = stack.bind_udp(0)?;
+    socket.connect(SocketAddr::new([10, 78, 0, 1].into(), ECHO))?;
     socket.set_read_timeout(Some(Duration::from_secs(5)))?;
     let mut got = vec![0; 65_507];
     let lens = [0, 1, 1472, 1473, 8000, 65_507];

@@ -2,7 +2,7 @@
 //! both.
 
 use std::io::{self, BufRead, Read, Write};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ pub(crate) fn drive(
     let stack = Stack::builder(&format!("{}/{prefix}", neighbor(ip)))
         .limits(Limits::default())
         .start(device)?;
-    let to = |port| SocketAddrV4::new(ip, port);
+    let to = |port| SocketAddr::new(ip.into(), port);
     for _ in 0..2 {
         let stream = stack.connect(to(DISCARD))?;
         thread::spawn(move || generate(stream));
@@ -98,9 +98,7 @@ fn generate(mut stream: TcpStream) -> io::Result<()> {
 fn chat(mut stream: TcpStream) -> io::Result<()> {
     loop {
         stream.write_all(b"still here\n")?;
-        stream
-            .set_read_timeout(Some(PAUSE))
-            .map_err(io::Error::from)?;
+        stream.set_read_timeout(Some(PAUSE))?;
         match stream.read(&mut [0]) {
             Ok(0) => return Ok(()),
             Ok(_) => {}

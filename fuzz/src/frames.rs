@@ -3,7 +3,7 @@
 //! Whatever came before, a host that behaves is served in the end: its echo request is answered,
 //! and so is its connection.
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
 use arbitrary::{Arbitrary, Unstructured};
 use dominoes_drivers::memory::MemoryConfig;
@@ -616,7 +616,7 @@ impl World {
             }
             App::Connect(host) => {
                 let host = [2, 2, 3, host][usize::from(host & 3)];
-                let remote = SocketAddrV4::new([10, 0, host >> 7, host].into(), 4000);
+                let remote = SocketAddr::new([10, 0, host >> 7, host].into(), 4000);
                 if self.opening.len() < STREAMS
                     && let Ok(opening) = self.stack.sockets.begin_connect(remote)
                 {
@@ -628,7 +628,7 @@ impl World {
                 let _ = self.udp.try_recv_from(&mut buffer);
             }
             App::Send(host, len) => {
-                let remote = SocketAddrV4::new([10, 0, 0, host].into(), 53);
+                let remote = SocketAddr::new([10, 0, 0, host].into(), 53);
                 let len = usize::from(len % 2048);
                 let _ = self.udp.try_send_to(&vec![5; len], remote);
             }
@@ -701,7 +701,7 @@ impl World {
         self.say(&mut honest, ACK, b"");
         self.say(&mut honest, ACK, b"hello");
         let (mut stream, peer) = listener.try_accept().expect("an established connection");
-        assert_eq!(peer, SocketAddrV4::new(HONEST.into(), 61_000));
+        assert_eq!(peer, SocketAddr::new(HONEST.into(), 61_000));
         let mut heard = [0; 8];
         let read = stream.try_read(&mut heard);
         assert_eq!((read, &heard[..5]), (Ok(5), &b"hello"[..]));

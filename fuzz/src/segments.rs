@@ -5,7 +5,7 @@
 //! connections are equal in every field. What the application reads is what the far side sent, and
 //! what the stack sends is what was written.
 
-use std::net::{Shutdown, SocketAddrV4};
+use std::net::{Shutdown, SocketAddr};
 
 use arbitrary::{Arbitrary, Unstructured};
 use dominoes_drivers::RxMeta;
@@ -194,7 +194,7 @@ impl Side {
                 (held, Vec::new())
             }
             App::Connect => {
-                let remote = SocketAddrV4::new(FAR.into(), FAR_PORT);
+                let remote = SocketAddr::new(FAR.into(), FAR_PORT);
                 self.opening = None;
                 let begun = self.stack.sockets.begin_connect(remote);
                 (
@@ -256,7 +256,7 @@ fn call_of(stream: &mut TcpStream, call: App, written: u64) -> Told {
             stream.try_write(&from)
         }
         App::Shutdown(how) => {
-            stream.shutdown(how);
+            let _ = stream.shutdown(how);
             Ok(0)
         }
         App::Set(what, value) => set(stream, what, value).map(|()| 0),
@@ -268,7 +268,7 @@ fn call_of(stream: &mut TcpStream, call: App, written: u64) -> Told {
 fn set(stream: &TcpStream, what: u8, value: u8) -> Result<(), SocketError> {
     let span = || std::time::Duration::from_millis(u64::from(value) * 100);
     match what {
-        0 | 1 => stream.set_nodelay(value & 1 == 0),
+        0 | 1 => stream.set_nodelay(value & 1 == 0).expect("it never fails"),
         2 => {
             let keepalive = Keepalive::default()
                 .idle(span())
@@ -279,7 +279,7 @@ fn set(stream: &TcpStream, what: u8, value: u8) -> Result<(), SocketError> {
         3 => return stream.set_keepalive(None),
         4 => return stream.set_user_timeout(Some(span())),
         5 => return stream.set_user_timeout(None),
-        6 => stream.set_ttl(value),
+        6 => assert_eq!(stream.set_ttl(value.into()).is_ok(), value > 0),
         _ => stream.set_tos(value),
     }
     Ok(())
@@ -450,7 +450,7 @@ impl Pair {
         let Some(stream) = self.sides[0].stream.as_ref().filter(|_| !bytes.is_empty()) else {
             return;
         };
-        let port = stream.peer_addr().port();
+        let port = stream.peer_addr().expect("it never fails").port();
         let begun = self.begun.get_or_insert_with(|| {
             let syns = self.far.syns.iter().filter(|(other, _)| *other == port);
             syns.map(|(_, seq)| *seq).collect()

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, IoSlice, IoSliceMut, Read, Write};
-use std::net::{Shutdown, SocketAddrV4};
+use std::net::{Shutdown, SocketAddr};
 
 use arbitrary::{Arbitrary, Unstructured};
 use dominoes_drivers::RxMeta;
@@ -312,7 +312,7 @@ impl World {
             number,
         } = call;
         let side = &mut self.sides[number_of_side];
-        let remote = |port| SocketAddrV4::new([FAR, STACK][number_of_side].into(), port);
+        let remote = |port| SocketAddr::new([FAR, STACK][number_of_side].into(), port);
         let port = 1 + number % 3;
         let pick = |count: usize| usize::from(which).checked_rem(count);
         match what {
@@ -320,7 +320,8 @@ impl World {
                 if side.listeners.len() < MOST
                     && let Ok(listener) = side.sockets.listen(port, u16::from(which & 3))
                 {
-                    assert_eq!(listener.local_addr().port(), port);
+                    let local = listener.local_addr().expect("it never fails");
+                    assert_eq!(local.port(), port);
                     side.listeners.push(listener);
                 }
             }
@@ -329,13 +330,13 @@ impl World {
                     return;
                 };
                 let listener = &side.listeners[at];
-                listener.set_nonblocking(true);
+                listener.set_nonblocking(true).expect("it never fails");
                 let accepted = match number & 1 {
-                    0 => listener.try_accept(),
-                    _ => listener.accept(),
+                    0 => listener.try_accept().ok(),
+                    _ => listener.accept().ok(),
                 };
-                if let Ok((stream, peer)) = accepted {
-                    assert_eq!(stream.peer_addr(), peer);
+                if let Some((stream, peer)) = accepted {
+                    assert_eq!(stream.peer_addr().expect("it never fails"), peer);
                     self.hold(number_of_side, stream);
                 }
             }
@@ -347,11 +348,11 @@ impl World {
             What::Connect => {
                 let to = match which {
                     0..=250 => remote(port),
-                    251 => SocketAddrV4::new([10, 0, 0, 1 + number_of_side as u8].into(), port),
-                    252 => SocketAddrV4::new([127, 0, 0, 1].into(), port),
-                    253 => SocketAddrV4::new([255; 4].into(), port),
-                    254 => SocketAddrV4::new([0; 4].into(), port),
-                    255 => SocketAddrV4::new([10, 0, 0, 99].into(), 0),
+                    251 => SocketAddr::new([10, 0, 0, 1 + number_of_side as u8].into(), port),
+                    252 => SocketAddr::new([127, 0, 0, 1].into(), port),
+                    253 => SocketAddr::new([255; 4].into(), port),
+                    254 => SocketAddr::new([0; 4].into(), port),
+                    255 => SocketAddr::new([10, 0, 0, 99].into(), 0),
                 };
                 if side.opening.len() < MOST
                     && let Ok(opening) = side.sockets.begin_connect(to)
@@ -426,9 +427,11 @@ impl World {
         }
     }
 
-    fn hold(&mut self, side: usize, mut stream: TcpStream) {
-        stream.set_nonblocking(true);
-        let way = (side, stream.local_addr().port(), stream.peer_addr().port());
+    fn hold(&mut self, side: usize, stream: TcpStream) {
+        stream.set_nonblocking(true).expect("it never fails");
+        let ends = [stream.local_addr(), stream.peer_addr()];
+        let [ours, theirs] = ends.map(|end| end.expect("it never fails").port());
+        let way = (side, ours, theirs);
         self.written.entry(way).or_insert(Some(0));
         let streams = &mut self.sides[side].streams;
         if streams.len() == MOST {
@@ -468,7 +471,7 @@ impl World {
                 (looked, this.lent) = (bytes.len(), 0);
             }
             What::Peek => {
-                let peeked = this.stream.peek(&mut bytes);
+                let peeked = this.stream.halves().0.peek(&mut bytes);
                 bytes.truncate(peeked.unwrap_or(0));
                 // As much may be given back later.
                 this.lent = bytes.len();
@@ -525,7 +528,7 @@ impl World {
             What::Shutdown => {
                 let how =
                     [Shutdown::Read, Shutdown::Write, Shutdown::Both][usize::from(number % 3)];
-                this.stream.shutdown(how);
+                let _ = this.stream.shutdown(how);
                 return;
             }
             What::Settings => {
@@ -568,7 +571,7 @@ impl World {
         *most = most.filter(|_| !again).map(|most| most.max(written));
     }
 
-    fn udp_call(&mut self, call: Call, remote: SocketAddrV4) {
+    fn udp_call(&mut self, call: Call, remote: SocketAddr) {
         let Call {
             side: number_of_side,
             which,
@@ -578,9 +581,9 @@ impl World {
         let side = &mut self.sides[number_of_side];
         if let What::Bind = what {
             if side.udp.len() < MOST
-                && let Ok(mut socket) = side.sockets.bind_udp(number % 4)
+                && let Ok(socket) = side.sockets.bind_udp(number % 4)
             {
-                socket.set_nonblocking(true);
+                socket.set_nonblocking(true).expect("it never fails");
                 side.udp.push(socket);
             }
             return;
@@ -602,10 +605,10 @@ impl World {
             What::SendTo => {
                 let to = match which {
                     0..=250 => remote,
-                    251 => SocketAddrV4::new([255; 4].into(), remote.port()),
-                    252 => SocketAddrV4::new([10, 0, 0, 255].into(), remote.port()),
-                    253 => SocketAddrV4::new([224, 0, 0, 1].into(), remote.port()),
-                    _ => SocketAddrV4::new([0; 4].into(), 0),
+                    251 => SocketAddr::new([255; 4].into(), remote.port()),
+                    252 => SocketAddr::new([10, 0, 0, 255].into(), remote.port()),
+                    253 => SocketAddr::new([224, 0, 0, 1].into(), remote.port()),
+                    _ => SocketAddr::new([0; 4].into(), 0),
                 };
                 if socket.try_send_to(&datagram, to).is_ok() {
                     self.datagrams
@@ -642,11 +645,17 @@ impl World {
                 }
             }
             _ => {
-                socket.set_broadcast(number & 1 == 0);
-                socket.set_ttl(number as u8);
+                let _ = socket.set_broadcast(number & 1 == 0);
+                assert_eq!(
+                    socket.set_ttl(number.into()).is_ok(),
+                    (1..256).contains(&number)
+                );
                 socket.set_tos((number >> 8) as u8);
                 let zero = socket.set_read_timeout(Some(std::time::Duration::ZERO));
-                assert_eq!(zero, Err(SocketError::Invalid));
+                assert_eq!(
+                    zero.err().and_then(|e| SocketError::of(&e)),
+                    Some(SocketError::Invalid)
+                );
                 let _ = (socket.local_addr(), socket.peer_addr());
                 // What is sent again may be the end of one datagram and the beginning of the next.
                 self.mixed |= socket
@@ -680,8 +689,8 @@ fn settings(stream: &mut TcpStream, number: u16) {
     let span = std::time::Duration::from_millis(u64::from(value) * 50);
     match number % 10 {
         0 => {
-            stream.set_nodelay(value & 1 == 0);
-            assert_eq!(stream.nodelay(), value & 1 == 0);
+            stream.set_nodelay(value & 1 == 0).expect("it never fails");
+            assert_eq!(stream.nodelay().expect("it never fails"), value & 1 == 0);
         }
         1 => {
             let keepalive = Keepalive::default().idle(span).interval(span).probes(value);
@@ -698,15 +707,16 @@ fn settings(stream: &mut TcpStream, number: u16) {
         4 => stream
             .set_user_timeout(None)
             .expect("no value is out of its range"),
-        5 => stream.set_ttl(value),
+        5 => assert_eq!(stream.set_ttl(value.into()).is_ok(), value > 0),
         6 => stream.set_tos(value),
         // No thread drives the stack while another one waits.
         7 => stream.set_linger(Some(std::time::Duration::ZERO)),
         8 => stream.set_linger(None),
         _ => {
+            let zero = stream.set_read_timeout(Some(std::time::Duration::ZERO));
             assert_eq!(
-                stream.set_read_timeout(Some(std::time::Duration::ZERO)),
-                Err(SocketError::Invalid)
+                zero.err().and_then(|e| SocketError::of(&e)),
+                Some(SocketError::Invalid)
             );
             let _ = (
                 stream.keepalive(),

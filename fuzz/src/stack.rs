@@ -102,7 +102,7 @@ impl Stack {
     pub(crate) fn step(&mut self, which: u8, now: Instant) {
         let worker = usize::from(which & 1) % self.variant.worker_count();
         let step = match which >> 1 & 7 {
-            0 => Step::Pump,
+            0 => [Step::Pump, Step::Claim, Step::Parse, Step::Publish][usize::from(which >> 4 & 3)],
             1 => Step::Prepare(u64::from(which >> 4)),
             2 | 3 => Step::Apply,
             4 => Step::Perform,

@@ -1,7 +1,7 @@
 //! Our application: it accepts, opens, reads, writes and closes, and checks every byte that it
 //! reads.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use dominoes_netstack::log::request::ConnId;
 use dominoes_netstack::{Connecting, SocketError, Sockets, TcpListener, TcpStream, UdpSocket};
@@ -56,7 +56,7 @@ impl std::fmt::Debug for Connection {
 
 impl Connection {
     fn new(stream: TcpStream, newest: &[usize]) -> Connection {
-        let port = usize::from(stream.peer_addr().port() - FIRST_PORT);
+        let port = usize::from(stream.peer_addr().unwrap().port() - FIRST_PORT);
         Connection {
             peer: newest.get(port).copied().unwrap_or(port),
             port,
@@ -193,7 +193,7 @@ pub(crate) struct Application {
     /// Takes datagrams, and sends some.
     udp: UdpSocket,
     /// All that it took: whom from, and what.
-    pub(crate) datagrams: Vec<(SocketAddrV4, Vec<u8>)>,
+    pub(crate) datagrams: Vec<(SocketAddr, Vec<u8>)>,
 }
 
 impl Application {
@@ -218,7 +218,7 @@ impl Application {
 
     /// Begins to open a connection to a port of the far side, where `peer` waits.
     pub(crate) fn open(&mut self, port: usize, peer: usize) {
-        let remote = SocketAddrV4::new(Ipv4Addr::from(FAR), FIRST_PORT + port as u16);
+        let remote = SocketAddr::new(Ipv4Addr::from(FAR).into(), FIRST_PORT + port as u16);
         let connecting = self.sockets.begin_connect(remote).expect("the stack is up");
         self.connecting.push((peer, connecting));
         self.opened.push(port);
@@ -301,7 +301,7 @@ impl Application {
         }
         for _ in 0..=rng.below(2) {
             let bytes = vec![rng.next() as u8; rng.index(1_500)];
-            let remote = SocketAddrV4::new(Ipv4Addr::from(FAR), 700 + rng.below(2) as u16);
+            let remote = SocketAddr::new(Ipv4Addr::from(FAR).into(), 700 + rng.below(2) as u16);
             // What finds no room is not sent.
             let _ = self.udp.try_send_to(&bytes, remote);
         }

@@ -84,6 +84,9 @@ pub(crate) struct Case<'p, T: FaultHooks> {
 #[derive(Clone, Copy)]
 enum Step {
     Pump,
+    Claim,
+    Parse,
+    Publish,
     Prepare,
     Apply,
     Perform,
@@ -98,8 +101,11 @@ enum Step {
     Credit,
 }
 
-const KINDS: [(Step, u64); 13] = [
-    (Step::Pump, 4),
+const KINDS: [(Step, u64); 16] = [
+    (Step::Pump, 2),
+    (Step::Claim, 4),
+    (Step::Parse, 4),
+    (Step::Publish, 4),
     (Step::Prepare, 8),
     (Step::Apply, 14),
     (Step::Perform, 20),
@@ -312,6 +318,17 @@ impl<T: FaultHooks> Case<'_, T> {
         match step {
             Step::Pump => {
                 worker.pump(now);
+            }
+            Step::Claim => {
+                worker.claim(now);
+            }
+            Step::Parse => {
+                worker.parse();
+            }
+            Step::Publish => {
+                worker.publish(now);
+                let stats = worker.pump_stats();
+                self.seen.helped |= stats.is_some_and(|stats| stats.helped > 0);
             }
             Step::Prepare => {
                 let first = worker.replica().position();

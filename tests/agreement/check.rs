@@ -15,6 +15,8 @@ use super::stack;
 pub(crate) const ORACLE: usize = usize::MAX;
 /// ... and for `locked`.
 const LOCKED: usize = ORACLE - 1;
+/// ... and for `pipelined`.
+const PIPELINED: usize = ORACLE - 2;
 
 /// A disagreement, or something that must not happen.
 #[derive(Clone, Debug)]
@@ -74,6 +76,7 @@ pub(crate) fn name(who: usize) -> String {
     match who {
         ORACLE => "single".to_owned(),
         LOCKED => "locked".to_owned(),
+        PIPELINED => "pipelined".to_owned(),
         _ => format!("replica {who}"),
     }
 }
@@ -105,23 +108,30 @@ pub(crate) fn replay_in_group(
     replay_in(plan, VariantKind::Replicated, layout, entries, outcome)
 }
 
-/// The same in `locked`, with so many workers at either lock: what `single` sends, they send.
+/// The variants besides `replicated` and `single`, of which one is drawn.
+pub(crate) const OTHERS: [VariantKind; 7] = [
+    VariantKind::Locked,
+    VariantKind::LockedMcs,
+    VariantKind::LockedTwo,
+    VariantKind::LockedTwoMcs,
+    VariantKind::LockedSix,
+    VariantKind::LockedSixMcs,
+    VariantKind::Pipelined,
+];
+
+/// The same in a variant of kind `kind` with so many workers: what `single` sends, it sends.
 ///
 /// # Errors
 /// The first thing that differs.
-pub(crate) fn replay_in_locked(
+pub(crate) fn replay_in_other(
     plan: &Plan,
-    workers: usize,
+    (kind, workers): (VariantKind, usize),
     entries: &[Entry],
     outcome: &mut Outcome,
 ) -> Result<(), Failure> {
     let layout = Layout::default()
         .replicas(workers)
         .tuning(Tuning::default().log(plan.log));
-    let kind = match plan.seed % 2 {
-        0 => VariantKind::Locked,
-        _ => VariantKind::LockedMcs,
-    };
     replay_in(plan, kind, layout, entries, outcome)
 }
 
@@ -147,6 +157,7 @@ fn replay_in(
             let who = match kind {
                 VariantKind::Replicated => id,
                 VariantKind::Single => ORACLE,
+                VariantKind::Pipelined => PIPELINED,
                 _ => LOCKED,
             };
             outcome.marks.note(who, position, mark)?;

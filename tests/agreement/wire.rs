@@ -41,10 +41,11 @@ pub(crate) struct Coverage {
     pub(crate) solo: bool,
     pub(crate) unparked: bool,
     pub(crate) joined_beside_flipped: bool,
+    pub(crate) helped: bool,
 }
 
 impl Coverage {
-    pub(crate) const COUNT: usize = 32;
+    pub(crate) const COUNT: usize = 33;
 
     /// What there is to count, and whether a run must have it in one case of twenty.
     pub(crate) const NAMES: [(&'static str, bool); Coverage::COUNT] = [
@@ -80,6 +81,10 @@ impl Coverage {
         ("a worker that was alone, and used no log", true),
         ("a worker that was parked and unparked", true),
         ("a worker that joined while a state was wrong", true),
+        (
+            "a batch that another worker parsed than the one that claimed it",
+            true,
+        ),
     ];
 
     pub(crate) fn all(&self) -> [bool; Coverage::COUNT] {
@@ -116,6 +121,7 @@ impl Coverage {
             self.solo,
             self.unparked,
             self.joined_beside_flipped,
+            self.helped,
         ]
     }
 }

@@ -4,7 +4,7 @@ mod network;
 
 use std::collections::VecDeque;
 use std::fmt::Write;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use dominoes_netstack::config::{CongestionControl, Ecn};
 use dominoes_netstack::time::{Duration, Instant};
@@ -167,7 +167,7 @@ impl Runner {
             }
             ["connect"] => {
                 self.ports = (PEER_LISTENS, 0);
-                let to = SocketAddrV4::new(Ipv4Addr::from(FAR), PEER_LISTENS);
+                let to = SocketAddr::new(Ipv4Addr::from(FAR).into(), PEER_LISTENS);
                 self.connecting = Some(self.host.sockets().begin_connect(to).map_err(error_text)?);
                 Ok(())
             }
@@ -199,6 +199,14 @@ impl Runner {
             ["accept", ref rest @ ..] => self.accept(rest),
             ["write", ref rest @ ..] => self.write(rest),
             ["read", ref rest @ ..] => self.read(rest),
+            ["ended", how] => {
+                let ended = self.stream()?.take_error().map_err(|e| e.to_string())?;
+                let ended = ended.and_then(|error| SocketError::of(&error));
+                same(
+                    &ended.map_or("none".to_owned(), |how| format!("{how:?}")),
+                    how,
+                )
+            }
             ["shutdown"] => {
                 self.stream()?.shutdown_write();
                 Ok(())
@@ -577,15 +585,17 @@ impl Runner {
         let stream = self.stream()?;
         let done = match *what {
             ["nodelay"] => {
-                stream.set_nodelay(true);
+                stream.set_nodelay(true).map_err(|e| e.to_string())?;
                 Ok(())
             }
             ["nodelay", "off"] => {
-                stream.set_nodelay(false);
+                stream.set_nodelay(false).map_err(|e| e.to_string())?;
                 Ok(())
             }
             ["ttl", ttl] => {
-                stream.set_ttl(number(ttl)? as u8);
+                stream
+                    .set_ttl(number(ttl)? as u32)
+                    .map_err(|e| e.to_string())?;
                 Ok(())
             }
             ["tos", tos] => {
@@ -600,6 +610,21 @@ impl Runner {
                 stream.set_keepalive(Some(wish.probes(number(probes)? as u8)))
             }
             ["user-timeout", time] => stream.set_user_timeout(Some(span(time)?.into())),
+            ["cork"] => {
+                stream.set_cork(true);
+                Ok(())
+            }
+            ["cork", "off"] => {
+                stream.set_cork(false);
+                Ok(())
+            }
+            ["max-segment", most] => {
+                stream.set_tuning(stream.tuning().max_segment(number(most)? as u16))
+            }
+            ["newreno"] => {
+                let control = Some(CongestionControl::NewReno);
+                stream.set_tuning(stream.tuning().congestion(control))
+            }
             ["linger", time] => {
                 stream.set_linger(Some(span(time)?.into()));
                 Ok(())
@@ -688,7 +713,7 @@ impl Runner {
             let mut tcbs = replica.connections().map(|(_, tcb)| tcb);
             let tcb = tcbs.find(|tcb| {
                 let flow = tcb.flow();
-                flow.remote.port() == ports.0 && (ports.1 == 0 || flow.local.port() == ports.1)
+                flow.remote.port == ports.0 && (ports.1 == 0 || flow.local.port == ports.1)
             });
             tcb.map(|tcb| format!("{:?}", tcb.state()))
         });

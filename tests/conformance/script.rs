@@ -7,8 +7,9 @@
 //! | `accept`, `accept none` | it takes a connection that is established; there is none |
 //! | `write N`, `write none`, `write error E` | the application writes N bytes; there is no room; it fails |
 //! | `read N`, `read none`, `read eof`, `read error E` | it reads exactly N bytes; there are none; the end; it fails |
+//! | `ended E` | it asks how the connection ended, which it is told once |
 //! | `shutdown`, `close`, `abort`, `unlisten` | it ends its side; lets go of the socket; resets; stops listening |
-//! | `set nodelay [off]`, `set keepalive [off \| IDLE INTERVAL PROBES]`, `set user-timeout T`, `set linger T`, `set ttl N`, `set tos N` | it sets an option of the connection |
+//! | `set nodelay [off]`, `set keepalive [off \| IDLE INTERVAL PROBES]`, `set user-timeout T`, `set linger T`, `set cork [off]`, `set max-segment N`, `set newreno`, `set ttl N`, `set tos N` | it sets an option of the connection |
 //! | `< FLAGS field=value ...` | the peer sends a segment |
 //! | `> FLAGS field=value ... [within=T] [after=T..T]` | the stack's next frame is such a segment, and comes at once, within T, or so long after the step before |
 //! | `> text A..B` | the stack's next segments carry bytes A to B - 1, in order |

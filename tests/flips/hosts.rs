@@ -2,13 +2,13 @@
 //! values, time is a number.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use dominoes_netstack::Replica;
 use dominoes_netstack::config::Limits;
 use dominoes_netstack::log::effect::{Effect, EffectSink, Event, Transmit};
 use dominoes_netstack::log::request::{
-    Body, ConnId, Digest, Flags, Flow, GroupIndex, Kind, Mac, Options, Request,
+    Body, ConnId, Digest, Families, Flags, Flow, GroupIndex, Kind, Mac, Options, Request,
 };
 use dominoes_netstack::seqnum::SeqNum;
 use dominoes_netstack::time::{Duration, Instant};
@@ -255,17 +255,9 @@ impl World {
             requests: 0,
         };
         for i in 0..2 {
-            let address = world.hosts[i].address;
             let secret = [i as u64 + 1, seed];
             let group = GroupIndex::ONLY;
-            world.command(
-                i,
-                Body::Configure {
-                    address,
-                    group,
-                    secret,
-                },
-            );
+            world.command(i, Body::Configure { group, secret });
         }
         let backlog = 32;
         world.command(
@@ -273,6 +265,7 @@ impl World {
             Body::Listen {
                 port: PORT,
                 backlog,
+                families: Families::Both,
             },
         );
         world
@@ -280,15 +273,17 @@ impl World {
 
     /// Another connection, begun by the client.
     pub(super) fn open(&mut self) {
-        let remote = SocketAddrV4::new(self.hosts[0].address, PORT);
-        let (request_id, mac, port) = (0, Mac([1; 6]), 0);
+        let [remote, local] = [(0, PORT), (1, 0)].map(|(host, port): (usize, u16)| {
+            SocketAddr::new(self.hosts[host].address.into(), port).into()
+        });
+        let (request_id, mac) = (0, Mac([1; 6]));
         self.command(
             1,
             Body::Open {
                 request_id,
+                local,
                 remote,
                 mac,
-                port,
             },
         );
     }

@@ -1,6 +1,6 @@
 //! The one that differed is the last: those who were right are gone, and so is the state.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::group::{FaultHooks, Group, Layout};
@@ -37,11 +37,11 @@ fn outvoted() -> (Group<Forgetful>, TcpStream, Instant) {
     let forgetful = |id| Forgetful {
         from: if id == 2 { 20 } else { u64::MAX },
     };
-    let setup = Setup::new(GROUP, 24, [1, 2]);
+    let setup = Setup::new(GROUP.into(), 24, [1, 2]);
     let mut group = Group::with_fault_hooks(setup, layout, Box::new(ours), forgetful).unwrap();
-    let mut peer = Single::new(Setup::new(PEER, 24, [3, 4]), Box::new(theirs)).unwrap();
+    let mut peer = Single::new(Setup::new(PEER.into(), 24, [3, 4]), Box::new(theirs)).unwrap();
     let listener = group.sockets().listen(7, 1).unwrap();
-    let to = SocketAddrV4::new(GROUP, 7);
+    let to = SocketAddr::new(GROUP.into(), 7);
     let mut connecting = peer.sockets().begin_connect(to).unwrap();
     let (mut end, mut peer_end) = (None::<TcpStream>, None::<TcpStream>);
     let mut now = Instant::ZERO;

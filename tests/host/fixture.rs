@@ -243,7 +243,7 @@ pub(crate) fn cpu_time(process: &str) -> Result<Duration, Failed> {
 
 /// A network namespace, with a name that no other process uses.
 pub(crate) struct Namespace {
-    name: String,
+    pub(crate) name: String,
 }
 
 impl Namespace {
@@ -274,7 +274,8 @@ impl Namespace {
         command
     }
 
-    fn wait_until_running(&self, interface: &str) -> Result<(), Failed> {
+    /// Waits until an interface carries frames.
+    pub(crate) fn wait_until_running(&self, interface: &str) -> Result<(), Failed> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let line = self.ip(&format!("-o link show dev {interface}"))?;
@@ -409,15 +410,15 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Strin
     })
 }
 
-/// The example `http_server`, ready to be asked.
-struct Server {
+/// An example that serves, ready to be asked.
+pub(crate) struct Server {
     process: Process,
     said: Arc<Mutex<String>>,
 }
 
 impl Server {
     /// Starts it, and waits until it says that it listens.
-    fn start(mut command: Command) -> Result<Server, Failed> {
+    pub(crate) fn start(mut command: Command) -> Result<Server, Failed> {
         let mut process = Process::start(&mut command)?;
         let said = Arc::new(Mutex::new(String::new()));
         let (ready, is_ready) = mpsc::channel();
@@ -456,7 +457,8 @@ impl Server {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn explain(&mut self, failure: &str) -> Failed {
+    /// A failure, with what it has said.
+    pub(crate) fn explain(&mut self, failure: &str) -> Failed {
         let state = match self.process.0.try_wait() {
             Ok(None) => "still runs".to_owned(),
             Ok(Some(status)) => format!("ended with {status}"),
@@ -483,8 +485,25 @@ fn server_program(
 
 static HTTP_SERVER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static SERVICES: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+static ROUTER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static UDP_ECHO: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static TOP: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+
+/// Starts an example that serves in a namespace, and waits until it listens.
+pub(crate) fn start_in(
+    namespace: &Namespace,
+    name: &str,
+    arguments: &[&str],
+) -> Result<Server, Failed> {
+    let built = if name == "router" {
+        &ROUTER
+    } else {
+        &HTTP_SERVER
+    };
+    let mut command = namespace.command(server_program(name, built)?);
+    command.args(arguments);
+    Server::start(command)
+}
 
 /// Starts the example `top` in this program's own namespaces, without a terminal.
 pub(crate) fn start_top(arguments: &[&str]) -> Result<Running, Failed> {

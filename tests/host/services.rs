@@ -7,7 +7,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::fixture::{Device, Fixture, OURS, Temporary};
-use crate::{Test, same};
+use crate::{CURL, Test, same};
 
 /// Each kind of device: its name, what it needs, and the arguments for the example.
 pub(crate) const DEVICES: [(&str, Device, &[&str]); 5] = [
@@ -161,16 +161,7 @@ fn a_closed_port_is_reported(fixture: &Fixture, _figure: &dyn Fn(String)) -> Res
 }
 
 pub(crate) fn curl(fixture: &Fixture, arguments: &[&str]) -> Result<String, Failed> {
-    let bounded = [
-        "--silent",
-        "--show-error",
-        "--fail",
-        "--noproxy",
-        "*",
-        "--max-time",
-        "100",
-    ];
-    fixture.run("curl", &[&bounded, arguments].concat())
+    fixture.run("curl", &[&CURL, arguments].concat())
 }
 
 /// Captures at the kernel's end until there are enough frames, and keeps asking for more until

@@ -2,7 +2,7 @@
 
 use core::cell::RefCell;
 use core::ops::ControlFlow;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::rc::Rc;
 
 use dominoes_netstack::time::{Duration, Instant};
@@ -64,11 +64,25 @@ fn wire(rng: &mut Rng) -> LinkConfig {
     config
 }
 
+/// Some workers behind one, two or six locks.
+fn locked(rng: &mut Rng) -> Variant {
+    let workers = 1 + rng.below(4) as usize;
+    match rng.below(6) {
+        0 => Variant::Locked(workers),
+        1 => Variant::LockedMcs(workers),
+        2 => Variant::LockedTwo(workers),
+        3 => Variant::LockedTwoMcs(workers),
+        4 => Variant::LockedSix(workers),
+        _ => Variant::LockedSixMcs(workers),
+    }
+}
+
 /// A host with random bounds, behind random wires.
 pub(super) fn host(rng: &mut Rng) -> HostConfig {
-    let variant = match rng.below(7) {
+    let variant = match rng.below(8) {
         0 => Variant::Single,
-        6 => Variant::Locked(1 + rng.below(4) as usize),
+        6 => locked(rng),
+        7 => Variant::Pipelined(1 + rng.below(6) as usize),
         // Seldom as many as 8, which take as many steps.
         1 => Variant::Replicated(5 + rng.below(4) as usize),
         _ => Variant::Replicated(1 + rng.below(4) as usize),
@@ -158,7 +172,7 @@ struct Conversation {
     begins: Instant,
     /// The end that listens, and the end that opens.
     sockets: Sockets,
-    to: SocketAddrV4,
+    to: SocketAddr,
     listener: TcpListener,
     connecting: Option<Connecting>,
     /// The end that listens first.
@@ -259,7 +273,7 @@ impl Conversation {
     /// The application of one end begins.
     fn start_traffic(&mut self, end: usize, stream: TcpStream) -> Result<(), SocketError> {
         if self.rng.chance(300_000) {
-            stream.set_nodelay(true);
+            stream.set_nodelay(true).unwrap();
             self.settings += 1;
         }
         if self.rng.chance(300_000) {
@@ -352,7 +366,7 @@ fn states(net: &mut Net, hosts: [HostId; 2]) -> String {
             // Nobody may be left that has one.
             let states = host.inspect(|replica| -> Vec<_> {
                 let tcbs = replica.connections().map(|(_, tcb)| tcb);
-                tcbs.map(|tcb| (tcb.flow().local.port(), tcb.state()))
+                tcbs.map(|tcb| (tcb.flow().local.port, tcb.state()))
                     .collect()
             });
             let states = states.first();

@@ -17,10 +17,10 @@ use channel::{
     Distance, Message, Point, median,
     peers::Peer,
     pin,
-    report::{Report, Row},
+    report::{FIGURE_5_3, PUBLISHED_CAPACITY, Report, Row, TABLE_5_2},
 };
 use dominoes::{Channel, Lifo, Pool, Publish, SpinYield, Unordered, WorkShare};
-use dominoes_bench::targets;
+use dominoes_bench::{targets, topology::Machine};
 use std::{
     path::Path,
     process::ExitCode,
@@ -28,6 +28,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+#[derive(Debug)]
 struct Options {
     rounds: usize,
     window: Duration,
@@ -35,6 +36,8 @@ struct Options {
     batches: Vec<usize>,
     shapes: Vec<(usize, usize)>,
     peers: Vec<Peer>,
+    /// Whether neither shape, capacity, batch nor peer was chosen.
+    is_whole: bool,
     latency: bool,
     /// How long to wait, altogether, for moments in which the cores are close.
     patience: Duration,
@@ -58,12 +61,15 @@ fn options(arguments: Vec<String>) -> Options {
             (4, 4),
         ],
         peers: Peer::ALL.to_vec(),
+        is_whole: true,
         latency: true,
         patience: Duration::from_secs(120),
     };
     let mut args = arguments.into_iter();
     let mut peers = Vec::new();
     while let Some(arg) = args.next() {
+        let chosen = ["--capacity", "--batch", "--shape", "--peer"];
+        options.is_whole &= !chosen.contains(&arg.as_str());
         let mut value = || args.next().expect("an option is followed by its value");
         match arg.as_str() {
             "--quick" => (options.rounds, options.window) = (5, Duration::from_millis(25)),
@@ -97,11 +103,34 @@ fn options(arguments: Vec<String>) -> Options {
     options
 }
 
+/// What table 5.2 and figure 5.3 have besides: ours alone, one message at a time.
+fn published_shapes(options: &Options) -> Vec<Row> {
+    let figure = FIGURE_5_3.map(|subscribers| (1, subscribers));
+    let mut shapes: Vec<(usize, usize)> = TABLE_5_2.iter().map(|(shape, _)| *shape).collect();
+    shapes.extend(figure);
+    shapes.sort_unstable();
+    shapes.dedup();
+    shapes.retain(|shape| !options.shapes.contains(shape));
+    let row = |(publishers, subscribers)| Row {
+        point: Point {
+            publishers,
+            subscribers,
+            batch: 1,
+            capacity: PUBLISHED_CAPACITY,
+        },
+        peer: Peer::Dominoes,
+        rates: Vec::new(),
+        apart: Vec::new(),
+    };
+    shapes.into_iter().map(row).collect()
+}
+
 fn main() -> ExitCode {
     let options = match targets::arguments("channel") {
         Ok(arguments) => options(arguments),
         Err(code) => return code,
     };
+    let begin = Instant::now();
     let mut report = Report::default();
     for &capacity in &options.capacities {
         for &batch in &options.batches {
@@ -122,6 +151,9 @@ fn main() -> ExitCode {
                 }
             }
         }
+    }
+    if options.is_whole {
+        report.rows.extend(published_shapes(&options));
     }
     for &capacity in &options.capacities {
         let (_, log) = dominoes::channel::<Message, dominoes::SpinYield>(capacity);
@@ -164,7 +196,12 @@ fn main() -> ExitCode {
         latency(&mut report, if options.rounds > 5 { 4000 } else { 1500 });
     }
     report.compare();
-    print!("{}", report.table());
+    let result = report.result(begin.elapsed().as_secs_f64());
+    if let Err(error) =
+        dominoes_bench::report::publish(&result, format!("{options:?}"), &Machine::here())
+    {
+        eprintln!("channel: {error}");
+    }
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("channel");
     match report.write(&directory) {
         Ok(()) => println!(

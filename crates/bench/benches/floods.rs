@@ -11,11 +11,13 @@
 //! | `--server tap-1,tap-2,packet-1,linux` | our stack over a TAP or a packet socket, with so many replicas; Linux | tap-1,tap-2,linux |
 //! | `--scenario syn,...` | see below | all |
 //! | `--rounds N` | how often each server goes through a scenario, in turn | 3 |
-//! | `--seconds N` | how long each client runs before, during and after | 2 |
+//! | `--turns N` | how often a scenario begins and ends in a round | 3 |
+//! | `--seconds N` | how long each client runs at a time | 1 |
+//! | `--cores split,shared` | whether the server has the first core, and all else the last | split |
 //! | `--rate N` | frames a second of a flood | 10000 |
 //! | `--seed N` | what the frames follow from | 1 |
 //! | `--json FILE` | writes all samples there | |
-//! | `--quick` | one round of one second, and short connections for 5 s; server tap-1,linux | |
+//! | `--quick` | one round of one turn, and short connections for 5 s; server tap-1,linux | |
 //!
 //! | scenario | what happens |
 //! |---|---|
@@ -38,14 +40,19 @@
 //! paced by the clock, and the same for every server.
 //!
 //! A server goes through a scenario thus: `wrk` with 16 connections and then one `curl` before it,
-//! during it, and from one second after its end. The share is what is left of the rate during it,
-//! and `back` what there is of it afterwards; the last column is our share over Linux' in the same
-//! round. Figures are medians with quartiles over the rounds. Memory is that of the server's
-//! process, before, during and after; what Linux keeps in its kernel is not in it.
+//! during it, and from one second after its end, and so on by turns. The share is the mean rate
+//! during it over the mean rate without it, and `back` the rate in the end over the first; the last
+//! column is our share over Linux' in the same round. Figures are medians with quartiles over the
+//! rounds. Memory is that of the server's process, before, in the first turn and after; what Linux
+//! keeps in its kernel is not in it.
 //!
 //! All processes share the machine's cores: a flood takes time from everything, whichever the
 //! server is, so the rate before and during are compared within one server's own run, and the
-//! shares between servers of one round.
+//! shares between servers of one round. With `--cores shared` the scheduler places all threads; the
+//! rate then differs by a third from one second to the next, as threads happen to lie, and a share
+//! takes many turns to be known. A second in which processes of others took a tenth of a core is
+//! measured again, up to three times. What the flood leaves of the requests that a second of
+//! processor time serves (`cpu`) can be told on a busy machine, too.
 
 #[cfg(target_os = "linux")]
 #[path = "../src/floods/mod.rs"]
@@ -56,8 +63,10 @@ mod run {
     use super::floods::fixture::{self, Fixture, Link, Task};
     use super::floods::frames::Kind;
     use super::floods::inject::Injector;
-    use super::floods::server::{self, Said, Server};
+    use super::floods::processor::Watch;
+    use super::floods::server::{self, Said, Server, Start};
     use super::floods::{INTERFACE, PORT, SERVER, Scenario, clients};
+    use core_affinity::CoreId;
     use dominoes_bench::namespaces::{CubicAllowed, Outcome};
     use dominoes_bench::record::Spread;
     use dominoes_bench::targets;
@@ -77,18 +86,27 @@ mod run {
     const AFTER: Duration = Duration::from_secs(1);
     /// How long a link is down, and an MTU lasts.
     const CHANGE: Duration = Duration::from_millis(100);
+    /// How often something is measured while others disturb it.
+    const ATTEMPTS: usize = 3;
 
     struct Options {
         servers: Vec<Server>,
         scenarios: Vec<Scenario>,
         rounds: usize,
+        turns: usize,
         seconds: u64,
+        /// Whether the server has a core for itself.
+        split: bool,
         rate: u64,
         seed: u64,
-        /// How long `connections` lasts at least.
+        /// How long the first turn of `connections` lasts at least.
         lasting: Duration,
         json: Option<String>,
     }
+
+    /// Requests of `wrk` in a second, bytes of `curl` in a second, and requests of `wrk` in a second
+    /// of processor time that all processes used meanwhile, the flooding one, too.
+    type Rates = [f64; 3];
 
     /// One server in one scenario.
     #[derive(Serialize)]
@@ -96,17 +114,40 @@ mod run {
         scenario: &'static str,
         server: String,
         round: usize,
-        /// Of `wrk` in requests a second, and of `curl` in bytes a second.
-        before: [f64; 2],
-        during: [f64; 2],
-        after: [f64; 2],
-        /// Bytes before, at the end of the scenario, and after.
+        /// Before each turn and after the last.
+        without: Vec<Rates>,
+        /// The same, in each turn.
+        during: Vec<Rates>,
+        /// Bytes before, at the end of the first turn, and after.
         memory: [u64; 3],
         panicked: u64,
-        /// Of our stack, during the scenario.
+        /// Of our stack, during the first turn.
         counters: Vec<(String, u64)>,
-        /// What the disturbing process did.
+        /// What the flooding process did, or how the link changed, in the last turn.
         note: String,
+        /// Figures that were kept although others took time.
+        disturbed: usize,
+    }
+
+    impl Sample {
+        fn first(&self) -> Rates {
+            self.without.first().copied().unwrap_or_default()
+        }
+
+        fn last(&self) -> Rates {
+            self.without.last().copied().unwrap_or_default()
+        }
+
+        fn share(&self, client: usize) -> f64 {
+            mean(&self.during)[client] / mean(&self.without)[client]
+        }
+    }
+
+    fn mean(rates: &[Rates]) -> Rates {
+        [0, 1, 2].map(|client| {
+            let sum: f64 = rates.iter().map(|rates| rates[client]).sum();
+            sum / rates.len() as f64
+        })
     }
 
     fn server_name(server: Server) -> String {
@@ -142,7 +183,9 @@ mod run {
             servers: list("tap-1,tap-2,linux", server_named)?,
             scenarios: Scenario::all(),
             rounds: 3,
-            seconds: 2,
+            turns: 3,
+            seconds: 1,
+            split: true,
             rate: 10_000,
             seed: 1,
             lasting: Duration::from_secs(20),
@@ -155,7 +198,7 @@ mod run {
             };
             let name = name.to_owned();
             if name == "quick" {
-                (options.rounds, options.seconds) = (1, 1);
+                (options.rounds, options.turns) = (1, 1);
                 options.lasting = Duration::from_secs(5);
                 options.servers = list("tap-1,linux", server_named)?;
                 continue;
@@ -167,6 +210,9 @@ mod run {
                 "server" => options.servers = list(&value, server_named)?,
                 "scenario" => options.scenarios = list(&value, Scenario::named)?,
                 "rounds" => options.rounds = value.parse()?,
+                "turns" => options.turns = value.parse::<usize>()?.max(1),
+                "cores" if value == "split" => options.split = true,
+                "cores" if value == "shared" => options.split = false,
                 "seconds" => options.seconds = value.parse()?,
                 "rate" => options.rate = value.parse()?,
                 "seed" => options.seed = value.parse()?,
@@ -202,9 +248,26 @@ mod run {
             machine.load_1min.unwrap_or(0.0),
         );
         println!(
-            "{} rounds, clients run for {} s; floods: {} frames a second, seed {}",
-            options.rounds, options.seconds, options.rate, options.seed
+            "{} rounds of {} turns, clients run for {} s; floods: {} frames a second, seed {}; {}",
+            options.rounds,
+            options.turns,
+            options.seconds,
+            options.rate,
+            options.seed,
+            match options.split {
+                true => "the server has a core for itself",
+                false => "all threads share all cores",
+            }
         );
+        let cores = core_affinity::get_core_ids().unwrap_or_default();
+        let core = match &cores[..] {
+            [first, .., last] if options.split => {
+                // Every process that this one starts is there, too, but for the server's.
+                core_affinity::set_for_current(*last);
+                Some(*first)
+            }
+            _ => None,
+        };
         let _cubic = CubicAllowed::new()?;
         let mut all = Vec::new();
         for &scenario in &options.scenarios {
@@ -215,7 +278,7 @@ mod run {
                     servers.reverse();
                 }
                 for server in servers {
-                    let sample = measure(&options, scenario, server, round);
+                    let sample = measure(&options, scenario, server, core, round);
                     let name = server_name(server);
                     samples.push(sample.map_err(|error| {
                         format!("{}, {name}, round {round}: {error}", scenario.name())
@@ -235,28 +298,118 @@ mod run {
         options: &Options,
         scenario: Scenario,
         server: Server,
+        core: Option<CoreId>,
         round: usize,
     ) -> Outcome<Sample> {
-        let mut fixture = Fixture::new(server)?;
-        let clients = |link: &Link| -> Outcome<[f64; 2]> {
-            Ok([link.wrk(options.seconds)?, link.curl(options.seconds)?])
-        };
-        let before = clients(&fixture.link)?;
+        let core = core.map(|core| core.id);
+        let mut fixture = Fixture::new(Start { server, core })?;
+        let mut disturbed = 0;
+        let mut without = vec![clients(options, &fixture.link, ATTEMPTS, &mut disturbed)?];
         let said_before = fixture.said()?;
+        let mut during = Vec::new();
+        let mut first = None;
+        let mut note = String::new();
+        for turn in 0..options.turns {
+            let seed = options.seed + (round * options.turns + turn) as u64;
+            let lasting = if turn == 0 {
+                options.lasting
+            } else {
+                Duration::ZERO
+            };
+            let (rates, said);
+            (rates, said, note) = disturb_once(
+                options,
+                scenario,
+                &mut fixture,
+                &mut disturbed,
+                seed,
+                lasting,
+            )?;
+            during.push(rates);
+            first.get_or_insert(said);
+            let end = Instant::now();
+            let back = fixture.link.wait_until_served()?;
+            if back > CHANGE {
+                note = format!("{note} answered again after {} ms", back.as_millis());
+            }
+            thread::sleep(AFTER.saturating_sub(end.elapsed()));
+            without.push(clients(options, &fixture.link, ATTEMPTS, &mut disturbed)?);
+        }
+        let said_after = fixture.said()?;
+        let said = first.unwrap_or_else(|| said_after.clone());
+        Ok(Sample {
+            scenario: scenario.name(),
+            server: server_name(server),
+            round,
+            without,
+            during,
+            memory: [said_before.memory, said.memory, said_after.memory],
+            panicked: said_after.panicked,
+            counters: risen(&said_before, &said),
+            note,
+            disturbed,
+        })
+    }
+
+    /// The rates of `wrk` and `curl`, each measured so often at most while others disturb that.
+    fn clients(
+        options: &Options,
+        link: &Link,
+        attempts: usize,
+        disturbed: &mut usize,
+    ) -> Outcome<Rates> {
+        let mut rate = |client: &dyn Fn() -> Outcome<f64>| {
+            let mut last = (0.0, 0.0);
+            for _ in 0..attempts {
+                let watch = Watch::begin();
+                let rate = client()?;
+                let used = watch.used();
+                last = (rate, used.own.as_secs_f64());
+                if !used.is_disturbed {
+                    return Ok(last);
+                }
+            }
+            *disturbed += 1;
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(last)
+        };
+        let (requests, used) = rate(&|| link.wrk(options.seconds))?;
+        let (bytes, _) = rate(&|| link.curl(options.seconds))?;
+        Ok([requests, bytes, requests * options.seconds as f64 / used])
+    }
+
+    /// One turn of a scenario: the rates during it, what the server says at its end, and what
+    /// happened.
+    fn disturb_once(
+        options: &Options,
+        scenario: Scenario,
+        fixture: &mut Fixture,
+        disturbed: &mut usize,
+        seed: u64,
+        lasting: Duration,
+    ) -> Outcome<(Rates, Said, String)> {
         let start = Instant::now();
-        let (during, said, note) = match scenario {
-            Scenario::Idle => (clients(&fixture.link)?, fixture.said()?, String::new()),
+        match scenario {
+            Scenario::Idle => {
+                let during = clients(options, &fixture.link, ATTEMPTS, disturbed)?;
+                Ok((during, fixture.said()?, String::new()))
+            }
             Scenario::DownAndUp | Scenario::Mtu | Scenario::Deleted => {
                 let link = &fixture.link;
                 let over = AtomicBool::new(false);
+                // A link is deleted once.
+                let attempts = if scenario == Scenario::Deleted {
+                    1
+                } else {
+                    ATTEMPTS
+                };
                 let (during, changed) = thread::scope(|scope| {
                     let changing = scope.spawn(|| change(link, scenario, &over));
-                    let during = clients(link);
+                    let during = clients(options, link, attempts, disturbed);
                     over.store(true, Relaxed);
                     (during, changing.join())
                 });
                 let note = changed.map_err(|_| "a thread panicked")??;
-                (during?, fixture.said()?, note)
+                Ok((during?, fixture.said()?, note))
             }
             _ => {
                 let process = fixture.link.begin(&Task {
@@ -267,39 +420,16 @@ mod run {
                         Scenario::Connections => NEW,
                         _ => SLOW,
                     },
-                    seed: options.seed + round as u64,
+                    seed,
                 })?;
-                let during = clients(&fixture.link)?;
+                let during = clients(options, &fixture.link, ATTEMPTS, disturbed)?;
                 if scenario == Scenario::Connections {
-                    thread::sleep(options.lasting.saturating_sub(start.elapsed()));
+                    thread::sleep(lasting.saturating_sub(start.elapsed()));
                 }
                 let said = fixture.said()?;
-                (during, said, Link::end(process)?)
+                Ok((during, said, Link::end(process)?))
             }
-        };
-        let end = Instant::now();
-        let back = fixture.link.wait_until_served()?;
-        thread::sleep(AFTER.saturating_sub(end.elapsed()));
-        let after = clients(&fixture.link)?;
-        let said_after = fixture.said()?;
-        let note = match back {
-            back if back > Duration::from_millis(100) => {
-                format!("{note} answered again after {} ms", back.as_millis())
-            }
-            _ => note,
-        };
-        Ok(Sample {
-            scenario: scenario.name(),
-            server: server_name(server),
-            round,
-            before,
-            during,
-            after,
-            memory: [said_before.memory, said.memory, said_after.memory],
-            panicked: said_after.panicked,
-            counters: risen(&said_before, &said),
-            note,
-        })
+        }
     }
 
     fn risen(before: &Said, after: &Said) -> Vec<(String, u64)> {
@@ -387,13 +517,12 @@ mod run {
 
     fn print(options: &Options, scenario: Scenario, samples: &[Sample]) {
         println!(
-            "\n{:12} {:9} {:5} {:>22} {:>22} {:>22} {:>17} {:>6} {:>17}",
+            "\n{:12} {:9} {:5} {:>22} {:>22} {:>17} {:>6} {:>17}",
             scenario.name(),
             "server",
             "",
-            "before",
+            "without",
             "during",
-            "after",
             "share",
             "back",
             "share/Linux's"
@@ -405,11 +534,11 @@ mod run {
                 .iter()
                 .filter(|sample| sample.server == name)
                 .collect();
-            for (client, what, unit) in [(0, "wrk", 1e3), (1, "curl", 125e6)] {
-                let rates = |of: fn(&Sample) -> &[f64; 2]| {
+            for (client, what, unit) in [(0, "wrk", 1e3), (1, "curl", 125e6), (2, "cpu", 1e3)] {
+                let rates = |of: fn(&Sample) -> Rates| {
                     Spread::of(own.iter().map(|sample| of(sample)[client] / unit))
                 };
-                let share = |sample: &Sample| sample.during[client] / sample.before[client];
+                let share = |sample: &Sample| sample.share(client);
                 let ratios = own.iter().filter_map(|sample| {
                     let mut others = samples.iter();
                     let of_linux = others
@@ -418,13 +547,12 @@ mod run {
                 });
                 let back = own
                     .iter()
-                    .map(|sample| sample.after[client] / sample.before[client]);
+                    .map(|sample| sample.last()[client] / sample.first()[client]);
                 println!(
-                    "{:12} {name:9} {what:5} {:>22} {:>22} {:>22} {:>17} {:>6} {:>17}",
+                    "{:12} {name:9} {what:5} {:>22} {:>22} {:>17} {:>6} {:>17}",
                     "",
-                    spread(rates(|sample| &sample.before)),
-                    spread(rates(|sample| &sample.during)),
-                    spread(rates(|sample| &sample.after)),
+                    spread(rates(|sample| mean(&sample.without))),
+                    spread(rates(|sample| mean(&sample.during))),
                     spread(Spread::of(own.iter().map(|sample| share(sample)))),
                     Spread::of(back).map_or_else(String::new, |back| format!("{:.2}", back.median)),
                     spread(Spread::of(ratios)),
@@ -438,15 +566,20 @@ mod run {
                     .map(|(name, value)| format!("{name} {value}"))
                     .collect();
                 println!(
-                    "{:22} memory {before}, {during}, {after} MiB; {} panics; {}; {}",
+                    "{:22} memory {before}, {during}, {after} MiB; {} panics; {} disturbed; {}; {}",
                     "",
                     sample.panicked,
+                    sample.disturbed,
                     sample.note,
                     counters.join(", ")
                 );
             }
         }
-        println!("{:12} wrk: thousand requests a second; curl: Gbit/s", "");
+        println!(
+            "{:12} wrk: thousand requests a second; curl: Gbit/s; cpu: thousand requests of wrk in a \
+             second of processor time",
+            ""
+        );
     }
 
     fn spread(spread: Option<Spread>) -> String {

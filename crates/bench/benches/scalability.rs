@@ -3,20 +3,24 @@
 //! ```text
 //! cargo bench scalability -- [EXPERIMENT]... [--variant A,B] [--cores 1,2] [--quick] [--rounds N]
 //!     [--side-rounds N] [--budget SECONDS] [--segment A,B] [--burst A,B] [--timestamps] [--no-checksum]
-//!     [--connections A,B] [--pool MB] [--ring KB] [--log N] [--seed N] [--json FILE] [--out DIR] [--list]
+//!     [--connections A,B] [--pool MB] [--ring KB] [--log N] [--seed N] [--json FILE] [--out DIR] [--resume] [--list]
 //! ```
+//!
+//! Writes `report.html`, a page with every experiment beside what the papers published, anew after
+//! each experiment. `--resume` takes what an earlier run with the same options measured on this
+//! machine from these sources, and measures the rest.
 
 use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use dominoes_bench::drivers::VARIANTS;
-use dominoes_bench::experiments::{EXPERIMENTS, Experiment, Wanted};
-use dominoes_bench::record::{ExperimentResult, Report};
+use dominoes_bench::experiments::{self, EXPERIMENTS, Experiment, Wanted};
+use dominoes_bench::report::{self, Directory, Section};
+use dominoes_bench::targets;
 use dominoes_bench::topology::{self, Machine};
 use dominoes_bench::workload::Workload;
-use dominoes_bench::{plot, targets};
 use lexopt::prelude::*;
 
 /// Rounds of a quick run, where a target is and elsewhere.
@@ -36,6 +40,8 @@ struct Options {
     json: Option<PathBuf>,
     /// Where pictures and figures go; `None` for the usual directory.
     out: Option<PathBuf>,
+    /// Whether to take what an earlier run has measured.
+    resume: bool,
     list: bool,
 }
 
@@ -70,6 +76,7 @@ impl Options {
             },
             json: None,
             out: None,
+            resume: false,
             list: false,
         };
         let wanted = &mut options.wanted;
@@ -78,6 +85,7 @@ impl Options {
         while let Some(arg) = parser.next()? {
             match arg {
                 Long("list") => options.list = true,
+                Long("resume") => options.resume = true,
                 Long("quick") => {
                     rounds = QUICK;
                     wanted.base.slice = QUICK_SLICE;
@@ -146,6 +154,10 @@ fn list() {
     for variant in VARIANTS {
         println!("  {:<11} {}", variant.name, variant.about);
     }
+    println!("published figures, and the experiment or bench target that measures them:");
+    for (name, figure) in report::figures() {
+        println!("  {:<11} {}, {}", name, figure.source, figure.place);
+    }
 }
 
 /// Tells how far the run is, on the standard error stream.
@@ -161,17 +173,31 @@ impl Progress {
     fn tell(&mut self, panel: &str, done: usize, of: usize) {
         if self.panel != panel {
             self.panel = panel.to_owned();
-            let (over, all) = self.expected;
-            let elapsed = self.begin.elapsed().as_secs();
-            let percent = 100.0 * over.as_secs_f64() / all.as_secs_f64().max(1e-3);
             self.clear();
-            eprintln!("[{elapsed:>3} s, {percent:>2.0} % when this experiment began] {panel}");
+            eprintln!("[{}] {panel}", self.left());
         }
         if self.terminal {
             eprint!("\r  {done} of {of} ");
             // If it cannot be seen, nothing is lost.
             let _ = std::io::stderr().flush();
         }
+    }
+
+    /// How long it has taken, and how long it may still take: as much longer than expected as what
+    /// is over.
+    fn left(&self) -> String {
+        let (over, all) = self.expected;
+        let elapsed = self.begin.elapsed();
+        let left = all.saturating_sub(over).as_secs_f64();
+        let slower = match over.as_secs_f64() {
+            over if over > 1.0 => (elapsed.as_secs_f64() / over).max(1.0),
+            _ => 1.0,
+        };
+        let minutes = left * slower / 60.0;
+        format!(
+            "{:>3} s, about {minutes:.1} minutes left from here",
+            elapsed.as_secs()
+        )
     }
 
     fn clear(&self) {
@@ -182,24 +208,21 @@ impl Progress {
 }
 
 /// All ratios of a run once more, in one place.
-fn summary(results: &[ExperimentResult]) {
+fn summary(sections: &[Section]) {
     println!("\n== ratios");
     let (mut met, mut with_target, mut missing, mut disturbed) = (0, 0, 0, 0);
     let (mut pairs, mut left_out) = (0, 0);
-    for result in results {
-        for panel in &result.panels {
-            for line in &panel.ratios {
-                if line.ratio.is_some() || line.at_least.is_some() {
-                    println!("{:<11} {line}", result.experiment);
-                }
-                with_target += usize::from(line.at_least.is_some());
-                met += usize::from(line.met == Some(true));
-                let is_missing = line.ratio.is_none();
-                missing += usize::from(line.at_least.is_some() && is_missing);
-                disturbed += usize::from(line.at_least.is_some() && line.all_disturbed);
-                pairs += line.pairs;
-                left_out += line.disturbed;
+    for section in sections {
+        for ratio in &section.ratios {
+            if let Some(line) = &ratio.line {
+                println!("{:<11} {line}", section.name);
             }
+            with_target += usize::from(ratio.has_target);
+            met += usize::from(ratio.is_met);
+            missing += usize::from(ratio.has_target && !ratio.is_measured);
+            disturbed += usize::from(ratio.has_target && ratio.is_disturbed);
+            pairs += ratio.pairs[0];
+            left_out += ratio.pairs[1];
         }
     }
     println!(
@@ -207,11 +230,18 @@ fn summary(results: &[ExperimentResult]) {
          {left_out} of {} pairs were disturbed and left out",
         pairs + left_out
     );
-    let panels = results.iter().flat_map(|result| &result.panels);
-    let without = panels.filter(|panel| panel.disturbed.is_some()).count();
+    let without: usize = sections
+        .iter()
+        .map(|section| section.disturbed_panels)
+        .sum();
     if without > 0 {
         println!("{without} panels without figures: the machine was disturbed");
     }
+}
+
+/// All that the figures of an experiment depend on besides machine and sources.
+fn settings(wanted: &Wanted) -> String {
+    format!("{wanted:?}")
 }
 
 fn run(options: &Options) -> Result<(), String> {
@@ -235,53 +265,50 @@ fn run(options: &Options) -> Result<(), String> {
             wanted.cores.iter().max()
         );
     }
+    let out = Output::new(options)?;
+    let settings = settings(wanted);
+    let earlier = |experiment: &Experiment| -> Option<Section> {
+        let directory = out.directory.as_ref().filter(|_| options.resume)?;
+        directory.measured(experiment.name, &settings, &machine)
+    };
     let takes = |experiment: &&Experiment| experiment.takes(wanted);
-    let all: Duration = options.experiments.iter().map(takes).sum();
+    let to_run = options.experiments.iter().filter(|e| earlier(e).is_none());
+    let all: Duration = to_run.map(takes).sum();
     eprintln!(
         "about {:.1} minutes, besides setting up",
         all.as_secs_f64() / 60.0
     );
-    let out = Output::new(options)?;
     let mut progress = Progress {
         begin: Instant::now(),
         expected: (Duration::ZERO, all),
         terminal: std::io::stderr().is_terminal(),
         panel: String::new(),
     };
-    let mut report = Report {
-        machine,
-        experiments: Vec::new(),
-    };
+    let mut sections = Vec::new();
     for experiment in &options.experiments {
+        if let Some(section) = earlier(experiment) {
+            println!("\n{}(measured before)", section.table);
+            sections.push(section);
+            continue;
+        }
         let mut tell = |panel: &str, done, of| progress.tell(panel, done, of);
         let result = experiment.run(wanted, &mut tell);
         progress.expected.0 += takes(experiment);
         progress.clear();
         println!("\n{}({:.0} s)", result.table(), result.seconds);
-        out.write(experiment.name, "svg", plot::svg(&result))?;
-        report.experiments.push(result);
+        let section = Section::of(&result, settings.clone(), &machine);
+        let section = section.map_err(|e| e.to_string())?;
+        out.keep(&section)?;
+        sections.push(section);
     }
-    summary(&report.experiments);
+    summary(&sections);
     println!("{:.0} s in all", progress.begin.elapsed().as_secs_f64());
-    let json = serde_json::to_string_pretty(&report).map_err(|e| e.to_string())? + "\n";
-    match &options.json {
-        Some(path) => {
-            std::fs::write(path, json).map_err(|e| format!("{}: {e}", path.display()))?;
-        }
-        None => out.write(OWN_NAME, "json", Some(json))?,
-    }
+    out.write_figures(options, &machine, &sections)?;
     if let Some(directory) = &out.directory {
-        println!("figures as JSON, pictures as SVG: {}", directory.display());
+        println!("the report: {}", directory.page().display());
     }
-    let failures: Vec<String> = report
-        .experiments
-        .iter()
-        .flat_map(|result| result.panels.iter().map(move |panel| (result, panel)))
-        .filter_map(|(result, panel)| {
-            let why = panel.failed.as_ref()?;
-            Some(format!("{} {}: {why}", result.experiment, panel.name))
-        })
-        .collect();
+    let failures = sections.iter().flat_map(|section| &section.failures);
+    let failures: Vec<&str> = failures.map(String::as_str).collect();
     if failures.is_empty() {
         Ok(())
     } else {
@@ -289,47 +316,65 @@ fn run(options: &Options) -> Result<(), String> {
     }
 }
 
-/// Where pictures and figures go.
+/// Where the report, pictures and figures go.
 struct Output {
     /// `None` if the usual directory cannot be written, as by another user than the one who built
     /// this.
-    directory: Option<PathBuf>,
+    directory: Option<Directory>,
 }
 
 impl Output {
     /// Makes the directory, before anything is measured.
     fn new(options: &Options) -> Result<Output, String> {
-        // The directory that this bench was built below.
-        let usual = || Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name(OWN_NAME);
-        let path = options.out.clone().unwrap_or_else(usual);
-        let probe = path.join("scalability.json");
+        let path = options.out.clone().unwrap_or_else(report::usual);
+        let probe = path.join(OWN_NAME).with_extension("json");
         let made = std::fs::create_dir_all(&path).and_then(|()| {
             let mut file = std::fs::OpenOptions::new();
             file.create(true).append(true).open(&probe).map(drop)
         });
         match made {
             Ok(()) => Ok(Output {
-                directory: Some(path),
+                directory: Some(Directory::new(path)),
             }),
             Err(error) if options.out.is_some() => Err(format!("{}: {error}", path.display())),
             Err(error) => {
                 let path = path.display();
-                println!("neither figures nor pictures are kept: {path}: {error}; see --out");
+                println!("no report is kept: {path}: {error}; see --out");
                 Ok(Output { directory: None })
             }
         }
     }
 
-    fn write(&self, name: &str, kind: &str, content: Option<String>) -> Result<(), String> {
-        let (Some(directory), Some(content)) = (&self.directory, content) else {
-            return Ok(());
+    fn keep(&self, section: &Section) -> Result<(), String> {
+        let directory = self.directory.as_ref();
+        directory.map_or(Ok(()), |directory| directory.keep(section))
+    }
+
+    /// The figures of all experiments of this run in one file.
+    fn write_figures(
+        &self,
+        options: &Options,
+        machine: &Machine,
+        sections: &[Section],
+    ) -> Result<(), String> {
+        let figures: Vec<&serde_json::Value> = sections.iter().map(|s| &s.figures).collect();
+        let all = serde_json::json!({ "machine": machine, "experiments": figures });
+        let usual = || {
+            let directory = self.directory.as_ref()?;
+            Some(directory.path().join(OWN_NAME).with_extension("json"))
         };
-        let path = directory.join(name).with_extension(kind);
-        std::fs::write(&path, content).map_err(|e| format!("{}: {e}", path.display()))
+        match options.json.clone().or_else(usual) {
+            Some(path) => std::fs::write(&path, format!("{all:#}\n"))
+                .map_err(|e| format!("{}: {e}", path.display())),
+            None => Ok(()),
+        }
     }
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = experiments::play() {
+        return code;
+    }
     let arguments = match targets::arguments(OWN_NAME) {
         Ok(arguments) => arguments,
         Err(code) => return code,

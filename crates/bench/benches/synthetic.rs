@@ -9,7 +9,7 @@
 //! Threads are pinned, thread `t` to core `(t + round) % cores`; more threads than cores are
 //! over-committed. Rounds are interleaved: each measures every row once, and speed-ups are taken
 //! within a round. A slice in which a thread had to wait for its core is measured again. Prints a
-//! table and writes `target/synthetic/synthetic.{json,svg}`.
+//! table, which becomes a section of `target/scalability/report.html`.
 
 #[path = "../src/synthetic/mod.rs"]
 mod synthetic;
@@ -17,7 +17,7 @@ mod synthetic;
 use core_affinity::CoreId;
 use dominoes_bench::targets;
 use dominoes_bench::topology::{self, Machine};
-use std::{path::Path, process::ExitCode, sync::OnceLock, thread};
+use std::{process::ExitCode, sync::OnceLock, thread, time::Instant};
 use synthetic::{
     RATIOS, Work,
     report::{Report, Row},
@@ -37,6 +37,7 @@ pub(crate) fn pin(core: usize) -> bool {
     !cores.is_empty() && core_affinity::set_for_current(cores[core % cores.len()])
 }
 
+#[derive(Debug)]
 struct Options {
     rounds: usize,
     /// Roughly, of one thread's work in a slice.
@@ -80,7 +81,7 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     let cores = cores().len().max(1);
-    let machine = Machine::here();
+    let (begin, machine) = (Instant::now(), Machine::here());
     let calibrate = || {
         pin(0);
         synthetic::calibrate()
@@ -154,23 +155,22 @@ fn main() -> ExitCode {
         }
     }
     let report = Report {
-        machine,
+        cores,
         seed: options.seed,
         sequential_ns: options.sequential_ns,
         line_ns: [before, topology::line_transfer_ns()],
         rows,
     };
-    print!("{}", report.table());
     println!(
         "{repeated} slices were measured again because a thread had to wait for its core, {disturbed} kept although one had"
     );
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("synthetic");
-    match report.write(&directory) {
-        Ok(()) => println!(
-            "wrote synthetic.json and synthetic.svg to {}",
-            directory.display()
-        ),
-        Err(error) => eprintln!("cannot write {}: {error}", directory.display()),
+    let settings = format!("{options:?}");
+    let result = report.result(begin.elapsed().as_secs_f64());
+    match dominoes_bench::report::publish(&result, settings, &machine) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("synthetic: {error}");
+            ExitCode::FAILURE
+        }
     }
-    ExitCode::SUCCESS
 }

@@ -31,8 +31,8 @@ struct Circular {
 pub(crate) fn name() -> StreamId {
     let ends = Ends::default();
     StreamId {
-        source: ends.from,
-        destination: ends.to,
+        source: ends.from.into(),
+        destination: ends.to.into(),
         isn: 0,
     }
 }

@@ -7,7 +7,7 @@
 //! disturbs them alike, and are compared pair by pair within a round ([`ratio`], [`record`]).
 //!
 //! The feature `report`, on by default, adds what the bench targets need besides: pictures (`plot`,
-//! `svg`), counts of instructions (`instructions`), single calls of the log (`micro`), and which
+//! `svg`, `report`), counts of instructions (`instructions`), single calls of the log (`micro`), and which
 //! target a command line means (`targets`).
 
 #![forbid(unsafe_code)]
@@ -16,6 +16,8 @@ pub mod drivers;
 pub mod experiments;
 #[cfg(feature = "report")]
 pub mod instructions;
+#[cfg(all(feature = "report", target_os = "linux"))]
+pub mod kernel_echo;
 #[cfg(feature = "report")]
 pub mod micro;
 #[cfg(target_os = "linux")]
@@ -25,6 +27,8 @@ pub mod paper;
 pub mod plot;
 pub mod ratio;
 pub mod record;
+#[cfg(feature = "report")]
+pub mod report;
 pub mod slices;
 #[cfg(feature = "report")]
 pub mod svg;

@@ -1,15 +1,17 @@
 //! Rows of a result: figures with their spread, as a table and as JSON.
 
+mod measures;
+pub mod nic;
 mod text;
 
 use serde::Serialize;
 
-use crate::drivers::{Account, Direction};
+use crate::drivers::{Account, Direction, LOCKS};
 use crate::experiments::Panel;
-use crate::paper::Figure;
+use crate::paper::{Figure, Measure, Measures};
 use crate::ratio::{Kept, Pick, Quotient, RatioLine, Rounds, Target};
 use crate::slices::{Measured, Sample};
-use crate::topology::{self, Machine};
+use crate::topology;
 use crate::workload::Workload;
 
 /// A median with its quartiles.
@@ -74,6 +76,9 @@ pub struct ResultRow {
     /// Share of one core's time in the receive pump (held and with something to do), summed over
     /// cores.
     pub rx_pump_cores: Option<f64>,
+    /// Nanoseconds per frame that the receiving half of the device was held, whose simulated peer
+    /// makes the frame meanwhile; and that the receive pump was held.
+    pub held_ns: Option<[f64; 2]>,
     /// Share of its time that each core found nothing to do.
     pub idle_share: Vec<f64>,
     /// Requests that each replica had still to apply, on average over its turns.
@@ -82,7 +87,7 @@ pub struct ResultRow {
     pub primary_share: Vec<f64>,
     /// Times that the log was full in the slice under observation.
     pub log_full: u64,
-    /// Segments that were sent again, since a thread was held up for long.
+    /// Segments and acknowledgments that were sent again, since a thread was held up for long.
     pub sent_again: u64,
     /// How long a thread was held up in the worst slice, in milliseconds.
     pub held_up_ms: f64,
@@ -95,6 +100,11 @@ pub struct ResultRow {
     /// Share of segments that came to the state behind one that had arrived later; where that can
     /// happen.
     pub misordered_share: Option<f64>,
+    /// Where there are several locks, those that were waited for, and the share of all threads' time
+    /// that this took.
+    pub waits: Vec<(&'static str, f64)>,
+    /// Share of what an application counted that came behind what TCP had later; if it counts.
+    pub counted_misordered_share: Option<f64>,
 }
 
 /// Rows that took turns.
@@ -247,6 +257,68 @@ pub struct ShareSample {
     pub share: Vec<f64>,
 }
 
+/// Figures that compare no rows.
+#[derive(Clone, Debug, Serialize)]
+pub struct Table {
+    /// What it shows.
+    pub title: String,
+    /// Names of the columns.
+    pub columns: Vec<&'static str>,
+    /// A value for each column.
+    pub rows: Vec<Vec<String>>,
+    /// What follows from it.
+    pub notes: Vec<String>,
+    /// What published figures are compared with.
+    pub measures: Measures,
+    /// Its picture, if it has one.
+    pub chart: Option<Chart>,
+}
+
+/// Lines over a common axis.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Chart {
+    /// What stands on the horizontal axis, with its unit.
+    pub x: String,
+    /// What stands on the vertical axis, with its unit.
+    pub y: String,
+    /// Whether each step of the horizontal axis is a doubling.
+    pub doubling: bool,
+    /// Name of each line, and its points.
+    pub lines: Vec<(String, Vec<(f64, f64)>)>,
+}
+
+impl Table {
+    /// Without rows.
+    pub fn new(title: impl Into<String>, columns: &[&'static str]) -> Table {
+        Table {
+            title: title.into(),
+            columns: columns.to_vec(),
+            rows: Vec::new(),
+            notes: Vec::new(),
+            measures: Measures::new(),
+            chart: None,
+        }
+    }
+
+    /// Says what published figures may be compared with, and whether the machine was disturbed.
+    pub fn measure(&mut self, name: impl Into<String>, value: f64, disturbed: bool) {
+        if value.is_finite() {
+            let measure = Measure { value, disturbed };
+            self.measures.insert(name.into(), measure);
+        }
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, values: Vec<String>) {
+        self.rows.push(values);
+    }
+
+    /// Adds what follows from it.
+    pub fn note(&mut self, note: String) {
+        self.notes.push(note);
+    }
+}
+
 /// An experiment with all its panels.
 #[derive(Clone, Debug, Serialize)]
 pub struct ExperimentResult {
@@ -262,19 +334,39 @@ pub struct ExperimentResult {
     pub stalls: Option<StallsResult>,
     /// Joins, if that is what was asked for.
     pub joins: Option<JoinsResult>,
+    /// The network card, if that is what was asked for.
+    pub nic: Option<nic::NicResult>,
+    /// Tables, if that is what was asked for.
+    pub tables: Vec<Table>,
     /// Published figures on the same question.
     pub published: Vec<Figure>,
+    /// What is wrong with what was measured, besides panels that failed.
+    pub failures: Vec<String>,
     /// How long it took.
     pub seconds: f64,
 }
 
-/// A whole run.
-#[derive(Clone, Debug, Serialize)]
-pub struct Report {
-    /// Where it ran.
-    pub machine: Machine,
-    /// What it found.
-    pub experiments: Vec<ExperimentResult>,
+impl ExperimentResult {
+    /// Nothing yet, of this experiment.
+    pub fn new(
+        experiment: &'static str,
+        about: &'static str,
+        published: &[Figure],
+    ) -> ExperimentResult {
+        ExperimentResult {
+            experiment,
+            about,
+            panels: Vec::new(),
+            shares: None,
+            stalls: None,
+            joins: None,
+            nic: None,
+            tables: Vec::new(),
+            published: published.to_vec(),
+            failures: Vec::new(),
+            seconds: 0.0,
+        }
+    }
 }
 
 impl PanelResult {
@@ -420,6 +512,10 @@ fn result_row(
                 .map(|a| share(a.rx_pump_ns, a.observed_ns as f64))
                 .sum()
         }),
+        held_ns: (sum(|a| a.claimed) > 0.0).then(|| {
+            let per_frame = |held: f64| held / sum(|a| a.claimed);
+            [sum(|a| a.claim_ns), sum(|a| a.rx_pump_ns)].map(per_frame)
+        }),
         idle_share: each(observed, &|a| share(a.idle_ns, a.observed_ns as f64)),
         lag_requests: each(observed, &|a| share(a.lag_requests, a.turns as f64)),
         primary_share: each(performed > 0.0, &|a| share(a.primary_bytes, performed)),
@@ -430,6 +526,14 @@ fn result_row(
         lock_wait_share: each(locks > 0.0, &|a| share(a.lock_wait_ns, slice_ns)),
         segments_per_lock: over(sum(|a| a.segments), locks),
         misordered_share: over(sum(|a| a.misordered), sum(|a| a.segments)).filter(|_| locks > 0.0),
+        waits: (LOCKS.iter().enumerate())
+            .map(|(lock, name)| {
+                let waited: u64 = accounts.iter().map(|a| a.waits_ns[lock]).sum();
+                (*name, share(waited, slice_ns * accounts.len() as f64))
+            })
+            .filter(|(_, share)| *share > 0.0)
+            .collect(),
+        counted_misordered_share: over(sum(|a| a.counted_misordered), sum(|a| a.counted)),
     })
 }
 

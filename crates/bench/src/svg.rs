@@ -139,7 +139,7 @@ impl Canvas {
         let height = bottom + MARGIN;
         format!(
             "<svg xmlns='http://www.w3.org/2000/svg' width='{width:.0}' height='{height:.0}' \
-             font-family='sans-serif' fill='{INK}'>\n<rect width='100%' height='100%' fill='white'/>\n\
+             viewBox='0 0 {width:.0} {height:.0}' font-family='sans-serif' fill='{INK}'>\n<rect width='100%' height='100%' fill='white'/>\n\
              {body}</svg>\n"
         )
     }
@@ -161,7 +161,8 @@ fn wrapped(text: &str, room: f64, size: f64) -> Vec<String> {
     lines
 }
 
-fn escaped(text: &str) -> String {
+/// Text as it stands in XML and HTML.
+pub(crate) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")

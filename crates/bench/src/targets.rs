@@ -29,6 +29,7 @@ use std::process::ExitCode;
 
 pub use self::call::{Call, Decision};
 use crate::experiments::EXPERIMENTS;
+use crate::paper::{self, Figure};
 
 /// What the process that runs the target `name` was asked for: the arguments that concern it.
 ///
@@ -84,6 +85,8 @@ pub struct Target {
     inner: &'static [&'static str],
     /// Whether it handles `--list` itself.
     lists: bool,
+    /// Published figures that it measures as a whole; those of experiments are with them.
+    pub published: &'static [Figure],
 }
 
 /// What words mean to a target besides its name.
@@ -110,6 +113,7 @@ pub const TARGETS: &[Target] = &[
         parts: Parts::Experiments,
         options: &[
             ("quick", FLAG),
+            ("resume", FLAG),
             ("rounds", VALUE),
             ("side-rounds", VALUE),
             ("budget", VALUE),
@@ -127,8 +131,9 @@ pub const TARGETS: &[Target] = &[
             ("variant", VALUE),
             ("cores", VALUE),
         ],
-        inner: &[],
+        inner: &["--functions", "--echo"],
         lists: true,
+        published: &[],
     },
     Target {
         name: "linux",
@@ -154,6 +159,7 @@ pub const TARGETS: &[Target] = &[
         ],
         inner: &["--end", "--wire"],
         lists: false,
+        published: &[],
     },
     Target {
         name: "floods",
@@ -163,6 +169,8 @@ pub const TARGETS: &[Target] = &[
         options: &[
             ("quick", FLAG),
             ("rounds", VALUE),
+            ("turns", VALUE),
+            ("cores", VALUE),
             ("seconds", VALUE),
             ("rate", VALUE),
             ("server", VALUE),
@@ -172,6 +180,7 @@ pub const TARGETS: &[Target] = &[
         ],
         inner: &["--serve", "--disturb"],
         lists: false,
+        published: &[],
     },
     Target {
         name: "channel",
@@ -191,6 +200,7 @@ pub const TARGETS: &[Target] = &[
         ],
         inner: &[],
         lists: false,
+        published: paper::CHANNEL,
     },
     Target {
         name: "micro",
@@ -228,6 +238,7 @@ pub const TARGETS: &[Target] = &[
         ],
         inner: &[],
         lists: true,
+        published: &[],
     },
     Target {
         name: "instructions",
@@ -245,6 +256,7 @@ pub const TARGETS: &[Target] = &[
         options: &[("check", FLAG), ("accept", FLAG)],
         inner: &["--count"],
         lists: true,
+        published: &[],
     },
     Target {
         name: "synthetic",
@@ -261,6 +273,7 @@ pub const TARGETS: &[Target] = &[
         ],
         inner: &[],
         lists: false,
+        published: paper::SYNTHETIC,
     },
     Target {
         name: "idle",
@@ -275,6 +288,23 @@ pub const TARGETS: &[Target] = &[
         ],
         inner: &[],
         lists: false,
+        published: &[],
+    },
+    Target {
+        name: "poller",
+        about: "a thousand connections on one thread, by a poller and by epoll, and their wake-ups",
+        takes: "about 2 minutes",
+        parts: Parts::Whole,
+        options: &[
+            ("server", VALUE),
+            ("connections", VALUE),
+            ("rounds", VALUE),
+            ("seconds", VALUE),
+            ("tap", FLAG),
+        ],
+        inner: &["--serve"],
+        lists: false,
+        published: &[],
     },
     Target {
         name: "timer",
@@ -284,6 +314,7 @@ pub const TARGETS: &[Target] = &[
         options: &[("quick", FLAG), ("rounds", VALUE), ("seed", VALUE)],
         inner: &[],
         lists: false,
+        published: &[],
     },
 ];
 

@@ -115,6 +115,7 @@ impl Distance {
 
 /// What a figure should be read with.
 #[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "report", derive(serde::Deserialize))]
 pub struct Machine {
     /// Model of the processor.
     pub cpu: String,

@@ -250,6 +250,6 @@ pub use seq::Seq;
 pub use stats::{ChannelStats, DomainStats, Meter, Snapshot};
 pub use subscription::{Batch, Inactive, Iter, Subscription};
 pub use verdicts::{BegunVerdict, Verdicts};
-pub use wait::{EventCount, Key, Park, Spin, SpinYield, Wait};
+pub use wait::{EventCount, Key, Park, Spin, SpinYield, Wait, Watch};
 pub use wait_set::{WaitSet, WakeSource};
 pub use work::{Begun, UnitState, Units};

@@ -1,7 +1,9 @@
 //! The one place that atomics, cells, locks and threads come from.
 //!
 //! Normally this is `std`. Under `cfg(loom)` it is loom's model of the same things, so that the
-//! models in `tests/loom.rs` run the code as shipped, fences included. ThreadSanitizer does not
+//! models in `tests/loom.rs` run the code as shipped, fences included. Under `cfg(netstack_loom)`,
+//! in which `dominoes-netstack` runs models of its own, only what [`Exclusive`] is made of is
+//! loom's. ThreadSanitizer does not
 //! know fences: under `cfg(tsan)` the two orderings below turn "release fence, relaxed stores" into
 //! release stores and "relaxed loads, acquire fence" into acquire loads; std's mutex, whose slow
 //! path it does not see either, is replaced.
@@ -13,19 +15,25 @@ pub(crate) use std::sync::Mutex;
 pub(crate) use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, fence},
+        atomic::{AtomicU8, AtomicU64, AtomicUsize, fence},
     },
     thread,
 };
+
+#[cfg(not(any(loom, netstack_loom)))]
+pub(crate) use std::sync::atomic::AtomicBool;
 
 #[cfg(loom)]
 pub(crate) use loom::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, fence},
+        atomic::{AtomicU8, AtomicU64, AtomicUsize, fence},
     },
     thread,
 };
+
+#[cfg(any(loom, netstack_loom))]
+pub(crate) use loom::sync::atomic::AtomicBool;
 
 pub(crate) use std::sync::atomic::Ordering;
 
@@ -77,10 +85,10 @@ pub(crate) fn spin_loop() {
 ///
 /// The slots themselves are plain contiguous memory in every build, because subscribers are lent
 /// slices of it; loom watches this shadow instead.
-#[cfg(not(loom))]
+#[cfg(not(any(loom, netstack_loom)))]
 pub(crate) struct Shadow;
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, netstack_loom)))]
 impl Shadow {
     pub(crate) fn new(_len: usize) -> Self {
         Shadow
@@ -91,10 +99,10 @@ impl Shadow {
     pub(crate) fn write(&self, _index: usize) {}
 }
 
-#[cfg(loom)]
+#[cfg(any(loom, netstack_loom))]
 pub(crate) struct Shadow(Box<[loom::cell::UnsafeCell<()>]>);
 
-#[cfg(loom)]
+#[cfg(any(loom, netstack_loom))]
 impl Shadow {
     pub(crate) fn new(len: usize) -> Self {
         Shadow((0..len).map(|_| loom::cell::UnsafeCell::new(())).collect())

@@ -5,6 +5,7 @@ use crate::{
     sync::{AtomicU64, AtomicUsize, Mutex, Ordering, fence, spin_loop, thread},
 };
 use std::{
+    fmt,
     ops::DerefMut,
     time::{Duration, Instant},
 };
@@ -179,10 +180,23 @@ pub struct EventCount {
     sleepers: Mutex<Vec<Sleeper>>,
 }
 
+/// What notifications call for a waiter that does not sleep ([`EventCount::watch`]).
+pub trait Watch: fmt::Debug + Send + Sync {
+    /// Whether there is what the waiter watches for. Called by a notifier, after its change, while
+    /// it holds the lock of the event count: it must not use that.
+    fn is_due(&self) -> bool;
+
+    /// Called after [`is_due`](Self::is_due) returned true. The event count has let go of it by
+    /// then, so it is not called again unless it is watched again.
+    fn fire(self: std::sync::Arc<Self>);
+}
+
 /// What a notification wakes.
 #[derive(Debug)]
 pub(crate) enum Sleeper {
     Thread(thread::Thread),
+    /// Is counted among the waiters as long as it is on the list.
+    Watch(std::sync::Arc<dyn Watch>),
     /// A [`WaitSet`](crate::WaitSet): the event count on which its thread sleeps.
     Set(WakeSource),
 }
@@ -196,6 +210,7 @@ impl Sleeper {
         match (self, other) {
             (Sleeper::Thread(one), Sleeper::Thread(other)) => one.id() == other.id(),
             (Sleeper::Set(one), Sleeper::Set(other)) => one.is(other),
+            (Sleeper::Watch(one), Sleeper::Watch(other)) => std::sync::Arc::ptr_eq(one, other),
             _ => false,
         }
     }
@@ -211,6 +226,7 @@ impl Sleeper {
                 }
             }
             Sleeper::Set(event) => event.wake(),
+            Sleeper::Watch(watch) => watch.fire(),
         }
     }
 }
@@ -320,6 +336,38 @@ impl EventCount {
         self.epoch.load(Ordering::Relaxed) != epoch
     }
 
+    /// Lets notifications call `watch`, until it [is due](Watch::is_due) or
+    /// [taken back](Self::unwatch). Look at the condition after this: either that look sees a
+    /// change, or its notifier asks `watch`. Does nothing else if it is watched already.
+    pub fn watch(&self, watch: &std::sync::Arc<dyn Watch>) {
+        let new = Sleeper::Watch(std::sync::Arc::clone(watch));
+        let mut sleepers = self.lock_sleepers();
+        if !sleepers.iter().any(|sleeper| sleeper.is(&new)) {
+            self.waiters.fetch_add(1, Ordering::Relaxed);
+            sleepers.push(new);
+        }
+        drop(sleepers);
+        // ORDERING: SeqCst fence, pairs with the one in `notify_all`: either the caller's next look
+        // sees the change made before that fence, or the notifier's load of `waiters` sees this
+        // one. The notifier then finds it on the list: had it locked that before, its fence would
+        // be the earlier one.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Takes [`watch`](Self::watch) back. A notifier that found it due before may still
+    /// [fire](Watch::fire) it.
+    pub fn unwatch(&self, watch: &std::sync::Arc<dyn Watch>) {
+        let old = Sleeper::Watch(std::sync::Arc::clone(watch));
+        let mut sleepers = self.lock_sleepers();
+        let found = sleepers.iter().position(|sleeper| sleeper.is(&old));
+        let removed = found.map(|index| sleepers.swap_remove(index));
+        if removed.is_some() {
+            self.waiters.fetch_sub(1, Ordering::Relaxed);
+        }
+        // What it holds may be dropped with it.
+        drop(sleepers);
+    }
+
     fn lock_sleepers(&self) -> impl DerefMut<Target = Vec<Sleeper>> + '_ {
         self.sleepers
             .lock()
@@ -338,13 +386,30 @@ impl EventCount {
 
     #[cold]
     fn wake(&self) {
-        let woken = {
+        // Mostly there is one, for which this allocates nothing.
+        let (mut first, mut others) = (None, Vec::new());
+        {
             let mut sleepers = self.lock_sleepers();
             // ORDERING: Release, pairs with the Acquire loads in `announce` and `delist`.
             self.epoch.fetch_add(1, Ordering::Release);
-            std::mem::take(&mut *sleepers)
-        };
-        woken.into_iter().for_each(Sleeper::wake);
+            let mut index = 0;
+            while let Some(sleeper) = sleepers.get(index) {
+                if let Sleeper::Watch(watch) = sleeper {
+                    if !watch.is_due() {
+                        index += 1;
+                        continue;
+                    }
+                    self.waiters.fetch_sub(1, Ordering::Relaxed);
+                }
+                let woken = sleepers.swap_remove(index);
+                if first.is_none() {
+                    first = Some(woken);
+                } else {
+                    others.push(woken);
+                }
+            }
+        }
+        first.into_iter().chain(others).for_each(Sleeper::wake);
     }
 
     #[cfg(all(test, not(loom)))]
@@ -352,7 +417,7 @@ impl EventCount {
         self.lock_sleepers().len()
     }
 
-    /// How many threads wait or are about to.
+    /// How many threads wait or are about to, and how many watch.
     pub fn waiters(&self) -> usize {
         self.waiters.load(Ordering::Relaxed)
     }

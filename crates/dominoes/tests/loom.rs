@@ -9,12 +9,13 @@
 
 use dominoes::{
     Assignment, BatchError, EventCount, Exclusive, Greedy, NoBatch, Park, Publisher, Spin,
-    Subscription, TryPublishError, UnitState, Units, Verdicts, Wait, WaitSet, WakeSource, Work,
+    Subscription, TryPublishError, UnitState, Units, Verdicts, Wait, WaitSet, WakeSource, Watch,
+    Work,
 };
 use loom::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread,
 };
@@ -419,6 +420,64 @@ fn an_event_count_loses_no_wake_up() {
         shared.1.store(true, Ordering::Relaxed);
         shared.0.notify_all();
         waiter.join().unwrap();
+    });
+}
+
+/// Something that grows, and what watches it: the largest value that was seen, and how often it was
+/// queued since.
+#[derive(Debug, Default)]
+struct Growing {
+    value: AtomicU64,
+    seen: AtomicU64,
+    queued: AtomicBool,
+}
+
+impl Watch for Growing {
+    fn is_due(&self) -> bool {
+        self.value.load(Ordering::Relaxed) != self.seen.load(Ordering::Relaxed)
+    }
+
+    fn fire(self: std::sync::Arc<Self>) {
+        self.queued.store(true, Ordering::Release);
+    }
+}
+
+impl Growing {
+    /// Watches, and looks: what a poller does with what is queued.
+    fn collect(self: &std::sync::Arc<Self>, event: &EventCount) {
+        self.queued.store(false, Ordering::Relaxed);
+        event.watch(&(std::sync::Arc::clone(self) as std::sync::Arc<dyn Watch>));
+        let value = self.value.load(Ordering::Relaxed);
+        self.seen.store(value, Ordering::Relaxed);
+    }
+}
+
+/// Catches: a change that neither the look after `watch` sees nor its notifier reports, since a
+/// fence or the lock is missing; a watch that stays counted when it was called or taken back.
+#[test]
+fn what_is_watched_is_seen_or_fires() {
+    model(3, || {
+        let watch = std::sync::Arc::<Growing>::default();
+        let event = Arc::new(EventCount::new());
+        let notifier = {
+            let (watch, event) = (watch.clone(), event.clone());
+            thread::spawn(move || {
+                for value in 1..=2 {
+                    watch.value.store(value, Ordering::Relaxed);
+                    event.notify_all();
+                }
+            })
+        };
+        watch.collect(&event);
+        let late = watch.queued.load(Ordering::Acquire);
+        if late {
+            watch.collect(&event);
+        }
+        notifier.join().unwrap();
+        let seen = watch.seen.load(Ordering::Relaxed);
+        assert!(seen == 2 || watch.queued.load(Ordering::Acquire), "{seen}");
+        event.unwatch(&(watch as std::sync::Arc<dyn Watch>));
+        assert_eq!(event.waiters(), 0);
     });
 }
 

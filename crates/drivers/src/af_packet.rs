@@ -397,6 +397,15 @@ impl AfPacket {
     }
 }
 
+/// Readable while a frame can be claimed. A program that sleeps in `poll` or `epoll` instead of
+/// [`DeviceRx::wait`] clones it ([`BorrowedFd::try_clone_to_owned`]) before the device is given to a
+/// stack.
+impl AsFd for AfPacket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.link.fd()
+    }
+}
+
 impl Device for AfPacket {
     fn capabilities(&self) -> Capabilities {
         self.caps.clone()

@@ -33,7 +33,7 @@ use crate::{Capabilities, Device, DeviceError, DeviceRx, DeviceTx};
 use open::Opening;
 pub(crate) use open::bpf_error;
 use receive::XdpRx;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use transmit::XdpTx;
 
 /// Bytes of a chunk. One page, so that any chunk lies in one.
@@ -122,6 +122,15 @@ impl AfXdp {
     /// See [`BareXdp::send`](crate::bare::BareXdp::send).
     pub(crate) fn bare_send(&mut self, frame: &[u8], count: usize) -> usize {
         self.tx.bare_send(frame, count)
+    }
+}
+
+/// Readable while a frame can be claimed. A program that sleeps in `poll` or `epoll` instead of
+/// [`DeviceRx::wait`] clones it ([`BorrowedFd::try_clone_to_owned`]) before the device is given to a
+/// stack.
+impl AsFd for AfXdp {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.rx.link().fd()
     }
 }
 

@@ -14,6 +14,7 @@
 //! | [`af_packet::AfPacket`] | a real (or veth) interface, beside the kernel's own stack | `CAP_NET_RAW` |
 //! | [`af_xdp::AfXdp`] | the same below the kernel's stack, which keeps what is not ours | also `CAP_NET_ADMIN`, `CAP_BPF` |
 //! | `pnet::Pnet` (feature `pnet`) | any platform's raw frames, as a baseline | what the platform asks for |
+//! | [`nic::Nic`] | a programmable card in software, before any of them | what that one needs |
 //! | [`split::split`] | one of them as several, by a classifier | what that one needs |
 //! | [`impair::Impaired`] | any of them behind a bad wire: loss, delay, rate, bursts | what that one needs |
 //!
@@ -65,6 +66,7 @@
 
 pub mod impair;
 pub mod memory;
+pub mod nic;
 pub mod split;
 
 #[cfg(target_os = "linux")]
@@ -86,6 +88,8 @@ pub mod phy;
 pub mod pnet;
 
 mod error;
+#[cfg(target_os = "linux")]
+mod event_fd;
 #[cfg(target_os = "linux")]
 mod fd_event;
 mod frame;
@@ -114,6 +118,8 @@ mod xsk_ring;
 struct Readme;
 
 pub use error::DeviceError;
+#[cfg(target_os = "linux")]
+pub use event_fd::EventFd;
 pub use frame::{
     ETHERNET_HEADER_LEN, Frame, Gso, GsoKind, RxChecksum, RxMeta, TxChecksum, TxFrame, TxMeta,
     VLAN_TAG_LEN, complete_checksum,

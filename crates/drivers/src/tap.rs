@@ -19,7 +19,7 @@ use crate::{
     RxChecksumSupport, RxStats, TxFrame, TxStats, Waker, sys,
 };
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -209,6 +209,15 @@ impl Tap {
             event,
             pool: Pool::new(options.rx_pool),
         })
+    }
+}
+
+/// Readable while a frame can be claimed. A program that sleeps in `poll` or `epoll` instead of
+/// [`DeviceRx::wait`] clones it ([`BorrowedFd::try_clone_to_owned`]) before the device is given to a
+/// stack.
+impl AsFd for Tap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 

@@ -120,6 +120,16 @@ impl Settings {
     }
 }
 
+impl Settings {
+    /// The same as connections have them, if every value is within its range.
+    pub(crate) fn checked(mut self) -> Option<Settings> {
+        self.tos &= !0b11;
+        let keepalive = self.keepalive.is_none_or(|keepalive| keepalive.is_valid());
+        let valid = keepalive && self.ttl > 0 && self.user_timeout != Some(Duration::ZERO);
+        valid.then_some(self)
+    }
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Settings {
@@ -129,6 +139,46 @@ impl Default for Settings {
             ttl: Self::TTL,
             tos: 0,
         }
+    }
+}
+
+/// What an application sets for one connection besides its [`Settings`]: how much of memory and
+/// network it takes. The log carries it to the connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+#[non_exhaustive]
+pub struct Tuning {
+    /// Only full segments leave, until this is switched off, the connection is shut down, or a
+    /// retransmission timeout has passed. Default: no.
+    pub cork: bool,
+    /// Congestion control. Default: [`TcpPolicy::congestion`].
+    pub congestion: Option<CongestionControl>,
+    /// Largest payload of a segment that we send, in bytes (RFC 9293 section 3.7.1), at least 64; 0,
+    /// the default: what peer and path take, which it does not exceed.
+    pub max_segment: u16,
+    /// Bytes that the peer may send ahead of what the application has read, at least 1024; 0, the
+    /// default: [`TcpPolicy::receive_window`] at first, and what autotuning finds. It bounds
+    /// autotuning, and is itself bounded by [`Limits::receive_buffer`]. A window that was advertised
+    /// is not taken back (RFC 9293 section 3.8.6.2.1), so a smaller one takes effect as data arrives.
+    pub receive_buffer: u32,
+    /// How long a connection that was let go of goes on with what was written, before it is reset.
+    /// Zero: not at all. Default: until the peer has it or does not answer any more.
+    pub linger: Option<Duration>,
+}
+
+impl Tuning {
+    setters! {
+        cork: bool;
+        congestion: Option<CongestionControl>;
+        max_segment: u16;
+        receive_buffer: u32;
+        linger: Option<Duration>;
+    }
+
+    /// Whether every value is within its range.
+    pub(crate) const fn is_valid(&self) -> bool {
+        (self.max_segment == 0 || self.max_segment >= 64)
+            && (self.receive_buffer == 0 || self.receive_buffer >= 1 << 10)
     }
 }
 
@@ -282,7 +332,7 @@ pub struct Limits {
     pub errors_per_destination: u32,
     /// UDP sockets at a time, 0 to 2^16. Default 64.
     pub udp_sockets: u32,
-    /// Queue of a UDP socket in bytes, with 16 for each datagram, a power of two from 2^10 to 2^30.
+    /// Queue of a UDP socket in bytes, with 32 for each datagram, a power of two from 2^10 to 2^30.
     /// Default 256 KiB.
     pub udp_receive_buffer: u32,
     /// Datagrams of a UDP socket that are not sent yet, in bytes as above. Default 256 KiB.
@@ -295,6 +345,16 @@ pub struct Limits {
     #[cfg(feature = "testkit")]
     #[cfg_attr(feature = "serde", serde(skip))]
     pub panics_ppm: u32,
+}
+
+/// Frames in a row that share a chunk of `slots` transmit slots (a power of two): their slots are
+/// used again when all of them are sent. A power of two up to 32.
+pub(crate) const fn tx_chunk(slots: u64) -> u64 {
+    match slots / 16 {
+        0 => 1,
+        32.. => 32,
+        chunk => chunk,
+    }
 }
 
 impl Default for Limits {
@@ -333,6 +393,8 @@ impl Limits {
     pub const MAX_FRAME_PAYLOAD: u32 = 65_535 - 60;
     /// Bytes of IPv4 and TCP headers without options.
     pub const HEADERS: u16 = 40;
+    /// Bytes of IPv6 and TCP headers without extension headers and options.
+    pub const HEADERS_V6: u16 = 60;
 
     setters! {
         connections: u32;
@@ -360,6 +422,11 @@ impl Limits {
     /// The MSS that we announce: what fits the MTU (RFC 9293 section 3.7.1).
     pub const fn mss(&self) -> u16 {
         self.mtu - Self::HEADERS
+    }
+
+    /// The same to a peer of IPv6, whose header is 20 bytes longer.
+    pub const fn mss_v6(&self) -> u16 {
+        self.mtu.saturating_sub(Self::HEADERS_V6)
     }
 
     /// Checks every bound.

@@ -100,6 +100,14 @@ pub enum SocketError {
     NotConnected,
     /// The destination is everybody, and the socket was not told that this is meant.
     NotAllowed,
+    /// No route leads to the destination.
+    NoRoute,
+    /// The address to be bound to is not the stack's.
+    NotOurs,
+    /// The listener was closed.
+    Closed,
+    /// The thread has entered no sockets, and there are no default ones.
+    NoStack,
 }
 
 impl SocketError {
@@ -112,12 +120,16 @@ impl SocketError {
             SocketError::Aborted | SocketError::Down => io::ErrorKind::ConnectionAborted,
             SocketError::Unreachable => io::ErrorKind::HostUnreachable,
             SocketError::Processing => io::ErrorKind::InvalidData,
-            SocketError::Ourselves => io::ErrorKind::AddrNotAvailable,
+            SocketError::NoRoute => io::ErrorKind::NetworkUnreachable,
+            SocketError::NoStack => io::ErrorKind::NetworkDown,
+            SocketError::Ourselves | SocketError::NotOurs => io::ErrorKind::AddrNotAvailable,
             SocketError::NoRoom => io::ErrorKind::OutOfMemory,
             SocketError::PortTaken => io::ErrorKind::AddrInUse,
             SocketError::ShutDown => io::ErrorKind::BrokenPipe,
             SocketError::WouldBlock => io::ErrorKind::WouldBlock,
-            SocketError::Invalid | SocketError::TooLong => io::ErrorKind::InvalidInput,
+            SocketError::Invalid | SocketError::TooLong | SocketError::Closed => {
+                io::ErrorKind::InvalidInput
+            }
             SocketError::NotConnected => io::ErrorKind::NotConnected,
             SocketError::NotAllowed => io::ErrorKind::PermissionDenied,
         }
@@ -131,12 +143,14 @@ impl SocketError {
             SocketError::WouldBlock => 11,
             SocketError::NoRoom => 12,
             SocketError::NotAllowed => 13,
-            SocketError::Invalid => 22,
+            SocketError::Invalid | SocketError::Closed => 22,
             SocketError::ShutDown => 32,
             SocketError::Processing => 74,
             SocketError::TooLong => 90,
             SocketError::PortTaken => 98,
-            SocketError::Ourselves => 99,
+            SocketError::Ourselves | SocketError::NotOurs => 99,
+            SocketError::NoStack => 100,
+            SocketError::NoRoute => 101,
             SocketError::Aborted => 103,
             SocketError::Reset => 104,
             SocketError::NotConnected => 107,
@@ -171,11 +185,22 @@ impl fmt::Display for SocketError {
             SocketError::TooLong => "the message is longer than a datagram can be",
             SocketError::NotConnected => "the socket is not connected; name a destination",
             SocketError::NotAllowed => "this goes to everybody; call `set_broadcast` first",
+            SocketError::NoRoute => "no route leads there; is the gateway set?",
+            SocketError::NotOurs => "the stack has not this address",
+            SocketError::Closed => "the listener was closed",
+            SocketError::NoStack => "no stack to use; call `Sockets::enter` on this thread",
         })
     }
 }
 
 impl std::error::Error for SocketError {}
+
+impl SocketError {
+    /// What an [`io::Error`] was made of, if it was made of one of these.
+    pub fn of(error: &io::Error) -> Option<SocketError> {
+        error.get_ref()?.downcast_ref().copied()
+    }
+}
 
 impl From<SocketError> for io::Error {
     fn from(error: SocketError) -> io::Error {

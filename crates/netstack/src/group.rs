@@ -4,7 +4,8 @@
 //! be called one by one, in any order and interleaving, from one thread or many. [`Worker::turn`]
 //! is the order that threads use:
 //!
-//! 1. with the receive pump, if no other worker has it, publish what came in;
+//! 1. claim a batch of frames, if no other worker has the device, and parse it (`batches`); with the
+//!    receive pump, if no other worker has it, publish what is parsed;
 //! 2. prepare this worker's requests, ahead of everything else, while their payload is in the
 //!    cache;
 //! 3. apply the ready prefix of the log;
@@ -19,6 +20,7 @@
 
 mod assign;
 mod autoscale;
+mod batches;
 mod divergence;
 mod epochs;
 mod execute;
@@ -34,6 +36,7 @@ mod worker;
 pub use assign::Primaries;
 use assign::{PrimaryNamer, WorkAssignment};
 use autoscale::{Autoscaler, ScaleDecision, WorkDone};
+use batches::WaitingBatches;
 use epochs::{EpochOwners, Epochs};
 #[cfg(feature = "testkit")]
 pub use fault_hooks::FaultHooks;
@@ -51,8 +54,8 @@ use std::sync::Arc;
 use crossbeam_utils::CachePadded;
 use dominoes::group::replicas;
 use dominoes::{
-    Attachments, EventCount, Exclusive, Fingerprints, Mismatch, Publisher, Seq, Spin, Stocker,
-    Units, Verdicts,
+    Attachments, EventCount, Exclusive, ExclusiveGuard, Fingerprints, Mismatch, Publisher, Seq,
+    Spin, Stocker, Units, Verdicts,
 };
 use dominoes_drivers::Device;
 
@@ -60,10 +63,12 @@ use crate::config::Limits;
 use crate::error::{ConfigError, MembershipError};
 use crate::groups::balance::Balance;
 use crate::io::Run;
+use crate::io::claim::Claimer;
 use crate::io::prepare::{prepare, prepare_and_store};
 use crate::io::record::{Entry, Recorder};
 use crate::io::rx::{Log, RxPump, TxPump};
 use crate::io::setup::Setup;
+use crate::io::sleep::Receiving;
 use crate::io::world::World;
 use crate::log::effect::Effect;
 use crate::log::request::{MAX_RUN, Request, Verdict};
@@ -84,6 +89,10 @@ pub(crate) struct Shared {
     layout: Layout,
     verdicts: Verdicts,
     attachments: Arc<Attachments<Run>>,
+    /// The receiving half of the device.
+    pub(crate) claimer: Exclusive<Claimer>,
+    /// Batches that are claimed and not published.
+    pub(crate) batches: WaitingBatches,
     pub(crate) rx: Exclusive<RxSide>,
     pub(crate) tx: Exclusive<TxPump>,
     /// For each slot, how far the requests that it is primary of are performed in each chunk,
@@ -123,9 +132,24 @@ pub(crate) struct RxSide {
     autoscaler: Autoscaler,
 }
 
-impl AsMut<RxPump> for RxSide {
-    fn as_mut(&mut self) -> &mut RxPump {
-        &mut self.pump
+/// The receive pump and the device, for a worker that sleeps in the device.
+pub(crate) struct RxGuard<'a> {
+    side: ExclusiveGuard<'a, RxSide>,
+    claimer: ExclusiveGuard<'a, Claimer>,
+}
+
+impl Receiving for RxGuard<'_> {
+    fn has_work(&mut self) -> bool {
+        self.side.pump.has_work()
+    }
+
+    fn next_deadline(&mut self) -> Instant {
+        self.side.pump.next_deadline()
+    }
+
+    fn wait(&mut self, timeout: Option<core::time::Duration>) {
+        self.side.pump.before_sleep();
+        self.claimer.wait(timeout);
     }
 }
 
@@ -133,7 +157,8 @@ impl RxSide {
     fn parts<'a>(&'a mut self, shared: &'a Shared, id: usize) -> (&'a mut RxPump, GroupLog<'a>) {
         let log = GroupLog {
             shared,
-            publisher_id: id as u8,
+            holder: id as u8,
+            parser: None,
             publisher: &mut self.publisher,
             stocker: &mut self.stocker,
             namer: &mut self.namer,
@@ -143,6 +168,13 @@ impl RxSide {
 }
 
 impl Shared {
+    /// The receive pump and the device, unless a worker has one of them.
+    pub(crate) fn take_rx(&self) -> Option<RxGuard<'_>> {
+        let side = self.rx.try_take()?;
+        let claimer = self.claimer.try_take()?;
+        Some(RxGuard { side, claimer })
+    }
+
     /// Whether a worker that fails is to be replaced.
     pub(crate) fn replaces_failed(&self) -> bool {
         self.layout.tuning.revive
@@ -255,7 +287,9 @@ struct GroupLog<'a> {
     stocker: &'a mut Stocker<Run>,
     namer: &'a mut PrimaryNamer,
     /// The worker that has the pump.
-    publisher_id: u8,
+    holder: u8,
+    /// The worker that parsed the batch that is being published.
+    parser: Option<u8>,
 }
 
 impl Log for GroupLog<'_> {
@@ -266,9 +300,8 @@ impl Log for GroupLog<'_> {
     fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run) {
         let mut request = *request;
         let seq = self.stocker.next_seq();
-        request.digest.primary = self
-            .namer
-            .name(self.shared, seq, self.publisher_id, &request);
+        let worker = self.parser.unwrap_or(self.holder);
+        request.digest.primary = self.namer.name(self.shared, seq, worker, &request);
         let stocked = self.stocker.put(seq, run);
         assert!(stocked.is_ok(), "published without room at {seq}");
         if !request.digest.kind.has_frames() {
@@ -282,6 +315,10 @@ impl Log for GroupLog<'_> {
             Some(seq),
             "the log and its frames are out of step"
         );
+    }
+
+    fn set_parser(&mut self, worker: Option<u8>) {
+        self.parser = worker;
     }
 
     fn gap(&self) -> usize {
@@ -360,6 +397,8 @@ impl<T: FaultHooks> Group<T> {
             layout,
             verdicts: Verdicts::new(slots),
             attachments,
+            claimer: Exclusive::new(base.claimer),
+            batches: WaitingBatches::new(),
             rx: Exclusive::new(RxSide {
                 pump: base.rx,
                 publisher,

@@ -1,4 +1,4 @@
-//! IPv4 beyond its header: fragments, and the way to a destination.
+//! IP beyond its header: fragments, addresses, neighbours, and the way to a destination.
 //!
 //! None of it is replicated. The receive pump puts datagrams together before anything else sees
 //! them, and looks up where frames go; what connections must know of that stands in the log.
@@ -22,13 +22,25 @@
 //!   all neighbours. RFC 826 has no such bound, but every replica looks at all connections for
 //!   each.
 //! - Datagrams are sent to multicast groups, and none is received: level 1 of RFC 1112.
+//! - Redirects are not heeded (RFC 4861 section 8 lets hosts do that), nor the hop limit, the MTU
+//!   and the time between solicitations that routers advertise (section 6.3.4): those of the stack
+//!   hold.
+//! - The next hop of a connection is asked whether it is there when a connection or a datagram
+//!   begins to need it, not while segments go unanswered (RFC 4861 section 7.3.3). A connection
+//!   follows a neighbour that says that its link-layer address has changed.
+//! - IPv6 reassembly gives up after 30 s as well (RFC 8200 section 4.5 has 60 s). Packets with more
+//!   than eight extension headers, or eight options in one, are dropped (RFC 8504 section 5.3).
+//! - Multicast listener queries are answered together, after one random delay (RFC 3810 section 6.2
+//!   has a timer for each group).
 
 pub(crate) mod fragment;
 pub(crate) mod identification;
 pub(crate) mod neighbor;
+pub(crate) mod pmtu;
 pub(crate) mod rate_limit;
 pub mod reassembly;
 pub mod route;
+pub(crate) mod v6;
 
 use crate::packet as wire;
 use crate::packet::ETHERNET_HEADER;
@@ -55,6 +67,10 @@ pub(crate) fn fragment(frame: &[u8]) -> Option<Fragment<'_>> {
 /// The frame that a datagram would have come in, had no network cut it. `None` if it is longer than
 /// a packet may be.
 pub(crate) fn whole(datagram: &Datagram) -> Option<Vec<u8>> {
+    if wire::is_ipv6(&datagram.head) {
+        let (head, payload) = (&datagram.head, &datagram.payload);
+        return wire::ipv6::without_fragment_header(head, payload, datagram.ce);
+    }
     let all = datagram.head.len() + datagram.payload.len();
     let total_len = u16::try_from(all.checked_sub(ETHERNET_HEADER)?).ok()?;
     let mut frame = [&*datagram.head, &datagram.payload].concat();

@@ -6,11 +6,11 @@
 //! input names what the output is for. So no output shows a bit of the secret, and an output of one
 //! [`Domain`] says nothing about those of another.
 
-use core::hash::{BuildHasher, Hasher};
+use core::hash::{BuildHasher, Hash, Hasher};
 
 use siphasher::sip::{SipHasher13, SipHasher24};
 
-use crate::packet::flow::Flow;
+use crate::packet::flow::{Address, Flow};
 
 /// What a keyed hash is for. The number is the first word of the input; numbers are never used
 /// again.
@@ -41,6 +41,12 @@ pub(crate) enum Domain {
     Migrated = 11,
     /// The connection table. Nothing of it leaves but the time that a lookup takes.
     Table = 12,
+    /// Interface identifiers of IPv6 addresses (RFC 7217).
+    InterfaceIdentifier = 16,
+    /// Random delays of what is said on a link (RFC 4861, RFC 4862).
+    LinkDelay = 17,
+    /// Flow labels (RFC 6437).
+    FlowLabel = 18,
     /// Where tests let a connection panic.
     #[cfg(feature = "testkit")]
     InjectedPanic = 13,
@@ -82,11 +88,23 @@ impl Keys {
         hasher.finish()
     }
 
+    /// A hash of a host and a number.
+    pub(crate) fn of_address(&self, domain: Domain, address: Address, number: u64) -> u64 {
+        let mut hasher = self.hasher(domain);
+        hasher.write_u64(number);
+        if address.is_v4() {
+            hasher.write_u64(u64::from(address.v4_bits()));
+        } else {
+            address.hash(&mut hasher);
+        }
+        hasher.finish()
+    }
+
     /// A hash of a connection, and of a number if `domain` has several for each.
     pub(crate) fn of_flow(&self, domain: Domain, flow: &Flow, number: u64) -> u64 {
         let mut hasher = self.hasher(domain);
         hasher.write_u64(number);
-        write_flow(&mut hasher, flow);
+        flow.hash(&mut hasher);
         hasher.finish()
     }
 
@@ -99,12 +117,6 @@ impl Keys {
     pub(crate) fn table(&self) -> TableKey {
         TableKey(self.derive(Domain::Table))
     }
-}
-
-fn write_flow(hasher: &mut impl Hasher, flow: &Flow) {
-    hasher.write_u32(flow.remote.ip().to_bits());
-    hasher.write_u32(flow.local.ip().to_bits());
-    hasher.write_u32(u32::from(flow.remote.port()) << 16 | u32::from(flow.local.port()));
 }
 
 /// Keys of a hash table: an outsider cannot aim at one bucket. Hashes with SipHash-1-3.
@@ -128,11 +140,11 @@ impl BuildHasher for TableKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::net::SocketAddrV4;
+    use crate::packet::flow::Endpoint;
 
     const FLOW: Flow = Flow {
-        local: SocketAddrV4::new(std::net::Ipv4Addr::new(10, 0, 0, 1), 80),
-        remote: SocketAddrV4::new(std::net::Ipv4Addr::new(10, 0, 0, 2), 4000),
+        local: Endpoint::new(Address::ipv4(10, 0, 0, 1), 80),
+        remote: Endpoint::new(Address::ipv4(10, 0, 0, 2), 4000),
     };
 
     /// All outputs that there are for one flow and one number.
@@ -151,6 +163,9 @@ mod tests {
             Domain::Group,
             Domain::Migrated,
             Domain::Table,
+            Domain::InterfaceIdentifier,
+            Domain::LinkDelay,
+            Domain::FlowLabel,
             Domain::InjectedPanic,
             Domain::OneDestination,
             Domain::AllDestinations,

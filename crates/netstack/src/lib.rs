@@ -73,10 +73,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Routing
+//!
+//! A [`router::Router`] has several interfaces and forwards packets between them. It has no sockets.
+//!
 //! # Recording and replaying
 //!
-//! A [`Recorder`] writes the log to a file; a [`Recording`] reads it back, and
-//! [`Variant::replay`](variants::Variant::replay) applies it again, with any number of replicas. What left then leaves again, to the byte.
+//! A [`Recorder`] writes the log to a file. With the feature `record`, `Recording` reads it back, and
+//! `Variant::replay` applies it again, with any number of replicas: it sends the same bytes.
 
 /// The README's example, compiled and run with the tests.
 #[cfg(doctest)]
@@ -91,6 +95,7 @@ mod io;
 pub mod ip;
 pub mod log;
 mod packet;
+pub mod router;
 pub mod seqnum;
 mod state;
 pub mod stats;
@@ -111,10 +116,16 @@ pub use crate::io::processor;
 #[cfg(feature = "record")]
 pub use crate::io::record::Recording;
 pub use crate::io::record::{Entry, Recorder, Written};
-pub use crate::io::view::ConnectionStats;
+pub use crate::io::view::{ConnectionStats, LIST_TIMEOUT};
+pub use crate::ip::v6::Ipv6Config;
+pub use crate::log::request::Families;
 pub use crate::state::apply::Replica;
-pub use config::{Keepalive, Limits, Settings, TcpPolicy};
+pub use config::{Keepalive, Limits, Settings, TcpPolicy, Tuning};
 pub use error::{CloseError, ConfigError, MembershipError, SocketError, StackError};
-pub use socket::{Connecting, ReadHalf, Sockets, TcpListener, TcpStream, WriteHalf};
+pub use socket::poller;
+#[cfg(feature = "rustls")]
+pub use socket::tls;
+pub use socket::{Connecting, Entered, Incoming, ReadHalf, Reserved, Sockets, TcpListener};
 pub use socket::{Received, UdpReceiver, UdpSender, UdpSocket};
-pub use stack::{Builder, LIST_TIMEOUT, Stack};
+pub use socket::{TcpStream, WriteHalf};
+pub use stack::{Builder, Stack};

@@ -5,20 +5,32 @@
 
 pub(crate) mod checksum;
 pub(crate) mod flow;
+mod forward;
 mod header_template;
 mod icmp;
 pub(crate) mod icmp_error;
+pub(crate) mod icmpv6;
 mod ip;
+pub(crate) mod ipv6;
+pub(crate) mod mld;
+pub(crate) mod ndp;
 mod udp;
 
-use std::net::Ipv4Addr;
+use crate::packet::flow::Address;
+use core::net::Ipv4Addr;
 
 use smoltcp::wire as sw;
 
 pub(crate) use crate::packet::icmp_error::TcpError;
-pub(crate) use header_template::HeaderTemplate;
-pub(crate) use icmp::{Report, UdpError, echo_reply, error_about, was_sent_to};
-pub(crate) use ip::{ICMP, IP_HEADERS, IpHeaders, UDP, emit_ip, fragment_header, set_piece};
+pub(crate) use forward::{
+    Forwarded, decrement_ttl, forwarded, options, set_internetwork_control, set_link,
+};
+pub(crate) use header_template::{HeaderTemplate, HeaderTemplateV6, Template};
+pub(crate) use icmp::{Report, UdpError, echo_reply, error_about};
+pub(crate) use ip::{
+    ICMP, IP_HEADERS, IpHeaders, UDP, emit_ip, fragment_header, ip_headers_len, set_piece,
+};
+pub(crate) use ipv6::{ICMPV6, IPV6_MIN_MTU, Problem, is_ipv6};
 pub(crate) use udp::{
     UDP_HEADER, Udp, UdpHeaders, emit_udp, set_udp_checksum, udp_checksummed, udp_datagram,
     udp_piece,
@@ -26,8 +38,8 @@ pub(crate) use udp::{
 
 /// Bytes of an Ethernet header.
 pub(crate) const ETHERNET_HEADER: usize = sw::ETHERNET_HEADER_LEN;
-/// Bytes of all headers of a frame, at most: Ethernet, IPv4 and TCP with all options we send.
-pub(crate) const MAX_HEADERS: usize = ETHERNET_HEADER + 20 + 60;
+/// Bytes of all headers of a frame, at most: Ethernet, IPv6 and TCP with all options we send.
+pub(crate) const MAX_HEADERS: usize = ETHERNET_HEADER + 40 + 60;
 
 /// Why a frame could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +48,8 @@ pub(crate) enum Malformed {
     Truncated,
     /// The IPv4 header checksum is wrong.
     IpChecksum,
+    /// The checksum of an ICMPv6 message is wrong.
+    Checksum,
     /// Options do not parse.
     Options,
 }
@@ -45,12 +59,12 @@ pub(crate) enum Malformed {
 pub(crate) enum Packet {
     /// ARP over Ethernet for IPv4.
     Arp(Arp),
-    /// A TCP segment over IPv4.
+    /// A TCP segment.
     Tcp(Tcp),
     /// An ICMP echo request.
     EchoRequest {
         /// Who is asked.
-        dst: Ipv4Addr,
+        dst: Address,
     },
     /// An ICMP error about a segment.
     TcpError(TcpError),
@@ -61,17 +75,29 @@ pub(crate) enum Packet {
         /// What it says.
         error: UdpError,
         /// Who is told.
-        dst: Ipv4Addr,
+        dst: Address,
     },
-    /// A fragment of an IPv4 packet.
+    /// A fragment of a packet.
     Fragment {
         /// Whom it is for.
-        dst: Ipv4Addr,
+        dst: Address,
     },
     /// An IPv4 packet of a protocol that nobody speaks.
     OtherProtocol {
         /// Whom it is for.
-        dst: Ipv4Addr,
+        dst: Address,
+    },
+    /// An IPv6 packet that cannot be served, and why.
+    Problem {
+        /// Whom it is for.
+        dst: Address,
+        /// What is wrong with it.
+        problem: Problem,
+    },
+    /// What neighbours or multicast listeners say over IPv6.
+    Link {
+        /// Whom it is for.
+        dst: Address,
     },
     /// Anything else that is not handled.
     Unknown,
@@ -85,18 +111,18 @@ pub(crate) struct Arp {
     /// Sender's link-layer address.
     pub(crate) sender_mac: [u8; 6],
     /// Sender's address.
-    pub(crate) sender: Ipv4Addr,
+    pub(crate) sender: Address,
     /// Target's address.
-    pub(crate) target: Ipv4Addr,
+    pub(crate) target: Address,
 }
 
 /// The headers of a TCP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tcp {
     /// Sender's address.
-    pub(crate) src: Ipv4Addr,
+    pub(crate) src: Address,
     /// Receiver's address.
-    pub(crate) dst: Ipv4Addr,
+    pub(crate) dst: Address,
     /// Sender's port.
     pub(crate) src_port: u16,
     /// Receiver's port.
@@ -171,15 +197,23 @@ pub(crate) fn link(frame: &[u8]) -> Option<([u8; 6], [u8; 6])> {
 /// The IPv4 source and destination of a frame, if it is long enough to have them. Nothing else is
 /// checked.
 #[inline]
-pub(crate) fn ends(frame: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr)> {
+pub(crate) fn ends_v4(frame: &[u8]) -> Option<(Address, Address)> {
     let header: &[u8; ETHERNET_HEADER + 20] = frame.first_chunk()?;
     let [.., s0, s1, s2, s3, d0, d1, d2, d3] = *header;
     (header[12..14] == [0x08, 0x00])
-        .then(|| (Ipv4Addr::new(s0, s1, s2, s3), Ipv4Addr::new(d0, d1, d2, d3)))
+        .then(|| (Address::ipv4(s0, s1, s2, s3), Address::ipv4(d0, d1, d2, d3)))
 }
 
-/// Source, destination, and both ports of a TCP segment whose IPv4 header has no options. Nothing
-/// else is checked; of a fragment but the first the ports are other bytes.
+/// The source and destination of a frame of either family, if it is long enough to have them.
+/// Nothing else is checked.
+#[inline]
+pub(crate) fn ends(frame: &[u8]) -> Option<(Address, Address)> {
+    ends_v4(frame).or_else(|| ipv6::ends(frame))
+}
+
+/// Source, destination, and both ports of a TCP segment whose IPv4 header has no options; of IPv6
+/// addresses, the last 32 bits. Nothing else is checked; of a fragment but the first the ports are
+/// other bytes.
 #[inline]
 pub(crate) fn plain_tcp_flow(frame: &[u8]) -> Option<[u32; 3]> {
     let header: &[u8; ETHERNET_HEADER + 24] = frame.first_chunk()?;
@@ -188,7 +222,10 @@ pub(crate) fn plain_tcp_flow(frame: &[u8]) -> Option<[u32; 3]> {
         u32::from_be_bytes([a, b, c, d])
     };
     let is_plain = header[12..15] == [0x08, 0x00, 0x45] && header[ETHERNET_HEADER + 9] == 6;
-    is_plain.then(|| [word(12), word(16), word(20)])
+    if !is_plain {
+        return ipv6::plain_tcp_flow(frame);
+    }
+    Some([word(12), word(16), word(20)])
 }
 
 /// Addresses a frame that was built for nobody in particular.
@@ -250,8 +287,8 @@ fn parse_plain(frame: &[u8]) -> Option<Tcp> {
         _ => return None,
     };
     Some(Tcp {
-        src: Ipv4Addr::from_bits(long(ip(12))),
-        dst: Ipv4Addr::from_bits(long(ip(16))),
+        src: Address::v4(long(ip(12))),
+        dst: Address::v4(long(ip(16))),
         src_port: short(TCP),
         dst_port: short(TCP + 2),
         seq: long(TCP + 4),
@@ -273,6 +310,7 @@ fn parse_any(frame: &[u8]) -> Result<Packet, Malformed> {
     let eth = sw::EthernetFrame::new_checked(frame).map_err(|_| Malformed::Truncated)?;
     match eth.ethertype() {
         sw::EthernetProtocol::Ipv4 => parse_ipv4(eth.payload()),
+        sw::EthernetProtocol::Ipv6 => ipv6::parse(frame),
         sw::EthernetProtocol::Arp => parse_arp(eth.payload()),
         _ => Ok(Packet::Unknown),
     }
@@ -296,8 +334,8 @@ fn parse_arp(bytes: &[u8]) -> Result<Packet, Malformed> {
             Ok(Packet::Arp(Arp {
                 request,
                 sender_mac: source_hardware_addr.0,
-                sender: source_protocol_addr,
-                target: target_protocol_addr,
+                sender: source_protocol_addr.into(),
+                target: target_protocol_addr.into(),
             }))
         }
         _ => Ok(Packet::Unknown),
@@ -312,13 +350,16 @@ fn parse_ipv4(bytes: &[u8]) -> Result<Packet, Malformed> {
     if !ip.verify_checksum() {
         return Err(Malformed::IpChecksum);
     }
-    let (src, dst) = (ip.src_addr(), ip.dst_addr());
+    let (src, dst) = (ip.src_addr().into(), ip.dst_addr().into());
     if ip.more_frags() || ip.frag_offset() != 0 {
         return Ok(Packet::Fragment { dst });
     }
     match ip.next_header() {
-        sw::IpProtocol::Tcp => parse_tcp(&ip, src, dst),
-        sw::IpProtocol::Udp => udp::parse_udp(&ip),
+        sw::IpProtocol::Tcp => {
+            let at = ETHERNET_HEADER + usize::from(ip.header_len());
+            parse_tcp(ip.payload(), (src, dst), ip.ecn() == 0b11, at)
+        }
+        sw::IpProtocol::Udp => udp::parse_udp(ip.payload(), src, dst),
         sw::IpProtocol::Icmp => match crate::packet::icmp_error::parse(&ip) {
             Some(error) => Ok(Packet::TcpError(error)),
             None => icmp::parse_icmp(&ip),
@@ -327,14 +368,15 @@ fn parse_ipv4(bytes: &[u8]) -> Result<Packet, Malformed> {
     }
 }
 
+/// Reads a segment that begins at `at` of its frame.
 fn parse_tcp(
-    ip: &sw::Ipv4Packet<&[u8]>,
-    src: Ipv4Addr,
-    dst: Ipv4Addr,
+    raw: &[u8],
+    (src, dst): (Address, Address),
+    ce: bool,
+    at: usize,
 ) -> Result<Packet, Malformed> {
-    let tcp = sw::TcpPacket::new_checked(ip.payload()).map_err(|_| Malformed::Truncated)?;
+    let tcp = sw::TcpPacket::new_checked(raw).map_err(|_| Malformed::Truncated)?;
     let header_len = usize::from(tcp.header_len());
-    let raw = ip.payload();
     let flags = raw[13];
     let (timestamps, options) = if header_len == 20 {
         (None, TcpOptions::default())
@@ -350,8 +392,8 @@ fn parse_tcp(
         ack: tcp.ack_number().0 as u32,
         wnd: tcp.window_len(),
         flags,
-        ce: ip.ecn() == 0b11,
-        payload_offset: (ETHERNET_HEADER + usize::from(ip.header_len()) + header_len) as u16,
+        ce,
+        payload_offset: (at + header_len) as u16,
         payload_len: (raw.len() - header_len) as u32,
         timestamps,
         options,
@@ -421,27 +463,31 @@ fn parse_sack(bytes: &[u8]) -> SackBlocks {
 /// The pieces of a received TCP frame that its checksum covers: addresses, and header with payload.
 ///
 /// `None` if `frame` is not what [`parse`] called a TCP segment.
-pub(crate) fn checksummed(frame: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr, &[u8])> {
+pub(crate) fn checksummed(frame: &[u8]) -> Option<(Address, Address, &[u8])> {
+    if is_ipv6(frame) {
+        let (src, dst, range) = ipv6::upper(frame)?;
+        return Some((src, dst, frame.get(range)?));
+    }
     let ip = frame.get(ETHERNET_HEADER..)?;
     let header_len = usize::from(*ip.first()? & 0xf) * 4;
     let total = usize::from(u16::from_be_bytes([*ip.get(2)?, *ip.get(3)?]));
     let addresses: [u8; 8] = ip.get(12..20)?.try_into().ok()?;
     let [a, b, c, d, e, f, g, h] = addresses;
     Some((
-        Ipv4Addr::new(a, b, c, d),
-        Ipv4Addr::new(e, f, g, h),
+        Address::ipv4(a, b, c, d),
+        Address::ipv4(e, f, g, h),
         ip.get(header_len..total)?,
     ))
 }
 
-/// As [`checksummed`], of a frame without IP options: there the addresses stand right before the
+/// As [`checksummed`], of an IPv4 frame without options: there the addresses stand right before the
 /// segment, and are part of the slice.
 #[inline]
 pub(crate) fn checksummed_at_once(frame: &[u8]) -> Option<&[u8]> {
     const ADDRESSES: usize = ETHERNET_HEADER + 12;
     let [_, _, high, low] = *frame.get(ETHERNET_HEADER..)?.first_chunk()?;
     let end = ETHERNET_HEADER + usize::from(u16::from_be_bytes([high, low]));
-    if frame[ETHERNET_HEADER] & 0xf != 5 || end < ETHERNET_HEADER + 20 {
+    if frame[ETHERNET_HEADER] != 0x45 || end < ETHERNET_HEADER + 20 {
         return None;
     }
     frame.get(ADDRESSES..end)
@@ -455,9 +501,9 @@ pub(crate) struct TcpHeaders {
     /// Where the frame goes.
     pub(crate) dst_mac: [u8; 6],
     /// Our address.
-    pub(crate) src: Ipv4Addr,
+    pub(crate) src: Address,
     /// The peer's address.
-    pub(crate) dst: Ipv4Addr,
+    pub(crate) dst: Address,
     /// Our port.
     pub(crate) src_port: u16,
     /// The peer's port.
@@ -476,6 +522,8 @@ pub(crate) struct TcpHeaders {
     pub(crate) ttl: u8,
     /// DSCP in the upper six bits.
     pub(crate) tos: u8,
+    /// Flow label of IPv6 (RFC 6437).
+    pub(crate) label: u32,
     /// TSval and TSecr.
     pub(crate) timestamps: Option<(u32, u32)>,
     /// MSS option.
@@ -490,7 +538,7 @@ pub(crate) struct TcpHeaders {
     pub(crate) payload_len: usize,
 }
 
-/// Writes Ethernet, IPv4 and TCP headers to the front of `buffer`; the TCP checksum field is left
+/// Writes Ethernet, IP and TCP headers to the front of `buffer`; the TCP checksum field is left
 /// zero. Returns how many bytes they take.
 ///
 /// # Panics
@@ -502,9 +550,43 @@ pub(crate) fn emit_tcp(buffer: &mut [u8], headers: &TcpHeaders) -> usize {
         + (if headers.timestamps.is_some() { 12 } else { 0 })
         + headers.sack.option_len();
     let tcp_len = 20 + options_len;
-    let all = ETHERNET_HEADER + 20 + tcp_len;
-    let buffer = &mut buffer[..MAX_HEADERS][..all];
+    let at = ip_headers_len(headers.dst, false);
+    let all = at + tcp_len;
+    let buffer = &mut buffer[..all];
+    if headers.dst.is_v4() {
+        emit_ipv4_of_tcp(buffer, headers, tcp_len);
+    } else {
+        let header = ipv6::Header {
+            src_mac: headers.src_mac,
+            dst_mac: headers.dst_mac,
+            src: headers.src,
+            dst: headers.dst,
+            next_header: 6,
+            hop_limit: headers.ttl,
+            traffic_class: headers.tos & !0b11 | if headers.ect { 0b10 } else { 0 },
+            label: headers.label,
+            payload_len: tcp_len + headers.payload_len,
+        };
+        ipv6::emit(buffer, &header);
+    }
+    let bytes = &mut buffer[at..];
+    let mut tcp = sw::TcpPacket::new_unchecked(&mut *bytes);
+    tcp.set_src_port(headers.src_port);
+    tcp.set_dst_port(headers.dst_port);
+    tcp.set_seq_number(sw::TcpSeqNumber(headers.seq as i32));
+    tcp.set_ack_number(sw::TcpSeqNumber(headers.ack as i32));
+    tcp.set_window_len(headers.wnd);
+    tcp.clear_flags();
+    tcp.set_header_len(tcp_len as u8);
+    tcp.set_checksum(0);
+    tcp.set_urgent_at(0);
+    bytes[13] = headers.flags;
+    emit_options(&mut bytes[20..], headers);
+    all
+}
 
+/// Writes the Ethernet and IPv4 headers of a segment.
+fn emit_ipv4_of_tcp(buffer: &mut [u8], headers: &TcpHeaders, tcp_len: usize) {
     let mut eth = sw::EthernetFrame::new_unchecked(&mut buffer[..ETHERNET_HEADER]);
     eth.set_dst_addr(sw::EthernetAddress(headers.dst_mac));
     eth.set_src_addr(sw::EthernetAddress(headers.src_mac));
@@ -524,24 +606,9 @@ pub(crate) fn emit_tcp(buffer: &mut [u8], headers: &TcpHeaders) -> usize {
     ip.set_frag_offset(0);
     ip.set_hop_limit(headers.ttl);
     ip.set_next_header(sw::IpProtocol::Tcp);
-    ip.set_src_addr(headers.src);
-    ip.set_dst_addr(headers.dst);
+    ip.set_src_addr(Ipv4Addr::from_bits(headers.src.v4_bits()));
+    ip.set_dst_addr(Ipv4Addr::from_bits(headers.dst.v4_bits()));
     ip.fill_checksum();
-
-    let bytes = &mut buffer[ETHERNET_HEADER + 20..];
-    let mut tcp = sw::TcpPacket::new_unchecked(&mut *bytes);
-    tcp.set_src_port(headers.src_port);
-    tcp.set_dst_port(headers.dst_port);
-    tcp.set_seq_number(sw::TcpSeqNumber(headers.seq as i32));
-    tcp.set_ack_number(sw::TcpSeqNumber(headers.ack as i32));
-    tcp.set_window_len(headers.wnd);
-    tcp.clear_flags();
-    tcp.set_header_len(tcp_len as u8);
-    tcp.set_checksum(0);
-    tcp.set_urgent_at(0);
-    bytes[13] = headers.flags;
-    emit_options(&mut bytes[20..], headers);
-    all
 }
 
 fn emit_options(mut out: &mut [u8], headers: &TcpHeaders) {
@@ -574,27 +641,36 @@ fn emit_options(mut out: &mut [u8], headers: &TcpHeaders) {
 }
 
 /// Stores sequence number, acknowledgment number and window of a frame whose headers [`emit_tcp`]
-/// wrote.
+/// wrote, and whose TCP header begins at `AT`.
 #[inline]
-pub(crate) fn set_tcp_numbers(frame: &mut [u8], seq: u32, ack: u32, wnd: u16) {
-    let tcp = &mut frame[ETHERNET_HEADER + 20..][..20];
+pub(crate) fn set_tcp_numbers<const AT: usize>(frame: &mut [u8], seq: u32, ack: u32, wnd: u16) {
+    let tcp = &mut frame[AT..][..20];
     tcp[4..8].copy_from_slice(&seq.to_be_bytes());
     tcp[8..12].copy_from_slice(&ack.to_be_bytes());
     tcp[14..16].copy_from_slice(&wnd.to_be_bytes());
 }
 
-/// Stores the TCP checksum of a frame whose headers [`emit_tcp`] wrote.
-pub(crate) fn set_tcp_checksum(frame: &mut [u8], checksum: u16) {
-    let at = ETHERNET_HEADER + 20 + 16;
+/// Stores the sequence number of a frame whose headers [`emit_tcp`] wrote, and whose TCP header
+/// begins at `AT`.
+#[inline(always)]
+pub(crate) fn set_tcp_sequence<const AT: usize>(frame: &mut [u8], seq: u32) {
+    let at = AT + 4;
+    frame[at..at + 4].copy_from_slice(&seq.to_be_bytes());
+}
+
+/// Stores the TCP checksum of a frame whose headers [`emit_tcp`] wrote, and whose TCP header begins
+/// at `AT`.
+pub(crate) fn set_tcp_checksum<const AT: usize>(frame: &mut [u8], checksum: u16) {
+    let at = AT + 16;
     frame[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
 }
 
 /// A whole ARP frame: a request for `target` to everybody, or a reply to `to`.
 pub(crate) fn arp_frame(
     src_mac: [u8; 6],
-    src: Ipv4Addr,
+    src: Address,
     to: Option<[u8; 6]>,
-    target: Ipv4Addr,
+    target: Address,
 ) -> Vec<u8> {
     let repr = sw::ArpRepr::EthernetIpv4 {
         operation: if to.is_some() {
@@ -603,9 +679,9 @@ pub(crate) fn arp_frame(
             sw::ArpOperation::Request
         },
         source_hardware_addr: sw::EthernetAddress(src_mac),
-        source_protocol_addr: src,
+        source_protocol_addr: Ipv4Addr::from_bits(src.v4_bits()),
         target_hardware_addr: sw::EthernetAddress(to.unwrap_or([0; 6])),
-        target_protocol_addr: target,
+        target_protocol_addr: Ipv4Addr::from_bits(target.v4_bits()),
     };
     let mut frame = vec![0; ETHERNET_HEADER + repr.buffer_len()];
     let mut eth = sw::EthernetFrame::new_unchecked(&mut frame[..]);
@@ -625,8 +701,8 @@ mod tests {
         TcpHeaders {
             src_mac: [2; 6],
             dst_mac: [4; 6],
-            src: Ipv4Addr::new(10, 0, 0, 1),
-            dst: Ipv4Addr::new(10, 0, 0, 2),
+            src: Address::ipv4(10, 0, 0, 1),
+            dst: Address::ipv4(10, 0, 0, 2),
             src_port: 80,
             dst_port: 4000,
             seq: 0xfedc_ba98,
@@ -636,6 +712,7 @@ mod tests {
             ect: false,
             ttl: 64,
             tos: 0,
+            label: 0,
             timestamps: Some((1, 2)),
             mss: Some(1460),
             window_scale: Some(7),
@@ -716,16 +793,16 @@ mod tests {
     fn an_arp_request_is_answered_to_who_asked() {
         let ask = arp_frame(
             [2; 6],
-            Ipv4Addr::new(10, 0, 0, 1),
+            Address::ipv4(10, 0, 0, 1),
             None,
-            Ipv4Addr::new(10, 0, 0, 2),
+            Address::ipv4(10, 0, 0, 2),
         );
         let Ok(Packet::Arp(arp)) = parse(&ask) else {
             panic!("not ARP")
         };
         assert!(arp.request);
         assert_eq!(arp.sender_mac, [2; 6]);
-        assert_eq!(arp.target, Ipv4Addr::new(10, 0, 0, 2));
+        assert_eq!(arp.target, Address::ipv4(10, 0, 0, 2));
         assert_eq!(link(&ask), Some(([2; 6], [0xff; 6])));
     }
 

@@ -5,38 +5,46 @@
 //! driven by hand, or from inside a context, uses; the others wait for another thread to drive the
 //! stack.
 
+mod current;
 mod half;
 mod open;
+pub mod poller;
 mod read;
+mod shared;
+#[cfg(feature = "rustls")]
+pub mod tls;
 mod udp;
 mod wait;
 mod write;
 
-use core::net::SocketAddrV4;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::net::{Ipv6Addr, SocketAddr};
+use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
 use std::io::{self, BufRead, IoSlice, IoSliceMut, Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, ToSocketAddrs};
 use std::sync::Arc;
 
-use crate::config::Keepalive;
+use crate::config::{Keepalive, Settings, Tuning};
 use crate::error::SocketError;
 use crate::io::processor::InlineStats;
 use crate::io::stream::{AppRequest, EndReason, Handle};
-use crate::io::world::{AcceptQueue, Command, World};
+use crate::io::view::{ConnectionStats, LIST_TIMEOUT};
+use crate::io::world::{AcceptQueue, Command, Options, World};
 use crate::keys::Domain;
-use crate::log::request::{ConnId, Flow};
+use crate::log::request::{ConnId, Families, Flow};
 use crate::state::ports::ephemeral_from;
 use crate::stats::StackStats;
 
+use current::each_address;
 use half::Half;
 
 pub(crate) use wait::WaitUntil;
 
-pub use open::{Connecting, TcpListener};
+pub use current::Entered;
+pub use open::{Connecting, Incoming, TcpListener};
 pub use read::ReadHalf;
 pub use udp::{Received, UdpReceiver, UdpSender, UdpSocket};
-pub use write::WriteHalf;
+pub use write::{Reserved, WriteHalf};
 
 /// The sockets of a stack: from here connections are opened and listened for.
 #[derive(Clone)]
@@ -75,6 +83,20 @@ impl Sockets {
     /// # Errors
     /// [`SocketError::PortTaken`], [`SocketError::Down`].
     pub fn listen(&self, port: u16, backlog: u16) -> Result<TcpListener, SocketError> {
+        self.listen_for(Families::Both, port, backlog)
+    }
+
+    /// As [`Sockets::listen`], for connections of `families` alone. A port has one listener,
+    /// whomever it is for.
+    ///
+    /// # Errors
+    /// As [`Sockets::listen`].
+    pub fn listen_for(
+        &self,
+        families: Families,
+        port: u16,
+        backlog: u16,
+    ) -> Result<TcpListener, SocketError> {
         self.check_up()?;
         let mut table = self.world().socket_table();
         let port = match port {
@@ -95,18 +117,19 @@ impl Sockets {
             accepted: vec![0; self.worlds.len()],
             ..AcceptQueue::default()
         };
+        let news = Arc::clone(&queue.news);
         table.listeners.insert(port, queue);
         // While the socket table is held, so that listening and not listening reach the log in this
         // order.
         for world in &*self.worlds {
-            world.command(Command::Listen { port, backlog });
+            world.command(Command::Listen {
+                port,
+                backlog,
+                families,
+            });
         }
         drop(table);
-        Ok(TcpListener {
-            worlds: Arc::clone(&self.worlds),
-            port,
-            nonblocking: AtomicBool::new(false),
-        })
+        Ok(TcpListener::new(&self.worlds, (port, families), news))
     }
 
     /// Begins to open a connection. Never blocks.
@@ -114,26 +137,39 @@ impl Sockets {
     /// # Errors
     /// [`SocketError::Down`]; [`SocketError::Ourselves`] if `remote` is the stack's own address;
     /// [`SocketError::Unreachable`] if it is not that of a single host, such as a broadcast or
-    /// multicast address, 0.0.0.0 or 240.0.0.0/4 (RFC 1122 section 4.2.3.10, RFC 6890), and
-    /// [`SocketError::Invalid`] if its port is 0.
-    pub fn begin_connect(&self, remote: SocketAddrV4) -> Result<Connecting, SocketError> {
+    /// multicast address, 0.0.0.0 or 240.0.0.0/4 (RFC 1122 section 4.2.3.10, RFC 6890),
+    /// [`SocketError::Invalid`] if its port is 0, and [`SocketError::NoRoute`] if no route leads
+    /// there.
+    pub fn begin_connect(&self, remote: SocketAddr) -> Result<Connecting, SocketError> {
         self.check_up()?;
-        if self.world().site.is_ourselves(*remote.ip()) {
-            return Err(SocketError::Ourselves);
-        }
-        if !self.world().site.is_one_host(*remote.ip()) {
-            return Err(SocketError::Unreachable);
-        }
-        if remote.port() == 0 {
-            return Err(SocketError::Invalid);
-        }
+        let address = remote.ip().into();
+        self.world().with_site(|site| {
+            if site.is_ourselves(address) {
+                return Err(SocketError::Ourselves);
+            }
+            if !site.is_one_host(address) {
+                return Err(SocketError::Unreachable);
+            }
+            if remote.port() == 0 {
+                return Err(SocketError::Invalid);
+            }
+            match site.next_hop(address) {
+                Some(_) => Ok(()),
+                None => Err(SocketError::NoRoute),
+            }
+        })?;
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let world = &self.worlds[turn % self.worlds.len()];
         let request_id = world.socket_table().new_request();
-        world.command(Command::Open { request_id, remote });
+        world.command(Command::Open {
+            request_id,
+            remote: remote.into(),
+        });
         Ok(Connecting {
             world: Arc::clone(world),
             request_id,
+            options: Options::default(),
+            watched: poller::Watched::default(),
             opened: None,
         })
     }
@@ -141,9 +177,11 @@ impl Sockets {
     /// Opens a connection, and waits until it is established.
     ///
     /// # Errors
-    /// As [`Sockets::begin_connect`] and [`Connecting::try_finish`].
-    pub fn connect(&self, remote: SocketAddrV4) -> Result<TcpStream, SocketError> {
-        self.begin_connect(remote)?.finish()
+    /// As [`Sockets::begin_connect`] and [`Connecting::try_finish`]; [`SocketError::Invalid`] if
+    /// `remote` is text that is no address.
+    pub fn connect(&self, remote: impl ToSocketAddrs) -> Result<TcpStream, SocketError> {
+        let opened = each_address(remote, |remote| self.begin_connect(remote)?.finish());
+        opened.map_err(|error| SocketError::of(&error).unwrap_or(SocketError::Invalid))
     }
 
     /// As [`Sockets::connect`], and gives up after `timeout`.
@@ -152,10 +190,19 @@ impl Sockets {
     /// As [`Connecting::finish_within`].
     pub fn connect_timeout(
         &self,
-        remote: SocketAddrV4,
+        remote: SocketAddr,
         timeout: Duration,
     ) -> Result<TcpStream, SocketError> {
         self.begin_connect(remote)?.finish_within(timeout)
+    }
+
+    /// The addresses of IPv6 that the stack has now, the link-local one among them. It takes about
+    /// a second before the first of them is known to be no other host's.
+    pub fn ipv6_addresses(&self) -> Vec<Ipv6Addr> {
+        self.world().with_site(|site| {
+            let own = site.v6.addresses.iter();
+            own.map(|own| own.address.to_v6()).collect()
+        })
     }
 
     /// Counters of a stack that runs on threads of its own; all zero of one that is driven by hand.
@@ -201,6 +248,7 @@ impl From<EndReason> for SocketError {
 /// Dropping it closes it as `close` does: what was written is still sent, and what arrives
 /// afterwards, or was not read, makes us reset it (RFC 1122 section 4.2.2.13).
 pub struct TcpStream {
+    watched: poller::Watched,
     half: Arc<Half>,
     reader: ReadHalf,
     writer: WriteHalf,
@@ -208,11 +256,15 @@ pub struct TcpStream {
 
 impl TcpStream {
     fn new(world: &Arc<World>, stream: Handle, flow: Flow) -> Self {
-        let half = Arc::new(Half::new(world, stream, flow));
+        TcpStream::over(&Arc::new(Half::new(world, stream, flow)))
+    }
+
+    fn over(half: &Arc<Half>) -> Self {
         TcpStream {
-            reader: ReadHalf::new(&half),
-            writer: WriteHalf::new(&half),
-            half,
+            watched: poller::Watched::default(),
+            reader: ReadHalf::new(half),
+            writer: WriteHalf::new(half),
+            half: Arc::clone(half),
         }
     }
 
@@ -226,14 +278,29 @@ impl TcpStream {
         (&mut self.reader, &mut self.writer)
     }
 
-    /// Our end.
-    pub fn local_addr(&self) -> SocketAddrV4 {
-        self.half.flow.local
+    /// The same connection once more: what one reads is gone for the other, what either writes goes
+    /// the same way, and all options are shared. It closes when the last one is dropped.
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn try_clone(&self) -> io::Result<TcpStream> {
+        Ok(TcpStream::over(&self.half))
     }
 
-    /// The peer's end.
-    pub fn peer_addr(&self) -> SocketAddrV4 {
-        self.half.flow.remote
+    /// Our end.
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.half.flow.local.into())
+    }
+
+    /// The peer's end, also when the connection is over.
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.half.flow.remote.into())
     }
 
     /// The connection's name within its group. Another one when it moves.
@@ -263,51 +330,104 @@ impl TcpStream {
 
     /// Nothing more will be written: the peer reads the end of the stream after what was (RFC 9293
     /// section 3.10.4).
-    pub fn shutdown_write(&mut self) {
-        self.writer.shutdown();
+    pub fn shutdown_write(&self) {
+        self.half.shut_write();
     }
 
-    /// As [`ReadHalf::shutdown`], [`TcpStream::shutdown_write`], or both.
-    pub fn shutdown(&mut self, how: Shutdown) {
+    /// As [`ReadHalf::shutdown`], [`TcpStream::shutdown_write`], or both. Calls of other threads
+    /// that wait for what is shut down return.
+    ///
+    /// # Errors
+    /// [`SocketError::NotConnected`] if the connection ended early.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        let ended = self.half.stream()?.status().end_reason();
         if matches!(how, Shutdown::Read | Shutdown::Both) {
-            self.reader.shutdown();
+            self.half.shut_read();
         }
         if matches!(how, Shutdown::Write | Shutdown::Both) {
-            self.shutdown_write();
+            self.half.shut_write();
+        }
+        match ended {
+            Some(_) => Err(SocketError::NotConnected.into()),
+            None => Ok(()),
         }
     }
 
     /// Whether calls return [`SocketError::WouldBlock`] where they would wait. Default: no.
-    pub fn set_nonblocking(&mut self, nonblocking: bool) {
-        self.reader.set_nonblocking(nonblocking);
-        self.writer.set_nonblocking(nonblocking);
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.half.read_wait.set_nonblocking(nonblocking);
+        self.half.write_wait.set_nonblocking(nonblocking);
+        Ok(())
     }
 
     /// As [`ReadHalf::set_timeout`].
     ///
     /// # Errors
     /// As [`ReadHalf::set_timeout`].
-    pub fn set_read_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
-        self.reader.set_timeout(timeout)
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        Ok(self.half.read_wait.set_timeout(timeout)?)
+    }
+
+    /// As [`TcpStream::set_read_timeout`] set it.
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(self.half.read_wait.timeout())
     }
 
     /// As [`WriteHalf::set_timeout`].
     ///
     /// # Errors
     /// As [`WriteHalf::set_timeout`].
-    pub fn set_write_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
-        self.writer.set_timeout(timeout)
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        Ok(self.half.write_wait.set_timeout(timeout)?)
+    }
+
+    /// As [`TcpStream::set_write_timeout`] set it.
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(self.half.write_wait.timeout())
+    }
+
+    /// How the connection ended, if it ended early and this was not asked before. Reading and
+    /// writing go on to say so.
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        Ok(self.half.take_error().map(io::Error::from))
+    }
+
+    /// As [`ReadHalf::unread`].
+    ///
+    /// # Errors
+    /// As [`ReadHalf::unread`].
+    pub fn unread(&self) -> Result<usize, SocketError> {
+        self.reader.unread()
     }
 
     /// Whether small segments leave at once, though others are in flight (RFC 9293 section 3.7.4).
     /// Default: no.
-    pub fn set_nodelay(&self, nodelay: bool) {
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
         self.writer.set_nodelay(nodelay);
+        Ok(())
     }
 
     /// As [`TcpStream::set_nodelay`] set it.
-    pub fn nodelay(&self) -> bool {
-        self.half.settings().nodelay
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn nodelay(&self) -> io::Result<bool> {
+        Ok(self.half.settings().nodelay)
     }
 
     /// Whether, and how, the peer is asked if it is there when it says nothing (RFC 1122 section
@@ -350,15 +470,23 @@ impl TcpStream {
         self.half.settings().user_timeout.map(Into::into)
     }
 
-    /// Hops that packets may make, at least 1 (RFC 1122 section 4.2.4.2). Default 64. What is under
+    /// Hops that packets may make, 1 to 255 (RFC 1122 section 4.2.4.2). Default 64. What is under
     /// way keeps its own; the handshake is over by then.
-    pub fn set_ttl(&self, ttl: u8) {
-        self.half.set(|stream| stream.set_ttl(ttl.max(1)));
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] out of this range.
+    pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
+        let ttl = valid_ttl(ttl)?;
+        self.half.set(|stream| stream.set_ttl(ttl));
+        Ok(())
     }
 
     /// As [`TcpStream::set_ttl`] set it.
-    pub fn ttl(&self) -> u8 {
-        self.half.settings().ttl
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn ttl(&self) -> io::Result<u32> {
+        Ok(self.half.settings().ttl.into())
     }
 
     /// DSCP (RFC 2474) in the upper six bits. The lower two are ECN's, which the connection sets by
@@ -372,25 +500,116 @@ impl TcpStream {
         self.half.settings().tos
     }
 
-    /// What dropping the connection does. `None`, the default: what was written goes on its way by
-    /// itself. Zero: it is given up, and the peer gets a reset. Longer: the thread that drops it
-    /// waits so long, at most, for the peer to have everything. A stack that is driven by hand is
-    /// not driven by a thread that waits.
+    /// All of the above at once.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] if a value is out of its range.
+    pub fn set_settings(&self, settings: Settings) -> Result<(), SocketError> {
+        let settings = settings.checked().ok_or(SocketError::Invalid)?;
+        self.half.set(|stream| stream.set_settings(&settings));
+        Ok(())
+    }
+
+    /// As they are set.
+    pub fn settings(&self) -> Settings {
+        self.half.settings()
+    }
+
+    /// How much of memory and network the connection takes, and what dropping it does.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] if a value is out of its range.
+    pub fn set_tuning(&self, tuning: Tuning) -> Result<(), SocketError> {
+        self.half.tune(tuning)
+    }
+
+    /// As [`TcpStream::set_tuning`] set it.
+    pub fn tuning(&self) -> Tuning {
+        self.half.tuning()
+    }
+
+    /// As [`Tuning::linger`]: what dropping the connection does. `None`, the default: what was
+    /// written goes on its way by itself. Zero: it is given up, and the peer gets a reset. Longer:
+    /// that happens so long after, unless the peer has everything. No thread waits for it; one that
+    /// wants to calls [`TcpStream::close_within`].
     pub fn set_linger(&self, linger: Option<Duration>) {
-        self.half.set_linger(linger);
+        // Any time is valid.
+        let tuning = self.tuning().linger(linger.map(Into::into));
+        let _ = self.set_tuning(tuning);
     }
 
     /// As [`TcpStream::set_linger`] set it.
     pub fn linger(&self) -> Option<Duration> {
-        self.half.linger()
+        self.tuning().linger.map(Into::into)
     }
 
-    /// As [`ReadHalf::peek`].
+    /// As [`Tuning::cork`].
+    pub fn set_cork(&self, cork: bool) {
+        let tuning = self.tuning().cork(cork);
+        // A flag is always valid.
+        let _ = self.set_tuning(tuning);
+    }
+
+    /// Bytes that may be written ahead of what the peer has acknowledged, at least 1024, at most
+    /// [`Limits::send_buffer`](crate::Limits::send_buffer), which is also the bound for `None`, the
+    /// default. Within it a connection may hold 64 KiB and twice what its peer has acknowledged.
     ///
     /// # Errors
-    /// As [`ReadHalf::peek`].
-    pub fn peek(&mut self, into: &mut [u8]) -> Result<usize, SocketError> {
-        self.reader.peek(into)
+    /// [`SocketError::Invalid`] if it is smaller.
+    pub fn set_send_buffer(&self, bytes: Option<u32>) -> Result<(), SocketError> {
+        if bytes.is_some_and(|bytes| bytes < 1 << 10) {
+            return Err(SocketError::Invalid);
+        }
+        let stream = self.half.stream()?;
+        stream.set_send_limit(bytes.unwrap_or(0));
+        // There may be more room for those that wait.
+        stream.waiting().notify_all();
+        Ok(())
+    }
+
+    /// As [`TcpStream::set_send_buffer`] set it.
+    ///
+    /// # Errors
+    /// How the connection ended, if its place is gone.
+    pub fn send_buffer(&self) -> Result<Option<u32>, SocketError> {
+        let bytes = self.half.stream()?.send_limit();
+        Ok((bytes > 0).then_some(bytes))
+    }
+
+    /// Shuts the sending side down, and waits until the peer has everything, or the connection is
+    /// over for another reason. A stack that is driven by hand is not driven by a thread that
+    /// waits.
+    ///
+    /// # Errors
+    /// [`SocketError::WouldBlock`] after `timeout`: what was written goes on its way by itself.
+    /// How the connection ended, if that was early.
+    pub fn close_within(self, timeout: Duration) -> Result<(), SocketError> {
+        self.half.shut_write();
+        self.half.await_end(WaitUntil::after(timeout))?;
+        match self.half.stream()?.status().end_reason() {
+            Some(ended) => Err(ended.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// The connection as it is now. A thread of the stack looks between two of its turns. `None` if
+    /// it does not within [`LIST_TIMEOUT`](crate::LIST_TIMEOUT), as of a stack that is driven by
+    /// hand; if the connection has gone, or migrated to another group.
+    pub fn info(&self) -> Option<ConnectionStats> {
+        let (world, conn) = (&self.half.world, self.conn());
+        let all = world
+            .view
+            .ask(1, Some(conn), || world.wake_pump(), LIST_TIMEOUT);
+        all.into_iter().find(|stats| stats.conn == conn)
+    }
+
+    /// As [`Read::read`], and the bytes stay to be read again.
+    ///
+    /// # Errors
+    /// As [`ReadHalf::try_fill`].
+    pub fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
+        let mut into = [IoSliceMut::new(into)];
+        Ok(self.reader.copy_waiting(&mut into, false)?)
     }
 
     /// Ends the connection at once, with a reset (RFC 9293 section 3.10.5).
@@ -418,15 +637,43 @@ impl TcpStream {
     }
 }
 
-impl Read for TcpStream {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.reader.read(into)
-    }
-
-    fn read_vectored(&mut self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        self.reader.read_vectored(into)
-    }
+/// Hops in their range.
+fn valid_ttl(ttl: u32) -> Result<u8, SocketError> {
+    let ttl = u8::try_from(ttl).ok().filter(|ttl| *ttl > 0);
+    ttl.ok_or(SocketError::Invalid)
 }
+
+/// `Read` and `Write`, by reference or not.
+macro_rules! read_and_write {
+    ($($stream:ty),*) => {$(
+        impl Read for $stream {
+            fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+                self.read_vectored(&mut [IoSliceMut::new(into)])
+            }
+
+            fn read_vectored(&mut self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+                Ok(self.reader.copy_waiting(into, true)?)
+            }
+        }
+
+        impl Write for $stream {
+            fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+                self.write_vectored(&[IoSlice::new(from)])
+            }
+
+            fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+                Ok(self.writer.write_waiting(from)?)
+            }
+
+            /// Returns at once: what was written is on its way whether flushed or not.
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+    )*};
+}
+
+read_and_write!(TcpStream, &TcpStream);
 
 impl BufRead for TcpStream {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
@@ -435,20 +682,6 @@ impl BufRead for TcpStream {
 
     fn consume(&mut self, len: usize) {
         ReadHalf::consume(&mut self.reader, len);
-    }
-}
-
-impl Write for TcpStream {
-    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        self.writer.write(from)
-    }
-
-    fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.writer.write_vectored(from)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 
@@ -463,7 +696,6 @@ macro_rules! debug_as_flow {
 }
 
 debug_as_flow! {
-    TcpListener: port;
     Connecting: request_id;
     TcpStream: half;
     ReadHalf: half;

@@ -5,7 +5,7 @@ mod threads;
 
 use crate::clock::now;
 use core::str::FromStr;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time;
@@ -19,8 +19,10 @@ use crate::group::{Layout, Primaries, Tuning};
 use crate::io::processor::{InlineStats, Processor};
 use crate::io::record::Recorder;
 use crate::io::view::ConnectionStats;
+use crate::io::view::LIST_TIMEOUT;
 use crate::io::world::World;
 use crate::ip::route::Route;
+use crate::ip::v6::Ipv6Config;
 use crate::log::request::GroupIndex;
 use crate::socket::{Sockets, TcpListener, TcpStream, UdpSocket};
 use crate::stats::{EffectStats, StackStats};
@@ -41,7 +43,7 @@ use threads::Threads;
 /// let client = Stack::builder("10.0.0.2/24").start(right)?;
 ///
 /// let listener = server.listen(7, 16)?;
-/// let mut ours = client.connect("10.0.0.1:7".parse()?)?;
+/// let mut ours = client.connect("10.0.0.1:7")?;
 /// let (mut theirs, _) = listener.accept()?;
 /// ours.write_all(b"hello")?;
 /// let mut heard = [0; 5];
@@ -51,8 +53,9 @@ use threads::Threads;
 /// ```
 #[derive(Debug)]
 pub struct Builder {
-    address: String,
-    gateway: Option<Ipv4Addr>,
+    addresses: Vec<String>,
+    ipv6: Option<Ipv6Config>,
+    gateways: Vec<IpAddr>,
     routes: Vec<Route>,
     variant: Option<VariantKind>,
     layout: Layout,
@@ -66,10 +69,43 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// The gateway of networks that have no route of their own. Default: none.
+    /// Adds an address with the prefix of its network, as in `2001:db8::1/64`: any number of IPv6,
+    /// one of IPv4. With one of IPv6 the stack takes part in that as [`Ipv6Config::default`] says,
+    /// unless [`ipv6`](Self::ipv6) says something else.
+    ///
+    /// ```
+    /// use dominoes_drivers::memory::{self, MemoryConfig};
+    /// use dominoes_netstack::Stack;
+    ///
+    /// let (left, right) = memory::pair(MemoryConfig::default());
+    /// let server = Stack::builder("10.0.0.1/24").address("2001:db8::1/64").start(left)?;
+    /// let client = Stack::builder("2001:db8::2/64").start(right)?;
+    ///
+    /// let listener = server.listen(7, 16)?;
+    /// // It begins when it is known that no other host has the client's address.
+    /// let ours = client.connect("[2001:db8::1]:7")?;
+    /// let (_theirs, from) = listener.accept()?;
+    /// assert_eq!(from, ours.local_addr()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
-    pub fn gateway(mut self, gateway: Ipv4Addr) -> Self {
-        self.gateway = Some(gateway);
+    pub fn address(mut self, address: &str) -> Self {
+        self.addresses.push(address.to_owned());
+        self
+    }
+
+    /// How the stack takes part in IPv6. Default: not at all without an address of IPv6.
+    #[must_use]
+    pub fn ipv6(mut self, ipv6: Ipv6Config) -> Self {
+        self.ipv6 = Some(ipv6);
+        self
+    }
+
+    /// The gateway of networks that have no route of their own, of either family; the first of each
+    /// counts. Default: none, and of IPv6 those that advertise themselves.
+    #[must_use]
+    pub fn gateway(mut self, gateway: IpAddr) -> Self {
+        self.gateways.push(gateway);
         self
     }
 
@@ -218,7 +254,7 @@ impl Builder {
     /// let client = Stack::builder("10.0.0.2/24").start(right)?;
     ///
     /// let listener = server.listen(7, 16)?;
-    /// let mut ours = client.connect("10.0.0.1:7".parse()?)?;
+    /// let mut ours = client.connect("10.0.0.1:7")?;
     /// let (mut theirs, _) = listener.accept()?;
     /// ours.write_all(b"hello")?;
     /// theirs.read_exact(&mut [0; 5])?;
@@ -264,20 +300,44 @@ impl Builder {
         self
     }
 
+    /// The address that the setup has, its prefix, and what it has of IPv6.
+    fn parse_addresses(&self) -> Result<(IpAddr, u8, Option<Ipv6Config>), StackError> {
+        let mut main = None;
+        let mut others = Vec::new();
+        for text in &self.addresses {
+            match parse_cidr(text)? {
+                (IpAddr::V6(address), prefix) => others.push((address, prefix)),
+                (address, prefix) if main.is_none() => main = Some((address, prefix)),
+                _ => return Err(StackError::Address(text.clone())),
+            }
+        }
+        let (address, prefix) = main.unwrap_or_else(|| {
+            // One of IPv6 stands for all of them.
+            let (address, prefix) = others.remove(0);
+            (address.into(), prefix)
+        });
+        let wants = self.ipv6.is_some() || !others.is_empty() || address.is_ipv6();
+        let mut ipv6 = self.ipv6.clone().unwrap_or_default();
+        ipv6.addresses.extend(others);
+        Ok((address, prefix, wants.then_some(ipv6)))
+    }
+
     /// Starts the stack over `device`.
     ///
     /// # Errors
     /// If a setting is wrong, or a thread cannot be started.
     pub fn start(self, device: impl Device + 'static) -> Result<Stack, StackError> {
-        let (address, prefix) = parse_cidr(&self.address)?;
+        let (address, prefix, ipv6) = self.parse_addresses()?;
         let secret = match self.secret {
             Some(secret) => secret,
             None => random()?,
         };
         let mut setup = Setup::new(address, prefix, secret);
         setup.limits = self.limits;
-        setup.gateway = self.gateway;
+        setup.ipv6 = ipv6;
         setup.routes = self.routes;
+        let gateways = self.gateways.into_iter();
+        setup.routes.extend(gateways.map(Route::default_via));
         setup.announce = true;
         setup.recorder = self.recorder;
         setup.processor = self.processor;
@@ -382,19 +442,20 @@ impl Drop for Running {
     }
 }
 
-fn parse_cidr(text: &str) -> Result<(Ipv4Addr, u8), StackError> {
+pub(crate) fn parse_cidr(text: &str) -> Result<(IpAddr, u8), StackError> {
     let bad = || StackError::Address(text.to_owned());
     let (address, prefix) = text.split_once('/').ok_or_else(bad)?;
-    let address = Ipv4Addr::from_str(address).map_err(|_| bad())?;
+    let address = IpAddr::from_str(address).map_err(|_| bad())?;
     let prefix: u8 = prefix.parse().map_err(|_| bad())?;
-    if prefix > 32 {
+    let most = if address.is_ipv4() { 32 } else { 128 };
+    if prefix > most {
         return Err(bad());
     }
     Ok((address, prefix))
 }
 
 /// Sixteen random bytes.
-fn random() -> std::io::Result<[u64; 2]> {
+pub(crate) fn random() -> std::io::Result<[u64; 2]> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
     let [a, b] = [0, 8].map(|i| {
@@ -413,11 +474,12 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// Begins a stack with this address and prefix, as in `10.0.0.1/24`.
+    /// Begins a stack with this address and prefix, as in `10.0.0.1/24` or `2001:db8::1/64`.
     pub fn builder(address: &str) -> Builder {
         Builder {
-            address: address.to_owned(),
-            gateway: None,
+            addresses: vec![address.to_owned()],
+            ipv6: None,
+            gateways: Vec::new(),
             routes: Vec::new(),
             variant: None,
             layout: Layout {
@@ -493,7 +555,7 @@ impl Stack {
     ///
     /// # Errors
     /// As [`Sockets::connect`].
-    pub fn connect(&self, remote: SocketAddrV4) -> Result<TcpStream, SocketError> {
+    pub fn connect(&self, remote: impl ToSocketAddrs) -> Result<TcpStream, SocketError> {
         self.sockets.connect(remote)
     }
 
@@ -570,7 +632,11 @@ impl Stack {
         let mut all = Vec::new();
         for Running { world, .. } in &self.groups {
             let left = most - all.len();
-            all.extend(world.view.ask(left, || world.wake_pump(), LIST_TIMEOUT));
+            all.extend(
+                world
+                    .view
+                    .ask(left, None, || world.wake_pump(), LIST_TIMEOUT),
+            );
         }
         all
     }
@@ -604,19 +670,16 @@ impl core::fmt::Debug for Stack {
 
 /// Where time enters: once per turn, as the age of the stack.
 #[derive(Clone, Copy)]
-struct Clock {
+pub(crate) struct Clock {
     start: time::Instant,
 }
 
 impl Clock {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Clock { start: now() }
     }
 
-    fn now(&self) -> Instant {
+    pub(crate) fn now(&self) -> Instant {
         Instant::from_nanos(now().duration_since(self.start).as_nanos() as u64)
     }
 }
-
-/// How long [`Stack::connections`] waits at most.
-pub const LIST_TIMEOUT: time::Duration = time::Duration::from_millis(100);

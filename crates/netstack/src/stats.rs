@@ -113,18 +113,26 @@ pub struct PumpStats {
     pub reports_limited: u64,
     /// ARP messages.
     pub arp: u64,
-    /// ... of others that use our address.
+    /// Messages of others that use our addresses.
     pub conflicts: u64,
     /// ... that say a neighbour has another link-layer address, sooner than we believe it.
     pub neighbor_moves_rejected: u64,
+    /// Messages of neighbours, routers and multicast listeners of IPv6.
+    pub neighbor_messages: u64,
+    /// Addresses of IPv6 that were another host's already (RFC 4862 section 5.4).
+    pub duplicate_addresses: u64,
+    /// Segments of IPv6 for addresses that are not ours.
+    pub foreign: u64,
     /// Echo requests answered.
     pub echo: u64,
     /// ICMP errors about segments and datagrams of ours.
     pub network_errors: u64,
     /// Answers of ours that found the control queue full.
     pub control_dropped: u64,
-    /// Times the log had no room and frames stayed in the device.
+    /// Times the log had no room, and frames waited.
     pub log_full: u64,
+    /// Batches of frames that another worker parsed than the one that claimed them.
+    pub helped: u64,
     /// Runs of segments, and ICMP errors, that waited for a connection on its way from group to
     /// group.
     pub deferred: u64,
@@ -156,12 +164,15 @@ impl PumpStats {
             unknown,
             fragments,
             arp,
+            neighbor_messages,
             echo,
             network_errors,
             // Counted besides: what a frame led to, and what is no frame.
             frames: _,
             pieces: _,
             conflicts: _,
+            duplicate_addresses: _,
+            foreign: _,
             neighbor_moves_rejected: _,
             runs: _,
             requests: _,
@@ -172,12 +183,14 @@ impl PumpStats {
             reports_limited: _,
             control_dropped: _,
             log_full: _,
+            helped: _,
             deferred: _,
             forwarded: _,
             deferred_dropped: _,
             rebalanced: _,
         } = *self;
         let known = segments + datagrams + no_port + fragments + arp + echo + network_errors;
+        let known = known + neighbor_messages;
         known + split + unsplit + malformed + not_ours + martians + unknown
     }
 }
@@ -237,8 +250,8 @@ sums! {
         dropped_while_migrating datagrams
         bad_datagrams no_socket queue_full sent_datagrams;
     PumpStats: frames segments runs requests malformed not_ours martians unknown datagrams split pieces unsplit no_port
-        unresolved fragments reassembled bad_fragments reports reports_limited arp conflicts echo
-        network_errors control_dropped log_full neighbor_moves_rejected deferred forwarded deferred_dropped rebalanced;
+        unresolved fragments reassembled bad_fragments reports reports_limited arp conflicts neighbor_messages duplicate_addresses foreign echo
+        network_errors control_dropped log_full helped neighbor_moves_rejected deferred forwarded deferred_dropped rebalanced;
     MembershipStats: active joined left failed repaired parked unparked undecided;
     EffectStats: prepared stored_ahead deliveries delivered_bytes frames sent_bytes diverged stolen requests;
 }

@@ -22,3 +22,11 @@ pub use host::{Host, Stalls, Variant};
 pub const fn mix(x: u64) -> u64 {
     crate::hash::mix(x)
 }
+
+/// Lets the worker unwind that is in the middle of the TLS record after the next `records`.
+#[cfg(feature = "rustls")]
+pub fn unwind_in_record(sockets: &crate::socket::Sockets, records: u64) {
+    for world in sockets.worlds() {
+        world.units.fail_after(records);
+    }
+}

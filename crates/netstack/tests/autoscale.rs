@@ -129,7 +129,7 @@ fn parked_threads_wake_up_when_the_stack_ends() {
     let server = server.start(left).unwrap();
     let client = Stack::builder("10.0.0.2/24").start(right).unwrap();
     let listener = server.listen(7, 4).unwrap();
-    let mut ours = client.connect("10.0.0.1:7".parse().unwrap()).unwrap();
+    let mut ours = client.connect("10.0.0.1:7").unwrap();
     let (mut theirs, _) = listener.accept().unwrap();
     let octets: Vec<u8> = (0..4_000_000).map(pattern_byte).collect();
     thread::scope(|scope| {

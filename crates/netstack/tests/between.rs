@@ -2,7 +2,7 @@
 //! the network reports, and SYNs. And moves of connections that wait to be accepted.
 
 use core::ops::ControlFlow;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 use dominoes_netstack::time::{Duration, Instant};
@@ -119,7 +119,7 @@ impl Pair {
         let far = Single::new(Setup::new(FAR.into(), 24, [1, 2]), Box::new(device)).unwrap();
         let listener = far.sockets().listen(PORT, 1).unwrap();
         let ours = Groups::new();
-        let to = SocketAddrV4::new(Ipv4Addr::from(FAR), PORT);
+        let to = SocketAddr::new(Ipv4Addr::from(FAR).into(), PORT);
         let mut opening = ours.sockets.begin_connect(to).unwrap();
         let (mut ours, mut far) = (ours, far);
         let (mut near, mut other) = (None, None);

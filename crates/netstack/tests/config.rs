@@ -1,7 +1,7 @@
 //! What can be configured can be built outside the crate, field by field, though fields may be
 //! added.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
@@ -171,11 +171,11 @@ impl Processor for AsItIs {
 
 #[test]
 fn a_setup_is_built_field_by_field_and_started() -> Result<(), ConfigError> {
-    let gateway = Ipv4Addr::new(10, 0, 0, 254);
+    let gateway = IpAddr::from([10, 0, 0, 254]);
     let route = |third| Route {
-        network: Ipv4Addr::new(10, 1, third, 0),
+        network: IpAddr::from([10, 1, third, 0]),
         prefix: 24,
-        via: Ipv4Addr::new(10, 0, 0, 253),
+        via: IpAddr::from([10, 0, 0, 253]),
     };
     let reassembly = ReassemblyLimits {
         bytes: 1 << 16,
@@ -183,7 +183,7 @@ fn a_setup_is_built_field_by_field_and_started() -> Result<(), ConfigError> {
     };
     let limits = Limits::default().connections(3);
     let recorder = Recorder::new(Box::new(std::io::sink()), &limits).expect("a sink takes all");
-    let setup = Setup::new(Ipv4Addr::new(10, 0, 0, 1), 24, [1, 2])
+    let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2])
         .limits(limits)
         .gateway(gateway)
         .routes(vec![route(1)])

@@ -2,7 +2,7 @@
 //! opened it.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddrV4;
+use std::net::{IpAddr, SocketAddr};
 use std::thread;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
@@ -20,8 +20,8 @@ const EACH: usize = 32;
 const BYTES: usize = 96 << 10;
 const PORT: u16 = 7;
 
-fn address(last: u8) -> SocketAddrV4 {
-    SocketAddrV4::new([10, 0, 0, last].into(), PORT)
+fn address(last: u8) -> SocketAddr {
+    SocketAddr::new([10, 0, 0, last].into(), PORT)
 }
 
 fn limits() -> Limits {
@@ -30,10 +30,18 @@ fn limits() -> Limits {
     limits
 }
 
+/// The last byte of an address.
+fn last_byte(end: SocketAddr) -> u8 {
+    match end.ip() {
+        IpAddr::V4(address) => address.octets()[3],
+        IpAddr::V6(address) => address.octets()[15],
+    }
+}
+
 /// What one end of a connection says: byte `at` of the end at `local`.
-fn pattern_byte(local: SocketAddrV4, remote: SocketAddrV4, at: usize) -> u8 {
+fn pattern_byte(local: SocketAddr, remote: SocketAddr, at: usize) -> u8 {
     let ends = u32::from(local.port()) * 31 + u32::from(remote.port()) * 7;
-    (ends as usize + u32::from(*local.ip()) as usize + at / 3 + at) as u8
+    (ends as usize + usize::from(last_byte(local)) + at / 3 + at) as u8
 }
 
 /// An end with how far it has read and written.
@@ -46,7 +54,10 @@ struct End {
 impl End {
     /// Reads and writes what can be; says whether that was something.
     fn turn(&mut self) -> bool {
-        let (local, remote) = (self.stream.local_addr(), self.stream.peer_addr());
+        let (local, remote) = (
+            self.stream.local_addr().unwrap(),
+            self.stream.peer_addr().unwrap(),
+        );
         let mut some = false;
         if self.written < BYTES {
             let len = (BYTES - self.written).min(5000);

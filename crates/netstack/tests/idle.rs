@@ -2,7 +2,7 @@
 
 #![cfg(feature = "testkit")]
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::thread::sleep;
 use std::time;
 
@@ -25,8 +25,8 @@ fn limits() -> Limits {
     limits
 }
 
-fn server() -> SocketAddrV4 {
-    SocketAddrV4::new([10, 0, 0, 1].into(), PORT)
+fn server() -> SocketAddr {
+    SocketAddr::new([10, 0, 0, 1].into(), PORT)
 }
 
 /// The variants whose threads sleep differently.
@@ -197,7 +197,7 @@ fn threads_with_nothing_to_do_sleep_until_somebody_calls() {
         let listed = near.connections(usize::MAX);
         assert_eq!(listed.len(), CONNECTIONS, "{groups} of {variant}");
         assert_eq!(near.connections(3).len(), 3);
-        let ours = held[1].local_addr();
+        let ours = held[1].local_addr().unwrap();
         assert!(listed.iter().all(|one| one.local == ours));
         let slow = listed.iter().filter(|one| one.srtt.is_none()).count();
         assert_eq!(slow, 0, "the handshake measures the round trip");

@@ -13,8 +13,8 @@ use dominoes_netstack::variants::single::Single;
 use crate::support::{Ends, setup};
 
 /// What work costs, in nanoseconds.
-const NS_PER_BYTE: u64 = 20;
-const REQUEST: u64 = 20_000;
+const NS_PER_BYTE: u64 = 4;
+const REQUEST: u64 = 4_000;
 const TURN: u64 = 500;
 /// For each byte of a snapshot.
 const CLONE: u64 = 20;
@@ -24,7 +24,7 @@ const OPEN: usize = 256;
 /// From one step of the peer to the next.
 const BEAT: u64 = 20_000;
 /// What is counted at once, in milliseconds.
-const SLICE: u64 = 5;
+const SLICE: u64 = 1;
 
 /// A group whose cores are slow, and a peer that sends to it as fast as it can.
 struct Fixture {

@@ -1,6 +1,6 @@
 //! A machine that stood still sees what came meanwhile before it takes the time for a loss.
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
@@ -27,7 +27,7 @@ fn acknowledgments_that_wait_come_before_the_time_whatever_the_application_does(
     for variant in Variant::ALL {
         let (mut near, mut far) = (host(variant, 1), host(Variant::Single, 2));
         let listener = far.sockets().listen(7, 1).unwrap();
-        let to = SocketAddrV4::new([10, 0, 0, 2].into(), 7);
+        let to = SocketAddr::new([10, 0, 0, 2].into(), 7);
         let mut opening = near.sockets().begin_connect(to).unwrap();
         let mut now = Instant::from_millis(1);
         let mut pass = |near: &mut Host, far: &mut Host| {

@@ -1,15 +1,18 @@
-//! One state behind a lock: whole transfers over a bad wire, by hand and by threads, and agreement
-//! with `single`.
+//! One state behind one, two or six locks: whole transfers over a bad wire, by hand and by threads,
+//! and agreement with `single`.
 
 use std::io::Write;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 use dominoes_drivers::memory::{self, Faults, MemoryConfig};
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::locked::{self, Group, Hold, Layout, LockKind, Mcs, Worker};
+use dominoes_netstack::variants::locked::{
+    self, Counted, Counting, Granularity, Group, Hold, Layout, LockKind, LockName, LockTimes, Mcs,
+    Messages, References, Worker,
+};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Entry, Recorder, Recording};
 use dominoes_testkit::{Rng, Traffic};
@@ -61,22 +64,21 @@ impl Write for Memory {
 
 /// A transfer both ways between a group whose workers take random steps, and `single`; afterwards
 /// `single` replays the requests in the order in which they went through the lock, and has to end
-/// in the same state. Returns how many segments were misordered at the lock.
-fn by_hand<K: LockKind>(workers: usize, seed: u64, total: u64) -> u64 {
-    println!("{} with {workers} workers, seed {seed:#x}", K::NAME);
+/// in the same state. Returns how many segments were misordered at the lock, and what the
+/// application counted.
+fn by_hand<K: LockKind>(layout: Layout, seed: u64, total: u64) -> (u64, Counted) {
+    println!("{} with {layout:?}, seed {seed:#x}", K::NAME);
+    let workers = layout.workers;
     let mut rng = Rng::new(seed);
     let (near, far) = memory::pair(bad_wire(seed));
-    let mut layout = Layout::default();
-    layout.workers = workers;
-    layout.window = 64;
-    layout.keep_order = true;
+    let layout = layout.window(64).keep_order(true);
     let log = Memory::default();
     let mut ours = setup(1);
     ours.recorder = Some(Recorder::new(Box::new(log.clone()), &ours.limits).unwrap());
     let mut group = Group::<K>::new(ours, layout, Box::new(near)).unwrap();
     let mut peer = Single::new(setup(2), Box::new(far)).unwrap();
     let listener = group.sockets().listen(7, 4).unwrap();
-    let at = SocketAddrV4::new([10, 0, 0, 1].into(), 7);
+    let at = SocketAddr::new([10, 0, 0, 1].into(), 7);
     let mut opening = Some(peer.sockets().begin_connect(at).unwrap());
     let mut ends: Vec<Traffic> = Vec::new();
     for round in 1..2_000_000u64 {
@@ -97,13 +99,23 @@ fn by_hand<K: LockKind>(workers: usize, seed: u64, total: u64) -> u64 {
         }
         let over = ends.iter_mut().map(is_over).filter(|over| *over).count();
         if over == 2 {
+            let finish =
+                |worker: &mut Worker<K>| worker.prepare() || worker.apply() || worker.perform();
+            // Some wait for the tickets of others.
+            while group
+                .workers()
+                .iter_mut()
+                .map(finish)
+                .filter(|did| *did)
+                .count()
+                > 0
+            {}
             for worker in group.workers() {
-                while worker.prepare() || worker.apply() || worker.perform() {}
                 assert_eq!(worker.stats().diverged, 0);
             }
             replayed(&mut group, &log);
             let stats = group.workers().iter().map(|w| w.lock_stats());
-            return stats.map(|s| s.misordered).sum();
+            return (stats.map(|s| s.misordered).sum(), group.counted());
         }
     }
     panic!("the transfer stands still: seed {seed:#x}");
@@ -158,8 +170,9 @@ fn every_byte_arrives_whatever_steps_the_workers_take_and_single_replays_them_to
     for workers in 1..=4 {
         for seed in 1..=4 {
             let seed = seed * 0x9e37_79b9 + workers as u64;
-            let at_mutex = by_hand::<locked::Mutex>(workers, seed, 100_000);
-            let at_mcs = by_hand::<Mcs>(workers, seed, 100_000);
+            let layout = Layout::default().workers(workers);
+            let (at_mutex, _) = by_hand::<locked::Mutex>(layout, seed, 100_000);
+            let (at_mcs, _) = by_hand::<Mcs>(layout, seed, 100_000);
             // One thread drives all, so the kind of lock decides nothing.
             assert_eq!(at_mutex, at_mcs);
             if workers == 1 {
@@ -174,18 +187,147 @@ fn every_byte_arrives_whatever_steps_the_workers_take_and_single_replays_them_to
     );
 }
 
+/// All divisions of the state, and each way to do what is beside the protocol.
+fn layouts() -> Vec<Layout> {
+    let six = |checksums_inside| Granularity::Six { checksums_inside };
+    let layout = Layout::default().workers(3).counting(Counting::Ticketed);
+    let locked = layout.references(References::Locked);
+    let atomic = layout.references(References::Atomic);
+    vec![
+        layout.claim(1),
+        locked
+            .granularity(Granularity::Two)
+            .messages(Messages::Malloc),
+        atomic.granularity(six(true)).messages(Messages::Pool),
+        atomic
+            .granularity(six(false))
+            .messages(Messages::Shared)
+            .claim(4),
+    ]
+}
+
+#[test]
+fn every_division_of_the_state_is_single_in_another_order_and_tickets_restore_it() {
+    let (mut misordered, mut unordered) = (0, 0);
+    for (seed, layout) in (71..).zip(layouts()) {
+        let (at_lock, counted) = by_hand::<locked::Mutex>(layout, seed, 100_000);
+        assert!(counted.requests > 5, "{counted:?}");
+        assert_eq!(counted.misordered, 0, "{layout:?}");
+        let layout = layout.counting(Counting::Unordered);
+        let (again, counted) = by_hand::<Mcs>(layout, seed, 100_000);
+        assert!(counted.requests > 5, "{counted:?}");
+        unordered += counted.misordered;
+        misordered += at_lock + again;
+    }
+    assert!(misordered > 100, "{misordered}");
+    assert!(
+        unordered > 20,
+        "without tickets nothing was reordered: {unordered}"
+    );
+}
+
+#[test]
+fn every_division_of_the_state_moves_every_byte_by_threads_and_says_which_locks_it_took() {
+    use LockName::{HeaderPrepend, HeaderRemove, Receive, ReceiveWindow, Send, State};
+    for (seed, layout) in (5..).zip(layouts()) {
+        for times in [
+            by_threads::<locked::Mutex>(layout, seed, 200_000),
+            by_threads::<Mcs>(layout, seed, 200_000),
+        ] {
+            let taken = |name| times.iter().map(|t| t.of(name).acquisitions).sum::<u64>() > 0;
+            let names = [
+                State,
+                Send,
+                Receive,
+                ReceiveWindow,
+                HeaderPrepend,
+                HeaderRemove,
+            ];
+            let expected = match layout.granularity {
+                Granularity::One => [true, false, false, false, false, false],
+                Granularity::Two => [false, true, true, false, false, false],
+                Granularity::Six { .. } => [false, false, false, true, true, true],
+            };
+            assert_eq!(names.map(taken), expected, "{layout:?}");
+            assert_eq!(
+                taken(LockName::References),
+                layout.references == References::Locked
+            );
+            assert_eq!(
+                taken(LockName::Messages),
+                layout.messages == Messages::Shared
+            );
+            assert!(taken(LockName::Application));
+        }
+    }
+}
+
+/// The paper's upper bound: where order at the lock is taken for granted, segments that overtake
+/// each other cause no duplicate acknowledgments.
+#[test]
+fn segments_that_are_taken_for_those_expected_cause_no_duplicate_acknowledgments() {
+    let mut sent = [0, 0];
+    for (sent, assumed) in sent.iter_mut().zip([false, true]) {
+        let mut rng = Rng::new(3);
+        let (near, far) = memory::pair(MemoryConfig::default().rx_checksum_valid(false));
+        let layout = Layout::default()
+            .workers(3)
+            .claim(1)
+            .assume_in_order(assumed);
+        let mut group = Group::<Mcs>::new(setup(1), layout, Box::new(near)).unwrap();
+        let mut peer = Single::new(setup(2), Box::new(far)).unwrap();
+        let listener = group.sockets().listen(7, 4).unwrap();
+        let at = std::net::SocketAddr::new([10, 0, 0, 1].into(), 7);
+        let mut opening = peer.sockets().begin_connect(at).unwrap();
+        let (mut sender, mut receiver) = (None, None);
+        let (mut written, mut read) = (0, 0);
+        for round in 1..400_000_u64 {
+            let now = Instant::from_nanos(round * 2_000);
+            for _ in 0..8 {
+                let which = rng.below(3) as usize;
+                step(&mut group.workers()[which], now, &mut rng);
+            }
+            peer.turn(now);
+            if sender.is_none() {
+                sender = opening.try_finish().unwrap();
+            }
+            if let Ok((stream, _)) = listener.try_accept() {
+                receiver = Some(stream);
+            }
+            if let Some(stream) = &mut sender
+                && written < 300_000
+            {
+                written += stream.try_write(&[7; 10_000]).unwrap_or(0);
+            }
+            if let Some(stream) = &mut receiver {
+                read += stream.try_read(&mut [0; 20_000]).unwrap_or(0);
+            }
+            if read >= 300_000 {
+                break;
+            }
+        }
+        assert!(read >= 300_000, "{assumed}: {read} bytes");
+        let misordered: u64 = group
+            .workers()
+            .iter()
+            .map(|worker| worker.lock_stats().misordered)
+            .sum();
+        assert!(misordered > 10, "{misordered}");
+        let stats = group.workers().iter().map(|worker| worker.stats());
+        *sent = stats.map(|stats| stats.frames).sum::<u64>();
+    }
+    assert!(sent[1] + 10 < sent[0], "{sent:?}");
+}
+
 /// A transfer both ways between a group on as many threads as workers, and `single` on this one.
-fn by_threads<K: LockKind>(workers: usize, hold: Hold, seed: u64, total: u64) {
-    println!("{} on {workers} threads, {hold:?}, seed {seed:#x}", K::NAME);
+fn by_threads<K: LockKind>(layout: Layout, seed: u64, total: u64) -> Vec<LockTimes> {
+    println!("{} with {layout:?}, seed {seed:#x}", K::NAME);
     let (near, far) = memory::pair(bad_wire(seed));
-    let mut layout = Layout::default();
-    layout.workers = workers;
-    layout.window = 64;
-    layout.hold = hold;
+    let layout = layout.window(64);
     let group = Group::<K>::new(setup(1), layout, Box::new(near)).unwrap();
     let mut peer = Single::new(setup(2), Box::new(far)).unwrap();
     let listener = group.sockets().listen(7, 4).unwrap();
-    let at = SocketAddrV4::new([10, 0, 0, 1].into(), 7);
+    let at = SocketAddr::new([10, 0, 0, 1].into(), 7);
     let mut opening = Some(peer.sockets().begin_connect(at).unwrap());
     #[expect(
         clippy::disallowed_methods,
@@ -204,7 +346,7 @@ fn by_threads<K: LockKind>(workers: usize, hold: Hold, seed: u64, total: u64) {
                         thread::yield_now();
                     }
                 }
-                (worker.stats(), worker.lock_stats())
+                (worker.stats(), worker.lock_stats(), worker.lock_times())
             })
         };
         let threads: Vec<_> = group.into_workers().into_iter().map(run).collect();
@@ -227,21 +369,25 @@ fn by_threads<K: LockKind>(workers: usize, hold: Hold, seed: u64, total: u64) {
             told = theirs.as_mut().is_some_and(is_over);
         }
         stop.store(true, Ordering::Relaxed);
+        let mut all = Vec::new();
         for thread in threads {
-            let (effects, lock) = thread.join().unwrap();
+            let (effects, lock, times) = thread.join().unwrap();
             assert_eq!(effects.diverged, 0);
             assert!(lock.contended <= lock.acquisitions && lock.misordered <= lock.segments);
+            all.push(times);
         }
         assert!(heard && told, "the transfer stands still");
-    });
+        all
+    })
 }
 
 #[test]
 fn every_byte_arrives_with_one_to_four_threads_at_either_lock() {
     for workers in 1..=4 {
         for hold in [Hold::Batch, Hold::Run] {
-            by_threads::<locked::Mutex>(workers, hold, 11 + workers as u64, 300_000);
-            by_threads::<Mcs>(workers, hold, 23 + workers as u64, 300_000);
+            let layout = Layout::default().workers(workers).hold(hold);
+            by_threads::<locked::Mutex>(layout, 11 + workers as u64, 300_000);
+            by_threads::<Mcs>(layout, 23 + workers as u64, 300_000);
         }
     }
 }
@@ -270,7 +416,7 @@ fn datagrams_pass_the_lock_whole_whichever_worker_carries_them() {
         let mut client = Single::new(setup(2), Box::new(far)).unwrap();
         let mut theirs = server.sockets().bind_udp(7).unwrap();
         let mut ours = client.sockets().bind_udp(0).unwrap();
-        let to = SocketAddrV4::new([10, 0, 0, 1].into(), 7);
+        let to = SocketAddr::new([10, 0, 0, 1].into(), 7);
         let datagram = |number: u64| -> Vec<u8> {
             let len = 8 + (pattern_byte(number) as usize) * 11;
             let rest = (number..).map(pattern_byte).take(len - 8);

@@ -2,7 +2,7 @@
 //! whatever the wire does and whoever stalls, dies, joins or leaves meanwhile.
 
 use core::ops::ControlFlow;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 
 use dominoes_drivers::memory::{Faults, MemoryConfig, Script, scripted_with};
 use dominoes_netstack::stats::StateStats;
@@ -321,7 +321,7 @@ struct Pair {
 
 impl Pair {
     fn new(balance: bool) -> Pair {
-        let address = |last: u8| Ipv4Addr::new(10, 0, 0, last);
+        let address = |last: u8| IpAddr::from([10, 0, 0, last]);
         let setup = |last: u8| Setup::new(address(last), 24, [1, u64::from(last)]);
         let device = |last: u8| {
             let mac = [2, 0, 0, 0, 0, last];
@@ -367,7 +367,7 @@ fn four_of_one_group(balance: bool, steps: usize) -> (Vec<usize>, u64) {
     let ours = groups::sockets(pair.near.iter().map(Single::sockets));
     let theirs = pair.far.sockets();
     let listener = theirs.listen(PORT, 16).unwrap();
-    let far = SocketAddrV4::new([10, 0, 0, 2].into(), PORT);
+    let far = SocketAddr::new([10, 0, 0, 2].into(), PORT);
     let mut opening: Vec<_> = (0..8).map(|_| ours.begin_connect(far).unwrap()).collect();
     let (mut streams, mut others) = (Vec::new(), Vec::new());
     while streams.len() < 4 || others.len() < 4 {
@@ -380,7 +380,9 @@ fn four_of_one_group(balance: bool, steps: usize) -> (Vec<usize>, u64) {
             done => done.is_none(),
         });
         while let Ok((stream, peer)) = listener.try_accept() {
-            let ours = streams.iter().any(|(one, ..)| one.local_addr() == peer);
+            let ours = streams
+                .iter()
+                .any(|(one, ..)| one.local_addr().unwrap() == peer);
             match ours || streams.len() < 4 {
                 true => others.push(stream),
                 false => drop(stream),
@@ -390,7 +392,7 @@ fn four_of_one_group(balance: bool, steps: usize) -> (Vec<usize>, u64) {
             streams.len() < 4
                 || streams
                     .iter()
-                    .any(|(one, ..)| one.local_addr() == other.peer_addr())
+                    .any(|(one, ..)| one.local_addr().unwrap() == other.peer_addr().unwrap())
         });
     }
     let text: Vec<u8> = (0..251).cycle().take(64 * 251).collect();
@@ -400,10 +402,12 @@ fn four_of_one_group(balance: bool, steps: usize) -> (Vec<usize>, u64) {
             *written += stream.try_write(&text[at..]).unwrap_or(0);
         }
         for other in &mut others {
-            let peer = other.peer_addr();
+            let peer = other.peer_addr().unwrap();
             let mut piece = [0; 4096];
             let len = other.try_read(&mut piece).unwrap_or(0);
-            let one = streams.iter_mut().find(|one| one.0.local_addr() == peer);
+            let one = streams
+                .iter_mut()
+                .find(|one| one.0.local_addr().unwrap() == peer);
             let (_, _, read) = one.unwrap();
             for octet in &piece[..len] {
                 assert_eq!(usize::from(*octet), *read % 251);

@@ -85,7 +85,7 @@ fn more_than_was_lent_cannot_be_given_back() {
     let (ours, mut theirs) = pair.connect();
     let (mut ours, _writer) = ours.split();
     refuses(&mut ours, 1);
-    theirs.set_nodelay(true);
+    theirs.set_nodelay(true).unwrap();
     assert_eq!(theirs.try_write(b"hello"), Ok(5));
     pair.steps(3);
     // Nothing was lent yet.
@@ -214,7 +214,7 @@ fn no_udp_socket_can_send_what_another_one_wrote() {
     pair.steps(50);
     let mut octets = vec![0; 2000];
     while peer.try_recv_from(&mut octets).is_ok() {}
-    let mut second = pair.ours.sockets().bind_udp(8).unwrap();
+    let second = pair.ours.sockets().bind_udp(8).unwrap();
     second.connect(to).unwrap();
     let (_, mut second) = second.split();
     let mut filled = 0;

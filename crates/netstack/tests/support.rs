@@ -1,7 +1,7 @@
 //! What tests of a group and a peer that are driven by hand share: a connection whose bytes are
 //! known.
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{SocketError, Sockets, TcpStream};
@@ -43,7 +43,7 @@ impl Ends {
     /// lets both go on.
     pub(crate) fn open(ours: &Sockets, peer: &Sockets, mut step: impl FnMut()) -> Ends {
         let listener = ours.listen(7, 4).unwrap();
-        let at = SocketAddrV4::new([10, 0, 0, 1].into(), 7);
+        let at = SocketAddr::new([10, 0, 0, 1].into(), 7);
         let mut opening = peer.begin_connect(at).unwrap();
         let (mut from, mut to) = (None, None);
         loop {

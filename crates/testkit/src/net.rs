@@ -1,7 +1,7 @@
 //! Hosts on a switch, each behind two wires, and the clock that they share.
 
 use core::fmt;
-use core::net::{Ipv4Addr, SocketAddrV4};
+use core::net::{IpAddr, SocketAddr};
 use core::ops::ControlFlow;
 
 use dominoes_drivers::Frame;
@@ -165,7 +165,7 @@ struct Station {
     /// One for each group of its stack.
     hosts: Vec<Host>,
     migrations_ppm: u32,
-    address: Ipv4Addr,
+    address: IpAddr,
     up: Link,
     down: Link,
 }
@@ -259,7 +259,7 @@ impl Net {
                 allowed: "1 to 254",
             });
         };
-        let address = Ipv4Addr::new(10, 0, 0, number);
+        let address = IpAddr::from([10, 0, 0, number]);
         let mut setup = Setup::new(address, 24, [self.rng.next(), self.rng.next()]);
         setup.limits = config.limits;
         let (variant, fault_plan, seed) = (config.variant, config.fault_plan, self.rng.next());
@@ -301,8 +301,8 @@ impl Net {
     }
 
     /// A port of a host.
-    pub fn address_of(&self, id: HostId, port: u16) -> SocketAddrV4 {
-        SocketAddrV4::new(self.stations[id.0].address, port)
+    pub fn address_of(&self, id: HostId, port: u16) -> SocketAddr {
+        SocketAddr::new(self.stations[id.0].address, port)
     }
 
     /// What the wires of a host did, to the switch and from it.

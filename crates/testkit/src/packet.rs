@@ -14,6 +14,7 @@
 //! ```
 
 mod segment;
+pub mod v6;
 
 use std::net::Ipv4Addr;
 

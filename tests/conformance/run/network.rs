@@ -2,7 +2,7 @@
 //!
 //! What the stack sends is read into the words of a step, and compared with them as text.
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
 use dominoes_netstack::UdpSocket;
 use dominoes_testkit::packet::{
@@ -15,8 +15,8 @@ use super::{PEER_MAC, Runner, message, number, payload};
 const IDENT: u16 = 77;
 
 /// The peer's end at `port`.
-fn peer(port: i64) -> SocketAddrV4 {
-    SocketAddrV4::new(FAR.into(), port as u16)
+fn peer(port: i64) -> SocketAddr {
+    SocketAddr::new(FAR.into(), port as u16)
 }
 
 /// Fields of a step, by name; a word without a value counts 1.
@@ -104,9 +104,14 @@ impl Runner {
 fn step(socket: &mut UdpSocket, words: &[&str]) -> Result<(), String> {
     let told = |error| format!("{error:?}");
     match *words {
-        ["connect", port] => socket.connect(peer(number(port)?)).map_err(told),
+        ["connect", port] => {
+            let (_, sender) = socket.halves();
+            sender.connect(peer(number(port)?)).map_err(told)
+        }
         ["ttl", hops] => {
-            socket.set_ttl(number(hops)? as u8);
+            socket
+                .set_ttl(number(hops)? as u32)
+                .map_err(|e| e.to_string())?;
             Ok(())
         }
         ["tos", tos] => {
@@ -114,14 +119,14 @@ fn step(socket: &mut UdpSocket, words: &[&str]) -> Result<(), String> {
             Ok(())
         }
         ["broadcast", "on"] => {
-            socket.set_broadcast(true);
+            socket.set_broadcast(true).map_err(|e| e.to_string())?;
             Ok(())
         }
         ["send", len, ref rest @ ..] => {
             let fields = Fields::new(rest, &["to", "all", "error"])?;
             let bytes = payload(0, number(len)? as usize);
             let to = match fields.text("all") {
-                Some(_) => SocketAddrV4::new(EVERYBODY.into(), fields.number("to", 9)? as u16),
+                Some(_) => SocketAddr::new(EVERYBODY.into(), fields.number("to", 9)? as u16),
                 None => peer(fields.number("to", 9)?),
             };
             let sent = if fields.text("to").is_none() {

@@ -1,22 +1,41 @@
-//! The table, the JSON file and the picture.
+//! What the report shows of it, and pictures.
 
 use super::{Point, median, peers::Peer};
+use dominoes_bench::paper;
+use dominoes_bench::record::{Chart, ExperimentResult, Table};
 use dominoes_bench::svg::{Anchor, Canvas, GRID, MARGIN, number, text_width};
-use std::{fmt::Write as _, fs, io, path::Path};
+use std::{fs, io, path::Path};
 
 /// Table 5.2 of the dissertation this project goes back to: requests per second, by publishers and
 /// subscribers.
-pub(crate) const TABLE_5_2: [((usize, usize), f64); 9] = [
+pub(crate) const TABLE_5_2: [((usize, usize), f64); 17] = [
     ((1, 1), 1_693_834.0),
     ((1, 2), 1_294_543.0),
     ((1, 4), 915_600.0),
     ((2, 1), 1_780_225.0),
     ((2, 2), 1_376_557.0),
     ((2, 4), 894_457.0),
-    ((4, 1), 1_037_426.0),
+    ((3, 1), 1_191_606.0),
+    ((3, 2), 1_086_044.0),
+    ((3, 4), 805_402.0),
+    ((4, 1), 1_037_427.0),
     ((4, 2), 851_383.0),
     ((4, 4), 645_374.0),
+    ((5, 1), 871_465.0),
+    ((5, 2), 849_828.0),
+    ((6, 1), 847_435.0),
+    ((6, 2), 639_468.0),
+    ((7, 1), 660_352.0),
 ];
+
+/// Capacity at which the shapes of the paper are measured.
+pub(crate) const PUBLISHED_CAPACITY: usize = 4096;
+
+/// Subscribers of one publisher in figure 5.3.
+pub(crate) const FIGURE_5_3: std::ops::RangeInclusive<usize> = 1..=7;
+
+/// Messages a second that 10 Gbit/s of 1500-byte frames are, in millions.
+const WANTED: f64 = 0.833;
 
 /// All that was measured of one peer at one point, messages per second.
 #[derive(Debug, Clone)]
@@ -188,39 +207,43 @@ impl Report {
         );
     }
 
-    /// The table for the terminal.
-    pub(crate) fn table(&self) -> String {
-        let mut out = String::new();
-        let _ = write!(out, "{:<32}", "million messages/s, median");
-        for peer in Peer::ALL {
-            let _ = write!(out, "{:>17}", peer.name());
-        }
-        let _ = writeln!(out, "{:>11}", "Table 5.2");
+    /// The table, and what it says of the published one.
+    pub(crate) fn result(&self, seconds: f64) -> ExperimentResult {
+        let mut columns = vec!["publishers x subscribers"];
+        columns.extend(Peer::ALL.map(Peer::name));
+        columns.push("table 5.2");
+        let title = "million messages per second, median (least to most)";
+        let mut table = Table::new(title, &columns);
         for point in self.points() {
-            let _ = write!(out, "{:<32}", at(point));
+            let mut cells = vec![at(point)];
             for peer in Peer::ALL {
-                let _ = match self
-                    .rows
-                    .iter()
-                    .find(|row| row.point == point && row.peer == peer)
-                {
-                    None => write!(out, "{:>17}", "-"),
-                    Some(row) => {
-                        let rates = row.figures();
-                        let middle = median(rates) / 1e6;
-                        let least = rates.iter().copied().fold(f64::INFINITY, f64::min) / 1e6;
-                        let most = rates.iter().copied().fold(0.0, f64::max) / 1e6;
-                        let mark = if row.rates.is_empty() { "*" } else { "" };
-                        write!(
-                            out,
-                            "{:>17}",
-                            format!("{middle:.1} ({least:.0}-{most:.0}){mark}")
-                        )
-                    }
+                let mut rows = self.rows.iter();
+                let row = rows.find(|row| row.point == point && row.peer == peer);
+                let Some(row) = row else {
+                    cells.push("-".to_owned());
+                    continue;
                 };
+                let rates = row.figures();
+                let middle = median(rates) / 1e6;
+                let least = rates.iter().copied().fold(f64::INFINITY, f64::min) / 1e6;
+                let most = rates.iter().copied().fold(0.0, f64::max) / 1e6;
+                let mark = if row.rates.is_empty() { "*" } else { "" };
+                cells.push(format!("{middle:.1} ({least:.0}-{most:.0}){mark}"));
+                if peer == Peer::Dominoes
+                    && point.batch == 1
+                    && point.capacity == PUBLISHED_CAPACITY
+                {
+                    let name = format!("{}x{}", point.publishers, point.subscribers);
+                    table.measure(name, middle, row.rates.is_empty());
+                }
             }
-            let _ = writeln!(out, "{:>11.2}", published(point) / 1e6);
+            cells.push(match published(point) {
+                rate if rate.is_nan() => String::new(),
+                rate => format!("{:.2}", rate / 1e6),
+            });
+            table.row(cells);
         }
+        table.chart = Some(self.figure_5_3());
         let left_out: usize = self
             .rows
             .iter()
@@ -228,21 +251,52 @@ impl Report {
             .map(|row| row.apart.len())
             .sum();
         let without = self.rows.iter().filter(|row| row.rates.is_empty()).count();
-        let _ = writeln!(
-            out,
+        table.note(format!(
             "{left_out} windows with the cores far apart are left out; {without} rows (*) have no others"
-        );
+        ));
         for (name, value) in &self.figures {
-            let _ = writeln!(out, "{name}: {value:.1}");
+            table.note(format!("{name}: {value:.1}"));
         }
         for (name, ratio, at, holds) in &self.verdicts {
-            let _ = writeln!(
-                out,
-                "{} {name}: {ratio:.2}x ({at})",
-                if *holds { "ok  " } else { "MISS" }
-            );
+            let holds = if *holds { "ok  " } else { "MISS" };
+            table.note(format!("{holds} {name}: {ratio:.2}x ({at})"));
         }
-        out
+        ExperimentResult {
+            tables: vec![table],
+            seconds,
+            ..ExperimentResult::new("channel", ABOUT, paper::CHANNEL)
+        }
+    }
+
+    /// Rates of one publisher and of all its subscribers, by their number.
+    fn figure_5_3(&self) -> Chart {
+        let mut lines: Vec<(String, Vec<(f64, f64)>)> = [
+            "publisher",
+            "all subscribers",
+            "10 Gbit/s of 1500-byte frames",
+        ]
+        .map(|name| (name.to_owned(), Vec::new()))
+        .into();
+        for subscribers in FIGURE_5_3 {
+            let point = Point {
+                publishers: 1,
+                subscribers,
+                batch: 1,
+                capacity: PUBLISHED_CAPACITY,
+            };
+            if let Some(rate) = self.rate(point, Peer::Dominoes) {
+                let (x, rate) = (subscribers as f64, rate / 1e6);
+                lines[0].1.push((x, rate));
+                lines[1].1.push((x, rate * x));
+                lines[2].1.push((x, WANTED));
+            }
+        }
+        Chart {
+            x: "subscribers of one publisher (figure 5.3)".to_owned(),
+            y: "million messages per second, one by one".to_owned(),
+            doubling: false,
+            lines,
+        }
     }
 
     /// Writes `channel.json` and the pictures into a directory.
@@ -369,6 +423,8 @@ impl Report {
         canvas
     }
 }
+
+const ABOUT: &str = "the log beside other multicast channels: throughput and latency";
 
 /// The least rate of a picture, and how many times that the most is.
 const LEAST: f64 = 1e5;

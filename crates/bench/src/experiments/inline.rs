@@ -16,7 +16,8 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 
 /// What is done with the payload, and what two replicas should then gain over `single`, receiving
 /// and sending.
-const CASES: [(Processing, Option<f64>, Option<f64>); 3] = [
+const CASES: [(Processing, Option<f64>, Option<f64>); 4] = [
+    (Processing::None, None, None),
     (Processing::Search, None, None),
     (Processing::Aes256Ctr, Some(1.85), Some(1.85)),
     (Processing::Aes256Gcm, Some(1.9), Some(1.85)),
@@ -44,6 +45,15 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
                 case("single", 1, name),
                 least,
             ));
+            if processing != Processing::None {
+                let plain = Processing::None.name();
+                targets.push(Target::of(
+                    format!("{what}, single with {name} / plain"),
+                    case("single", 1, name),
+                    case("single", 1, plain),
+                    None,
+                ));
+            }
             targets.push(Target::of(
                 format!("{what} with {name}, 2 replicas / limit"),
                 case("replicated", 2, name),

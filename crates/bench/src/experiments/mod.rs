@@ -7,10 +7,21 @@
 
 mod checksum;
 mod connections;
+#[cfg(feature = "report")]
+mod functions;
 mod inline;
 mod joining;
+#[cfg(feature = "report")]
+mod latency;
 mod lineup;
 mod load_share;
+#[cfg(feature = "report")]
+mod locks;
+mod nic;
+#[cfg(feature = "report")]
+mod parts;
+#[cfg(feature = "report")]
+mod pipeline;
 mod specialized;
 mod stall;
 mod sweep;
@@ -22,13 +33,15 @@ mod udp_tx;
 mod warm;
 
 pub use lineup::{Entry, Panel, Wanted};
+#[cfg(feature = "report")]
+pub use parts::play;
 
 use std::time::{Duration, Instant};
 
 use crate::drivers::shares::ShareLog;
 use crate::drivers::{Direction, Row};
 use crate::paper::Figure;
-use crate::record::{ExperimentResult, PanelResult, SharesResult};
+use crate::record::{ExperimentResult, PanelResult, SharesResult, Table};
 use crate::slices::{self, Failure, Sampled};
 use crate::topology;
 
@@ -55,13 +68,22 @@ pub struct Experiment {
 pub enum Ask {
     /// Rows that take turns, panel by panel.
     Compare(fn(&Wanted) -> Vec<Panel>),
+    /// The same, and what follows from them.
+    Conclude(fn(&Wanted) -> Vec<Panel>, fn(&[PanelResult]) -> Vec<Table>),
     /// Shares of replicas over time.
     Shares,
     /// What an application gets while a replica stands still.
     Stalls,
     /// What an application gets while replicas join.
     Joins,
+    /// What the firmware of a network card does.
+    Nic,
+    /// Tables of its own; it is told how far they are.
+    Tables(MakeTables),
 }
+
+/// Measures what is wanted, and says how much of how much is done.
+type MakeTables = fn(&Wanted, &mut dyn FnMut(usize, usize)) -> Result<Vec<Table>, String>;
 
 /// All experiments, in the order in which they run.
 pub const EXPERIMENTS: &[Experiment] = &[
@@ -76,8 +98,19 @@ pub const EXPERIMENTS: &[Experiment] = &[
     load_share::EXPERIMENT,
     stall::EXPERIMENT,
     joining::EXPERIMENT,
+    #[cfg(feature = "report")]
+    locks::EXPERIMENT,
+    #[cfg(feature = "report")]
+    pipeline::EXPERIMENT,
     udp_rx::EXPERIMENT,
     udp_tx::EXPERIMENT,
+    #[cfg(feature = "report")]
+    latency::LATENCY,
+    #[cfg(feature = "report")]
+    latency::CONNECTS,
+    nic::EXPERIMENT,
+    #[cfg(feature = "report")]
+    functions::EXPERIMENT,
 ];
 
 impl Experiment {
@@ -91,18 +124,9 @@ impl Experiment {
         progress: &mut dyn FnMut(&str, usize, usize),
     ) -> ExperimentResult {
         let begin = Instant::now();
-        let mut result = ExperimentResult {
-            experiment: self.name,
-            about: self.about,
-            panels: Vec::new(),
-            shares: None,
-            stalls: None,
-            joins: None,
-            published: self.published.to_vec(),
-            seconds: 0.0,
-        };
+        let mut result = ExperimentResult::new(self.name, self.about, self.published);
         match self.ask {
-            Ask::Compare(panels) => {
+            Ask::Compare(panels) | Ask::Conclude(panels, _) => {
                 let panels = panels(wanted);
                 let mut clock = Clock::new(wanted, panels.iter().map(Panel::weight).sum());
                 for panel in panels {
@@ -118,6 +142,9 @@ impl Experiment {
                             Err(why) => PanelResult::failed(&panel, why),
                         });
                 }
+                if let Ask::Conclude(_, conclude) = self.ask {
+                    result.tables = conclude(&result.panels);
+                }
             }
             Ask::Stalls => match stall::stalls(wanted, &mut |n, of| progress(self.name, n, of)) {
                 Ok(stalls) => result.stalls = stalls,
@@ -126,6 +153,14 @@ impl Experiment {
             Ask::Joins => match joining::joins(wanted, &mut |n, of| progress(self.name, n, of)) {
                 Ok(joins) => result.joins = joins,
                 Err(why) => result.panels.push(failed(wanted, "joins", why)),
+            },
+            Ask::Nic => match nic::measure(wanted, &mut |n, of| progress(self.name, n, of)) {
+                Ok(measured) => result.nic = Some(measured),
+                Err(why) => result.panels.push(failed(wanted, "nic", why)),
+            },
+            Ask::Tables(tables) => match tables(wanted, &mut |n, of| progress(self.name, n, of)) {
+                Ok(tables) => result.tables = tables,
+                Err(why) => result.panels.push(failed(wanted, "tables", why)),
             },
             Ask::Shares => match shares(wanted, &mut |n, of| progress(self.name, n, of)) {
                 Ok(shares) => result.shares = shares,
@@ -139,13 +174,15 @@ impl Experiment {
     /// How long [`Experiment::run`] takes about, but for setting up.
     pub fn takes(&self, wanted: &Wanted) -> Duration {
         let whole = match self.ask {
-            Ask::Compare(panels) => {
+            Ask::Compare(panels) | Ask::Conclude(panels, _) => {
                 let slices: usize = panels(wanted).iter().map(Panel::weight).sum();
                 (wanted.base.slice + BETWEEN_SLICES) * slices as u32
             }
             Ask::Shares => ROW / 2 * share_entries(wanted).len() as u32,
             Ask::Stalls => stall::SLICE * 4 * 2,
             Ask::Joins => joining::SLICE * 2 * 2,
+            Ask::Nic => nic::ROUND * wanted.side_rounds as u32,
+            Ask::Tables(_) => TABLES,
         };
         wanted.budget.map_or(whole, |budget| whole.min(budget))
     }
@@ -156,6 +193,8 @@ impl Experiment {
 const BETWEEN_SLICES: Duration = Duration::from_millis(10);
 /// How often something is measured that fails for reasons which may be the machine's.
 const ATTEMPTS: usize = 3;
+/// How long tables take, about.
+const TABLES: Duration = Duration::from_secs(20);
 /// How long a row may take that is driven until it has enough samples.
 const ROW: Duration = Duration::from_secs(30);
 
@@ -437,7 +476,7 @@ mod tests {
             let result = experiment.run(&wanted, &mut |_, _, _| ());
             let table = result.table();
             assert!(table.contains(experiment.name), "{table}");
-            let Ask::Compare(panels) = experiment.ask else {
+            let (Ask::Compare(panels) | Ask::Conclude(panels, _)) = experiment.ask else {
                 continue;
             };
             for (panel, measured) in panels(&wanted).iter().zip(&result.panels) {

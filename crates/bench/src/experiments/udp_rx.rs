@@ -48,6 +48,18 @@ fn targets() -> Vec<Target> {
         ),
         Target::of("on 2 cores / single", ours(), single(), None),
         Target::of("on 2 cores / limit", ours(), limit(2), None),
+        Target::of(
+            "on 2 cores / the better lock",
+            ours(),
+            row("locked*", 2),
+            None,
+        ),
+        Target::of(
+            "the better lock, 2 cores / single",
+            row("locked*", 2),
+            single(),
+            None,
+        ),
         Target::of("one replica / single", row("replicated", 1), single(), None),
         Target::of("limit, 2 cores / 1 core", limit(2), limit(1), None),
     ]

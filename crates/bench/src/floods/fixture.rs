@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use dominoes_bench::namespaces::{CubicAllowed, Namespace, Outcome, Process, run};
 use serde::{Deserialize, Serialize};
 
-use super::server::{Said, Server};
+use super::server::{Said, Server, Start};
 use super::{CLIENT, INTERFACE, SERVER};
 
 /// How long something may take that takes moments.
@@ -71,10 +71,10 @@ impl Fixture {
     ///
     /// # Errors
     /// Something is missing.
-    pub(crate) fn new(server: Server) -> Outcome<Fixture> {
-        let link = Link::new(server)?;
+    pub(crate) fn new(start: Start) -> Outcome<Fixture> {
+        let link = Link::new(start.server)?;
         let place = link.far.as_ref().unwrap_or(&link.client);
-        let mut process = Process::start(place, &["--serve", &serde_json::to_string(&server)?])?;
+        let mut process = Process::start(place, &["--serve", &serde_json::to_string(&start)?])?;
         let line = process.line(TIMEOUT)?;
         if line != "ready" {
             return Err(line.into());

@@ -2,12 +2,14 @@
 //! a server.
 //!
 //! [`frames`] makes the frames, [`inject`] sends them, [`clients`] are slow or many, [`server`] is
-//! what is loaded, and [`fixture`] is the link between them.
+//! what is loaded, [`fixture`] is the link between them, and [`processor`] is what
+//! all of that takes of the machine.
 
 pub(crate) mod clients;
 pub(crate) mod fixture;
 pub(crate) mod frames;
 pub(crate) mod inject;
+pub(crate) mod processor;
 pub(crate) mod server;
 
 use std::net::Ipv4Addr;

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use core_affinity::CoreId;
 use dominoes_bench::namespaces::Outcome;
 use dominoes_drivers::Device;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
@@ -48,13 +49,19 @@ pub(crate) enum Server {
     Linux,
 }
 
+/// How a server's process is started.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Start {
+    pub(crate) server: Server,
+    /// The core that all its threads run on; any, if there is none.
+    pub(crate) core: Option<usize>,
+}
+
 /// What the server says of itself.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Said {
     /// Resident memory in bytes.
     pub(crate) memory: u64,
-    /// Processor time of all its threads in milliseconds.
-    pub(crate) cpu_ms: u64,
     /// Times that its device was gone, and was opened again.
     pub(crate) reopened: u64,
     /// Panics that our stack caught.
@@ -80,8 +87,11 @@ fn lock(shared: &Shared) -> MutexGuard<'_, Running> {
 ///
 /// # Errors
 /// The interface cannot be opened.
-pub(crate) fn run(server: &str) -> Outcome<()> {
-    let server: Server = serde_json::from_str(server)?;
+pub(crate) fn run(start: &str) -> Outcome<()> {
+    let Start { server, core } = serde_json::from_str(start)?;
+    if let Some(id) = core {
+        core_affinity::set_for_current(CoreId { id });
+    }
     let shared = Shared::default();
     let answering = Arc::clone(&shared);
     thread::spawn(move || match server {
@@ -127,7 +137,7 @@ fn over_ours(server: Server, shared: &Shared) {
         };
         let accepting = thread::spawn(move || {
             while let Ok((stream, _)) = listener.accept() {
-                stream.set_nodelay(true);
+                let _ = stream.set_nodelay(true);
                 spawn(stream);
             }
         });
@@ -177,7 +187,7 @@ fn start(server: Server) -> Outcome<Stack> {
         .receive_buffer(1 << 16)
         .send_buffer(1 << 20);
     let stack = Stack::builder(&format!("{SERVER}/16"))
-        .gateway(CLIENT)
+        .gateway(CLIENT.into())
         .replicas(replicas)
         .limits(limits)
         .start(device)?;
@@ -241,7 +251,6 @@ fn said(shared: &Shared) -> Outcome<Said> {
     let running = lock(shared);
     let mut said = Said {
         memory: memory()?,
-        cpu_ms: cpu_ms()?,
         reopened: running.reopened,
         ..Said::default()
     };
@@ -287,13 +296,4 @@ fn memory() -> Outcome<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kilo = line.and_then(|line| line.trim().strip_suffix(" kB"));
     Ok(kilo.ok_or("no resident memory")?.trim().parse::<u64>()? << 10)
-}
-
-/// Of user and system, in ticks of 10 ms (proc(5)).
-fn cpu_ms() -> Outcome<u64> {
-    let stat = fs::read_to_string("/proc/self/stat")?;
-    let (_, fields) = stat.rsplit_once(')').ok_or("no times")?;
-    let ticks = fields.split_whitespace().skip(11).take(2);
-    let sum: u64 = ticks.map_while(|ticks| ticks.parse::<u64>().ok()).sum();
-    Ok(sum * 10)
 }

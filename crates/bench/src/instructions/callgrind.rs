@@ -10,7 +10,7 @@ use crate::instructions::Case;
 /// The function at which callgrind writes out what it has counted since the last time.
 const MARK: &str = "*instructions_mark*";
 /// Parts that a case writes: up to its first mark, N units, 2N units.
-const PARTS: usize = 3;
+pub(super) const PARTS: usize = 3;
 
 /// What was counted of one case.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,16 +71,42 @@ pub fn count(
     cases: &[Case],
     directory: &Path,
 ) -> Result<(Vec<Counted>, String), String> {
+    let options = ["--dump-line=no"];
+    let (text, said) = profile(arguments, &options, directory)?;
+    let parts = parse(&text)?;
+    // What comes after the last mark is one more part.
+    if parts.len() != PARTS * cases.len() + 1 {
+        return Err(format!(
+            "{} cases wrote {} parts into {}",
+            cases.len(),
+            parts.len(),
+            directory.display()
+        ));
+    }
+    let counted = cases.iter().zip(parts.chunks_exact(PARTS));
+    let counted: Result<_, _> = counted
+        .map(|(case, parts)| difference(case, parts))
+        .collect();
+    Ok((counted?, said))
+}
+
+/// Runs this program again under callgrind with `arguments`, and callgrind with `options`. Returns
+/// the profile, which is left in `directory`, and what the run printed.
+///
+/// # Errors
+/// If it cannot be run or fails.
+pub(super) fn profile(
+    arguments: &[&str],
+    options: &[&str],
+    directory: &Path,
+) -> Result<(String, String), String> {
     fs::create_dir_all(directory).map_err(|e| format!("{}: {e}", directory.display()))?;
     let profile = directory.join("callgrind.out");
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     let run = Command::new("valgrind")
         .args(["--tool=callgrind", "--quiet", "--combine-dumps=yes"])
-        .args([
-            "--compress-strings=no",
-            "--compress-pos=no",
-            "--dump-line=no",
-        ])
+        .args(["--compress-strings=no", "--compress-pos=no"])
+        .args(options)
         .arg(format!("--dump-before={MARK}"))
         .arg(format!("--callgrind-out-file={}", profile.display()))
         .arg(program)
@@ -95,21 +121,7 @@ pub fn count(
     }
     let said = String::from_utf8_lossy(&run.stdout).trim().to_owned();
     let text = fs::read_to_string(&profile).map_err(|e| format!("{}: {e}", profile.display()))?;
-    let parts = parse(&text)?;
-    // What comes after the last mark is one more part.
-    if parts.len() != PARTS * cases.len() + 1 {
-        return Err(format!(
-            "{} cases wrote {} parts into {}",
-            cases.len(),
-            parts.len(),
-            profile.display()
-        ));
-    }
-    let counted = cases.iter().zip(parts.chunks_exact(PARTS));
-    let counted: Result<_, _> = counted
-        .map(|(case, parts)| difference(case, parts))
-        .collect();
-    Ok((counted?, said))
+    Ok((text, said))
 }
 
 /// N units of a warm run: what 2N took without what N took.

@@ -25,6 +25,7 @@
 
 pub mod apply;
 pub mod callgrind;
+pub mod functions;
 pub mod gate;
 pub mod report;
 pub mod ring;

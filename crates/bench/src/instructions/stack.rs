@@ -20,7 +20,7 @@ use crate::instructions::fixture::{Link, Plan, ScriptedDevice};
 use crate::workload;
 
 /// Segments of the shorter measurement.
-const SEGMENTS: u64 = 1024;
+pub(super) const SEGMENTS: u64 = 1024;
 /// Bytes that are written at once, and read at once at most.
 const CHUNK: usize = 64 << 10;
 const PORT: u16 = 5_001;
@@ -443,6 +443,11 @@ fn case<S: Stack + 'static>(variant: &str, setting: Setting) -> Case {
             move |segments| lane.run(segments)
         },
     )
+}
+
+/// A case of `single`.
+pub(super) fn single(setting: Setting) -> Case {
+    case::<Single>("single", setting)
 }
 
 /// All settings of a variant.

@@ -4,7 +4,7 @@ use core::fmt::Write;
 
 use super::{
     ExperimentResult, JoinSample, JoinsResult, PanelResult, ResultRow, SharesResult, Spread,
-    StallSample, StallsResult,
+    StallSample, StallsResult, Table,
 };
 use crate::ratio::label;
 use crate::workload::Workload;
@@ -32,15 +32,60 @@ impl ExperimentResult {
         if let Some(joins) = &self.joins {
             joins.write(out)?;
         }
+        if let Some(nic) = &self.nic {
+            nic.write(out)?;
+        }
+        for table in &self.tables {
+            table.write(out)?;
+        }
         if self.panels.is_empty()
+            && self.nic.is_none()
+            && self.tables.is_empty()
             && self.shares.is_none()
             && self.stalls.is_none()
             && self.joins.is_none()
         {
             writeln!(out, "no row to be measured")?;
         }
+        for why in &self.failures {
+            writeln!(out, "FAILED: {why}")?;
+        }
+        let measures = self.measures();
         for figure in &self.published {
             writeln!(out, "published: {figure}")?;
+            let outcome = figure.compare(&measures);
+            if !outcome.sentence.is_empty() {
+                writeln!(
+                    out,
+                    "  ours: {}: {}",
+                    outcome.verdict.name(),
+                    outcome.sentence
+                )?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Table {
+    fn write(&self, out: &mut String) -> core::fmt::Result {
+        writeln!(out, "-- {}", self.title)?;
+        let cells = |column: usize| self.rows.iter().filter_map(move |row| row.get(column));
+        let widths: Vec<usize> = (self.columns.iter().enumerate())
+            .map(|(i, name)| cells(i).map(String::len).fold(name.len(), usize::max))
+            .collect();
+        let mut line = |values: &mut dyn Iterator<Item = &str>| {
+            for (value, width) in values.zip(&widths) {
+                write!(out, "{value:>width$}  ")?;
+            }
+            writeln!(out)
+        };
+        line(&mut self.columns.iter().copied())?;
+        for row in &self.rows {
+            line(&mut row.iter().map(String::as_str))?;
+        }
+        for note in &self.notes {
+            writeln!(out, "{note}")?;
         }
         Ok(())
     }
@@ -143,6 +188,11 @@ impl ResultRow {
         }
         if let Some(pump) = self.rx_pump_cores {
             seen.push(format!("receive pump {} of a core", percent(&[pump])));
+            if let Some([claim, publish]) = self.held_ns {
+                seen.push(format!(
+                    "a frame holds the device {claim:.0} ns and the pump {publish:.0} ns"
+                ));
+            }
             seen.push(format!("idle {}", percent(&self.idle_share)));
             let lag = list(&self.lag_requests, |lag| format!("{lag:.1}"));
             seen.push(format!("lag {lag}, log full {}", self.log_full));
@@ -161,6 +211,12 @@ impl ResultRow {
         }
         if let Some(misordered) = self.misordered_share {
             seen.push(format!("{:.2} % misordered", misordered * 100.0));
+        }
+        for (lock, share) in &self.waits {
+            seen.push(format!("waits {:.1} % for {lock}", share * 100.0));
+        }
+        if let Some(misordered) = self.counted_misordered_share {
+            seen.push(format!("{:.2} % misordered above TCP", misordered * 100.0));
         }
         if self.sent_again > 0 {
             let again = self.sent_again;
@@ -304,7 +360,7 @@ fn conditions(w: &Workload) -> String {
     )
 }
 
-fn spread(s: &Spread, digits: usize) -> String {
+pub(super) fn spread(s: &Spread, digits: usize) -> String {
     format!(
         "{:.digits$} [{:.digits$} {:.digits$}]",
         s.median, s.q1, s.q3

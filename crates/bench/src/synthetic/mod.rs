@@ -12,15 +12,6 @@ pub(crate) const WORDS: usize = 512;
 /// Parallelizable to sequential work.
 pub(crate) const RATIOS: [(u32, u32); 4] = [(100, 1), (10, 1), (2, 1), (1, 2)];
 
-/// What the dissertation says about each ratio, on eight cores of an AMD machine; the curves
-/// themselves carry no numbers in its text.
-pub(crate) const PUBLISHED: [&str; 4] = [
-    "figure 5.1(a), 100:1: scales very well under every strategy",
-    "figure 5.1(b), 10:1: replication 4-5x on 8 cores, an elbow at 4; a coarse lock shows virtually no speed-up at any scale",
-    "figure 5.2(a), 2:1: replication slightly better than its model; locks bring nothing",
-    "figure 5.2(b), 1:2: no meaningful speed-up is possible",
-];
-
 /// One step of a chain in which each depends on the one before.
 #[inline(always)]
 fn mix(x: u64) -> u64 {

@@ -17,9 +17,9 @@ use crate::log::request::Request;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Primaries {
-    /// The worker that held the receive pump: it has the frames' headers in its cache. A worker
-    /// with nothing else to do takes the pump, so the work goes to a free worker. Frames are
-    /// assigned by position.
+    /// The worker that claimed and parsed the batch: it has the frames' headers in its cache. A
+    /// worker with nothing else to do claims the next batch, so the work goes to a free worker.
+    /// Commands belong to the worker that published them. Frames are assigned by position.
     #[default]
     ByPublisher,
     /// Chunks of the log, and of frames, in turn.

@@ -36,12 +36,22 @@ pub(crate) fn pinned<'a, 's>(
 
 /// Numbered frames that an effect asks for.
 pub(crate) trait NumberedFrames {
+    /// Whether frames of one chunk of transmit slots can be built together: all of them, or none if
+    /// that unwinds.
+    const TOGETHER: bool;
     /// Number of the first frame.
     fn first(&self) -> u64;
     /// How many frames there are.
     fn count(&self) -> u32;
-    /// Builds frame `i` of them.
-    fn build(&self, world: &World, i: u32, template: &mut Template, stats: &mut EffectStats);
+    /// Builds `range.1` of them, from frame `range.0` on. Calls `before` before each.
+    fn build(
+        &self,
+        world: &World,
+        range: (u32, u32),
+        template: &mut Template,
+        stats: &mut EffectStats,
+        before: impl FnMut(),
+    );
     /// Whether they carry payload.
     fn has_payload(&self) -> bool;
     /// The effect.
@@ -49,6 +59,8 @@ pub(crate) trait NumberedFrames {
 }
 
 impl NumberedFrames for Transmit {
+    const TOGETHER: bool = true;
+
     #[inline(always)]
     fn first(&self) -> u64 {
         self.first_frame
@@ -60,8 +72,15 @@ impl NumberedFrames for Transmit {
     }
 
     #[inline(always)]
-    fn build(&self, world: &World, i: u32, template: &mut Template, stats: &mut EffectStats) {
-        perform::build(world, self, i, template, stats);
+    fn build(
+        &self,
+        world: &World,
+        range: (u32, u32),
+        template: &mut Template,
+        stats: &mut EffectStats,
+        before: impl FnMut(),
+    ) {
+        perform::build(world, self, range, template, stats, before);
     }
 
     #[inline(always)]
@@ -75,6 +94,8 @@ impl NumberedFrames for Transmit {
 }
 
 impl NumberedFrames for SendDatagrams {
+    const TOGETHER: bool = false;
+
     fn first(&self) -> u64 {
         self.first_frame
     }
@@ -83,8 +104,18 @@ impl NumberedFrames for SendDatagrams {
         self.count
     }
 
-    fn build(&self, world: &World, i: u32, _: &mut Template, stats: &mut EffectStats) {
-        perform::build_datagram(world, self, i, stats);
+    fn build(
+        &self,
+        world: &World,
+        (from, count): (u32, u32),
+        _: &mut Template,
+        stats: &mut EffectStats,
+        mut before: impl FnMut(),
+    ) {
+        for i in from..from + count {
+            before();
+            perform::build_datagram(world, self, i, stats);
+        }
     }
 
     fn has_payload(&self) -> bool {
@@ -242,21 +273,36 @@ impl<T: FaultHooks> Executor<'_, T> {
                 self.cursor.frame = next.min(u64::from(frames.count())) as u32;
                 continue;
             }
+            let mut passed = 1;
             match self.claim_frame(frame, has_payload) {
                 Access::Do => {
-                    self.build(frames, frame);
-                    built += 1;
+                    passed = self.count_together(frames, frame, most - built);
+                    self.build(frames, frame, passed);
+                    built += passed;
                 }
                 Access::Pass => {}
                 Access::Stop if built > 0 => return Err(Step::Performed),
                 Access::Stop => return Err(Step::Blocked),
             }
-            self.cursor.frame += 1;
+            self.cursor.frame += passed;
         }
         Ok(match built {
             0 => Step::Passed,
             _ => Step::Performed,
         })
+    }
+
+    /// How many of the cursor's frames, from `frame` on, are built together; at most `most`. If that
+    /// one is not done, those behind it in its chunk are not either.
+    #[inline(always)]
+    fn count_together<F: NumberedFrames>(&self, frames: &F, frame: u64, most: u32) -> u32 {
+        if !F::TOGETHER {
+            return 1;
+        }
+        let chunk_end = self.shared.frame_chunk_end(frame);
+        let end = chunk_end.min(self.shared.world.tx.chunk_end(frame));
+        let rest = (frames.count() - self.cursor.frame).min(most);
+        u64::from(rest).min(end - frame) as u32
     }
 
     fn is_my_frame(&self, frame: u64, has_payload: bool) -> bool {
@@ -375,20 +421,23 @@ impl<T: FaultHooks> Executor<'_, T> {
         self.held.frame_chunk = NONE;
     }
 
-    /// Builds frame `frame` of the cursor's effect, whose unit this worker has begun. Releases the
-    /// unit when it is done.
+    /// Builds `count` frames of the cursor's effect, of one chunk, whose unit this worker has
+    /// begun: from `frame` on, which the cursor is at. Releases the unit when it is done.
     #[inline]
-    pub(crate) fn build(&mut self, frames: &impl NumberedFrames, frame: u64) {
-        if T::ACTIVE {
-            self.hooks
-                .before_performing(self.cursor.seq, &frames.effect());
-        }
-        let (world, i) = (&self.shared.world, self.cursor.frame);
-        frames.build(world, i, self.template, self.stats);
+    pub(crate) fn build(&mut self, frames: &impl NumberedFrames, frame: u64, count: u32) {
+        let (world, from) = (&self.shared.world, self.cursor.frame);
+        let (hooks, seq) = (&mut *self.hooks, self.cursor.seq);
+        let before = || {
+            if T::ACTIVE {
+                hooks.before_performing(seq, &frames.effect());
+            }
+        };
+        frames.build(world, (from, count), self.template, self.stats, before);
+        let behind = frame + u64::from(count);
         if let Some(begun) = &mut self.held.frames {
-            begun.done(frame);
+            begun.done(behind - 1);
         }
-        if self.shared.frame_chunk_of(frame + 1) != self.held.frame_chunk {
+        if self.shared.frame_chunk_of(behind) != self.held.frame_chunk {
             self.release_frames();
         }
     }
@@ -418,7 +467,7 @@ impl<T: FaultHooks> Executor<'_, T> {
             }
             Effect::Queue(queue) => {
                 match pinned(&shared.attachments, &mut self.held.pin, seq) {
-                    Some(run) => perform::queue(&shared.world, queue, &run.frames, self.stats),
+                    Some(run) => perform::queue(&shared.world, queue, run.frames(), self.stats),
                     None => self.stats.diverged += 1,
                 }
                 self.wakes.add_socket(queue.socket);

@@ -50,14 +50,20 @@ impl<T: FaultHooks> Worker<T> {
             LogMode::Draining(turns) => turns,
             _ => 0,
         };
-        if self.lag() == 0 && !self.has_pending_effects() && self.fill_up_log(now) {
+        let is_drained = self.lag() == 0 && !self.shared.batches.is_any_waiting();
+        if is_drained && !self.has_pending_effects() && self.fill_up_log(now) {
             self.log_mode = LogMode::Solo;
             self.direct.begin(self.replica.position());
             return self.turn_solo(now);
         }
         if turns < DRAIN_TURNS {
             self.log_mode = LogMode::Draining(turns + 1);
-            return self.do_work();
+            let mut done = 0;
+            if self.shared.batches.is_any_waiting() {
+                self.parse();
+                done = self.publish_parsed(now).unwrap_or(0);
+            }
+            return done + self.do_work();
         }
         self.log_mode = LogMode::Draining(0);
         self.pump_in_turn(now) + self.do_work()
@@ -91,10 +97,14 @@ impl<T: FaultHooks> Worker<T> {
         let Some(mut side) = shared.rx.try_take() else {
             return 0;
         };
+        let Some(mut claimer) = shared.claimer.try_take() else {
+            return 0;
+        };
         let deadline = self.replica.next_deadline();
         let pump = &mut side.pump;
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
-        let done = pump.turns(now, deadline, &mut self.direct);
+        let done = pump.turns(now, deadline, &mut claimer, &mut self.direct);
+        drop(claimer);
         pump.rebalance(&self.replica);
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
         if shared.layout.autoscale && side.autoscaler.is_due(now) {

@@ -341,7 +341,7 @@ impl<T: FaultHooks> Executor<'_, T> {
         let (mut built, mut behind) = (0, 1);
         match self.frame_access(stragglers, skipped, owner, frame, has_payload) {
             Access::Do => {
-                self.build(frames, frame);
+                self.build(frames, frame, 1);
                 self.stats.stolen += u64::from(owner != Owner::Worker(self.id));
                 built = 1;
             }

@@ -1,8 +1,8 @@
 //! A worker: one replica of a group, and its share of the work.
 //!
-//! A turn with the log has these steps: pump (publish received frames as requests), prepare (find
-//! verdicts of requests), apply (every request, in log order), perform (the effects of which this
-//! worker is primary), send (frames that are built), steal (work of stragglers).
+//! A turn with the log has these steps: claim, parse and publish (received frames become requests),
+//! prepare (find verdicts of requests), apply (every request, in log order), perform (the effects of
+//! which this worker is primary), send (frames that are built), steal (work of stragglers).
 
 use core::any::Any;
 use core::panic::AssertUnwindSafe;
@@ -14,6 +14,7 @@ use dominoes::group::WorkerState;
 use dominoes::{Seq, Spin, Subscription};
 
 use super::assign::{Owner, Primaries};
+use super::batches::{Intake, Publishing};
 use super::epochs::Epochs;
 use super::execute::{Executor, HeldUnits, Step, pinned};
 use super::pending::{Cursor, PendingEffects};
@@ -24,18 +25,18 @@ use crate::group::{FaultHooks, RxSide, STORED, Shared};
 use crate::io::FrameRecycler;
 use crate::io::direct::DirectLog;
 use crate::io::perform::Template;
-use crate::io::rx::BATCH;
 use crate::io::world::Wakes;
 use crate::log::effect::Effect;
-use crate::log::request::{MAX_RUN, Request};
+use crate::log::request::Request;
 use crate::state::apply::Replica;
 use crate::stats::{EffectStats, PumpStats};
 use crate::time::{Duration, Instant};
 
 /// After so many turns in a row without work, a worker also sends frames that others built.
 const IDLE_TURNS: u32 = 16;
-/// At most so many requests are applied in one turn.
-const APPLY_BATCH: usize = 64;
+/// At most so many requests are applied in one turn: as many as two workers publish in one, if each
+/// frame is a request.
+const APPLY_BATCH: usize = 256;
 /// If frames wait and none was sent for so long, any worker sends, even a busy one. Building a few
 /// chunks of frames takes about this long.
 const SEND_TAKEOVER: Duration = Duration::from_micros(50);
@@ -78,7 +79,7 @@ pub struct Worker<T: FaultHooks = ()> {
     /// The value of `performed` of this slot, as last seen; an earlier worker may have stored it.
     /// `performed` says how far a slot did its own share.
     reported: Seq,
-    stragglers: Stragglers,
+    pub(crate) stragglers: Stragglers,
     send_watch: SendWatch,
     /// Turns in a row without work.
     idle: u32,
@@ -90,6 +91,11 @@ pub struct Worker<T: FaultHooks = ()> {
     pub(crate) direct: DirectLog,
     /// Frames whose work this worker completed.
     pub(crate) recycler: FrameRecycler,
+    pub(crate) intake: Intake,
+    /// When this worker last found no frame in the device; [`Instant::NEVER`] if it found some.
+    pub(crate) device_empty_at: Instant,
+    /// Whether so many frames were held when it looked that the device may have none left.
+    pub(crate) holds_many: bool,
     /// Faults of a test. `T::ACTIVE` says that the worker has fault hooks.
     hooks: T,
     /// Whether `hooks` is changing the effects of a request.
@@ -133,6 +139,9 @@ impl<T: FaultHooks> Worker<T> {
             log_mode: LogMode::Logged,
             direct: DirectLog::default(),
             recycler: FrameRecycler::default(),
+            intake: Intake::new(),
+            device_empty_at: Instant::NEVER,
+            holds_many: false,
             hooks,
             in_hooks: false,
             template: Template::default(),
@@ -198,7 +207,7 @@ impl<T: FaultHooks> Worker<T> {
     /// If this worker was notified, handles the changes of its slot: join, leave, park, divergence.
     /// Returns true if it has no state to work with; then the caller does nothing.
     #[inline]
-    fn handle_membership(&mut self) -> bool {
+    pub(crate) fn handle_membership(&mut self) -> bool {
         self.shared.membership.is_notified(self.id) && self.handle_notification()
     }
 
@@ -274,6 +283,7 @@ impl<T: FaultHooks> Worker<T> {
 
     /// Gives up its state. It has performed its share.
     fn park(&mut self) {
+        self.intake.abandon(&mut self.recycler);
         self.put_back();
         self.shared.release_slot(self.id, WorkerState::Parked);
         self.restart_from(Snapshot::none(self.shared.world.limits));
@@ -308,10 +318,16 @@ impl<T: FaultHooks> Worker<T> {
             self.was_busy = false;
             return 0;
         }
-        let done = match self.needs_log() {
+        let mut done = match self.needs_log() {
             true => self.pump_in_turn(now) + self.do_work(),
             false => self.turn_without_log(now),
         };
+        let world = &self.shared.world;
+        let units = world.serve_units();
+        if units > 0 && world.has_units() {
+            self.shared.work_event.notify_all();
+        }
+        done += units;
         self.was_busy = done > 0;
         done
     }
@@ -326,45 +342,61 @@ impl<T: FaultHooks> Worker<T> {
         }
     }
 
-    /// Takes the receive pump, for at most `request_chunk` full runs of frames. Takes no frames if
-    /// another worker has the pump, or this one is not active or has enough to do. Leaves solo mode
-    /// in any case. With the pump, also autoscales when that is due.
+    /// Claims a batch of frames, parses it, and publishes what is parsed. Claims none if this
+    /// worker is not active or has enough to do; publishes nothing while another worker has the
+    /// pump. Leaves solo mode in any case. With the pump, also autoscales when that is due. Returns
+    /// how much it did.
     pub fn pump_in_turn(&mut self, now: Instant) -> usize {
         self.return_to_log();
-        if self.prepared_bytes >= self.shared.layout.tuning.ahead_bytes
-            || self.state != WorkerState::Active
-            || self.shared.rx.is_taken()
-        {
+        if !self.may_take_frames() {
             return 0;
         }
-        let Some(mut rx_side) = self.shared.rx.try_take() else {
+        if self.has_enough() && !self.shared.batches.is_any_waiting() {
             return 0;
+        }
+        let claimed = self.claim_batch(now).unwrap_or(0);
+        self.parse();
+        claimed + self.publish_parsed(now).unwrap_or(0)
+    }
+
+    /// Whether it has so much to do that it claims no more frames.
+    #[inline]
+    pub(crate) fn has_enough(&self) -> bool {
+        self.prepared_bytes >= self.shared.layout.tuning.ahead_bytes
+    }
+
+    /// Whether it may claim frames and publish.
+    #[inline]
+    pub(crate) fn may_take_frames(&self) -> bool {
+        self.state == WorkerState::Active
+    }
+
+    /// Takes the receive pump for one turn. `None` if another worker has it.
+    pub(crate) fn publish_parsed(&mut self, now: Instant) -> Option<usize> {
+        let shared = &*self.shared;
+        let mut rx_side = shared.rx.try_take()?;
+        let (pump, mut log) = rx_side.parts(shared, self.id);
+        core::mem::swap(&mut pump.recycler, &mut self.recycler);
+        let mut batches = Publishing {
+            shared,
+            intake: &mut self.intake,
+            is_device_empty: self.device_empty_at == now,
+            holds_many: self.holds_many,
         };
-        let (pump, mut log) = rx_side.parts(&self.shared, self.id);
-        core::mem::swap(&mut pump.recycler, &mut self.recycler);
         let deadline = self.replica.next_deadline();
-        let most_frames = self.shared.layout.tuning.request_chunk * MAX_RUN;
-        let mut done = 0;
-        while done < most_frames {
-            let now_done = pump.turn(now, deadline, &mut log);
-            done += now_done;
-            if now_done < BATCH {
-                break;
-            }
-        }
+        let done = pump.turn(now, deadline, &mut batches, &mut log);
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
-        if self.shared.layout.autoscale && rx_side.autoscaler.is_due(now) {
+        if shared.layout.autoscale && rx_side.autoscaler.is_due(now) {
             let RxSide {
                 pump, autoscaler, ..
             } = &mut *rx_side;
-            self.shared
-                .autoscale(autoscaler, pump.balance.as_ref(), now);
+            shared.autoscale(autoscaler, pump.balance.as_ref(), now);
         }
         drop(rx_side);
         if done > 0 {
-            self.shared.work_event.notify_all();
+            shared.work_event.notify_all();
         }
-        done
+        Some(done)
     }
 
     /// Sends frames if this worker probably built the next one to be sent: that one, and its own
@@ -455,24 +487,13 @@ impl<T: FaultHooks> Worker<T> {
         done
     }
 
-    /// Takes the receive pump for one turn. `None` if another worker has it, or if this one is not
-    /// active or has no state.
+    /// [Claims](Self::claim) a batch, [parses](Self::parse) it, and [publishes](Self::publish).
+    /// `None` if another worker has the pump, or if this one is not active or has no state.
     pub fn pump(&mut self, now: Instant) -> Option<usize> {
-        self.stragglers.now = self.stragglers.now.max(now);
-        if self.handle_membership() || self.state != WorkerState::Active {
-            return None;
-        }
-        self.return_to_log();
-        let mut rx_side = self.shared.rx.try_take()?;
-        let (pump, mut log) = rx_side.parts(&self.shared, self.id);
-        core::mem::swap(&mut pump.recycler, &mut self.recycler);
-        let done = pump.turn(now, self.replica.next_deadline(), &mut log);
-        core::mem::swap(&mut pump.recycler, &mut self.recycler);
-        drop(rx_side);
-        if done > 0 {
-            self.shared.work_event.notify_all();
-        }
-        Some(done)
+        let claimed = self.claim(now).unwrap_or(0);
+        self.parse();
+        let published = self.publish(now)?;
+        Some(published.max(claimed))
     }
 
     /// Prepares this worker's requests, in order, until `prepared_bytes` reaches `ahead_bytes`.
@@ -866,7 +887,8 @@ impl<T: FaultHooks> Worker<T> {
     pub fn next_deadline(&self) -> Instant {
         let rx_side = self.shared.rx.try_take();
         let pump = rx_side.map_or(Instant::NEVER, |rx_side| rx_side.pump.next_deadline());
-        self.replica.next_deadline().min(pump)
+        let batches = self.shared.batches.next_deadline();
+        self.replica.next_deadline().min(pump).min(batches)
     }
 
     /// Requests that are published and not applied here. [`Worker::apply`] sees what this has seen.
@@ -890,8 +912,8 @@ impl<T: FaultHooks> Worker<T> {
         if self.recycler.frames.is_empty() {
             return;
         }
-        match self.shared.rx.try_take() {
-            Some(mut rx_side) => rx_side.pump.put_back(&mut self.recycler.frames),
+        match self.shared.claimer.try_take() {
+            Some(mut claimer) => claimer.put_back(&mut self.recycler.frames),
             None => self.shared.world.give_back(&mut self.recycler.frames),
         }
     }
@@ -906,8 +928,10 @@ impl<T: FaultHooks> Worker<T> {
     /// Whether a turn would find something to do.
     pub(crate) fn has_work(&mut self) -> bool {
         self.shared.membership.is_notified(self.id)
+            || self.shared.batches.is_any_waiting()
             || self.log.poll() > self.replica.position()
             || self.cursor.seq < self.pending.end() && !self.stragglers.blocked
+            || self.shared.world.has_units()
             || self.shared.tx.try_take().is_some_and(|tx| tx.has_work())
     }
 }

@@ -276,7 +276,7 @@ impl Balance {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::net::SocketAddrV4;
+    use crate::log::request::Endpoint;
 
     /// Groups whose connections bring work as told, each as fast as its core lets them.
     struct Machine {
@@ -296,8 +296,8 @@ mod tests {
                 generation: 0,
             },
             flow: Flow {
-                local: SocketAddrV4::new([10, 0, 0, 1].into(), 80),
-                remote: SocketAddrV4::new([10, 0, 0, 2].into(), port),
+                local: Endpoint::new([10, 0, 0, 1].into(), 80),
+                remote: Endpoint::new([10, 0, 0, 2].into(), port),
             },
             bytes,
         }

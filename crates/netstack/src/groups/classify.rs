@@ -1,11 +1,10 @@
 //! Which group a frame is for: the one that has its flow, the first, or all.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
-
 use dominoes_drivers::split::Target;
 
 use super::migrated_flows::MigratedFlows;
 use crate::log::request::Flow;
+use crate::log::request::{Address, Endpoint};
 use crate::state::demux::Grouping;
 
 const ETHERNET: usize = 14;
@@ -23,7 +22,7 @@ pub(crate) fn target(grouping: &Grouping, moved: &MigratedFlows, frame: &[u8]) -
         return first;
     };
     if link[12..14] != IPV4 {
-        return Target::All;
+        return target_v6(grouping, moved, frame);
     }
     let Some(header) = packet.first_chunk::<20>() else {
         return first;
@@ -38,12 +37,12 @@ pub(crate) fn target(grouping: &Grouping, moved: &MigratedFlows, frame: &[u8]) -
         return first;
     };
     let address =
-        |at: usize| Ipv4Addr::new(header[at], header[at + 1], header[at + 2], header[at + 3]);
+        |at: usize| Address::ipv4(header[at], header[at + 1], header[at + 2], header[at + 3]);
     match header[9] {
         TCP => {
             let flow = Flow {
-                local: SocketAddrV4::new(address(16), u16::from_be_bytes([c, d])),
-                remote: SocketAddrV4::new(address(12), u16::from_be_bytes([a, b])),
+                local: Endpoint::new(address(16), u16::from_be_bytes([c, d])),
+                remote: Endpoint::new(address(12), u16::from_be_bytes([a, b])),
             };
             let moved = moved.find(&flow);
             Target::One(moved.unwrap_or_else(|| grouping.group(&flow)).into())
@@ -52,6 +51,64 @@ pub(crate) fn target(grouping: &Grouping, moved: &MigratedFlows, frame: &[u8]) -
         ICMP | UDP => first,
         _ => first,
     }
+}
+
+/// As [`target`], of a frame that is not IPv4.
+fn target_v6(grouping: &Grouping, moved: &MigratedFlows, frame: &[u8]) -> Target {
+    const ICMPV6: u8 = 58;
+    const ECHO_REQUEST_V6: u8 = 128;
+    const IPV6: usize = ETHERNET + 40;
+    if frame[12..14] != [0x86, 0xdd] {
+        return Target::All;
+    }
+    let Some(header) = frame.first_chunk::<IPV6>() else {
+        return Target::One(0);
+    };
+    let Some((protocol, at)) = upper(frame, header[20]) else {
+        // A fragment, or what makes no sense.
+        return Target::All;
+    };
+    let Some(&[a, b, c, d]) = frame.get(at..).and_then(|behind| behind.first_chunk()) else {
+        return Target::One(0);
+    };
+    let address = |at: usize| {
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&header[at..at + 16]);
+        Address::v6(bytes)
+    };
+    match protocol {
+        TCP => {
+            let flow = Flow {
+                local: Endpoint::new(address(38), u16::from_be_bytes([c, d])),
+                remote: Endpoint::new(address(22), u16::from_be_bytes([a, b])),
+            };
+            let moved = moved.find(&flow);
+            Target::One(moved.unwrap_or_else(|| grouping.group(&flow)).into())
+        }
+        ICMPV6 if a != ECHO_REQUEST_V6 => Target::All,
+        _ => Target::One(0),
+    }
+}
+
+/// The protocol behind extension headers, and where it begins; `None` of a fragment, or of more
+/// than eight of them.
+fn upper(frame: &[u8], first: u8) -> Option<(u8, usize)> {
+    const HOP_BY_HOP: u8 = 0;
+    const ROUTING: u8 = 43;
+    const FRAGMENT: u8 = 44;
+    const DESTINATION: u8 = 60;
+    let (mut protocol, mut at) = (first, ETHERNET + 40);
+    for _ in 0..=8 {
+        match protocol {
+            HOP_BY_HOP | ROUTING | DESTINATION => {
+                let [next, len] = *frame.get(at..)?.first_chunk()?;
+                (protocol, at) = (next, at + 8 * (usize::from(len) + 1));
+            }
+            FRAGMENT => return None,
+            _ => return Some((protocol, at)),
+        }
+    }
+    None
 }
 
 #[cfg(test)]

@@ -20,7 +20,20 @@ pub(crate) struct MigratedFlows {
 struct Exception {
     /// The flow but for our address; 0 if there is none, [`CLAIMED`] while it is being written.
     flow: AtomicU64,
+    /// The upper bits of the peer's address.
+    rest: [AtomicU64; 2],
     group: AtomicU16,
+}
+
+impl Exception {
+    /// Whether it is of this flow, as far as `flow` does not say that.
+    fn has(&self, rest: [u64; 2]) -> bool {
+        // ORDERING: Relaxed: what was read of `flow` before orders these.
+        self.rest
+            .each_ref()
+            .map(|word| word.load(Ordering::Relaxed))
+            == rest
+    }
 }
 
 const BUCKET: usize = 8;
@@ -38,9 +51,13 @@ impl Default for MigratedFlows {
 }
 
 impl MigratedFlows {
-    fn word(flow: &Flow) -> u64 {
-        let ports = u32::from(flow.remote.port()) << 16 | u32::from(flow.local.port());
-        u64::from(flow.remote.ip().to_bits()) << 32 | u64::from(ports)
+    /// The flow but for our address: its ports with the lower bits of the peer's address, and the
+    /// upper bits.
+    fn words(flow: &Flow) -> (u64, [u64; 2]) {
+        let remote = flow.remote.address;
+        let word = u64::from(remote.v4_bits()) << 32 | u64::from(flow.ports());
+        let [high, low] = remote.words();
+        (word, [high, low >> 32])
     }
 
     fn bucket(&self, word: u64) -> &[Exception; BUCKET] {
@@ -55,14 +72,14 @@ impl MigratedFlows {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        self.find_word(Self::word(flow))
+        self.find_words(Self::words(flow))
     }
 
     #[cold]
-    fn find_word(&self, word: u64) -> Option<u16> {
+    fn find_words(&self, (word, rest): (u64, [u64; 2])) -> Option<u16> {
         // ORDERING: Acquire, pairs with the Release in `set`: the group is that of this flow, or of
         // one that took its place since.
-        let is_it = |one: &&Exception| one.flow.load(Ordering::Acquire) == word;
+        let is_it = |one: &&Exception| one.flow.load(Ordering::Acquire) == word && one.has(rest);
         let found = self.bucket(word).iter().find(is_it)?;
         Some(found.group.load(Ordering::Relaxed))
     }
@@ -70,9 +87,9 @@ impl MigratedFlows {
     /// From now on the connection of `flow` lives in `group`. Says whether there is room to
     /// remember that.
     pub(crate) fn set(&self, flow: &Flow, group: u16) -> bool {
-        let word = Self::word(flow);
+        let (word, rest) = Self::words(flow);
         let bucket = self.bucket(word);
-        let is = |one: &&Exception| one.flow.load(Ordering::Relaxed) == word;
+        let is = |one: &&Exception| one.flow.load(Ordering::Relaxed) == word && one.has(rest);
         if let Some(known) = bucket.iter().find(is) {
             known.group.store(group, Ordering::Relaxed);
             return true;
@@ -89,16 +106,19 @@ impl MigratedFlows {
             return false;
         };
         free.group.store(group, Ordering::Relaxed);
+        for (place, word) in free.rest.iter().zip(rest) {
+            place.store(word, Ordering::Relaxed);
+        }
         self.count.fetch_add(1, Ordering::Relaxed);
-        // ORDERING: Release, pairs with the Acquire in `find_word`.
+        // ORDERING: Release, pairs with the Acquire in `find_words`.
         free.flow.store(word, Ordering::Release);
         true
     }
 
     /// From now on the hash alone says where a connection of `flow` lives.
     pub(crate) fn remove(&self, flow: &Flow) {
-        let word = Self::word(flow);
-        let is = |one: &&Exception| one.flow.load(Ordering::Relaxed) == word;
+        let (word, rest) = Self::words(flow);
+        let is = |one: &&Exception| one.flow.load(Ordering::Relaxed) == word && one.has(rest);
         if let Some(known) = self.bucket(word).iter().find(is) {
             // ORDERING: Release, pairs with the Acquire in `set`.
             known.flow.store(NO_FLOW, Ordering::Release);
@@ -110,12 +130,12 @@ impl MigratedFlows {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::net::SocketAddrV4;
+    use crate::log::request::Endpoint;
 
     fn flow(port: u16) -> Flow {
         Flow {
-            local: SocketAddrV4::new([10, 0, 0, 1].into(), 80),
-            remote: SocketAddrV4::new([10, 0, 0, 2].into(), port),
+            local: Endpoint::new([10, 0, 0, 1].into(), 80),
+            remote: Endpoint::new([10, 0, 0, 2].into(), port),
         }
     }
 

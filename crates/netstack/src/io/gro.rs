@@ -1,9 +1,10 @@
-//! From frames to runs.
+//! From a batch of frames to runs of segments.
 //!
-//! All frames that the pump claims at once are gathered by flow: [`OpenRuns`] has an open run for
-//! each of up to 64 flows, so connections whose frames alternate merge as well as one alone. The
-//! header template of a flow's last run stays, so that the first segment of its next run need not
-//! be parsed either.
+//! A [`Parser`] reads headers and changes nothing but itself, so workers parse different batches at
+//! the same time, and a batch whose worker is held up can be parsed by any other. All frames of a
+//! batch are gathered by flow: a parser has an open run for each of up to 64 flows, so connections
+//! whose frames alternate merge as well as one alone. The header template of a flow's last run
+//! stays, so that the first segment of its next run need not be parsed either.
 //!
 //! Segments are merged only where no protocol step could tell: one flow, consecutive sequence
 //! numbers, and the same acknowledgment, window, timestamps, flags and congestion mark; all but the
@@ -11,32 +12,34 @@
 //! alone. The device vouches for all checksums of a run or for none, so that its word is the whole
 //! verdict.
 //!
-//! Acknowledgments without text are never merged, but up to seven of a flow share a request: each
-//! is applied by itself, and the core that takes them up has one request to fetch for all. The pump
-//! verifies them itself, as what there is to verify is the headers that it has just read, and gives
-//! their frames back at once. Where a run ends is part of the request, so it is the same in every
-//! replica.
-
-use core::net::{Ipv4Addr, SocketAddrV4};
-use std::vec;
+//! Acknowledgments without text are never merged, but up to 32 of a flow share a request, or seven if
+//! their windows differ: each is applied by itself, what all of them allow is sent as one range of
+//! frames, and the core that takes them up has one request to fetch for all. The
+//! parser verifies them itself, as what there is to verify is the headers that it has just read, so
+//! their request needs no frames. Where a run ends is part of the request, so it is the same in
+//! every replica.
 
 use dominoes_drivers::Frame;
 
-use crate::io::Run;
 use crate::io::prepare::{is_good, is_verified_by_device};
+use crate::io::world::World;
+use crate::io::{Batch, Indices, Run};
+use crate::ip::route::is_martian_v6;
 use crate::log::request::{
-    Acks, Body, ConnId, Digest, Flags, Flow, Kind, MAX_RUN, MORE_ACKS, Mac, Options, Request, Sack,
-    SynOptions, Verdict,
+    Acks, Body, ConnId, Digest, Flags, Flow, Kind, MAX_RUN, MORE_ACKS, MORE_ALIKE, Mac, Options,
+    Request, Sack, SynOptions, Verdict,
 };
 use crate::packet as wire;
+use crate::packet::Packet;
+use crate::packet::flow::Endpoint;
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
 /// The flow of a received segment, as we see it.
 pub(crate) fn flow_of(tcp: &wire::Tcp) -> Flow {
     Flow {
-        local: SocketAddrV4::new(tcp.dst, tcp.dst_port),
-        remote: SocketAddrV4::new(tcp.src, tcp.src_port),
+        local: Endpoint::new(tcp.dst, tcp.dst_port),
+        remote: Endpoint::new(tcp.src, tcp.src_port),
     }
 }
 
@@ -59,37 +62,45 @@ pub(crate) struct OpenRun {
     pub(crate) hint: Option<(u64, ConnId)>,
     /// What a segment looks like that surely follows, in the run or behind it.
     next: Option<wire::HeaderTemplate>,
-    /// With `is_acks`, what the second and later ones say.
+    /// The same of IPv6; `None` of IPv4.
+    next_v6: Option<wire::HeaderTemplateV6>,
+    /// With `is_acks`, what the second and later ones say: as long as all have one window, how many
+    /// bytes each acknowledges beyond the one before; and the first of them in full.
+    are_alike: bool,
+    beyond: [u16; MORE_ALIKE],
     acks: Acks,
+    /// What the last one acknowledges.
+    last_ack: SeqNum,
     /// Of the run, or of the last one.
     pub(crate) request: Request,
-    run: Run,
+    /// Its frames in the batch.
+    indices: Indices,
 }
 
 impl Default for OpenRun {
     fn default() -> Self {
-        let nobody = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
         OpenRun {
             begun: false,
             open: false,
             is_acks: false,
             is_verified_by_device: false,
             flags: 0,
-            flow: Flow {
-                local: nobody,
-                remote: nobody,
-            },
+            flow: Flow::default(),
             hint: None,
             next: None,
+            next_v6: None,
+            are_alike: true,
+            beyond: [0; MORE_ALIKE],
             acks: Acks::default(),
+            last_ack: SeqNum(0),
             request: Request::tick(Instant::ZERO, 0),
-            run: Run::default(),
+            indices: Indices::default(),
         }
     }
 }
 
 /// Flows that have an open run at a time.
-pub(crate) const OPEN_RUNS: usize = 64;
+const OPEN_RUNS: usize = 64;
 
 /// The entry of the flow between these addresses and ports.
 #[inline(always)]
@@ -100,16 +111,26 @@ const fn entry_of(src: u32, dst: u32, ports: u32) -> usize {
 
 /// How a frame differs from its flow's header template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Repeated {
+struct Repeated {
     ack: SeqNum,
     wnd: u16,
     is_pushed: bool,
 }
 
-/// The open runs of the frames that were claimed at once: one at most for a flow. Flows whose
-/// entries collide end the runs of one another.
-#[derive(Debug)]
-pub(crate) struct OpenRuns {
+/// What a parser finds in a batch.
+pub(crate) trait Found {
+    /// A run of segments for us has ended. Its request is in `open`, without time, credit, hint and
+    /// cursors; with its verdict, if that is known without looking at the payload.
+    fn run(&mut self, open: &mut OpenRun, run: Run, verdict: Option<Verdict>);
+    /// This frame of the batch is something else.
+    fn other(&mut self, index: usize);
+}
+
+/// Parses batches. Has one open run at most for a flow; flows whose entries collide end the runs of
+/// one another. Between batches no run is open. By default it has no places for runs, and parses
+/// nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Parser {
     runs: Box<[OpenRun]>,
     /// A bit for each run that has begun.
     begun: u64,
@@ -117,21 +138,74 @@ pub(crate) struct OpenRuns {
     current: usize,
 }
 
-impl Default for OpenRuns {
-    fn default() -> Self {
-        OpenRuns {
+impl Parser {
+    pub(crate) fn new() -> Parser {
+        Parser {
             runs: (0..OPEN_RUNS).map(|_| OpenRun::default()).collect(),
             begun: 0,
             current: 0,
         }
     }
-}
 
-impl OpenRuns {
+    /// Passes what is in `batch` to `found`. Returns how many segments for us that is.
+    pub(crate) fn parse(&mut self, world: &World, batch: &Batch, found: &mut impl Found) -> u64 {
+        let frames = &batch[..];
+        let mut segments = 0;
+        let mut at = 0;
+        loop {
+            let more = self.current().follow(frames, at);
+            (at, segments) = (at + more, segments + more);
+            let Some(frame) = frames.get(at) else { break };
+            if self.switch_to_flow_of(frame) {
+                let more = self.current().follow(frames, at);
+                if more > 0 {
+                    (at, segments) = (at + more, segments + more);
+                    continue;
+                }
+            }
+            let open = self.current();
+            if let Some(what) = open.matches_template(frame) {
+                open.record_followed();
+                open.end(batch, found);
+                open.repeat(at, what);
+                self.note_begun();
+                segments += 1;
+            } else if let Some((tcp, src)) = segment_for(world, frame) {
+                self.segment(&tcp, src, (batch, at), found);
+                segments += 1;
+            } else {
+                found.other(at);
+            }
+            at += 1;
+        }
+        while self.next_begun() {
+            self.current().end(batch, found);
+        }
+        segments as u64
+    }
+
+    fn segment(
+        &mut self,
+        tcp: &wire::Tcp,
+        src: [u8; 6],
+        (batch, at): (&Batch, usize),
+        found: &mut impl Found,
+    ) {
+        self.switch_to(tcp);
+        let open = self.current();
+        let frame = &batch[at];
+        if !open.push(tcp, src, frame, at) {
+            open.end(batch, found);
+            // An empty run takes any segment.
+            open.push(tcp, src, frame, at);
+        }
+        self.note_begun();
+    }
+
     /// Makes the run of the flow of this frame the current one. Returns false if it is that already
     /// or the frame is no TCP segment without IP options.
     #[inline(always)]
-    pub(crate) fn switch_to_flow_of(&mut self, frame: &Frame) -> bool {
+    fn switch_to_flow_of(&mut self, frame: &Frame) -> bool {
         let Some([src, dst, ports]) = wire::plain_tcp_flow(frame.bytes()) else {
             return false;
         };
@@ -140,27 +214,36 @@ impl OpenRuns {
     }
 
     /// Makes the run of the flow of this segment the current one.
-    pub(crate) fn switch_to(&mut self, tcp: &wire::Tcp) {
+    fn switch_to(&mut self, tcp: &wire::Tcp) {
         let ports = u32::from(tcp.src_port) << 16 | u32::from(tcp.dst_port);
-        self.current = entry_of(tcp.src.to_bits(), tcp.dst.to_bits(), ports);
+        self.current = entry_of(tcp.src.v4_bits(), tcp.dst.v4_bits(), ports);
+    }
+
+    /// What this parser knows of the connection of `flow`, if it had a segment of it lately.
+    #[inline]
+    pub(crate) fn hint_of(&mut self, flow: &Flow) -> Option<&mut Option<(u64, ConnId)>> {
+        let (remote, local) = (flow.remote.address, flow.local.address);
+        let entry = entry_of(remote.v4_bits(), local.v4_bits(), flow.ports());
+        let open = self.runs.get_mut(entry)?;
+        (open.flow == *flow).then_some(&mut open.hint)
     }
 
     /// The run of the last segment.
     #[inline(always)]
-    pub(crate) fn current(&mut self) -> &mut OpenRun {
+    fn current(&mut self) -> &mut OpenRun {
         &mut self.runs[self.current]
     }
 
     /// Notes that the current run has begun.
     #[inline(always)]
-    pub(crate) fn note_begun(&mut self) {
+    fn note_begun(&mut self) {
         self.begun |= 1 << self.current;
     }
 
     /// Makes the next run that has begun the current one, and forgets that it has. Returns false if
     /// there is none.
     #[inline(always)]
-    pub(crate) fn next_begun(&mut self) -> bool {
+    fn next_begun(&mut self) -> bool {
         if self.begun == 0 {
             return false;
         }
@@ -170,118 +253,159 @@ impl OpenRuns {
     }
 }
 
+/// The segment for us that `frame` is, and the link address that it came from. `None` for all other
+/// frames, also for those that must be dropped.
+#[inline]
+fn segment_for(world: &World, frame: &Frame) -> Option<(wire::Tcp, [u8; 6])> {
+    let bytes = frame.bytes();
+    let (src, dst) = wire::link(bytes)?;
+    let is_refused = dst != world.mac
+        || src[0] & 1 != 0
+        || wire::ends_v4(bytes).is_some_and(|ends| world.site.is_martian(ends));
+    match wire::parse(bytes) {
+        Ok(Packet::Tcp(tcp))
+            if !is_refused && (tcp.dst == world.site.address || may_be_for_us(&tcp)) =>
+        {
+            Some((tcp, src))
+        }
+        _ => None,
+    }
+}
+
+/// Whether a segment of IPv6 may be for us. Our addresses change: who publishes it knows them.
+#[cold]
+fn may_be_for_us(tcp: &wire::Tcp) -> bool {
+    !tcp.dst.is_v4() && !tcp.dst.is_multicast() && !is_martian_v6(tcp.src, tcp.dst)
+}
+
 /// PSH and FIN: what only the last segment of a run may have.
 const LAST_ONLY: u8 = Flags::PSH.0 | Flags::FIN.0;
 
 impl OpenRun {
-    /// Adds the next segments of a bulk transfer, which are known by their looks. Returns how many;
-    /// what comes next has to be parsed. Frames that are not needed any more go to `done_with`.
+    /// Adds the next segments of a bulk transfer, from frame `at` of the batch on, which are known
+    /// by their header template. Returns how many; the frame behind them has to be parsed.
     #[inline]
-    pub(crate) fn follow(
-        &mut self,
-        frames: &mut vec::Drain<'_, Frame>,
-        done_with: &mut Vec<Frame>,
-    ) -> usize {
-        let Some(next) = self.next.as_ref().filter(|_| self.open) else {
+    fn follow(&mut self, frames: &[Frame], at: usize) -> usize {
+        if !self.open {
             return 0;
-        };
-        let digest = &mut self.request.digest;
+        }
         if self.is_acks {
-            let before = digest.count;
-            for frame in frames.as_slice() {
-                let more = usize::from(digest.count) - 1;
-                if more == MORE_ACKS {
-                    break;
-                }
-                let Some((ack, wnd)) = next.acknowledges(frame.bytes(), digest.seg_seq.0) else {
-                    break;
-                };
-                if !verified(frame) {
-                    break;
-                }
-                self.acks.ack[more] = SeqNum(ack);
-                self.acks.wnd[more] = wnd;
-                digest.count += 1;
-            }
-            let many = usize::from(digest.count - before);
-            done_with.extend(frames.take(many));
-            return many;
+            return match (self.next, self.next_v6) {
+                (Some(next), _) => self.follow_acks(&next, &frames[at..]),
+                (None, Some(next)) => self.follow_acks_v6(&next, &frames[at..]),
+                (None, None) => 0,
+            };
         }
-        let mut seq = digest.seg_seq.0.wrapping_add(digest.len);
-        let room = MAX_RUN - usize::from(digest.count);
-        // Looked at first and moved then, all at once.
-        let waiting = frames.as_slice().iter().take(room);
-        let many = waiting
-            .take_while(|frame| {
-                let follows = is_verified_by_device(frame) == self.is_verified_by_device
-                    && frame.meta.gso.is_none()
-                    && next.matches(frame.bytes(), seq);
-                seq = seq.wrapping_add(u32::from(digest.seg_len));
-                follows
-            })
-            .count();
-        self.run.frames.extend(frames.take(many));
-        digest.count += many as u8;
-        digest.len += many as u32 * u32::from(digest.seg_len);
-        if usize::from(digest.count) < MAX_RUN
-            && let Some(frame) = frames.as_slice().first()
-            && is_verified_by_device(frame) == self.is_verified_by_device
-            && frame.meta.gso.is_none()
-            && next.matches_pushed(frame.bytes(), digest.seg_seq.0.wrapping_add(digest.len))
-        {
-            self.run.frames.extend(frames.next());
-            digest.count += 1;
-            digest.len += u32::from(digest.seg_len);
-            digest.flags = Flags(self.flags).with(Flags::PSH);
-            self.open = false;
-            return many + 1;
+        let rest = Growing {
+            open: &mut self.open,
+            is_verified_by_device: self.is_verified_by_device,
+            flags: self.flags,
+            digest: &mut self.request.digest,
+            indices: &mut self.indices,
+        };
+        match (&self.next, &self.next_v6) {
+            (Some(next), _) => rest.follow(next, frames, at),
+            (None, Some(next)) => rest.follow_v6(next, frames, at),
+            (None, None) => 0,
         }
-        many
     }
 
-    /// Adds a segment if it may stand in the same run, or refuses its frame. A frame that nobody
-    /// needs any more comes back at once.
-    pub(crate) fn push(
+    #[inline(never)]
+    fn follow_acks_v6(&mut self, next: &wire::HeaderTemplateV6, frames: &[Frame]) -> usize {
+        self.follow_acks(next, frames)
+    }
+
+    /// As [`OpenRun::follow`], of acknowledgments.
+    #[inline(always)]
+    fn follow_acks<const WORDS: usize, const HEAD: usize>(
         &mut self,
-        tcp: &wire::Tcp,
-        mac: [u8; 6],
-        frame: Frame,
-    ) -> Result<Option<Frame>, Frame> {
+        next: &wire::Template<WORDS, HEAD>,
+        frames: &[Frame],
+    ) -> usize {
+        let seq = self.request.digest.seg_seq.0;
+        let follows = |frame: &&Frame| {
+            let Some((ack, wnd)) = next.acknowledges(frame.bytes(), seq) else {
+                return false;
+            };
+            self.has_room_for_ack(SeqNum(ack), wnd)
+                && verified(frame)
+                && self.add_ack(SeqNum(ack), wnd)
+        };
+        frames.iter().take_while(follows).count()
+    }
+
+    /// Adds segment `at` of the batch if it may stand in the same run. Returns whether it may.
+    fn push(&mut self, tcp: &wire::Tcp, mac: [u8; 6], frame: &Frame, at: usize) -> bool {
         if !self.begun {
-            return Ok(self.begin(tcp, mac, frame));
+            self.begin(tcp, mac, frame, at);
+            return true;
         }
-        if !self.may_take(tcp, &frame) {
-            return Err(frame);
+        if !self.may_take(tcp, frame) {
+            return false;
+        }
+        if self.is_acks {
+            return self.add_ack(SeqNum(tcp.ack), tcp.wnd);
         }
         let digest = &mut self.request.digest;
         digest.count += 1;
-        if self.is_acks {
-            let more = usize::from(digest.count) - 2;
-            self.acks.ack[more] = SeqNum(tcp.ack);
-            self.acks.wnd[more] = tcp.wnd;
-            return Ok(Some(frame));
-        }
         digest.len += tcp.payload_len;
         digest.flags = Flags(tcp.flags);
         self.open = tcp.flags & LAST_ONLY == 0 && tcp.payload_len == u32::from(digest.seg_len);
-        self.run.frames.push(frame);
-        Ok(None)
+        self.indices.push(at);
+        true
     }
 
-    fn begin(&mut self, tcp: &wire::Tcp, mac: [u8; 6], frame: Frame) -> Option<Frame> {
+    /// Whether this acknowledgment without text has the window of the ones before it, and
+    /// acknowledges a little more.
+    #[inline(always)]
+    fn is_alike(&self, ack: SeqNum, wnd: u16) -> bool {
+        let is_little = ack.since(self.last_ack) <= u32::from(u16::MAX);
+        is_little && wnd == self.request.digest.seg_wnd
+    }
+
+    /// Whether the run of acknowledgments without text has room for this one.
+    #[inline(always)]
+    fn has_room_for_ack(&self, ack: SeqNum, wnd: u16) -> bool {
+        let more = usize::from(self.request.digest.count) - 1;
+        more < MORE_ACKS || more < MORE_ALIKE && self.are_alike && self.is_alike(ack, wnd)
+    }
+
+    /// Adds an acknowledgment without text, for which there is room. Returns true.
+    #[inline(always)]
+    fn add_ack(&mut self, ack: SeqNum, wnd: u16) -> bool {
+        self.are_alike &= self.is_alike(ack, wnd);
+        let more = usize::from(self.request.digest.count) - 1;
+        self.beyond[more] = ack.since(self.last_ack) as u16;
+        if more < MORE_ACKS {
+            (self.acks.ack[more], self.acks.wnd[more]) = (ack, wnd);
+        }
+        self.last_ack = ack;
+        self.request.digest.count += 1;
+        true
+    }
+
+    fn begin(&mut self, tcp: &wire::Tcp, mac: [u8; 6], frame: &Frame, at: usize) {
         self.begun = true;
-        self.is_verified_by_device = is_verified_by_device(&frame);
-        self.is_acks = is_bare_ack(tcp) && verified(&frame);
-        self.open = self.is_acks || may_begin(tcp, &frame);
+        (self.are_alike, self.last_ack) = (true, SeqNum(tcp.ack));
+        self.is_verified_by_device = is_verified_by_device(frame);
+        self.is_acks = is_bare_ack(tcp) && verified(frame);
+        self.open = self.is_acks || may_begin(tcp, frame);
         self.flags = tcp.flags & !Flags::PSH.0;
         let flow = flow_of(tcp);
         if flow != self.flow {
             (self.flow, self.hint) = (flow, None);
+            self.next_v6 = None;
         }
         let is_plain = may_continue(tcp) && tcp.flags & Flags::FIN.0 == 0;
-        self.next = (self.is_acks || is_plain && frame.meta.gso.is_none())
+        let is_repeated = self.is_acks || is_plain && frame.meta.gso.is_none();
+        self.next = is_repeated
             .then(|| wire::HeaderTemplate::new(frame.bytes(), tcp))
             .flatten();
+        if !flow.local.address.is_v4() {
+            self.next_v6 = is_repeated
+                .then(|| wire::HeaderTemplateV6::new(frame.bytes(), tcp))
+                .flatten();
+        }
         let Request { digest, body } = &mut self.request;
         digest.kind = Kind::Segments;
         digest.seg_seq = SeqNum(tcp.seq);
@@ -306,19 +430,18 @@ impl OpenRun {
             payload_offset: tcp.payload_offset,
             options: options_of(tcp),
         };
-        if self.is_acks {
-            return Some(frame);
+        if !self.is_acks {
+            self.indices.push(at);
         }
-        self.run.seq = SeqNum(tcp.seq);
-        self.run.frames.push(frame);
-        None
     }
 
     fn may_take(&self, tcp: &wire::Tcp, frame: &Frame) -> bool {
         let digest = &self.request.digest;
         let of_a_kind = self.open
             && if self.is_acks {
-                usize::from(digest.count) <= MORE_ACKS && is_bare_ack(tcp) && verified(frame)
+                self.has_room_for_ack(SeqNum(tcp.ack), tcp.wnd)
+                    && is_bare_ack(tcp)
+                    && verified(frame)
             } else {
                 usize::from(digest.count) < MAX_RUN
                     && may_continue(tcp)
@@ -342,8 +465,19 @@ impl OpenRun {
     /// What differs in `frame` if it repeats the header template of the flow: then it continues the
     /// flow's last run, or begins one right behind it.
     #[inline]
-    pub(crate) fn matches_template(&self, frame: &Frame) -> Option<Repeated> {
-        let next = self.next.as_ref()?;
+    fn matches_template(&self, frame: &Frame) -> Option<Repeated> {
+        match &self.next {
+            Some(next) => self.matches_as(next, frame),
+            None => self.matches_as(self.next_v6.as_ref()?, frame),
+        }
+    }
+
+    #[inline(always)]
+    fn matches_as<const WORDS: usize, const HEAD: usize>(
+        &self,
+        next: &wire::Template<WORDS, HEAD>,
+        frame: &Frame,
+    ) -> Option<Repeated> {
         let digest = &self.request.digest;
         let seq = digest.seg_seq + digest.len;
         if self.is_acks {
@@ -369,17 +503,17 @@ impl OpenRun {
     /// ends the run, says so. A batch of frames ends this, so an acknowledgment waits for no more
     /// than those.
     #[inline]
-    pub(crate) fn record_followed(&mut self) {
+    fn record_followed(&mut self) {
         let digest = &mut self.request.digest;
         if !self.is_acks && usize::from(digest.count) == MAX_RUN && self.open {
             digest.bits |= Digest::FOLLOWED;
         }
     }
 
-    /// Begins a run with a frame that differs from the header template by `what`, when there is no
-    /// run. A frame that is not needed any more goes to `done_with`.
+    /// Begins a run with frame `at`, which differs from the header template by `what`, when there
+    /// is no run.
     #[inline]
-    pub(crate) fn repeat(&mut self, frame: Frame, what: Repeated, done_with: &mut Vec<Frame>) {
+    fn repeat(&mut self, at: usize, what: Repeated) {
         let digest = &mut self.request.digest;
         digest.seg_seq += digest.len;
         (digest.seg_ack, digest.seg_wnd) = (what.ack, what.wnd);
@@ -390,41 +524,103 @@ impl OpenRun {
         }
         digest.bits &= Digest::TIMESTAMPS | Digest::CE;
         (self.begun, self.open) = (true, !what.is_pushed);
+        (self.are_alike, self.last_ack) = (true, what.ack);
         if self.is_acks {
             if let Body::Segment { options, .. } = &mut self.request.body {
                 *options = Options::None;
             }
-            done_with.push(frame);
         } else {
             digest.len = u32::from(digest.seg_len);
-            self.run.seq = digest.seg_seq;
-            self.run.frames.push(frame);
+            self.indices.push(at);
+        }
+    }
+
+    /// Ends the run, if there is one, and passes it to `found`.
+    #[inline]
+    fn end(&mut self, batch: &Batch, found: &mut impl Found) {
+        if let Some((run, verdict)) = self.take(batch) {
+            found.run(self, run, verdict);
         }
     }
 
     /// Ends the run: its frames, and its verdict if that is known without looking at the payload.
-    /// Its request stays in `request`, without time, credit, hint and cursors. `None` if there is
-    /// none. `spare` gives an empty run that takes the frames of the next one.
+    /// `None` if there is none.
     #[inline]
-    pub(crate) fn take(&mut self, spare: impl FnOnce() -> Run) -> Option<(Run, Option<Verdict>)> {
+    fn take(&mut self, batch: &Batch) -> Option<(Run, Option<Verdict>)> {
         if !self.begun {
             return None;
         }
         (self.begun, self.open) = (false, false);
         let digest = &mut self.request.digest;
-        if self.is_acks && digest.count > 1 {
-            digest.bits |= Digest::ACKS;
-            if let Body::Segment { options, .. } = &mut self.request.body {
-                *options = Options::Acks(self.acks);
+        if self.is_acks {
+            if digest.count > 1 {
+                digest.bits |= Digest::ACKS;
+                if let Body::Segment { options, .. } = &mut self.request.body {
+                    *options = match self.are_alike {
+                        true => Options::AcksAlike(self.beyond),
+                        false => Options::Acks(self.acks),
+                    };
+                }
+            }
+            return Some((Run::default(), Some(digest.all_good())));
+        }
+        let indices = core::mem::take(&mut self.indices);
+        let run = Run::new(batch, indices, digest.seg_seq);
+        let verdict = self.is_verified_by_device.then(|| digest.all_good());
+        Some((run, verdict))
+    }
+}
+
+/// What changes of a run as it grows by frames that its template knows.
+struct Growing<'a> {
+    open: &'a mut bool,
+    is_verified_by_device: bool,
+    flags: u8,
+    digest: &'a mut Digest,
+    indices: &'a mut Indices,
+}
+
+impl Growing<'_> {
+    #[inline(never)]
+    fn follow_v6(self, next: &wire::HeaderTemplateV6, frames: &[Frame], at: usize) -> usize {
+        self.follow(next, frames, at)
+    }
+
+    /// As [`OpenRun::follow`].
+    #[inline(always)]
+    fn follow<const WORDS: usize, const HEAD: usize>(
+        self,
+        next: &wire::Template<WORDS, HEAD>,
+        frames: &[Frame],
+        at: usize,
+    ) -> usize {
+        let digest = self.digest;
+        let frames = &frames[at..];
+        let before = self.indices.len();
+        let mut seq = digest.seg_seq.0.wrapping_add(digest.len);
+        for (i, frame) in frames.iter().enumerate().take(MAX_RUN - before) {
+            if is_verified_by_device(frame) != self.is_verified_by_device
+                || frame.meta.gso.is_some()
+            {
+                break;
+            }
+            if !next.matches(frame.bytes(), seq) {
+                if !next.matches_pushed(frame.bytes(), seq) {
+                    break;
+                }
+                *self.open = false;
+                digest.flags = Flags(self.flags).with(Flags::PSH);
+            }
+            seq = seq.wrapping_add(u32::from(digest.seg_len));
+            self.indices.push(at + i);
+            if !*self.open {
+                break;
             }
         }
-        let run = if self.is_acks {
-            Run::default()
-        } else {
-            core::mem::replace(&mut self.run, spare())
-        };
-        let known = self.is_acks || self.is_verified_by_device;
-        Some((run, known.then(|| self.request.digest.all_good())))
+        let many = self.indices.len() - before;
+        digest.count += many as u8;
+        digest.len += many as u32 * u32::from(digest.seg_len);
+        many
     }
 }
 
@@ -472,15 +668,15 @@ fn options_of(tcp: &wire::Tcp) -> Options {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::packet::flow::Address;
     use crate::packet::{Packet, TcpHeaders};
-    use std::net::Ipv4Addr;
 
     fn frame(seq: u32, flags: Flags, payload: &[u8]) -> (wire::Tcp, Frame) {
         let headers = TcpHeaders {
             src_mac: [2; 6],
             dst_mac: [4; 6],
-            src: Ipv4Addr::new(10, 0, 0, 2),
-            dst: Ipv4Addr::new(10, 0, 0, 1),
+            src: Address::ipv4(10, 0, 0, 2),
+            dst: Address::ipv4(10, 0, 0, 1),
             src_port: 4000,
             dst_port: 80,
             seq,
@@ -490,6 +686,7 @@ mod tests {
             ect: false,
             ttl: 64,
             tos: 0,
+            label: 0,
             timestamps: None,
             mss: None,
             window_scale: None,
@@ -509,7 +706,18 @@ mod tests {
 
     fn push(run: &mut OpenRun, seq: u32, flags: Flags, payload: &[u8]) -> bool {
         let (tcp, frame) = frame(seq, flags, payload);
-        run.push(&tcp, [2; 6], frame).is_ok()
+        run.push(&tcp, [2; 6], &frame, run.indices.len())
+    }
+
+    fn take(run: &mut OpenRun) -> Option<(Run, Option<Verdict>)> {
+        run.take(&Batch::default())
+    }
+
+    /// How many frames the run that ends now has.
+    fn taken(run: &mut OpenRun) -> usize {
+        let count = run.indices.len();
+        take(run).expect("a run has begun");
+        count
     }
 
     #[test]
@@ -519,14 +727,13 @@ mod tests {
         assert!(push(&mut run, 110, Flags::ACK, &[2; 10]));
         assert!(push(&mut run, 120, Flags::ACK.with(Flags::PSH), &[3; 10]));
         assert!(!push(&mut run, 130, Flags::ACK, &[4; 10]));
-        let (frames, _) = run.take(Run::default).unwrap();
+        assert_eq!(taken(&mut run), 3);
         let request = run.request;
         assert_eq!(request.digest.count, 3);
         assert_eq!(request.digest.len, 30);
         assert_eq!(request.digest.seg_len, 10);
         assert!(request.digest.flags.has(Flags::PSH));
-        assert_eq!(frames.frames.len(), 3);
-        assert!(run.take(Run::default).is_none());
+        assert!(take(&mut run).is_none());
 
         assert!(push(&mut run, 100, Flags::ACK, &[1; 10]));
         assert!(push(&mut run, 110, Flags::ACK, &[2; 4]));
@@ -542,20 +749,20 @@ mod tests {
         let next = frame(420, Flags::ACK, &[2; 10]).1;
         let what = run.matches_template(&next).unwrap();
         run.record_followed();
-        run.take(Run::default).unwrap();
+        take(&mut run).unwrap();
         assert!(run.request.digest.bits & Digest::FOLLOWED != 0);
         assert_eq!(usize::from(run.request.digest.count), MAX_RUN);
 
-        run.repeat(next, what, &mut Vec::new());
+        run.repeat(0, what);
         // Only its length may have ended it.
         run.record_followed();
-        run.take(Run::default).unwrap();
+        take(&mut run).unwrap();
         assert!(run.request.digest.bits & Digest::FOLLOWED == 0);
     }
 
     #[test]
     fn flows_whose_segments_alternate_have_a_run_each() {
-        let mut runs = OpenRuns::default();
+        let mut runs = Parser::new();
         for i in 0..4u32 {
             for port in [4000, 4001] {
                 let (mut tcp, mut frame) = frame(100 + 10 * i, Flags::ACK, &[1; 10]);
@@ -565,14 +772,14 @@ mod tests {
                 let entry = runs.current;
                 runs.switch_to(&tcp);
                 assert_eq!(runs.current, entry);
-                assert!(runs.current().push(&tcp, [2; 6], frame).is_ok());
+                let at = runs.current().indices.len();
+                assert!(runs.current().push(&tcp, [2; 6], &frame, at));
                 runs.note_begun();
             }
         }
         for _ in 0..2 {
             assert!(runs.next_begun());
-            let (run, _) = runs.current().take(Run::default).unwrap();
-            assert_eq!(run.frames.len(), 4);
+            assert_eq!(taken(runs.current()), 4);
         }
         assert!(!runs.next_begun());
     }
@@ -583,28 +790,22 @@ mod tests {
         assert!(push(&mut run, 100, Flags::ACK.with(Flags::PSH), &[1; 10]));
         let pushed = |seq| frame(seq, Flags::ACK.with(Flags::PSH), &[1; 10]).1;
         let plain = |seq| frame(seq, Flags::ACK, &[1; 10]).1;
-        let mut frames = vec![pushed(110)];
-        assert_eq!(run.follow(&mut frames.drain(..), &mut Vec::new()), 0);
-        run.take(Run::default).unwrap();
+        assert_eq!(run.follow(&[pushed(110)], 0), 0);
+        take(&mut run).unwrap();
         let next = plain(110);
         let what = run.matches_template(&next).unwrap();
-        run.repeat(next, what, &mut Vec::new());
-        frames = vec![plain(120), pushed(130), plain(140)];
-        assert_eq!(run.follow(&mut frames.drain(..), &mut Vec::new()), 2);
-        assert_eq!(
-            run.follow(&mut vec![plain(140)].drain(..), &mut Vec::new()),
-            0
-        );
-        let (taken, _) = run.take(Run::default).unwrap();
-        assert_eq!((run.request.digest.count, taken.frames.len()), (3, 3));
+        run.repeat(0, what);
+        let frames = [next, plain(120), pushed(130), plain(140)];
+        assert_eq!(run.follow(&frames, 1), 2);
+        assert_eq!(run.follow(&frames, 3), 0);
+        assert_eq!(run.indices.as_slice(), [0, 1, 2]);
+        assert_eq!(taken(&mut run), 3);
+        assert_eq!(run.request.digest.count, 3);
         assert!(run.request.digest.flags.has(Flags::PSH));
         let last = pushed(140);
         let what = run.matches_template(&last).unwrap();
-        run.repeat(last, what, &mut Vec::new());
-        assert_eq!(
-            run.follow(&mut vec![plain(150)].drain(..), &mut Vec::new()),
-            0
-        );
+        run.repeat(0, what);
+        assert_eq!(run.follow(&[last, plain(150)], 1), 0);
         assert!(run.request.digest.flags.has(Flags::PSH));
     }
 
@@ -613,11 +814,11 @@ mod tests {
         let mut run = OpenRun::default();
         let (tcp, mut first) = frame(100, Flags::ACK, &[1; 10]);
         first.meta.checksum = dominoes_drivers::RxChecksum::Valid;
-        assert!(run.push(&tcp, [2; 6], first).is_ok());
+        assert!(run.push(&tcp, [2; 6], &first, 0));
         let (tcp, mut second) = frame(110, Flags::ACK, &[2; 10]);
-        assert!(run.push(&tcp, [2; 6], second.clone()).is_err());
+        assert!(!run.push(&tcp, [2; 6], &second, 1));
         second.meta.checksum = dominoes_drivers::RxChecksum::Valid;
-        assert!(run.push(&tcp, [2; 6], second).is_ok());
+        assert!(run.push(&tcp, [2; 6], &second, 1));
     }
 
     #[test]
@@ -627,28 +828,64 @@ mod tests {
         assert!(!push(&mut run, 111, Flags::ACK, &[2; 10]));
         assert!(!push(&mut run, 110, Flags::ACK, &[]));
         assert!(!push(&mut run, 110, Flags::ACK, &[2; 11]));
-        run.take(Run::default);
+        take(&mut run);
         assert!(push(&mut run, 100, Flags::ACK, &[]));
         assert!(!push(&mut run, 100, Flags::ACK, &[1; 10]));
     }
 
+    /// Adds an acknowledgment without text, whose checksum the device vouches for.
+    fn push_ack(run: &mut OpenRun, ack: u32, wnd: u16) -> bool {
+        let (mut tcp, mut frame) = frame(100, Flags::ACK, &[]);
+        frame.meta.checksum = dominoes_drivers::RxChecksum::Valid;
+        (tcp.ack, tcp.wnd) = (ack, wnd);
+        run.push(&tcp, [2; 6], &frame, 0)
+    }
+
+    /// What the acknowledgments of the run say, after it has ended without frames.
+    fn taken_acks(run: &mut OpenRun) -> Vec<(u32, u16)> {
+        assert_eq!(taken(run), 0);
+        assert_eq!(run.request.digest.len, 0);
+        let mut seen = Vec::new();
+        run.request
+            .pieces(u64::MAX, |ack| seen.push((ack.ack.0, ack.wnd)));
+        assert_eq!(seen.len(), usize::from(run.request.digest.count));
+        seen
+    }
+
     #[test]
-    fn bare_acknowledgments_share_a_request_and_their_frames_go_back() {
+    fn bare_acknowledgments_share_a_request_that_needs_no_frames() {
         let mut run = OpenRun::default();
-        for _ in 0..=MORE_ACKS {
-            let (mut tcp, mut frame) = frame(100, Flags::ACK, &[]);
-            frame.meta.checksum = dominoes_drivers::RxChecksum::Valid;
-            tcp.ack += 2;
-            assert!(matches!(run.push(&tcp, [2; 6], frame), Ok(Some(_))));
+        let acks: Vec<_> = (0..MAX_RUN as u32).map(|i| (9 + 3000 * i, 7)).collect();
+        for (ack, wnd) in &acks {
+            assert!(push_ack(&mut run, *ack, *wnd));
         }
-        assert!(!push(&mut run, 100, Flags::ACK, &[]));
-        let (frames, _) = run.take(Run::default).unwrap();
-        let request = run.request;
-        assert_eq!((request.digest.count, request.digest.len), (7, 0));
-        assert!(frames.frames.is_empty());
-        let mut seen = 0;
-        request.pieces(0xff, |ack| seen += usize::from(ack.ack == SeqNum(11)));
-        assert_eq!(seen, 1 + MORE_ACKS);
+        assert!(!push_ack(&mut run, 200_000, 7));
+        assert_eq!(taken_acks(&mut run), acks);
+    }
+
+    #[test]
+    fn acknowledgments_share_a_request_whatever_they_say_but_fewer_if_they_are_not_alike() {
+        // Another window, one that is far ahead, and one that comes late.
+        for other in [(9_000, 8), (90_000, 7), (1_000, 7)] {
+            for place in 1..MAX_RUN {
+                let mut run = OpenRun::default();
+                let mut acks: Vec<_> = (0..MAX_RUN as u32).map(|i| (5_000 + 2 * i, 7)).collect();
+                acks[place] = other;
+                let taken = acks
+                    .iter()
+                    .take_while(|ack| push_ack(&mut run, ack.0, ack.1));
+                let count = taken.count();
+                assert_eq!(
+                    count,
+                    if place <= MORE_ACKS {
+                        1 + MORE_ACKS
+                    } else {
+                        place
+                    }
+                );
+                assert_eq!(taken_acks(&mut run), acks[..count]);
+            }
+        }
     }
 
     #[test]
@@ -656,10 +893,11 @@ mod tests {
         let mut run = OpenRun::default();
         let (tcp, frame) = frame(100, Flags::ACK, &[]);
         // `emit_tcp` leaves the checksum to whoever knows the payload.
-        assert!(matches!(run.push(&tcp, [2; 6], frame), Ok(None)));
-        let (frames, _) = run.take(Run::default).unwrap();
-        let request = run.request;
-        assert_eq!((request.digest.count, frames.frames.len()), (1, 1));
-        assert_eq!(crate::io::prepare::prepare(&request, &frames), 0);
+        assert!(run.push(&tcp, [2; 6], &frame, 0));
+        let (run, request) = (run.take(&Batch::new(vec![frame])), run.request);
+        let (run, verdict) = run.unwrap();
+        assert_eq!((request.digest.count, run.frames().len()), (1, 1));
+        assert_eq!(verdict, None);
+        assert_eq!(crate::io::prepare::prepare(&request, &run), 0);
     }
 }

@@ -6,14 +6,12 @@
 mod datagrams;
 mod frames;
 
-use core::net::SocketAddrV4;
-
 use crate::io::Payload;
 use crate::io::rx::migration::MigrationProgress;
 use crate::io::stream::{AppRequest, StreamRef};
 use crate::io::world::{HintUpdate, OpenResult, Ready, Wakes, World};
 use crate::log::effect::{Deliver, Effect};
-use crate::log::request::{ConnId, Request};
+use crate::log::request::{ConnId, Flow, Request};
 use crate::stats::EffectStats;
 
 pub(crate) use datagrams::{build_datagram, fill_datagram, queue, whole_datagram};
@@ -36,9 +34,7 @@ pub(crate) fn all<'a>(
                 wakes.add(piece.conn);
             }
             Effect::Transmit(transmit) => {
-                for i in 0..transmit.count {
-                    build(world, transmit, i, template, stats);
-                }
+                build(world, transmit, (0, transmit.count), template, stats, || ());
             }
             Effect::Queue(datagrams) => {
                 queue(world, datagrams, payload.frames, stats);
@@ -76,14 +72,12 @@ pub(crate) fn deliver(
     // Nothing is left to copy of what lies there already.
     if !run.lies_at(place) {
         stream.set_first_sequence(run.seq - place as u32);
-        let whole = match (run.frames, &world.streams.inline) {
-            ([frame], None) if deliver.run_offset == 0 => {
-                let payload = frame.bytes().get(layout.1..);
-                payload.and_then(|payload| payload.get(..deliver.len as usize))
-            }
-            _ => None,
-        };
-        if let Some(payload) = whole {
+        let is_one_piece = run.frames.len() == 1 && deliver.run_offset == 0;
+        let whole = (is_one_piece && world.streams.inline.is_none()).then(|| {
+            let payload = run.frames.get(0)?.bytes().get(layout.1..)?;
+            payload.get(..deliver.len as usize)
+        });
+        if let Some(Some(payload)) = whole {
             stream.store(deliver, 0, payload);
         } else if copy_pieces(world, &stream, deliver, layout, run).is_none() {
             stats.diverged += 1;
@@ -184,7 +178,7 @@ pub(crate) fn notify(world: &World, effect: &Effect, stats: &mut EffectStats) {
         Effect::Serialized(packed) => {
             world.report_migration(MigrationProgress::Serialized(Box::new(packed)))
         }
-        Effect::Accept { port, conn, remote } => accept(world, port, conn, remote),
+        Effect::Accept { port, conn, flow } => accept(world, port, conn, flow),
         Effect::Hint { conn, flow, open } => world.hints.push(HintUpdate { conn, flow, open }),
         Effect::Retire { conn, held } => {
             if let Some(stream) = world.streams.get(conn) {
@@ -203,17 +197,22 @@ pub(crate) fn notify(world: &World, effect: &Effect, stats: &mut EffectStats) {
 }
 
 /// Queues an established connection for the port's listener; without one, nobody will ever read it.
-fn accept(world: &World, port: u16, conn: ConnId, remote: SocketAddrV4) {
+fn accept(world: &World, port: u16, conn: ConnId, flow: Flow) {
     let stream = world.streams.handle(conn);
-    if let Some(queue) = world.socket_table().listeners.get_mut(&port) {
-        let group = world.group;
-        queue.ready.push_back(Ready {
-            group,
-            stream,
-            remote,
-        });
-        world.shared.socket_table_changed.notify_all();
-    } else {
-        world.abandon(stream);
+    let mut table = world.socket_table();
+    let ready = Ready {
+        group: world.group,
+        stream,
+        flow,
+    };
+    let queue = table.listeners.get_mut(&port);
+    let news = queue.map(|queue| queue.push(ready));
+    drop(table);
+    match news {
+        Some(news) => {
+            world.shared.socket_table_changed.notify_all();
+            news.event.notify_all();
+        }
+        None => world.abandon(stream),
     }
 }

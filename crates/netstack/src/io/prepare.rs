@@ -5,8 +5,8 @@
 
 use dominoes_drivers::{Frame, RxChecksum};
 
-use crate::io::Run;
 use crate::io::world::World;
+use crate::io::{Frames, Run};
 use crate::log::request::{Kind, Request, Verdict};
 use crate::packet as wire;
 use crate::packet::UDP;
@@ -26,7 +26,7 @@ pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &Run) -> 
         stream.store_ahead(place, request.digest.len, |to| {
             let mut left = to;
             let mut verdict = 0;
-            for (i, frame) in run.frames.iter().enumerate() {
+            for (i, frame) in run.frames().iter().enumerate() {
                 let (to, rest) = left.split_at_mut(left.len().min(seg_len as usize));
                 verdict |= Verdict::from(verify_and_copy(frame.bytes(), to)?) << i;
                 left = rest;
@@ -40,27 +40,37 @@ pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &Run) -> 
     }
 }
 
-/// Copies the end of a frame (Ethernet, IPv4, TCP) to `to`, and says whether its TCP checksum is
+/// Copies the end of a frame (Ethernet, IP, TCP) to `to`, and says whether its TCP checksum is
 /// right. `None` if it is not one that can be done in one pass.
 #[inline(always)]
 pub(crate) fn verify_and_copy(frame: &[u8], to: &mut [u8]) -> Option<bool> {
-    let covered = wire::checksummed_at_once(frame)?;
+    let Some(covered) = wire::checksummed_at_once(frame) else {
+        return verify_and_copy_v6(frame, to);
+    };
     let (head, payload) = covered.split_at(covered.len().checked_sub(to.len())?);
-    let sum = rest_of_pseudo_header(covered).add_head(head);
+    let sum = rest_of_pseudo_header::<8>(covered).add_head(head);
+    Some(sum.add_copy(payload, to).is_good())
+}
+
+#[inline(never)]
+fn verify_and_copy_v6(frame: &[u8], to: &mut [u8]) -> Option<bool> {
+    let covered = wire::ipv6::checksummed_at_once(frame)?;
+    let (head, payload) = covered.split_at(covered.len().checked_sub(to.len())?);
+    let sum = rest_of_pseudo_header::<32>(covered).add(head);
     Some(sum.add_copy(payload, to).is_good())
 }
 
 /// Which segments of a run have a good checksum, one bit each.
 pub(crate) fn prepare(request: &Request, run: &Run) -> Verdict {
     match request.digest.kind {
-        Kind::Segments => verdict(&run.frames),
-        Kind::Datagrams => datagrams(&run.frames),
+        Kind::Segments => verdict(run.frames().iter()),
+        Kind::Datagrams => datagrams(run.frames()),
         Kind::Tick | Kind::Command => 0,
     }
 }
 
 /// As [`verdict`], of UDP datagrams.
-fn datagrams(frames: &[Frame]) -> Verdict {
+fn datagrams(frames: Frames<'_>) -> Verdict {
     let good = |frame: &Frame| is_verified_by_device(frame) || datagram_is_good(frame.bytes());
     let bits = frames.iter().enumerate().take(16);
     bits.fold(0, |verdict, (i, frame)| {
@@ -80,11 +90,11 @@ pub(crate) fn datagram_is_good(frame: &[u8]) -> bool {
     }
 }
 
-/// The verdict on frames, at most 16.
+/// The verdict on the frames of a run.
 #[inline]
-pub(crate) fn verdict(frames: &[Frame]) -> Verdict {
+pub(crate) fn verdict<'a>(frames: impl Iterator<Item = &'a Frame>) -> Verdict {
     let mut verdict = 0;
-    for (i, frame) in frames.iter().enumerate() {
+    for (i, frame) in frames.enumerate() {
         if is_verified_by_device(frame) || is_good(frame.bytes()) {
             verdict |= 1 << i;
         }
@@ -97,19 +107,58 @@ pub(crate) fn is_verified_by_device(frame: &Frame) -> bool {
     !matches!(frame.meta.checksum, RxChecksum::Verify)
 }
 
+/// Whether a frame that was not parsed is a whole TCP segment or UDP datagram with a right
+/// checksum.
+#[cfg(feature = "pipelined")]
+pub(crate) fn transport_is_good(frame: &[u8]) -> bool {
+    const IPV4: [u8; 2] = [8, 0];
+    if wire::is_ipv6(frame) {
+        return match wire::parse(frame) {
+            Ok(wire::Packet::Tcp(_)) => is_good(frame),
+            Ok(wire::Packet::Udp(_)) => datagram_is_good(frame),
+            _ => false,
+        };
+    }
+    let Some((link, packet)) = frame.split_at_checked(wire::ETHERNET_HEADER) else {
+        return false;
+    };
+    let Some(header) = packet.first_chunk::<20>() else {
+        return false;
+    };
+    let is_fragment = (header[6] & 0x3f) | header[7] != 0;
+    if link[12..14] != IPV4 || is_fragment {
+        return false;
+    }
+    match header[9] {
+        TCP => is_good(frame),
+        UDP => datagram_is_good(frame),
+        _ => false,
+    }
+}
+
 /// Whether the TCP checksum of a frame is right.
 #[inline]
 pub(crate) fn is_good(frame: &[u8]) -> bool {
     match wire::checksummed_at_once(frame) {
-        Some(covered) => rest_of_pseudo_header(covered).add(covered).is_good(),
+        Some(covered) => rest_of_pseudo_header::<8>(covered).add(covered).is_good(),
+        None => is_good_v6(frame),
+    }
+}
+
+#[inline(never)]
+fn is_good_v6(frame: &[u8]) -> bool {
+    match wire::ipv6::checksummed_at_once(frame) {
+        Some(covered) => rest_of_pseudo_header::<32>(covered).add(covered).is_good(),
         None => is_good_in_parts(frame),
     }
 }
 
-/// The pseudo header of a TCP segment without the addresses, which `covered` begins with.
+/// The pseudo header of a TCP segment without both addresses, which are the first `ADDRESSES` bytes
+/// of `covered`.
 #[inline]
-fn rest_of_pseudo_header(covered: &[u8]) -> Sum {
-    Sum::default().number(u32::from(TCP) << 16 | (covered.len() - 8) as u32)
+fn rest_of_pseudo_header<const ADDRESSES: usize>(covered: &[u8]) -> Sum {
+    let len = covered.len().saturating_sub(ADDRESSES);
+    Sum::default().number(u32::from(TCP) << 16 | len as u32)
 }
 
 #[cold]
@@ -118,7 +167,7 @@ fn is_good_in_parts(frame: &[u8]) -> bool {
         return false;
     };
     Sum::default()
-        .pseudo_header(src.octets(), dst.octets(), TCP, segment.len())
+        .pseudo_header(src, dst, TCP, segment.len())
         .add(segment)
         .is_good()
 }

@@ -20,7 +20,7 @@
 //! let client = Stack::builder("10.0.0.2/24").start(right)?;
 //!
 //! let listener = server.listen(7, 16)?;
-//! let mut ours = client.connect("10.0.0.1:7".parse()?)?;
+//! let mut ours = client.connect("10.0.0.1:7")?;
 //! ours.write_all(b"hay needle hay")?;
 //! ours.shutdown_write();
 //! let mut heard = String::new();
@@ -58,7 +58,7 @@ mod cipher;
 mod search;
 
 use core::fmt;
-use core::net::SocketAddrV4;
+use core::net::SocketAddr;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
@@ -77,9 +77,9 @@ pub use search::{Needles, Search};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamId {
     /// Who sends it.
-    pub source: SocketAddrV4,
+    pub source: SocketAddr,
     /// Who receives it.
-    pub destination: SocketAddrV4,
+    pub destination: SocketAddr,
     /// The sender's initial sequence number (RFC 9293 section 3.4.1): tells connections between the
     /// same ends apart, as far as 32 bits can.
     pub isn: u32,
@@ -344,8 +344,8 @@ fn received(frame: &[u8], offset: u64) -> Option<StreamId> {
     let syn = segment.get(13)? >> 1 & 1;
     let seq = u32::from_be_bytes([e, f, g, h]).wrapping_add(u32::from(syn));
     Some(StreamId {
-        source: SocketAddrV4::new(source, u16::from_be_bytes([a, b])),
-        destination: SocketAddrV4::new(destination, u16::from_be_bytes([c, d])),
+        source: SocketAddr::new(source.ip(), u16::from_be_bytes([a, b])),
+        destination: SocketAddr::new(destination.ip(), u16::from_be_bytes([c, d])),
         isn: seq.wrapping_sub(offset as u32).wrapping_sub(1),
     })
 }
@@ -353,8 +353,8 @@ fn received(frame: &[u8], offset: u64) -> Option<StreamId> {
 /// Which stream the payload of frames belongs to that are to be sent.
 pub(crate) fn sent(t: &Transmit) -> StreamId {
     StreamId {
-        source: t.flow.local,
-        destination: t.flow.remote,
+        source: t.flow.local.into(),
+        destination: t.flow.remote.into(),
         isn: t
             .seq
             .0
@@ -369,7 +369,7 @@ mod tests {
     use crate::config::Limits;
     use crate::io::stream::Streams;
     use crate::log::request::ConnId;
-    use core::net::Ipv4Addr;
+    use core::net::{IpAddr, Ipv4Addr};
     use proptest::prelude::*;
 
     const CONN: ConnId = ConnId {
@@ -377,8 +377,8 @@ mod tests {
         generation: 0,
     };
     const STREAM: StreamId = StreamId {
-        source: SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1),
-        destination: SocketAddrV4::new(Ipv4Addr::LOCALHOST, 2),
+        source: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1),
+        destination: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 2),
         isn: 0,
     };
     const UNIT: u64 = 100;
@@ -413,7 +413,7 @@ mod tests {
             send_buffer: 1024,
             ..Limits::default()
         };
-        let mut streams = Streams::new(&limits, 4, Ipv4Addr::LOCALHOST);
+        let mut streams = Streams::new(&limits, 4);
         streams.inline = Some(Inline::new(Arc::new(Chained)));
         streams
     }

@@ -77,14 +77,10 @@ impl Entry {
         if let Body::Free { conn } = self.request.body {
             world.streams.recycle(conn);
         }
-        Run {
-            frames: self
-                .frames
-                .iter()
-                .map(|bytes| Frame::from_bytes(bytes))
-                .collect(),
-            seq: self.request.digest.seg_seq,
-            place: None,
+        if self.frames.is_empty() {
+            return Run::default();
         }
+        let frames = self.frames.iter().map(|bytes| Frame::from_bytes(bytes));
+        Run::of(frames.collect(), self.request.digest.seg_seq)
     }
 }

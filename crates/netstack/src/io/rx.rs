@@ -1,37 +1,40 @@
 //! The two pumps. A pump is not a thread: any thread may take it for a moment.
 //!
 //! The receive pump is the only publisher of a group's log. It samples everything that `apply` must
-//! know and cannot compute: time, transmit credit, the applications' cursors, and where runs begin
-//! and end. The transmit pump hands frames to the device in the order of their numbers.
+//! know and cannot compute: time, transmit credit, and the applications' cursors. Runs of segments
+//! come to it parsed; ARP, ICMP, fragments, datagrams and commands are handled here. The transmit
+//! pump hands frames to the device in the order of their numbers.
 
 mod arp;
 mod datagrams;
 pub(crate) mod migration;
+mod ndp;
 mod network;
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use dominoes_drivers::split::Target;
-use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame};
+use dominoes_drivers::{DeviceTx, Frame, TxFrame};
 
 use crate::groups::balance::Balance;
 use crate::groups::classify;
-use crate::io::gro::OpenRuns;
+use crate::io::claim::{Claimer, DEVICE_RETRY_INTERVAL};
+use crate::io::gro::{Found, OpenRun, Parser};
 use crate::io::record::{Entry, Recorder, Written};
+use crate::io::sleep::Receiving;
 use crate::io::tx::Transmitter;
 use crate::io::world::{Command, OpenResult, World};
-use crate::io::{FrameRecycler, Run};
+use crate::io::{Batch, FrameRecycler, Run};
 use crate::ip::identification::Identifications;
 use crate::ip::neighbor::{Neighbors, WaitingOpen};
 use crate::ip::rate_limit::RateLimit;
 use crate::ip::reassembly::{Reassembly, ReassemblyLimits};
-use crate::ip::route::Site;
+use crate::ip::route::{AddressKind, Site};
 use crate::keys::{Domain, Keys};
 use crate::log::request::{
-    Body, ConnId, Digest, Flow, GroupIndex, Mac, NetworkError, Request, Verdict,
+    Address, Body, ConnId, Digest, Endpoint, Flow, GroupIndex, Mac, NetworkError, Request, Verdict,
 };
 use crate::packet as wire;
 use crate::packet::{Malformed, Packet};
@@ -46,9 +49,6 @@ use migration::Migrations;
 pub(crate) const BATCH: usize = 32;
 /// Batches of frames that are received before any is processed, where one worker does all the work.
 const MAX_BATCHES: usize = 4;
-/// How long a thread sleeps before it tries again a device that is gone, or offers frames again to
-/// one that is down: most devices do not report when they are back.
-const DEVICE_RETRY_INTERVAL: std::time::Duration = std::time::Duration::from_millis(10);
 /// Places of the log that frames leave free for time, credit and applications.
 pub(crate) const RESERVED: usize = 4;
 
@@ -64,6 +64,8 @@ pub(crate) trait Log {
     fn gap(&self) -> usize {
         0
     }
+    /// The requests that follow come from a batch that this worker parsed, if any.
+    fn set_parser(&mut self, _: Option<u8>) {}
     /// Passes the runs that are no longer needed to `each`.
     fn reclaim(&mut self, each: &mut dyn FnMut(Run));
     /// How many requests have been published.
@@ -72,10 +74,18 @@ pub(crate) trait Log {
     fn performed(&self) -> u64;
 }
 
+/// The batches that a receive pump publishes.
+pub(crate) trait Batches {
+    /// Publishes what batches hold, as far as the log has room. Returns how many frames were
+    /// handled, and whether the device has no more.
+    fn publish(&mut self, pump: &mut RxPump, now: Instant, log: &mut impl Log) -> (usize, bool);
+    /// Whether so many frames are held that the device may have none left.
+    fn hold_many(&self) -> bool;
+}
+
 /// The receive pump.
 pub(crate) struct RxPump {
     world: Arc<World>,
-    rx: Box<dyn DeviceRx>,
     site: Site,
     secret: [u64; 2],
     configured: bool,
@@ -90,14 +100,12 @@ pub(crate) struct RxPump {
     /// Whether payload may be stored while it is verified. This must not change: the pump knows
     /// nothing of payload that was published otherwise.
     pub(crate) stores_ahead: bool,
-    /// The frames claimed in this turn; empty between turns.
-    batch: Vec<Frame>,
-    /// Frames and runs to be reused, which the current holder of the pump brought along.
+    /// Frames that are no longer needed, which the current holder of the pump brought along.
     pub(crate) recycler: FrameRecycler,
-    /// Frames that the device has not got back, and the number from which on that counts as many.
-    held: usize,
-    pub(crate) held_many: usize,
-    open: OpenRuns,
+    /// Parses datagrams that are reassembled, and all batches where one thread takes every step.
+    parser: Parser,
+    /// Frames of a batch that are no segments for us; empty between batches.
+    others: Vec<u8>,
     datagrams: Datagrams,
     hints: HashMap<Flow, ConnId>,
     /// How often `hints` changed.
@@ -106,6 +114,10 @@ pub(crate) struct RxPump {
     over: HashSet<ConnId>,
     neighbors: Neighbors,
     claim: arp::Claim,
+    /// IPv6 on the link, if the stack has it.
+    v6: Option<Box<ndp::LinkV6>>,
+    /// When something is due there.
+    v6_due: Instant,
     /// Datagrams that are not complete yet.
     reassembly: Reassembly,
     /// The rate limit of ICMP errors.
@@ -137,7 +149,6 @@ pub(crate) struct RxPump {
 impl RxPump {
     pub(crate) fn new(
         world: Arc<World>,
-        rx: Box<dyn DeviceRx>,
         site: Site,
         secret: [u64; 2],
         reassembly: ReassemblyLimits,
@@ -146,7 +157,6 @@ impl RxPump {
         let keys = Keys::new(secret);
         RxPump {
             world,
-            rx,
             site,
             reassembly: Reassembly::new(reassembly),
             reports: RateLimit::new(&keys, Domain::ErrorLimit),
@@ -159,17 +169,17 @@ impl RxPump {
             migration: Migrations::default(),
             balance: None,
             stores_ahead: false,
-            batch: Vec::with_capacity(BATCH),
             recycler: FrameRecycler::default(),
-            held: 0,
-            held_many: usize::MAX,
-            open: OpenRuns::default(),
+            parser: Parser::new(),
+            others: Vec::new(),
             datagrams: Datagrams::default(),
             hints: HashMap::new(),
             hints_version: 0,
             over: HashSet::new(),
             neighbors: Neighbors::default(),
             claim: arp::Claim::default(),
+            v6: None,
+            v6_due: Instant::NEVER,
             opens: VecDeque::new(),
             closing: VecDeque::new(),
             numbered: None,
@@ -202,21 +212,25 @@ impl RxPump {
         }
     }
 
-    /// One turn: updates from applications, at most [`BATCH`] frames, and time or credit if no
-    /// request has carried them. `deadline` is the time at which the state wants a request. Returns
-    /// how much was done.
-    pub(crate) fn turn(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
+    /// One turn: updates from applications, what `batches` hold, and time or credit if no request
+    /// has carried them. `deadline` is the time at which the state wants a request. Returns how
+    /// much was done.
+    pub(crate) fn turn(
+        &mut self,
+        now: Instant,
+        deadline: Instant,
+        batches: &mut impl Batches,
+        log: &mut impl Log,
+    ) -> usize {
         if let Some(balance) = &mut self.balance {
             balance.turn(now, &self.world.shared.loads);
         }
         log.reclaim(&mut |run| self.recycler.put(run));
-        self.give_back();
         if !self.configured {
             if log.room() == 0 {
                 return 0;
             }
             let body = Body::Configure {
-                address: self.site.address,
                 group: self.group,
                 secret: self.secret,
             };
@@ -227,17 +241,20 @@ impl RxPump {
         self.take_hints();
         // Every request carries the time. If that makes a deadline due, frames are received first:
         // an acknowledgment may have waited in the device for as long as this machine stood still.
-        let mut done = if self.is_time_due(deadline, now) {
-            self.late_frames(now, log)
-        } else {
-            0
-        };
+        let mut done = 0;
+        if self.is_time_due(deadline, now) {
+            let (frames, device_empty) = self.late_frames(now, batches, log);
+            if frames == 0 && !device_empty {
+                return 0;
+            }
+            done = frames;
+        }
         done += self.poll_queues(now, log);
-        let (frames, device_empty) = self.frames(now, log);
+        let (frames, device_empty) = batches.publish(self, now, log);
         done += frames;
         if device_empty && done == 0 {
             done += self.tick(now, deadline, log);
-            if done == 0 && self.held >= self.held_many {
+            if done == 0 && batches.hold_many() {
                 done += self.pad_chunk(now, log);
             }
         }
@@ -250,30 +267,23 @@ impl RxPump {
     }
 
     /// As many turns as there are full batches, [`MAX_BATCHES`] at most. Returns how much was done.
-    pub(crate) fn turns(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
+    pub(crate) fn turns(
+        &mut self,
+        now: Instant,
+        deadline: Instant,
+        claimer: &mut Claimer,
+        log: &mut impl Log,
+    ) -> usize {
         let mut done = 0;
         for _ in 0..MAX_BATCHES {
-            let now_done = self.turn(now, deadline, log);
+            let batches = &mut Claiming { claimer };
+            let now_done = self.turn(now, deadline, batches, log);
             done += now_done;
             if now_done < BATCH {
                 break;
             }
         }
         done
-    }
-
-    /// Returns frames that are no longer needed to the device.
-    fn give_back(&mut self) {
-        while !self.world.returned.is_empty()
-            && let Some(frame) = self.world.returned.pop()
-        {
-            self.recycler.frames.push(frame);
-        }
-        if !self.recycler.frames.is_empty() {
-            // Some frames, such as reassembled datagrams, did not come from the device.
-            self.held = self.held.saturating_sub(self.recycler.frames.len());
-            self.rx.release(&mut self.recycler.frames);
-        }
     }
 
     /// No frames arrive, perhaps because the device has no free buffers: frames are returned by
@@ -365,7 +375,8 @@ impl RxPump {
             *known = to;
             Some(written)
         });
-        let frames = run.frames.iter().map(|f| f.bytes().to_vec()).collect();
+        let frames = run.frames().iter();
+        let frames = frames.map(|frame| frame.bytes().to_vec()).collect();
         let entry = Entry {
             request: *request,
             verdict,
@@ -401,6 +412,9 @@ impl RxPump {
         let mut done = 0;
         self.give_up_fragments(now);
         self.announce_if_due(now);
+        if self.v6_due <= now {
+            self.turn_v6(now, log);
+        }
         for overdue in self.overdue(now) {
             self.world
                 .complete_open(overdue.request_id, OpenResult::Unreachable);
@@ -413,19 +427,12 @@ impl RxPump {
             self.publish_open(now, open, mac, log);
             done += 1;
         }
-        // Checking whether there is something is cheaper than an attempt to take it.
-        while !self.world.commands.is_empty() && log.room() > 0 {
-            let Some(command) = self.world.commands.pop() else {
-                break;
-            };
-            self.command(now, command, log);
-            done += 1;
-        }
+        done += self.poll_commands(now, log);
         for _ in 0..BATCH {
             let mailbox = &self.world.mailbox;
             let is_quiet = mailbox.dirty.is_empty() && mailbox.overflow.is_empty();
             // The settings and the progress of a connection are two requests.
-            if is_quiet || log.room() < 2 {
+            if is_quiet || log.room() < 3 {
                 break;
             }
             let Some(conn) = mailbox.dirty.pop().or_else(|| mailbox.overflow.pop()) else {
@@ -439,6 +446,35 @@ impl RxPump {
         done + self.reap(now, log)
     }
 
+    /// Publishes what applications commanded, as far as the log has room. Returns how much was
+    /// done.
+    #[inline]
+    fn poll_commands(&mut self, now: Instant, log: &mut impl Log) -> usize {
+        let mut done = 0;
+        // Checking whether there is something is cheaper than an attempt to take it.
+        while !self.world.commands.is_empty() && log.room() > 0 {
+            let Some(command) = self.world.commands.pop() else {
+                break;
+            };
+            self.command(now, command, log);
+            done += 1;
+        }
+        done
+    }
+
+    /// Publishes all commands that came before the frames of a batch: a listener's begins before
+    /// the first connection to it. Returns how much was done; `None` if the log had no room for
+    /// all.
+    #[inline]
+    pub(crate) fn commands_before_batch(
+        &mut self,
+        now: Instant,
+        log: &mut impl Log,
+    ) -> Option<usize> {
+        let done = self.poll_commands(now, log);
+        self.world.commands.is_empty().then_some(done)
+    }
+
     fn overdue(&mut self, now: Instant) -> Vec<WaitingOpen> {
         if self.neighbors.next_deadline() > now {
             return Vec::new();
@@ -446,18 +482,32 @@ impl RxPump {
         let overdue = self.neighbors.on_time(now);
         self.stats.unresolved += overdue.dropped;
         for address in overdue.ask {
-            self.request_address(address);
+            self.request_address(address, None);
         }
         for (address, mac) in overdue.poll {
-            let mut frame = wire::arp_frame(self.world.mac, self.site.address, None, address);
-            wire::set_link_dst(&mut frame, mac.0);
-            self.control(frame);
+            self.request_address(address, Some(mac));
+        }
+        for address in overdue.silent {
+            self.neighbor_is_silent(address);
         }
         overdue.failed
     }
 
-    fn request_address(&mut self, address: Ipv4Addr) {
-        let frame = wire::arp_frame(self.world.mac, self.site.address, None, address);
+    /// Asks for the link-layer address of `address`: everybody, or whoever has `mac`.
+    fn request_address(&mut self, address: Address, mac: Option<Mac>) {
+        let own = self.world.mac;
+        let mac = mac.map(|mac| mac.0);
+        if !address.is_v4() {
+            // Without an address of our own there is nothing to answer to.
+            if let Some(source) = self.site.source(address) {
+                self.control(wire::ndp::solicitation(own, source, mac, address));
+            }
+            return;
+        }
+        let mut frame = wire::arp_frame(own, self.site.address, None, address);
+        if let Some(mac) = mac {
+            wire::set_link_dst(&mut frame, mac);
+        }
         self.control(frame);
     }
 
@@ -472,10 +522,22 @@ impl RxPump {
             Command::Open { request_id, remote } => {
                 return self.resolve(now, WaitingOpen { request_id, remote }, log);
             }
-            Command::Listen { port, backlog } => Body::Listen { port, backlog },
+            Command::Listen {
+                port,
+                backlog,
+                families,
+            } => Body::Listen {
+                port,
+                backlog,
+                families,
+            },
             Command::Accepted { port, accepted } => Body::Accepted { port, accepted },
             Command::Unlisten { port } => Body::Unlisten { port },
-            Command::Bind { socket, port } => return self.bind(now, socket, port, log),
+            Command::Bind {
+                socket,
+                port,
+                families,
+            } => return self.bind(now, (socket, port, families), log),
             Command::Connect { socket, remote } => return self.connect(socket, remote),
             Command::Unbind { socket } => return self.unbind(socket),
         };
@@ -483,7 +545,10 @@ impl RxPump {
     }
 
     fn resolve(&mut self, now: Instant, open: WaitingOpen, log: &mut impl Log) {
-        let Some(next_hop) = self.site.next_hop(*open.remote.ip()) else {
+        if self.waits_for_source(open) {
+            return;
+        }
+        let Some(next_hop) = self.site.next_hop(open.remote.address) else {
             self.world
                 .complete_open(open.request_id, OpenResult::Unreachable);
             return;
@@ -492,7 +557,7 @@ impl RxPump {
             return self.publish_open(now, open, mac, log);
         }
         match self.neighbors.wait_for(next_hop, open, now) {
-            Ok(true) => self.request_address(next_hop),
+            Ok(true) => self.request_address(next_hop, None),
             Ok(false) => {}
             Err(open) => self
                 .world
@@ -502,11 +567,17 @@ impl RxPump {
 
     fn publish_open(&mut self, now: Instant, open: WaitingOpen, mac: Mac, log: &mut impl Log) {
         let WaitingOpen { request_id, remote } = open;
+        let Some(source) = self.site.source(remote.address) else {
+            return self
+                .world
+                .complete_open(request_id, OpenResult::Unreachable);
+        };
+        let local = Endpoint::new(source, 0);
         let body = Body::Open {
             request_id,
+            local,
             remote,
             mac,
-            port: 0,
         };
         self.publish_command(now, body, log);
     }
@@ -531,9 +602,13 @@ impl RxPump {
             }
             return;
         }
-        if asked.set {
-            let settings = stream.settings();
+        let settings = asked.set.then(|| stream.settings());
+        let tuning = asked.tune.then(|| stream.tuning());
+        if let Some(settings) = settings {
             self.publish_command(now, Body::Set { conn, settings }, log);
+        }
+        if let Some(tuning) = tuning {
+            self.publish_command(now, Body::Tune { conn, tuning }, log);
         }
         let body = if asked.abort {
             Body::Abort { conn }
@@ -592,115 +667,104 @@ impl RxPump {
 
     // Frames.
 
-    /// As [`frames`](Self::frames), before anything else.
+    /// As [`Batches::publish`], before anything else.
     #[cold]
     #[inline(never)]
-    fn late_frames(&mut self, now: Instant, log: &mut impl Log) -> usize {
-        self.frames(now, log).0
+    fn late_frames(
+        &mut self,
+        now: Instant,
+        batches: &mut impl Batches,
+        log: &mut impl Log,
+    ) -> (usize, bool) {
+        batches.publish(self, now, log)
     }
 
-    /// Publishes received frames. Returns how many frames were handled, and whether the device had
-    /// no more.
-    fn frames(&mut self, now: Instant, log: &mut impl Log) -> (usize, bool) {
-        // Every frame may need a place in the log, and so may the open runs of segments and of
-        // datagrams. Frames for which there is no room stay in the device.
-        let room = log.room().saturating_sub(RESERVED + 2).min(BATCH);
-        if room == 0 {
-            self.stats.log_full += 1;
-            return (0, false);
-        }
-        let mut batch = core::mem::take(&mut self.batch);
-        let claimed = match self.rx.claim(room, &mut batch) {
-            Ok(claimed) => claimed,
-            Err(error) => {
-                self.world.device_failed(error);
-                0
-            }
+    /// Parses a batch and publishes its runs as they end; then handles its other frames. Requires
+    /// room for as many requests as there are frames, and one.
+    fn parse_and_publish(&mut self, now: Instant, batch: &Batch, log: &mut impl Log) {
+        let world = Arc::clone(&self.world);
+        // They are put back below: the pump is lent while they are used.
+        let mut parser = core::mem::take(&mut self.parser);
+        let mut publishing = RunPublisher {
+            pump: self,
+            now,
+            log: &mut *log,
         };
-        self.stats.frames += claimed as u64;
-        self.held += claimed;
-        let mut frames = batch.drain(..);
-        loop {
-            let done_with = &mut self.recycler.frames;
-            let run = self.open.current();
-            self.stats.segments += run.follow(&mut frames, done_with) as u64;
-            let Some(frame) = frames.as_slice().first() else {
-                break;
-            };
-            if self.open.switch_to_flow_of(frame) {
-                let run = self.open.current();
-                let more = run.follow(&mut frames, done_with);
-                if more > 0 {
-                    self.stats.segments += more as u64;
-                    continue;
-                }
+        self.stats.segments += parser.parse(&world, batch, &mut publishing);
+        self.parser = parser;
+        if !self.others.is_empty() {
+            let mut others = core::mem::take(&mut self.others);
+            for index in others.drain(..) {
+                self.frame(now, batch, usize::from(index), log);
             }
-            let Some(frame) = frames.next() else { break };
-            let run = self.open.current();
-            let Some(what) = run.matches_template(&frame) else {
-                self.frame(now, frame, log);
-                continue;
-            };
-            run.record_followed();
-            self.close_run(now, log);
-            let done_with = &mut self.recycler.frames;
-            self.open.current().repeat(frame, what, done_with);
-            self.open.note_begun();
-            self.stats.segments += 1;
+            self.others = others;
+            self.close_datagrams(now, log);
         }
-        drop(frames);
-        self.batch = batch;
-        while self.open.next_begun() {
-            self.close_run(now, log);
-        }
-        self.close_datagrams(now, log);
-        (claimed, claimed == 0)
     }
 
-    fn frame(&mut self, now: Instant, frame: Frame, log: &mut impl Log) {
-        let bytes = frame.bytes();
+    /// Handles a frame of a batch that is no segment for us.
+    pub(crate) fn frame(&mut self, now: Instant, batch: &Batch, index: usize, log: &mut impl Log) {
+        let bytes = batch[index].bytes();
         let Some((src, dst)) = wire::link(bytes) else {
             self.stats.malformed += 1;
-            return self.recycler.frames.push(frame);
+            return;
         };
+        if wire::is_ipv6(bytes) {
+            return self.frame_v6(now, (batch, index), (src, dst), log);
+        }
         let broadcast = dst == [0xff; 6];
         if dst != self.world.mac && !broadcast {
             self.stats.not_ours += 1;
-            return self.recycler.frames.push(frame);
+            return;
         }
-        if src[0] & 1 != 0 || wire::ends(bytes).is_some_and(|ends| self.site.is_martian(ends)) {
+        if src[0] & 1 != 0 || wire::ends_v4(bytes).is_some_and(|ends| self.site.is_martian(ends)) {
             self.stats.martians += 1;
-            return self.recycler.frames.push(frame);
+            return;
         }
-        match wire::parse(bytes) {
-            Ok(Packet::Tcp(tcp)) if tcp.dst == self.site.address && !broadcast => {
-                return self.segment(now, &tcp, src, frame, log);
-            }
-            Ok(Packet::TcpError(error)) if error.dst == self.site.address && !broadcast => {
+        self.parsed(now, broadcast, (batch, index), log);
+    }
+
+    /// Handles a frame of which addresses and link are in order. `broadcast`: it was sent to all
+    /// hosts, or a group of them.
+    fn parsed(
+        &mut self,
+        now: Instant,
+        broadcast: bool,
+        (batch, index): (&Batch, usize),
+        log: &mut impl Log,
+    ) {
+        let ours = |address| self.site.classify(address) == AddressKind::Local && !broadcast;
+        match wire::parse(batch[index].bytes()) {
+            Ok(Packet::TcpError(error)) if ours(error.dst) => {
                 self.network_error(now, &error, log);
             }
             Ok(Packet::Arp(arp)) => self.arp(now, &arp, log),
-            Ok(Packet::Udp(udp)) => return self.datagram(now, &udp, broadcast, frame, log),
-            Ok(packet) => return self.packet(now, &packet, broadcast, frame, log),
-            Err(Malformed::Truncated | Malformed::IpChecksum | Malformed::Options) => {
-                self.stats.malformed += 1;
-            }
+            Ok(Packet::Udp(udp)) => self.datagram(now, &udp, broadcast, (batch, index), log),
+            Ok(packet) => self.packet(now, &packet, broadcast, &batch[index], log),
+            Err(
+                Malformed::Truncated
+                | Malformed::IpChecksum
+                | Malformed::Checksum
+                | Malformed::Options,
+            ) => self.stats.malformed += 1,
         }
-        self.recycler.frames.push(frame);
     }
 
-    /// An ICMP error about a segment of ours (RFC 1122 sections 3.2.2 and 4.2.3.9). Source quench
-    /// is ignored (RFC 6633).
+    /// An ICMP error about a segment of ours (RFC 1122 sections 3.2.2 and 4.2.3.9, RFC 4443 section
+    /// 3). Source quench is ignored (RFC 6633), and a packet that is too big for IPv6's least MTU
+    /// (RFC 8201 section 4).
     fn network_error(&mut self, now: Instant, error: &wire::TcpError, log: &mut impl Log) {
         self.stats.network_errors += 1;
-        let what = match error.numbers {
-            [3, 2 | 3] => NetworkError::Refused,
-            [3, 4] => NetworkError::TooBig { mtu: error.mtu },
-            [3, 9 | 10 | 13] => NetworkError::Prohibited,
-            [3 | 11 | 12, _] => NetworkError::Unreachable,
+        let mtu = error.mtu;
+        let what = match (error.local.address.is_v4(), error.numbers) {
+            (true, [3, 2 | 3]) | (false, [1, 4] | [4, 1]) => NetworkError::Refused,
+            (true, [3, 4]) => NetworkError::TooBig { mtu },
+            (false, [2, _]) if mtu >= wire::IPV6_MIN_MTU => NetworkError::TooBig { mtu },
+            (true, [3, 9 | 10 | 13]) | (false, [1, 1 | 5 | 6]) => NetworkError::Prohibited,
+            (true, [3 | 11 | 12, _]) | (false, [1 | 3 | 4, _]) => NetworkError::Unreachable,
             _ => return,
         };
-        if *error.local.ip() != self.site.address {
+        if self.site.classify(error.local.address) != AddressKind::Local {
             return;
         }
         let body = Body::NetworkError {
@@ -716,66 +780,49 @@ impl RxPump {
         }
     }
 
-    fn segment(
+    /// Publishes a run of segments of `flow`. `hint` is the connection of the flow, with the
+    /// version of the table that it was looked up in.
+    #[inline]
+    pub(crate) fn publish_run(
         &mut self,
         now: Instant,
-        tcp: &wire::Tcp,
-        src: [u8; 6],
-        frame: Frame,
+        request: &mut Request,
+        (flow, hint): (Flow, &mut Option<(u64, ConnId)>),
+        (mut run, verdict): (Run, Option<Verdict>),
         log: &mut impl Log,
     ) {
-        self.stats.segments += 1;
-        self.open.switch_to(tcp);
-        let pushed = self.open.current().push(tcp, src, frame).or_else(|frame| {
-            self.close_run(now, log);
-            // An empty run takes any segment.
-            self.open.current().push(tcp, src, frame)
-        });
-        self.open.note_begun();
-        if let Ok(Some(frame)) | Err(frame) = pushed {
-            self.recycler.frames.push(frame);
-        }
-    }
-
-    /// Publishes the current run, if it has begun.
-    fn close_run(&mut self, now: Instant, log: &mut impl Log) {
-        let recycler = &mut self.recycler;
-        let spare = || recycler.runs.pop().unwrap_or_default();
-        let open = self.open.current();
-        let Some((mut run, verdict)) = open.take(spare) else {
-            return;
-        };
         self.stats.runs += 1;
-        let hint = match open.hint {
+        let conn = match *hint {
             Some((version, conn)) if version == self.hints_version => conn,
             _ => {
-                let conn = self.hints.get(&open.flow).copied();
+                let conn = self.hints.get(&flow).copied();
                 let conn = conn.unwrap_or(ConnId::NONE);
-                open.hint = Some((self.hints_version, conn));
+                *hint = Some((self.hints_version, conn));
                 conn
             }
         };
-        if hint == ConnId::NONE && self.group.count > 1 {
-            let flow = open.flow;
-            if self.is_migrated(&flow) {
-                return self.defer_or_forward(now, verdict, run, log);
+        if conn == ConnId::NONE && (self.group.count > 1 || !flow.local.address.is_v4()) {
+            if self.is_foreign(&flow) {
+                self.stats.foreign += u64::from(request.digest.count);
+                return self.recycler.put(run);
+            }
+            if self.group.count > 1 && self.is_migrated(&flow) {
+                return self.defer_or_forward(now, request, verdict, run, log);
             }
         }
         let sent = self.world.tx.sent();
         self.sent = sent;
         let ahead = self.stores_ahead.then_some(verdict.is_none());
-        let request = &mut self.open.current().request;
         let digest = &mut request.digest;
-        (digest.now, digest.sent, digest.hint) = (now, sent, hint);
+        (digest.now, digest.sent, digest.hint) = (now, sent, conn);
         self.received += u64::from(digest.len);
         sample_cursors(&self.world, digest, ahead, &mut run);
         self.stats.requests += 1;
         self.published_time = now;
         if self.recorder.is_some() {
-            let request = self.open.current().request;
-            self.record(&request, verdict, &run);
+            self.record(request, verdict, &run);
         }
-        log.publish(&self.open.current().request, verdict, run);
+        log.publish(request, verdict, run);
     }
 
     /// The next time at which this pump has something to do without input.
@@ -786,6 +833,7 @@ impl RxPump {
             .next_deadline()
             .min(fragments)
             .min(announcement)
+            .min(self.v6_deadline())
     }
 
     /// Whether there is something to do without waiting for the device.
@@ -800,32 +848,127 @@ impl RxPump {
             || self.world.tx.sent() > self.sent
     }
 
-    /// Returns frames to the device.
-    pub(crate) fn put_back(&mut self, frames: &mut Vec<Frame>) {
-        self.held = self.held.saturating_sub(frames.len());
-        self.rx.release(frames);
-    }
-
-    /// Sleeps in the device until a frame arrives, a waker is used, or `timeout` is over.
-    pub(crate) fn wait(&mut self, timeout: Option<std::time::Duration>) {
+    /// The thread of this pump sleeps from now on.
+    pub(crate) fn before_sleep(&self) {
         if let Some(balance) = &self.balance {
             balance.sleeps(&self.world.shared.loads);
-        }
-        if let Err(error) = self.rx.wait(timeout) {
-            let is_gone = !error.is_temporary();
-            self.world.device_failed(error);
-            if is_gone {
-                // A device that is gone never waits again.
-                std::thread::sleep(timeout.map_or(DEVICE_RETRY_INTERVAL, |timeout| {
-                    timeout.min(DEVICE_RETRY_INTERVAL)
-                }));
-            }
         }
     }
 
     /// The recording so far; recording ends with this call.
     pub(crate) fn take_recorder(&mut self) -> Option<Recorder> {
         self.recorder.take()
+    }
+}
+
+/// Publishes runs as they end.
+struct RunPublisher<'a, L> {
+    pump: &'a mut RxPump,
+    now: Instant,
+    log: &'a mut L,
+}
+
+impl<L: Log> Found for RunPublisher<'_, L> {
+    #[inline]
+    fn run(&mut self, open: &mut OpenRun, run: Run, verdict: Option<Verdict>) {
+        let about = (open.flow, &mut open.hint);
+        let run = (run, verdict);
+        self.pump
+            .publish_run(self.now, &mut open.request, about, run, self.log);
+    }
+
+    fn other(&mut self, index: usize) {
+        self.pump.others.push(index as u8);
+    }
+}
+
+/// Batches that are claimed when the pump wants them.
+struct Claiming<'a> {
+    claimer: &'a mut Claimer,
+}
+
+impl Batches for Claiming<'_> {
+    fn publish(&mut self, pump: &mut RxPump, now: Instant, log: &mut impl Log) -> (usize, bool) {
+        // Every frame may need a place in the log, and so may the gathered datagrams. Frames for
+        // which there is no room stay in the device.
+        let room = log.room().saturating_sub(RESERVED + 2).min(BATCH);
+        self.claimer.give_back(&mut pump.recycler);
+        if room == 0 {
+            pump.stats.log_full += 1;
+            return (0, false);
+        }
+        let batch = match self.claimer.unpublished.take() {
+            Some(batch) => batch,
+            None => {
+                let mut frames = pump.recycler.spare();
+                if self.claimer.claim(room, &mut frames) == 0 {
+                    pump.recycler.put_spare(frames);
+                    return (0, true);
+                }
+                Batch::new(frames)
+            }
+        };
+        let claimed = batch.len();
+        let commands = pump.commands_before_batch(now, log);
+        let room = log.room().saturating_sub(RESERVED + 2);
+        let Some(commands) = commands.filter(|_| claimed <= room) else {
+            pump.stats.log_full += 1;
+            self.claimer.unpublished = Some(batch);
+            return (0, false);
+        };
+        pump.stats.frames += claimed as u64;
+        pump.parse_and_publish(now, &batch, log);
+        pump.recycler.put_batch(batch);
+        (commands + claimed, false)
+    }
+
+    fn hold_many(&self) -> bool {
+        self.claimer.holds_many()
+    }
+}
+
+/// A receive pump and the device, for a thread that takes every step by itself.
+pub(crate) struct Receiver {
+    pub(crate) pump: RxPump,
+    claimer: Claimer,
+}
+
+impl Receiver {
+    pub(crate) fn new(pump: RxPump, claimer: Claimer) -> Self {
+        Receiver { pump, claimer }
+    }
+
+    /// As [`RxPump::turn`].
+    #[cfg(feature = "pipelined")]
+    pub(crate) fn turn(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
+        let claimer = &mut self.claimer;
+        self.pump
+            .turn(now, deadline, &mut Claiming { claimer }, log)
+    }
+
+    /// As [`RxPump::turns`].
+    pub(crate) fn turns(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
+        self.pump.turns(now, deadline, &mut self.claimer, log)
+    }
+
+    /// Whether there is something to publish that lies not in the device.
+    pub(crate) fn has_work(&self) -> bool {
+        self.claimer.unpublished.is_some() || self.pump.has_work()
+    }
+}
+
+impl Receiving for Receiver {
+    fn has_work(&mut self) -> bool {
+        Receiver::has_work(self)
+    }
+
+    fn next_deadline(&mut self) -> Instant {
+        self.pump.next_deadline()
+    }
+
+    fn wait(&mut self, timeout: Option<std::time::Duration>) {
+        self.pump.before_sleep();
+        self.claimer.wait(timeout);
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a stack is made of, in every variant, and the parts that follow from it.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use dominoes_drivers::Device;
@@ -8,6 +8,7 @@ use dominoes_drivers::Device;
 use crate::config::{Limits, setters};
 use crate::error::ConfigError;
 use crate::groups::balance::Balance;
+use crate::io::claim::Claimer;
 use crate::io::processor::{Inline, Processor};
 use crate::io::record::Recorder;
 use crate::io::rx::{RxPump, TxPump};
@@ -15,9 +16,10 @@ use crate::io::tx::TxRing;
 use crate::io::world::{StackShared, World};
 use crate::ip::reassembly::ReassemblyLimits;
 use crate::ip::route::{Route, Site};
+use crate::ip::v6::{Ipv6Config, may_be_ours};
 use crate::keys::Keys;
 use crate::log::request::GroupIndex;
-use crate::packet::MAX_HEADERS;
+use crate::packet::{IPV6_MIN_MTU, MAX_HEADERS};
 
 /// What a stack is made of, in every variant.
 ///
@@ -35,12 +37,15 @@ use crate::packet::MAX_HEADERS;
 pub struct Setup {
     /// Bounds on what the log holds.
     pub limits: Limits,
-    /// The stack's address.
-    pub address: Ipv4Addr,
-    /// Length of the network's prefix in bits, 0 to 32.
+    /// The stack's address. One of IPv6 is [added](Ipv6Config::addresses) to those of `ipv6`; there
+    /// is none of IPv4 then.
+    pub address: IpAddr,
+    /// Length of the network's prefix in bits, 0 to 32, or of IPv6 0 to 128.
     pub prefix: u8,
-    /// Default gateway. None by default.
-    pub gateway: Option<Ipv4Addr>,
+    /// How it takes part in IPv6. Default: only if `address` is of IPv6.
+    pub ipv6: Option<Ipv6Config>,
+    /// Default gateway, of either family. None by default.
+    pub gateway: Option<IpAddr>,
     /// Routes to certain networks through other gateways. None by default.
     pub routes: Vec<Route>,
     /// How much is kept of datagrams that arrive in fragments.
@@ -68,11 +73,12 @@ pub struct Setup {
 
 impl Setup {
     /// Default bounds, no gateway, no recording.
-    pub fn new(address: Ipv4Addr, prefix: u8, secret: [u64; 2]) -> Self {
+    pub fn new(address: IpAddr, prefix: u8, secret: [u64; 2]) -> Self {
         Setup {
             limits: Limits::default(),
             address,
             prefix,
+            ipv6: None,
             gateway: None,
             routes: Vec::new(),
             reassembly: ReassemblyLimits::default(),
@@ -97,8 +103,15 @@ impl Setup {
 
     /// Sets `gateway`: see the [field](Self#structfield.gateway).
     #[must_use]
-    pub fn gateway(mut self, gateway: Ipv4Addr) -> Self {
+    pub fn gateway(mut self, gateway: IpAddr) -> Self {
         self.gateway = Some(gateway);
+        self
+    }
+
+    /// Sets `ipv6`: see the [field](Self#structfield.ipv6).
+    #[must_use]
+    pub fn ipv6(mut self, ipv6: Ipv6Config) -> Self {
+        self.ipv6 = Some(ipv6);
         self
     }
 
@@ -124,37 +137,127 @@ impl Setup {
     }
 }
 
+/// Addresses of IPv6 that a stack may be given.
+const MAX_ADDRESSES: usize = 64;
+
 /// The parts that all variants share.
 pub(crate) struct Base {
     pub(crate) world: Arc<World>,
+    pub(crate) claimer: Claimer,
     pub(crate) rx: RxPump,
     pub(crate) tx: TxPump,
 }
 
 impl Setup {
+    /// Checks that every network and router is one; a gateway is a route to everywhere then.
+    fn check_networks(&mut self) -> Result<(), ConfigError> {
+        if let Some(via) = self.gateway {
+            self.routes.push(Route::default_via(via));
+        }
+        let networks = self.routes.iter();
+        let networks = networks.map(|route| (route.network, route.prefix));
+        for (network, prefix) in networks.chain([(self.address, self.prefix)]) {
+            let (most, allowed) = match network {
+                IpAddr::V4(_) => (32, "0 to 32"),
+                IpAddr::V6(_) => (128, "0 to 128 for IPv6"),
+            };
+            if prefix > most {
+                return Err(ConfigError::OutOfRange {
+                    field: "prefix",
+                    value: u64::from(prefix),
+                    allowed,
+                });
+            }
+        }
+        let mut routes = self.routes.iter();
+        if routes.any(|route| route.network.is_ipv4() != route.via.is_ipv4()) {
+            return Err(ConfigError::Conflict {
+                what: "a route to a network of one family",
+                with: "a gateway of the other",
+                instead: "name a gateway of the same family",
+            });
+        }
+        Ok(())
+    }
+
+    /// How the stack takes part in IPv6, with its own address if that is one.
+    fn take_ipv6(&mut self) -> Option<Ipv6Config> {
+        match self.address {
+            IpAddr::V4(_) => self.ipv6.take(),
+            IpAddr::V6(address) => {
+                let config = self.ipv6.take().unwrap_or_default();
+                Some(config.address(address, self.prefix))
+            }
+        }
+    }
+
+    fn check_ipv6(&self, config: Option<&Ipv6Config>) -> Result<(), ConfigError> {
+        let Some(config) = config else {
+            let mut routes = self.routes.iter();
+            return match routes.any(|route| route.network.is_ipv6()) {
+                true => Err(ConfigError::Conflict {
+                    what: "a route of IPv6",
+                    with: "a stack without IPv6",
+                    instead: "set `ipv6`",
+                }),
+                false => Ok(()),
+            };
+        };
+        for (address, prefix) in &config.addresses {
+            if *prefix > 128 {
+                return Err(ConfigError::OutOfRange {
+                    field: "prefix",
+                    value: u64::from(*prefix),
+                    allowed: "0 to 128 for IPv6",
+                });
+            }
+            if !may_be_ours(*address) {
+                return Err(ConfigError::Conflict {
+                    what: "an address of no single host",
+                    with: "`Ipv6Config::addresses`",
+                    instead: "give a unicast address of IPv6",
+                });
+            }
+        }
+        if config.addresses.len() > MAX_ADDRESSES {
+            return Err(ConfigError::OutOfRange {
+                field: "Ipv6Config::addresses",
+                value: config.addresses.len() as u64,
+                allowed: "64 at most",
+            });
+        }
+        Ok(())
+    }
+
     /// Fits the bounds to the device and builds what all variants share.
     pub(crate) fn build(
         mut self,
         device: Box<dyn Device>,
         delivery_slots: usize,
     ) -> Result<Base, ConfigError> {
-        let prefixes = self.routes.iter().map(|route| route.prefix);
-        if let Some(prefix) = prefixes.chain([self.prefix]).find(|prefix| *prefix > 32) {
-            return Err(ConfigError::OutOfRange {
-                field: "prefix",
-                value: u64::from(prefix),
-                allowed: "0 to 32",
-            });
-        }
+        self.check_networks()?;
+        let ipv6 = self.take_ipv6();
+        self.check_ipv6(ipv6.as_ref())?;
         let caps = device.capabilities();
         let limits = &mut self.limits;
         limits.mtu = limits.mtu.min(u16::try_from(caps.mtu).unwrap_or(u16::MAX));
         // Frames above the MTU are for devices that cut them.
-        let cut = caps.tso4_max_bytes.saturating_sub(MAX_HEADERS);
+        let cut = match ipv6 {
+            Some(_) => caps.tso4_max_bytes.min(caps.tso6_max_bytes),
+            None => caps.tso4_max_bytes,
+        };
+        let cut = cut.saturating_sub(MAX_HEADERS);
         limits.frame_payload = limits
             .frame_payload
             .min(u32::try_from(cut).unwrap_or(u32::MAX));
         limits.check()?;
+        if ipv6.is_some() && limits.mtu < IPV6_MIN_MTU {
+            return Err(ConfigError::OutOfRange {
+                field: "mtu",
+                value: u64::from(limits.mtu),
+                allowed: "at least 1280 with IPv6",
+            });
+        }
         if self.balance && !cfg!(feature = "migration") {
             return Err(ConfigError::OutOfRange {
                 field: "balance",
@@ -187,7 +290,15 @@ impl Setup {
         let mac = device.mac();
         let (rx, tx) = device.split();
         let (ring, transmitter) = TxRing::new(limits.tx_slots as usize, slot_len);
-        let site = Site::new(self.address, self.prefix, self.gateway, &self.routes);
+        let address = match self.address {
+            IpAddr::V4(address) => address.into(),
+            IpAddr::V6(_) => Site::NO_V4,
+        };
+        let prefix = match self.address {
+            IpAddr::V4(_) => self.prefix,
+            IpAddr::V6(_) => 32,
+        };
+        let site = Site::new(address, prefix, None, &self.routes);
         let mut world = World::new(
             *limits,
             (mac, caps.tx_checksum),
@@ -201,21 +312,29 @@ impl Setup {
         world.keys = Keys::new(self.secret);
         world.salt = self.salt;
         let world = Arc::new(world);
+        let held_many = caps.rx_held_max.div_ceil(2);
+        let claimer = Claimer::new(Arc::clone(&world), rx, held_many);
         let mut rx = RxPump::new(
             Arc::clone(&world),
-            rx,
             site,
             self.secret,
             self.reassembly,
             self.recorder,
         );
-        rx.held_many = caps.rx_held_max.div_ceil(2);
         rx.announce = self.announce;
         rx.join_groups(self.group);
+        if let Some(config) = ipv6 {
+            rx.enable_v6(config, &self.routes, &world.keys);
+        }
         if self.balance && self.group.count > 1 {
             rx.balance = Some(Balance::new(self.group.index));
         }
         let tx = TxPump::new(Arc::clone(&world), tx, transmitter);
-        Ok(Base { world, rx, tx })
+        Ok(Base {
+            world,
+            claimer,
+            rx,
+            tx,
+        })
     }
 }

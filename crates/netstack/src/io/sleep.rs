@@ -5,7 +5,7 @@ use core::time::Duration;
 
 use dominoes::{EventCount, Exclusive};
 
-use crate::io::rx::{RxPump, TxPump};
+use crate::io::rx::TxPump;
 use crate::io::world::World;
 use crate::time::Instant;
 
@@ -24,10 +24,21 @@ pub(crate) trait Sleeper {
     fn state_deadline(&self) -> Instant;
 }
 
+/// The receive pump and the device, which a worker has while it sleeps in the device.
+pub(crate) trait Receiving {
+    /// Whether there is something to do without waiting for the device.
+    fn has_work(&mut self) -> bool;
+    /// The next time at which the pump has something to do without input.
+    fn next_deadline(&mut self) -> Instant;
+    /// Sleeps in the device until a frame arrives, a waker is used, or `timeout` is over.
+    fn wait(&mut self, timeout: Option<Duration>);
+}
+
 /// Where the workers of a variant sleep.
-pub(crate) struct Sleep<'a, R> {
+pub(crate) struct Sleep<'a, F> {
     pub(crate) world: &'a World,
-    pub(crate) rx: &'a Exclusive<R>,
+    /// Takes the receive pump and the device, unless another worker has one of them.
+    pub(crate) rx: F,
     pub(crate) tx: &'a Exclusive<TxPump>,
     /// Notified when something is published.
     pub(crate) event: &'a EventCount,
@@ -37,7 +48,7 @@ pub(crate) struct Sleep<'a, R> {
     pub(crate) workers: usize,
 }
 
-impl<R: AsMut<RxPump>> Sleep<'_, R> {
+impl<R: Receiving, F: FnOnce() -> Option<R>> Sleep<'_, F> {
     /// The last worker to sleep sleeps in the device, and holds the receive pump meanwhile. The
     /// others sleep on the event. Returns when there may be work.
     pub(crate) fn sleep(self, now: Instant, worker: &mut impl Sleeper) {
@@ -45,15 +56,15 @@ impl<R: AsMut<RxPump>> Sleep<'_, R> {
         // A hint for choosing where to sleep: correctness relies on the pump being exclusive, and
         // on the event.
         let last = self.asleep.fetch_add(1, Ordering::Relaxed) + 1 >= self.workers;
-        if last && let Some(mut side) = self.rx.try_take() {
-            let pump = (*side).as_mut();
+        let rx = if last { (self.rx)() } else { None };
+        if let Some(mut rx) = rx {
             world.before_sleep();
-            if !worker.has_work() && !pump.has_work() && !world.is_down() {
-                let deadline = worker.state_deadline().min(pump.next_deadline());
+            if !worker.has_work() && !rx.has_work() && !world.is_down() {
+                let deadline = worker.state_deadline().min(rx.next_deadline());
                 let again = worker.waits_for_others().then_some(RECHECK);
                 let next_try = self.tx.try_take().and_then(|tx| tx.next_try());
                 let times = again.into_iter().chain(next_try);
-                pump.wait(times.chain(timeout(deadline, now)).min());
+                rx.wait(times.chain(timeout(deadline, now)).min());
             }
             world.after_sleep();
         } else {
@@ -69,6 +80,23 @@ impl<R: AsMut<RxPump>> Sleep<'_, R> {
         }
         self.asleep.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// Sleeps in the device, of a variant whose pumps no other thread has, until `deadline` or until
+/// `next_try` is over, unless there is work.
+pub(crate) fn sleep_alone(
+    world: &World,
+    rx: &mut impl Receiving,
+    (deadline, now): (Instant, Instant),
+    next_try: Option<Duration>,
+    has_work: impl FnOnce() -> bool,
+) {
+    world.before_sleep();
+    if !has_work() && !rx.has_work() && !world.is_down() {
+        let times = timeout(deadline, now).into_iter().chain(next_try);
+        rx.wait(times.min());
+    }
+    world.after_sleep();
 }
 
 /// How long to sleep at most for a deadline; `None` for ever.

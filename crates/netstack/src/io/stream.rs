@@ -11,6 +11,7 @@
 //! | `send.rs` | bytes that the application writes and primaries send |
 //! | `options.rs` | socket options |
 //! | `status.rs` | what the application knows about the connection |
+//! | `look.rs` | whether a read or a write would find something |
 //! | `table.rs` | all streams of a stack, and which connection has which |
 //!
 //! Memory is allocated with use. A stream is made when its entry is used first ([`StreamTable`]);
@@ -53,12 +54,22 @@
 //! is sent, so frames may be sent from the ring without a copy. If an inline processor needs whole
 //! units, `released` stops at the beginning of a unit.
 //!
+//! *Written ahead.* A TLS stream has one writer, which names ranges above `written` to records,
+//! within the room that an ordinary write would have. Each range is written by the thread that has claimed
+//! its record (`io/units.rs`), any number of times; `written` moves over it when it is done
+//! (`StreamRef::publish_written`). No frame reads above `written`.
+//!
+//! *Opened from the ring.* Records in the receive ring are read in place by threads that have
+//! claimed them, between `app_read` and the end of stamped deliveries. Their reader moves `app_read` over a
+//! record when it is done (`StreamRef::arrived`).
+//!
 //! *Split units.* The pieces of a unit that no segment carries whole are stored unprocessed. The
 //! reader finds all of them below the end of completed deliveries and above what it was lent
 //! before, so it has exclusive access, as a writer would, and processes them in place.
 
 mod byte_ring;
 mod delivery;
+mod look;
 #[cfg(all(test, netstack_loom))]
 mod loom_models;
 mod options;
@@ -78,7 +89,8 @@ use self::byte_ring::ByteRing;
 pub(crate) use self::byte_ring::Parts;
 pub(crate) use self::delivery::DeliveryCursor;
 use self::delivery::Incoming;
-use self::options::SharedSettings;
+pub(crate) use self::look::Look;
+use self::options::{SharedSettings, SharedTuning};
 pub(crate) use self::send::BorrowedPayload;
 pub(crate) use self::status::{ConnectionStatus, EndReason};
 use self::table::HomeSlot;
@@ -113,11 +125,20 @@ pub(crate) struct Stream {
 struct AppSide {
     /// Bytes read.
     read: AtomicU64,
+    /// Number of the delivery that it looked for next when it read last.
+    next: AtomicU64,
     /// Bytes written.
     written: AtomicU64,
-    /// SHUTDOWN, ORPHAN, ABORT, SET.
+    /// How often there was less room than it wanted to write, or another user kept the room.
+    shortages: AtomicU32,
+    /// How often it wanted to read what another user kept.
+    misses: AtomicU32,
+    /// SHUTDOWN, ORPHAN, ABORT, SET, TUNE, for the pump; SHUT_READ, for applications alone.
     requests: AtomicU32,
     settings: SharedSettings,
+    tuning: SharedTuning,
+    /// Bytes that may be written ahead of what was released; 0: what the ring holds.
+    send_limit: AtomicU32,
     /// Whether the pump has been notified of a change above and has not looked yet: the flag, with
     /// the stream's generation, so that the application of a former connection cannot raise it.
     dirty: AtomicU64,
@@ -139,7 +160,7 @@ struct StackSide {
     failed_at: AtomicU64,
     /// The receive stream's [`StreamId`](crate::io::processor::StreamId), set once a unit came in
     /// pieces: source and number, ports.
-    origin: [AtomicU64; 2],
+    origin: [AtomicU64; 5],
     /// Sequence number of the receive stream's first byte, and [`IS_KNOWN`] once it is.
     first: AtomicU64,
     /// Status bits.
@@ -165,12 +186,16 @@ pub(crate) struct AppRequest {
     pub(crate) abort: bool,
     /// Its [`Settings`](crate::config::Settings) have changed.
     pub(crate) set: bool,
+    /// Its [`Tuning`](crate::config::Tuning) has changed.
+    pub(crate) tune: bool,
 }
 
 const SHUTDOWN: u32 = 1;
 const ORPHAN: u32 = 2;
 const ABORT: u32 = 4;
 const SET: u32 = 8;
+const TUNE: u32 = 16;
+const SHUT_READ: u32 = 32;
 
 impl Stream {
     fn new(number: u32, group: u16, index: u32) -> Self {
@@ -181,9 +206,14 @@ impl Stream {
             published_end: CachePadded::default(),
             app: CachePadded::new(AppSide {
                 read: AtomicU64::new(0),
+                next: AtomicU64::new(0),
                 written: AtomicU64::new(0),
+                shortages: AtomicU32::new(0),
+                misses: AtomicU32::new(0),
                 requests: AtomicU32::new(0),
                 settings: SharedSettings::new(),
+                tuning: SharedTuning::new(),
+                send_limit: AtomicU32::new(0),
                 dirty: AtomicU64::new(flag(0, false)),
             }),
             stack: CachePadded::new(StackSide {
@@ -193,7 +223,7 @@ impl Stream {
                 limit: AtomicU32::new(0),
                 ended_at: AtomicU64::new(0),
                 failed_at: AtomicU64::new(UNKNOWN),
-                origin: [AtomicU64::new(0), AtomicU64::new(0)],
+                origin: Default::default(),
                 first: AtomicU64::new(0),
                 status: AtomicU32::new(0),
             }),
@@ -232,10 +262,22 @@ impl<'a> StreamRef<'a> {
         let bits = if what.shutdown { SHUTDOWN } else { 0 }
             | if what.orphan { ORPHAN } else { 0 }
             | if what.abort { ABORT } else { 0 }
-            | if what.set { SET } else { 0 };
+            | if what.set { SET } else { 0 }
+            | if what.tune { TUNE } else { 0 };
         // ORDERING: Release, pairs with the Acquire in `progress`: cursors stored before are seen
         // with it.
         self.stream.app.requests.fetch_or(bits, Ordering::Release);
+    }
+
+    /// Nothing more will be read. The caller wakes those that wait for bytes.
+    pub(crate) fn shut_read(&self) {
+        // ORDERING: Release, pairs with the Acquire in `is_read_shut`.
+        let requests = &self.stream.app.requests;
+        requests.fetch_or(SHUT_READ, Ordering::Release);
+    }
+
+    pub(crate) fn is_read_shut(&self) -> bool {
+        self.stream.app.requests.load(Ordering::Acquire) & SHUT_READ != 0
     }
 
     /// Raises the flag; true if it was down, that is if the pump must be notified. Does nothing
@@ -266,10 +308,11 @@ impl<'a> StreamRef<'a> {
         // application that shuts down or releases the connection has written its last byte, and the
         // last cursor must be seen with that request.
         let mut asked = self.stream.app.requests.load(Ordering::Acquire);
-        if asked & SET != 0 {
+        if asked & (SET | TUNE) != 0 {
             // Cleared before the settings are read: a setting changed after that raises the request
             // again.
-            asked = self.stream.app.requests.fetch_and(!SET, Ordering::Acquire);
+            let requests = &self.stream.app.requests;
+            asked = requests.fetch_and(!(SET | TUNE), Ordering::Acquire);
         }
         let (read, written) = self.cursors();
         (
@@ -280,6 +323,7 @@ impl<'a> StreamRef<'a> {
                 orphan: asked & ORPHAN != 0,
                 abort: asked & ABORT != 0,
                 set: asked & SET != 0,
+                tune: asked & TUNE != 0,
             },
         )
     }

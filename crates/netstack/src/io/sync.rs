@@ -169,6 +169,11 @@ mod steps {
                     self.0.fetch_or(value, order)
                 }
 
+                pub(crate) fn fetch_add(&self, value: $value, order: Ordering) -> $value {
+                    step();
+                    self.0.fetch_add(value, order)
+                }
+
                 pub(crate) fn fetch_max(&self, value: $value, order: Ordering) -> $value {
                     step();
                     self.0.fetch_max(value, order)

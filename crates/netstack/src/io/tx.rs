@@ -1,24 +1,36 @@
 //! Numbered transmit slots: outgoing frame k is built in slot k modulo their number.
 //!
-//! `apply` numbers frames, and never one at or past `sent` plus the number of slots, where `sent`
-//! is a count that the transmit pump has published. So the slot of a numbered frame is free when
-//! somebody comes to build it, and nobody waits. Each slot has a stamp:
+//! Slots are claimed and published by chunks of up to 32 frames in a row, or by parts of one. A
+//! chunk has two words, each with the chunk's lap around the ring and a bit for each of its frames:
 //!
 //! ```text
-//! Free(k)  --claim, a CAS by whoever builds frame k-->  Taken(k)  --publish-->  Ready(k)
-//!    ^                                                                            |
-//!    '--- Free(k + slots): frame k and all before it have gone to the device ----'
+//!          taken                                        ready
+//! (lap, 0000)                                   (lap, 0000)
+//! (lap, 0110)  claim, a CAS by the builder
+//!                                               (lap, 0110)  publish, when both frames are built
+//! (lap, 1111)                                   (lap, 1111)
+//! (lap + 1, 0)                                  (lap + 1, 0) when all of the chunk have left
 //! ```
+//!
+//! `apply` numbers frames, and never one whose slot belongs to a chunk of which a frame has not
+//! left: it counts `sent`, which the transmit pump has published, by whole chunks
+//! (`FrameNumbers::update_sent`). So the slot of a numbered frame is free when somebody comes to
+//! build it, and nobody waits. A builder takes what is its own of a chunk by one compare-and-swap,
+//! and the transmitter finds all of it by one load.
+//!
+//! A claim that is dropped before it is published, also by unwinding, clears its bits: all of its
+//! frames count as not begun.
 //!
 //! # Sending past a hole
 //!
 //! A frame whose builder was interrupted in the middle holds up those behind it, of other
 //! connections, too. When enough of them are ready, the transmitter sends past it: to the receiver
-//! that is a reordering, which TCP bears. A frame sent so is `Sent(k)` until all before it have
-//! left, and is not sent again; `sent`, and so credit and the use of slots, count the prefix alone.
+//! that is a reordering, which TCP bears. It notes a frame that is sent so until all before it have
+//! left, and does not send it again; `sent`, and so credit and the use of slots, count the prefix
+//! alone.
 //!
-//! A second builder of the same frame finds the stamp moved on. That is no race for memory but a
-//! sign that two replicas did not agree, and [`TxRing::claim`] says so.
+//! A second builder of the same frame finds its bit set, or another lap. That is no race for memory
+//! but a sign that two replicas did not agree, and [`TxRing::claim`] says so.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering;
@@ -28,41 +40,47 @@ use arrayvec::ArrayVec;
 use crossbeam_utils::CachePadded;
 use dominoes_drivers::{TxFrame, TxMeta};
 
+use crate::config::tx_chunk;
 use crate::io::prefetch::{prefetch_at, prefetch_of};
 use crate::io::stream::BorrowedPayload;
 use crate::io::sync::{AtomicU64, Shadow};
 
-const FREE: u64 = 0;
-const TAKEN: u64 = 1;
-const READY: u64 = 2;
-const SENT: u64 = 3;
-
 /// Slots behind a hole that one call looks at.
 const MAX_SCAN: u64 = 8;
 
-const fn stamp(frame: u64, state: u64) -> u64 {
-    (frame << 2) | state
+/// The word of a chunk in lap `lap`, of which 32 bits count.
+const fn word(lap: u64, frames: u32) -> u64 {
+    lap << 32 | frames as u64
 }
 
-struct Slot {
-    stamp: AtomicU64,
-    /// Length and metadata of the built frame.
-    built: UnsafeCell<Built>,
+/// A bit for each frame of a chunk.
+struct Chunk {
+    /// Frames that a builder has taken.
+    taken: AtomicU64,
+    /// Frames that are built.
+    ready: AtomicU64,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Built {
-    head: u32,
     /// Of what the slot holds, headers included.
     len: u32,
+    head: u32,
     meta: TxMeta,
-    /// What follows that in the frame.
-    payload: Option<BorrowedPayload>,
+    /// Whether what follows in the frame lies elsewhere.
+    is_carried: bool,
 }
 
 /// The slots and their memory.
 pub(crate) struct TxRing {
-    slots: Box<[Slot]>,
+    chunks: Box<[CachePadded<Chunk>]>,
+    /// log2 of the frames in a chunk, and in the ring.
+    chunk_shift: u32,
+    slot_shift: u32,
+    /// For each slot: length and metadata of the built frame.
+    built: Box<[UnsafeCell<Built>]>,
+    /// For each slot: what follows what it holds, if that lies elsewhere.
+    carried: Box<[UnsafeCell<Option<BorrowedPayload>>]>,
     memory: Box<[UnsafeCell<u8>]>,
     slot_len: usize,
     sent: CachePadded<AtomicU64>,
@@ -70,9 +88,9 @@ pub(crate) struct TxRing {
     shadow: Shadow,
 }
 
-// SAFETY: `built` and the slot's memory are written only by who moved the stamp from Free to Taken,
-// and read only by the one `Transmitter` after it saw Ready. What frames carry besides may be read
-// by any thread.
+// SAFETY: of a slot, `built`, `carried` and the memory are written only by who set its bit in
+// `taken`, and read only by the one `Transmitter` after it saw the bit in `ready`. What frames carry
+// besides may be read by any thread.
 unsafe impl Sync for TxRing {}
 // SAFETY: nothing in it belongs to a thread.
 unsafe impl Send for TxRing {}
@@ -85,28 +103,35 @@ impl TxRing {
     /// `slots` (a power of two) frames of at most `slot_len` bytes, and the one handle that sends
     /// them.
     pub(crate) fn new(slots: usize, slot_len: usize) -> (Arc<TxRing>, Transmitter) {
-        assert!(slots.is_power_of_two());
+        TxRing::with_chunks(slots, slot_len, tx_chunk(slots as u64) as usize)
+    }
+
+    /// The same, with chunks of `chunk` frames, a power of two up to 32 and up to `slots`.
+    fn with_chunks(slots: usize, slot_len: usize, chunk: usize) -> (Arc<TxRing>, Transmitter) {
+        assert!(slots.is_power_of_two() && chunk.is_power_of_two() && chunk <= slots.min(32));
         let slot_len = slot_len.next_multiple_of(64);
         let zeros = vec![0u8; slots * slot_len].into_boxed_slice();
         // SAFETY: `UnsafeCell<u8>` has the layout of `u8`, and the box is the only owner.
         let memory = unsafe { Box::from_raw(Box::into_raw(zeros) as *mut [UnsafeCell<u8>]) };
-        let slot = |k: usize| Slot {
-            stamp: AtomicU64::new(stamp(k as u64, FREE)),
-            built: UnsafeCell::new(Built {
-                head: 0,
-                len: 0,
-                meta: TxMeta::default(),
-                payload: None,
-            }),
+        let words = |_| {
+            CachePadded::new(Chunk {
+                taken: AtomicU64::new(word(0, 0)),
+                ready: AtomicU64::new(word(0, 0)),
+            })
         };
         let ring = Arc::new(TxRing {
-            slots: (0..slots).map(slot).collect(),
+            chunks: (0..slots / chunk).map(words).collect(),
+            chunk_shift: chunk.trailing_zeros(),
+            slot_shift: slots.trailing_zeros(),
+            built: (0..slots).map(|_| UnsafeCell::default()).collect(),
+            carried: (0..slots).map(|_| UnsafeCell::default()).collect(),
             memory,
             slot_len,
             sent: CachePadded::new(AtomicU64::new(0)),
             shadow: Shadow::new(slots),
         });
         let transmitter = Transmitter {
+            gone: vec![0; ring.chunks.len()].into_boxed_slice(),
             ring: Arc::clone(&ring),
             next: 0,
             past: u64::MAX,
@@ -119,31 +144,75 @@ impl TxRing {
         (ring, transmitter)
     }
 
+    /// The slot of frame `frame`.
+    #[inline(always)]
     fn index(&self, frame: u64) -> usize {
-        (frame & (self.slots.len() as u64 - 1)) as usize
+        (frame & ((1 << self.slot_shift) - 1)) as usize
     }
 
-    /// Takes the slot of frame `frame`, to build it.
+    /// The chunk of frame `frame`.
+    #[inline(always)]
+    fn chunk_index(&self, frame: u64) -> usize {
+        self.index(frame) >> self.chunk_shift
+    }
+
+    #[inline(always)]
+    fn chunk(&self, frame: u64) -> &Chunk {
+        &self.chunks[self.chunk_index(frame)]
+    }
+
+    /// How often all slots were used before frame `frame`.
+    #[inline(always)]
+    fn lap(&self, frame: u64) -> u64 {
+        frame >> self.slot_shift
+    }
+
+    /// The bit of frame `frame` in the words of its chunk.
+    #[inline(always)]
+    fn bit(&self, frame: u64) -> u32 {
+        (frame & ((1 << self.chunk_shift) - 1)) as u32
+    }
+
+    /// The first frame behind the chunk of frame `frame`.
+    #[inline(always)]
+    pub(crate) fn chunk_end(&self, frame: u64) -> u64 {
+        ((frame >> self.chunk_shift) + 1) << self.chunk_shift
+    }
+
+    /// Takes the slots of `count` frames from `first` on, to build them. They are of one chunk.
     ///
     /// # Errors
-    /// [`Diverged`] if somebody else took it, or its time has not come.
+    /// [`Diverged`] if somebody else took one of them, or its time has not come. Then none is
+    /// taken.
     #[inline]
-    pub(crate) fn claim(&self, frame: u64) -> Result<TxClaim<'_>, Diverged> {
-        let slot = &self.slots[self.index(frame)];
-        slot.stamp
-            .compare_exchange(
-                stamp(frame, FREE),
-                stamp(frame, TAKEN),
-                // ORDERING: Acquire, pairs with the Release in `Transmitter::free`: the device has
-                // done with what the slot held before.
+    pub(crate) fn claim(&self, first: u64, count: u32) -> Result<TxClaim<'_>, Diverged> {
+        debug_assert!(count > 0 && first + u64::from(count) <= self.chunk_end(first));
+        let chunk = self.chunk(first);
+        let frames = (u32::MAX >> (32 - count)) << self.bit(first);
+        let mut found = chunk.taken.load(Ordering::Relaxed);
+        loop {
+            if found & word(u64::MAX, frames) != word(self.lap(first), 0) {
+                return Err(Diverged(first));
+            }
+            match chunk.taken.compare_exchange(
+                found,
+                found | word(0, frames),
+                // ORDERING: Acquire, pairs with the Release in `Transmitter::free`, that the device
+                // has done with what the slots held before, and with the one in `TxClaim::drop`.
                 Ordering::Acquire,
                 Ordering::Relaxed,
-            )
-            .map_err(|_| Diverged(frame))?;
+            ) {
+                Ok(_) => break,
+                // Another builder took other frames of the chunk.
+                Err(now) => found = now,
+            }
+        }
         Ok(TxClaim {
             ring: self,
-            frame,
-            published: false,
+            chunk,
+            frames,
+            next: self.index(first),
+            end: self.index(first) + count as usize,
         })
     }
 
@@ -155,95 +224,135 @@ impl TxRing {
         self.sent.load(Ordering::Acquire)
     }
 
-    /// Frames that are numbered by now, and taken by somebody, are below this.
+    /// Frames that are numbered by now, and taken by somebody, are below this, or are sent.
     pub(crate) fn claimed(&self) -> u64 {
-        let claimed = |slot: &Slot| {
+        // Laps that words count are near this one.
+        let lap = self.lap(self.sent());
+        let claimed = |(index, chunk): (usize, &CachePadded<Chunk>)| {
             // ORDERING: Acquire, as in `Transmitter::ready`, though nothing is read.
-            let word = slot.stamp.load(Ordering::Acquire);
-            let frame = word >> 2;
-            if word == stamp(frame, FREE) {
-                0
-            } else {
-                frame + 1
+            let word = chunk.taken.load(Ordering::Acquire);
+            let behind = (word >> 32) as u32;
+            let lap = lap.wrapping_add_signed(i64::from(behind.wrapping_sub(lap as u32) as i32));
+            let first = (lap << self.slot_shift) + ((index as u64) << self.chunk_shift);
+            match word as u32 {
+                0 => 0,
+                frames => first + u64::from(u32::BITS - frames.leading_zeros()),
             }
         };
-        self.slots.iter().map(claimed).max().unwrap_or(0)
+        let chunks = self.chunks.iter().enumerate();
+        chunks.map(claimed).max().unwrap_or(0)
     }
 
     /// Asks the processor for the first `len` bytes of a slot that is to be written soon.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn fetch(&self, frame: u64, len: usize) {
         let index = self.index(frame);
-        prefetch_of(&self.slots[index]);
-        let start = UnsafeCell::raw_get(&raw const self.memory[index * self.slot_len]);
-        prefetch_at(start, len.min(self.slot_len));
+        prefetch_of(&self.built[index]);
+        prefetch_at(self.bytes(index), len.min(self.slot_len));
     }
 
+    /// The memory of slot `index`.
     #[inline(always)]
-    fn bytes(&self, frame: u64) -> *mut u8 {
-        let at = self.index(frame) * self.slot_len;
-        UnsafeCell::raw_get(&raw const self.memory[at])
+    fn bytes(&self, index: usize) -> *mut u8 {
+        UnsafeCell::raw_get(&raw const self.memory[index * self.slot_len])
     }
 }
 
-/// A slot in the hands of who builds its frame. Dropped unpublished, it is as if nobody had begun.
+/// Slots in the hands of who builds their frames, one after the other. Dropped unpublished, it is as
+/// if nobody had begun.
 pub(crate) struct TxClaim<'a> {
     ring: &'a TxRing,
-    frame: u64,
-    published: bool,
+    chunk: &'a Chunk,
+    /// The frames, a bit each as in the chunk's words.
+    frames: u32,
+    /// The slot of the first frame that is not built, and the one behind the last.
+    next: usize,
+    end: usize,
 }
 
 impl TxClaim<'_> {
-    /// The slot's memory; what it holds is left from an earlier frame.
-    #[inline]
+    /// The memory of the next frame's slot; what it holds is left from an earlier frame.
+    ///
+    /// # Panics
+    /// If all frames are built.
+    #[inline(always)]
     pub(crate) fn buffer(&mut self) -> &mut [u8] {
-        self.ring.shadow.write(self.ring.index(self.frame), 1);
-        // SAFETY: the stamp says Taken, and only the one who made it so has this claim. The memory
-        // is `slot_len` bytes within the ring's, and initialised since `new`.
-        unsafe { core::slice::from_raw_parts_mut(self.ring.bytes(self.frame), self.ring.slot_len) }
+        assert!(self.next < self.end, "no frame is left to build");
+        self.ring.shadow.write(self.next, 1);
+        // SAFETY: the bit is set in `taken`, and only the one who set it has this claim, which names
+        // the slot at `next` until its frame is built. The memory is `slot_len` bytes within the
+        // ring's, and initialised since `new`.
+        unsafe { core::slice::from_raw_parts_mut(self.ring.bytes(self.next), self.ring.slot_len) }
     }
 
-    /// The first `len` bytes are the frame, `head` of them headers.
+    /// The next frame is built: the first `len` bytes of its slot, `head` of them headers. It leaves
+    /// once the claim is published.
+    ///
+    /// # Panics
+    /// If all frames are built, or this one does not fit its slot.
     #[inline(always)]
-    pub(crate) fn publish(self, head: usize, len: usize, meta: TxMeta) {
-        assert!(head <= len);
+    pub(crate) fn built(&mut self, head: usize, len: usize, meta: TxMeta) {
         self.store(head, len, meta, None);
     }
 
-    /// The first `head` bytes are the frame's headers, and what it carries lies elsewhere.
-    #[inline]
-    pub(crate) fn publish_with_payload(self, head: usize, carried: BorrowedPayload, meta: TxMeta) {
+    /// The next frame is built: the first `head` bytes of its slot are its headers, and what it
+    /// carries lies elsewhere.
+    ///
+    /// # Panics
+    /// As [`TxClaim::built`].
+    #[inline(always)]
+    pub(crate) fn built_with_payload(
+        &mut self,
+        head: usize,
+        carried: BorrowedPayload,
+        meta: TxMeta,
+    ) {
         self.store(head, head, meta, Some(carried));
     }
 
     #[inline(always)]
-    fn store(mut self, head: usize, len: usize, meta: TxMeta, payload: Option<BorrowedPayload>) {
-        assert!(len <= self.ring.slot_len);
-        let index = self.ring.index(self.frame);
-        let slot = &self.ring.slots[index];
-        self.ring.shadow.write(index, 1);
+    fn store(&mut self, head: usize, len: usize, meta: TxMeta, carried: Option<BorrowedPayload>) {
+        assert!(self.next < self.end && head <= len && len <= self.ring.slot_len);
+        self.ring.shadow.write(self.next, 1);
+        let is_carried = carried.is_some();
         // SAFETY: as in `buffer`.
         unsafe {
-            *slot.built.get() = Built {
-                head: head as u32,
+            if is_carried {
+                *self.ring.carried[self.next].get() = carried;
+            }
+            *self.ring.built[self.next].get() = Built {
                 len: len as u32,
+                head: head as u32,
                 meta,
-                payload,
+                is_carried,
             };
         }
-        self.published = true;
-        // ORDERING: Release, pairs with the Acquire in `Transmitter::ready`.
-        slot.stamp
-            .store(stamp(self.frame, READY), Ordering::Release);
+        self.next += 1;
+    }
+
+    /// All frames are built, and leave when those before them have.
+    ///
+    /// # Panics
+    /// If one is not built.
+    #[inline(always)]
+    pub(crate) fn publish(mut self) {
+        assert!(self.next == self.end, "frames are published and not built");
+        let frames = core::mem::take(&mut self.frames);
+        // ORDERING: Release, pairs with the Acquire in `Transmitter::ready_in`.
+        self.chunk
+            .ready
+            .fetch_or(word(0, frames), Ordering::Release);
     }
 }
 
 impl Drop for TxClaim<'_> {
+    #[inline]
     fn drop(&mut self) {
-        if !self.published {
-            let slot = &self.ring.slots[self.ring.index(self.frame)];
+        if self.frames != 0 {
             // ORDERING: Release, pairs with the Acquire in `claim`: the next one writes after us.
-            slot.stamp.store(stamp(self.frame, FREE), Ordering::Release);
+            self.chunk
+                .taken
+                .fetch_and(!word(0, self.frames), Ordering::Release);
         }
     }
 }
@@ -271,6 +380,8 @@ pub(crate) struct Transmitter {
     /// moment, and work that is late is taken by others, which is better.
     calls: u32,
     hole: Hole,
+    /// For each chunk: its frames that were sent past a hole, a bit each.
+    gone: Box<[u32]>,
     /// Frames behind the prefix that are sent.
     beyond: u64,
     /// Frames that were ever sent past a hole.
@@ -305,21 +416,43 @@ impl Transmitter {
         }
     }
 
+    /// The frames of the chunk of frame `frame` that are built, a bit each, and not those of an
+    /// earlier lap.
+    #[inline(always)]
+    fn ready_in(&self, frame: u64) -> u32 {
+        // ORDERING: Acquire, pairs with the Release in `TxClaim::publish`.
+        let found = self.ring.chunk(frame).ready.load(Ordering::Acquire);
+        let is_same_lap = found & word(u64::MAX, 0) == word(self.ring.lap(frame), 0);
+        if is_same_lap { found as u32 } else { 0 }
+    }
+
+    /// The same without those that are sent.
+    #[inline(always)]
+    fn unsent_in(&self, frame: u64) -> u32 {
+        self.ready_in(frame) & !self.gone[self.ring.chunk_index(frame)]
+    }
+
     /// Frames below `below` that are ready, from the first unsent one on: as many as `out` holds,
     /// up to the first that is not.
+    #[inline]
     pub(crate) fn ready<'a, const N: usize>(
         &'a self,
         below: u64,
         out: &mut ArrayVec<TxFrame<'a>, N>,
     ) {
-        let most = self.next + out.remaining_capacity() as u64;
-        for frame in self.next..most.min(below) {
-            let slot = &self.ring.slots[self.ring.index(frame)];
-            // ORDERING: Acquire, pairs with the Release in `TxClaim::publish`.
-            if slot.stamp.load(Ordering::Acquire) != stamp(frame, READY) {
+        let end = below.min(self.next + out.remaining_capacity() as u64);
+        let mut first = self.next;
+        while first < end {
+            let ready = self.unsent_in(first) >> self.ring.bit(first);
+            let behind = first + u64::from(ready.trailing_ones());
+            let chunk_end = self.ring.chunk_end(first);
+            for frame in first..behind.min(end) {
+                out.push(self.frame(frame));
+            }
+            if behind < chunk_end {
                 return;
             }
-            out.push(self.frame(slot, frame));
+            first = chunk_end;
         }
     }
 
@@ -330,36 +463,37 @@ impl Transmitter {
         out: &mut ArrayVec<TxFrame<'a>, N>,
     ) -> ArrayVec<u64, N> {
         let mut picked = ArrayVec::new();
-        for frame in self.next + 1..self.next + self.ring.slots.len() as u64 {
-            let slot = &self.ring.slots[self.ring.index(frame)];
-            // ORDERING: Acquire, as in `ready`.
-            if slot.stamp.load(Ordering::Acquire) == stamp(frame, READY) {
+        for frame in self.next + 1..self.next + self.ring.built.len() as u64 {
+            if self.unsent_in(frame) >> self.ring.bit(frame) & 1 != 0 {
                 if out.is_full() {
                     break;
                 }
-                out.push(self.frame(slot, frame));
+                out.push(self.frame(frame));
                 picked.push(frame);
             }
         }
         picked
     }
 
-    /// Frame `frame`, which is ready in `slot`.
+    /// Frame `frame`, which is ready.
     #[inline(always)]
-    fn frame<'a>(&'a self, slot: &'a Slot, frame: u64) -> TxFrame<'a> {
-        self.ring.shadow.read(self.ring.index(frame), 1);
-        // SAFETY: the caller saw Ready, and it stays so until `advance` or `pass`, which need this
-        // handle mutably; until then nobody writes the slot.
+    fn frame(&self, frame: u64) -> TxFrame<'_> {
+        let index = self.ring.index(frame);
+        self.ring.shadow.read(index, 1);
+        // SAFETY: the caller saw the bit in `ready`, and it stays so until `advance`, which needs
+        // this handle mutably; until then nobody writes the slot.
         let (built, bytes) = unsafe {
-            let built = *slot.built.get();
-            let bytes = core::slice::from_raw_parts(self.ring.bytes(frame), built.len as usize);
+            let built = *self.ring.built[index].get();
+            let bytes = core::slice::from_raw_parts(self.ring.bytes(index), built.len as usize);
             (built, bytes)
         };
         let (head, mut payload) = bytes.split_at(built.head as usize);
-        if let Some(carried) = built.payload {
+        if built.is_carried {
+            // SAFETY: as above; the builder stored it before the bit.
+            let carried = unsafe { *self.ring.carried[index].get() };
             // SAFETY: the frame is not sent before `advance` or `pass`, as above. The streams are
             // part of the world, and whoever has this handle has the world.
-            payload = unsafe { carried.bytes() };
+            payload = carried.map_or(&[], |carried| unsafe { carried.bytes() });
         }
         TxFrame {
             head,
@@ -370,51 +504,46 @@ impl Transmitter {
 
     /// Whether a frame is ready.
     pub(crate) fn any_ready(&self) -> bool {
-        let slot = &self.ring.slots[self.ring.index(self.next)];
-        // ORDERING: Acquire, as in `ready`.
-        slot.stamp.load(Ordering::Acquire) == stamp(self.next, READY)
+        self.unsent_in(self.next) >> self.ring.bit(self.next) & 1 != 0
     }
 
     /// `ready` found nothing. Looks at some of the slots behind, and says whether this is a hole to
     /// send past.
     pub(crate) fn look_behind(&mut self) -> bool {
-        let hole = &mut self.hole;
-        if hole.at != self.next {
-            *hole = Hole {
+        if self.hole.at != self.next {
+            self.hole = Hole {
                 at: self.next,
                 ..Hole::default()
             };
         }
-        hole.calls = hole.calls.saturating_add(1);
-        if hole.calls < self.calls {
+        self.hole.calls = self.hole.calls.saturating_add(1);
+        if self.hole.calls < self.calls {
             return false;
         }
         for _ in 0..MAX_SCAN {
-            if hole.ready >= self.past {
+            if self.hole.ready >= self.past {
                 return true;
             }
-            hole.looked += 1;
-            if hole.looked >= self.ring.slots.len() as u64 {
-                (hole.looked, hole.ready) = (0, 0);
+            self.hole.looked += 1;
+            if self.hole.looked >= self.ring.built.len() as u64 {
+                (self.hole.looked, self.hole.ready) = (0, 0);
                 return false;
             }
-            let frame = self.next + hole.looked;
-            let slot = &self.ring.slots[self.ring.index(frame)];
-            // ORDERING: Relaxed: only counted here; who sends it looks again.
-            let found = slot.stamp.load(Ordering::Relaxed);
-            hole.ready += u64::from(found == stamp(frame, READY) || found == stamp(frame, SENT));
+            let frame = self.next + self.hole.looked;
+            let is_ready = self.ready_in(frame) >> self.ring.bit(frame) & 1;
+            self.hole.ready += u64::from(is_ready);
         }
         false
     }
 
     /// The device took the first `count` of what `ready` gave.
+    #[inline]
     pub(crate) fn advance(&mut self, count: usize) {
+        let next = self.next + count as u64;
         if let Some(journal) = &mut self.journal {
-            journal.extend((self.next..self.next + count as u64).map(Some));
+            journal.extend((self.next..next).map(Some));
         }
-        for _ in 0..count {
-            self.free(READY);
-        }
+        self.free_up_to(next);
         if self.beyond > 0 {
             self.close_up();
         }
@@ -429,10 +558,9 @@ impl Transmitter {
             journal.extend(frames.iter().copied().map(Some));
         }
         for &frame in frames {
-            let slot = &self.ring.slots[self.ring.index(frame)];
-            assert_eq!(slot.stamp.load(Ordering::Relaxed), stamp(frame, READY));
-            // ORDERING: Relaxed: until the prefix has passed it, the slot is the transmitter's.
-            slot.stamp.store(stamp(frame, SENT), Ordering::Relaxed);
+            let bit = 1 << self.ring.bit(frame);
+            assert!(self.unsent_in(frame) & bit != 0);
+            self.gone[self.ring.chunk_index(frame)] |= bit;
         }
         self.beyond += frames.len() as u64;
         self.passed += frames.len() as u64;
@@ -442,25 +570,36 @@ impl Transmitter {
     #[cold]
     fn close_up(&mut self) {
         while self.beyond > 0 {
-            let slot = &self.ring.slots[self.ring.index(self.next)];
-            if slot.stamp.load(Ordering::Relaxed) != stamp(self.next, SENT) {
+            let gone = self.gone[self.ring.chunk_index(self.next)];
+            if gone >> self.ring.bit(self.next) & 1 == 0 {
                 break;
             }
-            self.free(SENT);
             self.beyond -= 1;
+            self.free_up_to(self.next + 1);
         }
     }
 
-    /// The slot of the first unsent frame, which has left in `state`, may be used again.
+    /// The frames before `next` have left: the slots of a chunk may be used again when this was its
+    /// last one.
     #[inline]
-    fn free(&mut self, state: u64) {
-        let slots = self.ring.slots.len() as u64;
-        let slot = &self.ring.slots[self.ring.index(self.next)];
-        assert_eq!(slot.stamp.load(Ordering::Relaxed), stamp(self.next, state));
-        // ORDERING: Release, pairs with the Acquire in `claim`: we have done with the slot.
-        slot.stamp
-            .store(stamp(self.next + slots, FREE), Ordering::Release);
-        self.next += 1;
+    fn free_up_to(&mut self, next: u64) {
+        let ring = &*self.ring;
+        while self.next < next {
+            let (first, end) = (self.next, ring.chunk_end(self.next));
+            self.next = next.min(end);
+            if self.next < end {
+                return;
+            }
+            let index = ring.chunk_index(first);
+            let all = u32::MAX >> (u32::BITS - (1 << ring.chunk_shift));
+            assert_eq!(self.ready_in(first), all, "frames left that are not built");
+            self.gone[index] = 0;
+            let free = word(ring.lap(first) + 1, 0);
+            // ORDERING: Relaxed: who publishes in the new lap has claimed in it before.
+            ring.chunks[index].ready.store(free, Ordering::Relaxed);
+            // ORDERING: Release, pairs with the Acquire in `claim`: we have done with the slots.
+            ring.chunks[index].taken.store(free, Ordering::Release);
+        }
     }
 }
 
@@ -470,9 +609,10 @@ mod tests {
     use crate::io::sync::interrupted;
 
     fn build(ring: &TxRing, frame: u64, bytes: &[u8]) {
-        let mut claim = ring.claim(frame).unwrap();
+        let mut claim = ring.claim(frame, 1).unwrap();
         claim.buffer()[..bytes.len()].copy_from_slice(bytes);
-        claim.publish(1, bytes.len(), TxMeta::default());
+        claim.built(1, bytes.len(), TxMeta::default());
+        claim.publish();
     }
 
     const CALLS: u32 = 16;
@@ -513,7 +653,7 @@ mod tests {
         assert_eq!(send_all(&mut transmitter).len(), 3);
         assert_eq!((ring.sent(), transmitter.passed()), (0, 3));
         // Their slots are not free, and nothing goes twice.
-        assert_eq!(ring.claim(9).err(), Some(Diverged(9)));
+        assert_eq!(ring.claim(9, 1).err(), Some(Diverged(9)));
         assert_eq!(send_all(&mut transmitter), Vec::<Vec<u8>>::new());
         build(&ring, 0, b"a0");
         assert_eq!(send_all(&mut transmitter), [b"a0"]);
@@ -563,16 +703,16 @@ mod tests {
     fn a_second_builder_of_a_frame_is_found_out() {
         let (ring, mut transmitter) = TxRing::new(4, 64);
         build(&ring, 0, b"a0");
-        assert_eq!(ring.claim(0).err(), Some(Diverged(0)));
-        assert_eq!(ring.claim(4).err(), Some(Diverged(4)));
+        assert_eq!(ring.claim(0, 1).err(), Some(Diverged(0)));
+        assert_eq!(ring.claim(4, 1).err(), Some(Diverged(4)));
         send_all(&mut transmitter);
-        assert_eq!(ring.claim(0).err(), Some(Diverged(0)));
-        assert!(ring.claim(4).is_ok());
+        assert_eq!(ring.claim(0, 1).err(), Some(Diverged(0)));
+        assert!(ring.claim(4, 1).is_ok());
     }
 
     #[test]
     fn of_two_builders_one_takes_the_slot_wherever_the_other_comes_in_between() {
-        let claim = |ring: &TxRing| ring.claim(0).map(core::mem::forget);
+        let claim = |ring: &TxRing| ring.claim(0, 1).map(core::mem::forget);
         for step in 0.. {
             let (ring, _transmitter) = TxRing::new(4, 64);
             let same = Arc::clone(&ring);
@@ -597,8 +737,9 @@ mod tests {
                 while frame >= ring.sent() + 64 {
                     std::thread::yield_now();
                 }
-                if let Ok(claim) = ring.claim(frame) {
-                    claim.publish(0, 8, TxMeta::default());
+                if let Ok(mut claim) = ring.claim(frame, 1) {
+                    claim.built(0, 8, TxMeta::default());
+                    claim.publish();
                     built += 1;
                 }
             }
@@ -618,9 +759,94 @@ mod tests {
     #[test]
     fn a_claim_dropped_unpublished_can_be_taken_again() {
         let (ring, mut transmitter) = TxRing::new(4, 64);
-        drop(ring.claim(0).unwrap());
+        drop(ring.claim(0, 1).unwrap());
         build(&ring, 0, b"a0");
         assert_eq!(send_all(&mut transmitter), [b"a0"]);
+    }
+
+    /// Claims and builds these frames, of one chunk, each of two bytes.
+    fn build_range(ring: &TxRing, frames: core::ops::Range<u64>) {
+        let count = frames.end - frames.start;
+        let mut claim = ring.claim(frames.start, count as u32).unwrap();
+        for frame in frames {
+            claim.buffer()[..2].copy_from_slice(&[b'a', frame as u8]);
+            claim.built(1, 2, TxMeta::default());
+        }
+        claim.publish();
+    }
+
+    fn numbers(sent: &[Vec<u8>]) -> Vec<u8> {
+        sent.iter().map(|frame| frame[1]).collect()
+    }
+
+    #[test]
+    fn parts_of_a_chunk_leave_in_order_and_its_slots_are_free_when_all_have() {
+        let (ring, mut transmitter) = TxRing::with_chunks(8, 64, 4);
+        for lap in 0..5 {
+            let at = 8 * lap;
+            build_range(&ring, at + 2..at + 4);
+            assert!(send_all(&mut transmitter).is_empty());
+            build_range(&ring, at..at + 1);
+            assert_eq!(numbers(&send_all(&mut transmitter)), [at as u8]);
+            // Its frames of the next lap have no slots yet.
+            assert_eq!(ring.claim(at + 8, 1).err(), Some(Diverged(at + 8)));
+            build_range(&ring, at + 4..at + 6);
+            build_range(&ring, at + 1..at + 2);
+            let rest: Vec<u8> = (1..6).map(|i| (at + i) as u8).collect();
+            assert_eq!(numbers(&send_all(&mut transmitter)), rest);
+            assert_eq!((ring.sent(), ring.claimed()), (at + 6, at + 6));
+            drop(ring.claim(at + 8, 4).unwrap());
+            build_range(&ring, at + 6..at + 8);
+            assert_eq!(send_all(&mut transmitter).len(), 2);
+            assert_eq!(ring.claimed(), 0);
+        }
+    }
+
+    #[test]
+    fn of_a_chunk_that_is_sent_past_a_hole_no_frame_leaves_twice() {
+        let (ring, mut transmitter) = TxRing::with_chunks(8, 64, 4);
+        transmitter.send_past(3, 1);
+        build_range(&ring, 1..3);
+        build_range(&ring, 4..6);
+        assert_eq!(numbers(&send_all(&mut transmitter)), [1, 2, 4, 5]);
+        build_range(&ring, 0..1);
+        assert_eq!(numbers(&send_all(&mut transmitter)), [0]);
+        assert_eq!((ring.sent(), transmitter.passed()), (3, 4));
+        build_range(&ring, 3..4);
+        assert_eq!(numbers(&send_all(&mut transmitter)), [3]);
+        assert_eq!(ring.sent(), 6);
+        build_range(&ring, 8..12);
+        build_range(&ring, 6..8);
+        assert_eq!(numbers(&send_all(&mut transmitter)), [6, 7, 8, 9, 10, 11]);
+    }
+
+    #[test]
+    fn a_claim_of_several_frames_has_all_or_none_and_unwinding_gives_them_up() {
+        let (ring, mut transmitter) = TxRing::with_chunks(8, 64, 4);
+        build_range(&ring, 1..2);
+        assert_eq!(ring.claim(0, 2).err(), Some(Diverged(0)));
+        assert_eq!(ring.claim(1, 3).err(), Some(Diverged(1)));
+        let dies = std::panic::AssertUnwindSafe(|| {
+            let mut claim = ring.claim(2, 2).unwrap();
+            claim.built(0, 2, TxMeta::default());
+            claim.publish();
+        });
+        assert!(std::panic::catch_unwind(dies).is_err(), "3 is not built");
+        build_range(&ring, 2..4);
+        build_range(&ring, 0..1);
+        assert_eq!(numbers(&send_all(&mut transmitter)), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    #[should_panic(expected = "no frame is left to build")]
+    fn a_slot_that_is_not_claimed_is_not_written() {
+        let (ring, _transmitter) = TxRing::with_chunks(8, 64, 4);
+        let mut claim = ring.claim(0, 2).unwrap();
+        for _ in 0..2 {
+            claim.buffer();
+            claim.built(0, 2, TxMeta::default());
+        }
+        claim.buffer();
     }
 
     #[test]
@@ -634,7 +860,7 @@ mod tests {
             send_buffer: 1024,
             ..Limits::default()
         };
-        let streams = Streams::new(&limits, 4, std::net::Ipv4Addr::LOCALHOST);
+        let streams = Streams::new(&limits, 4);
         let conn = ConnId {
             index: 0,
             generation: 0,
@@ -642,10 +868,11 @@ mod tests {
         let stream = streams.get(conn).unwrap();
         assert_eq!(stream.write(b"carried"), 7);
         for (frame, head) in [(0, b"h0"), (1, b"h1")] {
-            let mut claim = ring.claim(frame).unwrap();
+            let mut claim = ring.claim(frame, 1).unwrap();
             claim.buffer()[..2].copy_from_slice(head);
             let carried = stream.borrow_payload(frame, 3).unwrap();
-            claim.publish_with_payload(2, carried, TxMeta::default());
+            claim.built_with_payload(2, carried, TxMeta::default());
+            claim.publish();
         }
         assert!(
             stream.borrow_payload(1023, 2).is_none(),
@@ -660,17 +887,23 @@ mod tests {
 /// Models of the slots under loom (`.ci/run`). Each says what it would catch.
 #[cfg(all(test, netstack_loom))]
 mod loom_models {
+    use core::ops::Range;
+
     use loom::thread;
 
     use super::*;
 
-    /// Builds frame `frame`, unless somebody else has it.
-    fn build(ring: &TxRing, frame: u64) -> bool {
-        let Ok(mut claim) = ring.claim(frame) else {
+    /// Builds these frames, unless somebody else has one of them.
+    fn build(ring: &TxRing, frames: Range<u64>) -> bool {
+        let count = frames.end - frames.start;
+        let Ok(mut claim) = ring.claim(frames.start, count as u32) else {
             return false;
         };
-        claim.buffer()[0] = frame as u8;
-        claim.publish(0, 1, TxMeta::default());
+        for frame in frames {
+            claim.buffer()[0] = frame as u8;
+            claim.built(0, 1, TxMeta::default());
+        }
+        claim.publish();
         true
     }
 
@@ -687,14 +920,14 @@ mod loom_models {
     }
 
     /// Catches: a slot taken without its compare-and-swap; a frame sent before it is written,
-    /// because `publish` or `ready` is Relaxed.
+    /// because `publish` or `ready_in` is Relaxed.
     #[test]
     fn two_builders_of_one_frame_and_the_transmitter() {
         loom::model(|| {
-            let (ring, mut transmitter) = TxRing::new(1, 64);
+            let (ring, mut transmitter) = TxRing::with_chunks(1, 64, 1);
             let builders = [0; 2].map(|_| {
                 let ring = Arc::clone(&ring);
-                thread::spawn(move || build(&ring, 0))
+                thread::spawn(move || build(&ring, 0..1))
             });
             let mut sent = send(&mut transmitter);
             let built = builders.map(|builder| builder.join().unwrap());
@@ -704,44 +937,86 @@ mod loom_models {
         });
     }
 
-    /// Catches: a slot written again while the device still reads it, because `free` or `claim` is
-    /// Relaxed; a frame that takes the slot before its time.
+    /// Catches: bits of one builder that are lost because another one of the same chunk changes
+    /// them; a chunk of which a part is ready and another part is sent; frames that leave out of
+    /// order.
     #[test]
-    fn a_slot_is_built_in_again_when_the_device_has_done_with_it() {
+    fn two_builders_of_parts_of_a_chunk_and_the_transmitter() {
         loom::model(|| {
-            let (ring, mut transmitter) = TxRing::new(1, 64);
-            assert!(build(&ring, 0));
+            let (ring, mut transmitter) = TxRing::with_chunks(4, 64, 4);
+            let builders = [0..1, 1..3].map(|frames| {
+                let ring = Arc::clone(&ring);
+                thread::spawn(move || assert!(build(&ring, frames)))
+            });
+            let mut sent = send(&mut transmitter);
+            for builder in builders {
+                builder.join().unwrap();
+            }
+            sent.extend(send(&mut transmitter));
+            assert_eq!(sent, [0, 1, 2]);
+            assert_eq!(ring.sent(), 3);
+        });
+    }
+
+    /// Catches: frames that two builders both have, where what they take overlaps.
+    #[test]
+    fn of_two_builders_whose_frames_overlap_one_builds_them() {
+        loom::model(|| {
+            let (ring, mut transmitter) = TxRing::with_chunks(4, 64, 4);
+            let other = {
+                let ring = Arc::clone(&ring);
+                thread::spawn(move || build(&ring, 1..3))
+            };
+            let own = build(&ring, 0..2);
+            let other = other.join().unwrap();
+            assert!(own != other);
+            assert!(build(&ring, if own { 2..3 } else { 0..1 }));
+            assert_eq!(send(&mut transmitter), [0, 1, 2]);
+        });
+    }
+
+    /// Catches: a slot written again while the device still reads it, because `free_up_to` or
+    /// `claim` is Relaxed; a frame that takes the slot before its time; bits of one lap that count
+    /// in the next.
+    #[test]
+    fn a_chunk_is_built_in_again_when_the_device_has_done_with_it() {
+        loom::model(|| {
+            let (ring, mut transmitter) = TxRing::with_chunks(2, 64, 2);
+            assert!(build(&ring, 0..2));
             let builder = {
                 let ring = Arc::clone(&ring);
-                thread::spawn(move || build(&ring, 1))
+                thread::spawn(move || build(&ring, 2..3))
             };
             let mut sent = send(&mut transmitter);
             if !builder.join().unwrap() {
-                assert!(build(&ring, 1));
+                assert!(build(&ring, 2..3));
             }
             sent.extend(send(&mut transmitter));
-            assert_eq!(sent, [0, 1]);
+            assert_eq!(sent, [0, 1, 2]);
         });
     }
 
     /// Catches: what a builder that gave up had written being written over by the next one at the
-    /// same time, because the end of a claim is Relaxed.
+    /// same time, because the end of a claim is Relaxed; other frames of the chunk that are given up
+    /// with it.
     #[test]
     fn a_claim_that_is_given_up_is_taken_over() {
         loom::model(|| {
-            let (ring, mut transmitter) = TxRing::new(1, 64);
+            let (ring, mut transmitter) = TxRing::with_chunks(4, 64, 4);
             let gives_up = {
                 let ring = Arc::clone(&ring);
                 thread::spawn(move || {
-                    if let Ok(mut claim) = ring.claim(0) {
+                    if let Ok(mut claim) = ring.claim(0, 2) {
                         claim.buffer()[0] = 9;
+                        claim.built(0, 1, TxMeta::default());
                     }
                 })
             };
-            let built = build(&ring, 0);
+            assert!(build(&ring, 2..3));
+            let built = build(&ring, 0..2);
             gives_up.join().unwrap();
-            assert!(built || build(&ring, 0));
-            assert_eq!(send(&mut transmitter), [0]);
+            assert!(built || build(&ring, 0..2));
+            assert_eq!(send(&mut transmitter), [0, 1, 2]);
         });
     }
 }

@@ -8,7 +8,6 @@
 use crate::state::ports::ephemeral_from;
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::collections::{HashMap, HashSet};
-use std::net::Ipv4Addr;
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
 
@@ -41,7 +40,7 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    pub(crate) fn new(limits: &Limits, delivery_slots: usize, address: Ipv4Addr) -> Self {
+    pub(crate) fn new(limits: &Limits, delivery_slots: usize) -> Self {
         let of_sockets = Limits {
             connections: limits.udp_sockets,
             receive_buffer: limits.udp_receive_buffer,
@@ -49,7 +48,7 @@ impl Queues {
             ..*limits
         };
         Queues {
-            streams: Streams::new(&of_sockets, delivery_slots, address),
+            streams: Streams::new(&of_sockets, delivery_slots),
             pending_errors: (0..limits.udp_sockets).map(|_| AtomicU32::new(0)).collect(),
             dirty: ArrayQueue::new(2 * limits.udp_sockets as usize + 1),
             unbound: SegQueue::new(),
@@ -70,6 +69,12 @@ impl Queues {
             place.store(word, Ordering::Relaxed);
             stream.waiting().notify_all();
         }
+    }
+
+    /// Whether something was reported since the last call.
+    pub(crate) fn has_error(&self, socket: ConnId) -> bool {
+        let place = self.pending_errors.get(socket.index as usize);
+        place.is_some_and(|place| place.load(Ordering::Relaxed) != 0)
     }
 
     /// What was reported since the last call.
@@ -220,7 +225,7 @@ mod tests {
 
     #[test]
     fn an_error_is_reported_once() {
-        let queues = Queues::new(&limits(), 4, Ipv4Addr::LOCALHOST);
+        let queues = Queues::new(&limits(), 4);
         let socket = ConnId {
             index: 1,
             generation: 0,

@@ -4,7 +4,7 @@
 //! are listed only when somebody asks, by a thread that has the state, between two of its turns.
 
 use core::sync::atomic::{AtomicBool, Ordering};
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time;
 
@@ -13,8 +13,12 @@ use dominoes::Meter;
 use crate::log::request::ConnId;
 use crate::state::apply::Replica;
 use crate::stats::WorkerStats;
-use crate::tcp::{State, Tcb};
+use crate::tcp::{Info, State, Tcb};
 use crate::time::Duration;
+
+/// How long [`Stack::connections`](crate::Stack::connections) and
+/// [`TcpStream::info`](crate::TcpStream::info) wait at most.
+pub const LIST_TIMEOUT: time::Duration = time::Duration::from_millis(100);
 
 /// A connection at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,9 +27,9 @@ pub struct ConnectionStats {
     /// Its name within its group.
     pub conn: ConnId,
     /// Our end.
-    pub local: SocketAddrV4,
+    pub local: SocketAddr,
     /// The peer's end.
-    pub remote: SocketAddrV4,
+    pub remote: SocketAddr,
     /// Where it stands (RFC 9293 section 3.3.2).
     pub state: State,
     /// Bytes that arrived without a gap.
@@ -36,6 +40,8 @@ pub struct ConnectionStats {
     pub cwnd: u32,
     /// Smoothed round-trip time (RFC 6298 section 2); `None` before the first measurement.
     pub srtt: Option<time::Duration>,
+    /// The rest.
+    pub info: Info,
 }
 
 impl ConnectionStats {
@@ -44,13 +50,14 @@ impl ConnectionStats {
         let srtt = tcb.srtt();
         ConnectionStats {
             conn,
-            local: flow.local,
-            remote: flow.remote,
+            local: flow.local.into(),
+            remote: flow.remote.into(),
             state: tcb.state(),
             received: tcb.received(),
             acknowledged: tcb.acknowledged(),
             cwnd: tcb.cwnd(),
             srtt: (srtt != Duration::ZERO).then(|| srtt.into()),
+            info: tcb.info(),
         }
     }
 }
@@ -67,6 +74,8 @@ pub(crate) struct View {
 struct List {
     /// How many connections are wanted, at most.
     most: usize,
+    /// Only this one is wanted, if any.
+    only: Option<ConnId>,
     /// How many lists were made.
     lists: u64,
     connections: Vec<ConnectionStats>,
@@ -94,7 +103,10 @@ impl View {
         if !self.asked.swap(false, Ordering::Relaxed) {
             return;
         }
-        let connections = replica.connections().take(list.most);
+        let only = list.only;
+        let wanted = move |conn: ConnId| only.is_none_or(|only| only == conn);
+        let connections = replica.connections().filter(|(conn, _)| wanted(*conn));
+        let connections = connections.take(list.most);
         list.connections = connections
             .map(|(conn, tcb)| ConnectionStats::of(conn, tcb))
             .collect();
@@ -103,16 +115,17 @@ impl View {
         self.listed.notify_all();
     }
 
-    /// Asks for a list of at most `most` connections, calls `ring` to wake whoever makes it, and
+    /// Asks for a list of at most `most` connections, or `only` one, calls `ring` to wake whoever makes it, and
     /// waits for it, but not longer than `patience`: then it is an older one.
     pub(crate) fn ask(
         &self,
         most: usize,
+        only: Option<ConnId>,
         ring: impl FnOnce(),
         patience: time::Duration,
     ) -> Vec<ConnectionStats> {
         let mut list = self.list();
-        list.most = most;
+        (list.most, list.only) = (most, only);
         let before = list.lists;
         // ORDERING: Relaxed; `ring` fences, and so does who goes to sleep.
         self.asked.store(true, Ordering::Relaxed);

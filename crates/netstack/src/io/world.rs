@@ -3,29 +3,30 @@
 //! Nothing here is protocol state. The queues are the few places where several threads meet; none
 //! of them is on the path of a data frame.
 
-use core::net::SocketAddrV4;
-#[cfg(feature = "testkit")]
-use core::sync::atomic::AtomicU64;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::collections::{HashMap, VecDeque};
-use std::net::Ipv4Addr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
+use dominoes::EventCount;
 use dominoes_drivers::{DeviceError, Frame, Waker};
 
-use crate::config::Limits;
+use crate::config::{Limits, Settings, Tuning};
 use crate::groups::balance::Load;
 use crate::groups::migrated_flows::MigratedFlows;
 use crate::io::rx::migration::{MigrationMessage, MigrationProgress};
 use crate::io::stream::{AppRequest, Handle, StreamRef, StreamTable, Streams};
 use crate::io::tx::TxRing;
 use crate::io::udp_queues::{Bindings, Queues};
+#[cfg(feature = "rustls")]
+use crate::io::units::{UnitQueue, UnitWork};
 use crate::io::view::View;
 use crate::ip::route::Site;
+use crate::ip::v6::Place;
 use crate::keys::{Domain, Keys};
 use crate::log::effect::Effect;
 use crate::log::request::{ConnId, Flow, GroupIndex};
+use crate::packet::flow::{Address, Endpoint, Families};
 #[cfg(feature = "testkit")]
 use crate::state::apply::Replica;
 use crate::stats::StackStats;
@@ -35,11 +36,12 @@ use crate::stats::StackStats;
 pub(crate) enum Command {
     Open {
         request_id: u64,
-        remote: SocketAddrV4,
+        remote: Endpoint,
     },
     Listen {
         port: u16,
         backlog: u16,
+        families: Families,
     },
     Accepted {
         port: u16,
@@ -51,10 +53,11 @@ pub(crate) enum Command {
     Bind {
         socket: ConnId,
         port: u16,
+        families: Families,
     },
     Connect {
         socket: ConnId,
-        remote: Option<SocketAddrV4>,
+        remote: Option<Endpoint>,
     },
     Unbind {
         socket: ConnId,
@@ -77,12 +80,53 @@ pub(crate) enum OpenResult {
     Unreachable,
 }
 
+/// What a connection begins with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Options {
+    pub(crate) settings: Settings,
+    pub(crate) tuning: Tuning,
+}
+
 /// The queue of a listening port.
 #[derive(Debug, Default)]
 pub(crate) struct AcceptQueue {
+    pub(crate) options: Options,
     pub(crate) ready: VecDeque<Ready>,
     /// For each group, how many of its connections were accepted.
     pub(crate) accepted: Vec<u64>,
+    /// For pollers.
+    pub(crate) news: Arc<QueueNews>,
+}
+
+/// What pollers know of an accept queue.
+#[derive(Debug, Default)]
+pub(crate) struct QueueNews {
+    /// Connections that have ever come.
+    pub(crate) arrived: AtomicU64,
+    /// Connections that wait.
+    pub(crate) waiting: AtomicUsize,
+    /// Whether the listener was closed.
+    pub(crate) closed: AtomicBool,
+    /// Notified when one comes, or the listener or the stack goes away.
+    pub(crate) event: EventCount,
+}
+
+impl AcceptQueue {
+    /// A connection comes. The caller notifies those that wait when it has released the table.
+    pub(crate) fn push(&mut self, ready: Ready) -> Arc<QueueNews> {
+        self.ready.push_back(ready);
+        // ORDERING: Relaxed: what is looked at after the notification is seen by its fence.
+        self.news.arrived.fetch_add(1, Ordering::Relaxed);
+        self.news.waiting.store(self.ready.len(), Ordering::Relaxed);
+        Arc::clone(&self.news)
+    }
+
+    /// A connection is accepted.
+    pub(crate) fn pop(&mut self) -> Option<Ready> {
+        let ready = self.ready.pop_front();
+        self.news.waiting.store(self.ready.len(), Ordering::Relaxed);
+        ready
+    }
 }
 
 /// A connection that waits to be accepted.
@@ -91,17 +135,21 @@ pub(crate) struct Ready {
     /// The group that it was opened in.
     pub(crate) group: u16,
     pub(crate) stream: Handle,
-    pub(crate) remote: SocketAddrV4,
+    pub(crate) flow: Flow,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct SocketTable {
     pub(crate) open_results: HashMap<u64, Option<OpenResult>>,
+    /// Of those without a result that a poller waits for: what is notified.
+    pub(crate) open_events: HashMap<u64, Arc<EventCount>>,
     pub(crate) listeners: HashMap<u16, AcceptQueue>,
     /// The sockets bound to UDP ports.
     pub(crate) bindings: Bindings,
     /// The latest error of the device.
     pub(crate) device_error: Option<DeviceError>,
+    /// Our place in IPv6, as the first group last knew it.
+    pub(crate) v6: Place,
     next_request_id: u64,
 }
 
@@ -113,6 +161,8 @@ pub(crate) struct StackShared {
     pub(crate) socket_table_changed: Condvar,
     /// The mailbox of each group; empty if there is only one group.
     mailboxes: Box<[OnceLock<Arc<Mailbox>>]>,
+    /// How often [`SocketTable::v6`] changed.
+    v6_version: AtomicU64,
     /// How busy each group is.
     pub(crate) loads: Box<[Load]>,
     /// Connections that are not in their home group.
@@ -195,6 +245,18 @@ impl StackShared {
         self.streams_for(limits, groups, slots).0 == dimensions(limits, slots)
     }
 
+    /// Our place in IPv6 is this from now on.
+    pub(crate) fn set_v6(&self, place: Place) {
+        self.socket_table().v6 = place;
+        // ORDERING: Relaxed: who sees it takes the lock, and finds what was stored under it.
+        self.v6_version.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often our place in IPv6 changed.
+    pub(crate) fn v6_version(&self) -> u64 {
+        self.v6_version.load(Ordering::Relaxed)
+    }
+
     /// The door of a group, once it is there.
     pub(crate) fn mailbox(&self, group: u16) -> Option<&Arc<Mailbox>> {
         self.mailboxes.get(usize::from(group))?.get()
@@ -204,6 +266,17 @@ impl StackShared {
         self.socket_table
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes all that wait for the socket table, because the stack goes away.
+    pub(crate) fn wake_all(&self) {
+        let table = self.socket_table();
+        let queues: Vec<_> = table.listeners.values().map(|q| q.news.clone()).collect();
+        let opens: Vec<_> = table.open_events.values().cloned().collect();
+        drop(table);
+        self.socket_table_changed.notify_all();
+        queues.iter().for_each(|news| news.event.notify_all());
+        opens.iter().for_each(|event| event.notify_all());
     }
 }
 
@@ -225,7 +298,8 @@ impl SocketTable {
 pub(crate) struct World {
     pub(crate) limits: Limits,
     pub(crate) mac: [u8; 6],
-    pub(crate) address: Ipv4Addr,
+    pub(crate) address: Address,
+    /// Without IPv6, where our place changes; see [`World::with_site`].
     pub(crate) site: Site,
     /// What ports are chosen by, and a random number of this start of the stack for that.
     pub(crate) keys: Keys,
@@ -261,6 +335,9 @@ pub(crate) struct World {
     panics: AtomicU64,
     /// Connections for whoever asks.
     pub(crate) view: View,
+    /// What has units for any worker.
+    #[cfg(feature = "rustls")]
+    pub(crate) units: UnitQueue,
     pub(crate) down: AtomicBool,
     /// The device took no frame when it was last offered some: it is down or gone.
     device_refuses: AtomicBool,
@@ -375,8 +452,8 @@ impl World {
             keys: Keys::default(),
             salt: 0,
             tx_checksum,
-            streams: Streams::of_group(&limits, delivery_slots, address, row, group),
-            queues: Queues::new(&limits, delivery_slots, address),
+            streams: Streams::of_group(&limits, delivery_slots, row, group),
+            queues: Queues::new(&limits, delivery_slots),
             tx,
             commands: SegQueue::new(),
             mailbox,
@@ -391,6 +468,8 @@ impl World {
             #[cfg(feature = "testkit")]
             panics: AtomicU64::new(0),
             view: View::default(),
+            #[cfg(feature = "rustls")]
+            units: UnitQueue::new(),
             down: AtomicBool::new(false),
             device_refuses: AtomicBool::new(false),
             closing: AtomicBool::new(false),
@@ -399,6 +478,54 @@ impl World {
 
     pub(crate) fn socket_table(&self) -> MutexGuard<'_, SocketTable> {
         self.shared.socket_table()
+    }
+
+    /// What `ask` says of our place in the network now.
+    pub(crate) fn with_site<T>(&self, ask: impl FnOnce(&Site) -> T) -> T {
+        // Nothing is said of IPv6 before the first group knows something.
+        if self.shared.v6_version() == 0 {
+            return ask(&self.site);
+        }
+        let v6 = self.socket_table().v6.clone();
+        let mut site = self.site.clone();
+        site.v6 = v6;
+        ask(&site)
+    }
+
+    /// Our address as sockets say it that are bound to none: that of IPv4, or `::` where that is
+    /// not meant.
+    pub(crate) fn local_address(&self, families: Families) -> Address {
+        match families {
+            Families::V6 => Address::v6([0; 16]),
+            _ => self.address,
+        }
+    }
+
+    /// Processes units of one connection, if any waits. Returns how many.
+    #[inline(always)]
+    pub(crate) fn serve_units(&self) -> usize {
+        #[cfg(feature = "rustls")]
+        return self.units.serve();
+        #[cfg(not(feature = "rustls"))]
+        0
+    }
+
+    /// Whether a connection waits that has units.
+    #[inline(always)]
+    pub(crate) fn has_units(&self) -> bool {
+        #[cfg(feature = "rustls")]
+        return !self.units.is_empty();
+        #[cfg(not(feature = "rustls"))]
+        false
+    }
+
+    /// Puts a connection that has units into the queue, and wakes a worker.
+    #[cfg(feature = "rustls")]
+    pub(crate) fn push_units(&self, work: Arc<dyn UnitWork>) {
+        if !self.is_down() {
+            self.units.push(work);
+            self.wake_pump();
+        }
     }
 
     /// Tells the pump that there is something in a queue.
@@ -486,10 +613,12 @@ impl World {
     pub(crate) fn shut_down(&self) {
         // ORDERING: Release, pairs with the Acquire in `is_down`.
         self.down.store(true, Ordering::Release);
-        drop(self.socket_table());
-        self.shared.socket_table_changed.notify_all();
+        self.shared.wake_all();
         self.streams.wake_all();
         self.queues.streams.wake_all();
+        // What waits there has a hold of this world.
+        #[cfg(feature = "rustls")]
+        self.units.clear();
         self.mailbox.waker.wake();
     }
 
@@ -497,8 +626,10 @@ impl World {
         let mut table = self.socket_table();
         if let Some(place) = table.open_results.get_mut(&request_id) {
             *place = Some(answer);
+            let event = table.open_events.remove(&request_id);
             drop(table);
             self.shared.socket_table_changed.notify_all();
+            event.inspect(|event| event.notify_all());
         } else if let OpenResult::Opened { stream, .. } = answer {
             drop(table);
             self.abandon(stream);
@@ -580,5 +711,6 @@ impl World {
             || !self.control.is_empty() && !self.is_device_refusing()
             || self.view.is_asked()
             || !self.returned.is_empty()
+            || self.has_units()
     }
 }

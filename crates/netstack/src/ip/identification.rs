@@ -1,7 +1,7 @@
-//! Identifications of IPv4 packets that a network may cut (RFC 791 section 3.1).
+//! Identifications of packets that may be cut (RFC 791 section 3.1, RFC 8200 section 4.5).
 
 use crate::hash::mix;
-use std::net::Ipv4Addr;
+use crate::packet::flow::Address;
 
 use crate::keys::{Domain, Keys};
 
@@ -21,7 +21,7 @@ pub(crate) struct Identifications {
     of: u16,
     index: u16,
     /// Empty until somebody asks.
-    counters: Vec<u16>,
+    counters: Vec<u32>,
 }
 
 impl Identifications {
@@ -37,16 +37,19 @@ impl Identifications {
     }
 
     /// Those of the next `count` packets to `destination`.
-    pub(crate) fn take(&mut self, destination: Ipv4Addr, protocol: u8, count: u16) -> Sequence {
+    pub(crate) fn take(&mut self, destination: Address, protocol: u8, count: u16) -> Sequence {
         if self.counters.is_empty() {
             self.counters = vec![0; COUNTERS];
         }
-        let words = [u64::from(destination.to_bits()), u64::from(protocol)];
-        let key = Keys::new(self.key).of(Domain::OneDestination, words);
-        let bucket = Keys::new(self.key).of(Domain::AllDestinations, words);
+        let keys = Keys::new(self.key);
+        let hash = |domain| keys.of_address(domain, destination, u64::from(protocol));
+        let key = hash(Domain::OneDestination);
+        let bucket = hash(Domain::AllDestinations);
         let counter = &mut self.counters[bucket as usize % COUNTERS];
-        let first = counter.wrapping_mul(self.of).wrapping_add(self.index);
-        *counter = counter.wrapping_add(count);
+        let first = counter
+            .wrapping_mul(self.of.into())
+            .wrapping_add(self.index.into());
+        *counter = counter.wrapping_add(count.into());
         Sequence {
             key,
             first,
@@ -66,7 +69,7 @@ impl Identifications {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sequence {
     key: u64,
-    first: u16,
+    first: u32,
     step: u16,
 }
 
@@ -74,15 +77,23 @@ impl Sequence {
     /// That of the packet behind `before` others.
     #[inline]
     pub(crate) const fn nth(self, before: u16) -> u16 {
-        permute(
-            self.key,
-            self.first.wrapping_add(before.wrapping_mul(self.step)),
-        )
+        permute(self.key, self.number(before) as u16)
+    }
+
+    /// The same in 32 bits, as IPv6 has it (RFC 8200 section 4.5).
+    #[inline]
+    pub(crate) const fn nth_wide(self, before: u16) -> u32 {
+        permute_wide(self.key, self.number(before))
+    }
+
+    const fn number(self, before: u16) -> u32 {
+        let steps = (before as u32).wrapping_mul(self.step as u32);
+        self.first.wrapping_add(steps)
     }
 
     /// Leaves out the first `count`.
     pub(crate) const fn skip(&mut self, count: u16) {
-        self.first = self.first.wrapping_add(count.wrapping_mul(self.step));
+        self.first = self.number(count);
     }
 
     /// All of it as one number.
@@ -104,15 +115,29 @@ const fn permute(key: u64, number: u16) -> u16 {
     u16::from_be_bytes([left, right])
 }
 
+/// As [`permute`], of 32 bits.
+#[inline]
+const fn permute_wide(key: u64, number: u32) -> u32 {
+    let (mut left, mut right) = ((number >> 16) as u16, number as u16);
+    let mut round = 0;
+    while round < 4 {
+        // The upper bits of a round are others than those of the narrow permutation.
+        let mixed = mix(key ^ ((round + 4) << 16 | right as u64));
+        (left, right) = (right, left ^ mixed as u16);
+        round += 1;
+    }
+    (left as u32) << 16 | right as u32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const UDP: u8 = 17;
-    const A: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+    const A: Address = Address::ipv4(10, 0, 0, 1);
 
-    fn host(number: u32) -> Ipv4Addr {
-        Ipv4Addr::from_bits(0x0a00_0000 + number)
+    fn host(number: u32) -> Address {
+        Address::v4(0x0a00_0000 + number)
     }
 
     fn identifications(secret: u64) -> Identifications {
@@ -135,6 +160,19 @@ mod tests {
             }
             assert!(seen.iter().all(|seen| *seen));
         }
+    }
+
+    #[test]
+    fn no_wide_identification_comes_twice() {
+        let mut idents = identifications(3);
+        let all = (0..20_000).flat_map(|_| {
+            let sequence = idents.take(A, UDP, 10);
+            (0..10).map(move |i| sequence.nth_wide(i))
+        });
+        let mut all: Vec<_> = all.collect();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 200_000);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Who has which link-layer address (RFC 826), and who waits to know.
+//! Who has which link-layer address (RFC 826, RFC 4861), and who waits to know.
 //!
 //! Not replicated: the pump keeps it, answers requests, and writes what connections need into the
 //! log.
@@ -7,13 +7,16 @@
 //! needed then is used as before, and asked by itself whether it is still there (RFC 1122 section
 //! 2.3.2.1, mechanisms 1 and 2). One that does not answer is forgotten, and asked for anew when it
 //! is needed again.
+//!
+//! What IPv6 calls DELAY and PROBE (RFC 4861 section 7.3.2) is the state of a stale neighbour that
+//! was needed since. There, only the answer to a question makes one reachable; whoever asks becomes
+//! stale.
 
-use core::net::SocketAddrV4;
 use std::collections::{HashMap, VecDeque};
-use std::net::Ipv4Addr;
 
 use crate::ip::rate_limit::TokenBucket;
 use crate::packet::flow::Mac;
+use crate::packet::flow::{Address, Endpoint};
 use crate::time::{Duration, Instant};
 
 /// Neighbours that are remembered; above this, those that were not needed for longest are
@@ -25,6 +28,14 @@ const MAX_NEIGHBORS: usize = 1024;
 const EVICTED_AT_ONCE: usize = MAX_NEIGHBORS / 16;
 /// How long a neighbour counts as reachable (RFC 1122 section 2.3.2.1: of the order of a minute).
 const REACHABLE: Duration = Duration::from_secs(60);
+/// The same of IPv6, unless routers say something else (RFC 4861 section 10), and between which
+/// bounds that may lie.
+const REACHABLE_V6: Duration = Duration::from_secs(30);
+const REACHABLE_V6_BOUNDS: (Duration, Duration) =
+    (Duration::from_secs(1), Duration::from_secs(3600));
+/// How long a stale neighbour of IPv6 that is needed may be heard of before it is asked (RFC 4861
+/// section 10).
+const DELAY_FIRST_PROBE: Duration = Duration::from_secs(5);
 /// Opens that may wait for an answer.
 const MAX_WAITING: usize = 256;
 /// Neighbours that may be asked for at a time, and frames that may wait for each of them.
@@ -44,12 +55,12 @@ const MAX_TRIES: u32 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WaitingOpen {
     pub(crate) request_id: u64,
-    pub(crate) remote: SocketAddrV4,
+    pub(crate) remote: Endpoint,
 }
 
 #[derive(Debug)]
 struct Resolution {
-    next_hop: Ipv4Addr,
+    next_hop: Address,
     tries: u32,
     again_at: Instant,
     opens: Vec<WaitingOpen>,
@@ -63,6 +74,8 @@ struct Neighbor {
     mac: Mac,
     /// When it was last heard of.
     last_seen: Instant,
+    /// When it was last known to be there; `None`: it only spoke.
+    confirmed: Option<Instant>,
     /// When its address was last needed.
     last_used: Instant,
     /// When its link-layer address changed last.
@@ -75,7 +88,8 @@ struct Neighbor {
 #[derive(Debug)]
 pub(crate) struct Neighbors {
     moves: TokenBucket,
-    table: HashMap<Ipv4Addr, Neighbor>,
+    reachable_v6: Duration,
+    table: HashMap<Address, Neighbor>,
     /// No poll is due before.
     next_poll: Option<Instant>,
     resolving: Vec<Resolution>,
@@ -85,6 +99,7 @@ impl Default for Neighbors {
     fn default() -> Self {
         Neighbors {
             moves: TokenBucket::new(MOVES.0, MOVES.1),
+            reachable_v6: REACHABLE_V6,
             table: HashMap::new(),
             next_poll: None,
             resolving: Vec::new(),
@@ -96,13 +111,17 @@ impl Default for Neighbors {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Overdue {
     /// Ask again for these.
-    pub(crate) ask: Vec<Ipv4Addr>,
+    pub(crate) ask: Vec<Address>,
     /// Ask these whether they are still there.
-    pub(crate) poll: Vec<(Ipv4Addr, Mac)>,
+    pub(crate) poll: Vec<(Address, Mac)>,
     /// Nobody answered for these.
     pub(crate) failed: Vec<WaitingOpen>,
     /// Frames that waited for somebody who did not answer.
     pub(crate) dropped: u64,
+    /// These frames.
+    pub(crate) unsent: Vec<Vec<u8>>,
+    /// Neighbours that did not answer.
+    pub(crate) silent: Vec<Address>,
 }
 
 /// What follows from learning an address.
@@ -137,12 +156,16 @@ impl Neighbor {
 
 impl Neighbors {
     /// The link-layer address of a neighbour that is needed now.
-    pub(crate) fn lookup(&mut self, address: Ipv4Addr, now: Instant) -> Option<Mac> {
+    pub(crate) fn lookup(&mut self, address: Address, now: Instant) -> Option<Mac> {
         let known = self.table.get_mut(&address)?;
         known.last_used = now;
-        if known.poll.is_none() && known.last_seen + REACHABLE <= now {
+        let (reachable, wait) = match address.is_v4() {
+            true => (REACHABLE, RETRY),
+            false => (self.reachable_v6, DELAY_FIRST_PROBE),
+        };
+        if known.poll.is_none() && known.confirmed.is_none_or(|at| at + reachable <= now) {
             // It may be heard of before that.
-            let at = now + RETRY;
+            let at = now + wait;
             known.poll = Some((0, at));
             self.next_poll = Some(self.next_poll.map_or(at, |next| next.min(at)));
         }
@@ -152,7 +175,7 @@ impl Neighbors {
     /// Learns from an ARP message. `wanted`: it spoke to us, so a new entry is worth keeping.
     pub(crate) fn learn(
         &mut self,
-        address: Ipv4Addr,
+        address: Address,
         mac: Mac,
         wanted: bool,
         now: Instant,
@@ -169,24 +192,113 @@ impl Neighbors {
                     known.moved = Some(now);
                 }
                 known.last_seen = now;
+                known.confirmed = Some(now);
                 known.poll = None;
                 Some(core::mem::replace(&mut known.mac, mac)).filter(|old| *old != mac)
             }
             None => {
                 if wanted || self.is_resolving(address) {
-                    self.make_room();
-                    let known = Neighbor {
-                        mac,
-                        last_seen: now,
-                        last_used: Instant::ZERO,
-                        moved: None,
-                        poll: None,
-                    };
-                    self.table.insert(address, known);
+                    self.insert(address, mac, Some(now), now);
                 }
                 None
             }
         };
+        self.resolved(address, moved)
+    }
+
+    fn insert(&mut self, address: Address, mac: Mac, confirmed: Option<Instant>, now: Instant) {
+        self.make_room();
+        let known = Neighbor {
+            mac,
+            last_seen: now,
+            confirmed,
+            last_used: Instant::ZERO,
+            moved: None,
+            poll: None,
+        };
+        self.table.insert(address, known);
+    }
+
+    /// Routers say how long a neighbour of IPv6 counts as reachable (RFC 4861 section 6.3.4).
+    pub(crate) fn set_reachable(&mut self, reachable: Duration) {
+        let (least, most) = REACHABLE_V6_BOUNDS;
+        self.reachable_v6 = reachable.clamp(least, most);
+    }
+
+    /// Learns of a neighbour of IPv6 that asks for us, or of a router: it is there, and may not
+    /// hear us (RFC 4861 section 7.2.3).
+    pub(crate) fn heard(&mut self, address: Address, mac: Mac, now: Instant) -> Learned {
+        let moved = match self.table.get_mut(&address) {
+            Some(known) if known.mac == mac => {
+                known.last_seen = now;
+                None
+            }
+            Some(known) => {
+                if !known.may_move(now, &mut self.moves) {
+                    return Learned {
+                        is_move_rejected: true,
+                        ..Learned::default()
+                    };
+                }
+                (known.moved, known.last_seen, known.confirmed) = (Some(now), now, None);
+                Some(core::mem::replace(&mut known.mac, mac))
+            }
+            None => {
+                self.insert(address, mac, None, now);
+                None
+            }
+        };
+        self.resolved(address, moved)
+    }
+
+    /// Learns of a neighbour of IPv6 that says what its link-layer address is (RFC 4861 section
+    /// 7.2.5): because it was asked, or by itself; over what we know, or not.
+    pub(crate) fn advertised(
+        &mut self,
+        address: Address,
+        mac: Option<Mac>,
+        (solicited, overrides): (bool, bool),
+        now: Instant,
+    ) -> Learned {
+        let confirmed = solicited.then_some(now);
+        let resolving = self.is_resolving(address);
+        let Some(known) = self.table.get_mut(&address) else {
+            // Nobody waits for what nobody asked.
+            return match mac.filter(|_| resolving) {
+                Some(mac) => {
+                    self.insert(address, mac, confirmed, now);
+                    self.resolved(address, None)
+                }
+                None => Learned::default(),
+            };
+        };
+        let differs = mac.is_some_and(|mac| mac != known.mac);
+        if differs && !overrides && !resolving {
+            // One of two is wrong: who is used is asked.
+            known.confirmed = None;
+            return Learned::default();
+        }
+        if differs && !known.may_move(now, &mut self.moves) {
+            return Learned {
+                is_move_rejected: true,
+                ..Learned::default()
+            };
+        }
+        known.last_seen = now;
+        if solicited {
+            (known.confirmed, known.poll) = (confirmed, None);
+        } else if differs {
+            known.confirmed = None;
+        }
+        let moved = mac.filter(|_| differs).map(|mac| {
+            known.moved = Some(now);
+            core::mem::replace(&mut known.mac, mac)
+        });
+        self.resolved(address, moved)
+    }
+
+    /// What waited for `address`, which is known now.
+    fn resolved(&mut self, address: Address, moved: Option<Mac>) -> Learned {
         let mut learned = Learned {
             moved,
             ..Learned::default()
@@ -202,7 +314,7 @@ impl Neighbors {
         learned
     }
 
-    fn is_resolving(&self, address: Ipv4Addr) -> bool {
+    fn is_resolving(&self, address: Address) -> bool {
         self.resolving
             .iter()
             .any(|asking| asking.next_hop == address)
@@ -214,7 +326,7 @@ impl Neighbors {
             return;
         }
         let least =
-            |(address, known): (&Ipv4Addr, &Neighbor)| (known.last_used, known.last_seen, *address);
+            |(address, known): (&Address, &Neighbor)| (known.last_used, known.last_seen, *address);
         let mut all: Vec<_> = self.table.iter().map(least).collect();
         let (forgotten, ..) = all.select_nth_unstable(EVICTED_AT_ONCE);
         for (.., address) in forgotten {
@@ -226,7 +338,7 @@ impl Neighbors {
     /// 1122 section 2.3.2.2).
     pub(crate) fn queue_frames(
         &mut self,
-        next_hop: Ipv4Addr,
+        next_hop: Address,
         frames: Vec<Vec<u8>>,
         now: Instant,
     ) -> Queued {
@@ -263,7 +375,7 @@ impl Neighbors {
     /// hands the open back if too many wait.
     pub(crate) fn wait_for(
         &mut self,
-        next_hop: Ipv4Addr,
+        next_hop: Address,
         open: WaitingOpen,
         now: Instant,
     ) -> Result<bool, WaitingOpen> {
@@ -297,8 +409,10 @@ impl Neighbors {
                 return true;
             }
             if asking.tries == MAX_TRIES {
+                overdue.silent.push(asking.next_hop);
                 overdue.failed.append(&mut asking.opens);
                 overdue.dropped += asking.frames.len() as u64;
+                overdue.unsent.extend(asking.frames.drain(..));
                 return false;
             }
             asking.tries += 1;
@@ -307,13 +421,13 @@ impl Neighbors {
             true
         });
         if self.next_poll.is_some_and(|at| at <= now) {
-            self.poll(now, &mut overdue.poll);
+            self.poll(now, &mut overdue);
         }
         overdue
     }
 
     /// Asks those who are due whether they are there, and forgets who did not answer.
-    fn poll(&mut self, now: Instant, polls: &mut Vec<(Ipv4Addr, Mac)>) {
+    fn poll(&mut self, now: Instant, overdue: &mut Overdue) {
         let mut next = Instant::NEVER;
         self.table.retain(|address, known| {
             let Some((tries, at)) = &mut known.poll else {
@@ -321,17 +435,19 @@ impl Neighbors {
             };
             if *at <= now {
                 if *tries == MAX_TRIES {
+                    overdue.silent.push(*address);
                     return false;
                 }
                 *tries += 1;
                 *at = now + RETRY;
-                polls.push((*address, known.mac));
+                overdue.poll.push((*address, known.mac));
             }
             next = next.min(*at);
             true
         });
         // The table has no order, and what leaves must have one.
-        polls.sort_unstable();
+        overdue.poll.sort_unstable();
+        overdue.silent.sort_unstable();
         self.next_poll = (next != Instant::NEVER).then_some(next);
     }
 }
@@ -340,13 +456,13 @@ impl Neighbors {
 mod tests {
     use super::*;
 
-    const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+    const PEER: Address = Address::ipv4(10, 0, 0, 2);
     const MAC: Mac = Mac([1; 6]);
 
     fn open(request_id: u64) -> WaitingOpen {
         WaitingOpen {
             request_id,
-            remote: SocketAddrV4::new(PEER, 80),
+            remote: Endpoint::new(PEER, 80),
         }
     }
 
@@ -410,7 +526,7 @@ mod tests {
     fn one_host_that_claims_every_address_costs_few_searches_for_connections() {
         let mut n = Neighbors::default();
         let mac = |i: u32| Mac([2, 0, 0, 0, (i >> 8) as u8, i as u8]);
-        let host = |i: u32| Ipv4Addr::from(0x0a00_0000 + i);
+        let host = |i: u32| Address::v4(0x0a00_0000 + i);
         (0..100).for_each(|i| drop(n.learn(host(i), MAC, true, Instant::ZERO)));
         // A thousand messages a second for ten seconds, about one host at first, then about a
         // hundred.
@@ -466,7 +582,7 @@ mod tests {
         n.lookup(PEER, Instant::from_millis(1));
         for i in 0..5_000 {
             n.learn(
-                Ipv4Addr::from(0x0b00_0000 + i),
+                Address::v4(0x0b00_0000 + i),
                 MAC,
                 true,
                 Instant::from_millis(2),
@@ -481,7 +597,7 @@ mod tests {
         let mut n = Neighbors::default();
         let unknown = |n: &mut Neighbors, i: u32| {
             let at = Instant::from_millis(u64::from(i));
-            n.learn(Ipv4Addr::from(0x0b00_0000 + i), MAC, true, at);
+            n.learn(Address::v4(0x0b00_0000 + i), MAC, true, at);
         };
         let mut looks = 0;
         for i in 0..10 * MAX_NEIGHBORS as u32 {
@@ -494,14 +610,14 @@ mod tests {
         assert!((1..=most).contains(&looks), "{looks} looks");
         // The ones that were heard of last are known, and room is left for others.
         let newest = 10 * MAX_NEIGHBORS as u32 - 1;
-        let known = |i: u32| n.table.contains_key(&Ipv4Addr::from(0x0b00_0000 + i));
+        let known = |i: u32| n.table.contains_key(&Address::v4(0x0b00_0000 + i));
         assert!((0..500).all(|i| known(newest - i)));
     }
 
     #[test]
     fn resolutions_and_waiting_frames_are_bounded() {
         let mut n = Neighbors::default();
-        let host = |i: usize| Ipv4Addr::from(0x0a00_0000 + i as u32);
+        let host = |i: usize| Address::v4(0x0a00_0000 + i as u32);
         for i in 0..MAX_RESOLVING + 10 {
             let held = n.queue_frames(host(i), vec![vec![0]], Instant::ZERO);
             let fits = i < MAX_RESOLVING;
@@ -527,5 +643,64 @@ mod tests {
         assert_eq!(n.learn(PEER, one, false, at(10_000)).moved, Some(MAC));
         assert!(n.learn(PEER, other, false, at(10_999)).is_move_rejected);
         assert_eq!(n.learn(PEER, other, false, at(11_000)).moved, Some(one));
+    }
+
+    const PEER_V6: Address = Address::of_words([0xfe80 << 48, 2]);
+    const OTHER: Mac = Mac([4; 6]);
+
+    fn at(millis: u64) -> Instant {
+        Instant::from_millis(millis)
+    }
+
+    #[test]
+    fn an_answer_makes_a_neighbour_of_ipv6_reachable_and_a_question_only_known() {
+        let mut n = Neighbors::default();
+        assert_eq!(n.wait_for(PEER_V6, open(1), at(0)), Ok(true));
+        let learned = n.advertised(PEER_V6, Some(MAC), (true, true), at(10));
+        assert_eq!(learned.opens, [open(1)]);
+        assert_eq!(n.lookup(PEER_V6, at(20)), Some(MAC));
+        assert_eq!(n.next_deadline(), Instant::NEVER, "it is reachable");
+
+        let mut n = Neighbors::default();
+        n.heard(PEER_V6, MAC, at(10));
+        assert_eq!(n.lookup(PEER_V6, at(20)), Some(MAC));
+        assert_eq!(n.next_deadline(), at(5020), "it is stale, and needed");
+        for _ in 0..MAX_TRIES {
+            assert_eq!(n.on_time(n.next_deadline()).poll, [(PEER_V6, MAC)]);
+        }
+        assert_eq!(n.on_time(n.next_deadline()).silent, [PEER_V6]);
+        assert_eq!(n.lookup(PEER_V6, at(9000)), None);
+    }
+
+    #[test]
+    fn only_an_answer_ends_the_questions_to_a_neighbour_of_ipv6() {
+        let mut n = Neighbors::default();
+        n.heard(PEER_V6, MAC, at(0));
+        n.lookup(PEER_V6, at(0));
+        n.heard(PEER_V6, MAC, at(10));
+        n.advertised(PEER_V6, Some(MAC), (false, true), at(20));
+        assert_eq!(n.next_deadline(), at(5000));
+        n.advertised(PEER_V6, None, (true, false), at(30));
+        n.on_time(at(5000));
+        assert_eq!(n.next_deadline(), Instant::NEVER);
+    }
+
+    #[test]
+    fn an_advertisement_nobody_waits_for_is_ignored_and_one_without_override_believed_by_nobody() {
+        let mut n = Neighbors::default();
+        assert_eq!(
+            n.advertised(PEER_V6, Some(MAC), (true, true), at(0)),
+            Learned::default()
+        );
+        assert_eq!(n.lookup(PEER_V6, at(0)), None);
+        n.wait_for(PEER_V6, open(1), at(0)).expect("room");
+        n.advertised(PEER_V6, Some(MAC), (true, true), at(0));
+        let said = n.advertised(PEER_V6, Some(OTHER), (false, false), at(10));
+        assert_eq!(said, Learned::default());
+        assert_eq!(n.lookup(PEER_V6, at(20)), Some(MAC));
+        assert_eq!(n.next_deadline(), at(5020), "but it is asked");
+        let said = n.advertised(PEER_V6, Some(OTHER), (false, true), at(30));
+        assert_eq!(said.moved, Some(MAC));
+        assert_eq!(n.lookup(PEER_V6, at(40)), Some(OTHER));
     }
 }

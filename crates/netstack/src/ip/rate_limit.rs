@@ -1,7 +1,7 @@
 //! How often we do what anybody can make us do.
 
 use crate::hash::mix;
-use std::net::Ipv4Addr;
+use crate::packet::flow::Address;
 
 use crate::keys::{Domain, Keys};
 use crate::time::{Duration, Instant};
@@ -90,13 +90,13 @@ impl RateLimit {
     }
 
     /// Whether one more may leave to `destination` at `now`.
-    pub(crate) fn admits(&mut self, now: Instant, destination: Ipv4Addr, rate: Rate) -> bool {
+    pub(crate) fn admits(&mut self, now: Instant, destination: Address, rate: Rate) -> bool {
         let admits = self.take(now, destination, rate);
         self.refused += u64::from(!admits);
         admits
     }
 
-    fn take(&mut self, now: Instant, destination: Ipv4Addr, rate: Rate) -> bool {
+    fn take(&mut self, now: Instant, destination: Address, rate: Rate) -> bool {
         let keys = Keys::new(self.key);
         let second = now.as_nanos() / 1_000_000_000 + 1;
         if second != self.second {
@@ -110,8 +110,7 @@ impl RateLimit {
         if self.buckets.is_empty() {
             self.buckets = vec![Bucket::default(); BUCKETS];
         }
-        let one = u64::from(destination.to_bits());
-        let hash = keys.of(Domain::OneDestination, [second, one]);
+        let hash = keys.of_address(Domain::OneDestination, destination, second);
         let index = hash as usize % BUCKETS;
         let bucket = &mut self.buckets[index];
         let before = bucket.number(index);
@@ -196,8 +195,8 @@ mod tests {
         Instant::from_millis(second * 1000 + 500)
     }
 
-    fn host(number: u32) -> Ipv4Addr {
-        Ipv4Addr::from_bits(0x0a00_0000 + number)
+    fn host(number: u32) -> Address {
+        Address::v4(0x0a00_0000 + number)
     }
 
     /// How many of `many` to `host` leave.

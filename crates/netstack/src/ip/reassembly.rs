@@ -1,4 +1,5 @@
-//! Fragments of IPv4 datagrams, until they are whole (RFC 791 section 3.2, RFC 815).
+//! Fragments of datagrams, until they are whole (RFC 791 section 3.2, RFC 815, RFC 8200 section
+//! 4.5).
 //!
 //! Not replicated: the pump keeps it, and only whole datagrams go on. Everything in it is bounded,
 //! and what is oldest makes room for what is new: a flood of fragments costs honest datagrams only
@@ -9,9 +10,9 @@
 //! of it (RFC 5722 section 3); only an exact copy of a fragment is what a network does by itself,
 //! and ignored.
 
-use core::net::Ipv4Addr;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use crate::packet::flow::Address;
 use crate::time::{Duration, Instant};
 
 /// How long a datagram may take to become whole. RFC 1122 section 3.3.2 wants 60 s to 120 s; what
@@ -19,8 +20,10 @@ use crate::time::{Duration, Instant};
 /// 4963).
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Bytes that a fragmented datagram may carry: 65,535 less the header.
+/// Bytes that a fragmented datagram of IPv4 may carry: 65,535 less the header.
 const PAYLOAD_MAX: u32 = 65_515;
+/// The same of IPv6, whose header does not count (RFC 8200 section 3).
+const PAYLOAD_MAX_V6: u32 = 65_535;
 
 /// Bytes that a kept piece or datagram counts on top of what it carries.
 const OVERHEAD: usize = 64;
@@ -29,13 +32,13 @@ const OVERHEAD: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DatagramId {
     /// Source address.
-    pub src: Ipv4Addr,
+    pub src: Address,
     /// Destination address.
-    pub dst: Ipv4Addr,
-    /// Protocol field.
+    pub dst: Address,
+    /// Protocol field; 0 of IPv6, where it is no part of the name (RFC 8200 section 4.5).
     pub protocol: u8,
     /// Identification field.
-    pub ident: u16,
+    pub ident: u32,
 }
 
 /// A fragment that arrived.
@@ -123,6 +126,8 @@ pub struct Expired {
 
 /// Bytes of the payload that an error quotes (RFC 792).
 const QUOTED: usize = 8;
+/// The same of IPv6: what fits into the least MTU (RFC 4443 section 2.4 (c)).
+const QUOTED_V6: usize = 1280 - 40 - 8;
 
 /// Congestion experienced, as a bit among the ECN fields that were seen (RFC 3168 section 5).
 const SAW_CE: u8 = 1 << 3;
@@ -210,7 +215,7 @@ pub struct Reassembly {
     partial: BTreeMap<u64, Partial>,
     index: HashMap<DatagramId, u64>,
     /// Numbers of what each source has under way, oldest first.
-    sources: HashMap<Ipv4Addr, VecDeque<u64>>,
+    sources: HashMap<Address, VecDeque<u64>>,
     expired: Vec<Expired>,
     next: u64,
     bytes: usize,
@@ -238,7 +243,12 @@ impl Reassembly {
         let len = fragment.payload.len() as u32;
         let to = fragment.offset.saturating_add(len);
         let odd = fragment.more && !len.is_multiple_of(8) || !fragment.offset.is_multiple_of(8);
-        if len == 0 || odd || to > PAYLOAD_MAX {
+        let most = if fragment.id.src.is_v4() {
+            PAYLOAD_MAX
+        } else {
+            PAYLOAD_MAX_V6
+        };
+        if len == 0 || odd || to > most {
             return Reassembled::Malformed;
         }
         let number = self.begin(fragment.id, now);
@@ -300,7 +310,12 @@ impl Reassembly {
             if let Some((0, first)) = partial.pieces.first()
                 && self.expired.len() < self.limits.datagrams
             {
-                let quoted = &first[..first.len().min(QUOTED)];
+                let most = if partial.id.src.is_v4() {
+                    QUOTED
+                } else {
+                    QUOTED_V6
+                };
+                let quoted = &first[..first.len().min(most)];
                 let quoted = [&*partial.head, quoted].concat();
                 self.expired.push(Expired { quoted });
             }
@@ -401,16 +416,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn id(ident: u16) -> DatagramId {
+    fn id(ident: u32) -> DatagramId {
         DatagramId {
-            src: Ipv4Addr::new(10, 0, 0, 2),
-            dst: Ipv4Addr::new(10, 0, 0, 1),
+            src: Address::ipv4(10, 0, 0, 2),
+            dst: Address::ipv4(10, 0, 0, 1),
             protocol: 17,
             ident,
         }
     }
 
-    fn fragment(ident: u16, offset: u32, more: bool, payload: &[u8]) -> Fragment<'_> {
+    fn fragment(ident: u32, offset: u32, more: bool, payload: &[u8]) -> Fragment<'_> {
         Fragment {
             id: id(ident),
             offset,
@@ -562,11 +577,11 @@ mod tests {
     fn one_source_displaces_its_own_datagrams_first() {
         let mut r = reassembly();
         let mut honest = fragment(7, 0, true, &[1; 8]);
-        honest.id.src = Ipv4Addr::new(10, 0, 0, 3);
+        honest.id.src = Address::ipv4(10, 0, 0, 3);
         r.insert(&honest, NOW);
         let most = ReassemblyLimits::default().per_source as u16;
         for ident in 0..3 * most {
-            r.insert(&fragment(ident, 0, true, &[0; 8]), NOW);
+            r.insert(&fragment(ident.into(), 0, true, &[0; 8]), NOW);
         }
         assert_eq!(r.stats().displaced, u64::from(2 * most));
         (honest.offset, honest.more) = (8, false);
@@ -619,15 +634,15 @@ mod tests {
         for i in 0..200_000_u32 {
             // 10,000 first fragments a second from everywhere, for 20 seconds.
             now += Duration::from_micros(100);
-            let mut flood = fragment(i as u16, 0, true, &payload);
-            flood.id.src = Ipv4Addr::from(0x0b00_0000 + i);
+            let mut flood = fragment(i, 0, true, &payload);
+            flood.id.src = Address::v4(0x0b00_0000 + i);
             r.insert(&flood, now);
             assert!(r.bytes() <= ReassemblyLimits::default().bytes);
             // An honest one whose second half comes ten milliseconds later.
             if i % 200 == 0 {
-                r.insert(&fragment(i as u16, 0, true, &payload), now);
+                r.insert(&fragment(i, 0, true, &payload), now);
             } else if i % 200 == 100 {
-                let whole = r.insert(&fragment((i - 100) as u16, 1480, false, &payload), now);
+                let whole = r.insert(&fragment(i - 100, 1480, false, &payload), now);
                 served[usize::from(matches!(whole, Reassembled::Complete(_)))] += 1;
             }
         }
@@ -745,7 +760,7 @@ mod tests {
             for (ident, place, more, len, fill, wait) in fragments {
                 now += Duration::from_millis(wait);
                 let payload = vec![fill; len];
-                if let Reassembled::Complete(whole) = r.insert(&fragment(ident, place * 8, more, &payload), now) {
+                if let Reassembled::Complete(whole) = r.insert(&fragment(ident.into(), place * 8, more, &payload), now) {
                     prop_assert!(whole.payload.len() >= len);
                 }
                 prop_assert!(r.bytes() <= limits.bytes && r.partial.len() <= limits.datagrams);

@@ -1,24 +1,44 @@
 //! Which neighbour gets a packet (RFC 1122 section 3.3.1).
 
-use core::net::Ipv4Addr;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::collections::HashMap;
+
+use super::v6::Place;
+use crate::packet::flow::Address;
 
 /// Packets for a network go through a gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// The network; bits behind the prefix do not count.
-    pub network: Ipv4Addr,
-    /// Length of its prefix in bits, 0 to 32. The longest prefix that fits decides.
+    pub network: IpAddr,
+    /// Length of its prefix in bits, 0 to 32, or of IPv6 0 to 128. The longest prefix that fits
+    /// decides.
     pub prefix: u8,
-    /// The neighbour that forwards.
-    pub via: Ipv4Addr,
+    /// The neighbour that forwards, an address of the same family.
+    pub via: IpAddr,
+}
+
+impl Route {
+    /// To all networks of the family of `via`.
+    pub(crate) const fn default_via(via: IpAddr) -> Self {
+        let network = match via {
+            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
+        Route {
+            network,
+            prefix: 0,
+            via,
+        }
+    }
 }
 
 /// The network bits of `address` under `prefix`.
-fn network(address: Ipv4Addr, prefix: u8) -> u32 {
+fn network(address: Address, prefix: u8) -> u32 {
     let mask = u32::MAX
         .checked_shl(32 - u32::from(prefix.min(32)))
         .unwrap_or(0);
-    address.to_bits() & mask
+    address.v4_bits() & mask
 }
 
 /// What an address stands for, as we see it.
@@ -26,7 +46,8 @@ fn network(address: Ipv4Addr, prefix: u8) -> u32 {
 pub(crate) enum AddressKind {
     /// Ours alone.
     Local,
-    /// Everybody's on our link: 255.255.255.255, or our network's broadcast address.
+    /// Everybody's on our link: 255.255.255.255, our network's broadcast address, or a group of
+    /// IPv6 that we listen to.
     Broadcast,
     /// Somebody else's.
     Remote,
@@ -35,23 +56,30 @@ pub(crate) enum AddressKind {
 /// Where we are in the network, and the ways out of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Site {
-    pub(crate) address: Ipv4Addr,
+    /// Our IPv4 address; [`Site::NO_V4`] if there is none.
+    pub(crate) address: Address,
     pub(crate) prefix: u8,
+    /// Our place in IPv6 now.
+    pub(crate) v6: Place,
     /// Longest prefix first; of equal ones, the one that was named first.
     routes: Vec<Route>,
 }
 
 impl Site {
+    /// Stands for our IPv4 address if there is none: no packet has it.
+    pub(crate) const NO_V4: Address = Address::v6([0; 16]);
+
     /// `gateway` forwards what no route is for.
     pub(crate) fn new(
-        address: Ipv4Addr,
+        address: Address,
         prefix: u8,
-        gateway: Option<Ipv4Addr>,
+        gateway: Option<IpAddr>,
         routes: &[Route],
     ) -> Self {
         let mut routes = routes.to_vec();
+        routes.retain(|route| route.network.is_ipv4());
         routes.extend(gateway.map(|via| Route {
-            network: Ipv4Addr::UNSPECIFIED,
+            network: Address::UNSPECIFIED.ip(),
             prefix: 0,
             via,
         }));
@@ -59,23 +87,41 @@ impl Site {
         Site {
             address,
             prefix,
+            v6: Place::default(),
             routes,
         }
     }
 
     /// Who gets frames for `remote`, if anybody does: itself on our own network, or the gateway of
     /// the longest prefix that fits.
-    pub(crate) fn next_hop(&self, remote: Ipv4Addr) -> Option<Ipv4Addr> {
-        let fits = |at: Ipv4Addr, prefix| network(remote, prefix) == network(at, prefix);
+    pub(crate) fn next_hop(&self, remote: Address) -> Option<Address> {
+        if !remote.is_v4() {
+            return self.v6.next_hop(remote);
+        }
+        let fits = |at: Address, prefix| network(remote, prefix) == network(at, prefix);
         let routed = self
             .routes
             .iter()
-            .find(|route| fits(route.network, route.prefix));
+            .find(|route| fits(route.network.into(), route.prefix));
         match routed {
-            Some(route) if route.prefix > self.prefix => Some(route.via),
+            Some(route) if route.prefix > self.prefix => Some(route.via.into()),
             _ if fits(self.address, self.prefix) => Some(remote),
-            other => other.map(|route| route.via),
+            other => other.map(|route| route.via.into()),
         }
+    }
+
+    /// Which of our addresses packets to `remote` come from. `None` if we have none yet.
+    pub(crate) fn source(&self, remote: Address) -> Option<Address> {
+        if remote.is_v4() {
+            (self.address != Self::NO_V4).then_some(self.address)
+        } else {
+            self.v6.source(remote)
+        }
+    }
+
+    /// Whether we have an IPv4 address.
+    pub(crate) fn has_v4(&self) -> bool {
+        self.address != Self::NO_V4
     }
 
     /// Whether no packet can truly come from `source` to `destination` over a link (RFC 1122
@@ -83,9 +129,12 @@ impl Site {
     /// several hosts, or from addresses that are not in use. Only a host that does not know its
     /// address yet may leave that out, in what it sends to everybody.
     #[inline]
-    pub(crate) fn is_martian(&self, (source, destination): (Ipv4Addr, Ipv4Addr)) -> bool {
-        match source.octets()[0] {
-            0 => !(source.is_unspecified() && destination.is_broadcast()),
+    pub(crate) fn is_martian(&self, (source, destination): (Address, Address)) -> bool {
+        if !source.is_v4() {
+            return is_martian_v6(source, destination) || self.v6.has(source);
+        }
+        match source.v4_bits() >> 24 {
+            0 => source.v4_bits() != 0 || destination.v4_bits() != u32::MAX,
             127 | 224.. => true,
             _ => self.classify(source) != AddressKind::Remote,
         }
@@ -93,26 +142,40 @@ impl Site {
 
     /// Whether `address` can be a single host that packets are sent to: what is said of sources in
     /// [`is_martian`](Self::is_martian) but for ourselves.
-    pub(crate) fn is_one_host(&self, address: Ipv4Addr) -> bool {
-        !matches!(address.octets()[0], 0 | 224..)
+    pub(crate) fn is_one_host(&self, address: Address) -> bool {
+        if !address.is_v4() {
+            return !address.is_multicast() && !address.is_unspecified();
+        }
+        !matches!(address.v4_bits() >> 24, 0 | 224..)
             && self.classify(address) != AddressKind::Broadcast
     }
 
     /// Whether packets for `address` would come back to us (RFC 1122 section 3.2.1.3, (g)): there
     /// is no way for them.
-    pub(crate) fn is_ourselves(&self, address: Ipv4Addr) -> bool {
-        address == self.address || address.is_loopback()
+    pub(crate) fn is_ourselves(&self, address: Address) -> bool {
+        address == self.address && self.has_v4()
+            || address.ip().is_loopback()
+            || self.v6.has(address)
     }
 
     /// Whether `address` is ours, everybody's, or somebody else's (RFC 1122 section 3.2.1.3).
-    pub(crate) fn classify(&self, address: Ipv4Addr) -> AddressKind {
+    pub(crate) fn classify(&self, address: Address) -> AddressKind {
+        if !address.is_v4() {
+            return match address.is_multicast() {
+                _ if self.v6.has(address) => AddressKind::Local,
+                true if self.v6.listens_to(address) => AddressKind::Broadcast,
+                _ => AddressKind::Remote,
+            };
+        }
         if address == self.address {
             return AddressKind::Local;
         }
         // A network of two (RFC 3021) or one has no broadcast address.
         let all_ones = network(self.address, self.prefix)
             | u32::MAX.checked_shr(u32::from(self.prefix)).unwrap_or(0);
-        if address.is_broadcast() || self.prefix < 31 && address.to_bits() == all_ones {
+        let bits = address.v4_bits();
+        let to_all = bits == u32::MAX || self.prefix < 31 && bits == all_ones;
+        if to_all {
             AddressKind::Broadcast
         } else {
             AddressKind::Remote
@@ -120,20 +183,65 @@ impl Site {
     }
 }
 
+/// Whether no IPv6 packet can come from `source` to `destination` over a link (RFC 4291 sections
+/// 2.5 and 2.7), whoever we are. From no address a host speaks to its neighbours only while it has
+/// none.
+#[inline]
+pub(crate) fn is_martian_v6(source: Address, destination: Address) -> bool {
+    let is_nowhere = |address: Address| address.is_unspecified() || address.ip().is_loopback();
+    source.is_multicast()
+        || source.ip().is_loopback()
+        || source.is_unspecified() && !destination.is_multicast()
+        || is_nowhere(destination)
+}
+
+/// Destinations of IPv4 by prefix: what the longest one that fits says. Looking up takes a probe
+/// for each length of a prefix that is there, however many routes have it.
+#[derive(Clone, Debug)]
+pub(crate) struct RouteTable<T> {
+    /// Longest prefix first.
+    lengths: Vec<(u8, HashMap<u32, T>)>,
+}
+
+impl<T> RouteTable<T> {
+    pub(crate) const fn new() -> Self {
+        RouteTable {
+            lengths: Vec::new(),
+        }
+    }
+
+    /// Adds a route, unless there is one to the same network.
+    pub(crate) fn insert(&mut self, to: Address, prefix: u8, value: T) {
+        let place = self.lengths.binary_search_by(|(len, _)| prefix.cmp(len));
+        let place = place.unwrap_or_else(|place| {
+            self.lengths.insert(place, (prefix, HashMap::new()));
+            place
+        });
+        let routes = &mut self.lengths[place].1;
+        routes.entry(network(to, prefix)).or_insert(value);
+    }
+
+    /// What the longest prefix that fits says.
+    pub(crate) fn lookup(&self, address: Address) -> Option<&T> {
+        let mut lengths = self.lengths.iter();
+        lengths.find_map(|(len, routes)| routes.get(&network(address, *len)))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
-    const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 254);
+    const US: Address = Address::ipv4(10, 0, 0, 1);
+    const GATEWAY: Address = Address::ipv4(10, 0, 0, 254);
 
     #[test]
     fn neighbours_are_reached_directly_and_others_through_the_gateway() {
-        let site = Site::new(US, 24, Some(GATEWAY), &[]);
-        let near = Ipv4Addr::new(10, 0, 0, 9);
+        let site = Site::new(US, 24, Some(GATEWAY.ip()), &[]);
+        let near = Address::ipv4(10, 0, 0, 9);
         assert_eq!(site.next_hop(near), Some(near));
-        assert_eq!(site.next_hop(Ipv4Addr::new(10, 0, 1, 9)), Some(GATEWAY));
-        let far = Ipv4Addr::new(8, 8, 8, 8);
+        assert_eq!(site.next_hop(Address::ipv4(10, 0, 1, 9)), Some(GATEWAY));
+        let far = Address::ipv4(8, 8, 8, 8);
         assert_eq!(Site::new(US, 0, None, &[]).next_hop(far), Some(far));
         assert_eq!(Site::new(US, 24, None, &[]).next_hop(far), None);
     }
@@ -143,15 +251,15 @@ mod tests {
         let route = |network: [u8; 4], prefix, last| Route {
             network: network.into(),
             prefix,
-            via: Ipv4Addr::new(10, 0, 0, last),
+            via: [10, 0, 0, last].into(),
         };
         let routes = [
             route([172, 16, 0, 0], 12, 2),
             route([172, 16, 5, 77], 24, 3),
             route([10, 0, 0, 64], 26, 4),
         ];
-        let site = Site::new(US, 24, Some(GATEWAY), &routes);
-        let via = |remote: [u8; 4]| site.next_hop(remote.into()).map(|hop| hop.octets()[3]);
+        let site = Site::new(US, 24, Some(GATEWAY.ip()), &routes);
+        let via = |remote: [u8; 4]| site.next_hop(remote.into()).map(|hop| hop.bytes()[15]);
         assert_eq!(via([172, 17, 0, 1]), Some(2));
         assert_eq!(via([172, 16, 5, 1]), Some(3));
         assert_eq!(via([10, 0, 0, 65]), Some(4));
@@ -172,5 +280,41 @@ mod tests {
             Site::new(US, 31, None, &[]).classify([10, 0, 0, 0].into()),
             AddressKind::Remote
         );
+    }
+
+    #[test]
+    fn a_table_answers_as_a_search_through_all_routes_does() {
+        let mut state = 1_u64;
+        let mut next = || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (state >> 32) as u32
+        };
+        for _ in 0..20 {
+            let mut table = RouteTable::new();
+            let mut all: Vec<(Address, u8)> = Vec::new();
+            for number in 0..200 {
+                // Few bits differ, so that prefixes contain each other.
+                let route = (Address::v4(next() & 0xe000_00ff), (next() % 33) as u8);
+                all.push(route);
+                table.insert(route.0, route.1, number);
+            }
+            for _ in 0..500 {
+                let address = Address::v4(next() & 0xe000_00ff);
+                let fits =
+                    |(at, prefix): (Address, u8)| network(at, prefix) == network(address, prefix);
+                let longest = all
+                    .iter()
+                    .filter(|route| fits(**route))
+                    .map(|route| route.1)
+                    .max();
+                let expected = all
+                    .iter()
+                    .position(|route| fits(*route) && Some(route.1) == longest);
+                assert_eq!(table.lookup(address).copied(), expected);
+            }
+        }
+        assert_eq!(RouteTable::<u8>::new().lookup(US), None);
     }
 }

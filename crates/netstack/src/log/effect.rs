@@ -3,12 +3,12 @@
 //! An effect carries what it needs as values, so it means the same whenever and by whomever it is
 //! performed, and performing it tells nothing back: state cannot depend on it.
 
-use core::net::SocketAddrV4;
-
-use crate::config::Limits;
+use crate::config::{Limits, tx_chunk};
 use crate::ip::identification::Sequence;
 use crate::ip::rate_limit::RateLimit;
-use crate::log::request::{ConnId, Flags, Flow, MAX_DATAGRAMS, Mac, Sack, SynOptions, words};
+use crate::log::request::{
+    ConnId, Endpoint, Flags, Flow, MAX_DATAGRAMS, Mac, Sack, SynOptions, words,
+};
 use crate::seqnum::SeqNum;
 
 /// Takes what `apply` asks for. Write-only: nothing comes back but a mark that means something to
@@ -78,8 +78,8 @@ pub enum Effect {
         port: u16,
         /// The connection.
         conn: ConnId,
-        /// The peer.
-        remote: SocketAddrV4,
+        /// Its ends.
+        flow: Flow,
     },
     /// Segments of `flow` belong to `conn` from now on (`open`), or no longer: a hint for the pump.
     Hint {
@@ -202,12 +202,14 @@ pub struct SendDatagrams {
     pub first_frame: u64,
     /// How many frames, at least 1.
     pub count: u32,
-    /// Our port.
-    pub port: u16,
+    /// Our end.
+    pub local: Endpoint,
     /// Where they go.
-    pub remote: SocketAddrV4,
+    pub remote: Endpoint,
     /// Link-layer destination.
     pub mac: Mac,
+    /// Bytes of a packet on the path; longer datagrams are sent in fragments.
+    pub mtu: u16,
     /// Time to live.
     pub ttl: u8,
     /// DSCP and ECN.
@@ -339,7 +341,8 @@ pub enum Event {
 pub struct FrameNumbers {
     /// Number of the next frame.
     pub next: u64,
-    /// No frame is numbered at or past this: what the device took, plus the ring's length.
+    /// No frame is numbered at or past this: what the device took, in whole chunks of transmit
+    /// slots, plus the ring's length.
     pub limit: u64,
     /// Frames 0..`sent` have been taken by the device.
     pub sent: u64,
@@ -360,8 +363,9 @@ impl FrameNumbers {
     #[inline]
     pub(crate) fn update_sent(&mut self, sent: u64, limits: &Limits) {
         if sent > self.sent {
+            let slots = u64::from(limits.tx_slots);
             self.sent = sent;
-            self.limit = sent + u64::from(limits.tx_slots);
+            self.limit = (sent & !(tx_chunk(slots) - 1)) + slots;
         }
     }
 }

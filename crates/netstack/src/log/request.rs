@@ -4,14 +4,12 @@
 //! an in-order run of segments needs; the [`Body`] behind it is read for the rest. Requests are
 //! plain values: no pointer, no payload byte, nothing that could differ between two replicas.
 
-pub use crate::packet::flow::{Flow, Mac};
-use core::net::SocketAddrV4;
-use std::net::Ipv4Addr;
+pub use crate::packet::flow::{Address, Endpoint, Families, Flow, Mac};
 
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
-use crate::config::Settings;
+use crate::config::{Settings, Tuning};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
@@ -25,6 +23,8 @@ pub type Verdict = u64;
 
 /// At most this many acknowledgments share a request with the first one of their run.
 pub const MORE_ACKS: usize = 6;
+/// The same, of those that agree in their window and each acknowledge a little more.
+pub const MORE_ALIKE: usize = MAX_RUN - 1;
 
 /// A connection: an entry of the connection table, and which of its connections is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -170,7 +170,7 @@ pub struct Digest {
     pub primary: u8,
 }
 
-const _: () = assert!(size_of::<Digest>() == 64 && size_of::<Request>() == 128);
+const _: () = assert!(size_of::<Digest>() == 64 && size_of::<Request>() == 192);
 
 impl Digest {
     /// `ts_val` and `ts_ecr` are there.
@@ -182,7 +182,7 @@ impl Digest {
     /// The network marked congestion on a segment of the run (RFC 3168).
     pub const CE: u8 = 8;
     /// The run is acknowledgments without text, all but the first of which stand in
-    /// [`Options::Acks`].
+    /// [`Options::Acks`] or [`Options::AcksAlike`].
     pub const ACKS: u8 = 16;
     /// The run is full, and the pump holds segments already that go on right behind it: the next
     /// request has them.
@@ -232,6 +232,9 @@ pub enum Options {
     /// None; but the run has more acknowledgments without text, as many as the digest counts
     /// segments.
     Acks(Acks),
+    /// The same, of acknowledgments with the same window: how many bytes each acknowledges beyond
+    /// the one before it.
+    AcksAlike([u16; MORE_ALIKE]),
 }
 
 /// Blocks that are there beyond an acknowledgment (RFC 2018 section 3), or twice (RFC 2883 section
@@ -361,10 +364,8 @@ pub enum Body {
         /// Options besides timestamps.
         options: Options,
     },
-    /// Address and secret of the stack; the first request of every log.
+    /// Group and secret of the stack; the first request of every log.
     Configure {
-        /// Our address.
-        address: Ipv4Addr,
         /// Which group of the stack this is.
         group: GroupIndex,
         /// Key of the hashes behind initial sequence numbers and port choice (RFC 6528, RFC 6056).
@@ -374,12 +375,12 @@ pub enum Body {
     Open {
         /// Whom to tell.
         request_id: u64,
+        /// Our end; port 0 lets the stack choose one.
+        local: Endpoint,
         /// The peer.
-        remote: SocketAddrV4,
+        remote: Endpoint,
         /// Link-layer address of the next hop.
         mac: Mac,
-        /// Our port; 0 lets the stack choose one.
-        port: u16,
     },
     /// Passive OPEN.
     Listen {
@@ -387,6 +388,8 @@ pub enum Body {
         port: u16,
         /// Connections that may wait to be accepted.
         backlog: u16,
+        /// Whose connections are accepted.
+        families: Families,
     },
     /// The application took `accepted` connections from the port's queue so far.
     Accepted {
@@ -419,6 +422,13 @@ pub enum Body {
         conn: ConnId,
         /// All of its settings from now on.
         settings: Settings,
+    },
+    /// An application tuned a connection.
+    Tune {
+        /// The connection.
+        conn: ConnId,
+        /// All of its tuning from now on.
+        tuning: Tuning,
     },
     /// ABORT (RFC 9293 section 3.10.5).
     Abort {
@@ -488,10 +498,14 @@ pub enum Body {
     Sends {
         /// The socket.
         socket: ConnId,
+        /// Which of our addresses sends them.
+        source: Address,
         /// Where they go.
-        remote: SocketAddrV4,
+        remote: Endpoint,
         /// Link-layer address of the next hop.
         mac: Mac,
+        /// Bytes of a packet on the path there, at most.
+        mtu: u16,
         /// Where the first record begins in the send ring.
         offset: u64,
         /// Payload bytes of each.
@@ -623,8 +637,10 @@ impl Request {
         let Body::Segment { options, .. } = &self.body else {
             return;
         };
-        if let Options::Acks(acks) = options {
-            return self.good_acks(verdict, acks, each);
+        match options {
+            Options::Acks(acks) => return self.good_acks(verdict, acks, each),
+            Options::AcksAlike(beyond) => return self.good_acks_alike(verdict, beyond, each),
+            _ => {}
         }
         if verdict == self.digest.all_good() {
             each(&self.digest.segment(options));
@@ -644,6 +660,26 @@ impl Request {
                 piece.ack = acks.ack[i - 1];
                 piece.wnd = acks.wnd[i - 1];
             }
+            if verdict & (1 << i) != 0 {
+                each(&piece);
+            }
+        }
+    }
+
+    /// Acknowledgments that share the request and the window, one by one.
+    fn good_acks_alike(
+        &self,
+        verdict: Verdict,
+        beyond: &[u16; MORE_ALIKE],
+        mut each: impl FnMut(&Segment<'_>),
+    ) {
+        let mut piece = Segment {
+            count: 1,
+            ..self.digest.segment(&Options::None)
+        };
+        let more = usize::from(self.digest.count).saturating_sub(1);
+        for (i, beyond) in (0..).zip([0].iter().chain(beyond.iter().take(more))) {
+            piece.ack += u32::from(*beyond);
             if verdict & (1 << i) != 0 {
                 each(&piece);
             }
@@ -708,7 +744,7 @@ mod tests {
         digest.len = len;
         digest.flags = flags;
         digest.seg_seq = SeqNum(1000);
-        let end = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1);
+        let end = Endpoint::new(Address::ipv4(127, 0, 0, 1), 1);
         Request {
             digest,
             body: Body::Segment {
@@ -766,6 +802,28 @@ mod tests {
         };
         assert_eq!(seen(0b111), [(7, 0, 1, 0), (8, 80, 1, 0), (9, 90, 1, 0)]);
         assert_eq!(seen(0b101), [(7, 0, 1, 0), (9, 90, 1, 0)]);
+    }
+
+    #[test]
+    fn acknowledgments_with_one_window_share_a_request_and_arrive_one_by_one() {
+        let mut request = run(4, 0, 0, Flags::ACK);
+        (request.digest.seg_ack, request.digest.seg_wnd) = (SeqNum(u32::MAX - 1), 70);
+        let Body::Segment { options, .. } = &mut request.body else {
+            unreachable!()
+        };
+        let mut beyond = [9; MORE_ALIKE];
+        beyond[..3].copy_from_slice(&[2, 0, u16::MAX]);
+        *options = Options::AcksAlike(beyond);
+        let seen = |verdict| {
+            let mut seen = Vec::new();
+            request.pieces(verdict, |s| seen.push((s.ack.0, s.wnd, s.count, s.len)));
+            seen
+        };
+        let one = |ack| (ack, 70, 1, 0);
+        let all = [u32::MAX - 1, 0, 0, 65_535].map(one);
+        assert_eq!(seen(0b1111), all);
+        assert_eq!(seen(0b1010), [all[1], all[3]]);
+        assert_eq!(seen(0), []);
     }
 
     #[test]

@@ -7,6 +7,8 @@
 #[cfg(target_arch = "x86_64")]
 mod wide;
 
+use crate::packet::flow::Address;
+
 #[cfg(target_arch = "x86_64")]
 use pulp::x86::{V3, V4};
 #[cfg(target_arch = "x86_64")]
@@ -49,7 +51,7 @@ impl Sum {
     ///
     /// # Panics
     /// If the two are not of one length.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub(crate) fn add_copy(self, from: &[u8], to: &mut [u8]) -> Sum {
         Sum(fold64(self.0, copy_words(from, to)))
@@ -99,15 +101,16 @@ impl Sum {
         Sum(fold64(self.0, sum))
     }
 
-    /// Adds the pseudo header of TCP over IPv4 (RFC 9293 section 3.1).
+    /// Adds the pseudo header of TCP or UDP, over IPv4 (RFC 9293 section 3.1) or IPv6 (RFC 8200
+    /// section 8.1).
     #[inline]
     #[must_use]
-    pub(crate) fn pseudo_header(self, src: [u8; 4], dst: [u8; 4], protocol: u8, len: usize) -> Sum {
+    pub(crate) fn pseudo_header(self, src: Address, dst: Address, protocol: u8, len: usize) -> Sum {
         let len = (len as u32).to_be_bytes();
-        let words = u64::from(u32::from_ne_bytes(src))
-            + u64::from(u32::from_ne_bytes(dst))
-            + u64::from(u32::from_ne_bytes([0, protocol, 0, 0]))
-            + u64::from(u32::from_ne_bytes(len));
+        let words = u64::from(u32::from_ne_bytes([0, protocol, 0, 0]))
+            + u64::from(u32::from_ne_bytes(len))
+            + sum_of(src)
+            + sum_of(dst);
         Sum(fold64(self.0, words))
     }
 
@@ -244,6 +247,20 @@ fn copy_short(from: &[u8], to: &mut [u8]) -> u64 {
         sum += sum_short(last);
     }
     sum
+}
+
+/// The words of an address as a header has it, added up.
+#[inline(always)]
+fn sum_of(address: Address) -> u64 {
+    if address.is_v4() {
+        return u64::from(address.v4_bits().to_be());
+    }
+    let bytes = address.bytes();
+    let (words, _) = bytes.as_chunks::<4>();
+    let words = words
+        .iter()
+        .map(|word| u64::from(u32::from_ne_bytes(*word)));
+    words.sum()
 }
 
 #[cfg(test)]

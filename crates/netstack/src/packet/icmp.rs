@@ -1,12 +1,10 @@
 //! ICMP (RFC 792): echo, errors that we report, errors that are reported to us.
 
-use core::net::SocketAddrV4;
-use std::net::Ipv4Addr;
-
 use smoltcp::wire as sw;
 
 use super::ip::{ICMP, IP_HEADERS, IpHeaders, emit_ip};
-use crate::packet::{ETHERNET_HEADER, Malformed, Packet};
+use crate::packet::flow::{Address, Endpoint};
+use crate::packet::{Malformed, Packet, Problem};
 
 /// An error that we report about a packet that cannot be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +15,18 @@ pub(crate) enum Report {
     PortUnreachable,
     /// Fragments of it did not come in time (RFC 1122 section 3.3.2).
     ReassemblyTime,
+    /// No route leads to its destination (RFC 1812 section 5.2.7.1).
+    NetUnreachable,
+    /// Its next hop does not answer (RFC 1812 section 5.2.7.1).
+    HostUnreachable,
+    /// It is longer than this, and must not be cut (RFC 1191 section 4).
+    FragmentationNeeded(u16),
+    /// It has passed as many routers as it may (RFC 1812 section 5.3.1).
+    TimeExceeded,
+    /// This neighbour is nearer (RFC 1812 section 5.2.7.2).
+    Redirect(Address),
+    /// A header of it cannot be served (RFC 4443 section 3.4); IPv6 alone.
+    Problem(Problem),
 }
 
 impl Report {
@@ -26,6 +36,25 @@ impl Report {
             Report::ProtocolUnreachable => [3, 2],
             Report::PortUnreachable => [3, 3],
             Report::ReassemblyTime => [11, 1],
+            Report::NetUnreachable => [3, 0],
+            Report::HostUnreachable => [3, 1],
+            Report::FragmentationNeeded(_) => [3, 4],
+            Report::TimeExceeded => [11, 0],
+            Report::Redirect(_) => [5, 1],
+            // A parameter problem, whatever it is.
+            Report::Problem(_) => [12, 0],
+        }
+    }
+
+    /// The four bytes behind the checksum.
+    const fn head(self) -> [u8; 4] {
+        match self {
+            Report::FragmentationNeeded(mtu) => {
+                let [high, low] = mtu.to_be_bytes();
+                [0, 0, high, low]
+            }
+            Report::Redirect(gateway) => gateway.v4_bits().to_be_bytes(),
+            _ => [0; 4],
         }
     }
 }
@@ -38,7 +67,9 @@ pub(crate) struct UdpError {
     /// Our port.
     pub(crate) port: u16,
     /// Whom it was for.
-    pub(crate) remote: SocketAddrV4,
+    pub(crate) remote: Endpoint,
+    /// With IPv6's type 2, the MTU that stops packets of this size; else 0.
+    pub(crate) mtu: u16,
 }
 
 /// Bytes of the packet that an error quotes, at most: the error has 576 altogether (RFC 1812
@@ -47,7 +78,7 @@ const QUOTE: usize = 576 - 20 - 8;
 
 /// The reply to an ICMP echo request (RFC 792), or `None` if its checksum is wrong. The packet may
 /// be longer than the MTU.
-pub(crate) fn echo_reply(frame: &[u8], src_mac: [u8; 6], ident: u16) -> Option<Vec<u8>> {
+pub(crate) fn echo_reply(frame: &[u8], src_mac: [u8; 6], ident: u32) -> Option<Vec<u8>> {
     let eth = sw::EthernetFrame::new_checked(frame).ok()?;
     let ip = sw::Ipv4Packet::new_checked(eth.payload()).ok()?;
     let icmp = sw::Icmpv4Packet::new_checked(ip.payload()).ok()?;
@@ -57,12 +88,13 @@ pub(crate) fn echo_reply(frame: &[u8], src_mac: [u8; 6], ident: u16) -> Option<V
     let headers = IpHeaders {
         src_mac,
         dst_mac: eth.src_addr().0,
-        src: ip.dst_addr(),
-        dst: ip.src_addr(),
+        src: ip.dst_addr().into(),
+        dst: ip.src_addr().into(),
         protocol: ICMP,
         ttl: 64,
         tos: ip.dscp() << 2,
         ident,
+        label: 0,
         offset: 0,
         more: false,
         payload_len: ip.payload().len(),
@@ -83,8 +115,8 @@ pub(crate) fn error_about(
     frame: &[u8],
     report: Report,
     src_mac: [u8; 6],
-    src: Ipv4Addr,
-    ident: u16,
+    src: Address,
+    ident: u32,
     mtu: u16,
 ) -> Option<Vec<u8>> {
     let link = sw::EthernetFrame::new_checked(frame).ok()?;
@@ -109,12 +141,13 @@ pub(crate) fn error_about(
         src_mac,
         dst_mac: link.src_addr().0,
         src,
-        dst: from,
+        dst: from.into(),
         protocol: ICMP,
         ttl: 64,
         // Routine (RFC 1122 section 3.2.2).
         tos: 0,
         ident,
+        label: 0,
         offset: 0,
         more: false,
         payload_len: 8 + len,
@@ -122,6 +155,7 @@ pub(crate) fn error_about(
     let mut error = vec![0; IP_HEADERS + 8];
     emit_ip(&mut error, &headers);
     error[IP_HEADERS..IP_HEADERS + 2].copy_from_slice(&report.numbers());
+    error[IP_HEADERS + 4..].copy_from_slice(&report.head());
     error.extend(&packet[..len]);
     sw::Icmpv4Packet::new_unchecked(&mut error[IP_HEADERS..]).fill_checksum();
     Some(error)
@@ -130,7 +164,7 @@ pub(crate) fn error_about(
 /// Reads an ICMP message that was sent to `dst`.
 pub(crate) fn parse_icmp(ip: &sw::Ipv4Packet<&[u8]>) -> Result<Packet, Malformed> {
     let icmp = sw::Icmpv4Packet::new_checked(ip.payload()).map_err(|_| Malformed::Truncated)?;
-    let dst = ip.dst_addr();
+    let dst = ip.dst_addr().into();
     match icmp.msg_type() {
         sw::Icmpv4Message::EchoRequest => Ok(Packet::EchoRequest { dst }),
         sw::Icmpv4Message::DstUnreachable => match about_udp(ip.payload()) {
@@ -151,27 +185,22 @@ fn about_udp(icmp: &[u8]) -> Option<UdpError> {
     (udp && header_len >= 20).then(|| UdpError {
         numbers: [icmp[0], icmp[1]],
         port: u16::from_be_bytes([a, b]),
-        remote: SocketAddrV4::new(ip.dst_addr(), u16::from_be_bytes([c, d])),
+        remote: Endpoint::new(ip.dst_addr().into(), u16::from_be_bytes([c, d])),
+        mtu: 0,
     })
-}
-
-/// Whether the frame holds an IPv4 packet for `address` that was sent to one host, so that an error
-/// may be reported.
-pub(crate) fn was_sent_to(frame: &[u8], address: Ipv4Addr) -> bool {
-    frame.get(ETHERNET_HEADER + 16..ETHERNET_HEADER + 20) == Some(&address.octets())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packet::parse;
+    use crate::packet::{ETHERNET_HEADER, parse};
     use proptest::prelude::*;
 
-    const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
-    const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+    const US: Address = Address::ipv4(10, 0, 0, 1);
+    const PEER: Address = Address::ipv4(10, 0, 0, 2);
 
     /// A datagram of the peer from port 5 to port 9.
-    fn datagram(src: Ipv4Addr, protocol: u8, offset: u32) -> Vec<u8> {
+    fn datagram(src: Address, protocol: u8, offset: u32) -> Vec<u8> {
         let headers = IpHeaders {
             src_mac: [2; 6],
             dst_mac: [4; 6],
@@ -181,6 +210,7 @@ mod tests {
             ttl: 64,
             tos: 0,
             ident: 1,
+            label: 0,
             offset,
             more: false,
             payload_len: 12,
@@ -204,7 +234,8 @@ mod tests {
         let expected = UdpError {
             numbers: [3, 3],
             port: 5,
-            remote: SocketAddrV4::new(US, 9),
+            remote: Endpoint::new(US, 9),
+            mtu: 0,
         };
         assert_eq!((error, dst), (expected, PEER));
     }
@@ -215,10 +246,10 @@ mod tests {
         assert_eq!(report(&error), None);
         assert_eq!(report(&datagram(PEER, 17, 8)), None);
         for src in [
-            Ipv4Addr::UNSPECIFIED,
-            Ipv4Addr::BROADCAST,
-            Ipv4Addr::LOCALHOST,
-            Ipv4Addr::new(224, 0, 0, 1),
+            Address::UNSPECIFIED,
+            Address::v4(u32::MAX),
+            Address::ipv4(127, 0, 0, 1),
+            Address::ipv4(224, 0, 0, 1),
         ] {
             assert_eq!(report(&datagram(src, 17, 0)), None, "{src}");
         }

@@ -1,8 +1,6 @@
 //! ICMP errors about segments of ours (RFC 792, RFC 1191 section 4).
 
-use core::net::SocketAddrV4;
-use std::net::Ipv4Addr;
-
+use crate::packet::flow::{Address, Endpoint};
 use smoltcp::wire as sw;
 
 /// An ICMP error that quotes the beginning of a TCP segment: 20 bytes of IPv4 header and 8 behind
@@ -10,16 +8,16 @@ use smoltcp::wire as sw;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TcpError {
     /// Who is told.
-    pub(crate) dst: Ipv4Addr,
+    pub(crate) dst: Address,
     /// Type and code.
     pub(crate) numbers: [u8; 2],
     /// The MTU that stops segments of this size, with type 3 and code 4; 0 from routers that do not
     /// say.
     pub(crate) mtu: u16,
     /// Who sent the segment.
-    pub(crate) local: SocketAddrV4,
+    pub(crate) local: Endpoint,
     /// Whom it was for.
-    pub(crate) remote: SocketAddrV4,
+    pub(crate) remote: Endpoint,
     /// Its sequence number.
     pub(crate) seq: u32,
 }
@@ -42,11 +40,11 @@ pub(crate) fn parse(ip: &sw::Ipv4Packet<&[u8]>) -> Option<TcpError> {
         && quoted_ip.frag_offset() == 0;
     let [a, b, c, d, e, f, g, h] = *quoted.get(header_len..)?.first_chunk()?;
     (about_tcp && icmp.verify_checksum()).then(|| TcpError {
-        dst: ip.dst_addr(),
+        dst: ip.dst_addr().into(),
         numbers: [*kind, *code],
         mtu: u16::from_be_bytes([*mtu_high, *mtu_low]),
-        local: SocketAddrV4::new(quoted_ip.src_addr(), u16::from_be_bytes([a, b])),
-        remote: SocketAddrV4::new(quoted_ip.dst_addr(), u16::from_be_bytes([c, d])),
+        local: Endpoint::new(quoted_ip.src_addr().into(), u16::from_be_bytes([a, b])),
+        remote: Endpoint::new(quoted_ip.dst_addr().into(), u16::from_be_bytes([c, d])),
         seq: u32::from_be_bytes([e, f, g, h]),
     })
 }
@@ -57,9 +55,9 @@ mod tests {
     use crate::packet::{ETHERNET_HEADER, Packet, TcpHeaders, emit_tcp, parse};
     use proptest::prelude::*;
 
-    const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
-    const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);
-    const ROUTER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 254);
+    const US: Address = Address::ipv4(10, 0, 0, 1);
+    const FAR: Address = Address::ipv4(192, 0, 2, 7);
+    const ROUTER: Address = Address::ipv4(10, 0, 0, 254);
 
     /// A router's error about a segment of ours.
     fn error() -> Vec<u8> {
@@ -82,6 +80,7 @@ mod tests {
             ect: false,
             ttl: 64,
             tos: 0,
+            label: 0,
             payload_len: 0,
         };
         let mut segment = vec![0; 200];
@@ -99,8 +98,8 @@ mod tests {
         let mut ip = sw::Ipv4Packet::new_unchecked(&mut frame[ETHERNET_HEADER..]);
         ip.set_total_len(len as u16);
         ip.set_next_header(sw::IpProtocol::Icmp);
-        ip.set_src_addr(ROUTER);
-        ip.set_dst_addr(US);
+        ip.set_src_addr(ROUTER.to_v4().expect("one of IPv4"));
+        ip.set_dst_addr(US.to_v4().expect("one of IPv4"));
         ip.fill_checksum();
         sw::Icmpv4Packet::new_unchecked(&mut frame[ETHERNET_HEADER + 20..]).fill_checksum();
     }
@@ -114,8 +113,8 @@ mod tests {
             dst: US,
             numbers: [3, 4],
             mtu: 1300,
-            local: SocketAddrV4::new(US, 4000),
-            remote: SocketAddrV4::new(FAR, 80),
+            local: Endpoint::new(US, 4000),
+            remote: Endpoint::new(FAR, 80),
             seq: 0x0102_0304,
         };
         assert_eq!(error, expected);

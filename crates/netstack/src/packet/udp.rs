@@ -1,11 +1,12 @@
 //! UDP headers (RFC 768).
 
 use core::ops::Range;
-use std::net::Ipv4Addr;
 
 use smoltcp::wire as sw;
 
 use super::ip::{IP_HEADERS, UDP, set_piece};
+use super::ipv6;
+use crate::packet::flow::{Address, Endpoint};
 use crate::packet::{ETHERNET_HEADER, Malformed, Packet};
 
 /// Bytes of a UDP header.
@@ -15,9 +16,9 @@ pub(crate) const UDP_HEADER: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Udp {
     /// Sender's address.
-    pub(crate) src: Ipv4Addr,
+    pub(crate) src: Address,
     /// Receiver's address.
-    pub(crate) dst: Ipv4Addr,
+    pub(crate) dst: Address,
     /// Sender's port; 0 if it wants no answer.
     pub(crate) src_port: u16,
     /// Receiver's port.
@@ -51,24 +52,23 @@ pub(crate) fn parse_plain(frame: &[u8]) -> Option<Udp> {
         return None;
     }
     Some(Udp {
-        src: Ipv4Addr::from_bits(long(ip(12))),
-        dst: Ipv4Addr::from_bits(long(ip(16))),
+        src: Address::v4(long(ip(12))),
+        dst: Address::v4(long(ip(16))),
         src_port: short(IP_HEADERS),
         dst_port: short(IP_HEADERS + 2),
         payload_len: (len - UDP_HEADER) as u16,
     })
 }
 
-pub(crate) fn parse_udp(ip: &sw::Ipv4Packet<&[u8]>) -> Result<Packet, Malformed> {
-    let udp = ip.payload();
+pub(crate) fn parse_udp(udp: &[u8], src: Address, dst: Address) -> Result<Packet, Malformed> {
     let [a, b, c, d, e, f, _, _] = *udp.first_chunk().ok_or(Malformed::Truncated)?;
     let len = u16::from_be_bytes([e, f]);
     if usize::from(len) < UDP_HEADER || usize::from(len) > udp.len() {
         return Err(Malformed::Truncated);
     }
     Ok(Packet::Udp(Udp {
-        src: ip.src_addr(),
-        dst: ip.dst_addr(),
+        src,
+        dst,
         src_port: u16::from_be_bytes([a, b]),
         dst_port: u16::from_be_bytes([c, d]),
         payload_len: len - UDP_HEADER as u16,
@@ -78,8 +78,8 @@ pub(crate) fn parse_udp(ip: &sw::Ipv4Packet<&[u8]>) -> Result<Packet, Malformed>
 /// What the primary of a datagram needs of its frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Datagram<'a> {
-    /// Sender's address and port, as they stand in the frame.
-    pub(crate) source: [u8; 6],
+    /// Sender's address and port.
+    pub(crate) source: Endpoint,
     /// DSCP and ECN.
     pub(crate) tos: u8,
     /// Hops that were left.
@@ -91,6 +91,13 @@ pub(crate) struct Datagram<'a> {
 /// Where the header of the UDP datagram in a frame begins and its payload ends. `None` if
 /// [`crate::packet::parse`] would not have called it one.
 fn extent(frame: &[u8]) -> Option<(usize, usize)> {
+    if ipv6::is_ipv6(frame) {
+        let (_, _, range) = ipv6::upper(frame)?;
+        let field = frame.get(range.start + 4..range.start + 6)?;
+        let len = usize::from(u16::from_be_bytes([field[0], field[1]]));
+        let fits = len >= UDP_HEADER && range.len() >= len;
+        return fits.then_some((range.start, range.start + len));
+    }
     let header_len = usize::from(*frame.get(ETHERNET_HEADER)? & 0xf) * 4;
     let at = ETHERNET_HEADER + header_len;
     let len = usize::from(u16::from_be_bytes([
@@ -104,9 +111,20 @@ fn extent(frame: &[u8]) -> Option<(usize, usize)> {
 #[inline]
 pub(crate) fn udp_datagram(frame: &[u8]) -> Option<Datagram<'_>> {
     let (at, end) = extent(frame)?;
+    if let Some((src, _)) = ipv6::ends(frame) {
+        return Some(Datagram {
+            source: Endpoint::new(src, u16::from_be_bytes([frame[at], frame[at + 1]])),
+            tos: ipv6::traffic_class(frame),
+            ttl: ipv6::hop_limit(frame),
+            payload: &frame[at + UDP_HEADER..end],
+        });
+    }
     let [a, b, c, d] = *frame.get(ETHERNET_HEADER + 12..)?.first_chunk()?;
     Some(Datagram {
-        source: [a, b, c, d, frame[at], frame[at + 1]],
+        source: Endpoint::new(
+            Address::ipv4(a, b, c, d),
+            u16::from_be_bytes([frame[at], frame[at + 1]]),
+        ),
         tos: frame[ETHERNET_HEADER + 1],
         ttl: frame[ETHERNET_HEADER + 8],
         payload: &frame[at + UDP_HEADER..end],
@@ -114,17 +132,21 @@ pub(crate) fn udp_datagram(frame: &[u8]) -> Option<Datagram<'_>> {
 }
 
 /// The pieces of a received datagram that its checksum covers: source and destination address, and
-/// header with payload. The outer `None` if there is no datagram; the inner one if its sender
-/// computed no checksum.
-#[expect(clippy::type_complexity, reason = "named right above")]
-pub(crate) fn udp_checksummed(frame: &[u8]) -> Option<Option<([u8; 4], [u8; 4], &[u8])>> {
+/// header with payload. The outer `None` if there is no datagram, or one of IPv6 without a checksum
+/// (RFC 8200 section 8.1); the inner one if the sender of one of IPv4 computed none.
+pub(crate) fn udp_checksummed(frame: &[u8]) -> Option<Option<(Address, Address, &[u8])>> {
     let (at, end) = extent(frame)?;
+    if let Some((src, dst)) = ipv6::ends(frame) {
+        let has_checksum = frame[at + 6..at + 8] != [0, 0];
+        return has_checksum.then(|| Some((src, dst, &frame[at..end])));
+    }
     if frame[at + 6..at + 8] == [0, 0] {
         return Some(None);
     }
     let addresses = frame.get(ETHERNET_HEADER + 12..)?;
     let [a, b, c, d, e, f, g, h] = *addresses.first_chunk()?;
-    Some(Some(([a, b, c, d], [e, f, g, h], &frame[at..end])))
+    let (src, dst) = (Address::ipv4(a, b, c, d), Address::ipv4(e, f, g, h));
+    Some(Some((src, dst, &frame[at..end])))
 }
 
 /// A frame like this one with a part of the payload, and no checksum. `None` if there is no such
@@ -137,6 +159,11 @@ pub(crate) fn udp_piece(frame: &[u8], part: Range<usize>) -> Option<Vec<u8>> {
     let len = (UDP_HEADER + payload.len()) as u16;
     piece[at + 4..at + 6].copy_from_slice(&len.to_be_bytes());
     piece[at + 6..at + 8].fill(0);
+    if ipv6::is_ipv6(frame) {
+        let payload_len = (piece.len() - ipv6::IPV6_HEADERS) as u16;
+        piece[18..20].copy_from_slice(&payload_len.to_be_bytes());
+        return Some(piece);
+    }
     let total_len = (piece.len() - ETHERNET_HEADER) as u16;
     set_piece(&mut piece, total_len, 0, false, false);
     Some(piece)
@@ -180,12 +207,13 @@ mod tests {
         let ip = IpHeaders {
             src_mac: [2; 6],
             dst_mac: [4; 6],
-            src: Ipv4Addr::new(10, 0, 0, 2),
-            dst: Ipv4Addr::new(10, 0, 0, 1),
+            src: Address::ipv4(10, 0, 0, 2),
+            dst: Address::ipv4(10, 0, 0, 1),
             protocol: UDP,
             ttl: 64,
             tos: 1,
             ident: 7,
+            label: 0,
             offset: 0,
             more: false,
             payload_len: UDP_HEADER + payload.len(),
@@ -212,7 +240,7 @@ mod tests {
         assert_eq!((udp.src_port, udp.dst_port, udp.payload_len), (5, 9, 5));
         let datagram = udp_datagram(&frame).expect("a datagram");
         assert_eq!(datagram.payload, b"hello");
-        assert_eq!(datagram.source, [10, 0, 0, 2, 0, 5]);
+        assert_eq!(datagram.source, Endpoint::new([10, 0, 0, 2].into(), 5));
         assert_eq!((datagram.tos, datagram.ttl), (1, 64));
         assert_eq!(udp_checksummed(&frame), Some(None));
     }
@@ -252,7 +280,7 @@ mod tests {
             frame.truncate(len);
             let long = frame.get(ETHERNET_HEADER..).and_then(|bytes| {
                 let ip = sw::Ipv4Packet::new_checked(bytes).ok()?;
-                parse_udp(&ip).ok()
+                parse_udp(ip.payload(), ip.src_addr().into(), ip.dst_addr().into()).ok()
             });
             if let Some(plain) = parse_plain(&frame) {
                 let Some(Packet::Udp(udp)) = long else { panic!("not UDP") };

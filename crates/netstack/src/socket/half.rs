@@ -1,29 +1,33 @@
-//! What both halves of a connection share.
+//! What both halves of a connection, and all its clones, share.
 
-use core::sync::atomic::{AtomicU64, Ordering};
-use core::time::Duration;
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-use super::wait::WaitUntil;
-use crate::config::Settings;
+use super::poller::{Interest, Target};
+use super::shared::{Shared, Taken, UserId};
+use super::wait::{WaitPolicy, WaitUntil};
+use crate::config::{Settings, Tuning};
 use crate::error::SocketError;
-use crate::io::stream::{AppRequest, Handle, StreamRef};
-use crate::io::world::World;
+use crate::io::stream::{AppRequest, DeliveryCursor, Handle, StreamRef};
+use crate::io::world::{Options, World};
 use crate::log::request::Flow;
 
-/// What both halves of a connection share. When the last of them goes, so does the connection's
-/// holder.
+/// What both halves of a connection, and all its clones, share. When the last of them goes, so does
+/// the connection's holder.
 pub(super) struct Half {
     /// The group that the connection began in.
     pub(super) world: Arc<World>,
     /// What is its own wherever it moves.
     pub(super) stream: Handle,
     pub(super) flow: Flow,
-    /// In nanoseconds, [`NO_LINGER`] without.
-    linger: AtomicU64,
+    pub(super) reader: Shared<DeliveryCursor>,
+    /// Whether the sending side was shut down.
+    pub(super) writer: Shared<bool>,
+    pub(super) read_wait: WaitPolicy,
+    pub(super) write_wait: WaitPolicy,
+    /// Whether its end was told by `take_error`.
+    told: AtomicBool,
 }
-
-const NO_LINGER: u64 = u64::MAX;
 
 impl Half {
     pub(super) fn new(world: &Arc<World>, stream: Handle, flow: Flow) -> Self {
@@ -31,7 +35,11 @@ impl Half {
             world: Arc::clone(world),
             stream,
             flow,
-            linger: AtomicU64::new(NO_LINGER),
+            reader: Shared::new(DeliveryCursor::default()),
+            writer: Shared::new(false),
+            read_wait: WaitPolicy::default(),
+            write_wait: WaitPolicy::default(),
+            told: AtomicBool::new(false),
         }
     }
 
@@ -43,11 +51,68 @@ impl Half {
             .ok_or(SocketError::Aborted)
     }
 
+    /// What a poller looks at.
+    pub(super) fn target(&self, can: Interest) -> Target {
+        Target::Stream {
+            world: Arc::clone(&self.world),
+            stream: self.stream,
+            can,
+        }
+    }
+
     pub(super) fn request(&self, asked: AppRequest) {
         if let Ok(stream) = self.stream() {
             stream.request(asked);
             self.world.raise(&stream);
         }
+    }
+
+    /// The cursor of its readers, in the turn of `user`.
+    pub(super) fn begin_read<'a>(
+        &'a self,
+        user: UserId,
+        stream: &StreamRef<'a>,
+    ) -> Result<Taken<'a, DeliveryCursor>, SocketError> {
+        let reader = &self.reader;
+        reader.take_or(user, stream.waiting(), || stream.missed())
+    }
+
+    /// `len` more bytes were read.
+    pub(super) fn consume(&self, stream: &StreamRef<'_>, seen: &mut DeliveryCursor, len: usize) {
+        let mss = u32::from(self.world.limits.mss());
+        if stream.read(len, seen, mss) {
+            self.world.raise(stream);
+        }
+    }
+
+    /// Nothing more will be read; calls that wait for bytes are woken.
+    pub(super) fn shut_read(&self) {
+        if let Ok(stream) = self.stream() {
+            stream.shut_read();
+            stream.waiting().notify_all();
+        }
+    }
+
+    /// Nothing more will be written; calls that wait for room are woken.
+    pub(super) fn shut_write(&self) {
+        // In turn with writers: the cursor that the pump reads with the request is the last one.
+        self.writer.with(|shut| *shut = true);
+        self.request(AppRequest {
+            shutdown: true,
+            ..AppRequest::default()
+        });
+        if let Ok(stream) = self.stream() {
+            stream.waiting().notify_all();
+        }
+    }
+
+    /// How the connection ended, unless this was said before.
+    pub(super) fn take_error(&self) -> Option<SocketError> {
+        let ended = match self.stream() {
+            Ok(stream) => stream.status().end_reason()?.into(),
+            Err(error) => error,
+        };
+        (!self.told.swap(true, Ordering::Relaxed)).then_some(ended)
     }
 
     /// Stores a setting, and tells the pump.
@@ -66,20 +131,40 @@ impl Half {
             .map_or_else(|_| Settings::default(), |stream| stream.settings())
     }
 
-    pub(super) fn set_linger(&self, linger: Option<Duration>) {
-        let nanos = linger.map_or(NO_LINGER, |linger| {
-            u64::try_from(linger.as_nanos()).unwrap_or(NO_LINGER - 1)
-        });
-        self.linger.store(nanos, Ordering::Relaxed);
+    /// How it is tuned.
+    pub(super) fn tuning(&self) -> Tuning {
+        self.stream()
+            .map_or_else(|_| Tuning::default(), |stream| stream.tuning())
     }
 
-    pub(super) fn linger(&self) -> Option<Duration> {
-        let nanos = self.linger.load(Ordering::Relaxed);
-        (nanos != NO_LINGER).then(|| Duration::from_nanos(nanos))
+    /// Tunes it, and tells the pump.
+    pub(super) fn tune(&self, tuning: Tuning) -> Result<(), SocketError> {
+        if !tuning.is_valid() {
+            return Err(SocketError::Invalid);
+        }
+        if let Ok(stream) = self.stream() {
+            stream.set_tuning(&tuning);
+        }
+        self.request(AppRequest {
+            tune: true,
+            ..AppRequest::default()
+        });
+        Ok(())
+    }
+
+    /// What it begins with, if that is not the default.
+    pub(super) fn begin_with(&self, options: &Options) {
+        if options.settings != Settings::default() {
+            self.set(|stream| stream.set_settings(&options.settings));
+        }
+        if options.tuning != Tuning::default() {
+            // They were checked before.
+            let _ = self.tune(options.tuning);
+        }
     }
 
     /// Waits until the peer has all that was written and our FIN, or nothing more will come of it.
-    fn await_end(&self, until: WaitUntil) -> Result<(), SocketError> {
+    pub(super) fn await_end(&self, until: WaitUntil) -> Result<(), SocketError> {
         self.request(AppRequest {
             shutdown: true,
             ..AppRequest::default()
@@ -111,14 +196,11 @@ impl Half {
 
 impl Drop for Half {
     fn drop(&mut self) {
-        let linger = self.linger();
-        if let Some(linger) = linger.filter(|linger| !linger.is_zero()) {
-            // What is not acknowledged by then goes on by itself.
-            let _ = self.await_end(WaitUntil::after(linger));
-        }
+        let linger = self.tuning().linger;
+        let at_once = linger.is_some_and(|linger| linger.as_nanos() == 0);
         self.request(AppRequest {
             orphan: true,
-            abort: linger == Some(Duration::ZERO) && !self.is_finished(),
+            abort: at_once && !self.is_finished(),
             ..AppRequest::default()
         });
     }

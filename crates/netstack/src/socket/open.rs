@@ -1,43 +1,114 @@
 //! How connections begin: listeners, and connections that are being opened.
 
-use core::net::SocketAddrV4;
+use core::net::SocketAddr;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
-use std::sync::Arc;
+use std::io;
+use std::sync::{Arc, OnceLock};
 
-use super::TcpStream;
-use super::wait::{WaitUntil, wait_for_socket_table};
+use super::poller::{Target, Watched};
+use super::wait::{WaitPolicy, WaitUntil, wait_for_socket_table};
+use super::{TcpStream, valid_ttl};
+use crate::config::{Settings, Tuning};
 use crate::error::SocketError;
 use crate::io::stream::EndReason;
-use crate::io::world::{Command, OpenResult, Ready, SocketTable, World};
-use crate::log::request::Flow;
+use crate::io::world::{Command, OpenResult, Options, QueueNews, Ready, SocketTable, World};
+use crate::log::request::Families;
 
-/// A port that connections arrive at. Dropping it stops listening and resets what was not accepted.
+/// A port that connections arrive at. Dropping it, and its clones, stops listening and resets what
+/// was not accepted.
 pub struct TcpListener {
+    pub(super) watched: Watched,
+    shared: Arc<Listening>,
+}
+
+/// What the clones of a listener share.
+struct Listening {
     /// Those of all groups of the stack.
-    pub(super) worlds: Arc<[Arc<World>]>,
-    pub(super) port: u16,
-    pub(super) nonblocking: AtomicBool,
+    worlds: Arc<[Arc<World>]>,
+    port: u16,
+    families: Families,
+    news: Arc<QueueNews>,
+    wait: WaitPolicy,
+    /// Changes while the socket table is held.
+    closed: AtomicBool,
 }
 
 impl TcpListener {
+    /// For a port that all groups listen on.
+    pub(super) fn new(
+        worlds: &Arc<[Arc<World>]>,
+        (port, families): (u16, Families),
+        news: Arc<QueueNews>,
+    ) -> Self {
+        TcpListener::over(Arc::new(Listening {
+            worlds: Arc::clone(worlds),
+            port,
+            families,
+            news,
+            wait: WaitPolicy::default(),
+            closed: AtomicBool::new(false),
+        }))
+    }
+
+    fn over(shared: Arc<Listening>) -> Self {
+        TcpListener {
+            watched: Watched::default(),
+            shared,
+        }
+    }
+
+    /// The same port once more: each connection goes to one of them.
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn try_clone(&self) -> io::Result<TcpListener> {
+        Ok(TcpListener::over(Arc::clone(&self.shared)))
+    }
+
     /// Whether [`TcpListener::accept`] returns [`SocketError::WouldBlock`] where it would wait.
     /// Default: no.
-    pub fn set_nonblocking(&self, nonblocking: bool) {
-        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.shared.wait.set_nonblocking(nonblocking);
+        Ok(())
+    }
+
+    /// How long [`TcpListener::accept`] waits at most before it returns
+    /// [`SocketError::WouldBlock`]. Default: for ever.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] if it is zero.
+    pub fn set_accept_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        Ok(self.shared.wait.set_timeout(timeout)?)
     }
 
     /// Takes the next established connection, waiting for it unless that is switched off.
     ///
     /// # Errors
+    /// [`SocketError::Closed`] after [`TcpListener::close`], also by another thread meanwhile;
     /// [`SocketError::Down`], [`SocketError::WouldBlock`].
-    pub fn accept(&self) -> Result<(TcpStream, SocketAddrV4), SocketError> {
-        let world = self.world();
+    pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        Ok(self.accept_until(self.shared.wait.begin())?)
+    }
+
+    /// As [`TcpListener::accept`], waiting no longer than `timeout`.
+    ///
+    /// # Errors
+    /// As [`TcpListener::accept`]; [`SocketError::WouldBlock`] after `timeout`.
+    pub fn accept_within(&self, timeout: Duration) -> Result<(TcpStream, SocketAddr), SocketError> {
+        self.accept_until(WaitUntil::after(timeout))
+    }
+
+    fn accept_until(&self, until: WaitUntil) -> Result<(TcpStream, SocketAddr), SocketError> {
+        let world = self.shared.world();
         let mut table = world.socket_table();
         loop {
             match self.take(&mut table) {
-                Err(SocketError::WouldBlock) if !self.nonblocking.load(Ordering::Relaxed) => {
-                    table = wait_for_socket_table(world, table, None);
+                Err(SocketError::WouldBlock) => {
+                    table = wait_for_socket_table(world, table, until.left()?);
                 }
                 other => return other,
             }
@@ -47,72 +118,222 @@ impl TcpListener {
     /// Takes the next established connection if there is one.
     ///
     /// # Errors
-    /// [`SocketError::WouldBlock`], [`SocketError::Down`].
-    pub fn try_accept(&self) -> Result<(TcpStream, SocketAddrV4), SocketError> {
-        self.take(&mut self.world().socket_table())
+    /// [`SocketError::WouldBlock`], [`SocketError::Closed`], [`SocketError::Down`].
+    pub fn try_accept(&self) -> Result<(TcpStream, SocketAddr), SocketError> {
+        self.take(&mut self.shared.world().socket_table())
     }
 
-    fn take(&self, table: &mut SocketTable) -> Result<(TcpStream, SocketAddrV4), SocketError> {
-        if self.world().is_closing() {
+    fn take(&self, table: &mut SocketTable) -> Result<(TcpStream, SocketAddr), SocketError> {
+        let Listening { worlds, port, .. } = &*self.shared;
+        if self.shared.world().is_closing() {
             return Err(SocketError::Down);
         }
-        let queue = table.listeners.get_mut(&self.port);
+        if self.shared.closed.load(Ordering::Relaxed) {
+            return Err(SocketError::Closed);
+        }
+        let queue = table.listeners.get_mut(port);
         let queue = queue.ok_or(SocketError::Down)?;
         let Some(Ready {
             group,
             stream,
-            remote,
-        }) = queue.ready.pop_front()
+            flow,
+        }) = queue.pop()
         else {
             return Err(SocketError::WouldBlock);
         };
+        let options = queue.options;
         let accepted = &mut queue.accepted[usize::from(group)];
         *accepted += 1;
-        let world = &self.worlds[usize::from(group)];
+        let world = &worlds[usize::from(group)];
         world.command(Command::Accepted {
-            port: self.port,
+            port: *port,
             accepted: *accepted,
         });
-        let flow = Flow {
-            local: self.local_addr(),
-            remote,
-        };
-        Ok((TcpStream::new(world, stream, flow), remote))
+        let stream = TcpStream::new(world, stream, flow);
+        stream.half.begin_with(&options);
+        Ok((stream, flow.remote.into()))
+    }
+
+    /// One connection after the other, as [`TcpListener::accept`] gives them; it never ends.
+    pub fn incoming(&self) -> Incoming<'_> {
+        Incoming { listener: self }
+    }
+
+    /// Stops listening, and resets what was not accepted. Calls that wait end with
+    /// [`SocketError::Closed`], those of other threads and clones, too.
+    pub fn close(&self) {
+        self.shared.close();
     }
 
     /// Our end.
-    pub fn local_addr(&self) -> SocketAddrV4 {
-        SocketAddrV4::new(self.world().address, self.port)
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.shared.local_addr())
     }
 
+    /// What connections have from the moment when they are accepted.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] if a value is out of its range, [`SocketError::Closed`].
+    pub fn set_settings(&self, settings: Settings) -> Result<(), SocketError> {
+        let settings = settings.checked().ok_or(SocketError::Invalid)?;
+        self.options(|options| options.settings = settings)
+    }
+
+    /// As [`TcpListener::set_settings`], for the rest.
+    ///
+    /// # Errors
+    /// As [`TcpListener::set_settings`].
+    pub fn set_tuning(&self, tuning: Tuning) -> Result<(), SocketError> {
+        if !tuning.is_valid() {
+            return Err(SocketError::Invalid);
+        }
+        self.options(|options| options.tuning = tuning)
+    }
+
+    /// As [`Settings::ttl`], for connections from the moment when they are accepted.
+    ///
+    /// # Errors
+    /// As [`TcpListener::set_settings`].
+    pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
+        let ttl = valid_ttl(ttl)?;
+        Ok(self.options(|options| options.settings.ttl = ttl)?)
+    }
+
+    /// As [`TcpListener::set_ttl`] set it.
+    ///
+    /// # Errors
+    /// [`SocketError::Closed`].
+    pub fn ttl(&self) -> io::Result<u32> {
+        Ok(self.options(|options| options.settings.ttl.into())?)
+    }
+
+    fn options<T>(&self, look: impl FnOnce(&mut Options) -> T) -> Result<T, SocketError> {
+        let mut table = self.shared.world().socket_table();
+        if self.shared.closed.load(Ordering::Relaxed) {
+            return Err(SocketError::Closed);
+        }
+        let queue = table.listeners.get_mut(&self.shared.port);
+        Ok(look(&mut queue.ok_or(SocketError::Down)?.options))
+    }
+
+    /// Always `None`: a listener has no errors but those of its calls.
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        Ok(None)
+    }
+}
+
+impl TcpListener {
+    /// What a poller looks at.
+    pub(super) fn target(&self) -> Target {
+        Target::Listener {
+            world: Arc::clone(&self.shared.worlds[0]),
+            news: Arc::clone(&self.shared.news),
+        }
+    }
+}
+
+impl Listening {
     /// The first group's.
     fn world(&self) -> &World {
         &self.worlds[0]
     }
-}
 
-impl Drop for TcpListener {
-    fn drop(&mut self) {
+    fn local_addr(&self) -> SocketAddr {
+        SocketAddr::new(self.world().local_address(self.families).ip(), self.port)
+    }
+
+    fn close(&self) {
         let mut table = self.world().socket_table();
+        if self.closed.swap(true, Ordering::Relaxed) {
+            return;
+        }
         let queue = table.listeners.remove(&self.port).unwrap_or_default();
         for world in &*self.worlds {
             world.command(Command::Unlisten { port: self.port });
         }
         drop(table);
+        self.world().shared.socket_table_changed.notify_all();
+        self.news.closed.store(true, Ordering::Relaxed);
+        self.news.event.notify_all();
         for Ready { group, stream, .. } in queue.ready {
             self.worlds[usize::from(group)].abandon(stream);
         }
     }
 }
 
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl core::fmt::Debug for TcpListener {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("TcpListener")
+            .field("port", &self.shared.port)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The connections of a listener, as [`TcpListener::incoming`] gives them.
+#[derive(Debug)]
+pub struct Incoming<'a> {
+    listener: &'a TcpListener,
+}
+
+impl Iterator for Incoming<'_> {
+    type Item = io::Result<TcpStream>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        Some(self.listener.accept().map(|(stream, _)| stream))
+    }
+}
+
+impl core::iter::FusedIterator for Incoming<'_> {}
+
 /// A connection that is being opened. Dropping it gives up.
 pub struct Connecting {
     pub(super) world: Arc<World>,
     pub(super) request_id: u64,
+    pub(super) options: Options,
+    pub(super) watched: Watched,
     pub(super) opened: Option<TcpStream>,
 }
 
 impl Connecting {
+    /// What the connection has as soon as it has a place, before the handshake ends.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] if a value is out of its range.
+    pub fn set_settings(&mut self, settings: Settings) -> Result<(), SocketError> {
+        self.options.settings = settings.checked().ok_or(SocketError::Invalid)?;
+        match &self.opened {
+            Some(stream) => stream.set_settings(self.options.settings),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Connecting::set_settings`], for the rest.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] if a value is out of its range.
+    pub fn set_tuning(&mut self, tuning: Tuning) -> Result<(), SocketError> {
+        if !tuning.is_valid() {
+            return Err(SocketError::Invalid);
+        }
+        self.options.tuning = tuning;
+        match &self.opened {
+            Some(stream) => stream.set_tuning(tuning),
+            None => Ok(()),
+        }
+    }
+
     /// The connection, once it is established. `None`: not yet.
     ///
     /// # Errors
@@ -129,9 +350,13 @@ impl Connecting {
                 return Ok(None);
             };
             table.open_results.remove(&self.request_id);
+            drop(table);
             match answer {
                 OpenResult::Opened { stream, flow } => {
-                    self.opened = Some(TcpStream::new(&self.world, stream, flow));
+                    self.watched.opened(stream);
+                    let stream = TcpStream::new(&self.world, stream, flow);
+                    stream.half.begin_with(&self.options);
+                    self.opened = Some(stream);
                 }
                 OpenResult::NoRoom => return Err(SocketError::NoRoom),
                 OpenResult::Unreachable => return Err(SocketError::Unreachable),
@@ -149,6 +374,24 @@ impl Connecting {
         match status.end_reason() {
             Some(ending) => Err(ending.into()),
             None => Ok(None),
+        }
+    }
+
+    /// What a poller looks at.
+    pub(super) fn target(&self) -> Target {
+        let mut table = self.world.socket_table();
+        let is_open = matches!(table.open_results.get(&self.request_id), Some(None));
+        let answered = if is_open {
+            Arc::clone(table.open_events.entry(self.request_id).or_default())
+        } else {
+            Arc::default()
+        };
+        let opened = self.opened.as_ref().map(|stream| stream.half.stream);
+        Target::Opening {
+            world: Arc::clone(&self.world),
+            request_id: self.request_id,
+            answered,
+            opened: opened.map(OnceLock::from).unwrap_or_default(),
         }
     }
 
@@ -201,11 +444,11 @@ impl Connecting {
 
 impl Drop for Connecting {
     fn drop(&mut self) {
-        let answer = self
-            .world
-            .socket_table()
-            .open_results
-            .remove(&self.request_id);
+        self.watched.end();
+        let mut table = self.world.socket_table();
+        let answer = table.open_results.remove(&self.request_id);
+        table.open_events.remove(&self.request_id);
+        drop(table);
         if let Some(Some(OpenResult::Opened { stream, .. })) = answer {
             self.world.abandon(stream);
         }

@@ -5,34 +5,39 @@ use std::io::{self, BufRead, IoSliceMut, Read};
 use std::sync::Arc;
 
 use super::half::Half;
-use super::wait::WaitPolicy;
+use super::poller::Watched;
+use super::shared::{Taken, UserId};
 use crate::error::SocketError;
 use crate::io::stream::{DeliveryCursor, EndReason};
 
 /// The half of a connection that reads.
+///
+/// Several may read one connection: clones of its stream, or a half and a clone. Each byte goes to
+/// one of them. While one is lent bytes in place, and has not consumed them all, the others wait.
 pub struct ReadHalf {
+    pub(super) watched: Watched,
     pub(super) half: Arc<Half>,
-    seen: DeliveryCursor,
-    wait: WaitPolicy,
-    shut: bool,
+    user: UserId,
+    /// Bytes up to its end were lent last.
+    lent: DeliveryCursor,
     /// Bytes that were lent last, and not consumed since.
-    lent: usize,
+    left: usize,
 }
 
 impl ReadHalf {
     pub(super) fn new(half: &Arc<Half>) -> Self {
         ReadHalf {
+            watched: Watched::default(),
             half: Arc::clone(half),
-            seen: DeliveryCursor::default(),
-            wait: WaitPolicy::default(),
-            shut: false,
-            lent: 0,
+            user: half.reader.new_user(),
+            lent: DeliveryCursor::default(),
+            left: 0,
         }
     }
 
     /// Whether calls return [`SocketError::WouldBlock`] where they would wait. Default: no.
     pub fn set_nonblocking(&mut self, nonblocking: bool) {
-        self.wait.nonblocking = nonblocking;
+        self.half.read_wait.set_nonblocking(nonblocking);
     }
 
     /// How long a call waits at most before it returns [`SocketError::WouldBlock`]. Default: for
@@ -41,18 +46,34 @@ impl ReadHalf {
     /// # Errors
     /// [`SocketError::Invalid`] if it is zero.
     pub fn set_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
-        self.wait.set_timeout(timeout)
+        self.half.read_wait.set_timeout(timeout)
     }
 
     /// As [`ReadHalf::set_timeout`] set it.
     pub fn timeout(&self) -> Option<Duration> {
-        self.wait.timeout
+        self.half.read_wait.timeout()
     }
 
-    /// Nothing more will be read: from now on this is the end of the stream. The peer is not told;
-    /// what it sends meets a window that closes, and a reset once the connection is let go of.
+    /// Nothing more will be read: from now on this is the end of the stream, also for a call that
+    /// waits. The peer is not told; what it sends meets a window that closes, and a reset once the
+    /// connection is let go of.
     pub fn shutdown(&mut self) {
-        self.shut = true;
+        self.half.shut_read();
+    }
+
+    /// Bytes that have arrived and are not read.
+    ///
+    /// # Errors
+    /// How the connection ended, once there are none.
+    pub fn unread(&self) -> Result<usize, SocketError> {
+        let found = self.half.reader.with(|seen| {
+            let (a, b) = fill_all(&self.half, seen)?;
+            Ok(a.len() + b.len())
+        });
+        match found {
+            Err(SocketError::WouldBlock) => Ok(0),
+            found => found,
+        }
     }
 
     /// Received bytes in place, as many as lie in a row; empty at the end of the stream.
@@ -60,10 +81,8 @@ impl ReadHalf {
     /// # Errors
     /// [`SocketError::WouldBlock`] if there are none yet, or how the connection ended.
     pub fn try_fill(&mut self) -> Result<&[u8], SocketError> {
-        self.lent = 0;
-        let (a, b) = fill_all(&self.half, &mut self.seen, self.shut)?;
-        let part = if a.is_empty() { b } else { a };
-        self.lent = part.len();
+        self.lend(false)?;
+        let (part, _) = self.lent()?;
         Ok(part)
     }
 
@@ -74,10 +93,39 @@ impl ReadHalf {
     /// # Errors
     /// As [`ReadHalf::try_fill`].
     pub fn try_fill_all(&mut self) -> Result<(&[u8], &[u8]), SocketError> {
-        self.lent = 0;
-        let (a, b) = fill_all(&self.half, &mut self.seen, self.shut)?;
-        self.lent = a.len() + b.len();
-        Ok((a, b))
+        self.lend(true)?;
+        self.lent()
+    }
+
+    /// Keeps the cursor, with what can be read in place: all of it, or what lies in a row.
+    fn lend(&mut self, all: bool) -> Result<(), SocketError> {
+        self.left = 0;
+        let stream = self.half.stream()?;
+        let mut seen = self.half.begin_read(self.user, &stream)?;
+        let (a, b) = fill_all(&self.half, &mut seen)?;
+        self.left = match (a.len(), b.len()) {
+            (a, b) if all => a + b,
+            (0, b) => b,
+            (a, _) => a,
+        };
+        if self.left > 0 {
+            self.lent = seen.lent_copy();
+            seen.keep(self.user);
+        }
+        Ok(())
+    }
+
+    /// What [`ReadHalf::lend`] found, in place. The slices borrow `self`, and all that gives their
+    /// bytes up takes it mutably, or this half keeps the cursor from.
+    fn lent(&self) -> Result<(&[u8], &[u8]), SocketError> {
+        if self.left == 0 {
+            return Ok((&[], &[]));
+        }
+        let (a, b) = self.half.stream()?.received(&self.lent);
+        let (a, b) = if a.is_empty() { (b, a) } else { (a, b) };
+        let front = a.len().min(self.left);
+        let back = b.len().min(self.left - front);
+        Ok((&a[..front], &b[..back]))
     }
 
     /// The first `len` bytes of what the last call lent or showed have been used: of
@@ -85,17 +133,23 @@ impl ReadHalf {
     /// waiting ones. Several calls may share them.
     ///
     /// # Panics
-    /// If there were not so many.
+    /// If there were not so many, or the same stream was read by reference since.
     pub fn consume(&mut self, len: usize) {
-        let lent = self.lent;
+        let lent = self.left;
         assert!(len <= lent, "{len} bytes are given back of {lent}");
-        self.lent = lent - len;
+        if len == 0 {
+            return;
+        }
         let Ok(stream) = self.half.stream() else {
             return;
         };
-        let mss = u32::from(self.half.world.limits.mss());
-        if len > 0 && stream.read(len, &mut self.seen, mss) {
-            self.half.world.raise(&stream);
+        let seen = self.half.reader.take(self.user, stream.waiting());
+        let kept = seen.ok().filter(Taken::was_kept);
+        let mut seen = kept.expect("the bytes were read by reference meanwhile");
+        self.left = lent - len;
+        self.half.consume(&stream, &mut seen, len);
+        if self.left > 0 {
+            seen.keep(self.user);
         }
     }
 
@@ -104,9 +158,8 @@ impl ReadHalf {
     /// # Errors
     /// As [`ReadHalf::try_fill`].
     pub fn try_read(&mut self, into: &mut [u8]) -> Result<usize, SocketError> {
-        let len = self.try_peek(into)?;
-        self.consume(len);
-        Ok(len)
+        self.left = 0;
+        self.copy(&mut [IoSliceMut::new(into)], true)
     }
 
     /// As [`ReadHalf::try_read`], into several places in turn.
@@ -114,16 +167,8 @@ impl ReadHalf {
     /// # Errors
     /// As [`ReadHalf::try_fill`].
     pub fn try_read_vectored(&mut self, into: &mut [IoSliceMut<'_>]) -> Result<usize, SocketError> {
-        if into.iter().all(|part| part.is_empty()) {
-            return Ok(0);
-        }
-        let (mut a, mut b) = self.try_fill_all()?;
-        let mut len = 0;
-        for part in into {
-            len += copy(&mut a, &mut b, part);
-        }
-        self.consume(len);
-        Ok(len)
+        self.left = 0;
+        self.copy(into, true)
     }
 
     /// As [`ReadHalf::try_read`], and the bytes stay to be read again.
@@ -136,7 +181,7 @@ impl ReadHalf {
         }
         let (mut a, mut b) = self.try_fill_all()?;
         let len = copy(&mut a, &mut b, into);
-        self.lent = len;
+        self.left = len;
         Ok(len)
     }
 
@@ -151,42 +196,63 @@ impl ReadHalf {
         self.try_peek(into)
     }
 
+    /// Copies what has arrived, and counts it as read if `consumes`. Lends nothing, so that it needs
+    /// no more than a reference.
+    fn copy(&self, into: &mut [IoSliceMut<'_>], consumes: bool) -> Result<usize, SocketError> {
+        if into.iter().all(|part| part.is_empty()) {
+            return Ok(0);
+        }
+        let stream = self.half.stream()?;
+        let mut seen = self.half.begin_read(self.user, &stream)?;
+        let (mut a, mut b) = fill_all(&self.half, &mut seen)?;
+        let mut len = 0;
+        for part in into {
+            len += copy(&mut a, &mut b, part);
+        }
+        if consumes && len > 0 {
+            self.half.consume(&stream, &mut seen, len);
+        }
+        Ok(len)
+    }
+
+    /// [`ReadHalf::copy`] that waits.
+    pub(super) fn copy_waiting(
+        &self,
+        into: &mut [IoSliceMut<'_>],
+        consumes: bool,
+    ) -> Result<usize, SocketError> {
+        let stream = self.half.stream()?;
+        let until = self.half.read_wait.begin();
+        until.retry(stream.waiting(), || self.copy(into, consumes))
+    }
+
     fn wait_for_bytes(&mut self) -> Result<(), SocketError> {
-        let until = self.wait.begin();
-        loop {
-            match self.try_fill() {
-                Err(SocketError::WouldBlock) => {}
-                Ok(_) => return Ok(()),
-                Err(error) => return Err(error),
-            }
-            let left = until.left()?;
-            let half = Arc::clone(&self.half);
-            let waiting = half.stream()?.waiting();
-            let key = waiting.prepare();
-            match self.try_fill() {
-                Err(SocketError::WouldBlock) => {
-                    waiting.wait(key, left);
-                }
-                Ok(_) => return Ok(()),
-                Err(error) => return Err(error),
-            }
+        let half = Arc::clone(&self.half);
+        let stream = half.stream()?;
+        let until = half.read_wait.begin();
+        until.retry(stream.waiting(), || self.lend(true))
+    }
+}
+
+impl Drop for ReadHalf {
+    fn drop(&mut self) {
+        if self.left > 0
+            && let Ok(stream) = self.half.stream()
+        {
+            // What it kept is for the others.
+            drop(self.half.reader.take(self.user, stream.waiting()));
         }
     }
 }
 
 impl Read for ReadHalf {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        if !into.is_empty() {
-            self.wait_for_bytes()?;
-        }
-        Ok(self.try_read(into)?)
+        self.read_vectored(&mut [IoSliceMut::new(into)])
     }
 
     fn read_vectored(&mut self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        if into.iter().any(|part| !part.is_empty()) {
-            self.wait_for_bytes()?;
-        }
-        Ok(self.try_read_vectored(into)?)
+        self.left = 0;
+        Ok(self.copy_waiting(into, true)?)
     }
 }
 
@@ -205,12 +271,11 @@ impl BufRead for ReadHalf {
 fn fill_all<'s>(
     half: &'s Half,
     seen: &'s mut DeliveryCursor,
-    shut: bool,
 ) -> Result<(&'s [u8], &'s [u8]), SocketError> {
-    if shut {
+    let stream = half.stream()?;
+    if stream.is_read_shut() {
         return Ok((&[], &[]));
     }
-    let stream = half.stream()?;
     let status = stream.status();
     let end = stream.peer_end();
     stream.follow(seen);

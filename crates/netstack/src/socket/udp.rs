@@ -4,19 +4,24 @@
 //! its way when the call returns, in the order of the calls; what arrives waits in a bounded queue,
 //! and is dropped and counted when that is full.
 
-use core::net::SocketAddrV4;
+use core::net::SocketAddr;
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::io;
+use std::net::ToSocketAddrs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Sockets;
-use super::wait::WaitPolicy;
+use super::current::each_address;
+use super::poller::{Interest, Target, Watched};
+use super::shared::{Shared, Taken, UserId};
+use super::wait::{WaitPolicy, WaitUntil};
+use super::{Sockets, valid_ttl};
 use crate::error::SocketError;
 use crate::io::stream::{DeliveryCursor, StreamRef};
 use crate::io::world::{Command, World};
-use crate::ip::route::AddressKind;
+use crate::ip::route::{AddressKind, Site};
 use crate::keys::Domain;
-use crate::log::request::ConnId;
+use crate::log::request::{Address, ConnId, Families};
 use crate::udp::record::{self, HEADER, Header, MAX_PAYLOAD};
 
 /// Time to live of what we send, unless told otherwise (RFC 1122 section 3.2.1.7).
@@ -28,6 +33,15 @@ impl Sockets {
     /// # Errors
     /// [`SocketError::PortTaken`], [`SocketError::NoRoom`], [`SocketError::Down`].
     pub fn bind_udp(&self, port: u16) -> Result<UdpSocket, SocketError> {
+        self.bind_udp_for(Families::Both, port)
+    }
+
+    /// As [`Sockets::bind_udp`], for datagrams of `families` alone. A port has one socket, whomever
+    /// it is for.
+    ///
+    /// # Errors
+    /// As [`Sockets::bind_udp`].
+    pub fn bind_udp_for(&self, families: Families, port: u16) -> Result<UdpSocket, SocketError> {
         self.check_up()?;
         let world = self.world();
         let mut table = world.socket_table();
@@ -35,36 +49,43 @@ impl Sockets {
         let (socket, port) = table.bindings.bind(port, &world.limits, random)?;
         // While the socket table is held, so that what begins and ends reaches the pump in this
         // order.
-        world.command(Command::Bind { socket, port });
+        world.command(Command::Bind {
+            socket,
+            port,
+            families,
+        });
         drop(table);
-        let shared = Arc::new(UdpShared {
+        Ok(UdpSocket::over(&Arc::new(UdpShared {
             world: Arc::clone(world),
             socket,
             port,
-        });
-        Ok(UdpSocket {
-            receiver: UdpReceiver {
-                shared: Arc::clone(&shared),
-                seen: DeliveryCursor::default(),
-                wait: WaitPolicy::default(),
-            },
-            sender: UdpSender {
-                shared,
-                remote: None,
-                ttl: TTL,
-                tos: 0,
-                broadcast: false,
-                wait: WaitPolicy::default(),
-            },
-        })
+            families,
+            reader: Shared::new(DeliveryCursor::default()),
+            remote: Shared::new(None),
+            read_wait: WaitPolicy::default(),
+            write_wait: WaitPolicy::default(),
+            ttl: AtomicU8::new(TTL),
+            tos: AtomicU8::new(0),
+            broadcast: AtomicBool::new(false),
+        })))
     }
 }
 
-/// What both halves of a socket share. When the last of them goes, so does the socket.
-struct UdpShared {
+/// What both halves of a socket, and all its clones, share. When the last of them goes, so does the
+/// socket.
+pub(super) struct UdpShared {
     world: Arc<World>,
     socket: ConnId,
     port: u16,
+    families: Families,
+    reader: Shared<DeliveryCursor>,
+    /// The peer's end, of a connected socket; taken by each call that sends.
+    remote: Shared<Option<SocketAddr>>,
+    read_wait: WaitPolicy,
+    write_wait: WaitPolicy,
+    ttl: AtomicU8,
+    tos: AtomicU8,
+    broadcast: AtomicBool,
 }
 
 impl UdpShared {
@@ -80,32 +101,79 @@ impl UdpShared {
             .ok_or(SocketError::Aborted)
     }
 
-    fn local_addr(&self) -> SocketAddrV4 {
-        SocketAddrV4::new(self.world.address, self.port)
+    fn local_addr(&self) -> SocketAddr {
+        SocketAddr::new(self.world.local_address(self.families).ip(), self.port)
+    }
+
+    /// What a poller looks at.
+    pub(super) fn target(&self, can: Interest) -> Target {
+        Target::Datagrams {
+            world: Arc::clone(&self.world),
+            socket: self.socket,
+            can,
+        }
     }
 
     /// Tries until it need not wait any more, or patience ends.
     fn until<T>(
         &self,
-        patience: WaitPolicy,
-        mut attempt: impl FnMut() -> Result<T, SocketError>,
-    ) -> Result<T, SocketError> {
-        let until = patience.begin();
-        loop {
-            match attempt() {
-                Err(SocketError::WouldBlock) => {}
-                done => return done,
-            }
-            let left = until.left()?;
-            let queue = self.queue()?;
-            let key = queue.waiting().prepare();
-            match attempt() {
-                Err(SocketError::WouldBlock) => {
-                    queue.waiting().wait(key, left);
-                }
-                done => return done,
-            }
+        until: WaitUntil,
+        attempt: impl FnMut() -> Result<T, SocketError>,
+    ) -> io::Result<T> {
+        let queue = self.queue()?;
+        Ok(until.retry(queue.waiting(), attempt)?)
+    }
+
+    /// Whether a datagram may go there.
+    fn check(&self, remote: SocketAddr) -> Result<(), SocketError> {
+        if Address::from(remote.ip()).is_v4() {
+            // There, our place never changes.
+            return self.check_at(&self.world.site, remote);
         }
+        self.world.with_site(|site| self.check_at(site, remote))
+    }
+
+    fn check_at(&self, site: &Site, remote: SocketAddr) -> Result<(), SocketError> {
+        let address = Address::from(remote.ip());
+        if site.is_ourselves(address) {
+            return Err(SocketError::Ourselves);
+        }
+        if remote.port() == 0 {
+            return Err(SocketError::Invalid);
+        }
+        if !self.families.include(address) || !address.is_v4() && site.source(address).is_none() {
+            return Err(SocketError::NoRoute);
+        }
+        if address.is_multicast() {
+            return Ok(());
+        }
+        match site.classify(address) {
+            AddressKind::Broadcast if !self.broadcast.load(Ordering::Relaxed) => {
+                Err(SocketError::NotAllowed)
+            }
+            AddressKind::Broadcast => Ok(()),
+            _ if !site.is_one_host(address) => Err(SocketError::Unreachable),
+            _ if site.next_hop(address).is_some() => Ok(()),
+            _ => Err(SocketError::NoRoute),
+        }
+    }
+
+    /// Stores the peer's end, and tells the pump.
+    fn connect(&self, remote: Option<SocketAddr>) -> Result<(), SocketError> {
+        if let Some(remote) = remote {
+            self.check(remote)?;
+        }
+        self.remote.with(|place| *place = remote);
+        self.world.command(Command::Connect {
+            socket: self.socket,
+            remote: remote.map(Into::into),
+        });
+        Ok(())
+    }
+
+    fn set_ttl(&self, ttl: u32) -> Result<(), SocketError> {
+        self.ttl.store(valid_ttl(ttl)?, Ordering::Relaxed);
+        Ok(())
     }
 }
 
@@ -123,25 +191,28 @@ impl Drop for UdpShared {
 /// Datagrams for everybody on the link arrive as others do, unless the socket is connected to
 /// somebody else. Dropping it sends what is under way, and forgets what arrived.
 pub struct UdpSocket {
+    pub(super) watched: Watched,
     receiver: UdpReceiver,
     sender: UdpSender,
 }
 
-/// The half of a socket that receives.
+/// The half of a socket that receives. Several may receive of one socket, clones or halves, each
+/// datagram goes to one of them; while one looks at a datagram in place, the others wait.
 pub struct UdpReceiver {
-    shared: Arc<UdpShared>,
-    seen: DeliveryCursor,
-    wait: WaitPolicy,
+    pub(super) watched: Watched,
+    pub(super) shared: Arc<UdpShared>,
+    user: UserId,
+    /// Datagrams before its end can be looked at in place.
+    lent: DeliveryCursor,
+    /// Whether one was, and is not consumed.
+    is_lent: bool,
 }
 
 /// The half of a socket that sends.
 pub struct UdpSender {
-    shared: Arc<UdpShared>,
-    remote: Option<SocketAddrV4>,
-    ttl: u8,
-    tos: u8,
-    broadcast: bool,
-    wait: WaitPolicy,
+    pub(super) watched: Watched,
+    pub(super) shared: Arc<UdpShared>,
+    user: UserId,
 }
 
 /// A datagram where it lies in its socket's queue.
@@ -149,7 +220,7 @@ pub struct UdpSender {
 #[non_exhaustive]
 pub struct Received<'a> {
     /// Who sent it. Port 0 wants no answer (RFC 768).
-    pub from: SocketAddrV4,
+    pub from: SocketAddr,
     /// Its bytes, in two parts of which the second is often empty.
     pub parts: (&'a [u8], &'a [u8]),
     /// Hops that its packet had left.
@@ -159,6 +230,28 @@ pub struct Received<'a> {
 }
 
 impl UdpSocket {
+    fn over(shared: &Arc<UdpShared>) -> Self {
+        UdpSocket {
+            watched: Watched::default(),
+            receiver: UdpReceiver {
+                watched: Watched::default(),
+                shared: Arc::clone(shared),
+                user: shared.reader.new_user(),
+                lent: DeliveryCursor::default(),
+                is_lent: false,
+            },
+            sender: UdpSender {
+                watched: Watched::default(),
+                shared: Arc::clone(shared),
+                user: shared.remote.new_user(),
+            },
+        }
+    }
+
+    fn shared(&self) -> &UdpShared {
+        &self.sender.shared
+    }
+
     /// The two halves, each for a thread of its own.
     pub fn split(self) -> (UdpReceiver, UdpSender) {
         (self.receiver, self.sender)
@@ -169,59 +262,136 @@ impl UdpSocket {
         (&mut self.receiver, &mut self.sender)
     }
 
+    /// The same socket once more: each datagram goes to one of them, and all options are shared.
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn try_clone(&self) -> io::Result<UdpSocket> {
+        Ok(UdpSocket::over(&self.sender.shared))
+    }
+
+    /// What a poller looks at.
+    pub(super) fn target(&self) -> Target {
+        self.sender.shared.target(Interest::BOTH)
+    }
+
     /// Our end.
-    pub fn local_addr(&self) -> SocketAddrV4 {
-        self.sender.shared.local_addr()
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.shared().local_addr())
     }
 
     /// The peer's end, of a connected socket.
-    pub fn peer_addr(&self) -> Option<SocketAddrV4> {
-        self.sender.remote
+    ///
+    /// # Errors
+    /// [`SocketError::NotConnected`].
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        let remote = self.shared().remote.with(|remote| *remote);
+        Ok(remote.ok_or(SocketError::NotConnected)?)
     }
 
-    /// As [`UdpSender::connect`].
+    /// As [`UdpSender::connect`], to the first address of several that can be reached.
     ///
     /// # Errors
     /// As [`UdpSender::connect`].
-    pub fn connect(&mut self, remote: SocketAddrV4) -> Result<(), SocketError> {
-        self.sender.connect(remote)
+    pub fn connect(&self, remote: impl ToSocketAddrs) -> io::Result<()> {
+        each_address(remote, |remote| self.shared().connect(Some(remote)))
+    }
+
+    /// As [`UdpSender::disconnect`].
+    pub fn disconnect(&mut self) {
+        self.sender.disconnect();
     }
 
     /// As [`UdpSender::set_broadcast`].
-    pub fn set_broadcast(&mut self, allowed: bool) {
-        self.sender.set_broadcast(allowed);
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn set_broadcast(&self, allowed: bool) -> io::Result<()> {
+        self.shared().broadcast.store(allowed, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// As [`UdpSocket::set_broadcast`] set it.
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn broadcast(&self) -> io::Result<bool> {
+        Ok(self.shared().broadcast.load(Ordering::Relaxed))
     }
 
     /// As [`UdpSender::set_ttl`].
-    pub fn set_ttl(&mut self, ttl: u8) {
-        self.sender.set_ttl(ttl);
+    ///
+    /// # Errors
+    /// As [`UdpSender::set_ttl`].
+    pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
+        Ok(self.shared().set_ttl(ttl)?)
+    }
+
+    /// As [`UdpSocket::set_ttl`] set it.
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn ttl(&self) -> io::Result<u32> {
+        Ok(self.shared().ttl.load(Ordering::Relaxed).into())
     }
 
     /// As [`UdpSender::set_tos`].
-    pub fn set_tos(&mut self, tos: u8) {
-        self.sender.set_tos(tos);
+    pub fn set_tos(&self, tos: u8) {
+        self.shared().tos.store(tos, Ordering::Relaxed);
     }
 
     /// As [`UdpReceiver::set_read_timeout`].
     ///
     /// # Errors
     /// As [`UdpReceiver::set_read_timeout`].
-    pub fn set_read_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
-        self.receiver.set_read_timeout(timeout)
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        Ok(self.shared().read_wait.set_timeout(timeout)?)
+    }
+
+    /// As [`UdpSocket::set_read_timeout`] set it.
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(self.shared().read_wait.timeout())
     }
 
     /// As [`UdpSender::set_write_timeout`].
     ///
     /// # Errors
     /// As [`UdpSender::set_write_timeout`].
-    pub fn set_write_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
-        self.sender.set_write_timeout(timeout)
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        Ok(self.shared().write_wait.set_timeout(timeout)?)
+    }
+
+    /// As [`UdpSocket::set_write_timeout`] set it.
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
+        Ok(self.shared().write_wait.timeout())
     }
 
     /// Whether calls return [`SocketError::WouldBlock`] where they would wait. Default: no.
-    pub fn set_nonblocking(&mut self, nonblocking: bool) {
-        self.receiver.wait.nonblocking = nonblocking;
-        self.sender.wait.nonblocking = nonblocking;
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.shared().read_wait.set_nonblocking(nonblocking);
+        self.shared().write_wait.set_nonblocking(nonblocking);
+        Ok(())
+    }
+
+    /// What the network reported of datagrams that a connected socket sent, if no call has said so.
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        let UdpShared { world, socket, .. } = self.shared();
+        Ok(world.queues.take_error(*socket).err().map(io::Error::from))
     }
 
     /// As [`UdpReceiver::try_peek`].
@@ -236,7 +406,7 @@ impl UdpSocket {
     ///
     /// # Errors
     /// As [`UdpReceiver::try_recv_from`].
-    pub fn try_recv_from(&mut self, into: &mut [u8]) -> Result<(usize, SocketAddrV4), SocketError> {
+    pub fn try_recv_from(&mut self, into: &mut [u8]) -> Result<(usize, SocketAddr), SocketError> {
         self.receiver.try_recv_from(into)
     }
 
@@ -244,32 +414,54 @@ impl UdpSocket {
     ///
     /// # Errors
     /// As [`UdpReceiver::recv_from`].
-    pub fn recv_from(&mut self, into: &mut [u8]) -> io::Result<(usize, SocketAddrV4)> {
-        self.receiver.recv_from(into)
+    pub fn recv_from(&self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        self.receiver.copy_waiting(into, true)
+    }
+
+    /// As [`UdpReceiver::recv_from`], and the datagram stays to be received again.
+    ///
+    /// # Errors
+    /// As [`UdpReceiver::recv_from`].
+    pub fn peek_from(&self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        self.receiver.copy_waiting(into, false)
     }
 
     /// As [`UdpReceiver::recv_from`], of a connected socket.
     ///
     /// # Errors
     /// As [`UdpReceiver::recv_from`].
-    pub fn recv(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        Ok(self.receiver.recv_from(into)?.0)
+    pub fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
+        Ok(self.recv_from(into)?.0)
+    }
+
+    /// As [`UdpSocket::peek_from`], of a connected socket.
+    ///
+    /// # Errors
+    /// As [`UdpReceiver::recv_from`].
+    pub fn peek(&self, into: &mut [u8]) -> io::Result<usize> {
+        Ok(self.peek_from(into)?.0)
     }
 
     /// As [`UdpSender::try_send_to`].
     ///
     /// # Errors
     /// As [`UdpSender::try_send_to`].
-    pub fn try_send_to(&mut self, from: &[u8], remote: SocketAddrV4) -> Result<(), SocketError> {
+    pub fn try_send_to(&mut self, from: &[u8], remote: SocketAddr) -> Result<(), SocketError> {
         self.sender.try_send_to(from, remote)
     }
 
-    /// As [`UdpSender::send_to`].
+    /// As [`UdpSender::send_to`], to the first address of several that takes it. Returns the length
+    /// of the datagram.
     ///
     /// # Errors
     /// As [`UdpSender::send_to`].
-    pub fn send_to(&mut self, from: &[u8], remote: SocketAddrV4) -> io::Result<()> {
-        self.sender.send_to(from, remote)
+    pub fn send_to(&self, from: &[u8], remote: impl ToSocketAddrs) -> io::Result<usize> {
+        let until = self.shared().write_wait.begin();
+        let queue = self.shared().queue()?;
+        each_address(remote, |remote| {
+            until.retry(queue.waiting(), || self.sender.put(from, Some(remote)))?;
+            Ok(from.len())
+        })
     }
 
     /// As [`UdpSender::try_send`].
@@ -280,12 +472,14 @@ impl UdpSocket {
         self.sender.try_send(from)
     }
 
-    /// As [`UdpSender::send`].
+    /// As [`UdpSender::send`]. Returns the length of the datagram.
     ///
     /// # Errors
     /// As [`UdpSender::send`].
-    pub fn send(&mut self, from: &[u8]) -> io::Result<()> {
-        self.sender.send(from)
+    pub fn send(&self, from: &[u8]) -> io::Result<usize> {
+        let until = self.shared().write_wait.begin();
+        self.shared().until(until, || self.sender.put(from, None))?;
+        Ok(from.len())
     }
 }
 
@@ -295,7 +489,18 @@ impl UdpReceiver {
     /// # Errors
     /// [`SocketError::Invalid`] if it is zero.
     pub fn set_read_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
-        self.wait.set_timeout(timeout)
+        self.shared.read_wait.set_timeout(timeout)
+    }
+
+    /// The cursor, with all that has arrived before its end.
+    fn follow(&self) -> Result<(StreamRef<'_>, Taken<'_, DeliveryCursor>), SocketError> {
+        let queue = self.shared.queue()?;
+        self.shared.world.queues.take_error(self.shared.socket)?;
+        let reader = &self.shared.reader;
+        let mut seen = reader.take_or(self.user, queue.waiting(), || queue.missed())?;
+        queue.follow(&mut seen);
+        seen.end = seen.arrived;
+        Ok((queue, seen))
     }
 
     /// The oldest datagram in place. It stays the oldest until [`UdpReceiver::consume`].
@@ -305,11 +510,87 @@ impl UdpReceiver {
     /// [`SocketError::Unreachable`] if the network said so of what a connected socket sent;
     /// [`SocketError::Down`].
     pub fn try_peek(&mut self) -> Result<Received<'_>, SocketError> {
-        let queue = self.shared.queue()?;
-        self.shared.world.queues.take_error(self.shared.socket)?;
-        queue.follow(&mut self.seen);
-        self.seen.end = self.seen.arrived;
-        let (a, b) = queue.received(&self.seen);
+        self.is_lent = false;
+        let (queue, seen) = self.follow()?;
+        Received::first(queue.received(&seen))?;
+        let lent = seen.lent_copy();
+        seen.keep(self.user);
+        (self.lent, self.is_lent) = (lent, true);
+        // The slices borrow `self`, and all that gives their bytes up takes it mutably, or this
+        // half keeps the cursor from.
+        Received::first(self.shared.queue()?.received(&self.lent))
+    }
+
+    /// The oldest datagram is not needed any more. Does nothing if there is none.
+    pub fn consume(&mut self) {
+        self.is_lent = false;
+        let Ok(queue) = self.shared.queue() else {
+            return;
+        };
+        if let Ok(mut seen) = self.shared.reader.take(self.user, queue.waiting()) {
+            consume_first(&queue, &mut seen);
+        }
+    }
+
+    /// Takes the oldest datagram: how many bytes were copied to `into`, and who sent it. What
+    /// `into` has no room for is lost.
+    ///
+    /// # Errors
+    /// As [`UdpReceiver::try_peek`].
+    pub fn try_recv_from(&mut self, into: &mut [u8]) -> Result<(usize, SocketAddr), SocketError> {
+        self.is_lent = false;
+        self.copy(into, true)
+    }
+
+    /// As [`UdpReceiver::try_recv_from`], waiting for a datagram.
+    ///
+    /// # Errors
+    /// As [`UdpReceiver::try_peek`]; [`SocketError::WouldBlock`] after the timeout, or if the
+    /// socket does not block.
+    pub fn recv_from(&mut self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        self.is_lent = false;
+        self.copy_waiting(into, true)
+    }
+
+    /// Copies the oldest datagram, and takes it away if `consumes`.
+    fn copy(&self, into: &mut [u8], consumes: bool) -> Result<(usize, SocketAddr), SocketError> {
+        let (queue, mut seen) = self.follow()?;
+        let Received {
+            from,
+            parts: (a, b),
+            ..
+        } = Received::first(queue.received(&seen))?;
+        let front = a.len().min(into.len());
+        into[..front].copy_from_slice(&a[..front]);
+        let back = b.len().min(into.len() - front);
+        into[front..front + back].copy_from_slice(&b[..back]);
+        if consumes {
+            consume_first(&queue, &mut seen);
+        }
+        Ok((front + back, from))
+    }
+
+    /// [`UdpReceiver::copy`] that waits.
+    fn copy_waiting(&self, into: &mut [u8], consumes: bool) -> io::Result<(usize, SocketAddr)> {
+        let until = self.shared.read_wait.begin();
+        self.shared.until(until, || self.copy(into, consumes))
+    }
+}
+
+impl Drop for UdpReceiver {
+    fn drop(&mut self) {
+        if self.is_lent
+            && let Ok(queue) = self.shared.queue()
+        {
+            // What it kept is for the others.
+            drop(self.shared.reader.take(self.user, queue.waiting()));
+        }
+    }
+}
+
+impl<'a> Received<'a> {
+    /// The first datagram of a queue that holds these bytes.
+    fn first((a, b): (&'a [u8], &'a [u8])) -> Result<Received<'a>, SocketError> {
         // Neither a header nor the ring's length is odd, so headers do not wrap.
         let first = if a.is_empty() { b } else { a };
         let header = Header::read(first).ok_or(SocketError::WouldBlock)?;
@@ -320,90 +601,52 @@ impl UdpReceiver {
             None => (payload, &b[..len - payload.len()]),
         };
         Ok(Received {
-            from: header.remote,
+            from: header.remote.into(),
             parts,
             ttl: header.ttl,
             tos: header.tos,
         })
     }
+}
 
-    /// The oldest datagram is not needed any more. Does nothing if there is none.
-    pub fn consume(&mut self) {
-        let Ok(queue) = self.shared.queue() else {
-            return;
-        };
-        let (a, b) = queue.received(&self.seen);
-        let first = if a.is_empty() { b } else { a };
-        if let Some(header) = Header::read(first) {
-            queue.read(record::len(header.len) as usize, &mut self.seen, 0);
-        }
-    }
-
-    /// Takes the oldest datagram: how many bytes were copied to `into`, and who sent it. What
-    /// `into` has no room for is lost.
-    ///
-    /// # Errors
-    /// As [`UdpReceiver::try_peek`].
-    pub fn try_recv_from(&mut self, into: &mut [u8]) -> Result<(usize, SocketAddrV4), SocketError> {
-        let Received {
-            from,
-            parts: (a, b),
-            ..
-        } = self.try_peek()?;
-        let front = a.len().min(into.len());
-        into[..front].copy_from_slice(&a[..front]);
-        let back = b.len().min(into.len() - front);
-        into[front..front + back].copy_from_slice(&b[..back]);
-        self.consume();
-        Ok((front + back, from))
-    }
-
-    /// As [`UdpReceiver::try_recv_from`], waiting for a datagram.
-    ///
-    /// # Errors
-    /// As [`UdpReceiver::try_peek`]; [`SocketError::WouldBlock`] after the timeout, or if the
-    /// socket does not block.
-    pub fn recv_from(&mut self, into: &mut [u8]) -> io::Result<(usize, SocketAddrV4)> {
-        let place = Arc::clone(&self.shared);
-        let patience = self.wait;
-        Ok(place.until(patience, || self.try_recv_from(into))?)
+/// The oldest datagram is not needed any more.
+fn consume_first(queue: &StreamRef<'_>, seen: &mut DeliveryCursor) {
+    let (a, b) = queue.received(seen);
+    let first = if a.is_empty() { b } else { a };
+    if let Some(header) = Header::read(first) {
+        queue.read(record::len(header.len) as usize, seen, 0);
     }
 }
 
 impl UdpSender {
-    /// Sends to `remote` what names nobody, takes datagrams from nobody else any more, and tells of
-    /// errors that the network reports (RFC 1122 section 4.1.3.3). What has arrived already stays.
+    /// From now on the socket sends to `remote` by [`UdpSender::send`], takes datagrams from nobody
+    /// else any more, and tells of errors that the network reports (RFC 1122 section 4.1.3.3). What
+    /// has arrived already stays.
     ///
     /// # Errors
-    /// [`SocketError::Unreachable`] if there is no way, [`SocketError::Invalid`] for port 0,
+    /// [`SocketError::NoRoute`] if there is no way, [`SocketError::Invalid`] for port 0,
     /// [`SocketError::NotAllowed`] for a broadcast address.
-    pub fn connect(&mut self, remote: SocketAddrV4) -> Result<(), SocketError> {
-        self.check(remote)?;
-        self.remote = Some(remote);
-        self.shared.world.command(Command::Connect {
-            socket: self.shared.socket,
-            remote: Some(remote),
-        });
-        Ok(())
+    pub fn connect(&mut self, remote: SocketAddr) -> Result<(), SocketError> {
+        self.shared.connect(Some(remote))
     }
 
     /// Takes datagrams from everybody again.
     pub fn disconnect(&mut self) {
-        self.remote = None;
-        self.shared.world.command(Command::Connect {
-            socket: self.shared.socket,
-            remote: None,
-        });
+        // Only an address could be refused.
+        let _ = self.shared.connect(None);
     }
 
     /// Whether datagrams may be sent to everybody on the link. Default: no.
     pub fn set_broadcast(&mut self, allowed: bool) {
-        self.broadcast = allowed;
+        self.shared.broadcast.store(allowed, Ordering::Relaxed);
     }
 
-    /// Hops that datagrams may make, at least 1 (RFC 1122 section 4.1.4). Default 64.
-    pub fn set_ttl(&mut self, ttl: u8) {
-        self.ttl = ttl.max(1);
+    /// Hops that datagrams may make, 1 to 255 (RFC 1122 section 4.1.4). Default 64.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] out of this range.
+    pub fn set_ttl(&mut self, ttl: u32) -> Result<(), SocketError> {
+        self.shared.set_ttl(ttl)
     }
 
     /// How long [`UdpSender::send_to`] waits; `None`, the default, for ever.
@@ -411,55 +654,61 @@ impl UdpSender {
     /// # Errors
     /// [`SocketError::Invalid`] if it is zero.
     pub fn set_write_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
-        self.wait.set_timeout(timeout)
+        self.shared.write_wait.set_timeout(timeout)
     }
 
     /// DSCP (RFC 2474) in the upper six bits, ECN (RFC 3168) in the lower two. Default 0.
     pub fn set_tos(&mut self, tos: u8) {
-        self.tos = tos;
+        self.shared.tos.store(tos, Ordering::Relaxed);
     }
 
     /// Sends a datagram to `remote`; longer ones than a packet go in fragments.
     ///
     /// # Errors
     /// [`SocketError::WouldBlock`] if too much is under way, [`SocketError::TooLong`] above 65,507
-    /// bytes or the send ring's length, [`SocketError::Unreachable`] if there is no way,
-    /// [`SocketError::Invalid`] for port 0, [`SocketError::NotAllowed`] for a broadcast address
-    /// without [`UdpSender::set_broadcast`], or as [`UdpReceiver::try_peek`].
-    pub fn try_send_to(&mut self, from: &[u8], remote: SocketAddrV4) -> Result<(), SocketError> {
-        self.check(remote)?;
-        self.put(from, remote)
+    /// bytes or the send ring's length, [`SocketError::NoRoute`] if no route leads there,
+    /// [`SocketError::Unreachable`] if it is not the address of one host, [`SocketError::Invalid`]
+    /// for port 0, [`SocketError::NotAllowed`] for a broadcast address without
+    /// [`UdpSender::set_broadcast`], or as [`UdpReceiver::try_peek`].
+    pub fn try_send_to(&mut self, from: &[u8], remote: SocketAddr) -> Result<(), SocketError> {
+        self.put(from, Some(remote))
     }
 
-    fn put(&mut self, from: &[u8], remote: SocketAddrV4) -> Result<(), SocketError> {
+    fn put(&self, from: &[u8], remote: Option<SocketAddr>) -> Result<(), SocketError> {
         self.put_by(from.len(), remote, |queue| {
             queue.write(from);
         })
     }
 
-    /// Sends `len` bytes, which `write` puts into the ring behind the record's header.
+    /// Sends `len` bytes, which `write` puts into the ring behind the record's header, to `remote`
+    /// or the peer that the socket is connected to.
     fn put_by(
-        &mut self,
+        &self,
         bytes: usize,
-        remote: SocketAddrV4,
+        remote: Option<SocketAddr>,
         write: impl FnOnce(&StreamRef<'_>),
     ) -> Result<(), SocketError> {
         let place = &*self.shared;
+        if let Some(remote) = remote {
+            place.check(remote)?;
+        }
         let queue = place.queue()?;
+        let connected = place.remote.take(self.user, queue.waiting())?;
+        let remote = remote.or(*connected).ok_or(SocketError::NotConnected)?;
         place.world.queues.take_error(place.socket)?;
         let len = u16::try_from(bytes).unwrap_or(u16::MAX);
         let record = record::len(len) as usize;
         if bytes > MAX_PAYLOAD || record > place.world.limits.udp_send_buffer as usize {
             return Err(SocketError::TooLong);
         }
-        if queue.writable() < record {
+        if queue.writable() < record && queue.fell_short() < record {
             return Err(SocketError::WouldBlock);
         }
         let header = Header {
-            remote,
+            remote: remote.into(),
             len,
-            ttl: self.ttl,
-            tos: self.tos,
+            ttl: place.ttl.load(Ordering::Relaxed),
+            tos: place.tos.load(Ordering::Relaxed),
         };
         queue.write(&header.to_bytes());
         write(&queue);
@@ -477,11 +726,10 @@ impl UdpSender {
     /// As [`UdpSender::try_send`]; [`SocketError::Invalid`] until the socket has sent as much as
     /// the queue holds.
     pub fn try_send_again(&mut self, len: usize) -> Result<(), SocketError> {
-        let remote = self.remote.ok_or(SocketError::NotConnected)?;
         if !self.shared.queue()?.was_filled() {
             return Err(SocketError::Invalid);
         }
-        self.put_by(len, remote, |queue| {
+        self.put_by(len, None, |queue| {
             queue.write_again(len);
         })
     }
@@ -491,8 +739,7 @@ impl UdpSender {
     /// # Errors
     /// [`SocketError::NotConnected`], or as [`UdpSender::try_send_to`].
     pub fn try_send(&mut self, from: &[u8]) -> Result<(), SocketError> {
-        let remote = self.remote.ok_or(SocketError::NotConnected)?;
-        self.put(from, remote)
+        self.put(from, None)
     }
 
     /// As [`UdpSender::try_send_to`], waiting for room.
@@ -500,10 +747,9 @@ impl UdpSender {
     /// # Errors
     /// As [`UdpSender::try_send_to`]; `WouldBlock` only after the timeout, or if the socket does
     /// not block.
-    pub fn send_to(&mut self, from: &[u8], remote: SocketAddrV4) -> io::Result<()> {
-        let place = Arc::clone(&self.shared);
-        let patience = self.wait;
-        Ok(place.until(patience, || self.try_send_to(from, remote))?)
+    pub fn send_to(&mut self, from: &[u8], remote: SocketAddr) -> io::Result<()> {
+        let until = self.shared.write_wait.begin();
+        self.shared.until(until, || self.put(from, Some(remote)))
     }
 
     /// As [`UdpSender::try_send`], waiting for room.
@@ -511,28 +757,8 @@ impl UdpSender {
     /// # Errors
     /// As [`UdpSender::send_to`].
     pub fn send(&mut self, from: &[u8]) -> io::Result<()> {
-        let place = Arc::clone(&self.shared);
-        let patience = self.wait;
-        Ok(place.until(patience, || self.try_send(from))?)
-    }
-
-    /// Whether a datagram may go there.
-    fn check(&self, remote: SocketAddrV4) -> Result<(), SocketError> {
-        let site = &self.shared.world.site;
-        if site.is_ourselves(*remote.ip()) {
-            return Err(SocketError::Ourselves);
-        }
-        if remote.port() == 0 {
-            return Err(SocketError::Invalid);
-        }
-        match site.classify(*remote.ip()) {
-            AddressKind::Broadcast if !self.broadcast => Err(SocketError::NotAllowed),
-            AddressKind::Broadcast => Ok(()),
-            _ if remote.ip().is_multicast() => Ok(()),
-            _ if !site.is_one_host(*remote.ip()) => Err(SocketError::Unreachable),
-            _ if site.next_hop(*remote.ip()).is_some() => Ok(()),
-            _ => Err(SocketError::Unreachable),
-        }
+        let until = self.shared.write_wait.begin();
+        self.shared.until(until, || self.put(from, None))
     }
 }
 

@@ -1,17 +1,21 @@
 //! How long calls wait.
 
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use dominoes::EventCount;
 
 use crate::clock::now;
 use crate::error::SocketError;
 use crate::io::world::{SocketTable, World};
 
 /// How long the calls of a socket wait. Default: for ever.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct WaitPolicy {
-    pub(super) nonblocking: bool,
-    pub(super) timeout: Option<Duration>,
+    nonblocking: AtomicBool,
+    /// In nanoseconds; 0: no timeout.
+    timeout: AtomicU64,
 }
 
 /// How long one call waits.
@@ -23,22 +27,35 @@ pub(crate) enum WaitUntil {
 }
 
 impl WaitPolicy {
+    /// Whether calls do not wait at all.
+    pub(super) fn set_nonblocking(&self, nonblocking: bool) {
+        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+    }
+
     /// Sets the timeout.
-    pub(super) fn set_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
+    pub(super) fn set_timeout(&self, timeout: Option<Duration>) -> Result<(), SocketError> {
         if timeout == Some(Duration::ZERO) {
             return Err(SocketError::Invalid);
         }
-        self.timeout = timeout;
+        let nanos = timeout.map_or(0, |timeout| {
+            u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)
+        });
+        self.timeout.store(nanos, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// The timeout.
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        let nanos = self.timeout.load(Ordering::Relaxed);
+        (nanos > 0).then(|| Duration::from_nanos(nanos))
     }
 
     /// A call begins.
     pub(super) fn begin(&self) -> WaitUntil {
-        match self.timeout {
-            _ if self.nonblocking => WaitUntil::Now,
-            Some(timeout) => WaitUntil::after(timeout),
-            None => WaitUntil::Never,
+        if self.nonblocking.load(Ordering::Relaxed) {
+            return WaitUntil::Now;
         }
+        self.timeout().map_or(WaitUntil::Never, WaitUntil::after)
     }
 }
 
@@ -61,6 +78,31 @@ impl WaitUntil {
                 Duration::ZERO => Err(SocketError::WouldBlock),
                 left => Ok(Some(left)),
             },
+        }
+    }
+
+    /// Tries until it need not wait any more, or patience ends. News come to `waiting`.
+    ///
+    /// # Errors
+    /// As `attempt`.
+    pub(super) fn retry<T>(
+        self,
+        waiting: &EventCount,
+        mut attempt: impl FnMut() -> Result<T, SocketError>,
+    ) -> Result<T, SocketError> {
+        loop {
+            match attempt() {
+                Err(SocketError::WouldBlock) => {}
+                done => return done,
+            }
+            let left = self.left()?;
+            let key = waiting.prepare();
+            match attempt() {
+                Err(SocketError::WouldBlock) => {
+                    waiting.wait(key, left);
+                }
+                done => return done,
+            }
         }
     }
 }

@@ -1,33 +1,41 @@
 //! The half of a connection that writes.
 
+use core::ops::{Deref, DerefMut};
 use core::time::Duration;
 use std::io::{self, IoSlice, Write};
 use std::sync::Arc;
 
 use super::half::Half;
-use super::wait::WaitPolicy;
+use super::poller::Watched;
+use super::shared::{Taken, UserId};
 use crate::error::SocketError;
-use crate::io::stream::{AppRequest, StreamRef};
+use crate::io::stream::StreamRef;
 
 /// The half of a connection that writes.
+///
+/// Several may write to one connection: clones of its stream, or a half and a clone. What one call
+/// writes stays together.
 pub struct WriteHalf {
+    pub(super) watched: Watched,
     pub(super) half: Arc<Half>,
-    wait: WaitPolicy,
-    shut: bool,
+    user: UserId,
 }
+
+/// A stream to write to, in the turn of one of its writers.
+type Turn<'a> = (StreamRef<'a>, Taken<'a, bool>);
 
 impl WriteHalf {
     pub(super) fn new(half: &Arc<Half>) -> Self {
         WriteHalf {
+            watched: Watched::default(),
             half: Arc::clone(half),
-            wait: WaitPolicy::default(),
-            shut: false,
+            user: half.writer.new_user(),
         }
     }
 
     /// Whether calls return [`SocketError::WouldBlock`] where they would wait. Default: no.
     pub fn set_nonblocking(&mut self, nonblocking: bool) {
-        self.wait.nonblocking = nonblocking;
+        self.half.write_wait.set_nonblocking(nonblocking);
     }
 
     /// How long a call waits at most before it returns [`SocketError::WouldBlock`]. Default: for
@@ -36,12 +44,12 @@ impl WriteHalf {
     /// # Errors
     /// [`SocketError::Invalid`] if it is zero.
     pub fn set_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
-        self.wait.set_timeout(timeout)
+        self.half.write_wait.set_timeout(timeout)
     }
 
     /// As [`WriteHalf::set_timeout`] set it.
     pub fn timeout(&self) -> Option<Duration> {
-        self.wait.timeout
+        self.half.write_wait.timeout()
     }
 
     /// As [`TcpStream::set_nodelay`](super::TcpStream::set_nodelay).
@@ -55,13 +63,7 @@ impl WriteHalf {
     /// [`SocketError::WouldBlock`] if there is no room, [`SocketError::ShutDown`], or how the
     /// connection ended.
     pub fn try_write(&mut self, from: &[u8]) -> Result<usize, SocketError> {
-        let stream = self.check()?;
-        let len = stream.write(from);
-        if len == 0 && !from.is_empty() {
-            return Err(SocketError::WouldBlock);
-        }
-        self.half.world.raise(&stream);
-        Ok(len)
+        self.write_parts(&[IoSlice::new(from)])
     }
 
     /// As [`WriteHalf::try_write`], from several places in turn; the stack hears of them together.
@@ -69,7 +71,11 @@ impl WriteHalf {
     /// # Errors
     /// As [`WriteHalf::try_write`].
     pub fn try_write_vectored(&mut self, from: &[IoSlice<'_>]) -> Result<usize, SocketError> {
-        let stream = self.check()?;
+        self.write_parts(from)
+    }
+
+    fn write_parts(&self, from: &[IoSlice<'_>]) -> Result<usize, SocketError> {
+        let (stream, _turn) = self.begin()?;
         let mut len = 0;
         for part in from {
             let written = stream.write(part);
@@ -85,6 +91,25 @@ impl WriteHalf {
         Ok(len)
     }
 
+    /// Room for up to `len` bytes in the send ring, to be written in place, so that nothing is
+    /// copied: as many as lie in a row, at least one. All are 0. They are sent once they are
+    /// [committed](Reserved::commit); dropped, they are forgotten. Other writers wait meanwhile.
+    ///
+    /// # Errors
+    /// As [`WriteHalf::try_write`]; [`SocketError::Invalid`] for `len` 0.
+    pub fn reserve(&mut self, len: usize) -> Result<Reserved<'_>, SocketError> {
+        if len == 0 {
+            return Err(SocketError::Invalid);
+        }
+        let writer = &*self;
+        let (stream, turn) = writer.begin()?;
+        let bytes = stream
+            .reserve_to_write(len)
+            .ok_or(SocketError::WouldBlock)?;
+        turn.keep(writer.user);
+        Ok(Reserved { writer, bytes })
+    }
+
     /// Writes up to `len` bytes again that this connection wrote one length of the send buffer
     /// ([`Limits::send_buffer`](crate::Limits::send_buffer)) before. They lie in the ring already,
     /// so nothing is copied: for measuring. Returns how many there was room for; 0 until the
@@ -93,7 +118,7 @@ impl WriteHalf {
     /// # Errors
     /// As [`WriteHalf::try_write`], but for `WouldBlock`.
     pub fn write_again(&mut self, len: usize) -> Result<usize, SocketError> {
-        let stream = self.check()?;
+        let (stream, _turn) = self.begin()?;
         let len = stream.write_again(len);
         if len > 0 {
             self.half.world.raise(&stream);
@@ -106,12 +131,16 @@ impl WriteHalf {
     /// # Errors
     /// How the connection ended.
     pub fn room(&self) -> Result<usize, SocketError> {
-        Ok(self.check()?.writable())
+        Ok(self.begin()?.0.writable())
     }
 
-    fn check(&self) -> Result<StreamRef<'_>, SocketError> {
+    /// The stream, if it may be written to, in the turn of this writer.
+    fn begin(&self) -> Result<Turn<'_>, SocketError> {
         let stream = self.half.stream()?;
-        if self.shut {
+        let turn = self.half.writer.take_or(self.user, stream.waiting(), || {
+            stream.fell_short();
+        })?;
+        if *turn {
             return Err(SocketError::ShutDown);
         }
         let status = stream.status();
@@ -124,7 +153,7 @@ impl WriteHalf {
         if self.half.world.is_closing() {
             return Err(SocketError::Down);
         }
-        Ok(stream)
+        Ok((stream, turn))
     }
 
     /// Whether everything written, and the end of the stream, has been acknowledged.
@@ -134,49 +163,82 @@ impl WriteHalf {
             .is_ok_and(|stream| stream.status().all_acknowledged())
     }
 
-    /// Nothing more will be written.
+    /// Nothing more will be written. A call that waits for room ends with
+    /// [`SocketError::ShutDown`].
     pub fn shutdown(&mut self) {
-        self.shut = true;
-        self.half.request(AppRequest {
-            shutdown: true,
-            ..AppRequest::default()
-        });
+        self.half.shut_write();
+    }
+
+    /// Writes something, or waits for room.
+    pub(super) fn write_waiting(&self, from: &[IoSlice<'_>]) -> Result<usize, SocketError> {
+        let stream = self.half.stream()?;
+        let until = self.half.write_wait.begin();
+        until.retry(stream.waiting(), || self.write_parts(from))
     }
 }
 
-impl WriteHalf {
-    /// Tries to write until something was written, or there is no time left.
-    fn wait_for_room(
-        &mut self,
-        mut attempt: impl FnMut(&mut Self) -> Result<usize, SocketError>,
-    ) -> io::Result<usize> {
-        let until = self.wait.begin();
-        loop {
-            match attempt(self) {
-                Err(SocketError::WouldBlock) => {}
-                done => return Ok(done?),
-            }
-            let left = until.left()?;
-            let half = Arc::clone(&self.half);
-            let waiting = half.stream()?.waiting();
-            let key = waiting.prepare();
-            match attempt(self) {
-                Err(SocketError::WouldBlock) => {
-                    waiting.wait(key, left);
-                }
-                done => return Ok(done?),
-            }
+/// Room in the send ring, as [`WriteHalf::reserve`] gives it: bytes to be written in place.
+pub struct Reserved<'a> {
+    writer: &'a WriteHalf,
+    bytes: &'a mut [u8],
+}
+
+impl Reserved<'_> {
+    /// Sends the first `len` bytes, after all that was written before.
+    ///
+    /// # Errors
+    /// As [`WriteHalf::try_write`]; [`SocketError::Invalid`] if there are not so many.
+    pub fn commit(self, len: usize) -> Result<(), SocketError> {
+        if len > self.bytes.len() {
+            return Err(SocketError::Invalid);
         }
+        let (stream, turn) = self.writer.begin()?;
+        // Nobody else wrote while they were kept.
+        debug_assert!(turn.was_kept());
+        stream.commit_written(len);
+        self.writer.half.world.raise(&stream);
+        Ok(())
+    }
+}
+
+impl Deref for Reserved<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.bytes
+    }
+}
+
+impl DerefMut for Reserved<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.bytes
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        let half = &self.writer.half;
+        if let Ok(stream) = half.stream() {
+            drop(half.writer.take(self.writer.user, stream.waiting()));
+        }
+    }
+}
+
+impl core::fmt::Debug for Reserved<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Reserved")
+            .field("len", &self.bytes.len())
+            .finish_non_exhaustive()
     }
 }
 
 impl Write for WriteHalf {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        self.wait_for_room(|half| half.try_write(from))
+        Ok(self.write_waiting(&[IoSlice::new(from)])?)
     }
 
     fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.wait_for_room(|half| half.try_write_vectored(from))
+        Ok(self.write_waiting(from)?)
     }
 
     /// Returns at once: what was written is on its way whether flushed or not.

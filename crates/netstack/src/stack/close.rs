@@ -98,7 +98,9 @@ impl Stack {
         // All groups have one socket table.
         let shared = &worlds[0].shared;
         let mut table = shared.socket_table();
+        let mut closed = Vec::new();
         for (port, queue) in table.listeners.drain() {
+            closed.push(queue.news);
             for world in worlds {
                 world.command(Command::Unlisten { port });
             }
@@ -107,7 +109,8 @@ impl Stack {
             }
         }
         drop(table);
-        shared.socket_table_changed.notify_all();
+        shared.wake_all();
+        closed.iter().for_each(|news| news.event.notify_all());
         for world in worlds {
             world.streams.wake_all();
         }

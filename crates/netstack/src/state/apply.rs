@@ -4,9 +4,9 @@
 //! `continue_log_at`), and the result depends only on the request, its verdict and the state.
 //! Replicas that applied the same log are therefore equal.
 
+use core::cell::Cell;
 use core::panic::AssertUnwindSafe;
 use std::collections::VecDeque;
-use std::net::Ipv4Addr;
 use std::panic::{catch_unwind, resume_unwind};
 
 use crate::config::Limits;
@@ -68,7 +68,6 @@ pub struct Replica {
     /// continue with the next request, `u64::MAX` if none waits.
     next_sent: u64,
     limits: Limits,
-    address: Ipv4Addr,
     /// The group of the stack that this replica belongs to.
     group: GroupIndex,
     keys: Keys,
@@ -123,7 +122,6 @@ impl Replica {
             next_deadline: Instant::NEVER,
             next_sent: u64::MAX,
             limits,
-            address: Ipv4Addr::UNSPECIFIED,
             group: GroupIndex::ONLY,
             keys: Keys::default(),
             grouping: Grouping::new(&Keys::default(), 1),
@@ -175,19 +173,19 @@ impl Replica {
     ) {
         loop {
             // Whether a request is being applied.
-            let mut applying = false;
+            let applying = Cell::new(false);
             let batch = || {
                 while requests.advance() {
-                    applying = true;
+                    applying.set(true);
                     let (request, verdict) = requests.current();
                     self.apply_in_batch(request, verdict, out);
-                    applying = false;
+                    applying.set(false);
                     requests.take_effects(out);
                 }
             };
             match catch_unwind(AssertUnwindSafe(batch)) {
                 Ok(()) => break,
-                Err(panic) if applying => {
+                Err(panic) if applying.get() => {
                     self.unwound(panic, requests.current().0, out);
                     requests.take_effects(out);
                 }
@@ -395,7 +393,7 @@ impl Replica {
             return;
         };
         request.pieces(verdict, |segment| {
-            if self.listeners.has(flow.local.port()) {
+            if self.listeners.takes(&flow) {
                 self.listen(flow, mac, segment, past, out);
             } else {
                 self.refuse(flow, mac, segment, out);
@@ -419,12 +417,7 @@ impl Replica {
             | Body::Bind { .. }
             | Body::Unbind { .. }
             | Body::Sends { .. } => {}
-            Body::Configure {
-                address,
-                group,
-                secret,
-            } => {
-                self.address = address;
+            Body::Configure { group, secret } => {
                 self.group = group;
                 let keys = Keys::new(secret);
                 self.keys = keys;
@@ -436,11 +429,15 @@ impl Replica {
             }
             Body::Open {
                 request_id,
+                local,
                 remote,
                 mac,
+            } => self.open(request_id, Flow { local, remote }, mac, out),
+            Body::Listen {
                 port,
-            } => self.open(request_id, remote, mac, port, out),
-            Body::Listen { port, backlog } => self.listeners.open(port, backlog),
+                backlog,
+                families,
+            } => self.listeners.open(port, backlog, families),
             Body::Accepted { port, accepted } => self.listeners.accepted(port, accepted),
             Body::Unlisten { port } => self.unlisten(port, out),
             Body::Progress {
@@ -460,6 +457,9 @@ impl Replica {
             }),
             Body::Set { conn, settings } => {
                 self.with(conn, out, |tcb, cx| tcb.set(settings, cx));
+            }
+            Body::Tune { conn, tuning } => {
+                self.with(conn, out, |tcb, cx| tcb.tune(tuning, cx));
             }
             Body::Abort { conn } => self.with(conn, out, |tcb, cx| tcb.abort(cx)),
             Body::Free { conn } => {

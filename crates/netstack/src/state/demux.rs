@@ -27,13 +27,18 @@ impl Grouping {
     /// could aim would overload one group, and no more than that.
     #[inline]
     pub(crate) fn group(&self, flow: &Flow) -> u16 {
-        let ports = u32::from(flow.remote.port()) << 16 | u32::from(flow.local.port());
-        let word = u64::from(flow.remote.ip().to_bits()) << 32 | u64::from(ports);
         let fold = |a: u64, b: u64| {
             let product = u128::from(a) * u128::from(b);
             product as u64 ^ (product >> 64) as u64
         };
-        let mixed = fold(word ^ self.key[0], self.key[1] | 1);
+        let remote = flow.remote.address;
+        let word = u64::from(remote.v4_bits()) << 32 | u64::from(flow.ports());
+        let mut mixed = fold(word ^ self.key[0], self.key[1] | 1);
+        if !remote.is_v4() {
+            let [high, low] = remote.words();
+            mixed = fold(mixed ^ high, self.key[0] | 1);
+            mixed = fold(mixed ^ low, self.key[1] | 1);
+        }
         let mixed = fold(mixed ^ self.key[1], 0x9e37_79b9_7f4a_7c15);
         (((mixed >> 32) * u64::from(self.of)) >> 32) as u16
     }

@@ -23,6 +23,9 @@ impl Tcb {
     /// Our SYN was acknowledged by `ack`: enters ESTABLISHED, and FIN-WAIT-1 if all data is sent.
     pub(super) fn establish<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
         self.enter(State::Established);
+        if self.tuning.max_segment != 0 {
+            self.bound_segments(self.tuning.max_segment);
+        }
         let echoed = self.echoed(seg);
         let snd = &mut self.snd;
         self.retransmit.on_ack(seg.ack, echoed, cx.now);

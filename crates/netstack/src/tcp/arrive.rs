@@ -13,6 +13,8 @@ use crate::time::Instant;
 
 /// MSS of a peer that announces none (RFC 9293 section 3.7.1).
 pub(super) const MSS_DEFAULT: u16 = 536;
+/// The same of a peer of IPv6.
+const MSS_DEFAULT_V6: u16 = 1220;
 
 /// The smallest MSS that is accepted from a peer: smaller ones only multiply frames.
 const MSS_MIN: u16 = 64;
@@ -50,7 +52,7 @@ pub fn reset_for<S: EffectSink>(
         total: cx.limits.resets_per_second,
         per_destination: cx.limits.resets_per_destination,
     };
-    if !cx.frames.resets.admits(cx.now, *flow.remote.ip(), rate) {
+    if !cx.frames.resets.admits(cx.now, flow.remote.address, rate) {
         return false;
     }
     let (seq, ack, flags) = if seg.flags.has(Flags::ACK) {
@@ -172,16 +174,21 @@ impl Tcb {
         };
         self.rcv.begin(syn.seq, syn.timestamps, &options, now);
         self.agree_on_ecn(syn, limits);
+        let most = super::mss_for(&self.flow, limits);
         let snd = &mut self.snd;
         snd.scaled = options.window_scale.is_some();
         snd.shift = options.window_scale.unwrap_or(0).min(SHIFT_MAX);
-        let announced = options.mss.unwrap_or(MSS_DEFAULT).max(MSS_MIN);
+        let unsaid = match self.flow.remote.address.is_v4() {
+            true => MSS_DEFAULT,
+            false => MSS_DEFAULT_V6,
+        };
+        let announced = options.mss.unwrap_or(unsaid).max(MSS_MIN);
         let taken = if self.rcv.timestamps {
             TIMESTAMP_LEN
         } else {
             0
         };
-        snd.mss = announced.min(limits.mss()).saturating_sub(taken).max(1);
+        snd.mss = announced.min(most).saturating_sub(taken).max(1);
         snd.wnd = u32::from(syn.wnd);
         snd.wnd_max = snd.wnd;
         snd.wl1 = syn.seq;
@@ -231,6 +238,11 @@ impl Tcb {
             ..*seg
         };
         self.on_segment_otherwise(&behind, cx);
+        if self.state != State::Closed {
+            // The SYN in it is not new, so it is answered (RFC 9293 section 3.10.7.4): our own
+            // answer to the first one may be lost.
+            self.ack_now();
+        }
     }
 
     /// First, the sequence number; before it the timestamp (RFC 7323 section 5.3).
@@ -314,7 +326,7 @@ impl Tcb {
             total: cx.limits.challenges_per_second,
             per_destination: cx.limits.challenges_per_destination,
         };
-        let peer = *self.flow.remote.ip();
+        let peer = self.flow.remote.address;
         if self.challenges.allow(cx.now) && cx.frames.challenges.admits(cx.now, peer, rate) {
             self.ack_now();
         }
@@ -330,13 +342,20 @@ impl Tcb {
             return true;
         }
         if acceptable.from != 0 {
-            self.challenge(cx);
+            // Only one within the window is worth an answer: one right at its edge is outside.
+            if (0..i64::from(self.rcv.wnd())).contains(&acceptable.from) {
+                self.challenge(cx);
+            }
             return false;
         }
+        let unacknowledged = self.snd.data_from(self.snd.una) > 0;
         match self.state {
             // Back to LISTEN, a state that the user never saw this connection in.
             State::SynReceived if self.passive => self.enter(State::Closed),
             State::SynReceived => self.fail_with(Event::Refused, cx),
+            // What was written may not have arrived, which the application should know (RFC 9293
+            // section 3.9.1).
+            State::Closing | State::LastAck if unacknowledged => self.fail_with(Event::Reset, cx),
             State::Closing | State::LastAck | State::TimeWait => self.enter(State::Closed),
             _ => self.fail_with(Event::Reset, cx),
         }

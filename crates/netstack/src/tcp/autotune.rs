@@ -34,10 +34,32 @@ pub(super) struct Autotune {
 fields!(Autotune, "autotune", { since, read });
 
 impl Tcb {
+    /// How far a window may open: the ring, or what the application has set.
+    fn most_unread(&self, limits: &Limits) -> u32 {
+        match self.tuning.receive_buffer {
+            0 => limits.receive_buffer,
+            most => most.min(limits.receive_buffer),
+        }
+    }
+
+    /// The application has changed how far the window may open: it opens so far at once, and closes
+    /// as data arrives.
+    pub(super) fn bound_receive_window(&mut self, limits: &Limits) {
+        let most = self.most_unread(limits);
+        if self.rcv.limit > most {
+            self.rcv.narrow(most);
+        } else if self.tuning.receive_buffer != 0 {
+            self.rcv.widen(most);
+        }
+    }
+
     /// The application has read, and the window is less than half open.
     pub(super) fn autotune(&mut self, now: Instant, limits: &Limits) {
-        let most = limits.receive_buffer;
+        let most = self.most_unread(limits);
         if self.rcv.limit >= most {
+            if self.rcv.limit > most {
+                self.rcv.narrow(most);
+            }
             return;
         }
         let round = self.retransmit.srtt.max(MIN_ROUND_TRIP);

@@ -306,6 +306,7 @@ pub fn restore_from_cookie(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::log::request::{Address, Endpoint};
 
     fn hash(key: u64) -> impl Fn(u64) -> u64 {
         move |purpose| {
@@ -415,7 +416,7 @@ mod tests {
     }
 
     fn flow() -> Flow {
-        let end = core::net::SocketAddrV4::new(core::net::Ipv4Addr::LOCALHOST, 1);
+        let end = Endpoint::new(Address::ipv4(127, 0, 0, 1), 1);
         Flow {
             local: end,
             remote: end,

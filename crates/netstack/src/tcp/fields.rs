@@ -4,12 +4,13 @@
 //! fingerprint, the name of the first field that differs, and, for tests, the flip of any bit are
 //! derived from the list. So no field can be corrupted without changing the fingerprint.
 
-use core::net::SocketAddrV4;
 use core::num::NonZero;
 use std::collections::VecDeque;
 
-use crate::config::{Keepalive, Settings};
-use crate::log::request::{ConnId, Flow, Mac};
+use crate::config::{CongestionControl, Keepalive, Settings, Tuning};
+#[cfg(any(test, feature = "testkit"))]
+use crate::log::request::Address;
+use crate::log::request::{ConnId, Endpoint, Flow, Mac};
 use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
 
@@ -202,8 +203,30 @@ plain! {
         let [_, _, a, b, c, d, e, f] = bits.to_be_bytes();
         Mac([a, b, c, d, e, f])
     };
-    SocketAddrV4, 48, |end| u64::from(end.ip().to_bits()) << 16 | u64::from(end.port()),
-        |bits| SocketAddrV4::new(((bits >> 16) as u32).into(), bits as u16);
+}
+
+impl Fields for Endpoint {
+    /// An IPv4 address and its port are one number, as they are in every connection but those of
+    /// IPv6.
+    #[inline(always)]
+    fn visit(&self, name: &'static str, each: &mut impl FnMut(&'static str, u64)) {
+        let Endpoint { address, port } = self;
+        if address.is_v4() {
+            return each(name, u64::from(address.v4_bits()) << 16 | u64::from(*port));
+        }
+        for word in address.words() {
+            each(name, word);
+        }
+        each(name, u64::from(*port));
+    }
+
+    #[cfg(any(test, feature = "testkit"))]
+    fn flip(&mut self, name: &'static str, flip: &mut Flip) {
+        if let Some(bit) = flip.within(name, 128) {
+            self.address = Address::v6((self.address.bits() ^ 1 << bit).to_be_bytes());
+        }
+        self.port.flip(name, flip);
+    }
 }
 
 impl Fields for (u64, u64) {
@@ -311,6 +334,8 @@ collections! {
 fields!(ConnId, "conn", { index, generation });
 fields!(Flow, "flow", { local, remote });
 fields!(Settings, "settings", { nodelay, keepalive, user_timeout, ttl, tos });
+fields!(Tuning, "tuning", { cork, congestion, max_segment, receive_buffer, linger });
+field_variants!(CongestionControl { NewReno, Cubic });
 fields!(Keepalive, "settings.keepalive", { idle, interval, probes });
 
 #[cfg(test)]

@@ -134,7 +134,7 @@ mod user;
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Limits, Settings};
+use crate::config::{Limits, Settings, Tuning};
 use crate::log::effect::{Deliver, Effect, EffectSink, FrameNumbers};
 use crate::log::request::{ConnId, Flow, Mac, Segment};
 use crate::seqnum::SeqNum;
@@ -395,6 +395,7 @@ pub struct Tcb {
     undo: Undo,
     challenges: Challenges,
     settings: Settings,
+    tuning: Tuning,
     keepalive: Keepalive,
     autotune: Autotune,
     pmtu: PathMtu,
@@ -403,8 +404,52 @@ pub struct Tcb {
 
 fields!(Tcb, "tcb", {
     rcv, snd, state, fast_path, orphan, passive, conn, mac, flow, header_version, timers, congestion, retransmit,
-    scoreboard, recovery, undo, challenges, settings, keepalive, autotune, pmtu, reassembly,
+    scoreboard, recovery, undo, challenges, settings, tuning, keepalive, autotune, pmtu, reassembly,
 });
+
+/// Numbers of a connection at a moment, as [`Tcb::info`] gives them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Info {
+    /// RTTVAR (RFC 6298 section 2); zero before the first measurement.
+    pub rtt_variance: Duration,
+    /// Shortest round trip within the last five minutes; zero before the first measurement.
+    pub min_rtt: Duration,
+    /// Retransmission timeout (RFC 6298).
+    pub rto: Duration,
+    /// Slow start threshold in bytes (RFC 5681 section 2); 2^30 before the first loss.
+    pub ssthresh: u32,
+    /// Bytes that the peer takes from SND.UNA on (SND.WND, RFC 9293 section 3.3.1).
+    pub send_window: u32,
+    /// Bytes that the peer may send from RCV.NXT on (RCV.WND).
+    pub receive_window: u32,
+    /// Bytes that the peer may send ahead of what the application has read, as autotuned.
+    pub receive_limit: u32,
+    /// Largest payload of a segment that we send, in bytes.
+    pub mss: u16,
+    /// Bytes of the stream, each counted once, that were sent.
+    pub sent: u64,
+    /// Bytes in flight, without those that are lost or reported as received.
+    pub in_flight: u32,
+    /// Bytes that were reported as received beyond a gap (RFC 2018).
+    pub sacked: u32,
+    /// Bytes that count as lost and were not sent again yet.
+    pub lost: u32,
+    /// Bytes that were written and not sent.
+    pub unsent: u32,
+    /// Bytes that arrived in order and were not read, as far as the log says.
+    pub unread: u64,
+    /// Bytes that were sent again.
+    pub retransmitted: u64,
+    /// Retransmission timeouts.
+    pub timeouts: u64,
+    /// Timeouts and window probes since the latest response.
+    pub retries: u8,
+    /// Bytes per second that were acknowledged in the latest round trip that was measured.
+    pub delivery_rate: u64,
+    /// Whether a loss is being recovered from.
+    pub is_recovering: bool,
+}
 
 /// Counts challenge acknowledgments (RFC 5961 section 7).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -430,6 +475,14 @@ impl Challenges {
     }
 }
 
+/// The MSS that we announce to the peer of `flow`, and send at most.
+const fn mss_for(flow: &Flow, limits: &Limits) -> u16 {
+    match flow.remote.address.is_v4() {
+        true => limits.mss(),
+        false => limits.mss_v6(),
+    }
+}
+
 impl Tcb {
     /// The state of the connection.
     #[inline]
@@ -441,6 +494,12 @@ impl Tcb {
     #[inline]
     pub fn is_closed(&self) -> bool {
         self.state == State::Closed && !self.snd.reset_pending()
+    }
+
+    /// The sequence number that is expected next.
+    #[cfg(feature = "locked")]
+    pub(crate) const fn expected(&self) -> SeqNum {
+        self.rcv.nxt
     }
 
     /// Both ends, ours first.
@@ -507,6 +566,32 @@ impl Tcb {
     /// `cwnd`, bytes (RFC 5681 section 2).
     pub const fn cwnd(&self) -> u32 {
         self.congestion.cwnd()
+    }
+
+    /// All numbers that describe how the connection goes on.
+    pub fn info(&self) -> Info {
+        let (snd, retransmit) = (&self.snd, &self.retransmit);
+        Info {
+            rtt_variance: retransmit.variance(),
+            min_rtt: retransmit.min_rtt,
+            rto: retransmit.rto,
+            ssthresh: self.congestion.ssthresh(),
+            send_window: snd.wnd,
+            receive_window: self.rcv.wnd(),
+            receive_limit: self.rcv.limit,
+            mss: snd.mss,
+            sent: snd.una_offset + u64::from(snd.max.since(snd.una)),
+            in_flight: self.pipe(),
+            sacked: self.scoreboard.sacked(),
+            lost: self.scoreboard.lost(),
+            unsent: snd.data_from(snd.nxt),
+            unread: self.rcv.offset.saturating_sub(self.rcv.read),
+            retransmitted: retransmit.resent,
+            timeouts: retransmit.timeouts,
+            retries: retransmit.retries,
+            delivery_rate: retransmit.delivery_rate,
+            is_recovering: !self.congestion.is_open(),
+        }
     }
 
     /// SRTT (RFC 6298 section 2); zero before the first measurement.

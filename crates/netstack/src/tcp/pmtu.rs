@@ -1,4 +1,4 @@
-//! The path MTU, and other ICMP errors about a connection.
+//! The path MTU (RFC 1191, RFC 8201), and other ICMP errors about a connection.
 //!
 //! Anyone can forge ICMP errors. An error counts only if it quotes a number that is in flight (RFC
 //! 5927 section 4.1). None closes a connection whose handshake is complete (RFC 5927 section 5.2,
@@ -23,6 +23,8 @@ use crate::time::{Duration, Instant};
 /// Packets of this size always pass: the smallest plateau of RFC 1191 section 7 above the 68 bytes
 /// of RFC 791. A forged error must not reduce segments further.
 const MIN_PACKET: u16 = 296;
+/// The same of IPv6, whose networks all take packets of this size (RFC 8200 section 5).
+const MIN_PACKET_V6: u16 = 1280;
 
 /// Common sizes of packets in networks (RFC 1191 section 7), for routers that do not report theirs.
 const PLATEAUS: [u16; 10] = [
@@ -146,9 +148,9 @@ impl Tcb {
         let mtu = if mtu == 0 {
             // A router from before RFC 1191: the next plateau.
             let next = PLATEAUS.iter().find(|plateau| **plateau < size);
-            *next.unwrap_or(&MIN_PACKET)
+            (*next.unwrap_or(&MIN_PACKET)).max(self.min_packet())
         } else {
-            mtu.max(MIN_PACKET)
+            mtu.max(self.min_packet())
         };
         if mtu >= size {
             return false;
@@ -159,7 +161,6 @@ impl Tcb {
         } else {
             self.shrink(mss, cx.now);
             // Only the size is wrong: data in flight is segmented anew (RFC 1191 section 6.5).
-            self.snd.small = self.snd.una;
             self.mark_all_lost();
             self.retransmit.on_resent();
         }
@@ -173,7 +174,33 @@ impl Tcb {
 
     /// Bytes of a packet before its payload.
     const fn overhead(&self) -> u16 {
-        Limits::HEADERS + if self.rcv.timestamps { 12 } else { 0 }
+        let headers = match self.flow.remote.address.is_v4() {
+            true => Limits::HEADERS,
+            false => Limits::HEADERS_V6,
+        };
+        headers + if self.rcv.timestamps { 12 } else { 0 }
+    }
+
+    /// Packets of this size always pass.
+    const fn min_packet(&self) -> u16 {
+        match self.flow.remote.address.is_v4() {
+            true => MIN_PACKET,
+            false => MIN_PACKET_V6,
+        }
+    }
+
+    /// No segment has more payload than `most` from now on, whatever the path takes.
+    pub(super) fn bound_segments(&mut self, most: u16) {
+        if !self.state.is_synchronized() {
+            // The peer's MSS is not known: this comes again when it is.
+            return;
+        }
+        let pmtu = &mut self.pmtu;
+        pmtu.full = pmtu.full.min(most);
+        pmtu.proven = pmtu.proven.min(most);
+        if self.snd.mss > most {
+            self.resize(most);
+        }
     }
 
     fn shrink(&mut self, mss: u16, now: Instant) {
@@ -209,10 +236,11 @@ impl Tcb {
         let tried = BASES
             .iter()
             .find(|(timeouts, _)| *timeouts == self.retransmit.retries);
-        if let Some((_, base)) = tried
-            && base - self.overhead() < mss
-        {
-            self.shrink(base - self.overhead(), now);
+        if let Some((_, base)) = tried {
+            let base = (*base).max(self.min_packet()) - self.overhead();
+            if base < mss {
+                self.shrink(base, now);
+            }
         }
     }
 

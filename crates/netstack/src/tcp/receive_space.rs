@@ -236,6 +236,15 @@ impl ReceiveSpace {
         self.half = limit.min(0xffff << self.shift) / 2;
     }
 
+    /// Lowers the limit of the window to `limit`, but not below what was advertised.
+    pub(super) fn narrow(&mut self, limit: u32) {
+        let promised = (self.offset - self.read) + u64::from(self.wnd());
+        let promised = u32::try_from(promised).unwrap_or(u32::MAX);
+        if promised < self.limit {
+            self.widen(limit.max(promised));
+        }
+    }
+
     /// Whether `ts_val` is older than the timestamps before it (PAWS, RFC 7323 section 5).
     /// Undecidable after 24 days without a segment.
     pub(super) fn is_outdated(&self, ts_val: u32, now: Instant) -> bool {

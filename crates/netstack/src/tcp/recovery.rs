@@ -1,5 +1,5 @@
 //! Loss recovery: RACK-TLP (RFC 8985) detects loss, the scoreboard of RFC 6675 stores it, and
-//! proportional rate reduction (RFC 6937) limits the rate of retransmissions.
+//! proportional rate reduction (RFC 9937) limits the rate of retransmissions.
 //!
 //! For a peer without SACK, NewReno (RFC 6582) applies: `duplicate` here, and the rest in
 //! `congestion`. In both cases `send_lost` in `send.rs` retransmits lost data before new data is
@@ -67,8 +67,10 @@ fields!(Recovery, "recovery", { rack, tail_probe, tail_probe_end });
 /// What an acknowledgment reported.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AckReport {
-    /// Bytes newly known to have arrived (DeliveredData, RFC 6937 section 3).
+    /// Bytes newly known to have arrived (DeliveredData, RFC 9937 section 6).
     delivered: u32,
+    /// Whether SND.UNA advances.
+    advanced: bool,
     /// A range that arrived twice (RFC 2883).
     pub(super) dsack: Option<(SeqNum, SeqNum)>,
     /// Whether a range arrived that counted as lost and was not retransmitted.
@@ -170,6 +172,7 @@ impl Tcb {
         rack.on_passed(una);
         let mut report = AckReport {
             delivered: 0,
+            advanced: una != snd.una,
             dsack: None,
             spurious: false,
             blocks: false,
@@ -216,8 +219,9 @@ impl Tcb {
         if self.snd.una == self.snd.max {
             return;
         }
-        let wait = self.detect(cx.now);
-        self.recover(report.delivered);
+        let (lost, wait) = self.detect(cx.now);
+        let safe = report.advanced && lost == 0;
+        self.recover(report.delivered, safe);
         if self.timers.runs(Timer::Retransmit) {
             if report.delivered > 0 {
                 self.arm(self.is_clean(), cx.now);
@@ -231,8 +235,8 @@ impl Tcb {
     }
 
     /// Marks ranges as lost that should have arrived by now (RFC 8985 section 6.2, step 5). Returns
-    /// when to check again, if a range may just be late.
-    fn detect(&mut self, now: Instant) -> Option<Instant> {
+    /// how many bytes, and when to check again, if a range may just be late.
+    fn detect(&mut self, now: Instant) -> (u32, Option<Instant>) {
         let Tcb {
             scoreboard,
             recovery,
@@ -247,7 +251,7 @@ impl Tcb {
             .rack
             .window(sure, retransmit.min_rtt, retransmit.srtt);
         let mut wait: Option<Instant> = None;
-        scoreboard.mark_lost(|range| match recovery.rack.deadline(range, window) {
+        let lost = scoreboard.mark_lost(|range| match recovery.rack.deadline(range, window) {
             Some(at) if at <= now => true,
             Some(at) => {
                 wait = wait.max(Some(at));
@@ -255,7 +259,7 @@ impl Tcb {
             }
             None => false,
         });
-        wait
+        (lost, wait)
     }
 
     /// Checks again at `at`, because ranges may just be late.
@@ -268,25 +272,28 @@ impl Tcb {
         }
     }
 
-    /// Begins a recovery if there is a new reason for it, and sets how much may be sent in it.
-    fn recover(&mut self, delivered: u32) {
+    /// Begins a recovery if there is a new reason for it, and sets how much may be sent in it, after
+    /// `delivered` bytes more have arrived; `safe`: with no sign of further loss.
+    fn recover(&mut self, delivered: u32, safe: bool) {
         let (una, mss) = (self.snd.una, u32::from(self.snd.mss));
         let is_new = self.congestion.is_open() && una.at_or_after(self.congestion.recover());
         if self.scoreboard.lost() > 0 && is_new {
             let flight = self.snd.nxt.since(una);
-            self.congestion.enter(self.snd.nxt, flight, mss);
+            // What arrives in the recovery, this acknowledgment included.
+            let known = self.scoreboard.sacked().saturating_sub(delivered);
+            self.congestion.enter(self.snd.nxt, flight, known, mss);
             self.on_reduction(Cause::Loss);
             self.recovery.tail_probe = TailProbe::None;
         }
         let pipe = self.pipe();
-        self.congestion.reduce(delivered, pipe, mss);
+        self.congestion.reduce(delivered, safe, pipe, mss);
     }
 
     /// The late ranges did not arrive (RFC 8985 section 6.3).
     pub(super) fn on_reordering_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         self.scoreboard.acked(self.snd.una, |_| ());
-        let wait = self.detect(cx.now);
-        self.recover(0);
+        let (_, wait) = self.detect(cx.now);
+        self.recover(0, false);
         self.arm(false, cx.now);
         self.arm_reordering_timer(wait);
     }

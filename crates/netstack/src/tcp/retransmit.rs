@@ -207,11 +207,19 @@ pub(super) struct Retransmit {
     pub(super) probes: u8,
     /// Since when the data that `retries` counts for has waited for a response.
     unanswered: Instant,
+    /// Bytes that were sent again.
+    pub(super) resent: u64,
+    /// Expiries in all.
+    pub(super) timeouts: u64,
+    /// SND.UNA when the latest measurement began.
+    timed_una: SeqNum,
+    /// Bytes per second in the latest round trip that was measured.
+    pub(super) delivery_rate: u64,
 }
 
 fields!(Retransmit, "retransmit", {
     rto, srtt, rttvar, min_rtt, min_rtt_at, timed_at, timed, timing, measured, expiry,
-    retries, probes, unanswered,
+    retries, probes, unanswered, resent, timeouts, timed_una, delivery_rate,
 });
 
 impl Retransmit {
@@ -231,18 +239,36 @@ impl Retransmit {
             retries: 0,
             probes: 0,
             unanswered: Instant::ZERO,
+            resent: 0,
+            timeouts: 0,
+            timed_una: SeqNum(0),
+            delivery_rate: 0,
         }
     }
 
     /// A segment that begins at `seq` is sent for the first time: measures it, if no measurement is
     /// in progress.
     #[inline]
-    pub(super) fn on_sent(&mut self, seq: SeqNum, now: Instant) {
+    pub(super) fn on_sent(&mut self, seq: SeqNum, una: SeqNum, now: Instant) {
         if !self.timing {
             self.timing = true;
             self.timed = seq;
+            self.timed_una = una;
             self.timed_at = now;
         }
+    }
+
+    /// Up to `una` was acknowledged in the measurement that ends after `rtt`.
+    #[inline(never)]
+    fn measure_rate(&mut self, una: SeqNum, rtt: Duration) {
+        let bytes = u128::from(una.since(self.timed_una));
+        let rate = bytes * 1_000_000_000 / u128::from(rtt.as_nanos().max(1));
+        self.delivery_rate = rate as u64;
+    }
+
+    /// RTTVAR.
+    pub(super) const fn variance(&self) -> Duration {
+        self.rttvar
     }
 
     /// Data is retransmitted: its acknowledgment will not show which copy it is for.
@@ -257,6 +283,7 @@ impl Retransmit {
         if self.timing && una.after(self.timed) {
             self.timing = false;
             let rtt = now.since(self.timed_at);
+            self.measure_rate(una, rtt);
             self.sample(rtt);
             let is_first = self.min_rtt == Duration::ZERO;
             if is_first || rtt <= self.min_rtt || now.since(self.min_rtt_at) > MIN_RTT_LASTS {
@@ -299,6 +326,7 @@ impl Retransmit {
     fn back_off(&mut self) {
         self.rto = self.rto.times(2).min(RTO_MAX);
         self.retries = self.retries.saturating_add(1);
+        self.timeouts += 1;
         self.timing = false;
     }
 
@@ -328,8 +356,12 @@ impl Tcb {
         }
         self.close_fast_path();
         if self.timers.take(Timer::Linger, now) {
-            // The end of TIME-WAIT (RFC 9293 section 3.10.8), or of FIN-WAIT-2 without a socket.
-            self.enter(State::Closed);
+            match self.state {
+                // The end of TIME-WAIT (RFC 9293 section 3.10.8), or of FIN-WAIT-2 without a socket.
+                State::TimeWait | State::FinWait2 => self.enter(State::Closed),
+                // What was written has lingered long enough.
+                _ => self.reset(),
+            }
             return;
         }
         if self.timers.take(Timer::User, now) {
@@ -377,7 +409,6 @@ impl Tcb {
         if handshake {
             return snd.repeat_syn();
         }
-        snd.small = snd.una;
         let first = self.retransmit.retries == 1;
         let flight = snd.max.since(snd.una);
         self.congestion
@@ -463,11 +494,11 @@ mod tests {
     #[test]
     fn an_acknowledgment_of_something_sent_twice_is_no_measurement() {
         let mut r = Retransmit::new();
-        r.on_sent(SeqNum(10), Instant::ZERO);
+        r.on_sent(SeqNum(10), SeqNum(10), Instant::ZERO);
         r.on_resent();
         r.on_ack(SeqNum(20), None, Instant::from_millis(900));
         assert!(!r.measured);
-        r.on_sent(SeqNum(20), Instant::from_millis(1000));
+        r.on_sent(SeqNum(20), SeqNum(20), Instant::from_millis(1000));
         r.on_ack(SeqNum(20), None, Instant::from_millis(1100));
         assert!(!r.measured, "its bytes are not acknowledged yet");
         r.on_ack(SeqNum(21), None, Instant::from_millis(1200));
@@ -479,7 +510,7 @@ mod tests {
         let mut r = Retransmit::new();
         let mut measure = |secs: u64, rtt: u64| {
             let sent = Instant::from_millis(secs * 1000);
-            r.on_sent(SeqNum(10), sent);
+            r.on_sent(SeqNum(10), SeqNum(10), sent);
             r.on_ack(SeqNum(11), None, sent + Duration::from_millis(rtt));
             r.min_rtt
         };

@@ -297,13 +297,13 @@ impl Tcb {
         };
         let flags = flags.with(self.ecn_setup(answers, cx.limits));
         let options = SynOptions {
-            mss: Some(cx.limits.mss()),
+            mss: Some(super::mss_for(&self.flow, cx.limits)),
             window_scale: self.snd.scaled.then_some(self.rcv.shift),
             sack_permitted: self.rcv.sack_permitted,
         };
         let snd = &mut self.snd;
         if snd.max == snd.iss {
-            self.retransmit.on_sent(snd.iss, cx.now);
+            self.retransmit.on_sent(snd.iss, snd.iss, cx.now);
         } else {
             self.retransmit.on_resent();
         }
@@ -410,7 +410,7 @@ impl Tcb {
         snd.max = snd.max.max(snd.nxt);
         snd.sent_at = cx.now;
         if !again {
-            self.retransmit.on_sent(seq, cx.now);
+            self.retransmit.on_sent(seq, snd.una, cx.now);
         }
         self.retransmit.probes = 0;
         self.timers.stop(Timer::Persist);
@@ -468,6 +468,7 @@ impl Tcb {
         let fin = bytes < len;
         let count = bytes.div_ceil(frame_len).max(1);
         self.retransmit.on_resent();
+        self.retransmit.resent += u64::from(bytes);
         self.transmit_payload(begin, count, bytes, frame_len, fin, false, cx);
         self.scoreboard.on_retransmitted(begin, begin + len, cx.now);
         self.undo.resent(len, timestamp(cx.now));

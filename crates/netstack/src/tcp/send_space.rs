@@ -79,6 +79,8 @@ pub(super) struct SendSpace {
     pub(super) syn_lost: bool,
     /// Small segments are sent at once (RFC 9293 section 3.7.4).
     pub(super) nodelay: bool,
+    /// Only full segments are sent.
+    pub(super) cork: bool,
     /// [`Settings::ttl`] and [`Settings::tos`], where every frame finds them.
     pub(super) ttl: u8,
     pub(super) tos: u8,
@@ -99,7 +101,7 @@ pub(super) struct SendSpace {
 
 fields!(SendSpace, "snd", {
     una, nxt, max, end, una_offset, written, released, wnd, wl1, wl2, mss, shift, fin, due,
-    ecn, cwr, scaled, syn_lost, nodelay, ttl, tos, iss, wnd_max, small, sent_at, frames_end,
+    ecn, cwr, scaled, syn_lost, nodelay, cork, ttl, tos, iss, wnd_max, small, sent_at, frames_end,
     release_upto, release_frame,
 });
 
@@ -134,6 +136,7 @@ impl SendSpace {
             scaled: true,
             syn_lost: false,
             nodelay: false,
+            cork: false,
             ttl: Settings::TTL,
             tos: 0,
             iss,
@@ -195,6 +198,12 @@ impl SendSpace {
         self.max.min(self.una + self.wnd)
     }
 
+    /// Whether a segment that is not full was sent and is not acknowledged, be it lost. (Its end may
+    /// have been long ago, so it is looked for in what is sent.)
+    fn has_small_in_flight(&self) -> bool {
+        (1..=self.max.since(self.una)).contains(&self.small.since(self.una))
+    }
+
     /// RFC 9293 section 3.8.6.2.1, with the end of what was written counting as pushed; Nagle's
     /// algorithm (section 3.7.4) holds a small segment only behind another small one.
     ///
@@ -206,7 +215,8 @@ impl SendSpace {
         let usable = window.min(cwnd.saturating_sub(pipe));
         if left <= usable {
             let small = left % mss;
-            let waits = !self.fin && !self.nodelay && self.small.after(self.una);
+            let held = self.cork || !self.nodelay && self.has_small_in_flight();
+            let waits = !self.fin && held;
             let bytes = if small > 0 && waits {
                 left - small
             } else {

@@ -14,7 +14,7 @@ use super::scoreboard::Scoreboard;
 use super::send_space::SendSpace;
 use super::undo::Undo;
 use super::{Challenges, Cx, State, Tcb};
-use crate::config::{Limits, Settings};
+use crate::config::{Limits, Settings, Tuning};
 use crate::log::effect::{EffectSink, Event};
 use crate::log::request::{ConnId, Flow, Mac, Segment};
 use crate::seqnum::SeqNum;
@@ -48,7 +48,7 @@ impl Tcb {
     ) -> Tcb {
         Tcb {
             rcv: ReceiveSpace::new(limits),
-            snd: SendSpace::new(iss, limits.mss(), now),
+            snd: SendSpace::new(iss, super::mss_for(&flow, limits), now),
             state: State::SynSent,
             fast_path: FastPath::Closed,
             orphan: false,
@@ -65,6 +65,7 @@ impl Tcb {
             undo: Undo::new(iss),
             challenges: Challenges::default(),
             settings: Settings::default(),
+            tuning: Tuning::default(),
             keepalive: Keepalive::default(),
             autotune: Autotune::default(),
             pmtu: PathMtu::new(),
@@ -156,6 +157,26 @@ impl Tcb {
         }
     }
 
+    /// The application tuned the connection.
+    pub fn tune<S: EffectSink>(&mut self, tuning: Tuning, cx: &mut Cx<'_, S>) {
+        if matches!(self.state, State::Closed | State::TimeWait) {
+            return;
+        }
+        let before = core::mem::replace(&mut self.tuning, tuning);
+        self.close_fast_path();
+        self.snd.cork = tuning.cork;
+        if tuning.congestion != before.congestion {
+            let control = tuning.congestion.unwrap_or(cx.limits.tcp.congestion);
+            self.congestion.switch(control);
+        }
+        if tuning.max_segment != 0 {
+            self.bound_segments(tuning.max_segment);
+        }
+        if tuning.receive_buffer != before.receive_buffer {
+            self.bound_receive_window(cx.limits);
+        }
+    }
+
     /// CLOSE (section 3.10.4), of our side: FIN follows what was written. The peer may go on.
     pub fn shutdown<S: EffectSink>(&mut self, _cx: &mut Cx<'_, S>) {
         if self.snd.fin || self.state == State::Closed {
@@ -188,6 +209,9 @@ impl Tcb {
             return self.reset();
         }
         self.shutdown(cx);
+        if let Some(linger) = self.tuning.linger {
+            self.timers.start(Timer::Linger, cx.now + linger);
+        }
         self.start_fin_wait_2_timer(cx);
     }
 

@@ -1,8 +1,9 @@
 //! A stack of any variant over a scripted device, whose workers take their steps in a seeded order.
 
+use crate::log::request::Address;
 use core::cell::Cell;
 use core::fmt;
-use core::net::Ipv4Addr;
+use core::net::IpAddr;
 use core::ops::RangeInclusive;
 
 use dominoes::Mismatch;
@@ -42,16 +43,30 @@ pub enum Variant {
     Locked(usize),
     /// The same behind a queue lock.
     LockedMcs(usize),
+    /// So many workers around one state behind two mutexes, and tickets.
+    LockedTwo(usize),
+    /// The same behind two queue locks.
+    LockedTwoMcs(usize),
+    /// So many workers around one state behind six mutexes, and tickets.
+    LockedSix(usize),
+    /// The same behind six queue locks.
+    LockedSixMcs(usize),
+    /// So many workers that have the stages of a pipeline.
+    Pipelined(usize),
     /// So many replicas over one log.
     Replicated(usize),
 }
 
 impl Variant {
     /// Those that every test of behaviour should pass.
-    pub const ALL: [Variant; 6] = [
+    pub const ALL: [Variant; 10] = [
         Variant::Single,
         Variant::Locked(2),
         Variant::LockedMcs(1),
+        Variant::LockedTwoMcs(2),
+        Variant::LockedSix(3),
+        Variant::Pipelined(1),
+        Variant::Pipelined(4),
         Variant::Replicated(1),
         Variant::Replicated(2),
         Variant::Replicated(4),
@@ -63,6 +78,11 @@ impl Variant {
             Variant::Single => VariantKind::Single,
             Variant::Locked(_) => VariantKind::Locked,
             Variant::LockedMcs(_) => VariantKind::LockedMcs,
+            Variant::LockedTwo(_) => VariantKind::LockedTwo,
+            Variant::LockedTwoMcs(_) => VariantKind::LockedTwoMcs,
+            Variant::LockedSix(_) => VariantKind::LockedSix,
+            Variant::LockedSixMcs(_) => VariantKind::LockedSixMcs,
+            Variant::Pipelined(_) => VariantKind::Pipelined,
             Variant::Replicated(_) => VariantKind::Replicated,
         }
     }
@@ -71,7 +91,13 @@ impl Variant {
     pub const fn workers(self) -> usize {
         match self {
             Variant::Single => 1,
-            Variant::Locked(workers) | Variant::LockedMcs(workers) => workers,
+            Variant::Locked(workers)
+            | Variant::LockedMcs(workers)
+            | Variant::LockedTwo(workers)
+            | Variant::LockedTwoMcs(workers)
+            | Variant::LockedSix(workers)
+            | Variant::LockedSixMcs(workers)
+            | Variant::Pipelined(workers) => workers,
             Variant::Replicated(replicas) => replicas,
         }
     }
@@ -315,9 +341,9 @@ impl Host {
         })
     }
 
-    /// The Ethernet address of the host at `address`.
-    pub const fn mac_of(address: Ipv4Addr) -> [u8; 6] {
-        let [a, b, c, d] = address.octets();
+    /// The Ethernet address of the host at `address`: the last four bytes stand in it.
+    pub fn mac_of(address: IpAddr) -> [u8; 6] {
+        let [a, b, c, d] = Address::from(address).v4_bits().to_be_bytes();
         [2, 0, a, b, c, d]
     }
 
@@ -542,10 +568,10 @@ impl Host {
             };
         }
         let did = |count: Option<usize>| count.is_some_and(|count| count > 0);
-        let step = self.rng.below(8);
+        let step = self.rng.below(10);
         if let Engine::Plain(plain) = &mut self.engine {
             let step = match step {
-                0 => Step::Pump,
+                0 | 9 => Step::Pump,
                 1 => Step::Prepare(0),
                 2 | 3 => Step::Apply,
                 4 | 5 => Step::Perform,
@@ -558,7 +584,10 @@ impl Host {
             return false;
         }
         let what = |worker: &mut Worker<PlannedFaults>, rng: &mut Rng| match step {
-            0 => did(worker.pump(now)),
+            0 if rng.percent(30) => did(worker.pump(now)),
+            0 => did(worker.claim(now)),
+            8 => worker.parse(),
+            9 => did(worker.publish(now)),
             1 => {
                 let from = worker.replica().position();
                 let published = worker.published();
@@ -581,7 +610,7 @@ impl Host {
         };
         let mut workers = group.workers().iter_mut();
         let works = step > 0 && workers.any(|worker| worker.id() == replica && worker.has_work());
-        works || matches!(step, 0 | 7) && self.receives(now)
+        works || matches!(step, 0 | 7 | 9) && self.receives(now)
     }
 
     /// Lets worker `replica` do `what`, which may end in a panic: then it is gone.

@@ -1,14 +1,13 @@
 //! What sockets send: which frames get which numbers, within credit, in fair turns.
 
 use crate::hash::mix;
-use core::net::SocketAddrV4;
 
 use super::{Cx, Socket, Sockets, record};
 use crate::config::Limits;
-use crate::ip::fragment as cut;
+use crate::ip::fragment::Cut;
 use crate::ip::identification::Sequence;
 use crate::log::effect::{Effect, EffectSink, FrameNumbers, SendDatagrams};
-use crate::log::request::{Body, ConnId, MAX_DATAGRAMS, Mac, Request};
+use crate::log::request::{Address, Body, ConnId, Endpoint, MAX_DATAGRAMS, Mac, Request};
 
 /// UDP's number among the protocols of IPv4.
 const PROTOCOL: u8 = 17;
@@ -16,8 +15,11 @@ const PROTOCOL: u8 = 17;
 /// Datagrams to one destination, a part of which may have got its frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sends {
-    remote: SocketAddrV4,
+    source: Address,
+    remote: Endpoint,
     mac: Mac,
+    /// Bytes of a packet on the path.
+    mtu: u16,
     ttl: u8,
     tos: u8,
     /// Payload bytes of each.
@@ -36,9 +38,10 @@ pub(super) struct Sends {
 impl Sends {
     /// Of what is left, what one effect may name: datagrams that fit a packet each, or fragments of
     /// one that does not. At most `room` frames, at least one.
-    fn take(&mut self, socket: ConnId, port: u16, mtu: u16, room: u64) -> SendDatagrams {
+    fn take(&mut self, socket: ConnId, port: u16, room: u64) -> SendDatagrams {
         let next = usize::from(self.next);
-        let frames_of = |len: u16| cut::count(8 + u32::from(len), mtu);
+        let cut = Cut::new(self.remote.address, self.mtu);
+        let frames_of = |len: u16| cut.count(8 + u32::from(len));
         let room = room.clamp(1, u64::from(u32::MAX)) as u32;
         let left = &self.lens[next..usize::from(self.count)];
         let cut = left.first().is_some_and(|len| frames_of(*len) > 1);
@@ -56,9 +59,10 @@ impl Sends {
             socket,
             first_frame: 0,
             count,
-            port,
+            local: Endpoint::new(self.source, port),
             remote: self.remote,
             mac: self.mac,
+            mtu: self.mtu,
             ttl: self.ttl,
             tos: self.tos,
             lens,
@@ -80,12 +84,16 @@ impl Sends {
         taken
     }
 
-    pub(super) fn words(&self) -> [u64; 6] {
+    pub(super) fn words(&self) -> [u64; 7] {
         let lens = self.lens.iter().fold(0, |h, len| mix(h ^ u64::from(*len)));
+        let addresses = [self.source, self.remote.address].map(Address::words);
+        let addresses = addresses.as_flattened().iter();
+        let addresses = addresses.fold(0, |h, word| mix(h ^ word));
         [
             self.offset,
             lens,
-            u64::from(self.remote.ip().to_bits()) << 32 | u64::from(self.remote.port()) << 16,
+            addresses,
+            u64::from(self.remote.port),
             self.idents.fingerprint(),
             u64::from(self.count) << 48
                 | u64::from(self.next) << 40
@@ -95,7 +103,7 @@ impl Sends {
             self.mac
                 .0
                 .iter()
-                .fold(0, |h, byte| h << 8 | u64::from(*byte)),
+                .fold(self.mtu.into(), |h, byte| h << 8 | u64::from(*byte)),
         ]
     }
 }
@@ -105,8 +113,10 @@ impl Sockets {
     pub(super) fn send<S: EffectSink>(&mut self, request: &Request, cx: &mut Cx<'_, S>) {
         let Body::Sends {
             socket: id,
+            source,
             remote,
             mac,
+            mtu,
             offset,
             lens,
             ttl,
@@ -119,11 +129,13 @@ impl Sockets {
         if self.get(id).is_none() {
             return;
         }
-        let idents = self.idents.take(*remote.ip(), PROTOCOL, u16::from(count));
+        let idents = self.idents.take(remote.address, PROTOCOL, u16::from(count));
         let Some(socket) = self.get(id) else { return };
         socket.sends.push_back(Sends {
+            source,
             remote,
             mac,
+            mtu,
             ttl,
             tos,
             lens,
@@ -211,7 +223,7 @@ impl Socket {
             if room == 0 {
                 return true;
             }
-            let mut effect = sends.take(self.id, self.port, limits.mtu, room);
+            let mut effect = sends.take(self.id, self.port, room);
             effect.first_frame = frames.next;
             frames.next += u64::from(effect.count);
             quantum -= u64::from(effect.count);

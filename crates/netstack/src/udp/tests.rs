@@ -1,7 +1,6 @@
-use std::net::Ipv4Addr;
-
 use super::*;
 use crate::log::effect::SendDatagrams;
+use crate::log::request::{Address, Endpoint};
 use crate::log::request::{MAX_DATAGRAMS, Mac, Verdict};
 use crate::time::Instant;
 
@@ -82,8 +81,10 @@ impl Fixture {
         all[..lens.len()].copy_from_slice(lens);
         let body = Body::Sends {
             socket: ID,
-            remote: (Ipv4Addr::new(10, 0, 0, 2), 9).into_v4(),
+            source: Address::ipv4(10, 0, 0, 1),
+            remote: Endpoint::new(Address::ipv4(10, 0, 0, 2), 9),
             mac: Mac([2; 6]),
+            mtu: Limits::default().mtu,
             offset,
             lens: all,
             ttl: 64,
@@ -105,16 +106,6 @@ impl Fixture {
     }
 }
 
-trait IntoV4 {
-    fn into_v4(self) -> core::net::SocketAddrV4;
-}
-
-impl IntoV4 for (Ipv4Addr, u16) {
-    fn into_v4(self) -> core::net::SocketAddrV4 {
-        core::net::SocketAddrV4::new(self.0, self.1)
-    }
-}
-
 fn sends(effects: Vec<Effect>) -> Vec<SendDatagrams> {
     let send = |effect| match effect {
         Effect::Send(send) => Some(send),
@@ -127,9 +118,9 @@ fn sends(effects: Vec<Effect>) -> Vec<SendDatagrams> {
 fn datagrams_are_queued_one_behind_the_other_and_bad_ones_are_not() {
     let mut fixture = Fixture::new();
     let first = fixture.arrive(&[10, 20, 0], 0b101, 0).unwrap();
-    assert_eq!((first.take, first.offset, first.end), (0b101, 0, 32 + 16));
+    assert_eq!((first.take, first.offset, first.end), (0b101, 0, 64 + 32));
     let second = fixture.arrive(&[1], 1, 0).unwrap();
-    assert_eq!((second.offset, second.delivery), (48, 1));
+    assert_eq!((second.offset, second.delivery), (96, 1));
     assert_eq!(fixture.stats.bad_datagrams, 1);
     assert_eq!(fixture.stats.datagrams, 4);
 }
@@ -137,7 +128,7 @@ fn datagrams_are_queued_one_behind_the_other_and_bad_ones_are_not() {
 #[test]
 fn what_does_not_fit_is_dropped_and_counted_until_the_application_reads() {
     let mut fixture = Fixture::new();
-    let queued = fixture.arrive(&[496, 496, 0, 16], 0b1111, 0).unwrap();
+    let queued = fixture.arrive(&[480, 480, 0, 16], 0b1111, 0).unwrap();
     assert_eq!((queued.take, queued.end), (0b0011, 1024));
     assert_eq!(fixture.stats.queue_full, 2);
     assert_eq!(fixture.arrive(&[0], 1, 0), None);
@@ -148,7 +139,7 @@ fn what_does_not_fit_is_dropped_and_counted_until_the_application_reads() {
         "a run of which nothing is taken has no number"
     );
     // A cursor that was overtaken moves nothing back.
-    assert_eq!(fixture.arrive(&[480], 1, 0).unwrap().end, 1024 + 16 + 496);
+    assert_eq!(fixture.arrive(&[448], 1, 0).unwrap().end, 1024 + 32 + 480);
 }
 
 #[test]
@@ -177,7 +168,7 @@ fn frames_are_numbered_within_credit_and_the_ring_returns_when_they_are_sent() {
     let first = fixture.send(0, &[100, 200, 300]);
     assert_eq!(first.len(), 1);
     assert_eq!((first[0].first_frame, first[0].count), (0, 3));
-    let second = fixture.send(672, &[0; 8]);
+    let second = fixture.send(768, &[0; 8]);
     // Four is the quantum; what is left waits for its turn.
     assert_eq!((second[0].first_frame, second[0].count), (3, 4));
     assert_eq!(second[0].idents.nth(0), first[0].idents.nth(3));
@@ -186,12 +177,12 @@ fn frames_are_numbered_within_credit_and_the_ring_returns_when_they_are_sent() {
     assert_eq!(served[0], Effect::Sent { socket: ID, upto });
     let rest = sends(served);
     assert_eq!((rest[0].first_frame, rest[0].count), (7, 4));
-    assert_eq!(rest[0].offset, 672 + 4 * 16);
+    assert_eq!(rest[0].offset, 768 + 4 * 32);
     assert_eq!(
         fixture.sent(11),
         [Effect::Sent {
             socket: ID,
-            upto: 672 + 8 * 16
+            upto: 768 + 8 * 32
         }]
     );
 }
@@ -226,8 +217,10 @@ fn a_skipped_part_of_the_ring_returns_at_once() {
     let mut fixture = Fixture::new();
     let body = Body::Sends {
         socket: ID,
-        remote: (Ipv4Addr::UNSPECIFIED, 0).into_v4(),
+        source: Address::UNSPECIFIED,
+        remote: Endpoint::default(),
         mac: Mac::default(),
+        mtu: 1500,
         offset: 64,
         lens: [0; MAX_DATAGRAMS],
         ttl: 0,

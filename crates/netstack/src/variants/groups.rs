@@ -40,7 +40,7 @@
 use std::sync::Arc;
 
 use dominoes_drivers::Device;
-use dominoes_drivers::split::{SplitDevice, split};
+use dominoes_drivers::split::{SplitDevice, Target, split};
 
 use super::Setup;
 use crate::error::ConfigError;
@@ -51,6 +51,8 @@ use crate::log::request::GroupIndex;
 use crate::socket::Sockets;
 use crate::state::demux::Grouping;
 
+#[cfg(feature = "pipelined")]
+pub(super) use dominoes_drivers::split::Classify;
 pub use dominoes_drivers::split::INBOX;
 
 /// Groups that a stack may have.
@@ -80,11 +82,22 @@ pub const MAX_GROUPS: usize = 64;
 /// If there are no groups or more than [`MAX_GROUPS`], or several are to be recorded: each has a
 /// log of its own.
 pub fn divide(
-    mut setup: Setup,
+    setup: Setup,
     groups: usize,
     device: Box<dyn Device>,
     inbox: usize,
 ) -> Result<Vec<(Setup, SplitDevice)>, ConfigError> {
+    let (setups, classify) = divide_setup(setup, groups)?;
+    let parts = split(device, groups, inbox, classify);
+    Ok(setups.into_iter().zip(parts).collect())
+}
+
+/// The setup of each group, and which of them a frame is for.
+#[expect(clippy::type_complexity, reason = "named right above")]
+pub(super) fn divide_setup(
+    mut setup: Setup,
+    groups: usize,
+) -> Result<(Vec<Setup>, impl Fn(&[u8]) -> Target + Send + Sync + use<>), ConfigError> {
     let fail = |field, allowed| {
         Err(ConfigError::OutOfRange {
             field,
@@ -104,26 +117,25 @@ pub fn divide(
     let shared = Arc::new(StackShared::of(count));
     let directory = Arc::clone(&shared);
     let classify = move |frame: &[u8]| target(&grouping, &directory.migrated, frame);
-    let parts = split(device, groups, inbox, classify);
     let mut divided: Vec<_> = (0..count)
-        .zip(parts)
-        .map(|(index, part)| {
+        .map(|index| {
             let mut own = Setup::new(setup.address, setup.prefix, setup.secret);
             (own.limits, own.gateway) = (setup.limits, setup.gateway);
             (own.routes, own.reassembly) = (setup.routes.clone(), setup.reassembly);
+            own.ipv6 = setup.ipv6.clone();
             own.salt = setup.salt;
             own.announce = setup.announce;
             own.processor = setup.processor.clone();
             own.balance = setup.balance;
             own.group = GroupIndex { index, count };
             own.shared = Arc::clone(&shared);
-            (own, part)
+            own
         })
         .collect();
-    if let Some((first, _)) = divided.first_mut() {
+    if let Some(first) = divided.first_mut() {
         first.recorder = recorder;
     }
-    Ok(divided)
+    Ok((divided, classify))
 }
 
 /// The sockets of all groups that [`divide`] was asked for, in its order.

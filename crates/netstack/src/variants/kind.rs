@@ -7,6 +7,8 @@ use dominoes_drivers::Device;
 
 #[cfg(feature = "locked")]
 use super::locked;
+#[cfg(feature = "pipelined")]
+use super::pipelined;
 use super::single::Single;
 use super::{Setup, Variant};
 use crate::error::ConfigError;
@@ -33,6 +35,17 @@ pub enum VariantKind {
     Locked,
     /// One state behind the queue lock of Mellor-Crummey and Scott. Needs the feature `locked`.
     LockedMcs,
+    /// The same behind two locks, one for receiving and one for sending, which are mutexes; the
+    /// application takes packets by tickets. Needs the feature `locked`.
+    LockedTwo,
+    /// The same with queue locks.
+    LockedTwoMcs,
+    /// The same behind six mutexes. Needs the feature `locked`.
+    LockedSix,
+    /// The same with queue locks.
+    LockedSixMcs,
+    /// Stages for frames, payload and headers in a row. Needs the feature `pipelined`.
+    Pipelined,
     /// One log, a copy of the state per thread: [`group`](crate::group).
     Replicated,
 }
@@ -45,6 +58,29 @@ impl VariantKind {
         VariantKind::Locked,
         #[cfg(feature = "locked")]
         VariantKind::LockedMcs,
+        #[cfg(feature = "locked")]
+        VariantKind::LockedTwo,
+        #[cfg(feature = "locked")]
+        VariantKind::LockedTwoMcs,
+        #[cfg(feature = "locked")]
+        VariantKind::LockedSix,
+        #[cfg(feature = "locked")]
+        VariantKind::LockedSixMcs,
+        #[cfg(feature = "pipelined")]
+        VariantKind::Pipelined,
+        VariantKind::Replicated,
+    ];
+
+    /// Those that have a name.
+    const NAMED: [VariantKind; 9] = [
+        VariantKind::Single,
+        VariantKind::Locked,
+        VariantKind::LockedMcs,
+        VariantKind::LockedTwo,
+        VariantKind::LockedTwoMcs,
+        VariantKind::LockedSix,
+        VariantKind::LockedSixMcs,
+        VariantKind::Pipelined,
         VariantKind::Replicated,
     ];
 
@@ -53,13 +89,18 @@ impl VariantKind {
             VariantKind::Single => "single",
             VariantKind::Locked => "locked",
             VariantKind::LockedMcs => "locked-mcs",
+            VariantKind::LockedTwo => "locked-2",
+            VariantKind::LockedTwoMcs => "locked-2-mcs",
+            VariantKind::LockedSix => "locked-6",
+            VariantKind::LockedSixMcs => "locked-6-mcs",
+            VariantKind::Pipelined => "pipelined",
             VariantKind::Replicated => "replicated",
         }
     }
 
     /// The variant, to be driven by hand or [divided](Variant::into_parts) among threads.
-    /// `layout.replicas` is the number of its workers, `layout.log` how many requests may be in
-    /// flight; the rest of `layout` concerns `replicated` alone.
+    /// `layout.replicas` is the number of its workers (of `pipelined`, two of them have no data
+    /// stage, if there are so many), `layout.tuning.log` how many requests may be in flight; the rest of `layout` concerns `replicated` alone.
     ///
     /// # Errors
     /// If a setting is out of its range, excludes this variant, or needs a feature that this build
@@ -76,16 +117,64 @@ impl VariantKind {
         match self {
             VariantKind::Single => Ok(Box::new(Single::new(setup, device)?)),
             #[cfg(feature = "locked")]
-            VariantKind::Locked => behind::<locked::Mutex>(setup, layout, device),
+            VariantKind::Locked | VariantKind::LockedTwo | VariantKind::LockedSix => {
+                self.behind::<locked::Mutex>(setup, layout, device)
+            }
             #[cfg(feature = "locked")]
-            VariantKind::LockedMcs => behind::<locked::Mcs>(setup, layout, device),
+            VariantKind::LockedMcs | VariantKind::LockedTwoMcs | VariantKind::LockedSixMcs => {
+                self.behind::<locked::Mcs>(setup, layout, device)
+            }
             #[cfg(not(feature = "locked"))]
-            VariantKind::Locked | VariantKind::LockedMcs => Err(ConfigError::MissingFeature {
+            VariantKind::Locked
+            | VariantKind::LockedMcs
+            | VariantKind::LockedTwo
+            | VariantKind::LockedTwoMcs
+            | VariantKind::LockedSix
+            | VariantKind::LockedSixMcs => Err(ConfigError::MissingFeature {
                 what: self.name(),
                 feature: "locked",
             }),
+            #[cfg(feature = "pipelined")]
+            VariantKind::Pipelined => {
+                let layout = pipelined::Layout::default()
+                    .workers(layout.replicas)
+                    .window(layout.tuning.log.max(pipelined::MIN_WINDOW));
+                Ok(Box::new(pipelined::Pipeline::new(setup, layout, device)?))
+            }
+            #[cfg(not(feature = "pipelined"))]
+            VariantKind::Pipelined => Err(ConfigError::MissingFeature {
+                what: self.name(),
+                feature: "pipelined",
+            }),
             VariantKind::Replicated => Ok(Box::new(Group::new(setup, layout, device)?)),
         }
+    }
+
+    /// One of `locked`.
+    #[cfg(feature = "locked")]
+    fn behind<K: locked::LockKind>(
+        self,
+        setup: Setup,
+        layout: Layout,
+        device: Box<dyn Device>,
+    ) -> Result<Box<dyn Variant>, ConfigError> {
+        use locked::{Counting, Granularity};
+        let (granularity, counting) = match self {
+            VariantKind::LockedTwo | VariantKind::LockedTwoMcs => {
+                (Granularity::Two, Counting::Ticketed)
+            }
+            VariantKind::LockedSix | VariantKind::LockedSixMcs => {
+                let checksums_inside = true;
+                (Granularity::Six { checksums_inside }, Counting::Ticketed)
+            }
+            _ => (Granularity::One, Counting::None),
+        };
+        let layout = locked::Layout::default()
+            .workers(layout.replicas)
+            .window(layout.tuning.log.max(locked::MIN_WINDOW))
+            .granularity(granularity)
+            .counting(counting);
+        Ok(Box::new(locked::Group::<K>::new(setup, layout, device)?))
     }
 
     /// Whether a variant with one state can be had with these settings.
@@ -123,7 +212,9 @@ impl VariantKind {
                 "choose `single` or `replicated`",
             ),
             (
-                !is_single && several && setup.recorder.is_some(),
+                !matches!(self, VariantKind::Single | VariantKind::Pipelined)
+                    && several
+                    && setup.recorder.is_some(),
                 "recording with several threads",
                 "set `replicas` to 1, or choose `replicated`",
             ),
@@ -139,18 +230,6 @@ impl VariantKind {
     }
 }
 
-#[cfg(feature = "locked")]
-fn behind<K: locked::LockKind>(
-    setup: Setup,
-    layout: Layout,
-    device: Box<dyn Device>,
-) -> Result<Box<dyn Variant>, ConfigError> {
-    let layout = locked::Layout::default()
-        .workers(layout.replicas)
-        .window(layout.tuning.log.max(locked::MIN_WINDOW));
-    Ok(Box::new(locked::Group::<K>::new(setup, layout, device)?))
-}
-
 impl fmt::Display for VariantKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
@@ -163,8 +242,7 @@ impl FromStr for VariantKind {
     /// Understands the name of every variant, also of one that this build leaves out: then
     /// [`VariantKind::build`] says which feature has it.
     fn from_str(name: &str) -> Result<Self, ConfigError> {
-        use VariantKind::{Locked, LockedMcs, Replicated, Single};
-        let mut kinds = [Single, Locked, LockedMcs, Replicated].into_iter();
+        let mut kinds = VariantKind::NAMED.into_iter();
         let found = kinds.find(|kind| kind.name() == name);
         found.ok_or_else(|| ConfigError::UnknownVariant(name.to_owned()))
     }
@@ -186,14 +264,15 @@ mod tests {
 
     #[test]
     fn a_variant_that_the_build_leaves_out_says_which_feature_has_it() {
+        use VariantKind::{Locked, LockedMcs, Pipelined};
         use dominoes_drivers::memory::{MemoryConfig, pair};
-        for kind in [VariantKind::Locked, VariantKind::LockedMcs] {
+        for kind in [Locked, LockedMcs, Pipelined] {
             let (device, _) = pair(MemoryConfig::default());
             let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
             let built = kind.build(setup, Layout::default(), Box::new(device));
             assert_eq!(built.is_ok(), VariantKind::ALL.contains(&kind));
             if let Err(error) = built {
-                assert!(error.to_string().contains("enable the feature `locked`"));
+                assert!(error.to_string().contains("enable the feature `"));
             }
         }
         let error = ConfigError::MissingFeature {

@@ -1,13 +1,14 @@
-//! One state, one lock around it, and any thread may process any packet.
+//! One state with locks around it, and any thread may process any packet.
 //!
-//! The baseline of lock-based parallel stacks: packet-level parallelism with one lock for a
-//! connection's state, "TCP-1" of E. M. Nahum, D. J. Yates, J. F. Kurose, D. Towsley, *Performance
-//! issues in parallelized network protocols* (OSDI 1994), section 3, which was faster there than
-//! every finer division. The state machine is the one of the other variants. Checksums are verified
-//! before the lock, payload is copied and frames are built behind it:
+//! The baseline of lock-based parallel stacks: packet-level parallelism as in E. M. Nahum, D. J.
+//! Yates, J. F. Kurose, D. Towsley, *Performance issues in parallelized network protocols* (OSDI
+//! 1994). By default one lock guards a connection's state, "TCP-1" of section 5.1, which was faster
+//! there than every finer division; [`Granularity`] has those, too. The state machine is the one of
+//! the other variants. Checksums are verified before the lock, payload is copied and frames are
+//! built behind it:
 //!
-//! 1. a [`Worker`] takes the receive pump, if it is free, and carries away at most 32 frames as
-//!    requests;
+//! 1. a [`Worker`] takes the receive pump, if it is free, and carries away at most
+//!    [`Layout::claim`] frames as requests;
 //! 2. it verifies their checksums ([`Worker::prepare`]);
 //! 3. it takes the lock and applies them ([`Worker::apply`]): here frames and deliveries get their
 //!    numbers, so that what follows needs no ticket to keep its order;
@@ -16,7 +17,10 @@
 //!
 //! Batches may overtake each other between 1 and 3. That is the *misordering* of the paper's Table
 //! 1: TCP sees segments out of order that the network did not reorder. [`LockStats`] counts it, and
-//! waiting.
+//! waiting; [`Worker::lock_times`] has both for each lock.
+//!
+//! What else the paper measures is off by default: [`References`], [`Messages`], [`Counting`] with
+//! and without tickets, and [`Layout::assume_in_order`].
 //!
 //! # What bounds the rest
 //! A request enters only if everything a [`Layout::window`] before it is done with. So while
@@ -27,16 +31,21 @@
 
 mod batch;
 mod lock;
+mod locks;
+mod message;
 
 pub use crate::stats::LockStats;
 pub use lock::{Lock, LockKind, Mcs, Mutex};
+pub use locks::{Granularity, LockName, LockTimes};
+pub use message::{Counted, Counting, Messages, References};
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_queue::SegQueue;
 use crossbeam_utils::CachePadded;
-use dominoes::{EventCount, Exclusive};
+use dominoes::{EventCount, Exclusive, ExclusiveGuard};
 use dominoes_drivers::Device;
 
 use super::{Handle, Parts, Step, Variant};
@@ -44,9 +53,9 @@ use crate::config::{Limits, setters};
 use crate::error::ConfigError;
 use crate::io::Run;
 use crate::io::record::{Entry, Recorder};
-use crate::io::rx::{Log, RxPump, TxPump};
+use crate::io::rx::{BATCH, Log, Receiver, TxPump};
 use crate::io::setup::Setup;
-use crate::io::sleep::{Sleep, Sleeper};
+use crate::io::sleep::{Receiving, Sleep, Sleeper, sleep_alone};
 use crate::io::world::{Wakes, World};
 use crate::log::effect::{Effect, EffectSink};
 use crate::log::request::{Kind, Request, Verdict};
@@ -55,6 +64,8 @@ use crate::state::apply::{Replica, Requests};
 use crate::stats::{EffectStats, MembershipStats, PumpStats, StackStats, WorkerStats};
 use crate::time::Instant;
 use batch::{Batch, Intake, Item};
+use locks::Locks;
+use message::{Counter, FreeMessages, Sessions};
 
 /// The smallest [`Layout::window`].
 pub(super) const MIN_WINDOW: usize = 64;
@@ -88,6 +99,21 @@ pub struct Layout {
     pub window: usize,
     /// How long the lock is held. Default: for a batch.
     pub hold: Hold,
+    /// How many locks there are. Default: one.
+    pub granularity: Granularity,
+    /// Frames that a worker carries away at a time, 1 to 32: with 1, the locks are taken for each
+    /// packet. Default 32.
+    pub claim: usize,
+    /// How layers count references. Default: not at all.
+    pub references: References,
+    /// Where the memory of messages comes from. Default: there are none.
+    pub messages: Messages,
+    /// Whether the application counts packets, and in which order. Default: no.
+    pub counting: Counting,
+    /// Treats each segment of an established connection as the one that is expected, wherever it
+    /// belongs (the paper's figure 10): the upper bound of what order is worth. Streams may arrive
+    /// permuted; for measuring only. Default: no.
+    pub assume_in_order: bool,
     /// Whether the order in which requests went through the lock is kept, for [`Group::order`]. It
     /// grows without bound; for tests. Default: no.
     pub keep_order: bool,
@@ -99,6 +125,12 @@ impl Default for Layout {
             workers: 2,
             window: 512,
             hold: Hold::Batch,
+            granularity: Granularity::One,
+            claim: BATCH,
+            references: References::None,
+            messages: Messages::None,
+            counting: Counting::None,
+            assume_in_order: false,
             keep_order: false,
         }
     }
@@ -109,6 +141,12 @@ impl Layout {
         workers: usize;
         window: usize;
         hold: Hold;
+        granularity: Granularity;
+        claim: usize;
+        references: References;
+        messages: Messages;
+        counting: Counting;
+        assume_in_order: bool;
         keep_order: bool;
     }
 
@@ -126,6 +164,9 @@ impl Layout {
         if !self.window.is_power_of_two() || !(MIN_WINDOW..=1 << 16).contains(&self.window) {
             return fail("window", self.window, "a power of two, 64 to 65536");
         }
+        if !(1..=BATCH).contains(&self.claim) {
+            return fail("claim", self.claim, "1 to 32");
+        }
         Ok(())
     }
 }
@@ -136,6 +177,9 @@ struct State {
     /// Position behind the newest run that was applied.
     newest: u64,
     order: Option<Vec<u64>>,
+    /// The next ticket, if the application counts.
+    tickets: Option<u64>,
+    assume_in_order: bool,
 }
 
 impl State {
@@ -145,7 +189,29 @@ impl State {
             replica,
             newest,
             order,
+            tickets,
+            assume_in_order,
         } = self;
+        if *assume_in_order {
+            // One at a time, since each changes what is expected.
+            for item in items.iter_mut() {
+                if let Some(expected) = replica.expected(item.request.digest.hint) {
+                    item.request.digest.seg_seq = expected;
+                }
+                let begin = effects.len();
+                let sink = &mut OfOne { effects, begin };
+                let mut carried = BatchRequests {
+                    items: core::slice::from_mut(item),
+                    reached: 0,
+                    newest,
+                    order,
+                    tickets,
+                    stats,
+                };
+                replica.apply_each(&mut carried, sink);
+            }
+            return;
+        }
         let begin = effects.len();
         let sink = &mut OfOne { effects, begin };
         let mut carried = BatchRequests {
@@ -153,6 +219,7 @@ impl State {
             reached: 0,
             newest,
             order,
+            tickets,
             stats,
         };
         replica.apply_each(&mut carried, sink);
@@ -166,6 +233,7 @@ struct BatchRequests<'a> {
     reached: usize,
     newest: &'a mut u64,
     order: &'a mut Option<Vec<u64>>,
+    tickets: &'a mut Option<u64>,
     stats: &'a mut LockStats,
 }
 
@@ -195,6 +263,14 @@ impl Requests<OfOne<'_>> for BatchRequests<'_> {
         if let Some(order) = self.order {
             order.push(item.position);
         }
+        let own = &sink.effects[sink.begin..];
+        let delivers = |effect: &Effect| matches!(effect, Effect::Deliver(_) | Effect::Queue(_));
+        if let Some(next) = self.tickets
+            && own.iter().any(delivers)
+        {
+            item.ticket = Some(*next);
+            *next += 1;
+        }
         sink.begin = sink.effects.len();
         item.effects_end = sink.begin;
     }
@@ -222,20 +298,31 @@ impl EffectSink for OfOne<'_> {
 
 /// The receive pump, and how many requests it made.
 struct RxSide {
-    pump: RxPump,
+    receiver: Receiver,
     next: u64,
 }
 
-impl AsMut<RxPump> for RxSide {
-    fn as_mut(&mut self) -> &mut RxPump {
-        &mut self.pump
+impl Receiving for ExclusiveGuard<'_, RxSide> {
+    fn has_work(&mut self) -> bool {
+        self.receiver.has_work()
+    }
+
+    fn next_deadline(&mut self) -> Instant {
+        self.receiver.pump.next_deadline()
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) {
+        self.receiver.wait(timeout);
     }
 }
 
 struct Shared<K: LockKind> {
     world: Arc<World>,
     layout: Layout,
-    state: CachePadded<K::Of<State>>,
+    locks: Locks<K>,
+    sessions: Sessions<K>,
+    free_messages: FreeMessages<K>,
+    counter: Counter<K>,
     rx: Exclusive<RxSide>,
     tx: Exclusive<TxPump>,
     /// Which worker took the transmit pump over last.
@@ -258,8 +345,8 @@ impl<K: LockKind> Drop for Shared<K> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             let world = &self.world;
-            self.state
-                .with(|state| world.assert_no_panics(&state.replica));
+            self.locks
+                .look(|state| world.assert_no_panics(&state.replica));
         }
     }
 }
@@ -285,13 +372,18 @@ impl<K: LockKind> Group<K> {
             replica: Replica::new(base.world.limits),
             newest: 0,
             order: layout.keep_order.then(Vec::new),
+            tickets: (layout.counting != Counting::None).then_some(0),
+            assume_in_order: layout.assume_in_order,
         };
         let shared = Arc::new(Shared {
             world: base.world,
             layout,
-            state: CachePadded::new(K::Of::new(state)),
+            locks: Locks::new(layout.granularity, state),
+            sessions: Sessions::new(layout.references),
+            free_messages: FreeMessages::new(layout.messages),
+            counter: Counter::new(layout.counting),
             rx: Exclusive::new(RxSide {
-                pump: base.rx,
+                receiver: Receiver::new(base.rx, base.claimer),
                 next: 0,
             }),
             tx: Exclusive::new(base.tx),
@@ -342,21 +434,26 @@ impl<K: LockKind> Group<K> {
 
     /// Lets `look` at the state, under the lock.
     pub fn inspect<R>(&self, look: impl FnOnce(&Replica) -> R) -> R {
-        self.shared.state.with(|state| look(&state.replica))
+        self.shared.locks.look(|state| look(&state.replica))
     }
 
     /// Positions of the applied requests in the order of the pump (0 on), listed in the order in
     /// which they went through the lock; empty without [`Layout::keep_order`].
     pub fn order(&self) -> Vec<u64> {
         self.shared
-            .state
-            .with(|state| state.order.clone().unwrap_or_default())
+            .locks
+            .look(|state| state.order.clone().unwrap_or_default())
+    }
+
+    /// What the application counted, with [`Layout::counting`].
+    pub fn counted(&self) -> Counted {
+        self.shared.counter.counted()
     }
 
     /// The recording so far, which ends with this; `None` without one, or while somebody holds the
     /// pump.
     pub fn take_recorder(&mut self) -> Option<Recorder> {
-        self.shared.rx.try_take()?.pump.take_recorder()
+        self.shared.rx.try_take()?.receiver.pump.take_recorder()
     }
 
     /// The bounds in force, fitted to the device.
@@ -374,13 +471,25 @@ impl<K: LockKind> Variant for Group<K> {
         Group::next_deadline(self)
     }
 
+    fn wait(&mut self, now: Instant, until: Instant) {
+        let deadline = until.min(Group::next_deadline(self));
+        let Some(mut side) = self.shared.rx.try_take() else {
+            return;
+        };
+        let next_try = self.shared.tx.try_take().and_then(|tx| tx.next_try());
+        let workers = &mut self.workers;
+        let has_work = || workers.iter_mut().any(Sleeper::has_work);
+        let when = (deadline, now);
+        sleep_alone(&self.shared.world, &mut side, when, next_try, has_work);
+    }
+
     fn has_work(&mut self) -> bool {
         self.is_pump_busy() || self.workers.iter_mut().any(Sleeper::has_work)
     }
 
     fn is_pump_busy(&self) -> bool {
         let side = self.shared.rx.try_take();
-        side.is_none_or(|side| side.pump.has_work())
+        side.is_none_or(|side| side.receiver.has_work())
     }
 
     fn worker_count(&self) -> usize {
@@ -390,7 +499,8 @@ impl<K: LockKind> Variant for Group<K> {
     fn step(&mut self, worker: usize, step: Step, now: Instant) -> bool {
         let worker = &mut self.workers[worker];
         match step {
-            Step::Pump => worker.pump(now).is_some_and(|done| done > 0),
+            Step::Claim | Step::Parse => false,
+            Step::Pump | Step::Publish => worker.pump(now).is_some_and(|done| done > 0),
             Step::Prepare(_) => worker.prepare(),
             Step::Apply => worker.apply(),
             Step::Perform => worker.perform(),
@@ -475,7 +585,7 @@ impl<K: LockKind> Worker<K> {
             self.shared.work_event.notify_all();
         }
         done += self.carry_out();
-        done + self.send_in_turn(done == 0)
+        done + self.send_in_turn(done == 0) + self.shared.world.serve_units()
     }
 
     /// Does everything that what it carries asks for.
@@ -483,7 +593,7 @@ impl<K: LockKind> Worker<K> {
         if self.batch.is_empty() {
             return 0;
         }
-        while self.batch.prepare_one() {}
+        while self.batch.prepare_one(&self.shared) {}
         self.apply_and_perform()
     }
 
@@ -510,13 +620,13 @@ impl<K: LockKind> Worker<K> {
             Hold::Batch => usize::MAX,
             Hold::Run => 1,
         };
-        let world = &self.shared.world;
-        let mut wakes = Wakes::new(world);
+        let shared = &self.shared;
+        let mut wakes = Wakes::new(&shared.world);
         let mut done = 0;
         loop {
-            let applied = self.batch.apply(&self.shared, most);
+            let applied = self.batch.apply(shared, most);
             let mut performed = 0;
-            while self.batch.perform_one(world, &mut wakes) {
+            while self.batch.perform_one(shared, &mut wakes) {
                 performed += 1;
             }
             done += performed;
@@ -537,20 +647,20 @@ impl<K: LockKind> Worker<K> {
         }
         let deadline = self.state_deadline();
         let mut side = self.shared.rx.try_take()?;
-        let RxSide { pump, next } = &mut *side;
+        let RxSide { receiver, next } = &mut *side;
         let mut intake = Intake {
             shared: &self.shared,
             id: self.id,
             next,
             batch: &mut self.batch,
         };
-        Some(pump.turns(now, deadline, &mut intake))
+        Some(receiver.turns(now, deadline, &mut intake))
     }
 
     /// Verifies the checksums of the next request that this worker carries. Says whether there was
     /// one.
     pub fn prepare(&mut self) -> bool {
-        self.batch.prepare_one()
+        self.batch.prepare_one(&self.shared)
     }
 
     /// Takes the lock and applies the next request that is prepared. Says whether there was one.
@@ -560,15 +670,17 @@ impl<K: LockKind> Worker<K> {
 
     /// Performs what the next applied request asked for. Says whether there was one.
     pub fn perform(&mut self) -> bool {
-        let world = &self.shared.world;
-        let performed = self.batch.perform_one(world, &mut Wakes::new(world));
+        let shared = &self.shared;
+        let performed = self
+            .batch
+            .perform_one(shared, &mut Wakes::new(&shared.world));
         self.finish();
         performed
     }
 
     /// Lets go of a batch that is done with.
     fn finish(&mut self) {
-        if let Some(runs) = self.batch.finish() {
+        if let Some(runs) = self.batch.finish(&self.shared) {
             self.shared.back.push(runs);
             // ORDERING: Release, pairs with the Acquire in `Intake::performed`.
             self.shared.oldest_carried[self.id].store(IDLE, Ordering::Release);
@@ -601,7 +713,7 @@ impl<K: LockKind> Worker<K> {
     /// its turn.
     pub fn next_deadline(&self) -> Instant {
         let side = self.shared.rx.try_take();
-        let pump = side.map_or(Instant::NEVER, |side| side.pump.next_deadline());
+        let pump = side.map_or(Instant::NEVER, |side| side.receiver.pump.next_deadline());
         self.state_deadline().min(pump)
     }
 
@@ -621,25 +733,42 @@ impl<K: LockKind> Worker<K> {
         self.batch.effect_stats
     }
 
-    /// What it met at the lock.
+    /// What it met at all locks together.
     pub fn lock_stats(&self) -> LockStats {
-        self.batch.lock_stats
+        let counted = self.batch.lock_stats;
+        LockStats {
+            segments: counted.segments,
+            misordered: counted.misordered,
+            ..self.batch.times.sum()
+        }
+    }
+
+    /// What it met at each lock.
+    pub fn lock_times(&self) -> LockTimes {
+        self.batch.times
+    }
+
+    /// What the application counted so far, by all workers.
+    pub fn counted(&self) -> Counted {
+        self.shared.counter.counted()
     }
 
     /// Lets `look` at the state, under the lock.
     pub fn inspect<R>(&self, look: impl FnOnce(&Replica) -> R) -> R {
-        self.shared.state.with(|state| look(&state.replica))
+        self.shared.locks.look(|state| look(&state.replica))
     }
 
     /// What the receive pump saw; `None` while somebody holds it.
     pub fn pump_stats(&self) -> Option<PumpStats> {
-        self.shared.rx.try_take().map(|rx| rx.pump.stats)
+        self.shared.rx.try_take().map(|rx| rx.receiver.pump.stats)
     }
 }
 
 impl<K: LockKind> Sleeper for Worker<K> {
     fn has_work(&mut self) -> bool {
-        !self.batch.is_empty() || self.shared.tx.try_take().is_some_and(|tx| tx.has_work())
+        !self.batch.is_empty()
+            || self.shared.world.has_units()
+            || self.shared.tx.try_take().is_some_and(|tx| tx.has_work())
     }
 
     fn state_deadline(&self) -> Instant {
@@ -669,7 +798,7 @@ impl<K: LockKind> super::Worker for Worker<K> {
         WorkerStats {
             applied: effects.requests,
             effects,
-            lock: self.batch.lock_stats,
+            lock: self.lock_stats(),
         }
     }
 
@@ -703,7 +832,7 @@ impl<K: LockKind> super::Worker for Worker<K> {
         let shared = Arc::clone(&self.shared);
         let sleep = Sleep {
             world: &shared.world,
-            rx: &shared.rx,
+            rx: || shared.rx.try_take(),
             tx: &shared.tx,
             event: &shared.work_event,
             asleep: &shared.asleep,

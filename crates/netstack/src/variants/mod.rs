@@ -3,20 +3,20 @@
 //! | variant | what it is | for whom |
 //! |---|---|---|
 //! | [`single`] | one thread, no log, direct calls | one core is enough; the oracle of the tests |
-//! | `locked` (a feature) | one state, one lock around it, any thread processes any packet | a comparison: what a lock costs |
+//! | `locked` (a feature) | one state, one, two or six locks around it, any thread processes any packet | a comparison: what a lock costs |
+//! | `pipelined` (a feature) | a stage for frames, some for payload, one for headers | a comparison: division by function |
 //! | [`Group`](crate::group::Group) | one log, a copy of the state per thread, costly work by primaries | one connection on several cores; threads that may fail |
 //!
 //! What is true of each:
 //!
 //! - None of them contains a protocol rule: given the same requests in the same order, all have the
-//!   same state and send the same frames. `single` and [`Group`](crate::group::Group) apply
-//!   requests in the order of the receive pump. Workers of `locked` may overtake each other on the
+//!   same state and send the same frames. All but `locked` apply requests in the order of the
+//!   receive pump. Workers of `locked` may overtake each other on the
 //!   way to the lock, so that TCP sees segments out of order that the network did not reorder.
-//! - `single` and `locked` have one copy of the state: it ends with its thread, or with one that
-//!   fails while it has the lock. A [`Group`](crate::group::Group) replaces replicas that fail or
+//! - `single`, `locked` and `pipelined` have one copy of the state: it ends with its thread, or with
+//!   one that fails while it has the lock or some payload. A [`Group`](crate::group::Group) replaces replicas that fail or
 //!   differ, and replicas may join and leave.
-//! - No step of `single` and of a [`Group`](crate::group::Group) waits for another thread; those of
-//!   `locked` wait for the lock.
+//! - No step waits for another thread, but those of `locked` for the lock.
 //! - With several groups side by side ([`groups`]) each is `single` or a
 //!   [`Group`](crate::group::Group).
 //!
@@ -30,6 +30,8 @@ pub mod groups;
 mod kind;
 #[cfg(feature = "locked")]
 pub mod locked;
+#[cfg(feature = "pipelined")]
+pub mod pipelined;
 mod replicated;
 pub mod single;
 
@@ -83,6 +85,24 @@ pub trait Variant: Send {
     /// The latest time for the next [`turn`](Self::turn), for timers of connections and for what
     /// the receive pump waits for: neighbours that answer, and fragments.
     fn next_deadline(&self) -> Instant;
+
+    /// Sleeps until there may be something to do: a frame comes, an application acts, or
+    /// [`next_deadline`](Self::next_deadline) or `until` is reached. `now` is the time at the call;
+    /// `until` may be [`Instant::NEVER`]. Returns at once if there is work, so a thread that drives
+    /// the stack calls [`turn`](Self::turn) until that returns 0, and then this:
+    ///
+    /// ```no_run
+    /// # use dominoes_netstack::{time::Instant, variants::Variant};
+    /// fn drive(stack: &mut dyn Variant, clock: impl Fn() -> Instant) {
+    ///     loop {
+    ///         while stack.turn(clock()) > 0 {}
+    ///         stack.wait(clock(), Instant::NEVER);
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// Time passes as the system's clock does, so a device of a simulation is not waited for.
+    fn wait(&mut self, now: Instant, until: Instant);
 
     /// Whether a turn may find something to do that neither a frame nor time brings: in any worker,
     /// or in the receive pump.
@@ -164,6 +184,13 @@ pub trait Variant: Send {
 pub enum Step {
     /// Takes the receive pump for one turn, if it is free.
     Pump,
+    /// Claims a batch of frames from the device; only `replicated` has this step by itself, and the
+    /// next two.
+    Claim,
+    /// Parses the batch that it claimed, or an older one whose worker is late.
+    Parse,
+    /// Publishes what is parsed, and what applications did.
+    Publish,
     /// Verifies the checksums of the next request, or of one so far behind it; `locked` does it in
     /// order.
     Prepare(u64),
@@ -339,7 +366,7 @@ pub mod kernel {
     /// summed, the next one is fetched from memory.
     #[inline]
     pub fn verify_all(frames: &[Frame]) -> usize {
-        prepare::verdict(frames).count_ones() as usize
+        prepare::verdict(frames.iter()).count_ones() as usize
     }
 
     /// Copies `payload` behind the headers of a frame (Ethernet, IPv4, TCP, none with options; the

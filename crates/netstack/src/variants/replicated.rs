@@ -10,7 +10,7 @@ use crate::config::Limits;
 use crate::error::MembershipError;
 use crate::group::{self, FaultHooks, Group, JoiningWorker, Shared};
 use crate::io::record::{Entry, Recorder};
-use crate::io::sleep::{RECHECK, Sleep, Sleeper};
+use crate::io::sleep::{RECHECK, Sleep, Sleeper, sleep_alone};
 use crate::socket::Sockets;
 use crate::state::apply::Replica;
 use crate::stats::{EffectStats, MembershipStats, PumpStats, StackStats, StateStats, WorkerStats};
@@ -23,6 +23,23 @@ impl<T: FaultHooks + Default> Variant for Group<T> {
 
     fn next_deadline(&self) -> Instant {
         Group::next_deadline(self)
+    }
+
+    fn wait(&mut self, now: Instant, until: Instant) {
+        let deadline = until.min(Group::next_deadline(self));
+        let shared = Arc::clone(self.shared());
+        let workers = self.workers();
+        let waits = workers
+            .iter_mut()
+            .any(|worker| worker.has_pending_effects());
+        let Some(mut rx) = shared.take_rx() else {
+            return;
+        };
+        let next_try = shared.tx.try_take().and_then(|tx| tx.next_try());
+        let times = next_try.into_iter().chain(waits.then_some(RECHECK));
+        let has_work = || workers.iter_mut().any(|worker| worker.has_work());
+        let when = (deadline, now);
+        sleep_alone(&shared.world, &mut rx, when, times.min(), has_work);
     }
 
     fn has_work(&mut self) -> bool {
@@ -45,6 +62,9 @@ impl<T: FaultHooks + Default> Variant for Group<T> {
         let worker = &mut self.workers()[worker];
         match step {
             Step::Pump => did(worker.pump(now)),
+            Step::Claim => did(worker.claim(now)),
+            Step::Parse => worker.parse(),
+            Step::Publish => did(worker.publish(now)),
             Step::Prepare(ahead) => worker.prepare(worker.replica().position() + ahead),
             Step::Apply => worker.apply(),
             Step::Perform => worker.perform(),
@@ -223,7 +243,7 @@ impl<T: FaultHooks> Worker for group::Worker<T> {
         self.put_back();
         let sleep = Sleep {
             world: &shared.world,
-            rx: &shared.rx,
+            rx: || shared.take_rx(),
             tx: &shared.tx,
             event: &shared.work_event,
             asleep: &shared.asleep,

@@ -12,9 +12,9 @@ use crate::error::ConfigError;
 use crate::io::direct::DirectLog;
 use crate::io::perform::Template;
 use crate::io::record::{Entry, Recorder};
-use crate::io::rx::{Log, RxPump, TxPump};
+use crate::io::rx::{Log, Receiver, TxPump};
 use crate::io::setup::Setup;
-use crate::io::sleep::timeout;
+use crate::io::sleep::sleep_alone;
 use crate::io::world::World;
 use crate::socket::Sockets;
 use crate::state::apply::Replica;
@@ -27,7 +27,7 @@ const DELIVERY_SLOTS: usize = 128;
 
 /// A stack on one thread.
 pub struct Single {
-    rx: RxPump,
+    rx: Receiver,
     tx: TxPump,
     world: Arc<World>,
     replica: Replica,
@@ -60,7 +60,7 @@ impl Single {
             template: Template::default(),
             stats: EffectStats::default(),
             coalescing: CoalescingDelay::default(),
-            rx: base.rx,
+            rx: Receiver::new(base.rx, base.claimer),
             tx: base.tx,
         })
     }
@@ -70,9 +70,9 @@ impl Single {
     pub fn turn(&mut self, now: Instant) -> usize {
         let deadline = self.replica.next_deadline();
         let done = self.rx.turns(now, deadline, &mut self.direct);
-        self.rx.rebalance(&self.replica);
+        self.rx.pump.rebalance(&self.replica);
         self.work();
-        done + self.tx.turn()
+        done + self.tx.turn() + self.world.serve_units()
     }
 
     fn work(&mut self) {
@@ -89,7 +89,9 @@ impl Single {
 
     /// When time has to be told at the latest.
     pub fn next_deadline(&self) -> Instant {
-        self.replica.next_deadline().min(self.rx.next_deadline())
+        self.replica
+            .next_deadline()
+            .min(self.rx.pump.next_deadline())
     }
 
     /// Applies an entry of a recorded log as if it came from the pump, and sends what it asks for.
@@ -116,12 +118,12 @@ impl Single {
 
     /// The recording so far, which ends with this.
     pub fn take_recorder(&mut self) -> Option<Recorder> {
-        self.rx.take_recorder()
+        self.rx.pump.take_recorder()
     }
 
     /// What the pump saw.
     pub fn pump_stats(&self) -> PumpStats {
-        self.rx.stats
+        self.rx.pump.stats
     }
 
     /// What was performed.
@@ -144,6 +146,15 @@ impl Variant for Single {
         Single::next_deadline(self)
     }
 
+    fn wait(&mut self, now: Instant, until: Instant) {
+        let deadline = until.min(Single::next_deadline(self));
+        let next_try = self.tx.next_try();
+        let tx = &self.tx;
+        sleep_alone(&self.world, &mut self.rx, (deadline, now), next_try, || {
+            tx.has_work()
+        });
+    }
+
     fn has_work(&mut self) -> bool {
         self.rx.has_work() || self.tx.has_work()
     }
@@ -162,7 +173,7 @@ impl Variant for Single {
 
     fn stats(&self) -> StackStats {
         StackStats {
-            pump: self.rx.stats,
+            pump: self.rx.pump.stats,
             state: self.replica.stats(),
             membership: MembershipStats::default(),
         }
@@ -218,7 +229,7 @@ impl Worker for Single {
     }
 
     fn pump_stats(&self) -> Option<PumpStats> {
-        Some(self.rx.stats)
+        Some(self.rx.pump.stats)
     }
 
     fn inspect(&self, look: &mut dyn FnMut(&Replica)) {
@@ -234,15 +245,15 @@ impl Worker for Single {
     }
 
     fn post(&mut self) {
-        let (pump, state) = (self.rx.stats, self.replica.stats());
+        let (pump, state) = (self.rx.pump.stats, self.replica.stats());
         self.world
             .post(|posted| (posted.pump, posted.state) = (pump, state));
     }
 
     fn rest(&mut self, now: Instant) -> bool {
         let received = Received {
-            bytes: self.rx.received,
-            frames: self.rx.stats.frames,
+            bytes: self.rx.pump.received,
+            frames: self.rx.pump.stats.frames,
         };
         let is_due = self.coalescing.is_due(now, received);
         if is_due {
@@ -252,12 +263,6 @@ impl Worker for Single {
     }
 
     fn wait(&mut self, now: Instant) {
-        let deadline = Single::next_deadline(self);
-        self.world.before_sleep();
-        if !self.rx.has_work() && !self.tx.has_work() && !self.world.is_down() {
-            let times = timeout(deadline, now).into_iter().chain(self.tx.next_try());
-            self.rx.wait(times.min());
-        }
-        self.world.after_sleep();
+        Variant::wait(self, now, Instant::NEVER);
     }
 }

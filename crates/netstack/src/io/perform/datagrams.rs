@@ -1,13 +1,14 @@
 //! What primaries do for UDP sockets: copy datagrams into queues, and build frames of what is sent.
 
-use dominoes_drivers::{Frame, TxChecksum, TxMeta};
+use dominoes_drivers::{TxChecksum, TxMeta};
 
+use super::frames::flow_label;
+use crate::io::Frames;
 use crate::io::stream::Parts;
 use crate::io::world::World;
-use crate::ip::fragment as cut;
-use crate::ip::fragment::Piece;
+use crate::ip::fragment::{Cut, Piece};
 use crate::log::effect::{Deliver, Queue, SendDatagrams};
-use crate::log::request::MAX_DATAGRAMS;
+use crate::log::request::{Endpoint, Flow, MAX_DATAGRAMS};
 use crate::packet as wire;
 use crate::packet::checksum::Sum;
 use crate::packet::{IP_HEADERS, IpHeaders, UDP, UDP_HEADER, UdpHeaders};
@@ -21,7 +22,7 @@ const CHECKSUM_AT: u16 = 6;
 
 /// Copies the datagrams that `queue` names out of a run's `frames`, each behind its record's
 /// header.
-pub(crate) fn queue(world: &World, queue: &Queue, frames: &[Frame], stats: &mut EffectStats) {
+pub(crate) fn queue(world: &World, queue: &Queue, frames: Frames<'_>, stats: &mut EffectStats) {
     let Some(stream) = world.queues.streams.get(queue.socket) else {
         stats.diverged += 1;
         return;
@@ -45,8 +46,13 @@ pub(crate) fn queue(world: &World, queue: &Queue, frames: &[Frame], stats: &mut 
             end: queue.end,
             last: true,
         };
-        let header = Header::write(datagram.source, len, datagram.ttl, datagram.tos);
-        stream.store(&place, 0, &header);
+        let header = Header {
+            remote: datagram.source,
+            len,
+            ttl: datagram.ttl,
+            tos: datagram.tos,
+        };
+        stream.store(&place, 0, &header.to_bytes());
         stream.store(&place, record::HEADER as u32, datagram.payload);
         offset += record::len(len);
         stats.delivered_bytes += u64::from(len);
@@ -65,74 +71,79 @@ pub(crate) fn queue(world: &World, queue: &Queue, frames: &[Frame], stats: &mut 
 
 /// Builds frame `i` of datagrams that are sent, in its slot.
 pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &mut EffectStats) {
-    let mtu = world.limits.mtu;
     // Which datagram it is of, and which piece of that.
     let (index, fragment) = match s.fragment {
         None => (i as usize % MAX_DATAGRAMS, 0),
         Some(first) => (0, first + i),
     };
     let len = s.lens[index];
-    let piece = cut::piece(fragment, UDP_HEADER as u32 + u32::from(len), mtu);
+    let cut = Cut::new(s.remote.address, s.mtu);
+    let piece = cut.piece(fragment, UDP_HEADER as u32 + u32::from(len));
     let frame = s.first_frame + u64::from(i);
     let stream = world.queues.streams.get(s.socket);
-    let (Some(stream), Ok(mut claim)) = (stream, world.tx.claim(frame)) else {
+    let (Some(stream), Ok(mut claim)) = (stream, world.tx.claim(frame, 1)) else {
         stats.diverged += 1;
         return;
     };
-    world.tx.fetch(frame + 1, IP_HEADERS + piece.len as usize);
-    let before = s.lens[..index].iter().map(|len| record::len(*len));
-    let payload_at = s.offset + before.sum::<u64>() + record::HEADER as u64;
-    let total = IP_HEADERS + piece.len as usize;
-    let buffer = &mut claim.buffer()[..total];
+    let records = s.lens[..index].iter().map(|len| record::len(*len));
+    let payload_at = s.offset + records.sum::<u64>() + record::HEADER as u64;
     let header = Header {
         remote: s.remote,
         len,
         ttl: s.ttl,
         tos: s.tos,
     };
-    let ident = s.idents.nth(index as u16);
-    let headers = ip_headers(world, s.mac.0, &header, ident, piece);
+    let ident = match s.remote.address.is_v4() {
+        true => s.idents.nth(index as u16).into(),
+        false => s.idents.nth_wide(index as u16),
+    };
+    let headers = ip_headers(world, s.mac.0, s.local, &header, ident, piece);
+    let before = headers.len();
+    let total = before + piece.len as usize;
+    world.tx.fetch(frame + 1, total);
+    let buffer = &mut claim.buffer()[..total];
     wire::emit_ip(buffer, &headers);
     let mut meta = TxMeta::default();
     if piece.offset > 0 {
         let from = payload_at + u64::from(piece.offset) - UDP_HEADER as u64;
         copy(
             stream.sending(from, piece.len as usize),
-            &mut buffer[IP_HEADERS..],
+            &mut buffer[before..],
         );
     } else {
         let payload = stream.sending(payload_at, usize::from(len));
         let partial = world.tx_checksum && !piece.more;
-        first_piece(world, s.port, &header, payload, partial, buffer);
+        first_piece(s.local, &header, payload, partial, &mut buffer[before..]);
         if partial {
             meta.checksum = TxChecksum::Partial {
-                start: IP_HEADERS as u16,
+                start: before as u16,
                 offset: CHECKSUM_AT,
             };
         }
     }
-    claim.publish(
+    claim.built(
         if piece.offset > 0 {
-            IP_HEADERS
+            before
         } else {
-            HEADERS
+            before + UDP_HEADER
         },
         total,
         meta,
     );
+    claim.publish();
     stats.frames += 1;
-    stats.sent_bytes += (total - IP_HEADERS) as u64;
+    stats.sent_bytes += u64::from(piece.len);
     if piece.offset == 0 {
         stats.sent_bytes -= UDP_HEADER as u64;
     }
 }
 
-/// A whole datagram of a socket at `port` as a frame for nobody's link-layer address, however long.
+/// A whole datagram from `local` as a frame for nobody's link-layer address, however long.
 pub(crate) fn whole_datagram(
     world: &World,
-    port: u16,
+    local: Endpoint,
     header: &Header,
-    ident: u16,
+    ident: u32,
     payload: Parts<'_>,
 ) -> Vec<u8> {
     let len = UDP_HEADER as u32 + u32::from(header.len);
@@ -141,53 +152,62 @@ pub(crate) fn whole_datagram(
         len,
         more: false,
     };
-    let mut frame = vec![0; IP_HEADERS + len as usize];
-    wire::emit_ip(&mut frame, &ip_headers(world, [0; 6], header, ident, whole));
-    first_piece(world, port, header, payload, false, &mut frame);
+    let headers = ip_headers(world, [0; 6], local, header, ident, whole);
+    let mut frame = vec![0; headers.len() + len as usize];
+    wire::emit_ip(&mut frame, &headers);
+    first_piece(local, header, payload, false, &mut frame[headers.len()..]);
     frame
 }
 
 fn ip_headers(
     world: &World,
     dst_mac: [u8; 6],
+    local: Endpoint,
     header: &Header,
-    ident: u16,
+    ident: u32,
     piece: Piece,
 ) -> IpHeaders {
     IpHeaders {
         src_mac: world.mac,
         dst_mac,
-        src: world.address,
-        dst: *header.remote.ip(),
+        src: local.address,
+        dst: header.remote.address,
         protocol: UDP,
         ttl: header.ttl,
         tos: header.tos,
         ident,
+        label: flow_label(
+            world,
+            &Flow {
+                local,
+                remote: header.remote,
+            },
+        ),
         offset: piece.offset,
         more: piece.more,
         payload_len: piece.len as usize,
     }
 }
 
-/// Writes the UDP header and what of the payload the frame has room for. The checksum is that of
-/// the whole datagram; with `partial`, that of its pseudo header, for a device that adds the rest.
+/// Writes the UDP header and what of the payload `piece`, the end of the frame, has room for. The
+/// checksum is that of the whole datagram; with `partial`, that of its pseudo header, for a device
+/// that adds the rest.
 fn first_piece(
-    world: &World,
-    port: u16,
+    local: Endpoint,
     header: &Header,
     payload: Parts<'_>,
     partial: bool,
-    frame: &mut [u8],
+    piece: &mut [u8],
 ) {
     let len = usize::from(header.len);
-    let (head, text) = frame[IP_HEADERS..].split_at_mut(UDP_HEADER);
+    let (head, text) = piece.split_at_mut(UDP_HEADER);
     let udp = UdpHeaders {
-        src_port: port,
-        dst_port: header.remote.port(),
+        src_port: local.port,
+        dst_port: header.remote.port,
         payload_len: len,
     };
     wire::emit_udp(head, &udp);
-    let (src, dst) = (world.address.octets(), header.remote.ip().octets());
+    let (src, dst) = (local.address, header.remote.address);
     let pseudo = Sum::default().pseudo_header(src, dst, UDP, UDP_HEADER + len);
     if partial {
         copy(payload, text);
@@ -215,7 +235,12 @@ pub(crate) fn fill_datagram(frame: &mut [u8], payload: &[u8]) {
     let udp = &mut head[IP_HEADERS..];
     udp[6..8].fill(0);
     let sum = Sum::default()
-        .pseudo_header([a, b, c, d], [e, f, g, h], UDP, UDP_HEADER + payload.len())
+        .pseudo_header(
+            [a, b, c, d].into(),
+            [e, f, g, h].into(),
+            UDP,
+            UDP_HEADER + payload.len(),
+        )
         .add(udp)
         .add_copy(payload, rest);
     wire::set_udp_checksum(udp, sum.finish());

@@ -1,13 +1,17 @@
 //! Frames of segments: their headers, what they carry, and checksums.
 
+use core::ops::Range;
+
 use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxMeta};
 
 use crate::io::processor;
 use crate::io::processor::{Processor, StreamId};
 use crate::io::stream::StreamRef;
+use crate::io::tx::TxClaim;
 use crate::io::world::World;
+use crate::keys::Domain;
 use crate::log::effect::Transmit;
-use crate::log::request::{ConnId, Flags, Sack};
+use crate::log::request::{ConnId, Flags, Flow, Sack};
 use crate::packet as wire;
 use crate::packet::checksum::Sum;
 use crate::packet::{ETHERNET_HEADER, MAX_HEADERS, SackBlocks, TcpHeaders};
@@ -18,12 +22,20 @@ const TCP: u8 = 6;
 /// Where the checksum field stands within a TCP header.
 const CHECKSUM_AT: u16 = 16;
 
-/// The headers of the frame that was built last, but for sequence and acknowledgment numbers,
-/// window and checksum: in a bulk transfer the next one has the same.
-#[derive(Debug)]
+/// The headers of the frames that were built last, of either family.
+#[derive(Debug, Default)]
 pub(crate) struct Template {
+    v4: Kept<PLAIN>,
+    v6: Box<Kept<PLAIN_V6>>,
+}
+
+/// The headers of the frame that was built last, but for sequence and acknowledgment numbers,
+/// window and checksum: in a bulk transfer the next one has the same. They are `N` bytes at most,
+/// without options but timestamps.
+#[derive(Debug)]
+struct Kept<const N: usize> {
     key: Option<TemplateKey>,
-    bytes: [u8; PLAIN],
+    bytes: [u8; N],
     /// What stands there, with zeros for these.
     head: Head,
 }
@@ -39,8 +51,15 @@ struct Head {
     sum: Sum,
 }
 
+/// Bytes of a TCP header without options but timestamps, at most.
+const TCP_PLAIN: usize = 32;
 /// Bytes of all headers, at most, without options but timestamps.
-const PLAIN: usize = ETHERNET_HEADER + 20 + 32;
+const PLAIN: usize = ETHERNET_HEADER + 20 + TCP_PLAIN;
+/// Where the TCP header begins.
+const AT: usize = PLAIN - TCP_PLAIN;
+/// Both over IPv6.
+const AT_V6: usize = PLAIN_V6 - TCP_PLAIN;
+const PLAIN_V6: usize = ETHERNET_HEADER + 40 + TCP_PLAIN;
 
 /// What frames with the same headers have in common.
 #[derive(Clone, Copy, Debug)]
@@ -53,17 +72,17 @@ struct TemplateKey {
     timestamps: Option<(u32, u32)>,
 }
 
-impl Default for Template {
+impl<const N: usize> Default for Kept<N> {
     fn default() -> Self {
-        Template {
+        Kept {
             key: None,
-            bytes: [0; PLAIN],
+            bytes: [0; N],
             head: Head::default(),
         }
     }
 }
 
-impl Template {
+impl<const N: usize> Kept<N> {
     /// Writes the headers of a frame to the front of `buffer`.
     #[inline(always)]
     fn emit(
@@ -90,16 +109,48 @@ impl Template {
         }
     }
 
+    /// Becomes the headers of the next frames of `t`, acknowledgment number and window included:
+    /// only the sequence number and the checksum are left to be written. Returns what they are
+    /// without these.
+    #[inline(always)]
+    fn fit_numbered(&mut self, world: &World, t: &Transmit, flags: Flags, len: u32) -> Head {
+        self.fit(world, t, flags, len);
+        match N {
+            PLAIN_V6 => wire::set_tcp_numbers::<AT_V6>(&mut self.bytes, 0, t.ack.0, t.wnd),
+            _ => wire::set_tcp_numbers::<AT>(&mut self.bytes, 0, t.ack.0, t.wnd),
+        }
+        let sum = self.head.sum.numbers([t.ack.0, u32::from(t.wnd)]);
+        Head { sum, ..self.head }
+    }
+
+    /// Writes the headers that [`Kept::fit_numbered`] made to the front of `buffer`, for the
+    /// segment at `seq`.
+    #[inline(always)]
+    fn write_next(&self, seq: SeqNum, buffer: &mut [u8]) {
+        let buffer = buffer
+            .first_chunk_mut::<N>()
+            .expect("a slot holds all headers");
+        *buffer = self.bytes;
+        match N {
+            PLAIN_V6 => wire::set_tcp_sequence::<AT_V6>(buffer, seq.0),
+            _ => wire::set_tcp_sequence::<AT>(buffer, seq.0),
+        }
+    }
+
     /// Writes the headers with these numbers. A header field that differs between frames of one
     /// template must be written here too, and be in the sums.
     #[inline(always)]
     fn write(&self, seq: SeqNum, ack: SeqNum, wnd: u16, buffer: &mut [u8]) -> Head {
         // Always as much: what stands behind the headers is overwritten by the text.
         let buffer = buffer
-            .first_chunk_mut::<PLAIN>()
+            .first_chunk_mut::<N>()
             .expect("a slot holds all headers");
         *buffer = self.bytes;
-        wire::set_tcp_numbers(buffer, seq.0, ack.0, wnd);
+        // Where the TCP header begins.
+        match N {
+            PLAIN_V6 => wire::set_tcp_numbers::<AT_V6>(buffer, seq.0, ack.0, wnd),
+            _ => wire::set_tcp_numbers::<AT>(buffer, seq.0, ack.0, wnd),
+        }
         let sum = self.head.sum.numbers([seq.0, ack.0, u32::from(wnd)]);
         Head { sum, ..self.head }
     }
@@ -113,7 +164,7 @@ impl Template {
             ..*t
         };
         self.head = emit_once(world, &zeros, SeqNum(0), flags, len, &mut bytes);
-        self.bytes.copy_from_slice(&bytes[..PLAIN]);
+        self.bytes.copy_from_slice(&bytes[..N]);
         self.key = Some(TemplateKey {
             conn: t.conn,
             header_version: t.header_version,
@@ -138,7 +189,16 @@ impl TemplateKey {
     }
 }
 
-/// As [`Template::emit`], for this frame alone.
+/// Stores the checksum of a frame with headers of at most `N` bytes.
+#[inline(always)]
+fn set_checksum<const N: usize>(frame: &mut [u8], checksum: u16) {
+    match N {
+        PLAIN_V6 => wire::set_tcp_checksum::<AT_V6>(frame, checksum),
+        _ => wire::set_tcp_checksum::<AT>(frame, checksum),
+    }
+}
+
+/// As [`Kept::emit`], for this frame alone.
 fn emit_once(
     world: &World,
     t: &Transmit,
@@ -151,10 +211,10 @@ fn emit_once(
     let headers = TcpHeaders {
         src_mac: world.mac,
         dst_mac: t.mac.0,
-        src: *t.flow.local.ip(),
-        dst: *t.flow.remote.ip(),
-        src_port: t.flow.local.port(),
-        dst_port: t.flow.remote.port(),
+        src: t.flow.local.address,
+        dst: t.flow.remote.address,
+        src_port: t.flow.local.port,
+        dst_port: t.flow.remote.port,
         seq: seq.0,
         ack: t.ack.0,
         wnd: t.wnd,
@@ -162,6 +222,7 @@ fn emit_once(
         ect: t.ect,
         ttl: t.ttl,
         tos: t.tos,
+        label: flow_label(world, &t.flow),
         timestamps: t.timestamps,
         mss: syn.mss,
         window_scale: syn.window_scale,
@@ -170,10 +231,10 @@ fn emit_once(
         payload_len: len as usize,
     };
     let head = wire::emit_tcp(buffer, &headers);
-    let tcp_len = head + len as usize - ETHERNET_HEADER - 20;
-    let pseudo =
-        Sum::default().pseudo_header(headers.src.octets(), headers.dst.octets(), TCP, tcp_len);
-    let written = &buffer[ETHERNET_HEADER + 20..head];
+    let at = wire::ip_headers_len(headers.dst, false);
+    let tcp_len = head + len as usize - at;
+    let pseudo = Sum::default().pseudo_header(headers.src, headers.dst, TCP, tcp_len);
+    let written = &buffer[at..head];
     Head {
         len: head,
         pseudo: pseudo.folded(),
@@ -181,11 +242,21 @@ fn emit_once(
     }
 }
 
-/// What is said of a frame that is left to the device to finish.
-fn unfinished() -> TxMeta {
+/// The flow label of packets of `flow` (RFC 6437 section 3): the same for all of them, and hard to
+/// guess. 0 of IPv4, which has none.
+pub(super) fn flow_label(world: &World, flow: &Flow) -> u32 {
+    if flow.remote.address.is_v4() {
+        return 0;
+    }
+    // Never 0, which says that there is none.
+    (world.keys.of_flow(Domain::FlowLabel, flow, 0) as u32 & 0xf_ffff).max(1)
+}
+
+/// What is said of a frame with headers of at most `N` bytes that is left to the device to finish.
+fn unfinished<const N: usize>() -> TxMeta {
     TxMeta {
         checksum: TxChecksum::Partial {
-            start: (ETHERNET_HEADER + 20) as u16,
+            start: (N - TCP_PLAIN) as u16,
             offset: CHECKSUM_AT,
         },
         gso: None,
@@ -193,21 +264,41 @@ fn unfinished() -> TxMeta {
 }
 
 /// Builds the frame of a transmit effect without text in its slot.
-#[inline]
+#[inline(always)]
 pub(crate) fn build_bare(
     world: &World,
     t: &Transmit,
     template: &mut Template,
     stats: &mut EffectStats,
 ) {
-    let Ok(mut claim) = world.tx.claim(t.first_frame) else {
+    if t.flow.local.address.is_v4() {
+        build_bare_as(world, t, &mut template.v4, stats);
+    } else {
+        build_bare_v6(world, t, template, stats);
+    }
+}
+
+#[inline(never)]
+fn build_bare_v6(world: &World, t: &Transmit, template: &mut Template, stats: &mut EffectStats) {
+    build_bare_as(world, t, &mut *template.v6, stats);
+}
+
+#[inline(always)]
+fn build_bare_as<const N: usize>(
+    world: &World,
+    t: &Transmit,
+    template: &mut Kept<N>,
+    stats: &mut EffectStats,
+) {
+    let Ok(mut claim) = world.tx.claim(t.first_frame, 1) else {
         stats.diverged += 1;
         return;
     };
     let buffer = claim.buffer();
     let head = template.emit(world, t, t.seq, t.flags, 0, buffer);
-    let meta = complete_bare(world, &head, buffer);
-    claim.publish(head.len, head.len, meta);
+    let meta = complete_bare::<N>(world, &head, buffer);
+    claim.built(head.len, head.len, meta);
+    claim.publish();
     if let Some(stream) = world.streams.get(t.conn) {
         stream.advertised(t.window_end, t.window_limit);
     }
@@ -216,47 +307,164 @@ pub(crate) fn build_bare(
 
 /// Completes a frame that is nothing but headers. Returns what is said of it.
 #[inline(always)]
-fn complete_bare(world: &World, head: &Head, buffer: &mut [u8]) -> TxMeta {
+fn complete_bare<const N: usize>(world: &World, head: &Head, buffer: &mut [u8]) -> TxMeta {
     let (checksum, meta) = if world.tx_checksum {
-        (head.pseudo, unfinished())
+        (head.pseudo, unfinished::<N>())
     } else {
         (head.sum.finish(), TxMeta::default())
     };
-    wire::set_tcp_checksum(buffer, checksum);
+    set_checksum::<N>(buffer, checksum);
     meta
 }
 
-/// Builds frame `i` of a transmit effect in its slot.
+/// Builds `count` frames of a transmit effect in their slots, from frame `from` on. Calls `before`
+/// before each of them. Unwinds from there without having published the chunk that it is in.
+#[inline]
 pub(crate) fn build(
     world: &World,
     t: &Transmit,
-    i: u32,
+    (from, count): (u32, u32),
     template: &mut Template,
     stats: &mut EffectStats,
+    mut before: impl FnMut(),
 ) {
     if t.payload_len == 0 {
+        before();
         return build_bare(world, t, template, stats);
     }
-    build_with_payload(world, t, i, template, stats);
+    if t.flow.local.address.is_v4() {
+        build_range(world, t, (from, count), &mut template.v4, stats, before);
+    } else {
+        build_range(world, t, (from, count), &mut *template.v6, stats, before);
+    }
 }
 
-/// Builds frame `i`, which carries something.
-fn build_with_payload(
+/// As [`build`], of frames that carry something.
+#[inline(always)]
+fn build_range<const N: usize>(
     world: &World,
     t: &Transmit,
-    i: u32,
-    template: &mut Template,
+    (from, count): (u32, u32),
+    template: &mut Kept<N>,
     stats: &mut EffectStats,
+    mut before: impl FnMut(),
+) {
+    let Some(stream) = world.streams.get(t.conn) else {
+        stats.diverged += u64::from(count);
+        return;
+    };
+    let is_copied = !world.tx_checksum && world.streams.inline.is_none();
+    let (mut at, end) = (from, from + count);
+    while at < end {
+        let first = t.first_frame + u64::from(at);
+        let chunk = (world.tx.chunk_end(first) - first).min(u64::from(end - at)) as u32;
+        let claimed = claim_some(world, first, chunk, stats);
+        if let Some((mut claim, count)) = claimed {
+            let range = at..at + count;
+            if is_copied {
+                build_copies(world, &stream, t, range, template, &mut claim, &mut before);
+            } else {
+                for i in range {
+                    before();
+                    build_with_payload(world, &stream, t, i, template, &mut claim);
+                }
+            }
+            claim.publish();
+            stats.frames += u64::from(count);
+            let (offset, _) = t.payload_of(at);
+            let (last, len) = t.payload_of(at + count - 1);
+            stats.sent_bytes += last + u64::from(len) - offset;
+            at += count;
+        } else {
+            at += 1;
+        }
+    }
+    if end == t.count {
+        stream.advertised(t.window_end, t.window_limit);
+    }
+}
+
+/// Claims frames from `first` on, `count` of them or one. `None` if that one has been built: then
+/// it is to be passed over.
+#[inline(always)]
+fn claim_some<'a>(
+    world: &'a World,
+    first: u64,
+    count: u32,
+    stats: &mut EffectStats,
+) -> Option<(TxClaim<'a>, u32)> {
+    match world.tx.claim(first, count) {
+        Ok(claim) => Some((claim, count)),
+        Err(_) => claim_one(world, first, stats),
+    }
+}
+
+#[cold]
+fn claim_one<'a>(
+    world: &'a World,
+    first: u64,
+    stats: &mut EffectStats,
+) -> Option<(TxClaim<'a>, u32)> {
+    let claim = world.tx.claim(first, 1);
+    stats.diverged += u64::from(claim.is_err());
+    claim.ok().map(|claim| (claim, 1))
+}
+
+/// Builds these frames, which carry something and are claimed: copies what they carry, and
+/// computes their checksums. They differ in their sequence numbers, and the last one of all in its
+/// length and flags.
+#[inline(always)]
+fn build_copies<const N: usize>(
+    world: &World,
+    stream: &StreamRef<'_>,
+    t: &Transmit,
+    range: Range<u32>,
+    template: &mut Kept<N>,
+    claim: &mut TxClaim<'_>,
+    mut before: impl FnMut(),
+) {
+    let mut head = Head::default();
+    let first = range.start;
+    for i in range {
+        before();
+        let (offset, len) = t.payload_of(i);
+        let frame = t.first_frame + u64::from(i);
+        let is_last = i + 1 == t.count;
+        if i == first || is_last {
+            let flags = if is_last {
+                t.flags
+            } else {
+                t.flags.without(Flags::PSH.with(Flags::FIN))
+            };
+            head = template.fit_numbered(world, t, flags, len);
+        }
+        let total = head.len + len as usize;
+        // Whoever builds this frame most likely builds the next one, which is as long.
+        world.tx.fetch(frame + 1, total);
+        let buffer = claim.buffer();
+        let seq = t.seq + i * t.frame_len;
+        template.write_next(seq, buffer);
+        let parts = stream.sending(offset, len as usize);
+        let sum = head.sum.number(seq.0);
+        let checksum = sum.add_copies(parts, &mut buffer[head.len..total]).finish();
+        set_checksum::<N>(buffer, checksum);
+        claim.built(head.len, total, TxMeta::default());
+    }
+}
+
+/// Builds frame `i`, which carries something and is claimed. Its payload is left where it lies for
+/// the device to take, or processed, or copied for a device that computes checksums.
+#[inline(always)]
+fn build_with_payload<const N: usize>(
+    world: &World,
+    stream: &StreamRef<'_>,
+    t: &Transmit,
+    i: u32,
+    template: &mut Kept<N>,
+    claim: &mut TxClaim<'_>,
 ) {
     let (offset, len) = t.payload_of(i);
-    let Ok(mut claim) = world.tx.claim(t.first_frame + u64::from(i)) else {
-        stats.diverged += 1;
-        return;
-    };
-    let Some(stream) = world.streams.get(t.conn) else {
-        stats.diverged += 1;
-        return;
-    };
+    let frame = t.first_frame + u64::from(i);
     let inline = world.streams.inline.as_ref();
     // Nothing needs the text itself, so it can be sent from where it lies.
     let carried = if world.tx_checksum && inline.is_none() {
@@ -266,10 +474,8 @@ fn build_with_payload(
     };
     // Whoever builds this frame most likely builds the next one, which is as long.
     let copied = if carried.is_some() { 0 } else { len as usize };
-    let next = t.first_frame + u64::from(i) + 1;
-    world.tx.fetch(next, wire::MAX_HEADERS + copied);
-    let last = i + 1 == t.count;
-    let flags = if last {
+    world.tx.fetch(frame + 1, wire::MAX_HEADERS + copied);
+    let flags = if i + 1 == t.count {
         t.flags
     } else {
         t.flags.without(Flags::PSH.with(Flags::FIN))
@@ -282,33 +488,29 @@ fn build_with_payload(
     let mut meta = TxMeta::default();
     let checksum = if world.tx_checksum {
         if carried.is_none() {
-            copy_payload(world, t, &stream, offset, payload);
+            copy_payload(world, t, stream, offset, payload);
         }
-        meta = unfinished();
+        meta = unfinished::<N>();
         meta.gso = (len > u32::from(t.mss)).then_some(Gso {
-            kind: GsoKind::Tcp4,
+            kind: if N == PLAIN_V6 {
+                GsoKind::Tcp6
+            } else {
+                GsoKind::Tcp4
+            },
             size: t.mss,
             header_len: head.len as u16,
         });
         head.pseudo
-    } else if inline.is_some() {
-        copy_payload(world, t, &stream, offset, payload);
+    } else {
+        copy_payload(world, t, stream, offset, payload);
         // What a processor wrote is in the nearest cache now.
         head.sum.add(payload).finish()
-    } else {
-        let parts = stream.sending(offset, len as usize);
-        head.sum.add_copies(parts, payload).finish()
     };
-    wire::set_tcp_checksum(buffer, checksum);
+    set_checksum::<N>(buffer, checksum);
     match carried {
-        Some(carried) => claim.publish_with_payload(head.len, carried, meta),
-        None => claim.publish(head.len, total, meta),
+        Some(carried) => claim.built_with_payload(head.len, carried, meta),
+        None => claim.built(head.len, total, meta),
     }
-    if last {
-        stream.advertised(t.window_end, t.window_limit);
-    }
-    stats.frames += 1;
-    stats.sent_bytes += u64::from(len);
 }
 
 /// Copies what a frame carries into it, by way of the inline processor if there is one.
@@ -367,10 +569,15 @@ pub(crate) fn fill(frame: &mut [u8], payload: &[u8]) {
         return;
     };
     let sum = Sum::default()
-        .pseudo_header([a, b, c, d], [e, f, g, h], TCP, 20 + payload.len())
+        .pseudo_header(
+            [a, b, c, d].into(),
+            [e, f, g, h].into(),
+            TCP,
+            20 + payload.len(),
+        )
         .add(&head[ETHERNET_HEADER + 20..])
         .add_copy(payload, rest);
-    wire::set_tcp_checksum(frame, sum.finish());
+    wire::set_tcp_checksum::<AT>(frame, sum.finish());
 }
 
 /// As [`fill`], with what `processor` makes of `payload`, which stands at `offset` of `stream`.
@@ -387,8 +594,13 @@ pub(crate) fn fill_processed(
         return;
     };
     let sum = Sum::default()
-        .pseudo_header([a, b, c, d], [e, f, g, h], TCP, 20 + payload.len())
+        .pseudo_header(
+            [a, b, c, d].into(),
+            [e, f, g, h].into(),
+            TCP,
+            20 + payload.len(),
+        )
         .add(&head[ETHERNET_HEADER + 20..])
         .add(rest);
-    wire::set_tcp_checksum(frame, sum.finish());
+    wire::set_tcp_checksum::<AT>(frame, sum.finish());
 }

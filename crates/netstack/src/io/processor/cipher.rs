@@ -1,6 +1,7 @@
 //! AES-256 on the way, by `aws-lc-rs`, which finds out itself what the processor can.
 
 use core::fmt;
+use core::net::IpAddr;
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::cipher::{AES_256, EncryptingKey, EncryptionContext, UnboundCipherKey};
@@ -34,15 +35,22 @@ impl Keys {
 
     /// 128 bits that stand for a stream.
     fn name(&self, stream: &StreamId) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        let mut put = |at: usize, with: &[u8]| bytes[at..at + with.len()].copy_from_slice(with);
-        put(0, &stream.source.ip().octets());
-        put(4, &stream.source.port().to_be_bytes());
-        put(6, &stream.destination.ip().octets());
-        put(10, &stream.destination.port().to_be_bytes());
-        put(12, &stream.isn.to_be_bytes());
+        let mut bytes = [0; 40];
+        let mut len = 0;
+        let mut put = |with: &[u8]| {
+            bytes[len..len + with.len()].copy_from_slice(with);
+            len += with.len();
+        };
+        for end in [stream.source, stream.destination] {
+            match end.ip() {
+                IpAddr::V4(address) => put(&address.octets()),
+                IpAddr::V6(address) => put(&address.octets()),
+            }
+            put(&end.port().to_be_bytes());
+        }
+        put(&stream.isn.to_be_bytes());
         SipHasher24::new_with_key(&self.names)
-            .hash(&bytes)
+            .hash(&bytes[..len])
             .as_bytes()
     }
 }
@@ -273,12 +281,12 @@ impl fmt::Debug for Aes256Gcm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::net::{Ipv4Addr, SocketAddrV4};
+    use core::net::{IpAddr, Ipv4Addr, SocketAddr};
     use proptest::prelude::*;
 
     const STREAM: StreamId = StreamId {
-        source: SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), 1),
-        destination: SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 2), 2),
+        source: SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), 1),
+        destination: SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)), 2),
         isn: 77,
     };
 

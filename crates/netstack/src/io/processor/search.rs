@@ -129,8 +129,14 @@ mod tests {
     use proptest::prelude::*;
 
     const STREAM: StreamId = StreamId {
-        source: core::net::SocketAddrV4::new(core::net::Ipv4Addr::LOCALHOST, 1),
-        destination: core::net::SocketAddrV4::new(core::net::Ipv4Addr::LOCALHOST, 2),
+        source: core::net::SocketAddr::new(
+            core::net::IpAddr::V4(core::net::Ipv4Addr::LOCALHOST),
+            1,
+        ),
+        destination: core::net::SocketAddr::new(
+            core::net::IpAddr::V4(core::net::Ipv4Addr::LOCALHOST),
+            2,
+        ),
         isn: 0,
     };
 

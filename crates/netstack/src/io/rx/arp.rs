@@ -40,12 +40,12 @@ impl RxPump {
             return;
         }
         self.claim.next = None;
-        if self.announce {
+        if self.announce && self.site.has_v4() {
             self.claim.announced += 1;
             if self.claim.announced < ANNOUNCEMENTS {
                 self.claim.next = Some(now + ANNOUNCE_INTERVAL);
             }
-            self.request_address(self.site.address);
+            self.request_address(self.site.address, None);
         }
     }
 
@@ -82,16 +82,22 @@ impl RxPump {
 
     fn learn(&mut self, now: Instant, arp: &wire::Arp, for_us: bool, log: &mut impl Log) {
         let mac = Mac(arp.sender_mac);
+        let learned = self.neighbors.learn(arp.sender, mac, for_us, now);
+        self.learned(now, mac, learned, log);
+    }
+
+    /// Does what follows from learning that a neighbour has `mac`.
+    pub(crate) fn learned(&mut self, now: Instant, mac: Mac, learned: Learned, log: &mut impl Log) {
         let Learned {
             opens,
             frames,
             moved,
             is_move_rejected,
-        } = self.neighbors.learn(arp.sender, mac, for_us, now);
+        } = learned;
         self.stats.neighbor_moves_rejected += u64::from(is_move_rejected);
         self.opens.extend(opens.into_iter().map(|open| (open, mac)));
         for mut frame in frames {
-            wire::set_link_dst(&mut frame, arp.sender_mac);
+            wire::set_link_dst(&mut frame, mac.0);
             self.control(frame);
         }
         if let Some(old) = moved {
@@ -110,7 +116,7 @@ impl RxPump {
         let is_due = |last: Instant| last + DEFEND_INTERVAL <= now;
         if self.claim.defended.is_none_or(is_due) {
             self.claim.defended = Some(now);
-            self.request_address(self.site.address);
+            self.request_address(self.site.address, None);
         }
     }
 }

@@ -4,23 +4,24 @@
 //! Only the pump publishes the beginning and the end of a socket, so its table equals that of every
 //! replica at the same position of the log.
 
-use core::net::SocketAddrV4;
 use std::collections::{HashMap, VecDeque};
-use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use dominoes_drivers::{Frame, RxChecksum};
 
-use crate::io::Run;
 use crate::io::perform::whole_datagram;
 use crate::io::prepare::{datagram_is_good, is_verified_by_device};
 use crate::io::record::{Entry, Written};
 use crate::io::rx::{BATCH, Log, RESERVED, RxPump};
 use crate::io::udp_queues::PendingError;
+use crate::io::{Batch, Indices, Run};
 use crate::ip::fragment::cut_frame;
 use crate::ip::route::AddressKind;
 use crate::log::request::{Body, ConnId, Digest, Kind, MAX_DATAGRAMS, Mac, Request};
 use crate::packet as wire;
 use crate::packet::Report;
+use crate::packet::flow::{Address, Endpoint, Families};
+use crate::seqnum::SeqNum;
 use crate::time::Instant;
 use crate::udp::record::{self, Header};
 
@@ -29,8 +30,10 @@ use crate::udp::record::{self, Header};
 struct Bound {
     socket: ConnId,
     port: u16,
+    /// Whose datagrams it takes.
+    families: Families,
     /// The only peer whose datagrams it takes, if it is connected.
-    remote: Option<SocketAddrV4>,
+    remote: Option<Endpoint>,
     /// How much of its send ring was published.
     taken: u64,
     /// Whether it ends once everything that it sent is published.
@@ -59,7 +62,11 @@ struct OpenRun {
     /// Place of the socket.
     index: u32,
     lens: [u16; MAX_DATAGRAMS],
-    run: Run,
+    /// The batch that they are in, if there are any.
+    batch: Option<Batch>,
+    indices: Indices,
+    /// Whether the device vouches for their checksums.
+    is_verified: bool,
 }
 
 /// A record of a send ring.
@@ -88,10 +95,11 @@ impl Datagrams {
     }
 
     /// The place of the socket that takes a datagram from `remote` for `port`.
-    fn receiver_of(&mut self, port: u16, remote: SocketAddrV4) -> Option<u32> {
+    fn receiver_of(&mut self, port: u16, remote: Endpoint) -> Option<u32> {
         let index = self.at(port)?;
         let bound = self.places.get(index as usize)?.as_ref()?;
-        let takes = bound.remote.is_none_or(|only| only == remote);
+        let takes = bound.remote.is_none_or(|only| only == remote)
+            && bound.families.include(remote.address);
         takes.then_some(index)
     }
 
@@ -112,42 +120,48 @@ impl RxPump {
         now: Instant,
         udp: &wire::Udp,
         broadcast: bool,
-        frame: Frame,
+        (batch, index): (&Batch, usize),
         log: &mut impl Log,
     ) {
+        let frame = &batch[index];
         let ours = self.site.classify(udp.dst) == AddressKind::Local && !broadcast;
         if !ours && !self.is_to_all(udp.dst, broadcast) {
             self.stats.not_ours += 1;
-            return self.recycler.frames.push(frame);
+            return;
         }
-        let remote = SocketAddrV4::new(udp.src, udp.src_port);
-        let Some(index) = self.datagrams.receiver_of(udp.dst_port, remote) else {
+        let remote = Endpoint::new(udp.src, udp.src_port);
+        let Some(place) = self.datagrams.receiver_of(udp.dst_port, remote) else {
             self.stats.no_port += 1;
-            if ours && (is_verified_by_device(&frame) || datagram_is_good(frame.bytes())) {
-                self.report(now, &frame, Report::PortUnreachable);
+            if ours && (is_verified_by_device(frame) || datagram_is_good(frame.bytes())) {
+                self.report(now, frame, Report::PortUnreachable);
             }
-            return self.recycler.frames.push(frame);
+            return;
         };
         if let Some(gso) = frame.meta.gso {
             return self.split(now, udp, gso.size, frame, log);
         }
         self.stats.datagrams += 1;
         let open = &self.datagrams.open;
-        let fits = match open.run.frames.first() {
+        let is_verified = is_verified_by_device(frame);
+        let fits = match &open.batch {
             None => true,
-            Some(first) => {
-                open.index == index
-                    && open.run.frames.len() < MAX_DATAGRAMS
-                    && is_verified_by_device(first) == is_verified_by_device(&frame)
+            Some(of) => {
+                open.index == place
+                    && open.indices.len() < MAX_DATAGRAMS
+                    && open.is_verified == is_verified
+                    && Arc::ptr_eq(of, batch)
             }
         };
         if !fits {
             self.close_datagrams(now, log);
         }
         let open = &mut self.datagrams.open;
-        open.index = index;
-        open.lens[open.run.frames.len()] = udp.payload_len;
-        open.run.frames.push(frame);
+        if open.batch.is_none() {
+            open.batch = Some(Arc::clone(batch));
+            (open.index, open.is_verified) = (place, is_verified);
+        }
+        open.lens[open.indices.len()] = udp.payload_len;
+        open.indices.push(index);
     }
 
     /// Handles, one by one, datagrams of `size` payload bytes that a device on the same machine
@@ -157,50 +171,54 @@ impl RxPump {
         now: Instant,
         udp: &wire::Udp,
         size: u16,
-        frame: Frame,
+        frame: &Frame,
         log: &mut impl Log,
     ) {
         self.stats.split += 1;
         let len = usize::from(udp.payload_len);
-        for from in (0..len).step_by(usize::from(size).max(1)) {
-            let to = len.min(from + usize::from(size).max(1));
-            // Each datagram may need a place in the log. The places for claimed frames are
-            // reserved.
+        let size = usize::from(size).max(1);
+        let starts: Vec<usize> = (0..len).step_by(size).collect();
+        for starts in starts.chunks(MAX_DATAGRAMS) {
+            self.stats.pieces += starts.len() as u64;
+            // They may need a place in the log. The places for claimed frames are reserved.
             if log.room() <= BATCH + RESERVED + 2 {
-                self.stats.pieces += 1;
-                self.stats.unsplit += 1;
+                self.stats.unsplit += starts.len() as u64;
                 continue;
             }
-            let Some(bytes) = wire::udp_piece(frame.bytes(), from..to) else {
-                break;
-            };
-            self.stats.pieces += 1;
-            let mut piece = Frame::from_bytes(&bytes);
-            // It never crossed a wire.
-            piece.meta.checksum = RxChecksum::Valid;
-            let udp = wire::Udp {
-                payload_len: (to - from) as u16,
-                ..*udp
-            };
-            self.datagram(now, &udp, frame.bytes()[..6] == [0xff; 6], piece, log);
+            let pieces = starts.iter().map_while(|&from| {
+                let to = len.min(from + size);
+                let mut piece = Frame::from_bytes(&wire::udp_piece(frame.bytes(), from..to)?);
+                // It never crossed a wire.
+                piece.meta.checksum = RxChecksum::Valid;
+                Some(piece)
+            });
+            let batch = Arc::new(pieces.collect::<Vec<_>>());
+            for (index, &from) in starts[..batch.len()].iter().enumerate() {
+                let udp = wire::Udp {
+                    payload_len: size.min(len - from) as u16,
+                    ..*udp
+                };
+                let broadcast = frame.bytes()[..6] == [0xff; 6];
+                self.datagram(now, &udp, broadcast, (&batch, index), log);
+            }
+            self.close_datagrams(now, log);
         }
-        self.recycler.frames.push(frame);
     }
 
     /// Publishes the gathered datagrams.
     pub(crate) fn close_datagrams(&mut self, now: Instant, log: &mut impl Log) {
-        let count = self.datagrams.open.run.frames.len();
-        if count == 0 {
-            return;
-        }
-        let spare = self.recycler.runs.pop().unwrap_or_default();
         let open = &mut self.datagrams.open;
-        let run = core::mem::replace(&mut open.run, spare);
+        let Some(batch) = open.batch.take() else {
+            return;
+        };
+        let count = open.indices.len();
+        let run = Run::new(&batch, core::mem::take(&mut open.indices), SeqNum(0));
+        let is_verified = open.is_verified;
         let mut lens = [0; MAX_DATAGRAMS];
         lens[..count].copy_from_slice(&open.lens[..count]);
         let place = self.datagrams.places.get(open.index as usize);
         let Some(Some(bound)) = place else {
-            return self.recycler.put(run);
+            return;
         };
         let socket = bound.socket;
         let mut digest = Digest::bare(Kind::Datagrams, now, 0);
@@ -215,18 +233,20 @@ impl RxPump {
         let body = Body::Datagrams { lens };
         let request = Request { digest, body };
         self.stats.runs += 1;
-        let vouched_for = run.frames.iter().all(is_verified_by_device);
-        let verdict = vouched_for.then(|| request.digest.all_good());
+        let verdict = is_verified.then(|| request.digest.all_good());
         self.publish(&request, verdict, run, log);
     }
 
     /// Reports an ICMP error about a datagram of ours to its socket, if that is connected to the
     /// destination of the datagram (RFC 1122 section 4.1.3.3).
-    pub(crate) fn datagram_error(&mut self, error: &wire::UdpError) {
+    pub(crate) fn datagram_error(&mut self, now: Instant, error: &wire::UdpError) {
         self.stats.network_errors += 1;
-        let trouble = match error.numbers {
-            [3, 2 | 3] => PendingError::Refused,
-            [3, 0 | 1 | 5 | 6..=15] => PendingError::Unreachable,
+        let trouble = match (error.remote.address.is_v4(), error.numbers) {
+            (true, [3, 2 | 3]) | (false, [1, 4] | [4, 1]) => PendingError::Refused,
+            (true, [3, 0 | 1 | 5 | 6..=15]) | (false, [1, _]) => PendingError::Unreachable,
+            (false, [2, _]) => {
+                return self.packet_too_big(now, error.remote.address, error.mtu);
+            }
             _ => return,
         };
         let bound = self
@@ -242,7 +262,12 @@ impl RxPump {
 
     // Sockets that begin and end.
 
-    pub(crate) fn bind(&mut self, now: Instant, socket: ConnId, port: u16, log: &mut impl Log) {
+    pub(crate) fn bind(
+        &mut self,
+        now: Instant,
+        (socket, port, families): (ConnId, u16, Families),
+        log: &mut impl Log,
+    ) {
         // The gathered datagrams belong to the sockets of before.
         self.close_datagrams(now, log);
         let datagrams = &mut self.datagrams;
@@ -253,6 +278,7 @@ impl RxPump {
         datagrams.places[index] = Some(Bound {
             socket,
             port,
+            families,
             remote: None,
             taken: 0,
             ending: false,
@@ -262,7 +288,7 @@ impl RxPump {
         self.publish_command(now, Body::Bind { socket, port }, log);
     }
 
-    pub(crate) fn connect(&mut self, socket: ConnId, remote: Option<SocketAddrV4>) {
+    pub(crate) fn connect(&mut self, socket: ConnId, remote: Option<Endpoint>) {
         if let Some(bound) = self.datagrams.get(socket) {
             bound.remote = remote;
         }
@@ -362,7 +388,9 @@ impl RxPump {
         let Header {
             remote, ttl, tos, ..
         } = first.header;
-        let Some(mac) = self.resolve_next_hop(now, *remote.ip()) else {
+        let source = self.site.source(remote.address);
+        let mac = self.resolve_next_hop(now, remote.address);
+        let (Some(source), Some(mac)) = (source, mac) else {
             return self.send_unresolved(now, bound, first, log);
         };
         let mut lens = [0; MAX_DATAGRAMS];
@@ -378,8 +406,10 @@ impl RxPump {
         }
         let body = Body::Sends {
             socket: bound.socket,
+            source,
             remote,
             mac,
+            mtu: self.path_mtu(remote.address),
             offset: first.offset,
             lens,
             ttl,
@@ -433,13 +463,16 @@ impl RxPump {
     }
 
     /// The link-layer address for packets to `remote`, if known.
-    fn resolve_next_hop(&mut self, now: Instant, remote: Ipv4Addr) -> Option<Mac> {
+    fn resolve_next_hop(&mut self, now: Instant, remote: Address) -> Option<Mac> {
+        if !remote.is_v4() && remote.is_multicast() {
+            return Some(Mac(wire::ndp::group_mac(remote)));
+        }
         if self.site.classify(remote) == AddressKind::Broadcast {
             return Some(Mac([0xff; 6]));
         }
         if remote.is_multicast() {
             // RFC 1112 section 6.4.
-            let [_, b, c, d] = remote.octets();
+            let [_, b, c, d] = remote.v4_bits().to_be_bytes();
             return Some(Mac([1, 0, 0x5e, b & 0x7f, c, d]));
         }
         self.neighbors.lookup(self.site.next_hop(remote)?, now)
@@ -456,26 +489,31 @@ impl RxPump {
     ) -> u64 {
         let upto = found.offset + record::len(found.header.len);
         let remote = found.header.remote;
-        let next_hop = self.site.next_hop(*remote.ip());
-        let ident = self.next_ident(*remote.ip(), wire::UDP);
+        let next_hop = self.site.next_hop(remote.address);
+        let ident = self.next_ident(remote.address, wire::UDP);
+        let source = self.site.source(remote.address);
+        let mtu = self.path_mtu(remote.address);
         let stream = self.world.queues.streams.get(bound.socket);
-        if let (Some(next_hop), Some(stream)) = (next_hop, stream) {
+        if let (Some(next_hop), Some(stream), Some(source)) = (next_hop, stream, source) {
             let from = found.offset + record::HEADER as u64;
             let payload = stream.recorded(from, from + u64::from(found.header.len));
-            let datagram = whole_datagram(&self.world, bound.port, &found.header, ident, payload);
-            let frames = cut_frame(datagram, self.world.limits.mtu);
+            let local = Endpoint::new(source, bound.port);
+            let datagram = whole_datagram(&self.world, local, &found.header, ident, payload);
+            let frames = cut_frame(datagram, mtu, ident);
             let held = self.neighbors.queue_frames(next_hop, frames, now);
             self.stats.unresolved += held.dropped;
             if held.ask {
-                self.request_address(next_hop);
+                self.request_address(next_hop, None);
             }
         } else {
             self.stats.unresolved += 1;
         }
         let body = Body::Sends {
             socket: bound.socket,
+            source: source.unwrap_or_default(),
             remote,
             mac: Mac::default(),
+            mtu,
             offset: upto,
             lens: [0; MAX_DATAGRAMS],
             ttl: 0,

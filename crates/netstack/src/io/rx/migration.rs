@@ -575,12 +575,13 @@ impl RxPump {
     pub(crate) fn defer_or_forward(
         &mut self,
         now: Instant,
+        request: &Request,
         verdict: Option<Verdict>,
         run: Run,
         log: &mut impl Log,
     ) {
         let deferred = DeferredRequest {
-            request: self.open.current().request,
+            request: *request,
             verdict,
             run,
         };

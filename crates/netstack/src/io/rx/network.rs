@@ -1,7 +1,7 @@
 //! Packets other than segments in the receive pump: echo requests, fragments, and ICMP errors that
 //! we report. None of this is in the log.
 
-use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use dominoes_drivers::Frame;
 
@@ -12,6 +12,7 @@ use crate::ip::reassembly::Reassembled;
 use crate::ip::route::AddressKind;
 use crate::ip::{fragment, whole};
 use crate::packet as wire;
+use crate::packet::flow::Address;
 use crate::packet::{Packet, Report};
 use crate::time::Instant;
 
@@ -22,18 +23,27 @@ impl RxPump {
         now: Instant,
         packet: &Packet,
         broadcast: bool,
-        frame: Frame,
+        frame: &Frame,
         log: &mut impl Log,
     ) {
         // A packet to a single host in a frame to all hosts is a mistake, and dropped (RFC 1122
         // section 3.3.6).
         let ours = |dst| self.site.classify(dst) == AddressKind::Local && !broadcast;
         match *packet {
-            Packet::EchoRequest { dst } if ours(dst) => self.echo(&frame),
+            Packet::EchoRequest { dst } if ours(dst) => self.echo(frame, dst),
+            // One of IPv6 to a group is answered, too (RFC 4443 section 4.2).
+            Packet::EchoRequest { dst } if !dst.is_v4() && self.is_to_all(dst, broadcast) => {
+                self.echo(frame, dst);
+            }
             Packet::Fragment { dst } if ours(dst) || self.is_to_all(dst, broadcast) => {
-                if let Some(frame) = self.fragment(now, &frame) {
+                if !self.may_be_reassembled(now, frame) {
+                    self.stats.fragments += 1;
+                    self.stats.bad_fragments += 1;
+                    return;
+                }
+                if let Some(frame) = self.fragment(now, frame) {
                     if self.is_for_this_group(&frame) {
-                        self.frame(now, frame, log);
+                        self.parse_and_publish(now, &Arc::new(vec![frame]), log);
                     } else {
                         self.stats.not_ours += 1;
                     }
@@ -41,40 +51,86 @@ impl RxPump {
             }
             Packet::OtherProtocol { dst } if ours(dst) => {
                 self.stats.unknown += 1;
-                self.report(now, &frame, Report::ProtocolUnreachable);
+                self.report(now, frame, Report::ProtocolUnreachable);
             }
-            Packet::UdpError { error, dst } if ours(dst) => self.datagram_error(&error),
+            Packet::Problem { dst, problem } if ours(dst) || self.is_to_all(dst, broadcast) => {
+                self.stats.unknown += 1;
+                self.report(now, frame, Report::Problem(problem));
+            }
+            Packet::Link { dst } if ours(dst) || self.is_to_all(dst, broadcast) => {
+                self.link_message(now, frame.bytes(), log);
+            }
+            Packet::UdpError { error, dst } if ours(dst) => self.datagram_error(now, &error),
             Packet::Unknown | Packet::Arp(_) => self.stats.unknown += 1,
             _ => self.stats.not_ours += 1,
         }
-        self.recycler.frames.push(frame);
     }
 
     /// Whether a packet was addressed to all hosts, and sent in a frame to all hosts.
-    pub(crate) fn is_to_all(&self, dst: Ipv4Addr, broadcast: bool) -> bool {
+    pub(crate) fn is_to_all(&self, dst: Address, broadcast: bool) -> bool {
         broadcast && self.site.classify(dst) == AddressKind::Broadcast
     }
 
-    /// Answers an echo request, in fragments if need be (RFC 1122 section 3.2.2.6).
-    fn echo(&mut self, frame: &Frame) {
+    /// Answers an echo request to `dst`, in fragments if need be (RFC 1122 section 3.2.2.6).
+    fn echo(&mut self, frame: &Frame, dst: Address) {
         let mac = self.world.mac;
-        let reply = wire::ends(frame.bytes()).and_then(|(sender, _)| {
-            let ident = self.next_ident(sender, wire::ICMP);
-            wire::echo_reply(frame.bytes(), mac, ident)
-        });
+        let bytes = frame.bytes();
+        let sender = wire::ends(bytes).map_or(Address::UNSPECIFIED, |(sender, _)| sender);
+        let protocol = if dst.is_v4() {
+            wire::ICMP
+        } else {
+            wire::ICMPV6
+        };
+        let ident = self.next_ident(sender, protocol);
+        let reply = if dst.is_v4() {
+            wire::echo_reply(bytes, mac, ident)
+        } else {
+            self.own_source(sender, dst)
+                .and_then(|source| wire::icmpv6::echo_reply(bytes, mac, source))
+        };
         let Some(reply) = reply else {
             self.stats.malformed += 1;
             return;
         };
         self.stats.echo += 1;
-        for frame in cut_frame(reply, self.world.limits.mtu) {
+        let mtu = self.path_mtu(sender);
+        for frame in cut_frame(reply, mtu, ident) {
             self.control(frame);
         }
     }
 
+    /// From which of our addresses what was sent to `dst` is answered: that one, unless it is a
+    /// group.
+    fn own_source(&self, sender: Address, dst: Address) -> Option<Address> {
+        match self.site.classify(dst) {
+            AddressKind::Local => Some(dst),
+            _ => self.site.source(sender),
+        }
+    }
+
     /// The identification of a packet of `protocol` to `destination`.
-    pub(crate) fn next_ident(&mut self, destination: Ipv4Addr, protocol: u8) -> u16 {
-        self.idents.take(destination, protocol, 1).nth(0)
+    pub(crate) fn next_ident(&mut self, destination: Address, protocol: u8) -> u32 {
+        let one = self.idents.take(destination, protocol, 1);
+        match destination.is_v4() {
+            true => one.nth(0).into(),
+            false => one.nth_wide(0),
+        }
+    }
+
+    /// Whether a fragment can be a part of a datagram by itself. If it cannot, its sender is told
+    /// where IPv6 has it so (RFC 8200 section 4.5).
+    fn may_be_reassembled(&mut self, now: Instant, frame: &Frame) -> bool {
+        let bytes = frame.bytes();
+        if !wire::is_ipv6(bytes) {
+            return true;
+        }
+        match wire::ipv6::fragment_problem(bytes) {
+            Some(problem) => {
+                self.report(now, frame, Report::Problem(problem));
+                false
+            }
+            None => wire::ipv6::has_whole_chain(bytes),
+        }
     }
 
     /// Adds a fragment. Returns the frame of the whole datagram, if this was the last fragment
@@ -102,7 +158,9 @@ impl RxPump {
         }
         self.reassembly.expire(now);
         for expired in self.reassembly.take_expired() {
-            if self.group.is_first() && wire::was_sent_to(&expired.quoted, self.site.address) {
+            let to = wire::ends(&expired.quoted).map(|(_, to)| to);
+            let ours = to.is_some_and(|to| self.site.classify(to) == AddressKind::Local);
+            if self.group.is_first() && ours {
                 self.report_about(now, &expired.quoted, Report::ReassemblyTime);
             }
         }
@@ -114,15 +172,22 @@ impl RxPump {
     }
 
     fn report_about(&mut self, now: Instant, frame: &[u8], report: Report) {
-        let Some((sender, _)) = wire::ends(frame) else {
+        let Some((sender, to)) = wire::ends(frame) else {
             return;
         };
-        let ident = self.next_ident(sender, wire::ICMP);
-        let (mac, address) = (self.world.mac, self.site.address);
+        let mac = self.world.mac;
+        let error = if sender.is_v4() {
+            let ident = self.next_ident(sender, wire::ICMP);
+            let mtu = self.world.limits.mtu;
+            wire::error_about(frame, report, mac, self.site.address, ident, mtu)
+        } else {
+            self.own_source(sender, to)
+                .and_then(|source| wire::icmpv6::error_about(frame, report, mac, source))
+        };
+        let Some(error) = error else {
+            return;
+        };
         let limits = &self.world.limits;
-        let Some(error) = wire::error_about(frame, report, mac, address, ident, limits.mtu) else {
-            return;
-        };
         let rate = Rate {
             total: limits.errors_per_second,
             per_destination: limits.errors_per_destination,

@@ -121,6 +121,23 @@ impl ByteRing {
         })
     }
 
+    /// The bytes at `offset`, which do not wrap, to be written.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes these bytes while the slice lives.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "the caller has exclusive access to the bytes"
+    )]
+    pub(super) unsafe fn slice_mut(&self, offset: u64, len: usize) -> &mut [u8] {
+        let at = (offset & self.mask) as usize;
+        let part = &self.bytes[at..][..len];
+        self.shadow.write(at, len);
+        // SAFETY: the caller has exclusive access to the range, so the slice is the only reference
+        // to its bytes while it lives. The cells were initialised in `new`.
+        unsafe { core::slice::from_raw_parts_mut(UnsafeCell::raw_get(part.as_ptr()), part.len()) }
+    }
+
     /// The bytes at `offset`, in up to two parts.
     ///
     /// # Safety

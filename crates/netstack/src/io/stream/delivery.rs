@@ -3,7 +3,6 @@
 //! Each delivery has a slot, which is stamped once its bytes are in the ring. The head of
 //! `stream.rs` says who may access which byte.
 
-use core::net::SocketAddrV4;
 use core::num::NonZeroU64;
 use core::sync::atomic::Ordering;
 
@@ -13,6 +12,7 @@ use super::{IS_KNOWN, StreamRef, UNKNOWN};
 use crate::io::processor::{Failure, StreamId};
 use crate::io::sync::AtomicU64;
 use crate::log::effect::Deliver;
+use crate::log::request::{Address, Endpoint};
 use crate::seqnum::SeqNum;
 
 /// Bits of a delivery stamp that hold the stream's end; the other bits distinguish rounds.
@@ -152,13 +152,21 @@ impl<'a> StreamRef<'a> {
     /// before its stamp.
     pub(crate) fn split(&self, unit: u64, stream: &StreamId) {
         let incoming = self.incoming();
-        let [ends, ports] = &self.stream.stack.origin;
-        let source = u64::from(stream.source.ip().to_bits());
-        ends.store(source << 32 | u64::from(stream.isn), Ordering::Relaxed);
-        let both = u64::from(stream.source.port()) << 16 | u64::from(stream.destination.port());
-        ports.store(both, Ordering::Relaxed);
+        let ends = [stream.source, stream.destination];
+        let [[a, b], [c, d]] = ends.map(|end| Address::from(end.ip()).words());
+        let [source, destination] = ends.map(|end| u64::from(end.port()));
+        let words = [
+            a,
+            b,
+            c,
+            d,
+            source << 48 | destination << 32 | u64::from(stream.isn),
+        ];
+        for (place, word) in self.stream.stack.origin.iter().zip(words) {
+            place.store(word, Ordering::Relaxed);
+        }
         let (word, bit) = self.split_bit(incoming, unit);
-        // ORDERING: Relaxed, as the two above: the stamp behind them is a Release, and the reader
+        // ORDERING: Relaxed, as those above: the stamp behind them is a Release, and the reader
         // looks at it first.
         word.fetch_or(bit, Ordering::Relaxed);
     }
@@ -278,12 +286,16 @@ impl<'a> StreamRef<'a> {
 
     /// The receive stream's name, as [`StreamRef::split`] stored it.
     fn origin(&self) -> StreamId {
-        let [ends, ports] = &self.stream.stack.origin;
-        let (ends, ports) = (ends.load(Ordering::Relaxed), ports.load(Ordering::Relaxed));
+        let origin = self.stream.stack.origin.each_ref();
+        let [a, b, c, d, rest] = origin.map(|word| word.load(Ordering::Relaxed));
+        let end = |words: [u64; 2], port: u64| {
+            let address = Address::of_words(words);
+            Endpoint::new(address, port as u16).socket_addr()
+        };
         StreamId {
-            source: SocketAddrV4::new(((ends >> 32) as u32).into(), (ports >> 16) as u16),
-            destination: SocketAddrV4::new(self.streams.address, ports as u16),
-            isn: ends as u32,
+            source: end([a, b], rest >> 48),
+            destination: end([c, d], rest >> 32),
+            isn: rest as u32,
         }
     }
 
@@ -316,6 +328,20 @@ impl<'a> StreamRef<'a> {
         unsafe { incoming.ring.read(from, (seen.end - from) as usize) }
     }
 
+    /// The `len` received bytes at `offset`, in place, for a thread that works on them. They lie
+    /// between what the application has read and what a cursor that was
+    /// [followed](StreamRef::follow) has `arrived`; their reader does not
+    /// [give them up](StreamRef::read) before that thread is done.
+    #[cfg(feature = "rustls")]
+    pub(crate) fn arrived(&self, offset: u64, len: usize) -> Parts<'a> {
+        match self.stream.incoming.get() {
+            // SAFETY: they are stamped and not given up, so no Deliver names them again (module
+            // docs), and the caller guarantees that this stays so while it has the slices.
+            Some(incoming) => unsafe { incoming.ring.read(offset, len) },
+            None => (&[], &[]),
+        }
+    }
+
     /// The application is done with `len` more bytes. Returns whether the pump should be notified,
     /// because the window is less than half open and can be opened by a worthwhile amount.
     pub(crate) fn read(&self, len: usize, seen: &mut DeliveryCursor, mss: u32) -> bool {
@@ -325,6 +351,8 @@ impl<'a> StreamRef<'a> {
         // ORDERING: Release, pairs with the Acquire in `progress`: the slices are given up before
         // it.
         self.stream.app.read.store(read, Ordering::Release);
+        // ORDERING: Relaxed: an older number only means that a look begins earlier.
+        self.stream.app.next.store(seen.next, Ordering::Relaxed);
         let size = u64::from(self.stream.stack.limit.load(Ordering::Relaxed));
         let advertised = self.stream.stack.advertised.load(Ordering::Relaxed);
         let gain = (read + size).saturating_sub(advertised);
@@ -342,6 +370,14 @@ pub(crate) struct DeliveryCursor {
     pub(crate) arrived: u64,
     /// The stream is readable up to here.
     pub(crate) end: u64,
+}
+
+impl DeliveryCursor {
+    /// A copy, for slices that outlive the call that found their bytes. Whoever has it sees to it
+    /// that [`StreamRef::read`] gives up none of them while they live.
+    pub(crate) fn lent_copy(&self) -> DeliveryCursor {
+        DeliveryCursor { ..*self }
+    }
 }
 
 /// Tag 0 is "never stamped", so laps are counted from 1.

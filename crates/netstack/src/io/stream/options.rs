@@ -1,10 +1,10 @@
 //! Socket options that the application sets and the pump publishes.
 
 use core::num::NonZero;
-use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 
 use super::StreamRef;
-use crate::config::{Keepalive, Settings};
+use crate::config::{CongestionControl, Keepalive, Settings, Tuning};
 use crate::io::sync::{AtomicU32, AtomicU64};
 use crate::time::Duration;
 
@@ -77,7 +77,83 @@ impl SharedSettings {
     }
 }
 
+/// [`Tuning`] in atomics.
+pub(super) struct SharedTuning {
+    cork: AtomicBool,
+    /// 0: that of the policy.
+    congestion: AtomicU8,
+    max_segment: AtomicU16,
+    receive_buffer: AtomicU32,
+    /// In nanoseconds; [`u64::MAX`]: none.
+    linger: AtomicU64,
+}
+
+/// What a choice is in an atomic.
+const CONTROLS: [Option<CongestionControl>; 3] = [
+    None,
+    Some(CongestionControl::NewReno),
+    Some(CongestionControl::Cubic),
+];
+
+impl SharedTuning {
+    /// The defaults.
+    pub(super) fn new() -> Self {
+        SharedTuning {
+            cork: AtomicBool::new(false),
+            congestion: AtomicU8::new(0),
+            max_segment: AtomicU16::new(0),
+            receive_buffer: AtomicU32::new(0),
+            linger: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    pub(super) fn store(&self, tuning: &Tuning) {
+        let Tuning {
+            cork,
+            congestion,
+            max_segment,
+            receive_buffer,
+            linger,
+        } = *tuning;
+        let control = CONTROLS.iter().position(|control| *control == congestion);
+        self.cork.store(cork, Ordering::Relaxed);
+        self.congestion
+            .store(control.unwrap_or(0) as u8, Ordering::Relaxed);
+        self.max_segment.store(max_segment, Ordering::Relaxed);
+        self.receive_buffer.store(receive_buffer, Ordering::Relaxed);
+        let nanos = linger.map_or(u64::MAX, |linger| linger.as_nanos().min(u64::MAX - 1));
+        self.linger.store(nanos, Ordering::Relaxed);
+    }
+
+    fn load(&self) -> Tuning {
+        let control = usize::from(self.congestion.load(Ordering::Relaxed));
+        let linger = self.linger.load(Ordering::Relaxed);
+        Tuning {
+            cork: self.cork.load(Ordering::Relaxed),
+            congestion: CONTROLS.get(control).copied().flatten(),
+            max_segment: self.max_segment.load(Ordering::Relaxed),
+            receive_buffer: self.receive_buffer.load(Ordering::Relaxed),
+            linger: (linger != u64::MAX).then(|| Duration::from_nanos(linger)),
+        }
+    }
+}
+
 impl StreamRef<'_> {
+    /// How the application has tuned it.
+    pub(crate) fn tuning(&self) -> Tuning {
+        self.stream.app.tuning.load()
+    }
+
+    /// To be followed by an [`StreamRef::request`].
+    pub(crate) fn set_tuning(&self, tuning: &Tuning) {
+        self.stream.app.tuning.store(tuning);
+    }
+
+    /// As [`StreamRef::set_tuning`], for all settings.
+    pub(crate) fn set_settings(&self, settings: &Settings) {
+        self.stream.app.settings.store(settings);
+    }
+
     /// What the application has set.
     pub(crate) fn settings(&self) -> Settings {
         self.stream.app.settings.load()

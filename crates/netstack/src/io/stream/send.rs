@@ -6,6 +6,7 @@ use core::sync::atomic::Ordering;
 
 use super::StreamRef;
 use super::byte_ring::{ByteRing, Parts};
+use crate::io::sync::fence;
 
 /// Bytes that a connection may write before its peer has acknowledged any: more than two first
 /// congestion windows of ten segments (RFC 6928).
@@ -86,14 +87,56 @@ impl<'a> StreamRef<'a> {
     /// what was acknowledged, so this is always more than two windows; a peer that reads nothing
     /// costs no more than the first bytes.
     pub(crate) fn writable(&self) -> usize {
+        self.writable_behind(self.stream.app.written.load(Ordering::Relaxed))
+    }
+
+    /// As [`StreamRef::writable`], behind `written`, which is not below what was written.
+    #[inline]
+    pub(crate) fn writable_behind(&self, written: u64) -> usize {
         // ORDERING: Acquire, pairs with the Release in `release`.
         let released = self.stream.stack.released.load(Ordering::Acquire);
-        let written = self.stream.app.written.load(Ordering::Relaxed);
         // A unit is released as a whole, so one must fit that has only begun.
         let unit = self.streams.inline.as_ref().map_or(0, |inline| inline.unit);
         let first = FIRST_SEND.max(2 * unit);
         let most = (self.streams.send_len as u64).min(first.saturating_add(2 * released));
+        let most = match self.stream.app.send_limit.load(Ordering::Relaxed) {
+            0 => most,
+            limit => most.min(u64::from(limit).max(2 * unit)),
+        };
         most.saturating_sub(written - released) as usize
+    }
+
+    /// Bounds what may be written ahead of what is released; 0: by the ring alone.
+    pub(crate) fn set_send_limit(&self, bytes: u32) {
+        // ORDERING: Relaxed: only its own value counts.
+        self.stream.app.send_limit.store(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn send_limit(&self) -> u32 {
+        self.stream.app.send_limit.load(Ordering::Relaxed)
+    }
+
+    /// Notes that there is less room than is wanted, for those that wait for more. Returns how much
+    /// there is now.
+    #[cold]
+    pub(crate) fn fell_short(&self) -> usize {
+        let shortages = &self.stream.app.shortages;
+        shortages.fetch_add(1, Ordering::Relaxed);
+        // ORDERING: SeqCst fence, pairs with the one in `EventCount::notify_all`, which comes
+        // between a release and its notifier's look: either that finds the shortage, or we find the
+        // room.
+        fence(Ordering::SeqCst);
+        self.writable()
+    }
+
+    /// How many of `len` bytes may be written now.
+    #[inline]
+    fn room_for(&self, len: usize) -> usize {
+        let mut room = self.writable();
+        if room < len {
+            room = self.fell_short();
+        }
+        len.min(room)
     }
 
     /// Copies the part of `from` for which there is room; returns its length.
@@ -101,7 +144,7 @@ impl<'a> StreamRef<'a> {
         if from.is_empty() {
             return 0;
         }
-        let len = from.len().min(self.writable());
+        let len = self.room_for(from.len());
         let written = self.stream.app.written.load(Ordering::Relaxed);
         // SAFETY: above `written` and below `released` plus the ring's length no frame refers to
         // anything, and the connection's one writer is here.
@@ -112,6 +155,57 @@ impl<'a> StreamRef<'a> {
             .written
             .store(written + len as u64, Ordering::Release);
         len
+    }
+
+    /// Room for up to `len` bytes behind what was written, as many as lie in a row; `None` without
+    /// room. They are 0: what other connections wrote there does not show. The connection's one
+    /// writer calls this, and nothing else until it lets go of them.
+    pub(crate) fn reserve_to_write(&self, len: usize) -> Option<&'a mut [u8]> {
+        let len = self.room_for(len);
+        let written = self.stream.app.written.load(Ordering::Relaxed);
+        let ring = self.outgoing();
+        let [(_, len), _] = ring.spans(written, len);
+        // SAFETY: above `written` and below `released` plus the ring's length no frame refers to
+        // anything, and the connection's one writer is here and makes no other slice of them.
+        let bytes = (len > 0).then(|| unsafe { ring.slice_mut(written, len) })?;
+        bytes.fill(0);
+        Some(bytes)
+    }
+
+    /// The first `len` bytes that were reserved are written.
+    pub(crate) fn commit_written(&self, len: usize) {
+        let written = self.stream.app.written.load(Ordering::Relaxed);
+        // ORDERING: Release, pairs with the Acquire in `progress`.
+        let words = &self.stream.app.written;
+        words.store(written + len as u64, Ordering::Release);
+    }
+
+    /// Lets `fill` write the `len` bytes at `offset`, which are not written yet as far as the stack
+    /// knows: they lie behind what was written, within what was [writable](Self::writable_behind)
+    /// when their one writer chose them. That names each byte to one unit, and a unit is processed
+    /// by the thread that has claimed it.
+    #[cfg(feature = "rustls")]
+    pub(crate) fn write_ahead(&self, offset: u64, len: usize, fill: impl FnOnce(&mut [u8])) {
+        let ring = self.outgoing();
+        let [_, (_, rest)] = ring.spans(offset, len);
+        if rest == 0 {
+            // SAFETY: above `written` and below `released` plus the ring's length no frame refers
+            // to anything, and of those who write ahead only the one claimant of the unit writes
+            // here.
+            return unsafe { ring.write_at(offset, len, fill) };
+        }
+        // Where the ring begins anew.
+        let mut whole = vec![0; len];
+        fill(&mut whole);
+        // SAFETY: as above.
+        unsafe { ring.write(offset, &whole) };
+    }
+
+    /// All bytes below `end` are written.
+    #[cfg(feature = "rustls")]
+    pub(crate) fn publish_written(&self, end: u64) {
+        // ORDERING: Release, pairs with the Acquire in `progress`.
+        self.stream.app.written.fetch_max(end, Ordering::Release);
     }
 
     /// Declares the send ring written up to `offset`, whatever it contains and however little was
@@ -133,7 +227,7 @@ impl<'a> StreamRef<'a> {
         if !self.was_filled() {
             return 0;
         }
-        let len = len.min(self.writable());
+        let len = self.room_for(len);
         let written = self.stream.app.written.load(Ordering::Relaxed);
         // ORDERING: Release, pairs with the Acquire in `progress`.
         self.stream

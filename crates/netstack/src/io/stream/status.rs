@@ -5,15 +5,17 @@ use core::sync::atomic::Ordering;
 use super::{StreamRef, UNKNOWN};
 use crate::log::effect::Event;
 
-const ESTABLISHED: u32 = 1;
+pub(super) const ESTABLISHED: u32 = 1;
 const ACKNOWLEDGED: u32 = 2;
-const RETIRED: u32 = 4;
+pub(super) const RETIRED: u32 = 4;
 const RESET: u32 = 8;
 const REFUSED: u32 = 16;
 const TIMED_OUT: u32 = 32;
 const ABORTED: u32 = 64;
 const UNREACHABLE: u32 = 128;
 const SENT: u32 = 256;
+/// How a connection ends early.
+pub(super) const ERRORS: u32 = RESET | REFUSED | TIMED_OUT | ABORTED | UNREACHABLE;
 
 /// Why a connection ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +44,11 @@ impl ConnectionStatus {
 
     pub(crate) fn retired(self) -> bool {
         self.bits & RETIRED != 0
+    }
+
+    /// The bits that a read or a write depends on.
+    pub(super) fn lasting(self) -> u32 {
+        self.bits & (ESTABLISHED | RETIRED | ERRORS)
     }
 
     /// Whether the connection is closed, for whatever reason.

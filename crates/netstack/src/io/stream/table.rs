@@ -2,12 +2,11 @@
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
-use core::net::Ipv4Addr;
 use core::sync::atomic::Ordering;
 use std::sync::{Arc, Once};
 
 use super::{Stream, StreamRef, UNKNOWN, flag};
-use crate::config::{Limits, Settings};
+use crate::config::{Limits, Settings, Tuning};
 use crate::io::processor::Inline;
 use crate::io::sync::{AtomicU32, AtomicU64, fence};
 use crate::log::request::ConnId;
@@ -178,22 +177,19 @@ pub(crate) struct Streams {
     pub(super) delivery_slots: usize,
     /// What is done to every byte, if anything.
     pub(crate) inline: Option<Inline>,
-    /// Our address, which is part of the name of a stream.
-    pub(super) address: Ipv4Addr,
 }
 
 impl Streams {
     /// `delivery_slots` is a power of two, at least as large as the log.
-    pub(crate) fn new(limits: &Limits, delivery_slots: usize, address: Ipv4Addr) -> Self {
+    pub(crate) fn new(limits: &Limits, delivery_slots: usize) -> Self {
         let row = StreamTable::new(limits, 1);
-        Self::of_group(limits, delivery_slots, address, row, 0)
+        Self::of_group(limits, delivery_slots, row, 0)
     }
 
     /// Those of group `group`, in the row of all.
     pub(crate) fn of_group(
         limits: &Limits,
         delivery_slots: usize,
-        address: Ipv4Addr,
         table: StreamTable,
         group: u16,
     ) -> Self {
@@ -208,7 +204,6 @@ impl Streams {
             send_len: limits.send_buffer as usize,
             delivery_slots,
             inline: None,
-            address,
         }
     }
 
@@ -321,9 +316,14 @@ impl Streams {
             }
         }
         stream.app.read.store(0, Ordering::Relaxed);
+        stream.app.next.store(0, Ordering::Relaxed);
         stream.app.written.store(0, Ordering::Relaxed);
+        stream.app.shortages.store(0, Ordering::Relaxed);
+        stream.app.misses.store(0, Ordering::Relaxed);
         stream.app.requests.store(0, Ordering::Relaxed);
         stream.app.settings.store(&Settings::default());
+        stream.app.tuning.store(&Tuning::default());
+        stream.app.send_limit.store(0, Ordering::Relaxed);
         let generation = held.generation.wrapping_add(1);
         stream
             .app

@@ -1,4 +1,3 @@
-use core::net::Ipv4Addr;
 use core::num::NonZeroU64;
 use std::sync::Arc;
 
@@ -20,7 +19,7 @@ fn streams() -> Streams {
         send_buffer: 1024,
         ..Limits::default()
     };
-    Streams::new(&limits, 4, Ipv4Addr::LOCALHOST)
+    Streams::new(&limits, 4)
 }
 
 fn deliver(delivery: u64, stream_offset: u64, len: u32, end: u64) -> Deliver {
@@ -86,7 +85,7 @@ fn looking_makes_no_ring_and_each_direction_makes_its_own() {
         send_buffer: 1024,
         ..Limits::default()
     };
-    let streams = Streams::new(&limits, 4, Ipv4Addr::LOCALHOST);
+    let streams = Streams::new(&limits, 4);
     let conn = |index| ConnId {
         index,
         generation: 0,
@@ -116,8 +115,7 @@ fn a_stream_is_made_once_when_its_entry_is_used_first() {
         ..Limits::default()
     };
     let table = StreamTable::new(&limits, 2);
-    let groups = [0, 1]
-        .map(|group| Streams::of_group(&limits, 4, Ipv4Addr::LOCALHOST, table.clone(), group));
+    let groups = [0, 1].map(|group| Streams::of_group(&limits, 4, table.clone(), group));
     let conn = |index| ConnId {
         index,
         generation: 0,
@@ -170,7 +168,7 @@ fn what_may_be_written_grows_by_twice_what_was_acknowledged_up_to_the_ring() {
         send_buffer: 1 << 18,
         ..Limits::default()
     };
-    let streams = Streams::new(&limits, 4, Ipv4Addr::LOCALHOST);
+    let streams = Streams::new(&limits, 4);
     let stream = streams.get(CONN).unwrap();
     assert_eq!(stream.write(&vec![0; 1 << 20]), 65_536);
     assert_eq!(stream.writable(), 0);

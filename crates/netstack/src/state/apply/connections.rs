@@ -1,11 +1,10 @@
 //! The connection table: opening, finding and closing connections.
 
-use core::net::SocketAddrV4;
-
 use super::Replica;
 use super::schedule::waits;
 use crate::keys::Domain;
 use crate::log::effect::{Effect, EffectSink};
+use crate::log::request::Endpoint;
 use crate::log::request::{Body, ConnId, Flow, GroupIndex, Mac, Request};
 use crate::seqnum::SeqNum;
 use crate::state::ports::ephemeral_from;
@@ -209,23 +208,19 @@ impl Replica {
     pub(super) fn open(
         &mut self,
         request_id: u64,
-        remote: SocketAddrV4,
+        ends: Flow,
         mac: Mac,
-        port: u16,
         out: &mut impl EffectSink,
     ) {
         self.evict_time_wait(out);
-        let flow = self.choose_port(remote, port);
+        let flow = self.choose_port(ends);
         let conn = flow.and_then(|flow| Some((flow, self.allocate()?)));
         let Some((flow, conn)) = conn else {
             self.stats.table_full += u64::from(!self.has_place());
             out.push(Effect::Opened {
                 request_id,
                 conn: ConnId::NONE,
-                flow: Flow {
-                    local: SocketAddrV4::new(self.address, port),
-                    remote,
-                },
+                flow: ends,
             });
             return;
         };
@@ -242,17 +237,17 @@ impl Replica {
         self.finish(conn, out);
     }
 
-    /// The flow of a new connection. If `port` is 0, a keyed hash gives the port at which the
+    /// The flow of a new connection between these ends. If our port is 0, a keyed hash gives the port at which the
     /// search begins (RFC 6056 section 3.3.1), and the first one is taken that is free and with
     /// which the peer's segments belong to this group.
-    pub(super) fn choose_port(&self, remote: SocketAddrV4, port: u16) -> Option<Flow> {
-        let flow = |port| Flow {
-            local: SocketAddrV4::new(self.address, port),
-            remote,
-        };
-        if port != 0 {
-            return self.demux.find(&flow(port)).is_none().then(|| flow(port));
+    pub(super) fn choose_port(&self, ends: Flow) -> Option<Flow> {
+        if ends.local.port != 0 {
+            return self.demux.find(&ends).is_none().then_some(ends);
         }
+        let flow = |port| Flow {
+            local: Endpoint::new(ends.local.address, port),
+            ..ends
+        };
         let opened = self.stats.opened;
         let start = self.keys.of_flow(Domain::TcpPort, &flow(0), opened) as u16;
         let GroupIndex { index, count } = self.group;
@@ -278,6 +273,16 @@ impl Replica {
     /// The number of entries of the connection table, free ones included. It never shrinks.
     pub fn places(&self) -> usize {
         self.places.len()
+    }
+
+    /// The sequence number that an established connection expects next.
+    #[cfg(feature = "locked")]
+    pub(crate) fn expected(&self, conn: ConnId) -> Option<SeqNum> {
+        let place = self.places.get(conn.index as usize)?;
+        let tcb = place.tcb.as_ref()?;
+        let is_open =
+            place.generation == conn.generation && tcb.state() == crate::tcp::State::Established;
+        is_open.then(|| tcb.expected())
     }
 
     /// The open connections.

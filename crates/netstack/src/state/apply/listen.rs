@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use crate::keys::Domain;
 use crate::log::effect::{Effect, EffectSink};
-use crate::log::request::{Body, ConnId, Flags, Flow, Mac, Request, Segment, Verdict};
+use crate::log::request::{Body, ConnId, Families, Flags, Flow, Mac, Request, Segment, Verdict};
 use crate::seqnum::SeqNum;
 use crate::state::apply::{Replica, State};
 use crate::tcp::{self, Cx, Tcb};
@@ -20,6 +20,8 @@ use crate::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Listener {
     backlog: u16,
+    /// Whose connections it accepts.
+    families: Families,
     /// Connections in SYN-RECEIVED.
     half_open: u32,
     /// Connections established since the port listens.
@@ -50,9 +52,16 @@ impl Listeners {
         self.ports.contains_key(&port)
     }
 
-    pub(crate) fn open(&mut self, port: u16, backlog: u16) {
+    /// Whether there is a listener for connections of `flow`.
+    pub(crate) fn takes(&self, flow: &Flow) -> bool {
+        let families = |listener: &Listener| listener.families.include(flow.remote.address);
+        self.ports.get(&flow.local.port).is_some_and(families)
+    }
+
+    pub(crate) fn open(&mut self, port: u16, backlog: u16, families: Families) {
         self.ports.entry(port).or_insert(Listener {
             backlog: backlog.max(1),
+            families,
             half_open: 0,
             established: 0,
             accepted: 0,
@@ -106,6 +115,7 @@ impl Listeners {
         for (port, listener) in ports {
             let Listener {
                 backlog,
+                families,
                 half_open,
                 established,
                 accepted,
@@ -113,7 +123,8 @@ impl Listeners {
             } = *listener;
             add(u64::from(*port) << 48 | u64::from(backlog) << 32 | u64::from(half_open));
             add(established);
-            add(accepted);
+            // That of most is 0.
+            add(accepted ^ (families as u64) << 62);
             add(cookies_until.as_nanos());
         }
     }
@@ -147,7 +158,7 @@ impl Replica {
         if !segment.flags.has(Flags::SYN) || !self.is_at_home(&flow) {
             return;
         }
-        let port = flow.local.port();
+        let port = flow.local.port;
         if !self.listeners.may_begin(port, self.syn_queue()) {
             return self.answer_with_cookie(flow, mac, segment, out);
         }
@@ -177,7 +188,7 @@ impl Replica {
         syn: &Segment<'_>,
         out: &mut impl EffectSink,
     ) {
-        let port = flow.local.port();
+        let port = flow.local.port;
         self.evict_time_wait(out);
         if !self.listeners.may_queue(port) || !self.has_place() {
             // The connection would only wait for the application or for a place, so the peer may as
@@ -211,9 +222,10 @@ impl Replica {
         let Body::Segment { flow, mac, .. } = request.body else {
             return Returned::Nothing;
         };
-        let port = flow.local.port();
+        let port = flow.local.port;
         let made = |listener: &Listener| self.now < listener.cookies_until;
-        if !self.listeners.ports.get(&port).is_some_and(made) || !self.is_at_home(&flow) {
+        let made = self.listeners.ports.get(&port).is_some_and(made);
+        if !made || !self.listeners.takes(&flow) || !self.is_at_home(&flow) {
             return Returned::Nothing;
         }
         let (keys, offset) = (self.keys, self.timestamp_offset(&flow));
@@ -257,10 +269,8 @@ impl Replica {
         verdict: Verdict,
     ) -> Option<SeqNum> {
         let tcb = self.places[conn.index as usize].tcb.as_ref()?;
-        if !self
-            .listeners
-            .may_begin(tcb.flow().local.port(), self.syn_queue())
-        {
+        let port = tcb.flow().local.port;
+        if !self.listeners.may_begin(port, self.syn_queue()) || !self.listeners.takes(&tcb.flow()) {
             return None;
         }
         let mut reopens = false;
@@ -279,11 +289,11 @@ impl Replica {
         }
         place.listener_port = None;
         let closed = tcb.is_closed();
-        let remote = tcb.flow().remote;
+        let flow = tcb.flow();
         self.listeners.end(port, !closed);
         if !closed {
             place.held = true;
-            out.push(Effect::Accept { port, conn, remote });
+            out.push(Effect::Accept { port, conn, flow });
         }
     }
 

@@ -1,10 +1,9 @@
-use core::net::SocketAddrV4;
-
 use super::*;
 
 use crate::log::effect::{Effect, Transmit};
+use crate::log::request::{Address, Endpoint};
 
-const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+const US: Address = Address::ipv4(10, 0, 0, 1);
 
 const PORT: u16 = 80;
 
@@ -31,13 +30,13 @@ impl Fixture {
             ts_val: None,
         };
         fixture.command(Body::Configure {
-            address: US,
             group: GroupIndex::ONLY,
             secret: [1, 2],
         });
         fixture.command(Body::Listen {
             port: PORT,
             backlog,
+            families: crate::log::request::Families::Both,
         });
         fixture
     }
@@ -98,8 +97,8 @@ impl Fixture {
     /// The connection from port `from` of the peer.
     pub(crate) fn flow(&self, from: u16) -> Flow {
         Flow {
-            local: SocketAddrV4::new(US, PORT),
-            remote: SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 2), from),
+            local: Endpoint::new(US, PORT),
+            remote: Endpoint::new(Address::ipv4(10, 0, 0, 2), from),
         }
     }
 
@@ -255,9 +254,9 @@ fn whatever_finds_the_connection_table_full_is_counted() {
     assert_eq!((fixture.sent(), counted(&fixture)), (vec![], (1, 1, 4)));
     fixture.command(Body::Open {
         request_id: 9,
+        local: Endpoint::new(US, 0),
         remote: fixture.flow(6000).remote,
         mac: Mac([2; 6]),
-        port: 0,
     });
     let answers = fixture
         .effects

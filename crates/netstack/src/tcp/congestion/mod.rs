@@ -1,7 +1,7 @@
 //! How much may be in flight for the network's sake (RFC 5681), in integers.
 //!
 //! [`Congestion`] keeps the window and the phase of loss recovery: NewReno (RFC 6582) for peers
-//! without SACK, proportional rate reduction (RFC 6937) for the others. An [`Algorithm`] decides
+//! without SACK, proportional rate reduction (RFC 9937) for the others. An [`Algorithm`] decides
 //! how fast the window opens and how far it falls: [`Reno`] or [`Cubic`].
 
 mod cubic;
@@ -38,7 +38,7 @@ pub(super) enum Phase {
     Recovery,
     /// Fast recovery, after a partial acknowledgment.
     RecoveryPartial,
-    /// Recovery with SACK: RFC 6937 sets the window.
+    /// Recovery with SACK: RFC 9937 sets the window.
     Reduction,
 }
 
@@ -108,6 +108,13 @@ impl Default for Growth {
 }
 
 impl Growth {
+    fn new(control: CongestionControl) -> Self {
+        match control {
+            CongestionControl::NewReno => Growth::Reno(Reno::default()),
+            CongestionControl::Cubic => Growth::Cubic(Cubic::default()),
+        }
+    }
+
     fn algorithm(&mut self) -> &mut dyn Algorithm {
         match self {
             Growth::Reno(reno) => reno,
@@ -148,7 +155,7 @@ impl Fields for Growth {
     }
 }
 
-/// What has left and what has arrived in a recovery (RFC 6937 section 3), in bytes.
+/// What has left and what has arrived in a recovery (RFC 9937 section 6), in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 struct Reduction {
@@ -156,7 +163,7 @@ struct Reduction {
     delivered: u32,
     /// prr_out.
     out: u32,
-    /// RecoverFS: in flight when it began.
+    /// RecoverFS: what can arrive in it.
     flight: u32,
 }
 
@@ -218,12 +225,20 @@ impl Congestion {
             duplicates: 0,
             flight: 0,
             reduction: Reduction::default(),
-            growth: match control {
-                CongestionControl::NewReno => Growth::Reno(Reno::default()),
-                CongestionControl::Cubic => Growth::Cubic(Cubic::default()),
-            },
+            growth: Growth::new(control),
             before_reduction: None,
         }
+    }
+
+    /// Goes on by another algorithm, with the window as it is.
+    pub(super) fn switch(&mut self, control: CongestionControl) {
+        self.growth = Growth::new(control);
+        self.before_reduction = None;
+    }
+
+    /// `ssthresh`, bytes.
+    pub(super) const fn ssthresh(&self) -> u32 {
+        self.ssthresh
     }
 
     /// `cwnd`, bytes.
@@ -317,7 +332,7 @@ impl Congestion {
         self.cwnd = cwnd.min(WINDOW_MAX);
     }
 
-    /// RFC 6582 section 3.2, step 3; RFC 6937 section 3.
+    /// RFC 6582 section 3.2, step 3; RFC 9937 section 6.
     fn on_ack_in_recovery(&mut self, ack: &Acked) -> AckAction {
         let Acked {
             una,
@@ -349,21 +364,24 @@ impl Congestion {
         AckAction::Resend
     }
 
-    /// Something is lost, `flight` bytes having been sent up to `nxt` (RFC 6675 section 5, step 4).
-    pub(super) fn enter(&mut self, nxt: SeqNum, flight: u32, mss: u32) {
+    /// Something is lost, `flight` bytes having been sent up to `nxt` (RFC 6675 section 5, step 4),
+    /// of which `known` arrived before this acknowledgment (RFC 9937 section 6).
+    pub(super) fn enter(&mut self, nxt: SeqNum, flight: u32, known: u32, mss: u32) {
         self.reduce_window(flight.min(self.cwnd), mss);
         self.recover = nxt;
         self.phase = Phase::Reduction;
         self.reduction = Reduction {
-            flight: flight.max(1),
+            flight: flight.saturating_sub(known).max(1),
             ..Reduction::default()
         };
     }
 
-    /// `delivered` bytes more have arrived and `pipe` are in flight: RFC 6937 section 3, if there
-    /// is a recovery. At least one segment leaves in it.
-    pub(super) fn reduce(&mut self, delivered: u32, pipe: u32, mss: u32) {
-        if self.phase != Phase::Reduction {
+    /// `delivered` bytes more have arrived and `pipe` are in flight: RFC 9937 section 6, if there
+    /// is a recovery. `safe`: SND.UNA advanced, and no further loss shows. At least one segment
+    /// leaves in a recovery.
+    pub(super) fn reduce(&mut self, delivered: u32, safe: bool, pipe: u32, mss: u32) {
+        let begins = self.reduction.out == 0 && self.reduction.delivered == 0;
+        if self.phase != Phase::Reduction || (delivered == 0 && !begins) {
             return;
         }
         let Reduction {
@@ -379,8 +397,9 @@ impl Congestion {
                 .min(u64::from(WINDOW_MAX));
             (share as u32).saturating_sub(*out)
         } else {
-            let limit = all.saturating_sub(*out).max(delivered).saturating_add(mss);
-            limit.min(self.ssthresh - pipe)
+            let more = if safe { mss } else { 0 };
+            let limit = all.saturating_sub(*out).max(delivered);
+            limit.saturating_add(more).min(self.ssthresh - pipe)
         };
         let least = if *out == 0 { mss } else { 0 };
         self.cwnd = pipe.saturating_add(left.max(least)).min(WINDOW_MAX);
@@ -523,11 +542,11 @@ mod tests {
             for delivered in [0, 1, 1 << 31, u32::MAX] {
                 for out in [0, MSS, u32::MAX] {
                     let mut c = open();
-                    c.enter(SeqNum(9), MSS, MSS);
+                    c.enter(SeqNum(9), MSS, 0, MSS);
                     c.on_sent(out);
                     // A peer that takes back what it reported reports it again, and again.
                     for _ in 0..3 {
-                        c.reduce(delivered, pipe, MSS);
+                        c.reduce(delivered, true, pipe, MSS);
                         assert!((1..=WINDOW_MAX).contains(&c.cwnd()) || pipe == 0);
                     }
                 }
@@ -535,8 +554,8 @@ mod tests {
         }
         // Too much is as good as all.
         let mut c = open();
-        c.enter(SeqNum(9), MSS, MSS);
-        c.reduce(u32::MAX, 0, MSS);
+        c.enter(SeqNum(9), MSS, 0, MSS);
+        c.reduce(u32::MAX, true, 0, MSS);
         assert_eq!(c.cwnd(), c.ssthresh);
     }
 
@@ -616,15 +635,15 @@ mod tests {
         }
     }
 
-    /// RFC 6937 section 4: with a threshold of half, one segment leaves for every two that arrive.
+    /// RFC 9937 section 7: with a threshold of half, one segment leaves for every two that arrive.
     #[test]
     fn in_a_reduction_segments_leave_in_proportion_to_what_arrives() {
         let mut c = open();
         c.cwnd = 20 * MSS;
-        c.enter(SeqNum(20_000), 20 * MSS, MSS);
+        c.enter(SeqNum(20_000), 20 * MSS, 0, MSS);
         assert_eq!(c.ssthresh, 10 * MSS);
         let (mut pipe, mut sent) = (19 * MSS, 0);
-        c.reduce(3 * MSS, pipe - 3 * MSS, MSS);
+        c.reduce(3 * MSS, false, pipe - 3 * MSS, MSS);
         pipe -= 3 * MSS;
         for _ in 0..16 {
             while c.cwnd >= pipe + MSS {
@@ -633,7 +652,7 @@ mod tests {
                 sent += 1;
             }
             pipe -= MSS;
-            c.reduce(MSS, pipe, MSS);
+            c.reduce(MSS, true, pipe, MSS);
         }
         assert!((9..=11).contains(&sent), "{sent} segments");
         on_ack(&mut c, SeqNum(20_000), 20_000, 20_000);
@@ -644,14 +663,33 @@ mod tests {
     fn when_much_was_lost_a_reduction_slow_starts_up_to_the_threshold() {
         let mut c = open();
         c.cwnd = 20 * MSS;
-        c.enter(SeqNum(20_000), 20 * MSS, MSS);
+        c.enter(SeqNum(20_000), 20 * MSS, 0, MSS);
         let mut pipe = 4 * MSS;
-        c.reduce(MSS, pipe, MSS);
+        c.reduce(MSS, true, pipe, MSS);
         assert_eq!(c.window(), pipe + 2 * MSS);
         c.on_sent(2 * MSS);
         pipe += MSS;
-        c.reduce(MSS, pipe, MSS);
+        c.reduce(MSS, true, pipe, MSS);
         assert_eq!(c.window(), pipe + 2 * MSS);
+        c.on_sent(2 * MSS);
+        pipe += MSS;
+        // More is lost: as much leaves as arrives. What says nothing of arrivals changes nothing.
+        c.reduce(MSS, false, pipe - 2 * MSS, MSS);
+        assert_eq!(c.window(), pipe - MSS);
+        c.reduce(0, true, 0, MSS);
+        assert_eq!(c.window(), pipe - MSS);
+    }
+
+    /// RFC 9937 section 6: what arrived before the recovery does not count as in flight.
+    #[test]
+    fn what_was_known_to_have_arrived_before_a_reduction_leaves_a_larger_share() {
+        let mut c = open();
+        c.cwnd = 20 * MSS;
+        c.enter(SeqNum(20_000), 20 * MSS, 10 * MSS, MSS);
+        assert_eq!((c.ssthresh, c.reduction.flight), (10 * MSS, 10 * MSS));
+        c.reduce(2 * MSS, false, 15 * MSS, MSS);
+        // All of what arrives may leave again, though more than the threshold is in flight.
+        assert_eq!(c.window(), 17 * MSS);
     }
 
     /// RFC 4015 section 3.2: at most an initial window leaves at once, and what grew since the
@@ -660,7 +698,7 @@ mod tests {
     fn a_loss_that_was_none_gives_back_what_may_leave_at_once_and_the_threshold() {
         let mut c = open();
         c.cwnd = 20 * MSS;
-        c.enter(SeqNum(20_000), 20 * MSS, MSS);
+        c.enter(SeqNum(20_000), 20 * MSS, 0, MSS);
         c.cwnd = 40 * MSS;
         c.undo(SeqNum(500), 3 * MSS, MSS);
         assert_eq!((c.window(), c.ssthresh), (13 * MSS, WINDOW_MAX));

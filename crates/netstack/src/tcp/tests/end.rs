@@ -1,10 +1,10 @@
 //! One side of a connection with its device and its application, and what must hold of it.
 
-use core::net::{Ipv4Addr, SocketAddrV4};
 use std::collections::VecDeque;
 
 use crate::config::Limits;
 use crate::log::effect::{Deliver, Effect, Event, FrameNumbers, Transmit};
+use crate::log::request::{Address, Endpoint};
 use crate::log::request::{ConnId, Flags, Flow, Options, Segment};
 use crate::seqnum::SeqNum;
 use crate::tcp::retransmit::Timer;
@@ -117,8 +117,8 @@ pub(super) const CONN: ConnId = ConnId {
 
 pub(super) fn flow(side: usize) -> Flow {
     let ends = [
-        SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), 1000),
-        SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 2), 2000),
+        Endpoint::new(Address::ipv4(10, 0, 0, 1), 1000),
+        Endpoint::new(Address::ipv4(10, 0, 0, 2), 2000),
     ];
     Flow {
         local: ends[side],

@@ -2,14 +2,16 @@
 
 use std::sync::atomic::Ordering;
 
-use super::lock::{LockKind, timed};
+use super::lock::LockKind;
+use super::locks::LockTimes;
+use super::message::{Free, Own};
 use super::{IDLE, LockStats, Shared, State};
 use crate::io::Run;
 use crate::io::perform;
 use crate::io::perform::Template;
 use crate::io::prepare::prepare;
-use crate::io::rx::Log;
-use crate::io::world::{Wakes, World};
+use crate::io::rx::{Log, RESERVED};
+use crate::io::world::Wakes;
 use crate::log::effect::Effect;
 use crate::log::request::{Body, Kind, Request, Verdict};
 use crate::stats::EffectStats;
@@ -22,21 +24,29 @@ pub(super) struct Item {
     run: Run,
     /// Where its effects end among those of the batch; known once applied.
     pub(super) effects_end: usize,
+    /// Its place in the order above TCP.
+    pub(super) ticket: Option<u64>,
+    message: Option<Own>,
 }
 
 /// Requests in the order of the pump: the first `applied` of them went through the lock, the first
-/// `performed` are done with.
+/// `performed` are performed, and the first `counted` are done with.
 #[derive(Default)]
 pub(super) struct Batch {
     items: Vec<Item>,
     prepared: usize,
     applied: usize,
     performed: usize,
+    counted: usize,
     effects: Vec<Effect>,
     effects_done: usize,
     template: Template,
     pub(super) effect_stats: EffectStats,
+    /// Segments and misordering.
     pub(super) lock_stats: LockStats,
+    pub(super) times: LockTimes,
+    /// Messages that are free, the last one first.
+    free: Free,
 }
 
 impl Batch {
@@ -46,14 +56,28 @@ impl Batch {
 
     /// Verifies the checksums of the next request that nobody vouched for. Says whether there was
     /// one left.
-    pub(super) fn prepare_one(&mut self) -> bool {
+    pub(super) fn prepare_one<K: LockKind>(&mut self, shared: &Shared<K>) -> bool {
         let Some(item) = self.items.get_mut(self.prepared) else {
             return false;
         };
         self.prepared += 1;
-        if item.verdict.is_none() {
-            item.verdict = Some(prepare(&item.request, &item.run));
-            self.effect_stats.prepared += u64::from(item.request.digest.kind.has_frames());
+        let has_frames = item.request.digest.kind.has_frames();
+        let Item {
+            request,
+            run,
+            verdict,
+            ..
+        } = item;
+        let mut verify = || {
+            if verdict.is_none() {
+                *verdict = Some(prepare(request, run));
+                self.effect_stats.prepared += u64::from(has_frames);
+            }
+        };
+        if has_frames {
+            shared.locks.remove_header(&mut self.times, verify);
+        } else {
+            verify();
         }
         true
     }
@@ -70,52 +94,86 @@ impl Batch {
         };
         let effects = &mut self.effects;
         let stats = &mut self.lock_stats;
-        let ((), waited) = timed(&*shared.state, |state: &mut State| {
-            state.apply(items, effects, stats);
-            // ORDERING: Relaxed: a hint for when the pump tells of time, and every telling is
-            // checked by `apply`.
-            let deadline = state.replica.next_deadline().as_nanos();
-            shared.deadline.store(deadline, Ordering::Relaxed);
-        });
-        stats.acquisitions += 1;
-        if let Some(waited) = waited {
-            stats.contended += 1;
-            stats.waited_ns += waited;
-        }
+        let receives = items
+            .iter()
+            .any(|item| item.request.digest.kind.has_frames());
+        shared
+            .locks
+            .with(receives, &mut self.times, |state: &mut State| {
+                state.apply(items, effects, stats);
+                // ORDERING: Relaxed: a hint for when the pump tells of time, and every telling is
+                // checked by `apply`.
+                let deadline = state.replica.next_deadline().as_nanos();
+                shared.deadline.store(deadline, Ordering::Relaxed);
+            });
         let done = until - self.applied;
         self.applied = until;
         done
     }
 
-    /// Performs what the next applied request asked for. Says whether there was one.
-    pub(super) fn perform_one(&mut self, world: &World, wakes: &mut Wakes<'_>) -> bool {
+    /// Performs what the next applied request asked for, or lets the application count one whose
+    /// turn has come. Says whether there was one.
+    pub(super) fn perform_one<K: LockKind>(
+        &mut self,
+        shared: &Shared<K>,
+        wakes: &mut Wakes<'_>,
+    ) -> bool {
         if self.performed == self.applied {
-            return false;
+            return self.count_one(shared);
         }
         let item = &self.items[self.performed];
-        perform::all(
-            world,
-            &self.effects[self.effects_done..item.effects_end],
-            (&item.request, item.run.payload(false)),
-            &mut self.template,
-            &mut self.effect_stats,
-            wakes,
-        );
+        let effects = &self.effects[self.effects_done..item.effects_end];
+        let what = (&item.request, item.run.payload(false));
+        let (template, stats) = (&mut self.template, &mut self.effect_stats);
+        let is_sent = |effect: &&Effect| matches!(effect, Effect::Transmit(_) | Effect::Send(_));
+        if shared.locks.has_header_locks() && effects.iter().any(|effect| is_sent(&effect)) {
+            let others = effects.iter().filter(|effect| !is_sent(effect));
+            perform::all(&shared.world, others, what, template, stats, wakes);
+            let sent = effects.iter().filter(is_sent);
+            shared.locks.prepend_header(&mut self.times, || {
+                perform::all(&shared.world, sent, what, template, stats, wakes);
+            });
+        } else {
+            perform::all(&shared.world, effects, what, template, stats, wakes);
+        }
         self.effects_done = item.effects_end;
         self.performed += 1;
         true
     }
 
+    /// Lets the application count the next request, if it has a ticket that is called.
+    fn count_one<K: LockKind>(&mut self, shared: &Shared<K>) -> bool {
+        if !shared.counter.is_on() || self.counted == self.performed {
+            return false;
+        }
+        let ticket = self.items[self.counted].ticket;
+        let done = ticket.is_none_or(|ticket| shared.counter.count(ticket, &mut self.times));
+        self.counted += usize::from(done);
+        done
+    }
+
     /// If everything is done: the runs, for the pump, and an empty batch again.
-    pub(super) fn finish(&mut self) -> Option<Vec<Run>> {
+    pub(super) fn finish<K: LockKind>(&mut self, shared: &Shared<K>) -> Option<Vec<Run>> {
         if self.items.is_empty() || self.performed < self.items.len() {
             return None;
         }
+        if shared.counter.is_on() && self.counted < self.items.len() {
+            return None;
+        }
         self.effect_stats.requests += self.items.len() as u64;
-        let runs = self.items.drain(..).map(|item| item.run).collect();
+        let mut runs = Vec::with_capacity(self.items.len());
+        for item in self.items.drain(..) {
+            if item.request.digest.kind.has_frames() {
+                shared.sessions.release(&mut self.times);
+            }
+            shared
+                .free_messages
+                .free(item.message, &mut self.free, &mut self.times);
+            runs.push(item.run);
+        }
         self.effects.clear();
         (self.prepared, self.applied) = (0, 0);
-        (self.performed, self.effects_done) = (0, 0);
+        (self.performed, self.effects_done, self.counted) = (0, 0, 0);
         Some(runs)
     }
 }
@@ -133,7 +191,10 @@ impl<K: LockKind> Log for Intake<'_, K> {
     /// No request enters that is a window or more ahead of one that is not done with.
     fn room(&mut self) -> usize {
         let carried = (*self.next - self.performed()) as usize;
-        self.shared.layout.window.saturating_sub(carried)
+        let layout = &self.shared.layout;
+        let room = layout.window.saturating_sub(carried);
+        // What the pump leaves free for others it takes from this.
+        room.min(layout.claim + RESERVED + 2)
     }
 
     fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run) {
@@ -150,15 +211,23 @@ impl<K: LockKind> Log for Intake<'_, K> {
         // lock. They are rare.
         let in_order =
             request.digest.kind == Kind::Command && !matches!(request.body, Body::Progress { .. });
+        let mut message = None;
+        if request.digest.kind.has_frames() {
+            let Batch { free, times, .. } = &mut *self.batch;
+            self.shared.sessions.refer(times);
+            message = (self.shared.free_messages).take(run.frames().get(0), free, times);
+        }
         self.batch.items.push(Item {
             position,
             request: *request,
             verdict,
             run,
             effects_end: 0,
+            ticket: None,
+            message,
         });
         if in_order {
-            while self.batch.prepare_one() {}
+            while self.batch.prepare_one(self.shared) {}
             self.batch.apply(self.shared, usize::MAX);
         }
     }

@@ -1,0 +1,672 @@
+//! One application thread with many connections: our poller and Linux' `epoll` in turn.
+//!
+//! ```text
+//! sudo -E env "PATH=$PATH" cargo bench -p dominoes-bench --bench poller [-- options]
+//! ```
+//!
+//! Without root, `ip` or `wrk` it measures wake-ups alone, says what else it needs, and ends with
+//! success.
+//!
+//! | option | what | default |
+//! |---|---|---|
+//! | `--server hand,threads` | our stack driven by the thread that serves, or by its own | both |
+//! | `--connections N` | of `wrk` | 1000 |
+//! | `--rounds N` | how often each server is asked, in turn with Linux | 5 |
+//! | `--seconds N` | how long `wrk` runs each time | 3 |
+//! | `--tap` | over a TAP in place of a veth pair (Linux' server stays on the pair) | |
+//!
+//! *Requests.* Servers are processes that run the same code, generic over what accepts, reads,
+//! writes and waits: sockets of Linux under mio, or ours under a poller, both by edge. Each answers
+//! with 128 bytes. `wrk` asks from another network namespace. Processor time is that of the whole
+//! machine besides `wrk`, since much of Linux' own is spent in interrupts. A ratio is ours over
+//! Linux' in the same round; given are its median and quartiles over the rounds.
+//!
+//! *Wake-ups.* Two threads wake each other by turns, through two pollers or two `epoll`s with an
+//! `eventfd` each; given is the time of a wake-up.
+
+#[cfg(target_os = "linux")]
+fn main() -> std::process::ExitCode {
+    run::main()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn main() {}
+
+#[cfg(target_os = "linux")]
+mod run {
+    use std::collections::HashMap;
+    use std::fs;
+    use std::io::{self, ErrorKind, Read, Write};
+    use std::net::{Ipv4Addr, SocketAddr};
+    use std::process::ExitCode;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use dominoes_bench::namespaces::{Namespace, Outcome, Process};
+    use dominoes_bench::{targets, topology};
+    use dominoes_drivers::Device;
+    use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
+    use dominoes_drivers::tap::Tap;
+    use dominoes_netstack::group::Layout;
+    use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
+    use dominoes_netstack::variants::{Setup, Variant, VariantKind};
+    use dominoes_netstack::{SocketError, Stack, TcpListener, TcpStream};
+    use nix::sys::resource::{UsageWho, getrusage};
+
+    const OURS: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
+    const KERNEL: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 3);
+    const PORT: u16 = 80;
+    const BACKLOG: u16 = 4096;
+    /// How long a server may take to start.
+    const PATIENCE: Duration = Duration::from_secs(20);
+    /// Wake-ups of one measurement, in each direction.
+    const WAKE_UPS: u32 = 5_000;
+
+    pub(super) fn main() -> ExitCode {
+        targets::main("poller", |arguments| Options::parse(arguments)?.run())
+    }
+
+    /// A server.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Server {
+        Hand,
+        Threads,
+        Linux,
+    }
+
+    impl Server {
+        fn name(self) -> &'static str {
+            match self {
+                Server::Hand => "hand",
+                Server::Threads => "threads",
+                Server::Linux => "linux",
+            }
+        }
+
+        fn named(name: &str) -> Outcome<Server> {
+            let all = [Server::Hand, Server::Threads, Server::Linux];
+            let found = all.into_iter().find(|server| server.name() == name);
+            found.ok_or_else(|| format!("no server is called {name}").into())
+        }
+    }
+
+    struct Options {
+        servers: Vec<Server>,
+        connections: u32,
+        rounds: usize,
+        seconds: u64,
+        tap: bool,
+        serve: Option<Server>,
+    }
+
+    impl Options {
+        fn parse(arguments: Vec<String>) -> Outcome<Options> {
+            use lexopt::prelude::*;
+            let mut options = Options {
+                servers: vec![Server::Hand, Server::Threads],
+                connections: 1000,
+                rounds: 5,
+                seconds: 3,
+                tap: false,
+                serve: None,
+            };
+            let mut parser = lexopt::Parser::from_args(arguments);
+            while let Some(argument) = parser.next()? {
+                match argument {
+                    Long("server") => {
+                        let names = parser.value()?.string()?;
+                        let servers = names.split(',').map(Server::named);
+                        options.servers = servers.collect::<Outcome<_>>()?;
+                    }
+                    Long("connections") => options.connections = parser.value()?.parse()?,
+                    Long("rounds") => options.rounds = parser.value()?.parse()?,
+                    Long("seconds") => options.seconds = parser.value()?.parse()?,
+                    Long("tap") => options.tap = true,
+                    Long("serve") => {
+                        options.serve = Some(Server::named(&parser.value()?.string()?)?);
+                    }
+                    other => return Err(other.unexpected().into()),
+                }
+            }
+            Ok(options)
+        }
+
+        fn run(&self) -> Outcome<()> {
+            if let Some(server) = self.serve {
+                return serve(server, self.tap);
+            }
+            measure_wake_ups(self.rounds.max(3))?;
+            let fixture = match Fixture::new(self.tap) {
+                Ok(fixture) => fixture,
+                Err(error) => {
+                    println!("requests are not measured: {error}");
+                    return Ok(());
+                }
+            };
+            self.measure_requests(&fixture)
+        }
+
+        fn measure_requests(&self, fixture: &Fixture) -> Outcome<()> {
+            println!(
+                "\n{} connections, {} s, {} rounds; ratios are ours over Linux'",
+                self.connections, self.seconds, self.rounds
+            );
+            println!(
+                "{:8} {:>10} {:>10} {:>20} {:>9} {:>9} {:>20}",
+                "server", "req/s", "Linux", "ratio", "us/req", "Linux", "ratio"
+            );
+            for server in &self.servers {
+                let mut rounds = Vec::new();
+                for round in 0..self.rounds {
+                    // By turns who is first.
+                    let mut pair = [*server, Server::Linux];
+                    pair.rotate_left(round % 2);
+                    let mut found = [fixture.ask(pair[0], self)?, fixture.ask(pair[1], self)?];
+                    found.rotate_left(round % 2);
+                    rounds.push(found);
+                }
+                let of = |pick: fn(&[Asked; 2]) -> f64| Spread::of(rounds.iter().map(pick));
+                println!(
+                    "{:8} {:>10.0} {:>10.0} {:>20} {:>9.1} {:>9.1} {:>20}",
+                    server.name(),
+                    of(|r| r[0].rate).median,
+                    of(|r| r[1].rate).median,
+                    of(|r| r[0].rate / r[1].rate).to_string(),
+                    of(|r| r[0].micros).median,
+                    of(|r| r[1].micros).median,
+                    of(|r| r[0].micros / r[1].micros).to_string(),
+                );
+            }
+            Ok(())
+        }
+    }
+
+    /// Median and quartiles.
+    struct Spread {
+        median: f64,
+        low: f64,
+        high: f64,
+    }
+
+    impl Spread {
+        fn of(values: impl Iterator<Item = f64>) -> Spread {
+            let mut values: Vec<f64> = values.collect();
+            values.sort_by(f64::total_cmp);
+            let at = |part: usize| values[(values.len() - 1) * part / 4];
+            Spread {
+                median: at(2),
+                low: at(1),
+                high: at(3),
+            }
+        }
+    }
+
+    impl std::fmt::Display for Spread {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            let text = format!("{:.2} ({:.2}-{:.2})", self.median, self.low, self.high);
+            f.pad(&text)
+        }
+    }
+
+    // Servers.
+
+    /// What the server is made of: connections, and waiting for them by edge.
+    trait Net {
+        type Stream;
+        /// The next connection, which is reported as `token` from now on.
+        fn accept(&mut self, token: usize) -> io::Result<Option<Self::Stream>>;
+        /// Waits until something is ready; `None` is the listener.
+        fn wait(&mut self, ready: &mut Vec<Option<usize>>) -> io::Result<()>;
+        /// Bytes; 0 at the end; `None` if there are none yet.
+        fn read(stream: &mut Self::Stream, into: &mut [u8]) -> io::Result<Option<usize>>;
+        /// How many bytes were taken; `None` if there is no room.
+        fn write(stream: &mut Self::Stream, from: &[u8]) -> io::Result<Option<usize>>;
+    }
+
+    struct Connection<S> {
+        stream: S,
+        /// How many bytes of the end of a head were found last.
+        matched: usize,
+        output: Vec<u8>,
+    }
+
+    const END: &[u8; 4] = b"\r\n\r\n";
+
+    /// Goes on until a call would wait. False at the end.
+    fn go_on<N: Net>(
+        connection: &mut Connection<N::Stream>,
+        answer: &[u8],
+        buffer: &mut [u8],
+    ) -> bool {
+        loop {
+            while !connection.output.is_empty() {
+                match N::write(&mut connection.stream, &connection.output) {
+                    Ok(Some(len)) => drop(connection.output.drain(..len)),
+                    Ok(None) => return true,
+                    Err(_) => return false,
+                }
+            }
+            match N::read(&mut connection.stream, buffer) {
+                Ok(Some(0)) | Err(_) => return false,
+                Ok(None) => return true,
+                Ok(Some(len)) => {
+                    for byte in &buffer[..len] {
+                        connection.matched = match connection.matched {
+                            at if *byte == END[at] => at + 1,
+                            _ => usize::from(*byte == END[0]),
+                        };
+                        if connection.matched == END.len() {
+                            connection.matched = 0;
+                            connection.output.extend_from_slice(answer);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn run_server<N: Net>(mut net: N) -> Outcome<()> {
+        let body = "x".repeat(128);
+        let answer = format!(
+            "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let mut connections = HashMap::new();
+        let (mut ready, mut next, mut buffer) = (Vec::new(), 0, vec![0; 16 << 10]);
+        println!("ready");
+        loop {
+            ready.clear();
+            net.wait(&mut ready)?;
+            for token in &ready {
+                let Some(token) = token else {
+                    while let Some(stream) = net.accept(next)? {
+                        let connection = Connection {
+                            stream,
+                            matched: 0,
+                            output: Vec::new(),
+                        };
+                        connections.insert(next, connection);
+                        next += 1;
+                    }
+                    continue;
+                };
+                if let Some(connection) = connections.get_mut(token)
+                    && !go_on::<N>(connection, answer.as_bytes(), &mut buffer)
+                {
+                    connections.remove(token);
+                }
+            }
+        }
+    }
+
+    /// Sockets of Linux.
+    struct Epoll {
+        poll: mio::Poll,
+        events: mio::Events,
+        listener: mio::net::TcpListener,
+    }
+
+    const LISTENER: usize = usize::MAX;
+
+    fn name(token: usize) -> Option<usize> {
+        (token != LISTENER).then_some(token)
+    }
+
+    impl Epoll {
+        fn new() -> io::Result<Epoll> {
+            let poll = mio::Poll::new()?;
+            let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT));
+            let mut listener = mio::net::TcpListener::bind(address)?;
+            let token = mio::Token(LISTENER);
+            poll.registry()
+                .register(&mut listener, token, mio::Interest::READABLE)?;
+            Ok(Epoll {
+                poll,
+                events: mio::Events::with_capacity(256),
+                listener,
+            })
+        }
+    }
+
+    fn unless_blocked<T>(done: io::Result<T>) -> io::Result<Option<T>> {
+        match done {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    impl Net for Epoll {
+        type Stream = mio::net::TcpStream;
+
+        fn accept(&mut self, token: usize) -> io::Result<Option<Self::Stream>> {
+            let Some((mut stream, _)) = unless_blocked(self.listener.accept())? else {
+                return Ok(None);
+            };
+            stream.set_nodelay(true)?;
+            let both = mio::Interest::READABLE | mio::Interest::WRITABLE;
+            self.poll
+                .registry()
+                .register(&mut stream, mio::Token(token), both)?;
+            Ok(Some(stream))
+        }
+
+        fn wait(&mut self, ready: &mut Vec<Option<usize>>) -> io::Result<()> {
+            self.poll.poll(&mut self.events, None)?;
+            ready.extend(self.events.iter().map(|event| name(event.token().0)));
+            Ok(())
+        }
+
+        fn read(stream: &mut Self::Stream, into: &mut [u8]) -> io::Result<Option<usize>> {
+            unless_blocked(stream.read(into))
+        }
+
+        fn write(stream: &mut Self::Stream, from: &[u8]) -> io::Result<Option<usize>> {
+            unless_blocked(stream.write(from))
+        }
+    }
+
+    /// Ours, however the stack is driven.
+    struct Ours<D> {
+        poller: Poller,
+        events: Events,
+        listener: TcpListener,
+        driven: D,
+    }
+
+    impl<D> Ours<D> {
+        fn new(listener: TcpListener, driven: D) -> io::Result<Ours<D>> {
+            let poller = Poller::new()?;
+            poller.register(
+                &listener,
+                Token(LISTENER),
+                Interest::READABLE,
+                Trigger::Edge,
+            )?;
+            Ok(Ours {
+                poller,
+                events: Events::with_capacity(256),
+                listener,
+                driven,
+            })
+        }
+    }
+
+    /// How the thread that serves waits.
+    trait Driven {
+        fn wait(&mut self, poller: &Poller, events: &mut Events);
+    }
+
+    impl Driven for Stack {
+        fn wait(&mut self, poller: &Poller, events: &mut Events) {
+            poller.wait(events, None);
+        }
+    }
+
+    impl Driven for (Box<dyn Variant>, Instant) {
+        fn wait(&mut self, poller: &Poller, events: &mut Events) {
+            let (stack, begin) = self;
+            let now = || {
+                let nanos = begin.elapsed().as_nanos() as u64;
+                dominoes_netstack::time::Instant::from_nanos(nanos)
+            };
+            loop {
+                let done = stack.turn(now());
+                if poller.events(events) > 0 {
+                    return;
+                }
+                if done == 0 {
+                    stack.wait(now(), dominoes_netstack::time::Instant::NEVER);
+                }
+            }
+        }
+    }
+
+    fn unless_waiting<T>(done: Result<T, SocketError>) -> io::Result<Option<T>> {
+        unless_blocked(done.map_err(io::Error::from))
+    }
+
+    impl<D: Driven> Net for Ours<D> {
+        type Stream = TcpStream;
+
+        fn accept(&mut self, token: usize) -> io::Result<Option<Self::Stream>> {
+            let Some((stream, _)) = unless_waiting(self.listener.try_accept())? else {
+                return Ok(None);
+            };
+            let _ = stream.set_nodelay(true);
+            let both = Interest::BOTH;
+            self.poller
+                .register(&stream, Token(token), both, Trigger::Edge)?;
+            Ok(Some(stream))
+        }
+
+        fn wait(&mut self, ready: &mut Vec<Option<usize>>) -> io::Result<()> {
+            self.driven.wait(&self.poller, &mut self.events);
+            ready.extend(self.events.iter().map(|event| name(event.token.0)));
+            Ok(())
+        }
+
+        fn read(stream: &mut Self::Stream, into: &mut [u8]) -> io::Result<Option<usize>> {
+            unless_waiting(stream.try_read(into))
+        }
+
+        fn write(stream: &mut Self::Stream, from: &[u8]) -> io::Result<Option<usize>> {
+            unless_waiting(stream.try_write(from))
+        }
+    }
+
+    fn serve(server: Server, tap: bool) -> Outcome<()> {
+        // Ends with the one who asks for it.
+        thread::spawn(|| {
+            let _ = io::stdin().read(&mut [0]);
+            std::process::exit(0);
+        });
+        let device = || -> Outcome<Box<dyn Device>> {
+            if tap {
+                return Ok(Box::new(Tap::open("tap0")?));
+            }
+            let options = AfPacketOptions::default().address(OURS);
+            Ok(Box::new(AfPacket::open("veth0", options)?))
+        };
+        let limits =
+            |limits: dominoes_netstack::Limits| limits.receive_buffer(1 << 16).send_buffer(1 << 16);
+        match server {
+            Server::Linux => run_server(Epoll::new()?),
+            Server::Threads => {
+                let builder = Stack::builder(&format!("{OURS}/24")).variant(VariantKind::Single);
+                let builder = builder.limits(limits(Default::default()));
+                let stack = builder.start(device()?)?;
+                let listener = stack.listen(PORT, BACKLOG)?;
+                run_server(Ours::new(listener, stack)?)
+            }
+            Server::Hand => {
+                let mut setup = Setup::new(OURS.into(), 24, [1, 2]);
+                setup.limits = limits(setup.limits);
+                let stack =
+                    VariantKind::Single.build(setup, Layout::default().replicas(1), device()?)?;
+                let listener = stack.sockets().listen(PORT, BACKLOG)?;
+                run_server(Ours::new(listener, (stack, Instant::now()))?)
+            }
+        }
+    }
+
+    // Clients.
+
+    /// Namespaces of both sides, joined by a veth pair, or by a TAP of the client's.
+    struct Fixture {
+        ours: Namespace,
+        peer: Namespace,
+        tap: bool,
+    }
+
+    /// What `wrk` and the machine's clocks say.
+    #[derive(Clone, Copy, Debug)]
+    struct Asked {
+        /// Requests a second.
+        rate: f64,
+        /// Processor time of a request besides the client's.
+        micros: f64,
+    }
+
+    impl Fixture {
+        fn new(tap: bool) -> Outcome<Fixture> {
+            let (ours, peer) = (Namespace::new("ours")?, Namespace::new("peer")?);
+            peer.shell("command -v wrk >/dev/null || { echo wrk is missing >&2; false; }")?;
+            let name = peer.name();
+            ours.ip(&format!(
+                "link add veth0 type veth peer name veth0 netns {name}"
+            ))?;
+            ours.ip(&format!("addr add {KERNEL}/24 dev veth0"))?;
+            if tap {
+                peer.ip("tuntap add dev tap0 mode tap")?;
+                peer.ip("link set tap0 up")?;
+            }
+            peer.ip("addr add 10.78.0.2/24 dev veth0")?;
+            for namespace in [&ours, &peer] {
+                namespace.ip("link set veth0 up")?;
+                namespace.shell("sysctl -qw net.core.somaxconn=4096")?;
+            }
+            if tap {
+                peer.ip(&format!("route add {OURS}/32 dev tap0 src 10.78.0.2"))?;
+            }
+            Ok(Fixture { ours, peer, tap })
+        }
+
+        fn ask(&self, server: Server, options: &Options) -> Outcome<Asked> {
+            let (namespace, address) = match server {
+                Server::Linux => (&self.ours, KERNEL),
+                _ if self.tap => (&self.peer, OURS),
+                _ => (&self.ours, OURS),
+            };
+            let mut arguments = vec!["--serve", server.name()];
+            arguments.extend(self.tap.then_some("--tap"));
+            let process = Process::start(namespace, &arguments)?;
+            process.line(PATIENCE)?;
+            // Neighbours find each other, and pages are there.
+            self.wrk(address, 50, 1)?;
+            let before = (busy()?, children()?);
+            let rate = self.wrk(address, options.connections, options.seconds)?;
+            let after = (busy()?, children()?);
+            let spent = (after.0 - before.0) - (after.1 - before.1);
+            let requests = rate * options.seconds as f64;
+            drop(process);
+            Ok(Asked {
+                rate,
+                micros: spent * 1e6 / requests,
+            })
+        }
+
+        /// Requests a second.
+        fn wrk(&self, address: Ipv4Addr, connections: u32, seconds: u64) -> Outcome<f64> {
+            let mut command = self.peer.command("sh");
+            let line = format!(
+                "ulimit -n 65536; exec wrk -t1 -c{connections} -d{seconds}s http://{address}:{PORT}/"
+            );
+            let output = command.args(["-c", &line]).output()?;
+            let text = String::from_utf8_lossy(&output.stdout);
+            let rate = text
+                .lines()
+                .find_map(|line| line.strip_prefix("Requests/sec:"));
+            let failed = || format!("wrk: {text}{}", String::from_utf8_lossy(&output.stderr));
+            let rate = rate.and_then(|rate| rate.trim().parse().ok());
+            Ok(rate.filter(|rate| *rate > 0.0).ok_or_else(failed)?)
+        }
+    }
+
+    /// Seconds that all processors have worked.
+    fn busy() -> Outcome<f64> {
+        let stat = fs::read_to_string("/proc/stat")?;
+        let line = stat.lines().next().unwrap_or_default();
+        let ticks: Vec<f64> = line
+            .split(' ')
+            .filter_map(|word| word.parse().ok())
+            .collect();
+        // User, nice, system, idle, waiting, interrupts, soft ones.
+        let worked = [0, 1, 2, 5, 6].map(|at| ticks.get(at).copied().unwrap_or(0.0));
+        Ok(worked.iter().sum::<f64>() / 100.0)
+    }
+
+    /// Seconds that children which have ended have worked: `wrk`, not a server.
+    fn children() -> Outcome<f64> {
+        let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
+        let seconds =
+            |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+        Ok(seconds(usage.user_time()) + seconds(usage.system_time()))
+    }
+
+    // Wake-ups.
+
+    /// Two threads that wake each other; microseconds of a wake-up.
+    fn wake_ups<W: Fn() + Sync, S: FnMut() + Send>(ends: [(W, S); 2]) -> f64 {
+        let [(wake_here, mut sleep_here), (wake_there, mut sleep_there)] = ends;
+        // An `eventfd` that is closed takes its last signal with it, so both outlive the threads.
+        let (wake_here, wake_there) = (&wake_here, &wake_there);
+        // On a core each: on one they would wake each other by giving it up.
+        let cores = topology::cores();
+        let at = |index: usize| {
+            if let Some(core) = cores.get(index) {
+                core_affinity::set_for_current(*core);
+            }
+        };
+        let begin = Instant::now();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                at(1);
+                for _ in 0..WAKE_UPS {
+                    sleep_there();
+                    wake_here();
+                }
+            });
+            scope.spawn(|| {
+                at(0);
+                for _ in 0..WAKE_UPS {
+                    wake_there();
+                    sleep_here();
+                }
+            });
+        });
+        begin.elapsed().as_secs_f64() * 1e6 / f64::from(2 * WAKE_UPS)
+    }
+
+    fn by_poller() -> io::Result<f64> {
+        let end = || {
+            let poller = Poller::new()?;
+            let waker = poller.waker();
+            let mut events = Events::with_capacity(1);
+            let sleep = move || {
+                poller.wait(&mut events, None);
+            };
+            io::Result::Ok((move || waker.wake(), sleep))
+        };
+        Ok(wake_ups([end()?, end()?]))
+    }
+
+    fn by_epoll() -> io::Result<f64> {
+        let end = || {
+            let mut poll = mio::Poll::new()?;
+            let waker = mio::Waker::new(poll.registry(), mio::Token(0))?;
+            let mut events = mio::Events::with_capacity(1);
+            let sleep = move || while poll.poll(&mut events, None).is_err() {};
+            let wake = move || {
+                let _ = waker.wake();
+            };
+            io::Result::Ok((wake, sleep))
+        };
+        Ok(wake_ups([end()?, end()?]))
+    }
+
+    fn measure_wake_ups(rounds: usize) -> Outcome<()> {
+        let mut pairs = Vec::new();
+        for _ in 0..rounds {
+            pairs.push((by_poller()?, by_epoll()?));
+        }
+        let of = |pick: fn(&(f64, f64)) -> f64| Spread::of(pairs.iter().map(pick));
+        println!(
+            "wake-up: {:.2} us by a poller, {:.2} us by epoll, ratio {}",
+            of(|pair| pair.0).median,
+            of(|pair| pair.1).median,
+            of(|pair| pair.0 / pair.1)
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,244 @@
+//! How long a small request takes, and how many connections a second.
+
+use std::time::Duration;
+
+use super::lineup::Wanted;
+#[cfg(target_os = "linux")]
+use super::parts;
+use super::{Ask, Experiment};
+use crate::drivers::echo::{Pair, SERVERS, Server};
+#[cfg(target_os = "linux")]
+use crate::kernel_echo;
+use crate::record::{Chart, Spread, Table};
+use crate::topology::Distance;
+
+pub(super) const LATENCY: Experiment = Experiment {
+    name: "latency",
+    about: "one byte each way: how long a request and its answer take, in memory and over veth",
+    ask: Ask::Tables(latency),
+    published: &[],
+};
+
+pub(super) const CONNECTS: Experiment = Experiment {
+    name: "connects",
+    about: "connections a second: open, one byte each way, close; in memory and over veth",
+    ask: Ask::Tables(connects),
+    published: &[],
+};
+
+/// Requests of a row in one round.
+const ASKED: usize = 2_000;
+/// Share of the time that a thread may wait for its core.
+const MAY_WAIT: f64 = 0.02;
+
+/// What one round of a row gave: values, and whether it says something.
+struct Round {
+    values: Vec<f64>,
+    /// Whether no thread waited, and the cores were near throughout.
+    is_calm: bool,
+}
+
+/// The values that count: those of calm rounds, or of all if there are none; and whether there are
+/// none.
+fn kept(rounds: &[Round]) -> (Vec<&[f64]>, bool) {
+    let calm: Vec<&[f64]> = rounds
+        .iter()
+        .filter(|round| round.is_calm)
+        .map(|round| &round.values[..])
+        .collect();
+    match calm.is_empty() {
+        true => (rounds.iter().map(|round| &round.values[..]).collect(), true),
+        false => (calm, false),
+    }
+}
+
+/// All servers by turns, so many rounds; `measure` gives the values of one.
+fn by_turns(
+    wanted: &Wanted,
+    progress: &mut dyn FnMut(usize, usize),
+    mut measure: impl FnMut(&mut Pair, &mut Duration) -> Result<(Vec<f64>, f64), String>,
+) -> Result<Vec<(Server, Vec<Round>)>, String> {
+    let asked = |server: &Server| {
+        let named = wanted.variants.is_empty() || wanted.variants.iter().any(|v| v == server.name);
+        named && wanted.cores.contains(&server.cores)
+    };
+    let mut rows = Vec::new();
+    for server in SERVERS.into_iter().filter(asked) {
+        rows.push((server, Pair::new(server)?, Duration::ZERO, Vec::new()));
+    }
+    let rounds = wanted.side_rounds.max(3);
+    for round in 0..rounds {
+        progress(round, rounds);
+        for (server, pair, clock, rounds) in &mut rows {
+            let before = Distance::now();
+            let (values, waited) = measure(pair, clock)
+                .map_err(|why| format!("{}/{}: {why}", server.name, server.cores))?;
+            let near = before == Distance::Near && Distance::now() == Distance::Near;
+            rounds.push(Round {
+                values,
+                is_calm: near && waited <= MAY_WAIT,
+            });
+        }
+    }
+    Ok(rows
+        .into_iter()
+        .map(|(server, _, _, rounds)| (server, rounds))
+        .collect())
+}
+
+/// Microseconds below which that part of all samples is.
+fn part(sorted: &[u64], part: f64) -> f64 {
+    let at = (sorted.len().saturating_sub(1)) as f64 * part;
+    sorted
+        .get(at as usize)
+        .map_or(f64::NAN, |ns| *ns as f64 / 1e3)
+}
+
+fn spread(values: impl Iterator<Item = f64>, digits: usize) -> (String, f64) {
+    match Spread::of(values) {
+        None => (String::new(), f64::NAN),
+        Some(s) => (
+            format!(
+                "{:.digits$} [{:.digits$} {:.digits$}]",
+                s.median, s.q1, s.q3
+            ),
+            s.median,
+        ),
+    }
+}
+
+fn latency(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Table>, String> {
+    let measured = by_turns(wanted, progress, |pair, clock| {
+        let asked = pair.run(clock, |client, beside, now| client.ask(ASKED, beside, now));
+        let (mut took, waited) = asked?;
+        took.sort_unstable();
+        let values = [0.5, 0.9, 0.99].map(|share| part(&took, share));
+        Ok((values.into(), waited))
+    })?;
+    let mut table = Table::new(
+        "one byte each way over a pair of devices in memory, microseconds; both ends poll, near cores",
+        &["server", "cores", "p50", "p90", "p99", "rounds"],
+    );
+    let mut line = Vec::new();
+    for (server, rounds) in &measured {
+        let (values, disturbed) = kept(rounds);
+        let of = |at: usize| spread(values.iter().map(|round| round[at]), 2);
+        let (p50, p99) = (of(0).1, of(2).1);
+        for (part, value) in [("p50", p50), ("p99", p99)] {
+            let name = format!("latency {part} of {}/{}", server.name, server.cores);
+            table.measure(name, value, disturbed);
+        }
+        line.push((
+            format!("{}/{}", server.name, server.cores),
+            vec![(50.0, p50), (90.0, of(1).1), (99.0, p99)],
+        ));
+        table.row(vec![
+            server.name.to_owned(),
+            server.cores.to_string(),
+            of(0).0,
+            of(1).0,
+            of(2).0,
+            counted(values.len(), rounds.len(), disturbed),
+        ]);
+    }
+    table.note(format!(
+        "medians of rounds of {ASKED} requests, with quartiles; the client's thread drives the second worker, where there is one"
+    ));
+    table.chart = Some(Chart {
+        x: "percentile".to_owned(),
+        y: "microseconds for one byte each way".to_owned(),
+        doubling: false,
+        lines: line,
+    });
+    let mut tables = vec![table];
+    tables.extend(over_veth(wanted, true));
+    Ok(tables)
+}
+
+fn counted(kept: usize, all: usize, disturbed: bool) -> String {
+    match disturbed {
+        true => format!("{all}, ALL disturbed or far"),
+        false => format!("{kept} of {all}"),
+    }
+}
+
+fn connects(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Table>, String> {
+    let slice = wanted.base.slice;
+    let measured = by_turns(wanted, progress, |pair, clock| {
+        let opened = pair.run(clock, |client, beside, now| {
+            client.open_and_close(slice, beside, now)
+        });
+        let ((closed, seconds), waited) = opened?;
+        Ok((vec![closed as f64 / seconds / 1e3], waited))
+    })?;
+    let mut table = Table::new(
+        "thousand connections a second, 16 at a time, over a pair of devices in memory; near cores",
+        &["server", "cores", "thousand/s", "/ single", "rounds"],
+    );
+    let single = measured.iter().find(|(server, _)| server.name == "single");
+    let rate = |rounds: &[Round]| {
+        let (values, disturbed) = kept(rounds);
+        let (text, median) = spread(values.iter().map(|round| round[0]), 1);
+        (text, median, disturbed, values.len())
+    };
+    let alone = single.map(|(_, rounds)| rate(rounds).1);
+    for (server, rounds) in &measured {
+        let (text, median, disturbed, calm) = rate(rounds);
+        let ratio = alone.map(|alone| median / alone);
+        let name = format!("connections of {}/{}", server.name, server.cores);
+        table.measure(name, median, disturbed);
+        table.row(vec![
+            server.name.to_owned(),
+            server.cores.to_string(),
+            text,
+            ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}")),
+            counted(calm, rounds.len(), disturbed),
+        ]);
+    }
+    table.note("the client is single on one core, and takes as much time as the server".to_owned());
+    let mut tables = vec![table];
+    tables.extend(over_veth(wanted, false));
+    Ok(tables)
+}
+
+/// The same against a Linux client over a veth pair, ours and Linux's server by turns; a table that
+/// says why if it cannot be done here.
+#[cfg(target_os = "linux")]
+fn over_veth(wanted: &Wanted, is_latency: bool) -> Option<Table> {
+    let title = match is_latency {
+        true => "one byte each way between a Linux client and each server over veth, microseconds",
+        false => "connections a second of a Linux client, one after the other, over veth",
+    };
+    let columns = match is_latency {
+        true => &["server", "p50", "p90", "p99"][..],
+        false => &["server", "connections/s"][..],
+    };
+    let mut table = Table::new(title, columns);
+    if let Err(why) = parts::can_play() {
+        table.note(format!("skipped: {why}"));
+        return Some(table);
+    }
+    match kernel_echo::measure(wanted.side_rounds.clamp(1, 5)) {
+        Err(error) => table.note(format!(
+            "skipped: {error}; needs root, ip and ethtool (apt-get install iproute2 ethtool)"
+        )),
+        Ok(rows) => {
+            for (server, asked) in rows {
+                let of = |at: usize| spread(asked.iter().map(|asked| asked.micros[at]), 1).0;
+                let rates = asked.iter().map(|asked| asked.connections_per_s);
+                let cells = match is_latency {
+                    true => vec![of(0), of(1), of(2)],
+                    false => vec![spread(rates, 0).0],
+                };
+                table.row([vec![server.to_owned()], cells].concat());
+            }
+            table.note("the client is a blocking socket; our servers run on AF_PACKET and sleep when idle, as the kernel does".to_owned());
+        }
+    }
+    Some(table)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn over_veth(_: &Wanted, _: bool) -> Option<Table> {
+    None
+}

@@ -1,0 +1,44 @@
+//! Parts that processes of this program play for an experiment: what Valgrind counts, and the ends
+//! of connections in network namespaces.
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::instructions::functions;
+#[cfg(target_os = "linux")]
+use crate::kernel_echo;
+
+/// Whether the program calls [`play`], so that it can be started again for a part.
+static IS_PLAYED: AtomicBool = AtomicBool::new(false);
+
+/// Plays the part that the arguments of this process name, if they name one. A program that runs
+/// experiments calls this first; otherwise experiments skip what needs a process, and say so.
+pub fn play() -> Option<ExitCode> {
+    // ORDERING: Relaxed, no other thread is there yet.
+    IS_PLAYED.store(true, Ordering::Relaxed);
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let part = arguments.first()?;
+    if part == functions::INNER {
+        functions::cases().iter().for_each(|case| case.count());
+        return Some(ExitCode::SUCCESS);
+    }
+    #[cfg(target_os = "linux")]
+    if part == kernel_echo::INNER {
+        let done = kernel_echo::main(&arguments[1..]);
+        let said = done.inspect_err(|error| eprintln!("{part}: {error}"));
+        return Some(ExitCode::from(u8::from(said.is_err())));
+    }
+    None
+}
+
+/// Says if this program plays no parts.
+///
+/// # Errors
+/// What to run instead.
+pub(super) fn can_play() -> Result<(), String> {
+    // ORDERING: Relaxed, it was stored before there was another thread.
+    match IS_PLAYED.load(Ordering::Relaxed) {
+        true => Ok(()),
+        false => Err("only cargo bench scalability starts processes of its own".to_owned()),
+    }
+}

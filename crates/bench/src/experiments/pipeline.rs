@@ -1,0 +1,318 @@
+//! A pipeline of stages: which stage bounds it, with how many data stages, connections and bytes of
+//! window.
+//!
+//! Few machines have a core for each stage, and here stages would share cores that they should not.
+//! So all stages run on one thread, by turns, and each measures how long it is busy. With a core for
+//! each, a pipeline is as fast as its busiest stage allows; with few messages on their way, as fast
+//! as one message passes through it:
+//!
+//! ```text
+//! ns per segment >= max(interface, data / n, protocol, (interface + data + protocol) * frames of a message / window)
+//! ```
+//!
+//! This leaves out what cache lines cost on their way from core to core; `tcp-rx` and `tcp-tx`
+//! measure the variant on the cores that there are.
+
+use std::time::Duration;
+
+use super::lineup::Wanted;
+use super::{Ask, Experiment};
+use crate::drivers::Direction;
+use crate::drivers::pipelined::{StageCosts, single_cost, stage_costs};
+use crate::paper;
+use crate::record::{Chart, Table};
+use crate::workload::Workload;
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    name: "pipeline",
+    about: "stages for frames, payload and headers: 1 to 8 data stages, 1 to 3 connections, windows",
+    ask: Ask::Tables(tables),
+    published: paper::PIPELINE,
+};
+
+/// Data stages.
+const MOST: usize = 8;
+/// The same is measured so often, and the least of it counts: all else is the machine.
+const REPEATED: usize = 3;
+/// Frames of a message.
+const FRAMES: f64 = 16.0;
+/// Windows, in KB.
+const WINDOWS: [u32; 8] = [4, 8, 16, 32, 48, 64, 128, 256];
+/// Data stages beside the windows.
+const BESIDE_WINDOWS: usize = 6;
+
+/// The bound of a pipeline with a core for each stage.
+struct Projected {
+    ns: f64,
+    bound_by: &'static str,
+    /// Share of its time that the protocol stage is idle.
+    idle: f64,
+}
+
+/// Of these costs with `stages` data stages; at most `window` segments are on their way.
+fn project(costs: &StageCosts, stages: usize, window: f64) -> Projected {
+    let whole = costs.interface + costs.data + costs.protocol;
+    // At least one message is on its way.
+    let messages = (window / FRAMES).max(1.0);
+    let bounds = [
+        (costs.interface, "interface"),
+        (costs.data / stages as f64, "data"),
+        (costs.protocol, "protocol"),
+        (whole / messages, "window"),
+    ];
+    let (ns, bound_by) =
+        bounds.into_iter().fold(
+            (0.0, ""),
+            |most, bound| if bound.0 > most.0 { bound } else { most },
+        );
+    Projected {
+        ns,
+        bound_by,
+        idle: 1.0 - costs.protocol / ns,
+    }
+}
+
+/// The least of each cost that was measured.
+fn costs(
+    direction: Direction,
+    workload: &Workload,
+    stages: (usize, usize),
+    slice: Duration,
+) -> Result<StageCosts, String> {
+    let mut least = stage_costs(direction, workload, stages, slice)?;
+    for _ in 1..REPEATED {
+        let again = stage_costs(direction, workload, stages, slice)?;
+        least.interface = least.interface.min(again.interface);
+        least.data = least.data.min(again.data);
+        least.protocol = least.protocol.min(again.protocol);
+    }
+    Ok(least)
+}
+
+fn single(direction: Direction, workload: &Workload, slice: Duration) -> Result<f64, String> {
+    let mut least = f64::INFINITY;
+    for _ in 0..REPEATED {
+        least = least.min(single_cost(direction, workload, slice)?);
+    }
+    Ok(least)
+}
+
+fn tables(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Table>, String> {
+    let slice = wanted.base.slice / 4;
+    let mut result = Vec::new();
+    let all = 2 * (3 * MOST + WINDOWS.len());
+    let mut done = 0;
+    let mut tell = || {
+        done += 1;
+        progress(done, all);
+    };
+    for (direction, what) in [(Direction::Receive, "receive"), (Direction::Send, "send")] {
+        result.push(by_stages(wanted, direction, what, slice, &mut tell)?);
+        result.push(by_window(wanted, direction, what, slice, &mut tell)?);
+    }
+    Ok(result)
+}
+
+/// Figures 2 to 5 of the paper.
+fn by_stages(
+    wanted: &Wanted,
+    direction: Direction,
+    what: &str,
+    slice: Duration,
+    tell: &mut dyn FnMut(),
+) -> Result<Table, String> {
+    let connections = [1, 2, 3];
+    let alone = single(direction, &wanted.base, slice)?;
+    let bits = wanted.base.segment_bytes as f64 * 8.0;
+    let mut table = Table::new(
+        format!(
+            "{what}: a core for each stage, projected from busy times; single {alone:.0} ns a segment"
+        ),
+        &[
+            "data stages",
+            "connections",
+            "interface ns",
+            "data ns",
+            "protocol ns",
+            "Gbit/s",
+            "/ single",
+            "protocol idle %",
+            "bound by",
+        ],
+    );
+    let mut pays_from = None;
+    let mut last = Vec::new();
+    let mut measured = Vec::new();
+    let names = connections.map(|n| format!("{n} connection{}", if n == 1 { "" } else { "s" }));
+    let mut lines: Vec<(String, Vec<(f64, f64)>)> =
+        names.into_iter().map(|name| (name, Vec::new())).collect();
+    for stages in 1..=MOST {
+        for connections in connections {
+            let workload = Workload {
+                connections,
+                ..wanted.base
+            };
+            let costs = costs(direction, &workload, (stages, 1), slice)?;
+            let window = f64::from(workload.ring_bytes) / workload.segment_bytes as f64;
+            let projected = project(&costs, stages, window * connections as f64);
+            if projected.ns < alone && connections == 1 {
+                pays_from.get_or_insert(stages);
+            }
+            let x = stages as f64;
+            lines[connections - 1].1.push((x, alone / projected.ns));
+            if connections == 1 && stages == BESIDE_WINDOWS {
+                measured.push(("6 stages / single", alone / projected.ns));
+                let whole = costs.interface + costs.data + costs.protocol;
+                measured.push(("share of data", 100.0 * costs.data / whole));
+            }
+            if connections == 1 && stages == MOST {
+                measured.push(("protocol idle", 100.0 * projected.idle));
+            }
+            table.row(vec![
+                stages.to_string(),
+                connections.to_string(),
+                format!("{:.0}", costs.interface),
+                format!("{:.0}", costs.data),
+                format!("{:.0}", costs.protocol),
+                format!("{:.2}", bits / projected.ns),
+                format!("{:.2}", alone / projected.ns),
+                format!("{:.0}", 100.0 * projected.idle),
+                projected.bound_by.to_owned(),
+            ]);
+            if stages == MOST {
+                last.push((connections, alone / projected.ns, projected.bound_by));
+            }
+            tell();
+        }
+    }
+    measured.extend(pays_from.map(|stages| ("pays from", stages as f64)));
+    for (name, value) in measured {
+        table.measure(format!("{what}: {name}"), value, false);
+    }
+    table.chart = Some(Chart {
+        x: "data stages".to_owned(),
+        y: "throughput over single".to_owned(),
+        doubling: false,
+        lines,
+    });
+    // As the paper proposes for later: a protocol stage for each of three connections.
+    let workload = Workload {
+        connections: 3,
+        ..wanted.base
+    };
+    let several = costs(direction, &workload, (MOST, 3), slice)?;
+    let projected = project(&several, MOST, f64::INFINITY);
+    table.note(format!(
+        "a protocol stage for each of 3 connections, {MOST} data stages: {:.2} Gbit/s, bound by {}",
+        bits / projected.ns,
+        projected.bound_by
+    ));
+    let published = match direction {
+        Direction::Receive => ("protocol", "3.1 MB/s alone"),
+        _ => ("interface", "3.5 MB/s alone, 7.5 MB/s at most"),
+    };
+    table.note(format!(
+        "faster than single from {} data stages on (published: 2, {})",
+        pays_from.map_or_else(|| "no number of".to_owned(), |n| n.to_string()),
+        published.1,
+    ));
+    for (connections, ratio, bound_by) in last {
+        table.note(format!(
+            "{connections} connections, {MOST} data stages: {ratio:.2} of single (published: 2 to 3 with 5 and more), \
+             bound by {bound_by} (published: {}): {}",
+            published.0,
+            if bound_by == published.0 { "agrees" } else { "differs" },
+        ));
+    }
+    table.note(
+        "projected, not measured: without cache lines from core to core; interface includes the simulated device".to_owned(),
+    );
+    Ok(table)
+}
+
+/// Figure 6 of the paper.
+fn by_window(
+    wanted: &Wanted,
+    direction: Direction,
+    what: &str,
+    slice: Duration,
+    tell: &mut dyn FnMut(),
+) -> Result<Table, String> {
+    let bits = wanted.base.segment_bytes as f64 * 8.0;
+    let mut table = Table::new(
+        format!("{what}: one connection, {BESIDE_WINDOWS} data stages, by window"),
+        &[
+            "window KB",
+            "Gbit/s, projected",
+            "bound by",
+            "Gbit/s, single",
+        ],
+    );
+    let mut rates = Vec::new();
+    for window in WINDOWS {
+        let workload = Workload {
+            ring_bytes: window << 10,
+            ..wanted.base
+        };
+        // The next larger power of two holds it; the peer sees it by the segments on their way.
+        let workload = Workload {
+            ring_bytes: workload.ring_bytes.next_power_of_two(),
+            ..workload
+        };
+        let costs = costs(direction, &workload, (BESIDE_WINDOWS, 1), slice)?;
+        let segments = f64::from(window << 10) / workload.segment_bytes as f64;
+        let projected = project(&costs, BESIDE_WINDOWS, segments);
+        let alone = single(direction, &workload, slice)?;
+        rates.push((window, bits / projected.ns));
+        table.row(vec![
+            window.to_string(),
+            format!("{:.2}", bits / projected.ns),
+            projected.bound_by.to_owned(),
+            format!("{:.2}", bits / alone),
+        ]);
+        tell();
+    }
+    let most = rates
+        .iter()
+        .fold(0.0, |most: f64, (_, rate)| most.max(*rate));
+    let flat = rates.iter().find(|(_, rate)| *rate >= 0.9 * most);
+    let points = rates
+        .iter()
+        .map(|&(window, rate)| (f64::from(window), rate));
+    table.chart = Some(Chart {
+        x: "window, KB".to_owned(),
+        y: "Gbit/s".to_owned(),
+        doubling: true,
+        lines: vec![("pipelined".to_owned(), points.collect())],
+    });
+    if let Some((window, _)) = flat {
+        table.measure(format!("{what}: flat from"), f64::from(*window), false);
+        table.note(format!(
+            "within 10 % of the most from {window} KB on (published: 48 KB); follows from {FRAMES} frames a message"
+        ));
+    }
+    Ok(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_busiest_stage_bounds_a_pipeline() {
+        let costs = StageCosts {
+            interface: 20.0,
+            data: 120.0,
+            protocol: 40.0,
+        };
+        let bound = |stages, window| {
+            let projected = project(&costs, stages, window);
+            (projected.bound_by, projected.ns.round() as u64)
+        };
+        assert_eq!(bound(1, 1e9), ("data", 120));
+        assert_eq!(bound(4, 1e9), ("protocol", 40));
+        assert_eq!(bound(4, 16.0), ("window", 180));
+        let idle = project(&costs, 1, 1e9).idle;
+        assert!((idle - 2.0 / 3.0).abs() < 1e-9);
+    }
+}

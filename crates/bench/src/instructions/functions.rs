@@ -1,0 +1,232 @@
+//! What each function of the protocol costs: instructions, data reads and data writes of one
+//! segment, by the line of the source they come from.
+//!
+//! Functions are inlined into each other, so a profile by function would say little. Callgrind says
+//! of each instruction from which file and line it was compiled; `by_function` adds these up by
+//! the function that the line stands in. What comes from a library counts for the function of ours
+//! that it was inlined into, and for a library's own functions under their names.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use super::callgrind::{self, PARTS};
+use super::stack::{self, SEGMENTS, Setting, Use};
+use crate::instructions::Case;
+
+/// First argument of a process that executes the cases, for Valgrind to count.
+pub const INNER: &str = "--functions";
+
+/// Payload of a segment, in bytes: that of Kim, Sung and Lee.
+const SEGMENT: u32 = 1412;
+
+/// Instructions, data reads and data writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// Executed instructions.
+    pub instructions: f64,
+    /// Those that read memory.
+    pub reads: f64,
+    /// Those that write memory.
+    pub writes: f64,
+}
+
+impl Cost {
+    fn add(&mut self, other: Cost, times: f64) {
+        self.instructions += times * other.instructions;
+        self.reads += times * other.reads;
+        self.writes += times * other.writes;
+    }
+}
+
+/// What a segment costs, by file below the stack's sources and function in it; functions of
+/// libraries have no file.
+pub type Costs = HashMap<(String, String), Cost>;
+
+/// A segment that is received, each in a request of its own as in the paper; and one that is sent.
+pub fn cases() -> [Case; 2] {
+    let setting = |using, merge| Setting {
+        using,
+        segment: SEGMENT,
+        merge,
+        timestamps: false,
+        verifies_checksums: false,
+    };
+    [
+        stack::single(setting(Use::InPlace, false)),
+        stack::single(setting(Use::Send, true)),
+    ]
+}
+
+/// The costs of both cases.
+///
+/// # Errors
+/// If Valgrind is not there or fails, or the sources cannot be read.
+pub fn count(directory: &Path) -> Result<[Costs; 2], String> {
+    callgrind::version()?;
+    let cases = cases();
+    let options = ["--cache-sim=yes", "--dump-line=yes"];
+    let (profile, _) = callgrind::profile(&[INNER], &options, directory)?;
+    let mut sources = Sources::default();
+    let parts = by_function(&profile, &mut sources)?;
+    if parts.len() != PARTS * cases.len() + 1 {
+        return Err(format!("{} parts of {} cases", parts.len(), cases.len()));
+    }
+    let difference = |case: usize| {
+        let mut costs = Costs::new();
+        // N units of a warm run: what 2N took without what N took.
+        for (part, sign) in [(2, 1.0), (1, -1.0)] {
+            for (key, cost) in &parts[PARTS * case + part] {
+                let times = sign / SEGMENTS as f64;
+                costs.entry(key.clone()).or_default().add(*cost, times);
+            }
+        }
+        costs
+    };
+    Ok([difference(0), difference(1)])
+}
+
+/// Where functions begin, by file.
+#[derive(Default)]
+struct Sources(HashMap<String, Vec<(u64, String)>>);
+
+/// Which files are ours, and where the name of one begins in a path.
+const OURS: &str = "netstack/src/";
+
+impl Sources {
+    /// The function that a line of a file of ours stands in; a name of its own for what stands in
+    /// none.
+    fn function(&mut self, file: &str, line: u64) -> &str {
+        let starts = self.0.entry(file.to_owned()).or_insert_with(|| {
+            let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../netstack/src");
+            // Without its source a file is one function.
+            let text = fs::read_to_string(root.join(file)).unwrap_or_default();
+            starts(&text)
+        });
+        let behind = starts.partition_point(|(start, _)| *start <= line);
+        match behind.checked_sub(1) {
+            Some(at) => &starts[at].1,
+            None => "derived",
+        }
+    }
+}
+
+/// The lines at which functions begin, and their names.
+fn starts(text: &str) -> Vec<(u64, String)> {
+    let mut found = Vec::new();
+    for (line, number) in text.lines().zip(1..) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let Some(at) = words.iter().position(|word| *word == "fn") else {
+            continue;
+        };
+        let is_head = words[..at].iter().all(|word| {
+            word.starts_with("pub")
+                || ["const", "unsafe", "in"].contains(word)
+                || word.ends_with(')')
+        });
+        if let (true, Some(name)) = (is_head, words.get(at + 1)) {
+            let end = name.find(['(', '<']).unwrap_or(name.len());
+            found.push((number, name[..end].to_owned()));
+        }
+    }
+    found
+}
+
+/// Reads a profile with lines and without compressed names: for each part the costs by function.
+fn by_function(text: &str, sources: &mut Sources) -> Result<Vec<Costs>, String> {
+    let mut parts: Vec<Costs> = Vec::new();
+    let (mut file, mut function) = ("", "");
+    // The function of ours that the current one has last come through.
+    let mut within: Option<(String, String)> = None;
+    let mut is_call = false;
+    for line in text.lines() {
+        if line.starts_with("part:") {
+            parts.push(Costs::new());
+        } else if let Some(name) = line.strip_prefix("fl=") {
+            file = name;
+        } else if let Some(name) = line.strip_prefix("fi=").or(line.strip_prefix("fe=")) {
+            file = name;
+        } else if let Some(name) = line.strip_prefix("fn=") {
+            (function, within) = (name, None);
+        } else if line.starts_with("calls=") {
+            is_call = true;
+        } else if line.starts_with(|first: char| first.is_ascii_digit()) {
+            // What a call took stands with the functions that it called.
+            if std::mem::take(&mut is_call) {
+                continue;
+            }
+            let Some(part) = parts.last_mut() else {
+                continue;
+            };
+            let mut numbers = line.split(' ').map(|word| {
+                let number: Result<u64, _> = word.parse();
+                number.map_err(|_| format!("{line:?} is no cost"))
+            });
+            let line = numbers.next().ok_or("a cost without its line")??;
+            let mut next = || numbers.next().unwrap_or(Ok(0)).map(|number| number as f64);
+            let cost = Cost {
+                instructions: next()?,
+                reads: next()?,
+                writes: next()?,
+            };
+            let key = match file.split_once(OURS) {
+                Some((_, file)) => {
+                    let name = sources.function(file, line).to_owned();
+                    within = Some((file.to_owned(), name));
+                    within.clone()
+                }
+                None => within.clone(),
+            };
+            let key = key.unwrap_or_else(|| (String::new(), function.to_owned()));
+            part.entry(key).or_default().add(cost, 1.0);
+        }
+    }
+    Ok(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_of_a_source_are_found() {
+        let text = "//! fn no\npub(crate) const fn one<T>(x: T) {\n}\n\n    fn two(\n    let f: fn (u8);\n";
+        let found = starts(text);
+        assert_eq!(found, [(2, "one".to_owned()), (5, "two".to_owned())]);
+    }
+
+    #[test]
+    fn costs_go_to_the_line_that_they_were_compiled_from() {
+        let mut sources = Sources::default();
+        let whole = vec![(10, "one".to_owned()), (20, "two".to_owned())];
+        sources.0.insert("a.rs".to_owned(), whole);
+        let text = "\
+part: 1
+fl=/x/netstack/src/a.rs
+fn=caller
+12 5 1
+fi=/lib/core.rs
+7 2 1 1
+fe=/x/netstack/src/a.rs
+calls=1 0
+21 1000 900
+21 3
+fl=/lib/copy.S
+fn=memcpy
+1 4 2 2
+part: 2
+";
+        let parts = by_function(text, &mut sources).unwrap();
+        let of = |file: &str, name: &str| parts[0].get(&(file.to_owned(), name.to_owned()));
+        let cost = |instructions, reads, writes| Cost {
+            instructions,
+            reads,
+            writes,
+        };
+        assert_eq!(of("a.rs", "one"), Some(&cost(7.0, 2.0, 1.0)));
+        assert_eq!(of("a.rs", "two"), Some(&cost(3.0, 0.0, 0.0)));
+        assert_eq!(of("", "memcpy"), Some(&cost(4.0, 2.0, 2.0)));
+        assert!(parts[1].is_empty());
+        assert!(by_function("part: 1\n1 x\n", &mut sources).is_err());
+    }
+}

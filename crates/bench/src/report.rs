@@ -1,0 +1,385 @@
+//! The report of all experiments as one page: `report.html`.
+//!
+//! Each experiment leaves a [`Section`] in the directory of the report, as JSON: what it was asked,
+//! what it printed, its picture, and its [`Measures`]. The page is made of all sections that are
+//! there, after every experiment, so a run that is interrupted leaves a report of what it had. At its
+//! head stands a row for each published figure, with the verdict of [`Figure::compare`].
+//!
+//! A section also says by which settings, machine and commit it was measured. A run that resumes takes
+//! those that equal its own and measures the others.
+
+mod html;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::experiments::EXPERIMENTS;
+use crate::paper::{Figure, Measures, PAPERS};
+use crate::record::ExperimentResult;
+use crate::targets::TARGETS;
+use crate::topology::Machine;
+use crate::{plot, ratio};
+
+/// What one experiment has to say.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Section {
+    /// Its name, as on the command line.
+    pub name: String,
+    /// What it asks.
+    pub about: String,
+    /// Everything that its figures depend on, besides machine and sources.
+    pub settings: String,
+    /// Where it ran, and from which sources.
+    pub machine: Machine,
+    /// Its tables, for people.
+    pub table: String,
+    /// Its picture, as an SVG document.
+    pub picture: Option<String>,
+    /// What published figures are compared with.
+    pub measures: Measures,
+    /// Ratios, and what became of their targets.
+    pub ratios: Vec<Ratio>,
+    /// Panels without figures since the machine was disturbed.
+    pub disturbed_panels: usize,
+    /// What makes the run fail.
+    pub failures: Vec<String>,
+    /// All figures.
+    pub figures: serde_json::Value,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// A line of the summary.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Ratio {
+    /// The ratio, in words; `None` if it was not measured and has no target.
+    pub line: Option<String>,
+    /// Whether there is a target.
+    pub has_target: bool,
+    /// Whether it is met.
+    pub is_met: bool,
+    /// Whether there is a ratio.
+    pub is_measured: bool,
+    /// Whether all pairs were disturbed.
+    pub is_disturbed: bool,
+    /// Pairs of slices that it comes from, and those that were left out.
+    pub pairs: [usize; 2],
+}
+
+impl Ratio {
+    fn of(line: &ratio::RatioLine) -> Ratio {
+        let has_target = line.at_least.is_some();
+        Ratio {
+            line: (line.ratio.is_some() || has_target).then(|| line.to_string()),
+            has_target,
+            is_met: line.met == Some(true),
+            is_measured: line.ratio.is_some(),
+            is_disturbed: line.all_disturbed,
+            pairs: [line.pairs, line.disturbed],
+        }
+    }
+}
+
+impl Section {
+    /// What an experiment of `scalability` found.
+    ///
+    /// # Errors
+    /// If its figures have no JSON.
+    pub fn of(
+        result: &ExperimentResult,
+        settings: String,
+        machine: &Machine,
+    ) -> Result<Section, serde_json::Error> {
+        let failures = result.panels.iter().filter_map(|panel| {
+            let why = panel.failed.as_ref()?;
+            Some(format!("{} {}: {why}", result.experiment, panel.name))
+        });
+        let lines = result.panels.iter().flat_map(|panel| &panel.ratios);
+        let disturbed = result.panels.iter().filter(|p| p.disturbed.is_some());
+        Ok(Section {
+            name: result.experiment.to_owned(),
+            about: result.about.to_owned(),
+            settings,
+            machine: machine.clone(),
+            table: result.table(),
+            picture: plot::svg(result),
+            measures: result.measures(),
+            ratios: lines.map(Ratio::of).collect(),
+            disturbed_panels: disturbed.count(),
+            failures: failures.chain(result.failures.clone()).collect(),
+            figures: serde_json::to_value(result)?,
+            seconds: result.seconds,
+        })
+    }
+
+    /// Whether it says what a run with these settings on this machine would say.
+    fn is_of(&self, settings: &str, machine: &Machine) -> bool {
+        let same = self.machine.cpu == machine.cpu && self.machine.cores == machine.cores;
+        let known = machine.commit.is_some() && self.machine.commit == machine.commit;
+        same && known && self.settings == settings
+    }
+}
+
+/// Everything that has a section: experiments of `scalability` and other bench targets with published
+/// figures. Name, question and figures of each, in the order of the page.
+pub fn contents() -> impl Iterator<Item = (&'static str, &'static str, &'static [Figure])> {
+    let experiments = EXPERIMENTS.iter().map(|e| (e.name, e.about, e.published));
+    let targets = TARGETS.iter().filter(|target| !target.published.is_empty());
+    experiments.chain(targets.map(|t| (t.name, t.about, t.published)))
+}
+
+/// All published figures with the name of what measures them, paper by paper.
+pub fn figures() -> Vec<(&'static str, &'static Figure)> {
+    let mut all: Vec<(&'static str, &'static Figure)> = contents()
+        .flat_map(|(name, _, figures)| figures.iter().map(move |figure| (name, figure)))
+        .collect();
+    all.sort_by_key(|(_, figure)| {
+        let paper = PAPERS.iter().position(|paper| *paper == figure.source);
+        (paper, order(figure.place))
+    });
+    all
+}
+
+/// Figures by their numbers, then tables, then sections.
+fn order(place: &str) -> (usize, Vec<u32>) {
+    let kinds = ["figure", "table", "section", "text"];
+    let kind = kinds.iter().position(|kind| place.starts_with(kind));
+    let digits = place.trim_start_matches(|c: char| !c.is_ascii_digit());
+    let end = digits.find(|c: char| !c.is_ascii_digit() && c != '.');
+    let number = &digits[..end.unwrap_or(digits.len())];
+    let parts = number.split('.').filter_map(|part| part.parse().ok());
+    (kind.unwrap_or(kinds.len()), parts.collect())
+}
+
+/// Where sections and the page are.
+#[derive(Clone, Debug)]
+pub struct Directory(PathBuf);
+
+impl Directory {
+    /// This directory, which has to be there.
+    pub fn new(path: impl Into<PathBuf>) -> Directory {
+        Directory(path.into())
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.join("sections").join(name).with_extension("json")
+    }
+
+    /// The section of this name, if it is there and can be read.
+    pub fn section(&self, name: &str) -> Option<Section> {
+        serde_json::from_slice(&fs::read(self.file(name)).ok()?).ok()
+    }
+
+    /// The section of this name, if it was measured by the same settings on the same machine from
+    /// the same sources, and did not fail.
+    pub fn measured(&self, name: &str, settings: &str, machine: &Machine) -> Option<Section> {
+        let section = self.section(name)?;
+        (section.is_of(settings, machine) && section.failures.is_empty()).then_some(section)
+    }
+
+    /// Keeps a section, and makes the page anew.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn keep(&self, section: &Section) -> Result<(), String> {
+        let file = self.file(&section.name);
+        let json = serde_json::to_string(section).map_err(|e| e.to_string())?;
+        if let Some(directory) = file.parent() {
+            fs::create_dir_all(directory).map_err(|e| format!("{}: {e}", directory.display()))?;
+        }
+        write(&file, &json)?;
+        if let Some(picture) = &section.picture {
+            write(&self.0.join(&section.name).with_extension("svg"), picture)?;
+        }
+        write(&self.page(), &self.html())
+    }
+
+    /// The page.
+    pub fn page(&self) -> PathBuf {
+        self.0.join("report.html")
+    }
+
+    fn html(&self) -> String {
+        let sections: Vec<Section> = contents()
+            .filter_map(|(name, ..)| self.section(name))
+            .collect();
+        html::page(&sections)
+    }
+}
+
+/// The usual place of the report: beside what cargo builds.
+pub fn usual() -> PathBuf {
+    let fallback = || PathBuf::from("target");
+    let program = std::env::current_exe().ok();
+    // target/release/deps/NAME
+    let target = program.and_then(|path| Some(path.parent()?.parent()?.parent()?.to_owned()));
+    target.unwrap_or_else(fallback).join("scalability")
+}
+
+/// Prints what a bench target other than `scalability` found, and makes it a section of the usual
+/// report.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn publish(
+    result: &ExperimentResult,
+    settings: String,
+    machine: &Machine,
+) -> Result<(), String> {
+    print!("{}", result.table());
+    let section = Section::of(result, settings, machine).map_err(|e| e.to_string())?;
+    let path = usual();
+    fs::create_dir_all(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+    let directory = Directory::new(path);
+    directory.keep(&section)?;
+    println!("a section of {}", directory.page().display());
+    Ok(())
+}
+
+fn write(path: &Path, content: &str) -> Result<(), String> {
+    fs::write(path, content).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::paper::{KIM_PAI, KIM_SUNG, MACKERRAS, NAHUM, SIZEMORE};
+    use std::collections::HashSet;
+
+    fn section(name: &str, settings: &str) -> Section {
+        Section {
+            name: name.to_owned(),
+            about: "a < b".to_owned(),
+            settings: settings.to_owned(),
+            machine: Machine {
+                commit: Some("abc".to_owned()),
+                ..Machine::here()
+            },
+            table: "a table".to_owned(),
+            picture: Some("<svg></svg>".to_owned()),
+            measures: Measures::new(),
+            ratios: Vec::new(),
+            disturbed_panels: 0,
+            failures: Vec::new(),
+            figures: serde_json::Value::Null,
+            seconds: 1.0,
+        }
+    }
+
+    #[test]
+    fn only_what_was_measured_alike_is_taken_again() {
+        let path = std::env::temp_dir().join(format!("dominoes-report-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        let directory = Directory::new(&path);
+        let whole = section("warm", "so");
+        directory.keep(&whole).unwrap();
+        let here = &whole.machine;
+        assert!(directory.measured("warm", "so", here).is_some());
+        assert!(directory.measured("warm", "otherwise", here).is_none());
+        assert!(directory.measured("tcp-rx", "so", here).is_none());
+        let later = Machine {
+            commit: Some("def".to_owned()),
+            ..here.clone()
+        };
+        assert!(directory.measured("warm", "so", &later).is_none());
+        let failed = Section {
+            failures: vec!["wrong bytes".to_owned()],
+            ..whole.clone()
+        };
+        directory.keep(&failed).unwrap();
+        assert!(directory.measured("warm", "so", here).is_none());
+        let page = fs::read_to_string(directory.page()).unwrap();
+        assert!(page.contains("<svg></svg>") && page.contains("a &lt; b"));
+        fs::remove_dir_all(&path).unwrap();
+    }
+
+    /// The numbers behind `word` in a place: 6, 7, 8 and 9 in "figures 6 to 9, table 1".
+    fn numbers(place: &str, word: &str) -> Vec<String> {
+        let (mut found, mut is_meant, mut from) = (Vec::new(), false, None::<u32>);
+        let mut last = None;
+        for token in place.split([' ', ',']).filter(|token| !token.is_empty()) {
+            if token == "to" {
+                from = last;
+            } else if !token.starts_with(|first: char| first.is_ascii_digit()) {
+                is_meant = token.trim_end_matches('s') == word;
+            } else if is_meant {
+                last = token.parse().ok();
+                match (from.take(), last) {
+                    (Some(from), Some(to)) => {
+                        found.extend((from + 1..=to).map(|number| number.to_string()));
+                    }
+                    _ => found.push(token.to_owned()),
+                }
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn figures_are_in_the_order_of_their_numbers() {
+        let sorted = ["figures 2, 3", "figure 10", "table 1", "section 3.1, send"];
+        assert!(sorted.is_sorted_by_key(|place| order(place)));
+    }
+
+    #[test]
+    fn places_are_read() {
+        assert_eq!(
+            numbers("figures 6 to 9, table 1", "figure"),
+            ["6", "7", "8", "9"]
+        );
+        assert_eq!(numbers("section 6.3.4, figure 6.4", "figure"), ["6.4"]);
+        assert_eq!(numbers("figures 4, 5", "figure"), ["4", "5"]);
+        assert_eq!(numbers("table 1, section 4.2", "table"), ["1"]);
+    }
+
+    /// Every figure and table with results is somewhere, and no place is named twice.
+    #[test]
+    fn no_figure_of_a_paper_is_missing() {
+        let all = figures();
+        let places = all.iter().map(|(_, figure)| (figure.source, figure.place));
+        let different: HashSet<_> = places.clone().collect();
+        assert_eq!(different.len(), all.len(), "a place is named twice");
+        let range = |from: u32, to: u32| -> Vec<String> {
+            (from..=to).map(|number| number.to_string()).collect()
+        };
+        let of_text = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
+        let wanted = [
+            (
+                SIZEMORE,
+                "figure",
+                of_text("5.1 5.2 5.3 5.4 5.5 5.6 5.7 5.8 5.9 6.1 6.2 6.3 6.4"),
+            ),
+            (SIZEMORE, "table", of_text("5.2")),
+            (NAHUM, "figure", range(2, 18)),
+            (NAHUM, "table", range(1, 1)),
+            (MACKERRAS, "figure", range(2, 6)),
+            (KIM_SUNG, "figure", range(6, 9)),
+            (KIM_PAI, "figure", range(5, 13)),
+            (KIM_PAI, "table", of_text("1 3")),
+        ];
+        for (source, word, wanted) in wanted {
+            let own = places.clone().filter(|(paper, _)| *paper == source);
+            let found: HashSet<String> = own.flat_map(|(_, place)| numbers(place, word)).collect();
+            for number in wanted {
+                assert!(found.contains(&number), "{source}: no {word} {number}");
+            }
+        }
+    }
+
+    /// The table for readers of the papers names the same figures.
+    #[test]
+    fn the_readme_has_every_figure() {
+        let readme = include_str!("../README.md");
+        for (name, figure) in figures() {
+            let row = format!("| {} | `{name}` |", figure.place);
+            assert!(readme.contains(&row), "no row for {}: {row}", figure.source);
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! A programmable network card in software: rings of descriptors, mailboxes, DMA and MAC channels,
+//! and firmware that handles events.
+//!
+//! It is the card that Kim, Pai and Rixner describe (*Exploiting task-level concurrency in a
+//! programmable network interface*, PPoPP 2003): a controller whose firmware is a loop over the
+//! bits of an event register and nine handlers, each of which runs to completion. The same handlers
+//! run on one processor, on two with the events spread over them as in that paper, or on several
+//! that take whatever has occurred ([`Firmware`]).
+//!
+//! ```text
+//!        host                    |  card                                        |  wire
+//!  NicTx  send ring, mailbox  ---|-> DMA read  -> transmit buffer -> MAC        |-> DeviceTx
+//!  NicRx  receive ring, mailbox -|-> DMA read  -> local receive ring            |
+//!         return ring, interrupt |<- DMA write <- receive buffer  <- MAC        |<- DeviceRx
+//! ```
+//!
+//! A descriptor owns its buffer, where that of real hardware has an address: so a transfer is a
+//! copy between two buffers, and no memory is read while another processor writes it. The wire is
+//! any other [`Device`], whose offloads the card passes on.
+//!
+//! Two processors of the partition share three indices and no lock. Each is written by one handler,
+//! and its reader may find an old value: the event that follows a new value makes it look again.
+//!
+//! - To send, the driver produces descriptors and writes a mailbox register (Mailbox). The firmware
+//!   fetches descriptors (Send BD Ready, DMA Read Complete) and frames (Send Data Ready, DMA Read
+//!   Complete), and passes its consumer index to the driver (Update Send Consumer).
+//! - To receive, the driver produces buffers, which the firmware fetches (Mailbox, Receive BD
+//!   Ready, DMA Read Complete). A frame goes into one of them, a descriptor of it into the return
+//!   ring (Receive Complete), and the producer index of that to the driver (Update Receive Return
+//!   Producer, DMA Write Complete), which is interrupted.
+//!
+//! If the driver has produced no buffer, frames wait at the wire, as behind pause frames (IEEE
+//! 802.3 annex 31B), and none is lost here.
+//!
+//! [`Nic::start`] gives each processor a thread. [`Nic::by_hand`] gives none: every event, transfer
+//! and frame is a call, which a test makes in any order.
+//!
+//! ```
+//! use dominoes_drivers::memory::{self, MemoryConfig};
+//! use dominoes_drivers::nic::{Firmware, Nic, NicConfig};
+//! use dominoes_drivers::{Device, TxFrame};
+//!
+//! let (wire, peer) = memory::pair(MemoryConfig::default());
+//! let config = NicConfig::default().firmware(Firmware::Partitioned);
+//! let (nic, mut card) = Nic::by_hand(&config, wire);
+//! let (_, mut tx) = Box::new(nic).split();
+//! let (mut rx, _) = Box::new(peer).split();
+//!
+//! assert_eq!(tx.transmit(&[TxFrame::new(&[7; 60])])?, 1);
+//! while card.turn() > 0 {}
+//! let mut frames = Vec::new();
+//! assert_eq!(rx.claim(8, &mut frames)?, 1);
+//! assert_eq!(frames[0].bytes(), [7; 60]);
+//! # Ok::<(), dominoes_drivers::DeviceError>(())
+//! ```
+
+mod event;
+mod firmware;
+mod host;
+mod memory;
+mod processor;
+mod threads;
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use rtrb::RingBuffer;
+
+use crate::{Capabilities, Device, DeviceRx, DeviceTx, Waker};
+use firmware::{Bounds, ReceiveHalf, SendHalf, SendRings};
+use memory::Shared;
+use processor::Half;
+use threads::Threads;
+
+pub use event::Event;
+pub use firmware::Inspect;
+pub use host::{NicRx, NicTx};
+pub use processor::{Firmware, Processor, Profile, Step};
+
+/// How a card is built.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct NicConfig {
+    /// Which processor runs which handler. Default: one processor runs all.
+    pub firmware: Firmware,
+    /// Descriptors in each ring; at least 1. Default 512.
+    pub ring: usize,
+    /// Frames in the transmit buffer, and in the receive buffer; at least 1. Default 256.
+    pub buffered: usize,
+    /// Descriptors, transfers or frames that one call of a handler takes at most; at least 1.
+    /// Default 16.
+    pub batch: usize,
+    /// Descriptors after which an index is passed to the driver while more are under way; at least
+    /// 1. The last one of a burst is always passed at once. Default 16.
+    pub coalesced: usize,
+    /// What Receive Complete computes over each frame. Default: nothing.
+    pub inspect: Option<Inspect>,
+    /// Whether the time of each handler is measured. Default: no.
+    pub profile: bool,
+}
+
+impl Default for NicConfig {
+    fn default() -> Self {
+        Self {
+            firmware: Firmware::default(),
+            ring: 512,
+            buffered: 256,
+            batch: 16,
+            coalesced: 16,
+            inspect: None,
+            profile: false,
+        }
+    }
+}
+
+impl NicConfig {
+    /// Sets [`firmware`](Self::firmware).
+    pub fn firmware(mut self, firmware: Firmware) -> Self {
+        self.firmware = firmware;
+        self
+    }
+
+    /// Sets [`ring`](Self::ring).
+    pub fn ring(mut self, descriptors: usize) -> Self {
+        self.ring = descriptors;
+        self
+    }
+
+    /// Sets [`buffered`](Self::buffered).
+    pub fn buffered(mut self, frames: usize) -> Self {
+        self.buffered = frames;
+        self
+    }
+
+    /// Sets [`batch`](Self::batch).
+    pub fn batch(mut self, batch: usize) -> Self {
+        self.batch = batch;
+        self
+    }
+
+    /// Sets [`coalesced`](Self::coalesced).
+    pub fn coalesced(mut self, descriptors: usize) -> Self {
+        self.coalesced = descriptors;
+        self
+    }
+
+    /// Sets [`inspect`](Self::inspect).
+    pub fn inspect(mut self, inspect: Inspect) -> Self {
+        self.inspect = Some(inspect);
+        self
+    }
+
+    /// Sets [`profile`](Self::profile).
+    pub fn profile(mut self, measured: bool) -> Self {
+        self.profile = measured;
+        self
+    }
+
+    fn bounds(&self) -> Bounds {
+        Bounds {
+            batch: self.batch.max(1),
+            channel: 2 * self.batch.max(1) + 2,
+            buffered: self.buffered.max(1),
+            coalesced: u32::try_from(self.coalesced.max(1)).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+/// The host's side of a card.
+#[derive(Debug)]
+pub struct Nic {
+    caps: Capabilities,
+    mac: [u8; 6],
+    rx: NicRx,
+    tx: NicTx,
+}
+
+impl Nic {
+    /// A card on `wire` with a thread for each processor. The threads end with the device.
+    ///
+    /// # Errors
+    /// If the system has no thread left.
+    pub fn start(config: &NicConfig, wire: impl Device + 'static) -> io::Result<Nic> {
+        let threads = Arc::new(Threads::default());
+        let (nic, card) = Nic::build(config, Box::new(wire), Arc::clone(&threads));
+        let name = nic.caps.name.clone();
+        threads.start(&name, &nic.rx.shared, card.processors, &card.wire)?;
+        Ok(nic)
+    }
+
+    /// A card on `wire` that does nothing by itself.
+    pub fn by_hand(config: &NicConfig, wire: impl Device + 'static) -> (Nic, Card) {
+        Nic::build(config, Box::new(wire), Arc::default())
+    }
+
+    fn build(config: &NicConfig, wire: Box<dyn Device>, threads: Arc<Threads>) -> (Nic, Card) {
+        let firmware = config.firmware;
+        let registers = if firmware == Firmware::Partitioned {
+            2
+        } else {
+            1
+        };
+        let shared = Arc::new(Shared::new(registers, firmware.register_of()));
+        let mut caps = wire.capabilities();
+        let mac = wire.mac();
+        caps.name = format!("nic-{}", caps.name);
+        caps.rx_held_max = usize::MAX;
+        let (wire_rx, wire_tx) = wire.split();
+        let ring = config.ring.max(1);
+        let (send, host_send) = RingBuffer::new(ring);
+        let (spent, reclaimed) = RingBuffer::new(ring);
+        let (receive, host_receive) = RingBuffer::new(ring);
+        let (local, local_receives) = RingBuffer::new(ring);
+        let (returns, returned) = RingBuffer::new(ring);
+        let tx = NicTx::new(
+            caps.clone(),
+            Arc::clone(&shared),
+            send,
+            reclaimed,
+            Arc::clone(&threads),
+        );
+        let (shared_again, rx_len) = (Arc::clone(&shared), caps.rx_max_frame);
+        let rx = NicRx::new(shared_again, receive, returned, rx_len, threads);
+        let rings = SendRings {
+            send: host_send,
+            receive: host_receive,
+            spent,
+            local_receives: local,
+        };
+        let tx_len = tx.free.first().map_or(rx_len, |buffer| buffer.len());
+        let (ours, bounds) = (Arc::clone(&shared), config.bounds());
+        let sending = SendHalf::new(ours, bounds, rings, wire_tx, tx_len);
+        let (ours, bounds) = (Arc::clone(&shared), config.bounds());
+        let receiving = ReceiveHalf::new(ours, bounds, local_receives, returns, wire_rx, rx_len);
+        let wire = receiving.waker();
+        let processor = |register, place, send, receive| Processor {
+            shared: Arc::clone(&shared),
+            firmware,
+            register,
+            place,
+            send,
+            receive,
+            inspect: config.inspect.clone(),
+            is_profiled: config.profile,
+            profile: Profile::default(),
+            arrivals: Vec::new(),
+            was_contended: false,
+        };
+        let (sending, receiving) = (Box::new(sending), Box::new(receiving));
+        let processors = match firmware {
+            Firmware::Uniprocessor => {
+                vec![processor(0, 0, Half::Own(sending), Half::Own(receiving))]
+            }
+            Firmware::Partitioned => vec![
+                processor(0, 0, Half::Elsewhere, Half::Own(receiving)),
+                processor(1, 0, Half::Own(sending), Half::Elsewhere),
+            ],
+            Firmware::Dynamic(_) | Firmware::Copies(_) => {
+                let sending = Arc::new(Mutex::new(*sending));
+                let receiving = Arc::new(Mutex::new(*receiving));
+                let halves = |place| {
+                    let (send, receive) = (Arc::clone(&sending), Arc::clone(&receiving));
+                    processor(0, place, Half::Shared(send), Half::Shared(receive))
+                };
+                (0..firmware.processors()).map(halves).collect()
+            }
+        };
+        (Nic { caps, mac, rx, tx }, Card { processors, wire })
+    }
+
+    /// [`Device::split`] with the halves' own types.
+    pub fn into_halves(self) -> (NicRx, NicTx) {
+        (self.rx, self.tx)
+    }
+}
+
+impl Device for Nic {
+    fn capabilities(&self) -> Capabilities {
+        self.caps.clone()
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        self.mac
+    }
+
+    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
+        (Box::new(self.rx), Box::new(self.tx))
+    }
+}
+
+/// A card that is driven by hand.
+#[derive(Debug)]
+pub struct Card {
+    processors: Vec<Processor>,
+    wire: Waker,
+}
+
+impl Card {
+    /// A turn of every processor. Returns how much was done; 0 means that nothing will happen until
+    /// the driver or the wire does something.
+    pub fn turn(&mut self) -> usize {
+        self.processors.iter_mut().map(Processor::turn).sum()
+    }
+
+    /// Its processors, each for a thread of the caller's.
+    pub fn processors(&mut self) -> &mut [Processor] {
+        &mut self.processors
+    }
+
+    /// What all processors have done.
+    pub fn profile(&self) -> Profile {
+        let profiles = self.processors.iter().map(Processor::profile);
+        profiles.fold(Profile::default(), |sum, one| sum.merged(&one))
+    }
+}

@@ -1,0 +1,400 @@
+//! Processors of the card: which handlers each runs, and the loop that dispatches events.
+
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use super::event::{Event, mask};
+use super::firmware::{Arrival, Inspect, ReceiveHalf, SendHalf};
+use super::memory::Shared;
+
+/// How the handlers are spread over processors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Firmware {
+    /// One processor runs all handlers.
+    #[default]
+    Uniprocessor,
+    /// Processor A runs Mailbox, DMA Write Complete, Receive Complete and Update Return Producer,
+    /// processor B the others, without mutual exclusion (Kim, Pai and Rixner, *Exploiting
+    /// task-level concurrency in a programmable network interface*, PPoPP 2003, section 4.2).
+    Partitioned,
+    /// Any of so many processors, at least 1, runs any handler: a lock for each half of the
+    /// firmware keeps them apart (section 7 there).
+    Dynamic(usize),
+    /// The same, and Receive Complete runs on several processors at a time, each with frames of its
+    /// own.
+    Copies(usize),
+}
+
+impl Firmware {
+    /// How many processors run it.
+    pub fn processors(self) -> usize {
+        match self {
+            Firmware::Uniprocessor => 1,
+            Firmware::Partitioned => 2,
+            Firmware::Dynamic(count) | Firmware::Copies(count) => count.max(1),
+        }
+    }
+
+    /// The event register of each event; a register is a processor's, but in dynamic partitions
+    /// that of all.
+    pub(crate) fn register_of(self) -> [usize; Event::COUNT] {
+        Event::ALL.map(|event| {
+            let on_b = matches!(
+                event,
+                Event::DmaReadComplete
+                    | Event::SendDescriptorsReady
+                    | Event::SendDataReady
+                    | Event::ReceiveDescriptorsReady
+                    | Event::UpdateSendConsumer
+            );
+            usize::from(on_b && self == Firmware::Partitioned)
+        })
+    }
+}
+
+/// What one processor has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Profile {
+    /// How often each handler ran, by [`Event`] as a number.
+    pub runs: [u64; Event::COUNT],
+    /// How long each ran in all, in nanoseconds; 0 unless
+    /// [`NicConfig::profile`](super::NicConfig::profile) is set.
+    pub nanos: [u64; Event::COUNT],
+    /// How often a handler was put off because another processor had the half that it needs.
+    pub contended: u64,
+}
+
+impl Profile {
+    /// Adds up what two processors have done.
+    pub fn merged(mut self, other: &Profile) -> Profile {
+        for (sum, runs) in self.runs.iter_mut().zip(other.runs) {
+            *sum += runs;
+        }
+        for (sum, nanos) in self.nanos.iter_mut().zip(other.nanos) {
+            *sum += nanos;
+        }
+        self.contended += other.contended;
+        self
+    }
+}
+
+/// One step of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// The processor handles an event.
+    Dispatch,
+    /// A transfer of the DMA read channel.
+    DmaRead,
+    /// A transfer of the DMA write channel.
+    DmaWrite,
+    /// The MAC sends a frame.
+    MacTransmit,
+    /// The MAC receives a frame.
+    MacReceive,
+}
+
+impl Step {
+    /// All of them.
+    pub const ALL: [Step; 5] = [
+        Step::Dispatch,
+        Step::DmaRead,
+        Step::DmaWrite,
+        Step::MacTransmit,
+        Step::MacReceive,
+    ];
+}
+
+/// How a processor gets at one half of the firmware.
+pub(crate) enum Half<T> {
+    Own(Box<T>),
+    Shared(Arc<Mutex<T>>),
+    /// It is another processor's.
+    Elsewhere,
+}
+
+/// Another processor has it.
+struct Contended;
+
+impl<T> Half<T> {
+    /// `None`: it is elsewhere.
+    fn with<R>(&mut self, f: impl FnOnce(&mut T) -> R) -> Option<Result<R, Contended>> {
+        match self {
+            Half::Own(half) => Some(Ok(f(half))),
+            Half::Shared(half) => Some(match half.try_lock() {
+                Ok(mut half) => Ok(f(&mut half)),
+                // A handler that panics ends its card.
+                Err(TryLockError::Poisoned(half)) => Ok(f(&mut half.into_inner())),
+                Err(TryLockError::WouldBlock) => Err(Contended),
+            }),
+            Half::Elsewhere => None,
+        }
+    }
+
+    /// Waits for another processor that has it.
+    fn with_waiting<R>(&mut self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
+        match self {
+            Half::Own(half) => Some(f(half)),
+            Half::Shared(half) => {
+                let mut half = half.lock().unwrap_or_else(PoisonError::into_inner);
+                Some(f(&mut half))
+            }
+            Half::Elsewhere => None,
+        }
+    }
+}
+
+/// Transfers, or frames, that a hardware unit moves in one turn of its processor.
+const TURN: usize = 32;
+/// How long a processor sleeps that waits for the wire or the host to take something, which no event
+/// reports.
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
+/// How often a processor that sleeps looks whether its wire, which was down, came up.
+const SLEEP: Duration = Duration::from_millis(100);
+
+/// A processor of a card, with the halves of the firmware and the hardware units that it commands.
+pub struct Processor {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) firmware: Firmware,
+    /// Its register, and its place among the processors that poll it.
+    pub(crate) register: usize,
+    pub(crate) place: usize,
+    pub(crate) send: Half<SendHalf>,
+    pub(crate) receive: Half<ReceiveHalf>,
+    pub(crate) inspect: Option<Inspect>,
+    pub(crate) is_profiled: bool,
+    pub(crate) profile: Profile,
+    pub(crate) arrivals: Vec<Arrival>,
+    /// Another processor kept a hardware unit from this one, in its last turn.
+    pub(crate) was_contended: bool,
+}
+
+impl Processor {
+    /// What it has done so far.
+    pub fn profile(&self) -> Profile {
+        self.profile
+    }
+
+    /// Whether it has the receiving half, alone or with others.
+    pub(crate) fn commands_receiving(&self) -> bool {
+        !matches!(self.receive, Half::Elsewhere)
+    }
+
+    /// Performs one step, and returns whether there was anything to do.
+    pub fn step(&mut self, step: Step) -> bool {
+        if step == Step::Dispatch {
+            return self.dispatch(!0).is_some();
+        }
+        self.hardware(step, 1) > 0
+    }
+
+    /// Handles what has occurred and moves the hardware units on. Returns how much was done; 0
+    /// means that nothing will happen until the driver, the wire or another processor does
+    /// something.
+    pub fn turn(&mut self) -> usize {
+        self.was_contended = false;
+        let mut done = self.hardware(Step::MacReceive, TURN);
+        // Handlers raise events: as many as there are kinds, and the rest next time.
+        let mut left = !0;
+        for _ in 0..2 * Event::COUNT {
+            match self.dispatch(left) {
+                Some(Ok(())) => done += 1,
+                Some(Err(event)) => left &= !mask(event),
+                None => break,
+            }
+        }
+        for step in [Step::DmaRead, Step::DmaWrite, Step::MacTransmit] {
+            done += self.hardware(step, TURN);
+        }
+        done
+    }
+
+    /// Moves a hardware unit on, if it is this processor's and no other has it.
+    fn hardware(&mut self, step: Step, max: usize) -> usize {
+        let done = match step {
+            Step::Dispatch => None,
+            Step::DmaRead => self.send.with(|half| half.dma_read(max)),
+            Step::MacTransmit => self.send.with(|half| half.mac_transmit(max)),
+            Step::DmaWrite => self.receive.with(|half| half.dma_write(max)),
+            Step::MacReceive => self.receive.with(|half| half.mac_receive(max)),
+        };
+        self.was_contended |= matches!(done, Some(Err(Contended)));
+        done.and_then(Result::ok).unwrap_or(0)
+    }
+
+    /// Handles the event of highest priority in `among`. An error names one that another processor
+    /// keeps from being handled; it is raised again.
+    fn dispatch(&mut self, among: u32) -> Option<Result<(), Event>> {
+        let event = self.shared.registers[self.register].take(among)?;
+        let begin = self.is_profiled.then(now);
+        let handled = self.handle(event);
+        if let Some(begin) = begin {
+            self.profile.nanos[event as usize] += begin.elapsed().as_nanos() as u64;
+        }
+        if handled.is_err() {
+            self.profile.contended += 1;
+            self.shared.raise(event);
+            return Some(Err(event));
+        }
+        self.profile.runs[event as usize] += 1;
+        Some(Ok(()))
+    }
+
+    fn handle(&mut self, event: Event) -> Result<(), Contended> {
+        let (send, receive) = (&mut self.send, &mut self.receive);
+        let handled = match event {
+            Event::Mailbox => {
+                self.mailbox();
+                return Ok(());
+            }
+            Event::DmaReadComplete => send.with(SendHalf::dma_read_complete),
+            Event::SendDescriptorsReady => send.with(SendHalf::send_descriptors_ready),
+            Event::ReceiveDescriptorsReady => send.with(SendHalf::receive_descriptors_ready),
+            Event::SendDataReady => send.with(SendHalf::send_data_ready),
+            Event::UpdateSendConsumer => return self.update_send_consumer(),
+            Event::DmaWriteComplete => receive.with(ReceiveHalf::dma_write_complete),
+            Event::UpdateReturnProducer => receive.with(ReceiveHalf::update_return_producer),
+            Event::ReceiveComplete => return self.receive_complete(),
+        };
+        handled.unwrap_or(Ok(()))
+    }
+
+    /// Reads the mailbox registers, and raises what the driver has produced.
+    fn mailbox(&mut self) {
+        let shared = &self.shared;
+        for (mailbox, producer, event) in [
+            (
+                &shared.send_mailbox,
+                &shared.send_producer,
+                Event::SendDescriptorsReady,
+            ),
+            (
+                &shared.receive_mailbox,
+                &shared.receive_producer,
+                Event::ReceiveDescriptorsReady,
+            ),
+        ] {
+            let index = mailbox.load();
+            if index != producer.load() {
+                producer.store(index);
+                shared.raise(event);
+            }
+        }
+    }
+
+    /// On one processor the index goes through the DMA write channel. That is the other half's, so
+    /// every other firmware leaves it in a register that the driver reads.
+    fn update_send_consumer(&mut self) -> Result<(), Contended> {
+        let shared = &self.shared;
+        let firmware = self.firmware;
+        let index = self.send.with(|half| {
+            let index = half.update_send_consumer();
+            if firmware != Firmware::Uniprocessor {
+                shared.send_consumer.store(index);
+            }
+            index
+        });
+        let index = index.unwrap_or(Err(Contended))?;
+        if firmware == Firmware::Uniprocessor {
+            self.receive.with(|half| half.write_send_consumer(index));
+        }
+        Ok(())
+    }
+
+    fn receive_complete(&mut self) -> Result<(), Contended> {
+        let Processor {
+            receive,
+            arrivals,
+            inspect,
+            firmware,
+            ..
+        } = self;
+        let inspect = inspect.as_ref();
+        if !matches!(firmware, Firmware::Copies(_)) {
+            let handled = receive.with(|half| half.receive_complete(inspect));
+            return handled.unwrap_or(Ok(()));
+        }
+        receive
+            .with(|half| half.begin_receive(arrivals))
+            .unwrap_or(Ok(()))?;
+        if let Some(inspect) = inspect {
+            for arrival in &mut *arrivals {
+                arrival.inspect(inspect);
+            }
+        }
+        receive.with_waiting(|half| half.finish_receive(arrivals));
+        Ok(())
+    }
+
+    /// Runs until the card is switched off, and finishes what was begun.
+    pub(crate) fn run(&mut self) {
+        // ORDERING: Relaxed; `Shared::end` raises the flag and wakes this thread.
+        while !self.shared.over.load(std::sync::atomic::Ordering::Relaxed) {
+            if self.turn() == 0 {
+                self.sleep();
+            }
+        }
+        let deadline = now() + SLEEP;
+        while self.turn() > 0 && now() < deadline {}
+    }
+
+    /// Sleeps until something occurs.
+    fn sleep(&mut self) {
+        if self.shared.registers[self.register].is_set() {
+            // Another processor has what the event needs.
+            return std::thread::yield_now();
+        }
+        if self.was_contended {
+            // The first processor may wait for the wire with what this one needs.
+            self.shared.registers[self.register].wake();
+            return std::thread::yield_now();
+        }
+        // A processor that has the half meanwhile is awake, and asks for itself.
+        let is_blocked = self.send.with(|half| half.has_backlog());
+        let is_full = self.receive.with(|half| !half.has_room());
+        if [is_blocked, is_full]
+            .iter()
+            .any(|state| matches!(state, Some(Ok(true))))
+        {
+            return std::thread::sleep(POLL_INTERVAL);
+        }
+        let Processor {
+            shared,
+            receive,
+            register,
+            place,
+            ..
+        } = self;
+        // The first processor waits for the wire, if it commands the receiving half.
+        let waits_for_wire = *place == 0;
+        let waited = shared.registers[*register].sleep(*place, || {
+            let waited = waits_for_wire.then(|| receive.with_waiting(|half| half.wait(SLEEP)));
+            match waited.flatten() {
+                None => {
+                    std::thread::park_timeout(SLEEP);
+                    Ok(())
+                }
+                Some(waited) => waited,
+            }
+        });
+        if let Some(Err(error)) = waited {
+            shared.report(error);
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+}
+
+impl std::fmt::Debug for Processor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Processor")
+            .field("firmware", &self.firmware)
+            .field("register", &self.register)
+            .field("profile", &self.profile)
+            .finish_non_exhaustive()
+    }
+}
+
+fn now() -> Instant {
+    Instant::now()
+}

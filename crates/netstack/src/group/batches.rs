@@ -1,0 +1,508 @@
+//! Batches of frames between the device and the log.
+//!
+//! A batch passes three steps, and each may be another worker's:
+//!
+//! 1. A worker that has the device *claims* a batch: it takes frames and a number, and reads no
+//!    header.
+//! 2. The worker *parses* its batch, while others claim and parse theirs. Parsing changes nothing
+//!    but the parser, so a batch whose worker is held up for [`HELP_AFTER`] is parsed by any other
+//!    worker too; the first result counts.
+//! 3. The worker that has the receive pump *publishes* parsed batches in the order of their
+//!    numbers, as far as the log has room.
+//!
+//! So the order of the log is that of the device, and a worker that fails between two steps delays
+//! nothing for longer than [`HELP_AFTER`]. The claimer is the primary of the requests of its batch:
+//! it has the headers in its cache.
+
+use core::sync::atomic::Ordering;
+
+use crossbeam_utils::CachePadded;
+use dominoes::{Exclusive, ExclusiveGuard};
+use dominoes_drivers::Frame;
+
+use super::worker::Worker;
+use crate::group::{FaultHooks, Shared};
+use crate::io::gro::{Found, OpenRun, Parser};
+use crate::io::rx::{Batches, Log, RESERVED, RxPump};
+use crate::io::sync::AtomicU64;
+use crate::io::{Batch, FrameRecycler, MAX_BATCH, Run};
+use crate::log::request::{ConnId, Flow, MAX_RUN, Request, Verdict};
+use crate::time::{Duration, Instant};
+
+#[cfg(all(test, netstack_loom))]
+mod loom_models;
+
+/// Batches that may be claimed and not published.
+const WAITING: usize = if cfg!(netstack_loom) { 2 } else { 16 };
+/// A batch that is claimed and not parsed for so long is parsed by any worker. Parsing a full batch
+/// takes a tenth of that.
+pub(crate) const HELP_AFTER: Duration = Duration::from_micros(50);
+
+/// A run, as it waits to be published.
+struct ParsedRun {
+    request: Request,
+    verdict: Option<Verdict>,
+    run: Run,
+    flow: Flow,
+    hint: Option<(u64, ConnId)>,
+}
+
+/// What a batch holds.
+#[derive(Default)]
+pub(crate) struct Parsed {
+    /// `None` between two uses.
+    batch: Option<Batch>,
+    /// The worker that parsed it.
+    worker: u8,
+    /// Whether another worker claimed it.
+    is_helped: bool,
+    /// Runs of segments that are not published.
+    runs: Vec<ParsedRun>,
+    /// Frames that are no segments for us. The first `handled` are done.
+    others: Vec<u8>,
+    handled: usize,
+    segments: u64,
+}
+
+impl Found for Parsed {
+    #[inline]
+    fn run(&mut self, open: &mut OpenRun, run: Run, verdict: Option<Verdict>) {
+        self.runs.push(ParsedRun {
+            request: open.request,
+            verdict,
+            run,
+            flow: open.flow,
+            hint: open.hint,
+        });
+    }
+
+    fn other(&mut self, index: usize) {
+        self.others.push(index as u8);
+    }
+}
+
+/// A place for a batch.
+#[derive(Default)]
+enum Place {
+    #[default]
+    Free,
+    /// Claimed at this time.
+    Claimed(Batch, Instant),
+    Parsed(Box<Parsed>),
+}
+
+/// The batches that are claimed and not published.
+pub(crate) struct WaitingBatches {
+    places: Box<[CachePadded<Exclusive<Place>>]>,
+    /// How many batches were claimed. Changed by the worker that has the device.
+    claimed: CachePadded<AtomicU64>,
+    /// How many were published. Changed by the worker that has the receive pump.
+    published: CachePadded<AtomicU64>,
+}
+
+impl WaitingBatches {
+    pub(crate) fn new() -> Self {
+        WaitingBatches {
+            places: (0..WAITING).map(|_| Default::default()).collect(),
+            claimed: CachePadded::default(),
+            published: CachePadded::default(),
+        }
+    }
+
+    fn place(&self, number: u64) -> &Exclusive<Place> {
+        &self.places[number as usize % WAITING]
+    }
+
+    /// Whether a batch is claimed and not published.
+    #[inline]
+    pub(crate) fn is_any_waiting(&self) -> bool {
+        // ORDERING: Acquire, pairs with the Release in `claim`: what others claimed is in its
+        // place.
+        self.claimed.load(Ordering::Acquire) != self.published.load(Ordering::Relaxed)
+    }
+
+    /// Claims what `take` takes from the device, `None` if that has no frames. The caller has the
+    /// device.
+    #[inline]
+    fn claim(&self, now: Instant, take: impl FnOnce() -> Option<Vec<Frame>>) -> Claim {
+        // ORDERING: Relaxed: only who has the device changes it.
+        let number = self.claimed.load(Ordering::Relaxed);
+        // ORDERING: Acquire, pairs with the Release in `publish`: the place is free again.
+        let published = self.published.load(Ordering::Acquire);
+        if number - published == WAITING as u64 {
+            return Claim::NoPlace;
+        }
+        let Some(mut place) = self.place(number).try_take() else {
+            return Claim::NoPlace;
+        };
+        let Some(frames) = take() else {
+            return Claim::DeviceEmpty;
+        };
+        let batch = Batch::new(frames);
+        *place = Place::Claimed(Batch::clone(&batch), now);
+        drop(place);
+        // ORDERING: Release, pairs with the Acquire in `is_any_waiting` and `oldest`.
+        self.claimed.store(number + 1, Ordering::Release);
+        Claim::Batch(number, batch)
+    }
+
+    /// Puts what batch `number` holds into its place. Returns it if another worker did that before,
+    /// or if the place is taken at this moment: then it is to be put again.
+    fn put(&self, number: u64, parsed: Box<Parsed>) -> Put {
+        // ORDERING: Acquire, pairs with the Release in `publish`.
+        if self.published.load(Ordering::Acquire) > number {
+            return Put::Late(parsed);
+        }
+        let Some(mut place) = self.place(number).try_take() else {
+            return Put::Again(parsed);
+        };
+        // The place may hold a later batch by now.
+        match &*place {
+            Place::Claimed(batch, _) if parsed.is_of(batch) => {
+                *place = Place::Parsed(parsed);
+                Put::Done
+            }
+            _ => Put::Late(parsed),
+        }
+    }
+
+    /// The oldest batch that is not published, if it is claimed since before `before` and not
+    /// parsed.
+    fn oldest_unparsed(&self, before: Instant) -> Option<(u64, Batch)> {
+        let number = self.published.load(Ordering::Relaxed);
+        // ORDERING: Acquire, pairs with the Release in `claim`.
+        if number >= self.claimed.load(Ordering::Acquire) {
+            return None;
+        }
+        match &*self.place(number).try_take()? {
+            Place::Claimed(batch, since) if *since <= before => Some((number, Batch::clone(batch))),
+            _ => None,
+        }
+    }
+
+    /// The place of the oldest batch that is not published. The caller has the receive pump.
+    #[inline]
+    fn oldest(&self) -> Oldest<'_> {
+        // ORDERING: Relaxed: only who has the receive pump changes it.
+        let number = self.published.load(Ordering::Relaxed);
+        // ORDERING: Acquire, pairs with the Release in `claim`.
+        if number == self.claimed.load(Ordering::Acquire) {
+            return Oldest::None;
+        }
+        match self.place(number).try_take() {
+            Some(content) => Oldest::Place(OldestPlace { number, content }),
+            None => Oldest::Taken,
+        }
+    }
+
+    /// The batch there is published: its place is free. Returns what the batch held.
+    #[inline]
+    fn publish(&self, mut oldest: OldestPlace<'_>) -> Option<Box<Parsed>> {
+        let number = oldest.number;
+        let Place::Parsed(parsed) = core::mem::take(&mut *oldest.content) else {
+            return None;
+        };
+        drop(oldest);
+        // ORDERING: Release, pairs with the Acquire in `claim` and `put`.
+        self.published.store(number + 1, Ordering::Release);
+        Some(parsed)
+    }
+
+    /// When the oldest batch may be parsed by any worker, if that is what it waits for.
+    pub(crate) fn next_deadline(&self) -> Instant {
+        let number = self.published.load(Ordering::Relaxed);
+        // ORDERING: Acquire, pairs with the Release in `claim`.
+        if number >= self.claimed.load(Ordering::Acquire) {
+            return Instant::NEVER;
+        }
+        match self.place(number).try_take().as_deref() {
+            Some(Place::Claimed(_, since)) => *since + HELP_AFTER,
+            _ => Instant::NEVER,
+        }
+    }
+}
+
+/// The oldest batch that is not published.
+enum Oldest<'a> {
+    /// There is none.
+    None,
+    /// Another worker looks at it at this moment.
+    Taken,
+    /// Here it is.
+    Place(OldestPlace<'a>),
+}
+
+/// The place of the oldest batch that is not published, taken.
+struct OldestPlace<'a> {
+    number: u64,
+    content: ExclusiveGuard<'a, Place>,
+}
+
+/// The outcome of an attempt to claim a batch.
+enum Claim {
+    /// This batch, and its number.
+    Batch(u64, Batch),
+    /// The device has no frames.
+    DeviceEmpty,
+    /// No more batches may wait.
+    NoPlace,
+}
+
+/// The outcome of an attempt to put a result into its place.
+enum Put {
+    Done,
+    /// Another worker was first.
+    Late(Box<Parsed>),
+    /// The place was taken at that moment.
+    Again(Box<Parsed>),
+}
+
+/// A worker's part of the three steps.
+#[derive(Default)]
+pub(crate) struct Intake {
+    parser: Parser,
+    /// The batch that this worker claimed and has not parsed.
+    claimed: Option<(u64, Batch)>,
+    /// The batch that it parsed, whose place was taken at that moment.
+    parsed: Option<(u64, Box<Parsed>)>,
+    /// To be used again.
+    #[expect(
+        clippy::vec_box,
+        reason = "a result goes from worker to worker as a box"
+    )]
+    spare: Vec<Box<Parsed>>,
+}
+
+/// Results that a worker keeps to use them again.
+const MAX_SPARE: usize = 2 * WAITING;
+
+impl Intake {
+    pub(crate) fn new() -> Self {
+        Intake {
+            parser: Parser::new(),
+            ..Intake::default()
+        }
+    }
+
+    fn parse(&mut self, shared: &Shared, worker: usize, batch: &Batch) -> Box<Parsed> {
+        let mut parsed = self.spare.pop().unwrap_or_default();
+        parsed.worker = worker as u8;
+        parsed.batch = Some(Batch::clone(batch));
+        parsed.segments = self.parser.parse(&shared.world, batch, &mut *parsed);
+        parsed
+    }
+
+    /// Drops what is not put into its place yet; other workers parse it.
+    pub(crate) fn abandon(&mut self, recycler: &mut FrameRecycler) {
+        if let Some((_, batch)) = self.claimed.take() {
+            recycler.put_batch(batch);
+        }
+        if let Some((_, parsed)) = self.parsed.take() {
+            self.recycle(parsed, recycler);
+        }
+    }
+
+    /// Takes a result that is not needed any more.
+    fn recycle(&mut self, mut parsed: Box<Parsed>, recycler: &mut FrameRecycler) {
+        if let Some(batch) = parsed.batch.take() {
+            recycler.put_batch(batch);
+        }
+        for run in parsed.runs.drain(..) {
+            recycler.put(run.run);
+        }
+        parsed.others.clear();
+        (parsed.handled, parsed.segments) = (0, 0);
+        if self.spare.len() < MAX_SPARE {
+            self.spare.push(parsed);
+        }
+    }
+}
+
+/// The waiting batches, for the worker that has the receive pump.
+pub(crate) struct Publishing<'a> {
+    pub(crate) shared: &'a Shared,
+    pub(crate) intake: &'a mut Intake,
+    /// Whether this worker has found no frame in the device at this time.
+    pub(crate) is_device_empty: bool,
+    pub(crate) holds_many: bool,
+}
+
+impl Batches for Publishing<'_> {
+    fn publish(&mut self, pump: &mut RxPump, now: Instant, log: &mut impl Log) -> (usize, bool) {
+        let waiting = &self.shared.batches;
+        let mut done = 0;
+        loop {
+            let mut oldest = match waiting.oldest() {
+                Oldest::None => return (done, self.is_device_empty),
+                Oldest::Taken => return (done, false),
+                Oldest::Place(oldest) => oldest,
+            };
+            let Place::Parsed(parsed) = &mut *oldest.content else {
+                return (done, false);
+            };
+            let Some(commands) = pump.commands_before_batch(now, log) else {
+                return (done, false);
+            };
+            done += commands + parsed.publish(pump, &mut self.intake.parser, now, log);
+            if !parsed.is_published() {
+                pump.stats.log_full += 1;
+                return (done, false);
+            }
+            let Some(parsed) = waiting.publish(oldest) else {
+                return (done, false);
+            };
+            pump.stats.frames += parsed.batch.as_ref().map_or(0, |batch| batch.len()) as u64;
+            pump.stats.segments += parsed.segments;
+            pump.stats.helped += u64::from(parsed.is_helped);
+            self.intake.recycle(parsed, &mut pump.recycler);
+        }
+    }
+
+    fn hold_many(&self) -> bool {
+        self.holds_many
+    }
+}
+
+impl Parsed {
+    fn is_of(&self, batch: &Batch) -> bool {
+        let own = self.batch.as_ref();
+        own.is_some_and(|own| Batch::ptr_eq(own, batch))
+    }
+
+    fn is_published(&self) -> bool {
+        self.runs.is_empty() && self.handled == self.others.len()
+    }
+
+    /// Publishes what is left, as far as the log has room. `parser` is the publisher's, and learns
+    /// the connections of flows. Returns how much was done.
+    fn publish(
+        &mut self,
+        pump: &mut RxPump,
+        parser: &mut Parser,
+        now: Instant,
+        log: &mut impl Log,
+    ) -> usize {
+        let mut done = 0;
+        let room = log.room().saturating_sub(RESERVED + 2);
+        log.set_parser(Some(self.worker));
+        for mut run in self.runs.drain(..room.min(self.runs.len())) {
+            let known = parser.hint_of(&run.flow);
+            let hint = known.unwrap_or(&mut run.hint);
+            done += usize::from(run.request.digest.count);
+            let frames = (run.run, run.verdict);
+            pump.publish_run(now, &mut run.request, (run.flow, hint), frames, log);
+        }
+        while self.runs.is_empty() && self.handled < self.others.len() {
+            if log.room() <= RESERVED + 2 {
+                break;
+            }
+            let index = self.others[self.handled];
+            if let Some(batch) = &self.batch {
+                pump.frame(now, batch, usize::from(index), log);
+            }
+            self.handled += 1;
+            done += 1;
+        }
+        pump.close_datagrams(now, log);
+        log.set_parser(None);
+        done
+    }
+}
+
+impl<T: FaultHooks> Worker<T> {
+    /// Claims a batch of frames and gives back frames that are no longer needed. Returns how many
+    /// frames it claimed. `None` if another worker has the device, if this one has enough to do, or
+    /// while its last batch is not parsed.
+    pub fn claim(&mut self, now: Instant) -> Option<usize> {
+        self.stragglers.now = self.stragglers.now.max(now);
+        if self.handle_membership() || !self.may_take_frames() {
+            return None;
+        }
+        self.return_to_log();
+        self.claim_batch(now)
+    }
+
+    /// The same, in a turn.
+    #[inline]
+    pub(crate) fn claim_batch(&mut self, now: Instant) -> Option<usize> {
+        (self.device_empty_at, self.holds_many) = (Instant::NEVER, false);
+        let is_busy = self.intake.claimed.is_some() || self.intake.parsed.is_some();
+        if is_busy || self.has_enough() {
+            return None;
+        }
+        let shared = &*self.shared;
+        let mut claimer = shared.claimer.try_take()?;
+        claimer.give_back(&mut self.recycler);
+        let most = (shared.layout.tuning.request_chunk * MAX_RUN).min(MAX_BATCH);
+        let recycler = &mut self.recycler;
+        let claim = shared.batches.claim(now, || {
+            let mut frames = recycler.spare();
+            if claimer.claim(most, &mut frames) == 0 {
+                recycler.put_spare(frames);
+                return None;
+            }
+            Some(frames)
+        });
+        self.holds_many = claimer.holds_many();
+        drop(claimer);
+        match claim {
+            Claim::Batch(number, batch) => {
+                let claimed = batch.len();
+                self.intake.claimed = Some((number, batch));
+                Some(claimed)
+            }
+            Claim::DeviceEmpty => {
+                self.device_empty_at = now;
+                Some(0)
+            }
+            Claim::NoPlace => Some(0),
+        }
+    }
+
+    /// Parses the batch that this worker claimed; else the oldest batch of another worker that is
+    /// late with it. Returns whether it parsed one.
+    pub fn parse(&mut self) -> bool {
+        let Worker {
+            intake,
+            shared,
+            recycler,
+            id,
+            stragglers,
+            ..
+        } = self;
+        let mut done = false;
+        if intake.parsed.is_none() {
+            let before = stragglers.now.before(HELP_AFTER);
+            let claimed = intake.claimed.take();
+            let is_helped = claimed.is_none();
+            let Some((number, batch)) = claimed.or_else(|| shared.batches.oldest_unparsed(before))
+            else {
+                return false;
+            };
+            let mut parsed = intake.parse(shared, *id, &batch);
+            parsed.is_helped = is_helped;
+            recycler.put_batch(batch);
+            intake.parsed = Some((number, parsed));
+            done = true;
+        }
+        if let Some((number, parsed)) = intake.parsed.take() {
+            match shared.batches.put(number, parsed) {
+                Put::Done => {}
+                Put::Late(parsed) => intake.recycle(parsed, recycler),
+                Put::Again(parsed) => intake.parsed = Some((number, parsed)),
+            }
+        }
+        done
+    }
+
+    /// Takes the receive pump for one turn: publishes what is parsed, and what applications did.
+    /// `None` if another worker has the pump, or if this one is not active or has no state.
+    pub fn publish(&mut self, now: Instant) -> Option<usize> {
+        self.stragglers.now = self.stragglers.now.max(now);
+        if self.handle_membership() || !self.may_take_frames() {
+            return None;
+        }
+        self.return_to_log();
+        self.publish_parsed(now)
+    }
+}

@@ -1,0 +1,93 @@
+//! The receiving half of the device: what takes batches of frames from it, and gives frames back.
+//!
+//! Claiming reads no header, so a worker has the device for a moment only.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dominoes_drivers::{DeviceRx, Frame};
+
+use crate::io::FrameRecycler;
+use crate::io::run::Batch;
+use crate::io::world::World;
+
+/// How long a thread sleeps before it tries again a device that is gone, or offers frames again to
+/// one that is down: most devices do not report when they are back.
+pub(crate) const DEVICE_RETRY_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Claims frames from the device.
+pub(crate) struct Claimer {
+    world: Arc<World>,
+    rx: Box<dyn DeviceRx>,
+    /// Frames that the device has not got back, and the number from which on that counts as many.
+    held: usize,
+    pub(crate) held_many: usize,
+    /// A batch that waits for room in the log, after commands that came before it.
+    pub(crate) unpublished: Option<Batch>,
+}
+
+impl Claimer {
+    pub(crate) fn new(world: Arc<World>, rx: Box<dyn DeviceRx>, held_many: usize) -> Self {
+        Claimer {
+            world,
+            rx,
+            held: 0,
+            held_many,
+            unpublished: None,
+        }
+    }
+
+    /// Claims at most `most` frames, which go to the end of `batch`. Returns how many.
+    #[inline]
+    pub(crate) fn claim(&mut self, most: usize, batch: &mut Vec<Frame>) -> usize {
+        let claimed = match self.rx.claim(most, batch) {
+            Ok(claimed) => claimed,
+            Err(error) => {
+                self.world.device_failed(error);
+                0
+            }
+        };
+        self.held += claimed;
+        claimed
+    }
+
+    /// Whether so many frames are held that the device may have none left.
+    pub(crate) fn holds_many(&self) -> bool {
+        self.held >= self.held_many
+    }
+
+    /// Returns frames that are no longer needed to the device: those of `recycler`, and those that
+    /// other workers left.
+    #[inline]
+    pub(crate) fn give_back(&mut self, recycler: &mut FrameRecycler) {
+        while !self.world.returned.is_empty()
+            && let Some(frame) = self.world.returned.pop()
+        {
+            recycler.frames.push(frame);
+        }
+        if !recycler.frames.is_empty() {
+            self.put_back(&mut recycler.frames);
+        }
+    }
+
+    /// Returns frames to the device.
+    pub(crate) fn put_back(&mut self, frames: &mut Vec<Frame>) {
+        // Some frames, such as reassembled datagrams, did not come from the device.
+        self.held = self.held.saturating_sub(frames.len());
+        self.rx.release(frames);
+    }
+
+    /// Sleeps in the device until a frame arrives, a waker is used, or `timeout` is over.
+    pub(crate) fn wait(&mut self, timeout: Option<Duration>) {
+        if let Err(error) = self.rx.wait(timeout) {
+            let is_gone = !error.is_temporary();
+            self.world.device_failed(error);
+            if is_gone {
+                // A device that is gone never waits again.
+                std::thread::sleep(timeout.map_or(DEVICE_RETRY_INTERVAL, |timeout| {
+                    timeout.min(DEVICE_RETRY_INTERVAL)
+                }));
+            }
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! IPv6 in the receive pump: neighbours, routers, our addresses, and path MTUs.
+//!
+//! The first group keeps the [`Link`], and says where we are in the network. The others follow.
+
+use std::collections::VecDeque;
+
+use crate::io::Batch;
+use crate::io::rx::{Log, RxPump};
+use crate::io::world::{Command, OpenResult};
+use crate::ip::neighbor::WaitingOpen;
+use crate::ip::pmtu::PathMtus;
+use crate::ip::route::is_martian_v6;
+use crate::ip::v6::{Action, Ipv6Config, Link};
+use crate::keys::Keys;
+use crate::log::request::{Address, Body, Flow, Mac};
+use crate::packet as wire;
+use crate::packet::mld;
+use crate::packet::ndp::{self, Message};
+use crate::time::{Duration, Instant};
+
+/// Opens that may wait until one of our addresses is known to be ours alone.
+const MAX_WAITING: usize = 256;
+/// How often a neighbour is told that an address is ours that it claims (as RFC 5227 section 1.1).
+const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
+
+/// IPv6 on the link of a pump.
+pub(crate) struct LinkV6 {
+    /// `None` in all groups but the first.
+    link: Option<Link>,
+    /// The version of our place that is known.
+    version: u64,
+    path_mtus: PathMtus,
+    /// Opens without an address to come from.
+    opens: VecDeque<WaitingOpen>,
+    defended: Option<Instant>,
+}
+
+impl RxPump {
+    /// The stack has IPv6. `routes` are all that are configured.
+    pub(crate) fn enable_v6(
+        &mut self,
+        config: Ipv6Config,
+        routes: &[crate::ip::route::Route],
+        keys: &Keys,
+    ) {
+        let mut link = Link::new(self.world.mac, config, routes, keys);
+        // The age of the stack is its time. Sockets may ask before the first turn.
+        link.begin(Instant::ZERO);
+        if self.group.is_first() {
+            self.world.shared.set_v6(link.place());
+        }
+        // The other groups look at every turn whether our place has changed.
+        self.v6_due = Instant::ZERO;
+        self.v6 = Some(Box::new(LinkV6 {
+            link: self.group.is_first().then_some(link),
+            version: 0,
+            path_mtus: PathMtus::default(),
+            opens: VecDeque::new(),
+            defended: None,
+        }));
+    }
+
+    /// When the link wants a turn.
+    pub(crate) fn v6_deadline(&self) -> Instant {
+        let Some(v6) = &self.v6 else {
+            return Instant::NEVER;
+        };
+        let link = v6.link.as_ref();
+        let link = link.map_or(Instant::NEVER, Link::next_deadline);
+        link.min(v6.path_mtus.next_deadline())
+    }
+
+    /// Does what is due on the link, and follows where it puts us.
+    #[cold]
+    pub(crate) fn turn_v6(&mut self, now: Instant, log: &mut impl Log) {
+        let Some(v6) = &mut self.v6 else {
+            return;
+        };
+        v6.path_mtus.expire(now);
+        let Some(link) = &mut v6.link else {
+            return self.follow_v6(now, log);
+        };
+        let actions = link.on_time(now);
+        self.take_place(now, log);
+        for action in actions {
+            self.act(action);
+        }
+        self.take_place(now, log);
+        self.v6_due = self.v6_deadline();
+    }
+
+    /// Our place, if it has changed: for us, sockets, and the other groups.
+    fn take_place(&mut self, now: Instant, log: &mut impl Log) {
+        let Some(link) = self.v6.as_mut().and_then(|v6| v6.link.as_mut()) else {
+            return;
+        };
+        self.stats.duplicate_addresses = link.duplicates();
+        if link.take_changed() {
+            let place = link.place();
+            self.world.shared.set_v6(place);
+            self.follow_v6(now, log);
+        }
+        self.v6_due = self.v6_deadline();
+    }
+
+    /// Takes the place that the first group knows.
+    fn follow_v6(&mut self, now: Instant, log: &mut impl Log) {
+        let version = self.world.shared.v6_version();
+        let Some(v6) = &mut self.v6 else {
+            return;
+        };
+        if v6.version == version {
+            return;
+        }
+        v6.version = version;
+        let opens = core::mem::take(&mut v6.opens);
+        self.site.v6 = self.world.socket_table().v6.clone();
+        self.end_connections_of_lost_addresses(now, log);
+        for WaitingOpen { request_id, remote } in opens {
+            // As if it were asked for now: the log may have no room at this moment.
+            let again = Command::Open { request_id, remote };
+            self.world.commands.push(again);
+        }
+    }
+
+    /// Connections of an address that is not ours any more end (RFC 4862 section 5.5.4). As far as
+    /// the log has room: what is left cannot be sent to us, and ends by itself.
+    fn end_connections_of_lost_addresses(&mut self, now: Instant, log: &mut impl Log) {
+        let site = &self.site;
+        let is_lost = |flow: &&Flow| {
+            let local = flow.local.address;
+            !local.is_v4() && !site.v6.has(local)
+        };
+        let mut lost: Vec<_> = self.hints.keys().filter(is_lost).copied().collect();
+        // In an order that does not depend on the table.
+        lost.sort_unstable_by_key(|flow| (flow.local, flow.remote));
+        for flow in lost {
+            if let Some(&conn) = self.hints.get(&flow)
+                && log.room() > crate::io::rx::BATCH
+            {
+                self.publish_command(now, Body::Abort { conn }, log);
+            }
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        let mac = self.world.mac;
+        let nowhere = Address::v6([0; 16]);
+        // Reports and questions for routers come from our link-local address, once we have it.
+        let local = self.site.source(ndp::ALL_ROUTERS);
+        let local = local
+            .filter(|local| local.is_link_local())
+            .unwrap_or(nowhere);
+        let frame = match action {
+            Action::Probe(target) => ndp::solicitation(mac, nowhere, None, target),
+            Action::SolicitRouters => ndp::router_solicitation(mac, local),
+            Action::Report { groups, is_new } => mld::report(mac, local, &groups, is_new),
+            Action::ReportV1(group) => mld::report_v1(mac, local, group),
+        };
+        self.control(frame);
+    }
+
+    /// Handles a frame of IPv6 that is no segment for us.
+    pub(crate) fn frame_v6(
+        &mut self,
+        now: Instant,
+        (batch, index): (&Batch, usize),
+        (src, dst): ([u8; 6], [u8; 6]),
+        log: &mut impl Log,
+    ) {
+        if self.v6.is_none() {
+            self.stats.unknown += 1;
+            return;
+        }
+        let Some((from, to)) = wire::ipv6::ends(batch[index].bytes()) else {
+            self.stats.malformed += 1;
+            return;
+        };
+        let to_group = dst[..2] == [0x33, 0x33] && to.is_multicast();
+        if dst != self.world.mac && !to_group {
+            self.stats.not_ours += 1;
+            return;
+        }
+        if src[0] & 1 != 0 || is_martian_v6(from, to) {
+            self.stats.martians += 1;
+            return;
+        }
+        self.parsed(now, to_group, (batch, index), log);
+    }
+
+    /// A message of a neighbour, a router, or a router that asks for listeners.
+    pub(crate) fn link_message(&mut self, now: Instant, frame: &[u8], log: &mut impl Log) {
+        self.stats.neighbor_messages += 1;
+        if let Some(query) = mld::parse(frame) {
+            if let Some(link) = self.v6.as_mut().and_then(|v6| v6.link.as_mut()) {
+                link.on_query(&query, now);
+                self.v6_due = self.v6_deadline();
+            }
+            return;
+        }
+        let from_mac = wire::link(frame).map(|(src, _)| src);
+        // What a device hands back of ours says nothing.
+        if from_mac == Some(self.world.mac) {
+            return;
+        }
+        match ndp::parse(frame) {
+            Some(Message::Solicitation { src, target, mac }) => {
+                self.solicited(now, src, target, mac.map(Mac), log);
+            }
+            Some(Message::Advertisement {
+                target,
+                mac,
+                solicited,
+                overrides,
+                router,
+            }) => {
+                let mac = mac.map(Mac).filter(|mac| mac.0[0] & 1 == 0);
+                if self.is_conflict(now, target, log) {
+                    return;
+                }
+                let flags = (solicited, overrides);
+                let learned = self.neighbors.advertised(target, mac, flags, now);
+                if let Some(mac) = mac {
+                    self.learned(now, mac, learned, log);
+                }
+                if !router {
+                    self.with_link(now, log, |link| link.on_no_router(target));
+                }
+            }
+            Some(Message::Router(said)) => {
+                if let Some(mac) = said.mac.map(Mac).filter(|mac| mac.0[0] & 1 == 0) {
+                    let learned = self.neighbors.heard(said.router, mac, now);
+                    self.learned(now, mac, learned, log);
+                }
+                if said.reachable_ms > 0 {
+                    let reachable = Duration::from_millis(said.reachable_ms.into());
+                    self.neighbors.set_reachable(reachable);
+                }
+                self.with_link(now, log, |link| link.on_router(&said, now));
+            }
+            None => {
+                self.stats.neighbor_messages -= 1;
+                self.stats.unknown += 1;
+            }
+        }
+    }
+
+    fn with_link(&mut self, now: Instant, log: &mut impl Log, what: impl FnOnce(&mut Link)) {
+        if let Some(link) = self.v6.as_mut().and_then(|v6| v6.link.as_mut()) {
+            what(link);
+            self.take_place(now, log);
+        }
+    }
+
+    /// Somebody asks for `target` (RFC 4861 section 7.2.3, RFC 4862 section 5.4.3).
+    fn solicited(
+        &mut self,
+        now: Instant,
+        src: Address,
+        target: Address,
+        mac: Option<Mac>,
+        log: &mut impl Log,
+    ) {
+        let is_probe = src.is_unspecified();
+        let link = self.v6.as_ref().and_then(|v6| v6.link.as_ref());
+        if link.is_some_and(|link| link.is_tentative(target)) {
+            // Who asks as we do wants it for itself. Others are not answered yet.
+            if is_probe {
+                self.with_link(now, log, |link| link.on_duplicate(target, now));
+            }
+            return;
+        }
+        if !self.site.v6.has(target) {
+            return;
+        }
+        let mac = mac.filter(|mac| mac.0[0] & 1 == 0);
+        if let Some(mac) = mac.filter(|_| !is_probe && !self.site.v6.has(src)) {
+            let learned = self.neighbors.heard(src, mac, now);
+            self.learned(now, mac, learned, log);
+        }
+        if !self.group.is_first() {
+            return;
+        }
+        let own = self.world.mac;
+        if is_probe {
+            return self.control(ndp::advertisement(own, target, None));
+        }
+        let known = mac.or_else(|| self.neighbors.lookup(src, now));
+        if let Some(mac) = known {
+            self.control(ndp::advertisement(own, target, Some((mac.0, src))));
+        }
+    }
+
+    /// Whether somebody advertises an address that is ours, or may become ours. One that may does
+    /// not (RFC 4862 section 5.4.4); one that is we keep, and say so at most every ten seconds.
+    fn is_conflict(&mut self, now: Instant, target: Address, log: &mut impl Log) -> bool {
+        let link = self.v6.as_ref().and_then(|v6| v6.link.as_ref());
+        if link.is_some_and(|link| link.is_tentative(target)) {
+            self.with_link(now, log, |link| link.on_duplicate(target, now));
+            return true;
+        }
+        if !self.site.v6.has(target) {
+            return false;
+        }
+        if let Some(v6) = self.v6.as_mut().filter(|v6| v6.link.is_some()) {
+            self.stats.conflicts += 1;
+            if v6.defended.is_none_or(|last| last + DEFEND_INTERVAL <= now) {
+                v6.defended = Some(now);
+                let frame = ndp::advertisement(self.world.mac, target, None);
+                self.control(frame);
+            }
+        }
+        true
+    }
+
+    /// A neighbour does not answer: if it is a router, another one is used.
+    pub(crate) fn neighbor_is_silent(&mut self, address: Address) {
+        if let Some(link) = self.v6.as_mut().and_then(|v6| v6.link.as_mut()) {
+            link.on_router_silent(address);
+            // The next turn takes the change.
+            self.v6_due = Instant::ZERO;
+        }
+    }
+
+    /// Whether an open waits, because we have no address yet that is ours alone.
+    pub(crate) fn waits_for_source(&mut self, open: WaitingOpen) -> bool {
+        let remote = open.remote.address;
+        let Some(v6) = self.v6.as_mut().filter(|_| !remote.is_v4()) else {
+            return false;
+        };
+        let waits = self.site.source(remote).is_none() && !self.site.v6.tentative.is_empty();
+        if waits && v6.opens.len() < MAX_WAITING {
+            v6.opens.push_back(open);
+        } else if waits {
+            self.world
+                .complete_open(open.request_id, OpenResult::NoRoom);
+        }
+        waits
+    }
+
+    /// Whether a flow of IPv6 that no connection has is none of ours.
+    #[cold]
+    pub(crate) fn is_foreign(&self, flow: &Flow) -> bool {
+        let (local, remote) = (flow.local.address, flow.remote.address);
+        !local.is_v4() && (!self.site.v6.has(local) || self.site.v6.has(remote))
+    }
+
+    /// Bytes of a packet to `remote`, at most.
+    pub(crate) fn path_mtu(&self, remote: Address) -> u16 {
+        let mtu = self.world.limits.mtu;
+        let known = self.v6.as_ref().filter(|_| !remote.is_v4());
+        known.map_or(mtu, |v6| v6.path_mtus.get(remote).min(mtu))
+    }
+
+    /// A router says that packets to `remote` are too big (RFC 8201 section 4).
+    pub(crate) fn packet_too_big(&mut self, now: Instant, remote: Address, mtu: u16) {
+        if let Some(v6) = &mut self.v6 {
+            v6.path_mtus.too_big(remote, mtu, now);
+            self.v6_due = self.v6_due.min(v6.path_mtus.next_deadline());
+        }
+    }
+}

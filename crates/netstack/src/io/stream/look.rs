@@ -1,0 +1,128 @@
+//! Whether a read or a write would find something: what a poller asks, on any thread.
+//!
+//! A look needs neither half of the socket. It follows the delivery slots from where the reader
+//! stood when it read last, which is published for that; between that and the newest delivery there
+//! are never more than the receive ring holds.
+
+use core::sync::atomic::Ordering;
+
+use super::status;
+use super::{DeliveryCursor, SHUT_READ, SHUTDOWN, StreamRef};
+
+/// What a stream has for its application at one moment. Besides `is_writable`, each field changes
+/// when there is news, and does not return to a former value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Look {
+    /// Where the received bytes end.
+    pub(crate) received: u64,
+    /// How often a read found that another user kept the bytes.
+    pub(crate) misses: u32,
+    /// How often there was too little room for a write.
+    pub(crate) shortages: u32,
+    /// Of the life of the connection: [`Look::END`] and other bits.
+    pub(crate) status: u32,
+    /// There are bytes to read.
+    pub(crate) has_bytes: bool,
+    /// Nothing will be received any more, and all that was is read.
+    pub(crate) is_at_end: bool,
+    /// At least a third of what may be written is free. (With less, writing would be done in small
+    /// pieces.)
+    pub(crate) has_room: bool,
+}
+
+impl Look {
+    /// The peer has sent the end of the stream.
+    pub(crate) const END: u32 = 1 << 30;
+    /// The application will not read any more.
+    const SHUT_READ: u32 = 1 << 26;
+    /// The application will not write any more.
+    const SHUT_WRITE: u32 = 1 << 25;
+    /// A unit could not be processed.
+    const FAILED: u32 = 1 << 31;
+
+    /// Whether the connection is established.
+    pub(crate) fn is_established(&self) -> bool {
+        self.status & status::ESTABLISHED != 0
+    }
+
+    /// Whether it was closed early.
+    pub(crate) fn has_error(&self) -> bool {
+        self.status & status::ERRORS != 0
+    }
+
+    /// Whether the connection is closed.
+    pub(crate) fn is_over(&self) -> bool {
+        self.status & (status::ERRORS | status::RETIRED) != 0
+    }
+
+    /// Whether nothing will be received any more.
+    pub(crate) fn is_read_over(&self) -> bool {
+        self.is_over() || self.status & (Self::END | Self::SHUT_READ) != 0
+    }
+
+    /// Whether nothing can be written any more.
+    pub(crate) fn is_write_over(&self) -> bool {
+        self.is_over() || self.status & Self::SHUT_WRITE != 0
+    }
+}
+
+impl StreamRef<'_> {
+    /// Notes that a read found that another user kept the bytes, which may leave some of them.
+    #[cold]
+    pub(crate) fn missed(&self) {
+        self.stream.app.misses.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What a read and a write would find.
+    pub(crate) fn look(&self) -> Look {
+        let status = self.status();
+        let peer_end = self.peer_end();
+        let app = &self.stream.app;
+        let asked = app.requests.load(Ordering::Acquire);
+        let is_read_shut = asked & SHUT_READ != 0;
+        // ORDERING: Relaxed both. If the reader goes on meanwhile, bytes are reported that it has
+        // read: a poller may be wrong in that way. Bytes that it has not read are not missed.
+        let next = app.next.load(Ordering::Relaxed);
+        let read = app.read.load(Ordering::Relaxed);
+        // From the delivery that the reader saw last, which says where those before it end.
+        let mut seen = DeliveryCursor {
+            next: next.saturating_sub(1),
+            arrived: read,
+            end: read,
+        };
+        self.follow(&mut seen);
+        let mut received = seen.arrived;
+        let mut failed = false;
+        if let Some(inline) = &self.streams.inline {
+            let whole = received.min(self.failed_at());
+            received = (whole - whole % inline.unit).max(read);
+            failed = self.has_failed();
+        }
+        let is_last = |end: u64| end == received || end == seen.arrived;
+        let ended = status.end_reason().is_some() && self.ended_at() <= received;
+        let room = self.writable() as u64;
+        // ORDERING: Relaxed: see `fell_short`.
+        let written = app.written.load(Ordering::Relaxed);
+        let released = self.stream.stack.released.load(Ordering::Relaxed);
+        Look {
+            received,
+            misses: app.misses.load(Ordering::Relaxed),
+            shortages: app.shortages.load(Ordering::Relaxed),
+            status: status.lasting()
+                | if peer_end.is_some() { Look::END } else { 0 }
+                | if is_read_shut { Look::SHUT_READ } else { 0 }
+                | if asked & SHUTDOWN != 0 {
+                    Look::SHUT_WRITE
+                } else {
+                    0
+                }
+                | if failed { Look::FAILED } else { 0 },
+            has_bytes: received > read,
+            is_at_end: peer_end.is_some_and(is_last)
+                || ended
+                || is_read_shut
+                || failed && self.failed_at() <= received,
+            has_room: room > 0 && room >= written.saturating_sub(released) / 2,
+        }
+    }
+}

@@ -1,0 +1,362 @@
+use super::*;
+
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const ROUTER: Address = Address::of_words([0xfe80 << 48, 0xa]);
+const PREFIX_A: Address = Address::of_words([0x2001_0db8_0000_000a, 0]);
+
+fn keys() -> Keys {
+    Keys::new([1, 2])
+}
+
+fn link_with(config: Ipv6Config) -> Link {
+    let mut link = Link::new(MAC, config, &[], &keys());
+    link.begin(Instant::ZERO);
+    link
+}
+
+/// Addresses are used at once.
+fn at_once() -> Link {
+    link_with(Ipv6Config::default().duplicate_probes(0))
+}
+
+fn at(seconds: u64) -> Instant {
+    Instant::ZERO + Duration::from_secs(seconds)
+}
+
+/// Does all that is due until then; says what was sent, and when.
+fn run(link: &mut Link, until: Instant) -> Vec<(Instant, Action)> {
+    let mut all = Vec::new();
+    while link.next_deadline() <= until {
+        let now = link.next_deadline();
+        all.extend(link.on_time(now).into_iter().map(|action| (now, action)));
+        assert!(link.next_deadline() > now, "it is done");
+    }
+    all
+}
+
+fn prefix(valid_s: u32, preferred_s: u32) -> Prefix {
+    Prefix {
+        prefix: PREFIX_A,
+        len: 64,
+        on_link: true,
+        autonomous: true,
+        valid_s,
+        preferred_s,
+    }
+}
+
+fn said(lifetime_s: u16, prefixes: &[Prefix]) -> RouterAdvertisement {
+    RouterAdvertisement {
+        router: ROUTER,
+        mac: None,
+        lifetime_s,
+        reachable_ms: 0,
+        prefixes: prefixes.to_vec(),
+    }
+}
+
+/// The address of prefix A, if there is one, and whether it is deprecated.
+fn made(link: &Link) -> Option<(Address, bool)> {
+    let place = link.place();
+    let mut own = place.addresses.iter();
+    let own = own.find(|own| super::super::is_in(own.address, PREFIX_A, 64));
+    own.map(|own| (own.address, own.is_deprecated))
+}
+
+/// For how long the address of prefix A stays.
+fn valid_for(link: &Link, now: Instant) -> u64 {
+    let mut all = link.candidates.iter();
+    let one = all.find(|one| super::super::is_in(one.address, PREFIX_A, 64));
+    let until = one.expect("an address").valid_until;
+    until.since(now).as_millis() / 1000
+}
+
+#[test]
+fn an_address_is_ours_a_second_after_nobody_was_asked_in_vain() {
+    let mut link = link_with(Ipv6Config::default().autoconfigure(false));
+    assert!(link.place().addresses.is_empty());
+    let tentative = link.place().tentative[0];
+    assert!(tentative.is_link_local() && link.is_tentative(tentative));
+    let sent = run(&mut link, at(5));
+    let probes: Vec<_> = sent
+        .iter()
+        .filter(|(_, action)| matches!(action, Action::Probe(_)))
+        .collect();
+    let [(asked, Action::Probe(target))] = probes[..] else {
+        panic!("{probes:?}")
+    };
+    assert_eq!(*target, tentative);
+    assert!(*asked < at(1), "RFC 4862 section 5.4.2");
+    assert!(link.place().has(tentative));
+    // The group is reported before the question, and once more (RFC 3810 section 6.1).
+    let group = ndp::solicited_node(tentative);
+    let reports: Vec<_> = sent
+        .iter()
+        .filter(|(_, action)| {
+            *action
+                == Action::Report {
+                    groups: vec![group],
+                    is_new: true,
+                }
+        })
+        .collect();
+    assert_eq!(reports.len(), 2);
+    assert_eq!(reports[0].0, *asked);
+}
+
+#[test]
+fn with_more_probes_each_waits_a_second() {
+    let mut link = link_with(
+        Ipv6Config::default()
+            .autoconfigure(false)
+            .duplicate_probes(3),
+    );
+    let sent = run(&mut link, at(10));
+    let times: Vec<_> = sent
+        .iter()
+        .filter(|(_, action)| matches!(action, Action::Probe(_)))
+        .map(|(time, _)| *time)
+        .collect();
+    assert_eq!(times.len(), 3);
+    assert!(times.windows(2).all(|two| two[0] + RETRANS_TIMER == two[1]));
+}
+
+#[test]
+fn a_made_address_that_is_taken_is_made_anew_three_times_and_one_by_hand_is_not() {
+    let ours: Ipv6Addr = "2001:db8::7".parse().expect("an address");
+    let mut link = link_with(Ipv6Config::default().address(ours, 64));
+    link.on_duplicate(ours.into(), at(0));
+    assert!(!link.place().tentative.contains(&ours.into()));
+    let mut tried = Vec::new();
+    while let [next] = link.place().tentative[..] {
+        assert!(next.is_link_local() && !tried.contains(&next));
+        tried.push(next);
+        link.on_duplicate(next, at(0));
+    }
+    assert_eq!(tried.len() as u64, 1 + IDGEN_RETRIES);
+    run(&mut link, at(20));
+    assert!(link.place().addresses.is_empty());
+    assert_eq!(link.duplicates(), 2 + IDGEN_RETRIES);
+}
+
+/// RFC 7217 section 5: the same for a key, a link and a prefix; and nothing of one shows another.
+#[test]
+fn identifiers_are_stable_and_differ_by_key_interface_and_prefix() {
+    let first = |mac, secret| {
+        let config = Ipv6Config::default().stable_secret(secret);
+        let mut link = Link::new(mac, config, &[], &keys());
+        link.begin(at(0));
+        link.on_router(&said(0, &[prefix(100, 100)]), at(0));
+        let place = link.place();
+        [0, 1].map(|i| place.tentative[i].words()[1])
+    };
+    let [local, global] = first(MAC, [3, 4]);
+    assert_eq!([local, global], first(MAC, [3, 4]));
+    assert_ne!(local, global);
+    assert_ne!(local, first([2; 6], [3, 4])[0]);
+    assert_ne!(local, first(MAC, [3, 5])[0]);
+}
+
+#[test]
+fn reserved_identifiers_are_known() {
+    for reserved in [
+        0,
+        0x0200_5eff_fe00_5213,
+        0xfdff_ffff_ffff_ff80,
+        0xfdff_ffff_ffff_ffff,
+    ] {
+        assert!(is_reserved(reserved), "{reserved:x}");
+    }
+    for free in [
+        1,
+        0x0200_5eff_ff00_0000,
+        0xfdff_ffff_ffff_ff7f,
+        0xfe00_0000_0000_0000,
+    ] {
+        assert!(!is_reserved(free), "{free:x}");
+    }
+}
+
+#[test]
+fn routers_are_asked_three_times_until_one_answers() {
+    let asks = |link: &mut Link, until| {
+        let sent = run(link, until);
+        sent.iter()
+            .filter(|(_, action)| *action == Action::SolicitRouters)
+            .count()
+    };
+    assert_eq!(asks(&mut at_once(), at(60)), 3);
+    let mut link = at_once();
+    assert_eq!(asks(&mut link, at(1)), 1);
+    link.on_router(&said(0, &[]), at(1));
+    assert_eq!(asks(&mut link, at(6)), 1, "who is no router does not count");
+    link.on_router(&said(1800, &[]), at(6));
+    assert_eq!(asks(&mut link, at(60)), 0);
+    assert_eq!(
+        asks(
+            &mut link_with(Ipv6Config::default().autoconfigure(false)),
+            at(60)
+        ),
+        0
+    );
+}
+
+#[test]
+fn routers_come_and_go_as_they_say_or_with_their_lifetime() {
+    let mut link = at_once();
+    link.on_router(&said(10, &[]), at(0));
+    let other = RouterAdvertisement {
+        router: Address::of_words([0xfe80 << 48, 0xb]),
+        ..said(20, &[])
+    };
+    link.on_router(&other, at(0));
+    assert_eq!(link.place().routers, [ROUTER, other.router]);
+    link.on_router_silent(ROUTER);
+    assert_eq!(link.place().routers, [other.router, ROUTER]);
+    run(&mut link, at(10));
+    assert_eq!(link.place().routers, [other.router]);
+    link.on_router(
+        &RouterAdvertisement {
+            lifetime_s: 0,
+            ..other.clone()
+        },
+        at(11),
+    );
+    assert!(link.place().routers.is_empty());
+    link.on_router(&other, at(12));
+    link.on_no_router(other.router);
+    assert!(link.place().routers.is_empty());
+}
+
+#[test]
+fn an_address_is_deprecated_and_lost_in_time() {
+    let mut link = at_once();
+    link.on_router(&said(0, &[prefix(7200, 3600)]), at(0));
+    let (address, _) = made(&link).expect("an address");
+    run(&mut link, at(3599));
+    assert_eq!(made(&link), Some((address, false)));
+    run(&mut link, at(3600));
+    assert_eq!(made(&link), Some((address, true)));
+    assert!(link.take_changed());
+    run(&mut link, at(7200));
+    assert_eq!(made(&link), None);
+    assert!(link.place().on_link.is_empty());
+}
+
+/// RFC 4862 section 5.5.3 (e): who cannot prove to be a router cannot take an address away at once.
+#[test]
+fn a_valid_lifetime_falls_to_two_hours_at_once_and_below_them_by_itself() {
+    let mut link = at_once();
+    link.on_router(&said(0, &[prefix(86_400, 86_400)]), at(0));
+    assert_eq!(valid_for(&link, at(0)), 86_400);
+    link.on_router(&said(0, &[prefix(60, 0)]), at(0));
+    assert_eq!(valid_for(&link, at(0)), 7200);
+    assert_eq!(made(&link).map(|(_, deprecated)| deprecated), Some(true));
+    link.on_router(&said(0, &[prefix(60, 60)]), at(3600));
+    assert_eq!(valid_for(&link, at(3600)), 3600);
+    // More than what is left counts, and more than two hours.
+    link.on_router(&said(0, &[prefix(5000, 0)]), at(3600));
+    assert_eq!(valid_for(&link, at(3600)), 5000);
+    link.on_router(&said(0, &[prefix(8000, 8000)]), at(3600));
+    assert_eq!(valid_for(&link, at(3600)), 8000);
+    // Zero is no exception.
+    link.on_router(&said(0, &[prefix(0, 0)]), at(3600));
+    assert_eq!(valid_for(&link, at(3600)), 7200);
+}
+
+#[test]
+fn prefixes_that_no_address_can_be_made_of_are_ignored() {
+    let ignored = [
+        Prefix {
+            prefix: LINK_LOCAL,
+            ..prefix(100, 100)
+        },
+        Prefix {
+            len: 63,
+            ..prefix(100, 100)
+        },
+        Prefix {
+            autonomous: false,
+            ..prefix(100, 100)
+        },
+        prefix(100, 101),
+        prefix(0, 0),
+    ];
+    for prefix in ignored {
+        let mut link = at_once();
+        let before = link.place().addresses.len();
+        link.on_router(&said(0, &[prefix]), at(0));
+        assert_eq!(link.place().addresses.len(), before, "{prefix:?}");
+    }
+}
+
+#[test]
+fn what_advertisements_make_us_keep_is_bounded() {
+    let mut link = at_once();
+    for i in 0..100 {
+        let prefix = Prefix {
+            prefix: Address::of_words([0x2001_0db8_0000_0000 + i, 0]),
+            ..prefix(u32::MAX, u32::MAX)
+        };
+        let router = Address::of_words([0xfe80 << 48, i]);
+        link.on_router(
+            &RouterAdvertisement {
+                router,
+                ..said(1800, &[prefix])
+            },
+            at(0),
+        );
+    }
+    let place = link.place();
+    assert_eq!(place.addresses.len(), MAX_ADDRESSES);
+    assert_eq!(place.on_link.len(), MAX_PREFIXES);
+    assert_eq!(place.routers.len(), MAX_ROUTERS);
+}
+
+#[test]
+fn networks_by_hand_stay_whatever_routers_say() {
+    let ours: Ipv6Addr = "2001:db8:0:a::7".parse().expect("an address");
+    let config = Ipv6Config::default().duplicate_probes(0).address(ours, 64);
+    let mut link = link_with(config);
+    link.on_router(&said(0, &[prefix(10, 10)]), at(0));
+    link.on_router(&said(0, &[prefix(0, 0)]), at(1));
+    run(&mut link, at(100));
+    assert_eq!(link.place().on_link, [(ours.into(), 64)]);
+    assert!(link.place().has(ours.into()));
+}
+
+#[test]
+fn a_query_is_answered_once_in_the_version_of_the_router() {
+    let mut link = at_once();
+    run(&mut link, at(60));
+    let group = ndp::solicited_node(link.place().addresses[0].address);
+    let query = |group, is_v1| Query {
+        group,
+        most_ms: 1000,
+        is_v1,
+    };
+    let any = Address::v6([0; 16]);
+    for (asked, is_v1) in [(any, false), (group, false), (group, true)] {
+        link.on_query(&query(asked, is_v1), at(100));
+        link.on_query(&query(asked, is_v1), at(100));
+        let sent = run(&mut link, at(101));
+        let expected = match is_v1 {
+            true => Action::ReportV1(group),
+            false => Action::Report {
+                groups: vec![group],
+                is_new: false,
+            },
+        };
+        assert_eq!(
+            sent.into_iter()
+                .map(|(_, action)| action)
+                .collect::<Vec<_>>(),
+            [expected]
+        );
+    }
+    link.on_query(&query(ROUTER, false), at(200));
+    assert!(
+        run(&mut link, at(300)).is_empty(),
+        "we do not listen to that"
+    );
+}

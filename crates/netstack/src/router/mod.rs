@@ -1,0 +1,425 @@
+//! A router for IPv4 (RFC 1812): several interfaces, packets forwarded from one to another.
+//!
+//! Each interface has a device, an address and a table of neighbours. A packet takes the route of
+//! the longest prefix, loses one of its time to live, and is cut if it is longer than the next link
+//! carries. What cannot be forwarded is reported to its sender within the limits of errors that a
+//! host has. The router answers echo requests to its own addresses, and has no sockets.
+//!
+//! ```
+//! use dominoes_drivers::memory::{self, MemoryConfig};
+//! use dominoes_netstack::router::Router;
+//! use dominoes_netstack::variants::{Setup, Variant, single::Single};
+//! use dominoes_netstack::time::{Duration, Instant};
+//!
+//! let (left, left_end) = memory::pair(MemoryConfig::default());
+//! let (right, right_end) = memory::pair(MemoryConfig::default());
+//! let mut router = Router::builder()
+//!     .interface("10.0.1.254/24", left_end)
+//!     .interface("10.0.2.254/24", right_end)
+//!     .build()?;
+//! let host = |net, gateway: [u8; 4], device| {
+//!     let setup = Setup::new([10, 0, net, 1].into(), 24, [1, 2]).gateway(gateway.into());
+//!     Single::new(setup, Box::new(device))
+//! };
+//! let mut client = host(1, [10, 0, 1, 254], left)?;
+//! let mut server = host(2, [10, 0, 2, 254], right)?;
+//!
+//! let listener = server.sockets().listen(7, 4)?;
+//! let mut connecting = client.sockets().begin_connect("10.0.2.1:7".parse()?)?;
+//! let mut now = Instant::ZERO;
+//! while connecting.try_finish()?.is_none() {
+//!     client.turn(now);
+//!     router.turn(now);
+//!     server.turn(now);
+//!     now += Duration::from_micros(10);
+//! }
+//! assert!(router.stats().forwarded >= 2);
+//! # drop(listener);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [`Router::turn`] drives it by hand, with time as an argument; [`Router::start`] gives each
+//! interface a thread, which forwards what arrives there.
+//!
+//! # Departures from RFC 1812
+//!
+//! - There is no routing protocol, and no forwarding of multicast or directed broadcasts (RFC 2644).
+//! - Packets with a source route are dropped (RFC 7126 sections 4.3 and 4.4); other options pass
+//!   unchanged, so a record of the route has no entry of this router. No parameter problem is
+//!   reported.
+//! - There is one queue for each interface, first in, first out; precedence does not count.
+//! - Link-local packets are not forwarded (RFC 3927 section 7).
+//! - A device that merges frames needs others that divide them.
+
+mod input;
+mod output;
+mod threads;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dominoes_drivers::{Capabilities, Device, Waker};
+
+use crate::error::{ConfigError, StackError};
+use crate::ip::rate_limit::Rate;
+use crate::ip::route::{AddressKind, Route, RouteTable, Site};
+use crate::keys::Keys;
+use crate::packet::flow::Address;
+use crate::stack::{parse_cidr, random};
+use crate::time::Instant;
+use input::Input;
+use output::Output;
+
+pub use threads::RunningRouter;
+
+/// Puts a router together.
+#[derive(Default)]
+pub struct Builder {
+    interfaces: Vec<(String, Box<dyn Device>)>,
+    routes: Vec<Route>,
+    validate_source: bool,
+    secret: Option<[u64; 2]>,
+    rate: Option<Rate>,
+}
+
+impl Builder {
+    /// Adds an interface with an address and the prefix of its network, as in `10.0.1.254/24`. It
+    /// is a route to that network.
+    #[must_use]
+    pub fn interface(mut self, address: &str, device: impl Device + 'static) -> Self {
+        self.interfaces.push((address.to_owned(), Box::new(device)));
+        self
+    }
+
+    /// Adds a route. Of equal prefixes, the first one counts, and before them that of an interface.
+    #[must_use]
+    pub fn route(mut self, route: Route) -> Self {
+        self.routes.push(route);
+        self
+    }
+
+    /// Whether packets are dropped whose source is not behind the interface at which they arrive
+    /// (RFC 1812 section 5.3.8, RFC 2827). Default: no.
+    #[must_use]
+    pub fn validate_source(mut self, validate: bool) -> Self {
+        self.validate_source = validate;
+        self
+    }
+
+    /// ICMP errors per second at each interface, to all hosts and to one of them, about. Default
+    /// 1000 and 10.
+    #[must_use]
+    pub fn errors_per_second(mut self, total: u32, per_destination: u32) -> Self {
+        self.rate = Some(Rate {
+            total,
+            per_destination,
+        });
+        self
+    }
+
+    /// Key of the numbers that outsiders must not predict. Default: a random one.
+    #[must_use]
+    pub fn secret(mut self, secret: [u64; 2]) -> Self {
+        self.secret = Some(secret);
+        self
+    }
+
+    /// The router, to be driven by hand.
+    ///
+    /// # Errors
+    /// If there is no interface, an address is none, is used twice or is no host's, a route leads
+    /// to no neighbour, an interface merges frames that another cannot divide, or no random numbers
+    /// can be had.
+    pub fn build(self) -> Result<Router, StackError> {
+        let secret = match self.secret {
+            Some(secret) => secret,
+            None => random()?,
+        };
+        let keys = Keys::new(secret);
+        let (mut ports, mut receivers) = (Vec::new(), Vec::new());
+        let mut table = RouteTable::new();
+        for (index, (text, device)) in self.interfaces.into_iter().enumerate() {
+            let (address, prefix) = parse_cidr(&text)?;
+            if address.is_ipv6() {
+                return Err(StackError::Address(text));
+            }
+            let address = Address::from(address);
+            let site = Site::new(address, prefix, None, &[]);
+            // As a neighbour sees it, for which it may be a broadcast address.
+            let neighbor = Address::v4(address.v4_bits() ^ 1);
+            let neighbor = Site::new(neighbor, prefix, None, &[]);
+            let is_host = neighbor.is_one_host(address) && !address.ip().is_loopback();
+            if !is_host || ports.iter().any(|port: &Port| port.site.address == address) {
+                return Err(StackError::Address(text));
+            }
+            table.insert(
+                address,
+                prefix,
+                Hop {
+                    port: index,
+                    via: None,
+                },
+            );
+            let (caps, mac) = (device.capabilities(), device.mac());
+            let (rx, tx) = device.split();
+            ports.push(Port {
+                site,
+                mac,
+                mtu: u16::try_from(caps.mtu).unwrap_or(u16::MAX),
+                caps,
+                waker: rx.waker(),
+                output: Mutex::new(Output::new(tx)),
+                stats: Mutex::default(),
+            });
+            receivers.push(rx);
+        }
+        check(&ports)?;
+        for route in &self.routes {
+            let via = Address::from(route.via);
+            let port = ports
+                .iter()
+                .position(|port| port.site.next_hop(via).is_some() && !port.site.is_ourselves(via));
+            let via = Some(via);
+            match port {
+                Some(port) if route.network.is_ipv4() && route.prefix <= 32 => {
+                    table.insert(route.network.into(), route.prefix, Hop { port, via });
+                }
+                _ => {
+                    return Err(StackError::Config(ConfigError::Conflict {
+                        what: "a route",
+                        with: "a gateway that is on no network of an interface",
+                        instead: "name a neighbour, and an IPv4 network with a prefix of at most 32 bits",
+                    }));
+                }
+            }
+        }
+        let shared = Arc::new(Shared {
+            table,
+            ports,
+            validate_source: self.validate_source,
+            rate: self.rate.unwrap_or(Rate {
+                total: 1000,
+                per_destination: 10,
+            }),
+        });
+        let count = receivers.len() as u16;
+        let inputs = receivers.into_iter().enumerate();
+        let inputs =
+            inputs.map(|(index, rx)| Input::new(Arc::clone(&shared), index, count, rx, &keys));
+        Ok(Router {
+            inputs: inputs.collect(),
+            shared,
+        })
+    }
+}
+
+/// Whether these interfaces can be a router's.
+fn check(ports: &[Port]) -> Result<(), ConfigError> {
+    if ports.is_empty() {
+        return Err(ConfigError::OutOfRange {
+            field: "interfaces",
+            value: 0,
+            allowed: "1 or more",
+        });
+    }
+    let merges = |caps: &Capabilities| caps.tso4_max_bytes > 0;
+    if ports.iter().any(|port| merges(&port.caps)) && !ports.iter().all(|port| merges(&port.caps)) {
+        return Err(ConfigError::Conflict {
+            what: "an interface that merges frames",
+            with: "one that cannot divide them",
+            instead: "open all devices with offloads, or none",
+        });
+    }
+    Ok(())
+}
+
+impl std::fmt::Debug for Builder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Builder")
+            .field("interfaces", &self.interfaces.len())
+            .field("routes", &self.routes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where a route leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Hop {
+    port: usize,
+    /// The neighbour that forwards; `None`: the destination is a neighbour.
+    via: Option<Address>,
+}
+
+/// What all interfaces know of one.
+struct Port {
+    site: Site,
+    mac: [u8; 6],
+    mtu: u16,
+    caps: Capabilities,
+    /// Ends the sleep of its thread.
+    waker: Waker,
+    output: Mutex<Output>,
+    /// What its input has counted.
+    stats: Mutex<RouterStats>,
+}
+
+impl Port {
+    fn output(&self) -> MutexGuard<'_, Output> {
+        // Whatever panicked, a queue of frames is one.
+        self.output.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stats(&self) -> MutexGuard<'_, RouterStats> {
+        self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the inputs share.
+struct Shared {
+    table: RouteTable<Hop>,
+    ports: Vec<Port>,
+    validate_source: bool,
+    rate: Rate,
+}
+
+impl Shared {
+    /// The interface and the neighbour that packets to `destination` are for.
+    fn route(&self, destination: Address) -> Option<(usize, Address)> {
+        let hop = self.table.lookup(destination)?;
+        Some((hop.port, hop.via.unwrap_or(destination)))
+    }
+
+    /// Whether an interface has this address.
+    fn is_own(&self, address: Address) -> bool {
+        self.ports.iter().any(|port| port.site.address == address)
+    }
+
+    /// Whether it is the broadcast address of a network that an interface is on.
+    fn is_broadcast(&self, address: Address) -> bool {
+        let is = |port: &Port| port.site.classify(address) == AddressKind::Broadcast;
+        self.ports.iter().any(is)
+    }
+
+    fn stats(&self) -> RouterStats {
+        let counted = self.ports.iter().map(|port| {
+            let mut stats = *port.stats();
+            port.output().count(&mut stats);
+            stats
+        });
+        counted.fold(RouterStats::default(), RouterStats::plus)
+    }
+}
+
+macro_rules! router_stats {
+    ($($(#[$doc:meta])* $field:ident,)*) => {
+        /// What a router has done, in packets unless a counter says otherwise.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct RouterStats {
+            $($(#[$doc])* pub $field: u64,)*
+        }
+
+        impl RouterStats {
+            fn plus(self, other: RouterStats) -> RouterStats {
+                RouterStats { $($field: self.$field + other.$field,)* }
+            }
+
+            /// Every counter with its name.
+            pub fn named(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($field), self.$field),)*]
+            }
+        }
+    };
+}
+
+router_stats! {
+    /// Frames that arrived.
+    received,
+    /// Passed to the queue of an interface, or to a neighbour's that is being asked for.
+    forwarded,
+    /// Cut into fragments.
+    fragmented,
+    /// For an address of the router.
+    local,
+    /// Echo requests that were answered.
+    echo,
+    /// ARP messages.
+    arp,
+    /// ARP messages of others that claim an address of the router (RFC 5227 section 2.4).
+    conflicts,
+    /// ICMP errors and redirects that were sent.
+    reports,
+    /// ICMP errors and redirects that were not, because of their limits.
+    reports_limited,
+    /// Dropped: the frame was for another station.
+    not_ours,
+    /// Dropped: the header is wrong.
+    malformed,
+    /// Dropped: no packet can truly come from this source, or go to this destination.
+    martians,
+    /// Dropped: the source is not behind the interface at which the packet arrived.
+    spoofed,
+    /// Dropped: multicast, broadcast, link-local, or in a frame to all stations.
+    not_forwarded,
+    /// Dropped: a header that names routers to pass.
+    source_routed,
+    /// Dropped: its time to live is over.
+    expired,
+    /// Dropped: no route leads there.
+    no_route,
+    /// Dropped: too long for the next link, and not to be cut.
+    too_long,
+    /// Dropped: the next link's device cannot send such a frame.
+    unsupported,
+    /// Dropped: the next hop did not answer, or too many waited for it.
+    unresolved,
+    /// Frames dropped: the interface's queue was full.
+    overflowed,
+}
+
+/// A router, to be driven by hand or started.
+pub struct Router {
+    inputs: Vec<Input>,
+    shared: Arc<Shared>,
+}
+
+impl Router {
+    /// A router without interfaces.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Takes frames from every interface, forwards them, and does what is due. Returns how much was
+    /// done; 0 means that nothing will happen before [`Router::next_deadline`] unless a frame comes
+    /// or a device that was busy takes more.
+    pub fn turn(&mut self, now: Instant) -> usize {
+        self.inputs.iter_mut().map(|input| input.turn(now)).sum()
+    }
+
+    /// When time has to be told at the latest.
+    pub fn next_deadline(&self) -> Instant {
+        let deadlines = self.inputs.iter().map(Input::next_deadline);
+        deadlines.min().unwrap_or(Instant::NEVER)
+    }
+
+    /// What it has done.
+    pub fn stats(&self) -> RouterStats {
+        self.shared.stats()
+    }
+
+    /// Gives each interface a thread.
+    ///
+    /// # Errors
+    /// If a thread cannot be started.
+    pub fn start(self) -> Result<RunningRouter, StackError> {
+        RunningRouter::start(self.inputs, self.shared)
+    }
+}
+
+impl std::fmt::Debug for Router {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Router")
+            .field("interfaces", &self.inputs.len())
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,121 @@
+//! The sending side of an interface: neighbours, and a queue of frames.
+
+use std::collections::VecDeque;
+
+use dominoes_drivers::{DeviceError, DeviceTx, Frame, TxFrame};
+
+use super::{Port, RouterStats};
+use crate::ip::neighbor::Neighbors;
+use crate::packet as wire;
+use crate::packet::flow::Address;
+use crate::time::Instant;
+
+/// Frames that wait for a device that is busy; more are dropped.
+const QUEUE: usize = 1024;
+/// Frames that are offered to a device at once.
+const BATCH: usize = 64;
+
+/// What sends at one interface.
+pub(super) struct Output {
+    tx: Box<dyn DeviceTx>,
+    pub(super) neighbors: Neighbors,
+    queue: VecDeque<Frame>,
+    overflowed: u64,
+    unresolved: u64,
+}
+
+impl Output {
+    pub(super) fn new(tx: Box<dyn DeviceTx>) -> Self {
+        Output {
+            tx,
+            neighbors: Neighbors::default(),
+            queue: VecDeque::new(),
+            overflowed: 0,
+            unresolved: 0,
+        }
+    }
+
+    /// Adds what it has counted.
+    pub(super) fn count(&self, stats: &mut RouterStats) {
+        stats.overflowed += self.overflowed;
+        stats.unresolved += self.unresolved;
+    }
+
+    /// Queues a frame whose link-layer addresses are right.
+    pub(super) fn push(&mut self, frame: Frame) {
+        if self.queue.len() < QUEUE {
+            self.queue.push_back(frame);
+        } else {
+            self.overflowed += 1;
+        }
+    }
+
+    /// Queues a frame for a neighbour, or lets it wait until the neighbour's address is known.
+    pub(super) fn send_to(
+        &mut self,
+        port: &Port,
+        next_hop: Address,
+        mut frame: Frame,
+        now: Instant,
+    ) {
+        if let Some(mac) = self.neighbors.lookup(next_hop, now) {
+            wire::set_link(frame.bytes_mut(), port.mac, mac.0);
+            return self.push(frame);
+        }
+        wire::set_link(frame.bytes_mut(), port.mac, [0; 6]);
+        let mut bytes = frame.to_vec();
+        if let dominoes_drivers::RxChecksum::Partial { start, offset } = frame.meta.checksum {
+            // Nothing else is known of it when it leaves.
+            dominoes_drivers::complete_checksum(&mut bytes, start, offset);
+        }
+        let queued = self.neighbors.queue_frames(next_hop, vec![bytes], now);
+        self.unresolved += queued.dropped;
+        if queued.ask {
+            self.ask(port, next_hop, None);
+            // Its thread asks again later.
+            port.waker.wake();
+        }
+    }
+
+    /// Asks for the link-layer address of `address`: all stations, or the one that is known to have
+    /// it.
+    pub(super) fn ask(&mut self, port: &Port, address: Address, mac: Option<[u8; 6]>) {
+        let mut request = wire::arp_frame(port.mac, port.site.address, None, address);
+        if let Some(mac) = mac {
+            wire::set_link_dst(&mut request, mac);
+        }
+        self.push(Frame::from_bytes(&request));
+    }
+
+    /// Sends what is queued. Frames that are sent are added to `done`.
+    pub(super) fn flush(&mut self, done: &mut Vec<Frame>) -> Result<usize, DeviceError> {
+        let mut sent = 0;
+        while !self.queue.is_empty() {
+            let batch: Vec<TxFrame<'_>> = self.queue.iter().take(BATCH).map(Frame::as_tx).collect();
+            let taken = self.tx.transmit(&batch)?;
+            let is_busy = taken < batch.len();
+            done.extend(self.queue.drain(..taken));
+            sent += taken;
+            if is_busy {
+                break;
+            }
+        }
+        Ok(sent)
+    }
+
+    /// Drops what is queued: the link is down.
+    pub(super) fn discard(&mut self, done: &mut Vec<Frame>) {
+        self.overflowed += self.queue.len() as u64;
+        done.extend(self.queue.drain(..));
+    }
+
+    /// Whether frames wait for the device.
+    pub(super) fn has_backlog(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// Counts frames whose neighbour does not answer.
+    pub(super) fn count_unresolved(&mut self, frames: u64) {
+        self.unresolved += frames;
+    }
+}

@@ -1,0 +1,328 @@
+//! What can be registered, and what a poller sees of it.
+
+use core::fmt;
+use core::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use dominoes::{EventCount, Watch};
+
+use super::Interest;
+use super::registration::Registration;
+use crate::io::stream::{Handle, Look};
+use crate::io::world::{OpenResult, QueueNews, World};
+use crate::log::request::ConnId;
+use crate::socket::{
+    Connecting, ReadHalf, TcpListener, TcpStream, UdpReceiver, UdpSender, UdpSocket, WriteHalf,
+};
+
+/// A socket that can be registered with a [`Poller`](super::Poller).
+///
+/// | socket | can be |
+/// |---|---|
+/// | [`TcpStream`], [`UdpSocket`] | readable, writable |
+/// | [`ReadHalf`], [`UdpReceiver`], [`TcpListener`] | readable |
+/// | [`WriteHalf`], [`UdpSender`] | writable |
+/// | [`Connecting`] | writable: established, or failed |
+pub trait Source: Sealed {}
+
+impl<S: Sealed> Source for S {}
+
+/// What only sockets of this crate are.
+pub trait Sealed {
+    /// What a poller looks at, and its registrations.
+    #[doc(hidden)]
+    fn registered(&self) -> Registered<'_>;
+}
+
+/// What a socket is to a poller.
+#[doc(hidden)]
+pub struct Registered<'a> {
+    pub(super) target: Target,
+    pub(super) watched: &'a Watched,
+}
+
+/// The registrations of a socket. They end when it is dropped.
+#[derive(Debug, Default)]
+pub(in crate::socket) struct Watched(Mutex<Vec<Arc<Registration>>>);
+
+impl Watched {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Vec<Arc<Registration>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The socket is gone, or will be.
+    pub(in crate::socket) fn end(&mut self) {
+        let list = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        list.drain(..).for_each(|registration| registration.end());
+    }
+
+    /// The connection that was to be opened has a stream.
+    pub(in crate::socket) fn opened(&self, stream: Handle) {
+        for registration in &*self.lock() {
+            registration.target().set_opened(stream);
+            registration.opened();
+        }
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// What a poller looks at.
+#[derive(Clone)]
+pub(in crate::socket) enum Target {
+    Stream {
+        world: Arc<World>,
+        stream: Handle,
+        /// What it can be.
+        can: Interest,
+    },
+    Datagrams {
+        world: Arc<World>,
+        socket: ConnId,
+        can: Interest,
+    },
+    Listener {
+        world: Arc<World>,
+        news: Arc<QueueNews>,
+    },
+    Opening {
+        world: Arc<World>,
+        request_id: u64,
+        /// Notified of the answer.
+        answered: Arc<EventCount>,
+        /// The stream, once there is one.
+        opened: OnceLock<Handle>,
+    },
+}
+
+/// What a poller sees.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sight {
+    pub(super) readable: bool,
+    pub(super) writable: bool,
+    pub(super) read_closed: bool,
+    pub(super) write_closed: bool,
+    pub(super) error: bool,
+    /// Counts what can be read, and reads that another user of the socket had to end first.
+    pub(super) arrived: u64,
+    /// Counts writes that found too little room.
+    pub(super) shortages: u32,
+    /// Bits that stay once they are set, but for [`Sight::PASSING`].
+    pub(super) status: u32,
+}
+
+impl Sight {
+    /// The network reported an error.
+    pub(super) const PASSING: u32 = 1 << 29;
+    /// The stack goes away.
+    const CLOSING: u32 = 1 << 28;
+    const DOWN: u32 = 1 << 27;
+
+    /// Of a socket whose calls fail from now on.
+    fn gone() -> Sight {
+        Sight {
+            readable: true,
+            writable: true,
+            read_closed: true,
+            write_closed: true,
+            ..Sight::default()
+        }
+    }
+
+    fn of(world: &World, look: &Look) -> Sight {
+        let (down, closing) = (world.is_down(), world.is_closing());
+        let write_closed = look.is_write_over() || closing;
+        Sight {
+            readable: look.has_bytes || look.is_at_end || down,
+            writable: look.has_room || write_closed,
+            read_closed: look.is_read_over() || down,
+            write_closed,
+            error: look.has_error(),
+            arrived: look.received + u64::from(look.misses),
+            shortages: look.shortages,
+            status: look.status
+                | if down { Sight::DOWN } else { 0 }
+                | if closing { Sight::CLOSING } else { 0 },
+        }
+    }
+}
+
+impl Target {
+    /// Whether it can be what is asked for.
+    pub(super) fn allows(&self, interest: Interest) -> bool {
+        let can = match self {
+            Target::Stream { can, .. } | Target::Datagrams { can, .. } => *can,
+            Target::Listener { .. } => Interest::READABLE,
+            Target::Opening { .. } => Interest::WRITABLE,
+        };
+        can.0 & interest.0 != 0
+    }
+
+    /// Whether it is known where news comes from: not of a connection that is being opened and has
+    /// no stream yet.
+    pub(super) fn is_resolved(&self) -> bool {
+        !matches!(self, Target::Opening { opened, .. } if opened.get().is_none())
+    }
+
+    /// Looks for the stream of a connection that is being opened.
+    pub(super) fn resolve(&self) {
+        if let Target::Opening {
+            world,
+            request_id,
+            opened,
+            ..
+        } = self
+            && opened.get().is_none()
+            && let Some(Some(OpenResult::Opened { stream, .. })) =
+                world.socket_table().open_results.get(request_id)
+        {
+            let _ = opened.set(*stream);
+        }
+    }
+
+    /// The stream of a connection that is being opened.
+    pub(super) fn set_opened(&self, stream: Handle) {
+        if let Target::Opening { opened, .. } = self {
+            let _ = opened.set(stream);
+        }
+    }
+
+    /// What is notified of news; `None` if the socket is gone.
+    fn event(&self) -> Option<&EventCount> {
+        match self {
+            Target::Stream { world, stream, .. } => Some(world.streams.held(*stream)?.waiting()),
+            Target::Datagrams { world, socket, .. } => {
+                Some(world.queues.streams.get(*socket)?.waiting())
+            }
+            Target::Listener { news, .. } => Some(&news.event),
+            Target::Opening {
+                world,
+                answered,
+                opened,
+                ..
+            } => match opened.get() {
+                Some(stream) => Some(world.streams.held(*stream)?.waiting()),
+                None => Some(answered),
+            },
+        }
+    }
+
+    /// Lets news call `watch`. A look must follow.
+    pub(super) fn watch(&self, watch: &Arc<dyn Watch>) {
+        loop {
+            self.resolve();
+            let was_resolved = self.is_resolved();
+            self.event().inspect(|event| event.watch(watch));
+            // An answer that came before is seen now; one that comes later finds the watch.
+            self.resolve();
+            if self.is_resolved() == was_resolved {
+                break;
+            }
+        }
+    }
+
+    pub(super) fn unwatch(&self, watch: &Arc<dyn Watch>) {
+        self.event().inspect(|event| event.unwatch(watch));
+        if let Target::Opening { answered, .. } = self {
+            answered.unwatch(watch);
+        }
+    }
+
+    /// What there is.
+    pub(super) fn see(&self) -> Sight {
+        match self {
+            Target::Stream { world, stream, .. } => match world.streams.held(*stream) {
+                Some(held) => Sight::of(world, &held.look()),
+                None => Sight::gone(),
+            },
+            Target::Datagrams { world, socket, .. } => match world.queues.streams.get(*socket) {
+                Some(queue) => {
+                    let mut sight = Sight::of(world, &queue.look());
+                    if world.queues.has_error(*socket) {
+                        sight.status |= Sight::PASSING;
+                        (sight.readable, sight.writable, sight.error) = (true, true, true);
+                    }
+                    sight
+                }
+                None => Sight::gone(),
+            },
+            Target::Listener { world, news } => {
+                // ORDERING: Relaxed, as in `QueueNews::push`.
+                let closing = world.is_closing() || news.closed.load(Ordering::Relaxed);
+                Sight {
+                    readable: news.waiting.load(Ordering::Relaxed) > 0 || closing,
+                    read_closed: closing,
+                    arrived: news.arrived.load(Ordering::Relaxed),
+                    status: if closing { Sight::CLOSING } else { 0 },
+                    ..Sight::default()
+                }
+            }
+            Target::Opening {
+                world,
+                request_id,
+                opened,
+                ..
+            } => match opened.get().map(|stream| world.streams.held(*stream)) {
+                Some(Some(held)) => {
+                    let look = held.look();
+                    let sight = Sight::of(world, &look);
+                    let is_over = look.is_over() || world.is_down();
+                    Sight {
+                        writable: look.is_established() || is_over,
+                        ..sight
+                    }
+                }
+                Some(None) => Sight::gone(),
+                None if world.is_down() => Sight::gone(),
+                None => {
+                    let table = world.socket_table();
+                    match table.open_results.get(request_id) {
+                        Some(None | Some(OpenResult::Opened { .. })) => Sight::default(),
+                        _ => Sight {
+                            error: true,
+                            ..Sight::gone()
+                        },
+                    }
+                }
+            },
+        }
+    }
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self {
+            Target::Stream { .. } => "Stream",
+            Target::Datagrams { .. } => "Datagrams",
+            Target::Listener { .. } => "Listener",
+            Target::Opening { .. } => "Opening",
+        };
+        f.debug_struct(name).finish_non_exhaustive()
+    }
+}
+
+macro_rules! sources {
+    ($($socket:ident: $this:ident => $watched:expr, $target:expr;)*) => {$(
+        impl Sealed for $socket {
+            fn registered(&self) -> Registered<'_> {
+                let $this = self;
+                Registered { target: $target, watched: $watched }
+            }
+        }
+    )*};
+}
+
+sources! {
+    TcpStream: this => &this.watched, this.half.target(Interest::BOTH);
+    ReadHalf: this => &this.watched, this.half.target(Interest::READABLE);
+    WriteHalf: this => &this.watched, this.half.target(Interest::WRITABLE);
+    UdpSocket: this => &this.watched, this.target();
+    UdpReceiver: this => &this.watched, this.shared.target(Interest::READABLE);
+    UdpSender: this => &this.watched, this.shared.target(Interest::WRITABLE);
+    TcpListener: this => &this.watched, this.target();
+    Connecting: this => &this.watched, this.target();
+}

@@ -1,0 +1,148 @@
+//! What the clones of a socket share, and take in turn.
+
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use dominoes::{EventCount, Exclusive, ExclusiveGuard};
+
+use crate::error::SocketError;
+
+/// A value of a socket, for the length of one call of one of its users: clones and halves. A user
+/// may keep it between two calls, because it was lent bytes in place.
+pub(super) struct Shared<T> {
+    inner: Exclusive<Inner<T>>,
+    users: AtomicU32,
+}
+
+struct Inner<T> {
+    value: T,
+    /// The user that keeps it.
+    keeper: Option<UserId>,
+    /// Whether another user waits for the keeper.
+    wanted: bool,
+}
+
+/// One user of a [`Shared`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct UserId(u32);
+
+impl<T> Shared<T> {
+    pub(super) fn new(value: T) -> Self {
+        Shared {
+            inner: Exclusive::new(Inner {
+                value,
+                keeper: None,
+                wanted: false,
+            }),
+            users: AtomicU32::new(0),
+        }
+    }
+
+    /// Another user.
+    pub(super) fn new_user(&self) -> UserId {
+        UserId(self.users.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The value, for the call of `user`, which does not keep it any more. Waits while another user
+    /// copies bytes, and no longer. Those who want it afterwards are woken at `waiting`.
+    ///
+    /// # Errors
+    /// [`SocketError::WouldBlock`] if another user keeps it.
+    pub(super) fn take<'a>(
+        &'a self,
+        user: UserId,
+        waiting: &'a EventCount,
+    ) -> Result<Taken<'a, T>, SocketError> {
+        self.take_or(user, waiting, || {})
+    }
+
+    /// As [`Shared::take`]. If another user keeps it, calls `kept` before that user can give it
+    /// back: what it notes is seen by all that are woken then.
+    ///
+    /// # Errors
+    /// As [`Shared::take`].
+    pub(super) fn take_or<'a>(
+        &'a self,
+        user: UserId,
+        waiting: &'a EventCount,
+        kept: impl FnOnce(),
+    ) -> Result<Taken<'a, T>, SocketError> {
+        let mut inner = self.inner();
+        if inner.keeper.is_some_and(|keeper| keeper != user) {
+            inner.wanted = true;
+            kept();
+            return Err(SocketError::WouldBlock);
+        }
+        let was_kept = inner.keeper.take().is_some();
+        Ok(Taken {
+            inner: Some(inner),
+            was_kept,
+            waiting,
+        })
+    }
+
+    /// Looks at the value, whoever keeps it.
+    pub(super) fn with<R>(&self, look: impl FnOnce(&mut T) -> R) -> R {
+        look(&mut self.inner().value)
+    }
+
+    fn inner(&self) -> ExclusiveGuard<'_, Inner<T>> {
+        loop {
+            match self.inner.try_take() {
+                Some(inner) => return inner,
+                None => std::thread::yield_now(),
+            }
+        }
+    }
+}
+
+/// A [`Shared`] value that a user has taken.
+pub(super) struct Taken<'a, T> {
+    /// `None` while this is dropped.
+    inner: Option<ExclusiveGuard<'a, Inner<T>>>,
+    was_kept: bool,
+    waiting: &'a EventCount,
+}
+
+impl<T> Taken<'_, T> {
+    /// Whether the user had kept it until now.
+    pub(super) fn was_kept(&self) -> bool {
+        self.was_kept
+    }
+
+    /// `user` keeps it until it takes it again.
+    pub(super) fn keep(mut self, user: UserId) {
+        if let Some(inner) = &mut self.inner {
+            inner.keeper = Some(user);
+        }
+    }
+}
+
+impl<T> Deref for Taken<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        let inner = self.inner.as_ref();
+        &inner.expect("only dropping takes it out").value
+    }
+}
+
+impl<T> DerefMut for Taken<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        let inner = self.inner.as_mut();
+        &mut inner.expect("only dropping takes it out").value
+    }
+}
+
+impl<T> Drop for Taken<'_, T> {
+    fn drop(&mut self) {
+        let Some(mut inner) = self.inner.take() else {
+            return;
+        };
+        if inner.wanted && inner.keeper.is_none() {
+            inner.wanted = false;
+            drop(inner);
+            self.waiting.notify_all();
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! What can go wrong with TLS.
+
+use core::fmt;
+use std::io;
+
+use rustls::AlertDescription;
+
+use crate::error::SocketError;
+
+/// Why a call on a [`TlsStream`](super::TlsStream) failed.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum TlsError {
+    /// The connection below, or the call would have to wait.
+    Socket(SocketError),
+    /// The handshake failed; the peer was sent the alert that says so.
+    Handshake(rustls::Error),
+    /// The peer ended the connection with this alert.
+    PeerAlert(AlertDescription),
+    /// The peer sent what it must not; it was sent this alert, and nothing of the record or behind
+    /// it is read. [`BadRecordMac`](AlertDescription::BadRecordMac): the record is not authentic.
+    Refused(AlertDescription),
+    /// The stream ended without the peer's close_notify: somebody may have cut it (RFC 8446 section
+    /// 6.1).
+    Truncated,
+    /// So many records were sealed with one key that no more may be, and this version cannot
+    /// replace it.
+    KeyExhausted,
+    /// The connection is used by clones or halves of its stream, too.
+    NotAlone,
+    /// The receive buffer is too short for a record: `Limits::receive_buffer` and
+    /// `Tuning::receive_buffer` must be 32 KiB or more.
+    BufferTooShort,
+}
+
+impl TlsError {
+    /// The kind of `std::io` error that says the same.
+    pub const fn kind(&self) -> io::ErrorKind {
+        match self {
+            TlsError::Socket(error) => error.kind(),
+            TlsError::Handshake(_) | TlsError::Refused(_) => io::ErrorKind::InvalidData,
+            TlsError::PeerAlert(_) => io::ErrorKind::ConnectionAborted,
+            TlsError::Truncated => io::ErrorKind::UnexpectedEof,
+            TlsError::KeyExhausted => io::ErrorKind::BrokenPipe,
+            TlsError::NotAlone | TlsError::BufferTooShort => io::ErrorKind::InvalidInput,
+        }
+    }
+}
+
+impl fmt::Display for TlsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TlsError::Socket(error) => error.fmt(f),
+            TlsError::Handshake(error) => write!(f, "the handshake failed: {error}"),
+            TlsError::PeerAlert(alert) => write!(f, "the peer ended the connection: {alert:?}"),
+            TlsError::Refused(alert) => write!(f, "the peer's record was refused: {alert:?}"),
+            TlsError::Truncated => f.write_str("the stream ended without a close_notify"),
+            TlsError::KeyExhausted => f.write_str("the key has sealed all it may"),
+            TlsError::NotAlone => f.write_str("clones or halves of the stream are in use"),
+            TlsError::BufferTooShort => {
+                f.write_str("the receive buffer is too short for a record; make it 32 KiB or more")
+            }
+        }
+    }
+}
+
+impl std::error::Error for TlsError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            TlsError::Socket(error) => Some(error),
+            TlsError::Handshake(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<SocketError> for TlsError {
+    fn from(error: SocketError) -> Self {
+        TlsError::Socket(error)
+    }
+}
+
+impl From<TlsError> for io::Error {
+    fn from(error: TlsError) -> Self {
+        match error {
+            TlsError::Socket(error) => error.into(),
+            error => io::Error::new(error.kind(), error),
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! Records of TLS 1.3 (RFC 8446 section 5) and of TLS 1.2 with authenticated encryption (RFC 5246
+//! section 6.2.3.3, RFC 5288, RFC 7905): one record from one place to another. Nothing here is kept
+//! from one record to the next.
+
+use aws_lc_rs::aead::{AES_128_GCM, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey};
+use aws_lc_rs::aead::{Nonce, UnboundKey};
+use rustls::{AlertDescription, ConnectionTrafficSecrets};
+use zeroize::Zeroize;
+
+/// The most text of a record in bytes (RFC 8446 section 5.1).
+pub(super) const MAX_TEXT: usize = 1 << 14;
+/// Bytes of a record's header: type, version, length.
+pub(super) const HEADER: usize = 5;
+/// What a record may be longer than its text, header included.
+pub(super) const MAX_OVERHEAD: usize = HEADER + EXPLICIT + TAG;
+
+const TAG: usize = 16;
+/// The part of the nonce that a record of AES-GCM of TLS 1.2 carries (RFC 5288 section 3).
+const EXPLICIT: usize = 8;
+/// What the sealed part of a record of TLS 1.3 may be longer than its text (RFC 8446 section 5.2).
+const MAX_EXPANSION: usize = 256;
+
+pub(super) const ALERT: u8 = 21;
+pub(super) const HANDSHAKE: u8 = 22;
+pub(super) const APPLICATION_DATA: u8 = 23;
+
+/// Versions that differ in what a record is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Version {
+    Tls12,
+    Tls13,
+}
+
+/// The key of one direction, until it is replaced. Zeroed when dropped.
+pub(super) struct Keys {
+    /// Its memory is cleansed by `aws-lc-rs` when it is freed.
+    key: LessSafeKey,
+    iv: [u8; 12],
+    version: Version,
+    /// Whether records carry a part of their nonce.
+    is_explicit: bool,
+    #[cfg(all(feature = "testkit", debug_assertions))]
+    used: Nonces,
+}
+
+impl Drop for Keys {
+    fn drop(&mut self) {
+        self.iv.zeroize();
+    }
+}
+
+impl Keys {
+    /// `None` for a cipher that is not known here.
+    pub(super) fn new(version: Version, secrets: &ConnectionTrafficSecrets) -> Option<Keys> {
+        let (algorithm, key, iv) = match secrets {
+            ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&AES_128_GCM, key, iv),
+            ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (&AES_256_GCM, key, iv),
+            ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (&CHACHA20_POLY1305, key, iv),
+            _ => return None,
+        };
+        let is_chacha = matches!(secrets, ConnectionTrafficSecrets::Chacha20Poly1305 { .. });
+        Some(Keys {
+            key: LessSafeKey::new(UnboundKey::new(algorithm, key.as_ref()).ok()?),
+            iv: iv.as_ref().try_into().ok()?,
+            version,
+            is_explicit: version == Version::Tls12 && !is_chacha,
+            #[cfg(all(feature = "testkit", debug_assertions))]
+            used: Nonces::default(),
+        })
+    }
+
+    fn explicit_len(&self) -> usize {
+        if self.is_explicit { EXPLICIT } else { 0 }
+    }
+
+    /// What a record is longer than its text.
+    pub(super) fn overhead(&self) -> usize {
+        let inner_type = usize::from(self.version == Version::Tls13);
+        HEADER + self.explicit_len() + inner_type + TAG
+    }
+
+    /// The most bytes that may stand behind a record's header.
+    pub(super) fn max_body(&self) -> usize {
+        MAX_TEXT
+            + match self.version {
+                Version::Tls13 => MAX_EXPANSION,
+                Version::Tls12 => self.overhead() - HEADER,
+            }
+    }
+
+    /// The nonce of record `seq`: 64 bits of it on the right (RFC 8446 section 5.3, RFC 7905
+    /// section 2; RFC 5288 section 3 leaves the explicit part to the sender).
+    fn nonce(&self, seq: u64) -> [u8; 12] {
+        let mut nonce = self.iv;
+        for (byte, with) in nonce[4..].iter_mut().zip(seq.to_be_bytes()) {
+            *byte ^= with;
+        }
+        nonce
+    }
+
+    /// What is authenticated besides the text.
+    fn aad(&self, seq: u64, header: &[u8; HEADER], len: usize) -> ([u8; 13], usize) {
+        let mut aad = [0; 13];
+        match self.version {
+            Version::Tls13 => {
+                aad[..HEADER].copy_from_slice(header);
+                (aad, HEADER)
+            }
+            Version::Tls12 => {
+                aad[..8].copy_from_slice(&seq.to_be_bytes());
+                aad[8..11].copy_from_slice(&header[..3]);
+                aad[11..].copy_from_slice(&(len as u16).to_be_bytes());
+                (aad, 13)
+            }
+        }
+    }
+
+    /// Makes `record`, which is [`Keys::overhead`] longer than `text`. The text stays as it is, so
+    /// this may be done again, with the same outcome: under one nonce there is one text.
+    ///
+    /// # Panics
+    /// If the text or `record` has another length than it may have.
+    pub(super) fn seal(&self, seq: u64, content: u8, text: &[u8], record: &mut [u8]) {
+        assert!(text.len() <= MAX_TEXT && record.len() == text.len() + self.overhead());
+        #[cfg(all(feature = "testkit", debug_assertions))]
+        self.used.note(seq, content, text);
+        let (header, body) = record.split_at_mut(HEADER);
+        let outer = match self.version {
+            Version::Tls13 => APPLICATION_DATA,
+            Version::Tls12 => content,
+        };
+        let [high, low] = (body.len() as u16).to_be_bytes();
+        let fixed = [outer, 3, 3, high, low];
+        header.copy_from_slice(&fixed);
+        let nonce = self.nonce(seq);
+        let (explicit, body) = body.split_at_mut(self.explicit_len());
+        explicit.copy_from_slice(&nonce[12 - explicit.len()..]);
+        let (sealed, rest) = body.split_at_mut(text.len());
+        let inner_type = [content];
+        let inner_type = &inner_type[..usize::from(self.version == Version::Tls13)];
+        let (aad, aad_len) = self.aad(seq, &fixed, text.len());
+        let done = self.key.seal_out_of_place_scatter(
+            Nonce::assume_unique_for_key(nonce),
+            Aad::from(&aad[..aad_len]),
+            text,
+            sealed,
+            inner_type,
+            rest,
+        );
+        assert!(done.is_ok(), "the lengths of a record are right");
+    }
+
+    /// Writes the text of a record to `text`, which has [`Keys::max_body`] bytes or more. Returns
+    /// its content type and length. The record stays as it is, so this may be done again.
+    ///
+    /// # Errors
+    /// The alert that says what is wrong; `text` is of no meaning then.
+    pub(super) fn open(
+        &self,
+        seq: u64,
+        header: &[u8; HEADER],
+        body: &[u8],
+        text: &mut [u8],
+    ) -> Result<(u8, usize), AlertDescription> {
+        const FORGED: AlertDescription = AlertDescription::BadRecordMac;
+        let explicit_len = self.explicit_len();
+        let len = body.len().checked_sub(explicit_len + TAG);
+        let len = len.ok_or(FORGED)?;
+        let (explicit, body) = body.split_at(explicit_len);
+        let (sealed, tag) = body.split_at(len);
+        let mut nonce = self.nonce(seq);
+        nonce[12 - explicit_len..].copy_from_slice(explicit);
+        let (aad, aad_len) = self.aad(seq, header, len);
+        let text = text.get_mut(..len);
+        let text = text.ok_or(AlertDescription::RecordOverflow)?;
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        let aad = Aad::from(&aad[..aad_len]);
+        let opened = self.key.open_separate_gather(nonce, aad, sealed, tag, text);
+        opened.map_err(|_| FORGED)?;
+        let (content, len) = match self.version {
+            Version::Tls12 => (header[0], len),
+            // Zeros stand behind the type (RFC 8446 section 5.4).
+            Version::Tls13 => {
+                let at = text.iter().rposition(|byte| *byte != 0);
+                let at = at.ok_or(AlertDescription::UnexpectedMessage)?;
+                (text[at], at)
+            }
+        };
+        if len > MAX_TEXT {
+            return Err(AlertDescription::RecordOverflow);
+        }
+        Ok((content, len))
+    }
+}
+
+/// Checks the header of a received record. Returns how long what follows is.
+///
+/// # Errors
+/// The alert that says what is wrong.
+pub(super) fn body_len(keys: &Keys, header: &[u8; HEADER]) -> Result<usize, AlertDescription> {
+    let [kind, major, _, high, low] = *header;
+    let is_known = match keys.version {
+        // All others are sealed in this one (RFC 8446 section 5.2); a change_cipher_spec may come
+        // during the handshake only.
+        Version::Tls13 => kind == APPLICATION_DATA,
+        Version::Tls12 => matches!(kind, ALERT | HANDSHAKE | APPLICATION_DATA),
+    };
+    if !is_known {
+        return Err(AlertDescription::UnexpectedMessage);
+    }
+    if keys.version == Version::Tls12 && major != 3 {
+        return Err(AlertDescription::ProtocolVersion);
+    }
+    let len = usize::from(u16::from_be_bytes([high, low]));
+    if len > keys.max_body() {
+        return Err(AlertDescription::RecordOverflow);
+    }
+    Ok(len)
+}
+
+impl core::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Keys").finish_non_exhaustive()
+    }
+}
+
+/// Which nonces a key has sealed with, and hashes of what.
+#[cfg(all(feature = "testkit", debug_assertions))]
+#[derive(Default)]
+struct Nonces(std::sync::Mutex<std::collections::HashMap<u64, u64>>);
+
+#[cfg(all(feature = "testkit", debug_assertions))]
+impl Nonces {
+    /// `text` is sealed as record `seq`. It may be again, another one not.
+    fn note(&self, seq: u64, content: u8, text: &[u8]) {
+        use std::hash::{DefaultHasher, Hash, Hasher};
+        let mut hasher = DefaultHasher::new();
+        (content, text).hash(&mut hasher);
+        let hash = hasher.finish();
+        let mut used = self.0.lock().unwrap_or_else(|held| held.into_inner());
+        let first = *used.entry(seq).or_insert(hash);
+        assert_eq!(first, hash, "nonce {seq} seals two texts");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use rustls::crypto::cipher::{AeadKey, Iv};
+
+    fn key(len: usize) -> AeadKey {
+        let mut bytes = [0; 32];
+        for (at, byte) in bytes.iter_mut().enumerate() {
+            *byte = at as u8 * 7;
+        }
+        // The one of 16 bytes is a prefix, which only the provider's suites can make.
+        assert!(len == 32);
+        AeadKey::from(bytes)
+    }
+
+    fn all() -> impl Iterator<Item = Keys> {
+        let versions = [Version::Tls12, Version::Tls13];
+        versions.into_iter().flat_map(|version| {
+            let iv = || Iv::from([9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 1, 2]);
+            let gcm = ConnectionTrafficSecrets::Aes256Gcm {
+                key: key(32),
+                iv: iv(),
+            };
+            let chacha = ConnectionTrafficSecrets::Chacha20Poly1305 {
+                key: key(32),
+                iv: iv(),
+            };
+            [gcm, chacha].map(|secrets| Keys::new(version, &secrets).unwrap())
+        })
+    }
+
+    fn sealed(keys: &Keys, seq: u64, content: u8, text: &[u8]) -> Vec<u8> {
+        let mut record = vec![0; text.len() + keys.overhead()];
+        keys.seal(seq, content, text, &mut record);
+        record
+    }
+
+    fn opened(keys: &Keys, seq: u64, record: &[u8]) -> Result<(u8, Vec<u8>), AlertDescription> {
+        let header = record[..HEADER].try_into().unwrap();
+        assert_eq!(body_len(keys, &header)?, record.len() - HEADER);
+        let mut text = vec![0; keys.max_body()];
+        let (content, len) = keys.open(seq, &header, &record[HEADER..], &mut text)?;
+        text.truncate(len);
+        Ok((content, text))
+    }
+
+    #[test]
+    fn a_record_opens_to_what_was_sealed_and_no_bit_of_it_may_change() {
+        for keys in all() {
+            for len in [0, 1, 15, 300u64] {
+                let text: Vec<u8> = (0..len).map(|at| at as u8 ^ 0x5a).collect();
+                let seq = len;
+                let record = sealed(&keys, seq, APPLICATION_DATA, &text);
+                assert_eq!(opened(&keys, seq, &record), Ok((APPLICATION_DATA, text)));
+                assert!(opened(&keys, seq + 1, &record).is_err(), "in another place");
+                for at in 0..record.len() {
+                    for bit in 0..8 {
+                        let mut forged = record.clone();
+                        forged[at] ^= 1 << bit;
+                        // Its length says how much to read; that is the caller's.
+                        if !(3..5).contains(&at) {
+                            assert!(opened(&keys, seq, &forged).is_err(), "bit {bit} of {at}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    #[cfg(all(feature = "testkit", debug_assertions))]
+    #[should_panic(expected = "seals two texts")]
+    fn a_nonce_for_a_second_text_is_noticed() {
+        let keys = all().next().unwrap();
+        let twice = sealed(&keys, 7, APPLICATION_DATA, b"one");
+        assert_eq!(sealed(&keys, 7, APPLICATION_DATA, b"one"), twice);
+        sealed(&keys, 7, APPLICATION_DATA, b"two");
+    }
+
+    #[test]
+    fn text_that_is_too_long_or_has_no_type_is_refused() {
+        let keys = all().last().unwrap();
+        assert_eq!(keys.version, Version::Tls13);
+        // The text of one record as the padding of another: its last byte is the type.
+        let mut padded = sealed(&keys, 0, 0, &[0; 40]);
+        assert_eq!(
+            opened(&keys, 0, &padded),
+            Err(AlertDescription::UnexpectedMessage)
+        );
+        padded = sealed(&keys, 1, 0, &[1, 2, HANDSHAKE, 0, 0]);
+        assert_eq!(opened(&keys, 1, &padded), Ok((HANDSHAKE, vec![1, 2])));
+        let too_long = [APPLICATION_DATA, 3, 3, 0x41, 1];
+        assert_eq!(
+            body_len(&keys, &too_long),
+            Err(AlertDescription::RecordOverflow)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_record_or_an_alert(
+            seq: u64, header: [u8; 5], body in proptest::collection::vec(any::<u8>(), 0..600),
+        ) {
+            for keys in all() {
+                let _ = body_len(&keys, &header);
+                let mut text = vec![0; keys.max_body()];
+                prop_assert!(keys.open(seq, &header, &body, &mut text).is_err());
+            }
+        }
+    }
+}

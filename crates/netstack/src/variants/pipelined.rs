@@ -1,0 +1,486 @@
+//! Stages in a row: frames, payload and headers each have threads of their own.
+//!
+//! The arrangement of P. Mackerras and D. Sitsky, *A parallel TCP/IP protocol implementation*
+//! (Parallel Computing Workshop 1995), on shared memory:
+//!
+//! ```text
+//!              whole frames            headers                  what apply asks for
+//! device --> interface --+--> data 0 --+--> protocol --+--> data 0 --> ring of the application
+//!               ^   ^    +--> data 1 --+   (one order) +--> data 1 --> transmit slots
+//!               |   +-- frames that are done with ----------'   |
+//!               +------- built frames <-------------------------'
+//! ```
+//!
+//! - The *interface* stage moves whole frames and reads none: from the device to the data stages in
+//!   turn, a message of at most [`Layout::frames`] each, and built frames to the device.
+//! - Each *data* stage verifies the checksums of the frames that it is given, and keeps them. It
+//!   copies payload to applications, and builds the frames that carry payload.
+//! - The *protocol* stage takes the frames of all data stages in the order in which they arrived,
+//!   and reads their headers: it runs the receive pump, applies requests, builds frames that are
+//!   nothing but headers, and informs sockets. It refers to payload by remote buffers
+//!   (`RemoteRun`: stage, and of each frame address and length).
+//!
+//! The state machine, the pumps, and what performs effects are those of the other variants. Stages
+//! are joined by [`dominoes::channel`]s that are bounded, and none waits for another: a stage whose
+//! channel is full keeps its message, and does other work.
+//!
+//! A checksum that a data stage found wrong is computed again by the protocol stage, and so is that
+//! of a datagram that arrived in fragments. Both are rare.
+//!
+//! # Order and bounds
+//! One protocol stage applies all requests, in the order of arrival, so it sends what `single`
+//! sends for the same requests. A request enters only if fewer than [`Layout::window`] are not
+//! performed, so as many delivery slots are enough, and no channel of jobs is ever full.
+//!
+//! When a timer is due, the protocol stage first waits for the frames that had arrived by then.
+//!
+//! # Several protocol stages
+//! [`Layout::protocol_stages`] gives connections to protocol stages by the hash of their flow, as
+//! the paper proposes in section 6. Each has a state and transmit slots of its own, as a group of
+//! [`groups`](super::groups) has; interface and data stages serve all of them.
+//!
+//! # Stages and threads
+//! With as many workers as stages, each stage has a thread. Fewer workers share the stages: one has
+//! all of them; of two, the second has the data stages.
+
+mod front;
+mod message;
+mod stage;
+mod worker;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dominoes::Exclusive;
+use dominoes_drivers::Device;
+
+use super::groups::{Classify, divide_setup};
+use super::{Handle, Parts, Setup, Step, Variant};
+use crate::config::{Limits, setters};
+use crate::error::ConfigError;
+use crate::io::claim::Claimer;
+use crate::io::perform::Template;
+use crate::io::record::{Entry, Recorder};
+use crate::io::rx::Receiver;
+use crate::io::setup::Base;
+use crate::io::sleep::timeout;
+use crate::io::world::World;
+use crate::socket::Sockets;
+use crate::state::apply::Replica;
+use crate::stats::{EffectStats, MembershipStats, StackStats};
+use crate::time::Instant;
+use front::{Front, Inbox, SharedTx};
+use message::{LastLook, Sender, WakeUp, channel};
+use stage::{Data, Interface, JobInput, Outbox, Protocol, Stage};
+
+pub use worker::{StageStats, Worker};
+
+/// The smallest [`Layout::window`].
+pub(super) const MIN_WINDOW: usize = 64;
+/// Messages of frames that may wait for a stage.
+const FRAMES_WAITING: usize = 64;
+/// Messages of frames that may wait to be returned to the device.
+const RETURNS_WAITING: usize = 1024;
+
+/// Which stage of a pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StageKind {
+    /// Moves whole frames.
+    Interface,
+    /// Has payload; which one, from 0.
+    Data(usize),
+    /// Handles headers; which one, from 0.
+    Protocol(usize),
+}
+
+/// How a pipeline is laid out. Nothing here changes the protocol.
+///
+/// ```
+/// use dominoes_netstack::variants::pipelined::Layout;
+///
+/// let layout = Layout::default().workers(6);
+/// assert_eq!((layout.data_stages, layout.stages()), (4, 6));
+/// assert_eq!(layout.data_stages(8).workers, 6);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Layout {
+    /// Threads, 1 to 56. Default 3.
+    pub workers: usize,
+    /// Data stages, 1 to 32. Default 1.
+    pub data_stages: usize,
+    /// Protocol stages, 1 to 8. Default 1.
+    pub protocol_stages: usize,
+    /// Frames of a message, 1 to 32. Default 16.
+    pub frames: usize,
+    /// Requests in flight, a power of two, 64 to 65536. Default 512.
+    pub window: usize,
+    /// Whether each stage measures how long it is busy ([`StageStats::busy_ns`]). Default: no.
+    pub timed: bool,
+}
+
+impl Default for Layout {
+    fn default() -> Self {
+        Layout {
+            workers: 3,
+            data_stages: 1,
+            protocol_stages: 1,
+            frames: 16,
+            window: 512,
+            timed: false,
+        }
+    }
+}
+
+impl Layout {
+    setters! {
+        data_stages: usize;
+        protocol_stages: usize;
+        frames: usize;
+        window: usize;
+        timed: bool;
+    }
+
+    /// Sets [`Layout::workers`], and as many data stages that each stage has a worker if it can.
+    #[must_use]
+    pub const fn workers(mut self, workers: usize) -> Self {
+        self.workers = workers;
+        let data = workers.saturating_sub(1 + self.protocol_stages);
+        self.data_stages = if data == 0 { 1 } else { data };
+        self
+    }
+
+    /// How many stages there are.
+    pub const fn stages(&self) -> usize {
+        1 + self.data_stages + self.protocol_stages
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let fail = |field, value: usize, allowed| {
+            Err(ConfigError::OutOfRange {
+                field,
+                value: value as u64,
+                allowed,
+            })
+        };
+        if !(1..=56).contains(&self.workers) {
+            return fail("workers", self.workers, "1 to 56");
+        }
+        if !(1..=32).contains(&self.data_stages) {
+            return fail("data_stages", self.data_stages, "1 to 32");
+        }
+        if !(1..=8).contains(&self.protocol_stages) {
+            return fail("protocol_stages", self.protocol_stages, "1 to 8");
+        }
+        if !(1..=32).contains(&self.frames) {
+            return fail("frames", self.frames, "1 to 32");
+        }
+        if !self.window.is_power_of_two() || !(MIN_WINDOW..=1 << 16).contains(&self.window) {
+            return fail("window", self.window, "a power of two, 64 to 65536");
+        }
+        Ok(())
+    }
+
+    /// Which worker has a stage.
+    fn worker_of(&self, stage: StageKind) -> usize {
+        let spread = self.workers > 2;
+        match stage {
+            StageKind::Interface => 0,
+            StageKind::Data(_) if !spread => self.workers - 1,
+            StageKind::Protocol(_) if !spread => 0,
+            // The last workers have the protocol stages, those between the data stages.
+            StageKind::Protocol(index) => {
+                let own = self.protocol_stages.min(self.workers - 2);
+                self.workers - 1 - index % own
+            }
+            StageKind::Data(index) => {
+                let own = self.workers - 1 - self.protocol_stages.min(self.workers - 2);
+                1 + index % own
+            }
+        }
+    }
+}
+
+/// What other threads ask of a pipeline.
+struct Shared {
+    worlds: Vec<Arc<World>>,
+    wakes: Vec<Arc<WakeUp>>,
+    /// When each protocol stage has something to do without input.
+    deadlines: Vec<Arc<AtomicU64>>,
+}
+
+impl Handle for Shared {
+    fn wake_all(&self) {
+        self.wakes.iter().for_each(|wake| wake.wake());
+    }
+}
+
+impl Shared {
+    /// When a protocol stage has something to do without input.
+    fn next_deadline(&self) -> Instant {
+        // ORDERING: Relaxed, as in `Protocol::post_deadline`.
+        let deadlines = self.deadlines.iter().map(|at| at.load(Ordering::Relaxed));
+        Instant::from_nanos(deadlines.min().unwrap_or(u64::MAX))
+    }
+
+    fn is_down(&self) -> bool {
+        self.worlds.iter().any(|world| world.is_down())
+    }
+
+    fn shut_down(&self) {
+        self.worlds.iter().for_each(|world| world.shut_down());
+        self.wake_all();
+    }
+}
+
+/// A pipeline, whose stages belong to workers.
+pub struct Pipeline {
+    shared: Arc<Shared>,
+    workers: Vec<Worker>,
+}
+
+impl Pipeline {
+    /// A pipeline over `device`.
+    ///
+    /// # Errors
+    /// If a setting is out of its range, or several protocol stages are to be recorded: each has a
+    /// log of its own.
+    pub fn new(
+        setup: Setup,
+        layout: Layout,
+        device: Box<dyn Device>,
+    ) -> Result<Pipeline, ConfigError> {
+        layout.check()?;
+        let (caps, mac) = (device.capabilities(), device.mac());
+        let (rx, tx) = device.split();
+        let tx = Arc::new(Exclusive::new(tx));
+        // The first worker sleeps in the device.
+        let wakes: Vec<_> = (0..layout.workers)
+            .map(|_| Arc::new(WakeUp::new(rx.waker())))
+            .collect();
+        let wake_of = |stage| &wakes[layout.worker_of(stage)];
+        let (setups, classify): (_, Option<Arc<Classify>>) = match layout.protocol_stages {
+            1 => (vec![setup], None),
+            several => {
+                let (setups, classify) = divide_setup(setup, several)?;
+                (setups, Some(Arc::new(classify)))
+            }
+        };
+        let interface_wake = wake_of(StageKind::Interface);
+        let (returns, returned) = channel(RETURNS_WAITING, interface_wake);
+        let (to_data, frames_of): (Vec<_>, Vec<_>) = (0..layout.data_stages)
+            .map(|data| channel(FRAMES_WAITING, wake_of(StageKind::Data(data))))
+            .unzip();
+        let mut data_outputs: Vec<Vec<_>> = (0..layout.data_stages).map(|_| Vec::new()).collect();
+        let mut data_jobs: Vec<Vec<JobInput>> = data_outputs.iter().map(|_| Vec::new()).collect();
+        let (mut protocols, mut transmit) = (Vec::new(), Vec::new());
+        let last_look = Arc::new(LastLook::default());
+        let never = || Arc::new(AtomicU64::new(Instant::NEVER.as_nanos()));
+        let deadlines: Vec<_> = setups.iter().map(|_| never()).collect();
+        for (index, setup) in setups.into_iter().enumerate() {
+            let wake = wake_of(StageKind::Protocol(index));
+            let mut inputs = Vec::new();
+            for outputs in &mut data_outputs {
+                let (sender, receiver) = channel(FRAMES_WAITING, wake);
+                outputs.push(sender);
+                inputs.push(receiver);
+            }
+            let inbox = Arc::new(Inbox::new(inputs, wake));
+            let front = Front {
+                caps: caps.clone(),
+                mac,
+                inbox: Arc::clone(&inbox),
+                returns: Sender::clone(&returns),
+                tx: SharedTx(Arc::clone(&tx)),
+            };
+            let base: Base = setup.build(Box::new(front), layout.window)?;
+            let mut outboxes = Vec::new();
+            for (data, jobs) in data_jobs.iter_mut().enumerate() {
+                let (sender, receiver) = channel(layout.window, wake_of(StageKind::Data(data)));
+                let done = Arc::new(AtomicU64::new(0));
+                jobs.push(JobInput {
+                    world: Arc::clone(&base.world),
+                    template: Template::default(),
+                    receiver,
+                    done: Arc::clone(&done),
+                    wake: Arc::clone(wake),
+                });
+                outboxes.push(Outbox::new(sender, done));
+            }
+            transmit.push((base.tx, Arc::clone(wake)));
+            protocols.push(Protocol::new(
+                (base.world, Receiver::new(base.rx, base.claimer)),
+                (inbox, Arc::clone(&last_look)),
+                Arc::clone(&deadlines[index]),
+                outboxes,
+                (Sender::clone(&returns), Arc::clone(interface_wake)),
+                layout.window,
+            ));
+        }
+        let worlds: Vec<_> = protocols.iter().map(|p| Arc::clone(&p.world)).collect();
+        let interface = Interface::new(
+            (
+                Claimer::new(Arc::clone(&worlds[0]), rx, usize::MAX),
+                returned,
+            ),
+            (to_data, last_look),
+            transmit,
+            layout.frames,
+        );
+        let mut stages = vec![(StageKind::Interface, Stage::Interface(Box::new(interface)))];
+        let data = frames_of.into_iter().zip(data_outputs).zip(data_jobs);
+        for (index, ((frames, outputs), jobs)) in data.enumerate() {
+            let data = Data::new(
+                frames,
+                outputs,
+                jobs,
+                (Sender::clone(&returns), Arc::clone(interface_wake)),
+                classify.clone(),
+            );
+            stages.push((StageKind::Data(index), Stage::Data(Box::new(data))));
+        }
+        for (index, protocol) in protocols.into_iter().enumerate() {
+            stages.push((
+                StageKind::Protocol(index),
+                Stage::Protocol(Box::new(protocol)),
+            ));
+        }
+        let shared = Arc::new(Shared {
+            worlds,
+            wakes,
+            deadlines,
+        });
+        let mut workers: Vec<_> = (0..layout.workers)
+            .map(|id| Worker::new(id, Arc::clone(&shared), layout.timed))
+            .collect();
+        for (kind, stage) in stages {
+            workers[layout.worker_of(kind)].add(kind, stage);
+        }
+        Ok(Pipeline { shared, workers })
+    }
+
+    /// The workers, to be driven by hand.
+    pub fn workers(&mut self) -> &mut [Worker] {
+        &mut self.workers
+    }
+
+    /// The workers, to be given to threads.
+    pub fn into_workers(self) -> Vec<Worker> {
+        self.workers
+    }
+
+    /// One turn of each worker, in order. Returns how much was done.
+    pub fn turn(&mut self, now: Instant) -> usize {
+        let turn = |worker: &mut Worker| super::Worker::turn(worker, now);
+        self.workers.iter_mut().map(turn).sum()
+    }
+
+    /// The sockets.
+    pub fn sockets(&self) -> Sockets {
+        Sockets::over(self.shared.worlds.clone())
+    }
+
+    fn protocols(&self) -> impl Iterator<Item = &Protocol> {
+        self.workers.iter().flat_map(Worker::protocols)
+    }
+
+    fn first_protocol(&mut self) -> Option<&mut Protocol> {
+        self.workers
+            .iter_mut()
+            .flat_map(Worker::protocols_mut)
+            .next()
+    }
+}
+
+impl Variant for Pipeline {
+    fn turn(&mut self, now: Instant) -> usize {
+        Pipeline::turn(self, now)
+    }
+
+    fn next_deadline(&self) -> Instant {
+        let deadlines = self.protocols().map(Protocol::next_deadline);
+        deadlines.min().unwrap_or(Instant::NEVER)
+    }
+
+    fn wait(&mut self, now: Instant, until: Instant) {
+        let deadline = until.min(self.next_deadline());
+        let workers = &mut self.workers;
+        workers.iter_mut().for_each(|worker| worker.before_sleep());
+        if !workers.iter_mut().any(Worker::has_work)
+            && let Some(first) = workers.first_mut()
+        {
+            first.wait_in_device(timeout(deadline, now));
+        }
+        workers.iter_mut().for_each(|worker| worker.after_sleep());
+    }
+
+    fn has_work(&mut self) -> bool {
+        self.workers.iter_mut().any(Worker::has_work)
+    }
+
+    fn is_pump_busy(&self) -> bool {
+        self.protocols().any(|protocol| protocol.rx.has_work())
+    }
+
+    fn worker_count(&self) -> usize {
+        self.workers.len()
+    }
+
+    fn step(&mut self, worker: usize, step: Step, now: Instant) -> bool {
+        self.workers[worker].step(step, now)
+    }
+
+    fn sockets(&self) -> Sockets {
+        Pipeline::sockets(self)
+    }
+
+    fn limits(&self) -> Limits {
+        self.shared.worlds[0].limits
+    }
+
+    fn stats(&self) -> StackStats {
+        // Of the first protocol stage.
+        let first = self.protocols().next();
+        first.map_or_else(StackStats::default, |protocol| StackStats {
+            pump: protocol.rx.pump.stats,
+            state: protocol.replica.stats(),
+            membership: MembershipStats::default(),
+        })
+    }
+
+    fn effect_stats(&self) -> EffectStats {
+        let all = self.workers.iter().map(Worker::effect_stats);
+        all.fold(EffectStats::default(), EffectStats::and)
+    }
+
+    fn inspect(&self, look: &mut dyn FnMut(&Replica)) {
+        self.protocols()
+            .for_each(|protocol| look(&protocol.replica));
+    }
+
+    fn replay(&mut self, entry: &Entry) {
+        if let Some(protocol) = self.first_protocol() {
+            protocol.replay(entry);
+        }
+        while self
+            .workers
+            .iter_mut()
+            .fold(0, |n, worker| n + worker.work())
+            > 0
+        {}
+    }
+
+    fn take_recorder(&mut self) -> Option<Recorder> {
+        self.first_protocol()?.rx.pump.take_recorder()
+    }
+
+    fn into_parts(self: Box<Self>) -> Parts {
+        let Pipeline { shared, workers } = *self;
+        let worker = |worker| -> Box<dyn super::Worker> { Box::new(worker) };
+        Parts {
+            workers: workers.into_iter().map(worker).collect(),
+            handle: shared,
+        }
+    }
+}

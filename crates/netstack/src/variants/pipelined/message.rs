@@ -1,0 +1,197 @@
+//! What travels between stages, and the channels that it takes.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+
+use dominoes::{EventCount, Exclusive, Publisher, Spin, Subscription};
+use dominoes_drivers::Waker;
+
+use crate::io::Run;
+use crate::log::effect::Effect;
+use crate::time::Instant;
+
+/// A run whose payload lies with a data stage: the paper's remote buffers. A frame is the address
+/// and the length of memory that only that stage reads beyond the headers.
+#[derive(Debug, Default)]
+pub(super) struct RemoteRun {
+    /// Which data stage.
+    pub(super) stage: usize,
+    pub(super) run: Run,
+}
+
+/// What a protocol stage asks of a data stage, in the order in which it is to be done.
+#[derive(Default)]
+pub(super) struct Jobs {
+    /// Runs that are delivered, all of this stage.
+    pub(super) runs: Vec<Delivered>,
+    /// What is delivered of them, one run's behind the other's.
+    pub(super) effects: Vec<Effect>,
+    /// Frames that carry payload.
+    pub(super) frames: Vec<Build>,
+}
+
+impl Jobs {
+    pub(super) fn is_empty(&self) -> bool {
+        self.runs.is_empty() && self.frames.is_empty()
+    }
+}
+
+/// A run that is delivered.
+pub(super) struct Delivered {
+    pub(super) run: Run,
+    /// As [`Request::layout`](crate::log::request::Request::layout).
+    pub(super) layout: (u32, usize),
+    /// How many effects are about it.
+    pub(super) effects: usize,
+}
+
+/// Some of the frames that an effect asks for.
+pub(super) struct Build {
+    /// A [`Effect::Transmit`] or [`Effect::Send`].
+    pub(super) effect: Effect,
+    pub(super) first: u32,
+    pub(super) end: u32,
+}
+
+/// When the interface stage last took what the device had, and how many messages it had sent by
+/// then. A timer fires only behind the frames that were there before it.
+#[derive(Default)]
+pub(super) struct LastLook {
+    at: AtomicU64,
+    messages: AtomicU64,
+}
+
+impl LastLook {
+    /// The device was looked at; `sent` says how many messages were sent so far.
+    pub(super) fn report(&self, now: Instant, sent: u64) {
+        // ORDERING: Relaxed for the count, which the Release below publishes; that pairs with the
+        // Acquire in `messages_by`.
+        self.messages.store(sent, Ordering::Relaxed);
+        self.at.store(now.as_nanos(), Ordering::Release);
+    }
+
+    /// How many messages may hold frames that had arrived by `deadline`; `None` if the device was
+    /// not looked at since then.
+    pub(super) fn messages_by(&self, deadline: Instant) -> Option<u64> {
+        // ORDERING: as in `report`. A count from a later look is larger, which does no harm.
+        let looked = self.at.load(Ordering::Acquire) >= deadline.as_nanos();
+        looked.then(|| self.messages.load(Ordering::Relaxed))
+    }
+}
+
+/// Ends the sleep of a worker.
+pub(super) struct WakeUp {
+    /// The worker sleeps on this,
+    event: EventCount,
+    /// or in the device, and this ends it.
+    device: Waker,
+    is_in_device: AtomicBool,
+}
+
+impl WakeUp {
+    pub(super) fn new(device: Waker) -> WakeUp {
+        WakeUp {
+            event: EventCount::new(),
+            device,
+            is_in_device: AtomicBool::new(false),
+        }
+    }
+
+    /// There is something to do.
+    pub(super) fn wake(&self) {
+        self.event.notify_all();
+        // ORDERING: the fence pairs with the one in `before_device`: either the sleeper sees what
+        // was queued, or we see that it sleeps.
+        core::sync::atomic::fence(Ordering::SeqCst);
+        if self.is_in_device.load(Ordering::Relaxed) {
+            self.device.wake();
+        }
+    }
+
+    pub(super) fn event(&self) -> &EventCount {
+        &self.event
+    }
+
+    /// The worker is about to sleep in the device, and will look at every channel once more.
+    pub(super) fn before_device(&self) {
+        self.is_in_device.store(true, Ordering::Relaxed);
+        // ORDERING: the fence pairs with the one in `wake`.
+        core::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    pub(super) fn after_device(&self) {
+        self.is_in_device.store(false, Ordering::Relaxed);
+    }
+}
+
+/// The sending end of a channel between stages.
+pub(super) struct Sender<T> {
+    publisher: Publisher<Exclusive<T>, Spin>,
+    wake: Arc<WakeUp>,
+}
+
+impl<T: Send> Clone for Sender<T> {
+    fn clone(&self) -> Self {
+        Sender {
+            publisher: self.publisher.clone(),
+            wake: Arc::clone(&self.wake),
+        }
+    }
+}
+
+impl<T: Send> Sender<T> {
+    pub(super) fn has_room(&mut self) -> bool {
+        self.publisher.room() > 0
+    }
+
+    /// Sends a message, and wakes the receiver.
+    ///
+    /// # Errors
+    /// Gives the message back if there is no room.
+    pub(super) fn send(&mut self, message: T) -> Result<(), T> {
+        match self.publisher.try_publish(Exclusive::new(message)) {
+            Ok(_) => {
+                self.wake.wake();
+                Ok(())
+            }
+            Err(refused) => Err(refused.into_inner().into_inner()),
+        }
+    }
+}
+
+/// The receiving end; there is one.
+pub(super) struct Receiver<T> {
+    subscription: Subscription<Exclusive<T>, Spin>,
+}
+
+impl<T: Send + Default> Receiver<T> {
+    /// Takes the next message.
+    pub(super) fn receive(&mut self) -> Option<T> {
+        let at = self.subscription.position();
+        if self.subscription.poll() <= at {
+            return None;
+        }
+        let message = self.subscription.get(at).and_then(Exclusive::try_take);
+        let message = message.map(|mut message| core::mem::take(&mut *message));
+        self.subscription.advance_to(at + 1);
+        message
+    }
+
+    pub(super) fn is_empty(&mut self) -> bool {
+        self.subscription.poll() <= self.subscription.position()
+    }
+}
+
+/// A channel for at most `capacity` messages to a stage of the worker that `wake` wakes.
+pub(super) fn channel<T: Send + Default>(
+    capacity: usize,
+    wake: &Arc<WakeUp>,
+) -> (Sender<T>, Receiver<T>) {
+    let (publisher, log) = dominoes::channel(capacity);
+    let subscription = log.subscribe().expect("a new channel has no subscriber");
+    let sender = Sender {
+        publisher,
+        wake: Arc::clone(wake),
+    };
+    (sender, Receiver { subscription })
+}

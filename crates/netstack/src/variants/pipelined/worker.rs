@@ -1,0 +1,272 @@
+//! A thread of a pipeline: the stages that it has, and how it sleeps.
+
+use core::time::Duration;
+use std::sync::Arc;
+
+use super::message::WakeUp;
+use super::stage::{Protocol, Stage};
+use super::{Shared, StageKind};
+use crate::io::sleep::timeout;
+use crate::state::apply::Replica;
+use crate::stats::{EffectStats, PumpStats, WorkerStats};
+use crate::time::Instant;
+use crate::variants::Step;
+
+/// What a stage did since its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StageStats {
+    /// Which stage.
+    pub stage: StageKind,
+    /// Turns in which it found something to do.
+    pub turns: u64,
+    /// Nanoseconds that these took; 0 without [`Layout::timed`](super::Layout::timed).
+    pub busy_ns: u64,
+    /// What it verified, copied and built.
+    pub effects: EffectStats,
+}
+
+/// One thread's part: its stages.
+pub struct Worker {
+    id: usize,
+    shared: Arc<Shared>,
+    wake: Arc<WakeUp>,
+    stages: Vec<Timed>,
+    is_timed: bool,
+}
+
+/// A stage, and how long it was busy.
+struct Timed {
+    kind: StageKind,
+    stage: Stage,
+    turns: u64,
+    busy_ns: u64,
+}
+
+impl Worker {
+    pub(super) fn new(id: usize, shared: Arc<Shared>, is_timed: bool) -> Worker {
+        Worker {
+            id,
+            wake: Arc::clone(&shared.wakes[id]),
+            shared,
+            stages: Vec::new(),
+            is_timed,
+        }
+    }
+
+    pub(super) fn add(&mut self, kind: StageKind, stage: Stage) {
+        self.stages.push(Timed {
+            kind,
+            stage,
+            turns: 0,
+            busy_ns: 0,
+        });
+    }
+
+    /// What each of its stages did.
+    pub fn stages(&self) -> impl Iterator<Item = StageStats> + '_ {
+        self.stages.iter().map(|timed| StageStats {
+            stage: timed.kind,
+            turns: timed.turns,
+            busy_ns: timed.busy_ns,
+            effects: timed.stage.effect_stats(),
+        })
+    }
+
+    pub(super) fn effect_stats(&self) -> EffectStats {
+        let all = self.stages.iter().map(|timed| timed.stage.effect_stats());
+        all.fold(EffectStats::default(), EffectStats::and)
+    }
+
+    pub(super) fn protocols(&self) -> impl Iterator<Item = &Protocol> {
+        self.stages.iter().filter_map(|timed| match &timed.stage {
+            Stage::Protocol(protocol) => Some(&**protocol),
+            _ => None,
+        })
+    }
+
+    pub(super) fn protocols_mut(&mut self) -> impl Iterator<Item = &mut Protocol> {
+        let stages = self.stages.iter_mut();
+        stages.filter_map(|timed| match &mut timed.stage {
+            Stage::Protocol(protocol) => Some(&mut **protocol),
+            _ => None,
+        })
+    }
+
+    pub(super) fn has_work(&mut self) -> bool {
+        self.stages.iter_mut().any(|timed| timed.stage.has_work())
+            || self.shared.worlds.iter().any(|world| world.has_units())
+    }
+
+    /// Everything that can be done without new frames, time and news.
+    pub(super) fn work(&mut self) -> usize {
+        let stages = self.stages.iter_mut();
+        stages.map(|timed| timed.stage.work()).sum()
+    }
+
+    /// One step of those of its stages that have such a step. Returns whether something was done.
+    pub(super) fn step(&mut self, step: Step, now: Instant) -> bool {
+        if step == Step::Turn {
+            return self.all(now) > 0;
+        }
+        let one = |timed: &mut Timed| match (&mut timed.stage, step) {
+            (Stage::Interface(stage), Step::Pump) => stage.receive(now),
+            (Stage::Interface(stage), Step::Send | Step::SendOne) => stage.send(),
+            (Stage::Data(stage), Step::Prepare(_)) => stage.prepare(),
+            (Stage::Data(stage), Step::Perform) => stage.perform(),
+            (Stage::Protocol(stage), Step::Pump) => stage.receive(now),
+            (Stage::Protocol(stage), Step::Apply) => stage.apply(1),
+            _ => 0,
+        };
+        self.stages.iter_mut().map(one).sum::<usize>() > 0
+    }
+
+    fn all(&mut self, now: Instant) -> usize {
+        let mut done = 0;
+        for timed in &mut self.stages {
+            let start = self.is_timed.then(clock);
+            let now_done = timed.stage.turn(now);
+            timed.turns += u64::from(now_done > 0);
+            if let Some(start) = start.filter(|_| now_done > 0) {
+                timed.busy_ns += start.elapsed().as_nanos() as u64;
+            }
+            done += now_done;
+        }
+        let worlds = self.shared.worlds.iter();
+        done + worlds.map(|world| world.serve_units()).sum::<usize>()
+    }
+
+    fn deadline(&self) -> Instant {
+        let deadlines = self.protocols().map(Protocol::next_deadline);
+        deadlines.min().unwrap_or(Instant::NEVER)
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "busy time is measured, and no state is told"
+)]
+fn clock() -> std::time::Instant {
+    std::time::Instant::now()
+}
+
+impl crate::variants::Worker for Worker {
+    fn id(&self) -> usize {
+        self.id
+    }
+
+    fn name(&self) -> String {
+        match &self.stages[..] {
+            [only] => match only.kind {
+                StageKind::Interface => "interface".to_owned(),
+                StageKind::Data(index) => format!("data {index}"),
+                StageKind::Protocol(index) => format!("protocol {index}"),
+            },
+            _ => format!("stages {}", self.id),
+        }
+    }
+
+    fn turn(&mut self, now: Instant) -> usize {
+        self.all(now)
+    }
+
+    fn next_deadline(&self) -> Instant {
+        self.shared.next_deadline()
+    }
+
+    fn stats(&self) -> WorkerStats {
+        let effects = self.effect_stats();
+        WorkerStats {
+            applied: effects.requests,
+            effects,
+            ..WorkerStats::default()
+        }
+    }
+
+    fn pump_stats(&self) -> Option<PumpStats> {
+        let all = self.protocols().map(|protocol| protocol.rx.pump.stats);
+        all.reduce(PumpStats::and)
+    }
+
+    fn inspect(&self, look: &mut dyn FnMut(&Replica)) {
+        self.protocols()
+            .for_each(|protocol| look(&protocol.replica));
+    }
+
+    fn attend(&mut self) -> bool {
+        let goes_on = !self.shared.is_down();
+        for protocol in self.protocols().filter(|_| goes_on) {
+            let view = &protocol.world.view;
+            if view.is_asked() {
+                view.answer(&protocol.replica);
+            }
+        }
+        goes_on
+    }
+
+    fn post(&mut self) {
+        for protocol in self.protocols() {
+            let (pump, state) = (protocol.rx.pump.stats, protocol.replica.stats());
+            let post = |posted: &mut crate::stats::StackStats| {
+                (posted.pump, posted.state) = (pump, state);
+            };
+            protocol.world.post(post);
+        }
+    }
+
+    fn wait(&mut self, now: Instant) {
+        let timeout = timeout(self.deadline(), now);
+        let wake = Arc::clone(&self.wake);
+        self.protocols().for_each(|p| p.world.before_sleep());
+        let has_interface = self.id == 0;
+        let key = if has_interface {
+            wake.before_device();
+            None
+        } else {
+            Some(wake.event().prepare())
+        };
+        if !self.has_work() && !self.shared.is_down() {
+            match (key, self.stages.first_mut().map(|timed| &mut timed.stage)) {
+                (Some(key), _) => {
+                    wake.event().wait(key, timeout);
+                }
+                (None, Some(Stage::Interface(interface))) => interface.wait(timeout),
+                (None, _) => {}
+            }
+        }
+        wake.after_device();
+        self.protocols().for_each(|p| p.world.after_sleep());
+    }
+}
+
+impl Worker {
+    /// A thread that drives all workers is about to sleep in the device: whatever wakes one of them
+    /// wakes it.
+    pub(super) fn before_sleep(&mut self) {
+        self.wake.before_device();
+        self.protocols().for_each(|p| p.world.before_sleep());
+    }
+
+    pub(super) fn after_sleep(&mut self) {
+        self.wake.after_device();
+        self.protocols().for_each(|p| p.world.after_sleep());
+    }
+
+    /// Sleeps in the device, if this worker has the interface stage.
+    pub(super) fn wait_in_device(&mut self, timeout: Option<Duration>) {
+        if let Some(Stage::Interface(interface)) = self.stages.first_mut().map(|s| &mut s.stage)
+            && !self.shared.is_down()
+        {
+            interface.wait(timeout);
+        }
+    }
+}
+
+/// What a stage has at hand is lost with its thread: no application may wait for that.
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.shared.shut_down();
+        }
+    }
+}

@@ -1,0 +1,678 @@
+//! IPv6 in every variant: what a stack says on its link and answers there, and connections and
+//! datagrams between two stacks. The far side is written byte by byte.
+
+#![cfg(feature = "testkit")]
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
+use dominoes_netstack::testkit::Variant;
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::{self, Setup};
+use dominoes_netstack::{Families, Ipv6Config, SocketError, Sockets, TcpStream};
+use dominoes_testkit::packet::v6::{self, ICMPV6, Packet, Path, group_mac, solicited_node};
+use dominoes_testkit::packet::{Mac, TCP, UDP};
+use dominoes_testkit::rng::Rng;
+
+const US: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+const PEER: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2);
+const FAR: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0xf, 0, 0, 0, 1);
+const ROUTER: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0xa);
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+const MAC: Mac = [2, 0, 0, 0, 0, 1];
+const PEER_MAC: Mac = [2, 0, 0, 0, 0, 2];
+const PORT: u16 = 7;
+
+/// A stack and the far side of its device.
+struct Host {
+    stack: Box<dyn variants::Variant>,
+    script: Script,
+    now: Instant,
+}
+
+fn config() -> Ipv6Config {
+    Ipv6Config::default()
+        .autoconfigure(false)
+        .duplicate_probes(0)
+}
+
+impl Host {
+    fn new(variant: Variant, mac: Mac, setup: Setup) -> Host {
+        let (device, script) = scripted_with(MemoryConfig::default().macs(mac, mac));
+        let stack = variant.build(setup, Box::new(device)).unwrap();
+        let now = Instant::ZERO;
+        Host { stack, script, now }
+    }
+
+    /// At `US`, with 10.0.0.1 besides; its addresses are used at once.
+    fn ours(variant: Variant) -> Host {
+        Host::with(variant, config().address(US, 64))
+    }
+
+    fn with(variant: Variant, config: Ipv6Config) -> Host {
+        let setup = Setup::new(Ipv4Addr::new(10, 0, 0, 1).into(), 24, [1, 7]).ipv6(config);
+        let mut host = Host::new(variant, MAC, setup);
+        host.turn();
+        host
+    }
+
+    fn sockets(&self) -> Sockets {
+        self.stack.sockets()
+    }
+
+    /// Does what can be done now, and returns the frames that left.
+    fn turn(&mut self) -> Vec<Vec<u8>> {
+        while self.stack.turn(self.now) > 0 {}
+        let sent = self.script.take_sent();
+        sent.into_iter().map(|(frame, _)| frame).collect()
+    }
+
+    /// Lets time pass, and returns what left meanwhile.
+    fn pass(&mut self, time: Duration) -> Vec<Vec<u8>> {
+        let until = self.now + time;
+        let mut sent = self.turn();
+        while self.stack.next_deadline() <= until {
+            self.now = self.stack.next_deadline().max(self.now);
+            sent.extend(self.turn());
+        }
+        self.now = until;
+        sent.extend(self.turn());
+        sent
+    }
+
+    /// A packet arrives; returns what leaves then.
+    fn receive(&mut self, path: Path, next: u8, payload: &[u8]) -> Vec<Vec<u8>> {
+        self.script.push(v6::frame(path, next, payload));
+        self.turn()
+    }
+
+    /// The peer says how it is reached, as whoever speaks to us did before.
+    fn learn(&mut self, address: Ipv6Addr) {
+        let mut asks = vec![135, 0, 0, 0, 0, 0, 0, 0];
+        asks.extend(US.octets());
+        asks.extend([1, 1]);
+        asks.extend(PEER_MAC);
+        let path = Path {
+            from: address,
+            to: solicited_node(US),
+            to_mac: group_mac(solicited_node(US)),
+            hop_limit: 255,
+            ..PATH
+        };
+        self.receive(path, ICMPV6, &asks);
+    }
+}
+
+/// From the peer to us.
+const PATH: Path = Path {
+    from_mac: PEER_MAC,
+    to_mac: MAC,
+    from: PEER,
+    to: US,
+    hop_limit: 64,
+};
+
+/// The only packet among these frames, whose checksum is right.
+fn only(frames: &[Vec<u8>]) -> Packet<'_> {
+    let [frame] = frames else {
+        panic!("{} frames", frames.len())
+    };
+    let packet = Packet::read(frame).expect("IPv6");
+    assert!(packet.is_right());
+    packet
+}
+
+/// Two stacks on one link.
+struct Pair(Host, Host);
+
+impl Pair {
+    fn new(variant: Variant) -> Pair {
+        let theirs = Setup::new(PEER.into(), 64, [2, 7]).ipv6(config());
+        Pair(
+            Host::ours(variant),
+            Host::new(Variant::Single, PEER_MAC, theirs),
+        )
+    }
+
+    /// Lets both do what they can, until nothing is on the way. Says what passed.
+    fn settle(&mut self) -> Vec<Vec<u8>> {
+        let mut all = Vec::new();
+        loop {
+            let (a, b) = (self.0.turn(), self.1.turn());
+            if a.is_empty() && b.is_empty() {
+                return all;
+            }
+            a.iter().for_each(|frame| self.1.script.push(frame.clone()));
+            b.iter().for_each(|frame| self.0.script.push(frame.clone()));
+            all.extend(a.into_iter().chain(b));
+        }
+    }
+
+    /// The same, and then for so long.
+    fn settle_for(&mut self, time: Duration) -> Vec<Vec<u8>> {
+        let mut all = self.settle();
+        let until = self.0.now + time;
+        loop {
+            let next = self
+                .0
+                .stack
+                .next_deadline()
+                .min(self.1.stack.next_deadline());
+            let next = next.max(self.0.now).min(until);
+            (self.0.now, self.1.now) = (next, next);
+            all.extend(self.settle());
+            if next == until {
+                return all;
+            }
+        }
+    }
+
+    /// A connection from the second to the first.
+    fn connect(&mut self) -> (TcpStream, TcpStream) {
+        let listener = self.0.sockets().listen(PORT, 4).unwrap();
+        let to = SocketAddr::new(US.into(), PORT);
+        let mut opening = self.1.sockets().begin_connect(to).unwrap();
+        self.settle();
+        let theirs = opening.try_finish().unwrap().expect("it is open");
+        let (ours, from) = listener.try_accept().unwrap();
+        assert_eq!(from, theirs.local_addr().unwrap());
+        assert_eq!(from.ip(), PEER);
+        (ours, theirs)
+    }
+}
+
+#[test]
+fn a_connection_carries_bytes_both_ways() {
+    for variant in Variant::ALL {
+        let mut pair = Pair::new(variant);
+        let (mut ours, mut theirs) = pair.connect();
+        let bytes: Vec<u8> = (0..300_000_u32).map(|i| ((i * 7) >> 3) as u8).collect();
+        for is_ours in [true, false] {
+            let (from, to) = match is_ours {
+                true => (&mut ours, &mut theirs),
+                false => (&mut theirs, &mut ours),
+            };
+            let (mut sent, mut read, mut passed) = (0, Vec::<u8>::new(), Vec::new());
+            while read.len() < bytes.len() {
+                if sent < bytes.len() {
+                    sent += from.try_write(&bytes[sent..]).unwrap_or(0);
+                }
+                passed.extend(pair.settle_for(Duration::from_millis(50)));
+                let mut piece = [0; 65_536];
+                let got = to.try_read(&mut piece).unwrap_or(0);
+                read.extend(&piece[..got]);
+            }
+            assert!(read == bytes, "{variant}");
+            for frame in &passed {
+                let packet = Packet::read(frame).expect("IPv6");
+                assert!(packet.is_right(), "{variant}");
+                assert!(frame.len() <= 1514);
+                // RFC 6437: one label of a flow, and not none.
+                assert!(packet.next != TCP || frame[15..18] != [0, 0, 0]);
+            }
+            assert!(passed.iter().any(|frame| frame.len() == 1514), "{variant}");
+        }
+    }
+}
+
+#[test]
+fn a_syn_announces_what_the_mtu_leaves_behind_both_headers() {
+    for variant in Variant::ALL {
+        let mut host = Host::ours(variant);
+        host.learn(PEER);
+        let _opening = host
+            .sockets()
+            .begin_connect(SocketAddr::new(PEER.into(), PORT))
+            .unwrap();
+        let sent = host.turn();
+        let syn = only(&sent);
+        assert_eq!((syn.next, syn.path.from, syn.path.to), (TCP, US, PEER));
+        assert_eq!(syn.path.to_mac, PEER_MAC);
+        assert_eq!(syn.payload[20..24], [2, 4, 0x05, 0xa0], "1440");
+    }
+}
+
+#[test]
+fn datagrams_go_both_ways_in_fragments_if_need_be() {
+    for variant in Variant::ALL {
+        let mut pair = Pair::new(variant);
+        let ours = pair.0.sockets().bind_udp(53).unwrap();
+        let theirs = pair.1.sockets().bind_udp(54).unwrap();
+        ours.set_nonblocking(true).unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        for len in [0_usize, 1, 1452, 1453, 5_000, 20_000] {
+            let bytes: Vec<u8> = (0..len).map(|i| (i * 31) as u8).collect();
+            theirs.send_to(&bytes, (US, 53)).unwrap();
+            let passed = pair.settle();
+            let fragments = passed.iter().filter(|frame| frame[20] == 44).count();
+            let expected = if len <= 1452 {
+                0
+            } else {
+                (len + 8).div_ceil(1448)
+            };
+            assert_eq!(fragments, expected, "{variant}, {len}");
+            let mut got = vec![0; 65_536];
+            let (read, from) = ours.recv_from(&mut got).unwrap();
+            assert_eq!(
+                (&got[..read], from),
+                (&bytes[..], SocketAddr::new(PEER.into(), 54))
+            );
+            ours.send_to(&bytes, from).unwrap();
+            pair.settle();
+            let (read, from) = theirs.recv_from(&mut got).unwrap();
+            assert_eq!(
+                (&got[..read], from),
+                (&bytes[..], SocketAddr::new(US.into(), 53))
+            );
+        }
+    }
+}
+
+#[test]
+fn a_question_for_our_address_is_answered_and_one_that_a_router_passed_on_is_not() {
+    let mut asks = vec![135, 0, 0, 0, 0, 0, 0, 0];
+    asks.extend(US.octets());
+    asks.extend([1, 1]);
+    asks.extend(PEER_MAC);
+    for variant in Variant::ALL {
+        let mut host = Host::ours(variant);
+        let group = solicited_node(US);
+        let path = Path {
+            to: group,
+            to_mac: group_mac(group),
+            hop_limit: 255,
+            ..PATH
+        };
+        let sent = host.receive(path, ICMPV6, &asks);
+        let answer = only(&sent);
+        assert_eq!((answer.path.from, answer.path.to), (US, PEER));
+        assert_eq!((answer.path.to_mac, answer.path.hop_limit), (PEER_MAC, 255));
+        let mut expected = vec![136, 0, answer.payload[2], answer.payload[3], 0x60, 0, 0, 0];
+        expected.extend(US.octets());
+        expected.extend([2, 1]);
+        expected.extend(MAC);
+        assert_eq!(answer.payload, expected);
+        let passed_on = Path {
+            hop_limit: 254,
+            ..path
+        };
+        assert!(host.receive(passed_on, ICMPV6, &asks).is_empty());
+    }
+}
+
+#[test]
+fn an_address_that_another_host_has_is_not_used() {
+    for variant in Variant::ALL {
+        let config = Ipv6Config::default().autoconfigure(false).address(US, 64);
+        let mut host = Host::with(variant, config.clone());
+        let sent = host.pass(Duration::from_millis(999));
+        let probes = sent.iter().filter_map(|frame| Packet::read(frame));
+        let probes: Vec<_> = probes.filter(|packet| packet.payload[0] == 135).collect();
+        assert_eq!(probes.len(), 2, "for it, and for the link-local one");
+        for probe in &probes {
+            assert!(probe.path.from.is_unspecified() && probe.path.hop_limit == 255);
+            assert_eq!(probe.payload.len(), 24, "without an option");
+        }
+        assert!(host.sockets().ipv6_addresses().is_empty());
+        let mut has = vec![136, 0, 0, 0, 0x20, 0, 0, 0];
+        has.extend(US.octets());
+        has.extend([2, 1]);
+        has.extend(PEER_MAC);
+        let path = Path {
+            from: US,
+            to: ALL_NODES,
+            to_mac: group_mac(ALL_NODES),
+            hop_limit: 255,
+            ..PATH
+        };
+        host.receive(path, ICMPV6, &has);
+        host.pass(Duration::from_secs(3));
+        let addresses = host.sockets().ipv6_addresses();
+        assert_eq!(addresses.len(), 1, "{variant}");
+        assert!(addresses[0].is_unicast_link_local());
+
+        let mut free = Host::with(variant, config);
+        free.pass(Duration::from_secs(3));
+        assert!(free.sockets().ipv6_addresses().contains(&US));
+    }
+}
+
+#[test]
+fn an_open_waits_until_its_address_is_known_to_be_ours() {
+    for variant in Variant::ALL {
+        let config = Ipv6Config::default().autoconfigure(false).address(US, 64);
+        let mut host = Host::with(variant, config);
+        let _opening = host
+            .sockets()
+            .begin_connect(SocketAddr::new(PEER.into(), PORT))
+            .unwrap();
+        let sent = host.pass(Duration::from_secs(3));
+        let asked = |packet: &Packet<'_>| packet.path.from == US && packet.payload[0] == 135;
+        let packets = sent.iter().filter_map(|frame| Packet::read(frame));
+        assert!(packets.filter(asked).count() > 0, "{variant}");
+    }
+}
+
+#[test]
+fn routers_give_an_address_and_the_way_out() {
+    let mut says = vec![
+        134, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1,
+    ];
+    says.extend(PEER_MAC);
+    says.extend([3, 4, 64, 0xc0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
+    says.extend(Ipv6Addr::new(0x2001, 0xdb8, 0, 5, 0, 0, 0, 0).octets());
+    let path = Path {
+        from: ROUTER,
+        to: ALL_NODES,
+        to_mac: group_mac(ALL_NODES),
+        hop_limit: 255,
+        ..PATH
+    };
+    for variant in Variant::ALL {
+        let mut host = Host::with(variant, Ipv6Config::default());
+        let sent = host.pass(Duration::from_secs(3));
+        let asks = |frame: &&Vec<u8>| frame.get(54) == Some(&133);
+        assert_eq!(sent.iter().filter(asks).count(), 1);
+        let far = SocketAddr::new(FAR.into(), PORT);
+        let refused = host.sockets().begin_connect(far).unwrap_err();
+        assert_eq!(refused, SocketError::NoRoute);
+        host.receive(path, ICMPV6, &says);
+        host.pass(Duration::from_secs(3));
+        let addresses = host.sockets().ipv6_addresses();
+        let made = addresses
+            .iter()
+            .find(|address| !address.is_unicast_link_local());
+        let made = *made.expect("an address");
+        assert_eq!(made.segments()[..4], [0x2001, 0xdb8, 0, 5]);
+        let _opening = host.sockets().begin_connect(far).unwrap();
+        let sent = host.turn();
+        let syn = only(&sent);
+        assert_eq!(
+            (syn.path.from, syn.path.to, syn.path.to_mac),
+            (made, FAR, PEER_MAC)
+        );
+    }
+}
+
+#[test]
+fn echo_requests_to_us_and_to_groups_are_answered_by_us() {
+    let request = [128, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7];
+    for variant in Variant::ALL {
+        let mut host = Host::ours(variant);
+        for (to, to_mac) in [(US, MAC), (ALL_NODES, group_mac(ALL_NODES))] {
+            let sent = host.receive(Path { to, to_mac, ..PATH }, ICMPV6, &request);
+            let reply = only(&sent);
+            assert_eq!((reply.path.from, reply.path.to), (US, PEER));
+            assert_eq!(
+                (reply.payload[0], &reply.payload[4..]),
+                (129, &request[4..])
+            );
+        }
+        let other = Path {
+            to: PEER,
+            from: FAR,
+            ..PATH
+        };
+        assert!(host.receive(other, ICMPV6, &request).is_empty());
+        let long = [&request[..8], &[9; 3_000]].concat();
+        let mut first = vec![ICMPV6, 0, 0, 1, 0, 0, 0, 5];
+        // The checksum of the whole.
+        let whole = v6::frame(PATH, ICMPV6, &long);
+        first.extend(&whole[54..54 + 1_448]);
+        let mut second = vec![
+            ICMPV6,
+            0,
+            (1_448 >> 8) as u8,
+            1_448_u16 as u8 | 1,
+            0,
+            0,
+            0,
+            5,
+        ];
+        second.extend(&whole[54 + 1_448..54 + 2_896]);
+        let mut third = vec![ICMPV6, 0, (2_896 >> 8) as u8, 2_896_u16 as u8, 0, 0, 0, 5];
+        third.extend(&whole[54 + 2_896..]);
+        assert!(host.receive(PATH, 44, &second).is_empty());
+        assert!(host.receive(PATH, 44, &third).is_empty());
+        assert_eq!(
+            host.receive(PATH, 44, &first).len(),
+            3,
+            "a reply in fragments"
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_served_is_reported_with_its_place() {
+    // Number of the first header, what follows, and type, code and pointer of the error.
+    type Case<'a> = (u8, &'a [u8], Option<[u8; 3]>);
+    let cases: [Case<'_>; 8] = [
+        (200, &[0; 8], Some([4, 1, 6])),
+        (60, &[59, 0, 1, 4, 0, 0, 0, 0], None),
+        (60, &[59, 0, 0x9e, 4, 0, 0, 0, 0], Some([4, 2, 42])),
+        (60, &[59, 0, 0x5e, 4, 0, 0, 0, 0], None),
+        (43, &[59, 0, 0, 1, 0, 0, 0, 0], Some([4, 0, 42])),
+        (43, &[59, 0, 0, 0, 0, 0, 0, 0], None),
+        (44, &[17, 0, 0, 1, 0, 0, 0, 1, 9], Some([4, 0, 4])),
+        (UDP, &[0, 5, 0, 9, 0, 9, 0, 0, 1], Some([1, 4, 0])),
+    ];
+    for variant in Variant::ALL {
+        for (next, payload, expected) in cases {
+            let mut host = Host::ours(variant);
+            let sent = host.receive(PATH, next, payload);
+            let got = sent.first().map(|frame| {
+                let error = Packet::read(frame).expect("IPv6");
+                assert!(error.is_right() && error.path.to == PEER && error.path.from == US);
+                let quoted = v6::frame(PATH, next, payload);
+                assert_eq!(error.payload[8..], quoted[14..]);
+                [error.payload[0], error.payload[1], error.payload[7]]
+            });
+            assert_eq!(got, expected, "{variant}: {next}, {payload:?}");
+        }
+        // Every answer is limited, as those of IPv4 are.
+        let mut host = Host::ours(variant);
+        let answers: usize = (0..2_000)
+            .map(|_| host.receive(PATH, 200, &[0; 8]).len())
+            .sum();
+        assert!((1..1_000).contains(&answers), "{answers}");
+    }
+}
+
+/// A packet too big about a packet of ours.
+fn too_big(mtu: u32, quoted: &[u8]) -> Vec<u8> {
+    let mut message = vec![2, 0, 0, 0];
+    message.extend(mtu.to_be_bytes());
+    message.extend(&quoted[14..quoted.len().min(14 + 1_232)]);
+    message
+}
+
+#[test]
+fn datagrams_shrink_to_what_the_path_takes_and_never_below_1280() {
+    for variant in Variant::ALL {
+        let mut host = Host::ours(variant);
+        host.learn(PEER);
+        let socket = host.sockets().bind_udp(53).unwrap();
+        let send = |host: &mut Host| {
+            socket.send_to(&[1; 3_000], (PEER, 9)).unwrap();
+            let sent = host.turn();
+            (sent.iter().map(Vec::len).max().expect("a frame") - 14, sent)
+        };
+        let (most, sent) = send(&mut host);
+        assert_eq!(most, 1_496);
+        host.receive(PATH, ICMPV6, &too_big(1_279, &sent[0]));
+        assert_eq!(send(&mut host).0, 1_496, "RFC 8201 section 4");
+        host.receive(PATH, ICMPV6, &too_big(1_400, &sent[0]));
+        let most = send(&mut host).0;
+        assert!((1_392..=1_400).contains(&most), "{variant}: {most}");
+    }
+}
+
+#[test]
+fn listeners_and_sockets_take_the_families_that_they_are_bound_to() {
+    for (families, v4, v6) in [
+        (Families::Both, true, true),
+        (Families::V4, true, false),
+        (Families::V6, false, true),
+    ] {
+        let mut pair = Pair::new(Variant::Replicated(2));
+        let theirs = Setup::new(Ipv4Addr::new(10, 0, 0, 2).into(), 24, [2, 7]);
+        pair.1 = Host::new(
+            Variant::Single,
+            PEER_MAC,
+            theirs.ipv6(config().address(PEER, 64)),
+        );
+        let listener = pair.0.sockets().listen_for(families, PORT, 4).unwrap();
+        for (to, takes) in [(Ipv4Addr::new(10, 0, 0, 1).into(), v4), (US.into(), v6)] {
+            let to = SocketAddr::new(to, PORT);
+            let mut opening = pair.1.sockets().begin_connect(to).unwrap();
+            pair.settle();
+            match opening.try_finish() {
+                Ok(Some(_)) => assert!(takes, "{families:?}"),
+                other => {
+                    assert!(!takes, "{families:?}");
+                    assert_eq!(other.err(), Some(SocketError::Refused));
+                }
+            }
+            assert_eq!(listener.try_accept().is_ok(), takes);
+        }
+    }
+}
+
+#[test]
+fn a_stack_without_ipv6_says_and_answers_nothing() {
+    for variant in Variant::ALL {
+        let setup = Setup::new(Ipv4Addr::new(10, 0, 0, 1).into(), 24, [1, 7]);
+        let mut host = Host::new(variant, MAC, setup);
+        assert!(host.pass(Duration::from_secs(10)).is_empty());
+        assert!(
+            host.receive(PATH, ICMPV6, &[128, 0, 0, 0, 0, 0, 0, 0])
+                .is_empty()
+        );
+        let to = SocketAddr::new(PEER.into(), PORT);
+        let refused = host.sockets().begin_connect(to).unwrap_err();
+        assert_eq!(refused, SocketError::NoRoute);
+    }
+}
+
+#[test]
+fn segments_for_addresses_that_are_not_ours_reach_no_listener() {
+    let mut syn = vec![
+        0x0f, 0xa0, 0, 7, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 0xff, 0xff, 0, 0, 0, 0,
+    ];
+    for variant in Variant::ALL {
+        let mut host = Host::ours(variant);
+        let _listener = host.sockets().listen(PORT, 4).unwrap();
+        for to in [FAR, PEER, Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9)] {
+            let from = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 3);
+            assert!(
+                host.receive(Path { to, from, ..PATH }, TCP, &syn)
+                    .is_empty()
+            );
+        }
+        let sent = host.receive(PATH, TCP, &syn);
+        assert_eq!(only(&sent).payload[13], 0x12, "{variant}");
+        syn[1] += 1;
+    }
+}
+
+#[test]
+fn a_prefix_or_address_that_cannot_be_is_refused() {
+    let (device, _) = dominoes_drivers::memory::pair(MemoryConfig::default());
+    let config = config().address(Ipv6Addr::LOCALHOST, 64);
+    let setup = Setup::new(Ipv4Addr::new(10, 0, 0, 1).into(), 24, [1, 7]);
+    assert!(
+        Variant::Single
+            .build(setup.ipv6(config), Box::new(device))
+            .is_err()
+    );
+    let (device, _) = dominoes_drivers::memory::pair(MemoryConfig::default());
+    let mut setup = Setup::new(US.into(), 64, [1, 7]);
+    setup.limits.mtu = 1279;
+    assert!(Variant::Single.build(setup, Box::new(device)).is_err());
+    let (device, _) = dominoes_drivers::memory::pair(MemoryConfig::default());
+    let setup = Setup::new(US.into(), 129, [1, 7]);
+    assert!(Variant::Single.build(setup, Box::new(device)).is_err());
+}
+
+/// Frames of all kinds that a link may carry, each changed at some bytes, cut off, and with a right
+/// checksum or not.
+#[test]
+fn whatever_arrives_an_echo_is_answered_afterwards() {
+    let mut says = vec![
+        134, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1,
+    ];
+    says.extend(PEER_MAC);
+    says.extend([3, 4, 64, 0xc0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
+    says.extend(Ipv6Addr::new(0x2001, 0xdb8, 0, 5, 0, 0, 0, 0).octets());
+    let mut asks = vec![135, 0, 0, 0, 0, 0, 0, 0];
+    asks.extend(US.octets());
+    asks.extend([1, 1]);
+    asks.extend(PEER_MAC);
+    let mut has = asks.clone();
+    (has[0], has[4], has[24]) = (136, 0x60, 2);
+    let segment = [
+        0x0f, 0xa0, 0, 7, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 0xff, 0xff, 0, 0, 0, 0,
+    ];
+    let quoted = v6::frame(
+        Path {
+            from: US,
+            to: PEER,
+            ..PATH
+        },
+        TCP,
+        &segment,
+    );
+    let error = too_big(1_300, &quoted);
+    let query = [&[130, 0, 0, 0, 0, 10, 0, 0][..], &[0; 20]].concat();
+    let behind_options = [&[ICMPV6, 0, 5, 2, 0, 0, 1, 0], &query[..]].concat();
+    let kinds: [(u8, Vec<u8>); 10] = [
+        (ICMPV6, says),
+        (ICMPV6, asks),
+        (ICMPV6, has),
+        (ICMPV6, error),
+        (ICMPV6, vec![128, 0, 0, 0, 1, 2, 3, 4]),
+        (0, behind_options),
+        (TCP, segment.to_vec()),
+        (UDP, vec![0, 5, 0, 53, 0, 12, 0, 0, 1, 2, 3, 4]),
+        (44, vec![UDP, 0, 0, 1, 0, 0, 0, 1, 0, 5, 0, 53, 0, 24, 0, 0]),
+        (60, vec![43, 0, 1, 4, 0, 0, 0, 0, 59, 0, 0, 0, 0, 0, 0, 0]),
+    ];
+    for (seed, variant) in Variant::ALL.into_iter().enumerate() {
+        let mut rng = Rng::new(0x0060 + seed as u64);
+        let mut host = Host::with(
+            variant,
+            Ipv6Config::default().duplicate_probes(0).address(US, 64),
+        );
+        let _listener = host.sockets().listen(PORT, 4).unwrap();
+        let _socket = host.sockets().bind_udp(53).unwrap();
+        for _ in 0..2_000 {
+            let (next, payload) = &kinds[rng.below(kinds.len() as u64) as usize];
+            let mut payload = payload.clone();
+            for _ in 0..rng.below(3) {
+                let at = rng.below(payload.len() as u64) as usize;
+                payload[at] = rng.next() as u8;
+            }
+            let path = Path {
+                from: [PEER, ROUTER, Ipv6Addr::UNSPECIFIED][rng.below(3) as usize],
+                hop_limit: [255, 64, 1][rng.below(3) as usize],
+                ..PATH
+            };
+            let mut frame = v6::frame(path, *next, &payload);
+            if rng.below(4) == 0 {
+                let at = 14 + rng.below(frame.len() as u64 - 14) as usize;
+                frame[at] = rng.next() as u8;
+            }
+            if rng.below(8) == 0 {
+                frame.truncate(rng.below(frame.len() as u64) as usize);
+            }
+            host.script.push(frame);
+            host.turn();
+            if rng.below(50) == 0 {
+                host.pass(Duration::from_secs(rng.below(100)));
+            }
+        }
+        host.pass(Duration::from_secs(60));
+        let sent = host.receive(PATH, ICMPV6, &[128, 0, 0, 0, 1, 2, 3, 4]);
+        assert_eq!(only(&sent).payload[0], 129, "{variant}");
+    }
+}

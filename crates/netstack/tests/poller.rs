@@ -1,0 +1,36 @@
+//! Readiness: what a poller reports, compared with what Linux' `epoll` reports of the same actions;
+//! what it promises beyond; threads that register, drop and wake.
+
+#![cfg(feature = "testkit")]
+
+mod by_hand;
+mod clones;
+#[cfg(target_os = "linux")]
+mod reference;
+mod threads;
+
+use dominoes_netstack::poller::{Event, Events, Interest, Poller, Token, Trigger};
+
+const TRIGGERS: [Trigger; 2] = [Trigger::Level, Trigger::Edge];
+
+/// What is reported now, without waiting.
+fn reported(poller: &Poller) -> Vec<Event> {
+    let mut events = Events::with_capacity(64);
+    poller.events(&mut events);
+    events.iter().copied().collect()
+}
+
+/// Tokens of what is readable, and of what is writable.
+fn ready(poller: &Poller) -> (Vec<usize>, Vec<usize>) {
+    let events = reported(poller);
+    let tokens = |what: fn(&Event) -> bool| {
+        let mut tokens: Vec<_> = events
+            .iter()
+            .filter(|e| what(e))
+            .map(|e| e.token.0)
+            .collect();
+        tokens.sort_unstable();
+        tokens
+    };
+    (tokens(|e| e.readable), tokens(|e| e.writable))
+}

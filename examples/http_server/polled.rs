@@ -1,0 +1,200 @@
+//! All connections on one thread: a poller says which of them can go on.
+//!
+//! Files are read and listed as in the other mode; what clients send besides requests is not taken,
+//! so there is no `PUT`. A connection that waits for a request holds no buffer.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
+use dominoes_netstack::{SocketError, TcpListener, TcpStream};
+
+use crate::LINGER;
+use crate::files;
+use crate::http::{Answer, Content, Framing, HEAD, Request, Status};
+
+/// Events that are taken at a time.
+const EVENTS: usize = 256;
+/// Bytes read at once, and of a file at once.
+const PIECE: usize = 64 << 10;
+const LISTENER: Token = Token(usize::MAX);
+
+/// Serves until the stack goes down.
+pub(crate) fn serve(listener: &TcpListener, root: &Path) -> io::Result<()> {
+    let poller = Poller::new()?;
+    poller.register(listener, LISTENER, Interest::READABLE, Trigger::Edge)?;
+    let mut connections: HashMap<usize, Connection> = HashMap::new();
+    let mut events = Events::with_capacity(EVENTS);
+    let mut piece = vec![0; PIECE];
+    let mut next = 0;
+    loop {
+        poller.wait(&mut events, None);
+        for event in &events {
+            let Token(token) = event.token;
+            if event.token != LISTENER {
+                // What ends here is the client's business, and it knows.
+                let going_on = |connection: &mut Connection| connection.go_on(root, &mut piece);
+                if connections.get_mut(&token).map(going_on) == Some(Next::End) {
+                    connections.remove(&token);
+                }
+                continue;
+            }
+            loop {
+                match listener.try_accept() {
+                    Ok((stream, _)) => {
+                        poller.register(&stream, Token(next), Interest::BOTH, Trigger::Edge)?;
+                        connections.insert(next, Connection::new(stream));
+                        next += 1;
+                    }
+                    Err(SocketError::WouldBlock) => break,
+                    Err(_) => return Ok(()),
+                }
+            }
+        }
+    }
+}
+
+/// What becomes of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// A call would wait: the poller reports when it would not.
+    Wait,
+    End,
+}
+
+struct Connection {
+    stream: TcpStream,
+    /// What was read, and is no whole request yet.
+    input: Vec<u8>,
+    /// What is to be written.
+    output: Vec<u8>,
+    /// How much of it is.
+    written: usize,
+    /// The file that follows, and how much of it does.
+    file: Option<(File, u64)>,
+    /// Bytes that may come after the last answer, once that is given.
+    lingers: Option<u64>,
+    has_ended: bool,
+}
+
+impl Connection {
+    fn new(stream: TcpStream) -> Connection {
+        Connection {
+            stream,
+            input: Vec::new(),
+            output: Vec::new(),
+            written: 0,
+            file: None,
+            lingers: None,
+            has_ended: false,
+        }
+    }
+
+    /// Reads, answers and writes until a call would wait.
+    fn go_on(&mut self, root: &Path, piece: &mut [u8]) -> Next {
+        match self.try_go_on(root, piece) {
+            Ok(()) | Err(SocketError::WouldBlock) => Next::Wait,
+            Err(_) => Next::End,
+        }
+    }
+
+    /// Does not return without an error.
+    fn try_go_on(&mut self, root: &Path, piece: &mut [u8]) -> Result<(), SocketError> {
+        loop {
+            self.write()?;
+            if self.read_file(piece) {
+                continue;
+            }
+            if self.lingers.is_none() && self.answer(root) {
+                continue;
+            }
+            if self.lingers.is_some() && !self.has_ended {
+                self.has_ended = true;
+                self.stream.shutdown_write();
+            }
+            match self.stream.try_read(piece)? {
+                0 => return Err(SocketError::ShutDown),
+                len => match &mut self.lingers {
+                    None => self.input.extend_from_slice(&piece[..len]),
+                    Some(left) => {
+                        *left = left.checked_sub(len as u64).ok_or(SocketError::Aborted)?;
+                    }
+                },
+            }
+        }
+    }
+
+    /// Writes what there is to write.
+    fn write(&mut self) -> Result<(), SocketError> {
+        while self.written < self.output.len() {
+            self.written += self.stream.try_write(&self.output[self.written..])?;
+        }
+        // The memory goes, too: most connections wait.
+        (self.output, self.written) = (Vec::new(), 0);
+        Ok(())
+    }
+
+    /// Reads a piece of the file that is sent. False if there is none.
+    fn read_file(&mut self, piece: &mut [u8]) -> bool {
+        let Some((file, left)) = &mut self.file else {
+            return false;
+        };
+        let most = piece
+            .len()
+            .min(usize::try_from(*left).unwrap_or(usize::MAX));
+        match file.read(&mut piece[..most]) {
+            Ok(len) if len > 0 => {
+                self.output.extend_from_slice(&piece[..len]);
+                *left -= len as u64;
+                if *left == 0 {
+                    self.file = None;
+                }
+            }
+            // The file became shorter; all that is left is to end the connection early.
+            _ => (self.file, self.lingers) = (None, Some(LINGER)),
+        }
+        true
+    }
+
+    /// Answers a request. False if there is no whole one.
+    fn answer(&mut self, root: &Path) -> bool {
+        let is_whole = self.input.windows(4).any(|end| end == b"\r\n\r\n");
+        if !is_whole && self.input.len() < HEAD {
+            return false;
+        }
+        let mut rest = &self.input[..];
+        let request = Request::read(&mut rest);
+        let left = rest.len();
+        self.input.drain(..self.input.len() - left);
+        if self.input.is_empty() {
+            self.input = Vec::new();
+        }
+        let (answer, head_only, keep) = match request {
+            Ok(Some(request)) => {
+                let has_body = !matches!(request.framing, Framing::Length(0));
+                let answer = match &*request.method {
+                    "GET" | "HEAD" => files::get(root, &request.path),
+                    _ => Err(Status::NOT_IMPLEMENTED),
+                };
+                let answer = answer.unwrap_or_else(Answer::from);
+                (answer, request.method == "HEAD", request.keep && !has_body)
+            }
+            Ok(None) => return false,
+            Err(status) => (Answer::from(status), false, false),
+        };
+        // Writing to memory does not fail.
+        let _ = answer.write_head(&mut self.output, keep);
+        match answer.content {
+            _ if head_only => {}
+            Content::Text(text) => self.output.extend_from_slice(text.as_bytes()),
+            Content::File(_, 0) => {}
+            Content::File(file, len) => self.file = Some((file, len)),
+        }
+        if !keep {
+            self.lingers = Some(LINGER);
+        }
+        true
+    }
+}

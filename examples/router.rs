@@ -1,0 +1,279 @@
+//! A router for IPv4: packets that arrive at one interface leave another, by the longest prefix.
+//!
+//! Without an interface it tests itself in memory, needs no privileges and ends after a few
+//! seconds: two stacks whose bytes pass two interfaces of a router, without and with programmable
+//! cards in front of them.
+//!
+//! ```text
+//! cargo run --release --example router
+//! ```
+//!
+//! The package is `dominoes-examples`; the command works from the workspace root.
+//!
+//! With interfaces it routes between them until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`, and
+//! prints its counters. Two hosts in network namespaces of their own, and between them a router on
+//! the ends of two veth pairs, which keep no address of the kernel's:
+//!
+//! ```text
+//! for i in 1 2; do
+//!   sudo ip netns add host$i
+//!   sudo ip link add veth$i type veth peer name eth0 netns host$i
+//!   sudo sysctl net.ipv6.conf.veth$i.disable_ipv6=1
+//!   sudo ip link set veth$i up
+//!   sudo ip -n host$i addr add 10.78.$i.1/24 dev eth0
+//!   sudo ip -n host$i link set eth0 up
+//!   sudo ip -n host$i route add default via 10.78.$i.254
+//! done
+//! cargo build --release --example router
+//! sudo target/release/examples/router packet:veth1=10.78.1.254/24 packet:veth2=10.78.2.254/24
+//! ```
+//!
+//! It prints `listening on 10.78.1.254/24, 10.78.2.254/24`. Then, in another terminal,
+//! `sudo ip netns exec host1 traceroute -n 10.78.2.1` shows one router on the way.
+
+#[path = "common/signals.rs"]
+mod signals;
+
+use std::error::Error;
+use std::io::{Read, Write};
+use std::net::Ipv4Addr;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dominoes_drivers::Device;
+use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
+use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_drivers::nic::{Firmware, Nic, NicConfig};
+use dominoes_drivers::tap::Tap;
+use dominoes_netstack::Stack;
+use dominoes_netstack::ip::route::Route;
+use dominoes_netstack::router::{Router, RouterStats};
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+/// Bytes that the test in memory sends.
+const BYTES: usize = 64 << 20;
+/// How often the router is looked after.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+const USAGE: &str = "\
+Routes IPv4 packets between interfaces; without one, tests itself in memory.
+
+  tap:NAME=CIDR         route at this TAP interface, with this address and prefix
+  packet:NAME=CIDR      route at this network interface
+  --route CIDR=IP       packets for this network go to this neighbour
+  --nic FIRMWARE        put a programmable card in front of every interface, whose firmware is
+                        uniprocessor, partitioned, dynamic or copies
+  --no-offloads         let interfaces neither merge frames nor leave checksums out
+  --validate-source     drop packets whose source is behind another interface
+  --seconds N           stop after this time [never]
+";
+
+#[derive(Default)]
+struct Options {
+    /// Kind, name, and address with prefix.
+    interfaces: Vec<(String, String, String)>,
+    routes: Vec<Route>,
+    firmware: Option<Firmware>,
+    no_offloads: bool,
+    validate_source: bool,
+    seconds: Option<u64>,
+}
+
+impl Options {
+    /// `None`: help is asked for.
+    fn from_command_line() -> Outcome<Option<Options>> {
+        use lexopt::prelude::*;
+        let mut options = Options::default();
+        let mut parser = lexopt::Parser::from_env();
+        while let Some(arg) = parser.next()? {
+            match arg {
+                Value(text) => options.interfaces.push(interface(&text.string()?)?),
+                Long("route") => options.routes.push(route(&parser.value()?.string()?)?),
+                Long("nic") => options.firmware = Some(firmware(&parser.value()?.string()?)?),
+                Long("no-offloads") => options.no_offloads = true,
+                Long("validate-source") => options.validate_source = true,
+                Long("seconds") => options.seconds = Some(parser.value()?.parse()?),
+                Long("help") | Short('h') => return Ok(None),
+                other => return Err(other.unexpected().into()),
+            }
+        }
+        Ok(Some(options))
+    }
+}
+
+fn interface(text: &str) -> Outcome<(String, String, String)> {
+    let parsed = text.split_once('=').and_then(|(device, address)| {
+        let (kind, name) = device.split_once(':')?;
+        Some((kind.to_owned(), name.to_owned(), address.to_owned()))
+    });
+    parsed.ok_or_else(|| {
+        format!("`{text}` is no interface; write it like tap:tap0=10.0.1.254/24").into()
+    })
+}
+
+fn route(text: &str) -> Outcome<Route> {
+    let bad = || format!("`{text}` is no route; write it like 192.0.2.0/24=10.0.1.1");
+    let (network, via) = text.split_once('=').ok_or_else(bad)?;
+    let (network, prefix) = network.split_once('/').ok_or_else(bad)?;
+    Ok(Route {
+        network: network.parse().map_err(|_| bad())?,
+        prefix: prefix.parse().map_err(|_| bad())?,
+        via: via.parse().map_err(|_| bad())?,
+    })
+}
+
+fn firmware(text: &str) -> Outcome<Firmware> {
+    match text {
+        "uniprocessor" => Ok(Firmware::Uniprocessor),
+        "partitioned" => Ok(Firmware::Partitioned),
+        "dynamic" => Ok(Firmware::Dynamic(2)),
+        "copies" => Ok(Firmware::Copies(2)),
+        _ => Err(format!("no firmware is called `{text}`; see --help").into()),
+    }
+}
+
+fn main() -> ExitCode {
+    let done = Options::from_command_line().and_then(|options| match options {
+        None => {
+            print!("{USAGE}");
+            Ok(())
+        }
+        Some(options) if options.interfaces.is_empty() => self_test(),
+        Some(options) => run(&options),
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("router: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A device, behind a card if that is asked for.
+fn behind_card(
+    device: impl Device + 'static,
+    firmware: Option<Firmware>,
+) -> Outcome<Box<dyn Device>> {
+    Ok(match firmware {
+        None => Box::new(device),
+        Some(firmware) => Box::new(Nic::start(
+            &NicConfig::default().firmware(firmware),
+            device,
+        )?),
+    })
+}
+
+fn run(options: &Options) -> Outcome<()> {
+    let mut builder = Router::builder().validate_source(options.validate_source);
+    let offloads = !options.no_offloads;
+    for (kind, name, address) in &options.interfaces {
+        let device: Box<dyn Device> = match kind.as_str() {
+            "tap" => Box::new(Tap::options().offloads(offloads).open(name)?),
+            "packet" => {
+                let host = address.split('/').next().unwrap_or_default();
+                let host: Ipv4Addr = host
+                    .parse()
+                    .map_err(|_| format!("`{host}` is no address"))?;
+                let open = AfPacketOptions::default().address(host).offloads(offloads);
+                Box::new(AfPacket::open(name, open)?)
+            }
+            _ => return Err(format!("no device is a `{kind}`; see --help").into()),
+        };
+        builder = builder.interface(address, behind_card(device, options.firmware)?);
+    }
+    for route in &options.routes {
+        builder = builder.route(*route);
+    }
+    let end_requested = signals::end_requested()?;
+    let router = builder.build()?.start()?;
+    let addresses: Vec<_> = options
+        .interfaces
+        .iter()
+        .map(|(.., address)| &**address)
+        .collect();
+    println!("listening on {}", addresses.join(", "));
+    let end = options
+        .seconds
+        .map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    while !end_requested.load(Relaxed) && end.is_none_or(|end| Instant::now() < end) {
+        match router.take_device_error() {
+            Some(error) if error.is_temporary() => eprintln!("router: {error}"),
+            Some(error) => return Err(error.into()),
+            None => {}
+        }
+        thread::sleep(POLL_INTERVAL);
+    }
+    print_stats(&router.stats());
+    Ok(())
+}
+
+fn print_stats(stats: &RouterStats) {
+    for (name, count) in stats.named().into_iter().filter(|(_, count)| *count > 0) {
+        println!("{name:16} {count}");
+    }
+}
+
+// In memory
+// -----------------------------------------------------------------------------------------------------------
+
+fn self_test() -> Outcome<()> {
+    for (firmware, name) in [
+        (None, "without cards"),
+        (Some(Firmware::Uniprocessor), "cards with one processor"),
+        (Some(Firmware::Partitioned), "cards with two processors"),
+    ] {
+        let (took, stats) = pass_bytes(firmware)?;
+        let rate = BYTES as f64 * 8e-9 / took.as_secs_f64();
+        println!(
+            "{name:26} {} MB in {took:.1?}, {rate:.2} Gbit/s, {} packets forwarded",
+            BYTES >> 20,
+            stats.forwarded
+        );
+    }
+    Ok(())
+}
+
+/// Sends bytes from one stack through a router to another, and says how long they took.
+fn pass_bytes(firmware: Option<Firmware>) -> Outcome<(Duration, RouterStats)> {
+    let (near, near_end) = memory::pair(MemoryConfig::default());
+    let (far, far_end) = memory::pair(MemoryConfig::default());
+    let router = Router::builder()
+        .interface("10.78.1.254/24", behind_card(near_end, firmware)?)
+        .interface("10.78.2.254/24", behind_card(far_end, firmware)?)
+        .build()?
+        .start()?;
+    let client = Stack::builder("10.78.1.1/24")
+        .gateway([10, 78, 1, 254].into())
+        .start(near)?;
+    let server = Stack::builder("10.78.2.1/24")
+        .gateway([10, 78, 2, 254].into())
+        .start(far)?;
+    let listener = server.listen(9, 1)?;
+    let start = Instant::now();
+    let reader = thread::spawn(move || -> Result<usize, std::io::Error> {
+        let (mut stream, _) = listener.accept()?;
+        let (mut got, mut buffer) = (0, vec![0; 256 << 10]);
+        loop {
+            match stream.read(&mut buffer)? {
+                0 => return Ok(got),
+                len if buffer[..len].iter().all(|byte| *byte == 0x5a) => got += len,
+                _ => return Err(std::io::ErrorKind::InvalidData.into()),
+            }
+        }
+    });
+    let mut stream = client.connect("10.78.2.1:9")?;
+    let chunk = vec![0x5a; 256 << 10];
+    for _ in 0..BYTES / chunk.len() {
+        stream.write_all(&chunk)?;
+    }
+    drop(stream);
+    let got = reader.join().map_err(|_| "the reader panicked")??;
+    if got != BYTES {
+        return Err(format!("{got} of {BYTES} bytes arrived").into());
+    }
+    Ok((start.elapsed(), router.stats()))
+}
