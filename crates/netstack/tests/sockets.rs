@@ -510,6 +510,24 @@ fn datagrams_are_echoed_by_a_thread_that_waits_for_them() {
 }
 
 #[test]
+fn the_first_datagram_may_be_the_longest() {
+    for variant in VARIANTS {
+        let (server, client) = pair(variant);
+        let theirs = server.bind_udp(7).unwrap();
+        within_patience(move || {
+            let ours = client.bind_udp(0).unwrap();
+            let sent: Vec<u8> = (0..65_507).map(|at| (at * 7 / 3) as u8).collect();
+            ours.send_to(&sent, server_at(7)).unwrap();
+            let mut received = vec![0; 65_507];
+            assert_eq!(theirs.recv(&mut received).unwrap(), sent.len());
+            assert!(received == sent);
+            client.shutdown();
+        });
+        server.shutdown();
+    }
+}
+
+#[test]
 fn a_call_for_datagrams_ends_with_its_timeout_and_with_the_socket_that_does_not_block() {
     let (server, _client) = pair(Variant::Single);
     let socket = server.bind_udp(7).unwrap();

@@ -47,8 +47,12 @@ impl Queues {
             send_buffer: limits.udp_send_buffer,
             ..*limits
         };
+        let mut streams = Streams::new(&of_sockets, delivery_slots);
+        // No peer acknowledges datagrams, so there is no slow start, and the first one may be the
+        // longest.
+        streams.first_send = limits.udp_send_buffer.into();
         Queues {
-            streams: Streams::new(&of_sockets, delivery_slots),
+            streams,
             pending_errors: (0..limits.udp_sockets).map(|_| AtomicU32::new(0)).collect(),
             dirty: ArrayQueue::new(2 * limits.udp_sockets as usize + 1),
             unbound: SegQueue::new(),

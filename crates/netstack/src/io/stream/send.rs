@@ -10,7 +10,7 @@ use crate::io::sync::fence;
 
 /// Bytes that a connection may write before its peer has acknowledged any: more than two first
 /// congestion windows of ten segments (RFC 6928).
-const FIRST_SEND: u64 = 64 << 10;
+pub(super) const FIRST_SEND: u64 = 64 << 10;
 
 /// Payload of a numbered frame, borrowed from a send ring. It does not change until the frame is
 /// sent: `apply` releases no byte before, and the pump does not recycle the entry.
@@ -82,7 +82,7 @@ impl<'a> StreamRef<'a> {
 
     /// Bytes that may be written now.
     ///
-    /// A connection may hold [`FIRST_SEND`] bytes and twice what its peer has acknowledged so far,
+    /// A connection may hold [`Streams::first_send`](super::Streams) bytes and twice what its peer has acknowledged so far,
     /// up to the ring's length. In slow start the congestion window is at most the first window and
     /// what was acknowledged, so this is always more than two windows; a peer that reads nothing
     /// costs no more than the first bytes.
@@ -97,7 +97,7 @@ impl<'a> StreamRef<'a> {
         let released = self.stream.stack.released.load(Ordering::Acquire);
         // A unit is released as a whole, so one must fit that has only begun.
         let unit = self.streams.inline.as_ref().map_or(0, |inline| inline.unit);
-        let first = FIRST_SEND.max(2 * unit);
+        let first = self.streams.first_send.max(2 * unit);
         let most = (self.streams.send_len as u64).min(first.saturating_add(2 * released));
         let most = match self.stream.app.send_limit.load(Ordering::Relaxed) {
             0 => most,

@@ -5,6 +5,7 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 use std::sync::{Arc, Once};
 
+use super::send::FIRST_SEND;
 use super::{Stream, StreamRef, UNKNOWN, flag};
 use crate::config::{Limits, Settings, Tuning};
 use crate::io::processor::Inline;
@@ -175,6 +176,8 @@ pub(crate) struct Streams {
     pub(super) receive_len: usize,
     pub(super) send_len: usize,
     pub(super) delivery_slots: usize,
+    /// Bytes that may be written before any is released.
+    pub(crate) first_send: u64,
     /// What is done to every byte, if anything.
     pub(crate) inline: Option<Inline>,
 }
@@ -203,6 +206,7 @@ impl Streams {
             receive_len: limits.receive_buffer as usize,
             send_len: limits.send_buffer as usize,
             delivery_slots,
+            first_send: FIRST_SEND,
             inline: None,
         }
     }
