@@ -1,9 +1,9 @@
-//! The two pumps. A pump is not a thread: any thread may take it for a moment.
+//! The receive pump. It is not a thread: any worker may take it for a moment.
 //!
-//! The receive pump is the only publisher of a group's log. It samples everything that `apply` must
-//! know and cannot compute: time, transmit credit, and the applications' cursors. Runs of segments
-//! come to it parsed; ARP, ICMP, fragments, datagrams and commands are handled here. The transmit
-//! pump hands frames to the device in the order of their numbers.
+//! It is the only publisher of a group's log. It samples everything that `apply` must know and
+//! cannot compute: time, transmit credit, and the applications' cursors. Runs of segments come to it
+//! parsed; ARP, ICMP, fragments, datagrams and commands are handled here. The transmit pump is
+//! [`TxPump`](crate::io::tx::TxPump).
 
 mod arp;
 mod datagrams;
@@ -14,17 +14,15 @@ mod network;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-use arrayvec::ArrayVec;
+use dominoes_drivers::Frame;
 use dominoes_drivers::split::Target;
-use dominoes_drivers::{DeviceTx, Frame, TxFrame};
 
 use crate::groups::balance::Balance;
 use crate::groups::classify;
-use crate::io::claim::{Claimer, DEVICE_RETRY_INTERVAL};
+use crate::io::claim::Claimer;
 use crate::io::gro::{Found, OpenRun, Parser};
 use crate::io::record::{Entry, Recorder, Written};
 use crate::io::sleep::Receiving;
-use crate::io::tx::Transmitter;
 use crate::io::world::{Command, OpenResult, World};
 use crate::io::{Batch, FrameRecycler, Run};
 use crate::ip::identification::Identifications;
@@ -988,125 +986,5 @@ fn sample_cursors(world: &World, digest: &mut Digest, ahead: Option<bool>, run: 
             let place = stream.reserve(digest.seg_seq, digest.len, app_read);
             run.place = place.filter(|_| is_unverified);
         }
-    }
-}
-
-/// The transmit pump.
-pub(crate) struct TxPump {
-    world: Arc<World>,
-    tx: Box<dyn DeviceTx>,
-    pub(crate) transmitter: Transmitter,
-    /// A control frame that the device had no room for.
-    held: Option<Vec<u8>>,
-}
-
-impl TxPump {
-    pub(crate) fn new(world: Arc<World>, tx: Box<dyn DeviceTx>, transmitter: Transmitter) -> Self {
-        TxPump {
-            world,
-            tx,
-            transmitter,
-            held: None,
-        }
-    }
-
-    /// Sends at most [`BATCH`] frames. Returns how many the device took.
-    pub(crate) fn turn(&mut self) -> usize {
-        self.send::<BATCH>(u64::MAX)
-    }
-
-    /// The same; of the numbered frames, sends only those below `below`.
-    pub(crate) fn turn_below(&mut self, below: u64) -> usize {
-        self.send::<BATCH>(below)
-    }
-
-    /// Sends one frame, for callers that drive the stack step by step.
-    pub(crate) fn step(&mut self) -> usize {
-        self.send::<1>(u64::MAX)
-    }
-
-    fn send<const MAX: usize>(&mut self, below: u64) -> usize {
-        let mut done = self.control();
-        let mut frames = ArrayVec::<_, MAX>::new();
-        self.transmitter.ready(below, &mut frames);
-        if frames.is_empty() {
-            drop(frames);
-            return done + self.send_past_hole::<MAX>();
-        }
-        let taken = self.tx.transmit(&frames);
-        drop(frames);
-        self.world.set_device_refuses(taken.is_err());
-        match taken {
-            Ok(taken) => {
-                self.transmitter.advance(taken);
-                done += taken;
-            }
-            Err(error) => self.world.device_failed(error),
-        }
-        done
-    }
-
-    /// The first unsent frame is not ready. Sends others once that has lasted for long enough.
-    fn send_past_hole<const MAX: usize>(&mut self) -> usize {
-        if !self.transmitter.look_behind() {
-            return 0;
-        }
-        let mut frames = ArrayVec::<_, MAX>::new();
-        let picked = self.transmitter.ready_behind(&mut frames);
-        if frames.is_empty() {
-            return 0;
-        }
-        let taken = self.tx.transmit(&frames);
-        drop(frames);
-        match taken {
-            Ok(taken) => {
-                self.transmitter.pass(&picked[..taken]);
-                taken
-            }
-            Err(error) => {
-                self.world.device_failed(error);
-                0
-            }
-        }
-    }
-
-    fn control(&mut self) -> usize {
-        let mut done = 0;
-        if self.held.is_none() && self.world.control.is_empty() {
-            return done;
-        }
-        while let Some(frame) = self.held.take().or_else(|| self.world.control.pop()) {
-            let taken = self.tx.transmit(&[TxFrame::new(&frame)]);
-            self.world.set_device_refuses(taken.is_err());
-            match taken {
-                Ok(0) => {
-                    self.held = Some(frame);
-                    break;
-                }
-                Ok(_) => {
-                    self.transmitter.note_unnumbered();
-                    done += 1;
-                }
-                Err(error) => {
-                    self.world.device_failed(error);
-                    break;
-                }
-            }
-        }
-        done
-    }
-
-    /// Whether a frame waits to be sent, and the device may take it.
-    pub(crate) fn has_work(&self) -> bool {
-        self.any_waits() && !self.world.is_device_refusing()
-    }
-
-    /// How long to sleep at most, if a frame waits for a device that is down or gone.
-    pub(crate) fn next_try(&self) -> Option<std::time::Duration> {
-        (self.any_waits() && self.world.is_device_refusing()).then_some(DEVICE_RETRY_INTERVAL)
-    }
-
-    fn any_waits(&self) -> bool {
-        self.transmitter.any_ready() || self.held.is_some() || !self.world.control.is_empty()
     }
 }

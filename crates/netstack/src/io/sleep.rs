@@ -5,7 +5,7 @@ use core::time::Duration;
 
 use dominoes::{EventCount, Exclusive};
 
-use crate::io::rx::TxPump;
+use crate::io::tx::TxPump;
 use crate::io::world::World;
 use crate::time::Instant;
 

@@ -1,0 +1,131 @@
+//! The transmit pump: hands frames to the device in the order of their numbers.
+
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use dominoes_drivers::{DeviceTx, TxFrame};
+
+use super::Transmitter;
+use crate::io::claim::DEVICE_RETRY_INTERVAL;
+use crate::io::rx::BATCH;
+use crate::io::world::World;
+
+/// The transmit pump. It is not a thread: any worker may take it for a moment.
+pub(crate) struct TxPump {
+    world: Arc<World>,
+    tx: Box<dyn DeviceTx>,
+    pub(crate) transmitter: Transmitter,
+    /// A control frame that the device had no room for.
+    held: Option<Vec<u8>>,
+}
+
+impl TxPump {
+    pub(crate) fn new(world: Arc<World>, tx: Box<dyn DeviceTx>, transmitter: Transmitter) -> Self {
+        TxPump {
+            world,
+            tx,
+            transmitter,
+            held: None,
+        }
+    }
+
+    /// Sends at most [`BATCH`] frames. Returns how many the device took.
+    pub(crate) fn turn(&mut self) -> usize {
+        self.send::<BATCH>(u64::MAX)
+    }
+
+    /// The same; of the numbered frames, sends only those below `below`.
+    pub(crate) fn turn_below(&mut self, below: u64) -> usize {
+        self.send::<BATCH>(below)
+    }
+
+    /// Sends one frame, for callers that drive the stack step by step.
+    pub(crate) fn step(&mut self) -> usize {
+        self.send::<1>(u64::MAX)
+    }
+
+    fn send<const MAX: usize>(&mut self, below: u64) -> usize {
+        let mut done = self.control();
+        let mut frames = ArrayVec::<_, MAX>::new();
+        self.transmitter.ready(below, &mut frames);
+        if frames.is_empty() {
+            drop(frames);
+            return done + self.send_past_hole::<MAX>();
+        }
+        let taken = self.tx.transmit(&frames);
+        drop(frames);
+        self.world.set_device_refuses(taken.is_err());
+        match taken {
+            Ok(taken) => {
+                self.transmitter.advance(taken);
+                done += taken;
+            }
+            Err(error) => self.world.device_failed(error),
+        }
+        done
+    }
+
+    /// The first unsent frame is not ready. Sends others once that has lasted for long enough.
+    fn send_past_hole<const MAX: usize>(&mut self) -> usize {
+        if !self.transmitter.look_behind() {
+            return 0;
+        }
+        let mut frames = ArrayVec::<_, MAX>::new();
+        let picked = self.transmitter.ready_behind(&mut frames);
+        if frames.is_empty() {
+            return 0;
+        }
+        let taken = self.tx.transmit(&frames);
+        drop(frames);
+        match taken {
+            Ok(taken) => {
+                self.transmitter.pass(&picked[..taken]);
+                taken
+            }
+            Err(error) => {
+                self.world.device_failed(error);
+                0
+            }
+        }
+    }
+
+    fn control(&mut self) -> usize {
+        let mut done = 0;
+        if self.held.is_none() && self.world.control.is_empty() {
+            return done;
+        }
+        while let Some(frame) = self.held.take().or_else(|| self.world.control.pop()) {
+            let taken = self.tx.transmit(&[TxFrame::new(&frame)]);
+            self.world.set_device_refuses(taken.is_err());
+            match taken {
+                Ok(0) => {
+                    self.held = Some(frame);
+                    break;
+                }
+                Ok(_) => {
+                    self.transmitter.note_unnumbered();
+                    done += 1;
+                }
+                Err(error) => {
+                    self.world.device_failed(error);
+                    break;
+                }
+            }
+        }
+        done
+    }
+
+    /// Whether a frame waits to be sent, and the device may take it.
+    pub(crate) fn has_work(&self) -> bool {
+        self.any_waits() && !self.world.is_device_refusing()
+    }
+
+    /// How long to sleep at most, if a frame waits for a device that is down or gone.
+    pub(crate) fn next_try(&self) -> Option<std::time::Duration> {
+        (self.any_waits() && self.world.is_device_refusing()).then_some(DEVICE_RETRY_INTERVAL)
+    }
+
+    fn any_waits(&self) -> bool {
+        self.transmitter.any_ready() || self.held.is_some() || !self.world.control.is_empty()
+    }
+}

@@ -1,0 +1,277 @@
+use super::*;
+use crate::io::sync::interrupted;
+
+fn build(ring: &TxRing, frame: u64, bytes: &[u8]) {
+    let mut claim = ring.claim(frame, 1).unwrap();
+    claim.buffer()[..bytes.len()].copy_from_slice(bytes);
+    claim.built(1, bytes.len(), TxMeta::default());
+    claim.publish();
+}
+
+const CALLS: u32 = 16;
+
+fn whole(frames: &[TxFrame<'_>]) -> Vec<Vec<u8>> {
+    let both = frames.iter().map(|f| [f.head, f.payload].concat());
+    both.collect()
+}
+
+fn send_all(transmitter: &mut Transmitter) -> Vec<Vec<u8>> {
+    let mut frames = ArrayVec::<_, 8>::new();
+    transmitter.ready(u64::MAX, &mut frames);
+    let mut sent = whole(&frames);
+    drop(frames);
+    if !sent.is_empty() {
+        transmitter.advance(sent.len());
+    } else if transmitter.look_behind() {
+        let mut frames = ArrayVec::<_, 8>::new();
+        let picked = transmitter.ready_behind(&mut frames);
+        sent = whole(&frames);
+        drop(frames);
+        transmitter.pass(&picked);
+    }
+    sent
+}
+
+#[test]
+fn frames_leave_past_a_hole_once_enough_are_ready_behind_it_and_each_once() {
+    let (ring, mut transmitter) = TxRing::new(8, 64);
+    transmitter.send_past(3, CALLS);
+    assert_eq!(transmitter.journal(), []);
+    for k in [1, 2, 4] {
+        build(&ring, k, &[b'a', k as u8]);
+    }
+    for _ in 1..CALLS {
+        assert_eq!(send_all(&mut transmitter), Vec::<Vec<u8>>::new());
+    }
+    assert_eq!(send_all(&mut transmitter).len(), 3);
+    assert_eq!((ring.sent(), transmitter.passed()), (0, 3));
+    // Their slots are not free, and nothing goes twice.
+    assert_eq!(ring.claim(9, 1).err(), Some(Diverged(9)));
+    assert_eq!(send_all(&mut transmitter), Vec::<Vec<u8>>::new());
+    build(&ring, 0, b"a0");
+    assert_eq!(send_all(&mut transmitter), [b"a0"]);
+    assert_eq!(ring.sent(), 3);
+    build(&ring, 5, b"a5");
+    assert_eq!(send_all(&mut transmitter), Vec::<Vec<u8>>::new());
+    build(&ring, 3, b"a3");
+    assert_eq!(send_all(&mut transmitter), [b"a3"]);
+    assert_eq!(send_all(&mut transmitter), [b"a5"]);
+    assert_eq!((ring.sent(), transmitter.passed()), (6, 3));
+    transmitter.note_unnumbered();
+    let noted = [Some(1), Some(2), Some(4), Some(0), Some(3), Some(5), None];
+    assert_eq!(transmitter.journal(), noted);
+    build(&ring, 9, b"a9");
+    build(&ring, 6, b"a6");
+    assert_eq!(send_all(&mut transmitter), [b"a6"]);
+}
+
+#[test]
+fn a_hole_that_few_frames_wait_behind_is_waited_for() {
+    let (ring, mut transmitter) = TxRing::new(8, 64);
+    transmitter.send_past(3, CALLS);
+    build(&ring, 1, b"b1");
+    build(&ring, 7, b"b7");
+    for _ in 0..4 * CALLS {
+        assert_eq!(send_all(&mut transmitter), Vec::<Vec<u8>>::new());
+    }
+    build(&ring, 0, b"b0");
+    assert_eq!(send_all(&mut transmitter), [b"b0", b"b1"]);
+}
+
+#[test]
+fn frames_leave_in_the_order_of_their_numbers_however_they_were_built() {
+    let (ring, mut transmitter) = TxRing::new(4, 64);
+    build(&ring, 1, b"b1");
+    assert_eq!(send_all(&mut transmitter), Vec::<Vec<u8>>::new());
+    build(&ring, 0, b"a0");
+    assert_eq!(send_all(&mut transmitter), [b"a0", b"b1"]);
+    assert_eq!(ring.sent(), 2);
+    for k in 2..6 {
+        build(&ring, k, b"xx");
+    }
+    assert_eq!(send_all(&mut transmitter).len(), 4);
+}
+
+#[test]
+fn a_second_builder_of_a_frame_is_found_out() {
+    let (ring, mut transmitter) = TxRing::new(4, 64);
+    build(&ring, 0, b"a0");
+    assert_eq!(ring.claim(0, 1).err(), Some(Diverged(0)));
+    assert_eq!(ring.claim(4, 1).err(), Some(Diverged(4)));
+    send_all(&mut transmitter);
+    assert_eq!(ring.claim(0, 1).err(), Some(Diverged(0)));
+    assert!(ring.claim(4, 1).is_ok());
+}
+
+#[test]
+fn of_two_builders_one_takes_the_slot_wherever_the_other_comes_in_between() {
+    let claim = |ring: &TxRing| ring.claim(0, 1).map(core::mem::forget);
+    for step in 0.. {
+        let (ring, _transmitter) = TxRing::new(4, 64);
+        let same = Arc::clone(&ring);
+        let (one, other) = interrupted(step, move || claim(&same), || claim(&ring));
+        let Some(other) = other else {
+            assert!(step > 0, "a slot is taken without any access");
+            break;
+        };
+        let both = [one, other];
+        let taken = both.iter().filter(|claim| claim.is_ok()).count();
+        assert_eq!(taken, 1, "interrupted before access {step}: {both:?}");
+    }
+}
+
+#[test]
+fn of_threads_that_want_every_frame_one_builds_each() {
+    const FRAMES: u64 = 20_000;
+    let (ring, mut transmitter) = TxRing::new(64, 64);
+    let build_all = || {
+        let mut built = 0;
+        for frame in 0..FRAMES {
+            while frame >= ring.sent() + 64 {
+                std::thread::yield_now();
+            }
+            if let Ok(mut claim) = ring.claim(frame, 1) {
+                claim.built(0, 8, TxMeta::default());
+                claim.publish();
+                built += 1;
+            }
+        }
+        built
+    };
+    let built: u64 = std::thread::scope(|scope| {
+        let builders = [0; 3].map(|_| scope.spawn(build_all));
+        let mut sent = 0;
+        while sent < FRAMES {
+            sent += send_all(&mut transmitter).len() as u64;
+        }
+        builders.map(|builder| builder.join().unwrap()).iter().sum()
+    });
+    assert_eq!(built, FRAMES);
+}
+
+#[test]
+fn a_claim_dropped_unpublished_can_be_taken_again() {
+    let (ring, mut transmitter) = TxRing::new(4, 64);
+    drop(ring.claim(0, 1).unwrap());
+    build(&ring, 0, b"a0");
+    assert_eq!(send_all(&mut transmitter), [b"a0"]);
+}
+
+/// Claims and builds these frames, of one chunk, each of two bytes.
+fn build_range(ring: &TxRing, frames: core::ops::Range<u64>) {
+    let count = frames.end - frames.start;
+    let mut claim = ring.claim(frames.start, count as u32).unwrap();
+    for frame in frames {
+        claim.buffer()[..2].copy_from_slice(&[b'a', frame as u8]);
+        claim.built(1, 2, TxMeta::default());
+    }
+    claim.publish();
+}
+
+fn numbers(sent: &[Vec<u8>]) -> Vec<u8> {
+    sent.iter().map(|frame| frame[1]).collect()
+}
+
+#[test]
+fn parts_of_a_chunk_leave_in_order_and_its_slots_are_free_when_all_have() {
+    let (ring, mut transmitter) = TxRing::with_chunks(8, 64, 4);
+    for lap in 0..5 {
+        let at = 8 * lap;
+        build_range(&ring, at + 2..at + 4);
+        assert!(send_all(&mut transmitter).is_empty());
+        build_range(&ring, at..at + 1);
+        assert_eq!(numbers(&send_all(&mut transmitter)), [at as u8]);
+        // Its frames of the next lap have no slots yet.
+        assert_eq!(ring.claim(at + 8, 1).err(), Some(Diverged(at + 8)));
+        build_range(&ring, at + 4..at + 6);
+        build_range(&ring, at + 1..at + 2);
+        let rest: Vec<u8> = (1..6).map(|i| (at + i) as u8).collect();
+        assert_eq!(numbers(&send_all(&mut transmitter)), rest);
+        assert_eq!((ring.sent(), ring.claimed()), (at + 6, at + 6));
+        drop(ring.claim(at + 8, 4).unwrap());
+        build_range(&ring, at + 6..at + 8);
+        assert_eq!(send_all(&mut transmitter).len(), 2);
+        assert_eq!(ring.claimed(), 0);
+    }
+}
+
+#[test]
+fn of_a_chunk_that_is_sent_past_a_hole_no_frame_leaves_twice() {
+    let (ring, mut transmitter) = TxRing::with_chunks(8, 64, 4);
+    transmitter.send_past(3, 1);
+    build_range(&ring, 1..3);
+    build_range(&ring, 4..6);
+    assert_eq!(numbers(&send_all(&mut transmitter)), [1, 2, 4, 5]);
+    build_range(&ring, 0..1);
+    assert_eq!(numbers(&send_all(&mut transmitter)), [0]);
+    assert_eq!((ring.sent(), transmitter.passed()), (3, 4));
+    build_range(&ring, 3..4);
+    assert_eq!(numbers(&send_all(&mut transmitter)), [3]);
+    assert_eq!(ring.sent(), 6);
+    build_range(&ring, 8..12);
+    build_range(&ring, 6..8);
+    assert_eq!(numbers(&send_all(&mut transmitter)), [6, 7, 8, 9, 10, 11]);
+}
+
+#[test]
+fn a_claim_of_several_frames_has_all_or_none_and_unwinding_gives_them_up() {
+    let (ring, mut transmitter) = TxRing::with_chunks(8, 64, 4);
+    build_range(&ring, 1..2);
+    assert_eq!(ring.claim(0, 2).err(), Some(Diverged(0)));
+    assert_eq!(ring.claim(1, 3).err(), Some(Diverged(1)));
+    let dies = std::panic::AssertUnwindSafe(|| {
+        let mut claim = ring.claim(2, 2).unwrap();
+        claim.built(0, 2, TxMeta::default());
+        claim.publish();
+    });
+    assert!(std::panic::catch_unwind(dies).is_err(), "3 is not built");
+    build_range(&ring, 2..4);
+    build_range(&ring, 0..1);
+    assert_eq!(numbers(&send_all(&mut transmitter)), [0, 1, 2, 3]);
+}
+
+#[test]
+#[should_panic(expected = "no frame is left to build")]
+fn a_slot_that_is_not_claimed_is_not_written() {
+    let (ring, _transmitter) = TxRing::with_chunks(8, 64, 4);
+    let mut claim = ring.claim(0, 2).unwrap();
+    for _ in 0..2 {
+        claim.buffer();
+        claim.built(0, 2, TxMeta::default());
+    }
+    claim.buffer();
+}
+
+#[test]
+fn a_borrowed_payload_is_sent_from_the_send_ring() {
+    use crate::config::Limits;
+    use crate::io::stream::Streams;
+    use crate::log::request::ConnId;
+    let (ring, mut transmitter) = TxRing::new(4, 64);
+    let limits = Limits {
+        connections: 1,
+        send_buffer: 1024,
+        ..Limits::default()
+    };
+    let streams = Streams::new(&limits, 4);
+    let conn = ConnId {
+        index: 0,
+        generation: 0,
+    };
+    let stream = streams.get(conn).unwrap();
+    assert_eq!(stream.write(b"carried"), 7);
+    for (frame, head) in [(0, b"h0"), (1, b"h1")] {
+        let mut claim = ring.claim(frame, 1).unwrap();
+        claim.buffer()[..2].copy_from_slice(head);
+        let carried = stream.borrow_payload(frame, 3).unwrap();
+        claim.built_with_payload(2, carried, TxMeta::default());
+        claim.publish();
+    }
+    assert!(
+        stream.borrow_payload(1023, 2).is_none(),
+        "one at the end of the ring, and one at its beginning"
+    );
+    assert_eq!((ring.claimed(), ring.sent()), (2, 0));
+    assert_eq!(send_all(&mut transmitter), [b"h0car", b"h1arr"]);
+    assert_eq!((ring.claimed(), ring.sent()), (0, 2));
+}
