@@ -61,6 +61,43 @@ impl Family {
         }
     }
 
+    /// Bytes before the transport header, where there are no options and no extension headers.
+    pub const fn lower(self) -> usize {
+        match self {
+            Family::V4 => LOWER,
+            Family::V6 => v6::LOWER,
+        }
+    }
+
+    /// As [`complete`](super::complete), of a frame of this family.
+    ///
+    /// # Panics
+    /// If the frame is shorter than its headers.
+    pub fn complete(self, frame: &mut [u8]) -> bool {
+        if self == Family::V4 {
+            return super::complete(frame);
+        }
+        let (field, pseudo) = partial_v6(frame);
+        if half(frame, field) != pseudo {
+            return false;
+        }
+        let sum = sum(&frame[v6::LOWER..]);
+        put(frame, field, !sum);
+        true
+    }
+
+    /// As [`leave_partial`](super::leave_partial), of a frame of this family.
+    ///
+    /// # Panics
+    /// If the frame is shorter than its headers.
+    pub fn leave_partial(self, frame: &mut [u8]) {
+        if self == Family::V4 {
+            return super::leave_partial(frame);
+        }
+        let (field, pseudo) = partial_v6(frame);
+        put(frame, field, pseudo);
+    }
+
     /// A frame of IPv4 or ARP in this family; `None` if it says nothing that can be said there.
     pub fn write(self, frame: &[u8]) -> Option<Vec<u8>> {
         match self {
@@ -108,6 +145,15 @@ fn v4_of(address: Ipv6Addr) -> Option<Address> {
 /// A checksum after what it covers, of the sum `was`, has the sum `is` (RFC 1624).
 fn adjusted(old: u16, was: u16, is: u16) -> u16 {
     !checksum::combine(&[!old, !was, is])
+}
+
+/// Where the checksum of a TCP or UDP frame of IPv6 stands, and the sum of its pseudo-header.
+fn partial_v6(frame: &[u8]) -> (usize, u16) {
+    let field = v6::LOWER + if frame[20] == UDP { 6 } else { 16 };
+    let len = (frame.len() - v6::LOWER) as u16;
+    let addresses = sum(&frame[22..v6::LOWER]);
+    let pseudo = checksum::combine(&[addresses, len, u16::from(frame[20])]);
+    (field, pseudo)
 }
 
 /// Adjusts the checksum of a TCP segment or UDP datagram, or its first fragment, to other
@@ -491,6 +537,21 @@ mod tests {
             again[18..22].copy_from_slice(&frame[18..22]);
             finish(&mut again, Right::NETWORK);
             assert_eq!(again, frame);
+        }
+    }
+
+    #[test]
+    fn a_partial_checksum_is_completed_to_the_whole_one() {
+        for frame in [segment().frame(PATH), udp(PATH, (5, 9), b"hello")] {
+            for family in Family::ALL {
+                let whole = family.write(&frame).expect("it can be said");
+                let mut partial = whole.clone();
+                family.leave_partial(&mut partial);
+                assert_ne!(partial, whole);
+                assert!(family.complete(&mut partial));
+                assert_eq!(partial, whole);
+                assert!(!family.complete(&mut partial), "it is not partial any more");
+            }
         }
     }
 
