@@ -44,6 +44,9 @@
 //! curl -T some_file http://10.78.0.1/
 //! ```
 //!
+//! With `--addr6 fd00:78::1/64` it serves over IPv6 as well, and with `--addr6 auto` at an address
+//! that it makes of what a router advertises: `curl -O http://[fd00:78::1]/some_file`.
+//!
 //! With `--poller` one thread serves all connections, 10,000 and more, instead of a thread for each;
 //! it answers GET and HEAD alone.
 //!
@@ -56,6 +59,8 @@
 mod files;
 #[path = "http_server/http.rs"]
 mod http;
+#[path = "common/ipv6.rs"]
+mod ipv6;
 #[path = "http_server/polled.rs"]
 mod polled;
 #[path = "http_server/self_test.rs"]
@@ -80,6 +85,7 @@ use dominoes_netstack::{Builder, Limits, Stack, StackError, TcpListener, TcpStre
 
 use crate::files::Put;
 use crate::http::{Answer, Body, Request, Status};
+use crate::ipv6::Addr6;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -120,7 +126,8 @@ Serves a folder over HTTP; without a device, tests itself in memory.
   --tap NAME          use this TAP interface
   --interface NAME    use this network interface, beside the kernel's own stack
   --addr CIDR         our address and its prefix [10.78.0.1/24]
-  --gateway IP        who forwards to other networks [nobody]
+  --addr6 CIDR        the same of IPv6, or auto: as routers advertise [no IPv6]
+  --gateway IP        who forwards to other networks, once for each family [nobody]
   --port N            port to listen on [80]
   --replicas N        threads that run the stack, each with a copy of its state [2]
   --root DIR          folder to serve [.]
@@ -137,7 +144,8 @@ enum Device {
 struct Options {
     device: Device,
     addr: String,
-    gateway: Option<IpAddr>,
+    addr6: Addr6,
+    gateways: Vec<IpAddr>,
     port: u16,
     replicas: usize,
     root: PathBuf,
@@ -152,7 +160,8 @@ impl Options {
         let mut options = Options {
             device: Device::Memory,
             addr: "10.78.0.1/24".to_owned(),
-            gateway: None,
+            addr6: Addr6::default(),
+            gateways: Vec::new(),
             port: 80,
             replicas: 2,
             root: PathBuf::from("."),
@@ -165,7 +174,8 @@ impl Options {
                 Long("tap") => options.device = Device::Tap(parser.value()?.string()?),
                 Long("interface") => options.device = Device::Interface(parser.value()?.string()?),
                 Long("addr") => options.addr = parser.value()?.string()?,
-                Long("gateway") => options.gateway = Some(parser.value()?.parse()?),
+                Long("addr6") => options.addr6 = Addr6::parse(parser.value()?.string()?),
+                Long("gateway") => options.gateways.push(parser.value()?.parse()?),
                 Long("port") => options.port = parser.value()?.parse()?,
                 Long("replicas") => options.replicas = parser.value()?.parse()?,
                 Long("root") => options.root = PathBuf::from(parser.value()?),
@@ -192,9 +202,10 @@ fn builder(addr: &str, replicas: usize, poller: bool) -> Builder {
 // ------------------------------------------------------------------------------------------------------------
 
 fn run(options: &Options) -> Outcome<()> {
-    let mut builder = builder(&options.addr, options.replicas, options.poller);
-    if let Some(gateway) = options.gateway {
-        builder = builder.gateway(gateway);
+    let builder = builder(&options.addr, options.replicas, options.poller);
+    let mut builder = options.addr6.add_to(builder);
+    for gateway in &options.gateways {
+        builder = builder.gateway(*gateway);
     }
     let root = open_root(&options.root)?;
     let (stack, device) = match &options.device {
@@ -210,9 +221,12 @@ fn run(options: &Options) -> Outcome<()> {
     };
     let end_requested = signals::end_requested()?;
     let listener = stack.listen(options.port, if options.poller { 1024 } else { 64 })?;
+    let mut addresses = listener.local_addr()?.to_string();
+    for address in options.addr6.wait(&stack)? {
+        addresses += &format!(" and [{address}]:{}", options.port);
+    }
     println!(
-        "listening on {}, {} replica{}, device {device}",
-        listener.local_addr()?,
+        "listening on {addresses}, {} replica{}, device {device}",
         options.replicas,
         if options.replicas == 1 { "" } else { "s" },
     );

@@ -30,6 +30,9 @@
 //! sudo target/release/examples/services --packet veth0
 //! ```
 //!
+//! With `--addr6 fd00:78::1/64` it serves over IPv6 as well, and with `--addr6 auto` at an address
+//! that it makes of what a router advertises.
+//!
 //! It prints `listening on 10.78.0.1, 2 replicas, device ...`. Then, in another terminal and with
 //! `sudo ip netns exec peer` before them:
 //!
@@ -54,6 +57,8 @@
 mod http;
 #[path = "services/iperf.rs"]
 mod iperf;
+#[path = "common/ipv6.rs"]
+mod ipv6;
 #[path = "services/killer.rs"]
 mod killer;
 #[path = "services/self_test.rs"]
@@ -74,7 +79,7 @@ use std::time::{Duration, Instant};
 
 use dominoes_drivers::Device;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
-use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions};
+use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, Redirect};
 use dominoes_drivers::tap::Tap;
 use dominoes_netstack::stats::StackStats;
 use dominoes_netstack::variants::VariantKind;
@@ -82,6 +87,7 @@ use dominoes_netstack::{
     Builder, Limits, Sockets, Stack, StackError, TcpListener, TcpStream, UdpSocket,
 };
 
+use ipv6::Addr6;
 use killer::Killer;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -132,7 +138,8 @@ Echo, discard, HTTP and iperf3 on our own TCP and UDP; without a device, tests i
   --trust-checksums   AF_XDP: do not verify checksums
   --guard             start though the kernel owns our address, and keep it silent
   --addr CIDR         our address and its prefix [10.78.0.1/24]
-  --gateway IP        who forwards to other networks [nobody]
+  --addr6 CIDR        the same of IPv6, or auto: as routers advertise [no IPv6]
+  --gateway IP        who forwards to other networks, once for each family [nobody]
   --variant NAME      single, locked, locked-mcs or replicated [by the number of threads]
   --replicas N        threads that run the stack, each with a copy of its state if replicated [2; single: 1]
   --seconds N         stop after this time [never]
@@ -154,7 +161,8 @@ struct Options {
     trust: bool,
     guard: bool,
     addr: String,
-    gateway: Option<IpAddr>,
+    addr6: Addr6,
+    gateways: Vec<IpAddr>,
     threads: Threads,
     seconds: Option<u64>,
     grace: Duration,
@@ -172,7 +180,8 @@ impl Options {
             trust: false,
             guard: false,
             addr: "10.78.0.1/24".to_owned(),
-            gateway: None,
+            addr6: Addr6::default(),
+            gateways: Vec::new(),
             threads: Threads::default(),
             seconds: None,
             grace: Duration::from_secs(1),
@@ -196,7 +205,8 @@ impl Options {
                 Long("trust-checksums") => options.trust = true,
                 Long("guard") => options.guard = true,
                 Long("addr") => options.addr = parser.value()?.string()?,
-                Long("gateway") => options.gateway = Some(parser.value()?.parse()?),
+                Long("addr6") => options.addr6 = Addr6::parse(parser.value()?.string()?),
+                Long("gateway") => options.gateways.push(parser.value()?.parse()?),
                 Long("variant") => {
                     options.threads.variant = Some(parser.value()?.string()?.parse()?);
                 }
@@ -245,11 +255,15 @@ impl Options {
                 (Box::new(device), text)
             }
             Which::Xdp(name) => {
-                let options = AfXdpOptions::default()
+                let mut options = AfXdpOptions::default()
                     .address(address)
                     .guard(self.guard)
                     .offloads(self.offloads)
                     .trust_checksums(self.trust);
+                if self.addr6 != Addr6::Nothing {
+                    // By address the program knows IPv4 alone.
+                    options = options.redirect(Redirect::Everything);
+                }
                 let device = AfXdp::open(name, &options)?;
                 if let Some(advice) = device.advice() {
                     println!("{name}: {advice}");
@@ -312,16 +326,25 @@ fn run(options: &Options) -> Outcome<()> {
     let Some((device, name)) = options.open()? else {
         return self_test::run(options.threads);
     };
-    let mut builder = options.threads.builder(&options.addr);
-    if let Some(gateway) = options.gateway {
-        builder = builder.gateway(gateway);
+    let builder = options.threads.builder(&options.addr);
+    let mut builder = options.addr6.add_to(builder);
+    for gateway in &options.gateways {
+        builder = builder.gateway(*gateway);
     }
     let stack = builder.start(device)?;
     let end_requested = signals::end_requested()?;
     let services = Services::start(&stack)?;
+    let mut addresses = options
+        .addr
+        .split('/')
+        .next()
+        .unwrap_or_default()
+        .to_owned();
+    for address in options.addr6.wait(&stack)? {
+        addresses += &format!(" and {address}");
+    }
     println!(
-        "listening on {}, {}, device {name}",
-        options.addr.split('/').next().unwrap_or_default(),
+        "listening on {addresses}, {}, device {name}",
         options.threads.name(),
     );
     let end = options

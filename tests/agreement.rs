@@ -3,7 +3,7 @@
 //! A case is one stack with one to four workers over a bad wire, driven on one thread: pump,
 //! prepare, apply, perform and send in random order, while peers and applications do what they
 //! like. In every second one, workers join, leave and die meanwhile, between two steps or in the
-//! middle of one. Its log is recorded. Then these must hold:
+//! middle of one. Every fourth is about IPv6. Its log is recorded. Then these must hold:
 //!
 //! 1. At equal positions all replicas have equal fingerprints, and `single` has it too when it
 //!    replays the log.

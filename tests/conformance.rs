@@ -5,6 +5,12 @@
 //! `pending = "reason"` tells of a rule that is not kept yet: it is run too, and must fail, so that
 //! it gets enabled when it does not.
 //!
+//! Every script is run over IPv4 and over IPv6, for which its packets are translated: words and
+//! numbers of a script are those of IPv4, and a link carries 20 bytes more, as much as the header is
+//! longer. A rule of one of them alone says so by `only_ipv4 = "reason"` or `only_ipv6`.
+//!
+//! `[[held]]` is a rule that no script can tell of, with the names of the tests that hold it.
+//!
 //! `CONFORMANCE=name` runs the scripts whose name contains `name` only, and prints their frames.
 
 mod run;
@@ -13,12 +19,13 @@ mod script;
 use std::collections::BTreeMap;
 
 use dominoes_testkit::Variant;
+use dominoes_testkit::packet::Family;
 use script::{File, Script};
 
 use crate::support::root;
 
-/// Every script of every file, with the file's name.
-fn scripts() -> Vec<(String, Script)> {
+/// Every file with its path.
+fn files() -> Vec<(std::path::PathBuf, File)> {
     let data = root().join("tests/data");
     let mut files: Vec<_> = std::fs::read_dir(&data)
         .unwrap_or_else(|error| panic!("{}: {error}", data.display()))
@@ -30,7 +37,17 @@ fn scripts() -> Vec<(String, Script)> {
         let text = std::fs::read_to_string(path).expect("the file can be read");
         toml::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     };
-    let files: Vec<_> = files.iter().map(|path| (path, read(path))).collect();
+    let files = files.into_iter();
+    let files = files.map(|path| {
+        let file = read(&path);
+        (path, file)
+    });
+    files.collect()
+}
+
+/// Every script of every file, with the file's name.
+fn scripts() -> Vec<(String, Script)> {
+    let files = files();
     let mut shared = File::default();
     for (_, file) in &files {
         shared.prelude.extend(file.prelude.clone());
@@ -55,7 +72,7 @@ fn scripts() -> Vec<(String, Script)> {
 #[test]
 fn every_rule_is_kept_by_every_variant_and_no_pending_one_is_kept_already() {
     let only = std::env::var("CONFORMANCE").ok();
-    let (mut kept, mut pending, mut failures) = (0, 0, Vec::new());
+    let (mut kept, mut kept_v6, mut pending, mut failures) = (0, 0, 0, Vec::new());
     let mut names = BTreeMap::new();
     for (file, script) in scripts() {
         assert!(
@@ -69,20 +86,23 @@ fn every_rule_is_kept_by_every_variant_and_no_pending_one_is_kept_already() {
         {
             continue;
         }
-        let outcomes: Vec<_> = Variant::ALL
-            .iter()
-            .flat_map(|&variant| (0..2).map(move |seed| (variant, seed)))
-            .map(|(variant, seed)| (variant, run::run(&script, variant, seed, only.is_some())))
-            .collect();
-        let broken = outcomes.iter().find_map(|(variant, outcome)| {
-            let what = outcome.as_ref().err()?;
+        let mut cases = script.families.iter().flat_map(|&family| {
+            let variants = Variant::ALL.iter();
+            variants.flat_map(move |&variant| (0..2).map(move |seed| (family, variant, seed)))
+        });
+        let broken = cases.find_map(|(family, variant, seed)| {
+            let outcome = run::run(&script, variant, family, seed, only.is_some());
+            let what = outcome.err()?;
             Some(format!(
-                "{file}: {}\n  {} [{variant}]\n  {what}",
+                "{file}: {}\n  {} [{variant}, {family}]\n  {what}",
                 script.name, script.rule
             ))
         });
         match (&script.pending, broken) {
-            (None, None) => kept += 1,
+            (None, None) => {
+                kept += 1;
+                kept_v6 += usize::from(script.families.contains(&Family::V6));
+            }
             (None, Some(what)) => failures.push(what),
             (Some(_), Some(_)) => pending += 1,
             (Some(why), None) => failures.push(format!(
@@ -91,7 +111,9 @@ fn every_rule_is_kept_by_every_variant_and_no_pending_one_is_kept_already() {
             )),
         }
     }
-    println!("{kept} rules are kept by every variant, {pending} are pending");
+    println!(
+        "{kept} rules are kept by every variant, {kept_v6} of them over IPv6 too, {pending} are pending"
+    );
     assert!(
         failures.is_empty(),
         "{} scripts failed ({kept} kept, {pending} pending):\n\n{}",
@@ -99,9 +121,34 @@ fn every_rule_is_kept_by_every_variant_and_no_pending_one_is_kept_already() {
         failures.join("\n\n")
     );
     assert!(
-        only.is_some() || kept >= 150,
-        "only {kept} scripts were run"
+        only.is_some() || kept_v6 >= 150,
+        "only {kept_v6} scripts were run over both families"
     );
+}
+
+/// A rule that another test holds names one that exists.
+#[test]
+fn every_rule_that_another_test_holds_names_it() {
+    let mut named = 0;
+    for held in files().into_iter().flat_map(|(_, file)| file.held) {
+        let path = root().join(&held.file);
+        let text = std::fs::read_to_string(&path)
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        assert!(!held.tests.is_empty(), "nothing holds `{}`", held.rule);
+        for test in &held.tests {
+            let lines: Vec<&str> = text.lines().map(str::trim).collect();
+            let begins = format!("fn {test}(");
+            let is_test = |pair: &[&str]| pair[0] == "#[test]" && pair[1].starts_with(&begins);
+            assert!(
+                lines.windows(2).any(is_test),
+                "`{}`: {} has no test `{test}`",
+                held.rule,
+                held.file
+            );
+            named += 1;
+        }
+    }
+    assert!(named >= 30, "only {named} tests are named");
 }
 
 /// The runner itself must find what is wrong.
@@ -128,11 +175,14 @@ fn a_script_that_asks_for_something_else_fails_at_the_step_that_says_so() {
     for (steps, place, what) in wrong {
         let script = Script::of_steps(&format!("listen\n{steps}"));
         // `listen` is step 0 here, as a prelude is.
-        let error = run::run(&script, Variant::Single, 1, false).expect_err(steps);
         let place = place.replace("step ", "line ");
-        assert!(
-            error.contains(&place) && error.contains(what),
-            "{steps}: {error}"
-        );
+        for family in Family::ALL {
+            let outcome = run::run(&script, Variant::Single, family, 1, false);
+            let error = outcome.expect_err(steps);
+            assert!(
+                error.contains(&place) && error.contains(what),
+                "{family}: {steps}: {error}"
+            );
+        }
     }
 }

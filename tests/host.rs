@@ -25,6 +25,9 @@
 //! - `floods` sends raw frames at a server over a TAP, and changes and deletes its link, while
 //!   `curl` downloads.
 //!
+//! - `ipv6` asks the services over IPv6 on each kind of device, with `radvd` as their router, and
+//!   over a path that is narrower than both ends believe.
+//!
 //! - `signals` ends the servers by SIGTERM and SIGINT while connections are open over a TAP.
 //!
 //! - `top` starts the live view without a terminal, and needs no privileges.
@@ -47,6 +50,8 @@ mod deaths;
 mod fixture;
 #[path = "host/floods.rs"]
 mod floods;
+#[path = "host/ipv6.rs"]
+mod ipv6;
 #[path = "host/router.rs"]
 mod router;
 #[path = "host/services.rs"]
@@ -192,6 +197,36 @@ fn main() -> ExitCode {
                 return missing;
             }
             figures.note(&name, &floods::reopened(replicas)?);
+            Ok(Completion::Completed)
+        }));
+    }
+    for (kind, device, arguments) in ipv6::DEVICES {
+        let shared = Arc::new(ipv6::Shared::default());
+        let (captured, test) = ipv6::CAPTURED;
+        let last = captured.contains(&kind).then_some(test);
+        for (name, test) in ipv6::TESTS.iter().copied().chain(last) {
+            let missing = needs.missing_for_ipv6(device);
+            let name = format!("ipv6::{kind}::{name}");
+            let (figures, shared) = (figures.clone(), Arc::clone(&shared));
+            trials.push(Trial::ignorable_test(name.clone(), move || {
+                if let Some(missing) = missing {
+                    return missing;
+                }
+                let note = |figure: String| figures.note(&name, &figure);
+                shared.run((device, arguments), test, &note)?;
+                Ok(Completion::Completed)
+            }));
+        }
+    }
+    for &(name, test) in ipv6::ALONE {
+        let missing = needs.missing_for_ipv6(Device::Packet);
+        let name = format!("ipv6::{name}");
+        let figures = figures.clone();
+        trials.push(Trial::ignorable_test(name.clone(), move || {
+            if let Some(missing) = missing {
+                return missing;
+            }
+            figures.note(&name, &test()?);
             Ok(Completion::Completed)
         }));
     }
@@ -454,6 +489,7 @@ struct Needs {
     /// For the clients.
     client_tools: Option<String>,
     router_tools: Option<String>,
+    ipv6_tools: Option<String>,
     required: String,
 }
 
@@ -464,6 +500,7 @@ impl Needs {
             more_tools: missing_tools(&MORE_TOOLS),
             client_tools: missing_tools(&CLIENT_TOOLS),
             router_tools: missing_tools(&ROUTER_TOOLS),
+            ipv6_tools: missing_tools(&IPV6_TOOLS),
             required: std::env::var("REQUIRE").unwrap_or_default(),
             ..Needs::default()
         };
@@ -498,6 +535,13 @@ impl Needs {
             Device::Packet => self.missing("packet", &self.packet),
             Device::Xdp => self.missing("xdp", &self.xdp),
         }
+    }
+
+    fn missing_for_ipv6(&self, device: Device) -> Option<Result<Completion, Failed>> {
+        if self.ipv6_tools.is_some() {
+            return self.missing("tools", &self.ipv6_tools);
+        }
+        self.missing_for_services(device)
     }
 
     fn missing_for_clients(&self) -> Option<Result<Completion, Failed>> {
@@ -550,6 +594,14 @@ const TOOLS: [Tool; 3] = [
 ];
 
 const ROUTER_TOOLS: [Tool; 1] = [("traceroute", "--version", "traceroute")];
+
+const IPV6_TOOLS: [Tool; 5] = [
+    ("nc", "-h", "netcat-openbsd"),
+    ("nmap", "-V", "nmap"),
+    ("radvd", "--version", "radvd"),
+    ("socat", "-V", "socat"),
+    ("traceroute", "--version", "traceroute"),
+];
 
 const MORE_TOOLS: [Tool; 3] = [
     ("ethtool", "--version", "ethtool"),

@@ -1,5 +1,5 @@
 //! Connections over bad wires, in virtual time: every byte arrives, every connection ends, none is
-//! left behind.
+//! left behind. The seed says whether that is over IPv4 or IPv6.
 //!
 //! A *schedule* is a connection that moves 64 KB each way and more while the workers of both hosts
 //! stall, come, go, die and have bits flipped: one stall at least, and one that joins or dies. Some
@@ -50,6 +50,8 @@ macro_rules! tally {
 tally! {
     /// Connections that were opened, moved what they should, and closed.
     connections,
+    /// Those over IPv6.
+    over_ipv6,
     /// Those that were schedules.
     schedules,
     /// Bytes that applications read.
@@ -170,8 +172,9 @@ impl Tally {
     }
 
     /// What must have happened for schedules to say anything.
-    fn changes(&self) -> [u64; 21] {
+    fn changes(&self) -> [u64; 22] {
         [
+            self.over_ipv6,
             self.lost,
             self.bursts,
             self.duplicated,
@@ -197,8 +200,9 @@ impl Tally {
     }
 
     /// What must have happened for the run to say anything.
-    fn faults(&self) -> [u64; 12] {
+    fn faults(&self) -> [u64; 13] {
         [
+            self.over_ipv6,
             self.lost,
             self.bursts,
             self.duplicated,

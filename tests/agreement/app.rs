@@ -1,7 +1,7 @@
 //! Our application: it accepts, opens, reads, writes and closes, and checks every byte that it
 //! reads.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 
 use dominoes_netstack::log::request::ConnId;
 use dominoes_netstack::{Connecting, SocketError, Sockets, TcpListener, TcpStream, UdpSocket};
@@ -9,7 +9,7 @@ use dominoes_testkit::Rng;
 use dominoes_testkit::packet::FAR;
 
 use super::peer::{FIRST_PORT, SERVER, keys, pattern};
-use super::plan::App;
+use super::plan::{App, family};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u16 = 8;
@@ -218,7 +218,7 @@ impl Application {
 
     /// Begins to open a connection to a port of the far side, where `peer` waits.
     pub(crate) fn open(&mut self, port: usize, peer: usize) {
-        let remote = SocketAddr::new(Ipv4Addr::from(FAR).into(), FIRST_PORT + port as u16);
+        let remote = SocketAddr::new(family(self.seed).address(FAR), FIRST_PORT + port as u16);
         let connecting = self.sockets.begin_connect(remote).expect("the stack is up");
         self.connecting.push((peer, connecting));
         self.opened.push(port);
@@ -301,7 +301,7 @@ impl Application {
         }
         for _ in 0..=rng.below(2) {
             let bytes = vec![rng.next() as u8; rng.index(1_500)];
-            let remote = SocketAddr::new(Ipv4Addr::from(FAR).into(), 700 + rng.below(2) as u16);
+            let remote = SocketAddr::new(family(self.seed).address(FAR), 700 + rng.below(2) as u16);
             // What finds no room is not sent.
             let _ = self.udp.try_send_to(&bytes, remote);
         }

@@ -11,7 +11,7 @@ use dominoes_netstack::stats::{EffectStats, StateStats};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::{Entry, Limits, Recorder, Replica};
 use dominoes_testkit::Rng;
-use dominoes_testkit::packet::{self, ACK, ICMP, Path, SYN, Segment, TCP, UDP};
+use dominoes_testkit::packet::{self, ACK, Family, ICMP, Path, SYN, Segment, TCP, UDP};
 
 use super::app::Application;
 use super::check::{Failure, Marks};
@@ -210,9 +210,11 @@ pub(crate) fn run<T: FaultHooks>(
 impl<T: FaultHooks> Case<'_, T> {
     /// The stack learns where the far side is, so that all it sends is numbered.
     fn announce_far_side(&mut self) -> Result<(), Failure> {
-        let hello = packet::arp_request(self.path);
-        self.script.push_frame(Frame::from_bytes(&hello));
         let now = Instant::from_nanos(self.now);
+        // From now on it knows where it is itself.
+        self.group.workers()[0].pump(now);
+        let hello = self.written(&packet::arp_request(self.path));
+        self.script.push_frame(Frame::from_bytes(&hello));
         self.group.workers()[0].pump(now);
         let plan = self.plan;
         self.collect(&plan.link_faults)
@@ -417,6 +419,12 @@ impl<T: FaultHooks> Case<'_, T> {
         self.marks.note(id, position, mark)
     }
 
+    /// A frame of IPv4 in the family of the case.
+    fn written(&self, frame: &[u8]) -> Vec<u8> {
+        let written = self.plan.family().write(frame);
+        written.expect("the far side says nothing else")
+    }
+
     /// What the device took goes on the wire.
     fn collect(&mut self, bad: &LinkFaults) -> Result<(), Failure> {
         let numbers = self.group.take_frame_order().unwrap_or_default();
@@ -425,10 +433,19 @@ impl<T: FaultHooks> Case<'_, T> {
             let what = format!("{} frames left, {} are noted", sent.len(), numbers.len());
             return Err(Failure::new(what));
         }
+        let family = self.plan.family();
         for ((bytes, meta), number) in sent.into_iter().zip(numbers) {
-            let is_datagram = packet::protocol(&bytes) == Some(UDP);
+            let Some(plain) = family.read(&bytes) else {
+                // Its groups, for which no replica is needed.
+                if number.is_some() || family == Family::V4 {
+                    return Err(Failure::new(format!("this left: {bytes:02x?}")));
+                }
+                continue;
+            };
+            let protocol = packet::protocol(&plain);
+            let is_datagram = protocol == Some(UDP);
             // A datagram without a number waited for its neighbour, and no replica knows of it.
-            if number.is_none() && packet::protocol(&bytes) == Some(TCP) {
+            if number.is_none() && protocol == Some(TCP) {
                 return Err(Failure::new("a segment left without a number".into()));
             }
             let mut late = false;
@@ -441,22 +458,23 @@ impl<T: FaultHooks> Case<'_, T> {
             }
             if is_datagram {
                 self.seen.datagrams = true;
-                self.seen.fragments |= bytes[20] & 0x3f != 0 || bytes[21] != 0;
+                self.seen.fragments |= plain[20] & 0x3f != 0 || plain[21] != 0;
             }
-            if is_datagram || packet::protocol(&bytes) == Some(ICMP) {
+            if is_datagram || protocol == Some(ICMP) {
                 // Nobody listens.
                 continue;
             }
             let mut bytes = bytes;
-            if matches!(meta.checksum, TxChecksum::Partial { .. }) && !packet::complete(&mut bytes)
-            {
+            if matches!(meta.checksum, TxChecksum::Partial { .. }) && !family.complete(&mut bytes) {
                 return Err(Failure::new(
                     "a partial checksum is not that of its pseudo-header".into(),
                 ));
             }
             // What the pump built by itself is of no connection.
             let number = number.unwrap_or(u64::MAX);
-            let iss = self.watch.look(&bytes, number, late, &mut self.seen)?;
+            self.seen.over_ipv6 |= family == Family::V6 && protocol == Some(TCP);
+            let plain = family.read(&bytes).unwrap_or(plain);
+            let iss = self.watch.look(&plain, number, late, &mut self.seen)?;
             let frame = OnWire {
                 bytes,
                 damaged: false,
@@ -473,29 +491,32 @@ impl<T: FaultHooks> Case<'_, T> {
         let Some(mut under_way) = self.to_stack.take(bad, &mut self.rng, &mut self.seen) else {
             return false;
         };
-        let is_tcp = packet::protocol(&under_way.bytes) == Some(TCP);
+        let family = self.plan.family();
+        let plain = family.read(&under_way.bytes);
+        let is_tcp = plain.is_some_and(|plain| packet::protocol(&plain) == Some(TCP));
+        let lower = family.lower() as u16;
         let mut checksum = RxChecksum::Verify;
         if is_tcp && !under_way.damaged && self.rng.per_mille(self.plan.device.vouches) {
             checksum = RxChecksum::Valid;
             if self.rng.per_mille(500) {
                 checksum = RxChecksum::Partial {
-                    start: packet::LOWER as u16,
+                    start: lower,
                     offset: 16,
                 };
-                packet::leave_partial(&mut under_way.bytes);
+                family.leave_partial(&mut under_way.bytes);
             }
         }
         let mut frame = Frame::from_bytes(&under_way.bytes);
         frame.meta.checksum = checksum;
-        let (kind, header) = if is_tcp {
-            (GsoKind::Tcp4, 20)
-        } else {
-            (GsoKind::Udp, 8)
+        let (kind, header) = match (is_tcp, family) {
+            (true, Family::V4) => (GsoKind::Tcp4, 20),
+            (true, Family::V6) => (GsoKind::Tcp6, 20),
+            (false, _) => (GsoKind::Udp, 8),
         };
         frame.meta.gso = under_way.cut.map(|size| Gso {
             kind,
             size,
-            header_len: packet::LOWER as u16 + header,
+            header_len: lower + header,
         });
         self.script.push_frame(frame);
         true
@@ -506,13 +527,18 @@ impl<T: FaultHooks> Case<'_, T> {
         let Some(frame) = self.to_peers.take(bad, &mut self.rng, &mut self.seen) else {
             return Ok(false);
         };
-        if packet::asked(&frame.bytes) == Some(packet::FAR) {
+        let family = self.plan.family();
+        let Some(plain) = family.read(&frame.bytes) else {
+            // Damaged.
+            return Ok(true);
+        };
+        if packet::asked(&plain) == Some(packet::FAR) {
             if !frame.damaged {
                 self.put(packet::arp_reply(self.path), None, bad);
             }
             return Ok(true);
         }
-        let Some(seg) = Segment::sent(&frame.bytes) else {
+        let Some(seg) = Segment::sent(&plain) else {
             return Ok(true);
         };
         if !seg.payload.is_empty() && self.rng.per_mille(bad.strays) {
@@ -522,8 +548,10 @@ impl<T: FaultHooks> Case<'_, T> {
                 .rng
                 .per_mille(700)
                 .then(|| self.rng.between(60, 700) as u16);
+            // No path of IPv6 is that narrow.
+            let mtu = mtu.map(|mtu| mtu + if family == Family::V6 { 1200 } else { 0 });
             let code = if mtu.is_some() { 4 } else { 1 };
-            let about = &frame.bytes[packet::ETHERNET..packet::LOWER + 8];
+            let about = &plain[packet::ETHERNET..packet::LOWER + 8];
             let error = packet::icmp_error([3, code], mtu.unwrap_or(0), about);
             self.put(packet::ip(self.path, ICMP, &error), None, bad);
             return Ok(true);
@@ -550,7 +578,7 @@ impl<T: FaultHooks> Case<'_, T> {
 
     fn put(&mut self, bytes: Vec<u8>, cut: Option<u16>, bad: &LinkFaults) {
         let frame = OnWire {
-            bytes,
+            bytes: self.written(&bytes),
             damaged: false,
             iss: None,
             cut,
@@ -728,15 +756,20 @@ impl<T: FaultHooks> Case<'_, T> {
                     "frame {number} leaves where {expected} is due"
                 )));
             }
-            if packet::protocol(&bytes) == Some(UDP) {
+            let family = self.plan.family();
+            let mut whole = bytes.clone();
+            let is_datagram = family
+                .read(&whole)
+                .is_some_and(|plain| packet::protocol(&plain) == Some(UDP));
+            if is_datagram {
                 self.left.push((bytes, meta));
                 continue;
             }
-            let mut whole = bytes.clone();
             if matches!(meta.checksum, TxChecksum::Partial { .. }) {
-                packet::complete(&mut whole);
+                family.complete(&mut whole);
             }
-            watch.look(&whole, number, false, &mut Coverage::default())?;
+            let plain = family.read(&whole).unwrap_or(whole);
+            watch.look(&plain, number, false, &mut Coverage::default())?;
             self.left.push((bytes, meta));
         }
         Ok(())

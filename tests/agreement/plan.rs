@@ -5,7 +5,8 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use dominoes_netstack::group::Primaries;
-use dominoes_testkit::Rng;
+use dominoes_testkit::packet::Family;
+use dominoes_testkit::{Rng, mix};
 
 use super::membership::MembershipFaults;
 
@@ -36,7 +37,20 @@ pub(crate) struct Plan {
     pub(crate) always_log: bool,
 }
 
+/// Of the packets of a plan with this seed: in every fourth, IPv6.
+pub(crate) fn family(seed: u64) -> Family {
+    match mix(seed) % 4 {
+        0 => Family::V6,
+        _ => Family::V4,
+    }
+}
+
 impl Plan {
+    /// Of its packets.
+    pub(crate) fn family(&self) -> Family {
+        family(self.seed)
+    }
+
     /// The same, but nobody comes or goes, and all stands in the log.
     pub(crate) fn without_membership_changes(mut self) -> Plan {
         self.membership = MembershipFaults::default();

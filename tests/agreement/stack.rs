@@ -8,8 +8,8 @@ use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 use dominoes_netstack::group::Layout;
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::{Entry, Limits, Recording};
-use dominoes_testkit::packet::STACK;
+use dominoes_netstack::{Entry, Ipv6Config, Limits, Recording};
+use dominoes_testkit::packet::{Family, STACK, v6_of};
 
 use super::plan::Plan;
 
@@ -33,6 +33,12 @@ pub(crate) fn setup(plan: &Plan) -> Setup {
     limits.udp_receive_buffer = 1 << (10 + plan.seed % 4);
     limits.udp_send_buffer = 1 << (11 + plan.seed % 3);
     limits.frame_payload = plan.device.cuts as u32;
+    if plan.family() == Family::V6 {
+        // 1280 to 1480, where IPv4 has 200 to 600.
+        limits.mtu = 1280 + (plan.limits.mtu - 200) / 2;
+        let quiet = Ipv6Config::default().autoconfigure(false);
+        setup = setup.ipv6(quiet.duplicate_probes(0).address(v6_of(STACK), 120));
+    }
     setup
 }
 

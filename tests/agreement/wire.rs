@@ -42,10 +42,11 @@ pub(crate) struct Coverage {
     pub(crate) unparked: bool,
     pub(crate) joined_beside_flipped: bool,
     pub(crate) helped: bool,
+    pub(crate) over_ipv6: bool,
 }
 
 impl Coverage {
-    pub(crate) const COUNT: usize = 33;
+    pub(crate) const COUNT: usize = 34;
 
     /// What there is to count, and whether a run must have it in one case of twenty.
     pub(crate) const NAMES: [(&'static str, bool); Coverage::COUNT] = [
@@ -85,6 +86,7 @@ impl Coverage {
             "a batch that another worker parsed than the one that claimed it",
             true,
         ),
+        ("segments of IPv6", true),
     ];
 
     pub(crate) fn all(&self) -> [bool; Coverage::COUNT] {
@@ -122,6 +124,7 @@ impl Coverage {
             self.unparked,
             self.joined_beside_flipped,
             self.helped,
+            self.over_ipv6,
         ]
     }
 }

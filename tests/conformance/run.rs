@@ -4,14 +4,17 @@ mod network;
 
 use std::collections::VecDeque;
 use std::fmt::Write;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 
 use dominoes_netstack::config::{CongestionControl, Ecn};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::{Connecting, Keepalive, SocketError, TcpListener, TcpStream, UdpSocket};
+use dominoes_netstack::{
+    Connecting, Ipv6Config, Keepalive, SocketError, TcpListener, TcpStream, UdpSocket,
+};
+use dominoes_testkit::packet::v6::Packet;
 use dominoes_testkit::packet::{
-    self, ACK, FAR, FIN, ICMP, PSH, RST, Right, STACK, SYN, Segment, TCP, TO_STACK, sum,
+    self, ACK, FAR, FIN, Family, ICMP, PSH, RST, Right, STACK, SYN, Segment, TCP, TO_STACK, sum,
 };
 use dominoes_testkit::{Host, Stalls, Variant};
 
@@ -65,6 +68,8 @@ enum Sent {
 
 struct Runner {
     host: Host,
+    /// Of the frames on the wire. Steps speak of IPv4.
+    family: Family,
     now: Instant,
     /// When the last step ended.
     since: Instant,
@@ -89,6 +94,7 @@ struct Runner {
 pub(crate) fn run(
     script: &Script,
     variant: Variant,
+    family: Family,
     seed: u64,
     verbose: bool,
 ) -> Result<(), String> {
@@ -112,9 +118,17 @@ pub(crate) fn run(
             _ => return Err(format!("there is no limit `{name}`")),
         }
     }
+    if family == Family::V6 {
+        // What it has of the link without questions of its own.
+        let quiet = Ipv6Config::default().autoconfigure(false);
+        let address = packet::v6_of(STACK);
+        setup = setup.ipv6(quiet.duplicate_probes(0).address(address, 120));
+        setup.limits.mtu += family.longer();
+    }
     let host = Host::new(variant, setup, seed).map_err(|error| error.to_string())?;
     let mut runner = Runner {
         host,
+        family,
         now: Instant::from_millis(1_000),
         since: Instant::from_millis(1_000),
         sent: VecDeque::new(),
@@ -134,7 +148,7 @@ pub(crate) fn run(
     runner.host.set_stalls(Stalls::default());
     let result = runner.play(script);
     if verbose {
-        println!("{} [{variant}]\n{}", script.name, runner.log);
+        println!("{} [{variant}, {family}]\n{}", script.name, runner.log);
     }
     result
 }
@@ -167,7 +181,7 @@ impl Runner {
             }
             ["connect"] => {
                 self.ports = (PEER_LISTENS, 0);
-                let to = SocketAddr::new(Ipv4Addr::from(FAR).into(), PEER_LISTENS);
+                let to = SocketAddr::new(self.family.address(FAR), PEER_LISTENS);
                 self.connecting = Some(self.host.sockets().begin_connect(to).map_err(error_text)?);
                 Ok(())
             }
@@ -279,9 +293,16 @@ impl Runner {
                 return;
             }
             for frame in sent {
-                let sent = self.parse(&frame);
+                if is_report(&frame) {
+                    continue;
+                }
+                let sent = match self.family.read(&frame) {
+                    Some(frame) => self.parse(&frame),
+                    None => Sent::Other(frame),
+                };
                 if matches!(sent, Sent::ArpRequest) && self.answers_arp {
-                    self.host.inject(packet::arp_reply(TO_STACK));
+                    let reply = self.family.write(&packet::arp_reply(TO_STACK));
+                    self.host.inject(reply.expect("every family has it"));
                     continue;
                 }
                 let shown = self.show(&sent);
@@ -331,6 +352,9 @@ impl Runner {
 
     fn inject(&mut self, frame: Vec<u8>) -> Result<(), String> {
         self.run_until_idle();
+        let family = self.family;
+        let frame = family.write(&frame);
+        let frame = frame.ok_or_else(|| format!("{family} has no such packet"))?;
         self.host.inject(frame);
         self.run_until_idle();
         Ok(())
@@ -781,6 +805,12 @@ impl Runner {
         }
         Ok(())
     }
+}
+
+/// Whether the stack tells routers to which groups it listens (RFC 3810): the only packet of ours
+/// with options for every hop.
+fn is_report(frame: &[u8]) -> bool {
+    Packet::read(frame).is_some_and(|packet| packet.next == 0 && packet.is_right())
 }
 
 /// A frame with an ICMP message from the peer, whose checksum is wrong if it is `bad`.

@@ -35,6 +35,7 @@
 
 use std::collections::BTreeMap;
 
+use dominoes_testkit::packet::Family;
 use serde::Deserialize;
 
 /// What the placeholders of a script stand for.
@@ -52,6 +53,20 @@ pub(crate) struct File {
     pub(crate) rows: BTreeMap<String, Vec<Row>>,
     #[serde(default)]
     pub(crate) script: Vec<Written>,
+    #[serde(default)]
+    pub(crate) held: Vec<Held>,
+}
+
+/// A rule that no script can tell of, and the tests that hold it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Held {
+    /// RFC, section, and what it says.
+    pub(crate) rule: String,
+    /// Where the tests stand, as the root of the repository sees it.
+    #[serde(rename = "in")]
+    pub(crate) file: String,
+    pub(crate) tests: Vec<String>,
 }
 
 /// A script as it is written, or a table of scripts.
@@ -63,6 +78,12 @@ pub(crate) struct Written {
     rule: String,
     #[serde(default)]
     pending: Option<String>,
+    /// Why it means nothing over IPv6.
+    #[serde(default)]
+    only_ipv4: Option<String>,
+    /// Why it means nothing over IPv4, or another thing.
+    #[serde(default)]
+    only_ipv6: Option<String>,
     /// Bounds of the stack that differ from the default.
     #[serde(default)]
     limits: BTreeMap<String, u32>,
@@ -91,6 +112,8 @@ pub(crate) struct Script {
     pub(crate) name: String,
     pub(crate) rule: String,
     pub(crate) pending: Option<String>,
+    /// The families that it tells of.
+    pub(crate) families: Vec<Family>,
     pub(crate) limits: BTreeMap<String, u32>,
     pub(crate) irs: u32,
     /// Where each step stands, and its words.
@@ -104,6 +127,7 @@ impl Script {
             name: "a test".to_owned(),
             rule: String::new(),
             pending: None,
+            families: Family::ALL.to_vec(),
             limits: BTreeMap::new(),
             irs: irs(),
             steps: lines("line", 0, steps),
@@ -158,10 +182,21 @@ impl Written {
         if let Some((_, line)) = steps.iter().find(|(_, line)| line.contains(['{', '}'])) {
             return Err(format!("`{name}`: nothing says what `{line}` means"));
         }
+        let says = |word: &str, field: &Option<String>| row.contains_key(word) || field.is_some();
+        let families = match (
+            says("only_ipv4", &self.only_ipv4),
+            says("only_ipv6", &self.only_ipv6),
+        ) {
+            (false, false) => Family::ALL.to_vec(),
+            (true, false) => vec![Family::V4],
+            (false, true) => vec![Family::V6],
+            (true, true) => return Err(format!("`{name}`: which family?")),
+        };
         Ok(Script {
             name,
             rule: fill(&self.rule),
             pending: row.get("pending").cloned().or_else(|| self.pending.clone()),
+            families,
             limits: self.limits.clone(),
             irs: self.irs,
             steps,

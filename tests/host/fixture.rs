@@ -25,6 +25,9 @@ const GLANCE: Duration = Duration::from_millis(2);
 /// The address of our stack, and of the kernel that talks to it.
 pub(crate) const OURS: &str = "10.78.0.1";
 const KERNELS: &str = "10.78.0.2/24";
+/// The same of IPv6.
+pub(crate) const OURS_V6: &str = "fd00:78::1";
+pub(crate) const KERNELS_V6: &str = "fd00:78::2";
 
 /// Which device the server uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +53,9 @@ impl Device {
 /// A running server and the namespaces around it.
 pub(crate) struct Fixture {
     server: Server,
-    peer: Namespace,
+    /// Who advertises a prefix, if anybody does; ends with this.
+    router: Option<Running>,
+    pub(crate) peer: Namespace,
     /// Ours, if it is not the peer's.
     _ours: Option<Namespace>,
     /// What the server serves.
@@ -75,11 +80,54 @@ impl Fixture {
         };
         let program = server_program("http_server", &HTTP_SERVER)?;
         let arguments = [&[option, device.interface()], COMMON, &arguments].concat();
-        Fixture::start_server(device, program, &arguments, root, Some(1))
+        Fixture::start_server(device, program, &arguments, root, Some(1), |_| Ok(()))
     }
 
     /// The example `services`.
     pub(crate) fn services(device: Device, arguments: &[&str]) -> Result<Fixture, Failed> {
+        Fixture::services_after(device, arguments, |_| Ok(()))
+    }
+
+    /// The same with an address of IPv6 besides, as the kernel that is its peer.
+    pub(crate) fn services_v6(device: Device, arguments: &[&str]) -> Result<Fixture, Failed> {
+        let ours = format!("{OURS_V6}/64");
+        let arguments = [&["--addr6", &ours], arguments].concat();
+        Fixture::services_after(device, &arguments, |peer| {
+            let interface = device.interface();
+            peer.enable_v6(interface)?;
+            peer.ip(&format!("addr add {KERNELS_V6}/64 dev {interface} nodad"))?;
+            Ok(())
+        })
+    }
+
+    /// The same in a network whose router is `radvd`, from which it takes its address. `settings`
+    /// are those of the router.
+    pub(crate) fn services_behind_radvd(settings: &str) -> Result<Fixture, Failed> {
+        let device = Device::Packet;
+        let root = Temporary::new()?;
+        let (file, id) = (root.file("radvd.conf"), root.file("radvd.pid"));
+        fs::write(&file, settings)?;
+        let mut router = None;
+        let mut fixture = Fixture::services_after(device, &["--addr6", "auto"], |peer| {
+            peer.enable_v6(device.interface())?;
+            // It advertises where packets are forwarded.
+            peer.write("/proc/sys/net/ipv6/conf/all/forwarding", "1")?;
+            let mut command = peer.command("radvd");
+            command.args(["--nodaemon", "--logmethod", "stderr"]);
+            command.args(["--config", &file, "--pidfile", &id]);
+            router = Some(Running::start(command)?);
+            Ok(())
+        })?;
+        (fixture.router, fixture.root) = (router, root);
+        Ok(fixture)
+    }
+
+    /// The example `services` after the network is prepared.
+    fn services_after(
+        device: Device,
+        arguments: &[&str],
+        prepare: impl FnOnce(&Namespace) -> Result<(), Failed>,
+    ) -> Result<Fixture, Failed> {
         let option = match device {
             Device::Tap => "--tap",
             Device::Packet => "--packet",
@@ -87,14 +135,22 @@ impl Fixture {
         };
         let program = server_program("services", &SERVICES)?;
         let arguments = [&[option, device.interface()], COMMON, arguments].concat();
-        Fixture::start_server(device, program, &arguments, Temporary::new()?, None)
+        Fixture::start_server(
+            device,
+            program,
+            &arguments,
+            Temporary::new()?,
+            None,
+            prepare,
+        )
     }
 
     /// The example `udp_echo`, over a TAP.
     pub(crate) fn udp_echo() -> Result<Fixture, Failed> {
         let program = server_program("udp_echo", &UDP_ECHO)?;
         let arguments = [Device::Tap.interface()];
-        Fixture::start_server(Device::Tap, program, &arguments, Temporary::new()?, Some(1))
+        let root = Temporary::new()?;
+        Fixture::start_server(Device::Tap, program, &arguments, root, Some(1), |_| Ok(()))
     }
 
     fn start_server(
@@ -103,6 +159,7 @@ impl Fixture {
         arguments: &[&str],
         root: Temporary,
         lines: Option<usize>,
+        prepare: impl FnOnce(&Namespace) -> Result<(), Failed>,
     ) -> Result<Fixture, Failed> {
         let peer = Namespace::new("peer")?;
         let interface = device.interface();
@@ -128,6 +185,7 @@ impl Fixture {
             command.args(["-K", interface, "tx", "off"]);
             Running::start(command)?.finish()?;
         }
+        prepare(&peer)?;
         let mut command = ours.as_ref().unwrap_or(&peer).command(program);
         command.args(arguments);
         let server = Server::start(command)?;
@@ -136,6 +194,7 @@ impl Fixture {
         peer.wait_until_running(interface)?;
         Ok(Fixture {
             server,
+            router: None,
             peer,
             _ours: ours,
             root,
@@ -272,6 +331,21 @@ impl Namespace {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name]).arg(program);
         command
+    }
+
+    /// The kernel has IPv6 on an interface, and uses its addresses at once.
+    pub(crate) fn enable_v6(&self, interface: &str) -> Result<(), Failed> {
+        let folder = format!("/proc/sys/net/ipv6/conf/{interface}");
+        self.write(&format!("{folder}/accept_dad"), "0")?;
+        self.write(&format!("{folder}/disable_ipv6"), "0")
+    }
+
+    /// Writes a file as it is seen in this namespace.
+    pub(crate) fn write(&self, path: &str, text: &str) -> Result<(), Failed> {
+        let mut command = self.command("sh");
+        command.args(["-c", &format!("echo {text} > {path}")]);
+        Running::start(command)?.finish()?;
+        Ok(())
     }
 
     /// Waits until an interface carries frames.
@@ -432,13 +506,15 @@ impl Server {
                     .flat_map(|pipe| BufReader::new(pipe).lines())
                 {
                     let Ok(line) = line else { break };
-                    if line.starts_with("listening on ") {
-                        // Nobody waits any more if this comes late.
-                        let _ = ready.send(());
-                    }
+                    let is_ready = line.starts_with("listening on ");
                     let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
                     said.push_str(&line);
                     said.push('\n');
+                    drop(said);
+                    if is_ready {
+                        // Nobody waits any more if this comes late.
+                        let _ = ready.send(());
+                    }
                 }
             });
         };

@@ -10,9 +10,10 @@ use dominoes_netstack::{
     Connecting, Keepalive, Limits, SocketError, Sockets, TcpListener, TcpStream,
 };
 use dominoes_testkit::link::Faults;
+use dominoes_testkit::packet::Family;
 use dominoes_testkit::{
     FaultPlan, HostConfig, HostId, LinkConfig, Moment, Net, Progress, Rng, RunError, Stalls,
-    Traffic, TrafficError, Variant,
+    Traffic, TrafficError, Variant, mix,
 };
 
 use super::Tally;
@@ -26,6 +27,8 @@ const BYTES: u64 = 20_000;
 const SCHEDULE_BYTES: u64 = 64 << 10;
 /// Requests that the logs of both hosts take meanwhile, at least.
 const SCHEDULE_POSITIONS: u64 = 2 * 200;
+/// Bytes of a packet that every link of IPv6 carries (RFC 8200 section 5).
+const IPV6_MIN_MTU: u16 = 1280;
 /// All conversations begin within so much time.
 const BEGIN: Duration = Duration::from_secs(20);
 /// The wire is mended after so much virtual time.
@@ -385,7 +388,14 @@ pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
         About::Wires => host,
         About::Members => lively_host,
     };
-    let mut add = |net: &mut Net| net.add(host(&mut rng)).map_err(|error| error.to_string());
+    let family = Family::ALL[(mix(seed) & 1) as usize];
+    let mut add = |net: &mut Net| {
+        let mut host = host(&mut rng).family(family);
+        if family == Family::V6 {
+            host.limits.mtu = host.limits.mtu.max(IPV6_MIN_MTU);
+        }
+        net.add(host).map_err(|error| error.to_string())
+    };
     let hosts: [HostId; 2] = [add(&mut net)?, add(&mut net)?];
     let limits = hosts.map(|id| net.host(id).inspect(|replica| replica.limits().panics_ppm)[0]);
     let panics = limits != [0, 0];
@@ -446,6 +456,7 @@ pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
     };
     for conversation in &conversations {
         tally.connections += 1;
+        tally.over_ipv6 += u64::from(family == Family::V6);
         tally.schedules += u64::from(conversation.is_schedule());
         tally.reopened += conversation.reopened;
         tally.settings += conversation.settings;
@@ -480,6 +491,12 @@ pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
         return Err(format!("{panicked} panics ended {cut} conversations"));
     }
     let eyes = eyes.borrow();
+    if (eyes.over_ipv6 > 0) != (family == Family::V6) {
+        let seen = eyes.over_ipv6;
+        return Err(format!(
+            "{seen} segments over IPv6, and it is about {family}"
+        ));
+    }
     tally.retransmissions = eyes.retransmissions;
     tally.zero_windows = eyes.zero_windows;
     tally.window_probes = eyes.window_probes;

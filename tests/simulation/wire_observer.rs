@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use dominoes_testkit::packet::{Header, RST, SYN};
+use dominoes_testkit::packet::{Family, Header, RST, SYN};
 
 /// One direction of a flow.
 #[derive(Debug, Default)]
@@ -16,6 +16,8 @@ struct Way {
 /// Counts what is worth a look, of all flows between two hosts.
 #[derive(Debug, Default)]
 pub(super) struct WireObserver {
+    /// Segments in packets of IPv6.
+    pub(super) over_ipv6: u64,
     pub(super) retransmissions: u64,
     pub(super) zero_windows: u64,
     pub(super) window_probes: u64,
@@ -26,7 +28,12 @@ pub(super) struct WireObserver {
 impl WireObserver {
     /// A frame leaves host `from`, 0 or 1.
     pub(super) fn see(&mut self, from: usize, frame: &[u8]) {
-        let Some(tcp) = Header::read(frame).filter(|tcp| !tcp.has(RST)) else {
+        let tcp = Header::read(frame).or_else(|| {
+            let tcp = Header::read(&Family::V6.read(frame)?)?;
+            self.over_ipv6 += 1;
+            Some(tcp)
+        });
+        let Some(tcp) = tcp.filter(|tcp| !tcp.has(RST)) else {
             return;
         };
         let (source, destination, len) = (tcp.src_port, tcp.dst_port, tcp.payload_len());

@@ -7,11 +7,12 @@ use core::ops::ControlFlow;
 use dominoes_drivers::Frame;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::{ConfigError, Limits, Replica, SocketError, Sockets};
+use dominoes_netstack::{ConfigError, Ipv6Config, Limits, Replica, SocketError, Sockets};
 
 use crate::faults::FaultPlan;
 use crate::host::{Host, Stalls, Variant};
 use crate::link::{Link, LinkConfig, LinkStats};
+use crate::packet::{Family, v6_of};
 use crate::rng::{Rng, mix};
 
 /// Rounds at one moment before the net counts as spinning.
@@ -25,6 +26,9 @@ pub struct HostConfig {
     pub variant: Variant,
     /// The bounds of its stack.
     pub limits: Limits,
+    /// Whether it has IPv6 besides IPv4, and is [named](Net::address_of) by that. Default: IPv4
+    /// alone.
+    pub family: Family,
     /// How its workers stand still. Default: never.
     pub stalls: Stalls,
     /// How its workers come, go and fail. Default: never.
@@ -46,6 +50,7 @@ impl HostConfig {
         HostConfig {
             variant,
             limits: Limits::default(),
+            family: Family::V4,
             stalls: Stalls::default(),
             fault_plan: FaultPlan::default(),
             groups: 1,
@@ -58,6 +63,12 @@ impl HostConfig {
     /// Sets [`limits`](Self::limits).
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// Sets [`family`](Self::family).
+    pub fn family(mut self, family: Family) -> Self {
+        self.family = family;
         self
     }
 
@@ -166,6 +177,8 @@ struct Station {
     hosts: Vec<Host>,
     migrations_ppm: u32,
     address: IpAddr,
+    /// In the family that its name has.
+    name: IpAddr,
     up: Link,
     down: Link,
 }
@@ -207,7 +220,7 @@ impl Station {
 }
 
 /// An Ethernet switch with hosts on it, in virtual time. Host `i`, counted from 1, is
-/// 10.0.0.`i`/24.
+/// 10.0.0.`i`/24, and of IPv6 `fd00::a00:i`/120, which it has once it is known that nobody else does.
 pub struct Net {
     now: Instant,
     seed: u64,
@@ -259,9 +272,14 @@ impl Net {
                 allowed: "1 to 254",
             });
         };
-        let address = IpAddr::from([10, 0, 0, number]);
+        let bytes = [10, 0, 0, number];
+        let address = IpAddr::from(bytes);
         let mut setup = Setup::new(address, 24, [self.rng.next(), self.rng.next()]);
         setup.limits = config.limits;
+        if config.family == Family::V6 {
+            let alone = Ipv6Config::default().autoconfigure(false);
+            setup = setup.ipv6(alone.address(v6_of(bytes), 120));
+        }
         let (variant, fault_plan, seed) = (config.variant, config.fault_plan, self.rng.next());
         let mut hosts = match config.groups {
             1 => vec![Host::with_fault_plan(variant, setup, fault_plan, seed)?],
@@ -274,6 +292,7 @@ impl Net {
             hosts,
             migrations_ppm: config.migrations_ppm,
             address,
+            name: config.family.address(bytes),
             up: Link::new(config.up.seed(self.rng.next())),
             down: Link::new(config.down.seed(self.rng.next())),
         });
@@ -302,7 +321,7 @@ impl Net {
 
     /// A port of a host.
     pub fn address_of(&self, id: HostId, port: u16) -> SocketAddr {
-        SocketAddr::new(self.stations[id.0].address, port)
+        SocketAddr::new(self.stations[id.0].name, port)
     }
 
     /// What the wires of a host did, to the switch and from it.
@@ -387,8 +406,8 @@ impl Net {
         let now = span(self.now);
         for (index, station) in self.stations.iter_mut().enumerate() {
             let mac = Host::mac_of(station.address);
-            let to = frame.get(..6);
-            if index != from && (to == Some(&mac) || to == Some(&[0xff; 6])) {
+            let to_group = frame.first().is_some_and(|byte| byte & 1 != 0);
+            if index != from && (to_group || frame.get(..6) == Some(&mac)) {
                 station.down.offer(now, frame.clone());
             }
         }

@@ -13,6 +13,7 @@
 //! assert_eq!(Segment::read(&frame).map(|read| read.seq), Some(7));
 //! ```
 
+mod family;
 mod segment;
 pub mod v6;
 
@@ -20,6 +21,7 @@ use std::net::Ipv4Addr;
 
 use smoltcp::wire::{IpProtocol, checksum};
 
+pub use family::{Family, v6_of};
 pub use segment::{Header, Segment, tcp_header};
 
 /// An IPv4 address.

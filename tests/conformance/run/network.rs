@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 
 use dominoes_netstack::UdpSocket;
 use dominoes_testkit::packet::{
-    self, Address, EVERY_MAC, EVERYBODY, FAR, ICMP, Path, STACK, TO_STACK, UDP, sum, transport_sum,
+    self, Address, EVERY_MAC, EVERYBODY, FAR, Family, ICMP, Path, STACK, TO_STACK, UDP, sum,
+    transport_sum,
 };
 
 use super::{PEER_MAC, Runner, message, number, payload};
@@ -15,8 +16,8 @@ use super::{PEER_MAC, Runner, message, number, payload};
 const IDENT: u16 = 77;
 
 /// The peer's end at `port`.
-fn peer(port: i64) -> SocketAddr {
-    SocketAddr::new(FAR.into(), port as u16)
+fn peer(family: Family, port: i64) -> SocketAddr {
+    SocketAddr::new(family.address(FAR), port as u16)
 }
 
 /// Fields of a step, by name; a word without a value counts 1.
@@ -95,18 +96,18 @@ impl Runner {
             return Ok(());
         }
         let socket = self.udp.as_mut().ok_or("there is no socket")?;
-        let done = step(socket, words);
+        let done = step(socket, self.family, words);
         self.run_until_idle();
         done
     }
 }
 
-fn step(socket: &mut UdpSocket, words: &[&str]) -> Result<(), String> {
+fn step(socket: &mut UdpSocket, family: Family, words: &[&str]) -> Result<(), String> {
     let told = |error| format!("{error:?}");
     match *words {
         ["connect", port] => {
             let (_, sender) = socket.halves();
-            sender.connect(peer(number(port)?)).map_err(told)
+            sender.connect(peer(family, number(port)?)).map_err(told)
         }
         ["ttl", hops] => {
             socket
@@ -126,8 +127,10 @@ fn step(socket: &mut UdpSocket, words: &[&str]) -> Result<(), String> {
             let fields = Fields::new(rest, &["to", "all", "error"])?;
             let bytes = payload(0, number(len)? as usize);
             let to = match fields.text("all") {
-                Some(_) => SocketAddr::new(EVERYBODY.into(), fields.number("to", 9)? as u16),
-                None => peer(fields.number("to", 9)?),
+                Some(_) => {
+                    SocketAddr::new(family.address(EVERYBODY), fields.number("to", 9)? as u16)
+                }
+                None => peer(family, fields.number("to", 9)?),
             };
             let sent = if fields.text("to").is_none() {
                 socket.try_send(&bytes)
@@ -156,7 +159,7 @@ fn step(socket: &mut UdpSocket, words: &[&str]) -> Result<(), String> {
                 return Err(format!("{got} bytes came, or others"));
             }
             let port = fields.number("from", i64::from(from.port()))?;
-            if from == peer(port) {
+            if from == peer(family, port) {
                 Ok(())
             } else {
                 Err(format!("it is from {from}"))

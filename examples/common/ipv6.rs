@@ -1,0 +1,74 @@
+//! The option `--addr6` of the examples that serve.
+
+use std::net::Ipv6Addr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dominoes_netstack::{Builder, Ipv6Config, Stack};
+
+/// How long an address may take: it is asked whether another host has it, and a router is asked for
+/// its prefix up to three times, 4 s apart.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// How often the stack is asked.
+const GLANCE: Duration = Duration::from_millis(10);
+
+/// What the stack has of IPv6.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Addr6 {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// An address of the prefix that a router advertises.
+    Auto,
+    /// This address and its prefix, as in `fd00:78::1/64`.
+    Cidr(String),
+}
+
+impl Addr6 {
+    pub(crate) fn parse(word: String) -> Addr6 {
+        match &*word {
+            "auto" => Addr6::Auto,
+            _ => Addr6::Cidr(word),
+        }
+    }
+
+    pub(crate) fn add_to(&self, builder: Builder) -> Builder {
+        match self {
+            Addr6::Nothing => builder,
+            Addr6::Auto => builder.ipv6(Ipv6Config::default()),
+            Addr6::Cidr(cidr) => builder.address(cidr),
+        }
+    }
+
+    /// Waits until the address and that of the link are known to be no other host's. Returns all
+    /// that the stack has then, the link-local one first.
+    ///
+    /// # Errors
+    /// No router advertises a prefix, or another host has the address.
+    pub(crate) fn wait(&self, stack: &Stack) -> Result<Vec<Ipv6Addr>, String> {
+        let wanted: Option<Ipv6Addr> = match self {
+            Addr6::Nothing => return Ok(Vec::new()),
+            Addr6::Auto => None,
+            Addr6::Cidr(cidr) => cidr.split('/').next().and_then(|text| text.parse().ok()),
+        };
+        let is_it = |address: &Ipv6Addr| match wanted {
+            Some(wanted) => *address == wanted,
+            None => !address.is_unicast_link_local(),
+        };
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let addresses = stack.sockets().ipv6_addresses();
+            let has_local = addresses.iter().any(Ipv6Addr::is_unicast_link_local);
+            if has_local && addresses.iter().any(&is_it) {
+                return Ok(addresses);
+            }
+            if Instant::now() > deadline {
+                return Err(match wanted {
+                    Some(wanted) => format!("another host has {wanted}"),
+                    None => "no router advertises a prefix".to_owned(),
+                });
+            }
+            thread::sleep(GLANCE);
+        }
+    }
+}

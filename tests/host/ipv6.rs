@@ -1,0 +1,478 @@
+//! The example `services` at an address of either family, asked over IPv6 by a Linux kernel and by
+//! what people have: `ping`, `curl`, `iperf3`, `socat`, `nc`, `traceroute`, `nmap`, with `tshark`
+//! looking on. Then behind `radvd`, from which it takes its address, and behind a router whose other
+//! link is narrower.
+
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Failed;
+use serde_json::Value;
+
+use crate::fixture::{Device, Fixture, KERNELS_V6, Namespace, OURS, OURS_V6, Running, Temporary};
+use crate::services::{curl, expected};
+use crate::{CURL, Test, same};
+
+/// Each kind of device: its name, what it needs, and the arguments for the example.
+pub(crate) const DEVICES: [(&str, Device, &[&str]); 4] = [
+    ("tap", Device::Tap, &[]),
+    ("tap_no_offloads", Device::Tap, &["--no-offloads"]),
+    ("packet", Device::Packet, &[]),
+    ("xdp", Device::Xdp, &[]),
+];
+
+/// They ask one server after the other.
+pub(crate) const TESTS: &[(&str, Test)] = &[
+    ("the_kernel_finds_its_neighbor", neighbor_is_found),
+    ("ping_loses_nothing", ping_loses_nothing),
+    ("curl_gets_and_sends_the_same", curl_gets_and_sends_the_same),
+    ("iperf3_runs_each_way", iperf3_runs_each_way),
+    ("datagrams_are_echoed", datagrams_are_echoed),
+    ("nobody_at_a_port_is_told", a_closed_port_is_reported),
+    ("traceroute_and_nmap_find_us", traceroute_and_nmap_find_us),
+];
+
+/// It takes long: on some devices alone, with checksums of ours that are complete and others.
+pub(crate) const CAPTURED: (&[&str], (&str, Test)) = (
+    &["tap_no_offloads", "packet"],
+    ("no_frame_is_malformed", no_frame_is_malformed),
+);
+
+/// A test with a server of its own; it leaves a figure for the end.
+type Alone = fn() -> Result<String, Failed>;
+
+pub(crate) const ALONE: &[(&str, Alone)] = &[
+    ("radvd_gives_an_address", radvd_gives_an_address),
+    ("a_narrow_path_is_learned", a_narrow_path_is_learned),
+];
+
+/// Bytes of the large file.
+const LARGE: u64 = 20_000_000;
+/// Bytes of 64 MiB that `iperf3` has to find received at least.
+const LEAST: f64 = (32u32 << 20) as f64;
+/// Frames that are looked at.
+const FRAMES: &str = "1500";
+/// Longer than a neighbour takes to be found.
+const PATIENCE: Duration = Duration::from_secs(20);
+const GLANCE: Duration = Duration::from_millis(2);
+
+/// A server that several tests ask, since it takes up to two seconds until it knows that no other
+/// host has its address.
+#[derive(Default)]
+pub(crate) struct Shared(Mutex<Option<Fixture>>);
+
+impl Shared {
+    /// Runs a test with the server, which is begun for the first one and after one that failed.
+    pub(crate) fn run(
+        &self,
+        (device, arguments): (Device, &[&str]),
+        test: Test,
+        figure: &dyn Fn(String),
+    ) -> Result<(), Failed> {
+        let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fixture = match shared.take() {
+            Some(fixture) => fixture,
+            None => Fixture::services_v6(device, arguments)?,
+        };
+        test(&fixture, figure)
+            .and_then(|()| fixture.check())
+            .map_err(|failed| fixture.explain(&failed))?;
+        *shared = Some(fixture);
+        Ok(())
+    }
+}
+
+fn check(fine: bool, what: &str) -> Result<(), Failed> {
+    if fine { Ok(()) } else { Err(what.into()) }
+}
+
+/// The addresses that the server has, the link-local one first.
+fn addresses(fixture: &Fixture) -> Result<Vec<String>, Failed> {
+    let said = fixture.said();
+    let line = said
+        .lines()
+        .find_map(|line| line.strip_prefix("listening on "));
+    let list = line.and_then(|line| line.split(',').next());
+    let list = list.ok_or("it does not say where it listens")?;
+    Ok(list.split(" and ").skip(1).map(str::to_owned).collect())
+}
+
+fn ping(fixture: &Fixture, to: &str, size: &str) -> Result<String, Failed> {
+    let arguments = ["-6", "-q", "-c", "20", "-i", "0.01", "-s", size, to];
+    let said = fixture.run("ping", &arguments)?;
+    if !said.contains(" 20 received, 0% packet loss") || said.contains("duplicates") {
+        return Err(said.into());
+    }
+    let last = said.lines().last().unwrap_or_default();
+    Ok(format!("{size} bytes: {last}"))
+}
+
+/// What the kernel says of us as its neighbour, once that holds `state`.
+fn neighbor_in(fixture: &Fixture, state: &str) -> Result<String, Failed> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let said = fixture.ip(&format!("-6 neigh show to {OURS_V6}"))?;
+        if said.contains(state) {
+            return Ok(said);
+        }
+        check(Instant::now() < deadline, &format!("not {state}: {said}"))?;
+        thread::sleep(GLANCE);
+    }
+}
+
+/// It asks a group for our address, then, when it is told to, us alone whether we are still there.
+fn neighbor_is_found(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
+    let interface = fixture.interface;
+    fixture.ip(&format!("-6 neigh flush dev {interface}"))?;
+    ping(fixture, OURS_V6, "56")?;
+    let found = neighbor_in(fixture, " REACHABLE")?;
+    fixture.ip(&format!(
+        "-6 neigh change {OURS_V6} dev {interface} nud probe"
+    ))?;
+    let again = neighbor_in(fixture, " REACHABLE")?;
+    let mac = |said: &str| {
+        let mut words = said.split_whitespace();
+        words.find(|word| *word == "lladdr");
+        words.next().map(str::to_owned)
+    };
+    check(mac(&found).is_some() && mac(&found) == mac(&again), &again)?;
+    figure(again.trim().to_owned());
+    Ok(())
+}
+
+/// Also in fragments, and at the address that only this link knows. All nodes of the link are asked
+/// besides.
+fn ping_loses_nothing(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
+    for size in ["56", "4000", "60000"] {
+        figure(ping(fixture, OURS_V6, size)?);
+    }
+    let own = addresses(fixture)?;
+    let local = own.first().ok_or("no link-local address")?;
+    check(local.starts_with("fe80:"), local)?;
+    let interface = fixture.interface;
+    ping(fixture, &format!("{local}%{interface}"), "4000")?;
+    let all = format!("ff02::1%{interface}");
+    let said = fixture.run("ping", &["-6", "-c", "3", "-i", "0.05", &all])?;
+    check(said.contains(&format!("from {local}%")), &said)
+}
+
+fn curl_gets_and_sends_the_same(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
+    let folder = Temporary::new()?;
+    let got = folder.file("got");
+    let speed = |said: &str| format!("{:.2} Gbit/s", said.parse().unwrap_or(0.0) * 8e-9);
+    let down = ["--output", &got, "--write-out", "%{speed_download}"];
+    let url = format!("http://[{OURS_V6}]/bytes/{LARGE}");
+    let down = curl(fixture, &[&down[..], &[&url]].concat())?;
+    same(folder.hash("got")? == expected(LARGE), "what curl got")?;
+    let up = ["--upload-file", &got, "--write-out", "%{speed_upload}"];
+    let url = format!("http://[{OURS_V6}]/sum");
+    let said = curl(fixture, &[&up[..], &[&url]].concat())?;
+    let (theirs, up) = said.split_once('\n').ok_or("no answer")?;
+    same(theirs == hex(&folder, "got")?, "what the server got")?;
+    // The other family is served as well.
+    let url = format!("http://{OURS}/bytes/1000");
+    let length = ["--output", &got, "--write-out", "%{size_download}", &url];
+    check(curl(fixture, &length)? == "1000", "IPv4")?;
+    figure(format!("down {}, up {}", speed(&down), speed(up)));
+    Ok(())
+}
+
+/// The hash of a file as the server prints it.
+fn hex(folder: &Temporary, name: &str) -> Result<String, Failed> {
+    let hash = folder.hash(name)?;
+    Ok(hash.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn iperf3_runs_each_way(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
+    for (direction, more) in [
+        ("theirs", &[][..]),
+        ("ours", &["-R"]),
+        ("both", &["--bidir"]),
+    ] {
+        let arguments = [&["-6", "-c", OURS_V6, "-n", "64M", "-J"], more].concat();
+        let said = fixture.run("iperf3", &arguments)?;
+        let end = serde_json::from_str::<Value>(&said)?["end"].take();
+        // With both ways at once the test ends when one of them is through.
+        let received = |what| {
+            ["sum_received", "sum_received_bidir_reverse"]
+                .iter()
+                .filter_map(|sum| end[sum][what].as_f64())
+                .sum::<f64>()
+        };
+        // The rest may be on its way when the client says that it has sent all.
+        if received("bytes") < LEAST {
+            return Err(format!("{direction}: too little was received\n{said}").into());
+        }
+        let rate = received("bits_per_second") / 1e9;
+        figure(format!("{direction}: {rate:.2} Gbit/s"));
+    }
+    Ok(())
+}
+
+/// By `socat` in datagrams of several sizes, whole and in fragments, and by `nc`.
+fn datagrams_are_echoed(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
+    let folder = Temporary::new()?;
+    let mut asking = Vec::new();
+    for len in [1, 1452, 1453, 8_000, 60_000] {
+        let (sent, got) = (format!("sent{len}"), format!("got{len}"));
+        let written = folder.write(&sent, len, 3)?;
+        let ask = format!(
+            "socat -b 65507 -t 1 - UDP6:[{OURS_V6}]:7 < {} > {}",
+            folder.file(&sent),
+            folder.file(&got)
+        );
+        asking.push((fixture.start("sh", &["-c", &ask])?, got, written));
+    }
+    let ask = format!("echo hello | nc -6 -u -w 1 {OURS_V6} 7");
+    let said = fixture.run("sh", &["-c", &ask])?;
+    for (socat, got, written) in asking {
+        socat.finish()?;
+        same(folder.hash(&got)? == written, "the echo that socat got")?;
+    }
+    same(said == "hello\n", "the echo that nc got")
+}
+
+fn a_closed_port_is_reported(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
+    for address in ["UDP6", "TCP6"] {
+        let ask = format!("echo hello | socat -t 1 - {address}:[{OURS_V6}]:77 2>&1 || true");
+        let said = fixture.run("sh", &["-c", &ask])?;
+        check(said.contains("Connection refused"), &said)?;
+    }
+    Ok(())
+}
+
+/// The hops that `traceroute` found.
+fn hops(said: &str) -> Vec<&str> {
+    let lines = said.lines().skip(1);
+    lines.map(|line| line.trim()).collect()
+}
+
+fn traceroute_and_nmap_find_us(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
+    for method in ["--udp", "--icmp", "--tcp"] {
+        let said = fixture.run("traceroute", &["-6", "-n", "-q", "1", method, OURS_V6])?;
+        let hops = hops(&said);
+        let is_us = hops.len() == 1 && hops[0].starts_with(&format!("1  {OURS_V6} "));
+        check(is_us, &format!("{method}: {said}"))?;
+    }
+    let scan = ["-6", "-n", "-Pn", "-sT", "-p", "1-100", OURS_V6];
+    let said = fixture.run("nmap", &scan)?;
+    let open = said.lines().filter_map(|line| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let is_open = words.get(1) == Some(&"open");
+        words.first()?.strip_suffix("/tcp").filter(|_| is_open)
+    });
+    let open: Vec<_> = open.collect();
+    check(open == ["7", "9", "15", "80"], &format!("{open:?}: {said}"))?;
+    let lines = &mut said.lines();
+    let others = lines.any(|line| line.starts_with("Not shown: 96 closed"));
+    check(others, &said)
+}
+
+/// Captures at the kernel's end until there are enough frames, and keeps asking for more until
+/// then.
+fn no_frame_is_malformed(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
+    let folder = Temporary::new()?;
+    let (file, got) = (folder.file("capture"), folder.file("got"));
+    let interface = fixture.interface;
+    let capture = ["-q", "-i", interface, "-c", FRAMES, "-w", &file];
+    let watching = fixture.start("tshark", &capture)?;
+    while !watching.has_ended()? {
+        fixture.ip(&format!("-6 neigh flush dev {interface}"))?;
+        ping(fixture, OURS_V6, "4000")?;
+        // An error, unless there were too many this second.
+        let ask = format!("echo hello | socat -t 0.1 - UDP6:[{OURS_V6}]:77 2>&1 || true");
+        fixture.run("sh", &["-c", &ask])?;
+        let url = format!("http://[{OURS_V6}]/bytes/100000");
+        curl(fixture, &["--output", &got, &url])?;
+        let url = format!("http://[{OURS_V6}]/sum");
+        curl(fixture, &["--upload-file", &got, &url])?;
+    }
+    watching.finish()?;
+    // TCP's and UDP's are complete only without offloads; ICMPv6's always are. Those of other
+    // families are another test's.
+    let bad = format!(
+        "ipv6.src == {OURS_V6} && (_ws.malformed || icmpv6.checksum.status == 0 \
+         || (tcp.checksum.status == 0 && tcp.checksum_calculated != tcp.checksum && {0}) \
+         || (tcp.flags.reset == 1 && tcp.srcport != 77))",
+        if offloads_nothing(fixture)? {
+            "tcp"
+        } else {
+            "!tcp"
+        },
+    );
+    // Random bytes are no HTTP when the capture misses the segment before them: what TCP carries
+    // stays closed.
+    let opaque = ["-d", "tcp.port==80,data", "-o", "tcp.check_checksum:TRUE"];
+    let look = ["-r", &file, "-Y", &bad];
+    let said = fixture.run("tshark", &[&opaque[..], &look].concat())?;
+    if !said.trim().is_empty() {
+        return Err(format!("these should not be there:\n{said}").into());
+    }
+    let fields = ["ipv6.src", "icmpv6.type", "ipv6.fraghdr.nxt"];
+    let fields: Vec<_> = fields.iter().flat_map(|field| ["-e", field]).collect();
+    let seen = fixture.run(
+        "tshark",
+        &[&["-r", &file, "-T", "fields"], &fields[..]].concat(),
+    )?;
+    let rows = || {
+        seen.lines()
+            .map(|line| line.split('\t').collect::<Vec<_>>())
+    };
+    let ours = rows().filter(|row| row[0] == OURS_V6).count();
+    let asked = rows().filter(|row| row.get(1) == Some(&"136")).count();
+    let is_piece = |row: &Vec<&str>| row.get(2).is_some_and(|next| !next.is_empty());
+    let cut = rows().filter(is_piece).count();
+    figure(format!(
+        "{ours} frames of ours, {asked} advertisements, {cut} fragments"
+    ));
+    check(ours > 100 && asked > 0 && cut > 0, "too few of them")
+}
+
+/// Whether the server computes all of its checksums.
+fn offloads_nothing(fixture: &Fixture) -> Result<bool, Failed> {
+    let words = std::fs::read_to_string(format!("/proc/{}/cmdline", fixture.server_id()))?;
+    Ok(words.split('\0').any(|word| word == "--no-offloads"))
+}
+
+/// Its own address is stable and opaque; its router is the one that advertised itself.
+fn radvd_gives_an_address() -> Result<String, Failed> {
+    const SETTINGS: &str = "interface veth0 {
+        AdvSendAdvert on;
+        MinRtrAdvInterval 3;
+        MaxRtrAdvInterval 4;
+        prefix fd00:79::/64 { AdvOnLink on; AdvAutonomous on; };
+    };";
+    let mut fixture = Fixture::services_behind_radvd(SETTINGS)?;
+    behind_radvd(&fixture)
+        .and_then(|address| fixture.check().map(|()| address))
+        .map_err(|failed| fixture.explain(&failed))
+}
+
+fn behind_radvd(fixture: &Fixture) -> Result<String, Failed> {
+    let own = addresses(fixture)?;
+    let made = own.iter().find(|address| address.starts_with("fd00:79:"));
+    let made = made.ok_or_else(|| format!("no address of the prefix: {own:?}"))?;
+    fixture.ip(&format!(
+        "addr add fd00:79::2/64 dev {} nodad",
+        fixture.interface
+    ))?;
+    ping(fixture, made, "4000")?;
+    // Only the router leads there.
+    fixture.peer.enable_v6("lo")?;
+    fixture.ip("addr add fd00:99::9/128 dev lo nodad")?;
+    let beyond = [
+        "-6",
+        "-q",
+        "-c",
+        "5",
+        "-i",
+        "0.05",
+        "-I",
+        "fd00:99::9",
+        made,
+    ];
+    let said = fixture.run("ping", &beyond)?;
+    check(said.contains(" 5 received, 0% packet loss"), &said)?;
+    let got = fixture.root.file("got");
+    let url = format!("http://[{made}]/bytes/{LARGE}");
+    curl(
+        fixture,
+        &["--interface", "fd00:99::9", "--output", &got, &url],
+    )?;
+    same(
+        fixture.root.hash("got")? == expected(LARGE),
+        "what curl got",
+    )?;
+    Ok(format!("{made} is ours"))
+}
+
+/// A namespace behind the peer's, whose packets the peer forwards if they are not longer than 1280
+/// bytes.
+struct Beyond(Namespace);
+
+impl Beyond {
+    const ADDRESS: &str = "fd00:99::2";
+
+    fn new(fixture: &Fixture) -> Result<Beyond, Failed> {
+        let (far, peer) = (Namespace::new("far")?, &fixture.peer);
+        let name = &far.name;
+        peer.ip(&format!(
+            "link add far0 type veth peer name far0 netns {name}"
+        ))?;
+        for (namespace, address) in [(peer, "fd00:99::1"), (&far, Beyond::ADDRESS)] {
+            namespace.ip("link set far0 up")?;
+            namespace.enable_v6("far0")?;
+            namespace.ip(&format!("addr add {address}/64 dev far0 nodad"))?;
+        }
+        peer.write("/proc/sys/net/ipv6/conf/all/forwarding", "1")?;
+        peer.ip(&format!(
+            "-6 route add {}/128 dev far0 mtu lock 1280",
+            Beyond::ADDRESS
+        ))?;
+        far.ip("-6 route add default via fd00:99::1")?;
+        Ok(Beyond(far))
+    }
+
+    fn run(&self, program: &str, arguments: &[&str]) -> Result<String, Failed> {
+        let mut command = self.0.command(program);
+        command.args(arguments);
+        Running::start(command)?.finish()
+    }
+}
+
+/// Both ends believe in 1500 bytes; the router tells us otherwise (RFC 8201).
+fn a_narrow_path_is_learned() -> Result<String, Failed> {
+    let arguments = ["--gateway", KERNELS_V6];
+    let mut fixture = Fixture::services_v6(Device::Packet, &arguments)?;
+    narrow_path(&fixture)
+        .and_then(|said| fixture.check().map(|()| said))
+        .map_err(|failed| fixture.explain(&failed))
+}
+
+fn narrow_path(fixture: &Fixture) -> Result<String, Failed> {
+    let far = Beyond::new(fixture)?;
+    let folder = Temporary::new()?;
+    let got = folder.file("got");
+    let said = far.run("traceroute", &["-6", "-n", "-q", "1", OURS_V6])?;
+    let path = hops(&said);
+    let is_path = path.len() == 2
+        && path[0].starts_with("1  fd00:99::1 ")
+        && path[1].starts_with(&format!("2  {OURS_V6} "));
+    check(is_path, &said)?;
+
+    let url = format!("http://[{OURS_V6}]/bytes/{LARGE}");
+    let down = [&CURL[..], &["--output", &got, &url]].concat();
+    far.run("curl", &down)?;
+    same(folder.hash("got")? == expected(LARGE), "what curl got")?;
+    let url = format!("http://[{OURS_V6}]/sum");
+    let up = [&CURL[..], &["--upload-file", &got, &url]].concat();
+    let said = far.run("curl", &up)?;
+    same(said.trim() == hex(&folder, "got")?, "what the server got")?;
+
+    // Each connection knows its path by itself, and datagrams know theirs: the first one is lost.
+    let by_tcp = told(fixture)?;
+    check(by_tcp > 0, "the router had nothing to say")?;
+    let written = folder.write("sent", 1400, 3)?;
+    let sent = folder.file("sent");
+    let ask = format!("socat -b 65507 -t 1 - UDP6:[{OURS_V6}]:7 < {sent} > {got}");
+    far.run("sh", &["-c", &ask])?;
+    let by_both = told(fixture)?;
+    check(
+        by_both > by_tcp,
+        "the router had nothing to say of a datagram",
+    )?;
+    far.run("sh", &["-c", &ask])?;
+    same(folder.hash("got")? == written, "the echo")?;
+    check(told(fixture)? == by_both, "the router had to say it again")?;
+    Ok(format!("told {by_both} times that a packet is too big"))
+}
+
+/// How often the peer told somebody that a packet is too big.
+fn told(fixture: &Fixture) -> Result<u64, Failed> {
+    let said = fixture.run("cat", &["/proc/net/snmp6"])?;
+    let line = said
+        .lines()
+        .find_map(|line| line.strip_prefix("Icmp6OutPktTooBigs"));
+    Ok(line.ok_or("no such counter")?.trim().parse()?)
+}
