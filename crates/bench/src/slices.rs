@@ -497,8 +497,7 @@ fn with_threads<R>(
             row.check()?;
             let again = row.sent_again();
             if again > 0 && held_up < LONG_WAIT {
-                let what =
-                    format!("{row:?}: the peer saw {again} segments or acknowledgments sent again");
+                let what = format!("{row:?}: the peer saw {again} segments sent again");
                 return Err(Failure::Timing { what, held_up });
             }
         }

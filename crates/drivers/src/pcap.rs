@@ -140,6 +140,10 @@ impl<W: Write + Send> DeviceRx for CaptureRx<W> {
         self.rx.wait(timeout)
     }
 
+    fn waiting(&self) -> Option<usize> {
+        self.rx.waiting()
+    }
+
     fn waker(&self) -> Waker {
         self.rx.waker()
     }

@@ -4,13 +4,20 @@
 use core::ops::ControlFlow;
 use std::net::{IpAddr, SocketAddr};
 
+use dominoes_drivers::memory::peer::headers::Ends;
+use dominoes_drivers::memory::peer::{PeerConfig, PeerDevice, Role};
 use dominoes_drivers::memory::{Faults, MemoryConfig, Script, scripted_with};
+use dominoes_drivers::split::SplitDevice;
+use dominoes_drivers::{
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, Waker,
+};
+use dominoes_netstack::group::{Group, Layout, Tuning};
 use dominoes_netstack::stats::StateStats;
 use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::groups;
 use dominoes_netstack::variants::groups::INBOX;
 use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::variants::{self, Setup, Step};
 use dominoes_netstack::{Connecting, Limits, TcpStream};
 use dominoes_testkit::{
     FaultPlan, HostConfig, HostId, LinkConfig, Net, Rng, Stalls, Traffic, Variant,
@@ -431,4 +438,180 @@ fn a_group_that_is_full_lets_connections_go_to_an_idle_one_if_it_may() {
     assert!((1..=3).contains(&there), "{groups:?}");
     assert_eq!(moved, there as u64, "{groups:?}");
     assert_eq!(four_of_one_group(false, 20_000), (vec![0; 4], 0));
+}
+
+/// A sender without losses, and two groups whose workers stall, so that frames wait between the
+/// device and their group, while connections move. Returns how many moved, and how many requests
+/// came to a group after their connection had left it.
+fn moved_between_groups_that_stall(seed: u64, replicas: Option<usize>) -> (u64, u64) {
+    const CONNECTIONS: usize = 6;
+    let mut rng = Rng::new(seed);
+    let config = PeerConfig::new(Role::Sender)
+        .connections(CONNECTIONS)
+        .burst(1 + rng.below(8) as usize);
+    let (device, peer) = PeerDevice::new(config).unwrap();
+    let mut setup = Setup::new([10, 0, 0, 1].into(), 24, [seed, 2]);
+    setup.limits.connections = 2 * CONNECTIONS as u32;
+    setup.limits.receive_buffer = 1 << 17;
+    let parts = groups::divide(setup, 2, Box::new(device), INBOX).unwrap();
+    let group = |(setup, part)| -> Box<dyn variants::Variant> {
+        match replicas {
+            None => Box::new(Single::new(setup, Box::new(part)).unwrap()),
+            Some(replicas) => {
+                // A log that is often full.
+                let tuning = Tuning::default().log(32).request_chunk(2);
+                let layout = Layout::default().replicas(replicas).tuning(tuning);
+                Box::new(Group::new(setup, layout, Box::new(part)).unwrap())
+            }
+        }
+    };
+    let mut near: Vec<_> = parts.into_iter().map(group).collect();
+    let sockets = groups::sockets(near.iter().map(|group| group.sockets()));
+    let port = Ends::default().to.port();
+    let listener = sockets.listen(port, CONNECTIONS as u16).unwrap();
+    let mut streams: Vec<TcpStream> = Vec::new();
+    let mut read = vec![0; 1 << 17];
+    let mut stalled_until = vec![vec![0; replicas.unwrap_or(1)]; near.len()];
+    for step in 0..6_000_u64 {
+        let now = Instant::from_nanos(1_000 * step);
+        for (group, stalled_until) in near.iter_mut().zip(&mut stalled_until) {
+            for (worker, until) in stalled_until.iter_mut().enumerate() {
+                if *until > step {
+                    continue;
+                }
+                if rng.below(50) == 0 {
+                    // Perhaps with frames in its hands.
+                    *until = step + rng.below(80);
+                    if replicas.is_some() {
+                        group.step(worker, Step::Claim, now);
+                    }
+                } else {
+                    group.step(worker, Step::Turn, now);
+                }
+            }
+        }
+        streams.extend(listener.try_accept().ok().map(|(stream, _)| stream));
+        for stream in &mut streams {
+            let _ = stream.try_read(&mut read);
+            if rng.below(200) == 0 {
+                stream.migrate_to(1 - stream.group());
+            }
+        }
+    }
+    assert_eq!(streams.len(), CONNECTIONS);
+    assert_eq!(peer.check(), Ok(()), "seed {seed:#x}");
+    assert_eq!(peer.sent_again(), 0, "seed {seed:#x}");
+    let (mut left, mut forwarded) = (0, 0);
+    for group in &near {
+        let stats = group.stats();
+        assert_eq!(stats.pump.deferred_dropped, 0, "seed {seed:#x}");
+        left += stats.state.migrated_out;
+        forwarded += stats.pump.forwarded;
+    }
+    (left, forwarded)
+}
+
+#[test]
+fn segments_that_wait_for_a_stalled_group_keep_their_order_when_their_connection_moves() {
+    for (replicas, seeds) in [(None, 400..404), (Some(1), 410..412), (Some(2), 420..423)] {
+        let mut sum = (0, 0);
+        for seed in seeds {
+            let (left, forwarded) = moved_between_groups_that_stall(seed, replicas);
+            sum = (sum.0 + left, sum.1 + forwarded);
+        }
+        println!("{replicas:?}: {sum:?}");
+        assert!(sum.0 > 100, "{replicas:?}: {sum:?}");
+        assert_eq!(
+            sum.1, 0,
+            "{replicas:?}: nothing comes too late to be deferred"
+        );
+    }
+}
+
+/// Says of itself that one more frame waits than does, as if one had been lost on its way.
+struct LosesOne<D>(D);
+
+impl Device for LosesOne<SplitDevice> {
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        self.0.mac()
+    }
+
+    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
+        let (rx, tx) = Box::new(self.0).split();
+        (Box::new(LosesOne(rx)), tx)
+    }
+}
+
+impl DeviceRx for LosesOne<Box<dyn DeviceRx>> {
+    fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
+        self.0.claim(max, out)
+    }
+
+    fn release(&mut self, frames: &mut Vec<Frame>) {
+        self.0.release(frames);
+    }
+
+    fn wait(&mut self, timeout: Option<core::time::Duration>) -> Result<(), DeviceError> {
+        self.0.wait(timeout)
+    }
+
+    fn waiting(&self) -> Option<usize> {
+        self.0.waiting().map(|waiting| waiting + 1)
+    }
+
+    fn waker(&self) -> Waker {
+        self.0.waker()
+    }
+
+    fn stats(&self) -> RxStats {
+        self.0.stats()
+    }
+}
+
+#[test]
+fn a_connection_waits_for_a_second_at_most_for_a_frame_that_was_lost_on_its_way() {
+    let (device, peer) = PeerDevice::new(PeerConfig::new(Role::Sender)).unwrap();
+    let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+    let parts = groups::divide(setup, 2, Box::new(device), INBOX).unwrap();
+    let group = |(setup, part)| Single::new(setup, Box::new(LosesOne(part))).unwrap();
+    let mut near: Vec<_> = parts.into_iter().map(group).collect();
+    let sockets = groups::sockets(near.iter().map(Single::sockets));
+    let listener = sockets.listen(Ends::default().to.port(), 1).unwrap();
+    let mut now = Instant::ZERO;
+    let mut turn = |millis: u64| {
+        now += Duration::from_millis(millis);
+        for group in &mut near {
+            group.turn(now);
+        }
+    };
+    let mut stream = loop {
+        turn(0);
+        if let Ok((stream, _)) = listener.try_accept() {
+            break stream;
+        }
+    };
+    let to = 1 - stream.group();
+    stream.migrate_to(to);
+    let mut read = [0; 1 << 12];
+    for _ in 0..5_000 {
+        turn(0);
+        let _ = stream.try_read(&mut read);
+    }
+    assert_eq!(stream.group(), 1 - to, "time has to pass, too");
+    let mut turns = 0;
+    while stream.group() != to {
+        turn(100);
+        turns += 1;
+        assert!(turns < 20, "it never leaves");
+    }
+    assert!(turns >= 10, "{turns}");
+    for _ in 0..100 {
+        turn(1);
+        while stream.try_read(&mut read).is_ok() {}
+    }
+    assert_eq!(peer.check(), Ok(()));
 }

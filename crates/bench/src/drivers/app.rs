@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dominoes_drivers::memory::peer::{PeerFault, PeerHandle, Role};
+use dominoes_drivers::memory::peer::{PeerHandle, Role};
 use dominoes_netstack::{ReadHalf, SocketError, Sockets, TcpListener, WriteHalf};
 
 use dominoes_netstack::config::Limits;
@@ -149,14 +149,6 @@ impl App {
         }
     }
 
-    /// Acknowledgments that the peer saw twice although the stack should not reorder.
-    fn repeated(&self) -> u64 {
-        match self.peer.check() {
-            Err(PeerFault::RepeatedAcknowledgments(repeated)) if !self.reorders => repeated,
-            _ => 0,
-        }
-    }
-
     fn check_streams(&self) -> Result<(), String> {
         for End {
             ended,
@@ -212,11 +204,9 @@ impl Application for App {
         }
     }
 
-    /// Acknowledgments that were repeated count, too: a worker that is held up while a connection
-    /// migrates reorders what arrives.
     fn sent_again(&self) -> u64 {
         if self.reports {
-            self.peer.sent_again() + self.repeated()
+            self.peer.sent_again()
         } else {
             0
         }
@@ -232,7 +222,11 @@ impl Application for App {
 
     fn check(&self) -> Result<(), String> {
         self.check_streams()?;
-        self.peer.check_reordering().map_err(|e| e.to_string())
+        let checked = match self.reorders {
+            true => self.peer.check_reordering(),
+            false => self.peer.check(),
+        };
+        checked.map_err(|e| e.to_string())
     }
 
     fn seen(pump: &PumpStats) -> u64 {

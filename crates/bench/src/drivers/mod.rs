@@ -83,7 +83,7 @@ pub(crate) trait Driver: Send {
         0
     }
 
-    /// Segments that were sent again so far, and acknowledgments; reported by one driver of a row.
+    /// Segments that were sent again so far; reported by one driver of a row.
     fn sent_again(&self) -> u64 {
         0
     }
@@ -220,9 +220,7 @@ impl Row {
         }
         match self.sent_again() {
             // All on one thread, by a clock of its own: nothing was held up.
-            1.. => Err(format!(
-                "{self:?}: segments or acknowledgments were sent again"
-            )),
+            1.. => Err(format!("{self:?}: segments were sent again")),
             0 => self.check(),
         }
     }

@@ -3,18 +3,20 @@
 //! The functions are those of Kim, Sung and Lee; [`FUNCTIONS`] says what of our sources each is. In
 //! the parallel structure of the paper some of a component's functions run at the same time: its
 //! critical path is the longest of these, and the others one after the other. The estimate is the
-//! sum over the critical path, as there.
+//! sum over the critical path, as there, once by instructions and once by time.
+
+use std::collections::HashMap;
 
 use super::lineup::Wanted;
 use super::{Ask, Experiment, parts};
-use crate::instructions::functions::{self, Cost, Costs};
+use crate::instructions::functions::{self, Cost, Costs, Times};
 use crate::paper;
-use crate::record::Table;
+use crate::record::{Spread, Table};
 use crate::report;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "functions",
-    about: "what each function of the protocol costs, in instructions, and what functional parallelism would gain",
+    about: "what each function of the protocol costs, in instructions and time, and what functional parallelism would gain",
     ask: Ask::Tables(tables),
     published: paper::FUNCTIONS,
 };
@@ -173,119 +175,185 @@ fn estimate(costs: &[(usize, f64)]) -> f64 {
     if critical > 0.0 { sum / critical } else { 1.0 }
 }
 
+/// How often each direction is sampled for times.
+const ROUNDS: usize = 5;
+
+const COLUMNS: [&str; 8] = [
+    "component",
+    "function",
+    "instructions",
+    "data reads",
+    "data writes",
+    "share %",
+    "ns",
+    "share of ns %",
+];
+
 fn tables(_: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Table>, String> {
-    progress(0, 1);
-    let columns = [
-        "component",
-        "function",
-        "instructions",
-        "data reads",
-        "data writes",
-        "share %",
-    ];
-    let count = || functions::count(&report::usual().join("functions"));
-    let counted = match parts::can_play().and_then(|()| count()) {
+    progress(0, 1 + ROUNDS);
+    let directory = report::usual().join("functions");
+    let counted = parts::can_play().and_then(|()| functions::count(&directory));
+    let counted = match counted {
         Ok(counted) => counted,
         Err(why) => {
-            let mut table = Table::new("a segment of 1412 bytes on one core", &columns);
+            let mut table = Table::new("a segment of 1412 bytes on one core", &COLUMNS);
             table.note(format!("skipped: {why}"));
             return Ok(vec![table]);
         }
     };
-    progress(1, 1);
-    let directions = FUNCTIONS.iter().zip(&counted);
+    let mut times: [Vec<Times>; 2] = Default::default();
+    let mut sampled = Ok(());
+    for round in 0..ROUNDS {
+        progress(1 + round, 1 + ROUNDS);
+        for (case, times) in times.iter_mut().enumerate() {
+            let time = sampled.and_then(|()| functions::time(case, &directory));
+            sampled = time.map(|time| times.push(time));
+        }
+    }
+    progress(1 + ROUNDS, 1 + ROUNDS);
+    let directions = FUNCTIONS.iter().zip(&counted).zip(&times);
     Ok(directions
-        .map(|(path, costs)| table(path, costs, &columns))
+        .map(|((path, costs), times)| {
+            let times = sampled.as_ref().map(|()| &times[..]);
+            table(path, costs, times.map_err(String::as_str))
+        })
         .collect())
 }
 
-fn table((path, functions, components): &Path, costs: &Costs, columns: &[&'static str]) -> Table {
-    let mut sums = vec![Cost::default(); functions.len()];
-    let (mut rest, mut library) = (Cost::default(), Cost::default());
+/// Sums by function; behind them what is of no function, and what is not of the stack.
+fn sums<T: Copy>(
+    functions: &[Function],
+    costs: &HashMap<(String, String), T>,
+    mut add: impl FnMut(usize, T),
+) {
     for ((file, name), cost) in costs {
         let own = functions
             .iter()
             .position(|function| function.has(file, name));
-        let sum = match own {
-            Some(own) => &mut sums[own],
-            None if file.is_empty() => &mut library,
-            None => &mut rest,
-        };
-        sum.instructions += cost.instructions;
-        sum.reads += cost.reads;
-        sum.writes += cost.writes;
+        let rest = functions.len() + usize::from(file.is_empty());
+        add(own.unwrap_or(rest), *cost);
     }
-    let own: f64 = sums
-        .iter()
-        .chain([&rest])
-        .map(|cost| cost.instructions)
-        .sum();
+}
+
+/// What would be gained, as the paper estimates it.
+struct Gains {
+    /// For each component, by its critical path, and what all its functions take.
+    components: [(f64, f64); 2],
+    /// By both critical paths.
+    path: f64,
+    /// If every function were a stage of a pipeline.
+    pipelined: f64,
+}
+
+/// The gains, if functions take so long.
+fn gains((_, functions, components): &Path, costs: &[f64]) -> Gains {
+    let of = |component: &str| {
+        let all = functions.iter().zip(costs);
+        let own = all.filter(|(function, _)| function.component == component);
+        let own: Vec<_> = own.map(|(function, cost)| (function.step, *cost)).collect();
+        let sum: f64 = own.iter().map(|(_, cost)| cost).sum();
+        (estimate(&own), sum)
+    };
+    let components = components.map(of);
+    let whole: f64 = components.iter().map(|(_, sum)| sum).sum();
+    let critical: f64 = components.iter().map(|(gain, sum)| sum / gain).sum();
+    let largest = costs[..functions.len()].iter().copied().fold(0.0, f64::max);
+    let over = |part: f64| if part > 0.0 { whole / part } else { 1.0 };
+    Gains {
+        components,
+        path: over(critical),
+        pipelined: over(largest),
+    }
+}
+
+/// Adds the gains to a table. `by`: what they are estimated by, where that is not instructions.
+fn add_gains(table: &mut Table, path: &Path, costs: &[f64], (by, unit): (&str, &str)) {
+    let (name, _, components) = path;
+    let gains = gains(path, costs);
+    for (component, (gain, sum)) in components.iter().zip(gains.components) {
+        table.measure(format!("{component}{by}"), gain, false);
+        table.note(format!(
+            "{component}{by}: {gain:.2} by its critical path, of {sum:.0} {unit}"
+        ));
+    }
+    table.measure(format!("{name}{by}"), gains.path, false);
+    table.measure(format!("{name}, pipelined{by}"), gains.pipelined, false);
+    table.note(format!(
+        "{name}{by}: {:.2} by critical paths; {:.2} if every function were a stage of a pipeline; \
+         the experiment pipeline measures one",
+        gains.path, gains.pipelined
+    ));
+}
+
+fn table(path: &Path, costs: &Costs, times: Result<&[Times], &str>) -> Table {
+    let (name, functions, _) = path;
+    let places = functions.len() + 2;
+    let mut counted = vec![Cost::default(); places];
+    sums(functions, costs, |place, cost: Cost| {
+        counted[place].add(cost, 1.0);
+    });
+    let rounds = times.unwrap_or_default().iter().map(|times| {
+        let mut ns = vec![0.0; places];
+        sums(functions, times, |place, time: f64| ns[place] += time);
+        ns
+    });
+    let rounds: Vec<Vec<f64>> = rounds.collect();
+    let median = |ns: &dyn Fn(&Vec<f64>) -> f64| Spread::of(rounds.iter().map(ns));
+    let ns: Option<Vec<f64>> = (0..places)
+        .map(|place| Some(median(&|round| round[place])?.median))
+        .collect();
+    let instructions: Vec<f64> = counted.iter().map(|cost| cost.instructions).collect();
+    let share = |costs: &[f64], place: usize| {
+        // What is not of the stack does not count.
+        let whole: f64 = costs[..places - 1].iter().sum();
+        let share = 100.0 * costs[place] / whole.max(f64::MIN_POSITIVE);
+        match place + 1 == places {
+            true => String::new(),
+            false => format!("{share:.0}"),
+        }
+    };
     let mut table = Table::new(
-        format!("{path}: a segment of 1412 bytes on one core, software checksums"),
-        columns,
+        format!("{name}: a segment of 1412 bytes on one core, software checksums"),
+        &COLUMNS,
     );
-    let mut row = |component: &str, name: &str, cost: &Cost, counts: bool| {
-        let share = 100.0 * cost.instructions / own.max(f64::MIN_POSITIVE);
+    let names = functions.iter().map(|it| (it.component, it.name)).chain([
+        (
+            "",
+            "between them: requests, effects, numbers, timers, acknowledgments",
+        ),
+        ("", "device, peer, application and library"),
+    ]);
+    for ((place, cost), (component, function)) in counted.iter().enumerate().zip(names) {
+        let timed = ns.as_ref();
         table.row(vec![
             component.to_owned(),
-            name.to_owned(),
+            function.to_owned(),
             format!("{:.1}", cost.instructions),
             format!("{:.1}", cost.reads),
             format!("{:.1}", cost.writes),
-            if counts {
-                format!("{share:.0}")
-            } else {
-                String::new()
-            },
+            share(&instructions, place),
+            timed.map_or_else(String::new, |ns| format!("{:.1}", ns[place])),
+            timed.map_or_else(String::new, |ns| share(ns, place)),
         ]);
-    };
-    for (function, cost) in functions.iter().zip(&sums) {
-        row(function.component, function.name, cost, true);
     }
-    row(
-        "",
-        "between them: requests, effects, numbers, timers, acknowledgments",
-        &rest,
-        true,
-    );
-    row("", "device, peer, application and library", &library, false);
-    let of = |component: &str| -> Vec<(usize, f64)> {
-        let all = functions.iter().zip(&sums);
-        let own = all.filter(|(function, _)| function.component == component);
-        own.map(|(function, cost)| (function.step, cost.instructions))
-            .collect()
-    };
-    let mut whole = (0.0, 0.0);
-    for component in components {
-        let costs = of(component);
-        let gain = estimate(&costs);
-        let sum: f64 = costs.iter().map(|(_, cost)| cost).sum();
-        whole = (whole.0 + sum, whole.1 + sum / gain);
-        table.measure(*component, gain, false);
-        table.note(format!(
-            "{component}: {gain:.2} by its critical path, of {sum:.0} instructions"
-        ));
+    add_gains(&mut table, path, &instructions, ("", "instructions"));
+    match (&ns, median(&|round| round.iter().sum())) {
+        (Some(ns), Some(whole)) => {
+            add_gains(&mut table, path, ns, (", by time", "ns"));
+            table.note(format!(
+                "{name}: a segment takes {:.0} ns with all of this, quartiles {:.0} and {:.0} of {} runs; \
+                 each function's time is the median of its shares of the samples",
+                whole.median,
+                whole.q1,
+                whole.q3,
+                rounds.len()
+            ));
+        }
+        _ => {
+            let why = times.err().unwrap_or("nothing was sampled");
+            table.note(format!("{name}: no times: {why}"));
+        }
     }
-    let gain = if whole.1 > 0.0 {
-        whole.0 / whole.1
-    } else {
-        1.0
-    };
-    table.measure(*path, gain, false);
-    let largest = sums
-        .iter()
-        .map(|cost| cost.instructions)
-        .fold(0.0, f64::max);
-    let pipelined = if largest > 0.0 {
-        whole.0 / largest
-    } else {
-        1.0
-    };
-    table.measure(format!("{path}, pipelined"), pipelined, false);
-    table.note(format!(
-        "{path}: {gain:.2} by critical paths; {pipelined:.2} if every function were a stage of a pipeline; \
-         the experiment pipeline measures one"
-    ));
     table
 }
 
@@ -298,6 +366,39 @@ mod tests {
         assert_eq!(estimate(&[(0, 10.0), (1, 30.0), (1, 20.0)]), 1.5);
         assert_eq!(estimate(&[(0, 0.0), (1, 0.0)]), 1.0);
         assert_eq!(estimate(&[]), 1.0);
+    }
+
+    #[test]
+    fn gains_are_estimated_from_what_functions_take() {
+        const STEPS: &[Function] = &[
+            function("A", "first", 0, &[]),
+            function("A", "second", 0, &[]),
+            function("B", "third", 0, &[]),
+        ];
+        let gains = gains(&("path", STEPS, ["A", "B"]), &[30.0, 30.0, 20.0, 7.0, 90.0]);
+        assert_eq!(gains.components, [(2.0, 60.0), (1.0, 20.0)]);
+        assert_eq!((gains.path, gains.pipelined), (80.0 / 50.0, 80.0 / 30.0));
+    }
+
+    #[test]
+    fn times_stand_beside_instructions_and_what_is_missing_is_said() {
+        let key = |file: &str| (file.to_owned(), String::new());
+        let cost = Cost {
+            instructions: 10.0,
+            ..Cost::default()
+        };
+        let costs = Costs::from([(key("tcp/ack.rs"), cost), (key(""), cost)]);
+        let times = [4.0, 6.0, 5.0].map(|ns| Times::from([(key("tcp/ack.rs"), ns)]));
+        let path = &FUNCTIONS[0];
+        let timed = table(path, &costs, Ok(&times));
+        let checks = &timed.rows[4];
+        assert_eq!(checks[2..], ["10.0", "0.0", "0.0", "100", "5.0", "100"]);
+        assert_eq!(timed.rows[8][2..], ["10.0", "0.0", "0.0", "", "0.0", ""]);
+        assert!(timed.measures.contains_key("TCPReceive, by time"));
+        let counted = table(path, &costs, Err("no perf"));
+        assert_eq!(counted.rows[4][6..], ["", ""]);
+        assert!(!counted.measures.contains_key("TCPReceive, by time"));
+        assert!(counted.notes.iter().any(|note| note.ends_with("no perf")));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! What each function of the protocol costs: instructions, data reads and data writes of one
-//! segment, by the line of the source they come from.
+//! segment, by the line of the source they come from, and time, by samples of the same lines.
 //!
 //! Functions are inlined into each other, so a profile by function would say little. Callgrind says
 //! of each instruction from which file and line it was compiled; `by_function` adds these up by
@@ -9,12 +9,15 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
+use std::process::ExitCode;
 
 use super::callgrind::{self, PARTS};
+use super::sampled;
 use super::stack::{self, SEGMENTS, Setting, Use};
 use crate::instructions::Case;
 
-/// First argument of a process that executes the cases, for Valgrind to count.
+/// First argument of a process that executes the cases, for Valgrind to count; with the number of
+/// one of them, that one for `perf` to sample.
 pub const INNER: &str = "--functions";
 
 /// Payload of a segment, in bytes: that of Kim, Sung and Lee.
@@ -32,7 +35,8 @@ pub struct Cost {
 }
 
 impl Cost {
-    fn add(&mut self, other: Cost, times: f64) {
+    /// Adds `times` times what `other` is.
+    pub(crate) fn add(&mut self, other: Cost, times: f64) {
         self.instructions += times * other.instructions;
         self.reads += times * other.reads;
         self.writes += times * other.writes;
@@ -42,6 +46,24 @@ impl Cost {
 /// What a segment costs, by file below the stack's sources and function in it; functions of
 /// libraries have no file.
 pub type Costs = HashMap<(String, String), Cost>;
+
+/// Nanoseconds of a segment, by the same names.
+pub type Times = HashMap<(String, String), f64>;
+
+/// The part of a process whose arguments behind [`INNER`] are these.
+pub fn play(arguments: &[String]) -> ExitCode {
+    let Some(number) = arguments.first() else {
+        cases().iter().for_each(|case| case.count());
+        return ExitCode::SUCCESS;
+    };
+    let case = number
+        .parse()
+        .ok()
+        .and_then(|n: usize| cases().into_iter().nth(n));
+    let done = case.map_or(Err("no such case".to_owned()), |case| sampled::work(&case));
+    let said = done.inspect_err(|error| eprintln!("{INNER} {number}: {error}"));
+    ExitCode::from(u8::from(said.is_err()))
+}
 
 /// A segment that is received, each in a request of its own as in the paper; and one that is sent.
 pub fn cases() -> [Case; 2] {
@@ -84,6 +106,24 @@ pub fn count(directory: &Path) -> Result<[Costs; 2], String> {
         costs
     };
     Ok([difference(0), difference(1)])
+}
+
+/// The times of case `case` of [`cases`], sampled in a process of its own.
+///
+/// # Errors
+/// If Linux's `perf` or `addr2line` are not there, or may not be used.
+pub fn time(case: usize, directory: &Path) -> Result<Times, String> {
+    let lines = sampled::sample(&[INNER, &case.to_string()], directory)?;
+    let mut sources = Sources::default();
+    let mut times = Times::new();
+    for (lines, ns) in lines {
+        let ours = lines.iter().find_map(|(file, line)| {
+            let (_, file) = file.split_once(OURS)?;
+            Some((file.to_owned(), sources.function(file, *line).to_owned()))
+        });
+        *times.entry(ours.unwrap_or_default()).or_default() += ns;
+    }
+    Ok(times)
 }
 
 /// Where functions begin, by file.

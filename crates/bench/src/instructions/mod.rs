@@ -32,6 +32,7 @@ pub mod ring;
 pub mod stack;
 
 mod fixture;
+mod sampled;
 
 use std::hint::black_box;
 

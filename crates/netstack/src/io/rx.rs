@@ -19,7 +19,7 @@ use dominoes_drivers::split::Target;
 
 use crate::groups::balance::Balance;
 use crate::groups::classify;
-use crate::io::claim::Claimer;
+use crate::io::claim::{ClaimMark, Claimer};
 use crate::io::gro::{Found, OpenRun, Parser};
 use crate::io::record::{Entry, Recorder, Written};
 use crate::io::sleep::Receiving;
@@ -93,6 +93,8 @@ pub(crate) struct RxPump {
     group: GroupIndex,
     grouping: Grouping,
     migration: Migrations,
+    /// Tells which frames come before a connection leaves.
+    pub(crate) claim_mark: Arc<ClaimMark>,
     /// Decides which connections migrate to less busy groups, if any may.
     pub(crate) balance: Option<Balance>,
     /// Whether payload may be stored while it is verified. This must not change: the pump knows
@@ -165,6 +167,7 @@ impl RxPump {
             group: GroupIndex::ONLY,
             grouping: Grouping::new(&keys, 1),
             migration: Migrations::default(),
+            claim_mark: Arc::default(),
             balance: None,
             stores_ahead: false,
             recycler: FrameRecycler::default(),
@@ -394,7 +397,7 @@ impl RxPump {
         {
             // Two primaries may report the beginning and the end of a connection in either order.
             if update.open {
-                if !self.over.remove(&update.conn) {
+                if !self.over.remove(&update.conn) && !self.migration.begins(&update.flow) {
                     self.hints.insert(update.flow, update.conn);
                 }
             } else if self.hints.get(&update.flow) == Some(&update.conn) {

@@ -322,6 +322,7 @@ impl Setup {
             self.reassembly,
             self.recorder,
         );
+        rx.claim_mark = Arc::clone(&claimer.mark);
         rx.announce = self.announce;
         rx.join_groups(self.group);
         if let Some(config) = ipv6 {

@@ -10,8 +10,9 @@
 //!                                               defers requests about the connection
 //!  sends its segments there   <-- Reply ----
 //!  publishes MigrationLeave; defers requests
-//!  waits until earlier effects are performed
-//!  and all its frames are sent
+//!  waits until earlier effects are performed,
+//!  all its frames are sent, and segments that
+//!  were on their way to it are deferred
 //!  publishes Free             -- Transfer ->    publishes MigrationPart for each part, then
 //!                                               MigrationArrive, the application's progress,
 //!                                               and the deferred requests of both groups in
@@ -39,6 +40,12 @@
 //! - Segments and ICMP errors that arrive meanwhile are deferred by the pump that receives them,
 //!   and follow `MigrationArrive` in the order in which they came. On a good wire nothing is lost
 //!   (`tests/migration.rs`); `tests/between.rs` sends errors and SYNs at every step.
+//! - Segments that were taken from the device as the old group's, and not published, could arrive
+//!   behind later ones that the new group takes: the peer would see acknowledgments repeated (RFC
+//!   5681 section 4.2). So the connection leaves only when the old group has published everything
+//!   that was meant for it when the table of migrated flows changed ([`ClaimMark`](crate::io::claim::ClaimMark)); the new group
+//!   publishes the old group's deferred requests, then its own, and only then takes segments of the
+//!   connection as they come.
 //! - The group of a flow is looked up in the table of migrated flows
 //!   ([`migrated_flows`](crate::groups::migrated_flows)) while that is not empty, then by hash. A
 //!   segment that reaches another group all the same is forwarded.
@@ -57,8 +64,13 @@ use crate::io::rx::{Log, RESERVED, RxPump, sample_cursors};
 use crate::log::effect::SerializedPart;
 use crate::log::request::{Body, ConnId, Digest, Flow, Mac, MigrationParts, Request, Verdict};
 use crate::state::apply::Replica;
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 
+/// How long a connection waits for segments that were on their way when its group changed, in time
+/// and in turns of the pump: after both, frames must have been lost, and what does come is
+/// forwarded.
+const MAX_WAIT: Duration = Duration::from_secs(1);
+const MAX_WAIT_TURNS: u32 = 1 << 12;
 /// The most requests that each of the two groups defers for one connection.
 const MAX_DEFERRED: usize = 256;
 
@@ -119,6 +131,11 @@ enum Step {
         stream: u32,
         /// The position after its last request.
         position: u64,
+        /// When that was, and the question to whoever claims frames then.
+        since: Instant,
+        question: u64,
+        /// Turns that it waited for segments on their way.
+        waited: u32,
         /// The number of frames that must be sent first, once known.
         numbered: Option<u64>,
         /// The parts of the serialized connection so far.
@@ -138,6 +155,8 @@ struct Incoming {
     published: usize,
     /// Whether `bytes` is complete.
     is_complete: bool,
+    /// Whether a primary has reported its beginning.
+    is_begun: bool,
     /// The requests that the other group deferred, then those of this group.
     deferred: [Vec<DeferredRequest>; 2],
     /// Changed link-layer addresses of neighbours that it may not know.
@@ -176,6 +195,13 @@ impl Migrations {
         }
         let incoming = self.incoming.iter_mut().find(|one| one.flow == *flow);
         incoming.map(|incoming| &mut incoming.deferred[1])
+    }
+
+    /// A primary has reported the beginning of an arriving connection. Returns whether it is one:
+    /// its pump learns it behind the deferred requests, so that none is overtaken.
+    pub(crate) fn begins(&mut self, flow: &Flow) -> bool {
+        let incoming = self.incoming(flow);
+        incoming.map(|incoming| incoming.is_begun = true).is_some()
     }
 
     /// Whether `conn` is migrating from or to this group. Its application's progress is then
@@ -339,10 +365,14 @@ impl RxPump {
         self.hints_version += 1;
         self.publish_command(now, Body::MigrationLeave { conn }, log);
         let position = log.published();
+        let question = self.claim_mark.ask();
         if let Some(outgoing) = self.migration.outgoing(&flow) {
             outgoing.step = Step::Serializing {
                 stream,
                 position,
+                since: now,
+                question,
+                waited: 0,
                 numbered: None,
                 parts: Vec::new(),
             };
@@ -367,7 +397,12 @@ impl RxPump {
         while i < self.migration.outgoing.len() && log.room() > RESERVED {
             let tx = &self.world.tx;
             let Step::Serializing {
-                position, numbered, ..
+                position,
+                since,
+                question,
+                waited,
+                numbered,
+                ..
             } = &mut self.migration.outgoing[i].step
             else {
                 i += 1;
@@ -387,6 +422,14 @@ impl RxPump {
             // All frames of the connection are built by now. Some may still wait for the device,
             // with payload in its send ring.
             if tx.sent() < *numbered.get_or_insert_with(|| tx.claimed()) {
+                i += 1;
+                continue;
+            }
+            // Segments that were on their way here are deferred by now, in their order.
+            let mark = self.claim_mark.answer_to(*question);
+            let is_late = *waited >= MAX_WAIT_TURNS && now.since(*since) >= MAX_WAIT;
+            if mark.is_none_or(|frames| self.stats.frames < frames && !is_late) {
+                *waited = waited.saturating_add(1);
                 i += 1;
                 continue;
             }
@@ -466,6 +509,7 @@ impl RxPump {
             bytes: Vec::new(),
             published: 0,
             is_complete: false,
+            is_begun: false,
             deferred: [Vec::new(), Vec::new()],
             neighbor_changes: Vec::new(),
         });
@@ -558,7 +602,11 @@ impl RxPump {
             match oldest.map(|held| held.remove(0)) {
                 Some(deferred) => self.republish(now, deferred, conn, log),
                 None => {
+                    let is_begun = incoming.is_begun;
                     self.migration.incoming.retain(|one| one.flow != flow);
+                    if is_begun && !self.over.remove(&conn) {
+                        self.hints.insert(flow, conn);
+                    }
                     self.hints_version += 1;
                 }
             }
