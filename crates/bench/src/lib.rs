@@ -40,3 +40,5 @@ pub mod workload;
 mod datagrams;
 mod inline;
 mod peer;
+#[cfg(feature = "report")]
+mod projection;

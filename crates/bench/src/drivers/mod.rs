@@ -1,6 +1,6 @@
 //! Drivers: each runs one driver part of a variant, and a thread calls it turn by turn.
 
-mod app;
+pub(crate) mod app;
 #[cfg(feature = "report")]
 pub(crate) mod echo;
 pub mod groups;
@@ -19,7 +19,7 @@ pub mod single;
 pub mod smoltcp;
 pub(crate) mod stall;
 pub(crate) mod udp;
-mod worker;
+pub(crate) mod worker;
 
 use std::sync::Arc;
 
@@ -227,6 +227,31 @@ impl Row {
 
     fn bytes(&self) -> u64 {
         self.drivers.iter().map(|driver| driver.bytes()).sum()
+    }
+
+    /// Drives all drivers from this thread, and returns how many bytes they moved in a nanosecond of
+    /// `long`. What the first quarter moves does not count.
+    #[cfg(feature = "report")]
+    pub(crate) fn rate(&mut self, long: std::time::Duration) -> f64 {
+        let begin = std::time::Instant::now();
+        let mut counted = None;
+        loop {
+            let elapsed = begin.elapsed();
+            if counted.is_none() && elapsed >= long / 4 {
+                counted = Some((elapsed, self.bytes()));
+            }
+            if let Some((from, bytes)) = counted
+                && elapsed >= long
+            {
+                let ns = (elapsed - from).as_nanos().max(1) as f64;
+                self.clock_ns += elapsed.as_nanos() as u64;
+                return (self.bytes() - bytes) as f64 / ns;
+            }
+            let now = Instant::from_nanos(self.clock_ns + elapsed.as_nanos() as u64);
+            for driver in &mut self.drivers {
+                driver.turn(now);
+            }
+        }
     }
 
     /// Segments that were sent again.

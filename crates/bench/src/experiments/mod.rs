@@ -22,6 +22,8 @@ mod nic;
 mod parts;
 #[cfg(feature = "report")]
 mod pipeline;
+#[cfg(feature = "report")]
+mod projection;
 mod specialized;
 mod stall;
 mod sweep;
@@ -70,6 +72,8 @@ pub enum Ask {
     Compare(fn(&Wanted) -> Vec<Panel>),
     /// The same, and what follows from them.
     Conclude(fn(&Wanted) -> Vec<Panel>, fn(&[PanelResult]) -> Vec<Table>),
+    /// The same, and what a model says that is checked against them.
+    Project(fn(&Wanted) -> Vec<Panel>, Project),
     /// Shares of replicas over time.
     Shares,
     /// What an application gets while a replica stands still.
@@ -81,6 +85,10 @@ pub enum Ask {
     /// Tables of its own; it is told how far they are.
     Tables(MakeTables),
 }
+
+/// Adds to a result what follows from its panels, and says how much of how much is done.
+type Project =
+    fn(&Wanted, &mut ExperimentResult, &mut dyn FnMut(usize, usize)) -> Result<(), String>;
 
 /// Measures what is wanted, and says how much of how much is done.
 type MakeTables = fn(&Wanted, &mut dyn FnMut(usize, usize)) -> Result<Vec<Table>, String>;
@@ -111,6 +119,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
     nic::EXPERIMENT,
     #[cfg(feature = "report")]
     functions::EXPERIMENT,
+    #[cfg(feature = "report")]
+    projection::EXPERIMENT,
 ];
 
 impl Experiment {
@@ -126,7 +136,7 @@ impl Experiment {
         let begin = Instant::now();
         let mut result = ExperimentResult::new(self.name, self.about, self.published);
         match self.ask {
-            Ask::Compare(panels) | Ask::Conclude(panels, _) => {
+            Ask::Compare(panels) | Ask::Conclude(panels, _) | Ask::Project(panels, _) => {
                 let panels = panels(wanted);
                 let mut clock = Clock::new(wanted, panels.iter().map(Panel::weight).sum());
                 for panel in panels {
@@ -144,6 +154,12 @@ impl Experiment {
                 }
                 if let Ask::Conclude(_, conclude) = self.ask {
                     result.tables = conclude(&result.panels);
+                }
+                if let Ask::Project(_, project) = self.ask {
+                    let mut tell = |done, of| progress(self.name, done, of);
+                    if let Err(why) = project(wanted, &mut result, &mut tell) {
+                        result.failures.push(format!("{}: {why}", self.name));
+                    }
                 }
             }
             Ask::Stalls => match stall::stalls(wanted, &mut |n, of| progress(self.name, n, of)) {
@@ -177,6 +193,10 @@ impl Experiment {
             Ask::Compare(panels) | Ask::Conclude(panels, _) => {
                 let slices: usize = panels(wanted).iter().map(Panel::weight).sum();
                 (wanted.base.slice + BETWEEN_SLICES) * slices as u32
+            }
+            Ask::Project(panels, _) => {
+                let slices: usize = panels(wanted).iter().map(Panel::weight).sum();
+                (wanted.base.slice + BETWEEN_SLICES) * slices as u32 + TABLES
             }
             Ask::Shares => ROW / 2 * share_entries(wanted).len() as u32,
             Ask::Stalls => stall::SLICE * 4 * 2,

@@ -1,0 +1,285 @@
+//! The tables of the projection.
+
+use super::{Case, MAY_MISS};
+use crate::projection::counts::Count;
+use crate::projection::linear::Linear;
+use crate::projection::{
+    Conditions, DOMAIN_BYTES_PER_NS, Kind, LINES_NS, Projected, WORKERS, stops_at,
+};
+use crate::record::{Chart, Spread, Table};
+
+/// What runs by hand count, and what the model has instead.
+pub(super) fn counted(case: &Case, counts: &[Count]) -> Table {
+    let mut table = Table::new(
+        format!("{}: counted by hand, workers in turn", case.name),
+        &[
+            "workers",
+            "frames a claim",
+            "in the model",
+            "requests a segment",
+            "applied a segment, by all",
+        ],
+    );
+    for count in counts {
+        table.row(vec![
+            count.workers.to_string(),
+            format!("{:.1}", count.claimed),
+            case.claimed(count.workers)
+                .map_or_else(String::new, |claimed| format!("{claimed:.1}")),
+            format!("{:.4}", count.requests),
+            format!("{:.3}", count.applied),
+        ]);
+    }
+    table
+}
+
+/// What one worker takes for each step.
+pub(super) fn measured_costs(cases: &[Case]) -> Table {
+    let mut table = Table::new(
+        "ns, measured with one worker: a segment + a step by itself",
+        &[
+            "workload",
+            "single",
+            "one replica",
+            "claim",
+            "parse",
+            "publish",
+            "prepare",
+            "apply",
+            "perform",
+            "transmit",
+            "application",
+            "locked: pump",
+            "locked: prepare",
+            "locked: apply",
+            "locked: perform",
+            "stages",
+        ],
+    );
+    for case in cases {
+        let costs = &case.costs;
+        let linear = |cost: Linear| format!("{:.1} + {:.0}", cost.each, cost.fixed);
+        let (replicated, locked) = (&costs.replicated, &costs.locked);
+        let mut row = vec![
+            case.name.clone(),
+            format!("{:.1}", costs.single),
+            format!("{:.1}", costs.solo),
+        ];
+        let steps = [
+            replicated.claim,
+            replicated.parse,
+            replicated.publish,
+            replicated.prepare,
+            replicated.apply,
+            replicated.perform,
+            replicated.transmit,
+            replicated.app,
+            locked.pump,
+            locked.prepare,
+            locked.apply,
+            locked.perform,
+        ];
+        row.extend(steps.map(linear));
+        row.push(costs.stages.map(|ns| format!("{ns:.0}")).join(", "));
+        table.row(row);
+        let [line, large] = [costs.requests, costs.large_ring];
+        table.note(format!(
+            "{}: {line:.4} requests a segment, payload {large:.2} times as long with a ring of 8 MB, \
+             {:.1} ns of a claim are the simulated peer's",
+            case.name, costs.device.each
+        ));
+    }
+    table
+}
+
+/// Each measured row beside what the model says of it.
+pub(super) fn checked(cases: &[Case]) -> Table {
+    let mut table = Table::new(
+        "the model against the rows of this run, ns a segment",
+        &[
+            "workload",
+            "row",
+            "measured",
+            "quartiles",
+            "model",
+            "error %",
+            "",
+        ],
+    );
+    for case in cases {
+        for check in &case.checks {
+            let Spread { q1, median, q3 } = check.measured;
+            let excuse = case.disturbed.or(check.excuse);
+            let word = match excuse {
+                Some(why) => format!("disturbed: {why}"),
+                None if check.error().abs() > MAY_MISS => "FAILED".to_owned(),
+                None => String::new(),
+            };
+            table.row(vec![
+                case.name.clone(),
+                format!("{}/{}", check.kind.name(), check.cores),
+                format!("{median:.1}"),
+                format!("{q1:.1} to {q3:.1}"),
+                format!("{:.1}", check.model),
+                format!("{:+.1}", 100.0 * check.error()),
+                word,
+            ]);
+        }
+    }
+    table
+}
+
+/// Words for an error.
+fn beside(error: Option<f64>) -> String {
+    error.map_or_else(
+        || "not checked".to_owned(),
+        |error| format!("±{:.0} %", 100.0 * error),
+    )
+}
+
+/// Throughput over workers, and where each row stops.
+pub(super) fn table(case: &Case) -> Table {
+    let line = LINES_NS[0];
+    let stated = Conditions::stated(line, 1);
+    let bits = case.workload.segment_bytes as f64 * 8.0;
+    let mut columns = vec!["workers"];
+    columns.extend(case.kinds.iter().map(|kind| kind.name()));
+    let mut table = Table::new(
+        format!(
+            "{}: times single (error), {line:.0} ns a line, one memory domain of \
+             {DOMAIN_BYTES_PER_NS:.0} GB/s",
+            case.name
+        ),
+        &columns,
+    );
+    let rows: Vec<(Kind, Vec<Projected>)> = case
+        .kinds
+        .iter()
+        .map(|&kind| (kind, case.project(kind, &stated)))
+        .collect();
+    let single = case.single_ns(&stated);
+    for (place, workers) in WORKERS.into_iter().enumerate() {
+        let mut row = vec![workers.to_string()];
+        for (kind, projections) in &rows {
+            let kind = *kind;
+            let times = single / projections[place].ns;
+            row.push(format!("{times:.2} ({})", beside(case.error(kind))));
+            if kind == Kind::Replicated {
+                let name = format!("{}: replicated/{workers} over single", case.name);
+                table.measure(name, times, case.is_excused(kind));
+            }
+        }
+        table.row(row);
+    }
+    for (kind, projections) in &rows {
+        table.note(stop(*kind, projections, single, case));
+    }
+    let points = |projections: &Vec<Projected>| -> Vec<(f64, f64)> {
+        let places = WORKERS.iter().zip(projections);
+        places
+            .map(|(&workers, projected)| (workers as f64, bits / projected.ns))
+            .collect()
+    };
+    let lines = rows.iter();
+    table.chart = Some(Chart {
+        x: "workers".to_owned(),
+        y: "Gbit/s of payload, projected".to_owned(),
+        doubling: true,
+        lines: lines
+            .map(|(kind, projections)| (kind.name().to_owned(), points(projections)))
+            .collect(),
+    });
+    table
+}
+
+/// Where a row stops, and by what.
+fn stop(kind: Kind, projections: &[Projected], single: f64, case: &Case) -> String {
+    let place = stops_at(projections);
+    let at = place.unwrap_or(projections.len() - 1);
+    let best = projections
+        .iter()
+        .map(|p| p.ns)
+        .fold(f64::INFINITY, f64::min);
+    let times = single / best;
+    let error = beside(case.error(kind));
+    // What is nearest where more workers do not help.
+    let beyond = &projections[(at + 1).min(projections.len() - 1)];
+    let cause = beyond.bounds.first().map_or_else(
+        || "nothing in particular".to_owned(),
+        |bound| {
+            let share = 100.0 * bound.ns / beyond.ns;
+            format!(
+                "{}: {:.1} of {:.1} ns a segment ({share:.0} %)",
+                bound.what, bound.ns, beyond.ns
+            )
+        },
+    );
+    let lost = 100.0 * beyond.lost;
+    let name = kind.name();
+    let most = WORKERS[WORKERS.len() - 1];
+    let stops = match place {
+        Some(0) => format!("{name} stops at one worker"),
+        Some(place) => format!("{name} stops at {} workers", WORKERS[place]),
+        None => format!("{name} does not stop up to {most} workers"),
+    };
+    format!(
+        "{stops}, {times:.2} of single ({error}); nearest bound: {cause}; workers idle or waiting \
+         {lost:.0} %"
+    )
+}
+
+/// `replicated` by how long a line takes, by memory domains, and by who writes headers.
+pub(super) fn sensitivity(case: &Case) -> Table {
+    let columns = [
+        "ns a line",
+        "memory domains",
+        "peer holds the device",
+        "2",
+        "4",
+        "8",
+        "16",
+        "32",
+        "64",
+        "error",
+    ];
+    let title = format!("{}: replicated over single, by line and memory", case.name);
+    let mut table = Table::new(title, &columns);
+    let mut lines_ns = LINES_NS;
+    lines_ns.sort_by(f64::total_cmp);
+    let mut all = Vec::new();
+    for line_ns in lines_ns {
+        all.extend([1, 2].map(|domains| Conditions::stated(line_ns, domains)));
+    }
+    all.push(Conditions {
+        peer_holds: true,
+        ..Conditions::stated(LINES_NS[0], 1)
+    });
+    let mut lines = Vec::new();
+    for stated in all {
+        let single = case.single_ns(&stated);
+        let projections = case.project(Kind::Replicated, &stated);
+        let times: Vec<f64> = projections.iter().map(|p| single / p.ns).collect();
+        let (line_ns, domains) = (stated.line_ns, stated.domains);
+        let mut row = vec![format!("{line_ns:.0}"), domains.to_string()];
+        row.push(if stated.peer_holds { "yes" } else { "no" }.to_owned());
+        row.extend(times[1..].iter().map(|times| format!("{times:.2}")));
+        row.push(beside(case.error(Kind::Replicated)));
+        table.row(row);
+        let holds = if stated.peer_holds {
+            ", peer holds the device"
+        } else {
+            ""
+        };
+        let name = format!("{line_ns:.0} ns, {domains} domains{holds}");
+        let points = WORKERS.iter().zip(times);
+        let points = points.map(|(&workers, times)| (workers as f64, times));
+        lines.push((name, points.collect()));
+    }
+    table.chart = Some(Chart {
+        x: "workers".to_owned(),
+        y: "replicated over single, projected".to_owned(),
+        doubling: true,
+        lines,
+    });
+    table
+}

@@ -1,0 +1,173 @@
+//! What is counted by hand with many workers, and what two cores have in common.
+
+use std::time::{Duration, Instant};
+
+use dominoes_drivers::DeviceRx as _;
+use dominoes_drivers::memory::peer::Role;
+use dominoes_netstack::group::Worker;
+use dominoes_netstack::time;
+use serde::Serialize;
+
+use super::costs::{RING_FOR_WORKER, group, median, segments};
+use crate::drivers::worker::Application as _;
+use crate::drivers::{Direction, Row, limit};
+use crate::peer;
+use crate::topology;
+use crate::workload::Workload;
+
+/// Counts of a run by hand, in which all workers have their turns one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Count {
+    pub(crate) workers: usize,
+    /// Frames of a claim.
+    pub(crate) claimed: f64,
+    /// Requests of a segment.
+    pub(crate) requests: f64,
+    /// Requests that were applied, of a segment: by all workers together.
+    pub(crate) applied: f64,
+}
+
+/// Segments that are counted.
+const COUNTED: u64 = 20_000;
+/// Bytes of frames where nothing is timed.
+const COUNTED_POOL: usize = 16 << 20;
+
+/// Drives `workers` by hand and counts.
+///
+/// # Errors
+/// If the workers cannot be made, stand still, or find that something is wrong.
+pub(crate) fn count(
+    direction: Direction,
+    workload: &Workload,
+    workers: usize,
+) -> Result<Count, String> {
+    let workload = Workload {
+        pool_bytes: COUNTED_POOL,
+        ring_bytes: ring_bytes(workers),
+        ..*workload
+    };
+    let (mut group, mut app) = group(direction, &workload, workers)?;
+    let (mut claims, mut claimed) = (0, 0);
+    let (mut moved, mut all) = (0, 0);
+    segments(&app, &workload, &mut moved);
+    let before = group[0].pump_stats().unwrap_or_default();
+    let applied =
+        |group: &[Worker]| -> u64 { group.iter().map(|worker| worker.replica().position()).sum() };
+    let begun = applied(&group);
+    let mut now = 10_000_000;
+    while all < COUNTED {
+        let mut done = 0;
+        for worker in &mut group {
+            now += 1_000;
+            let at = time::Instant::from_nanos(now);
+            let some = worker.claim(at).unwrap_or(0) as u64;
+            (claims, claimed) = (claims + u64::from(some > 0), claimed + some);
+            worker.parse();
+            done += worker.publish(at).unwrap_or(0) + worker.work() + some as usize;
+        }
+        app.turn();
+        all += segments(&app, &workload, &mut moved) as u64;
+        if done == 0 && now > 60_000_000_000 {
+            return Err(format!("{workers} workers stand still"));
+        }
+    }
+    while group.iter_mut().map(Worker::work).sum::<usize>() > 0 {}
+    app.check()?;
+    let stats = group[0].pump_stats().unwrap_or_default();
+    let segments = all.max(1) as f64;
+    Ok(Count {
+        workers,
+        claimed: claimed as f64 / claims.max(1) as f64,
+        requests: (stats.requests - before.requests) as f64 / segments,
+        applied: (applied(&group) - begun) as f64 / segments,
+    })
+}
+
+/// What the simulated peer takes of a claim of frames with payload, in which it writes their
+/// headers: without any stack, and with so many frames at a time.
+///
+/// # Errors
+/// If there can be no such peer, or it has no frames.
+pub(super) fn device_ns(workload: &Workload, frames: usize) -> Result<f64, String> {
+    const CLAIMS: usize = 300;
+    let (device, _peer) = peer::new(Role::Free, workload)?;
+    let (mut rx, _tx) = device.into_halves();
+    let mut held = Vec::new();
+    let mut times = Vec::new();
+    // Every frame is used once before that counts.
+    let warm = workload.frames() / frames;
+    for claim in 0..warm + CLAIMS {
+        let begin = Instant::now();
+        rx.release(&mut held);
+        let claimed = rx.claim(frames, &mut held).map_err(|e| e.to_string())?;
+        let ns = begin.elapsed().as_nanos() as f64;
+        if claimed == 0 {
+            return Err("the peer has no frames".to_owned());
+        }
+        if claim >= warm && claimed == frames {
+            times.push(ns);
+        }
+    }
+    Ok(median(times.into_iter()))
+}
+
+/// The receive ring of a group with so many workers.
+pub(crate) fn ring_bytes(workers: usize) -> u32 {
+    (RING_FOR_WORKER * workers.max(2)).next_power_of_two() as u32
+}
+
+/// By how much the kernels of two cores take longer at the same time than one core's alone: what
+/// both have in common besides cache lines.
+pub(crate) fn two_at_once(direction: Direction, workload: &Workload) -> Result<f64, String> {
+    const REPEATED: usize = 5;
+    let cores = topology::cores();
+    if cores.len() < 2 {
+        return Ok(1.0);
+    }
+    let mut rows = Vec::new();
+    for _ in 0..2 {
+        rows.push(limit::row(direction, workload, 1)?);
+    }
+    let mut factors = Vec::new();
+    for _ in 0..REPEATED {
+        let alone = rates(&mut rows[..1], &cores)[0];
+        let both = rates(&mut rows, &cores);
+        factors.push(alone / (both.iter().sum::<f64>() / both.len() as f64));
+    }
+    Ok(median(factors.into_iter()).max(1.0))
+}
+
+/// Bytes in a nanosecond of each row, all at once, each on a core of its own.
+fn rates(rows: &mut [Row], cores: &[core_affinity::CoreId]) -> Vec<f64> {
+    const LONG: Duration = Duration::from_millis(20);
+    std::thread::scope(|scope| {
+        let one = |(row, core): (&mut Row, &core_affinity::CoreId)| {
+            topology::pin(Some(*core));
+            row.rate(LONG)
+        };
+        let threads: Vec<_> = rows
+            .iter_mut()
+            .zip(cores)
+            .map(|pair| scope.spawn(move || one(pair)))
+            .collect();
+        let rates = threads.into_iter().map(|thread| thread.join());
+        rates.map(|rate| rate.unwrap_or(f64::NAN)).collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What by-hand runs count does not depend on the machine, and every worker applies everything.
+    #[test]
+    fn counts_are_the_same_every_time_and_every_worker_applies_all() {
+        let workload = Workload::default();
+        let two = count(Direction::Receive, &workload, 2).unwrap();
+        assert_eq!(two, count(Direction::Receive, &workload, 2).unwrap());
+        let eight = count(Direction::Receive, &workload, 8).unwrap();
+        let ratio = eight.applied / two.applied;
+        assert!((3.5..4.5).contains(&ratio), "{two:?} {eight:?}");
+        assert!(two.requests >= 1.0 / 32.0 && two.requests <= 1.0);
+    }
+}
