@@ -53,8 +53,10 @@
 //! GET, HEAD and PUT, connections that are kept, bodies with `Content-Length` or in chunks,
 //! `Expect: 100-continue`. Paths that leave the folder are refused, be it by `..` or by a symbolic
 //! link; whoever may change the folder while it is served is trusted. Not there: ranges,
-//! conditions, dates, time-outs, TLS.
+//! conditions, dates, time-outs. The example `https_server` does the same over TLS.
 
+#[path = "http_server/client.rs"]
+mod client;
 #[path = "http_server/files.rs"]
 mod files;
 #[path = "http_server/http.rs"]
@@ -65,40 +67,32 @@ mod ipv6;
 mod polled;
 #[path = "http_server/self_test.rs"]
 mod self_test;
+#[path = "http_server/serve.rs"]
+mod serve;
 #[path = "common/signals.rs"]
 mod signals;
+#[path = "common/watch.rs"]
+mod watch;
 
 use std::error::Error;
-use std::fs;
-use std::io::{self, BufRead, BufWriter, Read, Write};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
 use dominoes_drivers::tap::Tap;
-use dominoes_netstack::{Builder, Limits, Stack, StackError, TcpListener, TcpStream};
+use dominoes_netstack::{Builder, Limits, ReadHalf, Stack, StackError};
+use dominoes_netstack::{TcpListener, TcpStream, WriteHalf};
 
-use crate::files::Put;
-use crate::http::{Answer, Body, Request, Status};
 use crate::ipv6::Addr6;
+use crate::watch::{POLL_INTERVAL, watch};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Connections served at a time, a thread each; more are told to come back.
-const CONNECTIONS: usize = 64;
-/// Bytes moved at once between a file and a connection.
-const CHUNK: usize = 256 << 10;
-/// Bytes that are read and thrown away after a final answer, so that the client gets to see it.
-const LINGER: u64 = 16 << 20;
 /// What peers have to acknowledge everything when the server ends.
 const GRACE: Duration = Duration::from_secs(1);
-/// How often the stack is looked after.
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 fn main() -> ExitCode {
     let done = Options::from_command_line().and_then(|options| match options {
@@ -207,7 +201,7 @@ fn run(options: &Options) -> Outcome<()> {
     for gateway in &options.gateways {
         builder = builder.gateway(*gateway);
     }
-    let root = open_root(&options.root)?;
+    let root = files::open_root(&options.root)?;
     let (stack, device) = match &options.device {
         Device::Memory => return self_test::run(options.replicas),
         Device::Tap(name) => (builder.start(Tap::open(name)?)?, format!("{name} (TAP)")),
@@ -242,7 +236,9 @@ fn run(options: &Options) -> Outcome<()> {
     let end = options
         .seconds
         .map(|seconds| Instant::now() + Duration::from_secs(seconds));
-    let watched = watch(&stack, &end_requested, end);
+    let watched = watch("http_server", &stack, &end_requested, end, |_| {
+        POLL_INTERVAL
+    });
     // Ends the listener, sends FIN on every connection, and after the grace resets those that are
     // left.
     if let Err(error) = stack.close(GRACE) {
@@ -254,119 +250,15 @@ fn run(options: &Options) -> Outcome<()> {
     watched
 }
 
-/// Looks after a stack until a signal asks for the end, the time is over, its device is gone, or
-/// its replicas disagree.
-fn watch(stack: &Stack, end_requested: &AtomicBool, end: Option<Instant>) -> Outcome<()> {
-    while !end_requested.load(Relaxed) && end.is_none_or(|end| Instant::now() < end) {
-        match stack.take_device_error() {
-            Some(error) if error.is_temporary() => eprintln!("http_server: {error}"),
-            Some(error) => return Err(error.into()),
-            None => {}
-        }
-        stack.compare()?;
-        if stack.shares().iter().any(|share| share.diverged > 0) {
-            return Err("replicas differ in the work they found to do".into());
-        }
-        thread::sleep(POLL_INTERVAL);
-    }
-    Ok(())
-}
-
-/// The folder by its real name, which all that is served lies under.
-fn open_root(root: &Path) -> Outcome<PathBuf> {
-    match fs::canonicalize(root) {
-        Ok(root) if root.is_dir() => Ok(root),
-        Ok(_) => Err(format!("{} is no folder", root.display()).into()),
-        Err(error) => Err(format!("{}: {error}", root.display()).into()),
-    }
-}
-
-/// Accepts connections until the stack goes down, and serves each on a thread of its own.
+/// Serves until the stack goes down.
 fn accept(listener: &TcpListener, root: &Path) {
-    let root: Arc<Path> = Arc::from(root);
-    let busy = Arc::new(AtomicUsize::new(0));
-    while let Ok((stream, _)) = listener.accept() {
-        let (root, busy) = (Arc::clone(&root), Arc::clone(&busy));
-        // Only this thread adds, so the bound holds.
-        let full = busy.fetch_add(1, Relaxed) >= CONNECTIONS;
-        let slot = Slot(busy);
-        let spawned = thread::Builder::new()
-            .name("connection".to_owned())
-            .spawn(move || {
-                // A connection that breaks is the client's business, and it knows.
-                let _ = if full {
-                    turn_away(stream)
-                } else {
-                    serve(stream, &root)
-                };
-                drop(slot);
-            });
-        if let Err(error) = spawned {
-            eprintln!("http_server: no thread for a connection: {error}");
-        }
-    }
+    let next = || Some(listener.accept().ok()?.0);
+    let begin = |stream: TcpStream| Ok(stream.split());
+    serve::accept::<_, ReadHalf, _>("http_server", next, begin, root);
 }
 
-/// A connection's place among [`CONNECTIONS`].
-struct Slot(Arc<AtomicUsize>);
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
-    }
-}
-
-/// Answers one request after the other.
-fn serve(stream: TcpStream, root: &Path) -> io::Result<()> {
-    let (mut reader, writer) = stream.split();
-    let mut writer = BufWriter::with_capacity(CHUNK, writer);
-    loop {
-        let request = match Request::read(&mut reader) {
-            Ok(Some(request)) => request,
-            Ok(None) => break,
-            Err(status) => {
-                Answer::from(status).send(&mut writer, false, false)?;
-                break;
-            }
-        };
-        let mut body = Body::new(&mut reader, request.framing);
-        let answer = answer(&request, &mut body, &mut writer, root).unwrap_or_else(Answer::from);
-        let keep = request.keep && body.is_read();
-        answer.send(&mut writer, request.method == "HEAD", keep)?;
-        if !keep {
-            break;
-        }
-    }
-    // Bytes that nobody reads would make a reset of our closing, and the answer might be lost with
-    // it.
-    writer.get_mut().shutdown();
-    io::copy(&mut reader.take(LINGER), &mut io::sink())?;
-    Ok(())
-}
-
-fn turn_away(stream: TcpStream) -> io::Result<()> {
-    let (_, mut writer) = stream.split();
-    Answer::from(Status::UNAVAILABLE).send(&mut writer, false, false)
-}
-
-fn answer(
-    request: &Request,
-    body: &mut Body<'_, impl BufRead>,
-    writer: &mut impl Write,
-    root: &Path,
-) -> Result<Answer, Status> {
-    match &*request.method {
-        // Should there be a body, it means nothing (RFC 9110 section 9.3.1).
-        "GET" | "HEAD" => files::get(root, &request.path),
-        "PUT" => {
-            let (folder, name) = files::place(root, &request.path)?;
-            let put = Put::begin(&folder, &name)?;
-            if request.expects_continue && !body.is_read() {
-                writer.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
-                writer.flush()?;
-            }
-            put.finish(body)
-        }
-        _ => Err(Status::METHOD),
+impl serve::Writer for WriteHalf {
+    fn shutdown(&mut self) {
+        WriteHalf::shutdown(self);
     }
 }

@@ -51,6 +51,8 @@
 //! | 80 | HTTP: `GET /bytes/N` answers N bytes, `POST` or `PUT` to `/sum` answers the SHA-256 of what was sent |
 //! | 5201 | iperf3 for TCP, one test at a time, any number of streams |
 
+#[path = "common/device.rs"]
+mod device;
 // Made for files; a service needs a part of it.
 #[allow(dead_code)]
 #[path = "http_server/http.rs"]
@@ -59,12 +61,14 @@ mod http;
 mod iperf;
 #[path = "common/ipv6.rs"]
 mod ipv6;
-#[path = "services/killer.rs"]
+#[path = "common/killer.rs"]
 mod killer;
 #[path = "services/self_test.rs"]
 mod self_test;
 #[path = "common/signals.rs"]
 mod signals;
+#[path = "common/watch.rs"]
+mod watch;
 #[path = "services/web.rs"]
 mod web;
 
@@ -73,22 +77,18 @@ use std::io::{self, BufRead, Read, Write};
 use std::net::IpAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dominoes_drivers::Device;
-use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
-use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, Redirect};
-use dominoes_drivers::tap::Tap;
 use dominoes_netstack::stats::StackStats;
 use dominoes_netstack::variants::VariantKind;
-use dominoes_netstack::{
-    Builder, Limits, Sockets, Stack, StackError, TcpListener, TcpStream, UdpSocket,
-};
+use dominoes_netstack::{Builder, Limits, Sockets, Stack, TcpListener, TcpStream, UdpSocket};
 
+use device::DeviceOptions;
 use ipv6::Addr6;
 use killer::Killer;
+use watch::{POLL_INTERVAL, watch};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -98,8 +98,6 @@ const CONNECTIONS: usize = 64;
 const CHUNK: usize = 256 << 10;
 /// Bytes of a datagram, at most.
 const DATAGRAM: usize = 65_507;
-/// How often the stack is looked after.
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 const ECHO: u16 = 7;
 const DISCARD: u16 = 9;
@@ -110,7 +108,7 @@ const IPERF: u16 = 5201;
 fn main() -> ExitCode {
     let done = Options::from_command_line().and_then(|options| match options {
         None => {
-            print!("{USAGE}");
+            print!("{ABOUT}{}{USAGE}", device::USAGE);
             Ok(())
         }
         Some(options) => run(&options),
@@ -127,16 +125,12 @@ fn main() -> ExitCode {
 // Command line
 // -------------------------------------------------------------------------------------------------------
 
-const USAGE: &str = "\
+const ABOUT: &str = "\
 Echo, discard, HTTP and iperf3 on our own TCP and UDP; without a device, tests itself in memory.
 
-  --tap NAME          use this TAP interface
-  --packet NAME       use this network interface through AF_PACKET
-  --xdp NAME          use this network interface through AF_XDP
-  --ring KIND         AF_PACKET: slots, blocks or none [slots]
-  --no-offloads       leave no checksum and no segmentation to the device
-  --trust-checksums   AF_XDP: do not verify checksums
-  --guard             start though the kernel owns our address, and keep it silent
+";
+
+const USAGE: &str = "\
   --addr CIDR         our address and its prefix [10.78.0.1/24]
   --addr6 CIDR        the same of IPv6, or auto: as routers advertise [no IPv6]
   --gateway IP        who forwards to other networks, once for each family [nobody]
@@ -147,19 +141,8 @@ Echo, discard, HTTP and iperf3 on our own TCP and UDP; without a device, tests i
   --kill-every N      for trials: a replica's thread dies each N seconds, 0.05 say, and another joins [never]
 ";
 
-enum Which {
-    Memory,
-    Tap(String),
-    Packet(String),
-    Xdp(String),
-}
-
 struct Options {
-    device: Which,
-    ring: RxRing,
-    offloads: bool,
-    trust: bool,
-    guard: bool,
+    device: DeviceOptions,
     addr: String,
     addr6: Addr6,
     gateways: Vec<IpAddr>,
@@ -174,11 +157,7 @@ impl Options {
     fn from_command_line() -> Outcome<Option<Options>> {
         use lexopt::prelude::*;
         let mut options = Options {
-            device: Which::Memory,
-            ring: RxRing::Slots,
-            offloads: true,
-            trust: false,
-            guard: false,
+            device: DeviceOptions::default(),
             addr: "10.78.0.1/24".to_owned(),
             addr6: Addr6::default(),
             gateways: Vec::new(),
@@ -190,20 +169,10 @@ impl Options {
         let mut parser = lexopt::Parser::from_env();
         while let Some(arg) = parser.next()? {
             match arg {
-                Long("tap") => options.device = Which::Tap(parser.value()?.string()?),
-                Long("packet") => options.device = Which::Packet(parser.value()?.string()?),
-                Long("xdp") => options.device = Which::Xdp(parser.value()?.string()?),
-                Long("ring") => {
-                    options.ring = match &*parser.value()?.string()? {
-                        "slots" => RxRing::Slots,
-                        "blocks" => RxRing::Blocks,
-                        "none" => RxRing::None,
-                        other => return Err(format!("no such ring: {other}").into()),
-                    }
+                Long(option) if DeviceOptions::knows(option) => {
+                    let option = option.to_owned();
+                    options.device.take(&option, &mut parser)?;
                 }
-                Long("no-offloads") => options.offloads = false,
-                Long("trust-checksums") => options.trust = true,
-                Long("guard") => options.guard = true,
                 Long("addr") => options.addr = parser.value()?.string()?,
                 Long("addr6") => options.addr6 = Addr6::parse(parser.value()?.string()?),
                 Long("gateway") => options.gateways.push(parser.value()?.parse()?),
@@ -231,51 +200,6 @@ impl Options {
             );
         }
         Ok(Some(options))
-    }
-
-    /// Opens the device, and says what it is; `None`: in memory.
-    fn open(&self) -> Outcome<Option<(Box<dyn Device>, String)>> {
-        // The drivers then refuse to start if the kernel would answer in our place.
-        let address = self.addr.split('/').next().unwrap_or_default().parse();
-        let address = address.map_err(|_| StackError::Address(self.addr.clone()))?;
-        Ok(Some(match &self.device {
-            Which::Memory => return Ok(None),
-            Which::Tap(name) => {
-                let tap = Tap::options().offloads(self.offloads).open(name)?;
-                (Box::new(tap), format!("{name} (TAP)"))
-            }
-            Which::Packet(name) => {
-                let options = AfPacketOptions::default()
-                    .address(address)
-                    .guard(self.guard)
-                    .offloads(self.offloads)
-                    .ring(self.ring);
-                let device = AfPacket::open(name, options)?;
-                let text = format!("{name} (AF_PACKET, ring: {:?})", self.ring);
-                (Box::new(device), text)
-            }
-            Which::Xdp(name) => {
-                let mut options = AfXdpOptions::default()
-                    .address(address)
-                    .guard(self.guard)
-                    .offloads(self.offloads)
-                    .trust_checksums(self.trust);
-                if self.addr6 != Addr6::Nothing {
-                    // By address the program knows IPv4 alone.
-                    options = options.redirect(Redirect::Everything);
-                }
-                let device = AfXdp::open(name, &options)?;
-                if let Some(advice) = device.advice() {
-                    println!("{name}: {advice}");
-                }
-                let copies = if device.is_zero_copy() {
-                    "zero-copy"
-                } else {
-                    "copies"
-                };
-                (Box::new(device), format!("{name} (AF_XDP, {copies})"))
-            }
-        }))
     }
 }
 
@@ -323,7 +247,10 @@ impl Threads {
 // ------------------------------------------------------------------------------------------------------------
 
 fn run(options: &Options) -> Outcome<()> {
-    let Some((device, name)) = options.open()? else {
+    let Some((device, name)) = options
+        .device
+        .open(&options.addr, options.addr6 != Addr6::Nothing)?
+    else {
         return self_test::run(options.threads);
     };
     let builder = options.threads.builder(&options.addr);
@@ -350,10 +277,14 @@ fn run(options: &Options) -> Outcome<()> {
     let end = options
         .seconds
         .map(|seconds| Instant::now() + Duration::from_secs(seconds));
-    let killer = options
+    let mut killer = options
         .kill_every
         .map(|every| Killer::new(every, options.threads.replicas()));
-    let watched = watch(&stack, &end_requested, end, killer);
+    let watched = watch("services", &stack, &end_requested, end, |stack| {
+        killer
+            .as_mut()
+            .map_or(POLL_INTERVAL, |killer| killer.look(stack))
+    });
     // Ends the listeners, sends FIN on every connection, and after the grace resets those that are
     // left.
     if let Err(error) = stack.close(options.grace) {
@@ -395,32 +326,6 @@ impl Services {
         }
         Ok(())
     }
-}
-
-/// Looks after a stack until a signal asks for the end, the time is over, its device is gone, or
-/// its replicas disagree.
-fn watch(
-    stack: &Stack,
-    end_requested: &AtomicBool,
-    end: Option<Instant>,
-    mut killer: Option<Killer>,
-) -> Outcome<()> {
-    while !end_requested.load(Relaxed) && end.is_none_or(|end| Instant::now() < end) {
-        match stack.take_device_error() {
-            Some(error) if error.is_temporary() => eprintln!("services: {error}"),
-            Some(error) => return Err(error.into()),
-            None => {}
-        }
-        stack.compare()?;
-        if stack.shares().iter().any(|share| share.diverged > 0) {
-            return Err("replicas differ in the work they found to do".into());
-        }
-        if let Some(killer) = &mut killer {
-            killer.look(stack);
-        }
-        thread::sleep(killer.as_ref().map_or(POLL_INTERVAL, Killer::pause));
-    }
-    Ok(())
 }
 
 /// Accepts connections until the stack goes down, and serves each on a thread of its own.

@@ -5,8 +5,18 @@ use std::io::{self, BufWriter, Read, Write};
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::CHUNK;
+use crate::Outcome;
 use crate::http::{Answer, Content, Status};
+use crate::serve::CHUNK;
+
+/// The folder by its real name, which all that is served lies under.
+pub(crate) fn open_root(root: &Path) -> Outcome<PathBuf> {
+    match fs::canonicalize(root) {
+        Ok(root) if root.is_dir() => Ok(root),
+        Ok(_) => Err(format!("{} is no folder", root.display()).into()),
+        Err(error) => Err(format!("{}: {error}", root.display()).into()),
+    }
+}
 
 /// The path of a request below the root; refuses what would not stay there.
 fn relative(path: &str) -> Result<PathBuf, Status> {

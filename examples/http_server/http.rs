@@ -96,7 +96,8 @@ impl Request {
         // Without a query, and without scheme and host in front (RFC 9112 section 3.2.2).
         let target = parsed.path.unwrap_or_default();
         let target = target.split(['?', '#']).next().unwrap_or_default();
-        let path = match target.strip_prefix("http://") {
+        let absolute = target.strip_prefix("http://");
+        let path = match absolute.or_else(|| target.strip_prefix("https://")) {
             Some(rest) => rest.find('/').map_or("/", |slash| &rest[slash..]),
             None => target,
         };

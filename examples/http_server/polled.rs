@@ -11,9 +11,9 @@ use std::path::Path;
 use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
 use dominoes_netstack::{SocketError, TcpListener, TcpStream};
 
-use crate::LINGER;
 use crate::files;
 use crate::http::{Answer, Content, Framing, HEAD, Request, Status};
+use crate::serve::LINGER;
 
 /// Events that are taken at a time.
 const EVENTS: usize = 256;

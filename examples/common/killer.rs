@@ -33,9 +33,9 @@ impl Killer {
         }
     }
 
-    /// Kills if it is time, and prints how many replicas failed and joined; during
-    /// [`pause`](Self::pause) there is nothing to do.
-    pub(crate) fn look(&mut self, stack: &Stack) {
+    /// Kills if it is time, and prints how many replicas failed and joined. Returns how long to wait
+    /// until the next look.
+    pub(crate) fn look(&mut self, stack: &Stack) -> Duration {
         let stats = stack.stats();
         let membership = stats.membership;
         if self.seen.failed != membership.failed || self.seen.joined != membership.joined {
@@ -57,10 +57,6 @@ impl Killer {
             self.replica = (self.replica + 1) % self.replicas;
             self.next = Instant::now() + self.every;
         }
-    }
-
-    /// How long to wait until the next look.
-    pub(crate) fn pause(&self) -> Duration {
         POLL_INTERVAL
     }
 }

@@ -1,0 +1,119 @@
+//! Serves a folder on connections of any kind, a thread each.
+
+use std::io::{self, BufRead, BufWriter, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread;
+
+use crate::files::{self, Put};
+use crate::http::{Answer, Body, Request, Status};
+
+/// Connections served at a time, a thread each; more are told to come back.
+const CONNECTIONS: usize = 64;
+/// Bytes moved at once between a file and a connection.
+pub(crate) const CHUNK: usize = 256 << 10;
+/// Bytes that are read and thrown away after a final answer, so that the client gets to see it.
+pub(crate) const LINGER: u64 = 16 << 20;
+
+/// The half of a connection that writes.
+pub(crate) trait Writer: Write {
+    /// Nothing more will be written.
+    fn shutdown(&mut self);
+}
+
+/// Accepts connections by `accept` until it returns `None`, and serves each on a thread of its own,
+/// which calls `begin` first. `name` is that of the example, for messages.
+pub(crate) fn accept<S: Send + 'static, R: BufRead, W: Writer>(
+    name: &str,
+    mut accept: impl FnMut() -> Option<S>,
+    begin: impl Fn(S) -> io::Result<(R, W)> + Clone + Send + 'static,
+    root: &Path,
+) {
+    let root: Arc<Path> = Arc::from(root);
+    let busy = Arc::new(AtomicUsize::new(0));
+    while let Some(stream) = accept() {
+        let (root, busy, begin) = (Arc::clone(&root), Arc::clone(&busy), begin.clone());
+        // Only this thread adds, so the bound holds.
+        let full = busy.fetch_add(1, Relaxed) >= CONNECTIONS;
+        let slot = Slot(busy);
+        let spawned = thread::Builder::new()
+            .name("connection".to_owned())
+            .spawn(move || {
+                // A connection that breaks is the client's business, and it knows.
+                let _ = begin(stream).and_then(|(reader, writer)| {
+                    if full {
+                        turn_away(writer)
+                    } else {
+                        serve(reader, writer, &root)
+                    }
+                });
+                drop(slot);
+            });
+        if let Err(error) = spawned {
+            eprintln!("{name}: no thread for a connection: {error}");
+        }
+    }
+}
+
+/// A connection's place among [`CONNECTIONS`].
+struct Slot(Arc<AtomicUsize>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Answers one request after the other.
+pub(crate) fn serve(mut reader: impl BufRead, writer: impl Writer, root: &Path) -> io::Result<()> {
+    let mut writer = BufWriter::with_capacity(CHUNK, writer);
+    loop {
+        let request = match Request::read(&mut reader) {
+            Ok(Some(request)) => request,
+            Ok(None) => break,
+            Err(status) => {
+                Answer::from(status).send(&mut writer, false, false)?;
+                break;
+            }
+        };
+        let mut body = Body::new(&mut reader, request.framing);
+        let answer = answer(&request, &mut body, &mut writer, root).unwrap_or_else(Answer::from);
+        let keep = request.keep && body.is_read();
+        answer.send(&mut writer, request.method == "HEAD", keep)?;
+        if !keep {
+            break;
+        }
+    }
+    // Bytes that nobody reads would make a reset of our closing, and the answer might be lost with
+    // it.
+    writer.get_mut().shutdown();
+    io::copy(&mut reader.take(LINGER), &mut io::sink())?;
+    Ok(())
+}
+
+fn turn_away(mut writer: impl Writer) -> io::Result<()> {
+    Answer::from(Status::UNAVAILABLE).send(&mut writer, false, false)
+}
+
+fn answer(
+    request: &Request,
+    body: &mut Body<'_, impl BufRead>,
+    writer: &mut impl Write,
+    root: &Path,
+) -> Result<Answer, Status> {
+    match &*request.method {
+        // Should there be a body, it means nothing (RFC 9110 section 9.3.1).
+        "GET" | "HEAD" => files::get(root, &request.path),
+        "PUT" => {
+            let (folder, name) = files::place(root, &request.path)?;
+            let put = Put::begin(&folder, &name)?;
+            if request.expects_continue && !body.is_read() {
+                writer.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+                writer.flush()?;
+            }
+            put.finish(body)
+        }
+        _ => Err(Status::METHOD),
+    }
+}

@@ -1,0 +1,415 @@
+//! Asks for a file over HTTPS, or sends one: HTTP/1.1 over TLS whose records all replicas of the
+//! client's stack seal and open.
+//!
+//! Without a device it tests itself in memory, needs no privileges and ends after a few seconds
+//! with tables. The server is the TLS of `rustls` alone, with TLS 1.3 and 1.2:
+//!
+//! ```text
+//! cargo run --release --example https_get
+//! ```
+//!
+//! The package is `dominoes-tls-examples`; the command works from the workspace root.
+//!
+//! With a device the server is somewhere else, here the kernel's end of a TAP, where `openssl`
+//! serves the folder that it is started in:
+//!
+//! ```text
+//! sudo ip tuntap add dev tap0 mode tap user $USER
+//! sudo ip addr add 10.78.0.2/24 dev tap0
+//! sudo ip link set tap0 up
+//! openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -subj /CN=server.test \
+//!     -addext subjectAltName=DNS:server.test -addext basicConstraints=critical,CA:FALSE
+//! openssl s_server -accept 4433 -cert cert.pem -key key.pem -WWW &
+//! cargo run --release --example https_get -- --tap tap0 --ca cert.pem --name server.test \
+//!     --output got https://10.78.0.2:4433/some_file
+//! ```
+//!
+//! `--packet NAME` and `--xdp NAME` use a network interface instead, as `https_server.rs` shows. It
+//! writes what it got to the file or the standard output, says on the standard error stream how that
+//! went, and fails unless the status is 2xx. With `--again` it asks once more on a new connection,
+//! which resumes the session. With `--update-keys N` it goes on with another key after every N bytes
+//! that it sends. Hosts are given by their addresses.
+
+#[path = "tls/certificate.rs"]
+mod certificate;
+#[path = "http_server/client.rs"]
+mod client;
+#[path = "common/device.rs"]
+mod device;
+#[path = "http_server/files.rs"]
+mod files;
+#[path = "http_server/http.rs"]
+mod http;
+#[path = "common/killer.rs"]
+mod killer;
+#[path = "http_server/serve.rs"]
+mod serve;
+#[path = "tls/stream.rs"]
+mod stream;
+
+use std::error::Error;
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::tls::TlsStream;
+use dominoes_netstack::{Stack, TcpListener, TcpStream};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ServerConfig, ServerConnection};
+
+use crate::certificate::SelfSigned;
+use crate::client::{Client, Temporary, read_head};
+use crate::device::DeviceOptions;
+use crate::killer::Killer;
+use crate::serve::CHUNK;
+
+type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// What the server has to acknowledge everything when the client ends.
+const GRACE: Duration = Duration::from_secs(1);
+const HTTPS: u16 = 443;
+
+fn main() -> ExitCode {
+    let done = Options::from_command_line().and_then(|options| match options {
+        None => {
+            print!("{ABOUT}{}{USAGE}", device::USAGE);
+            Ok(())
+        }
+        Some(options) => run(&options),
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("https_get: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+// Command line
+// -------------------------------------------------------------------------------------------------------
+
+const ABOUT: &str = "\
+https_get [OPTION]... https://ADDRESS[:PORT]/PATH
+
+Asks for a file over HTTPS; without a device, tests itself in memory.
+
+";
+
+const USAGE: &str = "\
+  --addr CIDR         our address and its prefix [10.78.0.1/24]
+  --gateway IP        who forwards to other networks [nobody]
+  --replicas N        threads that run the stack, each with a copy of its state [2]
+  --ca FILE           certificates that are trusted, in PEM
+  --name NAME         the server's name [its address]
+  --cert FILE         our own certificates, ours first, in PEM [none]
+  --key FILE          the key of our certificate, in PEM
+  --tls12             do without TLS 1.3
+  --upload FILE       send this file by PUT [GET]
+  --output FILE       where to write what was got [standard output]
+  --again             ask once more, on another connection
+  --update-keys N     go on with another key after each N bytes that are sent [never]
+  --kill-every N      for trials: a replica's thread dies each N seconds, 0.05 say, and another joins [never]
+";
+
+struct Options {
+    device: DeviceOptions,
+    addr: String,
+    gateway: Option<IpAddr>,
+    replicas: usize,
+    ca: Option<PathBuf>,
+    name: Option<String>,
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+    tls12: bool,
+    upload: Option<PathBuf>,
+    output: Option<PathBuf>,
+    again: bool,
+    update_keys: u64,
+    kill_every: Option<Duration>,
+    url: Option<String>,
+}
+
+impl Options {
+    /// `None`: help is asked for.
+    fn from_command_line() -> Outcome<Option<Options>> {
+        use lexopt::prelude::*;
+        let mut options = Options {
+            device: DeviceOptions::default(),
+            addr: "10.78.0.1/24".to_owned(),
+            gateway: None,
+            replicas: 2,
+            ca: None,
+            name: None,
+            cert: None,
+            key: None,
+            tls12: false,
+            upload: None,
+            output: None,
+            again: false,
+            update_keys: u64::MAX,
+            kill_every: None,
+            url: None,
+        };
+        let mut parser = lexopt::Parser::from_env();
+        while let Some(arg) = parser.next()? {
+            match arg {
+                Long(option) if DeviceOptions::knows(option) => {
+                    let option = option.to_owned();
+                    options.device.take(&option, &mut parser)?;
+                }
+                Long("addr") => options.addr = parser.value()?.string()?,
+                Long("gateway") => options.gateway = Some(parser.value()?.parse()?),
+                Long("replicas") => options.replicas = parser.value()?.parse()?,
+                Long("ca") => options.ca = Some(parser.value()?.into()),
+                Long("name") => options.name = Some(parser.value()?.string()?),
+                Long("cert") => options.cert = Some(parser.value()?.into()),
+                Long("key") => options.key = Some(parser.value()?.into()),
+                Long("tls12") => options.tls12 = true,
+                Long("upload") => options.upload = Some(parser.value()?.into()),
+                Long("output") => options.output = Some(parser.value()?.into()),
+                Long("again") => options.again = true,
+                Long("update-keys") => options.update_keys = parser.value()?.parse()?,
+                Long("kill-every") => {
+                    let seconds: f64 = parser.value()?.parse()?;
+                    options.kill_every = Some(Duration::try_from_secs_f64(seconds)?);
+                }
+                Long("help") | Short('h') => return Ok(None),
+                Value(url) if options.url.is_none() => options.url = Some(url.string()?),
+                other => return Err(other.unexpected().into()),
+            }
+        }
+        if options.kill_every.is_some() && options.replicas < 2 {
+            return Err(
+                "--kill-every needs two replicas: with the last one the state is gone".into(),
+            );
+        }
+        Ok(Some(options))
+    }
+
+    fn config(&self) -> Outcome<ClientConfig> {
+        let roots = self
+            .ca
+            .as_deref()
+            .ok_or("--ca is missing: who is trusted?")?;
+        let mut config =
+            certificate::client(certificate::read_roots(&std::fs::read(roots)?)?, self.tls12);
+        if let Some((cert, key)) = self.cert.as_deref().zip(self.key.as_deref()) {
+            let certificates = CertificateDer::pem_file_iter(cert)?;
+            let certificates = certificates.collect::<Result<_, _>>()?;
+            let key = PrivateKeyDer::from_pem_file(key)?;
+            let own =
+                rustls::sign::CertifiedKey::from_der(certificates, key, config.crypto_provider())?;
+            config.client_auth_cert_resolver = Arc::new(rustls::sign::SingleCertAndKey::from(own));
+        }
+        Ok(config)
+    }
+}
+
+/// Where a server is, and what it is asked for.
+struct Url {
+    at: SocketAddr,
+    path: String,
+}
+
+impl Url {
+    fn parse(url: &str) -> Outcome<Url> {
+        let rest = url.strip_prefix("https://").ok_or("not an https:// URL")?;
+        let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let address = || -> Result<_, std::net::AddrParseError> {
+            let alone = host.trim_start_matches('[').trim_end_matches(']');
+            Ok(SocketAddr::new(alone.parse()?, HTTPS))
+        };
+        Ok(Url {
+            at: host.parse().or_else(|_| address())?,
+            path: if path.is_empty() { "/" } else { path }.to_owned(),
+        })
+    }
+}
+
+// Asking
+// --------------------------------------------------------------------------------------------------------------
+
+fn run(options: &Options) -> Outcome<()> {
+    let Some((device, name)) = options.device.open(&options.addr, false)? else {
+        return test(options);
+    };
+    let url = Url::parse(options.url.as_deref().ok_or("no URL; see --help")?)?;
+    let config = Arc::new(options.config()?);
+    let mut builder = Stack::builder(&options.addr).replicas(options.replicas);
+    if let Some(gateway) = options.gateway {
+        builder = builder.gateway(gateway);
+    }
+    let stack = builder.start(device)?;
+    eprintln!(
+        "{}, {} replicas, device {name}",
+        options.addr, options.replicas
+    );
+    let done = while_replicas_die(&stack, options, || {
+        for _ in 0..1 + usize::from(options.again) {
+            ask(&stack, &url, options, &config)?;
+        }
+        Ok(())
+    });
+    if let Some(error) = stack
+        .take_device_error()
+        .filter(|error| !error.is_temporary())
+    {
+        return Err(error.into());
+    }
+    let compared = stack.compare();
+    stack.close(GRACE)?;
+    compared?;
+    done
+}
+
+/// Calls `work`, and lets replicas die meanwhile if that was asked for.
+fn while_replicas_die(
+    stack: &Stack,
+    options: &Options,
+    work: impl FnOnce() -> Outcome<()>,
+) -> Outcome<()> {
+    let Some(every) = options.kill_every else {
+        return work();
+    };
+    let (stop, stopped) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut killer = Killer::new(every, options.replicas);
+            while stopped.recv_timeout(killer.look(stack)) == Err(RecvTimeoutError::Timeout) {}
+        });
+        let done = work();
+        drop(stop);
+        done
+    })
+}
+
+/// One connection with one request.
+fn ask(stack: &Stack, url: &Url, options: &Options, config: &Arc<ClientConfig>) -> Outcome<()> {
+    let host = url.at.ip().to_string();
+    let name = options.name.as_ref().unwrap_or(&host);
+    let start = Instant::now();
+    let stream = stack.connect(url.at)?;
+    let stream = TlsStream::connect(stream, config, ServerName::try_from(name.clone())?)?;
+    let info = stream.info();
+    eprintln!(
+        "{:?}, {:?}, protocol {}, {}",
+        info.version,
+        info.suite.suite(),
+        String::from_utf8_lossy(info.alpn.as_deref().unwrap_or(b"-")),
+        if info.is_resumed {
+            "resumed"
+        } else {
+            "new session"
+        },
+    );
+    let (mut reader, writer) = stream::split(stream, options.update_keys);
+    let mut writer = BufWriter::with_capacity(CHUNK, writer);
+    let (method, len) = match &options.upload {
+        None => ("GET", 0),
+        Some(file) => ("PUT", std::fs::metadata(file)?.len()),
+    };
+    write!(
+        writer,
+        "{method} {} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n",
+        url.path
+    )?;
+    if let Some(file) = &options.upload {
+        write!(writer, "Content-Length: {len}\r\n\r\n")?;
+        io::copy(&mut File::open(file)?, &mut writer)?;
+    } else {
+        write!(writer, "\r\n")?;
+    }
+    writer.flush()?;
+    let (status, content) = loop {
+        let (status, content) = read_head(&mut reader)?;
+        if status >= 200 {
+            break (status, content);
+        }
+    };
+    let mut output: Box<dyn Write> = match &options.output {
+        None => Box::new(io::stdout()),
+        Some(file) => Box::new(BufWriter::with_capacity(CHUNK, File::create(file)?)),
+    };
+    // Without a length it ends with the stream, which close_notify confirms.
+    let got = io::copy(
+        &mut (&mut reader).take(content.unwrap_or(u64::MAX)),
+        &mut output,
+    )?;
+    output.flush()?;
+    let took = start.elapsed();
+    eprintln!("{status}, {len} bytes sent, {got} bytes got in {took:.1?}");
+    if !(200..300).contains(&status) {
+        return Err(format!("the server answered {status}").into());
+    }
+    if content.is_some_and(|content| content != got) {
+        return Err("the answer is too short".into());
+    }
+    Ok(())
+}
+
+// Without a device
+// -----------------------------------------------------------------------------------------------------
+
+/// Bytes between two KeyUpdates of the self-test.
+const UPDATES: u64 = 1 << 20;
+
+/// A server whose TLS is that of `rustls` alone and a client, a stack each, joined in memory.
+fn test(options: &Options) -> Outcome<()> {
+    let (_folder, root) = Temporary::with_files()?;
+    let own = SelfSigned::new("10.78.0.2")?;
+    let (near, far) = memory::pair(MemoryConfig::default().tso4_max_bytes(65_549));
+    let client = Stack::builder("10.78.0.1/24").replicas(options.replicas);
+    let client = client.start(near)?;
+    let server = Stack::builder("10.78.0.2/24").start(far)?;
+    let listener = server.listen(HTTPS, 16)?;
+    let config = own.server(None)?;
+    println!("{} replicas, device in memory", options.replicas);
+    let serving = {
+        let root = root.clone();
+        thread::spawn(move || accept(&listener, &config, &root))
+    };
+    let asked = while_replicas_die(&client, options, || {
+        for tls12 in [false, true] {
+            let config = Arc::new(certificate::client(own.roots()?, tls12));
+            let name = ServerName::try_from(certificate::NAME)?;
+            let stream = client.connect(SocketAddr::new("10.78.0.2".parse()?, HTTPS))?;
+            let stream = TlsStream::connect(stream, &config, name)?;
+            let info = stream.info();
+            println!(
+                "\nrustls as the server, {:?}, {:?}",
+                info.version,
+                info.suite.suite()
+            );
+            let (reader, writer) = stream::split(stream, UPDATES);
+            Client::new(reader, writer).ask_for_all(&root)?;
+        }
+        Ok(())
+    });
+    asked?;
+    let compared = client.compare()?;
+    server.shutdown();
+    serving
+        .join()
+        .map_err(|_| "the server panicked, see above")?;
+    println!("all as it should be; the log's {compared} last fingerprints agree");
+    Ok(())
+}
+
+fn accept(listener: &TcpListener, config: &Arc<ServerConfig>, root: &Path) {
+    let next = || Some(listener.accept().ok()?.0);
+    let config = Arc::clone(config);
+    let begin = move |stream: TcpStream| {
+        let connection = ServerConnection::new(Arc::clone(&config)).map_err(io::Error::other)?;
+        Ok(stream::split_rustls(connection, stream))
+    };
+    serve::accept("https_get", next, begin, root);
+}

@@ -1,0 +1,341 @@
+//! Serves a folder over HTTPS: HTTP/1.1 as [`http_server`](../http_server.rs) does it, over TLS
+//! whose records all replicas seal and open.
+//!
+//! Without a device it tests itself in memory, needs no privileges and ends after a few seconds
+//! with tables. Its clients are our own TLS and that of `rustls` alone, with TLS 1.3 and 1.2:
+//!
+//! ```text
+//! cargo run --release --example https_server
+//! ```
+//!
+//! The package is `dominoes-tls-examples`; the command works from the workspace root.
+//!
+//! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Then it accepts no
+//! connection any more, ends every open one, resets after a second those that are left, and exits
+//! with code 0. A second signal ends it at once. The certificate is made at each start, for the
+//! address and for the name `server.test`; `--save-certificate FILE` lets clients trust it. The
+//! kernel of this machine is the client, here over one end of a veth pair, whose other end has a
+//! network namespace of its own; `--xdp` in the place of `--packet` uses AF_XDP, for which the peer
+//! has to compute checksums (`sudo ip netns exec peer ethtool -K veth0 tx off`):
+//!
+//! ```text
+//! sudo ip netns add peer
+//! sudo ip link add veth0 type veth peer name veth0 netns peer
+//! sudo sysctl net.ipv6.conf.veth0.disable_ipv6=1
+//! sudo ip link set veth0 up
+//! sudo ip -n peer addr add 10.78.0.2/24 dev veth0
+//! sudo ip -n peer link set veth0 up
+//! cargo build --release --example https_server
+//! sudo target/release/examples/https_server --packet veth0 --root /tmp --save-certificate /tmp/ca.pem
+//! ```
+//!
+//! Or over a TAP, whose other end is the kernel:
+//!
+//! ```text
+//! sudo ip tuntap add dev tap0 mode tap user $USER
+//! sudo ip addr add 10.78.0.2/24 dev tap0
+//! sudo ip link set tap0 up
+//! cargo run --release --example https_server -- --tap tap0 --root /tmp --save-certificate /tmp/ca.pem
+//! ```
+//!
+//! It prints `listening on 10.78.0.1:443, 2 replicas, device ...`. Then, in another terminal, and
+//! with `sudo ip netns exec peer` before them in the first case:
+//!
+//! ```text
+//! curl --cacert /tmp/ca.pem -O https://10.78.0.1/some_file
+//! curl -k -T some_file https://10.78.0.1/
+//! openssl s_client -connect 10.78.0.1:443 -servername server.test -alpn http/1.1
+//! ```
+//!
+//! With `--update-keys N` it goes on with another key after every N bytes of an answer (TLS 1.3).
+//! With `--client-ca FILE` clients need a certificate that one in the file vouches for. Sessions are
+//! resumed. What HTTP has and has not is said in `http_server.rs`.
+
+#[path = "tls/certificate.rs"]
+mod certificate;
+#[path = "http_server/client.rs"]
+mod client;
+#[path = "common/device.rs"]
+mod device;
+#[path = "http_server/files.rs"]
+mod files;
+#[path = "http_server/http.rs"]
+mod http;
+#[path = "common/killer.rs"]
+mod killer;
+#[path = "http_server/serve.rs"]
+mod serve;
+#[path = "common/signals.rs"]
+mod signals;
+#[path = "tls/stream.rs"]
+mod stream;
+#[path = "common/watch.rs"]
+mod watch;
+
+use std::error::Error;
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::tls::{TlsHandshake, TlsListener, TlsReadHalf, TlsStream};
+use dominoes_netstack::{Builder, Limits, Stack};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
+
+use crate::certificate::SelfSigned;
+use crate::client::{Client, Temporary};
+use crate::device::DeviceOptions;
+use crate::killer::Killer;
+use crate::watch::{POLL_INTERVAL, watch};
+
+type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// What peers have to acknowledge everything when the server ends.
+const GRACE: Duration = Duration::from_secs(1);
+
+fn main() -> ExitCode {
+    let done = Options::from_command_line().and_then(|options| match options {
+        None => {
+            print!("{ABOUT}{}{USAGE}", device::USAGE);
+            Ok(())
+        }
+        Some(options) => run(&options),
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("https_server: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+// Command line
+// -------------------------------------------------------------------------------------------------------
+
+const ABOUT: &str = "\
+Serves a folder over HTTPS; without a device, tests itself in memory.
+
+";
+
+const USAGE: &str = "\
+  --addr CIDR         our address and its prefix [10.78.0.1/24]
+  --gateway IP        who forwards to other networks [nobody]
+  --port N            port to listen on [443]
+  --replicas N        threads that run the stack, each with a copy of its state [2]
+  --root DIR          folder to serve [.]
+  --save-certificate FILE  write the server's certificate to this file, in PEM [nowhere]
+  --client-ca FILE    clients need a certificate that one of these vouches for, in PEM [they need none]
+  --update-keys N     go on with another key after each N bytes that are sent [never]
+  --seconds N         stop after this time [never]
+  --kill-every N      for trials: a replica's thread dies each N seconds, 0.05 say, and another joins [never]
+";
+
+struct Options {
+    device: DeviceOptions,
+    addr: String,
+    gateway: Option<IpAddr>,
+    port: u16,
+    replicas: usize,
+    root: PathBuf,
+    certificate: Option<PathBuf>,
+    clients: Option<PathBuf>,
+    update_keys: u64,
+    seconds: Option<u64>,
+    kill_every: Option<Duration>,
+}
+
+impl Options {
+    /// `None`: help is asked for.
+    fn from_command_line() -> Outcome<Option<Options>> {
+        use lexopt::prelude::*;
+        let mut options = Options {
+            device: DeviceOptions::default(),
+            addr: "10.78.0.1/24".to_owned(),
+            gateway: None,
+            port: 443,
+            replicas: 2,
+            root: PathBuf::from("."),
+            certificate: None,
+            clients: None,
+            update_keys: u64::MAX,
+            seconds: None,
+            kill_every: None,
+        };
+        let mut parser = lexopt::Parser::from_env();
+        while let Some(arg) = parser.next()? {
+            match arg {
+                Long(option) if DeviceOptions::knows(option) => {
+                    let option = option.to_owned();
+                    options.device.take(&option, &mut parser)?;
+                }
+                Long("addr") => options.addr = parser.value()?.string()?,
+                Long("gateway") => options.gateway = Some(parser.value()?.parse()?),
+                Long("port") => options.port = parser.value()?.parse()?,
+                Long("replicas") => options.replicas = parser.value()?.parse()?,
+                Long("root") => options.root = PathBuf::from(parser.value()?),
+                Long("save-certificate") => options.certificate = Some(parser.value()?.into()),
+                Long("client-ca") => options.clients = Some(parser.value()?.into()),
+                Long("update-keys") => options.update_keys = parser.value()?.parse()?,
+                Long("seconds") => options.seconds = Some(parser.value()?.parse()?),
+                Long("kill-every") => {
+                    let seconds: f64 = parser.value()?.parse()?;
+                    options.kill_every = Some(Duration::try_from_secs_f64(seconds)?);
+                }
+                Long("help") | Short('h') => return Ok(None),
+                other => return Err(other.unexpected().into()),
+            }
+        }
+        if options.kill_every.is_some() && options.replicas < 2 {
+            return Err(
+                "--kill-every needs two replicas: with the last one the state is gone".into(),
+            );
+        }
+        Ok(Some(options))
+    }
+}
+
+fn builder(addr: &str, replicas: usize) -> Builder {
+    let mut limits = Limits::default();
+    // Connections that we close first stay for a minute, in TIME-WAIT.
+    limits.connections = 2048;
+    Stack::builder(addr).replicas(replicas).limits(limits)
+}
+
+// Serving
+// ------------------------------------------------------------------------------------------------------------
+
+fn run(options: &Options) -> Outcome<()> {
+    let address = options.addr.split('/').next().unwrap_or_default();
+    let own = SelfSigned::new(address)?;
+    let Some((device, name)) = options.device.open(&options.addr, false)? else {
+        return test(options.replicas, options.kill_every, &own);
+    };
+    let clients = match &options.clients {
+        None => None,
+        Some(file) => Some(certificate::read_roots(&fs::read(file)?)?),
+    };
+    let config = own.server(clients)?;
+    if let Some(file) = &options.certificate {
+        fs::write(file, &own.pem)?;
+    }
+    let mut builder = builder(&options.addr, options.replicas);
+    if let Some(gateway) = options.gateway {
+        builder = builder.gateway(gateway);
+    }
+    let root = files::open_root(&options.root)?;
+    let stack = builder.start(device)?;
+    let end_requested = signals::end_requested()?;
+    let listener = TlsListener::new(stack.listen(options.port, 64)?, &config);
+    println!(
+        "listening on {}, {} replica{}, device {name}",
+        listener.get_ref().local_addr()?,
+        options.replicas,
+        if options.replicas == 1 { "" } else { "s" },
+    );
+    let update_keys = options.update_keys;
+    let server = thread::spawn(move || accept(&listener, &root, update_keys));
+    let end = options
+        .seconds
+        .map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let mut killer = options
+        .kill_every
+        .map(|every| Killer::new(every, options.replicas));
+    let watched = watch("https_server", &stack, &end_requested, end, |stack| {
+        killer
+            .as_mut()
+            .map_or(POLL_INTERVAL, |killer| killer.look(stack))
+    });
+    // Ends the listener and every connection, and after the grace resets those that are left.
+    if let Err(error) = stack.close(GRACE) {
+        eprintln!("https_server: {error}");
+    }
+    server
+        .join()
+        .map_err(|_| "the server panicked, see above")?;
+    watched
+}
+
+/// Serves until the stack goes down. The handshake is the business of each connection's thread.
+fn accept(listener: &TlsListener, root: &Path, update_keys: u64) {
+    let next = || Some(listener.accept().ok()?.0);
+    let begin = move |handshake: TlsHandshake| Ok(stream::split(handshake.finish()?, update_keys));
+    serve::accept::<_, TlsReadHalf, _>("https_server", next, begin, root);
+}
+
+// Without a device
+// -----------------------------------------------------------------------------------------------------
+
+/// Bytes between two KeyUpdates of the self-test.
+const UPDATES: u64 = 1 << 20;
+
+/// A server and its clients, a stack each, joined in memory.
+fn test(replicas: usize, kill_every: Option<Duration>, own: &SelfSigned) -> Outcome<()> {
+    let (_folder, root) = Temporary::with_files()?;
+    let (near, far) = memory::pair(MemoryConfig::default().tso4_max_bytes(65_549));
+    let server = builder("10.78.0.1/24", replicas).start(near)?;
+    let peer = builder("10.78.0.2/24", 1).start(far)?;
+    let listener = TlsListener::new(server.listen(443, 64)?, &own.server(None)?);
+    let at = listener.get_ref().local_addr()?;
+    println!("listening on {at}, {replicas} replicas, device in memory");
+    let serving = {
+        let root = root.clone();
+        thread::spawn(move || accept(&listener, &root, UPDATES))
+    };
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let compared = thread::scope(|scope| {
+        // Replicas die meanwhile, if that was asked for.
+        let stack = &server;
+        scope.spawn(move || {
+            let mut killer = kill_every.map(|every| Killer::new(every, replicas));
+            let mut look = || {
+                killer
+                    .as_mut()
+                    .map_or(POLL_INTERVAL, |killer| killer.look(stack))
+            };
+            while stopped.recv_timeout(look()) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {}
+        });
+        let asked = [false, true]
+            .into_iter()
+            .try_for_each(|tls12| ask(&peer, at, own.roots()?, tls12, &root));
+        drop(stop);
+        asked.and_then(|()| Ok(server.compare()?))
+    })?;
+    server.shutdown();
+    serving
+        .join()
+        .map_err(|_| "the server panicked, see above")?;
+    println!("all as it should be; the log's {compared} last fingerprints agree");
+    Ok(())
+}
+
+/// Asks for everything with our own TLS, and then with that of `rustls`.
+fn ask(
+    peer: &Stack,
+    at: SocketAddr,
+    roots: RootCertStore,
+    tls12: bool,
+    root: &Path,
+) -> Outcome<()> {
+    let config: Arc<ClientConfig> = Arc::new(certificate::client(roots, tls12));
+    let name = ServerName::try_from(certificate::NAME)?;
+    let ours = TlsStream::connect(peer.connect(at)?, &config, name.clone())?;
+    let info = ours.info();
+    let (version, suite) = (info.version, info.suite.suite());
+    if info.alpn.as_deref() != Some(certificate::HTTP) {
+        return Err("the server speaks another protocol".into());
+    }
+    println!("\nour TLS as the client, {version:?}, {suite:?}");
+    let (reader, writer) = stream::split(ours, UPDATES);
+    Client::new(reader, writer).ask_for_all(root)?;
+
+    println!("\nrustls as the client, {version:?}, {suite:?}");
+    let theirs = ClientConnection::new(config, name)?;
+    let (reader, writer) = stream::split_rustls(theirs, peer.connect(at)?);
+    Client::new(reader, writer).ask_for_all(root)
+}
