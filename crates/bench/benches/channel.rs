@@ -208,7 +208,7 @@ fn main() -> ExitCode {
             "channel.json and a picture for each capacity and number of publishers are in {}",
             directory.display()
         ),
-        Err(error) => eprintln!("cannot write {}: {error}", directory.display()),
+        Err(error) => eprintln!("{error}"),
     }
     ExitCode::SUCCESS
 }

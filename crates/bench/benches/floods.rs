@@ -68,7 +68,8 @@ mod run {
     use super::floods::{INTERFACE, PORT, SERVER, Scenario, clients};
     use core_affinity::CoreId;
     use dominoes_bench::namespaces::{CubicAllowed, Outcome};
-    use dominoes_bench::record::Spread;
+    use dominoes_bench::record::{Spread, Table};
+    use dominoes_bench::report;
     use dominoes_bench::targets;
     use dominoes_bench::topology::Machine;
     use serde::Serialize;
@@ -238,15 +239,7 @@ mod run {
             println!("  sudo -E env \"PATH=$PATH\" cargo bench floods");
             return Ok(());
         }
-        let machine = Machine::here();
-        println!(
-            "{}, {} cores, Linux {}, commit {}, load {:.1}; kernels: CUBIC",
-            machine.cpu,
-            machine.cores,
-            machine.kernel,
-            machine.commit.as_deref().unwrap_or("unknown"),
-            machine.load_1min.unwrap_or(0.0),
-        );
+        println!("{}; kernels: CUBIC", Machine::here());
         println!(
             "{} rounds of {} turns, clients run for {} s; floods: {} frames a second, seed {}; {}",
             options.rounds,
@@ -288,7 +281,7 @@ mod run {
             print(&options, scenario, &samples);
             all.extend(samples);
             if let Some(path) = &options.json {
-                std::fs::write(path, serde_json::to_string_pretty(&all)?)?;
+                report::write_json(path.as_ref(), &all)?;
             }
         }
         Ok(())
@@ -516,17 +509,21 @@ mod run {
     }
 
     fn print(options: &Options, scenario: Scenario, samples: &[Sample]) {
-        println!(
-            "\n{:12} {:9} {:5} {:>22} {:>22} {:>17} {:>6} {:>17}",
-            scenario.name(),
+        let title = format!(
+            "{}; wrk: thousand requests a second; curl: Gbit/s; cpu: thousand requests of wrk in a \
+             second of processor time",
+            scenario.name()
+        );
+        let columns = [
             "server",
-            "",
+            "client",
             "without",
             "during",
             "share",
             "back",
-            "share/Linux's"
-        );
+            "share/Linux's",
+        ];
+        let mut table = Table::new(title, &columns);
         let linux = server_name(Server::Linux);
         for &server in &options.servers {
             let name = server_name(server);
@@ -536,7 +533,7 @@ mod run {
                 .collect();
             for (client, what, unit) in [(0, "wrk", 1e3), (1, "curl", 125e6), (2, "cpu", 1e3)] {
                 let rates = |of: fn(&Sample) -> Rates| {
-                    Spread::of(own.iter().map(|sample| of(sample)[client] / unit))
+                    Spread::text(own.iter().map(|sample| of(sample)[client] / unit), 2)
                 };
                 let share = |sample: &Sample| sample.share(client);
                 let ratios = own.iter().filter_map(|sample| {
@@ -548,15 +545,16 @@ mod run {
                 let back = own
                     .iter()
                     .map(|sample| sample.last()[client] / sample.first()[client]);
-                println!(
-                    "{:12} {name:9} {what:5} {:>22} {:>22} {:>17} {:>6} {:>17}",
-                    "",
-                    spread(rates(|sample| mean(&sample.without))),
-                    spread(rates(|sample| mean(&sample.during))),
-                    spread(Spread::of(own.iter().map(|sample| share(sample)))),
+                let ratios = Spread::of(ratios).map(|ratio| ratio.to_string());
+                table.row(vec![
+                    name.clone(),
+                    what.to_owned(),
+                    rates(|sample| mean(&sample.without)),
+                    rates(|sample| mean(&sample.during)),
+                    Spread::text(own.iter().map(|sample| share(sample)), 2),
                     Spread::of(back).map_or_else(String::new, |back| format!("{:.2}", back.median)),
-                    spread(Spread::of(ratios)),
-                );
+                    ratios.unwrap_or_default(),
+                ]);
             }
             for sample in own {
                 let [before, during, after] = sample.memory.map(|bytes| bytes >> 20);
@@ -565,27 +563,16 @@ mod run {
                     .iter()
                     .map(|(name, value)| format!("{name} {value}"))
                     .collect();
-                println!(
-                    "{:22} memory {before}, {during}, {after} MiB; {} panics; {} disturbed; {}; {}",
-                    "",
+                table.note(format!(
+                    "{name}: memory {before}, {during}, {after} MiB; {} panics; {} disturbed; {}; {}",
                     sample.panicked,
                     sample.disturbed,
                     sample.note,
                     counters.join(", ")
-                );
+                ));
             }
         }
-        println!(
-            "{:12} wrk: thousand requests a second; curl: Gbit/s; cpu: thousand requests of wrk in a \
-             second of processor time",
-            ""
-        );
-    }
-
-    fn spread(spread: Option<Spread>) -> String {
-        spread.map_or_else(String::new, |Spread { q1, median, q3 }| {
-            format!("{median:.2} ({q1:.2}-{q3:.2})")
-        })
+        println!("\n{table}");
     }
 }
 

@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use std::thread::{sleep, yield_now};
 use std::time::{Duration, Instant};
 
+use dominoes_bench::record::Table;
 use dominoes_bench::targets;
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::config::Keepalive;
@@ -190,10 +191,9 @@ impl Fixture {
 }
 
 /// Microseconds at some parts of all samples.
-fn percentiles(sorted: &[Duration]) -> String {
+fn percentiles(sorted: &[Duration]) -> [String; 4] {
     let at = |part: f64| sorted[((sorted.len() - 1) as f64 * part) as usize].as_nanos() as f64;
-    let parts = [0.5, 0.9, 0.99, 1.0].map(|part| format!("{:>10.1}", at(part) / 1e3));
-    parts.concat()
+    [0.5, 0.9, 0.99, 1.0].map(|part| format!("{:.1}", at(part) / 1e3))
 }
 
 fn main() -> ExitCode {
@@ -201,14 +201,22 @@ fn main() -> ExitCode {
         Ok(arguments) => options(arguments),
         Err(code) => return code,
     };
-    println!(
+    let title = format!(
         "{} connections, {} s each; wake-up in us, {} samples",
         options.connections, options.seconds, options.samples
     );
-    println!(
-        "{:<12} {:<10} {:>10} {:>9}   {:<9}{:>10}{:>10}{:>10}{:>10}",
-        "variant", "keepalive", "% of core", "parks/s", "answer", "p50", "p90", "p99", "most"
-    );
+    let columns = [
+        "variant",
+        "keepalive",
+        "% of core",
+        "parks/s",
+        "answer",
+        "p50",
+        "p90",
+        "p99",
+        "most",
+    ];
+    let mut table = Table::new(title, &columns);
     let mut met = true;
     for (name, replicas) in [("single", 1), ("replicated", 2)] {
         let mut fixture = Fixture::new(replicas, options.connections);
@@ -229,7 +237,7 @@ fn main() -> ExitCode {
                 if asks || share < MOST {
                     break;
                 }
-                println!("{:.3} % of a core: measured again", share * 100.0);
+                table.note(format!("{:.3} % of a core: measured again", share * 100.0));
                 let again = fixture.idle(options.seconds);
                 if again.0 < share {
                     (share, parks) = again;
@@ -239,18 +247,19 @@ fn main() -> ExitCode {
             let asleep = fixture.answers(options.samples, Some(DELAY));
             let awake = fixture.answers(options.samples, None);
             let asks = if asks { "every 2 s" } else { "off" };
-            println!(
-                "{name:<12} {asks:<10} {:>10.3} {parks:>9.1}   asleep   {}",
-                share * 100.0,
-                percentiles(&asleep)
-            );
-            println!("{:47}awake    {}", "", percentiles(&awake));
+            let share = format!("{:.3}", share * 100.0);
+            for (answer, took) in [("asleep", asleep), ("awake", awake)] {
+                let cells = [name, asks, &share, &format!("{parks:.1}"), answer];
+                let cells = cells.map(str::to_owned).into_iter();
+                table.row(cells.chain(percentiles(&took)).collect());
+            }
         }
     }
     let verdict = if met { "ok  " } else { "MISS" };
-    println!(
+    table.note(format!(
         "{verdict} an idle stack uses less than {} % of a core",
         MOST * 100.0
-    );
+    ));
+    print!("{table}");
     ExitCode::from(u8::from(options.check && !met))
 }

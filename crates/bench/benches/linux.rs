@@ -74,9 +74,10 @@ mod run {
     use super::linux::fixture::{
         self, Both, CubicAllowed, Fixture, Namespace, Outcome, connection, server,
     };
-    use super::linux::report::{Row, Spread, heading};
+    use super::linux::report::{self, Row};
     use super::linux::wire::{self, RunningWire, Wire};
     use super::linux::{Device, Frames, OURS, PEER, TAP_OURS, TAP_PEER, Way};
+    use dominoes_bench::record::{Spread, Table};
     use dominoes_bench::targets;
     use dominoes_bench::topology::{Distance, Machine};
     use std::process::ExitCode;
@@ -218,15 +219,10 @@ mod run {
             println!("  sudo -E env \"PATH=$PATH\" cargo bench linux");
             return Ok(());
         }
-        let machine = Machine::here();
         println!(
-            "{}, {} cores, Linux {}, commit {}, load {:.1}; kernels: CUBIC; ours: {} replica(s)",
-            machine.cpu,
-            machine.cores,
-            machine.kernel,
-            machine.commit.as_deref().unwrap_or("unknown"),
-            machine.load_1min.unwrap_or(0.0),
-            options.replicas,
+            "{}; kernels: CUBIC; ours: {} replica(s)",
+            Machine::here(),
+            options.replicas
         );
         let _cubic = CubicAllowed::new()?;
         if options.loss.is_empty() {
@@ -268,7 +264,6 @@ mod run {
             options.millis,
             options.pinned().describe()
         );
-        heading();
         for &device in &options.devices {
             for &frames in &options.frames {
                 // AF_XDP knows no merged frames: with large ones it would be the same again.
@@ -276,10 +271,9 @@ mod run {
                     continue;
                 }
                 fixture.frames(frames)?;
+                let mut table = report::table(device, frames);
                 for &way in &options.ways {
                     let row = |distance| Row {
-                        device,
-                        frames,
                         way,
                         distance,
                         rounds: Vec::new(),
@@ -303,9 +297,10 @@ mod run {
                         }
                     }
                     for row in rows.iter().filter(|row| !row.rounds.is_empty()) {
-                        row.print(options.replicas);
+                        table.row(row.cells(options.replicas));
                     }
                 }
+                print!("{table}");
             }
         }
         Ok(())
@@ -347,7 +342,7 @@ mod run {
     fn over_bad_wires(options: &Options) -> Outcome<()> {
         let [left, right, between] = ["left", "right", "between"].map(Namespace::new);
         let (left, right, between) = (left?, right?, between?);
-        println!(
+        let title = format!(
             "{} Mbit/s, {} ms round trip, a queue of {} bytes; {} seeds of {} ms; Mbit/s",
             options.rate,
             2 * options.delay,
@@ -355,10 +350,17 @@ mod run {
             options.seeds,
             options.millis
         );
-        println!(
-            "{:>7} {:7}  {:>20}  {:>20}  {:>17}  of ours: lost, overflowed",
-            "loss", "", "ours", "Linux", "ratio"
-        );
+        let columns = [
+            "loss %",
+            "way",
+            "ours",
+            "Linux",
+            "ratio",
+            "our frames",
+            "lost",
+            "overflowed",
+        ];
+        let mut table = Table::new(title, &columns);
         for &loss_ppm in &options.loss {
             for &way in &options.ways {
                 let mut rates: [Vec<f64>; 2] = Default::default();
@@ -404,19 +406,21 @@ mod run {
                     .iter()
                     .zip(&rates[1])
                     .map(|(ours, linux)| ours / linux);
-                println!(
-                    "{:5.2} % {:7}  {:>20}  {:>20}  {:>17}  {} and {} of {} frames",
-                    f64::from(loss_ppm) / 10_000.0,
-                    way.name(),
-                    Spread::of(rates[0].iter().copied()).to_string(),
-                    Spread::of(rates[1].iter().copied()).to_string(),
-                    Spread::of(ratios).to_string(),
-                    fates[1],
-                    fates[2],
-                    fates[0],
-                );
+                let [frames, lost, overflowed] = fates;
+                eprintln!("{loss_ppm} of a million lost, {}: done", way.name());
+                table.row(vec![
+                    format!("{:.2}", f64::from(loss_ppm) / 10_000.0),
+                    way.name().to_owned(),
+                    Spread::text(rates[0].iter().copied(), 2),
+                    Spread::text(rates[1].iter().copied(), 2),
+                    Spread::text(ratios, 2),
+                    frames.to_string(),
+                    lost.to_string(),
+                    overflowed.to_string(),
+                ]);
             }
         }
+        print!("{table}");
         Ok(())
     }
 }

@@ -43,6 +43,7 @@ mod run {
     use std::time::{Duration, Instant};
 
     use dominoes_bench::namespaces::{Namespace, Outcome, Process};
+    use dominoes_bench::record::{Spread, Table};
     use dominoes_bench::{targets, topology};
     use dominoes_drivers::Device;
     use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
@@ -147,14 +148,14 @@ mod run {
         }
 
         fn measure_requests(&self, fixture: &Fixture) -> Outcome<()> {
-            println!(
-                "\n{} connections, {} s, {} rounds; ratios are ours over Linux'",
+            let title = format!(
+                "{} connections, {} s, {} rounds; ratios are ours over Linux'",
                 self.connections, self.seconds, self.rounds
             );
-            println!(
-                "{:8} {:>10} {:>10} {:>20} {:>9} {:>9} {:>20}",
-                "server", "req/s", "Linux", "ratio", "us/req", "Linux", "ratio"
-            );
+            let columns = [
+                "server", "req/s", "Linux", "ratio", "us/req", "Linux", "ratio",
+            ];
+            let mut table = Table::new(title, &columns);
             for server in &self.servers {
                 let mut rounds = Vec::new();
                 for round in 0..self.rounds {
@@ -165,46 +166,21 @@ mod run {
                     found.rotate_left(round % 2);
                     rounds.push(found);
                 }
-                let of = |pick: fn(&[Asked; 2]) -> f64| Spread::of(rounds.iter().map(pick));
-                println!(
-                    "{:8} {:>10.0} {:>10.0} {:>20} {:>9.1} {:>9.1} {:>20}",
-                    server.name(),
-                    of(|r| r[0].rate).median,
-                    of(|r| r[1].rate).median,
-                    of(|r| r[0].rate / r[1].rate).to_string(),
-                    of(|r| r[0].micros).median,
-                    of(|r| r[1].micros).median,
-                    of(|r| r[0].micros / r[1].micros).to_string(),
-                );
+                let of = |pick: fn(&[Asked; 2]) -> f64, digits| {
+                    Spread::text(rounds.iter().map(pick), digits)
+                };
+                table.row(vec![
+                    server.name().to_owned(),
+                    of(|r| r[0].rate, 0),
+                    of(|r| r[1].rate, 0),
+                    of(|r| r[0].rate / r[1].rate, 2),
+                    of(|r| r[0].micros, 1),
+                    of(|r| r[1].micros, 1),
+                    of(|r| r[0].micros / r[1].micros, 2),
+                ]);
             }
+            print!("{table}");
             Ok(())
-        }
-    }
-
-    /// Median and quartiles.
-    struct Spread {
-        median: f64,
-        low: f64,
-        high: f64,
-    }
-
-    impl Spread {
-        fn of(values: impl Iterator<Item = f64>) -> Spread {
-            let mut values: Vec<f64> = values.collect();
-            values.sort_by(f64::total_cmp);
-            let at = |part: usize| values[(values.len() - 1) * part / 4];
-            Spread {
-                median: at(2),
-                low: at(1),
-                high: at(3),
-            }
-        }
-    }
-
-    impl std::fmt::Display for Spread {
-        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            let text = format!("{:.2} ({:.2}-{:.2})", self.median, self.low, self.high);
-            f.pad(&text)
         }
     }
 
@@ -660,13 +636,14 @@ mod run {
         for _ in 0..rounds {
             pairs.push((by_poller()?, by_epoll()?));
         }
-        let of = |pick: fn(&(f64, f64)) -> f64| Spread::of(pairs.iter().map(pick));
-        println!(
-            "wake-up: {:.2} us by a poller, {:.2} us by epoll, ratio {}",
-            of(|pair| pair.0).median,
-            of(|pair| pair.1).median,
-            of(|pair| pair.0 / pair.1)
-        );
+        let of = |pick: fn(&(f64, f64)) -> f64| Spread::text(pairs.iter().map(pick), 2);
+        let mut table = Table::new("wake-ups, us", &["poller", "epoll", "ratio"]);
+        table.row(vec![
+            of(|pair| pair.0),
+            of(|pair| pair.1),
+            of(|pair| pair.0 / pair.1),
+        ]);
+        print!("{table}");
         Ok(())
     }
 }

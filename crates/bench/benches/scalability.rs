@@ -246,17 +246,7 @@ fn settings(wanted: &Wanted) -> String {
 
 fn run(options: &Options) -> Result<(), String> {
     let machine = Machine::here();
-    println!(
-        "{}, {} cores, {}, Linux {}, load {}, commit {}",
-        machine.cpu,
-        machine.cores,
-        machine.caches.join(" "),
-        machine.kernel,
-        machine
-            .load_1min
-            .map_or_else(|| "?".to_owned(), |load| load.to_string()),
-        machine.commit.as_deref().unwrap_or("unknown"),
-    );
+    println!("{machine}");
     let wanted = &options.wanted;
     let available = topology::cores().len().max(1);
     if wanted.cores.iter().any(|count| *count > available) {
@@ -364,8 +354,7 @@ impl Output {
             Some(directory.path().join(OWN_NAME).with_extension("json"))
         };
         match options.json.clone().or_else(usual) {
-            Some(path) => std::fs::write(&path, format!("{all:#}\n"))
-                .map_err(|e| format!("{}: {e}", path.display())),
+            Some(path) => report::write_json(&path, &all),
             None => Ok(()),
         }
     }

@@ -68,7 +68,7 @@ fn main() -> ExitCode {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("timer");
     match report.write(&directory) {
         Ok(()) => println!("wrote timer.json and timer.svg to {}", directory.display()),
-        Err(error) => eprintln!("cannot write {}: {error}", directory.display()),
+        Err(error) => eprintln!("{error}"),
     }
     ExitCode::SUCCESS
 }

@@ -285,11 +285,7 @@ impl fmt::Display for RatioLine {
             let missing: Vec<&str> = missing.map(String::as_str).collect();
             return write!(f, "not measured ({})", missing.join(", "));
         };
-        write!(
-            f,
-            "{:.2} [{:.2} {:.2}], {} pairs",
-            ratio.median, ratio.q1, ratio.q3, self.pairs
-        )?;
+        write!(f, "{ratio}, {} pairs", self.pairs)?;
         match self.disturbed {
             _ if self.all_disturbed => f.write_str(", ALL of them disturbed")?,
             0 => {}

@@ -44,6 +44,22 @@ impl Spread {
     }
 }
 
+impl Spread {
+    /// These values in words, with so many digits behind the point; `?` if there are none.
+    pub fn text(values: impl IntoIterator<Item = f64>, digits: usize) -> String {
+        Spread::of(values).map_or_else(|| "?".to_owned(), |spread| format!("{spread:.digits$}"))
+    }
+}
+
+/// The median, and the quartiles in brackets; two digits behind the point unless told otherwise.
+impl core::fmt::Display for Spread {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let digits = f.precision().unwrap_or(2);
+        let Spread { q1, median, q3 } = self;
+        write!(f, "{median:.digits$} [{q1:.digits$} {q3:.digits$}]")
+    }
+}
+
 /// One variant on so many cores.
 #[derive(Clone, Debug, Serialize)]
 pub struct ResultRow {
@@ -87,7 +103,7 @@ pub struct ResultRow {
     pub primary_share: Vec<f64>,
     /// Times that the log was full in the slice under observation.
     pub log_full: u64,
-    /// Segments and acknowledgments that were sent again, since a thread was held up for long.
+    /// Segments that were sent again, since a thread was held up for long.
     pub sent_again: u64,
     /// How long a thread was held up in the worst slice, in milliseconds.
     pub held_up_ms: f64,

@@ -191,9 +191,6 @@ impl Directory {
     pub fn keep(&self, section: &Section) -> Result<(), String> {
         let file = self.file(&section.name);
         let json = serde_json::to_string(section).map_err(|e| e.to_string())?;
-        if let Some(directory) = file.parent() {
-            fs::create_dir_all(directory).map_err(|e| format!("{}: {e}", directory.display()))?;
-        }
         write(&file, &json)?;
         if let Some(picture) = &section.picture {
             write(&self.0.join(&section.name).with_extension("svg"), picture)?;
@@ -235,16 +232,29 @@ pub fn publish(
 ) -> Result<(), String> {
     print!("{}", result.table());
     let section = Section::of(result, settings, machine).map_err(|e| e.to_string())?;
-    let path = usual();
-    fs::create_dir_all(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-    let directory = Directory::new(path);
+    let directory = Directory::new(usual());
     directory.keep(&section)?;
     println!("a section of {}", directory.page().display());
     Ok(())
 }
 
-fn write(path: &Path, content: &str) -> Result<(), String> {
-    fs::write(path, content).map_err(|e| format!("{}: {e}", path.display()))
+/// Writes figures as JSON that people can read.
+///
+/// # Errors
+/// If they have no JSON, or the file cannot be written.
+pub fn write_json(path: &Path, figures: &impl Serialize) -> Result<(), String> {
+    let json = serde_json::to_string_pretty(figures).map_err(|e| e.to_string())?;
+    write(path, &(json + "\n"))
+}
+
+/// Writes a file, and makes its directory if need be.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn write(path: &Path, content: &str) -> Result<(), String> {
+    let directory = path.parent().unwrap_or(path);
+    let made = fs::create_dir_all(directory).and_then(|()| fs::write(path, content));
+    made.map_err(|e| format!("{}: {e}", path.display()))
 }
 
 #[cfg(test)]

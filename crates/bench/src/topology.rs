@@ -1,5 +1,6 @@
 //! The machine: cores to pin to, and what a figure should be read with.
 
+use core::fmt;
 use std::fs;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -172,6 +173,24 @@ impl Machine {
                 .and_then(|w| w.parse().ok()),
             commit: commit(),
         }
+    }
+}
+
+/// As at the head of what a bench prints.
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {} cores, ", self.cpu, self.cores)?;
+        for cache in &self.caches {
+            write!(f, "{cache} ")?;
+        }
+        let load = self.load_1min.map(|load| load.to_string());
+        write!(
+            f,
+            "Linux {}, load {}, commit {}",
+            self.kernel,
+            load.as_deref().unwrap_or("?"),
+            self.commit.as_deref().unwrap_or("unknown")
+        )
     }
 }
 

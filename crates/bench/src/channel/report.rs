@@ -3,8 +3,9 @@
 use super::{Point, median, peers::Peer};
 use dominoes_bench::paper;
 use dominoes_bench::record::{Chart, ExperimentResult, Table};
+use dominoes_bench::report;
 use dominoes_bench::svg::{Anchor, Canvas, GRID, MARGIN, number, text_width};
-use std::{fs, io, path::Path};
+use std::path::Path;
 
 /// Table 5.2 of the dissertation this project goes back to: requests per second, by publishers and
 /// subscribers.
@@ -300,8 +301,7 @@ impl Report {
     }
 
     /// Writes `channel.json` and the pictures into a directory.
-    pub(crate) fn write(&self, directory: &Path) -> io::Result<()> {
-        fs::create_dir_all(directory)?;
+    pub(crate) fn write(&self, directory: &Path) -> Result<(), String> {
         let rows: Vec<_> = self
             .rows
             .iter()
@@ -330,9 +330,9 @@ impl Report {
             .map(|(name, value)| serde_json::json!({"name": name, "value": value}))
             .collect();
         let all = serde_json::json!({"rows": rows, "bounds": verdicts, "figures": figures});
-        fs::write(directory.join("channel.json"), format!("{all:#}\n"))?;
+        report::write_json(&directory.join("channel.json"), &all)?;
         for (name, picture) in self.pictures() {
-            fs::write(directory.join(name).with_extension("svg"), picture)?;
+            report::write(&directory.join(name).with_extension("svg"), &picture)?;
         }
         Ok(())
     }

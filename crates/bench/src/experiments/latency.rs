@@ -94,16 +94,11 @@ fn part(sorted: &[u64], part: f64) -> f64 {
         .map_or(f64::NAN, |ns| *ns as f64 / 1e3)
 }
 
+/// Their median with quartiles in words, and the median.
 fn spread(values: impl Iterator<Item = f64>, digits: usize) -> (String, f64) {
     match Spread::of(values) {
         None => (String::new(), f64::NAN),
-        Some(s) => (
-            format!(
-                "{:.digits$} [{:.digits$} {:.digits$}]",
-                s.median, s.q1, s.q3
-            ),
-            s.median,
-        ),
+        Some(spread) => (format!("{spread:.digits$}"), spread.median),
     }
 }
 

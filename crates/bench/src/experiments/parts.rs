@@ -1,5 +1,5 @@
-//! Parts that processes of this program play for an experiment: what Valgrind counts and perf samples, and the ends
-//! of connections in network namespaces.
+//! Parts that processes of this program play for an experiment: what Valgrind counts and perf
+//! samples, and the ends of connections in network namespaces.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,6 @@
 //! The table of all counts, and the same as JSON.
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::Path;
 
 use serde::Serialize;
@@ -9,6 +8,8 @@ use serde::Serialize;
 use crate::instructions::Case;
 use crate::instructions::callgrind::Counted;
 use crate::instructions::gate::{Accepted, Tools};
+use crate::record::Table;
+use crate::report;
 
 /// How many more instructions than `single` a group of one replica may cost, as a ratio.
 const GROUP_RATIO: f64 = 1.10;
@@ -81,32 +82,33 @@ impl Report {
         }
     }
 
-    /// Prints the table.
+    /// A table for each kind of case.
+    pub fn tables(&self) -> Vec<Table> {
+        let kind = |row: &Row| row.name.split('/').next().unwrap_or("").to_owned();
+        let rows = self.rows.chunk_by(|one, next| kind(one) == kind(next));
+        rows.map(|rows| {
+            let title = format!("{}: instructions per unit", kind(&rows[0]));
+            let mut table = Table::new(title, &["case", "instructions", "a", "notes"]);
+            for row in rows {
+                table.row(vec![
+                    row.name.clone(),
+                    format!("{:.1}", row.instructions),
+                    row.unit.to_owned(),
+                    row.notes(),
+                ]);
+            }
+            table
+        })
+        .collect()
+    }
+
+    /// Prints the tables.
     pub fn print(&self) {
         let tools = &self.tools;
-        println!("instructions per unit");
         println!("{}, {}, {}", tools.rustc, tools.valgrind, tools.libc);
         println!("processor as Valgrind shows it: {}", tools.processor);
-        let width = self
-            .rows
-            .iter()
-            .map(|row| row.name.len())
-            .max()
-            .unwrap_or(0);
-        let mut group = "";
-        for row in &self.rows {
-            let of = row.name.split('/').next().unwrap_or("");
-            if of != group {
-                group = of;
-                println!();
-            }
-            println!(
-                "{:width$}  {:>8.1} a {:<8}{}",
-                row.name,
-                row.instructions,
-                row.unit,
-                row.notes()
-            );
+        for table in self.tables() {
+            println!("\n{table}");
         }
     }
 
@@ -115,8 +117,7 @@ impl Report {
     /// # Errors
     /// If the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), String> {
-        let text = serde_json::to_string_pretty(self).map_err(|e| e.to_string())?;
-        fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))
+        report::write_json(path, self)
     }
 }
 

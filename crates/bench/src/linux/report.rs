@@ -1,5 +1,6 @@
 //! Medians with their spread, ours beside Linux's.
 
+use dominoes_bench::record::{Spread, Table};
 use dominoes_bench::topology::Distance;
 
 use super::fixture::Both;
@@ -7,51 +8,12 @@ use super::{Device, Frames, Way};
 
 /// Runs of one combination, ours and Linux's in turn.
 pub(crate) struct Row {
-    /// How our stack reached the kernel.
-    pub(crate) device: Device,
-    /// How long frames were.
-    pub(crate) frames: Frames,
     /// Which way the bytes went.
     pub(crate) way: Way,
     /// How far apart the cores were.
     pub(crate) distance: Distance,
     /// Ours and Linux's of the same round.
     pub(crate) rounds: Vec<[Both; 2]>,
-}
-
-/// A value that stands in the middle, and the quartiles around it.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Spread {
-    /// The lower quartile.
-    pub(crate) low: f64,
-    /// The median.
-    pub(crate) median: f64,
-    /// The upper quartile.
-    pub(crate) high: f64,
-}
-
-impl Spread {
-    /// Of these values; zero if there are none.
-    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Spread {
-        let mut values: Vec<f64> = values.into_iter().collect();
-        values.sort_by(f64::total_cmp);
-        let at = |quarter: usize| {
-            let last = values.len().checked_sub(1)?;
-            values.get((last * quarter + 2) / 4).copied()
-        };
-        Spread {
-            low: at(1).unwrap_or(0.0),
-            median: at(2).unwrap_or(0.0),
-            high: at(3).unwrap_or(0.0),
-        }
-    }
-}
-
-impl core::fmt::Display for Spread {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let Spread { low, median, high } = self;
-        write!(f, "{median:5.2} ({low:.2}-{high:.2})")
-    }
 }
 
 impl Both {
@@ -87,51 +49,59 @@ impl Both {
     }
 }
 
-/// Prints the heading of the table.
-pub(crate) fn heading() {
-    println!(
-        "{:5} {:5} {:7} {:4} {:>3}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  pumps  frames/call",
-        "",
-        "",
-        "",
-        "",
-        "n",
+/// An empty table of rows with the same device and frames.
+pub(crate) fn table(device: Device, frames: Frames) -> Table {
+    let title = format!(
+        "{}, {} frames: ours, Linux's and their ratio; CPU s/GB",
+        device.name(),
+        frames.name()
+    );
+    let columns = [
+        "way",
+        "cores",
+        "rounds",
         "ours Gbit/s",
         "Linux Gbit/s",
         "ratio",
-        "ours CPU s/GB",
-        "Linux CPU s/GB",
+        "ours CPU",
+        "Linux CPU",
         "ratio",
         "whole machine's",
-        "our end/Linux's"
-    );
+        "our end/Linux's",
+        "pumps %",
+        "frames a call, in",
+        "out",
+    ];
+    Table::new(title, &columns)
 }
 
 impl Row {
-    /// Prints a line of the table.
-    pub(crate) fn print(&self, replicas: usize) {
-        let of = |value: &dyn Fn(&[Both; 2]) -> f64| Spread::of(self.rounds.iter().map(value));
+    /// Its line of the table.
+    pub(crate) fn cells(&self, replicas: usize) -> Vec<String> {
+        let of = |value: &dyn Fn(&[Both; 2]) -> f64| Spread::text(self.rounds.iter().map(value), 2);
+        let median = |value: &dyn Fn(&[Both; 2]) -> f64, digits: usize| {
+            let spread = Spread::of(self.rounds.iter().map(value));
+            let median = spread.map_or(f64::NAN, |spread| spread.median);
+            format!("{median:.digits$}")
+        };
         let rate = |i: usize| move |round: &[Both; 2]| round[i].gigabits(self.way);
         let cpu = |i: usize, whose: usize| move |round: &[Both; 2]| round[i].cpu()[whose];
         let ratio = |[ours, linux]: [f64; 2]| ours / linux.max(f64::MIN_POSITIVE);
-        println!(
-            "{:5} {:5} {:7} {:4} {:>3}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:>17}  {:4.0} %  {:.1} in {:.1} out",
-            self.device.name(),
-            self.frames.name(),
-            self.way.name(),
-            self.distance.name(),
-            self.rounds.len(),
-            of(&rate(0)).to_string(),
-            of(&rate(1)).to_string(),
-            of(&|round| ratio([0, 1].map(|i| rate(i)(round)))).to_string(),
-            of(&cpu(0, 1)).to_string(),
-            of(&cpu(1, 1)).to_string(),
-            of(&|round| ratio([0, 1].map(|i| cpu(i, 1)(round)))).to_string(),
-            of(&|round| ratio([0, 1].map(|i| round[i].machine()))).to_string(),
-            of(&|round| ratio([0, 1].map(|i| cpu(i, 0)(round)))).to_string(),
-            of(&|round| round[0].pumps(replicas) * 100.0).median,
-            of(&|round| round[0].near.device.batch[0]).median,
-            of(&|round| round[0].near.device.batch[1]).median,
-        );
+        vec![
+            self.way.name().to_owned(),
+            self.distance.name().to_owned(),
+            self.rounds.len().to_string(),
+            of(&rate(0)),
+            of(&rate(1)),
+            of(&|round| ratio([0, 1].map(|i| rate(i)(round)))),
+            of(&cpu(0, 1)),
+            of(&cpu(1, 1)),
+            of(&|round| ratio([0, 1].map(|i| cpu(i, 1)(round)))),
+            of(&|round| ratio([0, 1].map(|i| round[i].machine()))),
+            of(&|round| ratio([0, 1].map(|i| cpu(i, 0)(round)))),
+            median(&|round| round[0].pumps(replicas) * 100.0, 0),
+            median(&|round| round[0].near.device.batch[0], 1),
+            median(&|round| round[0].near.device.batch[1], 1),
+        ]
     }
 }

@@ -5,7 +5,6 @@ use core::fmt::Write;
 use serde::Serialize;
 
 use super::Spread;
-use super::text::spread;
 
 /// Which way datagrams go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -96,7 +95,7 @@ pub struct NicResult {
 }
 
 fn some(value: Option<Spread>, digits: usize) -> String {
-    value.map_or_else(|| "?".to_owned(), |value| spread(&value, digits))
+    value.map_or_else(|| "?".to_owned(), |value| format!("{value:.digits$}"))
 }
 
 impl NicResult {

@@ -36,7 +36,7 @@ impl ExperimentResult {
             nic.write(out)?;
         }
         for table in &self.tables {
-            table.write(out)?;
+            write!(out, "{table}")?;
         }
         if self.panels.is_empty()
             && self.nic.is_none()
@@ -67,18 +67,31 @@ impl ExperimentResult {
     }
 }
 
-impl Table {
-    fn write(&self, out: &mut String) -> core::fmt::Result {
+/// A column of numbers ends at its right, one of words begins at its left.
+impl core::fmt::Display for Table {
+    fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         writeln!(out, "-- {}", self.title)?;
         let cells = |column: usize| self.rows.iter().filter_map(move |row| row.get(column));
-        let widths: Vec<usize> = (self.columns.iter().enumerate())
-            .map(|(i, name)| cells(i).map(String::len).fold(name.len(), usize::max))
+        let columns: Vec<(usize, bool)> = (self.columns.iter().enumerate())
+            .map(|(i, name)| {
+                let length = |text: &str| text.chars().count();
+                let width = cells(i)
+                    .map(|cell| length(cell))
+                    .fold(length(name), usize::max);
+                let is_word = |cell: &String| cell.starts_with(char::is_alphabetic);
+                (width, cells(i).any(is_word))
+            })
             .collect();
         let mut line = |values: &mut dyn Iterator<Item = &str>| {
-            for (value, width) in values.zip(&widths) {
-                write!(out, "{value:>width$}  ")?;
+            let mut text = String::new();
+            for (value, (width, are_words)) in values.zip(&columns) {
+                // Writing to a string cannot fail.
+                let _ = match are_words {
+                    true => write!(text, "{value:<width$}  "),
+                    false => write!(text, "{value:>width$}  "),
+                };
             }
-            writeln!(out)
+            writeln!(out, "{}", text.trim_end())
         };
         line(&mut self.columns.iter().copied())?;
         for row in &self.rows {
@@ -150,13 +163,13 @@ impl PanelResult {
             "variant/cores", "Gbit/s", "ns/segment", "/ single", "/ limit", "speed-up"
         )?;
         for row in &self.rows {
-            let some = |ratio: &Option<Spread>| ratio.as_ref().map(|r| spread(r, 2));
+            let some = |ratio: &Option<Spread>| ratio.as_ref().map(Spread::to_string);
             writeln!(
                 out,
                 "{:<width$}  {:>20}  {:>18}  {:>17}  {:>17}  {:>8}",
                 name(row),
-                spread(&row.gbit_per_s, 2),
-                spread(&row.ns_per_segment, 0),
+                row.gbit_per_s.to_string(),
+                format!("{:.0}", row.ns_per_segment),
                 some(&row.ratio_to_single).unwrap_or_default(),
                 some(&row.ratio_to_limit).unwrap_or_default(),
                 row.speedup
@@ -245,7 +258,7 @@ impl SharesResult {
                 row.cores,
                 row.samples.len(),
                 self.every_requests,
-                Spread::of(times).map_or_else(String::new, |s| spread(&s, 1)),
+                Spread::text(times, 1),
                 ns.map_or_else(|| "?".to_owned(), |ns| format!("{ns:.0}")),
             )?;
             write_note(out, row.note.as_deref())?;
@@ -254,8 +267,7 @@ impl SharesResult {
                 let (least, most) = all.fold((1.0f64, 0.0f64), |(a, b), s| (a.min(s), b.max(s)));
                 writeln!(
                     out,
-                    "  replica {replica}: {} of the payload, between {least:.3} and {most:.3}",
-                    spread(share, 3)
+                    "  replica {replica}: {share:.3} of the payload, between {least:.3} and {most:.3}"
                 )?;
             }
         }
@@ -270,9 +282,7 @@ impl JoinsResult {
             let all = |what: &dyn Fn(&JoinSample) -> f64| -> Vec<f64> {
                 row.samples.iter().map(what).collect()
             };
-            let of = |what: &dyn Fn(&JoinSample) -> f64, digits| {
-                Spread::of(all(what)).map_or_else(|| "?".to_owned(), |s| spread(&s, digits))
-            };
+            let of = |what: &dyn Fn(&JoinSample) -> f64, digits| Spread::text(all(what), digits);
             writeln!(
                 out,
                 "{} replicas, {:?}: {} joins, one every {} ms; before them {} Gbit/s; the worst {} ms {} of that, at least {:.2}; \
@@ -301,8 +311,7 @@ impl StallsResult {
         writeln!(out, "{}", conditions(&self.workload))?;
         for row in &self.rows {
             let of = |what: &dyn Fn(&StallSample) -> f64, digits| {
-                Spread::of(row.samples.iter().map(what))
-                    .map_or_else(|| "?".to_owned(), |s| spread(&s, digits))
+                Spread::text(row.samples.iter().map(what), digits)
             };
             let most = |what: &dyn Fn(&StallSample) -> f64| {
                 row.samples.iter().map(what).fold(0.0, f64::max)
@@ -357,13 +366,6 @@ fn conditions(w: &Workload) -> String {
             "by the device"
         },
         w.seed,
-    )
-}
-
-pub(super) fn spread(s: &Spread, digits: usize) -> String {
-    format!(
-        "{:.digits$} [{:.digits$} {:.digits$}]",
-        s.median, s.q1, s.q3
     )
 }
 

@@ -117,8 +117,7 @@ impl Report {
         }
         if let (Some(table), Some((s, holds, note))) = (tables.last_mut(), self.verdict()) {
             table.note(format!(
-                "{holds} replication at 10:1 on two threads over one: {:.2} [{:.2} {:.2}], wanted 1.70{note}",
-                s.median, s.q1, s.q3
+                "{holds} replication at 10:1 on two threads over one: {s}, wanted 1.70{note}"
             ));
             let ns = |ns: Option<f64>| ns.map_or_else(|| "?".to_owned(), |ns| format!("{ns:.0}"));
             table.note(format!(
@@ -161,10 +160,7 @@ impl Report {
                     cells.push(String::new());
                     continue;
                 };
-                cells.push(format!(
-                    "{rate:.3} {:.2} [{:.2} {:.2}]",
-                    s.median, s.q1, s.q3
-                ));
+                cells.push(format!("{rate:.3} {s}"));
                 line.1.push((x, s.median));
                 let name = format!("{}:{} {} on {threads}", ratio.0, ratio.1, strategy.name());
                 table.measure(name, s.median, disturbed);

@@ -1,15 +1,15 @@
 //! Timers in a wheel, a heap and a map, doing the same.
 
 use dominoes::{TimerId, Wheel};
+use dominoes_bench::record::{Spread, Table};
+use dominoes_bench::report;
 use dominoes_bench::svg::{Anchor, Canvas, MARGIN, text_width};
-use dominoes_bench::{record::Spread, topology::Machine};
+use dominoes_bench::topology::Machine;
 use dominoes_testkit::Rng;
 use serde::Serialize;
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BinaryHeap, HashSet},
-    fmt::Write as _,
-    fs, io,
     path::Path,
     time::Instant,
 };
@@ -192,39 +192,30 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    pub(crate) fn table(&self) -> String {
-        let m = &self.machine;
-        let mut out = format!(
-            "{}, load {:?}, commit {}, seed {}; ns per operation [quartiles]; deadlines within {AHEAD} ticks\n{:>9} {:<12} {:>24} {:>24}\n",
-            m.cpu,
-            m.load_1min.unwrap_or(f64::NAN),
-            m.commit.as_deref().unwrap_or("?"),
-            self.seed,
-            "running",
-            "",
-            "cancel and start",
-            "fire"
+    pub(crate) fn table(&self) -> Table {
+        let title = format!(
+            "{}, seed {}; ns per operation [quartiles]; deadlines within {AHEAD} ticks",
+            self.machine, self.seed
         );
-        let cell = |s: &Spread| format!("{:.0} [{:.0} {:.0}]", s.median, s.q1, s.q3);
+        let mut table = Table::new(title, &["running", "kind", "cancel and start", "fire"]);
         for row in &self.rows {
-            // Writing to a string cannot fail.
-            let _ = writeln!(
-                out,
-                "{:>9} {:<12} {:>24} {:>24}",
-                row.running,
-                row.kind,
-                cell(&row.start_cancel_ns),
-                cell(&row.fire_ns)
-            );
+            table.row(vec![
+                row.running.to_string(),
+                row.kind.to_owned(),
+                format!("{:.0}", row.start_cancel_ns),
+                format!("{:.0}", row.fire_ns),
+            ]);
         }
-        out + "published: Sizemore 2011, section 3.2.5: constant time to start and cancel, without figures\n"
+        table.note(
+            "published: Sizemore 2011, section 3.2.5: constant time to start and cancel, without figures"
+                .to_owned(),
+        );
+        table
     }
 
-    pub(crate) fn write(&self, directory: &Path) -> io::Result<()> {
-        fs::create_dir_all(directory)?;
-        let json = serde_json::to_string_pretty(self)?;
-        fs::write(directory.join("timer.json"), json + "\n")?;
-        fs::write(directory.join("timer.svg"), self.picture().finish())
+    pub(crate) fn write(&self, directory: &Path) -> Result<(), String> {
+        report::write_json(&directory.join("timer.json"), self)?;
+        report::write(&directory.join("timer.svg"), &self.picture().finish())
     }
 
     /// A bar per row, for cancelling and starting.

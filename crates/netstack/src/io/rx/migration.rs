@@ -43,9 +43,9 @@
 //! - Segments that were taken from the device as the old group's, and not published, could arrive
 //!   behind later ones that the new group takes: the peer would see acknowledgments repeated (RFC
 //!   5681 section 4.2). So the connection leaves only when the old group has published everything
-//!   that was meant for it when the table of migrated flows changed ([`ClaimMark`](crate::io::claim::ClaimMark)); the new group
-//!   publishes the old group's deferred requests, then its own, and only then takes segments of the
-//!   connection as they come.
+//!   that was meant for it when the table of migrated flows changed
+//!   ([`ClaimMark`](crate::io::claim::ClaimMark)); the new group publishes the old group's deferred
+//!   requests, then its own, and only then takes segments of the connection as they come.
 //! - The group of a flow is looked up in the table of migrated flows
 //!   ([`migrated_flows`](crate::groups::migrated_flows)) while that is not empty, then by hash. A
 //!   segment that reaches another group all the same is forwarded.
