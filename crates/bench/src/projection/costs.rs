@@ -1,8 +1,9 @@
 //! What the steps of a worker cost, measured with one worker by hand.
 //!
 //! One thread drives all workers of a stack, step by step, over the simulated peer and with the
-//! real kernels, and looks at the clock between the steps. Of each step the median counts. What two
-//! workers wait for on account of each other is in none of these times: the model adds it.
+//! real kernels, and looks at the clock between the steps. The turns are divided into parts, and the
+//! median of the parts counts. What two workers wait for on account of each other is in none of
+//! these times: the model adds it.
 
 use std::time::{Duration, Instant};
 
@@ -23,8 +24,10 @@ use crate::peer;
 use crate::record::Spread;
 use crate::workload::Workload;
 
-/// Turns of which the median is taken, at least and at most.
+/// Turns that are measured, at least and at most.
 const TURNS: (usize, usize) = (64, 4_000);
+/// Parts of these turns, in a row, of which the median is taken.
+const BLOCKS: usize = 16;
 /// How long it may take in all on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of the ring that shows what a step costs beside its segments: a few dozen segments.
@@ -99,7 +102,7 @@ struct Turn<const STEPS: usize> {
     ns: [f64; STEPS],
 }
 
-/// Median of the segments of a turn, and of each of its steps.
+/// Segments of a turn, and what each of its steps takes: medians of parts of all turns.
 struct Median<const STEPS: usize> {
     segments: f64,
     ns: [f64; STEPS],
@@ -179,12 +182,20 @@ fn measure<const STEPS: usize>(
             ));
         }
     }
-    // Turns with a usual number of segments.
-    let usual = median(turns.iter().map(|turn| turn.segments as f64));
-    turns.retain(|turn| (turn.segments as f64 - usual).abs() <= usual / 8.0);
+    // One turn may build what the next one sends, so single turns say little.
+    let blocks = turns.chunks(turns.len().div_ceil(BLOCKS));
+    let all = |block: &[Turn<STEPS>]| block.iter().map(|turn| turn.segments).sum::<usize>() as f64;
+    let of = |step: usize| {
+        let one = |block: &[Turn<STEPS>]| {
+            let ns: f64 = block.iter().map(|turn| turn.ns[step]).sum();
+            ns / all(block)
+        };
+        median(blocks.clone().map(one))
+    };
+    let segments = median(blocks.clone().map(|block| all(block) / block.len() as f64));
     Ok(Median {
-        segments: median(turns.iter().map(|turn| turn.segments as f64)),
-        ns: core::array::from_fn(|step| median(turns.iter().map(|turn| turn.ns[step]))),
+        segments,
+        ns: core::array::from_fn(|step| segments * of(step)),
     })
 }
 
