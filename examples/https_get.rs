@@ -69,12 +69,14 @@ use crate::certificate::SelfSigned;
 use crate::client::{Client, Temporary, read_head};
 use crate::device::DeviceOptions;
 use crate::killer::Killer;
-use crate::serve::CHUNK;
+use crate::serve::{CHUNK, LINGER};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 /// What the server has to acknowledge everything when the client ends.
 const GRACE: Duration = Duration::from_secs(1);
+/// How long the server may say nothing.
+const PATIENCE: Duration = Duration::from_secs(60);
 const HTTPS: u16 = 443;
 
 fn main() -> ExitCode {
@@ -311,6 +313,7 @@ fn ask(stack: &Stack, url: &Url, options: &Options, config: &Arc<ClientConfig>) 
             "new session"
         },
     );
+    stream.set_read_timeout(Some(PATIENCE))?;
     let (mut reader, writer) = stream::split(stream, options.update_keys);
     let mut writer = BufWriter::with_capacity(CHUNK, writer);
     let (method, len) = match &options.upload {
@@ -346,6 +349,10 @@ fn ask(stack: &Stack, url: &Url, options: &Options, config: &Arc<ClientConfig>) 
     )?;
     output.flush()?;
     let took = start.elapsed();
+    // What the server still says, of keys for instance, would make a reset of our closing, and it
+    // might lose what it has not read. Whether it ends in order does not matter any more.
+    serve::Writer::shutdown(writer.get_mut());
+    let _ = io::copy(&mut reader.take(LINGER), &mut io::sink());
     eprintln!("{status}, {len} bytes sent, {got} bytes got in {took:.1?}");
     if !(200..300).contains(&status) {
         return Err(format!("the server answered {status}").into());

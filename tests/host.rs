@@ -27,6 +27,8 @@
 //!
 //! - `ipv6` asks the services over IPv6 on each kind of device, with `radvd` as their router, and
 //!   over a path that is narrower than both ends believe.
+//! - `tls`: the examples `https_server` and `https_get` with `curl`, `openssl` and, if it is there,
+//!   `gnutls-cli`; `HOST_BYTES` counts here, too. `REQUIRE=gnutls` makes the last a must.
 //!
 //! - `signals` ends the servers by SIGTERM and SIGINT while connections are open over a TAP.
 //!
@@ -58,6 +60,8 @@ mod router;
 mod services;
 #[path = "host/signals.rs"]
 mod signals;
+#[path = "host/tls.rs"]
+mod tls;
 
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -172,6 +176,51 @@ fn main() -> ExitCode {
             Ok(Completion::Completed)
         }));
     }
+    for &(name, device, replicas, arguments, test) in tls::SERVED.iter().chain([&tls::GNUTLS]) {
+        let missing = if name == tls::GNUTLS.0 {
+            needs.missing_for_gnutls()
+        } else {
+            needs.missing_for_tls(device)
+        };
+        let name = format!("tls::{name}");
+        let figures = figures.clone();
+        trials.push(Trial::ignorable_test(name.clone(), move || {
+            if let Some(missing) = missing {
+                return missing;
+            }
+            let arguments = [&["--replicas", replicas], arguments].concat();
+            let mut fixture = Fixture::https(device, &arguments)?;
+            test(&fixture, &|figure| figures.note(&name, &figure))
+                .and_then(|()| fixture.check())
+                .map_err(|failed| fixture.explain(&failed))?;
+            Ok(Completion::Completed)
+        }));
+    }
+    for &(name, device, replicas, dying) in tls::ASKING {
+        let missing = needs.missing_for_tls(device);
+        let name = format!("tls::{name}");
+        let figures = figures.clone();
+        trials.push(Trial::ignorable_test(name.clone(), move || {
+            if let Some(missing) = missing {
+                return missing;
+            }
+            let note = |figure: String| figures.note(&name, &figure);
+            tls::openssl_serves(device, replicas, dying, &note)?;
+            Ok(Completion::Completed)
+        }));
+    }
+    let missing = needs.missing_for_tls(Device::Tap);
+    let name = "tls::a_client_needs_a_certificate_where_one_is_asked_for";
+    trials.push(Trial::ignorable_test(name, move || {
+        if let Some(missing) = missing {
+            return missing;
+        }
+        let (mut fixture, folder) = tls::with_client_ca()?;
+        tls::client_certificates(&fixture, &folder)
+            .and_then(|()| fixture.check())
+            .map_err(|failed| fixture.explain(&failed))?;
+        Ok(Completion::Completed)
+    }));
     for &(name, replicas, test) in floods::TESTS {
         let missing = needs.missing_for_clients();
         let name = format!("floods::{name}");
@@ -490,6 +539,8 @@ struct Needs {
     client_tools: Option<String>,
     router_tools: Option<String>,
     ipv6_tools: Option<String>,
+    tls_tools: Option<String>,
+    gnutls: Option<String>,
     required: String,
 }
 
@@ -501,6 +552,8 @@ impl Needs {
             client_tools: missing_tools(&CLIENT_TOOLS),
             router_tools: missing_tools(&ROUTER_TOOLS),
             ipv6_tools: missing_tools(&IPV6_TOOLS),
+            tls_tools: missing_tools(&TLS_TOOLS),
+            gnutls: missing_tools(&GNUTLS),
             required: std::env::var("REQUIRE").unwrap_or_default(),
             ..Needs::default()
         };
@@ -549,6 +602,23 @@ impl Needs {
             (None, None) => self.missing("tap", &self.tap),
             (Some(_), _) => self.missing("tools", &self.client_tools),
             (None, Some(_)) => self.missing("tools", &self.more_tools),
+        }
+    }
+
+    fn missing_for_tls(&self, device: Device) -> Option<Result<Completion, Failed>> {
+        match (&self.tls_tools, device) {
+            (Some(_), _) => self.missing("tools", &self.tls_tools),
+            (None, Device::Tap) => self.missing("tap", &self.tap),
+            (None, Device::Packet) => self.missing("packet", &self.packet),
+            (None, Device::Xdp) => self.missing("xdp", &self.xdp),
+        }
+    }
+
+    /// It is asked for by a word of its own.
+    fn missing_for_gnutls(&self) -> Option<Result<Completion, Failed>> {
+        match self.gnutls {
+            Some(_) => self.missing("gnutls", &self.gnutls),
+            None => self.missing_for_tls(Device::Tap),
         }
     }
 
@@ -602,6 +672,9 @@ const IPV6_TOOLS: [Tool; 5] = [
     ("socat", "-V", "socat"),
     ("traceroute", "--version", "traceroute"),
 ];
+const TLS_TOOLS: [Tool; 1] = [("openssl", "version", "openssl")];
+
+const GNUTLS: [Tool; 1] = [("gnutls-cli", "--version", "gnutls-bin")];
 
 const MORE_TOOLS: [Tool; 3] = [
     ("ethtool", "--version", "ethtool"),

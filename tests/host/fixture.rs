@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
@@ -24,6 +24,7 @@ const GLANCE: Duration = Duration::from_millis(2);
 
 /// The address of our stack, and of the kernel that talks to it.
 pub(crate) const OURS: &str = "10.78.0.1";
+pub(crate) const THEIRS: &str = "10.78.0.2";
 const KERNELS: &str = "10.78.0.2/24";
 /// The same of IPv6.
 pub(crate) const OURS_V6: &str = "fd00:78::1";
@@ -47,6 +48,73 @@ impl Device {
             Device::Tap => "tap0",
             Device::Packet | Device::Xdp => "veth0",
         }
+    }
+
+    /// The option of the examples that is followed by that name.
+    fn option(self) -> &'static str {
+        match self {
+            Device::Tap => "--tap",
+            Device::Packet => "--packet",
+            Device::Xdp => "--xdp",
+        }
+    }
+}
+
+/// The namespaces at both ends of a device, without a server of ours.
+pub(crate) struct Ends {
+    peer: Namespace,
+    /// Ours, if it is not the peer's.
+    ours: Option<Namespace>,
+    device: Device,
+}
+
+impl Ends {
+    pub(crate) fn new(device: Device) -> Result<Ends, Failed> {
+        let peer = Namespace::new("peer")?;
+        let interface = device.interface();
+        let ours = match device {
+            Device::Tap => {
+                peer.ip(&format!("tuntap add dev {interface} mode tap"))?;
+                None
+            }
+            Device::Packet | Device::Xdp => {
+                let ours = Namespace::new("ours")?;
+                let name = &peer.name;
+                ours.ip(&format!(
+                    "link add {interface} type veth peer name {interface} netns {name}"
+                ))?;
+                ours.ip(&format!("link set {interface} up"))?;
+                Some(ours)
+            }
+        };
+        peer.ip(&format!("addr add {KERNELS} dev {interface}"))?;
+        peer.ip(&format!("link set {interface} up"))?;
+        if device == Device::Xdp {
+            let mut command = peer.command("ethtool");
+            command.args(["-K", interface, "tx", "off"]);
+            Running::start(command)?.finish()?;
+        }
+        Ok(Ends { peer, ours, device })
+    }
+
+    /// A command where our stack is.
+    fn our_command(&self, program: &Path) -> Command {
+        self.ours.as_ref().unwrap_or(&self.peer).command(program)
+    }
+
+    /// Runs the example `https_get`, and returns what it printed, on either stream.
+    pub(crate) fn https_get(&self, arguments: &[&str]) -> Result<String, Failed> {
+        let mut command = self.our_command(server_program("https_get", &HTTPS_GET)?);
+        let option = [self.device.option(), self.device.interface()];
+        command.args([&option, &["--addr", "10.78.0.1/24"], arguments].concat());
+        Dialogue::start(command)?.finish()
+    }
+
+    /// Starts a command where the peer is.
+    pub(crate) fn speak(&self, program: &str, arguments: &[&str]) -> Result<Dialogue, Failed> {
+        let mut command = self.peer.command(program);
+        command.args(arguments);
+        Dialogue::start(command)
     }
 }
 
@@ -128,13 +196,9 @@ impl Fixture {
         arguments: &[&str],
         prepare: impl FnOnce(&Namespace) -> Result<(), Failed>,
     ) -> Result<Fixture, Failed> {
-        let option = match device {
-            Device::Tap => "--tap",
-            Device::Packet => "--packet",
-            Device::Xdp => "--xdp",
-        };
         let program = server_program("services", &SERVICES)?;
-        let arguments = [&[option, device.interface()], COMMON, arguments].concat();
+        let option = [device.option(), device.interface()];
+        let arguments = [&option, COMMON, arguments].concat();
         Fixture::start_server(
             device,
             program,
@@ -143,6 +207,18 @@ impl Fixture {
             None,
             prepare,
         )
+    }
+
+    /// The example `https_server`; its certificate is `ca.pem` in the folder that it serves.
+    pub(crate) fn https(device: Device, arguments: &[&str]) -> Result<Fixture, Failed> {
+        let root = Temporary::new()?;
+        let [folder, ca] = ["", "ca.pem"].map(|name| root.file(name));
+        let program = server_program("https_server", &HTTPS_SERVER)?;
+        let served = ["--root", &folder, "--save-certificate", &ca];
+        let option = [device.option(), device.interface()];
+        let lines = (!arguments.contains(&"--kill-every")).then_some(1);
+        let arguments = [&option, COMMON, &served, arguments].concat();
+        Fixture::start_server(device, program, &arguments, root, lines, |_| Ok(()))
     }
 
     /// The example `udp_echo`, over a TAP.
@@ -161,42 +237,20 @@ impl Fixture {
         lines: Option<usize>,
         prepare: impl FnOnce(&Namespace) -> Result<(), Failed>,
     ) -> Result<Fixture, Failed> {
-        let peer = Namespace::new("peer")?;
-        let interface = device.interface();
-        let ours = match device {
-            Device::Tap => {
-                peer.ip(&format!("tuntap add dev {interface} mode tap"))?;
-                None
-            }
-            Device::Packet | Device::Xdp => {
-                let ours = Namespace::new("ours")?;
-                let name = &peer.name;
-                ours.ip(&format!(
-                    "link add {interface} type veth peer name {interface} netns {name}"
-                ))?;
-                ours.ip(&format!("link set {interface} up"))?;
-                Some(ours)
-            }
-        };
-        peer.ip(&format!("addr add {KERNELS} dev {interface}"))?;
-        peer.ip(&format!("link set {interface} up"))?;
-        if device == Device::Xdp {
-            let mut command = peer.command("ethtool");
-            command.args(["-K", interface, "tx", "off"]);
-            Running::start(command)?.finish()?;
-        }
-        prepare(&peer)?;
-        let mut command = ours.as_ref().unwrap_or(&peer).command(program);
+        let ends = Ends::new(device)?;
+        prepare(&ends.peer)?;
+        let mut command = ends.our_command(program);
         command.args(arguments);
         let server = Server::start(command)?;
         // The interface of a TAP carries frames once its other end is open, and a moment later says
         // so.
-        peer.wait_until_running(interface)?;
+        let interface = device.interface();
+        ends.peer.wait_until_running(interface)?;
         Ok(Fixture {
             server,
             router: None,
-            peer,
-            _ours: ours,
+            peer: ends.peer,
+            _ours: ends.ours,
             root,
             interface,
             lines,
@@ -213,6 +267,13 @@ impl Fixture {
         let mut command = self.peer.command(program);
         command.args(arguments);
         Running::start(command)
+    }
+
+    /// Starts a command where the peer is, to be spoken to.
+    pub(crate) fn speak(&self, program: &str, arguments: &[&str]) -> Result<Dialogue, Failed> {
+        let mut command = self.peer.command(program);
+        command.args(arguments);
+        Dialogue::start(command)
     }
 
     /// Fails if the server ended, or complained: of its device, of replicas that disagree, of a
@@ -391,9 +452,9 @@ fn ip(arguments: &str) -> Result<String, Failed> {
 struct Process(Child);
 
 impl Process {
-    fn start(command: &mut Command) -> Result<Process, Failed> {
+    fn start(command: &mut Command, stdin: Stdio) -> Result<Process, Failed> {
         let spawned = command
-            .stdin(Stdio::null())
+            .stdin(stdin)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();
@@ -428,7 +489,7 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(mut command: Command) -> Result<Running, Failed> {
-        let mut process = Process::start(&mut command)?;
+        let mut process = Process::start(&mut command, Stdio::null())?;
         Ok(Running {
             what: describe(&command),
             out: collect(process.0.stdout.take()),
@@ -484,6 +545,119 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Strin
     })
 }
 
+/// A command with a deadline that is spoken to while it runs.
+pub(crate) struct Dialogue {
+    what: String,
+    process: Process,
+    input: Option<ChildStdin>,
+    /// What it printed so far, on either stream.
+    said: Arc<Mutex<Vec<u8>>>,
+    pipes: Vec<thread::JoinHandle<()>>,
+    deadline: Instant,
+}
+
+impl Dialogue {
+    fn start(mut command: Command) -> Result<Dialogue, Failed> {
+        let mut process = Process::start(&mut command, Stdio::piped())?;
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let listen = |pipe: Box<dyn Read + Send>| {
+            let said = Arc::clone(&said);
+            thread::spawn(move || {
+                let (mut pipe, mut bytes) = (pipe, vec![0; 64 << 10]);
+                // What came before an error is still of use.
+                while let Ok(len @ 1..) = pipe.read(&mut bytes) {
+                    let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+                    said.extend_from_slice(&bytes[..len]);
+                }
+            })
+        };
+        let out = process.0.stdout.take().map(|pipe| listen(Box::new(pipe)));
+        let err = process.0.stderr.take().map(|pipe| listen(Box::new(pipe)));
+        Ok(Dialogue {
+            what: describe(&command),
+            input: process.0.stdin.take(),
+            process,
+            pipes: out.into_iter().chain(err).collect(),
+            said,
+            deadline: Instant::now() + PATIENCE,
+        })
+    }
+
+    fn said(&self) -> String {
+        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&said).into_owned()
+    }
+
+    /// Writes to its standard input.
+    pub(crate) fn say(&mut self, words: &str) -> Result<(), Failed> {
+        if let Some(input) = &mut self.input {
+            input.write_all(words.as_bytes())?;
+            input.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Waits until it has said `words` so often.
+    pub(crate) fn wait_for(&self, words: &str, count: usize) -> Result<(), Failed> {
+        while self.said().matches(words).count() < count {
+            if self.pipes.iter().all(|pipe| pipe.is_finished()) || Instant::now() > self.deadline {
+                let (what, said) = (&self.what, self.said());
+                return Err(format!("{what} does not say {words:?}:\n{said}").into());
+            }
+            thread::sleep(GLANCE);
+        }
+        Ok(())
+    }
+
+    /// Waits until it ends, and returns how, and what it said.
+    fn end(mut self) -> Result<(ExitStatus, Vec<u8>), Failed> {
+        let status = loop {
+            match self.process.0.try_wait()? {
+                Some(status) => break status,
+                None if Instant::now() < self.deadline => thread::sleep(GLANCE),
+                None => {
+                    let (what, said) = (&self.what, self.said());
+                    return Err(format!("{what} does not end:\n{said}").into());
+                }
+            }
+        };
+        for pipe in self.pipes {
+            let _ = pipe.join();
+        }
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok((status, std::mem::take(&mut *said)))
+    }
+
+    /// Waits until it succeeds, and returns the bytes that it printed.
+    pub(crate) fn finish_bytes(self) -> Result<Vec<u8>, Failed> {
+        let what = self.what.clone();
+        match self.end()? {
+            (status, said) if status.success() => Ok(said),
+            (status, said) => {
+                let said = String::from_utf8_lossy(&said);
+                Err(format!("{what}: {status}\n{said}").into())
+            }
+        }
+    }
+
+    /// The same as text.
+    pub(crate) fn finish(self) -> Result<String, Failed> {
+        let said = self.finish_bytes()?;
+        Ok(String::from_utf8_lossy(&said).into_owned())
+    }
+
+    /// Waits until it fails, and returns what it said.
+    pub(crate) fn fail(self) -> Result<String, Failed> {
+        let what = self.what.clone();
+        let (status, said) = self.end()?;
+        let said = String::from_utf8_lossy(&said).into_owned();
+        if status.success() {
+            return Err(format!("{what} succeeds:\n{said}").into());
+        }
+        Ok(said)
+    }
+}
+
 /// An example that serves, ready to be asked.
 pub(crate) struct Server {
     process: Process,
@@ -493,7 +667,7 @@ pub(crate) struct Server {
 impl Server {
     /// Starts it, and waits until it says that it listens.
     pub(crate) fn start(mut command: Command) -> Result<Server, Failed> {
-        let mut process = Process::start(&mut command)?;
+        let mut process = Process::start(&mut command, Stdio::null())?;
         let said = Arc::new(Mutex::new(String::new()));
         let (ready, is_ready) = mpsc::channel();
         let out = process.0.stdout.take();
@@ -560,6 +734,8 @@ fn server_program(
 }
 
 static HTTP_SERVER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+static HTTPS_SERVER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+static HTTPS_GET: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static SERVICES: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static ROUTER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static UDP_ECHO: OnceLock<Result<PathBuf, String>> = OnceLock::new();

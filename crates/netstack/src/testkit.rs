@@ -23,6 +23,33 @@ pub const fn mix(x: u64) -> u64 {
     crate::hash::mix(x)
 }
 
+/// Lets workers stop in the middle of TLS records from now on, or go on.
+#[cfg(feature = "rustls")]
+pub fn stall_in_record(sockets: &crate::socket::Sockets, stalls: bool) {
+    for world in sockets.worlds() {
+        world.units.stall(stalls);
+    }
+}
+
+/// How many workers have stopped in the middle of a TLS record.
+#[cfg(feature = "rustls")]
+pub fn stalled_in_record(sockets: &crate::socket::Sockets) -> usize {
+    sockets
+        .worlds()
+        .iter()
+        .map(|world| world.units.stalled())
+        .sum()
+}
+
+/// Whether text of TLS connections is in a buffer that no connection uses.
+#[cfg(feature = "rustls")]
+pub fn keeps_text(sockets: &crate::socket::Sockets) -> bool {
+    sockets
+        .worlds()
+        .iter()
+        .any(|world| world.units.holds_text())
+}
+
 /// Lets the worker unwind that is in the middle of the TLS record after the next `records`.
 #[cfg(feature = "rustls")]
 pub fn unwind_in_record(sockets: &crate::socket::Sockets, records: u64) {

@@ -8,11 +8,12 @@ use std::cell::Cell;
 use std::io::{ErrorKind, Read, Write};
 use std::ops::ControlFlow;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_netstack::testkit::{Variant, unwind_in_record};
+use dominoes_netstack::testkit::{Variant, keeps_text, stall_in_record};
+use dominoes_netstack::testkit::{stalled_in_record, unwind_in_record};
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::tls::{TlsError, TlsHandshake, TlsListener, TlsStream};
 use dominoes_netstack::{Limits, SocketError, Stack, TcpStream};
@@ -906,6 +907,89 @@ fn on_threads_workers_are_killed_and_all_arrives() {
         assert!(done.is_ok() && heard == *sent, "{done:?} {}", heard.len());
         drop(writing.join().unwrap());
         serving.join().unwrap();
+    }
+}
+
+/// How a writer ends its stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Shutdown,
+    Drop,
+    Close,
+}
+
+/// Both workers stand in the middle of a record when the stream ends: the peer reads what was
+/// written before, and close_notify. Then no text is left in the stack's memory.
+#[test]
+fn an_end_waits_for_records_that_workers_are_sealing() {
+    let sent = text(60 << 10, 11);
+    for (ending, suite) in [
+        (Ending::Shutdown, TLS13),
+        (Ending::Drop, TLS12),
+        (Ending::Close, TLS13),
+        (Ending::Close, TLS12),
+    ] {
+        let (server_config, client_config) = configs(suite);
+        let (left, right) = memory::pair(MemoryConfig::default());
+        let server = Stack::builder("10.0.0.1/24").start(left).unwrap();
+        let client = Stack::builder("10.0.0.2/24").replicas(2);
+        let client = client.start(right).unwrap();
+        let sockets = client.sockets();
+        let listener = TlsListener::new(server.listen(443, 4).unwrap(), &server_config);
+        let (said, heard) = mpsc::channel();
+        let serving = thread::spawn(move || {
+            let (handshake, _) = listener.accept().unwrap();
+            let mut stream = handshake.finish().unwrap();
+            let mut text = Vec::new();
+            let done = stream.read_to_end(&mut text);
+            said.send((done.map_err(|error| error.kind()), text))
+                .unwrap();
+        });
+        let stream = client.connect("10.0.0.1:443").unwrap();
+        let mut stream = TlsStream::connect(stream, &client_config, name()).unwrap();
+        stall_in_record(&sockets, true);
+        stream.write_all(&sent).unwrap();
+        while stalled_in_record(&sockets) < 2 {
+            thread::yield_now();
+        }
+        let done = match ending {
+            Ending::Shutdown => {
+                stream.shutdown_write();
+                None
+            }
+            Ending::Drop => {
+                drop(stream);
+                None
+            }
+            Ending::Close => Some(thread::spawn(move || {
+                let done = client.close(std::time::Duration::from_secs(60));
+                (done, stream)
+            })),
+        };
+        // What ends without waiting has time to do so.
+        assert!(
+            heard
+                .recv_timeout(std::time::Duration::from_millis(50))
+                .is_err()
+        );
+        stall_in_record(&sockets, false);
+        let (done_reading, text) = heard.recv().unwrap();
+        assert_eq!(done_reading, Ok(sent.len()), "{ending:?}");
+        assert!(text == sent, "{ending:?}");
+        serving.join().unwrap();
+        if let Some(closing) = done {
+            let (closed, stream) = closing.join().unwrap();
+            assert!(closed.is_ok(), "{closed:?}");
+            drop(stream);
+        }
+        if ending == Ending::Drop {
+            // The worker that had the connection last lets it go.
+            let gone = (0..1_000_000).any(|_| {
+                thread::yield_now();
+                !keeps_text(&sockets)
+            });
+            assert!(gone, "text is left");
+        }
     }
 }
 

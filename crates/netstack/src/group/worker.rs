@@ -322,12 +322,8 @@ impl<T: FaultHooks> Worker<T> {
             true => self.pump_in_turn(now) + self.do_work(),
             false => self.turn_without_log(now),
         };
-        let world = &self.shared.world;
-        let units = world.serve_units();
-        if units > 0 && world.has_units() {
-            self.shared.work_event.notify_all();
-        }
-        done += units;
+        let shared = &self.shared;
+        done += shared.world.serve_units(|| shared.work_event.notify_all());
         self.was_busy = done > 0;
         done
     }

@@ -29,7 +29,9 @@ use std::sync::Arc;
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use dominoes::{Exclusive, ExclusiveGuard};
+use zeroize::Zeroize;
 
+use crate::io::stream::Handle;
 use crate::io::sync::{AtomicU32, AtomicU64, Shadow};
 
 /// A bounded ring of units; the module's documentation says how it works.
@@ -292,7 +294,12 @@ impl Drop for Unwound<'_> {
 /// Something that has units for workers.
 pub(crate) trait UnitWork: Send + Sync {
     /// Processes some units. Called by a worker that took it from the queue. Returns how many.
-    fn serve(self: Arc<Self>) -> usize;
+    /// Before it begins one while there are more, it calls `more`, which wakes others.
+    fn serve(self: Arc<Self>, more: &dyn Fn()) -> usize;
+
+    /// Called by the thread that closes the stack: the stream ends behind all units there are, once
+    /// they are processed, whichever thread is at them. Returns which stream; `None` if it is gone.
+    fn finish(self: Arc<Self>) -> Option<Handle>;
 }
 
 /// Bytes of a buffer: the longest text of a record of TLS 1.3, padding and type included.
@@ -300,13 +307,52 @@ pub(crate) const BUFFER_LEN: usize = (16 << 10) + 256;
 /// Buffers that are kept for later use.
 const KEPT_BUFFERS: usize = 64;
 
+/// Whose text a buffer holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Owner(u64);
+
+/// A buffer for text, of [`BUFFER_LEN`] bytes, or empty. It is zeroed when it goes.
+#[derive(Default)]
+pub(crate) struct TextBuffer {
+    bytes: Box<[u8]>,
+    owner: Owner,
+}
+
+impl Deref for TextBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl DerefMut for TextBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+impl Drop for TextBuffer {
+    fn drop(&mut self) {
+        self.bytes.zeroize();
+    }
+}
+
 /// What has units for the workers of a stack, and buffers for them.
 pub(crate) struct UnitQueue {
     waiting: SegQueue<Arc<dyn UnitWork>>,
-    buffers: ArrayQueue<Box<[u8]>>,
+    buffers: ArrayQueue<TextBuffer>,
+    /// The last owner that was made.
+    owners: AtomicU64,
     /// So many units more, and the worker that processes the next one unwinds; 0: none does.
     #[cfg(feature = "testkit")]
     fails_after: core::sync::atomic::AtomicU64,
+    /// Whether workers stop in the middle of units, and how many do.
+    #[cfg(feature = "testkit")]
+    stalls: (
+        core::sync::atomic::AtomicBool,
+        core::sync::atomic::AtomicUsize,
+    ),
 }
 
 impl UnitQueue {
@@ -314,8 +360,11 @@ impl UnitQueue {
         UnitQueue {
             waiting: SegQueue::new(),
             buffers: ArrayQueue::new(KEPT_BUFFERS),
+            owners: AtomicU64::new(0),
             #[cfg(feature = "testkit")]
             fails_after: core::sync::atomic::AtomicU64::new(0),
+            #[cfg(feature = "testkit")]
+            stalls: Default::default(),
         }
     }
 
@@ -328,12 +377,16 @@ impl UnitQueue {
         self.waiting.push(work);
     }
 
-    /// Processes units of what waits longest. Returns how many.
-    pub(crate) fn serve(&self) -> usize {
-        match self.waiting.pop() {
-            Some(work) => work.serve(),
-            None => 0,
+    /// Processes units of what waits longest, and calls `more` while there are more. Returns how
+    /// many.
+    pub(crate) fn serve(&self, more: &dyn Fn()) -> usize {
+        let Some(work) = self.waiting.pop() else {
+            return 0;
+        };
+        if !self.waiting.is_empty() {
+            more();
         }
+        work.serve(more)
     }
 
     /// Nothing more is served.
@@ -341,17 +394,58 @@ impl UnitQueue {
         while self.waiting.pop().is_some() {}
     }
 
-    /// A buffer of [`BUFFER_LEN`] bytes of any content.
-    pub(crate) fn buffer(&self) -> Box<[u8]> {
-        let kept = self.buffers.pop();
-        kept.unwrap_or_else(|| vec![0; BUFFER_LEN].into_boxed_slice())
+    /// An owner of buffers that no other one is equal to.
+    pub(crate) fn owner(&self) -> Owner {
+        // ORDERING: Relaxed, a number.
+        Owner(self.owners.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// A buffer with text of `owner`, or none: that of another is zeroed.
+    pub(crate) fn buffer(&self, owner: Owner) -> TextBuffer {
+        let Some(mut kept) = self.buffers.pop() else {
+            let bytes = vec![0; BUFFER_LEN].into_boxed_slice();
+            return TextBuffer { bytes, owner };
+        };
+        if kept.owner != owner {
+            kept.bytes.zeroize();
+            kept.owner = owner;
+        }
+        kept
     }
 
     /// A buffer that is not used any more. An empty one is none.
-    pub(crate) fn give_back(&self, buffer: Box<[u8]>) {
-        if buffer.len() == BUFFER_LEN {
+    pub(crate) fn give_back(&self, buffer: TextBuffer) {
+        if !buffer.is_empty() {
+            // If there is no room, it goes, and its text with it.
             let _ = self.buffers.push(buffer);
         }
+    }
+
+    /// Zeroes the text of `owner` in all buffers that are kept.
+    pub(crate) fn forget(&self, owner: Owner) {
+        for _ in 0..self.buffers.len() {
+            let Some(mut kept) = self.buffers.pop() else {
+                return;
+            };
+            if kept.owner == owner {
+                kept.bytes.zeroize();
+                kept.owner = Owner::default();
+            }
+            self.give_back(kept);
+        }
+    }
+
+    /// Whether a buffer that is kept holds any text.
+    #[cfg(feature = "testkit")]
+    pub(crate) fn holds_text(&self) -> bool {
+        let mut holds = false;
+        for _ in 0..self.buffers.len() {
+            if let Some(kept) = self.buffers.pop() {
+                holds |= kept.iter().any(|byte| *byte != 0);
+                self.give_back(kept);
+            }
+        }
+        holds
     }
 
     /// Lets the worker unwind that processes the unit after the next `units`.
@@ -360,9 +454,29 @@ impl UnitQueue {
         self.fails_after.store(units + 1, Ordering::Relaxed);
     }
 
+    /// Lets workers stop in the middle of units, or go on.
+    #[cfg(feature = "testkit")]
+    pub(crate) fn stall(&self, stalls: bool) {
+        self.stalls.0.store(stalls, Ordering::SeqCst);
+    }
+
+    /// How many workers have stopped in the middle of a unit.
+    #[cfg(feature = "testkit")]
+    pub(crate) fn stalled(&self) -> usize {
+        self.stalls.1.load(Ordering::SeqCst)
+    }
+
     /// A worker is in the middle of a unit.
     #[inline]
     pub(crate) fn in_unit(&self) {
+        #[cfg(feature = "testkit")]
+        if self.stalls.0.load(Ordering::Relaxed) {
+            self.stalls.1.fetch_add(1, Ordering::SeqCst);
+            while self.stalls.0.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            self.stalls.1.fetch_sub(1, Ordering::SeqCst);
+        }
         #[cfg(feature = "testkit")]
         if self.fails_after.load(Ordering::Relaxed) > 0
             && self.fails_after.fetch_sub(1, Ordering::Relaxed) == 1
@@ -391,6 +505,36 @@ mod tests {
 
     fn take(ring: &UnitRing<u32>) -> Option<u32> {
         ring.take(|unit| *unit)
+    }
+
+    /// Text stays within its connection, and goes with it.
+    #[test]
+    fn buffers_are_zeroed_before_another_has_them_and_when_their_owner_goes() {
+        let queue = UnitQueue::new();
+        let [a, b] = [queue.owner(), queue.owner()];
+        assert_ne!(a, b);
+        let used = |owner, byte| {
+            let mut buffer = queue.buffer(owner);
+            buffer.fill(byte);
+            queue.give_back(buffer);
+        };
+        let next = |owner| queue.buffer(owner).iter().copied().max();
+        used(a, 7);
+        assert_eq!(next(b), Some(0), "text of another connection");
+
+        used(a, 7);
+        let [first, second] = [queue.buffer(a), queue.buffer(b)];
+        assert_eq!(first[0], 7, "its own is not zeroed for nothing");
+        queue.give_back(first);
+        queue.give_back(second);
+        used(b, 9);
+        queue.forget(a);
+        let mut left: Vec<u8> = Vec::new();
+        while let Some(kept) = queue.buffers.pop() {
+            left.push(kept.iter().copied().max().unwrap());
+        }
+        left.sort_unstable();
+        assert_eq!(left, [0, 9], "that of the other is left alone");
     }
 
     #[test]

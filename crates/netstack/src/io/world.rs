@@ -4,7 +4,7 @@
 //! of them is on the path of a data frame.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
@@ -169,6 +169,9 @@ pub(crate) struct StackShared {
     pub(crate) migrated: MigratedFlows,
     /// The streams of all groups, and the dimensions that all groups must have in common.
     streams: OnceLock<(StreamDimensions, StreamTable)>,
+    /// What has units, since its connection was made.
+    #[cfg(feature = "rustls")]
+    with_units: Mutex<Vec<std::sync::Weak<dyn UnitWork>>>,
 }
 
 /// What a stream must find in any group that it migrates to: the number of connections, the bytes
@@ -220,6 +223,24 @@ impl core::fmt::Debug for StackShared {
 }
 
 impl StackShared {
+    #[cfg(feature = "rustls")]
+    fn registered_units(&self) -> MutexGuard<'_, Vec<std::sync::Weak<dyn UnitWork>>> {
+        let registered = self.with_units.lock();
+        registered.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends all streams that have units, behind these. Returns which streams.
+    pub(crate) fn finish_units(&self) -> HashSet<Handle> {
+        #[cfg(feature = "rustls")]
+        {
+            let registered = core::mem::take(&mut *self.registered_units());
+            let works = registered.iter().filter_map(std::sync::Weak::upgrade);
+            works.filter_map(|work| work.finish()).collect()
+        }
+        #[cfg(not(feature = "rustls"))]
+        HashSet::new()
+    }
+
     /// For so many groups.
     pub(crate) fn of(groups: u16) -> Self {
         StackShared {
@@ -501,13 +522,17 @@ impl World {
         }
     }
 
-    /// Processes units of one connection, if any waits. Returns how many.
+    /// Processes units of one connection, if any waits, and calls `more` while there are more.
+    /// Returns how many.
     #[inline(always)]
-    pub(crate) fn serve_units(&self) -> usize {
+    pub(crate) fn serve_units(&self, more: impl Fn()) -> usize {
         #[cfg(feature = "rustls")]
-        return self.units.serve();
+        return self.units.serve(&more);
         #[cfg(not(feature = "rustls"))]
-        0
+        {
+            let _ = more;
+            0
+        }
     }
 
     /// Whether a connection waits that has units.
@@ -517,6 +542,16 @@ impl World {
         return !self.units.is_empty();
         #[cfg(not(feature = "rustls"))]
         false
+    }
+
+    /// Adds what [`StackShared::finish_units`] finishes.
+    #[cfg(feature = "rustls")]
+    pub(crate) fn register_units(&self, work: std::sync::Weak<dyn UnitWork>) {
+        let mut registered = self.shared.registered_units();
+        if registered.len() == registered.capacity() {
+            registered.retain(|work| work.strong_count() > 0);
+        }
+        registered.push(work);
     }
 
     /// Puts a connection that has units into the queue, and wakes a worker.

@@ -65,10 +65,14 @@
 //! - Keys are replaced when the peer asks, when [`TlsStream::update_keys`] is called, and before
 //!   one has sealed 2^24 records with AES-GCM. The peer may send 32 records in a row that carry nothing
 //!   for the reader, KeyUpdates among them.
-//! - Keys are zeroed when they are replaced and when the connection goes.
+//! - Keys are zeroed when they are replaced and when the connection goes; so is text, and before
+//!   another connection has its memory.
+//! - `Stack::close` lets what was written be sealed, and says close_notify.
 
 mod error;
 mod handshake;
+#[cfg(feature = "testkit")]
+mod prepared;
 mod receiving;
 mod record;
 mod sending;
@@ -92,6 +96,8 @@ use crate::log::request::ConnId;
 
 pub use error::TlsError;
 pub use handshake::{TlsHandshake, TlsInfo};
+#[cfg(feature = "testkit")]
+pub use prepared::{PreparedTls, RecordKey};
 
 /// A TLS connection: bytes in and out, in order. The [module's documentation](self) says what it
 /// promises.

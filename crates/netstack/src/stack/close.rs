@@ -6,6 +6,7 @@
 //! 3.10.5).
 
 use core::time::Duration;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::Stack;
@@ -21,7 +22,7 @@ const LAST_FRAMES: Duration = Duration::from_millis(100);
 impl Stack {
     /// Ends the stack in order. Nobody can listen, accept, connect or write any more; connections
     /// that nobody accepted are reset; every other one says FIN behind what was written, as
-    /// [`TcpStream::shutdown_write`] does, and may still be read. Waits until all of that is
+    /// [`TcpStream::shutdown_write`] does, and may still be read; TLS says close_notify before. Waits until all of that is
     /// acknowledged and all datagrams for neighbours that answer have left, for `patience` at most.
     /// Then connections whose peers still talk are reset, since nobody is there to hear them, and
     /// the threads end. That takes 100 ms more, at most.
@@ -120,9 +121,13 @@ impl Stack {
     /// and says which those are.
     fn ask_all(&self, what: AppRequest) -> Vec<(Arc<World>, Handle)> {
         self.begin_close();
-        let worlds = self.sockets.worlds().iter();
-        let asked = worlds.flat_map(|world| {
-            let streams = world.ask_all(what).into_iter();
+        let worlds = self.sockets.worlds();
+        let ended = match what.shutdown {
+            true => worlds[0].shared.finish_units(),
+            false => HashSet::new(),
+        };
+        let asked = worlds.iter().flat_map(|world| {
+            let streams = world.ask_all(what, &ended).into_iter();
             streams.map(|stream| (Arc::clone(world), stream))
         });
         asked.collect()
@@ -130,12 +135,16 @@ impl Stack {
 }
 
 impl World {
-    /// Asks this of every connection that is established and not over, and says which those are.
-    fn ask_all(&self, what: AppRequest) -> Vec<Handle> {
+    /// Asks this of every connection that is established and not over, but for those that are
+    /// `ended` already, and says which all of these are.
+    fn ask_all(&self, what: AppRequest, ended: &HashSet<Handle>) -> Vec<Handle> {
         let asked = self.streams.established().map(|stream| {
-            stream.request(what);
-            self.raise(&stream);
-            stream.handle()
+            let handle = stream.handle();
+            if !ended.contains(&handle) {
+                stream.request(what);
+                self.raise(&stream);
+            }
+            handle
         });
         asked.collect()
     }

@@ -586,7 +586,9 @@ impl<K: LockKind> Worker<K> {
             self.shared.work_event.notify_all();
         }
         done += self.carry_out();
-        done + self.send_in_turn(done == 0) + self.shared.world.serve_units()
+        done += self.send_in_turn(done == 0);
+        let shared = &self.shared;
+        done + shared.world.serve_units(|| shared.work_event.notify_all())
     }
 
     /// Does everything that what it carries asks for.

@@ -73,7 +73,7 @@ impl Single {
         let done = self.rx.turns(now, deadline, &mut self.direct);
         self.rx.pump.rebalance(&self.replica);
         self.work();
-        done + self.tx.turn() + self.world.serve_units()
+        done + self.tx.turn() + self.world.serve_units(|| ())
     }
 
     fn work(&mut self) {

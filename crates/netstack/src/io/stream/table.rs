@@ -13,7 +13,7 @@ use crate::io::sync::{AtomicU32, AtomicU64, fence};
 use crate::log::request::ConnId;
 
 /// A stream as its application refers to it, whichever group has the connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Handle {
     pub(super) stream: u32,
     pub(super) generation: u32,

@@ -22,6 +22,8 @@ use crate::error::SocketError;
 
 /// The shortest receive buffer that takes a record of any length, and lets the window open again.
 const MIN_RECEIVE_BUFFER: u32 = 32 << 10;
+/// So many times that length is read of a peer whose handshake has failed.
+const DISCARDED: usize = 64;
 /// A TLS stream is the stream, and its two halves.
 const HOLDS: usize = 3;
 
@@ -58,13 +60,13 @@ pub struct TlsHandshake {
     failed: Option<TlsError>,
 }
 
-enum Side {
+pub(super) enum Side {
     Client(UnbufferedClientConnection),
     Server(UnbufferedServerConnection),
 }
 
 /// What the handshake needs.
-enum Next {
+pub(super) enum Next {
     /// Another call.
     Call,
     /// A record of the peer.
@@ -106,7 +108,7 @@ impl TlsHandshake {
         TlsHandshake::new(stream, Side::Server(side))
     }
 
-    fn new(stream: TcpStream, side: Side) -> Result<TlsHandshake, TlsError> {
+    pub(super) fn new(stream: TcpStream, side: Side) -> Result<TlsHandshake, TlsError> {
         let half = &stream.half;
         if Arc::strong_count(half) != HOLDS {
             return Err(TlsError::NotAlone);
@@ -204,15 +206,32 @@ impl TlsHandshake {
             match next {
                 Ok(Next::Call) => {}
                 Ok(Next::Traffic) => return self.convert(),
-                Ok(Next::Record) => match &self.failed {
-                    Some(failed) => return Err(failed.clone()),
+                Ok(Next::Record) => match self.failed.clone() {
+                    Some(failed) => {
+                        self.discard();
+                        return Err(failed);
+                    }
                     None => self.read_record(&read)?,
                 },
-                Err(error) => match &self.failed {
+                Err(error) => match self.failed.clone() {
                     // Its alert is sent.
-                    Some(failed) => return Err(failed.clone()),
+                    Some(failed) => {
+                        self.discard();
+                        return Err(failed);
+                    }
                     None => self.failed = Some(TlsError::Handshake(error)),
                 },
+            }
+        }
+    }
+
+    /// Reads what has arrived: what is not read would end the connection with a reset, perhaps
+    /// before the alert arrives.
+    fn discard(&mut self) {
+        let mut scratch = vec![0; MIN_RECEIVE_BUFFER as usize];
+        for _ in 0..DISCARDED {
+            if !matches!(self.stream.try_read(&mut scratch), Ok(1..)) {
+                break;
             }
         }
     }
@@ -245,7 +264,7 @@ impl TlsHandshake {
     }
 
     /// Takes the secrets over.
-    fn convert(&mut self) -> Result<TlsStream, TlsError> {
+    pub(super) fn convert(&mut self) -> Result<TlsStream, TlsError> {
         let side = self.side.take().ok_or(SocketError::NotConnected)?;
         if !self.incoming.is_empty() {
             // Each record was given to it when it asked for one.
@@ -316,7 +335,7 @@ pub(super) fn for_records(config: &Arc<ServerConfig>) -> Arc<ServerConfig> {
 }
 
 /// Does what the handshake asks for. Returns how many received bytes are used up.
-fn handle<D>(
+pub(super) fn handle<D>(
     status: UnbufferedStatus<'_, '_, D>,
     outgoing: &mut Vec<u8>,
 ) -> (usize, Result<Next, Error>) {
@@ -349,7 +368,7 @@ fn handle<D>(
 }
 
 /// A server may write before the client has finished, which is not the end of the handshake.
-fn only_after(next: Result<Next, Error>, side: &CommonState) -> Result<Next, Error> {
+pub(super) fn only_after(next: Result<Next, Error>, side: &CommonState) -> Result<Next, Error> {
     match next {
         Ok(Next::Traffic) if side.is_handshaking() => Ok(Next::Record),
         next => next,

@@ -11,7 +11,7 @@ use super::record::{ALERT, APPLICATION_DATA, HANDSHAKE, HEADER, Keys, Version, b
 use super::session::Session;
 use crate::error::SocketError;
 use crate::io::stream::{DeliveryCursor, StreamRef};
-use crate::io::units::{BUFFER_LEN, Claim, UnitState};
+use crate::io::units::{Claim, TextBuffer, UnitState};
 
 /// Records in a row that bring the reader nothing. More of them are a flood: each costs us more
 /// than the peer, a KeyUpdate most.
@@ -34,7 +34,7 @@ pub(super) struct OpenUnit {
     /// With which key and number it was, or is to be, opened.
     keys: Option<Arc<Keys>>,
     seq: u64,
-    text: Box<[u8]>,
+    text: TextBuffer,
     /// Content type and length of the text, or what is wrong.
     outcome: Option<Result<(u8, usize), AlertDescription>>,
 }
@@ -51,6 +51,24 @@ pub(super) struct Receiver {
     seq: u64,
     /// What stands at `next` is no record.
     is_over: bool,
+    #[cfg(feature = "testkit")]
+    numbers: Numbers,
+}
+
+/// After how many records their numbers begin with 0 again (testkit).
+#[cfg(feature = "testkit")]
+#[derive(Clone, Copy)]
+struct Numbers(u64);
+
+#[cfg(feature = "testkit")]
+impl Numbers {
+    const GROWING: Numbers = Numbers(u64::MAX);
+
+    fn wrap(self, seq: &mut u64) {
+        if *seq >= self.0 {
+            *seq = 0;
+        }
+    }
 }
 
 impl Receiver {
@@ -63,6 +81,8 @@ impl Receiver {
             keys: Arc::clone(keys),
             seq,
             is_over: false,
+            #[cfg(feature = "testkit")]
+            numbers: Numbers::GROWING,
         }
     }
 }
@@ -115,7 +135,7 @@ impl Session {
                     record_len,
                     keys: Some(Arc::clone(keys)),
                     seq: receiver.seq,
-                    text: Box::default(),
+                    text: TextBuffer::default(),
                     outcome: bad,
                 };
             });
@@ -128,6 +148,8 @@ impl Session {
             receiver.is_over = bad.is_some();
             receiver.next += record_len as u64;
             receiver.seq += 1;
+            #[cfg(feature = "testkit")]
+            receiver.numbers.wrap(&mut receiver.seq);
         }
         found
     }
@@ -139,7 +161,7 @@ impl Session {
         };
         if unit.outcome.is_none() {
             if unit.text.is_empty() {
-                unit.text = self.half.world.units.buffer();
+                unit.text = self.buffer();
             }
             let opened = open(&stream, &mut unit);
             if by_worker {
@@ -189,7 +211,7 @@ pub(super) struct Reader {
     keys: Arc<Keys>,
     seq: u64,
     /// Text of the record that is being read.
-    text: Box<[u8]>,
+    text: TextBuffer,
     at: usize,
     end: usize,
     /// A message that is not complete.
@@ -198,6 +220,8 @@ pub(super) struct Reader {
     quiet: u32,
     /// Nothing more is read: how it ended.
     over: Option<Result<(), TlsError>>,
+    #[cfg(feature = "testkit")]
+    numbers: Numbers,
 }
 
 impl Reader {
@@ -207,13 +231,22 @@ impl Reader {
             cursor: DeliveryCursor::default(),
             keys,
             seq,
-            text: Box::default(),
+            text: TextBuffer::default(),
             at: 0,
             end: 0,
             message: Vec::new(),
             quiet: 0,
             over: None,
+            #[cfg(feature = "testkit")]
+            numbers: Numbers::GROWING,
         }
+    }
+
+    /// Before any record has arrived.
+    #[cfg(feature = "testkit")]
+    pub(super) fn repeat_numbers(&mut self, after: u64) {
+        self.numbers = Numbers(after);
+        take(&self.session).numbers = Numbers(after);
     }
 
     /// Text that is opened and not read, of one record; empty at the end of the stream.
@@ -290,7 +323,7 @@ impl Reader {
     fn accept(&mut self, stream: &StreamRef<'_>, mut unit: OpenUnit) -> Result<(), TlsError> {
         let is_ours = unit.keys.as_ref();
         let is_ours = is_ours.is_some_and(|keys| Arc::ptr_eq(keys, &self.keys));
-        let is_record = unit.text.len() == BUFFER_LEN;
+        let is_record = !unit.text.is_empty();
         if is_record && (!is_ours || unit.seq != self.seq) {
             // A KeyUpdate came before it.
             (unit.keys, unit.seq) = (Some(Arc::clone(&self.keys)), self.seq);
@@ -303,6 +336,8 @@ impl Reader {
         let text = core::mem::replace(&mut self.text, unit.text);
         half.world.units.give_back(text);
         self.seq += 1;
+        #[cfg(feature = "testkit")]
+        self.numbers.wrap(&mut self.seq);
         let outcome = unit.outcome.unwrap_or(Err(AlertDescription::InternalError));
         let taken = outcome.and_then(|(content, len)| self.take_content(content, len));
         if self.at == self.end {

@@ -10,7 +10,7 @@ use super::record::{ALERT, APPLICATION_DATA, HANDSHAKE, Keys, MAX_OVERHEAD, MAX_
 use super::session::{Session, UNITS};
 use crate::error::SocketError;
 use crate::io::stream::{AppRequest, StreamRef};
-use crate::io::units::Claim;
+use crate::io::units::{Claim, TextBuffer};
 
 /// Text that is no longer is sealed by its writer: handing it over costs more than the cipher.
 const SEALED_AT_ONCE: usize = 4 << 10;
@@ -28,7 +28,7 @@ const CONTROL_RECORDS: u64 = 16;
 #[derive(Default)]
 pub(super) struct SealUnit {
     /// Its text is the beginning.
-    text: Box<[u8]>,
+    text: TextBuffer,
     len: usize,
     content: u8,
     /// `None` while there is no record.
@@ -152,7 +152,7 @@ impl Session {
             return false;
         }
         let pushed = self.sealing.push(|unit| {
-            let mut buffer = self.half.world.units.buffer();
+            let mut buffer = self.buffer();
             buffer[..text.len()].copy_from_slice(text);
             *unit = SealUnit {
                 text: buffer,

@@ -13,7 +13,8 @@ use super::super::half::Half;
 use super::receiving::{OpenUnit, Receiver};
 use super::record::{Keys, Version};
 use super::sending::{SealUnit, Sender};
-use crate::io::units::{Serial, UnitRing, UnitWork};
+use crate::io::stream::Handle;
+use crate::io::units::{Owner, Serial, TextBuffer, UnitRing, UnitWork};
 
 /// Records of one direction that may be under way between writer or reader and the stack: half a
 /// send buffer of the default length.
@@ -71,6 +72,8 @@ impl Kernel {
 /// Neither changes what it reads, so a unit whose thread unwinds is begun anew.
 pub(super) struct Session {
     pub(super) half: Arc<Half>,
+    /// Of its text.
+    owner: Owner,
     pub(super) version: Version,
     kernel: Mutex<Kernel>,
 
@@ -102,8 +105,10 @@ impl Session {
         sender: Sender,
         receiver: Receiver,
     ) -> Arc<Session> {
+        let owner = half.world.units.owner();
         let session = Arc::new_cyclic(|session: &Weak<Session>| Session {
             half,
+            owner,
             version,
             kernel: Mutex::new(kernel),
             sender: Mutex::new(sender),
@@ -118,6 +123,8 @@ impl Session {
             is_armed: AtomicBool::new(false),
             is_queued: AtomicBool::new(false),
         });
+        let weak = Arc::downgrade(&session);
+        session.half.world.register_units(weak);
         session.watch();
         session
     }
@@ -131,11 +138,18 @@ impl Session {
         self.kernel.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves units that are ready to the workers of the stack.
-    pub(super) fn share(self: &Arc<Self>) {
-        if self.sealing.has_ready() || self.opening.has_ready() {
+    /// Leaves units that are ready to the workers of the stack. Returns whether there are any.
+    pub(super) fn share(self: &Arc<Self>) -> bool {
+        let has_ready = self.sealing.has_ready() || self.opening.has_ready();
+        if has_ready {
             self.enqueue();
         }
+        has_ready
+    }
+
+    /// A buffer for text of this connection.
+    pub(super) fn buffer(&self) -> TextBuffer {
+        self.half.world.units.buffer(self.owner)
     }
 
     fn enqueue(self: &Arc<Self>) {
@@ -167,6 +181,12 @@ impl Session {
     }
 }
 
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.half.world.units.forget(self.owner);
+    }
+}
+
 /// Puts a session that has more to do back into the queue, also when its worker unwinds.
 struct Requeue<'a>(&'a Arc<Session>);
 
@@ -177,7 +197,7 @@ impl Drop for Requeue<'_> {
 }
 
 impl UnitWork for Session {
-    fn serve(self: Arc<Self>) -> usize {
+    fn serve(self: Arc<Self>, more: &dyn Fn()) -> usize {
         // ORDERING: AcqRel: Acquire, pairs with the Release in `enqueue`.
         self.is_queued.swap(false, Ordering::AcqRel);
         let requeue = Requeue(&self);
@@ -185,19 +205,28 @@ impl UnitWork for Session {
         self.watch();
         let mut done = 0;
         while done < UNITS_PER_TURN {
-            if let Some(unit) = self.opening.claim() {
-                self.share();
-                self.open(unit, true);
-            } else if let Some(unit) = self.sealing.claim() {
-                self.share();
-                self.seal(unit, true);
-            } else {
-                break;
+            let opening = self.opening.claim();
+            let sealing = match opening {
+                None => self.sealing.claim(),
+                Some(_) => None,
+            };
+            if (opening.is_some() || sealing.is_some()) && self.share() {
+                more();
+            }
+            match (opening, sealing) {
+                (Some(unit), _) => self.open(unit, true),
+                (None, Some(unit)) => self.seal(unit, true),
+                (None, None) => break,
             }
             done += 1;
         }
         drop(requeue);
         done
+    }
+
+    fn finish(self: Arc<Self>) -> Option<Handle> {
+        self.end(None);
+        Some(self.half.stream().ok()?.handle())
     }
 }
 

@@ -133,7 +133,7 @@ impl Worker {
             done += now_done;
         }
         let worlds = self.shared.worlds.iter();
-        done + worlds.map(|world| world.serve_units()).sum::<usize>()
+        done + worlds.map(|world| world.serve_units(|| ())).sum::<usize>()
     }
 
     fn deadline(&self) -> Instant {
