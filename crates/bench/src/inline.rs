@@ -69,12 +69,13 @@ pub(crate) fn processor(workload: &Workload) -> Result<Option<Arc<dyn Processor>
     key.copy_from_slice(&workload::bytes(!workload.seed, 32));
     let inner: Box<dyn Processor> = match workload.processing {
         Processing::None => return Ok(None),
+        processing if processing.is_tls() => return Ok(None),
         #[cfg(feature = "report")]
         Processing::Search => Box::new(search(workload)?),
         #[cfg(not(feature = "report"))]
         Processing::Search => return Err("a search needs the feature `report`".to_owned()),
         Processing::Aes256Ctr => Box::new(Aes256Ctr::new(&key)),
-        Processing::Aes256Gcm => {
+        _ => {
             let gcm = Aes256Gcm::new(&key, workload.segment_bytes as u32);
             Box::new(gcm.ok_or("segments are too short for records of AES-256-GCM")?)
         }

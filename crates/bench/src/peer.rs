@@ -33,15 +33,7 @@ pub(crate) fn with_period(
         Some((payloads, _)) => Payload::Round(payloads),
         None => Payload::Marked(workload.payload()),
     };
-    let mut config = PeerConfig::new(role)
-        .segment_bytes(workload.segment_bytes)
-        .connections(workload.connections)
-        .burst(workload.burst)
-        .pool_frames(workload.frames())
-        .buffer_bytes(workload.buffer_bytes())
-        .timestamps(workload.timestamps)
-        .checksum_offload(!workload.checksum)
-        .payload(payload)
+    let mut config = config(role, workload, payload)
         .expected(workload.ring(period))
         .verify_checksums(workload.verify_checksums && role != Role::Free);
     if let Some(processor) = inline::processor(workload)? {
@@ -53,4 +45,29 @@ pub(crate) fn with_period(
                 }));
     }
     PeerDevice::new(config).map_err(|e| e.to_string())
+}
+
+/// The same, whose segments have this payload; of what the stack sends it compares no byte.
+///
+/// # Errors
+/// As [`new`].
+#[cfg(feature = "report")]
+pub(crate) fn with_payload(
+    role: Role,
+    workload: &Workload,
+    payload: Payload,
+) -> Result<(PeerDevice, PeerHandle), String> {
+    PeerDevice::new(config(role, workload, payload)).map_err(|e| e.to_string())
+}
+
+fn config(role: Role, workload: &Workload, payload: Payload) -> PeerConfig {
+    PeerConfig::new(role)
+        .segment_bytes(workload.segment_bytes)
+        .connections(workload.connections)
+        .burst(workload.burst)
+        .pool_frames(workload.frames())
+        .buffer_bytes(workload.buffer_bytes())
+        .timestamps(workload.timestamps)
+        .checksum_offload(!workload.checksum)
+        .payload(payload)
 }

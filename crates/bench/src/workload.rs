@@ -17,6 +17,13 @@ pub enum Processing {
     Aes256Ctr,
     /// AES-256 in Galois/counter mode, a record for each segment.
     Aes256Gcm,
+    /// Records of TLS 1.3 with AES-128-GCM.
+    TlsAes128Gcm,
+    /// ... with AES-256-GCM.
+    TlsAes256Gcm,
+    /// ... with ChaCha20-Poly1305.
+    #[serde(rename = "tls-chacha20-poly1305")]
+    TlsChaCha20Poly1305,
 }
 
 impl Processing {
@@ -26,8 +33,16 @@ impl Processing {
             Processing::None => "plain",
             Processing::Search => "search",
             Processing::Aes256Ctr => "AES-256-CTR",
-            Processing::Aes256Gcm => "AES-256-GCM",
+            Processing::Aes256Gcm | Processing::TlsAes256Gcm => "AES-256-GCM",
+            Processing::TlsAes128Gcm => "AES-128-GCM",
+            Processing::TlsChaCha20Poly1305 => "ChaCha20-Poly1305",
         }
+    }
+
+    /// Whether it is TLS, which stands above TCP.
+    pub(crate) fn is_tls(self) -> bool {
+        use Processing::{TlsAes128Gcm, TlsAes256Gcm, TlsChaCha20Poly1305};
+        matches!(self, TlsAes128Gcm | TlsAes256Gcm | TlsChaCha20Poly1305)
     }
 }
 
@@ -124,12 +139,13 @@ impl Workload {
     /// Frames that make up the pool.
     pub(crate) fn frames(&self) -> usize {
         let frames = (self.pool_bytes / (self.buffer_bytes() + OVERHEAD)).max(64);
-        if self.processing == Processing::None {
-            frames
-        } else {
-            // Whole rounds of prebuilt payloads.
-            frames.next_multiple_of(crate::inline::RECORDS)
-        }
+        // Whole rounds of prebuilt payloads.
+        frames.next_multiple_of(match self.processing {
+            Processing::None => 1,
+            #[cfg(feature = "report")]
+            processing if processing.is_tls() => crate::drivers::tls::round(self.segment_bytes),
+            _ => crate::inline::RECORDS,
+        })
     }
 
     /// Transmit slots that make up the pool as nearly as a power of two can.

@@ -18,6 +18,8 @@ pub(crate) mod shares;
 pub mod single;
 pub mod smoltcp;
 pub(crate) mod stall;
+#[cfg(feature = "report")]
+pub(crate) mod tls;
 pub(crate) mod udp;
 pub(crate) mod worker;
 
@@ -310,7 +312,8 @@ pub struct Variant {
 /// What our own stack does with payload: the peer has prebuilt frames for one connection only, and
 /// `limit` has a kernel with checksums only.
 fn processes(workload: &Workload) -> bool {
-    moves_only(workload) || (workload.connections == 1 && workload.checksum)
+    let inline = workload.connections == 1 && workload.checksum && !workload.processing.is_tls();
+    moves_only(workload) || inline
 }
 
 /// Whether payload is only moved.

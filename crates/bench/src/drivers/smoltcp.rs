@@ -15,7 +15,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use dominoes_drivers::memory::peer::headers::{self, Ends};
-use dominoes_drivers::memory::peer::{PeerHandle, PeerRx, PeerTx};
+use dominoes_drivers::memory::peer::{PeerDevice, PeerHandle, PeerRx, PeerTx};
 use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxChecksum, TxFrame, TxMeta};
 use dominoes_netstack::processor::Processor;
 use dominoes_netstack::time::Instant;
@@ -27,6 +27,8 @@ use smoltcp::socket::tcp;
 use smoltcp::wire::{EthernetAddress, IpCidr, Ipv4Address};
 
 use crate::drivers::app::{self, Expected, differences};
+#[cfg(feature = "report")]
+use crate::drivers::tls;
 use crate::drivers::{Direction, Driver, Row};
 use crate::inline;
 use crate::peer;
@@ -169,6 +171,10 @@ struct SmoltcpDriver {
     /// What is compared with, while it is.
     payload: Option<Expected>,
     cipher: Option<Cipher>,
+    #[cfg(feature = "report")]
+    tls: Option<tls::OverSmoltcp>,
+    /// What went wrong with TLS.
+    failed: Option<String>,
 }
 
 /// One connection.
@@ -258,9 +264,39 @@ pub(crate) fn row(
     workload: &Workload,
     batch: usize,
 ) -> Result<Row, String> {
-    // Whole segments.
-    let ring = workload.ring_bytes as usize / workload.segment_bytes * workload.segment_bytes;
-    let (device, peer) = peer::with_period(app::role(direction), workload, ring)?;
+    let (device, peer) = peer::with_period(app::role(direction), workload, ring(workload))?;
+    let driver = driver(direction, workload, batch, device, peer)?;
+    Ok(Row::new(name, vec![Box::new(driver)]))
+}
+
+/// smoltcp on one core, with TLS above it.
+#[cfg(feature = "report")]
+pub(crate) fn tls_row(
+    name: &'static str,
+    direction: Direction,
+    workload: &Workload,
+    mut tls: tls::OverSmoltcp,
+) -> Result<Row, String> {
+    let payload = core::mem::take(&mut tls.payload);
+    let (device, peer) = peer::with_payload(app::role(direction), workload, payload)?;
+    let mut driver = driver(direction, workload, BATCH, device, peer)?;
+    driver.tls = Some(tls);
+    Ok(Row::new(name, vec![Box::new(driver)]))
+}
+
+/// Bytes of each ring: whole segments.
+fn ring(workload: &Workload) -> usize {
+    workload.ring_bytes as usize / workload.segment_bytes * workload.segment_bytes
+}
+
+fn driver(
+    direction: Direction,
+    workload: &Workload,
+    batch: usize,
+    device: PeerDevice,
+    peer: PeerHandle,
+) -> Result<SmoltcpDriver, String> {
+    let ring = ring(workload);
     let (rx, tx) = device.into_halves();
     let mut meta = TxMeta::default();
     if !workload.checksum {
@@ -333,11 +369,14 @@ pub(crate) fn row(
         workload: *workload,
         payload: None,
         cipher: Cipher::new(workload, ring)?,
+        #[cfg(feature = "report")]
+        tls: None,
+        failed: None,
     };
     for now in 0..super::SETUP_NS {
         driver.exchange(Instant::from_nanos(now));
         if driver.established() {
-            return Ok(Row::new(name, vec![Box::new(driver)]));
+            return Ok(driver);
         }
     }
     Err("smoltcp did not establish the peer's connections".to_owned())
@@ -391,6 +430,9 @@ impl SmoltcpDriver {
         if self.cipher.is_some() {
             return self.serve_enciphered();
         }
+        if self.workload.processing.is_tls() {
+            return self.serve_tls();
+        }
         let mut done = 0;
         for end in &mut self.ends {
             let socket = self.sockets.get_mut::<tcp::Socket<'_>>(end.handle);
@@ -432,6 +474,45 @@ impl SmoltcpDriver {
 }
 
 impl SmoltcpDriver {
+    /// The application where records are sealed and opened; until there are keys, nothing is done.
+    #[cfg(feature = "report")]
+    fn serve_tls(&mut self) -> usize {
+        let (Some(tls), [end]) = (&mut self.tls, &mut self.ends[..]) else {
+            return 0;
+        };
+        let socket = self.sockets.get_mut::<tcp::Socket<'_>>(end.handle);
+        let expected = self.payload.as_ref().map(|_| &tls.expected);
+        let mut done = 0;
+        loop {
+            // An error means that the connection is over, which is looked at in the end.
+            let step = if self.direction.sends() {
+                let write = |from: &[u8]| socket.send_slice(from).unwrap_or(0);
+                tls.records.send(&tls.text, write)
+            } else {
+                let read = |into: &mut [u8]| socket.recv_slice(into).unwrap_or(0);
+                tls.records.receive(read, |text| {
+                    end.read += text.len() as u64;
+                    if expected.is_some_and(|expected| text != expected) {
+                        end.wrong += text.len() as u64;
+                    }
+                })
+            };
+            match step {
+                Ok(true) => done += 1,
+                Ok(false) => return done,
+                Err(failed) => {
+                    self.failed.get_or_insert(failed);
+                    return done;
+                }
+            }
+        }
+    }
+
+    #[cfg(not(feature = "report"))]
+    fn serve_tls(&mut self) -> usize {
+        0
+    }
+
     /// The application where payload is enciphered.
     fn serve_enciphered(&mut self) -> usize {
         let Some(cipher) = &mut self.cipher else {
@@ -498,6 +579,9 @@ impl Driver for SmoltcpDriver {
     }
 
     fn check(&self) -> Result<(), String> {
+        if let Some(failed) = &self.failed {
+            return Err(failed.clone());
+        }
         let wrong: u64 = self.ends.iter().map(|end| end.wrong).sum();
         if wrong > 0 {
             return Err(format!("{wrong} bytes arrived wrong"));

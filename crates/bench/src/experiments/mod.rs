@@ -30,6 +30,8 @@ mod sweep;
 mod tcp_both;
 mod tcp_rx;
 mod tcp_tx;
+#[cfg(feature = "report")]
+mod tls;
 mod udp_rx;
 mod udp_tx;
 mod warm;
@@ -101,6 +103,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
     warm::EXPERIMENT,
     checksum::EXPERIMENT,
     inline::EXPERIMENT,
+    #[cfg(feature = "report")]
+    tls::EXPERIMENT,
     specialized::EXPERIMENT,
     connections::EXPERIMENT,
     load_share::EXPERIMENT,

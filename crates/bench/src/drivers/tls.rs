@@ -1,0 +1,776 @@
+//! One TLS stream: the rows of the experiment `tls`.
+//!
+//! The handshake is done in memory, by `rustls` at both ends. What the peer sends are prebuilt
+//! frames, whose records were sealed once: after [`RECORDS`] of them the numbers of records begin
+//! with 0 again, on both sides. That is nothing to a benchmark, and would be the end of any secrecy.
+//! A connection of `rustls` cannot be made to do that. So the rows with its name do with each record
+//! what it does, by its own [`MessageDecrypter`] and [`MessageEncrypter`] in the thread of the
+//! application: copy from the receive ring, open in place, copy the text; seal into a new vector,
+//! copy into the send ring. What it does besides that to find records and keep its state is left out,
+//! in its favour.
+//!
+//! `cipher` opens and seals records from memory to memory and does nothing else; `limit` also
+//! verifies or computes the checksums of their segments and copies those, with no protocol. The
+//! text that is received is compared before anything is measured. What is sent is not opened by the
+//! peer, which verifies its checksums only; `crates/netstack/tests/tls.rs` looks at such bytes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dominoes_drivers::memory::peer::headers::{self, Ends, HEADERS_LEN, flags};
+use dominoes_drivers::memory::peer::{Payload, PeerHandle};
+use dominoes_netstack::group::{Group, Layout};
+use dominoes_netstack::stats::{PumpStats, StateStats};
+use dominoes_netstack::time::Instant;
+use dominoes_netstack::tls::{PreparedTls, RecordKey, TlsError, TlsReadHalf, TlsWriteHalf};
+use dominoes_netstack::variants::kernel;
+use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::{ReadHalf, SocketError, Sockets, TcpListener, TcpStream, WriteHalf};
+use rustls::crypto::aws_lc_rs::{self, cipher_suite as suites};
+use rustls::crypto::cipher::{
+    InboundOpaqueMessage, MessageDecrypter, MessageEncrypter, OutboundChunks, OutboundPlainMessage,
+};
+use rustls::pki_types::{PrivatePkcs8KeyDer, ServerName};
+use rustls::{
+    ClientConfig, ConnectionTrafficSecrets, ContentType, ExtractedSecrets, ProtocolVersion,
+    RootCertStore, ServerConfig, SupportedCipherSuite,
+};
+
+use super::worker::{self, Application};
+use super::{Direction, Driver, Row, Variant, app, smoltcp};
+use crate::peer;
+use crate::workload::{self, Processing, Workload};
+
+/// Records after which their numbers repeat in receiving.
+pub(crate) const RECORDS: usize = 256;
+/// Bytes that the application writes at once.
+const WRITE: usize = 64 << 10;
+/// Records, or writes, that the application handles before others have a turn.
+const BURST: usize = 16;
+/// The longest record of TLS 1.3 that is received here, in bytes.
+const LONGEST: usize = RecordKey::MAX_TEXT + RecordKey::OVERHEAD;
+/// Bytes of a transmit slot of `limit`.
+const SLOT: usize = 1600;
+const NAME: &str = "server.test";
+
+/// One way, one connection, software checksums.
+fn can(direction: Direction, workload: &Workload) -> bool {
+    direction != Direction::Both
+        && workload.connections == 1
+        && workload.processing.is_tls()
+        && workload.checksum
+        && !workload.timestamps
+}
+
+/// The rows of the experiment, in the order of the table.
+pub(crate) const VARIANTS: &[Variant] = &[
+    Variant {
+        name: "cipher",
+        about: "the cipher alone, from memory to memory",
+        scales: true,
+        can,
+        make: |direction, workload, cores| limit("cipher", false, direction, workload, cores),
+    },
+    Variant {
+        name: "limit",
+        about: "the same, checksums and copies of segments, with no protocol",
+        scales: true,
+        can,
+        make: |direction, workload, cores| limit("limit", true, direction, workload, cores),
+    },
+    Variant {
+        name: "smoltcp",
+        about: "records by rustls in the application's thread, over smoltcp",
+        scales: false,
+        can,
+        make: over_smoltcp,
+    },
+    Variant {
+        name: "rustls",
+        about: "records by rustls in the application's thread, over our TCP on one core, no log",
+        scales: false,
+        can,
+        make: rustls_on_single,
+    },
+    Variant {
+        name: "single",
+        about: "records by the stack, on one core, no log",
+        scales: false,
+        can,
+        make: single,
+    },
+    Variant {
+        name: "replicated",
+        about: "records by all replicas, one log",
+        scales: true,
+        can,
+        make: replicated,
+    },
+];
+
+// Keys and records
+// ----------------------------------------------------------------------------------------------------
+
+fn suite(workload: &Workload) -> Result<SupportedCipherSuite, String> {
+    match workload.processing {
+        Processing::TlsAes128Gcm => Ok(suites::TLS13_AES_128_GCM_SHA256),
+        Processing::TlsAes256Gcm => Ok(suites::TLS13_AES_256_GCM_SHA384),
+        Processing::TlsChaCha20Poly1305 => Ok(suites::TLS13_CHACHA20_POLY1305_SHA256),
+        _ => Err("the workload has no TLS".to_owned()),
+    }
+}
+
+/// A handshake in memory: our end, and the peer's secrets.
+fn handshake(workload: &Workload) -> Result<(PreparedTls, ExtractedSecrets), String> {
+    let mut provider = aws_lc_rs::default_provider();
+    provider.cipher_suites = vec![suite(workload)?];
+    let provider = Arc::new(provider);
+    let versions = &[&rustls::version::TLS13];
+    let made = rcgen::generate_simple_self_signed(vec![NAME.to_owned()]);
+    let made = made.map_err(|e| e.to_string())?;
+    let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+    let certificate = made.cert.der().clone();
+    let mut roots = RootCertStore::empty();
+    roots.add(certificate.clone()).map_err(|e| e.to_string())?;
+    let server = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(versions)
+        .and_then(|builder| {
+            builder
+                .with_no_client_auth()
+                .with_single_cert(vec![certificate], key.into())
+        });
+    let mut server = server.map_err(|e| e.to_string())?;
+    // A record that is no text would be the first.
+    server.send_tls13_tickets = 0;
+    let client = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(versions)
+        .map_err(|e| e.to_string())?;
+    let mut client = client.with_root_certificates(roots).with_no_client_auth();
+    client.enable_secret_extraction = true;
+    let name = ServerName::try_from(NAME).map_err(|e| e.to_string())?;
+    PreparedTls::new(&Arc::new(server), &Arc::new(client), name).map_err(|e| e.to_string())
+}
+
+fn key(secrets: &ConnectionTrafficSecrets) -> Result<RecordKey, String> {
+    RecordKey::new(secrets).ok_or_else(|| "a cipher that is not known here".to_owned())
+}
+
+/// Bytes of a record of the peer: whole segments.
+fn record_len(workload: &Workload) -> Result<usize, String> {
+    match LONGEST / workload.segment_bytes * workload.segment_bytes {
+        len if len > RecordKey::OVERHEAD => Ok(len),
+        _ => Err("segments are too long for whole ones of them in a record".to_owned()),
+    }
+}
+
+/// Segments after which the peer's payload repeats.
+pub(crate) fn round(segment_bytes: usize) -> usize {
+    (LONGEST / segment_bytes).max(1) * RECORDS
+}
+
+/// The text of each record of the peer.
+fn text(workload: &Workload) -> Result<Vec<u8>, String> {
+    let len = record_len(workload)? - RecordKey::OVERHEAD;
+    Ok(workload::bytes(workload.seed, len))
+}
+
+/// The records of the peer, until their numbers repeat.
+fn records(workload: &Workload, key: &RecordKey) -> Result<Vec<Vec<u8>>, String> {
+    let text = text(workload)?;
+    let len = record_len(workload)?;
+    let one = |seq| {
+        let mut record = vec![0; len];
+        key.seal(seq, &text, &mut record);
+        record
+    };
+    Ok((0..RECORDS as u64).map(one).collect())
+}
+
+/// The payload of the peer's segments.
+fn payload(workload: &Workload, secrets: &ExtractedSecrets) -> Result<Payload, String> {
+    let records = records(workload, &key(&secrets.tx.1)?)?;
+    let segments = records
+        .iter()
+        .flat_map(|record| record.chunks_exact(workload.segment_bytes));
+    Ok(Payload::Round(segments.map(Vec::from).collect()))
+}
+
+// Ours
+// ----------------------------------------------------------------------------------------------------------------
+
+/// The application, and what it counts.
+struct App<S> {
+    stream: S,
+    sends: bool,
+    /// What each record should be, while that is compared.
+    expected: Option<Vec<u8>>,
+    workload: Workload,
+    /// What is written.
+    text: Vec<u8>,
+    read: u64,
+    wrong: u64,
+    failed: Option<String>,
+    peer: PeerHandle,
+    /// Kept so that the port stays open.
+    _listener: TcpListener,
+}
+
+/// A stream with TLS, of whichever kind.
+trait Stream: Send {
+    /// Takes the text of the next record; false if there is none yet.
+    fn receive(&mut self, take: impl FnOnce(&[u8])) -> Result<bool, String>;
+    /// Sends of `text`; false if there is no room.
+    fn send(&mut self, text: &[u8]) -> Result<bool, String>;
+}
+
+impl<S: Stream> App<S> {
+    fn new(
+        direction: Direction,
+        workload: &Workload,
+        (listener, stream): (TcpListener, S),
+        peer: PeerHandle,
+    ) -> App<S> {
+        App {
+            stream,
+            sends: direction.sends(),
+            expected: None,
+            workload: *workload,
+            text: workload::bytes(workload.seed, WRITE),
+            read: 0,
+            wrong: 0,
+            failed: None,
+            peer,
+            _listener: listener,
+        }
+    }
+
+    fn step(&mut self) -> Result<bool, String> {
+        if self.sends {
+            return self.stream.send(&self.text);
+        }
+        let App {
+            expected,
+            read,
+            wrong,
+            ..
+        } = self;
+        self.stream.receive(|text| {
+            *read += text.len() as u64;
+            if let Some(expected) = expected {
+                *wrong += u64::from(text != expected);
+            }
+        })
+    }
+}
+
+impl<S: Stream> Application for App<S> {
+    fn turn(&mut self) -> bool {
+        for i in 0..BURST {
+            match self.step() {
+                Ok(true) => {}
+                Ok(false) => return i > 0,
+                Err(failed) => {
+                    self.failed.get_or_insert(failed);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    fn bytes(&self) -> u64 {
+        if self.sends {
+            self.peer.received_bytes(0)
+        } else {
+            self.read
+        }
+    }
+
+    fn verify(&mut self, on: bool) {
+        self.peer.verify(on);
+        self.expected = if on { text(&self.workload).ok() } else { None };
+    }
+
+    fn sent_again(&self) -> u64 {
+        self.peer.sent_again()
+    }
+
+    fn out_of_order(&self) -> u64 {
+        self.peer.out_of_order()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if let Some(failed) = &self.failed {
+            return Err(failed.clone());
+        }
+        match self.wrong {
+            0 => self.peer.check().map_err(|e| e.to_string()),
+            wrong => Err(format!("{wrong} records had another text")),
+        }
+    }
+
+    fn seen(pump: &PumpStats) -> u64 {
+        app::App::seen(pump)
+    }
+
+    fn complaints(state: &StateStats) -> Vec<(u64, &'static str)> {
+        app::App::complaints(state)
+    }
+}
+
+/// Listens, and turns the stack by `turn` until the peer's connection is there.
+fn accept(
+    sockets: &Sockets,
+    mut turn: impl FnMut(Instant),
+) -> Result<(TcpListener, TcpStream), String> {
+    let listener = sockets.listen(peer::port(), 1).map_err(|e| e.to_string())?;
+    for now in 0..super::SETUP_NS {
+        turn(Instant::from_nanos(now));
+        match listener.try_accept() {
+            Ok((stream, _)) => return Ok((listener, stream)),
+            Err(SocketError::WouldBlock) => {}
+            Err(other) => return Err(other.to_string()),
+        }
+    }
+    Err("the peer's connection was not established".to_owned())
+}
+
+/// Records by the stack.
+struct Ours {
+    reader: TlsReadHalf,
+    writer: TlsWriteHalf,
+}
+
+impl Ours {
+    fn new(prepared: PreparedTls, stream: TcpStream) -> Result<Ours, String> {
+        let stream = prepared.attach(stream).map_err(|e| e.to_string())?;
+        let (mut reader, writer) = stream.split();
+        reader.repeat_numbers(RECORDS as u64);
+        Ok(Ours { reader, writer })
+    }
+}
+
+/// Whether it was done; false if it would have to wait.
+fn done<T>(result: Result<T, TlsError>) -> Result<bool, String> {
+    match result {
+        Ok(_) => Ok(true),
+        Err(TlsError::Socket(SocketError::WouldBlock)) => Ok(false),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+impl Stream for Ours {
+    fn receive(&mut self, take: impl FnOnce(&[u8])) -> Result<bool, String> {
+        let len = match self.reader.try_fill() {
+            Ok([]) => return Err("the stream ended".to_owned()),
+            Ok(text) => {
+                take(text);
+                text.len()
+            }
+            Err(error) => return done::<()>(Err(error)),
+        };
+        self.reader.consume(len);
+        Ok(true)
+    }
+
+    fn send(&mut self, text: &[u8]) -> Result<bool, String> {
+        done(self.writer.try_write(text))
+    }
+}
+
+fn single(direction: Direction, workload: &Workload, _cores: usize) -> Result<Row, String> {
+    let (prepared, secrets) = handshake(workload)?;
+    let payload = payload(workload, &secrets)?;
+    let (device, peer) = peer::with_payload(app::role(direction), workload, payload)?;
+    let setup = app::setup(direction, workload)?;
+    let mut single = Single::new(setup, Box::new(device)).map_err(|e| e.to_string())?;
+    let sockets = single.sockets();
+    let (listener, stream) = accept(&sockets, |now| {
+        single.turn(now);
+    })?;
+    let ours = Ours::new(prepared, stream)?;
+    let app = App::new(direction, workload, (listener, ours), peer);
+    Ok(worker::row("single", [single], [app]))
+}
+
+fn replicated(direction: Direction, workload: &Workload, cores: usize) -> Result<Row, String> {
+    let (prepared, secrets) = handshake(workload)?;
+    let payload = payload(workload, &secrets)?;
+    let (device, peer) = peer::with_payload(app::role(direction), workload, payload)?;
+    let setup = app::setup(direction, workload)?;
+    let mut layout = Layout::default();
+    layout.replicas = cores;
+    layout.tuning.log = workload.log_requests;
+    let mut group = Group::new(setup, layout, Box::new(device)).map_err(|e| e.to_string())?;
+    let sockets = group.sockets();
+    let (listener, stream) = accept(&sockets, |now| {
+        group.turn(now);
+    })?;
+    let ours = Ours::new(prepared, stream)?;
+    let app = App::new(direction, workload, (listener, ours), peer);
+    Ok(worker::row("replicated", group.into_workers(), [app]))
+}
+
+// rustls
+// --------------------------------------------------------------------------------------------------------------
+
+/// What `rustls` does with records, over any stream of bytes.
+pub(crate) struct RustlsRecords {
+    decrypter: Box<dyn MessageDecrypter>,
+    encrypter: Box<dyn MessageEncrypter>,
+    received: u64,
+    sent: u64,
+    /// What was read and not opened.
+    incoming: Vec<u8>,
+    filled: usize,
+    /// A record that is being written, and how much of it is.
+    outgoing: Vec<u8>,
+    written: usize,
+}
+
+/// Bytes of the header of a record.
+const HEADER: usize = 5;
+
+impl RustlsRecords {
+    /// With the peer's secrets.
+    fn new(workload: &Workload, secrets: ExtractedSecrets) -> Result<RustlsRecords, String> {
+        let suite = suite(workload)?.tls13().ok_or("a suite of TLS 1.2")?;
+        let parts = |secrets| match secrets {
+            ConnectionTrafficSecrets::Aes128Gcm { key, iv }
+            | ConnectionTrafficSecrets::Aes256Gcm { key, iv }
+            | ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => Ok((key, iv)),
+            _ => Err("a cipher that is not known here".to_owned()),
+        };
+        let ((their, their_iv), (our, our_iv)) = (parts(secrets.tx.1)?, parts(secrets.rx.1)?);
+        Ok(RustlsRecords {
+            decrypter: suite.aead_alg.decrypter(their, their_iv),
+            encrypter: suite.aead_alg.encrypter(our, our_iv),
+            received: 0,
+            sent: 0,
+            incoming: vec![0; LONGEST],
+            filled: 0,
+            outgoing: Vec::new(),
+            written: 0,
+        })
+    }
+
+    /// Reads by `read`, opens a record, and lends its text to `take`. False if there is none.
+    pub(crate) fn receive(
+        &mut self,
+        mut read: impl FnMut(&mut [u8]) -> usize,
+        take: impl FnOnce(&[u8]),
+    ) -> Result<bool, String> {
+        let end = loop {
+            if let [_, _, _, high, low, ..] = self.incoming[..self.filled] {
+                let end = HEADER + usize::from(u16::from_be_bytes([high, low]));
+                if self.filled >= end {
+                    break end;
+                }
+            }
+            match read(&mut self.incoming[self.filled..]) {
+                0 => return Ok(false),
+                len => self.filled += len,
+            }
+        };
+        let record = InboundOpaqueMessage::new(
+            ContentType::ApplicationData,
+            ProtocolVersion::TLSv1_2,
+            &mut self.incoming[HEADER..end],
+        );
+        let opened = self.decrypter.decrypt(record, self.received);
+        // As it is queued for the application.
+        let text = opened.map_err(|e| e.to_string())?.payload.to_vec();
+        take(&text);
+        self.received = (self.received + 1) % RECORDS as u64;
+        self.incoming.copy_within(end..self.filled, 0);
+        self.filled -= end;
+        Ok(true)
+    }
+
+    /// Seals `text` as a record, unless one is under way, and writes of that by `write`. False if
+    /// there is no room.
+    pub(crate) fn send(
+        &mut self,
+        text: &[u8],
+        mut write: impl FnMut(&[u8]) -> usize,
+    ) -> Result<bool, String> {
+        if self.written == self.outgoing.len() {
+            let plain = OutboundPlainMessage {
+                typ: ContentType::ApplicationData,
+                version: ProtocolVersion::TLSv1_2,
+                payload: OutboundChunks::Single(&text[..text.len().min(RecordKey::MAX_TEXT)]),
+            };
+            let sealed = self.encrypter.encrypt(plain, self.sent);
+            self.outgoing = sealed.map_err(|e| e.to_string())?.encode();
+            self.written = 0;
+            self.sent += 1;
+        }
+        let len = write(&self.outgoing[self.written..]);
+        self.written += len;
+        Ok(len > 0)
+    }
+}
+
+/// Records by `rustls`, over our TCP.
+struct Rustls {
+    records: RustlsRecords,
+    reader: ReadHalf,
+    writer: WriteHalf,
+}
+
+/// How many bytes; none if the call would have to wait, or the connection ended, which is noted.
+fn moved(result: Result<usize, SocketError>, ended: &mut Option<SocketError>) -> usize {
+    result.unwrap_or_else(|error| {
+        if error != SocketError::WouldBlock {
+            *ended = Some(error);
+        }
+        0
+    })
+}
+
+fn unless_ended(ended: Option<SocketError>, done: bool) -> Result<bool, String> {
+    ended.map_or(Ok(done), |error| Err(error.to_string()))
+}
+
+impl Stream for Rustls {
+    fn receive(&mut self, take: impl FnOnce(&[u8])) -> Result<bool, String> {
+        let mut ended = None;
+        let Rustls {
+            records, reader, ..
+        } = self;
+        let done = records.receive(|into| moved(reader.try_read(into), &mut ended), take)?;
+        unless_ended(ended, done)
+    }
+
+    fn send(&mut self, text: &[u8]) -> Result<bool, String> {
+        let mut ended = None;
+        let Rustls {
+            records, writer, ..
+        } = self;
+        let done = records.send(text, |from| moved(writer.try_write(from), &mut ended))?;
+        unless_ended(ended, done)
+    }
+}
+
+fn rustls_on_single(direction: Direction, workload: &Workload, _: usize) -> Result<Row, String> {
+    let (_, secrets) = handshake(workload)?;
+    let payload = payload(workload, &secrets)?;
+    let (device, peer) = peer::with_payload(app::role(direction), workload, payload)?;
+    let setup = app::setup(direction, workload)?;
+    let mut single = Single::new(setup, Box::new(device)).map_err(|e| e.to_string())?;
+    let sockets = single.sockets();
+    let (listener, stream) = accept(&sockets, |now| {
+        single.turn(now);
+    })?;
+    let (reader, writer) = stream.split();
+    let theirs = Rustls {
+        records: RustlsRecords::new(workload, secrets)?,
+        reader,
+        writer,
+    };
+    let app = App::new(direction, workload, (listener, theirs), peer);
+    Ok(worker::row("rustls", [single], [app]))
+}
+
+/// What smoltcp's driver needs to know.
+pub(crate) struct OverSmoltcp {
+    pub(crate) payload: Payload,
+    pub(crate) records: RustlsRecords,
+    /// What is written, and what each record that is read should be.
+    pub(crate) text: Vec<u8>,
+    pub(crate) expected: Vec<u8>,
+}
+
+fn over_smoltcp(direction: Direction, workload: &Workload, _: usize) -> Result<Row, String> {
+    let (_, secrets) = handshake(workload)?;
+    let tls = OverSmoltcp {
+        payload: payload(workload, &secrets)?,
+        records: RustlsRecords::new(workload, secrets)?,
+        text: workload::bytes(workload.seed, RecordKey::MAX_TEXT),
+        expected: text(workload)?,
+    };
+    smoltcp::tls_row("smoltcp", direction, workload, tls)
+}
+
+// No protocol
+// ---------------------------------------------------------------------------------------------------------
+
+/// What the drivers of `cipher` and `limit` share: a counter, and what they read.
+struct Shared {
+    key: RecordKey,
+    next: AtomicU64,
+    /// Received: records, or frames of them.
+    frames: Vec<Vec<u8>>,
+    /// Sent: text.
+    ring: Vec<u8>,
+    header: Vec<u8>,
+    segment: usize,
+}
+
+struct LimitDriver {
+    shared: Arc<Shared>,
+    sends: bool,
+    /// Whether segments are made of records, and records of segments.
+    copies: bool,
+    record: Vec<u8>,
+    text: Vec<u8>,
+    /// Transmit slots, and the next of them.
+    slots: Vec<u8>,
+    slot: usize,
+    expected: Vec<u8>,
+    verifies: bool,
+    bytes: u64,
+    wrong: u64,
+}
+
+/// The variants on `cores` cores.
+fn limit(
+    name: &'static str,
+    copies: bool,
+    direction: Direction,
+    workload: &Workload,
+    cores: usize,
+) -> Result<Row, String> {
+    let (_, secrets) = handshake(workload)?;
+    let sends = direction.sends();
+    let empty = headers::tcp_frame(&Ends::default(), flags::ACK, u16::MAX, &[], &[]);
+    let mut header = empty[..HEADERS_LEN].to_vec();
+    // The checksum, which is computed anew.
+    header[50..52].fill(0);
+    let frames = match (sends, copies) {
+        (true, _) => Vec::new(),
+        (false, false) => {
+            let records = records(workload, &key(&secrets.tx.1)?)?;
+            let all = (workload.pool_bytes / record_len(workload)?).max(1);
+            let all = all.next_multiple_of(RECORDS);
+            records.into_iter().cycle().take(all).collect()
+        }
+        (false, true) => {
+            let Payload::Round(payloads) = payload(workload, &secrets)? else {
+                return Err("the peer's payload has no rounds".to_owned());
+            };
+            let frame = |payload: &Vec<u8>| {
+                headers::tcp_frame(&Ends::default(), flags::ACK, u16::MAX, &[], payload)
+            };
+            let all = workload.frames();
+            payloads.iter().map(frame).cycle().take(all).collect()
+        }
+    };
+    let secrets = if sends { &secrets.rx.1 } else { &secrets.tx.1 };
+    let shared = Arc::new(Shared {
+        key: key(secrets)?,
+        next: AtomicU64::new(0),
+        frames,
+        ring: workload::bytes(workload.seed, workload.ring_bytes as usize),
+        header,
+        segment: workload.segment_bytes,
+    });
+    let slots = workload.transmit_slots() as usize / cores;
+    let expected = text(workload)?;
+    let driver = |_| -> Result<Box<dyn Driver>, String> {
+        Ok(Box::new(LimitDriver {
+            shared: Arc::clone(&shared),
+            sends,
+            copies,
+            record: vec![
+                0;
+                if sends {
+                    LONGEST
+                } else {
+                    record_len(workload)?
+                }
+            ],
+            text: vec![0; LONGEST],
+            slots: vec![0; if sends && copies { slots * SLOT } else { 0 }],
+            slot: 0,
+            expected: expected.clone(),
+            verifies: false,
+            bytes: 0,
+            wrong: 0,
+        }))
+    };
+    let drivers = (0..cores).map(driver).collect::<Result<_, _>>()?;
+    Ok(Row::new(name, drivers))
+}
+
+impl LimitDriver {
+    /// Opens the next record.
+    fn receive(&mut self) {
+        let shared = &*self.shared;
+        // ORDERING: Relaxed, a number.
+        let next = shared.next.fetch_add(1, Ordering::Relaxed);
+        let record = if self.copies {
+            let each = self.record.len() / shared.segment;
+            let all = shared.frames.len() / each;
+            let from = next as usize % all * each;
+            let places = self.record.chunks_exact_mut(shared.segment);
+            for (frame, to) in shared.frames[from..from + each].iter().zip(places) {
+                self.wrong += u64::from(!kernel::verify_and_copy(frame, to));
+            }
+            &self.record
+        } else {
+            &shared.frames[next as usize % shared.frames.len()]
+        };
+        // Frames and records are whole rounds.
+        let seq = next % RECORDS as u64;
+        match shared.key.open(seq, record, &mut self.text) {
+            Some(len) => {
+                self.bytes += len as u64;
+                if self.verifies {
+                    self.wrong += u64::from(self.text[..len] != self.expected);
+                }
+            }
+            None => self.wrong += 1,
+        }
+    }
+
+    /// Seals a record.
+    fn send(&mut self) {
+        let shared = &*self.shared;
+        // ORDERING: Relaxed, a number.
+        let next = shared.next.fetch_add(1, Ordering::Relaxed);
+        let all = (shared.ring.len() / RecordKey::MAX_TEXT).max(1);
+        let from = next as usize % all * RecordKey::MAX_TEXT;
+        let text = &shared.ring[from..(from + RecordKey::MAX_TEXT).min(shared.ring.len())];
+        let record = &mut self.record[..text.len() + RecordKey::OVERHEAD];
+        shared.key.seal(next, text, record);
+        self.bytes += record.len() as u64;
+        if !self.copies {
+            return;
+        }
+        for payload in record.chunks(shared.segment) {
+            let slot = &mut self.slots[self.slot * SLOT..][..HEADERS_LEN + payload.len()];
+            slot[..HEADERS_LEN].copy_from_slice(&shared.header);
+            kernel::fill(slot, payload);
+            self.slot = (self.slot + 1) % (self.slots.len() / SLOT);
+        }
+    }
+}
+
+impl Driver for LimitDriver {
+    fn turn(&mut self, _now: Instant) -> usize {
+        for _ in 0..BURST {
+            if self.sends {
+                self.send();
+            } else {
+                self.receive();
+            }
+        }
+        BURST
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn verify(&mut self, on: bool) {
+        self.verifies = on;
+    }
+
+    fn check(&self) -> Result<(), String> {
+        match self.wrong {
+            0 => Ok(()),
+            wrong => Err(format!("{wrong} segments or records were wrong")),
+        }
+    }
+}
