@@ -139,7 +139,7 @@ impl Options {
         (wanted.base.rounds, wanted.side_rounds) = rounds;
         wanted.base.segment_bytes = wanted.segments[0];
         if options.experiments.is_empty() {
-            options.experiments = EXPERIMENTS.iter().collect();
+            options.experiments = EXPERIMENTS.iter().filter(|e| !e.is_by_name()).collect();
         }
         Ok(options)
     }
@@ -148,7 +148,12 @@ impl Options {
 fn list() {
     println!("experiments:");
     for experiment in EXPERIMENTS {
-        println!("  {:<11} {}", experiment.name, experiment.about);
+        let note = if experiment.is_by_name() {
+            " (only by its name)"
+        } else {
+            ""
+        };
+        println!("  {:<11} {}{note}", experiment.name, experiment.about);
     }
     println!("variants:");
     for variant in VARIANTS {

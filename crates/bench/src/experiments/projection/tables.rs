@@ -108,11 +108,12 @@ pub(super) fn checked(cases: &[Case]) -> Table {
     );
     for case in cases {
         for check in &case.checks {
+            let error = check.error(case.drift());
             let Spread { q1, median, q3 } = check.measured;
             let excuse = case.disturbed.or(check.excuse);
             let word = match excuse {
                 Some(why) => format!("disturbed: {why}"),
-                None if check.error().abs() > MAY_MISS => "FAILED".to_owned(),
+                None if error.abs() > MAY_MISS => "FAILED".to_owned(),
                 None => String::new(),
             };
             table.row(vec![
@@ -120,8 +121,8 @@ pub(super) fn checked(cases: &[Case]) -> Table {
                 format!("{}/{}", check.kind.name(), check.cores),
                 format!("{median:.1}"),
                 format!("{q1:.1} to {q3:.1}"),
-                format!("{:.1}", check.model),
-                format!("{:+.1}", 100.0 * check.error()),
+                format!("{:.1}", case.drift() * check.model),
+                format!("{:+.1}", 100.0 * error),
                 word,
             ]);
         }
