@@ -32,7 +32,7 @@
 //! sudo ip -n peer addr add 10.78.0.2/24 dev veth0
 //! sudo ip -n peer link set veth0 up
 //! cargo build --release --example http_server
-//! sudo target/release/examples/http_server --interface veth0 --root /tmp --replicas 2
+//! sudo target/release/examples/http_server --packet veth0 --root /tmp --replicas 2
 //! ```
 //!
 //! It prints `listening on 10.78.0.1:80, 2 replicas, device ...`. Then, in another terminal, and
@@ -61,87 +61,51 @@ mod client;
 mod files;
 #[path = "http_server/http.rs"]
 mod http;
-#[path = "common/ipv6.rs"]
-mod ipv6;
 #[path = "http_server/polled.rs"]
 mod polled;
+#[path = "common/program.rs"]
+mod program;
 #[path = "http_server/self_test.rs"]
 mod self_test;
 #[path = "http_server/serve.rs"]
 mod serve;
-#[path = "common/signals.rs"]
-mod signals;
+#[path = "common/stack.rs"]
+mod stack;
 #[path = "common/watch.rs"]
 mod watch;
 
-use std::error::Error;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
-use std::time::{Duration, Instant};
 
-use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
-use dominoes_drivers::tap::Tap;
-use dominoes_netstack::{Builder, Limits, ReadHalf, Stack, StackError};
-use dominoes_netstack::{TcpListener, TcpStream, WriteHalf};
+use dominoes_netstack::{Builder, ReadHalf, Stack, TcpListener, TcpStream, WriteHalf};
 
-use crate::ipv6::Addr6;
-use crate::watch::{POLL_INTERVAL, watch};
-
-type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
-
-/// What peers have to acknowledge everything when the server ends.
-const GRACE: Duration = Duration::from_secs(1);
+use crate::program::Outcome;
+use crate::stack::{StackOptions, count};
+use crate::watch::watch;
 
 fn main() -> ExitCode {
-    let done = Options::from_command_line().and_then(|options| match options {
-        None => {
-            print!("{USAGE}");
-            Ok(())
-        }
-        Some(options) => run(&options),
-    });
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("http_server: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    let usage = [ABOUT, stack::device::USAGE, stack::USAGE, USAGE];
+    program::main("http_server", &usage, Options::from_command_line(), run)
 }
 
 // Command line
 // -------------------------------------------------------------------------------------------------------
 
-const USAGE: &str = "\
+const ABOUT: &str = "\
 Serves a folder over HTTP; without a device, tests itself in memory.
 
-  --tap NAME          use this TAP interface
-  --interface NAME    use this network interface, beside the kernel's own stack
-  --addr CIDR         our address and its prefix [10.78.0.1/24]
-  --addr6 CIDR        the same of IPv6, or auto: as routers advertise [no IPv6]
-  --gateway IP        who forwards to other networks, once for each family [nobody]
-  --port N            port to listen on [80]
-  --replicas N        threads that run the stack, each with a copy of its state [2]
+";
+
+const USAGE: &str = "  --port N            port to listen on [80]
   --root DIR          folder to serve [.]
   --poller            serve all connections on one thread
   --seconds N         stop after this time [never]
 ";
 
-enum Device {
-    Memory,
-    Tap(String),
-    Interface(String),
-}
-
 struct Options {
-    device: Device,
-    addr: String,
-    addr6: Addr6,
-    gateways: Vec<IpAddr>,
+    stack: StackOptions,
     port: u16,
-    replicas: usize,
     root: PathBuf,
     poller: bool,
     seconds: Option<u64>,
@@ -152,12 +116,8 @@ impl Options {
     fn from_command_line() -> Outcome<Option<Options>> {
         use lexopt::prelude::*;
         let mut options = Options {
-            device: Device::Memory,
-            addr: "10.78.0.1/24".to_owned(),
-            addr6: Addr6::default(),
-            gateways: Vec::new(),
+            stack: StackOptions::default(),
             port: 80,
-            replicas: 2,
             root: PathBuf::from("."),
             poller: false,
             seconds: None,
@@ -165,13 +125,11 @@ impl Options {
         let mut parser = lexopt::Parser::from_env();
         while let Some(arg) = parser.next()? {
             match arg {
-                Long("tap") => options.device = Device::Tap(parser.value()?.string()?),
-                Long("interface") => options.device = Device::Interface(parser.value()?.string()?),
-                Long("addr") => options.addr = parser.value()?.string()?,
-                Long("addr6") => options.addr6 = Addr6::parse(parser.value()?.string()?),
-                Long("gateway") => options.gateways.push(parser.value()?.parse()?),
+                Long(option) if StackOptions::knows(option) => {
+                    let option = option.to_owned();
+                    options.stack.take(&option, &mut parser)?;
+                }
                 Long("port") => options.port = parser.value()?.parse()?,
-                Long("replicas") => options.replicas = parser.value()?.parse()?,
                 Long("root") => options.root = PathBuf::from(parser.value()?),
                 Long("poller") => options.poller = true,
                 Long("seconds") => options.seconds = Some(parser.value()?.parse()?),
@@ -184,47 +142,33 @@ impl Options {
 }
 
 fn builder(addr: &str, replicas: usize, poller: bool) -> Builder {
-    let mut limits = Limits::default();
-    if !poller {
-        // Connections that we close first stay for a minute, in TIME-WAIT.
-        limits.connections = 2048;
+    if poller {
+        Stack::builder(addr).replicas(replicas)
+    } else {
+        stack::builder(addr, replicas)
     }
-    Stack::builder(addr).replicas(replicas).limits(limits)
 }
 
 // Serving
 // ------------------------------------------------------------------------------------------------------------
 
 fn run(options: &Options) -> Outcome<()> {
-    let builder = builder(&options.addr, options.replicas, options.poller);
-    let mut builder = options.addr6.add_to(builder);
-    for gateway in &options.gateways {
-        builder = builder.gateway(*gateway);
-    }
+    let (replicas, poller) = (options.stack.replicas(2), options.poller);
+    let killer = options.stack.killer(replicas)?;
     let root = files::open_root(&options.root)?;
-    let (stack, device) = match &options.device {
-        Device::Memory => return self_test::run(options.replicas),
-        Device::Tap(name) => (builder.start(Tap::open(name)?)?, format!("{name} (TAP)")),
-        Device::Interface(name) => {
-            // The driver then refuses to start if the kernel would answer in our place.
-            let address = options.addr.split('/').next().unwrap_or_default().parse();
-            let address = address.map_err(|_| StackError::Address(options.addr.clone()))?;
-            let device = AfPacket::open(name, AfPacketOptions::default().address(address))?;
-            (builder.start(device)?, format!("{name} (AF_PACKET)"))
-        }
+    let Some((device, name)) = options.stack.open()? else {
+        return self_test::run(replicas);
     };
-    let end_requested = signals::end_requested()?;
-    let listener = stack.listen(options.port, if options.poller { 1024 } else { 64 })?;
-    let mut addresses = listener.local_addr()?.to_string();
-    for address in options.addr6.wait(&stack)? {
-        addresses += &format!(" and [{address}]:{}", options.port);
-    }
+    let stack = options
+        .stack
+        .start(|addr| builder(addr, replicas, poller), device)?;
+    let end_requested = watch::signals::end_requested()?;
+    let listener = stack.listen(options.port, if poller { 1024 } else { 64 })?;
     println!(
-        "listening on {addresses}, {} replica{}, device {device}",
-        options.replicas,
-        if options.replicas == 1 { "" } else { "s" },
+        "listening on {}, {}, device {name}",
+        options.stack.addresses(&stack, Some(options.port))?,
+        count(replicas, "replica"),
     );
-    let poller = options.poller;
     let server = thread::spawn(move || {
         if poller {
             polled::serve(&listener, &root)
@@ -233,17 +177,8 @@ fn run(options: &Options) -> Outcome<()> {
             Ok(())
         }
     });
-    let end = options
-        .seconds
-        .map(|seconds| Instant::now() + Duration::from_secs(seconds));
-    let watched = watch("http_server", &stack, &end_requested, end, |_| {
-        POLL_INTERVAL
-    });
-    // Ends the listener, sends FIN on every connection, and after the grace resets those that are
-    // left.
-    if let Err(error) = stack.close(GRACE) {
-        eprintln!("http_server: {error}");
-    }
+    let seconds = options.seconds;
+    let watched = watch("http_server", stack, &end_requested, seconds, killer, None);
     server
         .join()
         .map_err(|_| "the server panicked, see above")??;

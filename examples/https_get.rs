@@ -34,27 +34,27 @@
 mod certificate;
 #[path = "http_server/client.rs"]
 mod client;
-#[path = "common/device.rs"]
-mod device;
 #[path = "http_server/files.rs"]
 mod files;
 #[path = "http_server/http.rs"]
 mod http;
-#[path = "common/killer.rs"]
-mod killer;
+#[path = "common/program.rs"]
+mod program;
 #[path = "http_server/serve.rs"]
 mod serve;
+#[path = "common/stack.rs"]
+mod stack;
 #[path = "tls/stream.rs"]
 mod stream;
+#[path = "common/while_replicas_die.rs"]
+mod while_replicas_die;
 
-use std::error::Error;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -67,11 +67,11 @@ use rustls::{ClientConfig, ServerConfig, ServerConnection};
 
 use crate::certificate::SelfSigned;
 use crate::client::{Client, Temporary, read_head};
-use crate::device::DeviceOptions;
-use crate::killer::Killer;
+use crate::program::Outcome;
 use crate::serve::{CHUNK, LINGER};
-
-type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+use crate::stack::killer::Killer;
+use crate::stack::{StackOptions, builder, count};
+use crate::while_replicas_die::while_replicas_die;
 
 /// What the server has to acknowledge everything when the client ends.
 const GRACE: Duration = Duration::from_secs(1);
@@ -80,20 +80,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const HTTPS: u16 = 443;
 
 fn main() -> ExitCode {
-    let done = Options::from_command_line().and_then(|options| match options {
-        None => {
-            print!("{ABOUT}{}{USAGE}", device::USAGE);
-            Ok(())
-        }
-        Some(options) => run(&options),
-    });
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("https_get: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    let usage = [ABOUT, stack::device::USAGE, stack::USAGE, USAGE];
+    program::main("https_get", &usage, Options::from_command_line(), run)
 }
 
 // Command line
@@ -106,11 +94,7 @@ Asks for a file over HTTPS; without a device, tests itself in memory.
 
 ";
 
-const USAGE: &str = "\
-  --addr CIDR         our address and its prefix [10.78.0.1/24]
-  --gateway IP        who forwards to other networks [nobody]
-  --replicas N        threads that run the stack, each with a copy of its state [2]
-  --ca FILE           certificates that are trusted, in PEM
+const USAGE: &str = "  --ca FILE           certificates that are trusted, in PEM
   --name NAME         the server's name [its address]
   --cert FILE         our own certificates, ours first, in PEM [none]
   --key FILE          the key of our certificate, in PEM
@@ -119,14 +103,10 @@ const USAGE: &str = "\
   --output FILE       where to write what was got [standard output]
   --again             ask once more, on another connection
   --update-keys N     go on with another key after each N bytes that are sent [never]
-  --kill-every N      for trials: a replica's thread dies each N seconds, 0.05 say, and another joins [never]
 ";
 
 struct Options {
-    device: DeviceOptions,
-    addr: String,
-    gateway: Option<IpAddr>,
-    replicas: usize,
+    stack: StackOptions,
     ca: Option<PathBuf>,
     name: Option<String>,
     cert: Option<PathBuf>,
@@ -136,7 +116,6 @@ struct Options {
     output: Option<PathBuf>,
     again: bool,
     update_keys: u64,
-    kill_every: Option<Duration>,
     url: Option<String>,
 }
 
@@ -145,10 +124,7 @@ impl Options {
     fn from_command_line() -> Outcome<Option<Options>> {
         use lexopt::prelude::*;
         let mut options = Options {
-            device: DeviceOptions::default(),
-            addr: "10.78.0.1/24".to_owned(),
-            gateway: None,
-            replicas: 2,
+            stack: StackOptions::default(),
             ca: None,
             name: None,
             cert: None,
@@ -158,19 +134,15 @@ impl Options {
             output: None,
             again: false,
             update_keys: u64::MAX,
-            kill_every: None,
             url: None,
         };
         let mut parser = lexopt::Parser::from_env();
         while let Some(arg) = parser.next()? {
             match arg {
-                Long(option) if DeviceOptions::knows(option) => {
+                Long(option) if StackOptions::knows(option) => {
                     let option = option.to_owned();
-                    options.device.take(&option, &mut parser)?;
+                    options.stack.take(&option, &mut parser)?;
                 }
-                Long("addr") => options.addr = parser.value()?.string()?,
-                Long("gateway") => options.gateway = Some(parser.value()?.parse()?),
-                Long("replicas") => options.replicas = parser.value()?.parse()?,
                 Long("ca") => options.ca = Some(parser.value()?.into()),
                 Long("name") => options.name = Some(parser.value()?.string()?),
                 Long("cert") => options.cert = Some(parser.value()?.into()),
@@ -180,19 +152,10 @@ impl Options {
                 Long("output") => options.output = Some(parser.value()?.into()),
                 Long("again") => options.again = true,
                 Long("update-keys") => options.update_keys = parser.value()?.parse()?,
-                Long("kill-every") => {
-                    let seconds: f64 = parser.value()?.parse()?;
-                    options.kill_every = Some(Duration::try_from_secs_f64(seconds)?);
-                }
                 Long("help") | Short('h') => return Ok(None),
                 Value(url) if options.url.is_none() => options.url = Some(url.string()?),
                 other => return Err(other.unexpected().into()),
             }
-        }
-        if options.kill_every.is_some() && options.replicas < 2 {
-            return Err(
-                "--kill-every needs two replicas: with the last one the state is gone".into(),
-            );
         }
         Ok(Some(options))
     }
@@ -241,21 +204,22 @@ impl Url {
 // --------------------------------------------------------------------------------------------------------------
 
 fn run(options: &Options) -> Outcome<()> {
-    let Some((device, name)) = options.device.open(&options.addr, false)? else {
-        return test(options);
+    let replicas = options.stack.replicas(2);
+    let killer = options.stack.killer(replicas)?;
+    let Some((device, name)) = options.stack.open()? else {
+        return test(replicas, killer);
     };
     let url = Url::parse(options.url.as_deref().ok_or("no URL; see --help")?)?;
     let config = Arc::new(options.config()?);
-    let mut builder = Stack::builder(&options.addr).replicas(options.replicas);
-    if let Some(gateway) = options.gateway {
-        builder = builder.gateway(gateway);
-    }
-    let stack = builder.start(device)?;
+    let stack = options
+        .stack
+        .start(|addr| builder(addr, replicas), device)?;
     eprintln!(
-        "{}, {} replicas, device {name}",
-        options.addr, options.replicas
+        "{}, {}, device {name}",
+        options.stack.addresses(&stack, None)?,
+        count(replicas, "replica"),
     );
-    let done = while_replicas_die(&stack, options, || {
+    let done = while_replicas_die(&stack, killer, || {
         for _ in 0..1 + usize::from(options.again) {
             ask(&stack, &url, options, &config)?;
         }
@@ -271,27 +235,6 @@ fn run(options: &Options) -> Outcome<()> {
     stack.close(GRACE)?;
     compared?;
     done
-}
-
-/// Calls `work`, and lets replicas die meanwhile if that was asked for.
-fn while_replicas_die(
-    stack: &Stack,
-    options: &Options,
-    work: impl FnOnce() -> Outcome<()>,
-) -> Outcome<()> {
-    let Some(every) = options.kill_every else {
-        return work();
-    };
-    let (stop, stopped) = mpsc::channel::<()>();
-    thread::scope(|scope| {
-        scope.spawn(move || {
-            let mut killer = Killer::new(every, options.replicas);
-            while stopped.recv_timeout(killer.look(stack)) == Err(RecvTimeoutError::Timeout) {}
-        });
-        let done = work();
-        drop(stop);
-        done
-    })
 }
 
 /// One connection with one request.
@@ -370,21 +313,21 @@ fn ask(stack: &Stack, url: &Url, options: &Options, config: &Arc<ClientConfig>) 
 const UPDATES: u64 = 1 << 20;
 
 /// A server whose TLS is that of `rustls` alone and a client, a stack each, joined in memory.
-fn test(options: &Options) -> Outcome<()> {
+fn test(replicas: usize, killer: Option<Killer>) -> Outcome<()> {
     let (_folder, root) = Temporary::with_files()?;
     let own = SelfSigned::new("10.78.0.2")?;
     let (near, far) = memory::pair(MemoryConfig::default().tso4_max_bytes(65_549));
-    let client = Stack::builder("10.78.0.1/24").replicas(options.replicas);
+    let client = Stack::builder("10.78.0.1/24").replicas(replicas);
     let client = client.start(near)?;
     let server = Stack::builder("10.78.0.2/24").start(far)?;
     let listener = server.listen(HTTPS, 16)?;
     let config = own.server(None)?;
-    println!("{} replicas, device in memory", options.replicas);
+    println!("{replicas} replicas, device in memory");
     let serving = {
         let root = root.clone();
         thread::spawn(move || accept(&listener, &config, &root))
     };
-    let asked = while_replicas_die(&client, options, || {
+    let asked = while_replicas_die(&client, killer, || {
         for tls12 in [false, true] {
             let config = Arc::new(certificate::client(own.roots()?, tls12));
             let name = ServerName::try_from(certificate::NAME)?;

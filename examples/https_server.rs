@@ -55,65 +55,43 @@
 mod certificate;
 #[path = "http_server/client.rs"]
 mod client;
-#[path = "common/device.rs"]
-mod device;
 #[path = "http_server/files.rs"]
 mod files;
 #[path = "http_server/http.rs"]
 mod http;
-#[path = "common/killer.rs"]
-mod killer;
+#[path = "common/program.rs"]
+mod program;
 #[path = "http_server/serve.rs"]
 mod serve;
-#[path = "common/signals.rs"]
-mod signals;
+#[path = "common/stack.rs"]
+mod stack;
 #[path = "tls/stream.rs"]
 mod stream;
 #[path = "common/watch.rs"]
 mod watch;
+#[path = "common/while_replicas_die.rs"]
+mod while_replicas_die;
 
-use std::error::Error;
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::Stack;
 use dominoes_netstack::tls::{TlsHandshake, TlsListener, TlsReadHalf, TlsStream};
-use dominoes_netstack::{Builder, Limits, Stack};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
 use crate::certificate::SelfSigned;
 use crate::client::{Client, Temporary};
-use crate::device::DeviceOptions;
-use crate::killer::Killer;
-use crate::watch::{POLL_INTERVAL, watch};
-
-type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
-
-/// What peers have to acknowledge everything when the server ends.
-const GRACE: Duration = Duration::from_secs(1);
-
-fn main() -> ExitCode {
-    let done = Options::from_command_line().and_then(|options| match options {
-        None => {
-            print!("{ABOUT}{}{USAGE}", device::USAGE);
-            Ok(())
-        }
-        Some(options) => run(&options),
-    });
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("https_server: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
+use crate::program::Outcome;
+use crate::stack::killer::Killer;
+use crate::stack::{StackOptions, builder, count};
+use crate::watch::watch;
+use crate::while_replicas_die::while_replicas_die;
 
 // Command line
 // -------------------------------------------------------------------------------------------------------
@@ -123,31 +101,22 @@ Serves a folder over HTTPS; without a device, tests itself in memory.
 
 ";
 
-const USAGE: &str = "\
-  --addr CIDR         our address and its prefix [10.78.0.1/24]
-  --gateway IP        who forwards to other networks [nobody]
-  --port N            port to listen on [443]
-  --replicas N        threads that run the stack, each with a copy of its state [2]
+const USAGE: &str = "  --port N            port to listen on [443]
   --root DIR          folder to serve [.]
   --save-certificate FILE  write the server's certificate to this file, in PEM [nowhere]
   --client-ca FILE    clients need a certificate that one of these vouches for, in PEM [they need none]
   --update-keys N     go on with another key after each N bytes that are sent [never]
   --seconds N         stop after this time [never]
-  --kill-every N      for trials: a replica's thread dies each N seconds, 0.05 say, and another joins [never]
 ";
 
 struct Options {
-    device: DeviceOptions,
-    addr: String,
-    gateway: Option<IpAddr>,
+    stack: StackOptions,
     port: u16,
-    replicas: usize,
     root: PathBuf,
     certificate: Option<PathBuf>,
     clients: Option<PathBuf>,
     update_keys: u64,
     seconds: Option<u64>,
-    kill_every: Option<Duration>,
 }
 
 impl Options {
@@ -155,66 +124,49 @@ impl Options {
     fn from_command_line() -> Outcome<Option<Options>> {
         use lexopt::prelude::*;
         let mut options = Options {
-            device: DeviceOptions::default(),
-            addr: "10.78.0.1/24".to_owned(),
-            gateway: None,
+            stack: StackOptions::default(),
             port: 443,
-            replicas: 2,
             root: PathBuf::from("."),
             certificate: None,
             clients: None,
             update_keys: u64::MAX,
             seconds: None,
-            kill_every: None,
         };
         let mut parser = lexopt::Parser::from_env();
         while let Some(arg) = parser.next()? {
             match arg {
-                Long(option) if DeviceOptions::knows(option) => {
+                Long(option) if StackOptions::knows(option) => {
                     let option = option.to_owned();
-                    options.device.take(&option, &mut parser)?;
+                    options.stack.take(&option, &mut parser)?;
                 }
-                Long("addr") => options.addr = parser.value()?.string()?,
-                Long("gateway") => options.gateway = Some(parser.value()?.parse()?),
                 Long("port") => options.port = parser.value()?.parse()?,
-                Long("replicas") => options.replicas = parser.value()?.parse()?,
                 Long("root") => options.root = PathBuf::from(parser.value()?),
                 Long("save-certificate") => options.certificate = Some(parser.value()?.into()),
                 Long("client-ca") => options.clients = Some(parser.value()?.into()),
                 Long("update-keys") => options.update_keys = parser.value()?.parse()?,
                 Long("seconds") => options.seconds = Some(parser.value()?.parse()?),
-                Long("kill-every") => {
-                    let seconds: f64 = parser.value()?.parse()?;
-                    options.kill_every = Some(Duration::try_from_secs_f64(seconds)?);
-                }
                 Long("help") | Short('h') => return Ok(None),
                 other => return Err(other.unexpected().into()),
             }
-        }
-        if options.kill_every.is_some() && options.replicas < 2 {
-            return Err(
-                "--kill-every needs two replicas: with the last one the state is gone".into(),
-            );
         }
         Ok(Some(options))
     }
 }
 
-fn builder(addr: &str, replicas: usize) -> Builder {
-    let mut limits = Limits::default();
-    // Connections that we close first stay for a minute, in TIME-WAIT.
-    limits.connections = 2048;
-    Stack::builder(addr).replicas(replicas).limits(limits)
-}
-
 // Serving
 // ------------------------------------------------------------------------------------------------------------
 
+fn main() -> ExitCode {
+    let usage = [ABOUT, stack::device::USAGE, stack::USAGE, USAGE];
+    program::main("https_server", &usage, Options::from_command_line(), run)
+}
+
 fn run(options: &Options) -> Outcome<()> {
-    let address = options.addr.split('/').next().unwrap_or_default();
-    let own = SelfSigned::new(address)?;
-    let Some((device, name)) = options.device.open(&options.addr, false)? else {
-        return test(options.replicas, options.kill_every, &own);
+    let replicas = options.stack.replicas(2);
+    let killer = options.stack.killer(replicas)?;
+    let own = SelfSigned::new(&options.stack.address()?.to_string())?;
+    let Some((device, name)) = options.stack.open()? else {
+        return test(replicas, killer, &own);
     };
     let clients = match &options.clients {
         None => None,
@@ -224,37 +176,21 @@ fn run(options: &Options) -> Outcome<()> {
     if let Some(file) = &options.certificate {
         fs::write(file, &own.pem)?;
     }
-    let mut builder = builder(&options.addr, options.replicas);
-    if let Some(gateway) = options.gateway {
-        builder = builder.gateway(gateway);
-    }
     let root = files::open_root(&options.root)?;
-    let stack = builder.start(device)?;
-    let end_requested = signals::end_requested()?;
+    let stack = options
+        .stack
+        .start(|addr| builder(addr, replicas), device)?;
+    let end_requested = watch::signals::end_requested()?;
     let listener = TlsListener::new(stack.listen(options.port, 64)?, &config);
     println!(
-        "listening on {}, {} replica{}, device {name}",
-        listener.get_ref().local_addr()?,
-        options.replicas,
-        if options.replicas == 1 { "" } else { "s" },
+        "listening on {}, {}, device {name}",
+        options.stack.addresses(&stack, Some(options.port))?,
+        count(replicas, "replica"),
     );
     let update_keys = options.update_keys;
     let server = thread::spawn(move || accept(&listener, &root, update_keys));
-    let end = options
-        .seconds
-        .map(|seconds| Instant::now() + Duration::from_secs(seconds));
-    let mut killer = options
-        .kill_every
-        .map(|every| Killer::new(every, options.replicas));
-    let watched = watch("https_server", &stack, &end_requested, end, |stack| {
-        killer
-            .as_mut()
-            .map_or(POLL_INTERVAL, |killer| killer.look(stack))
-    });
-    // Ends the listener and every connection, and after the grace resets those that are left.
-    if let Err(error) = stack.close(GRACE) {
-        eprintln!("https_server: {error}");
-    }
+    let seconds = options.seconds;
+    let watched = watch("https_server", stack, &end_requested, seconds, killer, None);
     server
         .join()
         .map_err(|_| "the server panicked, see above")?;
@@ -275,7 +211,7 @@ fn accept(listener: &TlsListener, root: &Path, update_keys: u64) {
 const UPDATES: u64 = 1 << 20;
 
 /// A server and its clients, a stack each, joined in memory.
-fn test(replicas: usize, kill_every: Option<Duration>, own: &SelfSigned) -> Outcome<()> {
+fn test(replicas: usize, killer: Option<Killer>, own: &SelfSigned) -> Outcome<()> {
     let (_folder, root) = Temporary::with_files()?;
     let (near, far) = memory::pair(MemoryConfig::default().tso4_max_bytes(65_549));
     let server = builder("10.78.0.1/24", replicas).start(near)?;
@@ -287,25 +223,12 @@ fn test(replicas: usize, kill_every: Option<Duration>, own: &SelfSigned) -> Outc
         let root = root.clone();
         thread::spawn(move || accept(&listener, &root, UPDATES))
     };
-    let (stop, stopped) = std::sync::mpsc::channel::<()>();
-    let compared = thread::scope(|scope| {
-        // Replicas die meanwhile, if that was asked for.
-        let stack = &server;
-        scope.spawn(move || {
-            let mut killer = kill_every.map(|every| Killer::new(every, replicas));
-            let mut look = || {
-                killer
-                    .as_mut()
-                    .map_or(POLL_INTERVAL, |killer| killer.look(stack))
-            };
-            while stopped.recv_timeout(look()) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {}
-        });
-        let asked = [false, true]
+    while_replicas_die(&server, killer, || {
+        [false, true]
             .into_iter()
-            .try_for_each(|tls12| ask(&peer, at, own.roots()?, tls12, &root));
-        drop(stop);
-        asked.and_then(|()| Ok(server.compare()?))
+            .try_for_each(|tls12| ask(&peer, at, own.roots()?, tls12, &root))
     })?;
+    let compared = server.compare()?;
     server.shutdown();
     serving
         .join()

@@ -31,10 +31,11 @@
 //! It prints `listening on 10.78.1.254/24, 10.78.2.254/24`. Then, in another terminal,
 //! `sudo ip netns exec host1 traceroute -n 10.78.2.1` shows one router on the way.
 
+#[path = "common/program.rs"]
+mod program;
 #[path = "common/signals.rs"]
 mod signals;
 
-use std::error::Error;
 use std::io::{Read, Write};
 use std::net::Ipv4Addr;
 use std::process::ExitCode;
@@ -51,7 +52,7 @@ use dominoes_netstack::Stack;
 use dominoes_netstack::ip::route::Route;
 use dominoes_netstack::router::{Router, RouterStats};
 
-type Outcome<T> = Result<T, Box<dyn Error>>;
+use program::Outcome;
 
 /// Bytes that the test in memory sends.
 const BYTES: usize = 64 << 20;
@@ -136,21 +137,7 @@ fn firmware(text: &str) -> Outcome<Firmware> {
 }
 
 fn main() -> ExitCode {
-    let done = Options::from_command_line().and_then(|options| match options {
-        None => {
-            print!("{USAGE}");
-            Ok(())
-        }
-        Some(options) if options.interfaces.is_empty() => self_test(),
-        Some(options) => run(&options),
-    });
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("router: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    program::main("router", &[USAGE], Options::from_command_line(), run)
 }
 
 /// A device, behind a card if that is asked for.
@@ -168,6 +155,9 @@ fn behind_card(
 }
 
 fn run(options: &Options) -> Outcome<()> {
+    if options.interfaces.is_empty() {
+        return self_test();
+    }
     let mut builder = Router::builder().validate_source(options.validate_source);
     let offloads = !options.no_offloads;
     for (kind, name, address) in &options.interfaces {

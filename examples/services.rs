@@ -51,46 +51,37 @@
 //! | 80 | HTTP: `GET /bytes/N` answers N bytes, `POST` or `PUT` to `/sum` answers the SHA-256 of what was sent |
 //! | 5201 | iperf3 for TCP, one test at a time, any number of streams |
 
-#[path = "common/device.rs"]
-mod device;
 // Made for files; a service needs a part of it.
 #[allow(dead_code)]
 #[path = "http_server/http.rs"]
 mod http;
 #[path = "services/iperf.rs"]
 mod iperf;
-#[path = "common/ipv6.rs"]
-mod ipv6;
-#[path = "common/killer.rs"]
-mod killer;
+#[path = "common/program.rs"]
+mod program;
 #[path = "services/self_test.rs"]
 mod self_test;
-#[path = "common/signals.rs"]
-mod signals;
+#[path = "common/stack.rs"]
+mod stack;
 #[path = "common/watch.rs"]
 mod watch;
 #[path = "services/web.rs"]
 mod web;
 
-use std::error::Error;
 use std::io::{self, BufRead, Read, Write};
-use std::net::IpAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dominoes_netstack::stats::StackStats;
 use dominoes_netstack::variants::VariantKind;
-use dominoes_netstack::{Builder, Limits, Sockets, Stack, TcpListener, TcpStream, UdpSocket};
+use dominoes_netstack::{Builder, Sockets, Stack, TcpListener, TcpStream, UdpSocket};
 
-use device::DeviceOptions;
-use ipv6::Addr6;
-use killer::Killer;
-use watch::{POLL_INTERVAL, watch};
-
-type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+use program::Outcome;
+use stack::{StackOptions, count};
+use watch::watch;
 
 /// Connections that a service has at a time, a thread each; more are closed at once.
 const CONNECTIONS: usize = 64;
@@ -106,20 +97,8 @@ const HTTP: u16 = 80;
 const IPERF: u16 = 5201;
 
 fn main() -> ExitCode {
-    let done = Options::from_command_line().and_then(|options| match options {
-        None => {
-            print!("{ABOUT}{}{USAGE}", device::USAGE);
-            Ok(())
-        }
-        Some(options) => run(&options),
-    });
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("services: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    let usage = [ABOUT, stack::device::USAGE, stack::USAGE, USAGE];
+    program::main("services", &usage, Options::from_command_line(), run)
 }
 
 // Command line
@@ -130,26 +109,17 @@ Echo, discard, HTTP and iperf3 on our own TCP and UDP; without a device, tests i
 
 ";
 
-const USAGE: &str = "\
-  --addr CIDR         our address and its prefix [10.78.0.1/24]
-  --addr6 CIDR        the same of IPv6, or auto: as routers advertise [no IPv6]
-  --gateway IP        who forwards to other networks, once for each family [nobody]
-  --variant NAME      single, locked, locked-mcs or replicated [by the number of threads]
-  --replicas N        threads that run the stack, each with a copy of its state if replicated [2; single: 1]
+const USAGE: &str = "  --variant NAME      single, locked, locked-mcs or replicated [by the number of threads]; single
+                      has one thread unless told otherwise
   --seconds N         stop after this time [never]
   --grace N           seconds that peers have to acknowledge everything when it ends [1]
-  --kill-every N      for trials: a replica's thread dies each N seconds, 0.05 say, and another joins [never]
 ";
 
 struct Options {
-    device: DeviceOptions,
-    addr: String,
-    addr6: Addr6,
-    gateways: Vec<IpAddr>,
-    threads: Threads,
+    stack: StackOptions,
+    variant: Option<VariantKind>,
     seconds: Option<u64>,
-    grace: Duration,
-    kill_every: Option<Duration>,
+    grace: Option<Duration>,
 }
 
 impl Options {
@@ -157,85 +127,68 @@ impl Options {
     fn from_command_line() -> Outcome<Option<Options>> {
         use lexopt::prelude::*;
         let mut options = Options {
-            device: DeviceOptions::default(),
-            addr: "10.78.0.1/24".to_owned(),
-            addr6: Addr6::default(),
-            gateways: Vec::new(),
-            threads: Threads::default(),
+            stack: StackOptions::default(),
+            variant: None,
             seconds: None,
-            grace: Duration::from_secs(1),
-            kill_every: None,
+            grace: None,
         };
         let mut parser = lexopt::Parser::from_env();
         while let Some(arg) = parser.next()? {
             match arg {
-                Long(option) if DeviceOptions::knows(option) => {
+                Long(option) if StackOptions::knows(option) => {
                     let option = option.to_owned();
-                    options.device.take(&option, &mut parser)?;
+                    options.stack.take(&option, &mut parser)?;
                 }
-                Long("addr") => options.addr = parser.value()?.string()?,
-                Long("addr6") => options.addr6 = Addr6::parse(parser.value()?.string()?),
-                Long("gateway") => options.gateways.push(parser.value()?.parse()?),
-                Long("variant") => {
-                    options.threads.variant = Some(parser.value()?.string()?.parse()?);
-                }
-                Long("replicas") => options.threads.replicas = Some(parser.value()?.parse()?),
+                Long("variant") => options.variant = Some(parser.value()?.string()?.parse()?),
                 Long("seconds") => options.seconds = Some(parser.value()?.parse()?),
-                Long("grace") => options.grace = Duration::from_secs(parser.value()?.parse()?),
-                Long("kill-every") => {
-                    let seconds: f64 = parser.value()?.parse()?;
-                    options.kill_every = Some(Duration::try_from_secs_f64(seconds)?);
+                Long("grace") => {
+                    options.grace = Some(Duration::from_secs(parser.value()?.parse()?))
                 }
                 Long("help") | Short('h') => return Ok(None),
                 other => return Err(other.unexpected().into()),
             }
         }
-        let copies = match options.threads.variant {
-            None | Some(VariantKind::Replicated) => options.threads.replicas(),
-            Some(_) => 1,
-        };
-        if options.kill_every.is_some() && copies < 2 {
-            return Err(
-                "--kill-every needs two replicas: with the last one the state is gone".into(),
-            );
-        }
         Ok(Some(options))
     }
-}
 
-/// What runs the stack.
-#[derive(Clone, Copy, Default)]
-struct Threads {
-    variant: Option<VariantKind>,
-    replicas: Option<usize>,
-}
-
-impl Threads {
-    fn replicas(self) -> usize {
+    fn threads(&self) -> Threads {
         let usual = match self.variant {
             Some(VariantKind::Single) => 1,
             _ => 2,
         };
-        self.replicas.unwrap_or(usual)
+        Threads {
+            variant: self.variant,
+            replicas: self.stack.replicas(usual),
+        }
     }
+}
 
+/// What runs the stack.
+#[derive(Clone, Copy)]
+struct Threads {
+    variant: Option<VariantKind>,
+    replicas: usize,
+}
+
+impl Threads {
     /// As in `2 replicas`, or `locked, 2 threads`.
     fn name(self) -> String {
-        let count = self.replicas();
-        let plural = if count == 1 { "" } else { "s" };
         match self.variant {
-            None => format!("{count} replica{plural}"),
-            Some(variant) => format!("{variant}, {count} thread{plural}"),
+            None => count(self.replicas, "replica"),
+            Some(variant) => format!("{variant}, {}", count(self.replicas, "thread")),
+        }
+    }
+
+    /// How many of them have a copy of the state.
+    fn copies(self) -> usize {
+        match self.variant {
+            None | Some(VariantKind::Replicated) => self.replicas,
+            Some(_) => 1,
         }
     }
 
     fn builder(self, addr: &str) -> Builder {
-        let mut limits = Limits::default();
-        // Connections that we close first stay for a minute, in TIME-WAIT.
-        limits.connections = 2048;
-        let builder = Stack::builder(addr)
-            .replicas(self.replicas())
-            .limits(limits);
+        let builder = stack::builder(addr, self.replicas);
         match self.variant {
             Some(variant) => builder.variant(variant),
             None => builder,
@@ -247,49 +200,21 @@ impl Threads {
 // ------------------------------------------------------------------------------------------------------------
 
 fn run(options: &Options) -> Outcome<()> {
-    let Some((device, name)) = options
-        .device
-        .open(&options.addr, options.addr6 != Addr6::Nothing)?
-    else {
-        return self_test::run(options.threads);
+    let threads = options.threads();
+    let killer = options.stack.killer(threads.copies())?;
+    let Some((device, name)) = options.stack.open()? else {
+        return self_test::run(threads);
     };
-    let builder = options.threads.builder(&options.addr);
-    let mut builder = options.addr6.add_to(builder);
-    for gateway in &options.gateways {
-        builder = builder.gateway(*gateway);
-    }
-    let stack = builder.start(device)?;
-    let end_requested = signals::end_requested()?;
+    let stack = options.stack.start(|addr| threads.builder(addr), device)?;
+    let end_requested = watch::signals::end_requested()?;
     let services = Services::start(&stack)?;
-    let mut addresses = options
-        .addr
-        .split('/')
-        .next()
-        .unwrap_or_default()
-        .to_owned();
-    for address in options.addr6.wait(&stack)? {
-        addresses += &format!(" and {address}");
-    }
     println!(
-        "listening on {addresses}, {}, device {name}",
-        options.threads.name(),
+        "listening on {}, {}, device {name}",
+        options.stack.addresses(&stack, None)?,
+        threads.name(),
     );
-    let end = options
-        .seconds
-        .map(|seconds| Instant::now() + Duration::from_secs(seconds));
-    let mut killer = options
-        .kill_every
-        .map(|every| Killer::new(every, options.threads.replicas()));
-    let watched = watch("services", &stack, &end_requested, end, |stack| {
-        killer
-            .as_mut()
-            .map_or(POLL_INTERVAL, |killer| killer.look(stack))
-    });
-    // Ends the listeners, sends FIN on every connection, and after the grace resets those that are
-    // left.
-    if let Err(error) = stack.close(options.grace) {
-        eprintln!("services: {error}");
-    }
+    let (seconds, grace) = (options.seconds, options.grace);
+    let watched = watch("services", stack, &end_requested, seconds, killer, grace);
     services.join()?;
     watched
 }

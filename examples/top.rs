@@ -30,30 +30,29 @@
 //! late; *waits* are turns in which it could not go on; *parks* is how often it slept; *lag* is how
 //! many requests of the log it has not applied.
 
+#[path = "common/device.rs"]
+mod device;
 #[path = "top/frame.rs"]
 mod frame;
 #[path = "top/load.rs"]
 mod load;
+#[path = "common/program.rs"]
+mod program;
 #[path = "common/signals.rs"]
 mod signals;
 
-use std::error::Error;
 use std::io::{IsTerminal, stdin, stdout};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dominoes_drivers::Device;
-use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
-use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions};
-use dominoes_drivers::tap::Tap;
-use dominoes_netstack::{Stack, StackError};
+use device::DeviceOptions;
+use dominoes_netstack::Stack;
 use frame::Sample;
+use program::Outcome;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::crossterm::terminal;
-
-type Outcome<T> = Result<T, Box<dyn Error>>;
 
 /// Time between two frames.
 const REFRESH: Duration = Duration::from_millis(500);
@@ -68,28 +67,20 @@ const NO_TERMINAL: &str = "\
 the live view needs a terminal on standard input and standard output; without one, print one frame as text:
   cargo run --release --example top -- --once";
 
-const USAGE: &str = "\
+const ABOUT: &str = "\
 A running stack, live. Without a device: in memory, with a load of its own.
 
-  --once              print one frame as text, and end
-  --tap NAME          use this TAP interface
-  --packet NAME       use this network interface through AF_PACKET
-  --xdp NAME          use this network interface through AF_XDP
+";
+
+const USAGE: &str = "  --once              print one frame as text, and end
   --addr CIDR         our address and its prefix [10.78.0.1/24]
   --replicas N        threads that run a group, each with a copy of its state [2]
   --groups N          groups side by side, each with connections of its own [1]
 ";
 
-enum Which {
-    Memory,
-    Tap(String),
-    Packet(String),
-    Xdp(String),
-}
-
 struct Options {
     once: bool,
-    device: Which,
+    device: DeviceOptions,
     addr: String,
     replicas: usize,
     groups: usize,
@@ -101,7 +92,7 @@ impl Options {
         use lexopt::prelude::*;
         let mut options = Options {
             once: false,
-            device: Which::Memory,
+            device: DeviceOptions::default(),
             addr: "10.78.0.1/24".to_owned(),
             replicas: 2,
             groups: 1,
@@ -110,9 +101,10 @@ impl Options {
         while let Some(arg) = parser.next()? {
             match arg {
                 Long("once") => options.once = true,
-                Long("tap") => options.device = Which::Tap(parser.value()?.string()?),
-                Long("packet") => options.device = Which::Packet(parser.value()?.string()?),
-                Long("xdp") => options.device = Which::Xdp(parser.value()?.string()?),
+                Long(option) if DeviceOptions::knows(option) => {
+                    let option = option.to_owned();
+                    options.device.take(&option, &mut parser)?;
+                }
                 Long("addr") => options.addr = parser.value()?.string()?,
                 Long("replicas") => options.replicas = parser.value()?.parse()?,
                 Long("groups") => options.groups = parser.value()?.parse()?,
@@ -122,42 +114,15 @@ impl Options {
         }
         Ok(Some(options))
     }
-
-    /// Opens the device, and says what it is; `None`: in memory.
-    fn open(&self) -> Outcome<Option<(Box<dyn Device>, String)>> {
-        // The drivers then refuse to start if the kernel would answer in our place.
-        let address = self.addr.split('/').next().unwrap_or_default().parse();
-        let address = address.map_err(|_| StackError::Address(self.addr.clone()))?;
-        Ok(match &self.device {
-            Which::Memory => None,
-            Which::Tap(name) => Some((Box::new(Tap::open(name)?), format!("{name} (TAP)"))),
-            Which::Packet(name) => {
-                let device = AfPacket::open(name, AfPacketOptions::default().address(address))?;
-                Some((Box::new(device), format!("{name} (AF_PACKET)")))
-            }
-            Which::Xdp(name) => {
-                let device = AfXdp::open(name, &AfXdpOptions::default().address(address))?;
-                Some((Box::new(device), format!("{name} (AF_XDP)")))
-            }
-        })
-    }
 }
 
 fn main() -> ExitCode {
-    let done = Options::from_command_line().and_then(|options| match options {
-        None => {
-            print!("{USAGE}");
-            Ok(())
-        }
-        Some(options) => run(&options),
-    });
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("top: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    program::main(
+        "top",
+        &[ABOUT, device::USAGE, USAGE],
+        Options::from_command_line(),
+        run,
+    )
 }
 
 fn run(options: &Options) -> Outcome<()> {
@@ -169,7 +134,10 @@ fn run(options: &Options) -> Outcome<()> {
     let builder = Stack::builder(&options.addr)
         .replicas(options.replicas)
         .groups(options.groups);
-    let (stack, peer, name) = match options.open()? {
+    let (stack, peer, name) = match options
+        .device
+        .open(device::address(&options.addr)?, false)?
+    {
         Some((device, name)) => (builder.start(device)?, None, name),
         None => {
             let (device, far) = load::wire();

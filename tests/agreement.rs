@@ -96,7 +96,8 @@ fn examine(plan: &Plan) -> Result<Coverage, Failure> {
         check::replay_in_group(plan, replicas, &report.entries, &mut outcome)?;
     }
     if rng.per_mille(250) {
-        let kind = check::OTHERS[rng.index(check::OTHERS.len())];
+        let others = check::others();
+        let kind = others[rng.index(others.len())];
         let other = (kind, 1 + rng.index(8));
         check::replay_in_other(plan, other, &report.entries, &mut outcome)?;
     }

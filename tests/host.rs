@@ -27,6 +27,7 @@
 //!
 //! - `ipv6` asks the services over IPv6 on each kind of device, with `radvd` as their router, and
 //!   over a path that is narrower than both ends believe.
+//! - `libraries`: `rustls`, `tungstenite`, `ureq` and mio over our streams, Linux at the other end.
 //! - `tls`: the examples `https_server` and `https_get` with `curl`, `openssl` and, if it is there,
 //!   `gnutls-cli`; `HOST_BYTES` counts here, too. `REQUIRE=gnutls` makes the last a must.
 //!
@@ -54,6 +55,8 @@ mod fixture;
 mod floods;
 #[path = "host/ipv6.rs"]
 mod ipv6;
+#[path = "host/libraries.rs"]
+mod libraries;
 #[path = "host/router.rs"]
 mod router;
 #[path = "host/services.rs"]
@@ -63,6 +66,7 @@ mod signals;
 #[path = "host/tls.rs"]
 mod tls;
 
+use std::error::Error;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -75,19 +79,21 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 /// Bytes of the large file.
 pub(crate) const LARGE: usize = 200_000_000;
 
+/// What this program does when a test starts it once more, by its first argument.
+type Peer = fn(&[String]) -> Result<(), Box<dyn Error + Send + Sync>>;
+
+const PEERS: [(&str, Peer); 3] = [
+    (libraries::PEER, libraries::peer),
+    (signals::PEER, |words| Ok(signals::peer(words)?)),
+    (floods::PEER, floods::peer),
+];
+
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    if let Some((signals::PEER, words)) = words.split_first().map(|(word, rest)| (&**word, rest)) {
-        return match signals::peer(words) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("{error}");
-                ExitCode::FAILURE
-            }
-        };
-    }
-    if let Some((floods::PEER, words)) = words.split_first().map(|(word, rest)| (&**word, rest)) {
-        return match floods::peer(words) {
+    if let Some((first, words)) = words.split_first()
+        && let Some((_, peer)) = PEERS.iter().find(|(name, _)| name == first)
+    {
+        return match peer(words) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("{error}");
@@ -276,6 +282,19 @@ fn main() -> ExitCode {
                 return missing;
             }
             figures.note(&name, &test()?);
+            Ok(Completion::Completed)
+        }));
+    }
+    for (name, what, test) in libraries::TESTS {
+        let missing = needs
+            .missing_for_tls(Device::Tap)
+            .or_else(|| needs.missing_for_ipv6(Device::Tap));
+        let name = format!("libraries::{name}");
+        trials.push(Trial::ignorable_test(name, move || {
+            if let Some(missing) = missing {
+                return missing;
+            }
+            libraries::run(what, test)?;
             Ok(Completion::Completed)
         }));
     }

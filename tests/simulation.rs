@@ -9,7 +9,8 @@
 //!
 //! Of the connections that only meet bad wires, `SIMULATION_CONNECTIONS=50000` sets about how many
 //! there are, `SIMULATION_FIRST=0x...` begins with fresh seeds, `SIMULATION_SEED=0x...` repeats
-//! one. `.ci/simulate` runs a million of them and goes on where it was stopped.
+//! one, `SIMULATION_VARIANT=locked-6` makes every stack one of that kind, by the names of
+//! [`VariantKind`]. `.ci/simulate` runs a million of them and goes on where it was stopped.
 
 mod case;
 mod clean_links;
@@ -18,6 +19,7 @@ mod wire_observer;
 use core::fmt;
 
 use dominoes_netstack::time::Duration;
+use dominoes_netstack::variants::VariantKind;
 use dominoes_testkit::link::LinkStats;
 use dominoes_testkit::{Cases, FaultStats, Host, Net, Rng, Stalls, Variant};
 
@@ -240,10 +242,18 @@ fn run(cases: Cases, about: About) -> Tally {
 
 #[test]
 fn every_connection_over_a_bad_wire_ends_with_every_byte() {
-    let command =
+    const COMMAND: &str =
         "cargo test --release -p dominoes-tests --test main every_connection_over_a_bad_wire";
+    let (kind, command) = match std::env::var("SIMULATION_VARIANT") {
+        Err(_) => (None, COMMAND),
+        Ok(name) => {
+            let kind: VariantKind = name.parse().expect("SIMULATION_VARIANT names a variant");
+            let command = format!("SIMULATION_VARIANT={kind} {COMMAND}");
+            (Some(kind), &*command.leak())
+        }
+    };
     let cases = wanted("SIMULATION_CONNECTIONS", 2_000).div_ceil(CONNECTIONS);
-    let sum = run(Cases::new("SIMULATION", command, cases), About::Wires);
+    let sum = run(Cases::new("SIMULATION", command, cases), About::Wires(kind));
     if sum.connections >= 1_000 {
         let calm = sum.faults().into_iter().any(|count| count == 0);
         assert!(!calm, "too calm: {sum}");

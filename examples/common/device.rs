@@ -1,5 +1,7 @@
 //! The device of an example's stack, from the command line.
 
+use std::net::Ipv4Addr;
+
 use dominoes_drivers::Device;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
 use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, Redirect};
@@ -9,8 +11,7 @@ use dominoes_netstack::StackError;
 use crate::Outcome;
 
 /// The options that [`DeviceOptions::take`] takes.
-pub(crate) const USAGE: &str = "\
-  --tap NAME          use this TAP interface
+pub(crate) const USAGE: &str = "  --tap NAME          use this TAP interface
   --packet NAME       use this network interface through AF_PACKET
   --xdp NAME          use this network interface through AF_XDP
   --ring KIND         AF_PACKET: slots, blocks or none [slots]
@@ -80,16 +81,13 @@ impl DeviceOptions {
         Ok(())
     }
 
-    /// Opens the device, and says what it is; `None`: in memory. `addr` is our address with its
-    /// prefix, `has_ipv6` whether the stack has addresses of IPv6 besides.
+    /// Opens the device, and says what it is; `None`: in memory. The drivers refuse to start
+    /// if the kernel would answer at `address`, which is ours; `has_ipv6` says whether the stack has addresses of IPv6 besides.
     pub(crate) fn open(
         &self,
-        addr: &str,
+        address: Ipv4Addr,
         has_ipv6: bool,
     ) -> Outcome<Option<(Box<dyn Device>, String)>> {
-        // The drivers then refuse to start if the kernel would answer in our place.
-        let address = addr.split('/').next().unwrap_or_default().parse();
-        let address = address.map_err(|_| StackError::Address(addr.to_owned()))?;
         Ok(Some(match &self.which {
             Which::Memory => return Ok(None),
             Which::Tap(name) => {
@@ -129,4 +127,10 @@ impl DeviceOptions {
             }
         }))
     }
+}
+
+/// The address of an interface that is written with its prefix, as in `10.78.0.1/24`.
+pub(crate) fn address(cidr: &str) -> Outcome<Ipv4Addr> {
+    let address = cidr.split('/').next().unwrap_or_default().parse();
+    Ok(address.map_err(|_| StackError::Address(cidr.to_owned()))?)
 }

@@ -28,7 +28,7 @@ pub(crate) fn run(threads: Threads) -> Outcome<()> {
     let server = threads.builder("10.78.0.1/24").start(near)?;
     let one = Threads {
         variant: None,
-        replicas: Some(1),
+        replicas: 1,
     };
     let client = one.builder("10.78.0.2/24").start(far)?;
     let services = Services::start(&server)?;

@@ -28,7 +28,7 @@ pub(crate) fn wire() -> (MemoryDevice, MemoryDevice) {
 type Serve = fn(TcpStream) -> io::Result<()>;
 
 /// Serves whoever comes, on threads that end with the stack.
-pub(crate) fn serve(stack: &Stack) -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn serve(stack: &Stack) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let services: [(u16, Serve); 2] = [(DISCARD, discard), (CHARGEN, generate)];
     for (port, service) in services {
         let listener = stack.listen(port, 64)?;
@@ -50,7 +50,7 @@ fn accept(listener: &TcpListener, service: Serve) {
 pub(crate) fn drive(
     device: MemoryDevice,
     address: &str,
-) -> Result<Stack, Box<dyn std::error::Error>> {
+) -> Result<Stack, Box<dyn std::error::Error + Send + Sync>> {
     let (ip, prefix) = address
         .split_once('/')
         .ok_or("an address without a prefix")?;

@@ -10,12 +10,14 @@ use dominoes_drivers::memory::MemoryConfig;
 use dominoes_drivers::{Gso, GsoKind, RxChecksum, RxMeta};
 use dominoes_netstack::config::{CongestionControl, Ecn};
 use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::{Limits, SocketError, TcpListener, TcpStream, UdpSocket};
+use dominoes_netstack::{SocketError, TcpListener, TcpStream, UdpSocket};
 
 use crate::far::{Far, Near, Open, Segment};
 use crate::input::{Input, assert_overflow_panics};
-use crate::packets::{self, ACK, FAR, HONEST, Header, ICMP, LOWER, Right, STACK, SYN, TCP, UDP};
-use crate::stack::{Kind, Stack, limits};
+use crate::packets::{
+    self, ACK, FAR, Family, HONEST, Header, ICMP, LOWER, Right, STACK, SYN, TCP, UDP,
+};
+use crate::stack::{Kind, LEAST_V6, Stack, limits};
 use crate::tally;
 
 /// Where the stack listens, and where its UDP socket is.
@@ -294,11 +296,18 @@ impl Shape {
         Ok(shape)
     }
 
-    /// Does it to a frame, and says what the device says of that.
-    fn apply(&self, frame: &mut Vec<u8>, is_raw: bool) -> RxMeta {
+    /// Does it to a frame, and says what the device says of that. What is not raw becomes a frame
+    /// of `family` first, if it can be said there.
+    fn apply(&self, frame: &mut Vec<u8>, family: Family, is_raw: bool) -> RxMeta {
         if self.from != 0 && frame.len() >= LOWER {
             frame[28] = self.from >> 4;
             frame[29] = self.from;
+        }
+        if !is_raw && family == Family::V6 {
+            packets::finish(frame, Right::ALL);
+            if let Some(said) = family.write(frame) {
+                *frame = said;
+            }
         }
         if let Some((at, byte)) = self.patch
             && !frame.is_empty()
@@ -317,7 +326,9 @@ impl Shape {
             network: wrong & 2 == 0 && !is_raw,
             transport: wrong & 4 == 0 && !is_raw,
         };
-        packets::finish(frame, right);
+        let is_v6 = frame.get(12..14) == Some(&[0x86, 0xdd]);
+        let family = if is_v6 { Family::V6 } else { Family::V4 };
+        family.finish(frame, right);
         if self.tagged && frame.len() >= 12 {
             frame.splice(12..12, [0x81, 0, 0, 5]);
         }
@@ -327,7 +338,7 @@ impl Shape {
                 0 => RxChecksum::Verify,
                 1 => RxChecksum::Valid,
                 2 => RxChecksum::Partial {
-                    start: LOWER as u16,
+                    start: family.lower() as u16,
                     offset: if a & 1 == 0 { 16 } else { 6 },
                 },
                 _ => RxChecksum::Partial {
@@ -353,7 +364,7 @@ impl Shape {
 }
 
 /// What the first bytes of an input say of the stack.
-fn stack_of(input: &mut Input<'_>) -> (Stack, Limits) {
+fn stack_of(input: &mut Input<'_>) -> Stack {
     let [kind, device, sizes, rules]: [u8; 4] = input.any();
     let kind = match kind % 4 {
         0 => Kind::Single,
@@ -361,7 +372,12 @@ fn stack_of(input: &mut Input<'_>) -> (Stack, Limits) {
         2 => Kind::Pair(16),
         _ => Kind::Pair(64),
     };
-    let config = MemoryConfig::default().mtu([1500, 576, 9000, 1500][usize::from(device & 3)]);
+    let (family, least) = match rules & 64 {
+        0 => (Family::V4, 0),
+        _ => (Family::V6, LEAST_V6),
+    };
+    let mtu = [1500, 576, 9000, 1500][usize::from(device & 3)].max(usize::from(least));
+    let config = MemoryConfig::default().mtu(mtu);
     let config = match device >> 2 & 3 {
         0 | 1 => config,
         2 => config.tx_checksum(true),
@@ -384,7 +400,7 @@ fn stack_of(input: &mut Input<'_>) -> (Stack, Limits) {
     if rules & 16 != 0 {
         limits = limits.connections(2);
     }
-    (Stack::new(kind, limits, config), limits)
+    Stack::new(family, kind, limits, config)
 }
 
 struct World {
@@ -406,7 +422,7 @@ struct World {
 pub fn run(data: &[u8]) {
     assert_overflow_panics();
     let mut input = Input::new(data);
-    let (stack, _) = stack_of(&mut input);
+    let stack = stack_of(&mut input);
     let mut world = World {
         listener: stack.sockets.listen(PORT, 4).ok(),
         udp: stack.sockets.bind_udp(UDP_PORT).expect("no port is taken"),
@@ -438,6 +454,9 @@ pub fn run(data: &[u8]) {
     }
     world.end();
     tally::add("frames", world.frames);
+    if world.stack.family == Family::V6 {
+        tally::add("frames_v6", world.frames);
+    }
     tally::add("steps", steps);
 }
 
@@ -465,7 +484,7 @@ impl World {
         let Some(mut frame) = self.frame(sent) else {
             return;
         };
-        let meta = shape.apply(&mut frame, is_raw);
+        let meta = shape.apply(&mut frame, self.stack.family, is_raw);
         if self.last.len() == AGAIN {
             self.last.remove(0);
         }
@@ -551,6 +570,9 @@ impl World {
                 frame
             }
             Sent::Packet { protocol, payload } => {
+                if self.stack.family == Family::V6 {
+                    return Some(packets::packet_v6(protocol, payload));
+                }
                 let mut frame = packets::headers(FAR, STACK, protocol);
                 frame.extend(payload);
                 frame
@@ -616,7 +638,8 @@ impl World {
             }
             App::Connect(host) => {
                 let host = [2, 2, 3, host][usize::from(host & 3)];
-                let remote = SocketAddr::new([10, 0, host >> 7, host].into(), 4000);
+                let host = self.stack.family.address([10, 0, host >> 7, host]);
+                let remote = SocketAddr::new(host, 4000);
                 if self.opening.len() < STREAMS
                     && let Ok(opening) = self.stack.sockets.begin_connect(remote)
                 {
@@ -628,7 +651,7 @@ impl World {
                 let _ = self.udp.try_recv_from(&mut buffer);
             }
             App::Send(host, len) => {
-                let remote = SocketAddr::new([10, 0, 0, host].into(), 53);
+                let remote = SocketAddr::new(self.stack.family.address([10, 0, 0, host]), 53);
                 let len = usize::from(len % 2048);
                 let _ = self.udp.try_send_to(&vec![5; len], remote);
             }
@@ -654,8 +677,7 @@ impl World {
         self.stack.script.accept_at_most(None);
         self.run_until_idle();
         self.stack.check();
-        self.stack
-            .push(packets::echo(HONEST, 0x1234), RxMeta::default());
+        self.stack.push_in_family(&packets::echo(HONEST, 0x1234));
         self.stack.run_until_idle(self.now);
         let is_answer = |frame: &Vec<u8>| {
             frame.len() >= LOWER + 8
@@ -701,7 +723,8 @@ impl World {
         self.say(&mut honest, ACK, b"");
         self.say(&mut honest, ACK, b"hello");
         let (mut stream, peer) = listener.try_accept().expect("an established connection");
-        assert_eq!(peer, SocketAddr::new(HONEST.into(), 61_000));
+        let address = self.stack.family.address(HONEST);
+        assert_eq!(peer, SocketAddr::new(address, 61_000));
         let mut heard = [0; 8];
         let read = stream.try_read(&mut heard);
         assert_eq!((read, &heard[..5]), (Ok(5), &b"hello"[..]));
@@ -737,7 +760,7 @@ impl World {
         );
         frame.extend(payload);
         packets::finish(&mut frame, Right::ALL);
-        self.stack.push(frame, RxMeta::default());
+        self.stack.push_in_family(&frame);
         self.stack.run_until_idle(self.now);
         let sent = self.stack.take_sent();
         let heard = sent.iter().filter_map(|frame| Header::read(frame));

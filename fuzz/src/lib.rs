@@ -17,6 +17,7 @@ mod input;
 mod packets;
 mod stack;
 pub mod tally;
+pub mod tls;
 
 /// Now and then appends operations that are drawn at random, up to some thousand bytes of them, and
 /// returns how long the input is then: an input should be worth the stack that is made for it.

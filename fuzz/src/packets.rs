@@ -1,8 +1,10 @@
 //! Frames as the far side writes and reads them. Nothing here comes from the stack.
 
-use dominoes_testkit::packet::{self, Address, Mac, Path, TO_STACK};
+use dominoes_testkit::packet::v6::{self, ICMPV6};
+use dominoes_testkit::packet::{self, Address, Mac, Path, TO_STACK, v6_of};
 pub(crate) use dominoes_testkit::packet::{
-    ACK, FAR, FIN, Header, ICMP, LOWER, RST, Right, STACK, SYN, TCP, UDP, finish, tcp_header,
+    ACK, FAR, FIN, Family, Header, ICMP, LOWER, RST, Right, STACK, SYN, TCP, UDP, finish,
+    tcp_header,
 };
 
 /// Opens connections after the others are done, and says only what is so.
@@ -20,6 +22,25 @@ pub(crate) fn headers(from: Address, to: Address, protocol: u8) -> Vec<u8> {
         },
         protocol,
     )
+}
+
+/// A packet of IPv6 for the stack; what only neighbours may say comes from one.
+pub(crate) fn packet_v6(protocol: u8, payload: &[u8]) -> Vec<u8> {
+    let [_, _, .., a, b] = v6_of(FAR).segments();
+    let next = if protocol == ICMP { ICMPV6 } else { protocol };
+    let is_of_link = next == ICMPV6 && matches!(payload.first(), Some(130..=143));
+    let from = match is_of_link {
+        true => [0xfe80, 0, 0, 0, 0, 0, a, b].into(),
+        false => v6_of(FAR),
+    };
+    let path = v6::Path {
+        from_mac: FAR_MAC,
+        to_mac: STACK_MAC,
+        from,
+        to: v6_of(STACK),
+        hop_limit: 255,
+    };
+    v6::frame(path, next, payload)
 }
 
 /// An ARP message about `sender`, for the stack.

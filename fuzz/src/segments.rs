@@ -8,7 +8,6 @@
 use std::net::{Shutdown, SocketAddr};
 
 use arbitrary::{Arbitrary, Unstructured};
-use dominoes_drivers::RxMeta;
 use dominoes_drivers::memory::MemoryConfig;
 use dominoes_netstack::config::{CongestionControl, Ecn};
 use dominoes_netstack::time::{Duration, Instant};
@@ -17,7 +16,7 @@ use dominoes_netstack::{Connecting, Keepalive, SocketError, TcpListener, TcpStre
 use crate::far::{Far, Near, Open, Segment, pattern_byte};
 use crate::frames::pause;
 use crate::input::{Input, assert_overflow_panics};
-use crate::packets::{self, FAR, FAR_MAC, Right, STACK};
+use crate::packets::{self, FAR, FAR_MAC, Family, Right, STACK};
 use crate::stack::{Kind, Stack, limits};
 use crate::tally;
 
@@ -162,7 +161,12 @@ impl Side {
         if rules & 16 != 0 {
             limits.tcp.receive_window = 1 << 10;
         }
-        let stack = Stack::new(kind, limits, MemoryConfig::default());
+        let family = if rules & 64 == 0 {
+            Family::V4
+        } else {
+            Family::V6
+        };
+        let stack = Stack::new(family, kind, limits, MemoryConfig::default());
         Side {
             listener: stack.sockets.listen(PORT, 4).expect("no port is taken"),
             opening: None,
@@ -194,7 +198,7 @@ impl Side {
                 (held, Vec::new())
             }
             App::Connect => {
-                let remote = SocketAddr::new(FAR.into(), FAR_PORT);
+                let remote = SocketAddr::new(self.stack.family.address(FAR), FAR_PORT);
                 self.opening = None;
                 let begun = self.stack.sockets.begin_connect(remote);
                 (
@@ -356,6 +360,9 @@ pub fn run(data: &[u8]) {
         side.stack.check();
     }
     tally::add("segments", pair.segments);
+    if pair.sides[0].stack.family == Family::V6 {
+        tally::add("segments_v6", pair.segments);
+    }
     tally::add("steps", steps);
 }
 
@@ -441,7 +448,7 @@ impl Pair {
     fn arrive(&mut self, frame: &[u8]) {
         self.segments += 1;
         for side in &self.sides {
-            side.stack.push(frame.to_vec(), RxMeta::default());
+            side.stack.push_in_family(frame);
         }
     }
 

@@ -17,7 +17,7 @@ use dominoes_netstack::{Connecting, Keepalive, SocketError, TcpListener, TcpStre
 
 use crate::frames::pause;
 use crate::input::{Input, assert_overflow_panics};
-use crate::packets::{FAR, FAR_MAC, STACK, STACK_MAC};
+use crate::packets::{FAR, FAR_MAC, Family, STACK, STACK_MAC};
 use crate::stack::{Kind, Stack, limits};
 use crate::tally;
 
@@ -194,7 +194,13 @@ pub fn run(data: &[u8]) {
         .udp_receive_buffer(1 << (10 + (sizes >> 4 & 1)))
         .connections([16, 3][usize::from(sizes >> 5 & 1)]);
     let side = |address, mac, kind| {
-        let stack = Stack::at(address, mac, kind, limits, MemoryConfig::default());
+        let stack = Stack::at(
+            (address, mac),
+            Family::V4,
+            kind,
+            limits,
+            MemoryConfig::default(),
+        );
         Side {
             sockets: stack.sockets.clone(),
             stack: Some(stack),

@@ -5,12 +5,16 @@ use dominoes_drivers::{Frame, RxMeta};
 use dominoes_netstack::group::{Layout, Tuning};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::{Setup, Step, Variant, VariantKind};
-use dominoes_netstack::{Limits, Replica, Sockets};
+use dominoes_netstack::{Ipv6Config, Limits, Replica, Sockets};
+use dominoes_testkit::packet::v6_of;
 
-use crate::packets::{STACK, STACK_MAC};
+use crate::packets::{Family, STACK, STACK_MAC};
 
 /// Turns at one moment after which the stack counts as spinning.
 const SPINNING: usize = 100_000;
+
+/// What every link of IPv6 carries (RFC 8200 section 5).
+pub(crate) const LEAST_V6: u16 = 1280;
 
 /// How a stack is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +28,8 @@ pub(crate) enum Kind {
 
 /// A stack, and what its device's far side has.
 pub(crate) struct Stack {
+    /// What its far side speaks.
+    pub(crate) family: Family,
     variant: Box<dyn Variant>,
     pub(crate) script: Script,
     pub(crate) sockets: Sockets,
@@ -42,21 +48,27 @@ pub(crate) fn limits() -> Limits {
 }
 
 impl Stack {
-    /// At 10.0.0.1, over a device of this configuration.
-    pub(crate) fn new(kind: Kind, limits: Limits, device: MemoryConfig) -> Stack {
-        Stack::at(STACK, STACK_MAC, kind, limits, device)
+    /// At 10.0.0.1, and at the address that stands for it if the far side speaks IPv6, over a
+    /// device of this configuration.
+    pub(crate) fn new(family: Family, kind: Kind, limits: Limits, device: MemoryConfig) -> Stack {
+        Stack::at((STACK, STACK_MAC), family, kind, limits, device)
     }
 
     pub(crate) fn at(
-        address: [u8; 4],
-        mac: [u8; 6],
+        (address, mac): ([u8; 4], [u8; 6]),
+        family: Family,
         kind: Kind,
         limits: Limits,
         device: MemoryConfig,
     ) -> Stack {
-        let setup = Setup::new(address.into(), 24, [7, 11])
-            .gateway([10, 0, 0, 254].into())
+        let mut setup = Setup::new(address.into(), 24, [7, 11])
+            .gateway(family.address([10, 0, 0, 254]))
             .limits(limits);
+        if family == Family::V6 {
+            setup.limits.mtu = limits.mtu.max(LEAST_V6);
+            let config = Ipv6Config::default().duplicate_probes(0);
+            setup = setup.ipv6(config.address(v6_of(address), 120));
+        }
         let (device, script) = scripted_with(device.macs(mac, mac));
         let tuning = Tuning::default()
             .request_chunk(4)
@@ -72,9 +84,17 @@ impl Stack {
         let variant = kind.build(setup, layout, Box::new(device));
         let variant = variant.expect("the bounds are valid");
         Stack {
+            family,
             sockets: variant.sockets(),
             variant,
             script,
+        }
+    }
+
+    /// A frame of IPv4 or ARP arrives in the family of the far side, if it can be said there.
+    pub(crate) fn push_in_family(&self, frame: &[u8]) {
+        if let Some(frame) = self.family.write(frame) {
+            self.push(frame, RxMeta::default());
         }
     }
 
@@ -118,10 +138,13 @@ impl Stack {
         self.variant.next_deadline()
     }
 
-    /// What was sent since the last call.
+    /// What was sent since the last call, in the terms of IPv4. What has none stays as it is.
     pub(crate) fn take_sent(&self) -> Vec<Vec<u8>> {
         let sent = self.script.take_sent();
-        sent.into_iter().map(|(frame, _)| frame).collect()
+        let frames = sent.into_iter().map(|(frame, _)| frame);
+        frames
+            .map(|frame| self.family.read(&frame).unwrap_or(frame))
+            .collect()
     }
 
     /// Every copy of the state.

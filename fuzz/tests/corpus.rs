@@ -41,3 +41,8 @@ fn the_corpus_of_headers_passes() {
 fn the_corpus_of_channel_passes() {
     run_all("channel", dominoes_fuzz::channel::run);
 }
+
+#[test]
+fn the_corpus_of_tls_passes() {
+    run_all("tls", dominoes_fuzz::tls::run);
+}

@@ -109,15 +109,11 @@ pub(crate) fn replay_in_group(
 }
 
 /// The variants besides `replicated` and `single`, of which one is drawn.
-pub(crate) const OTHERS: [VariantKind; 7] = [
-    VariantKind::Locked,
-    VariantKind::LockedMcs,
-    VariantKind::LockedTwo,
-    VariantKind::LockedTwoMcs,
-    VariantKind::LockedSix,
-    VariantKind::LockedSixMcs,
-    VariantKind::Pipelined,
-];
+pub(crate) fn others() -> Vec<VariantKind> {
+    let all = VariantKind::ALL.iter().copied();
+    all.filter(|kind| !matches!(kind, VariantKind::Single | VariantKind::Replicated))
+        .collect()
+}
 
 /// The same in a variant of kind `kind` with so many workers: what `single` sends, it sends.
 ///

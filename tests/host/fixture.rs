@@ -43,7 +43,7 @@ pub(crate) enum Device {
 
 impl Device {
     /// The name of the interface at either end.
-    fn interface(self) -> &'static str {
+    pub(crate) fn interface(self) -> &'static str {
         match self {
             Device::Tap => "tap0",
             Device::Packet | Device::Xdp => "veth0",
@@ -51,7 +51,7 @@ impl Device {
     }
 
     /// The option of the examples that is followed by that name.
-    fn option(self) -> &'static str {
+    pub(crate) fn option(self) -> &'static str {
         match self {
             Device::Tap => "--tap",
             Device::Packet => "--packet",
@@ -97,8 +97,18 @@ impl Ends {
         Ok(Ends { peer, ours, device })
     }
 
+    /// The peer's namespace.
+    pub(crate) fn peer(&self) -> &Namespace {
+        &self.peer
+    }
+
+    /// The name of the interface at either end.
+    pub(crate) fn interface(&self) -> &'static str {
+        self.device.interface()
+    }
+
     /// A command where our stack is.
-    fn our_command(&self, program: &Path) -> Command {
+    pub(crate) fn our_command(&self, program: &Path) -> Command {
         self.ours.as_ref().unwrap_or(&self.peer).command(program)
     }
 
@@ -141,11 +151,7 @@ impl Fixture {
         let replicas = replicas.to_string();
         let folder = root.file("");
         let arguments = ["--replicas", &replicas, "--root", &folder];
-        let option = if device == Device::Tap {
-            "--tap"
-        } else {
-            "--interface"
-        };
+        let option = device.option();
         let program = server_program("http_server", &HTTP_SERVER)?;
         let arguments = [&[option, device.interface()], COMMON, &arguments].concat();
         Fixture::start_server(device, program, &arguments, root, Some(1), |_| Ok(()))
@@ -703,7 +709,19 @@ impl Server {
         }
     }
 
-    fn said(&self) -> MutexGuard<'_, String> {
+    /// Waits until it has said so.
+    pub(crate) fn wait_for(&self, words: &str) -> Result<(), Failed> {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.said().contains(words) {
+            if Instant::now() > deadline {
+                return Err(format!("it does not say {words:?}").into());
+            }
+            thread::sleep(GLANCE);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn said(&self) -> MutexGuard<'_, String> {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -833,6 +851,12 @@ impl Temporary {
         let mut hash = Sha256::new();
         io::copy(&mut File::open(self.0.join(name))?, &mut hash)?;
         Ok(hash.finalize())
+    }
+
+    /// The same as the servers print it.
+    pub(crate) fn hex(&self, name: &str) -> io::Result<String> {
+        let hash = self.hash(name)?;
+        Ok(hash.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 }
 

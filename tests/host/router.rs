@@ -86,7 +86,7 @@ impl Routed {
             &server,
             "http_server",
             &[
-                "--interface",
+                "--packet",
                 "r2",
                 "--addr",
                 &cidr,

@@ -69,11 +69,20 @@ fn iperf3_runs_each_way(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<()
 }
 
 fn curl_gets_and_sends_the_same(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
+    figure(curl_gets_and_sends(fixture, OURS)?);
+    Ok(())
+}
+
+/// `HOST_BYTES` bytes each way, 200 MB by default, of the server at `host`; says how fast.
+pub(crate) fn curl_gets_and_sends(fixture: &Fixture, host: &str) -> Result<String, Failed> {
     let bytes = std::env::var("HOST_BYTES").map_or(Ok(200_000_000), |text| text.parse())?;
     let folder = Temporary::new()?;
     let got = folder.file("got");
-    let speed = |said: &str| format!("{:.2} Gbit/s", said.parse().unwrap_or(0.0) * 8e-9);
-    let url = format!("http://{OURS}/bytes/{bytes}");
+    let speed = |said: &str| {
+        let rate: f64 = said.parse().unwrap_or(0.0);
+        format!("{:.2} Gbit/s ({:.2} s)", rate * 8e-9, bytes as f64 / rate)
+    };
+    let url = format!("http://{host}/bytes/{bytes}");
     let down = curl(
         fixture,
         &["--output", &got, "--write-out", "%{speed_download}", &url],
@@ -84,12 +93,7 @@ fn curl_gets_and_sends_the_same(fixture: &Fixture, figure: &dyn Fn(String)) -> R
     }
     same(folder.hash("got")? == expected(bytes), "what curl got")?;
 
-    let sum: String = folder
-        .hash("got")?
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    let url = format!("http://{OURS}/sum");
+    let url = format!("http://{host}/sum");
     let said = curl(
         fixture,
         &[
@@ -101,9 +105,12 @@ fn curl_gets_and_sends_the_same(fixture: &Fixture, figure: &dyn Fn(String)) -> R
         ],
     )?;
     let (theirs, up) = said.split_once('\n').ok_or("no answer")?;
-    same(theirs == sum, "what the server got")?;
-    figure(format!("down {}, up {}", speed(&down), speed(up)));
-    Ok(())
+    same(theirs == folder.hex("got")?, "what the server got")?;
+    Ok(format!(
+        "{bytes} bytes, equal hashes: down {}, up {}",
+        speed(&down),
+        speed(up)
+    ))
 }
 
 /// The hash of what `/bytes/N` answers (splitmix64 of each word's position).

@@ -237,7 +237,7 @@ fn gnutls(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
     fixture.root.write("file", 100_000, 3)?;
     let ca = format!("--x509cafile={}", fixture.root.file("ca.pem"));
     let hostname = format!("--verify-hostname={NAME}");
-    for (priority, seen) in [("+VERS-TLS1.3", "(TLS1.3)"), ("+VERS-TLS1.2", "(TLS1.2)")] {
+    for (priority, seen) in [("+VERS-TLS1.3", "(TLS1.3"), ("+VERS-TLS1.2", "(TLS1.2")] {
         let priority = format!("--priority=NORMAL:-VERS-ALL:{priority}");
         let common = [
             "--alpn=http/1.1",

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::VariantKind;
 use dominoes_netstack::{
     Connecting, Keepalive, Limits, SocketError, Sockets, TcpListener, TcpStream,
 };
@@ -163,8 +164,8 @@ fn lively_host(rng: &mut Rng) -> HostConfig {
 /// What a case is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum About {
-    /// Bad wires, and code that panics.
-    Wires,
+    /// Bad wires, and code that panics; stacks of one kind, or of any.
+    Wires(Option<VariantKind>),
     /// Workers that come, go and fail; and bad wires.
     Members,
 }
@@ -225,8 +226,8 @@ impl Conversation {
             keys: [rng.next(), rng.next()],
             lens: [0, 1].map(|_| match (about, rng.below(4)) {
                 (About::Members, more) => SCHEDULE_BYTES + more,
-                (About::Wires, 0) => 0,
-                (About::Wires, _) => BYTES / 2 + rng.below(BYTES),
+                (About::Wires(_), 0) => 0,
+                (About::Wires(_), _) => BYTES / 2 + rng.below(BYTES),
             }),
             resting: rng.below(2) * rng.below(20),
             rng,
@@ -384,13 +385,16 @@ fn states(net: &mut Net, hosts: [HostId; 2]) -> String {
 pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
     let mut rng = Rng::new(seed);
     let mut net = Net::new(rng.next());
-    let host = match about {
-        About::Wires => host,
-        About::Members => lively_host,
-    };
     let family = Family::ALL[(mix(seed) & 1) as usize];
     let mut add = |net: &mut Net| {
-        let mut host = host(&mut rng).family(family);
+        let mut host = match about {
+            About::Wires(_) => host(&mut rng),
+            About::Members => lively_host(&mut rng),
+        };
+        if let About::Wires(Some(kind)) = about {
+            host.variant = Variant::new(kind, host.variant.workers());
+        }
+        let mut host = host.family(family);
         if family == Family::V6 {
             host.limits.mtu = host.limits.mtu.max(IPV6_MIN_MTU);
         }

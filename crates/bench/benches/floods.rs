@@ -232,11 +232,8 @@ mod run {
         let Some(options) = options(arguments)? else {
             return Ok(());
         };
-        if let Err(what) = fixture::can_run() {
-            println!("floods: nothing is measured: {what}");
-            println!("It needs root (CAP_NET_ADMIN, CAP_NET_RAW and CAP_SYS_ADMIN) and programs:");
-            println!("  apt-get install iproute2 curl wrk");
-            println!("  sudo -E env \"PATH=$PATH\" cargo bench floods");
+        let needs = "CAP_NET_ADMIN, CAP_NET_RAW and CAP_SYS_ADMIN) and programs";
+        if !targets::can_run("floods", fixture::can_run(), needs, "iproute2 curl wrk") {
             return Ok(());
         }
         println!("{}; kernels: CUBIC", Machine::here());

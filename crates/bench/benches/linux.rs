@@ -153,6 +153,10 @@ mod run {
         text.split(',').map(known).collect()
     }
 
+    pub(crate) fn main() -> ExitCode {
+        targets::main("linux", run)
+    }
+
     /// `None`: it was one end, and is done.
     fn options(arguments: Vec<String>) -> Outcome<Option<Options>> {
         use lexopt::prelude::*;
@@ -204,19 +208,12 @@ mod run {
         Ok(Some(options))
     }
 
-    pub(crate) fn main() -> ExitCode {
-        targets::main("linux", run)
-    }
-
     fn run(arguments: Vec<String>) -> Outcome<()> {
         let Some(options) = options(arguments)? else {
             return Ok(());
         };
-        if let Err(what) = fixture::can_run() {
-            println!("linux: nothing is measured: {what}");
-            println!("It needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN), `ip` and `ethtool`:");
-            println!("  apt-get install iproute2 ethtool");
-            println!("  sudo -E env \"PATH=$PATH\" cargo bench linux");
+        let needs = "CAP_NET_ADMIN and CAP_SYS_ADMIN), `ip` and `ethtool`";
+        if !targets::can_run("linux", fixture::can_run(), needs, "iproute2 ethtool") {
             return Ok(());
         }
         println!(

@@ -11,6 +11,7 @@
 //! |---|---|---|
 //! | `--server hand,threads` | our stack driven by the thread that serves, or by its own | both |
 //! | `--connections N` | of `wrk` | 1000 |
+//! | `--idle N` | connections that were read from once and stay open meanwhile | 10000 |
 //! | `--rounds N` | how often each server is asked, in turn with Linux | 5 |
 //! | `--seconds N` | how long `wrk` runs each time | 3 |
 //! | `--tap` | over a TAP in place of a veth pair (Linux' server stays on the pair) | |
@@ -21,8 +22,15 @@
 //! machine besides `wrk`, since much of Linux' own is spent in interrupts. A ratio is ours over
 //! Linux' in the same round; given are its median and quartiles over the rounds.
 //!
+//! *Memory.* By how much the server's resident memory grows with each idle connection, what the
+//! server itself stores for it included. The kernel's memory for Linux' sockets is not in that, so
+//! it is compared with the goal alone.
+//!
 //! *Wake-ups.* Two threads wake each other by turns, through two pollers or two `epoll`s with an
 //! `eventfd` each; given is the time of a wake-up.
+//!
+//! In the end there is a line for each goal: the ratio that was found, that which is asked for, and
+//! whether it is met.
 
 #[cfg(target_os = "linux")]
 fn main() -> std::process::ExitCode {
@@ -42,7 +50,7 @@ mod run {
     use std::thread;
     use std::time::{Duration, Instant};
 
-    use dominoes_bench::namespaces::{Namespace, Outcome, Process};
+    use dominoes_bench::namespaces::{CubicAllowed, Namespace, Outcome, Process};
     use dominoes_bench::record::{Spread, Table};
     use dominoes_bench::{targets, topology};
     use dominoes_drivers::Device;
@@ -52,7 +60,7 @@ mod run {
     use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
     use dominoes_netstack::variants::{Setup, Variant, VariantKind};
     use dominoes_netstack::{SocketError, Stack, TcpListener, TcpStream};
-    use nix::sys::resource::{UsageWho, getrusage};
+    use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
 
     const OURS: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
     const KERNEL: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 3);
@@ -62,6 +70,57 @@ mod run {
     const PATIENCE: Duration = Duration::from_secs(20);
     /// Wake-ups of one measurement, in each direction.
     const WAKE_UPS: u32 = 5_000;
+    /// Bytes that a connection may hold which was read from once.
+    const EACH: f64 = 4096.0;
+
+    /// What is asked for.
+    struct Goal {
+        what: &'static str,
+        ratio: f64,
+        at_least: bool,
+    }
+
+    const REQUESTS: Goal = Goal {
+        what: "requests a second, ours over Linux'",
+        ratio: 0.9,
+        at_least: true,
+    };
+    const PROCESSOR: Goal = Goal {
+        what: "processor time of a request, ours over Linux'",
+        ratio: 1.1,
+        at_least: false,
+    };
+    const MEMORY: Goal = Goal {
+        what: "memory of an idle connection over 4 KiB",
+        ratio: 1.0,
+        at_least: false,
+    };
+    const WAKING: Goal = Goal {
+        what: "a wake-up, ours over Linux'",
+        ratio: 1.2,
+        at_least: false,
+    };
+
+    impl Goal {
+        /// A line of the table of goals.
+        fn line(&self, server: &str, ratios: impl Iterator<Item = f64> + Clone) -> Vec<String> {
+            let is_met = Spread::of(ratios.clone()).is_some_and(|spread| {
+                if self.at_least {
+                    spread.median >= self.ratio
+                } else {
+                    spread.median <= self.ratio
+                }
+            });
+            let bound = if self.at_least { "at least" } else { "at most" };
+            vec![
+                self.what.to_owned(),
+                server.to_owned(),
+                Spread::text(ratios, 2),
+                format!("{bound} {:.1}", self.ratio),
+                if is_met { "met" } else { "MISSED" }.to_owned(),
+            ]
+        }
+    }
 
     pub(super) fn main() -> ExitCode {
         targets::main("poller", |arguments| Options::parse(arguments)?.run())
@@ -94,10 +153,13 @@ mod run {
     struct Options {
         servers: Vec<Server>,
         connections: u32,
+        idle: usize,
         rounds: usize,
         seconds: u64,
         tap: bool,
         serve: Option<Server>,
+        /// The address of a server of which `idle` connections are to be held.
+        hold: Option<Ipv4Addr>,
     }
 
     impl Options {
@@ -106,10 +168,12 @@ mod run {
             let mut options = Options {
                 servers: vec![Server::Hand, Server::Threads],
                 connections: 1000,
+                idle: 10_000,
                 rounds: 5,
                 seconds: 3,
                 tap: false,
                 serve: None,
+                hold: None,
             };
             let mut parser = lexopt::Parser::from_args(arguments);
             while let Some(argument) = parser.next()? {
@@ -120,6 +184,8 @@ mod run {
                         options.servers = servers.collect::<Outcome<_>>()?;
                     }
                     Long("connections") => options.connections = parser.value()?.parse()?,
+                    Long("idle") => options.idle = parser.value()?.parse()?,
+                    Long("hold") => options.hold = Some(parser.value()?.parse()?),
                     Long("rounds") => options.rounds = parser.value()?.parse()?,
                     Long("seconds") => options.seconds = parser.value()?.parse()?,
                     Long("tap") => options.tap = true,
@@ -134,26 +200,34 @@ mod run {
 
         fn run(&self) -> Outcome<()> {
             if let Some(server) = self.serve {
-                return serve(server, self.tap);
+                return serve(server, self);
             }
-            measure_wake_ups(self.rounds.max(3))?;
+            if let Some(address) = self.hold {
+                return hold(address, self.idle);
+            }
+            let wakings = measure_wake_ups(self.rounds.max(3))?;
+            let mut goals = Table::new("goals", &["what", "server", "ratio", "goal", ""]);
+            goals.row(WAKING.line("", wakings.into_iter()));
             let fixture = match Fixture::new(self.tap) {
                 Ok(fixture) => fixture,
                 Err(error) => {
                     println!("requests are not measured: {error}");
+                    print!("{goals}");
                     return Ok(());
                 }
             };
-            self.measure_requests(&fixture)
+            self.measure_requests(&fixture, &mut goals)?;
+            print!("{goals}");
+            Ok(())
         }
 
-        fn measure_requests(&self, fixture: &Fixture) -> Outcome<()> {
+        fn measure_requests(&self, fixture: &Fixture, goals: &mut Table) -> Outcome<()> {
             let title = format!(
-                "{} connections, {} s, {} rounds; ratios are ours over Linux'",
-                self.connections, self.seconds, self.rounds
+                "{} connections and {} idle ones, {} s, {} rounds; ratios are ours over Linux'",
+                self.connections, self.idle, self.seconds, self.rounds
             );
             let columns = [
-                "server", "req/s", "Linux", "ratio", "us/req", "Linux", "ratio",
+                "server", "req/s", "Linux", "ratio", "us/req", "Linux", "ratio", "bytes",
             ];
             let mut table = Table::new(title, &columns);
             for server in &self.servers {
@@ -177,7 +251,16 @@ mod run {
                     of(|r| r[0].micros, 1),
                     of(|r| r[1].micros, 1),
                     of(|r| r[0].micros / r[1].micros, 2),
+                    of(|r| r[0].bytes, 0),
                 ]);
+                let mut goal = |goal: &Goal, pick: fn(&[Asked; 2]) -> f64| {
+                    goals.row(goal.line(server.name(), rounds.iter().map(pick)));
+                };
+                goal(&REQUESTS, |r| r[0].rate / r[1].rate);
+                goal(&PROCESSOR, |r| r[0].micros / r[1].micros);
+                if self.idle > 0 {
+                    goal(&MEMORY, |r| r[0].bytes / EACH);
+                }
             }
             print!("{table}");
             Ok(())
@@ -241,12 +324,17 @@ mod run {
         }
     }
 
-    fn run_server<N: Net>(mut net: N) -> Outcome<()> {
+    /// What a server answers.
+    fn answer() -> String {
         let body = "x".repeat(128);
-        let answer = format!(
+        format!(
             "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
-        );
+        )
+    }
+
+    fn run_server<N: Net>(mut net: N) -> Outcome<()> {
+        let answer = answer();
         let mut connections = HashMap::new();
         let (mut ready, mut next, mut buffer) = (Vec::new(), 0, vec![0; 16 << 10]);
         println!("ready");
@@ -431,7 +519,9 @@ mod run {
         }
     }
 
-    fn serve(server: Server, tap: bool) -> Outcome<()> {
+    fn serve(server: Server, options: &Options) -> Outcome<()> {
+        allow_files()?;
+        let tap = options.tap;
         // Ends with the one who asks for it.
         thread::spawn(|| {
             let _ = io::stdin().read(&mut [0]);
@@ -444,8 +534,11 @@ mod run {
             let options = AfPacketOptions::default().address(OURS);
             Ok(Box::new(AfPacket::open("veth0", options)?))
         };
-        let limits =
-            |limits: dominoes_netstack::Limits| limits.receive_buffer(1 << 16).send_buffer(1 << 16);
+        let connections = (options.idle as u32 + options.connections) * 2;
+        let limits = |limits: dominoes_netstack::Limits| {
+            let limits = limits.receive_buffer(1 << 16).send_buffer(1 << 16);
+            limits.connections(connections.max(16_384))
+        };
         match server {
             Server::Linux => run_server(Epoll::new()?),
             Server::Threads => {
@@ -468,11 +561,35 @@ mod run {
 
     // Clients.
 
+    /// As many open files as this process may have.
+    fn allow_files() -> Outcome<()> {
+        let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+        Ok(setrlimit(Resource::RLIMIT_NOFILE, most, most)?)
+    }
+
+    /// Opens so many connections, has each answered once, and holds them until its input ends.
+    fn hold(address: Ipv4Addr, count: usize) -> Outcome<()> {
+        allow_files()?;
+        let mut held = Vec::with_capacity(count);
+        for _ in 0..count {
+            let mut stream = std::net::TcpStream::connect((address, PORT))?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.write_all(b"GET / HTTP/1.1\r\nHost: server\r\n\r\n")?;
+            let mut answer = vec![0; answer().len()];
+            stream.read_exact(&mut answer)?;
+            held.push(stream);
+        }
+        println!("held");
+        let _ = io::stdin().read(&mut [0]);
+        Ok(())
+    }
+
     /// Namespaces of both sides, joined by a veth pair, or by a TAP of the client's.
     struct Fixture {
         ours: Namespace,
         peer: Namespace,
         tap: bool,
+        _cubic: CubicAllowed,
     }
 
     /// What `wrk` and the machine's clocks say.
@@ -482,10 +599,13 @@ mod run {
         rate: f64,
         /// Processor time of a request besides the client's.
         micros: f64,
+        /// Bytes of memory that an idle connection adds.
+        bytes: f64,
     }
 
     impl Fixture {
         fn new(tap: bool) -> Outcome<Fixture> {
+            let cubic = CubicAllowed::new()?;
             let (ours, peer) = (Namespace::new("ours")?, Namespace::new("peer")?);
             peer.shell("command -v wrk >/dev/null || { echo wrk is missing >&2; false; }")?;
             let name = peer.name();
@@ -505,7 +625,12 @@ mod run {
             if tap {
                 peer.ip(&format!("route add {OURS}/32 dev tap0 src 10.78.0.2"))?;
             }
-            Ok(Fixture { ours, peer, tap })
+            Ok(Fixture {
+                ours,
+                peer,
+                tap,
+                _cubic: cubic,
+            })
         }
 
         fn ask(&self, server: Server, options: &Options) -> Outcome<Asked> {
@@ -514,12 +639,27 @@ mod run {
                 _ if self.tap => (&self.peer, OURS),
                 _ => (&self.ours, OURS),
             };
+            let [idle, active] =
+                [options.idle, options.connections as usize].map(|number| number.to_string());
             let mut arguments = vec!["--serve", server.name()];
+            arguments.extend(["--idle", &idle, "--connections", &active]);
             arguments.extend(self.tap.then_some("--tap"));
             let process = Process::start(namespace, &arguments)?;
             process.line(PATIENCE)?;
             // Neighbours find each other, and pages are there.
             self.wrk(address, 50, 1)?;
+            let empty = resident(&process)?;
+            let place = address.to_string();
+            let held = match options.idle {
+                0 => None,
+                _ => Some(Process::start(
+                    &self.peer,
+                    &["--hold", &place, "--idle", &idle],
+                )?),
+            };
+            held.as_ref()
+                .map_or(Ok(String::new()), |held| held.line(PATIENCE))?;
+            let bytes = (resident(&process)? - empty) / options.idle.max(1) as f64;
             let before = (busy()?, children()?);
             let rate = self.wrk(address, options.connections, options.seconds)?;
             let after = (busy()?, children()?);
@@ -529,6 +669,7 @@ mod run {
             Ok(Asked {
                 rate,
                 micros: spent * 1e6 / requests,
+                bytes,
             })
         }
 
@@ -547,6 +688,14 @@ mod run {
             let rate = rate.and_then(|rate| rate.trim().parse().ok());
             Ok(rate.filter(|rate| *rate > 0.0).ok_or_else(failed)?)
         }
+    }
+
+    /// Bytes of a process that are in memory.
+    fn resident(process: &Process) -> Outcome<f64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", process.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kilo = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        Ok(kilo.ok_or("no resident memory")?.trim().parse::<f64>()? * 1024.0)
     }
 
     /// Seconds that all processors have worked.
@@ -631,7 +780,8 @@ mod run {
         Ok(wake_ups([end()?, end()?]))
     }
 
-    fn measure_wake_ups(rounds: usize) -> Outcome<()> {
+    /// The ratios that were found.
+    fn measure_wake_ups(rounds: usize) -> Outcome<Vec<f64>> {
         let mut pairs = Vec::new();
         for _ in 0..rounds {
             pairs.push((by_poller()?, by_epoll()?));
@@ -644,6 +794,6 @@ mod run {
             of(|pair| pair.0 / pair.1),
         ]);
         print!("{table}");
-        Ok(())
+        Ok(pairs.iter().map(|pair| pair.0 / pair.1).collect())
     }
 }

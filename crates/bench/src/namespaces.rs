@@ -191,6 +191,11 @@ impl Process {
         line.map_err(|_| format!("{} says nothing", self.what).into())
     }
 
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Its standard input; dropping that ends it.
     pub fn input(&mut self) -> Option<ChildStdin> {
         self.child.stdin.take()

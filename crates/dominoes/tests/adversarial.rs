@@ -273,19 +273,25 @@ fn a_callback_of_take_out_that_calls_back() {
     assert_eq!(live.alive(), 0);
 }
 
+/// Four slots with four values, of which one panics when it is dropped.
+fn stocked_but_poisoned(live: &Live, poisoned: u64) -> (Stocker<Value>, Arc<Attachments<Value>>) {
+    let (mut stocker, shared) = attachments::<Value>(4, 2);
+    for seq in 0..4 {
+        let value = if seq == poisoned {
+            live.poisoned(seq)
+        } else {
+            live.value(seq)
+        };
+        assert!(stocker.put(seq, value).is_ok());
+    }
+    (stocker, shared)
+}
+
 #[test]
 fn a_destructor_that_panics_while_values_are_taken_back() {
     for poisoned in 0..4 {
         let live = Live::default();
-        let (mut stocker, shared) = attachments::<Value>(4, 2);
-        for seq in 0..4 {
-            let value = if seq == poisoned {
-                live.poisoned(seq)
-            } else {
-                live.value(seq)
-            };
-            assert!(stocker.put(seq, value).is_ok());
-        }
+        let (mut stocker, shared) = stocked_but_poisoned(&live, poisoned);
         shared.done(0, 2);
         shared.done(2, 2);
         let mut panics = 0;
@@ -311,15 +317,7 @@ fn a_destructor_that_panics_while_values_are_taken_back() {
 fn a_destructor_that_panics_while_attachments_go() {
     for poisoned in 0..4 {
         let live = Live::default();
-        let (mut stocker, shared) = attachments::<Value>(4, 2);
-        for seq in 0..4 {
-            let value = if seq == poisoned {
-                live.poisoned(seq)
-            } else {
-                live.value(seq)
-            };
-            assert!(stocker.put(seq, value).is_ok());
-        }
+        let (stocker, shared) = stocked_but_poisoned(&live, poisoned);
         drop(shared);
         assert!(unwinds(|| drop(stocker)));
         assert_eq!(

@@ -67,6 +67,9 @@
 pub mod impair;
 pub mod memory;
 pub mod nic;
+// For `dominoes-netstack`.
+#[doc(hidden)]
+pub mod prefetch;
 pub mod split;
 
 #[cfg(target_os = "linux")]
@@ -99,6 +102,7 @@ mod interface;
 mod link;
 #[cfg(target_os = "linux")]
 mod pool;
+mod prepared;
 #[cfg(target_os = "linux")]
 mod sys;
 #[cfg(all(target_os = "linux", feature = "testkit"))]
@@ -126,6 +130,7 @@ pub use frame::{
 };
 pub use waker::Waker;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A network interface with one receive and one transmit side.
@@ -206,8 +211,40 @@ pub trait DeviceTx: Send {
     /// Only when the device is down or gone, and only when no frame was taken.
     fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError>;
 
+    /// Where several threads build frames, each in one of `slots` numbered slots: what they do to
+    /// their frames beforehand, so that less is left to [`transmit_prepared`], which one thread
+    /// does at a time. Called once. `None`, the default: nothing, and there is only [`transmit`].
+    ///
+    /// [`transmit`]: Self::transmit
+    /// [`transmit_prepared`]: Self::transmit_prepared
+    fn preparer(&mut self, slots: usize) -> Option<Arc<dyn TxPrepare>> {
+        let _ = slots;
+        None
+    }
+
+    /// As [`transmit`](Self::transmit), of the frames in `count` slots from `first` on, which were
+    /// prepared in them. Of a device without [`preparer`](Self::preparer) no frame is taken.
+    ///
+    /// # Errors
+    /// As there.
+    fn transmit_prepared(&mut self, first: usize, count: usize) -> Result<usize, DeviceError> {
+        let _ = (first, count);
+        Ok(0)
+    }
+
     /// Counts since the device was opened.
     fn stats(&self) -> TxStats;
+}
+
+/// What is done to frames before they are sent by a [`DeviceTx`], by the threads that build them:
+/// copies into the device's memory, descriptors, whatever needs no order.
+pub trait TxPrepare: Send + Sync {
+    /// Prepares `frames` in the slots from `first` on, below the number that was given to
+    /// [`DeviceTx::preparer`]. They are not read after the call. Different slots may be prepared at
+    /// the same time. Whoever calls sees to it that this has happened before
+    /// [`DeviceTx::transmit_prepared`] names a slot, and that no slot is prepared again before the
+    /// device has taken its frame.
+    fn prepare(&self, first: usize, frames: &[TxFrame<'_>]);
 }
 
 /// What a device can do, and how it is best used.

@@ -16,10 +16,12 @@ pub use faults::{FaultStats, Faults};
 pub use manual::{ManualDevice, Script, scripted, scripted_with};
 
 use crate::frame::zeroed;
+use crate::prepared::PreparedSlots;
 use crate::waker::Event;
 use crate::{
     Capabilities, Device, DeviceError, DeviceRx, DeviceTx, ETHERNET_HEADER_LEN, Frame, RxChecksum,
-    RxChecksumSupport, RxMeta, RxStats, TxChecksum, TxFrame, TxStats, VLAN_TAG_LEN, Waker,
+    RxChecksumSupport, RxMeta, RxStats, TxChecksum, TxFrame, TxPrepare, TxStats, VLAN_TAG_LEN,
+    Waker,
 };
 use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
@@ -170,13 +172,16 @@ pub fn pair(config: MemoryConfig) -> (MemoryDevice, MemoryDevice) {
         MemoryDevice {
             mac: config.macs[index],
             tx: MemoryTx {
-                caps: caps.clone(),
-                lane: Arc::clone(outbound),
-                rx_checksum: if config.rx_checksum_valid {
-                    RxChecksum::Valid
-                } else {
-                    RxChecksum::Verify
-                },
+                copier: Arc::new(Copier {
+                    caps: caps.clone(),
+                    lane: Arc::clone(outbound),
+                    rx_checksum: if config.rx_checksum_valid {
+                        RxChecksum::Valid
+                    } else {
+                        RxChecksum::Verify
+                    },
+                }),
+                prepared: None,
                 stats: TxStats::default(),
             },
             rx: MemoryRx::new(Arc::clone(inbound), config.faults[index].clone()),
@@ -198,27 +203,35 @@ pub struct MemoryDevice {
     tx: MemoryTx,
 }
 
-impl MemoryDevice {
-    /// [`Device::split`] with the halves' own types, for callers that want no virtual calls.
-    pub fn into_halves(self) -> (MemoryRx, MemoryTx) {
-        (self.rx, self.tx)
-    }
+/// Makes a [`Device`] of a struct with `caps`, `mac`, `rx` and `tx`.
+macro_rules! device {
+    ($device:ident, $rx:ident, $tx:ident) => {
+        impl $device {
+            /// [`Device::split`] with the halves' own types, for callers that want no virtual calls.
+            pub fn into_halves(self) -> ($rx, $tx) {
+                (self.rx, self.tx)
+            }
+        }
+
+        impl Device for $device {
+            fn capabilities(&self) -> Capabilities {
+                self.caps.clone()
+            }
+
+            fn mac(&self) -> [u8; 6] {
+                self.mac
+            }
+
+            fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
+                let (rx, tx) = self.into_halves();
+                (Box::new(rx), Box::new(tx))
+            }
+        }
+    };
 }
+use device;
 
-impl Device for MemoryDevice {
-    fn capabilities(&self) -> Capabilities {
-        self.caps.clone()
-    }
-
-    fn mac(&self) -> [u8; 6] {
-        self.mac
-    }
-
-    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
-        let (rx, tx) = self.into_halves();
-        (Box::new(rx), Box::new(tx))
-    }
-}
+device!(MemoryDevice, MemoryRx, MemoryTx);
 
 /// One direction: frames that wait for the receiver, and buffers that wait for frames.
 #[derive(Debug)]
@@ -360,59 +373,112 @@ impl Drop for MemoryRx {
 /// The sending half of a [`MemoryDevice`].
 #[derive(Debug)]
 pub struct MemoryTx {
+    copier: Arc<Copier>,
+    prepared: Option<Arc<Prepared>>,
+    stats: TxStats,
+}
+
+/// Makes of frames to send what the other end receives.
+#[derive(Debug)]
+struct Copier {
     caps: Capabilities,
     lane: Arc<Lane>,
     /// What the other end says about a complete checksum.
     rx_checksum: RxChecksum,
-    stats: TxStats,
 }
 
-impl DeviceTx for MemoryTx {
-    fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
-        let lane = &*self.lane;
-        if lane.receiver_gone.load(Relaxed) {
-            self.stats.dropped += frames.len() as u64;
-            return Ok(frames.len());
+impl Copier {
+    /// `None` for a frame that can never be sent.
+    fn copy(&self, frame: &TxFrame<'_>) -> Option<Frame> {
+        if !self.caps.admits(frame) {
+            return None;
         }
-        let mut taken = 0;
-        let mut sent = 0;
-        for frame in frames {
-            if !self.caps.admits(frame) {
-                self.stats.dropped += 1;
-                taken += 1;
-                continue;
-            }
+        let mut buffer = self.lane.buffer();
+        frame.copy_to(&mut buffer);
+        let checksum = match frame.meta.checksum {
+            TxChecksum::Done => self.rx_checksum,
+            TxChecksum::Partial { start, offset } => RxChecksum::Partial { start, offset },
+        };
+        let meta = RxMeta {
+            checksum,
+            gso: frame.meta.gso,
+        };
+        Some(Frame::from_buffer(buffer, 0, frame.len(), meta))
+    }
+}
+
+/// Copies that were made beforehand; none of a frame that can never be sent.
+#[derive(Debug)]
+struct Prepared {
+    copier: Arc<Copier>,
+    slots: PreparedSlots<Option<Frame>>,
+}
+
+impl TxPrepare for Prepared {
+    fn prepare(&self, first: usize, frames: &[TxFrame<'_>]) {
+        for (slot, frame) in (first..).zip(frames) {
+            self.slots.put(slot, self.copier.copy(frame));
+        }
+    }
+}
+
+impl MemoryTx {
+    /// Sends `count` frames, as many as there is room for; `frame` makes them, one by one.
+    fn send(&mut self, count: usize, frame: impl Fn(usize) -> Option<Frame>) -> usize {
+        let lane = &*self.copier.lane;
+        if lane.receiver_gone.load(Relaxed) {
+            self.stats.dropped += count as u64;
+            return count;
+        }
+        let (mut taken, mut sent) = (0, 0);
+        while taken < count {
             // Nobody else pushes, so a queue with room keeps it.
             if lane.ready.is_full() {
                 self.stats.busy += 1;
                 break;
             }
-            let mut buffer = lane.buffer();
-            frame.copy_to(&mut buffer);
-            let checksum = match frame.meta.checksum {
-                TxChecksum::Done => self.rx_checksum,
-                TxChecksum::Partial { start, offset } => RxChecksum::Partial { start, offset },
-            };
-            let meta = RxMeta {
-                checksum,
-                gso: frame.meta.gso,
-            };
-            let pushed = lane
-                .ready
-                .push(Frame::from_buffer(buffer, 0, frame.len(), meta));
-            debug_assert!(
-                pushed.is_ok(),
-                "a queue with one sender filled up by itself"
-            );
-            self.stats.bytes += frame.len() as u64;
-            sent += 1;
+            match frame(taken) {
+                None => self.stats.dropped += 1,
+                Some(frame) => {
+                    self.stats.bytes += frame.len() as u64;
+                    let pushed = lane.ready.push(frame);
+                    debug_assert!(
+                        pushed.is_ok(),
+                        "a queue with one sender filled up by itself"
+                    );
+                    sent += 1;
+                }
+            }
             taken += 1;
         }
         self.stats.frames += sent;
         if sent > 0 {
             lane.event.notify();
         }
-        Ok(taken)
+        taken
+    }
+}
+
+impl DeviceTx for MemoryTx {
+    fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
+        let copier = Arc::clone(&self.copier);
+        Ok(self.send(frames.len(), |i| copier.copy(&frames[i])))
+    }
+
+    fn preparer(&mut self, slots: usize) -> Option<Arc<dyn TxPrepare>> {
+        let prepared = Arc::new(Prepared {
+            copier: Arc::clone(&self.copier),
+            slots: PreparedSlots::new(slots),
+        });
+        self.prepared = Some(Arc::clone(&prepared));
+        Some(prepared)
+    }
+
+    fn transmit_prepared(&mut self, first: usize, count: usize) -> Result<usize, DeviceError> {
+        let Some(prepared) = self.prepared.clone() else {
+            return Ok(0);
+        };
+        Ok(self.send(count, |i| prepared.slots.take(first + i).flatten()))
     }
 
     fn stats(&self) -> TxStats {
@@ -432,6 +498,28 @@ mod tests {
     fn halves(config: MemoryConfig) -> (MemoryTx, MemoryRx) {
         let (first, second) = pair(config);
         (first.into_halves().1, second.into_halves().0)
+    }
+
+    #[test]
+    fn prepared_frames_arrive_as_others_do_and_wait_in_their_slots_for_room() {
+        let (mut tx, mut rx) = halves(MemoryConfig::default().queue_depth(2));
+        assert_eq!(tx.transmit_prepared(0, 2), Ok(0), "nobody prepares");
+        let preparer = tx.preparer(4).unwrap();
+        let bytes = [frame(1), frame(2), frame(3)];
+        preparer.prepare(1, &bytes.each_ref().map(|bytes| TxFrame::new(bytes)));
+        // It can never be sent, and a slot that there is not.
+        preparer.prepare(0, &[TxFrame::new(&[0; 4000])]);
+        preparer.prepare(4, &[TxFrame::new(&bytes[0])]);
+        assert_eq!(tx.transmit_prepared(0, 4), Ok(3));
+        let mut frames = Vec::new();
+        rx.claim(9, &mut frames).unwrap();
+        assert_eq!(tx.transmit_prepared(3, 1), Ok(1));
+        rx.claim(9, &mut frames).unwrap();
+        let arrived: Vec<_> = frames.iter().map(|frame| frame.bytes().to_vec()).collect();
+        assert_eq!(arrived, bytes);
+        let stats = tx.stats();
+        assert_eq!((stats.frames, stats.dropped, stats.busy), (3, 1, 1));
+        assert_eq!(stats.bytes, 180);
     }
 
     #[test]

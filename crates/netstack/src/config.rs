@@ -11,14 +11,14 @@ use crate::time::Duration;
 /// One method for each field of a struct that sets it and returns the struct: so it can be built
 /// outside this crate, though fields may be added to it.
 macro_rules! setters {
-    ($($(#[$attribute:meta])* $field:ident: $kind:ty;)*) => {$(
+    ($($(#[$attribute:meta])* $field:ident: $kind:ty $(as $wrap:path)?;)*) => {$(
         #[doc = concat!(
             "Sets `", stringify!($field), "`: see the [field](Self#structfield.", stringify!($field), ").",
         )]
         $(#[$attribute])*
         #[must_use]
         pub fn $field(mut self, $field: $kind) -> Self {
-            self.$field = $field;
+            self.$field = $($wrap)? ($field);
             self
         }
     )*};
@@ -194,6 +194,12 @@ pub enum CongestionControl {
     /// falls to seven tenths after one (RFC 9438).
     #[default]
     Cubic,
+}
+
+impl CongestionControl {
+    /// All of them, in order.
+    pub const ALL: &'static [CongestionControl] =
+        &[CongestionControl::NewReno, CongestionControl::Cubic];
 }
 
 /// Whether routers may mark packets instead of dropping them (RFC 3168).

@@ -383,7 +383,7 @@ impl<T: FaultHooks> Group<T> {
         let slots = layout.tuning.log;
         let slot_count = layout.slot_count();
         let (publisher, log) = dominoes::channel_with_slots::<Request, Spin>(slots, slots);
-        let mut base = setup.build(device, slots)?;
+        let mut base = setup.build(device, slots, slot_count)?;
         base.tx
             .transmitter
             .send_past(layout.tuning.past_hole as u64, layout.tuning.hole_turns);

@@ -27,7 +27,6 @@ pub(crate) mod copy;
 pub(crate) mod direct;
 pub(crate) mod gro;
 pub(crate) mod perform;
-pub(crate) mod prefetch;
 pub(crate) mod prepare;
 pub mod processor;
 pub(crate) mod record;
@@ -44,4 +43,5 @@ pub(crate) mod units;
 pub(crate) mod view;
 pub(crate) mod world;
 
+pub(crate) use dominoes_drivers::prefetch;
 pub(crate) use run::{Batch, FrameRecycler, Frames, Indices, MAX_BATCH, Payload, Run};

@@ -10,6 +10,7 @@ mod header_template;
 mod icmp;
 pub(crate) mod icmp_error;
 pub(crate) mod icmpv6;
+pub(crate) mod igmp;
 mod ip;
 pub(crate) mod ipv6;
 pub(crate) mod mld;
@@ -693,11 +694,12 @@ pub(crate) fn arp_frame(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn headers() -> TcpHeaders {
+    /// Those of a SYN and ACK without options or payload.
+    pub(crate) fn headers() -> TcpHeaders {
         TcpHeaders {
             src_mac: [2; 6],
             dst_mac: [4; 6],

@@ -7,6 +7,7 @@
 
 mod current;
 mod half;
+mod multicast;
 mod open;
 pub mod poller;
 mod read;

@@ -54,6 +54,6 @@ pub fn keeps_text(sockets: &crate::socket::Sockets) -> bool {
 #[cfg(feature = "rustls")]
 pub fn unwind_in_record(sockets: &crate::socket::Sockets, records: u64) {
     for world in sockets.worlds() {
-        world.units.fail_after(records);
+        world.units.fail_after(Some(records));
     }
 }

@@ -9,7 +9,7 @@ use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::{self, Setup};
-use dominoes_netstack::{Families, Ipv6Config, SocketError, Sockets, TcpStream};
+use dominoes_netstack::{Families, Ipv6Config, SocketError, Sockets, TcpStream, UdpSocket};
 use dominoes_testkit::packet::v6::{self, ICMPV6, Packet, Path, group_mac, solicited_node};
 use dominoes_testkit::packet::{Mac, TCP, UDP};
 use dominoes_testkit::rng::Rng;
@@ -486,23 +486,47 @@ fn too_big(mtu: u32, quoted: &[u8]) -> Vec<u8> {
     message
 }
 
+/// Sends a long datagram. Returns the bytes of its longest packet, and its frames.
+fn send_long(host: &mut Host, socket: &UdpSocket) -> (usize, Vec<Vec<u8>>) {
+    socket.send_to(&[1; 3_000], (PEER, 9)).unwrap();
+    let sent = host.turn();
+    (sent.iter().map(Vec::len).max().expect("a frame") - 14, sent)
+}
+
 #[test]
 fn datagrams_shrink_to_what_the_path_takes_and_never_below_1280() {
     for variant in Variant::ALL {
         let mut host = Host::ours(variant);
         host.learn(PEER);
         let socket = host.sockets().bind_udp(53).unwrap();
-        let send = |host: &mut Host| {
-            socket.send_to(&[1; 3_000], (PEER, 9)).unwrap();
-            let sent = host.turn();
-            (sent.iter().map(Vec::len).max().expect("a frame") - 14, sent)
-        };
-        let (most, sent) = send(&mut host);
+        let (most, sent) = send_long(&mut host, &socket);
         assert_eq!(most, 1_496);
         host.receive(PATH, ICMPV6, &too_big(1_279, &sent[0]));
-        assert_eq!(send(&mut host).0, 1_496, "RFC 8201 section 4");
+        let most = send_long(&mut host, &socket).0;
+        assert_eq!(most, 1_496, "RFC 8201 section 4");
         host.receive(PATH, ICMPV6, &too_big(1_400, &sent[0]));
-        let most = send(&mut host).0;
+        let most = send_long(&mut host, &socket).0;
+        assert!((1_392..=1_400).contains(&most), "{variant}: {most}");
+    }
+}
+
+#[test]
+fn what_routers_say_of_a_connection_holds_for_datagrams() {
+    for variant in Variant::ALL {
+        let mut host = Host::ours(variant);
+        host.learn(PEER);
+        let socket = host.sockets().bind_udp(53).unwrap();
+        let _opening = host.sockets().begin_connect((PEER, 9).into()).unwrap();
+        let sent = host.turn();
+        let syn = only(&sent);
+        assert_eq!(syn.next, TCP);
+        // Whoever forges it has to know the ports.
+        let mut forged = sent[0].clone();
+        forged[v6::LOWER] ^= 1;
+        host.receive(PATH, ICMPV6, &too_big(1_400, &forged));
+        assert_eq!(send_long(&mut host, &socket).0, 1_496, "{variant}");
+        host.receive(PATH, ICMPV6, &too_big(1_400, &sent[0]));
+        let most = send_long(&mut host, &socket).0;
         assert!((1_392..=1_400).contains(&most), "{variant}: {most}");
     }
 }

@@ -14,6 +14,7 @@ mod joining;
 mod late;
 mod locked;
 mod migration;
+mod multicast;
 mod pipelined;
 mod poller;
 mod router;

@@ -4,10 +4,14 @@
 
 #![cfg(feature = "testkit")]
 
-use std::cell::Cell;
-use std::io::{ErrorKind, Read, Write};
-use std::ops::ControlFlow;
-use std::rc::Rc;
+#[macro_use]
+mod tally;
+
+mod fixture;
+mod hostile;
+mod schedules;
+
+use std::io::{Read, Write};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
@@ -16,427 +20,12 @@ use dominoes_netstack::testkit::{Variant, keeps_text, stall_in_record};
 use dominoes_netstack::testkit::{stalled_in_record, unwind_in_record};
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::tls::{TlsError, TlsHandshake, TlsListener, TlsStream};
-use dominoes_netstack::{Limits, SocketError, Stack, TcpStream};
+use dominoes_netstack::{SocketError, Stack};
 use dominoes_testkit::Rng;
-use dominoes_testkit::faults::FaultPlan;
-use dominoes_testkit::host::Stalls;
-use dominoes_testkit::link::{Faults, LinkConfig};
-use dominoes_testkit::net::{HostConfig, HostId, Net};
 use dominoes_testkit::rng::Cases;
-use rustls::crypto::aws_lc_rs as provider;
-use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName};
-use rustls::{AlertDescription, ClientConfig, ClientConnection, Connection, RootCertStore};
-use rustls::{ServerConfig, ServerConnection, SupportedCipherSuite};
+use rustls::{AlertDescription, SupportedCipherSuite};
 
-/// Every text begins so, every 64 bytes: what no frame may carry.
-const MARK: &[u8] = b"this is text that nobody sees";
-const PATIENCE: Duration = Duration::from_secs(600);
-
-/// All suites that records are made with here.
-const SUITES: [SupportedCipherSuite; 6] = [
-    provider::cipher_suite::TLS13_AES_128_GCM_SHA256,
-    provider::cipher_suite::TLS13_AES_256_GCM_SHA384,
-    provider::cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
-    provider::cipher_suite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
-    provider::cipher_suite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
-    provider::cipher_suite::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
-];
-const TLS13: SupportedCipherSuite = SUITES[1];
-const TLS12: SupportedCipherSuite = SUITES[4];
-
-fn configs(suite: SupportedCipherSuite) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
-    let mut with = provider::default_provider();
-    with.cipher_suites = vec![suite];
-    let with = Arc::new(with);
-    let version = suite.version();
-    let [root, leaf] = [
-        &include_bytes!("data/tls/ca.der")[..],
-        &include_bytes!("data/tls/leaf.der")[..],
-    ];
-    let key = PrivatePkcs8KeyDer::from(&include_bytes!("data/tls/leaf.key.der")[..]);
-    let server = ServerConfig::builder_with_provider(Arc::clone(&with))
-        .with_protocol_versions(&[version])
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![CertificateDer::from(leaf)], key.into());
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from(root)).unwrap();
-    let client = ClientConfig::builder_with_provider(with)
-        .with_protocol_versions(&[version])
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    (Arc::new(server.unwrap()), Arc::new(client))
-}
-
-fn name() -> ServerName<'static> {
-    ServerName::try_from("server.test").unwrap()
-}
-
-fn text(len: usize, seed: u64) -> Vec<u8> {
-    let mut rng = Rng::new(seed);
-    let mut text = Vec::with_capacity(len + 64);
-    while text.len() < len {
-        text.extend_from_slice(MARK);
-        text.extend((MARK.len()..64).map(|_| rng.next() as u8));
-    }
-    text.truncate(len);
-    text
-}
-
-/// Who speaks TLS at an end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Who {
-    Ours,
-    Rustls,
-}
-
-/// One end of a connection.
-enum End {
-    Begun(Box<TlsHandshake>),
-    Ours(TlsStream),
-    Rustls(Box<Connection>, TcpStream),
-    Gone,
-}
-
-fn would_block<T>(done: Result<T, TlsError>) -> Result<Option<T>, TlsError> {
-    match done {
-        Ok(done) => Ok(Some(done)),
-        Err(TlsError::Socket(SocketError::WouldBlock)) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-impl End {
-    fn client(who: Who, stream: TcpStream, config: &Arc<ClientConfig>) -> End {
-        match who {
-            Who::Ours => End::Begun(Box::new(
-                TlsHandshake::client(stream, config, name()).unwrap(),
-            )),
-            Who::Rustls => {
-                let session = ClientConnection::new(Arc::clone(config), name()).unwrap();
-                End::rustls(session.into(), stream)
-            }
-        }
-    }
-
-    fn server(who: Who, stream: TcpStream, config: &Arc<ServerConfig>) -> End {
-        match who {
-            Who::Ours => End::Begun(Box::new(TlsHandshake::server(stream, config).unwrap())),
-            Who::Rustls => {
-                let session = ServerConnection::new(Arc::clone(config)).unwrap();
-                End::rustls(session.into(), stream)
-            }
-        }
-    }
-
-    fn rustls(mut session: Connection, stream: TcpStream) -> End {
-        stream.set_nonblocking(true).unwrap();
-        // What is not bounded is taken at once.
-        session.set_buffer_limit(Some(64 << 10));
-        End::Rustls(Box::new(session), stream)
-    }
-
-    /// Goes on with the handshake, or with what the session has to send. Returns whether it may
-    /// be written to.
-    fn go_on(&mut self) -> Result<bool, TlsError> {
-        match self {
-            End::Begun(handshake) => {
-                let Some(stream) = handshake.try_finish()? else {
-                    return Ok(false);
-                };
-                *self = End::Ours(stream);
-                Ok(true)
-            }
-            End::Ours(_) => Ok(true),
-            End::Rustls(session, stream) => {
-                while session.wants_write() {
-                    match session.write_tls(stream) {
-                        Ok(_) => {}
-                        Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                        Err(error) => return Err(SocketError::of(&error).unwrap().into()),
-                    }
-                }
-                Ok(!session.is_handshaking())
-            }
-            End::Gone => panic!("it is gone"),
-        }
-    }
-
-    fn write(&mut self, from: &[u8]) -> Result<usize, TlsError> {
-        if !self.go_on()? {
-            return Ok(0);
-        }
-        let written = match self {
-            End::Ours(stream) => would_block(stream.try_write(from))?.unwrap_or(0),
-            End::Rustls(session, _) => session.writer().write(from).unwrap(),
-            _ => 0,
-        };
-        self.go_on()?;
-        Ok(written)
-    }
-
-    /// `None`: nothing yet.
-    fn read(&mut self, into: &mut [u8]) -> Result<Option<usize>, TlsError> {
-        self.go_on()?;
-        match self {
-            End::Ours(stream) => would_block(stream.try_read(into)),
-            End::Rustls(session, stream) => {
-                if session.wants_read() {
-                    match session.read_tls(stream) {
-                        Ok(_) => {}
-                        Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                        Err(error) => return Err(SocketError::of(&error).unwrap().into()),
-                    }
-                    session.process_new_packets().map_err(TlsError::Handshake)?;
-                }
-                match session.reader().read(into) {
-                    Ok(len) => Ok(Some(len)),
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
-                    Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-                        Err(TlsError::Truncated)
-                    }
-                    Err(error) => panic!("{error}"),
-                }
-            }
-            _ => Ok(None),
-        }
-    }
-
-    fn shutdown(&mut self) {
-        match self {
-            End::Ours(stream) => stream.shutdown_write(),
-            End::Rustls(session, stream) => {
-                session.send_close_notify();
-                while session.wants_write() && session.write_tls(stream).is_ok() {}
-            }
-            _ => panic!("the handshake is not finished"),
-        }
-    }
-
-    /// Whether `rustls` has sent all.
-    fn is_drained(&self) -> bool {
-        match self {
-            End::Rustls(session, _) => !session.wants_write(),
-            _ => true,
-        }
-    }
-
-    fn update_keys(&mut self) {
-        match self {
-            End::Ours(stream) => drop(stream.update_keys()),
-            End::Rustls(session, _) => session.refresh_traffic_keys().unwrap(),
-            _ => panic!("the handshake is not finished"),
-        }
-    }
-
-    fn ours(&mut self) -> &mut TlsStream {
-        match self {
-            End::Ours(stream) => stream,
-            _ => panic!("it is not ours"),
-        }
-    }
-
-    fn rustls_parts(&mut self) -> (&mut Connection, &mut TcpStream) {
-        match self {
-            End::Rustls(session, stream) => (session, stream),
-            _ => panic!("it is ours"),
-        }
-    }
-}
-
-/// Two hosts, a connection between them, and what its frames carry.
-struct Pair {
-    net: Net,
-    hosts: [HostId; 2],
-    /// The server's and the client's.
-    ends: [End; 2],
-    /// Frames that carry text.
-    seen: Rc<Cell<usize>>,
-}
-
-struct Plan {
-    variant: Variant,
-    who: [Who; 2],
-    suite: SupportedCipherSuite,
-    wire: LinkConfig,
-    stalls: Stalls,
-    deaths: FaultPlan,
-    limits: Limits,
-}
-
-impl Plan {
-    fn new(variant: Variant, who: [Who; 2], suite: SupportedCipherSuite) -> Plan {
-        let mut limits = Limits::default();
-        limits.connections = 4;
-        limits.receive_buffer = 1 << 17;
-        limits.send_buffer = 1 << 17;
-        Plan {
-            variant,
-            who,
-            suite,
-            wire: LinkConfig::default(),
-            stalls: Stalls::default(),
-            deaths: FaultPlan::default(),
-            limits,
-        }
-    }
-
-    fn build(&self, seed: u64) -> Pair {
-        self.build_with(seed, &configs(self.suite))
-    }
-
-    fn build_with(&self, seed: u64, configs: &(Arc<ServerConfig>, Arc<ClientConfig>)) -> Pair {
-        let mut net = Net::new(seed);
-        let host = |net: &mut Net| {
-            let config = HostConfig::new(self.variant)
-                .limits(self.limits)
-                .stalls(self.stalls)
-                .fault_plan(self.deaths)
-                .wires(self.wire.clone(), self.wire.clone());
-            net.add(config).unwrap()
-        };
-        let hosts = [host(&mut net), host(&mut net)];
-        let seen = Rc::new(Cell::new(0));
-        let count = Rc::clone(&seen);
-        net.watch(move |_, _, frame| {
-            if frame.windows(MARK.len()).any(|part| part == MARK) {
-                count.set(count.get() + 1);
-            }
-        });
-        let listener = net.sockets(hosts[0]).listen(443, 4).unwrap();
-        let remote = net.address_of(hosts[0], 443);
-        let mut opening = net.sockets(hosts[1]).begin_connect(remote).unwrap();
-        let mut streams = [None, None];
-        net.run(PATIENCE, |_| {
-            let [server, client] = &mut streams;
-            *client = client.take().or(opening.try_finish()?);
-            *server = server
-                .take()
-                .or(listener.try_accept().ok().map(|(stream, _)| stream));
-            Ok(match (&server, &client) {
-                (Some(_), Some(_)) => ControlFlow::Break(()),
-                _ => ControlFlow::Continue(0),
-            })
-        })
-        .unwrap();
-        let [server, client] = streams.map(Option::unwrap);
-        Pair {
-            net,
-            hosts,
-            ends: [
-                End::server(self.who[0], server, &configs.0),
-                End::client(self.who[1], client, &configs.1),
-            ],
-            seen,
-        }
-    }
-}
-
-impl Pair {
-    fn handshake(&mut self) {
-        self.both(|ends| {
-            let mut done = true;
-            for end in ends {
-                // `rustls` reads in order to go on.
-                assert_eq!(end.read(&mut [0])?, None, "nobody writes");
-                done &= end.go_on()?;
-            }
-            Ok(done)
-        })
-        .unwrap();
-    }
-
-    /// Calls `step` until it is over.
-    fn both(
-        &mut self,
-        mut step: impl FnMut(&mut [End; 2]) -> Result<bool, TlsError>,
-    ) -> Result<(), TlsError> {
-        let mut failed = None;
-        let ends = &mut self.ends;
-        let ran = self.net.run(PATIENCE, |moment| {
-            // Workers may have units that bring no frame.
-            moment.wake_at(moment.now() + Duration::from_micros(500));
-            match step(ends) {
-                Ok(false) => Ok(ControlFlow::Continue(0)),
-                Ok(true) => Ok(ControlFlow::Break(())),
-                Err(error) => {
-                    failed = Some(error);
-                    Ok(ControlFlow::Break(()))
-                }
-            }
-        });
-        assert!(ran.is_ok(), "{ran:?}");
-        failed.map_or(Ok(()), Err)
-    }
-
-    /// Both write `texts`, in writes of random length up to `at_once`, and read what the other
-    /// writes, to the end. `between` is called before each step.
-    fn exchange(
-        &mut self,
-        texts: [&[u8]; 2],
-        at_once: u64,
-        seed: u64,
-        mut between: impl FnMut(&mut [End; 2], [usize; 2]),
-    ) {
-        let mut rng = Rng::new(seed);
-        let (mut written, mut shut) = ([0; 2], [false; 2]);
-        let mut heard = [Vec::new(), Vec::new()];
-        let mut over = [false; 2];
-        let mut buffer = vec![0; 20_000];
-        self.both(|ends| {
-            between(ends, written);
-            for i in 0..2 {
-                let end = &mut ends[i];
-                let left = &texts[i][written[i]..];
-                let len = left.len().min(1 + rng.below(at_once) as usize);
-                if len > 0 {
-                    written[i] += end.write(&left[..len])?;
-                } else if !shut[i] && end.go_on()? && end.is_drained() {
-                    end.shutdown();
-                    shut[i] = true;
-                }
-                while !over[i]
-                    && let Some(len) = end.read(&mut buffer)?
-                {
-                    over[i] = len == 0;
-                    heard[i].extend_from_slice(&buffer[..len]);
-                }
-                let other = texts[1 - i];
-                assert!(other.starts_with(&heard[i]), "end {i} reads something else");
-            }
-            Ok(over == [true; 2] && shut == [true; 2])
-        })
-        .unwrap();
-        for i in 0..2 {
-            assert_eq!(heard[i].len(), texts[1 - i].len(), "end {i}");
-        }
-        assert_eq!(self.seen.get(), 0, "frames carry text");
-    }
-}
-
-const OURS: [Who; 2] = [Who::Ours, Who::Ours];
-const SERVER: [Who; 2] = [Who::Ours, Who::Rustls];
-const CLIENT: [Who; 2] = [Who::Rustls, Who::Ours];
-
-fn bad_wire() -> LinkConfig {
-    let mut faults = Faults::default();
-    faults.loss_ppm = 5_000;
-    faults.reorder_ppm = 20_000;
-    faults.reorder_distance = 4;
-    faults.duplicate_ppm = 5_000;
-    faults.corrupt_ppm = 5_000;
-    LinkConfig::default()
-        .delay(core::time::Duration::from_micros(50))
-        .jitter(core::time::Duration::from_micros(100))
-        .faults(faults)
-}
-
-fn seed() -> u64 {
-    let seed = dominoes_testkit::rng::number("TLS_SEED").unwrap_or(0x715);
-    println!("TLS_SEED={seed}");
-    seed
-}
+use self::fixture::*;
 
 #[test]
 fn every_variant_speaks_every_suite_with_rustls_and_with_itself_over_bad_wires() {
@@ -507,75 +96,6 @@ fn workers_stall_and_die_and_no_byte_changes() {
     assert!(deaths.iter().sum::<u64>() > 0, "no worker died");
 }
 
-/// What `rustls` has to send, without sending it.
-fn raw(session: &mut Connection) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    while session.wants_write() {
-        session.write_tls(&mut bytes).unwrap();
-    }
-    bytes
-}
-
-impl Pair {
-    /// The end that is `rustls` sends `bytes` as they are, in writes of at most `at_once`, and the
-    /// other reads until it has heard `until` bytes or fails.
-    fn send_raw(
-        &mut self,
-        from: usize,
-        bytes: &[u8],
-        at_once: usize,
-        until: usize,
-    ) -> (Vec<u8>, Result<(), TlsError>) {
-        let (mut sent, mut heard) = (0, Vec::new());
-        let mut buffer = [0; 1000];
-        let done = self.both(|ends| {
-            let (_, stream) = ends[from].rustls_parts();
-            let left = &bytes[sent..];
-            match stream.try_write(&left[..left.len().min(at_once)]) {
-                _ if left.is_empty() => {}
-                Ok(len) => sent += len,
-                Err(SocketError::WouldBlock) => {}
-                // The connection may be over before all of it is sent.
-                Err(error) => assert!(error == SocketError::Reset, "{error}"),
-            }
-            while let Some(len) = ends[1 - from].read(&mut buffer)? {
-                if len == 0 {
-                    return Ok(true);
-                }
-                heard.extend_from_slice(&buffer[..len]);
-            }
-            Ok(heard.len() >= until && sent == bytes.len())
-        });
-        (heard, done)
-    }
-
-    /// All that an end hears.
-    fn read_to_end(&mut self, at: usize) -> Result<Vec<u8>, TlsError> {
-        let (mut heard, mut buffer) = (Vec::new(), vec![0; 10_000]);
-        self.both(|ends| {
-            while let Some(len) = ends[at].read(&mut buffer)? {
-                heard.extend_from_slice(&buffer[..len]);
-                if len == 0 {
-                    return Ok(true);
-                }
-            }
-            Ok(false)
-        })?;
-        Ok(heard)
-    }
-
-    /// What the end that is `rustls` hears from the other one, until it fails.
-    fn alert(&mut self, at: usize) -> TlsError {
-        let mut buffer = [0; 1000];
-        let heard = self.both(|ends| Ok(ends[at].read(&mut buffer)?.is_some()));
-        heard.expect_err("an alert is heard")
-    }
-}
-
-fn heard(alert: AlertDescription) -> TlsError {
-    TlsError::Handshake(rustls::Error::AlertReceived(alert))
-}
-
 fn flipped(at: usize, bit: u8, suite: SupportedCipherSuite) {
     let mut pair = Plan::new(Variant::Single, SERVER, suite).build(at as u64);
     pair.handshake();
@@ -642,6 +162,19 @@ fn records_of_one_byte_and_records_that_come_byte_by_byte() {
         let (read, done) = pair.send_raw(1, &bytes, 1, sent.len());
         assert!(done.is_ok() && read == sent, "{done:?}");
         assert_eq!(pair.seen.get(), 0);
+    }
+}
+
+#[test]
+fn text_that_is_not_sealed_is_seen_in_its_frames() {
+    for len in [23, 24, 3_000] {
+        let mut pair = Plan::new(Variant::Single, SERVER, TLS13).build(seed());
+        let (_, stream) = pair.ends[1].rustls_parts();
+        // From within, as the worst place of a cut.
+        let part = &text(len + 9, 1)[9..];
+        assert_eq!(stream.try_write(part), Ok(len));
+        pair.net.pass(Duration::from_millis(100));
+        assert!(pair.seen.get() > 0, "{len}");
     }
 }
 
@@ -849,9 +382,10 @@ fn a_stream_with_clones_and_a_buffer_that_is_too_short_are_refused() {
         let mut plan = Plan::new(Variant::Single, [Who::Rustls; 2], TLS13);
         plan.limits.receive_buffer = bytes;
         let mut pair = plan.build(1);
-        let End::Rustls(_, stream) = std::mem::replace(&mut pair.ends[0], End::Gone) else {
+        let End::Rustls(_, wire) = std::mem::replace(&mut pair.ends[0], End::Gone) else {
             panic!("it is ours");
         };
+        let stream = wire.stream;
         let clone = is_cloned.then(|| stream.try_clone().unwrap());
         let refused = TlsHandshake::server(stream, &server).err().unwrap();
         match clone {

@@ -335,8 +335,10 @@ impl Net {
         let mut sum = Progress::default();
         for host in self.stations.iter_mut().flat_map(|one| &mut one.hosts) {
             let fault_plan = host.fault_stats();
-            let failures =
-                fault_plan.failures + fault_plan.failures_performing + fault_plan.failures_applying;
+            let failures = fault_plan.failures
+                + fault_plan.failures_performing
+                + fault_plan.failures_applying
+                + fault_plan.failures_in_record;
             sum.stalls += host.stall_count();
             sum.changes += fault_plan.joins + failures;
             sum.positions += host.position();

@@ -193,6 +193,35 @@ impl Rx for dominoes::Subscription<Message, dominoes::SpinYield> {
     }
 }
 
+/// Offers a message until there is room for it.
+#[inline]
+fn until_accepted(mut offer: impl FnMut() -> bool) {
+    let mut backoff = Backoff::default();
+    while !offer() {
+        backoff.wait();
+    }
+}
+
+/// A receiver whose `try_recv` gives a message, or has none.
+macro_rules! receiver {
+    ($name:ident, $receiver:ty) => {
+        struct $name($receiver, Backoff);
+
+        impl Rx for $name {
+            #[inline]
+            fn some(&mut self, check: &mut Check) {
+                match self.0.try_recv() {
+                    Ok(message) => {
+                        check.see(&message);
+                        self.1.reset();
+                    }
+                    Err(_) => self.1.wait(),
+                }
+            }
+        }
+    };
+}
+
 struct DisruptorTx<P>(P);
 
 impl<P: disruptor::Producer<Message> + Send + 'static> Tx for DisruptorTx<P> {
@@ -348,10 +377,7 @@ struct PhotonTx(photon_ring::Publisher<Message>);
 impl Tx for PhotonTx {
     #[inline]
     fn one(&mut self, message: Message) {
-        let mut backoff = Backoff::default();
-        while self.0.try_publish(message).is_err() {
-            backoff.wait();
-        }
+        until_accepted(|| self.0.try_publish(message).is_ok());
     }
 }
 
@@ -417,20 +443,7 @@ impl Tx for SharedBusTx {
     }
 }
 
-struct BusRx(bus::BusReader<Message>, Backoff);
-
-impl Rx for BusRx {
-    #[inline]
-    fn some(&mut self, check: &mut Check) {
-        match self.0.try_recv() {
-            Ok(message) => {
-                check.see(&message);
-                self.1.reset();
-            }
-            Err(_) => self.1.wait(),
-        }
-    }
-}
+receiver!(BusRx, bus::BusReader<Message>);
 
 struct CrossbeamTx(Vec<crossbeam_channel::Sender<Message>>);
 
@@ -446,30 +459,14 @@ impl Tx for CrossbeamTx {
     }
 }
 
-struct CrossbeamRx(crossbeam_channel::Receiver<Message>, Backoff);
-
-impl Rx for CrossbeamRx {
-    #[inline]
-    fn some(&mut self, check: &mut Check) {
-        match self.0.try_recv() {
-            Ok(message) => {
-                check.see(&message);
-                self.1.reset();
-            }
-            Err(_) => self.1.wait(),
-        }
-    }
-}
+receiver!(CrossbeamRx, crossbeam_channel::Receiver<Message>);
 
 struct MultiqueueTx(multiqueue2::BroadcastSender<Message>);
 
 impl Tx for MultiqueueTx {
     #[inline]
     fn one(&mut self, message: Message) {
-        let mut backoff = Backoff::default();
-        while self.0.try_send(message).is_err() {
-            backoff.wait();
-        }
+        until_accepted(|| self.0.try_send(message).is_ok());
     }
 }
 

@@ -3,8 +3,8 @@
 //! Receiving: a driver takes the next chunk of frames from the device, verifies the checksums of
 //! eight of them and copies their payloads into its chunk of the ring, in one pass if nothing is
 //! done to them, and so on. Sending: a driver takes the next chunk of transmit slots, and for each
-//! copies headers and payload into it and computes the checksum; then the device reads the headers.
-//! Chunks are as long as those that primaries are chosen by. Nothing is ordered, numbered,
+//! copies headers and payload into it and computes the checksum; it prepares them for the device,
+//! and then the device takes them. Chunks are as long as those that primaries are chosen by. Nothing is ordered, numbered,
 //! acknowledged or waited for; the only things shared are the device and the chunk counter, held
 //! once a chunk.
 
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use dominoes_drivers::memory::peer::headers::{self, Ends, HEADERS_LEN, flags};
 use dominoes_drivers::memory::peer::{PeerHandle, PeerRx, PeerTx, Role};
-use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxChecksum, TxFrame, TxMeta};
+use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxChecksum, TxFrame, TxMeta, TxPrepare};
 use dominoes_netstack::processor::Processor;
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::kernel;
@@ -63,39 +63,35 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
     }
     let processor = inline::processor(workload)?;
     let (device, peer) = peer::new(Role::Free, workload)?;
-    let (rx, tx) = device.into_halves();
+    let (rx, mut tx) = device.into_halves();
     let drivers = match direction {
         Direction::Receive | Direction::Both => {
             let chunk_bytes = RECEIVE_CHUNK * workload.segment_bytes;
             let chunks = (workload.ring_bytes as usize / chunk_bytes).max(cores);
             let shared = Arc::new(Receive {
                 source: Mutex::new(Source { rx, next: 0 }),
-                ring: (0..chunks)
-                    .map(|_| Mutex::new(vec![0; chunk_bytes]))
-                    .collect(),
+                ring: buffers(chunks, chunk_bytes),
             });
-            let driver = |_| -> Box<dyn Driver> {
-                Box::new(ReceiveDriver {
-                    shared: Arc::clone(&shared),
-                    checksum: workload.checksum,
-                    processor: processor.clone(),
-                    head: workload.head_bytes(),
-                    segment: workload.segment_bytes,
-                    frames: Vec::with_capacity(RECEIVE_CHUNK),
-                    bytes: 0,
-                    bad: 0,
-                })
-            };
-            (0..cores).map(driver).collect()
+            on_each(cores, || ReceiveDriver {
+                shared: Arc::clone(&shared),
+                checksum: workload.checksum,
+                processor: processor.clone(),
+                head: workload.head_bytes(),
+                segment: workload.segment_bytes,
+                frames: Vec::with_capacity(RECEIVE_CHUNK),
+                bytes: 0,
+                bad: 0,
+            })
         }
         Direction::Send => {
             let slots = workload.transmit_slots() as usize;
+            let preparer = tx.preparer(slots);
+            let preparer = preparer.ok_or("the simulated device cannot be prepared for")?;
             let empty = headers::tcp_frame(&Ends::default(), flags::ACK, u16::MAX, &[], &[]);
             let shared = Arc::new(Send {
                 sink: Mutex::new(Sink { tx, next: 0 }),
-                slots: (0..slots / SEND_CHUNK)
-                    .map(|_| Mutex::new(vec![0; SEND_CHUNK * SLOT]))
-                    .collect(),
+                preparer,
+                slots: buffers(slots / SEND_CHUNK, SEND_CHUNK * SLOT),
                 ring: workload::bytes(workload.seed, workload.ring_bytes as usize),
                 header: header_of(&empty),
                 segment: workload.segment_bytes,
@@ -103,13 +99,10 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
                 processor,
                 peer,
             });
-            let driver = |_| -> Box<dyn Driver> {
-                Box::new(SendDriver {
-                    shared: Arc::clone(&shared),
-                    bytes: 0,
-                })
-            };
-            (0..cores).map(driver).collect()
+            on_each(cores, || SendDriver {
+                shared: Arc::clone(&shared),
+                bytes: 0,
+            })
         }
     };
     Ok(Row::new("limit", drivers))
@@ -211,15 +204,35 @@ impl Driver for ReceiveDriver {
     }
 
     fn check(&self) -> Result<(), String> {
-        match self.bad {
-            0 => Ok(()),
-            bad => Err(format!("{bad} segments had a bad checksum, or were forged")),
-        }
+        none_bad(self.bad, "segments had a bad checksum, or were forged")
+    }
+}
+
+/// A driver for each core.
+pub(in crate::drivers) fn on_each<D: Driver + 'static>(
+    cores: usize,
+    make: impl Fn() -> D,
+) -> Vec<Box<dyn Driver>> {
+    let drivers = (0..cores).map(|_| Box::new(make()) as Box<dyn Driver>);
+    drivers.collect()
+}
+
+/// So many buffers of so many bytes.
+pub(in crate::drivers) fn buffers(count: usize, len: usize) -> Box<[Mutex<Vec<u8>>]> {
+    (0..count).map(|_| Mutex::new(vec![0; len])).collect()
+}
+
+/// That `bad` of what came were bad is an error.
+pub(in crate::drivers) fn none_bad(bad: u64, what: &str) -> Result<(), String> {
+    match bad {
+        0 => Ok(()),
+        bad => Err(format!("{bad} {what}")),
     }
 }
 
 struct Send {
     sink: Mutex<Sink>,
+    preparer: Arc<dyn TxPrepare>,
     slots: Box<[Mutex<Vec<u8>>]>,
     ring: Vec<u8>,
     header: [u8; HEADERS_LEN],
@@ -291,8 +304,10 @@ impl Driver for SendDriver {
                 meta,
             }
         });
+        let first = chunk % shared.slots.len() * SEND_CHUNK;
+        shared.preparer.prepare(first, &frames);
         let mut sink = lock(&shared.sink);
-        let taken = sink.tx.transmit(&frames).unwrap_or(0);
+        let taken = sink.tx.transmit_prepared(first, SEND_CHUNK).unwrap_or(0);
         drop(sink);
         self.bytes += (taken * shared.segment) as u64;
         taken

@@ -326,6 +326,23 @@ pub fn variant(name: &str) -> Option<&'static Variant> {
     VARIANTS.iter().find(|variant| variant.name == name)
 }
 
+/// `replicated` with other primaries.
+macro_rules! with_primaries {
+    ($name:literal, $about:literal, $primaries:ident) => {
+        Variant {
+            name: $name,
+            about: $about,
+            scales: true,
+            can: replicated::can,
+            make: |direction, workload, cores| {
+                replicated::row($name, direction, workload, cores, |layout| {
+                    layout.primaries = Primaries::$primaries;
+                })
+            },
+        }
+    };
+}
+
 /// All variants, in the order of the table.
 pub const VARIANTS: &[Variant] = &[
     Variant {
@@ -402,56 +419,26 @@ pub const VARIANTS: &[Variant] = &[
         can: replicated::can,
         make: groups::row,
     },
-    Variant {
-        name: "replicated-by-position",
-        about: "the same, primaries by chunks of the log in turn",
-        scales: true,
-        can: replicated::can,
-        make: |direction, workload, cores| {
-            replicated::row(
-                "replicated-by-position",
-                direction,
-                workload,
-                cores,
-                |layout| {
-                    layout.primaries = Primaries::ByPosition;
-                },
-            )
-        },
-    },
-    Variant {
-        name: "replicated-greedy",
-        about: "the same, primary is who comes first",
-        scales: true,
-        can: replicated::can,
-        make: |direction, workload, cores| {
-            replicated::row("replicated-greedy", direction, workload, cores, |layout| {
-                layout.primaries = Primaries::Greedy;
-            })
-        },
-    },
-    Variant {
-        name: "replicated-by-kind",
-        about: "the same, payload by one half of the replicas and acknowledgments by the other",
-        scales: true,
-        can: replicated::can,
-        make: |direction, workload, cores| {
-            replicated::row("replicated-by-kind", direction, workload, cores, |layout| {
-                layout.primaries = Primaries::ByKind;
-            })
-        },
-    },
-    Variant {
-        name: "replicated-by-load",
-        about: "the same, primaries as they keep up",
-        scales: true,
-        can: replicated::can,
-        make: |direction, workload, cores| {
-            replicated::row("replicated-by-load", direction, workload, cores, |layout| {
-                layout.primaries = Primaries::ByLoad;
-            })
-        },
-    },
+    with_primaries!(
+        "replicated-by-position",
+        "the same, primaries by chunks of the log in turn",
+        ByPosition
+    ),
+    with_primaries!(
+        "replicated-greedy",
+        "the same, primary is who comes first",
+        Greedy
+    ),
+    with_primaries!(
+        "replicated-by-kind",
+        "the same, payload by one half of the replicas and acknowledgments by the other",
+        ByKind
+    ),
+    with_primaries!(
+        "replicated-by-load",
+        "the same, primaries as they keep up",
+        ByLoad
+    ),
     Variant {
         name: "smoltcp",
         about: "smoltcp 0.14 over the same device",

@@ -43,9 +43,10 @@ use crate::workload::{self, Processing, Workload};
 
 /// Records after which their numbers repeat in receiving.
 pub(crate) const RECORDS: usize = 256;
-/// Bytes that the application writes at once.
+/// Bytes that the application writes before others have a turn. It seals some of that itself, so
+/// more would keep its worker from frames that the other one waits for.
 const WRITE: usize = 64 << 10;
-/// Records, or writes, that the application handles before others have a turn.
+/// Records that the application reads before others have a turn.
 const BURST: usize = 16;
 /// The longest record of TLS 1.3 that is received here, in bytes.
 const LONGEST: usize = RecordKey::MAX_TEXT + RecordKey::OVERHEAD;
@@ -265,7 +266,8 @@ impl<S: Stream> App<S> {
 
 impl<S: Stream> Application for App<S> {
     fn turn(&mut self) -> bool {
-        for i in 0..BURST {
+        let burst = if self.sends { 1 } else { BURST };
+        for i in 0..burst {
             match self.step() {
                 Ok(true) => {}
                 Ok(false) => return i > 0,

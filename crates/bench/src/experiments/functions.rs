@@ -137,7 +137,7 @@ const FUNCTIONS: [Path; 2] = [
                 &[
                     "packet/checksum",
                     "io/stream/byte_ring.rs",
-                    "io/prefetch.rs",
+                    "src/prefetch.rs",
                 ],
             ),
             function("IPSend", "routing", 0, &["ip/route.rs"]),

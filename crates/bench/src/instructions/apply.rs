@@ -15,6 +15,7 @@ use dominoes_netstack::log::effect::Effect;
 use dominoes_netstack::log::request::{Kind, Request};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Entry, Recorder, Recording, Replica};
+use dominoes_testkit::packet::Family;
 
 use crate::instructions::Case;
 use crate::instructions::stack::{Lane, Setting, Use};
@@ -213,6 +214,7 @@ pub fn cases() -> Vec<Case> {
     for timestamps in [false, true] {
         let words = if timestamps { "timestamps" } else { "plain" };
         let setting = move |using, merge| Setting {
+            family: Family::V4,
             using,
             segment: 1448,
             merge,

@@ -3,20 +3,21 @@
 //!
 //! As in the bench `scalability`, the peer is prebuilt frames whose sequence numbers and checksums
 //! are patched by whoever claims them, and who reads the headers of what the stack sends. It can
-//! besides use timestamps, and vouch for checksums. Nothing in it is random, and it runs on one
-//! thread.
+//! besides use timestamps, vouch for checksums, and speak IPv6. Nothing in it is random, and it
+//! runs on one thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dominoes_drivers::memory::peer::headers::{
-    self, Ends, HEADERS_LEN, Numbers, Patch, TcpHeader, flags,
+    self, Ends, HEADERS_LEN, IPV6_LONGER, Numbers, Patch, TcpHeader, flags,
 };
 use dominoes_drivers::{
     Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxChecksum, RxChecksumSupport,
     RxStats, TxFrame, TxStats, Waker,
 };
+use dominoes_testkit::packet::Family;
 
 use crate::drivers::Direction;
 use crate::workload;
@@ -35,6 +36,8 @@ const FRAMES: usize = 1024;
 /// What the peer is like.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
+    /// What segments travel in.
+    pub(super) family: Family,
     /// Which way payload goes.
     pub(super) direction: Direction,
     /// Bytes of payload in a segment.
@@ -85,23 +88,32 @@ impl Link {
     }
 }
 
-/// The device.
-pub(super) struct ScriptedDevice {
+/// The device. `LONGER` is how many bytes longer the headers of its segments are than those of
+/// IPv4; it is no field, so that looking at it costs no instruction.
+struct ScriptedDevice<const LONGER: usize> {
     plan: Plan,
-    rx: ScriptedRx,
-    tx: ScriptedTx,
+    rx: ScriptedRx<LONGER>,
+    tx: ScriptedTx<LONGER>,
 }
 
-impl ScriptedDevice {
-    /// A device, and what tells of it.
-    pub(super) fn new(plan: Plan) -> (ScriptedDevice, Arc<Link>) {
-        let link = Arc::new(Link::default());
+/// A device, and what tells of it.
+pub(super) fn device(plan: Plan) -> (Box<dyn Device>, Arc<Link>) {
+    let link = Arc::new(Link::default());
+    let device: Box<dyn Device> = match plan.family {
+        Family::V4 => Box::new(ScriptedDevice::<0>::new(plan, &link)),
+        Family::V6 => Box::new(ScriptedDevice::<IPV6_LONGER>::new(plan, &link)),
+    };
+    (device, link)
+}
+
+impl<const LONGER: usize> ScriptedDevice<LONGER> {
+    fn new(plan: Plan, link: &Arc<Link>) -> Self {
         let empty = headers::tcp_frame(&Ends::default(), flags::ACK, u16::MAX, &[], &[]);
-        let fixture = ScriptedDevice {
+        ScriptedDevice {
             plan,
             rx: ScriptedRx {
                 plan,
-                link: Arc::clone(&link),
+                link: Arc::clone(link),
                 ends: Ends::default(),
                 phase: Phase::Closed,
                 pool: Vec::new(),
@@ -114,19 +126,18 @@ impl ScriptedDevice {
                 stats: RxStats::default(),
             },
             tx: ScriptedTx {
-                link: Arc::clone(&link),
+                link: Arc::clone(link),
                 offers_timestamps: plan.timestamps,
                 scale: 0,
                 next: 0,
                 open: false,
                 stats: TxStats::default(),
             },
-        };
-        (fixture, link)
+        }
     }
 }
 
-impl Device for ScriptedDevice {
+impl<const LONGER: usize> Device for ScriptedDevice<LONGER> {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::new("lab0");
         if self.plan.verifies_checksums {
@@ -152,7 +163,7 @@ enum Phase {
     Established,
 }
 
-struct ScriptedRx {
+struct ScriptedRx<const LONGER: usize> {
     plan: Plan,
     link: Arc<Link>,
     ends: Ends,
@@ -186,7 +197,19 @@ fn sequence(iss: u32, offset: u64) -> u32 {
     iss.wrapping_add(1).wrapping_add(offset as u32)
 }
 
-impl ScriptedRx {
+impl<const LONGER: usize> ScriptedRx<LONGER> {
+    /// A frame of the peer, in the family of the plan.
+    fn tcp_frame(&self, flags: u8, options: &[u8], payload: &[u8]) -> Vec<u8> {
+        let frame = headers::tcp_frame(&self.ends, flags, u16::MAX, options, payload);
+        let frame = self.plan.family.write(&frame);
+        frame.expect("every family has segments")
+    }
+
+    /// Stores what differs between copies of `frame`.
+    fn patch(frame: &mut [u8], numbers: &Numbers) {
+        Patch::new(&frame[LONGER..]).bare(&mut frame[LONGER..], numbers);
+    }
+
     fn handshake(&mut self, out: &mut Vec<Frame>) {
         match self.phase {
             Phase::Closed => {
@@ -197,8 +220,8 @@ impl ScriptedRx {
                 if self.plan.timestamps {
                     options.extend(timestamps(0));
                 }
-                let mut syn = headers::tcp_frame(&self.ends, flags::SYN, u16::MAX, &options, &[]);
-                Patch::new(&syn).bare(&mut syn, &self.numbers(PEER_ISS, 0));
+                let mut syn = self.tcp_frame(flags::SYN, &options, &[]);
+                Self::patch(&mut syn, &self.numbers(PEER_ISS, 0));
                 out.push(self.finished(&syn));
                 self.others += 1;
                 self.phase = Phase::SynSent;
@@ -219,20 +242,20 @@ impl ScriptedRx {
     fn establish(&mut self, echo: u32, out: &mut Vec<Frame>) {
         let option = timestamps(echo);
         let options: &[u8] = if self.plan.timestamps { &option } else { &[] };
-        let mut ack = headers::tcp_frame(&self.ends, flags::ACK, u16::MAX, options, &[]);
+        let mut ack = self.tcp_frame(flags::ACK, options, &[]);
         let template = match self.plan.direction {
             Direction::Receive | Direction::Both => {
                 let payload = workload::bytes(1, self.plan.segment as usize);
                 let push = if self.plan.pushed { flags::PSH } else { 0 };
-                headers::tcp_frame(&self.ends, flags::ACK | push, u16::MAX, options, &payload)
+                self.tcp_frame(flags::ACK | push, options, &payload)
             }
             Direction::Send => ack.clone(),
         };
-        self.patch = Patch::new(&template);
+        self.patch = Patch::new(&template[LONGER..]);
         self.len = template.len();
         self.pool = (0..FRAMES).map(|_| self.finished(&template)).collect();
         let numbers = self.numbers(sequence(PEER_ISS, 0), sequence(self.iss, 0));
-        Patch::new(&ack).bare(&mut ack, &numbers);
+        Self::patch(&mut ack, &numbers);
         out.push(self.finished(&ack));
         self.others += usize::from(ack.len() != self.len);
     }
@@ -269,7 +292,10 @@ impl ScriptedRx {
         // Moved one by one, as a range would be by way of the stack.
         for mut frame in (0..count).map_while(|_| self.pool.pop()) {
             numbers.seq = sequence(PEER_ISS, self.offset);
-            self.patch.bare(frame.bytes_mut(), &numbers);
+            self.patch.bare(
+                &mut frame.bytes_mut()[LONGER..LONGER + HEADERS_LEN],
+                &numbers,
+            );
             self.offset += segment;
             out.push(frame);
         }
@@ -286,13 +312,16 @@ impl ScriptedRx {
         for mut frame in (0..count).map_while(|_| self.pool.pop()) {
             self.acked += two;
             numbers.ack = sequence(self.iss, self.acked);
-            self.patch.bare(frame.bytes_mut(), &numbers);
+            self.patch.bare(
+                &mut frame.bytes_mut()[LONGER..LONGER + HEADERS_LEN],
+                &numbers,
+            );
             out.push(frame);
         }
     }
 }
 
-impl DeviceRx for ScriptedRx {
+impl<const LONGER: usize> DeviceRx for ScriptedRx<LONGER> {
     fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
         let before = out.len();
         match (self.phase, self.plan.direction) {
@@ -329,7 +358,7 @@ impl DeviceRx for ScriptedRx {
     }
 }
 
-struct ScriptedTx {
+struct ScriptedTx<const LONGER: usize> {
     link: Arc<Link>,
     offers_timestamps: bool,
     scale: u8,
@@ -339,16 +368,25 @@ struct ScriptedTx {
     stats: TxStats,
 }
 
-impl ScriptedTx {
+impl<const LONGER: usize> ScriptedTx<LONGER> {
     fn frame(&mut self, frame: &TxFrame<'_>) {
-        let Some(seen) = TcpHeader::read(frame.head) else {
-            return self.fault();
+        let read = match LONGER {
+            0 => TcpHeader::read,
+            _ => TcpHeader::read_ipv6,
+        };
+        let Some(seen) = read(frame.head) else {
+            if !is_report(frame.head) {
+                self.fault();
+            }
+            return;
         };
         if seen.flags & (flags::SYN | flags::RST | flags::FIN) != 0 {
             return self.syn(frame, seen);
         }
         let len = frame.len() - seen.headers_len;
-        if seen.seq != self.next || self.offers_timestamps != (seen.headers_len > HEADERS_LEN) {
+        if seen.seq != self.next
+            || self.offers_timestamps != (seen.headers_len > HEADERS_LEN + LONGER)
+        {
             self.fault();
         }
         self.next = seen.seq.wrapping_add(len as u32);
@@ -362,7 +400,10 @@ impl ScriptedTx {
     }
 
     fn syn(&mut self, frame: &TxFrame<'_>, seen: TcpHeader) {
-        let options = frame.head.get(HEADERS_LEN..seen.headers_len).unwrap_or(&[]);
+        let options = frame
+            .head
+            .get(HEADERS_LEN + LONGER..seen.headers_len)
+            .unwrap_or(&[]);
         let time = time_of(options);
         if seen.flags != flags::SYN | flags::ACK
             || self.open
@@ -387,6 +428,14 @@ impl ScriptedTx {
     }
 }
 
+/// Whether it is a report of MLDv2 (RFC 3810 section 5.2): behind IPv6's header and hop-by-hop
+/// options.
+fn is_report(frame: &[u8]) -> bool {
+    frame.get(12..14) == Some(&[0x86, 0xdd])
+        && frame.get(20) == Some(&0)
+        && frame.get(62) == Some(&143)
+}
+
 /// TSval, if there is a timestamps option.
 fn time_of(mut options: &[u8]) -> Option<u32> {
     loop {
@@ -401,7 +450,7 @@ fn time_of(mut options: &[u8]) -> Option<u32> {
     }
 }
 
-impl DeviceTx for ScriptedTx {
+impl<const LONGER: usize> DeviceTx for ScriptedTx<LONGER> {
     fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
         for frame in frames {
             self.frame(frame);

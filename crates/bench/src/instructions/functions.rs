@@ -11,6 +11,8 @@ use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
+use dominoes_testkit::packet::Family;
+
 use super::callgrind::{self, PARTS};
 use super::sampled;
 use super::stack::{self, SEGMENTS, Setting, Use};
@@ -68,6 +70,7 @@ pub fn play(arguments: &[String]) -> ExitCode {
 /// A segment that is received, each in a request of its own as in the paper; and one that is sent.
 pub fn cases() -> [Case; 2] {
     let setting = |using, merge| Setting {
+        family: Family::V4,
         using,
         segment: SEGMENT,
         merge,

@@ -8,11 +8,16 @@ use serde::Serialize;
 use crate::instructions::Case;
 use crate::instructions::callgrind::Counted;
 use crate::instructions::gate::{Accepted, Tools};
+use crate::instructions::stack::OVER_IPV6;
 use crate::record::Table;
 use crate::report;
 
 /// How many more instructions than `single` a group of one replica may cost, as a ratio.
 const GROUP_RATIO: f64 = 1.10;
+
+/// How many more instructions than over IPv4 a segment of a merged run may cost over IPv6, as a
+/// ratio.
+const IPV6_RATIO: f64 = 1.03;
 
 /// Everything that a run counted.
 #[derive(Debug, Serialize)]
@@ -38,6 +43,9 @@ pub struct Row {
     /// The ratio to the same on one core without a log.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio_to_single: Option<f64>,
+    /// The ratio to the same over IPv4.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio_to_ipv4: Option<f64>,
     /// What the checked-in file says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accepted: Option<f64>,
@@ -67,6 +75,10 @@ impl Report {
             ratio_to_single: case.name.split_once('/').and_then(|(variant, rest)| {
                 let single = by_name.get(format!("single/{rest}").as_str())?;
                 (variant != "single").then_some(counted.per_unit / single)
+            }),
+            ratio_to_ipv4: case.name.contains(OVER_IPV6).then_some(()).and_then(|()| {
+                let ipv4 = by_name.get(case.name.replace(OVER_IPV6, "").as_str())?;
+                Some(counted.per_unit / ipv4)
             }),
             accepted: accepted.and_then(|file| file.counts.get(&case.name).copied()),
             shares: case
@@ -141,6 +153,13 @@ impl Row {
             notes.push(match self.name.starts_with("replicated/") {
                 true => format!("{ratio:.2}x single, at most {GROUP_RATIO:.2}x: {met}"),
                 false => format!("{ratio:.2}x single"),
+            });
+        }
+        if let Some(ratio) = self.ratio_to_ipv4 {
+            let met = if ratio <= IPV6_RATIO { "met" } else { "MISSED" };
+            notes.push(match self.name.contains("/merged/") {
+                true => format!("{ratio:.3}x IPv4, at most {IPV6_RATIO:.2}x: {met}"),
+                false => format!("{ratio:.3}x IPv4"),
             });
         }
         if let Some(accepted) = self.accepted {

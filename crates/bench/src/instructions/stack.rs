@@ -12,11 +12,12 @@ use dominoes_netstack::stats::PumpStats;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::variants::{Setup, kernel};
-use dominoes_netstack::{ReadHalf, SocketError, Sockets, TcpListener, WriteHalf};
+use dominoes_netstack::{Ipv6Config, ReadHalf, SocketError, Sockets, TcpListener, WriteHalf};
+use dominoes_testkit::packet::Family;
 
 use crate::drivers::Direction;
 use crate::instructions::Case;
-use crate::instructions::fixture::{Link, Plan, ScriptedDevice};
+use crate::instructions::fixture::{self, Link, Plan};
 use crate::workload;
 
 /// Segments of the shorter measurement.
@@ -24,6 +25,8 @@ pub(super) const SEGMENTS: u64 = 1024;
 /// Bytes that are written at once, and read at once at most.
 const CHUNK: usize = 64 << 10;
 const PORT: u16 = 5_001;
+/// What follows the first word of a case's name over IPv6.
+pub(super) const OVER_IPV6: &str = " over IPv6";
 
 /// What the application does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +59,7 @@ impl Use {
 /// One connection, and what is special about it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setting {
+    pub(super) family: Family,
     pub(super) using: Use,
     pub(super) segment: u32,
     /// Whether segments that arrive together are merged; otherwise each has PSH, so it is a run by
@@ -69,6 +73,7 @@ pub(super) struct Setting {
 impl Setting {
     pub(super) fn plan(&self) -> Plan {
         Plan {
+            family: self.family,
             direction: self.using.direction(),
             segment: self.segment,
             timestamps: self.timestamps,
@@ -78,8 +83,13 @@ impl Setting {
     }
 
     pub(super) fn setup(&self) -> Setup {
-        let mut setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+        let mut setup = Setup::new(self.family.address([10, 0, 0, 1]), 24, [1, 2]);
         setup.limits.connections = 4;
+        if self.family == Family::V6 {
+            // There is neither a router nor another host.
+            let config = Ipv6Config::default().autoconfigure(false);
+            setup.ipv6 = Some(config.duplicate_probes(0));
+        }
         setup
     }
 
@@ -87,8 +97,13 @@ impl Setting {
     fn name(&self) -> String {
         let runs = if self.merge { "merged" } else { "alone" };
         format!(
-            "{}/{}/{runs}/{}/{}",
+            "{}{}/{}/{runs}/{}/{}",
             self.using.name(),
+            if self.family == Family::V6 {
+                OVER_IPV6
+            } else {
+                ""
+            },
             self.segment,
             if self.timestamps {
                 "timestamps"
@@ -299,9 +314,9 @@ impl<S: Stack> Lane<S> {
     }
 
     pub(super) fn with_setup(setting: Setting, setup: Setup) -> Self {
-        let (device, link) = ScriptedDevice::new(setting.plan());
+        let (device, link) = fixture::device(setting.plan());
         let ring = setup.limits.send_buffer as usize;
-        let mut stack = S::make(setup, Box::new(device));
+        let mut stack = S::make(setup, device);
         let listener = stack.sockets().listen(PORT, 1).expect("the port is free");
         let mut now = Instant::ZERO;
         for _ in 0..1000 {
@@ -461,6 +476,7 @@ fn settings() -> Vec<Setting> {
                 for timestamps in [false, true] {
                     for verifies_checksums in [false, true] {
                         settings.push(Setting {
+                            family: Family::V4,
                             using,
                             segment,
                             merge,
@@ -494,6 +510,17 @@ pub fn cases() -> Vec<Case> {
     for setting in settings() {
         let case = case::<Replicated<LOGGED>>("logged", setting);
         cases.push(case.shares(SHARES).key_if(is_key(&setting)));
+    }
+    // Beside those of IPv4, and no more of them: each variant calls the same `tcp` and `io`.
+    let family = Family::V6;
+    for setting in settings().into_iter().filter(is_key) {
+        let setting = Setting { family, ..setting };
+        cases.push(case::<Single>("single", setting).shares(SHARES).key());
+        cases.push(
+            case::<Replicated<SOLO>>("replicated", setting)
+                .shares(SHARES)
+                .key(),
+        );
     }
     for setting in settings() {
         if is_key(&setting) && setting.using != Use::Read {

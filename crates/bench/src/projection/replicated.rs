@@ -22,6 +22,9 @@ const FRAME_CHUNK: usize = 32;
 const PARSED_LINES: u64 = 3;
 /// Lines of a request that a worker reads which did not make it: digest and verdict.
 const REQUEST_LINES: u64 = 2;
+/// Lines of a chunk of frames that whoever sends it reads: which are built, and what was prepared
+/// of them for the device.
+const CHUNK_LINES: u64 = 2;
 /// Lines of a batch that the application reads: its delivery.
 const DELIVERY_LINES: u64 = 1;
 
@@ -355,7 +358,7 @@ impl ReplicatedProgram {
         let (mut count, mut segments, mut far) = (0, 0, 0);
         for chunk in ready {
             let line = machine.shape().line_between(chunk.owner, id);
-            far += line * chunk.segments as u64;
+            far += CHUNK_LINES * line;
             (count, segments) = (count + 1, segments + chunk.segments);
         }
         let hold = Step::Hold {

@@ -1,10 +1,11 @@
 //! A device whose far side is the test itself.
 
 use super::MemoryConfig;
+use crate::prepared::PreparedSlots;
 use crate::waker::Event;
 use crate::{
     Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame, TxMeta,
-    TxStats, Waker,
+    TxPrepare, TxStats, Waker,
 };
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -131,6 +132,7 @@ impl Device for ManualDevice {
         let tx = ManualTx {
             caps: self.caps,
             shared: self.shared,
+            prepared: None,
             stats: TxStats::default(),
         };
         (Box::new(rx), Box::new(tx))
@@ -185,32 +187,78 @@ impl DeviceRx for ManualRx {
 struct ManualTx {
     caps: Capabilities,
     shared: Arc<Shared>,
+    prepared: Option<Arc<Prepared>>,
     stats: TxStats,
 }
 
-impl DeviceTx for ManualTx {
-    fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
+/// Copies of frames that were made beforehand.
+struct Prepared(PreparedSlots<(Vec<u8>, TxMeta)>);
+
+impl TxPrepare for Prepared {
+    fn prepare(&self, first: usize, frames: &[TxFrame<'_>]) {
+        for (slot, frame) in (first..).zip(frames) {
+            self.0.put(slot, copy(frame));
+        }
+    }
+}
+
+fn copy(frame: &TxFrame<'_>) -> (Vec<u8>, TxMeta) {
+    ([frame.head, frame.payload].concat(), frame.meta)
+}
+
+impl ManualTx {
+    /// Sends `count` frames, one after the other, as long as there is credit.
+    fn send(
+        &mut self,
+        count: usize,
+        frame: impl Fn(usize) -> Option<(Vec<u8>, TxMeta)>,
+    ) -> Result<usize, DeviceError> {
         let mut state = self.shared.state();
         if let Some(error) = &state.failure {
             return Err(error.clone());
         }
-        for (taken, frame) in frames.iter().enumerate() {
-            if !self.caps.admits(frame) {
-                self.stats.dropped += 1;
-                continue;
-            }
+        for taken in 0..count {
             if state.credit == Some(0) {
                 self.stats.busy += 1;
                 return Ok(taken);
             }
+            let frame = frame(taken).filter(|(bytes, meta)| {
+                let (head, payload, meta) = (&bytes[..], &[][..], *meta);
+                self.caps.admits(&TxFrame {
+                    head,
+                    payload,
+                    meta,
+                })
+            });
+            let Some((bytes, meta)) = frame else {
+                self.stats.dropped += 1;
+                continue;
+            };
             state.credit = state.credit.map(|credit| credit - 1);
-            state
-                .sent
-                .push(([frame.head, frame.payload].concat(), frame.meta));
             self.stats.frames += 1;
-            self.stats.bytes += frame.len() as u64;
+            self.stats.bytes += bytes.len() as u64;
+            state.sent.push((bytes, meta));
         }
-        Ok(frames.len())
+        Ok(count)
+    }
+}
+
+impl DeviceTx for ManualTx {
+    fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
+        self.send(frames.len(), |i| Some(copy(&frames[i])))
+    }
+
+    fn preparer(&mut self, slots: usize) -> Option<Arc<dyn TxPrepare>> {
+        let prepared = Arc::new(Prepared(PreparedSlots::new(slots)));
+        self.prepared = Some(Arc::clone(&prepared));
+        Some(prepared)
+    }
+
+    fn transmit_prepared(&mut self, first: usize, count: usize) -> Result<usize, DeviceError> {
+        let Some(prepared) = self.prepared.clone() else {
+            return Ok(0);
+        };
+        self.send(count, |i| prepared.0.take(first + i))
     }
 
     fn stats(&self) -> TxStats {

@@ -6,8 +6,9 @@
 //! and obeys the acknowledgments and windows of the stack. The simulated receiver acknowledges
 //! every second segment. Both open the connections themselves, and neither has a thread:
 //! [`PeerRx::claim`](crate::DeviceRx::claim) patches the headers of the next frames,
-//! [`PeerTx::transmit`](crate::DeviceTx::transmit) reads the headers of what the stack sends. The
-//! two halves share a few atomic words.
+//! [`PeerTx::transmit`](crate::DeviceTx::transmit) reads the headers of what the stack sends, or
+//! whoever builds the frames does that beforehand ([`TxPrepare`](crate::TxPrepare)). The two halves
+//! share a few atomic words.
 //!
 //! What differs from the paper:
 //!
@@ -70,6 +71,7 @@ mod config;
 mod handle;
 pub mod headers;
 mod pool;
+mod reader;
 mod receiver;
 mod sender;
 mod sums;
@@ -135,27 +137,9 @@ impl PeerDevice {
         };
         Ok((device, PeerHandle { shared, always }))
     }
-
-    /// [`Device::split`] with the halves' own types, for callers that want no virtual calls.
-    pub fn into_halves(self) -> (PeerRx, PeerTx) {
-        (self.rx, self.tx)
-    }
 }
 
-impl Device for PeerDevice {
-    fn capabilities(&self) -> Capabilities {
-        self.caps.clone()
-    }
-
-    fn mac(&self) -> [u8; 6] {
-        self.mac
-    }
-
-    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
-        let (rx, tx) = self.into_halves();
-        (Box::new(rx), Box::new(tx))
-    }
-}
+super::device!(PeerDevice, PeerRx, PeerTx);
 
 #[cfg(test)]
 mod tests;

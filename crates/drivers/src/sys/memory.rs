@@ -1,4 +1,4 @@
-//! Memory that is mapped, and hints to fetch it.
+//! Memory that is mapped.
 
 use libc::{c_int, c_void};
 use std::io;
@@ -7,38 +7,6 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 
 use super::check;
-
-/// Asks the processor to fetch `bytes` into its nearest cache, where that is known how. Waits for
-/// nothing.
-#[inline]
-pub(crate) fn prefetch(bytes: &[u8]) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        const LINE: usize = 64;
-        let (start, len) = (bytes.as_ptr(), bytes.len());
-        let fetch = |at| {
-            // SAFETY: a prefetch is a wish about any address, and never faults; SSE is in every
-            // x86-64.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(at).cast()) };
-        };
-        let mut at = 0;
-        // Four lines a turn: counting would cost more than asking.
-        while at + 4 * LINE <= len {
-            fetch(at);
-            fetch(at + LINE);
-            fetch(at + 2 * LINE);
-            fetch(at + 3 * LINE);
-            at += 4 * LINE;
-        }
-        while at < len {
-            fetch(at);
-            at += LINE;
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = bytes;
-}
 
 /// Pages that are mapped for as long as this lives.
 #[derive(Debug)]

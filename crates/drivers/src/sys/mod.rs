@@ -1,4 +1,4 @@
-//! Every system call of this crate, and the prefetch of the processor, one safe function each.
+//! Every system call of this crate, one safe function each.
 //!
 //! Descriptors are std's owned and borrowed ones, errors are `io::Error` with the kernel's number.
 //! What the kernel fills in is read back only as plain integers and byte arrays, for which every

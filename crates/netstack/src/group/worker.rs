@@ -4,6 +4,11 @@
 //! prepare (find verdicts of requests), apply (every request, in log order), perform (the effects of
 //! which this worker is primary), send (frames that are built), steal (work of stragglers).
 
+mod membership;
+mod sending;
+#[cfg(feature = "testkit")]
+mod steps;
+
 use core::any::Any;
 use core::panic::AssertUnwindSafe;
 use core::sync::atomic::Ordering;
@@ -13,7 +18,6 @@ use std::sync::Arc;
 use dominoes::group::WorkerState;
 use dominoes::{Seq, Spin, Subscription};
 
-use super::assign::{Owner, Primaries};
 use super::batches::{Intake, Publishing};
 use super::epochs::Epochs;
 use super::execute::{Executor, HeldUnits, Step, pinned};
@@ -30,26 +34,14 @@ use crate::log::effect::Effect;
 use crate::log::request::Request;
 use crate::state::apply::Replica;
 use crate::stats::{EffectStats, PumpStats};
-use crate::time::{Duration, Instant};
+use crate::time::Instant;
+use sending::SendWatch;
 
 /// After so many turns in a row without work, a worker also sends frames that others built.
 const IDLE_TURNS: u32 = 16;
 /// At most so many requests are applied in one turn: as many as two workers publish in one, if each
 /// frame is a request.
 const APPLY_BATCH: usize = 256;
-/// If frames wait and none was sent for so long, any worker sends, even a busy one. Building a few
-/// chunks of frames takes about this long.
-const SEND_TAKEOVER: Duration = Duration::from_micros(50);
-
-/// Watches whether frames are sent.
-#[derive(Clone, Copy, Default)]
-struct SendWatch {
-    /// Since when frames wait and none was sent.
-    since: Instant,
-    /// How many had been sent then.
-    sent: u64,
-}
-
 /// A worker: one replica of a group, and its share of the work.
 pub struct Worker<T: FaultHooks = ()> {
     pub(crate) id: usize,
@@ -157,152 +149,9 @@ impl<T: FaultHooks> Worker<T> {
         worker
     }
 
-    /// Replaces the worker's state by that of `snapshot`.
-    fn restart_from(&mut self, snapshot: Snapshot) {
-        let now = self.stragglers.now;
-        let Snapshot {
-            replica,
-            log,
-            pending,
-            epochs,
-        } = snapshot;
-        self.stragglers = Stragglers::new(self.shared.layout.slot_count());
-        self.stragglers.now = now;
-        self.cursor = Cursor::at_first(&pending);
-        self.unposted.clear();
-        self.prepared_bytes = 0;
-        self.send_watch = SendWatch::default();
-        (self.replica, self.log, self.pending, self.epochs) = (replica, log, pending, epochs);
-        self.state = WorkerState::JoinCheck;
-    }
-
-    /// Takes a snapshot if one is there, and goes on with the join check. Returns whether the
-    /// worker is active from now on.
-    pub(crate) fn try_join(&mut self) -> bool {
-        if self.state == WorkerState::Joining {
-            let Some(snapshot) = self.shared.membership.take_snapshot(self.id) else {
-                // Moves to the end of the log: a reader that stands still keeps slots from being
-                // used again.
-                let end = self.log.poll();
-                self.log.advance_to(end);
-                return false;
-            };
-            self.restart_from(snapshot);
-        }
-        self.run_join_check()
-    }
-
-    /// Becomes active at the position of its state.
-    pub(crate) fn activate(&mut self) {
-        self.reported = self
-            .shared
-            .activate(self.id, self.pending.first, self.replica.position());
-        self.prepared = self.replica.position();
-        self.confirmed = self.replica.position();
-        self.cursor = Cursor::at_first(&self.pending);
-        self.unposted = Vec::new();
-        self.state = WorkerState::Active;
-    }
-
-    /// If this worker was notified, handles the changes of its slot: join, leave, park, divergence.
-    /// Returns true if it has no state to work with; then the caller does nothing.
-    #[inline]
-    pub(crate) fn handle_membership(&mut self) -> bool {
-        self.shared.membership.is_notified(self.id) && self.handle_notification()
-    }
-
-    /// Notifies this worker, so that its next step handles the changes of its slot once more.
-    fn handle_again_next_turn(&self) {
-        self.shared.membership.notify(1 << self.id);
-    }
-
-    #[cold]
-    fn handle_notification(&mut self) -> bool {
-        if self.is_parked() {
-            // `return_to_log` stores atomics that belong to the solo worker, so a parked worker
-            // must not call it.
-            return true;
-        }
-        // Leaves solo mode: a worker that is given a state may join and leave before the next turn.
-        self.return_to_log();
-        let shared = Arc::clone(&self.shared);
-        shared.membership.clear_notification(self.id);
-        if shared.membership.take_divergence_report(self.id)
-            && matches!(self.state, WorkerState::Active | WorkerState::Leaving(_))
-            && self.leave_if_diverged()
-        {
-            self.handle_again_next_turn();
-            return true;
-        }
-        match self.state {
-            WorkerState::Gone => {
-                self.handle_again_next_turn();
-                return true;
-            }
-            WorkerState::Parked => {
-                (self.state, self.joined_from) = (WorkerState::Joining, WorkerState::Parked);
-                self.handle_again_next_turn();
-                return true;
-            }
-            WorkerState::Joining | WorkerState::JoinCheck => {
-                if !self.try_join() {
-                    self.handle_again_next_turn();
-                    return true;
-                }
-                self.count_join();
-            }
-            WorkerState::Active if shared.membership.is_leaving(self.id) => {
-                self.state = WorkerState::Leaving(self.log.poll());
-            }
-            WorkerState::Active | WorkerState::Leaving(_) | WorkerState::Diverged(_) => {}
-        }
-        if let WorkerState::Leaving(end) = self.state
-            && self.cursor.seq >= end
-        {
-            if shared.membership.try_leave(self.id) {
-                if shared.membership.take_park_request(self.id) {
-                    self.park();
-                } else {
-                    self.state = WorkerState::Gone;
-                }
-                self.handle_again_next_turn();
-                return true;
-            }
-            self.state = WorkerState::Active;
-        }
-        if self.serve_joiners() || self.state != WorkerState::Active {
-            self.handle_again_next_turn();
-        }
-        false
-    }
-
-    /// Whether it has a state, and was not asked to leave.
-    pub fn is_active(&self) -> bool {
-        self.state == WorkerState::Active && !self.shared.membership.is_leaving(self.id)
-    }
-
-    /// Gives up its state. It has performed its share.
-    fn park(&mut self) {
-        self.intake.abandon(&mut self.recycler);
-        self.put_back();
-        self.shared.release_slot(self.id, WorkerState::Parked);
-        self.restart_from(Snapshot::none(self.shared.world.limits));
-        self.state = WorkerState::Parked;
-    }
-
-    /// Whether this worker is parked: its turns do nothing until the others have too much to do.
-    pub fn is_parked(&self) -> bool {
-        self.state == WorkerState::Parked && self.shared.membership.parked() >> self.id & 1 != 0
-    }
-
     /// Whether this worker is the only active one, and works without the log.
     pub fn is_solo(&self) -> bool {
         self.log_mode == LogMode::Solo
-    }
-
-    /// Whether this worker has left as it was asked to. Nothing is left to do but to drop it.
-    pub fn has_left(&self) -> bool {
-        self.state == WorkerState::Gone
     }
 
     /// Takes each step of a turn once, as far as possible now. Returns how much it did.
@@ -393,69 +242,6 @@ impl<T: FaultHooks> Worker<T> {
             shared.work_event.notify_all();
         }
         Some(done)
-    }
-
-    /// Sends frames if this worker probably built the next one to be sent: that one, and its own
-    /// frames after it, are in the cache of its core. Sends frames of others, too, if it is `idle`
-    /// or if their worker is late. Sends nothing if another worker has the transmit pump.
-    fn send_in_turn(&mut self, idle: bool) -> usize {
-        let sent = self.shared.world.tx.sent();
-        let below = if idle || self.is_sender_late(sent) {
-            u64::MAX
-        } else if self.is_likely_sender(sent) {
-            self.own_frames_end(sent)
-        } else {
-            return 0;
-        };
-        match self.shared.tx.try_take() {
-            Some(mut tx) => tx.turn_below(below),
-            None => 0,
-        }
-    }
-
-    /// The frame number below which this worker may send, from `frame` on: the end of the chunk, or
-    /// no limit if the epoch of the chunk has one owner.
-    #[inline]
-    fn own_frames_end(&self, frame: u64) -> u64 {
-        let chunk = self.shared.frame_chunk_of(frame);
-        match self.epochs.of_frame_chunk(chunk).owners().count() {
-            1 => u64::MAX,
-            _ => self.shared.frame_chunk_end(frame),
-        }
-    }
-
-    /// Whether this worker should send `frame`: it owns the frame, the owner is not active, or the
-    /// owner is not known.
-    #[inline]
-    fn is_likely_sender(&self, frame: u64) -> bool {
-        let shared = &self.shared;
-        match shared.layout.primaries {
-            // Asking for the owner would claim the chunk.
-            Primaries::Greedy => true,
-            _ => {
-                let chunk = shared.frame_chunk_of(frame);
-                let membership = &shared.membership;
-                match shared
-                    .assignment
-                    .frame_owner(&self.epochs, membership, chunk, true)
-                {
-                    Owner::Worker(owner) => owner == self.id || !membership.is_active(owner),
-                    _ => true,
-                }
-            }
-        }
-    }
-
-    /// Whether frames wait and none was sent for [`SEND_TAKEOVER`]. The worker that should send
-    /// them may be held up, so this one does, even if it is busy.
-    #[inline]
-    fn is_sender_late(&mut self, sent: u64) -> bool {
-        let now = self.stragglers.now;
-        if self.send_watch.sent != sent || self.replica.frames().next == sent {
-            self.send_watch = SendWatch { since: now, sent };
-            return false;
-        }
-        now.since(self.send_watch.since) >= SEND_TAKEOVER
     }
 
     /// A turn without the receive pump. The time is that of the last [`turn`](Self::turn).
@@ -950,76 +736,5 @@ impl<T: FaultHooks> core::fmt::Debug for Worker<T> {
             .field("all_reported", &shared.performed)
             .field("all_verified", &shared.verified)
             .finish_non_exhaustive()
-    }
-}
-
-impl<T: FaultHooks> Drop for Worker<T> {
-    fn drop(&mut self) {
-        self.release();
-        // A test with fault hooks checks panics by itself.
-        #[cfg(feature = "testkit")]
-        if !T::ACTIVE {
-            self.shared.world.assert_no_panics(&self.replica);
-        }
-    }
-}
-
-impl<T: FaultHooks> Worker<T> {
-    /// Counts that it became active.
-    pub(crate) fn count_join(&mut self) {
-        let joined_from = core::mem::replace(&mut self.joined_from, WorkerState::Active);
-        self.shared.membership.count_join(joined_from);
-    }
-
-    /// Releases its slot. Units that it had begun were released when its last step ended.
-    fn release(&mut self) {
-        let id = self.id;
-        let waits = matches!(self.state, WorkerState::Joining | WorkerState::JoinCheck);
-        match self.state {
-            WorkerState::Parked => self.shared.membership.release(id, WorkerState::Joining),
-            WorkerState::Gone => self.shared.release_slot(id, WorkerState::Gone),
-            // It never became active.
-            state if waits && self.joined_from == WorkerState::Gone => {
-                self.shared.release_slot(id, state);
-            }
-            _ => self.shared.release_slot(id, WorkerState::Active),
-        }
-    }
-}
-
-/// The parts of [`Worker::work`], one by one, so that each can be measured.
-#[cfg(feature = "testkit")]
-impl<T: FaultHooks> Worker<T> {
-    /// Reads how far the log is published, and prepares this worker's requests. Returns how many.
-    pub fn prepare_ahead(&mut self) -> usize {
-        self.log.poll();
-        self.prepare_mine()
-    }
-
-    /// Applies the ready prefix of the log, as far as one turn does. Returns how many requests.
-    pub fn apply_all(&mut self) -> usize {
-        self.apply_ready(APPLY_BATCH)
-    }
-
-    /// Whether it and `other` posted equal fingerprints wherever both posted since `from`.
-    pub(crate) fn posted_alike(&self, other: &Worker<T>, from: u64) -> bool {
-        let posts = &self.shared.posts;
-        let own = posts.all(self.id).into_iter();
-        let mut own = own.filter(|(position, _)| *position >= from);
-        own.all(|(position, fingerprint)| {
-            let theirs = posts.at(other.id, position);
-            theirs.is_none_or(|theirs| theirs == fingerprint)
-        })
-    }
-
-    /// The position of the snapshot that the worker began with. Fingerprints that it posts after
-    /// that position count when replicas differ.
-    pub fn since(&self) -> u64 {
-        self.shared.membership.since(self.id)
-    }
-
-    /// Performs all effects whose primary this worker is. Returns how many.
-    pub fn perform_all(&mut self) -> usize {
-        self.perform_mine(u32::MAX).0
     }
 }

@@ -13,6 +13,9 @@ use crate::packet::UDP;
 use crate::packet::checksum::Sum;
 
 const TCP: u8 = 6;
+/// Bytes of both addresses and a TCP header without options.
+const HEAD_V4: usize = 8 + 20;
+const HEAD_V6: usize = 32 + 20;
 
 /// As [`prepare`], and stores the payload on the way where the pump reserved a place for it: what
 /// was just summed is not fetched a second time. Says whether it did. Where the run has a place,
@@ -24,14 +27,9 @@ pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &Run) -> 
     let (seg_len, _) = request.layout();
     let stored = world.streams.get(request.digest.hint).and_then(|stream| {
         stream.store_ahead(place, request.digest.len, |to| {
-            let mut left = to;
-            let mut verdict = 0;
-            for (i, frame) in run.frames().iter().enumerate() {
-                let (to, rest) = left.split_at_mut(left.len().min(seg_len as usize));
-                verdict |= Verdict::from(verify_and_copy(frame.bytes(), to)?) << i;
-                left = rest;
-            }
-            Some(verdict)
+            // All segments of a run are of one family.
+            let len = seg_len as usize;
+            store(run, len, &mut *to, verify_and_copy_v4).or_else(|| store_v6(run, len, to))
         })
     });
     match stored {
@@ -40,24 +38,54 @@ pub(crate) fn prepare_and_store(world: &World, request: &Request, run: &Run) -> 
     }
 }
 
+/// Stores the payload of a run's frames, `seg_len` bytes each, as `verify_and_copy` does. `None` if
+/// it cannot.
+#[inline(always)]
+fn store(
+    run: &Run,
+    seg_len: usize,
+    to: &mut [u8],
+    verify_and_copy: impl Fn(&[u8], &mut [u8]) -> Option<bool>,
+) -> Option<Verdict> {
+    let mut left = to;
+    let mut verdict = 0;
+    for (i, frame) in run.frames().iter().enumerate() {
+        let (to, rest) = left.split_at_mut(left.len().min(seg_len));
+        verdict |= Verdict::from(verify_and_copy(frame.bytes(), to)?) << i;
+        left = rest;
+    }
+    Some(verdict)
+}
+
+#[inline(never)]
+fn store_v6(run: &Run, seg_len: usize, to: &mut [u8]) -> Option<Verdict> {
+    store(run, seg_len, to, verify_and_copy_v6)
+}
+
 /// Copies the end of a frame (Ethernet, IP, TCP) to `to`, and says whether its TCP checksum is
 /// right. `None` if it is not one that can be done in one pass.
 #[inline(always)]
 pub(crate) fn verify_and_copy(frame: &[u8], to: &mut [u8]) -> Option<bool> {
-    let Some(covered) = wire::checksummed_at_once(frame) else {
-        return verify_and_copy_v6(frame, to);
-    };
+    match wire::is_ipv6(frame) {
+        true => verify_and_copy_v6(frame, to),
+        false => verify_and_copy_v4(frame, to),
+    }
+}
+
+#[inline(always)]
+fn verify_and_copy_v4(frame: &[u8], to: &mut [u8]) -> Option<bool> {
+    let covered = wire::checksummed_at_once(frame)?;
     let (head, payload) = covered.split_at(covered.len().checked_sub(to.len())?);
-    let sum = rest_of_pseudo_header::<8>(covered).add_head(head);
+    let sum = rest_of_pseudo_header::<8>(covered).add_head::<HEAD_V4>(head);
     Some(sum.add_copy(payload, to).is_good())
 }
 
-#[inline(never)]
+#[inline(always)]
 fn verify_and_copy_v6(frame: &[u8], to: &mut [u8]) -> Option<bool> {
     let covered = wire::ipv6::checksummed_at_once(frame)?;
     let (head, payload) = covered.split_at(covered.len().checked_sub(to.len())?);
-    let sum = rest_of_pseudo_header::<32>(covered).add(head);
-    Some(sum.add_copy(payload, to).is_good())
+    let sum = rest_of_pseudo_header::<32>(covered).add_head::<HEAD_V6>(head);
+    Some(sum.add_copy_here(payload, to).is_good())
 }
 
 /// Which segments of a run have a good checksum, one bit each.
@@ -147,10 +175,16 @@ pub(crate) fn is_good(frame: &[u8]) -> bool {
 
 #[inline(never)]
 fn is_good_v6(frame: &[u8]) -> bool {
-    match wire::ipv6::checksummed_at_once(frame) {
-        Some(covered) => rest_of_pseudo_header::<32>(covered).add(covered).is_good(),
-        None => is_good_in_parts(frame),
-    }
+    let Some(covered) = wire::ipv6::checksummed_at_once(frame) else {
+        return is_good_in_parts(frame);
+    };
+    let sum = rest_of_pseudo_header::<32>(covered);
+    // Most have no payload: others are summed while they are copied.
+    let sum = match covered.len() {
+        HEAD_V6 => sum.add_head::<HEAD_V6>(covered),
+        _ => sum.add(covered),
+    };
+    sum.is_good()
 }
 
 /// The pseudo header of a TCP segment without both addresses, which are the first `ADDRESSES` bytes

@@ -6,10 +6,13 @@
 //! [`TxPump`](crate::io::tx::TxPump).
 
 mod arp;
+mod commands;
 mod datagrams;
 pub(crate) mod migration;
+mod multicast;
 mod ndp;
 mod network;
+mod receiver;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -19,11 +22,10 @@ use dominoes_drivers::split::Target;
 
 use crate::groups::balance::Balance;
 use crate::groups::classify;
-use crate::io::claim::{ClaimMark, Claimer};
+use crate::io::claim::ClaimMark;
 use crate::io::gro::{Found, OpenRun, Parser};
 use crate::io::record::{Entry, Recorder, Written};
-use crate::io::sleep::Receiving;
-use crate::io::world::{Command, OpenResult, World};
+use crate::io::world::{OpenResult, World};
 use crate::io::{Batch, FrameRecycler, Run};
 use crate::ip::identification::Identifications;
 use crate::ip::neighbor::{Neighbors, WaitingOpen};
@@ -32,7 +34,7 @@ use crate::ip::reassembly::{Reassembly, ReassemblyLimits};
 use crate::ip::route::{AddressKind, Site};
 use crate::keys::{Domain, Keys};
 use crate::log::request::{
-    Address, Body, ConnId, Digest, Endpoint, Flow, GroupIndex, Mac, NetworkError, Request, Verdict,
+    Address, Body, ConnId, Digest, Flow, GroupIndex, Mac, NetworkError, Request, Verdict,
 };
 use crate::packet as wire;
 use crate::packet::{Malformed, Packet};
@@ -42,11 +44,10 @@ use crate::stats::PumpStats;
 use crate::time::Instant;
 use datagrams::Datagrams;
 use migration::Migrations;
+pub(crate) use receiver::Receiver;
 
 /// The most frames that a thread handles with a pump before it releases the pump.
 pub(crate) const BATCH: usize = 32;
-/// Batches of frames that are received before any is processed, where one worker does all the work.
-const MAX_BATCHES: usize = 4;
 /// Places of the log that frames leave free for time, credit and applications.
 pub(crate) const RESERVED: usize = 4;
 
@@ -267,26 +268,6 @@ impl RxPump {
         done
     }
 
-    /// As many turns as there are full batches, [`MAX_BATCHES`] at most. Returns how much was done.
-    pub(crate) fn turns(
-        &mut self,
-        now: Instant,
-        deadline: Instant,
-        claimer: &mut Claimer,
-        log: &mut impl Log,
-    ) -> usize {
-        let mut done = 0;
-        for _ in 0..MAX_BATCHES {
-            let batches = &mut Claiming { claimer };
-            let now_done = self.turn(now, deadline, batches, log);
-            done += now_done;
-            if now_done < BATCH {
-                break;
-            }
-        }
-        done
-    }
-
     /// No frames arrive, perhaps because the device has no free buffers: frames are returned by
     /// chunks of the log, and the last chunk is not full. Fills the chunk with empty requests.
     #[cold]
@@ -447,35 +428,6 @@ impl RxPump {
         done + self.reap(now, log)
     }
 
-    /// Publishes what applications commanded, as far as the log has room. Returns how much was
-    /// done.
-    #[inline]
-    fn poll_commands(&mut self, now: Instant, log: &mut impl Log) -> usize {
-        let mut done = 0;
-        // Checking whether there is something is cheaper than an attempt to take it.
-        while !self.world.commands.is_empty() && log.room() > 0 {
-            let Some(command) = self.world.commands.pop() else {
-                break;
-            };
-            self.command(now, command, log);
-            done += 1;
-        }
-        done
-    }
-
-    /// Publishes all commands that came before the frames of a batch: a listener's begins before
-    /// the first connection to it. Returns how much was done; `None` if the log had no room for
-    /// all.
-    #[inline]
-    pub(crate) fn commands_before_batch(
-        &mut self,
-        now: Instant,
-        log: &mut impl Log,
-    ) -> Option<usize> {
-        let done = self.poll_commands(now, log);
-        self.world.commands.is_empty().then_some(done)
-    }
-
     fn overdue(&mut self, now: Instant) -> Vec<WaitingOpen> {
         if self.neighbors.next_deadline() > now {
             return Vec::new();
@@ -516,154 +468,6 @@ impl RxPump {
         if self.world.control.push(frame).is_err() {
             self.stats.control_dropped += 1;
         }
-    }
-
-    fn command(&mut self, now: Instant, command: Command, log: &mut impl Log) {
-        let body = match command {
-            Command::Open { request_id, remote } => {
-                return self.resolve(now, WaitingOpen { request_id, remote }, log);
-            }
-            Command::Listen {
-                port,
-                backlog,
-                families,
-            } => Body::Listen {
-                port,
-                backlog,
-                families,
-            },
-            Command::Accepted { port, accepted } => Body::Accepted { port, accepted },
-            Command::Unlisten { port } => Body::Unlisten { port },
-            Command::Bind {
-                socket,
-                port,
-                families,
-            } => return self.bind(now, (socket, port, families), log),
-            Command::Connect { socket, remote } => return self.connect(socket, remote),
-            Command::Unbind { socket } => return self.unbind(socket),
-        };
-        self.publish_command(now, body, log);
-    }
-
-    fn resolve(&mut self, now: Instant, open: WaitingOpen, log: &mut impl Log) {
-        if self.waits_for_source(open) {
-            return;
-        }
-        let Some(next_hop) = self.site.next_hop(open.remote.address) else {
-            self.world
-                .complete_open(open.request_id, OpenResult::Unreachable);
-            return;
-        };
-        if let Some(mac) = self.neighbors.lookup(next_hop, now) {
-            return self.publish_open(now, open, mac, log);
-        }
-        match self.neighbors.wait_for(next_hop, open, now) {
-            Ok(true) => self.request_address(next_hop, None),
-            Ok(false) => {}
-            Err(open) => self
-                .world
-                .complete_open(open.request_id, OpenResult::NoRoom),
-        }
-    }
-
-    fn publish_open(&mut self, now: Instant, open: WaitingOpen, mac: Mac, log: &mut impl Log) {
-        let WaitingOpen { request_id, remote } = open;
-        let Some(source) = self.site.source(remote.address) else {
-            return self
-                .world
-                .complete_open(request_id, OpenResult::Unreachable);
-        };
-        let local = Endpoint::new(source, 0);
-        let body = Body::Open {
-            request_id,
-            local,
-            remote,
-            mac,
-        };
-        self.publish_command(now, body, log);
-    }
-
-    /// Publishes the progress of the application of `conn`. For a connection that is migrating this
-    /// waits until it has arrived.
-    fn progress(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
-        if !self.migration.has(conn) {
-            self.publish_progress(now, conn, log);
-        }
-    }
-
-    fn publish_progress(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
-        let Some(stream) = self.world.streams.get(conn) else {
-            return;
-        };
-        let (app_read, app_written, asked) = stream.progress();
-        if self.lingering.contains(&conn) {
-            if asked.orphan {
-                self.lingering.remove(&conn);
-                self.free(now, conn, log);
-            }
-            return;
-        }
-        let settings = asked.set.then(|| stream.settings());
-        let tuning = asked.tune.then(|| stream.tuning());
-        if let Some(settings) = settings {
-            self.publish_command(now, Body::Set { conn, settings }, log);
-        }
-        if let Some(tuning) = tuning {
-            self.publish_command(now, Body::Tune { conn, tuning }, log);
-        }
-        let body = if asked.abort {
-            Body::Abort { conn }
-        } else {
-            Body::Progress {
-                conn,
-                app_read,
-                app_written,
-                shutdown: asked.shutdown,
-                orphan: asked.orphan,
-            }
-        };
-        self.publish_command(now, body, log);
-    }
-
-    /// Frees the places of closed connections whose work is done and whose sockets are gone.
-    fn reap(&mut self, now: Instant, log: &mut impl Log) -> usize {
-        while !self.world.retired.is_empty()
-            && let Some(conn) = self.world.retired.pop()
-        {
-            self.closing.push_back((log.published(), conn));
-        }
-        let mut done = 0;
-        while let Some(&(position, conn)) = self.closing.front() {
-            if position > log.performed() || log.room() == 0 {
-                break;
-            }
-            // All frames of the connection are built by now. Some may still wait for the device,
-            // with payload in its send ring.
-            let numbered = self.numbered.get_or_insert_with(|| self.world.tx.claimed());
-            if self.world.tx.sent() < *numbered {
-                break;
-            }
-            self.numbered = None;
-            self.closing.pop_front();
-            self.arrived_is_closed(conn);
-            if let Some(stream) = self.world.streams.get(conn) {
-                stream.all_sent();
-                if stream.is_orphan() {
-                    self.free(now, conn, log);
-                } else {
-                    self.lingering.insert(conn);
-                }
-            }
-            done += 1;
-        }
-        done
-    }
-
-    fn free(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
-        self.recorded.remove(&conn);
-        self.over.remove(&conn);
-        self.world.streams.recycle(conn);
-        self.publish_command(now, Body::Free { conn }, log);
     }
 
     // Frames.
@@ -713,7 +517,7 @@ impl RxPump {
         if wire::is_ipv6(bytes) {
             return self.frame_v6(now, (batch, index), (src, dst), log);
         }
-        let broadcast = dst == [0xff; 6];
+        let broadcast = dst == [0xff; 6] || dst[0] & 1 != 0 && self.listens_at(dst);
         if dst != self.world.mac && !broadcast {
             self.stats.not_ours += 1;
             return;
@@ -768,11 +572,13 @@ impl RxPump {
         if self.site.classify(error.local.address) != AddressKind::Local {
             return;
         }
+        let (local, remote) = (error.local, error.remote);
+        let flow = Flow { local, remote };
+        if let NetworkError::TooBig { mtu } = what {
+            self.connection_too_big(now, &flow, mtu);
+        }
         let body = Body::NetworkError {
-            flow: Flow {
-                local: error.local,
-                remote: error.remote,
-            },
+            flow,
             seq: SeqNum(error.seq),
             what,
         };
@@ -880,96 +686,6 @@ impl<L: Log> Found for RunPublisher<'_, L> {
 
     fn other(&mut self, index: usize) {
         self.pump.others.push(index as u8);
-    }
-}
-
-/// Batches that are claimed when the pump wants them.
-struct Claiming<'a> {
-    claimer: &'a mut Claimer,
-}
-
-impl Batches for Claiming<'_> {
-    fn publish(&mut self, pump: &mut RxPump, now: Instant, log: &mut impl Log) -> (usize, bool) {
-        // Every frame may need a place in the log, and so may the gathered datagrams. Frames for
-        // which there is no room stay in the device.
-        let room = log.room().saturating_sub(RESERVED + 2).min(BATCH);
-        self.claimer.give_back(&mut pump.recycler);
-        if room == 0 {
-            pump.stats.log_full += 1;
-            return (0, false);
-        }
-        let batch = match self.claimer.unpublished.take() {
-            Some(batch) => batch,
-            None => {
-                let mut frames = pump.recycler.spare();
-                if self.claimer.claim(room, &mut frames) == 0 {
-                    pump.recycler.put_spare(frames);
-                    return (0, true);
-                }
-                Batch::new(frames)
-            }
-        };
-        let claimed = batch.len();
-        let commands = pump.commands_before_batch(now, log);
-        let room = log.room().saturating_sub(RESERVED + 2);
-        let Some(commands) = commands.filter(|_| claimed <= room) else {
-            pump.stats.log_full += 1;
-            self.claimer.unpublished = Some(batch);
-            return (0, false);
-        };
-        pump.stats.frames += claimed as u64;
-        pump.parse_and_publish(now, &batch, log);
-        pump.recycler.put_batch(batch);
-        (commands + claimed, false)
-    }
-
-    fn hold_many(&self) -> bool {
-        self.claimer.holds_many()
-    }
-}
-
-/// A receive pump and the device, for a thread that takes every step by itself.
-pub(crate) struct Receiver {
-    pub(crate) pump: RxPump,
-    claimer: Claimer,
-}
-
-impl Receiver {
-    pub(crate) fn new(pump: RxPump, claimer: Claimer) -> Self {
-        Receiver { pump, claimer }
-    }
-
-    /// As [`RxPump::turn`].
-    #[cfg(feature = "pipelined")]
-    pub(crate) fn turn(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
-        let claimer = &mut self.claimer;
-        self.pump
-            .turn(now, deadline, &mut Claiming { claimer }, log)
-    }
-
-    /// As [`RxPump::turns`].
-    pub(crate) fn turns(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
-        self.pump.turns(now, deadline, &mut self.claimer, log)
-    }
-
-    /// Whether there is something to publish that lies not in the device.
-    pub(crate) fn has_work(&self) -> bool {
-        self.claimer.unpublished.is_some() || self.pump.has_work()
-    }
-}
-
-impl Receiving for Receiver {
-    fn has_work(&mut self) -> bool {
-        Receiver::has_work(self)
-    }
-
-    fn next_deadline(&mut self) -> Instant {
-        self.pump.next_deadline()
-    }
-
-    fn wait(&mut self, timeout: Option<std::time::Duration>) {
-        self.pump.before_sleep();
-        self.claimer.wait(timeout);
     }
 }
 

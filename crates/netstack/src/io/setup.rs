@@ -96,44 +96,20 @@ impl Setup {
 
     setters! {
         limits: Limits;
+        gateway: IpAddr as Some;
+        ipv6: Ipv6Config as Some;
         routes: Vec<Route>;
+        recorder: Recorder as Some;
+        processor: Arc<dyn Processor> as Some;
         reassembly: ReassemblyLimits;
         announce: bool;
         balance: bool;
-    }
-
-    /// Sets `gateway`: see the [field](Self#structfield.gateway).
-    #[must_use]
-    pub fn gateway(mut self, gateway: IpAddr) -> Self {
-        self.gateway = Some(gateway);
-        self
-    }
-
-    /// Sets `ipv6`: see the [field](Self#structfield.ipv6).
-    #[must_use]
-    pub fn ipv6(mut self, ipv6: Ipv6Config) -> Self {
-        self.ipv6 = Some(ipv6);
-        self
     }
 
     /// Adds to `routes`: see the [field](Self#structfield.routes).
     #[must_use]
     pub fn route(mut self, route: Route) -> Self {
         self.routes.push(route);
-        self
-    }
-
-    /// Sets `recorder`: see the [field](Self#structfield.recorder).
-    #[must_use]
-    pub fn recorder(mut self, recorder: Recorder) -> Self {
-        self.recorder = Some(recorder);
-        self
-    }
-
-    /// Sets `processor`: see the [field](Self#structfield.processor).
-    #[must_use]
-    pub fn processor(mut self, processor: Arc<dyn Processor>) -> Self {
-        self.processor = Some(processor);
         self
     }
 }
@@ -230,11 +206,13 @@ impl Setup {
         Ok(())
     }
 
-    /// Fits the bounds to the device and builds what all variants share.
+    /// Fits the bounds to the device and builds what all variants share. If there may be several
+    /// `workers`, those that build frames prepare them for the device.
     pub(crate) fn build(
         mut self,
         device: Box<dyn Device>,
         delivery_slots: usize,
+        workers: usize,
     ) -> Result<Base, ConfigError> {
         self.check_networks()?;
         let ipv6 = self.take_ipv6();
@@ -289,8 +267,10 @@ impl Setup {
         }
         let slot_len = MAX_HEADERS + usize::from(limits.mss()).max(limits.frame_payload as usize);
         let mac = device.mac();
-        let (rx, tx) = device.split();
-        let (ring, transmitter) = TxRing::new(limits.tx_slots as usize, slot_len);
+        let (rx, mut tx) = device.split();
+        let slots = limits.tx_slots as usize;
+        let preparer = (workers > 1).then(|| tx.preparer(slots)).flatten();
+        let (ring, transmitter) = TxRing::new(slots, slot_len, preparer);
         let address = match self.address {
             IpAddr::V4(address) => address.into(),
             IpAddr::V6(_) => Site::NO_V4,
@@ -309,6 +289,10 @@ impl Setup {
             rx.waker(),
             (self.shared, self.group),
         );
+        #[cfg(feature = "rustls")]
+        {
+            world.workers = workers;
+        }
         world.streams.inline = inline;
         world.keys = Keys::new(self.secret);
         world.salt = self.salt;

@@ -18,6 +18,9 @@
 //! build it, and nobody waits. A builder takes what is its own of a chunk by one compare-and-swap,
 //! and the transmitter finds all of it by one load.
 //!
+//! Where the device lets builders do part of its work ([`TxPrepare`]), they do so before they
+//! publish, and the transmitter names slots to the device instead of frames.
+//!
 //! A claim that is dropped before it is published, also by unwinding, clears its bits: all of its
 //! frames count as not begun.
 //!
@@ -44,7 +47,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use crossbeam_utils::CachePadded;
-use dominoes_drivers::{TxFrame, TxMeta};
+use dominoes_drivers::{TxFrame, TxMeta, TxPrepare};
 
 use crate::config::tx_chunk;
 use crate::io::prefetch::{prefetch_at, prefetch_of};
@@ -52,6 +55,12 @@ use crate::io::stream::BorrowedPayload;
 use crate::io::sync::{AtomicU64, Shadow};
 
 pub(crate) use pump::TxPump;
+
+/// The most frames of a chunk: as many as its words have bits for.
+const MAX_CHUNK: usize = 32;
+/// Frames that are prepared for the device by one call, at most: so few that all of them are in the
+/// nearest cache when it reads them.
+const PREPARED_TOGETHER: usize = 8;
 
 /// Slots behind a hole that one call looks at.
 const MAX_SCAN: u64 = 8;
@@ -92,12 +101,15 @@ pub(crate) struct TxRing {
     memory: Box<[UnsafeCell<u8>]>,
     slot_len: usize,
     sent: CachePadded<AtomicU64>,
+    /// What builders do to frames for the device, if it has such.
+    preparer: Option<Arc<dyn TxPrepare>>,
     /// Of each slot, what it holds.
     shadow: Shadow,
 }
 
 // SAFETY: of a slot, `built`, `carried` and the memory are written only by who set its bit in
-// `taken`, and read only by the one `Transmitter` after it saw the bit in `ready`. What frames carry
+// `taken`, and read by that one, before it publishes, and by the one `Transmitter` after it saw the
+// bit in `ready`. What frames carry
 // besides may be read by any thread.
 unsafe impl Sync for TxRing {}
 // SAFETY: nothing in it belongs to a thread.
@@ -109,14 +121,26 @@ pub(crate) struct Diverged(pub(crate) u64);
 
 impl TxRing {
     /// `slots` (a power of two) frames of at most `slot_len` bytes, and the one handle that sends
-    /// them.
-    pub(crate) fn new(slots: usize, slot_len: usize) -> (Arc<TxRing>, Transmitter) {
-        TxRing::with_chunks(slots, slot_len, tx_chunk(slots as u64) as usize)
+    /// them. Builders call `preparer`, which is for as many slots.
+    pub(crate) fn new(
+        slots: usize,
+        slot_len: usize,
+        preparer: Option<Arc<dyn TxPrepare>>,
+    ) -> (Arc<TxRing>, Transmitter) {
+        let chunk = tx_chunk(slots as u64) as usize;
+        TxRing::with_chunks(slots, slot_len, chunk, preparer)
     }
 
     /// The same, with chunks of `chunk` frames, a power of two up to 32 and up to `slots`.
-    fn with_chunks(slots: usize, slot_len: usize, chunk: usize) -> (Arc<TxRing>, Transmitter) {
-        assert!(slots.is_power_of_two() && chunk.is_power_of_two() && chunk <= slots.min(32));
+    fn with_chunks(
+        slots: usize,
+        slot_len: usize,
+        chunk: usize,
+        preparer: Option<Arc<dyn TxPrepare>>,
+    ) -> (Arc<TxRing>, Transmitter) {
+        assert!(
+            slots.is_power_of_two() && chunk.is_power_of_two() && chunk <= slots.min(MAX_CHUNK)
+        );
         let slot_len = slot_len.next_multiple_of(64);
         let zeros = vec![0u8; slots * slot_len].into_boxed_slice();
         // SAFETY: `UnsafeCell<u8>` has the layout of `u8`, and the box is the only owner.
@@ -136,6 +160,7 @@ impl TxRing {
             memory,
             slot_len,
             sent: CachePadded::new(AtomicU64::new(0)),
+            preparer,
             shadow: Shadow::new(slots),
         });
         let transmitter = Transmitter {
@@ -219,6 +244,7 @@ impl TxRing {
             ring: self,
             chunk,
             frames,
+            prepared: self.index(first),
             next: self.index(first),
             end: self.index(first) + count as usize,
         })
@@ -259,6 +285,36 @@ impl TxRing {
         prefetch_at(self.bytes(index), len.min(self.slot_len));
     }
 
+    /// The frame in slot `index`, which is built.
+    ///
+    /// # Safety
+    /// Nobody writes the slot, or what it carries, until the last use of what is returned: it is
+    /// not published, and the caller has claimed it, or the caller saw its bit in `ready`, and it
+    /// has not left.
+    #[inline(always)]
+    unsafe fn frame(&self, index: usize) -> TxFrame<'_> {
+        self.shadow.read(index, 1);
+        // SAFETY: whoever built it did so before; the caller vouches for the rest.
+        let (built, bytes) = unsafe {
+            let built = *self.built[index].get();
+            let bytes = core::slice::from_raw_parts(self.bytes(index), built.len as usize);
+            (built, bytes)
+        };
+        let (head, mut payload) = bytes.split_at(built.head as usize);
+        if built.is_carried {
+            // SAFETY: as above; the builder stored it with the rest.
+            let carried = unsafe { *self.carried[index].get() };
+            // SAFETY: the frame has not left. The streams are part of the world, and whoever has
+            // the claim or the transmitter has the world.
+            payload = carried.map_or(&[], |carried| unsafe { carried.bytes() });
+        }
+        TxFrame {
+            head,
+            payload,
+            meta: built.meta,
+        }
+    }
+
     /// The memory of slot `index`.
     #[inline(always)]
     fn bytes(&self, index: usize) -> *mut u8 {
@@ -273,6 +329,8 @@ pub(crate) struct TxClaim<'a> {
     chunk: &'a Chunk,
     /// The frames, a bit each as in the chunk's words.
     frames: u32,
+    /// The slot of the first frame that is not prepared.
+    prepared: usize,
     /// The slot of the first frame that is not built, and the one behind the last.
     next: usize,
     end: usize,
@@ -336,6 +394,9 @@ impl TxClaim<'_> {
             };
         }
         self.next += 1;
+        if self.next - self.prepared == PREPARED_TOGETHER {
+            self.prepare();
+        }
     }
 
     /// All frames are built, and leave when those before them have.
@@ -345,11 +406,28 @@ impl TxClaim<'_> {
     #[inline(always)]
     pub(crate) fn publish(mut self) {
         assert!(self.next == self.end, "frames are published and not built");
+        self.prepare();
         let frames = core::mem::take(&mut self.frames);
         // ORDERING: Release, pairs with the Acquire in `Transmitter::ready_in`.
         self.chunk
             .ready
             .fetch_or(word(0, frames), Ordering::Release);
+    }
+
+    /// Prepares the frames that are built and not prepared, if the device has such.
+    #[inline(always)]
+    fn prepare(&mut self) {
+        let first = core::mem::replace(&mut self.prepared, self.next);
+        if let Some(preparer) = &self.ring.preparer
+            && first < self.next
+        {
+            let mut frames = ArrayVec::<_, PREPARED_TOGETHER>::new();
+            for slot in first..self.next {
+                // SAFETY: we have claimed it and built it, and publish it after the last use.
+                frames.push(unsafe { self.ring.frame(slot) });
+            }
+            preparer.prepare(first, &frames);
+        }
     }
 }
 
@@ -399,6 +477,16 @@ pub(crate) struct Transmitter {
 }
 
 impl Transmitter {
+    /// Whether frames are prepared by those who build them.
+    pub(crate) fn are_prepared(&self) -> bool {
+        self.ring.preparer.is_some()
+    }
+
+    /// The slot of frame `frame`.
+    pub(crate) fn slot(&self, frame: u64) -> usize {
+        self.ring.index(frame)
+    }
+
     /// Sends past a hole once `calls` calls have found it and `frames` frames are ready behind it;
     /// the default is never.
     pub(crate) fn send_past(&mut self, frames: u64, calls: u32) {
@@ -448,14 +536,34 @@ impl Transmitter {
         below: u64,
         out: &mut ArrayVec<TxFrame<'a>, N>,
     ) {
-        let end = below.min(self.next + out.remaining_capacity() as u64);
+        self.each_ready(below, out.remaining_capacity(), |frame| {
+            // SAFETY: its bit is set in `ready`, and it stays so until `advance`, which needs this
+            // handle mutably; until then nobody writes the slot.
+            out.push(unsafe { self.ring.frame(self.ring.index(frame)) });
+        });
+    }
+
+    /// How many frames [`Transmitter::ready`] finds if there is room for `most`, and the slot of
+    /// the first. Those that it counts have their slots in a row.
+    #[inline]
+    pub(crate) fn ready_in_a_row(&self, below: u64, most: usize) -> (usize, usize) {
+        let first = self.ring.index(self.next);
+        let mut count = 0;
+        let most = most.min(self.ring.built.len() - first);
+        self.each_ready(below, most, |_| count += 1);
+        (first, count)
+    }
+
+    #[inline(always)]
+    fn each_ready(&self, below: u64, most: usize, mut each: impl FnMut(u64)) {
+        let end = below.min(self.next + most as u64);
         let mut first = self.next;
         while first < end {
             let ready = self.unsent_in(first) >> self.ring.bit(first);
             let behind = first + u64::from(ready.trailing_ones());
             let chunk_end = self.ring.chunk_end(first);
             for frame in first..behind.min(end) {
-                out.push(self.frame(frame));
+                each(frame);
             }
             if behind < chunk_end {
                 return;
@@ -476,38 +584,12 @@ impl Transmitter {
                 if out.is_full() {
                     break;
                 }
-                out.push(self.frame(frame));
+                // SAFETY: as in `ready`; the other call is `pass`.
+                out.push(unsafe { self.ring.frame(self.ring.index(frame)) });
                 picked.push(frame);
             }
         }
         picked
-    }
-
-    /// Frame `frame`, which is ready.
-    #[inline(always)]
-    fn frame(&self, frame: u64) -> TxFrame<'_> {
-        let index = self.ring.index(frame);
-        self.ring.shadow.read(index, 1);
-        // SAFETY: the caller saw the bit in `ready`, and it stays so until `advance`, which needs
-        // this handle mutably; until then nobody writes the slot.
-        let (built, bytes) = unsafe {
-            let built = *self.ring.built[index].get();
-            let bytes = core::slice::from_raw_parts(self.ring.bytes(index), built.len as usize);
-            (built, bytes)
-        };
-        let (head, mut payload) = bytes.split_at(built.head as usize);
-        if built.is_carried {
-            // SAFETY: as above; the builder stored it before the bit.
-            let carried = unsafe { *self.ring.carried[index].get() };
-            // SAFETY: the frame is not sent before `advance` or `pass`, as above. The streams are
-            // part of the world, and whoever has this handle has the world.
-            payload = carried.map_or(&[], |carried| unsafe { carried.bytes() });
-        }
-        TxFrame {
-            head,
-            payload,
-            meta: built.meta,
-        }
     }
 
     /// Whether a frame is ready.

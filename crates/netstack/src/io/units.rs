@@ -108,6 +108,22 @@ impl<T> UnitRing<T> {
 
     /// Lets `fill` make the next unit. False if the ring is full. One thread at a time pushes.
     pub(crate) fn push(&self, fill: impl FnOnce(&mut T)) -> bool {
+        self.push_in(UnitState::Ready, fill)
+    }
+
+    /// As [`UnitRing::push`], of a unit that is processed already.
+    pub(crate) fn push_done(&self, fill: impl FnOnce(&mut T)) -> bool {
+        self.push_in(UnitState::Done, fill)
+    }
+
+    /// Whether the next unit has room. For the producer.
+    pub(crate) fn has_room(&self) -> bool {
+        let number = self.pushed.load(Ordering::Relaxed);
+        // ORDERING: Relaxed: who pushes looks again.
+        self.slot(number).word.load(Ordering::Relaxed) == word(number, UnitState::Free)
+    }
+
+    fn push_in(&self, state: UnitState, fill: impl FnOnce(&mut T)) -> bool {
         let number = self.pushed.load(Ordering::Relaxed);
         let slot = self.slot(number);
         // ORDERING: Acquire, pairs with the Release in `take`: the consumer is done with the unit
@@ -116,9 +132,8 @@ impl<T> UnitRing<T> {
             return false;
         }
         fill(&mut slot.enter().value);
-        // ORDERING: Release, pairs with the Acquire in `claim`.
-        slot.word
-            .store(word(number, UnitState::Ready), Ordering::Release);
+        // ORDERING: Release, pairs with the Acquire in `claim`, and in `take`.
+        slot.word.store(word(number, state), Ordering::Release);
         // ORDERING: Release, pairs with the Acquire in `claim`, which looks no farther.
         self.pushed.store(number + 1, Ordering::Release);
         true
@@ -158,11 +173,21 @@ impl<T> UnitRing<T> {
 
     /// Whether a unit is ready.
     pub(crate) fn has_ready(&self) -> bool {
+        self.ready().next().is_some()
+    }
+
+    /// Whether `count` units are ready.
+    pub(crate) fn are_ready(&self, count: usize) -> bool {
+        self.ready().take(count).count() == count
+    }
+
+    /// The numbers of those that are.
+    fn ready(&self) -> impl Iterator<Item = u64> {
         let taken = self.taken.load(Ordering::Relaxed);
         // ORDERING: Relaxed: who claims looks again.
         let pushed = self.pushed.load(Ordering::Relaxed);
-        (taken..pushed).any(|number| {
-            self.slot(number).word.load(Ordering::Relaxed) == word(number, UnitState::Ready)
+        (taken..pushed).filter(|number| {
+            self.slot(*number).word.load(Ordering::Relaxed) == word(*number, UnitState::Ready)
         })
     }
 
@@ -338,6 +363,10 @@ impl Drop for TextBuffer {
     }
 }
 
+/// What the panic of a worker carries that [`UnitQueue::fail_after`] planned.
+#[cfg(feature = "testkit")]
+pub(crate) struct KilledInUnit;
+
 /// What has units for the workers of a stack, and buffers for them.
 pub(crate) struct UnitQueue {
     waiting: SegQueue<Arc<dyn UnitWork>>,
@@ -448,10 +477,11 @@ impl UnitQueue {
         holds
     }
 
-    /// Lets the worker unwind that processes the unit after the next `units`.
+    /// Lets the worker unwind that processes the unit after the next `units`; `None`: no worker.
     #[cfg(feature = "testkit")]
-    pub(crate) fn fail_after(&self, units: u64) {
-        self.fails_after.store(units + 1, Ordering::Relaxed);
+    pub(crate) fn fail_after(&self, units: Option<u64>) {
+        let after = units.map_or(0, |units| units + 1);
+        self.fails_after.store(after, Ordering::Relaxed);
     }
 
     /// Lets workers stop in the middle of units, or go on.
@@ -481,7 +511,7 @@ impl UnitQueue {
         if self.fails_after.load(Ordering::Relaxed) > 0
             && self.fails_after.fetch_sub(1, Ordering::Relaxed) == 1
         {
-            std::panic::resume_unwind(Box::new("killed"));
+            std::panic::resume_unwind(Box::new(KilledInUnit));
         }
     }
 }
@@ -626,7 +656,7 @@ mod tests {
         #[test]
         fn units_come_out_in_order_however_they_are_claimed(
             len in 1usize..6,
-            steps in proptest::collection::vec((0u8..5, any::<prop::sample::Index>()), 1..200),
+            steps in proptest::collection::vec((0u8..6, any::<prop::sample::Index>()), 1..200),
         ) {
             let ring: UnitRing<(u32, bool)> = UnitRing::new(len);
             let mut expected = VecDeque::new();
@@ -643,6 +673,15 @@ mod tests {
                         }
                     }
                     1 => claims.extend(ring.claim()),
+                    4 => {
+                        let room = ring.has_room();
+                        let pushed = ring.push_done(|unit| *unit = (next, true));
+                        prop_assert_eq!((pushed, room), (expected.len() < len, pushed));
+                        if pushed {
+                            expected.push_back((next, true));
+                            next += 1;
+                        }
+                    }
                     2 if !claims.is_empty() => {
                         let mut claim = claims.swap_remove(index.index(claims.len()));
                         prop_assert!(!claim.1, "it was done before");
@@ -657,6 +696,8 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(ring.len(), expected.len());
+                prop_assert_eq!(ring.are_ready(1), ring.has_ready());
+                prop_assert!(!ring.are_ready(expected.len() + 1));
             }
             claims.clear();
             while let Some(mut claim) = ring.claim() {

@@ -21,6 +21,7 @@ use crate::io::udp_queues::{Bindings, Queues};
 #[cfg(feature = "rustls")]
 use crate::io::units::{UnitQueue, UnitWork};
 use crate::io::view::View;
+use crate::ip::multicast::Member;
 use crate::ip::route::Site;
 use crate::ip::v6::Place;
 use crate::keys::{Domain, Keys};
@@ -61,6 +62,11 @@ pub(crate) enum Command {
     },
     Unbind {
         socket: ConnId,
+    },
+    /// A socket listens to a group, or does not any more.
+    Member {
+        member: Member<ConnId>,
+        listens: bool,
     },
 }
 
@@ -318,6 +324,9 @@ impl SocketTable {
 /// Shared by everything that belongs to one stack.
 pub(crate) struct World {
     pub(crate) limits: Limits,
+    /// How many workers there are, or may be.
+    #[cfg(feature = "rustls")]
+    pub(crate) workers: usize,
     pub(crate) mac: [u8; 6],
     pub(crate) address: Address,
     /// Without IPv6, where our place changes; see [`World::with_site`].
@@ -467,6 +476,8 @@ impl World {
         }
         World {
             limits,
+            #[cfg(feature = "rustls")]
+            workers: 1,
             mac,
             address,
             site,

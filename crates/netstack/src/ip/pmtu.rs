@@ -1,5 +1,5 @@
-//! What routers said of the path to a destination, for datagrams of IPv6 (RFC 8201). Connections
-//! know for themselves.
+//! What routers said of the path to a destination, be it about datagrams or connections, for
+//! datagrams of IPv6 (RFC 8201). Connections know for themselves.
 
 use std::collections::HashMap;
 

@@ -29,18 +29,16 @@ impl Sum {
         Sum(fold64(self.0, sum_words(bytes)))
     }
 
-    /// As [`Sum::add`], of addresses and a TCP header, as a rule without options.
+    /// As [`Sum::add`], of addresses and a TCP header, as a rule without options: then they are
+    /// `PLAIN` bytes.
     #[inline]
     #[must_use]
-    pub(crate) fn add_head(self, bytes: &[u8]) -> Sum {
-        const PLAIN: usize = 8 + 20;
+    pub(crate) fn add_head<const PLAIN: usize>(self, bytes: &[u8]) -> Sum {
         let sum = match <&[u8; PLAIN]>::try_from(bytes) {
             Ok(plain) => {
-                let (words, _) = plain.as_chunks::<4>();
-                words
-                    .iter()
-                    .map(|w| u64::from(u32::from_ne_bytes(*w)))
-                    .sum()
+                let (words, last) = plain.as_chunks::<8>();
+                let words = words.iter().map(|word| u64::from_ne_bytes(*word));
+                fold64(words.fold(0, fold64), sum_short(last))
             }
             Err(_) => sum_short(bytes),
         };
@@ -55,6 +53,13 @@ impl Sum {
     #[must_use]
     pub(crate) fn add_copy(self, from: &[u8], to: &mut [u8]) -> Sum {
         Sum(fold64(self.0, copy_words(from, to)))
+    }
+
+    /// As [`Sum::add_copy`], for a place that is worth more code: there is no call.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn add_copy_here(self, from: &[u8], to: &mut [u8]) -> Sum {
+        Sum(fold64(self.0, copy_words_here(from, to)))
     }
 
     /// Copies `parts` to `to`, end to end, and adds them, wherever the first of them ends.
@@ -168,6 +173,12 @@ fn sum_words(bytes: &[u8]) -> u64 {
 
 #[inline]
 fn copy_words(from: &[u8], to: &mut [u8]) -> u64 {
+    copy_words_here(from, to)
+}
+
+/// As [`copy_words`], never by a call.
+#[inline(always)]
+fn copy_words_here(from: &[u8], to: &mut [u8]) -> u64 {
     assert_eq!(from.len(), to.len());
     #[cfg(target_arch = "x86_64")]
     if from.len() >= WIDE {

@@ -185,12 +185,26 @@ fn sum_of_what_agrees(head: &[u8]) -> u32 {
 mod tests {
     use super::*;
     use crate::packet::flow::Address;
-    use crate::packet::{Packet, SackBlocks, TcpHeaders, emit_tcp, parse, parse_plain};
+    use crate::packet::tests::headers;
+    use crate::packet::{Packet, TcpHeaders, emit_tcp, parse, parse_plain};
     use proptest::prelude::*;
     use smoltcp::wire as sw;
 
     fn fix_checksums(frame: &mut [u8]) {
         sw::Ipv4Packet::new_unchecked(&mut frame[ETHERNET_HEADER..]).fill_checksum();
+    }
+
+    /// Headers without options besides timestamps.
+    fn plain(timestamps: bool, payload_len: usize) -> TcpHeaders {
+        TcpHeaders {
+            flags: 0x10,
+            timestamps: timestamps.then_some((1, 2)),
+            mss: None,
+            window_scale: None,
+            sack_permitted: false,
+            payload_len,
+            ..headers()
+        }
     }
 
     proptest! {
@@ -205,28 +219,7 @@ mod tests {
             timestamps in any::<bool>(),
             payload_len in prop_oneof![Just(0usize), Just(20)],
         ) {
-            let mut headers = TcpHeaders {
-                src_mac: [2; 6],
-                dst_mac: [4; 6],
-                src: Address::ipv4(10, 0, 0, 1),
-                dst: Address::ipv4(10, 0, 0, 2),
-                src_port: 80,
-                dst_port: 4000,
-                seq: 0xfedc_ba98,
-                ack: 17,
-                wnd: 512,
-                flags: 0x10,
-                timestamps: timestamps.then_some((1, 2)),
-                mss: None,
-                window_scale: None,
-                sack_permitted: false,
-                sack: SackBlocks::default(),
-                ect: false,
-                ttl: 64,
-                tos: 0,
-                label: 0,
-                payload_len,
-            };
+            let mut headers = plain(timestamps, payload_len);
             let mut frame = vec![7; 120];
             let head = emit_tcp(&mut frame, &headers);
             let Some(first) = parse_plain(&frame) else { panic!("not plain") };
@@ -277,26 +270,10 @@ mod tests {
             payload_len in prop_oneof![Just(0usize), Just(20)],
         ) {
             let mut headers = TcpHeaders {
-                src_mac: [2; 6],
-                dst_mac: [4; 6],
                 src: Address::of_words([0x2001_0db8_0000_0000, 1]),
                 dst: Address::of_words([0x2001_0db8_0000_0000, 2]),
-                src_port: 80,
-                dst_port: 4000,
-                seq: 0xfedc_ba98,
-                ack: 17,
-                wnd: 512,
-                flags: 0x10,
-                timestamps: timestamps.then_some((1, 2)),
-                mss: None,
-                window_scale: None,
-                sack_permitted: false,
-                sack: SackBlocks::default(),
-                ect: false,
-                ttl: 64,
-                tos: 0,
                 label: 0x54321,
-                payload_len,
+                ..plain(timestamps, payload_len)
             };
             let mut frame = vec![7; 140];
             let head = emit_tcp(&mut frame, &headers);

@@ -327,11 +327,11 @@ pub(crate) fn checksummed_at_once(frame: &[u8]) -> Option<&[u8]> {
 /// What an outgoing IPv6 header says.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header {
-    pub(crate) src_mac: [u8; 6],
-    pub(crate) dst_mac: [u8; 6],
+    pub(crate) next_header: u8,
     pub(crate) src: Address,
     pub(crate) dst: Address,
-    pub(crate) next_header: u8,
+    pub(crate) src_mac: [u8; 6],
+    pub(crate) dst_mac: [u8; 6],
     pub(crate) hop_limit: u8,
     /// DSCP (RFC 2474) and ECN (RFC 3168).
     pub(crate) traffic_class: u8,

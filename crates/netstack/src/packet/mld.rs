@@ -1,6 +1,7 @@
 //! Messages of multicast listeners (RFC 2710, RFC 3810).
 
 use super::icmpv6;
+use super::igmp::Record;
 use super::ipv6::{self, Content, IPV6_HEADERS};
 use super::ndp::group_mac;
 use crate::packet::flow::Address;
@@ -8,10 +9,6 @@ use crate::packet::flow::Address;
 const QUERY: u8 = 130;
 const REPORT_V1: u8 = 131;
 const REPORT_V2: u8 = 143;
-/// A listener has begun to want all that is sent to a group (RFC 3810 section 5.2.12).
-const CHANGE_TO_EXCLUDE: u8 = 4;
-/// It wants that already.
-const MODE_IS_EXCLUDE: u8 = 2;
 /// Routers that listen to reports.
 const LISTENING_ROUTERS: Address = Address::of_words([0xff02 << 48, 0x16]);
 /// Hop-by-hop options that make routers look at a packet (RFC 2711), and padding.
@@ -79,19 +76,12 @@ fn frame(src_mac: [u8; 6], src: Address, dst: Address, message: &mut [u8]) -> Ve
     frame
 }
 
-/// A frame that reports that we listen to `groups` (RFC 3810 section 5.2): since now, or as before.
-/// `src` is zeros while we have no address.
-pub(crate) fn report(src_mac: [u8; 6], src: Address, groups: &[Address], is_new: bool) -> Vec<u8> {
-    let kind = if is_new {
-        CHANGE_TO_EXCLUDE
-    } else {
-        MODE_IS_EXCLUDE
-    };
-    let [high, low] = (groups.len() as u16).to_be_bytes();
+/// A frame that reports `records` (RFC 3810 section 5.2). `src` is zeros while we have no address.
+pub(crate) fn report(src_mac: [u8; 6], src: Address, records: &[Record]) -> Vec<u8> {
+    let [high, low] = (records.len() as u16).to_be_bytes();
     let mut message = vec![REPORT_V2, 0, 0, 0, 0, 0, high, low];
-    for group in groups {
-        message.extend([kind, 0, 0, 0]);
-        message.extend(group.bytes());
+    for record in records {
+        record.write(&mut message);
     }
     frame(src_mac, src, LISTENING_ROUTERS, &mut message)
 }
@@ -106,6 +96,7 @@ pub(crate) fn report_v1(src_mac: [u8; 6], src: Address, group: Address) -> Vec<u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::packet::igmp::Mode;
     use crate::packet::{Packet, parse as parse_frame};
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -124,13 +115,18 @@ mod tests {
 
     #[test]
     fn a_report_is_addressed_to_listening_routers_and_alerts_those_on_the_way() {
-        let sent = report(MAC, US, &[GROUP], true);
+        let record = Record {
+            mode: Mode::ToExclude,
+            group: GROUP,
+            sources: Vec::new(),
+        };
+        let sent = report(MAC, US, &[record]);
         assert!(matches!(parse_frame(&sent), Ok(Packet::Link { .. })));
         assert_eq!(sent[..6], [0x33, 0x33, 0, 0, 0, 0x16]);
         assert_eq!((sent[20], sent[21]), (0, 1));
         assert_eq!(sent[54..62], ROUTER_ALERT);
         assert_eq!(sent[62], REPORT_V2);
-        assert_eq!(sent[68..74], [0, 1, CHANGE_TO_EXCLUDE, 0, 0, 0]);
+        assert_eq!(sent[68..74], [0, 1, Mode::ToExclude as u8, 0, 0, 0]);
         assert_eq!(sent[74..90], GROUP.bytes());
         let old = report_v1(MAC, US, GROUP);
         assert!(matches!(parse_frame(&old), Ok(Packet::Link { .. })));

@@ -204,6 +204,16 @@ struct Shared {
     descriptor: Descriptor,
 }
 
+/// What a socket is to a poller, if it can be ready in a way that is asked for.
+fn allowed(socket: &impl Source, interest: Interest) -> io::Result<Registered<'_>> {
+    let registered = socket.registered();
+    if registered.target.allows(interest) {
+        Ok(registered)
+    } else {
+        Err(io::ErrorKind::InvalidInput.into())
+    }
+}
+
 impl Poller {
     /// A poller without sockets.
     ///
@@ -237,10 +247,7 @@ impl Poller {
         interest: Interest,
         trigger: Trigger,
     ) -> io::Result<()> {
-        let Registered { target, watched } = socket.registered();
-        if !target.allows(interest) {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
+        let Registered { target, watched } = allowed(socket, interest)?;
         let mut list = watched.lock();
         if list.iter().any(|one| one.is_with(&self.shared)) {
             return Err(io::ErrorKind::AlreadyExists.into());
@@ -266,10 +273,7 @@ impl Poller {
         interest: Interest,
         trigger: Trigger,
     ) -> io::Result<()> {
-        let Registered { target, watched } = socket.registered();
-        if !target.allows(interest) {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
+        let Registered { watched, .. } = allowed(socket, interest)?;
         let list = watched.lock();
         let found = list.iter().find(|one| one.is_with(&self.shared));
         let found = found.ok_or(io::ErrorKind::NotFound)?;

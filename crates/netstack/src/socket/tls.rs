@@ -98,6 +98,8 @@ pub use error::TlsError;
 pub use handshake::{TlsHandshake, TlsInfo};
 #[cfg(feature = "testkit")]
 pub use prepared::{PreparedTls, RecordKey};
+#[cfg(all(feature = "testkit", debug_assertions))]
+pub use record::nonces::{NonceTally, count_nonces};
 
 /// A TLS connection: bytes in and out, in order. The [module's documentation](self) says what it
 /// promises.

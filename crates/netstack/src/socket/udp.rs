@@ -62,6 +62,7 @@ impl Sockets {
             families,
             reader: Shared::new(DeliveryCursor::default()),
             remote: Shared::new(None),
+            groups: Shared::new(Vec::new()),
             read_wait: WaitPolicy::default(),
             write_wait: WaitPolicy::default(),
             ttl: AtomicU8::new(TTL),
@@ -74,13 +75,15 @@ impl Sockets {
 /// What both halves of a socket, and all its clones, share. When the last of them goes, so does the
 /// socket.
 pub(super) struct UdpShared {
-    world: Arc<World>,
-    socket: ConnId,
+    pub(super) world: Arc<World>,
+    pub(super) socket: ConnId,
     port: u16,
-    families: Families,
+    pub(super) families: Families,
     reader: Shared<DeliveryCursor>,
     /// The peer's end, of a connected socket; taken by each call that sends.
     remote: Shared<Option<SocketAddr>>,
+    /// Groups that it listens to, each with a source or with all.
+    pub(super) groups: Shared<Vec<(Address, Option<Address>)>>,
     read_wait: WaitPolicy,
     write_wait: WaitPolicy,
     ttl: AtomicU8,
@@ -248,7 +251,7 @@ impl UdpSocket {
         }
     }
 
-    fn shared(&self) -> &UdpShared {
+    pub(super) fn shared(&self) -> &UdpShared {
         &self.sender.shared
     }
 

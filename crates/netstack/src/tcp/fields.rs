@@ -132,21 +132,26 @@ macro_rules! fields {
 }
 pub(crate) use fields;
 
-/// Lists the variants of an enum without fields, in order. A flipped bit makes it another one of
-/// them.
+/// Lists the variants of an enum without fields, in order, or takes its list `ALL`. A flipped bit
+/// makes it another one of them.
 macro_rules! field_variants {
     ($type:ident { $($variant:ident),* $(,)? }) => {
+        // It does not compile if one is forgotten.
+        const _: fn(&$type) = |variant| match variant {
+            $($type::$variant)|* => {}
+        };
+        $crate::tcp::fields::field_variants!($type in [$($type::$variant),*]);
+    };
+    ($type:ident in $all:expr) => {
         impl $crate::tcp::fields::Fields for $type {
             #[inline(always)]
             fn visit(&self, name: &'static str, each: &mut impl FnMut(&'static str, u64)) {
-                match self {
-                    $($type::$variant)|* => each(name, *self as u64),
-                }
+                each(name, *self as u64);
             }
 
             #[cfg(any(test, feature = "testkit"))]
             fn flip(&mut self, name: &'static str, flip: &mut $crate::tcp::fields::Flip) {
-                const ALL: &[$type] = &[$($type::$variant),*];
+                const ALL: &[$type] = &$all;
                 let width = ALL.len().next_power_of_two().trailing_zeros();
                 if let Some(bit) = flip.within(name, width) {
                     let is = *self as usize;
@@ -335,7 +340,7 @@ fields!(ConnId, "conn", { index, generation });
 fields!(Flow, "flow", { local, remote });
 fields!(Settings, "settings", { nodelay, keepalive, user_timeout, ttl, tos });
 fields!(Tuning, "tuning", { cork, congestion, max_segment, receive_buffer, linger });
-field_variants!(CongestionControl { NewReno, Cubic });
+field_variants!(CongestionControl in CongestionControl::ALL);
 fields!(Keepalive, "settings.keepalive", { idle, interval, probes });
 
 #[cfg(test)]

@@ -266,11 +266,27 @@ impl PendingDelivery {
     };
 }
 
-/// RFC 9293 section 3.3.2. `Tcb::enter` is the only writer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
-#[repr(u8)]
-pub enum State {
+/// Declares the states, and their list.
+macro_rules! states {
+    ($($(#[$doc:meta])* $state:ident,)*) => {
+        /// RFC 9293 section 3.3.2. `Tcb::enter` is the only writer.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+        #[repr(u8)]
+        pub enum State {
+            $($(#[$doc])* $state,)*
+        }
+
+        field_variants!(State in State::ALL);
+
+        impl State {
+            /// All of them, in the order of the RFC.
+            pub const ALL: [State; 11] = [$(State::$state,)*];
+        }
+    };
+}
+
+states! {
     /// There is no connection, or it is closed.
     Closed,
     /// Waiting for any peer. No [`Tcb`] is ever in it: listening is a table of ports.
@@ -295,36 +311,7 @@ pub enum State {
     TimeWait,
 }
 
-field_variants!(State {
-    Closed,
-    Listen,
-    SynSent,
-    SynReceived,
-    Established,
-    FinWait1,
-    FinWait2,
-    CloseWait,
-    Closing,
-    LastAck,
-    TimeWait,
-});
-
 impl State {
-    /// All of them, in the order of the RFC.
-    pub const ALL: [State; 11] = [
-        State::Closed,
-        State::Listen,
-        State::SynSent,
-        State::SynReceived,
-        State::Established,
-        State::FinWait1,
-        State::FinWait2,
-        State::CloseWait,
-        State::Closing,
-        State::LastAck,
-        State::TimeWait,
-    ];
-
     /// The edges of the connection diagram (RFC 9293 figure 5, with what its notes and section 3.10
     /// add: every connection may be reset or aborted).
     pub const fn may_enter(self, next: State) -> bool {

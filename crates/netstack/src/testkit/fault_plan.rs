@@ -19,8 +19,8 @@ pub struct FaultPlan {
     pub leaves_ppm: u32,
     /// A worker fails between two steps. In three of four cases another one is to take its slot.
     pub failures_ppm: u32,
-    /// The next step is to end in a panic: in an effect, or behind a request that was applied. Has
-    /// no effect if the step has none.
+    /// The next step is to end in a panic: in an effect, behind a request that was applied, or in a
+    /// TLS record. Has no effect if the step has none.
     pub panics_ppm: u32,
     /// A bit of a connection flips in a worker's state, if at least two others have the right state
     /// there, and no other worker is gone, wrong, or about to join; others may join later. Then
@@ -55,6 +55,8 @@ pub struct FaultStats {
     pub failures_performing: u64,
     /// Workers that failed behind a request that they applied.
     pub failures_applying: u64,
+    /// Workers that failed in the middle of a TLS record.
+    pub failures_in_record: u64,
     /// Bits that flipped.
     pub flips: u64,
     /// Workers that differed and were found.
@@ -75,6 +77,9 @@ pub(super) enum PanicPoint {
     Performing(u64),
     /// Behind a request that it applied, before that request's effects count.
     Applying,
+    /// In the middle of a TLS record.
+    #[cfg(feature = "rustls")]
+    Record,
 }
 
 /// What a planted panic carries.
@@ -142,6 +147,8 @@ pub(super) fn with_panic_at<R>(panic_point: PanicPoint, what: impl FnOnce() -> R
     match done {
         Ok(done) => End::Done(done),
         Err(panic) if panic.is::<Injected>() => End::Injected,
+        #[cfg(feature = "rustls")]
+        Err(panic) if panic.is::<crate::io::units::KilledInUnit>() => End::Injected,
         Err(panic) => End::Other(panic),
     }
 }

@@ -29,6 +29,9 @@ use crate::variants::{self, Setup, Step, VariantKind, groups};
 
 /// Fruitless steps per worker before a round in which each takes all of its steps.
 const FRUITLESS: usize = 3;
+/// How much more often a worker dies if there are TLS records to process, which is seldom.
+#[cfg(feature = "rustls")]
+const DEATHS_IN_RECORDS: u32 = 8;
 /// How long workers that wait for another one have nothing to do, unless something comes from
 /// outside.
 const STEAL_CHECK_INTERVAL: Duration = Duration::from_micros(100);
@@ -71,6 +74,21 @@ impl Variant {
         Variant::Replicated(2),
         Variant::Replicated(4),
     ];
+
+    /// The variant of this kind with so many workers; `single` has one.
+    pub const fn new(kind: VariantKind, workers: usize) -> Variant {
+        match kind {
+            VariantKind::Single => Variant::Single,
+            VariantKind::Locked => Variant::Locked(workers),
+            VariantKind::LockedMcs => Variant::LockedMcs(workers),
+            VariantKind::LockedTwo => Variant::LockedTwo(workers),
+            VariantKind::LockedTwoMcs => Variant::LockedTwoMcs(workers),
+            VariantKind::LockedSix => Variant::LockedSix(workers),
+            VariantKind::LockedSixMcs => Variant::LockedSixMcs(workers),
+            VariantKind::Pipelined => Variant::Pipelined(workers),
+            VariantKind::Replicated => Variant::Replicated(workers),
+        }
+    }
 
     /// Which variant it is.
     pub const fn kind(self) -> VariantKind {
@@ -567,6 +585,16 @@ impl Host {
                 _ => PanicPoint::Performing(self.rng.below(4)),
             };
         }
+        #[cfg(feature = "rustls")]
+        if self.world.has_units()
+            && self
+                .rng
+                .chance(DEATHS_IN_RECORDS * self.fault_plan.panics_ppm)
+            && self.flipped.is_none()
+            && self.remaining() > 1
+        {
+            return self.die_in_record(replica, now);
+        }
         let did = |count: Option<usize>| count.is_some_and(|count| count > 0);
         let step = self.rng.below(10);
         if let Engine::Plain(plain) = &mut self.engine {
@@ -602,6 +630,17 @@ impl Host {
         self.run_with_fault(replica, panic_point, what)
     }
 
+    /// One turn of worker `replica`, which dies in one of the first TLS records that it processes.
+    /// Returns whether it did something.
+    #[cfg(feature = "rustls")]
+    fn die_in_record(&mut self, replica: usize, now: Instant) -> bool {
+        self.world.units.fail_after(Some(self.rng.below(4)));
+        let turn = |worker: &mut Worker<PlannedFaults>, _: &mut Rng| worker.turn(now) > 0;
+        let did = self.run_with_fault(replica, PanicPoint::Record, turn);
+        self.world.units.fail_after(None);
+        did
+    }
+
     /// Whether step `step` of worker `replica` may find something to do. Most of the others are
     /// spared.
     fn may_find_work(&mut self, replica: usize, step: u64, now: Instant) -> bool {
@@ -632,10 +671,12 @@ impl Host {
         }
         match with_panic_at(panic_point, || what(worker, rng)) {
             End::Done(done) => return done,
-            End::Injected if panic_point == PanicPoint::Applying => {
-                self.fault_stats.failures_applying += 1
-            }
-            End::Injected => self.fault_stats.failures_performing += 1,
+            End::Injected => match panic_point {
+                PanicPoint::Applying => self.fault_stats.failures_applying += 1,
+                #[cfg(feature = "rustls")]
+                PanicPoint::Record => self.fault_stats.failures_in_record += 1,
+                _ => self.fault_stats.failures_performing += 1,
+            },
             End::Other(panic) => self.after_panic(replica, panic),
         }
         self.remove_worker(replica);

@@ -52,24 +52,7 @@ pub enum VariantKind {
 
 impl VariantKind {
     /// Those that this build has, in the order of the table in [`variants`](super).
-    pub const ALL: &'static [VariantKind] = &[
-        VariantKind::Single,
-        #[cfg(feature = "locked")]
-        VariantKind::Locked,
-        #[cfg(feature = "locked")]
-        VariantKind::LockedMcs,
-        #[cfg(feature = "locked")]
-        VariantKind::LockedTwo,
-        #[cfg(feature = "locked")]
-        VariantKind::LockedTwoMcs,
-        #[cfg(feature = "locked")]
-        VariantKind::LockedSix,
-        #[cfg(feature = "locked")]
-        VariantKind::LockedSixMcs,
-        #[cfg(feature = "pipelined")]
-        VariantKind::Pipelined,
-        VariantKind::Replicated,
-    ];
+    pub const ALL: &'static [VariantKind] = VariantKind::BUILT.0.split_at(VariantKind::BUILT.1).0;
 
     /// Those that have a name.
     const NAMED: [VariantKind; 9] = [
@@ -83,6 +66,29 @@ impl VariantKind {
         VariantKind::Pipelined,
         VariantKind::Replicated,
     ];
+
+    /// Those of them that this build has, and how many they are; behind them is filling.
+    const BUILT: ([VariantKind; 9], usize) = {
+        let mut built = VariantKind::NAMED;
+        let (mut next, mut len) = (0, 0);
+        while next < built.len() {
+            if VariantKind::NAMED[next].feature().1 {
+                built[len] = VariantKind::NAMED[next];
+                len += 1;
+            }
+            next += 1;
+        }
+        (built, len)
+    };
+
+    /// The feature that has the variant, and whether this build does.
+    const fn feature(self) -> (&'static str, bool) {
+        match self {
+            VariantKind::Single | VariantKind::Replicated => ("default", true),
+            VariantKind::Pipelined => ("pipelined", cfg!(feature = "pipelined")),
+            _ => ("locked", cfg!(feature = "locked")),
+        }
+    }
 
     const fn name(self) -> &'static str {
         match self {
@@ -124,16 +130,6 @@ impl VariantKind {
             VariantKind::LockedMcs | VariantKind::LockedTwoMcs | VariantKind::LockedSixMcs => {
                 self.behind::<locked::Mcs>(setup, layout, device)
             }
-            #[cfg(not(feature = "locked"))]
-            VariantKind::Locked
-            | VariantKind::LockedMcs
-            | VariantKind::LockedTwo
-            | VariantKind::LockedTwoMcs
-            | VariantKind::LockedSix
-            | VariantKind::LockedSixMcs => Err(ConfigError::MissingFeature {
-                what: self.name(),
-                feature: "locked",
-            }),
             #[cfg(feature = "pipelined")]
             VariantKind::Pipelined => {
                 let layout = pipelined::Layout::default()
@@ -141,12 +137,12 @@ impl VariantKind {
                     .window(layout.tuning.log.max(pipelined::MIN_WINDOW));
                 Ok(Box::new(pipelined::Pipeline::new(setup, layout, device)?))
             }
-            #[cfg(not(feature = "pipelined"))]
-            VariantKind::Pipelined => Err(ConfigError::MissingFeature {
-                what: self.name(),
-                feature: "pipelined",
-            }),
             VariantKind::Replicated => Ok(Box::new(Group::new(setup, layout, device)?)),
+            #[cfg(not(all(feature = "locked", feature = "pipelined")))]
+            _ => Err(ConfigError::MissingFeature {
+                what: self.name(),
+                feature: self.feature().0,
+            }),
         }
     }
 

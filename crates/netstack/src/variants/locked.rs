@@ -368,7 +368,7 @@ impl<K: LockKind> Group<K> {
     /// If a setting is out of its range.
     pub fn new(setup: Setup, layout: Layout, device: Box<dyn Device>) -> Result<Self, ConfigError> {
         layout.check()?;
-        let base = setup.build(device, 2 * layout.window)?;
+        let base = setup.build(device, 2 * layout.window, layout.workers)?;
         let state = State {
             replica: Replica::new(base.world.limits),
             newest: 0,

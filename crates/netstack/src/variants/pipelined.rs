@@ -292,9 +292,12 @@ impl Pipeline {
                 mac,
                 inbox: Arc::clone(&inbox),
                 returns: Sender::clone(&returns),
-                tx: SharedTx(Arc::clone(&tx)),
+                tx: SharedTx {
+                    tx: Arc::clone(&tx),
+                    is_alone: deadlines.len() == 1,
+                },
             };
-            let base: Base = setup.build(Box::new(front), layout.window)?;
+            let base: Base = setup.build(Box::new(front), layout.window, layout.workers)?;
             let mut outboxes = Vec::new();
             for (data, jobs) in data_jobs.iter_mut().enumerate() {
                 let (sender, receiver) = channel(layout.window, wake_of(StageKind::Data(data)));

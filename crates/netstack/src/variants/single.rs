@@ -52,7 +52,7 @@ impl Single {
     /// # Errors
     /// If a setting is out of its range.
     pub fn new(setup: Setup, device: Box<dyn Device>) -> Result<Single, ConfigError> {
-        let mut base = setup.build(device, DELIVERY_SLOTS)?;
+        let mut base = setup.build(device, DELIVERY_SLOTS, 1)?;
         base.rx.stores_ahead = base.world.streams.inline.is_none();
         Ok(Single {
             replica: Replica::new(base.world.limits),

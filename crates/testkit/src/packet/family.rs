@@ -11,8 +11,8 @@ use smoltcp::wire::checksum;
 
 use super::v6::{self, ICMPV6, Packet, group_mac, solicited_node};
 use super::{
-    Address, ETHERNET, EVERY_MAC, EVERYBODY, ICMP, LOWER, Mac, Path, TCP, UDP, address, arp, half,
-    headers, put, sum, word,
+    Address, ETHERNET, EVERY_MAC, EVERYBODY, ICMP, LOWER, Mac, Path, Right, TCP, UDP, address, arp,
+    half, headers, put, sum, word,
 };
 
 /// The group of all nodes of a link (RFC 4291 section 2.7.1).
@@ -96,6 +96,44 @@ impl Family {
         }
         let (field, pseudo) = partial_v6(frame);
         put(frame, field, pseudo);
+    }
+
+    /// As [`finish`](super::finish), of a frame of this family. Behind extension headers nothing is
+    /// made right.
+    pub fn finish(self, frame: &mut [u8], right: Right) {
+        if self == Family::V4 {
+            return super::finish(frame, right);
+        }
+        if frame.len() < v6::LOWER || frame[12..14] != [0x86, 0xdd] {
+            return;
+        }
+        let payload = frame.len() - v6::LOWER;
+        let field = match frame[20] {
+            ICMPV6 => 2,
+            TCP => 16,
+            UDP => 6,
+            _ => usize::MAX,
+        };
+        if right.lengths {
+            put(frame, 18, payload as u16);
+            if frame[20] == UDP && payload >= 8 {
+                put(frame, v6::LOWER + 4, payload as u16);
+            }
+        }
+        if right.transport && field < payload.saturating_sub(1) {
+            put(frame, v6::LOWER + field, 0);
+            let pseudo = [
+                sum(&frame[22..v6::LOWER]),
+                payload as u16,
+                u16::from(frame[20]),
+            ];
+            let pseudo = checksum::combine(&pseudo);
+            let checksum = match !checksum::combine(&[pseudo, sum(&frame[v6::LOWER..])]) {
+                0 if frame[20] == UDP => 0xffff,
+                checksum => checksum,
+            };
+            put(frame, v6::LOWER + field, checksum);
+        }
     }
 
     /// A frame of IPv4 or ARP in this family; `None` if it says nothing that can be said there.
@@ -552,6 +590,36 @@ mod tests {
                 assert_eq!(partial, whole);
                 assert!(!family.complete(&mut partial), "it is not partial any more");
             }
+        }
+    }
+
+    #[test]
+    fn what_is_damaged_is_made_right_again() {
+        let messages = [segment().frame(PATH), udp(PATH, (5, 9), b"hello")];
+        let ping = ip(PATH, ICMP, &echo(7, b"there"));
+        for frame in messages.iter().chain([&ping]) {
+            let wide = there(frame);
+            let mut longer = wide.clone();
+            longer.push(7);
+            *longer.last_mut().unwrap() ^= 4;
+            for (lengths, transport) in [(true, true), (true, false), (false, true)] {
+                let mut finished = longer.clone();
+                let network = true;
+                Family::V6.finish(
+                    &mut finished,
+                    Right {
+                        lengths,
+                        network,
+                        transport,
+                    },
+                );
+                let read = Packet::read(&finished).expect("IPv6");
+                assert_eq!(read.payload.len() == longer.len() - v6::LOWER, lengths);
+                assert_eq!(read.is_right(), lengths && transport);
+            }
+            let mut same = wide.clone();
+            Family::V6.finish(&mut same, Right::ALL);
+            assert_eq!(same, wide);
         }
     }
 

@@ -10,7 +10,7 @@ use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::kernel;
 
 use crate::datagrams::{DatagramDevice, DatagramRx, DatagramTx, HEADERS, Wire, payload};
-use crate::drivers::limit::lock;
+use crate::drivers::limit::{buffers, lock, none_bad, on_each};
 use crate::drivers::{Direction, Driver, Row};
 use crate::workload::Workload;
 
@@ -32,40 +32,30 @@ pub(super) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
         let chunks = (workload.ring_bytes as usize / chunk_bytes).max(cores);
         let shared = Arc::new(Receive {
             source: Mutex::new((rx, 0)),
-            ring: (0..chunks)
-                .map(|_| Mutex::new(vec![0; chunk_bytes]))
-                .collect(),
+            ring: buffers(chunks, chunk_bytes),
         });
-        let driver = |_| -> Box<dyn Driver> {
-            Box::new(ReceiveDriver {
-                shared: Arc::clone(&shared),
-                segment: workload.segment_bytes,
-                frames: Vec::with_capacity(RECEIVE_CHUNK),
-                bytes: 0,
-                bad: 0,
-            })
-        };
-        (0..cores).map(driver).collect()
+        on_each(cores, || ReceiveDriver {
+            shared: Arc::clone(&shared),
+            segment: workload.segment_bytes,
+            frames: Vec::with_capacity(RECEIVE_CHUNK),
+            bytes: 0,
+            bad: 0,
+        })
     } else {
         let slots = workload.transmit_slots() as usize;
         let shared = Arc::new(Send {
             sink: Mutex::new((tx, 0)),
-            slots: (0..slots / SEND_CHUNK)
-                .map(|_| Mutex::new(vec![0; SEND_CHUNK * SLOT]))
-                .collect(),
+            slots: buffers(slots / SEND_CHUNK, SEND_CHUNK * SLOT),
             ring: payload(workload, 0)
                 .repeat(workload.ring_bytes as usize / workload.segment_bytes),
             header: udp_frame(&Ends::default(), &payload(workload, 0))[..HEADERS].to_vec(),
             segment: workload.segment_bytes,
             wire,
         });
-        let driver = |_| -> Box<dyn Driver> {
-            Box::new(SendDriver {
-                shared: Arc::clone(&shared),
-                bytes: 0,
-            })
-        };
-        (0..cores).map(driver).collect()
+        on_each(cores, || SendDriver {
+            shared: Arc::clone(&shared),
+            bytes: 0,
+        })
     };
     Ok(Row::new("limit", drivers))
 }
@@ -117,10 +107,7 @@ impl Driver for ReceiveDriver {
     }
 
     fn check(&self) -> Result<(), String> {
-        match self.bad {
-            0 => Ok(()),
-            bad => Err(format!("{bad} datagrams had a bad checksum")),
-        }
+        none_bad(self.bad, "datagrams had a bad checksum")
     }
 }
 

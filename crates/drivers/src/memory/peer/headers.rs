@@ -12,6 +12,8 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 const IPV4: usize = 20;
 /// Bytes before the payload of a TCP frame without TCP options: Ethernet, IPv4 and TCP headers.
 pub const HEADERS_LEN: usize = TCP + 20;
+/// Bytes that an IPv6 header is longer than one of IPv4.
+pub const IPV6_LONGER: usize = 20;
 /// Bytes of the option that [`timestamps`] makes, with the two bytes of padding before it.
 pub const TIMESTAMPS_LEN: usize = 12;
 
@@ -270,7 +272,8 @@ pub struct Patch {
 }
 
 impl Patch {
-    /// For copies of `frame`, as [`tcp_frame`] built it.
+    /// For copies of `frame`, as [`tcp_frame`] built it. Nothing before the TCP header is looked
+    /// at, so a frame of IPv6 can be given from its byte [`IPV6_LONGER`] on.
     ///
     /// # Panics
     /// If `frame` is shorter than its TCP header.
@@ -289,13 +292,12 @@ impl Patch {
     fn without(frame: &[u8], mark: usize) -> Self {
         let head = TCP + usize::from(frame[TCP + 12] >> 4) * 4;
         let stamped = frame[HEADERS_LEN..head] == timestamps(0, 0);
-        let mut plain = frame.to_vec();
-        plain[TCP + 16..TCP + 18].fill(0);
-        plain[TCP..TCP + 2].fill(0);
-        plain[TCP + 4..TCP + 12].fill(0);
-        plain[head..head + mark].fill(0);
+        let changes = [TCP..TCP + 2, TCP + 4..TCP + 12, head..head + mark];
+        let changing: u64 = changes.into_iter().map(|at| sum(&frame[at])).sum();
+        // The complement of the checksum is the sum over all else, with what changes (RFC 1624).
+        let checksum = u16::from_be_bytes([frame[TCP + 16], frame[TCP + 17]]);
         Patch {
-            base: segment_sum(&plain),
+            base: u64::from(!checksum) + u64::from(!fold(changing)),
             stamped,
         }
     }
@@ -368,22 +370,36 @@ impl TcpHeader {
     #[inline]
     pub fn read(head: &[u8]) -> Option<TcpHeader> {
         let head: &[u8; HEADERS_LEN] = head.first_chunk()?;
-        if head[12..14] != [0x08, 0x00]
-            || head[ETHERNET] != 0x45
-            || head[ETHERNET + 9] != TCP_PROTOCOL
-        {
-            return None;
-        }
+        let is_tcp = head[12..14] == [0x08, 0x00]
+            && head[ETHERNET] == 0x45
+            && head[ETHERNET + 9] == TCP_PROTOCOL;
+        is_tcp.then(|| TcpHeader::behind(head))
+    }
+
+    /// As [`TcpHeader::read`], of TCP over IPv6 without extension headers.
+    #[inline]
+    pub fn read_ipv6(head: &[u8]) -> Option<TcpHeader> {
+        let head: &[u8; IPV6_LONGER + HEADERS_LEN] = head.first_chunk()?;
+        let last = head.last_chunk()?;
+        let is_tcp = head[12..14] == [0x86, 0xdd] && head[ETHERNET + 6] == TCP_PROTOCOL;
+        is_tcp.then(|| TcpHeader {
+            headers_len: IPV6_LONGER + TcpHeader::behind(last).headers_len,
+            ..TcpHeader::behind(last)
+        })
+    }
+
+    #[inline]
+    fn behind(head: &[u8; HEADERS_LEN]) -> TcpHeader {
         let word =
             |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-        Some(TcpHeader {
+        TcpHeader {
             seq: word(TCP + 4),
             ack: word(TCP + 8),
             wnd: u16::from_be_bytes([head[TCP + 14], head[TCP + 15]]),
             flags: head[TCP + 13],
             headers_len: TCP + usize::from(head[TCP + 12] >> 4) * 4,
             destination_port: u16::from_be_bytes([head[TCP + 2], head[TCP + 3]]),
-        })
+        }
     }
 }
 

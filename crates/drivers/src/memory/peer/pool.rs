@@ -3,14 +3,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use crate::prefetch::prefetch;
 use crate::{Frame, RxMeta};
-
-#[cfg(target_os = "linux")]
-use crate::sys::prefetch;
-
-/// Fetching is a wish; elsewhere the processor finds out by itself.
-#[cfg(not(target_os = "linux"))]
-fn prefetch(_: &[u8]) {}
 
 /// Prebuilt frames that are alike but for their numbers. Only their buffers are kept, as in a
 /// card's ring; a buffer becomes a frame when it is taken.

@@ -1,12 +1,11 @@
-//! The half of the peer that receives: it reads the headers of the frames that the stack sends.
+//! The half of the peer that receives: it acts on what was read of frames, in their order.
 
-use super::config::{Encoding, PeerConfig, Role};
-use super::handle::{Shared, VERIFY_CHECKSUMS, VERIFY_FRAMES};
-use super::headers::{self, HEADERS_LEN, TcpHeader, flags};
-use super::sums::Sums;
-use crate::{DeviceError, DeviceTx, TxChecksum, TxFrame, TxStats};
+use super::config::{PeerConfig, Role};
+use super::handle::Shared;
+use super::reader::{Kind, Prepared, Read, Reader, fault};
+use crate::{DeviceError, DeviceTx, TxFrame, TxPrepare, TxStats};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// The half of a [`PeerDevice`](super::PeerDevice) that the stack sends to: the peer's receiver.
 ///
@@ -14,18 +13,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// [`PeerHandle`](super::PeerHandle). Of the [`stats`](DeviceTx::stats) only frames are counted.
 #[derive(Debug)]
 pub struct PeerTx {
-    shared: Arc<Shared>,
-    role: Role,
-    stamped: bool,
-    first_port: u16,
+    reader: Arc<Reader>,
     connections: Vec<Receiving>,
     /// The connection of the last frame, whose changes are not published yet.
     current: usize,
-    /// The stack's stream before it is encoded, which repeats; empty if it is not compared.
-    expected: Vec<u8>,
-    encoding: Option<Encoding>,
-    /// Of the expected stream, if checksums are compared with it.
-    sums: Option<Sums>,
+    /// What was read beforehand, if somebody does that.
+    prepared: Option<Arc<Prepared>>,
     stats: TxStats,
 }
 
@@ -80,36 +73,30 @@ impl Receiving {
 impl PeerTx {
     pub(super) fn new(config: PeerConfig, shared: Arc<Shared>) -> Self {
         PeerTx {
-            shared,
-            role: config.role,
-            stamped: config.timestamps,
-            first_port: config.ends.from.port(),
             connections: vec![Receiving::default(); config.connections],
             current: 0,
-            sums: config.verify_checksums.then(|| Sums::new(&config.expected)),
-            expected: config.expected,
-            encoding: config.encoding,
+            prepared: None,
+            reader: Arc::new(Reader::new(config, shared)),
             stats: TxStats::default(),
         }
     }
 
-    fn syn(&mut self, index: usize, header: TcpHeader, options: &[u8]) {
+    fn syn(&mut self, index: usize, syn: &Read) {
         let connection = &mut self.connections[index];
-        connection.scale = headers::window_scale(options);
-        connection.next = header.seq.wrapping_add(1);
+        connection.scale = syn.scale;
+        connection.next = syn.seq.wrapping_add(1);
         // The window of a SYN is not scaled (RFC 7323 section 2.2).
-        let stamp = headers::timestamp(options);
-        self.window(index, header.ack.wrapping_add(u32::from(header.wnd)), stamp);
+        self.window(index, syn.ack.wrapping_add(u32::from(syn.wnd)), syn.stamp);
         // ORDERING: Release, pairs with the Acquire in `PeerRx::handshake`.
-        self.shared.connections[index]
+        self.reader.shared.connections[index]
             .syn
-            .store(1 << 32 | u64::from(header.seq), Ordering::Release);
+            .store(1 << 32 | u64::from(syn.seq), Ordering::Release);
     }
 
     fn window(&self, index: usize, edge: u32, stamp: u32) {
         let word = u64::from(stamp) << 32 | u64::from(edge);
         // ORDERING: Release, pairs with the Acquire in `PeerRx::window`.
-        self.shared.connections[index]
+        self.reader.shared.connections[index]
             .window
             .store(word, Ordering::Release);
     }
@@ -126,160 +113,107 @@ impl PeerTx {
             connection.published = connection.received;
             // ORDERING: Release, pairs with the Acquires in `PeerRx::acknowledgments` and
             // `segments`.
-            self.shared.connections[index]
+            self.reader.shared.connections[index]
                 .received
                 .store(connection.received, Ordering::Release);
         }
     }
 
-    fn fault(count: &AtomicU64) {
-        // ORDERING: Relaxed, a count.
-        count.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn frame(&mut self, frame: &TxFrame<'_>) {
-        let faults = &self.shared.faults;
-        let Some(header) = TcpHeader::read(frame.head) else {
-            return Self::fault(&faults.unexpected);
-        };
-        let index = match self.role {
-            Role::Free => 0,
-            _ => usize::from(header.destination_port.wrapping_sub(self.first_port)),
-        };
-        if index >= self.connections.len() {
-            return Self::fault(&faults.unexpected);
+    /// What `read` says of a frame, or of several in a row, in their order.
+    fn take(&mut self, read: &Read) {
+        let faults = &self.reader.shared.faults;
+        if read.kind == Kind::Unexpected {
+            return fault(&faults.unexpected);
         }
+        let index = usize::from(read.connection);
         if index != self.current {
             self.publish_progress(self.current);
             self.current = index;
         }
-        let faults = &self.shared.faults;
-        // ORDERING: Relaxed, frames on their way may be compared or not.
-        let verify = self.shared.verify.load(Ordering::Relaxed);
-        if verify != 0 {
-            self.verify(verify, index, frame);
-        }
-        // A header that claims to be longer than its frame counts as no payload in order; `verify`
-        // tells.
-        let len = frame.len().wrapping_sub(header.headers_len);
-        if self.role == Role::Free {
-            let connection = &mut self.connections[index];
-            connection.received = connection.received.wrapping_add(len as u64);
+        let faults = &self.reader.shared.faults;
+        let connection = &mut self.connections[index];
+        if self.reader.role == Role::Free {
+            connection.received += u64::from(read.run_len);
             return;
         }
-        if header.flags & (flags::SYN | flags::RST | flags::FIN) != 0 {
-            let first = self.connections[index].last.is_none();
-            if header.flags == flags::SYN | flags::ACK && first {
-                self.syn(index, header, frame.head.get(HEADERS_LEN..).unwrap_or(&[]));
-            } else {
-                Self::fault(&faults.unexpected);
+        if read.kind == Kind::SynAck {
+            match connection.last {
+                None => self.syn(index, read),
+                Some(_) => fault(&faults.unexpected),
             }
             return;
         }
-        let connection = &mut self.connections[index];
-        let ahead = header.seq.wrapping_sub(connection.next) as i32;
+        let ahead = read.seq.wrapping_sub(connection.next) as i32;
         if ahead != 0 {
             // One without payload sends nothing again, however late it comes.
-            Self::fault(if ahead > 0 || len == 0 {
+            let count = if ahead > 0 || read.len == 0 {
                 &faults.out_of_order
             } else {
                 &faults.sent_again
-            });
+            };
+            fault(count);
         }
-        connection.take(header.seq, len as u32);
-        if self.stamped {
-            connection.stamp = headers::timestamp(frame.head.get(HEADERS_LEN..).unwrap_or(&[]));
+        connection.take(read.seq, read.run_len);
+        if self.reader.is_stamped() {
+            connection.stamp = read.stamp;
         }
-        let now = (header.ack, header.wnd);
-        if self.role == Role::Sender && len == 0 && connection.last == Some(now) {
-            Self::fault(&faults.repeated_acks);
+        let now = (read.ack, read.wnd);
+        if self.reader.role == Role::Sender && read.len == 0 && connection.last == Some(now) {
+            fault(&faults.repeated_acks);
         }
-        let overtaken = |(last, _): (u32, u16)| (header.ack.wrapping_sub(last) as i32) < 0;
+        let overtaken = |(last, _): (u32, u16)| (read.ack.wrapping_sub(last) as i32) < 0;
         if connection.last.is_some_and(overtaken) {
-            return Self::fault(&faults.out_of_order);
+            return fault(&faults.out_of_order);
         }
         connection.last = Some(now);
     }
 
-    /// Compares a frame with what it should be, as far as `what` says.
-    #[cold]
-    fn verify(&self, what: u8, index: usize, frame: &TxFrame<'_>) {
-        // Read again: what is passed is stored by the caller also where it does not call.
-        let Some(header) = TcpHeader::read(frame.head) else {
-            return;
-        };
-        if !(HEADERS_LEN..=frame.len()).contains(&header.headers_len) {
-            return Self::fault(&self.shared.faults.unexpected);
-        }
-        let connection = &self.connections[index];
-        // Before or behind what arrived in order, by so much.
-        let ahead = match self.role {
-            Role::Free => 0,
-            _ => header.seq.wrapping_sub(connection.next) as i32,
-        };
-        let offset = connection.received.wrapping_add_signed(i64::from(ahead));
-        let right = (what & VERIFY_FRAMES == 0 || self.is_right(frame, header.headers_len, offset))
-            && (what & VERIFY_CHECKSUMS == 0
-                || self.has_expected_checksum(frame, header.headers_len, offset));
-        if !right {
-            Self::fault(&self.shared.faults.wrong);
-        }
-    }
-
-    /// Whether the payload of `frame` is what is expected at `offset` of the stream, and its
-    /// checksum that of the frame.
-    fn is_right(&self, frame: &TxFrame<'_>, headers_len: usize, offset: u64) -> bool {
-        let whole = [frame.head, frame.payload].concat();
-        let payload = &whole[headers_len..];
-        let checksum = match frame.meta.checksum {
-            TxChecksum::Done => headers::checksum_is_good(&whole),
-            // The device's to finish.
-            TxChecksum::Partial { .. } => true,
-        };
-        if self.role == Role::Free || self.expected.is_empty() {
-            return checksum;
-        }
-        let at = (offset % self.expected.len() as u64) as usize;
-        let expected = self.expected.iter().cycle().skip(at).take(payload.len());
-        let as_expected = match &self.encoding {
-            None => payload.iter().eq(expected),
-            Some(encoding) => {
-                let plain: Vec<u8> = expected.copied().collect();
-                let mut sent = vec![0; payload.len()];
-                encoding.encode(offset, &plain, &mut sent);
-                payload == sent
+    /// As [`take`](Self::take), of the frames in `count` slots from `first` on.
+    fn take_prepared(&mut self, prepared: &Prepared, first: usize, count: usize) {
+        let (mut slot, end) = (first, first + count);
+        while slot < end {
+            let read = prepared.get(slot);
+            let connection = &self.connections[usize::from(read.connection)];
+            let is_next = read.seq == connection.next || self.reader.role == Role::Free;
+            // Each segment out of order counts by itself.
+            let run = match usize::from(read.run) {
+                run if run > 1 && run <= end - slot && is_next => run,
+                _ => 1,
+            };
+            match run {
+                1 => self.take(&read.alone()),
+                _ => self.take(&read),
             }
-        };
-        as_expected && checksum
-    }
-
-    /// Whether the checksum of `frame` is that of its header and the payload that is expected at
-    /// `offset` of the stream. The payload is not read.
-    fn has_expected_checksum(&self, frame: &TxFrame<'_>, headers_len: usize, offset: u64) -> bool {
-        let (Some(sums), TxChecksum::Done) = (&self.sums, frame.meta.checksum) else {
-            return true;
-        };
-        let whole;
-        let head = match frame.head.get(..headers_len) {
-            Some(head) => head,
-            None => {
-                whole = [frame.head, frame.payload].concat();
-                &whole[..headers_len]
-            }
-        };
-        let payload = sums.of(offset, frame.len() - headers_len);
-        headers::fold(headers::header_sum(head, frame.len()) + u64::from(payload)) == 0xffff
+            slot += run;
+        }
     }
 }
 
 impl DeviceTx for PeerTx {
     fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
         for frame in frames {
-            self.frame(frame);
+            self.take(&self.reader.read(frame));
         }
         self.publish_progress(self.current);
         self.stats.frames += frames.len() as u64;
         Ok(frames.len())
+    }
+
+    fn preparer(&mut self, slots: usize) -> Option<Arc<dyn TxPrepare>> {
+        let prepared = Arc::new(Prepared::new(Arc::clone(&self.reader), slots));
+        self.prepared = Some(Arc::clone(&prepared));
+        Some(prepared)
+    }
+
+    fn transmit_prepared(&mut self, first: usize, count: usize) -> Result<usize, DeviceError> {
+        let Some(prepared) = self.prepared.take() else {
+            return Ok(0);
+        };
+        self.take_prepared(&prepared, first, count);
+        self.prepared = Some(prepared);
+        self.publish_progress(self.current);
+        self.stats.frames += count as u64;
+        Ok(count)
     }
 
     fn stats(&self) -> TxStats {

@@ -362,3 +362,81 @@ fn a_long_segment_makes_the_mtu_longer() {
     assert_eq!(device(long).mtu, 9052);
     assert!(device(peer(Role::Free).checksum_offload(true)).tx_checksum);
 }
+
+mod prepared {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A segment, or an acknowledgment, of one of two connections: its place in the stream, in
+    /// halves of a segment, its halves, and its acknowledgment number.
+    type Sent = (u16, u32, usize, u32);
+
+    fn frame(&(connection, place, halves, ack): &Sent) -> Vec<u8> {
+        let payload = vec![1; 724 * halves];
+        let options = headers::timestamps(place, 0);
+        let seq = 100 + 724 * place;
+        let rest = [&options[..], &payload[..]];
+        ours(connection, flags::ACK, seq, PEER_ISS + 1 + ack, 9, rest)
+    }
+
+    fn told(handle: &PeerHandle) -> impl PartialEq + core::fmt::Debug {
+        let received = [0, 1].map(|connection| handle.received_bytes(connection));
+        let counts = [handle.out_of_order(), handle.sent_again()];
+        (received, counts, handle.check())
+    }
+
+    proptest! {
+        /// Whatever the frames are, in however large parts they are prepared and sent.
+        #[test]
+        fn frames_count_as_those_that_are_not_prepared(
+            sent in prop::collection::vec((0..2u16, 0..12u32, 0..3usize, 0..2u32), 1..40),
+            in_order in any::<bool>(),
+            parts in prop::collection::vec(1..9usize, 40),
+            takes in prop::collection::vec(1..9usize, 40),
+            role in prop::sample::select(vec![Role::Receiver, Role::Sender, Role::Free]),
+        ) {
+            let mut sent = sent;
+            if in_order {
+                for (i, sent) in sent.iter_mut().enumerate() {
+                    (sent.0, sent.1, sent.2) = (i as u16 / 20, 2 * (i as u32 % 20), 2);
+                }
+            }
+            let frames: Vec<Vec<u8>> = sent.iter().map(frame).collect();
+            let frames: Vec<TxFrame<'_>> = frames.iter().map(|f| TxFrame::new(f)).collect();
+            let all = || match role {
+                Role::Free => {
+                    let (device, handle) = PeerDevice::new(peer(role)).unwrap();
+                    (device.into_halves().1, handle)
+                }
+                _ => {
+                    let config = peer(role).connections(2).timestamps(true);
+                    let (_, tx, handle) = open_all(config);
+                    (tx, handle)
+                }
+            };
+            let (mut plain, expected) = all();
+            plain.transmit(&frames).unwrap();
+            let (mut tx, handle) = all();
+            let preparer = tx.preparer(frames.len()).unwrap();
+            let mut first = 0;
+            for part in parts {
+                let end = frames.len().min(first + part);
+                preparer.prepare(first, &frames[first..end]);
+                first = end;
+            }
+            // What is left.
+            preparer.prepare(first, &frames[first..]);
+            let mut first = 0;
+            for take in takes.into_iter().cycle() {
+                let count = take.min(frames.len() - first);
+                if count == 0 {
+                    break;
+                }
+                prop_assert_eq!(tx.transmit_prepared(first, count), Ok(count));
+                first += count;
+            }
+            prop_assert_eq!(told(&handle), told(&expected));
+            prop_assert_eq!(tx.stats(), plain.stats());
+        }
+    }
+}

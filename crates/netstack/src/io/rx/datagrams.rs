@@ -16,6 +16,7 @@ use crate::io::rx::{BATCH, Log, RESERVED, RxPump};
 use crate::io::udp_queues::PendingError;
 use crate::io::{Batch, Indices, Run};
 use crate::ip::fragment::cut_frame;
+use crate::ip::multicast::Memberships;
 use crate::ip::route::AddressKind;
 use crate::log::request::{Body, ConnId, Digest, Kind, MAX_DATAGRAMS, Mac, Request};
 use crate::packet as wire;
@@ -49,6 +50,8 @@ pub(crate) struct Datagrams {
     /// The port that was looked up last, and the place of its socket.
     last: Option<(u16, u32)>,
     open: OpenRun,
+    /// Who listens to which groups.
+    pub(super) groups: Memberships<ConnId>,
     /// Sockets whose datagrams found no room in the log.
     more: VecDeque<ConnId>,
     /// Closed sockets, and the position up to which effects must be performed before their place is
@@ -77,6 +80,12 @@ struct Found {
 }
 
 impl Datagrams {
+    /// The socket at a place of the table.
+    pub(super) fn socket_at(&self, place: u32) -> Option<ConnId> {
+        let bound = self.places.get(place as usize)?.as_ref()?;
+        Some(bound.socket)
+    }
+
     fn get(&mut self, socket: ConnId) -> Option<&mut Bound> {
         let bound = self.places.get_mut(socket.index as usize)?.as_mut()?;
         (bound.socket == socket).then_some(bound)
@@ -137,6 +146,10 @@ impl RxPump {
             }
             return;
         };
+        if !ours && !self.takes_of_group(place, udp) {
+            self.stats.not_ours += 1;
+            return;
+        }
         if let Some(gso) = frame.meta.gso {
             return self.split(now, udp, gso.size, frame, log);
         }
@@ -198,7 +211,7 @@ impl RxPump {
                     payload_len: size.min(len - from) as u16,
                     ..*udp
                 };
-                let broadcast = frame.bytes()[..6] == [0xff; 6];
+                let broadcast = frame.bytes()[0] & 1 != 0;
                 self.datagram(now, &udp, broadcast, (&batch, index), log);
             }
             self.close_datagrams(now, log);
@@ -295,7 +308,8 @@ impl RxPump {
     }
 
     /// A socket was dropped: it takes no more datagrams, and ends once its own are sent.
-    pub(crate) fn unbind(&mut self, socket: ConnId) {
+    pub(crate) fn unbind(&mut self, now: Instant, socket: ConnId) {
+        self.leave_groups(now, socket);
         let datagrams = &mut self.datagrams;
         let Some(bound) = datagrams.get(socket) else {
             return;
@@ -471,9 +485,7 @@ impl RxPump {
             return Some(Mac([0xff; 6]));
         }
         if remote.is_multicast() {
-            // RFC 1112 section 6.4.
-            let [_, b, c, d] = remote.v4_bits().to_be_bytes();
-            return Some(Mac([1, 0, 0x5e, b & 0x7f, c, d]));
+            return Some(Mac(wire::igmp::group_mac(remote)));
         }
         self.neighbors.lookup(self.site.next_hop(remote)?, now)
     }

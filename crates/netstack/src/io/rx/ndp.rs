@@ -14,6 +14,7 @@ use crate::ip::v6::{Action, Ipv6Config, Link};
 use crate::keys::Keys;
 use crate::log::request::{Address, Body, Flow, Mac};
 use crate::packet as wire;
+use crate::packet::igmp::{Mode, Record};
 use crate::packet::mld;
 use crate::packet::ndp::{self, Message};
 use crate::time::{Duration, Instant};
@@ -62,18 +63,21 @@ impl RxPump {
 
     /// When the link wants a turn.
     pub(crate) fn v6_deadline(&self) -> Instant {
+        let groups = self.group_deadline();
         let Some(v6) = &self.v6 else {
-            return Instant::NEVER;
+            return groups;
         };
         let link = v6.link.as_ref();
         let link = link.map_or(Instant::NEVER, Link::next_deadline);
-        link.min(v6.path_mtus.next_deadline())
+        link.min(v6.path_mtus.next_deadline()).min(groups)
     }
 
     /// Does what is due on the link, and follows where it puts us.
     #[cold]
     pub(crate) fn turn_v6(&mut self, now: Instant, log: &mut impl Log) {
+        self.report_groups(now);
         let Some(v6) = &mut self.v6 else {
+            self.v6_due = self.v6_deadline();
             return;
         };
         v6.path_mtus.expire(now);
@@ -143,18 +147,35 @@ impl RxPump {
         }
     }
 
+    /// Where reports and questions for routers come from: our link-local address, once we have it.
+    pub(crate) fn link_local(&self) -> Address {
+        let local = self.site.source(ndp::ALL_ROUTERS);
+        local
+            .filter(|local| local.is_link_local())
+            .unwrap_or(Address::v6([0; 16]))
+    }
+
     fn act(&mut self, action: Action) {
         let mac = self.world.mac;
         let nowhere = Address::v6([0; 16]);
-        // Reports and questions for routers come from our link-local address, once we have it.
-        let local = self.site.source(ndp::ALL_ROUTERS);
-        let local = local
-            .filter(|local| local.is_link_local())
-            .unwrap_or(nowhere);
+        let local = self.link_local();
         let frame = match action {
             Action::Probe(target) => ndp::solicitation(mac, nowhere, None, target),
             Action::SolicitRouters => ndp::router_solicitation(mac, local),
-            Action::Report { groups, is_new } => mld::report(mac, local, &groups, is_new),
+            Action::Report { groups, is_new } => {
+                let mode = if is_new {
+                    Mode::ToExclude
+                } else {
+                    Mode::IsExclude
+                };
+                let record = |group| Record {
+                    mode,
+                    group,
+                    sources: Vec::new(),
+                };
+                let records: Vec<_> = groups.into_iter().map(record).collect();
+                mld::report(mac, local, &records)
+            }
             Action::ReportV1(group) => mld::report_v1(mac, local, group),
         };
         self.control(frame);
@@ -194,7 +215,8 @@ impl RxPump {
         if let Some(query) = mld::parse(frame) {
             if let Some(link) = self.v6.as_mut().and_then(|v6| v6.link.as_mut()) {
                 link.on_query(&query, now);
-                self.v6_due = self.v6_deadline();
+                let most = Duration::from_millis(query.most_ms);
+                self.asked_for_groups(now, query.group, (most, query.is_v1.then_some(1)));
             }
             return;
         }
@@ -350,6 +372,14 @@ impl RxPump {
         let mtu = self.world.limits.mtu;
         let known = self.v6.as_ref().filter(|_| !remote.is_v4());
         known.map_or(mtu, |v6| v6.path_mtus.get(remote).min(mtu))
+    }
+
+    /// A router says the same of a segment of `flow`. It is believed of datagrams, too, if there is
+    /// such a connection, which whoever forges it has to know.
+    pub(crate) fn connection_too_big(&mut self, now: Instant, flow: &Flow, mtu: u16) {
+        if !flow.remote.address.is_v4() && self.hints.contains_key(flow) {
+            self.packet_too_big(now, flow.remote.address, mtu);
+        }
     }
 
     /// A router says that packets to `remote` are too big (RFC 8201 section 4).

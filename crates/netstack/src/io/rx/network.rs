@@ -49,6 +49,9 @@ impl RxPump {
                     }
                 }
             }
+            Packet::OtherProtocol { dst } if dst.is_v4() && broadcast => {
+                self.group_query(now, frame.bytes());
+            }
             Packet::OtherProtocol { dst } if ours(dst) => {
                 self.stats.unknown += 1;
                 self.report(now, frame, Report::ProtocolUnreachable);
@@ -66,9 +69,9 @@ impl RxPump {
         }
     }
 
-    /// Whether a packet was addressed to all hosts, and sent in a frame to all hosts.
+    /// Whether a packet was addressed to all hosts or a group of ours, and sent in a frame for them.
     pub(crate) fn is_to_all(&self, dst: Address, broadcast: bool) -> bool {
-        broadcast && self.site.classify(dst) == AddressKind::Broadcast
+        broadcast && (self.site.classify(dst) == AddressKind::Broadcast || self.listens_to(dst))
     }
 
     /// Answers an echo request to `dst`, in fragments if need be (RFC 1122 section 3.2.2.6).

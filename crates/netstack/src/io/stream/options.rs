@@ -80,20 +80,13 @@ impl SharedSettings {
 /// [`Tuning`] in atomics.
 pub(super) struct SharedTuning {
     cork: AtomicBool,
-    /// 0: that of the policy.
+    /// 0: that of the policy; else one more than its place among all.
     congestion: AtomicU8,
     max_segment: AtomicU16,
     receive_buffer: AtomicU32,
     /// In nanoseconds; [`u64::MAX`]: none.
     linger: AtomicU64,
 }
-
-/// What a choice is in an atomic.
-const CONTROLS: [Option<CongestionControl>; 3] = [
-    None,
-    Some(CongestionControl::NewReno),
-    Some(CongestionControl::Cubic),
-];
 
 impl SharedTuning {
     /// The defaults.
@@ -115,10 +108,9 @@ impl SharedTuning {
             receive_buffer,
             linger,
         } = *tuning;
-        let control = CONTROLS.iter().position(|control| *control == congestion);
+        let control = congestion.map_or(0, |control| 1 + control as u8);
         self.cork.store(cork, Ordering::Relaxed);
-        self.congestion
-            .store(control.unwrap_or(0) as u8, Ordering::Relaxed);
+        self.congestion.store(control, Ordering::Relaxed);
         self.max_segment.store(max_segment, Ordering::Relaxed);
         self.receive_buffer.store(receive_buffer, Ordering::Relaxed);
         let nanos = linger.map_or(u64::MAX, |linger| linger.as_nanos().min(u64::MAX - 1));
@@ -130,7 +122,9 @@ impl SharedTuning {
         let linger = self.linger.load(Ordering::Relaxed);
         Tuning {
             cork: self.cork.load(Ordering::Relaxed),
-            congestion: CONTROLS.get(control).copied().flatten(),
+            congestion: control
+                .checked_sub(1)
+                .and_then(|control| CongestionControl::ALL.get(control).copied()),
             max_segment: self.max_segment.load(Ordering::Relaxed),
             receive_buffer: self.receive_buffer.load(Ordering::Relaxed),
             linger: (linger != u64::MAX).then(|| Duration::from_nanos(linger)),

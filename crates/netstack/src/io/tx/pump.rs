@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use dominoes_drivers::{DeviceTx, TxFrame};
+use dominoes_drivers::{DeviceError, DeviceTx, TxFrame};
 
 use super::Transmitter;
 use crate::io::claim::DEVICE_RETRY_INTERVAL;
@@ -46,14 +46,9 @@ impl TxPump {
 
     fn send<const MAX: usize>(&mut self, below: u64) -> usize {
         let mut done = self.control();
-        let mut frames = ArrayVec::<_, MAX>::new();
-        self.transmitter.ready(below, &mut frames);
-        if frames.is_empty() {
-            drop(frames);
+        let Some(taken) = self.offer::<MAX>(below) else {
             return done + self.send_past_hole::<MAX>();
-        }
-        let taken = self.tx.transmit(&frames);
-        drop(frames);
+        };
         self.world.set_device_refuses(taken.is_err());
         match taken {
             Ok(taken) => {
@@ -63,6 +58,18 @@ impl TxPump {
             Err(error) => self.world.device_failed(error),
         }
         done
+    }
+
+    /// Offers frames to the device, and says how many it took. `None` if none is ready.
+    #[inline(always)]
+    fn offer<const MAX: usize>(&mut self, below: u64) -> Option<Result<usize, DeviceError>> {
+        if self.transmitter.are_prepared() {
+            let (first, count) = self.transmitter.ready_in_a_row(below, MAX);
+            return (count > 0).then(|| self.tx.transmit_prepared(first, count));
+        }
+        let mut frames = ArrayVec::<_, MAX>::new();
+        self.transmitter.ready(below, &mut frames);
+        (!frames.is_empty()).then(|| self.tx.transmit(&frames))
     }
 
     /// The first unsent frame is not ready. Sends others once that has lasted for long enough.
@@ -75,7 +82,12 @@ impl TxPump {
         if frames.is_empty() {
             return 0;
         }
-        let taken = self.tx.transmit(&frames);
+        let taken = if self.transmitter.are_prepared() {
+            let slots = picked.iter().map(|frame| self.transmitter.slot(*frame));
+            transmit_one_by_one(&mut *self.tx, slots)
+        } else {
+            self.tx.transmit(&frames)
+        };
         drop(frames);
         match taken {
             Ok(taken) => {
@@ -128,4 +140,22 @@ impl TxPump {
     fn any_waits(&self) -> bool {
         self.transmitter.any_ready() || self.held.is_some() || !self.world.control.is_empty()
     }
+}
+
+/// Sends the prepared frames in these slots, and returns how many of the first were taken.
+fn transmit_one_by_one(
+    tx: &mut dyn DeviceTx,
+    slots: impl Iterator<Item = usize>,
+) -> Result<usize, DeviceError> {
+    let mut taken = 0;
+    for slot in slots {
+        match tx.transmit_prepared(slot, 1) {
+            Ok(0) => break,
+            Ok(_) => taken += 1,
+            Err(error) if taken == 0 => return Err(error),
+            // It is reported by the next call.
+            Err(_) => break,
+        }
+    }
+    Ok(taken)
 }

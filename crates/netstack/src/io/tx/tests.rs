@@ -34,7 +34,7 @@ fn send_all(transmitter: &mut Transmitter) -> Vec<Vec<u8>> {
 
 #[test]
 fn frames_leave_past_a_hole_once_enough_are_ready_behind_it_and_each_once() {
-    let (ring, mut transmitter) = TxRing::new(8, 64);
+    let (ring, mut transmitter) = TxRing::new(8, 64, None);
     transmitter.send_past(3, CALLS);
     assert_eq!(transmitter.journal(), []);
     for k in [1, 2, 4] {
@@ -67,7 +67,7 @@ fn frames_leave_past_a_hole_once_enough_are_ready_behind_it_and_each_once() {
 
 #[test]
 fn a_hole_that_few_frames_wait_behind_is_waited_for() {
-    let (ring, mut transmitter) = TxRing::new(8, 64);
+    let (ring, mut transmitter) = TxRing::new(8, 64, None);
     transmitter.send_past(3, CALLS);
     build(&ring, 1, b"b1");
     build(&ring, 7, b"b7");
@@ -80,7 +80,7 @@ fn a_hole_that_few_frames_wait_behind_is_waited_for() {
 
 #[test]
 fn frames_leave_in_the_order_of_their_numbers_however_they_were_built() {
-    let (ring, mut transmitter) = TxRing::new(4, 64);
+    let (ring, mut transmitter) = TxRing::new(4, 64, None);
     build(&ring, 1, b"b1");
     assert_eq!(send_all(&mut transmitter), Vec::<Vec<u8>>::new());
     build(&ring, 0, b"a0");
@@ -94,7 +94,7 @@ fn frames_leave_in_the_order_of_their_numbers_however_they_were_built() {
 
 #[test]
 fn a_second_builder_of_a_frame_is_found_out() {
-    let (ring, mut transmitter) = TxRing::new(4, 64);
+    let (ring, mut transmitter) = TxRing::new(4, 64, None);
     build(&ring, 0, b"a0");
     assert_eq!(ring.claim(0, 1).err(), Some(Diverged(0)));
     assert_eq!(ring.claim(4, 1).err(), Some(Diverged(4)));
@@ -107,7 +107,7 @@ fn a_second_builder_of_a_frame_is_found_out() {
 fn of_two_builders_one_takes_the_slot_wherever_the_other_comes_in_between() {
     let claim = |ring: &TxRing| ring.claim(0, 1).map(core::mem::forget);
     for step in 0.. {
-        let (ring, _transmitter) = TxRing::new(4, 64);
+        let (ring, _transmitter) = TxRing::new(4, 64, None);
         let same = Arc::clone(&ring);
         let (one, other) = interrupted(step, move || claim(&same), || claim(&ring));
         let Some(other) = other else {
@@ -123,7 +123,7 @@ fn of_two_builders_one_takes_the_slot_wherever_the_other_comes_in_between() {
 #[test]
 fn of_threads_that_want_every_frame_one_builds_each() {
     const FRAMES: u64 = 20_000;
-    let (ring, mut transmitter) = TxRing::new(64, 64);
+    let (ring, mut transmitter) = TxRing::new(64, 64, None);
     let build_all = || {
         let mut built = 0;
         for frame in 0..FRAMES {
@@ -151,7 +151,7 @@ fn of_threads_that_want_every_frame_one_builds_each() {
 
 #[test]
 fn a_claim_dropped_unpublished_can_be_taken_again() {
-    let (ring, mut transmitter) = TxRing::new(4, 64);
+    let (ring, mut transmitter) = TxRing::new(4, 64, None);
     drop(ring.claim(0, 1).unwrap());
     build(&ring, 0, b"a0");
     assert_eq!(send_all(&mut transmitter), [b"a0"]);
@@ -174,7 +174,7 @@ fn numbers(sent: &[Vec<u8>]) -> Vec<u8> {
 
 #[test]
 fn parts_of_a_chunk_leave_in_order_and_its_slots_are_free_when_all_have() {
-    let (ring, mut transmitter) = TxRing::with_chunks(8, 64, 4);
+    let (ring, mut transmitter) = TxRing::with_chunks(8, 64, 4, None);
     for lap in 0..5 {
         let at = 8 * lap;
         build_range(&ring, at + 2..at + 4);
@@ -197,7 +197,7 @@ fn parts_of_a_chunk_leave_in_order_and_its_slots_are_free_when_all_have() {
 
 #[test]
 fn of_a_chunk_that_is_sent_past_a_hole_no_frame_leaves_twice() {
-    let (ring, mut transmitter) = TxRing::with_chunks(8, 64, 4);
+    let (ring, mut transmitter) = TxRing::with_chunks(8, 64, 4, None);
     transmitter.send_past(3, 1);
     build_range(&ring, 1..3);
     build_range(&ring, 4..6);
@@ -215,7 +215,7 @@ fn of_a_chunk_that_is_sent_past_a_hole_no_frame_leaves_twice() {
 
 #[test]
 fn a_claim_of_several_frames_has_all_or_none_and_unwinding_gives_them_up() {
-    let (ring, mut transmitter) = TxRing::with_chunks(8, 64, 4);
+    let (ring, mut transmitter) = TxRing::with_chunks(8, 64, 4, None);
     build_range(&ring, 1..2);
     assert_eq!(ring.claim(0, 2).err(), Some(Diverged(0)));
     assert_eq!(ring.claim(1, 3).err(), Some(Diverged(1)));
@@ -233,7 +233,7 @@ fn a_claim_of_several_frames_has_all_or_none_and_unwinding_gives_them_up() {
 #[test]
 #[should_panic(expected = "no frame is left to build")]
 fn a_slot_that_is_not_claimed_is_not_written() {
-    let (ring, _transmitter) = TxRing::with_chunks(8, 64, 4);
+    let (ring, _transmitter) = TxRing::with_chunks(8, 64, 4, None);
     let mut claim = ring.claim(0, 2).unwrap();
     for _ in 0..2 {
         claim.buffer();
@@ -247,7 +247,7 @@ fn a_borrowed_payload_is_sent_from_the_send_ring() {
     use crate::config::Limits;
     use crate::io::stream::Streams;
     use crate::log::request::ConnId;
-    let (ring, mut transmitter) = TxRing::new(4, 64);
+    let (ring, mut transmitter) = TxRing::new(4, 64, None);
     let limits = Limits {
         connections: 1,
         send_buffer: 1024,
@@ -274,4 +274,51 @@ fn a_borrowed_payload_is_sent_from_the_send_ring() {
     assert_eq!((ring.claimed(), ring.sent()), (2, 0));
     assert_eq!(send_all(&mut transmitter), [b"h0car", b"h1arr"]);
     assert_eq!((ring.claimed(), ring.sent()), (0, 2));
+}
+
+/// Notes what was prepared in each slot.
+#[derive(Default)]
+struct Noting(std::sync::Mutex<Vec<(usize, Vec<Vec<u8>>)>>);
+
+impl TxPrepare for Noting {
+    fn prepare(&self, first: usize, frames: &[TxFrame<'_>]) {
+        self.0.lock().unwrap().push((first, whole(frames)));
+    }
+}
+
+#[test]
+fn frames_are_prepared_when_they_are_built_and_sent_by_slots_in_a_row() {
+    let noting = Arc::new(Noting::default());
+    let preparer: Arc<dyn TxPrepare> = noting.clone();
+    let (ring, mut transmitter) = TxRing::with_chunks(8, 64, 4, Some(preparer));
+    let noted = || core::mem::take(&mut *noting.0.lock().unwrap());
+    let build_some = |first: u64, count: u32| {
+        let mut claim = ring.claim(first, count).unwrap();
+        for frame in first..first + u64::from(count) {
+            claim.buffer()[..2].copy_from_slice(&[b'p', frame as u8]);
+            claim.built(1, 2, TxMeta::default());
+        }
+        claim
+    };
+    let frames = |numbers: core::ops::Range<u8>| -> Vec<Vec<u8>> {
+        numbers.map(|number| vec![b'p', number]).collect()
+    };
+    drop(build_some(1, 2));
+    assert_eq!(noted(), [], "it is not published");
+    build_some(1, 3).publish();
+    assert_eq!(noted(), [(1, frames(1..4))]);
+    assert_eq!(transmitter.ready_in_a_row(u64::MAX, 8), (0, 0));
+    build_some(0, 1).publish();
+    build_some(4, 4).publish();
+    assert_eq!(noted(), [(0, frames(0..1)), (4, frames(4..8))]);
+    assert_eq!(transmitter.ready_in_a_row(u64::MAX, 8), (0, 8));
+    assert_eq!(transmitter.ready_in_a_row(3, 8), (0, 3));
+    assert_eq!(transmitter.ready_in_a_row(u64::MAX, 6), (0, 6));
+    transmitter.advance(6);
+    build_some(8, 2).publish();
+    assert_eq!(noted(), [(0, frames(8..10))]);
+    // The next ones begin with the ring.
+    assert_eq!(transmitter.ready_in_a_row(u64::MAX, 8), (6, 2));
+    transmitter.advance(2);
+    assert_eq!(transmitter.ready_in_a_row(u64::MAX, 8), (0, 2));
 }

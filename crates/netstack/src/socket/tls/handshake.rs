@@ -15,7 +15,7 @@ use super::super::TcpStream;
 use super::TlsStream;
 use super::error::TlsError;
 use super::receiving::{Reader, Receiver};
-use super::record::{HEADER, Keys, Version};
+use super::record::{APPLICATION_DATA, HEADER, Keys, Version};
 use super::sending::Sender;
 use super::session::{Kernel, Session};
 use crate::error::SocketError;
@@ -24,6 +24,8 @@ use crate::error::SocketError;
 const MIN_RECEIVE_BUFFER: u32 = 32 << 10;
 /// So many times that length is read of a peer whose handshake has failed.
 const DISCARDED: usize = 64;
+/// What may stand behind a record's header is shorter than 2^14 + 2048 bytes.
+const LONGEST: u16 = (1 << 14) + 2047;
 /// A TLS stream is the stream, and its two halves.
 const HOLDS: usize = 3;
 
@@ -55,6 +57,8 @@ pub struct TlsHandshake {
     incoming: Vec<u8>,
     /// Where the last one begins.
     last: usize,
+    /// Bytes of the whole record before that.
+    record_len: usize,
     outgoing: Vec<u8>,
     sent: usize,
     failed: Option<TlsError>,
@@ -128,6 +132,7 @@ impl TlsHandshake {
             side: Some(side),
             incoming: Vec::new(),
             last: 0,
+            record_len: 0,
             outgoing: Vec::new(),
             sent: 0,
             failed: None,
@@ -205,8 +210,8 @@ impl TlsHandshake {
             self.last -= discard;
             match next {
                 Ok(Next::Call) => {}
-                Ok(Next::Traffic) => return self.convert(),
-                Ok(Next::Record) => match self.failed.clone() {
+                Ok(Next::Traffic) if self.failed.is_none() => return self.convert(),
+                Ok(Next::Record | Next::Traffic) => match self.failed.clone() {
                     Some(failed) => {
                         self.discard();
                         return Err(failed);
@@ -219,9 +224,28 @@ impl TlsHandshake {
                         self.discard();
                         return Err(failed);
                     }
-                    None => self.failed = Some(TlsError::Handshake(error)),
+                    None => {
+                        self.failed = Some(TlsError::Handshake(error));
+                        self.hide_record();
+                    }
                 },
             }
+        }
+    }
+
+    /// Makes the last record one that has not arrived as a whole: it failed, and the next calls,
+    /// which are for the alert, must not find that out again. `rustls` sends one alert.
+    fn hide_record(&mut self) {
+        let [high, low] = LONGEST.to_be_bytes();
+        let begin = self.last.checked_sub(self.record_len);
+        // Otherwise it is used up, at least in part.
+        if let Some(begin) = begin
+            && let Some(header) = self.incoming.get_mut(begin..begin + HEADER)
+        {
+            header.copy_from_slice(&[APPLICATION_DATA, 3, 3, high, low]);
+            let most = begin + HEADER + usize::from(LONGEST) - 1;
+            self.incoming.truncate(most);
+            self.last = self.incoming.len();
         }
     }
 
@@ -250,6 +274,7 @@ impl TlsHandshake {
             let had = begun.len();
             if had >= HEADER && had == len {
                 self.last += len;
+                self.record_len = len;
                 return Ok(());
             }
             let from = self.incoming.len();

@@ -97,7 +97,16 @@ impl RecordKey {
     /// # Panics
     /// If `text` is too long, or `record` is not [`OVERHEAD`](Self::OVERHEAD) longer.
     pub fn seal(&self, seq: u64, text: &[u8], record: &mut [u8]) {
-        self.0.seal(seq, APPLICATION_DATA, text, record);
+        self.seal_as(seq, APPLICATION_DATA, text, record);
+    }
+
+    /// The same with any content type (RFC 8446 section 5.1). Zeros at the end of `text` are
+    /// padding if that is 0.
+    ///
+    /// # Panics
+    /// As [`RecordKey::seal`].
+    pub fn seal_as(&self, seq: u64, content: u8, text: &[u8], record: &mut [u8]) {
+        self.0.seal(seq, content, text, record);
     }
 
     /// Opens a record into `text`, and returns how long its text is; `None` if it is forged, or

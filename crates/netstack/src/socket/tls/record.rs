@@ -2,6 +2,9 @@
 //! section 6.2.3.3, RFC 5288, RFC 7905): one record from one place to another. Nothing here is kept
 //! from one record to the next.
 
+#[cfg(all(feature = "testkit", debug_assertions))]
+pub(crate) mod nonces;
+
 use aws_lc_rs::aead::{AES_128_GCM, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey};
 use aws_lc_rs::aead::{Nonce, UnboundKey};
 use rustls::{AlertDescription, ConnectionTrafficSecrets};
@@ -40,7 +43,7 @@ pub(super) struct Keys {
     /// Whether records carry a part of their nonce.
     is_explicit: bool,
     #[cfg(all(feature = "testkit", debug_assertions))]
-    used: Nonces,
+    used: nonces::Nonces,
 }
 
 impl Drop for Keys {
@@ -65,7 +68,7 @@ impl Keys {
             version,
             is_explicit: version == Version::Tls12 && !is_chacha,
             #[cfg(all(feature = "testkit", debug_assertions))]
-            used: Nonces::default(),
+            used: nonces::Nonces::new(key.as_ref()),
         })
     }
 
@@ -122,8 +125,6 @@ impl Keys {
     /// If the text or `record` has another length than it may have.
     pub(super) fn seal(&self, seq: u64, content: u8, text: &[u8], record: &mut [u8]) {
         assert!(text.len() <= MAX_TEXT && record.len() == text.len() + self.overhead());
-        #[cfg(all(feature = "testkit", debug_assertions))]
-        self.used.note(seq, content, text);
         let (header, body) = record.split_at_mut(HEADER);
         let outer = match self.version {
             Version::Tls13 => APPLICATION_DATA,
@@ -133,6 +134,8 @@ impl Keys {
         let fixed = [outer, 3, 3, high, low];
         header.copy_from_slice(&fixed);
         let nonce = self.nonce(seq);
+        #[cfg(all(feature = "testkit", debug_assertions))]
+        self.used.note(nonce, content, text);
         let (explicit, body) = body.split_at_mut(self.explicit_len());
         explicit.copy_from_slice(&nonce[12 - explicit.len()..]);
         let (sealed, rest) = body.split_at_mut(text.len());
@@ -221,25 +224,6 @@ pub(super) fn body_len(keys: &Keys, header: &[u8; HEADER]) -> Result<usize, Aler
 impl core::fmt::Debug for Keys {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Keys").finish_non_exhaustive()
-    }
-}
-
-/// Which nonces a key has sealed with, and hashes of what.
-#[cfg(all(feature = "testkit", debug_assertions))]
-#[derive(Default)]
-struct Nonces(std::sync::Mutex<std::collections::HashMap<u64, u64>>);
-
-#[cfg(all(feature = "testkit", debug_assertions))]
-impl Nonces {
-    /// `text` is sealed as record `seq`. It may be again, another one not.
-    fn note(&self, seq: u64, content: u8, text: &[u8]) {
-        use std::hash::{DefaultHasher, Hash, Hasher};
-        let mut hasher = DefaultHasher::new();
-        (content, text).hash(&mut hasher);
-        let hash = hasher.finish();
-        let mut used = self.0.lock().unwrap_or_else(|held| held.into_inner());
-        let first = *used.entry(seq).or_insert(hash);
-        assert_eq!(first, hash, "nonce {seq} seals two texts");
     }
 }
 
@@ -340,6 +324,32 @@ mod tests {
             body_len(&keys, &too_long),
             Err(AlertDescription::RecordOverflow)
         );
+    }
+
+    #[test]
+    fn more_text_than_a_record_may_have_is_refused_though_it_is_authentic() {
+        let keys = all().last().unwrap();
+        for (len, is_refused) in [
+            (MAX_TEXT, false),
+            (MAX_TEXT + 1, true),
+            (MAX_TEXT + 239, true),
+        ] {
+            let mut inner = vec![1; len];
+            inner.push(APPLICATION_DATA);
+            let [high, low] = ((inner.len() + TAG) as u16).to_be_bytes();
+            let header = [APPLICATION_DATA, 3, 3, high, low];
+            let nonce = Nonce::assume_unique_for_key(keys.nonce(0));
+            let sealed = keys
+                .key
+                .seal_in_place_append_tag(nonce, Aad::from(&header), &mut inner);
+            sealed.unwrap();
+            let record = [&header[..], &inner].concat();
+            let opened = opened(&keys, 0, &record).map(|(_, text)| text.len());
+            match is_refused {
+                true => assert_eq!(opened, Err(AlertDescription::RecordOverflow), "{len}"),
+                false => assert_eq!(opened, Ok(len)),
+            }
+        }
     }
 
     proptest! {

@@ -12,7 +12,8 @@ use crate::error::SocketError;
 use crate::io::stream::{AppRequest, StreamRef};
 use crate::io::units::{Claim, TextBuffer};
 
-/// Text that is no longer is sealed by its writer: handing it over costs more than the cipher.
+/// Text that is no longer is sealed by its writer: handing it over costs more than the cipher. So
+/// is text while each worker has a record to seal: that saves a copy.
 const SEALED_AT_ONCE: usize = 4 << 10;
 /// A record is cut for want of room only if so many bytes fit.
 const MIN_PIECE: usize = 512;
@@ -111,7 +112,13 @@ impl Session {
                 continue;
             }
             let text = &from[done..done + len];
-            if !self.push(&mut sender, &stream, APPLICATION_DATA, text) {
+            let at_once = len <= SEALED_AT_ONCE || self.sealing.are_ready(self.half.world.workers);
+            let made = if at_once {
+                self.seal_at_once(&mut sender, &stream, text)
+            } else {
+                self.push(&mut sender, &stream, APPLICATION_DATA, text)
+            };
+            if !made {
                 break;
             }
             done += len;
@@ -119,11 +126,7 @@ impl Session {
         if done == 0 && !from.is_empty() {
             return Err(SocketError::WouldBlock.into());
         }
-        if done <= SEALED_AT_ONCE {
-            while self.seal_one() {}
-        } else {
-            self.share();
-        }
+        self.share();
         Ok(done)
     }
 
@@ -169,6 +172,33 @@ impl Session {
             sender.end += record_len as u64;
         }
         pushed
+    }
+
+    /// Makes a record of text where it is to stand, without a unit that others could claim. False
+    /// if there is no room for it.
+    ///
+    /// If the cipher panics, there is no such record, and the next one takes its place and number:
+    /// nothing behind the sealed prefix leaves.
+    fn seal_at_once(&self, sender: &mut Sender, stream: &StreamRef<'_>, text: &[u8]) -> bool {
+        let record_len = text.len() + sender.keys.overhead();
+        if stream.writable_behind(sender.end) < record_len || !self.sealing.has_room() {
+            return false;
+        }
+        stream.write_ahead(sender.end, record_len, |record| {
+            sender.keys.seal(sender.seq, APPLICATION_DATA, text, record);
+        });
+        let pushed = self.sealing.push_done(|unit| {
+            *unit = SealUnit {
+                offset: sender.end,
+                record_len,
+                ..SealUnit::default()
+            };
+        });
+        debug_assert!(pushed, "only the one who has the sender pushes");
+        sender.seq += 1;
+        sender.end += record_len as u64;
+        self.publish();
+        true
     }
 
     /// Sends a KeyUpdate, and goes on with the next key (RFC 8446 section 4.6.3). `asks`: the peer

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use dominoes::Exclusive;
 use dominoes_drivers::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame, TxStats, Waker,
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame, TxPrepare,
+    TxStats, Waker,
 };
 
 use super::message::{Receiver, Sender, WakeUp};
@@ -152,17 +153,34 @@ impl DeviceRx for FrontRx {
 }
 
 /// The transmit side. Only the interface stage uses it.
-pub(super) struct SharedTx(pub(super) Arc<Exclusive<Box<dyn DeviceTx>>>);
+pub(super) struct SharedTx {
+    pub(super) tx: Arc<Exclusive<Box<dyn DeviceTx>>>,
+    /// Whether there is no other protocol stage.
+    pub(super) is_alone: bool,
+}
 
 impl DeviceTx for SharedTx {
     fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
-        self.0
+        self.tx
             .try_take()
             .map_or(Ok(0), |mut tx| tx.transmit(frames))
     }
 
+    /// Several protocol stages have slots of their own each, and the device knows one set.
+    fn preparer(&mut self, slots: usize) -> Option<Arc<dyn TxPrepare>> {
+        match self.is_alone {
+            true => self.tx.try_take()?.preparer(slots),
+            false => None,
+        }
+    }
+
+    fn transmit_prepared(&mut self, first: usize, count: usize) -> Result<usize, DeviceError> {
+        let tx = self.tx.try_take();
+        tx.map_or(Ok(0), |mut tx| tx.transmit_prepared(first, count))
+    }
+
     fn stats(&self) -> TxStats {
-        let tx = self.0.try_take();
+        let tx = self.tx.try_take();
         tx.map_or_else(TxStats::default, |tx| tx.stats())
     }
 }

@@ -1,15 +1,17 @@
 //! Hints to the processor to fetch memory into a nearby cache.
 
+#![allow(unsafe_code)]
+
 /// Asks the processor to fetch `bytes` into its nearest cache, on processors that can. Does not
 /// wait.
 #[inline]
-pub(crate) fn prefetch(bytes: &[u8]) {
+pub fn prefetch(bytes: &[u8]) {
     prefetch_at(bytes.as_ptr(), bytes.len());
 }
 
 /// As [`prefetch`], of `len` bytes from `start` on, even while another thread writes them.
 #[inline]
-pub(crate) fn prefetch_at(start: *const u8, len: usize) {
+pub fn prefetch_at(start: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -39,7 +41,7 @@ pub(crate) fn prefetch_at(start: *const u8, len: usize) {
 
 /// As [`prefetch`], for the first line of `value`.
 #[inline]
-pub(crate) fn prefetch_of<T>(value: &T) {
+pub fn prefetch_of<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]
     {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

@@ -1,0 +1,316 @@
+//! What the peer reads of frames that the stack sends: by itself, or beforehand, by any thread.
+
+use super::config::{Encoding, PeerConfig, Role};
+use super::handle::{Shared, VERIFY_CHECKSUMS, VERIFY_FRAMES};
+use super::headers::{self, HEADERS_LEN, TcpHeader, flags};
+use super::sums::Sums;
+use crate::{TxChecksum, TxFrame, TxPrepare};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Frames of one call of [`TxPrepare::prepare`] that are handled as one, at most.
+const MAX_ALIKE: usize = 64;
+
+/// A frame that was read, and how many follow it that continue it: of the same connection, each
+/// with the sequence number behind the one before, with the same acknowledgment number, window
+/// field and timestamp, and with payload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Read {
+    pub(super) seq: u32,
+    pub(super) ack: u32,
+    pub(super) wnd: u16,
+    /// TSval; 0 without timestamps.
+    pub(super) stamp: u32,
+    /// Bytes of payload.
+    pub(super) len: u32,
+    /// Bytes of payload of this frame and of those that continue it.
+    pub(super) run_len: u32,
+    /// This frame and those that continue it.
+    pub(super) run: u16,
+    pub(super) connection: u16,
+    pub(super) kind: Kind,
+    /// Of a SYN: its window scale.
+    pub(super) scale: u8,
+}
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// No TCP, of no connection, or with flags that should not be.
+    #[default]
+    Unexpected,
+    /// SYN and ACK.
+    SynAck,
+    /// Payload, an acknowledgment, or both.
+    Segment,
+}
+
+impl Read {
+    /// The frame alone.
+    pub(super) fn alone(self) -> Read {
+        Read {
+            run_len: self.len,
+            run: 1,
+            ..self
+        }
+    }
+
+    /// Whether `next` continues this frame. In any case if nothing is ordered.
+    fn is_continued_by(&self, next: &Read, ordered: bool) -> bool {
+        let in_order = next.seq == self.seq.wrapping_add(self.len)
+            && (next.ack, next.wnd, next.stamp) == (self.ack, self.wnd, self.stamp);
+        self.kind == Kind::Segment
+            && next.kind == Kind::Segment
+            && self.connection == next.connection
+            && (in_order || !ordered)
+            && self.len > 0
+            && next.len > 0
+    }
+
+    fn to_words(self) -> [u64; 4] {
+        let high = |value: u32| u64::from(value) << 32;
+        let kind = match self.kind {
+            Kind::Unexpected => 0,
+            Kind::SynAck => 1,
+            Kind::Segment => 2,
+        };
+        [
+            high(self.seq) | u64::from(self.ack),
+            high(self.stamp) | u64::from(self.len),
+            high(self.run_len) | u64::from(self.connection) << 16 | u64::from(self.wnd),
+            u64::from(self.run) << 16 | u64::from(self.scale) << 8 | kind,
+        ]
+    }
+
+    fn from_words([numbers, stamp, run, rest]: [u64; 4]) -> Read {
+        Read {
+            seq: (numbers >> 32) as u32,
+            ack: numbers as u32,
+            wnd: run as u16,
+            stamp: (stamp >> 32) as u32,
+            len: stamp as u32,
+            run_len: (run >> 32) as u32,
+            run: (rest >> 16) as u16,
+            connection: (run >> 16) as u16,
+            kind: match rest as u8 {
+                1 => Kind::SynAck,
+                2 => Kind::Segment,
+                _ => Kind::Unexpected,
+            },
+            scale: (rest >> 8) as u8,
+        }
+    }
+}
+
+/// Reads frames. It changes nothing but counts of faults, so any thread may use it.
+#[derive(Debug)]
+pub(super) struct Reader {
+    pub(super) shared: Arc<Shared>,
+    pub(super) role: Role,
+    stamped: bool,
+    first_port: u16,
+    /// The stack's stream before it is encoded, which repeats; empty if it is not compared.
+    expected: Vec<u8>,
+    encoding: Option<Encoding>,
+    /// Of the expected stream, if checksums are compared with it.
+    sums: Option<Sums>,
+}
+
+impl Reader {
+    pub(super) fn new(config: PeerConfig, shared: Arc<Shared>) -> Reader {
+        Reader {
+            shared,
+            role: config.role,
+            stamped: config.timestamps,
+            first_port: config.ends.from.port(),
+            sums: config.verify_checksums.then(|| Sums::new(&config.expected)),
+            expected: config.expected,
+            encoding: config.encoding,
+        }
+    }
+
+    /// Reads the headers of `frame`, and compares it with what it should be if that is asked for.
+    #[inline]
+    pub(super) fn read(&self, frame: &TxFrame<'_>) -> Read {
+        let Some(header) = TcpHeader::read(frame.head) else {
+            return Read::default().alone();
+        };
+        let index = match self.role {
+            Role::Free => 0,
+            _ => usize::from(header.destination_port.wrapping_sub(self.first_port)),
+        };
+        if index >= self.shared.connections.len() {
+            return Read::default().alone();
+        }
+        // ORDERING: Relaxed, frames on their way may be compared or not.
+        let verify = self.shared.verify.load(Ordering::Relaxed);
+        if verify != 0 {
+            self.verify(verify, index, frame);
+        }
+        let options = || frame.head.get(HEADERS_LEN..).unwrap_or(&[]);
+        let mut read = Read {
+            seq: header.seq,
+            ack: header.ack,
+            wnd: header.wnd,
+            // A header that claims to be longer than its frame counts as no payload in order;
+            // `verify` tells.
+            len: frame.len().wrapping_sub(header.headers_len) as u32,
+            connection: index as u16,
+            kind: Kind::Segment,
+            ..Read::default()
+        };
+        if self.stamped {
+            read.stamp = headers::timestamp(options());
+        }
+        if self.role != Role::Free && header.flags & (flags::SYN | flags::RST | flags::FIN) != 0 {
+            (read.kind, read.scale) = match header.flags == flags::SYN | flags::ACK {
+                true => (Kind::SynAck, headers::window_scale(options())),
+                false => (Kind::Unexpected, 0),
+            };
+            read.stamp = headers::timestamp(options());
+        }
+        read.alone()
+    }
+
+    /// Whether segments have timestamps.
+    pub(super) fn is_stamped(&self) -> bool {
+        self.stamped
+    }
+
+    /// Where a segment that begins at `seq` lies in its stream.
+    fn offset(&self, index: usize, seq: u32) -> u64 {
+        let connection = &self.shared.connections[index];
+        // ORDERING: Relaxed, any count that is not 2 GB old leads to the same offset.
+        let received = connection.received.load(Ordering::Relaxed);
+        let first = connection.syn.load(Ordering::Relaxed) as u32;
+        let next = first.wrapping_add(1).wrapping_add(received as u32);
+        // Before or behind what arrived in order, by so much.
+        received.wrapping_add_signed(i64::from(seq.wrapping_sub(next) as i32))
+    }
+
+    /// Compares a frame with what it should be, as far as `what` says.
+    #[cold]
+    fn verify(&self, what: u8, index: usize, frame: &TxFrame<'_>) {
+        // Read again: what is passed is stored by the caller also where it does not call.
+        let Some(header) = TcpHeader::read(frame.head) else {
+            return;
+        };
+        let faults = &self.shared.faults;
+        if !(HEADERS_LEN..=frame.len()).contains(&header.headers_len) {
+            return fault(&faults.unexpected);
+        }
+        let offset = self.offset(index, header.seq);
+        let right = (what & VERIFY_FRAMES == 0 || self.is_right(frame, header.headers_len, offset))
+            && (what & VERIFY_CHECKSUMS == 0
+                || self.has_expected_checksum(frame, header.headers_len, offset));
+        if !right {
+            fault(&faults.wrong);
+        }
+    }
+
+    /// Whether the payload of `frame` is what is expected at `offset` of the stream, and its
+    /// checksum that of the frame.
+    fn is_right(&self, frame: &TxFrame<'_>, headers_len: usize, offset: u64) -> bool {
+        let whole = [frame.head, frame.payload].concat();
+        let payload = &whole[headers_len..];
+        let checksum = match frame.meta.checksum {
+            TxChecksum::Done => headers::checksum_is_good(&whole),
+            // The device's to finish.
+            TxChecksum::Partial { .. } => true,
+        };
+        if self.role == Role::Free || self.expected.is_empty() {
+            return checksum;
+        }
+        let at = (offset % self.expected.len() as u64) as usize;
+        let expected = self.expected.iter().cycle().skip(at).take(payload.len());
+        let as_expected = match &self.encoding {
+            None => payload.iter().eq(expected),
+            Some(encoding) => {
+                let plain: Vec<u8> = expected.copied().collect();
+                let mut sent = vec![0; payload.len()];
+                encoding.encode(offset, &plain, &mut sent);
+                payload == sent
+            }
+        };
+        as_expected && checksum
+    }
+
+    /// Whether the checksum of `frame` is that of its header and the payload that is expected at
+    /// `offset` of the stream. The payload is not read.
+    fn has_expected_checksum(&self, frame: &TxFrame<'_>, headers_len: usize, offset: u64) -> bool {
+        let (Some(sums), TxChecksum::Done) = (&self.sums, frame.meta.checksum) else {
+            return true;
+        };
+        let whole;
+        let head = match frame.head.get(..headers_len) {
+            Some(head) => head,
+            None => {
+                whole = [frame.head, frame.payload].concat();
+                &whole[..headers_len]
+            }
+        };
+        let payload = sums.of(offset, frame.len() - headers_len);
+        headers::fold(headers::header_sum(head, frame.len()) + u64::from(payload)) == 0xffff
+    }
+}
+
+pub(super) fn fault(count: &AtomicU64) {
+    // ORDERING: Relaxed, a count.
+    count.fetch_add(1, Ordering::Relaxed);
+}
+
+/// For each slot, what was read of its frame.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    reader: Arc<Reader>,
+    slots: Box<[Slot]>,
+}
+
+/// A [`Read`] in words. Never of two lines of the cache.
+#[derive(Debug, Default)]
+#[repr(align(32))]
+struct Slot([AtomicU64; 4]);
+
+impl Prepared {
+    pub(super) fn new(reader: Arc<Reader>, slots: usize) -> Prepared {
+        Prepared {
+            reader,
+            slots: (0..slots).map(|_| Slot::default()).collect(),
+        }
+    }
+
+    /// What was read of the frame in `slot`; of a slot that there is not, an unexpected frame.
+    #[inline]
+    pub(super) fn get(&self, slot: usize) -> Read {
+        let Some(Slot(words)) = self.slots.get(slot) else {
+            return Read::default().alone();
+        };
+        // ORDERING: Relaxed, the caller of `prepare` has told this one that it is done.
+        Read::from_words(words.each_ref().map(|word| word.load(Ordering::Relaxed)))
+    }
+}
+
+impl TxPrepare for Prepared {
+    fn prepare(&self, first: usize, frames: &[TxFrame<'_>]) {
+        for (part, frames) in frames.chunks(MAX_ALIKE).enumerate() {
+            let mut next = Read::default();
+            // Backwards, so that each frame knows which continue it. The headers of the first ones
+            // are read last.
+            for (i, frame) in frames.iter().enumerate().rev() {
+                let mut read = self.reader.read(frame);
+                if read.is_continued_by(&next, self.reader.role != Role::Free) {
+                    read.run += next.run;
+                    read.run_len += next.run_len;
+                }
+                let Some(Slot(words)) = self.slots.get(first + part * MAX_ALIKE + i) else {
+                    continue;
+                };
+                for (word, value) in words.iter().zip(read.to_words()) {
+                    // ORDERING: Relaxed, as in `get`.
+                    word.store(value, Ordering::Relaxed);
+                }
+                next = read;
+            }
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! How a worker joins its group, parks and leaves.
+
+use std::sync::Arc;
+
+use dominoes::group::WorkerState;
+
+use super::Worker;
+use super::sending::SendWatch;
+use crate::group::FaultHooks;
+use crate::group::pending::Cursor;
+use crate::group::slots::Snapshot;
+use crate::group::steal::Stragglers;
+
+impl<T: FaultHooks> Worker<T> {
+    /// Replaces the worker's state by that of `snapshot`.
+    fn restart_from(&mut self, snapshot: Snapshot) {
+        let now = self.stragglers.now;
+        let Snapshot {
+            replica,
+            log,
+            pending,
+            epochs,
+        } = snapshot;
+        self.stragglers = Stragglers::new(self.shared.layout.slot_count());
+        self.stragglers.now = now;
+        self.cursor = Cursor::at_first(&pending);
+        self.unposted.clear();
+        self.prepared_bytes = 0;
+        self.send_watch = SendWatch::default();
+        (self.replica, self.log, self.pending, self.epochs) = (replica, log, pending, epochs);
+        self.state = WorkerState::JoinCheck;
+    }
+
+    /// Takes a snapshot if one is there, and goes on with the join check. Returns whether the
+    /// worker is active from now on.
+    pub(crate) fn try_join(&mut self) -> bool {
+        if self.state == WorkerState::Joining {
+            let Some(snapshot) = self.shared.membership.take_snapshot(self.id) else {
+                // Moves to the end of the log: a reader that stands still keeps slots from being
+                // used again.
+                let end = self.log.poll();
+                self.log.advance_to(end);
+                return false;
+            };
+            self.restart_from(snapshot);
+        }
+        self.run_join_check()
+    }
+
+    /// Becomes active at the position of its state.
+    pub(crate) fn activate(&mut self) {
+        self.reported = self
+            .shared
+            .activate(self.id, self.pending.first, self.replica.position());
+        self.prepared = self.replica.position();
+        self.confirmed = self.replica.position();
+        self.cursor = Cursor::at_first(&self.pending);
+        self.unposted = Vec::new();
+        self.state = WorkerState::Active;
+    }
+
+    /// If this worker was notified, handles the changes of its slot: join, leave, park, divergence.
+    /// Returns true if it has no state to work with; then the caller does nothing.
+    #[inline]
+    pub(crate) fn handle_membership(&mut self) -> bool {
+        self.shared.membership.is_notified(self.id) && self.handle_notification()
+    }
+
+    /// Notifies this worker, so that its next step handles the changes of its slot once more.
+    fn handle_again_next_turn(&self) {
+        self.shared.membership.notify(1 << self.id);
+    }
+
+    #[cold]
+    fn handle_notification(&mut self) -> bool {
+        if self.is_parked() {
+            // `return_to_log` stores atomics that belong to the solo worker, so a parked worker
+            // must not call it.
+            return true;
+        }
+        // Leaves solo mode: a worker that is given a state may join and leave before the next turn.
+        self.return_to_log();
+        let shared = Arc::clone(&self.shared);
+        shared.membership.clear_notification(self.id);
+        if shared.membership.take_divergence_report(self.id)
+            && matches!(self.state, WorkerState::Active | WorkerState::Leaving(_))
+            && self.leave_if_diverged()
+        {
+            self.handle_again_next_turn();
+            return true;
+        }
+        match self.state {
+            WorkerState::Gone => {
+                self.handle_again_next_turn();
+                return true;
+            }
+            WorkerState::Parked => {
+                (self.state, self.joined_from) = (WorkerState::Joining, WorkerState::Parked);
+                self.handle_again_next_turn();
+                return true;
+            }
+            WorkerState::Joining | WorkerState::JoinCheck => {
+                if !self.try_join() {
+                    self.handle_again_next_turn();
+                    return true;
+                }
+                self.count_join();
+            }
+            WorkerState::Active if shared.membership.is_leaving(self.id) => {
+                self.state = WorkerState::Leaving(self.log.poll());
+            }
+            WorkerState::Active | WorkerState::Leaving(_) | WorkerState::Diverged(_) => {}
+        }
+        if let WorkerState::Leaving(end) = self.state
+            && self.cursor.seq >= end
+        {
+            if shared.membership.try_leave(self.id) {
+                if shared.membership.take_park_request(self.id) {
+                    self.park();
+                } else {
+                    self.state = WorkerState::Gone;
+                }
+                self.handle_again_next_turn();
+                return true;
+            }
+            self.state = WorkerState::Active;
+        }
+        if self.serve_joiners() || self.state != WorkerState::Active {
+            self.handle_again_next_turn();
+        }
+        false
+    }
+
+    /// Whether it has a state, and was not asked to leave.
+    pub fn is_active(&self) -> bool {
+        self.state == WorkerState::Active && !self.shared.membership.is_leaving(self.id)
+    }
+
+    /// Gives up its state. It has performed its share.
+    fn park(&mut self) {
+        self.intake.abandon(&mut self.recycler);
+        self.put_back();
+        self.shared.release_slot(self.id, WorkerState::Parked);
+        self.restart_from(Snapshot::none(self.shared.world.limits));
+        self.state = WorkerState::Parked;
+    }
+
+    /// Whether this worker is parked: its turns do nothing until the others have too much to do.
+    pub fn is_parked(&self) -> bool {
+        self.state == WorkerState::Parked && self.shared.membership.parked() >> self.id & 1 != 0
+    }
+
+    /// Whether this worker has left as it was asked to. Nothing is left to do but to drop it.
+    pub fn has_left(&self) -> bool {
+        self.state == WorkerState::Gone
+    }
+
+    /// Counts that it became active.
+    pub(crate) fn count_join(&mut self) {
+        let joined_from = core::mem::replace(&mut self.joined_from, WorkerState::Active);
+        self.shared.membership.count_join(joined_from);
+    }
+
+    /// Releases its slot. Units that it had begun were released when its last step ended.
+    fn release(&mut self) {
+        let id = self.id;
+        let waits = matches!(self.state, WorkerState::Joining | WorkerState::JoinCheck);
+        match self.state {
+            WorkerState::Parked => self.shared.membership.release(id, WorkerState::Joining),
+            WorkerState::Gone => self.shared.release_slot(id, WorkerState::Gone),
+            // It never became active.
+            state if waits && self.joined_from == WorkerState::Gone => {
+                self.shared.release_slot(id, state);
+            }
+            _ => self.shared.release_slot(id, WorkerState::Active),
+        }
+    }
+}
+
+impl<T: FaultHooks> Drop for Worker<T> {
+    fn drop(&mut self) {
+        self.release();
+        // A test with fault hooks checks panics by itself.
+        #[cfg(feature = "testkit")]
+        if !T::ACTIVE {
+            self.shared.world.assert_no_panics(&self.replica);
+        }
+    }
+}

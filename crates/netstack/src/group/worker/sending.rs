@@ -1,0 +1,84 @@
+//! Which worker sends the frames that are built.
+
+use super::Worker;
+use crate::group::FaultHooks;
+use crate::group::assign::{Owner, Primaries};
+use crate::time::{Duration, Instant};
+
+/// If frames wait and none was sent for so long, any worker sends, even a busy one. Building a few
+/// chunks of frames takes about this long.
+const SEND_TAKEOVER: Duration = Duration::from_micros(50);
+
+/// Watches whether frames are sent.
+#[derive(Clone, Copy, Default)]
+pub(super) struct SendWatch {
+    /// Since when frames wait and none was sent.
+    since: Instant,
+    /// How many had been sent then.
+    sent: u64,
+}
+
+impl<T: FaultHooks> Worker<T> {
+    /// Sends frames if this worker probably built the next one to be sent: that one, and its own
+    /// frames after it, are in the cache of its core. Sends frames of others, too, if it is `idle`
+    /// or if their worker is late. Sends nothing if another worker has the transmit pump.
+    pub(super) fn send_in_turn(&mut self, idle: bool) -> usize {
+        let sent = self.shared.world.tx.sent();
+        let below = if idle || self.is_sender_late(sent) {
+            u64::MAX
+        } else if self.is_likely_sender(sent) {
+            self.own_frames_end(sent)
+        } else {
+            return 0;
+        };
+        match self.shared.tx.try_take() {
+            Some(mut tx) => tx.turn_below(below),
+            None => 0,
+        }
+    }
+
+    /// The frame number below which this worker may send, from `frame` on: the end of the chunk, or
+    /// no limit if the epoch of the chunk has one owner.
+    #[inline]
+    fn own_frames_end(&self, frame: u64) -> u64 {
+        let chunk = self.shared.frame_chunk_of(frame);
+        match self.epochs.of_frame_chunk(chunk).owners().count() {
+            1 => u64::MAX,
+            _ => self.shared.frame_chunk_end(frame),
+        }
+    }
+
+    /// Whether this worker should send `frame`: it owns the frame, the owner is not active, or the
+    /// owner is not known.
+    #[inline]
+    fn is_likely_sender(&self, frame: u64) -> bool {
+        let shared = &self.shared;
+        match shared.layout.primaries {
+            // Asking for the owner would claim the chunk.
+            Primaries::Greedy => true,
+            _ => {
+                let chunk = shared.frame_chunk_of(frame);
+                let membership = &shared.membership;
+                match shared
+                    .assignment
+                    .frame_owner(&self.epochs, membership, chunk, true)
+                {
+                    Owner::Worker(owner) => owner == self.id || !membership.is_active(owner),
+                    _ => true,
+                }
+            }
+        }
+    }
+
+    /// Whether frames wait and none was sent for [`SEND_TAKEOVER`]. The worker that should send
+    /// them may be held up, so this one does, even if it is busy.
+    #[inline]
+    fn is_sender_late(&mut self, sent: u64) -> bool {
+        let now = self.stragglers.now;
+        if self.send_watch.sent != sent || self.replica.frames().next == sent {
+            self.send_watch = SendWatch { since: now, sent };
+            return false;
+        }
+        now.since(self.send_watch.since) >= SEND_TAKEOVER
+    }
+}

@@ -1,0 +1,194 @@
+//! The requests of applications in the receive pump: opens, listeners, progress of streams, and the
+//! end of connections.
+
+use super::{Log, RxPump};
+use crate::io::world::{Command, OpenResult};
+use crate::ip::neighbor::WaitingOpen;
+use crate::log::request::{Body, ConnId, Endpoint, Mac};
+use crate::time::Instant;
+
+impl RxPump {
+    /// Publishes what applications commanded, as far as the log has room. Returns how much was
+    /// done.
+    #[inline]
+    pub(super) fn poll_commands(&mut self, now: Instant, log: &mut impl Log) -> usize {
+        let mut done = 0;
+        // Checking whether there is something is cheaper than an attempt to take it.
+        while !self.world.commands.is_empty() && log.room() > 0 {
+            let Some(command) = self.world.commands.pop() else {
+                break;
+            };
+            self.command(now, command, log);
+            done += 1;
+        }
+        done
+    }
+
+    /// Publishes all commands that came before the frames of a batch: a listener's begins before
+    /// the first connection to it. Returns how much was done; `None` if the log had no room for
+    /// all.
+    #[inline]
+    pub(crate) fn commands_before_batch(
+        &mut self,
+        now: Instant,
+        log: &mut impl Log,
+    ) -> Option<usize> {
+        let done = self.poll_commands(now, log);
+        self.world.commands.is_empty().then_some(done)
+    }
+
+    fn command(&mut self, now: Instant, command: Command, log: &mut impl Log) {
+        let body = match command {
+            Command::Open { request_id, remote } => {
+                return self.resolve(now, WaitingOpen { request_id, remote }, log);
+            }
+            Command::Listen {
+                port,
+                backlog,
+                families,
+            } => Body::Listen {
+                port,
+                backlog,
+                families,
+            },
+            Command::Accepted { port, accepted } => Body::Accepted { port, accepted },
+            Command::Unlisten { port } => Body::Unlisten { port },
+            Command::Bind {
+                socket,
+                port,
+                families,
+            } => return self.bind(now, (socket, port, families), log),
+            Command::Connect { socket, remote } => return self.connect(socket, remote),
+            Command::Unbind { socket } => return self.unbind(now, socket),
+            Command::Member { member, listens } => return self.member(now, member, listens),
+        };
+        self.publish_command(now, body, log);
+    }
+
+    pub(super) fn resolve(&mut self, now: Instant, open: WaitingOpen, log: &mut impl Log) {
+        if self.waits_for_source(open) {
+            return;
+        }
+        let Some(next_hop) = self.site.next_hop(open.remote.address) else {
+            self.world
+                .complete_open(open.request_id, OpenResult::Unreachable);
+            return;
+        };
+        if let Some(mac) = self.neighbors.lookup(next_hop, now) {
+            return self.publish_open(now, open, mac, log);
+        }
+        match self.neighbors.wait_for(next_hop, open, now) {
+            Ok(true) => self.request_address(next_hop, None),
+            Ok(false) => {}
+            Err(open) => self
+                .world
+                .complete_open(open.request_id, OpenResult::NoRoom),
+        }
+    }
+
+    pub(super) fn publish_open(
+        &mut self,
+        now: Instant,
+        open: WaitingOpen,
+        mac: Mac,
+        log: &mut impl Log,
+    ) {
+        let WaitingOpen { request_id, remote } = open;
+        let Some(source) = self.site.source(remote.address) else {
+            return self
+                .world
+                .complete_open(request_id, OpenResult::Unreachable);
+        };
+        let local = Endpoint::new(source, 0);
+        let body = Body::Open {
+            request_id,
+            local,
+            remote,
+            mac,
+        };
+        self.publish_command(now, body, log);
+    }
+
+    /// Publishes the progress of the application of `conn`. For a connection that is migrating this
+    /// waits until it has arrived.
+    pub(super) fn progress(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
+        if !self.migration.has(conn) {
+            self.publish_progress(now, conn, log);
+        }
+    }
+
+    pub(super) fn publish_progress(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
+        let Some(stream) = self.world.streams.get(conn) else {
+            return;
+        };
+        let (app_read, app_written, asked) = stream.progress();
+        if self.lingering.contains(&conn) {
+            if asked.orphan {
+                self.lingering.remove(&conn);
+                self.free(now, conn, log);
+            }
+            return;
+        }
+        let settings = asked.set.then(|| stream.settings());
+        let tuning = asked.tune.then(|| stream.tuning());
+        if let Some(settings) = settings {
+            self.publish_command(now, Body::Set { conn, settings }, log);
+        }
+        if let Some(tuning) = tuning {
+            self.publish_command(now, Body::Tune { conn, tuning }, log);
+        }
+        let body = if asked.abort {
+            Body::Abort { conn }
+        } else {
+            Body::Progress {
+                conn,
+                app_read,
+                app_written,
+                shutdown: asked.shutdown,
+                orphan: asked.orphan,
+            }
+        };
+        self.publish_command(now, body, log);
+    }
+
+    /// Frees the places of closed connections whose work is done and whose sockets are gone.
+    pub(super) fn reap(&mut self, now: Instant, log: &mut impl Log) -> usize {
+        while !self.world.retired.is_empty()
+            && let Some(conn) = self.world.retired.pop()
+        {
+            self.closing.push_back((log.published(), conn));
+        }
+        let mut done = 0;
+        while let Some(&(position, conn)) = self.closing.front() {
+            if position > log.performed() || log.room() == 0 {
+                break;
+            }
+            // All frames of the connection are built by now. Some may still wait for the device,
+            // with payload in its send ring.
+            let numbered = self.numbered.get_or_insert_with(|| self.world.tx.claimed());
+            if self.world.tx.sent() < *numbered {
+                break;
+            }
+            self.numbered = None;
+            self.closing.pop_front();
+            self.arrived_is_closed(conn);
+            if let Some(stream) = self.world.streams.get(conn) {
+                stream.all_sent();
+                if stream.is_orphan() {
+                    self.free(now, conn, log);
+                } else {
+                    self.lingering.insert(conn);
+                }
+            }
+            done += 1;
+        }
+        done
+    }
+
+    fn free(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
+        self.recorded.remove(&conn);
+        self.over.remove(&conn);
+        self.world.streams.recycle(conn);
+        self.publish_command(now, Body::Free { conn }, log);
+    }
+}

@@ -1,0 +1,122 @@
+//! The receive pump where one worker does all the work.
+
+use super::{BATCH, Batches, Log, RESERVED, RxPump};
+use crate::io::Batch;
+use crate::io::claim::Claimer;
+use crate::io::sleep::Receiving;
+use crate::time::Instant;
+
+/// Batches of frames that are received before any is processed, where one worker does all the work.
+const MAX_BATCHES: usize = 4;
+
+/// Batches that are claimed when the pump wants them.
+struct Claiming<'a> {
+    claimer: &'a mut Claimer,
+}
+
+impl Batches for Claiming<'_> {
+    fn publish(&mut self, pump: &mut RxPump, now: Instant, log: &mut impl Log) -> (usize, bool) {
+        // Every frame may need a place in the log, and so may the gathered datagrams. Frames for
+        // which there is no room stay in the device.
+        let room = log.room().saturating_sub(RESERVED + 2).min(BATCH);
+        self.claimer.give_back(&mut pump.recycler);
+        if room == 0 {
+            pump.stats.log_full += 1;
+            return (0, false);
+        }
+        let batch = match self.claimer.unpublished.take() {
+            Some(batch) => batch,
+            None => {
+                let mut frames = pump.recycler.spare();
+                if self.claimer.claim(room, &mut frames) == 0 {
+                    pump.recycler.put_spare(frames);
+                    return (0, true);
+                }
+                Batch::new(frames)
+            }
+        };
+        let claimed = batch.len();
+        let commands = pump.commands_before_batch(now, log);
+        let room = log.room().saturating_sub(RESERVED + 2);
+        let Some(commands) = commands.filter(|_| claimed <= room) else {
+            pump.stats.log_full += 1;
+            self.claimer.unpublished = Some(batch);
+            return (0, false);
+        };
+        pump.stats.frames += claimed as u64;
+        pump.parse_and_publish(now, &batch, log);
+        pump.recycler.put_batch(batch);
+        (commands + claimed, false)
+    }
+
+    fn hold_many(&self) -> bool {
+        self.claimer.holds_many()
+    }
+}
+
+impl RxPump {
+    /// As many turns as there are full batches, [`MAX_BATCHES`] at most. Returns how much was done.
+    pub(crate) fn turns(
+        &mut self,
+        now: Instant,
+        deadline: Instant,
+        claimer: &mut Claimer,
+        log: &mut impl Log,
+    ) -> usize {
+        let mut done = 0;
+        for _ in 0..MAX_BATCHES {
+            let batches = &mut Claiming { claimer };
+            let now_done = self.turn(now, deadline, batches, log);
+            done += now_done;
+            if now_done < BATCH {
+                break;
+            }
+        }
+        done
+    }
+}
+
+/// A receive pump and the device, for a thread that takes every step by itself.
+pub(crate) struct Receiver {
+    pub(crate) pump: RxPump,
+    claimer: Claimer,
+}
+
+impl Receiver {
+    pub(crate) fn new(pump: RxPump, claimer: Claimer) -> Self {
+        Receiver { pump, claimer }
+    }
+
+    /// As [`RxPump::turn`].
+    #[cfg(feature = "pipelined")]
+    pub(crate) fn turn(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
+        let claimer = &mut self.claimer;
+        self.pump
+            .turn(now, deadline, &mut Claiming { claimer }, log)
+    }
+
+    /// As [`RxPump::turns`].
+    pub(crate) fn turns(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
+        self.pump.turns(now, deadline, &mut self.claimer, log)
+    }
+
+    /// Whether there is something to publish that lies not in the device.
+    pub(crate) fn has_work(&self) -> bool {
+        self.claimer.unpublished.is_some() || self.pump.has_work()
+    }
+}
+
+impl Receiving for Receiver {
+    fn has_work(&mut self) -> bool {
+        Receiver::has_work(self)
+    }
+
+    fn next_deadline(&mut self) -> Instant {
+        self.pump.next_deadline()
+    }
+
+    fn wait(&mut self, timeout: Option<std::time::Duration>) {
+        self.pump.before_sleep();
+        self.claimer.wait(timeout);
+    }
+}

@@ -1,0 +1,334 @@
+//! Multicast groups of UDP sockets, over both families and in every variant: what routers are told,
+//! and which datagrams arrive. The far side is written byte by byte.
+
+#![cfg(feature = "testkit")]
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
+use dominoes_netstack::testkit::Variant;
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::{self, Setup};
+use dominoes_netstack::{Ipv6Config, SocketError, UdpSocket};
+use dominoes_testkit::packet::{Family, Mac, Path, mac_of, udp, v6_of};
+
+const US: [u8; 4] = [10, 0, 0, 1];
+const PEER: [u8; 4] = [10, 0, 0, 2];
+const OTHER: [u8; 4] = [10, 0, 0, 3];
+const GROUP: [u8; 4] = [239, 1, 2, 3];
+const SECOND: [u8; 4] = [239, 1, 2, 4];
+const PORT: u16 = 5000;
+
+/// Modes of a record (RFC 3376 section 4.2.12, RFC 3810 section 5.2.12).
+const IS_INCLUDE: u8 = 1;
+const IS_EXCLUDE: u8 = 2;
+const TO_INCLUDE: u8 = 3;
+const TO_EXCLUDE: u8 = 4;
+const ALLOW: u8 = 5;
+const BLOCK: u8 = 6;
+
+/// A stack with one socket, and the far side of its device.
+struct Host {
+    family: Family,
+    stack: Box<dyn variants::Variant>,
+    script: Script,
+    now: Instant,
+}
+
+/// A record as a router reads it: mode, group, sources.
+type Record = (u8, IpAddr, Vec<IpAddr>);
+
+impl Host {
+    fn new(variant: Variant, family: Family) -> Host {
+        let mac = mac_of(US);
+        let (device, script) = scripted_with(MemoryConfig::default().macs(mac, mac));
+        let config = Ipv6Config::default()
+            .autoconfigure(false)
+            .duplicate_probes(0)
+            .address(v6_of(US), 64);
+        let setup = Setup::new(US.into(), 24, [1, 7]).ipv6(config);
+        let stack = variant.build(setup, Box::new(device)).unwrap();
+        let mut host = Host {
+            family,
+            stack,
+            script,
+            now: Instant::ZERO,
+        };
+        // What is said of the addresses is another test's.
+        host.pass(Duration::from_secs(10));
+        host
+    }
+
+    fn address(&self, address: [u8; 4]) -> IpAddr {
+        self.family.address(address)
+    }
+
+    fn bind(&self, port: u16) -> UdpSocket {
+        self.stack.sockets().bind_udp(port).unwrap()
+    }
+
+    fn turn(&mut self) -> Vec<Vec<u8>> {
+        while self.stack.turn(self.now) > 0 {}
+        let sent = self.script.take_sent();
+        sent.into_iter().map(|(frame, _)| frame).collect()
+    }
+
+    /// Lets time pass from deadline to deadline, and returns what was reported meanwhile.
+    fn pass(&mut self, time: Duration) -> Vec<Record> {
+        let until = self.now + time;
+        let mut sent = self.turn();
+        while self.stack.next_deadline() <= until {
+            self.now = self.stack.next_deadline().max(self.now);
+            sent.extend(self.turn());
+        }
+        self.now = until;
+        sent.extend(self.turn());
+        sent.iter().flat_map(|frame| records(frame)).collect()
+    }
+
+    /// `from` sends a datagram to a group.
+    fn says(&mut self, from: [u8; 4], to: [u8; 4], port: u16, payload: &[u8]) {
+        let to_mac = match self.family {
+            Family::V4 => [1, 0, 0x5e, to[1] & 0x7f, to[2], to[3]],
+            Family::V6 => [0x33, 0x33, to[0], to[1], to[2], to[3]],
+        };
+        let path = Path::new(from, to).to_mac(to_mac);
+        let frame = self.family.write(&udp(path, (4000, port), payload));
+        self.script.push(frame.expect("it can be said"));
+        self.turn();
+    }
+
+    /// A router asks for a group, or for all (zeros), and waits for a second.
+    fn asks(&mut self, group: [u8; 4], len: usize) -> Vec<Record> {
+        let frame = match self.family {
+            Family::V4 => igmp_query(group, len),
+            Family::V6 => mld_query(group, len + 16),
+        };
+        self.script.push(frame);
+        self.pass(Duration::from_secs(2))
+    }
+}
+
+fn sum(bytes: &[u8]) -> u16 {
+    dominoes_testkit::packet::sum(bytes)
+}
+
+fn igmp_query(group: [u8; 4], len: usize) -> Vec<u8> {
+    let mut message = vec![0x11, 10, 0, 0];
+    message.extend(group);
+    message.resize(len, 0);
+    let checksum = !sum(&message);
+    message[2..4].copy_from_slice(&checksum.to_be_bytes());
+    let to = if group == [0; 4] {
+        [224, 0, 0, 1]
+    } else {
+        group
+    };
+    let to_mac: Mac = [1, 0, 0x5e, to[1] & 0x7f, to[2], to[3]];
+    dominoes_testkit::packet::ip(Path::new(PEER, to).to_mac(to_mac), 2, &message)
+}
+
+fn mld_query(group: [u8; 4], len: usize) -> Vec<u8> {
+    let local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2);
+    let (asked, to) = match group {
+        [0, ..] => (
+            Ipv6Addr::UNSPECIFIED,
+            Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1),
+        ),
+        group => (v6_of(group), v6_of(group)),
+    };
+    let mut message = vec![130, 0, 0, 0, 3, 0xe8, 0, 0];
+    message.extend(asked.octets());
+    message.resize(len, 0);
+    let checksum = !dominoes_testkit::packet::v6::transport_sum(local, to, 58, &message);
+    message[2..4].copy_from_slice(&checksum.to_be_bytes());
+    let mut packet = vec![58, 0, 5, 2, 0, 0, 1, 0];
+    packet.extend(message);
+    let path = dominoes_testkit::packet::v6::Path {
+        from_mac: mac_of(PEER),
+        to_mac: dominoes_testkit::packet::v6::group_mac(to),
+        from: local,
+        to,
+        hop_limit: 1,
+    };
+    dominoes_testkit::packet::v6::frame(path, 0, &packet)
+}
+
+/// The records of a report, of which everything else is right.
+fn records(frame: &[u8]) -> Vec<Record> {
+    let (message, size) = match (&frame[12..14], frame[20], frame[23]) {
+        ([8, 0], _, 2) => {
+            assert_eq!(frame[..6], [1, 0, 0x5e, 0, 0, 22]);
+            assert_eq!(
+                (frame[22], sum(&frame[14..38]), sum(&frame[38..])),
+                (1, 0xffff, 0xffff)
+            );
+            assert_eq!((&frame[30..34], frame[38]), (&[224, 0, 0, 22][..], 0x22));
+            (&frame[38..], 4)
+        }
+        ([0x86, 0xdd], 0, _) if frame[62] == 143 => {
+            assert_eq!(frame[..6], [0x33, 0x33, 0, 0, 0, 0x16]);
+            assert_eq!(frame[22], 0xfe, "from a link-local address");
+            (&frame[62..], 16)
+        }
+        _ => return Vec::new(),
+    };
+    let address = |bytes: &[u8]| match <[u8; 4]>::try_from(bytes) {
+        Ok(four) => IpAddr::from(four),
+        Err(_) => IpAddr::from(<[u8; 16]>::try_from(bytes).unwrap()),
+    };
+    let count = u16::from_be_bytes([message[6], message[7]]);
+    let mut rest = &message[8..];
+    let mut found = Vec::new();
+    for _ in 0..count {
+        let sources = usize::from(u16::from_be_bytes([rest[2], rest[3]]));
+        let (record, after) = rest.split_at(4 + size * (1 + sources));
+        let mut addresses = record[4..].chunks(size).map(address);
+        let group = addresses.next().unwrap();
+        found.push((record[0], group, addresses.collect()));
+        rest = after;
+    }
+    assert!(rest.is_empty());
+    found
+}
+
+fn join(socket: &UdpSocket, group: IpAddr) -> std::io::Result<()> {
+    match group {
+        IpAddr::V4(group) => socket.join_multicast_v4(&group, &Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(group) => socket.join_multicast_v6(&group, 0),
+    }
+}
+
+fn leave(socket: &UdpSocket, group: IpAddr) -> std::io::Result<()> {
+    match group {
+        IpAddr::V4(group) => socket.leave_multicast_v4(&group, &Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(group) => socket.leave_multicast_v6(&group, 0),
+    }
+}
+
+fn received(socket: &mut UdpSocket) -> Option<(Vec<u8>, IpAddr)> {
+    let mut buffer = [0; 3000];
+    match socket.try_recv_from(&mut buffer) {
+        Ok((len, from)) => Some((buffer[..len].to_vec(), from.ip())),
+        Err(SocketError::WouldBlock) => None,
+        Err(other) => panic!("{other}"),
+    }
+}
+
+/// Runs a test over both families and in every variant.
+fn each(test: impl Fn(Host)) {
+    for variant in [Variant::Single, Variant::Locked(2), Variant::Replicated(2)] {
+        for family in Family::ALL {
+            println!("{variant}, {family}");
+            test(Host::new(variant, family));
+        }
+    }
+}
+
+#[test]
+fn a_socket_receives_what_its_groups_get_until_it_leaves() {
+    each(|mut host| {
+        let group = host.address(GROUP);
+        let (mut socket, mut other) = (host.bind(PORT), host.bind(PORT + 1));
+        host.says(PEER, GROUP, PORT, b"early");
+        assert_eq!(received(&mut socket), None);
+        join(&socket, group).unwrap();
+        host.turn();
+        host.says(PEER, GROUP, PORT, b"hello");
+        host.says(PEER, GROUP, PORT + 1, b"not for it");
+        host.says(PEER, SECOND, PORT, b"another group");
+        let hello = (b"hello".to_vec(), host.address(PEER));
+        assert_eq!(received(&mut socket), Some(hello));
+        assert_eq!(received(&mut socket), None);
+        assert_eq!(received(&mut other), None);
+        // Nothing is said of a port that is closed: it was not asked alone.
+        host.says(PEER, GROUP, 9, b"closed");
+        assert!(host.turn().is_empty());
+        leave(&socket, group).unwrap();
+        host.turn();
+        host.says(PEER, GROUP, PORT, b"late");
+        assert_eq!(received(&mut socket), None);
+    });
+}
+
+#[test]
+fn a_socket_receives_from_the_sources_that_it_asked_for() {
+    each(|mut host| {
+        let (group, peer, other) = (host.address(GROUP), host.address(PEER), host.address(OTHER));
+        let mut socket = host.bind(PORT);
+        socket.join_source(group, peer).unwrap();
+        host.turn();
+        host.says(PEER, GROUP, PORT, b"one");
+        host.says(OTHER, GROUP, PORT, b"two");
+        assert_eq!(received(&mut socket), Some((b"one".to_vec(), peer)));
+        assert_eq!(received(&mut socket), None);
+        socket.join_source(group, other).unwrap();
+        socket.leave_source(group, peer).unwrap();
+        host.turn();
+        host.says(PEER, GROUP, PORT, b"one");
+        host.says(OTHER, GROUP, PORT, b"two");
+        assert_eq!(received(&mut socket), Some((b"two".to_vec(), other)));
+        assert_eq!(received(&mut socket), None);
+    });
+}
+
+#[test]
+fn routers_are_told_of_every_change_twice_and_of_all_when_they_ask() {
+    let second = Duration::from_secs(1);
+    each(|mut host| {
+        let (group, peer, other) = (host.address(GROUP), host.address(PEER), host.address(OTHER));
+        let twice = |record: Record| vec![record.clone(), record];
+        let (first, more) = (host.bind(PORT), host.bind(PORT + 1));
+        first.join_source(group, peer).unwrap();
+        assert_eq!(host.pass(second), twice((ALLOW, group, vec![peer])));
+        more.join_source(group, other).unwrap();
+        assert_eq!(host.pass(second), twice((ALLOW, group, vec![other])));
+        // Over IPv6 what is said of all groups has those of our addresses, too.
+        let all = host.asks([0; 4], 12);
+        assert!(
+            all.contains(&(IS_INCLUDE, group, vec![peer, other])),
+            "{all:?}"
+        );
+        drop(more);
+        assert_eq!(host.pass(second), twice((BLOCK, group, vec![other])));
+        first.leave_source(group, peer).unwrap();
+        join(&first, group).unwrap();
+        let changes = host.pass(second);
+        assert_eq!(changes[0], (BLOCK, group, vec![peer]));
+        assert_eq!(changes[1], (TO_EXCLUDE, group, vec![]));
+        assert_eq!(changes.len(), 4);
+        assert_eq!(changes[..2], changes[2..]);
+        assert_eq!(host.asks(GROUP, 12), [(IS_EXCLUDE, group, vec![])]);
+        assert_eq!(host.asks(SECOND, 12), []);
+        drop(first);
+        assert_eq!(host.pass(second), twice((TO_INCLUDE, group, vec![])));
+        assert_eq!(host.asks(GROUP, 12), []);
+    });
+}
+
+#[test]
+fn what_cannot_be_joined_is_refused() {
+    each(|host| {
+        let (group, peer) = (host.address(GROUP), host.address(PEER));
+        let socket = host.bind(PORT);
+        let kind = |done: std::io::Result<()>| done.map_err(|error| error.kind());
+        let invalid = Err(ErrorKind::InvalidInput);
+        assert_eq!(kind(join(&socket, peer)), invalid);
+        assert_eq!(kind(leave(&socket, group)), invalid);
+        assert_eq!(kind(socket.join_source(group, group)), invalid);
+        let loopback = Ipv4Addr::LOCALHOST;
+        let wrong = socket.join_multicast_v4(&GROUP.into(), &loopback);
+        assert_eq!(wrong.unwrap_err().kind(), ErrorKind::NetworkUnreachable);
+        let wrong = socket.join_multicast_v6(&v6_of(GROUP), 3);
+        assert_eq!(wrong.unwrap_err().kind(), ErrorKind::NetworkUnreachable);
+        join(&socket, group).unwrap();
+        assert_eq!(kind(join(&socket, group)), invalid);
+        assert_eq!(kind(socket.join_source(group, peer)), invalid);
+        leave(&socket, group).unwrap();
+        for last in 0..64 {
+            join(&socket, host.address([239, 9, 9, last])).unwrap();
+        }
+        assert!(join(&socket, host.address([239, 9, 9, 64])).is_err());
+    });
+}
