@@ -147,6 +147,13 @@ pub(crate) struct RxPump {
     pub(crate) stats: PumpStats,
 }
 
+/// Whatever runs the stack is gone: nothing that was asked of it will be done any more.
+impl Drop for RxPump {
+    fn drop(&mut self) {
+        self.world.shut_down();
+    }
+}
+
 impl RxPump {
     pub(crate) fn new(
         world: Arc<World>,

@@ -568,8 +568,13 @@ impl World {
     /// Puts a connection that has units into the queue, and wakes a worker.
     #[cfg(feature = "rustls")]
     pub(crate) fn push_units(&self, work: Arc<dyn UnitWork>) {
-        if !self.is_down() {
-            self.units.push(work);
+        self.units.push(work);
+        // ORDERING: the fence pairs with the one in `shut_down`: one of the two sees the other, and
+        // nothing is left in the queue.
+        core::sync::atomic::fence(Ordering::SeqCst);
+        if self.is_down() {
+            self.units.clear();
+        } else {
             self.wake_pump();
         }
     }
@@ -664,7 +669,11 @@ impl World {
         self.queues.streams.wake_all();
         // What waits there has a hold of this world.
         #[cfg(feature = "rustls")]
-        self.units.clear();
+        {
+            // ORDERING: the fence pairs with the one in `push_units`.
+            core::sync::atomic::fence(Ordering::SeqCst);
+            self.units.clear();
+        }
         self.mailbox.waker.wake();
     }
 

@@ -258,6 +258,42 @@ mod tests {
         assert!(error.to_string().contains("locked-mcs"));
     }
 
+    /// Units hold what they are of: whichever way a stack goes, they go with it.
+    #[cfg(feature = "rustls")]
+    #[test]
+    fn a_stack_that_goes_leaves_no_units_behind_and_no_call_waiting() {
+        use crate::io::units::UnitWork;
+        use crate::io::world::World;
+        use std::sync::Arc;
+
+        struct Units(Arc<World>);
+        impl UnitWork for Units {
+            fn serve(self: Arc<Self>, _: &dyn Fn()) -> usize {
+                unreachable!("nobody serves it")
+            }
+            fn finish(self: Arc<Self>) -> Option<crate::io::stream::Handle> {
+                None
+            }
+        }
+
+        for kind in VariantKind::ALL {
+            let (device, _) = dominoes_drivers::memory::pair(Default::default());
+            let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+            let workers = if *kind == VariantKind::Single { 1 } else { 2 };
+            let layout = Layout::default().replicas(workers);
+            let built = kind.build(setup, layout, Box::new(device));
+            let built = built.expect("the bounds are valid");
+            let sockets = built.sockets();
+            let world = Arc::clone(&sockets.worlds()[0]);
+            world.push_units(Arc::new(Units(Arc::clone(&world))));
+            drop(built);
+            assert!(world.is_down(), "{kind}: calls may wait for ever");
+            world.push_units(Arc::new(Units(Arc::clone(&world))));
+            drop(sockets);
+            assert_eq!(Arc::strong_count(&world), 1, "{kind}: it is held");
+        }
+    }
+
     #[test]
     fn a_variant_that_the_build_leaves_out_says_which_feature_has_it() {
         use VariantKind::{Locked, LockedMcs, Pipelined};
