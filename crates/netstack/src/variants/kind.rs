@@ -269,7 +269,7 @@ mod tests {
         struct Units(Arc<World>);
         impl UnitWork for Units {
             fn serve(self: Arc<Self>, _: &dyn Fn()) -> usize {
-                unreachable!("nobody serves it")
+                unreachable!("nobody serves it, down: {}", self.0.is_down())
             }
             fn finish(self: Arc<Self>) -> Option<crate::io::stream::Handle> {
                 None
