@@ -17,11 +17,13 @@ impl<T> PreparedSlots<T> {
         Some(slot.unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Puts `prepared` into a slot. Without such a slot, it goes.
+    /// Puts `prepared` into a slot. Returns what was not sent of it: what was in the slot, or, if
+    /// there is no such slot, `prepared`.
     #[inline]
-    pub(crate) fn put(&self, slot: usize, prepared: T) {
-        if let Some(mut slot) = self.slot(slot) {
-            *slot = Some(prepared);
+    pub(crate) fn put(&self, slot: usize, prepared: T) -> Option<T> {
+        match self.slot(slot) {
+            Some(mut slot) => slot.replace(prepared),
+            None => Some(prepared),
         }
     }
 

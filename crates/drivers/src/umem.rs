@@ -296,66 +296,78 @@ impl Drop for Lent {
     }
 }
 
-/// The chunks that one AF_XDP socket sends from. Nothing is ever lent of them.
+/// A chunk for sending that is not the kernel's. There is one of these for each, so whoever has it
+/// may write to the chunk.
 #[derive(Debug)]
-pub(crate) struct TransmitChunks {
+pub(crate) struct TransmitChunk {
+    unit: u32,
+}
+
+/// The memory that one AF_XDP socket sends from. Nothing is ever lent of it.
+#[derive(Debug)]
+pub(crate) struct TransmitMemory {
     region: Arc<Region>,
     first: u32,
     count: u32,
-    /// Those that neither hold a frame nor are the kernel's.
-    free: Vec<u32>,
 }
 
-impl TransmitChunks {
-    /// Those of socket `queue`. To be called once for each.
-    pub(crate) fn new(region: &Arc<Region>, queue: u32) -> Self {
+impl TransmitMemory {
+    /// That of socket `queue`, and all its chunks. To be called once for each.
+    pub(crate) fn new(region: &Arc<Region>, queue: u32) -> (Self, Vec<TransmitChunk>) {
         let Kind::Chunks(free) = &region.kind else {
             panic!("a packet ring");
         };
         let receive = free.len() as u32 * free[0].capacity() as u32;
         let count = (region.units() - receive) / free.len() as u32;
         let first = receive + queue * count;
-        Self {
+        let memory = Self {
             region: Arc::clone(region),
             first,
             count,
-            free: (first..first + count).rev().collect(),
-        }
+        };
+        let chunks = (first..first + count).rev();
+        (memory, chunks.map(|unit| TransmitChunk { unit }).collect())
     }
 
-    /// Chunks that can be taken.
-    pub(crate) fn free(&self) -> usize {
-        self.free.len()
+    /// Where a chunk begins, in bytes from the start of the region.
+    fn start(&self, unit: u32) -> u64 {
+        u64::from(unit) * self.region.unit_len as u64
     }
 
-    /// Takes a chunk to fill. Returns where it begins, in bytes from the start of the region.
-    pub(crate) fn take(&mut self) -> Option<u64> {
-        let unit = self.free.pop()?;
-        Some(u64::from(unit) * self.region.unit_len as u64)
+    /// Gives a chunk to the kernel. Returns where it begins, in bytes from the start of the region.
+    pub(crate) fn hand_over(&self, chunk: TransmitChunk) -> u64 {
+        self.start(chunk.unit)
     }
 
-    /// Takes back the chunk around this place, which the kernel has sent.
-    pub(crate) fn put(&mut self, at: u64) {
-        let unit = (at / self.region.unit_len as u64) as u32;
-        assert!(
-            unit.wrapping_sub(self.first) < self.count && self.free.len() < self.count as usize,
-            "the kernel returns a chunk that it did not have"
-        );
-        self.free.push(unit);
-    }
-
-    /// Writes into a chunk that was taken and not handed over yet.
+    /// The chunk around this place, which the kernel has sent.
     ///
     /// # Panics
-    /// If the bytes do not lie in one of these chunks.
-    pub(crate) fn write(&mut self, at: u64, bytes: &[u8]) {
-        let len = self.region.unit_len as u64;
-        let unit = (at / len) as u32;
-        assert!(unit.wrapping_sub(self.first) < self.count && at % len + bytes.len() as u64 <= len);
+    /// If it is none of these.
+    pub(crate) fn take_back(&self, at: u64) -> TransmitChunk {
+        let unit = (at / self.region.unit_len as u64) as u32;
+        assert!(
+            unit.wrapping_sub(self.first) < self.count,
+            "the kernel returns a chunk that it did not have"
+        );
+        TransmitChunk { unit }
+    }
+
+    /// Writes into a chunk, `within` bytes behind its beginning.
+    ///
+    /// # Panics
+    /// If the chunk is not of this memory, or ends before.
+    pub(crate) fn write(&self, chunk: &mut TransmitChunk, within: usize, bytes: &[u8]) {
+        assert!(
+            chunk.unit.wrapping_sub(self.first) < self.count
+                && within + bytes.len() <= self.region.unit_len
+        );
+        let at = self.start(chunk.unit) as usize + within;
         // SAFETY: inside the writable mapping, since the chunk is. No reference leads there:
-        // nothing is lent of these chunks, and only this value writes to them.
+        // nothing is lent of these chunks. Nobody else writes: the caller has the only
+        // `TransmitChunk` of this chunk to itself, and the kernel had returned it when that was
+        // made.
         unsafe {
-            let to = self.region.write.start().add(at as usize);
+            let to = self.region.write.start().add(at);
             bytes.as_ptr().copy_to_nonoverlapping(to, bytes.len());
         }
     }

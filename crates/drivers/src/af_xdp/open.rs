@@ -10,7 +10,7 @@ use crate::fd_event::FdEvent;
 use crate::interface::local_mac;
 use crate::link::Link;
 use crate::sys::{self, Hook, Mapping, UmemRequest};
-use crate::umem::{Region, TransmitChunks};
+use crate::umem::{Region, TransmitMemory};
 use crate::xsk_ring::{Consumer, Descriptor, Offsets, Producer};
 use crate::{Capabilities, DeviceError, ETHERNET_HEADER_LEN, RxChecksumSupport, VLAN_TAG_LEN};
 use std::io;
@@ -153,7 +153,7 @@ impl<'a> Opening<'a> {
             let tx = XdpTx::new(
                 self.caps.clone(),
                 link,
-                TransmitChunks::new(&region, queue),
+                TransmitMemory::new(&region, queue),
                 (rings.send, rings.completion),
                 if metadata { METADATA_LEN } else { 0 },
                 Arc::clone(&attached),

@@ -17,6 +17,10 @@ pub const ALL: &[Behaviour] = &[
         frames_arrive_whole_and_in_order,
     ),
     ("head_and_payload_are_joined", head_and_payload_are_joined),
+    (
+        "prepared_frames_arrive_in_order_among_others",
+        prepared_frames_arrive_in_order_among_others,
+    ),
     ("both_ways_work_at_once", both_ways_work_at_once),
     (
         "a_claim_takes_no_more_than_it_may_and_appends",
@@ -105,6 +109,71 @@ fn head_and_payload_are_joined(mut left: Port, mut right: Port) {
             whole
         );
     }
+}
+
+fn prepared_frames_arrive_in_order_among_others(mut left: Port, mut right: Port) {
+    // More slots than any device here has memory for.
+    const SLOTS: usize = 2000;
+    const BATCH: usize = 50;
+    let Some(preparer) = left.tx.preparer(SLOTS) else {
+        assert_eq!(left.tx.transmit_prepared(0, 1), Ok(0));
+        return;
+    };
+    let sent = frames(&right, &left, SLOTS as u32);
+    let other = experiment(right.mac, left.mac, u32::MAX, 60);
+    let long = experiment(right.mac, left.mac, 2, left.caps.mtu + 15);
+    for round in 0..3 {
+        // Two threads have every other batch. What is prepared at first is given up.
+        thread::scope(|scope| {
+            for thread in 0..2 {
+                let (preparer, sent, long) = (&*preparer, &sent, &long);
+                scope.spawn(move || {
+                    for batch in (thread..SLOTS / BATCH).step_by(2) {
+                        let first = batch * BATCH;
+                        preparer.prepare(first, &[TxFrame::new(long)]);
+                        for (at, bytes) in (first..first + BATCH).zip(&sent[first..]) {
+                            let (head, payload) = bytes.split_at(14 + at % 40);
+                            let frame = TxFrame {
+                                head,
+                                payload,
+                                meta: TxMeta::default(),
+                            };
+                            preparer.prepare(at, &[frame]);
+                            preparer.prepare(at, &[frame]);
+                        }
+                    }
+                });
+            }
+        });
+        // Slots that there are not.
+        preparer.prepare(SLOTS, &[TxFrame::new(&other)]);
+        let deadline = Instant::now() + TIMEOUT;
+        for (batch, sent) in sent.chunks(BATCH).enumerate() {
+            send_all(&mut left, std::slice::from_ref(&other));
+            let mut taken = 0;
+            while taken < BATCH {
+                let first = batch * BATCH + taken;
+                let more = left.tx.transmit_prepared(first, BATCH - taken);
+                taken += more.expect("the device is up");
+                assert!(Instant::now() < deadline, "round {round}: it stays busy");
+            }
+            let got = right.claim_exactly(BATCH + 1, |frame| is_experiment(frame));
+            assert_eq!(got[0].bytes(), other);
+            for (got, sent) in got[1..].iter().zip(sent) {
+                assert_eq!(got.bytes(), sent);
+            }
+        }
+    }
+    let before = left.tx.stats();
+    preparer.prepare(3, &[TxFrame::new(&long)]);
+    // Nothing was prepared in the slots beside it since they were sent.
+    assert_eq!(left.tx.transmit_prepared(2, 3), Ok(3));
+    let after = left.tx.stats();
+    assert_eq!(
+        (after.frames, after.dropped),
+        (before.frames, before.dropped + 3)
+    );
+    assert_eq!(after.frames as usize, 3 * (SLOTS + SLOTS / BATCH));
 }
 
 fn both_ways_work_at_once(left: Port, right: Port) {
