@@ -175,10 +175,11 @@ impl Tuning {
         linger: Option<Duration>;
     }
 
-    /// Whether every value is within its range.
-    pub(crate) const fn is_valid(&self) -> bool {
-        (self.max_segment == 0 || self.max_segment >= 64)
-            && (self.receive_buffer == 0 || self.receive_buffer >= 1 << 10)
+    /// The same, if every value is within its range.
+    pub(crate) fn checked(self) -> Option<Tuning> {
+        let valid = (self.max_segment == 0 || self.max_segment >= 64)
+            && (self.receive_buffer == 0 || self.receive_buffer >= 1 << 10);
+        valid.then_some(self)
     }
 }
 

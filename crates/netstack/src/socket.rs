@@ -438,11 +438,7 @@ impl TcpStream {
     /// # Errors
     /// [`SocketError::Invalid`] if a value is out of its range.
     pub fn set_keepalive(&self, keepalive: Option<Keepalive>) -> Result<(), SocketError> {
-        if keepalive.is_some_and(|keepalive| !keepalive.is_valid()) {
-            return Err(SocketError::Invalid);
-        }
-        self.half.set(|stream| stream.set_keepalive(keepalive));
-        Ok(())
+        self.half.set(|settings| settings.keepalive(keepalive))
     }
 
     /// As [`TcpStream::set_keepalive`] set it.
@@ -458,12 +454,8 @@ impl TcpStream {
     /// # Errors
     /// [`SocketError::Invalid`] if it is zero.
     pub fn set_user_timeout(&self, timeout: Option<Duration>) -> Result<(), SocketError> {
-        if timeout == Some(Duration::ZERO) {
-            return Err(SocketError::Invalid);
-        }
-        self.half
-            .set(|stream| stream.set_user_timeout(timeout.map(Into::into)));
-        Ok(())
+        let timeout = timeout.map(Into::into);
+        self.half.set(|settings| settings.user_timeout(timeout))
     }
 
     /// As [`TcpStream::set_user_timeout`] set it.
@@ -478,8 +470,7 @@ impl TcpStream {
     /// [`SocketError::Invalid`] out of this range.
     pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
         let ttl = valid_ttl(ttl)?;
-        self.half.set(|stream| stream.set_ttl(ttl));
-        Ok(())
+        Ok(self.half.set(|settings| settings.ttl(ttl))?)
     }
 
     /// As [`TcpStream::set_ttl`] set it.
@@ -493,7 +484,8 @@ impl TcpStream {
     /// DSCP (RFC 2474) in the upper six bits. The lower two are ECN's, which the connection sets by
     /// itself (RFC 3168 section 6.1), so they are ignored. Default 0.
     pub fn set_tos(&self, tos: u8) {
-        self.half.set(|stream| stream.set_tos(tos & !0b11));
+        // Any is valid.
+        let _ = self.half.set(|settings| settings.tos(tos));
     }
 
     /// As [`TcpStream::set_tos`] set it.
@@ -506,9 +498,7 @@ impl TcpStream {
     /// # Errors
     /// [`SocketError::Invalid`] if a value is out of its range.
     pub fn set_settings(&self, settings: Settings) -> Result<(), SocketError> {
-        let settings = settings.checked().ok_or(SocketError::Invalid)?;
-        self.half.set(|stream| stream.set_settings(&settings));
-        Ok(())
+        self.half.set(|_| settings)
     }
 
     /// As they are set.
@@ -521,7 +511,7 @@ impl TcpStream {
     /// # Errors
     /// [`SocketError::Invalid`] if a value is out of its range.
     pub fn set_tuning(&self, tuning: Tuning) -> Result<(), SocketError> {
-        self.half.tune(tuning)
+        self.half.tune(|_| tuning)
     }
 
     /// As [`TcpStream::set_tuning`] set it.
@@ -534,9 +524,9 @@ impl TcpStream {
     /// that happens so long after, unless the peer has everything. No thread waits for it; one that
     /// wants to calls [`TcpStream::close_within`].
     pub fn set_linger(&self, linger: Option<Duration>) {
+        let linger = linger.map(Into::into);
         // Any time is valid.
-        let tuning = self.tuning().linger(linger.map(Into::into));
-        let _ = self.set_tuning(tuning);
+        let _ = self.half.tune(|tuning| tuning.linger(linger));
     }
 
     /// As [`TcpStream::set_linger`] set it.
@@ -546,9 +536,8 @@ impl TcpStream {
 
     /// As [`Tuning::cork`].
     pub fn set_cork(&self, cork: bool) {
-        let tuning = self.tuning().cork(cork);
         // A flag is always valid.
-        let _ = self.set_tuning(tuning);
+        let _ = self.half.tune(|tuning| tuning.cork(cork));
     }
 
     /// Bytes that may be written ahead of what the peer has acknowledged, at least 1024, at most

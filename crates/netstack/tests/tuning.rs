@@ -152,6 +152,38 @@ fn what_a_connection_says_of_itself_follows_what_it_does() {
     }
 }
 
+#[test]
+fn threads_that_change_options_of_one_connection_do_not_undo_each_others() {
+    let [server, client] = stacks(Variant::Single);
+    let listener = server.listen(7, 4).unwrap();
+    let (_theirs, ours) = connect(&listener, &client);
+    let clone = ours.try_clone().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for turn in 1..=2000 {
+                clone.set_linger(Some(Duration::from_secs(turn)));
+                clone.set_ttl(1 + turn as u32 % 200).unwrap();
+                assert_eq!(clone.linger(), Some(Duration::from_secs(turn)));
+                assert_eq!(clone.ttl().unwrap(), 1 + turn as u32 % 200);
+            }
+        });
+        for turn in 1..=2000u16 {
+            ours.set_cork(turn % 2 == 0);
+            ours.set_tos((turn % 60) as u8 * 4);
+            assert_eq!(ours.tuning().cork, turn % 2 == 0);
+            assert_eq!(ours.tos(), (turn % 60) as u8 * 4);
+        }
+    });
+    // What is invalid changes nothing.
+    let before = (ours.settings(), ours.tuning());
+    assert!(ours.set_ttl(0).is_err() && ours.set_ttl(256).is_err());
+    let invalid = Err(SocketError::Invalid);
+    assert_eq!(ours.set_user_timeout(Some(Duration::ZERO)), invalid);
+    assert_eq!(ours.set_settings(Settings::default().ttl(0)), invalid);
+    assert_eq!(ours.set_tuning(Tuning::default().max_segment(63)), invalid);
+    assert_eq!((ours.settings(), ours.tuning()), before);
+}
+
 /// Writes until both rings are full, as nobody reads.
 fn fill(stream: &mut TcpStream) {
     stream

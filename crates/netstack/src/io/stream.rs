@@ -90,7 +90,7 @@ pub(crate) use self::byte_ring::Parts;
 pub(crate) use self::delivery::DeliveryCursor;
 use self::delivery::Incoming;
 pub(crate) use self::look::Look;
-use self::options::{SharedSettings, SharedTuning};
+use self::options::SharedOptions;
 pub(crate) use self::send::BorrowedPayload;
 pub(crate) use self::status::{ConnectionStatus, EndReason};
 use self::table::HomeSlot;
@@ -135,8 +135,7 @@ struct AppSide {
     misses: AtomicU32,
     /// SHUTDOWN, ORPHAN, ABORT, SET, TUNE, for the pump; SHUT_READ, for applications alone.
     requests: AtomicU32,
-    settings: SharedSettings,
-    tuning: SharedTuning,
+    options: SharedOptions,
     /// Bytes that may be written ahead of what was released; 0: what the ring holds.
     send_limit: AtomicU32,
     /// Whether the pump has been notified of a change above and has not looked yet: the flag, with
@@ -211,8 +210,7 @@ impl Stream {
                 shortages: AtomicU32::new(0),
                 misses: AtomicU32::new(0),
                 requests: AtomicU32::new(0),
-                settings: SharedSettings::new(),
-                tuning: SharedTuning::new(),
+                options: SharedOptions::default(),
                 send_limit: AtomicU32::new(0),
                 dirty: AtomicU64::new(flag(0, false)),
             }),

@@ -115,15 +115,20 @@ impl Half {
         (!self.told.swap(true, Ordering::Relaxed)).then_some(ended)
     }
 
-    /// Stores a setting, and tells the pump.
-    pub(super) fn set(&self, store: impl FnOnce(&StreamRef<'_>)) {
-        if let Ok(stream) = self.stream() {
-            store(&stream);
+    /// Changes settings, and tells the pump. Those of a connection that has gone stay as they are.
+    pub(super) fn set(&self, change: impl Fn(Settings) -> Settings) -> Result<(), SocketError> {
+        let is_valid = match self.stream() {
+            Ok(stream) => stream.change_settings(change),
+            Err(_) => change(Settings::default()).checked().is_some(),
+        };
+        if !is_valid {
+            return Err(SocketError::Invalid);
         }
         self.request(AppRequest {
             set: true,
             ..AppRequest::default()
         });
+        Ok(())
     }
 
     pub(super) fn settings(&self) -> Settings {
@@ -137,13 +142,14 @@ impl Half {
             .map_or_else(|_| Tuning::default(), |stream| stream.tuning())
     }
 
-    /// Tunes it, and tells the pump.
-    pub(super) fn tune(&self, tuning: Tuning) -> Result<(), SocketError> {
-        if !tuning.is_valid() {
+    /// As [`Half::set`], of its tuning.
+    pub(super) fn tune(&self, change: impl Fn(Tuning) -> Tuning) -> Result<(), SocketError> {
+        let is_valid = match self.stream() {
+            Ok(stream) => stream.change_tuning(change),
+            Err(_) => change(Tuning::default()).checked().is_some(),
+        };
+        if !is_valid {
             return Err(SocketError::Invalid);
-        }
-        if let Ok(stream) = self.stream() {
-            stream.set_tuning(&tuning);
         }
         self.request(AppRequest {
             tune: true,
@@ -154,12 +160,12 @@ impl Half {
 
     /// What it begins with, if that is not the default.
     pub(super) fn begin_with(&self, options: &Options) {
+        // They were checked before.
         if options.settings != Settings::default() {
-            self.set(|stream| stream.set_settings(&options.settings));
+            let _ = self.set(|_| options.settings);
         }
         if options.tuning != Tuning::default() {
-            // They were checked before.
-            let _ = self.tune(options.tuning);
+            let _ = self.tune(|_| options.tuning);
         }
     }
 

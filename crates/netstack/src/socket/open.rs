@@ -187,9 +187,7 @@ impl TcpListener {
     /// # Errors
     /// As [`TcpListener::set_settings`].
     pub fn set_tuning(&self, tuning: Tuning) -> Result<(), SocketError> {
-        if !tuning.is_valid() {
-            return Err(SocketError::Invalid);
-        }
+        let tuning = tuning.checked().ok_or(SocketError::Invalid)?;
         self.options(|options| options.tuning = tuning)
     }
 
@@ -324,10 +322,7 @@ impl Connecting {
     /// # Errors
     /// [`SocketError::Invalid`] if a value is out of its range.
     pub fn set_tuning(&mut self, tuning: Tuning) -> Result<(), SocketError> {
-        if !tuning.is_valid() {
-            return Err(SocketError::Invalid);
-        }
-        self.options.tuning = tuning;
+        self.options.tuning = tuning.checked().ok_or(SocketError::Invalid)?;
         match &self.opened {
             Some(stream) => stream.set_tuning(tuning),
             None => Ok(()),

@@ -54,7 +54,8 @@ impl WriteHalf {
 
     /// As [`TcpStream::set_nodelay`](super::TcpStream::set_nodelay).
     pub fn set_nodelay(&self, nodelay: bool) {
-        self.half.set(|stream| stream.set_nodelay(nodelay));
+        // A flag is always valid.
+        let _ = self.half.set(|settings| settings.nodelay(nodelay));
     }
 
     /// Writes as much as there is room for, at least one byte.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Once};
 
 use super::send::FIRST_SEND;
 use super::{Stream, StreamRef, UNKNOWN, flag};
-use crate::config::{Limits, Settings, Tuning};
+use crate::config::Limits;
 use crate::io::processor::Inline;
 use crate::io::sync::{AtomicU32, AtomicU64, fence};
 use crate::log::request::ConnId;
@@ -325,8 +325,7 @@ impl Streams {
         stream.app.shortages.store(0, Ordering::Relaxed);
         stream.app.misses.store(0, Ordering::Relaxed);
         stream.app.requests.store(0, Ordering::Relaxed);
-        stream.app.settings.store(&Settings::default());
-        stream.app.tuning.store(&Tuning::default());
+        stream.app.options.reset();
         stream.app.send_limit.store(0, Ordering::Relaxed);
         let generation = held.generation.wrapping_add(1);
         stream
