@@ -20,6 +20,9 @@ use std::{
 /// Idle rounds with pauses before the first yield: between these, by what came of it before.
 const SPIN_LEAST: u32 = 16;
 const SPIN_MOST: u32 = 1024;
+/// Turns without work after which a thread lets others have its core that wait for it: those that
+/// were woken do not always get it by themselves before its time slice is over.
+const SPIN_ROUND: u32 = 64;
 /// Idle rounds with yields, before a context sleeps.
 const YIELD_ROUNDS: u32 = 2;
 
@@ -269,7 +272,11 @@ fn run(control: &Control, mut own: Domains<'_>) -> Vec<Box<dyn Domain>> {
         } else if !last_look {
             idle += 1;
             if idle < spins {
-                std::hint::spin_loop();
+                if idle.is_multiple_of(SPIN_ROUND) {
+                    thread::yield_now();
+                } else {
+                    std::hint::spin_loop();
+                }
             } else {
                 thread::yield_now();
                 yielded = true;
