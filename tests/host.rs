@@ -28,8 +28,10 @@
 //! - `ipv6` asks the services over IPv6 on each kind of device, with `radvd` as their router, and
 //!   over a path that is narrower than both ends believe.
 //! - `libraries`: `rustls`, `tungstenite`, `ureq` and mio over our streams, Linux at the other end.
-//! - `tls`: the examples `https_server` and `https_get` with `curl`, `openssl` and, if it is there,
-//!   `gnutls-cli`; `HOST_BYTES` counts here, too. `REQUIRE=gnutls` makes the last a must.
+//! - `tls`: the examples `https_server` and `https_get` with `curl`, `openssl`, rustls over a socket of
+//!   the kernel and, if they are there, `gnutls-cli` and a `wget` with GnuTLS; `transfers` are the
+//!   files among them. `HOST_BYTES=1000000000` makes those longer. `REQUIRE=gnutls,wget` makes the
+//!   last two a must.
 //!
 //! - `signals` ends the servers by SIGTERM and SIGINT while connections are open over a TAP.
 //!
@@ -65,16 +67,19 @@ mod services;
 mod signals;
 #[path = "host/tls.rs"]
 mod tls;
+#[path = "host/transfers.rs"]
+mod transfers;
 
 use std::error::Error;
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use dominoes_drivers::DeviceError;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
 use fixture::{Device, Fixture, Namespace, OURS, Temporary};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use transfers::Client;
 
 /// Bytes of the large file.
 pub(crate) const LARGE: usize = 200_000_000;
@@ -82,10 +87,11 @@ pub(crate) const LARGE: usize = 200_000_000;
 /// What this program does when a test starts it once more, by its first argument.
 type Peer = fn(&[String]) -> Result<(), Box<dyn Error + Send + Sync>>;
 
-const PEERS: [(&str, Peer); 3] = [
+const PEERS: [(&str, Peer); 4] = [
     (libraries::PEER, libraries::peer),
     (signals::PEER, |words| Ok(signals::peer(words)?)),
     (floods::PEER, floods::peer),
+    (transfers::PEER, transfers::peer),
 ];
 
 fn main() -> ExitCode {
@@ -202,7 +208,31 @@ fn main() -> ExitCode {
             Ok(Completion::Completed)
         }));
     }
-    for &(name, device, replicas, dying) in tls::ASKING {
+    for (device, kind, replicas) in transfers::SERVERS {
+        for client in transfers::CLIENTS {
+            let missing = match client {
+                Client::GnuTls => needs
+                    .missing_gnutls()
+                    .or_else(|| needs.missing_for_tls(device)),
+                Client::Wget => needs
+                    .missing_wget()
+                    .or_else(|| needs.missing_for_tls(device)),
+                _ => needs.missing_for_tls(device),
+            };
+            let name = client.name();
+            let name = format!("tls::{kind}_{replicas}::{name}_gets_and_sends_the_same");
+            let figures = figures.clone();
+            trials.push(Trial::ignorable_test(name.clone(), move || {
+                if let Some(missing) = missing {
+                    return missing;
+                }
+                let note = |figure: String| figures.note(&name, &figure);
+                transfers::run(device, replicas, client, &note)?;
+                Ok(Completion::Completed)
+            }));
+        }
+    }
+    for &(name, device, replicas) in tls::ASKING {
         let missing = needs.missing_for_tls(device);
         let name = format!("tls::{name}");
         let figures = figures.clone();
@@ -211,7 +241,7 @@ fn main() -> ExitCode {
                 return missing;
             }
             let note = |figure: String| figures.note(&name, &figure);
-            tls::openssl_serves(device, replicas, dying, &note)?;
+            tls::openssl_serves(device, replicas, &note)?;
             Ok(Completion::Completed)
         }));
     }
@@ -495,18 +525,23 @@ fn upload(fixture: &Fixture, from: &str, name: &str) -> Result<fixture::Running,
 }
 
 /// What every call of `curl` says first.
-const CURL: [&str; 7] = [
-    "--silent",
-    "--show-error",
-    "--fail",
-    "--noproxy",
-    "*",
-    "--max-time",
-    "100",
-];
+static CURL: LazyLock<[&str; 7]> = LazyLock::new(|| {
+    // Before it is killed, so that it says how far it came.
+    static SECONDS: LazyLock<String> =
+        LazyLock::new(|| (fixture::patience().as_secs() - 20).to_string());
+    [
+        "--silent",
+        "--show-error",
+        "--fail",
+        "--noproxy",
+        "*",
+        "--max-time",
+        &SECONDS,
+    ]
+});
 
 fn curl(fixture: &Fixture, arguments: &[&str]) -> Result<fixture::Running, Failed> {
-    fixture.start("curl", &[&CURL, arguments].concat())
+    fixture.start("curl", &[&CURL[..], arguments].concat())
 }
 
 pub(crate) fn same(same: bool, what: &str) -> Result<(), Failed> {
@@ -560,6 +595,7 @@ struct Needs {
     ipv6_tools: Option<String>,
     tls_tools: Option<String>,
     gnutls: Option<String>,
+    wget: Option<String>,
     required: String,
 }
 
@@ -573,6 +609,7 @@ impl Needs {
             ipv6_tools: missing_tools(&IPV6_TOOLS),
             tls_tools: missing_tools(&TLS_TOOLS),
             gnutls: missing_tools(&GNUTLS),
+            wget: missing_wget(),
             required: std::env::var("REQUIRE").unwrap_or_default(),
             ..Needs::default()
         };
@@ -629,16 +666,24 @@ impl Needs {
             (Some(_), _) => self.missing("tools", &self.tls_tools),
             (None, Device::Tap) => self.missing("tap", &self.tap),
             (None, Device::Packet) => self.missing("packet", &self.packet),
-            (None, Device::Xdp) => self.missing("xdp", &self.xdp),
+            // Its peer needs `ethtool`.
+            (None, Device::Xdp) => self.missing_for_services(device),
         }
     }
 
     /// It is asked for by a word of its own.
     fn missing_for_gnutls(&self) -> Option<Result<Completion, Failed>> {
-        match self.gnutls {
-            Some(_) => self.missing("gnutls", &self.gnutls),
-            None => self.missing_for_tls(Device::Tap),
-        }
+        self.missing_gnutls()
+            .or_else(|| self.missing_for_tls(Device::Tap))
+    }
+
+    fn missing_gnutls(&self) -> Option<Result<Completion, Failed>> {
+        self.missing("gnutls", &self.gnutls)
+    }
+
+    /// Not every `wget` has GnuTLS; OpenSSL has other clients.
+    fn missing_wget(&self) -> Option<Result<Completion, Failed>> {
+        self.missing("wget", &self.wget)
     }
 
     fn missing_for_router(&self, device: &str) -> Option<Result<Completion, Failed>> {
@@ -729,6 +774,14 @@ fn missing_tools(tools: &[Tool]) -> Option<String> {
             packages.join(" ")
         )
     })
+}
+
+fn missing_wget() -> Option<String> {
+    let mut command = Command::new("wget");
+    command.arg("--version").stdin(Stdio::null());
+    let said = command.output().map(|output| output.stdout);
+    let said = String::from_utf8_lossy(&said.unwrap_or_default()).into_owned();
+    (!said.contains("ssl/gnutls")).then(|| "needs a wget with GnuTLS, as Debian has it".to_owned())
 }
 
 fn missing_tap(probe: &Namespace) -> Option<String> {

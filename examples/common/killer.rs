@@ -16,6 +16,8 @@ pub(crate) struct Killer {
     next: Instant,
     replica: usize,
     replicas: usize,
+    /// How many were told to die. On a busy machine that takes a while.
+    told: u64,
     seen: MembershipStats,
 }
 
@@ -29,6 +31,7 @@ impl Killer {
             next: start + every,
             replica: 0,
             replicas,
+            told: 0,
             seen: MembershipStats::default(),
         }
     }
@@ -52,8 +55,10 @@ impl Killer {
         // With the last of them the state would be gone.
         let all =
             membership.active == self.replicas as u64 && membership.failed == membership.joined;
-        if all && Instant::now() >= self.next {
+        let are_dead = membership.failed >= self.told;
+        if all && are_dead && Instant::now() >= self.next {
             stack.kill_replica(self.replica);
+            self.told += 1;
             self.replica = (self.replica + 1) % self.replicas;
             self.next = Instant::now() + self.every;
         }

@@ -6,7 +6,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,13 +14,43 @@ use dominoes_testkit::Rng;
 use libtest_mimic::Failed;
 use sha2::{Digest, Sha256};
 
-/// Longer than anything here takes on a busy machine.
+/// Longer than anything here takes on a busy machine, but for files that `HOST_BYTES` makes long.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Arguments of the servers over TCP. After 600 s a server ends by itself, should this program be
-/// killed.
-const COMMON: &[&str] = &["--addr", "10.78.0.1/24", "--seconds", "600"];
+/// Bytes in a second that the slowest transfer moves at least on a busy machine.
+const SLOWEST: u64 = 4_000_000;
+/// After this time a server ends by itself, should this program be killed; and after so many times
+/// what `HOST_BYTES` adds to [`patience`].
+const SERVED: Duration = Duration::from_secs(600);
+const TRANSFERS: u32 = 8;
 /// How often something is looked at that does not call.
 const GLANCE: Duration = Duration::from_millis(2);
+
+/// The bytes of a file that `HOST_BYTES` asks for, if it does.
+pub(crate) fn host_bytes() -> Result<Option<u64>, Failed> {
+    match std::env::var("HOST_BYTES") {
+        Ok(text) => Ok(Some(text.parse()?)),
+        Err(_) => Ok(None),
+    }
+}
+
+/// What `HOST_BYTES` adds to the time that a transfer may take. Tests that read a number there say
+/// so if it is none.
+fn longer() -> Duration {
+    let bytes = host_bytes().ok().flatten().unwrap_or(0);
+    Duration::from_secs(bytes / SLOWEST)
+}
+
+/// Longer than anything here takes on a busy machine.
+pub(crate) fn patience() -> Duration {
+    PATIENCE + longer()
+}
+
+/// Arguments of the servers over TCP.
+fn common() -> [&'static str; 4] {
+    static SECONDS: LazyLock<String> =
+        LazyLock::new(|| (SERVED + TRANSFERS * longer()).as_secs().to_string());
+    ["--addr", "10.78.0.1/24", "--seconds", &SECONDS]
+}
 
 /// The address of our stack, and of the kernel that talks to it.
 pub(crate) const OURS: &str = "10.78.0.1";
@@ -153,7 +183,7 @@ impl Fixture {
         let arguments = ["--replicas", &replicas, "--root", &folder];
         let option = device.option();
         let program = server_program("http_server", &HTTP_SERVER)?;
-        let arguments = [&[option, device.interface()], COMMON, &arguments].concat();
+        let arguments = [&[option, device.interface()][..], &common()[..], &arguments].concat();
         Fixture::start_server(device, program, &arguments, root, Some(1), |_| Ok(()))
     }
 
@@ -204,7 +234,7 @@ impl Fixture {
     ) -> Result<Fixture, Failed> {
         let program = server_program("services", &SERVICES)?;
         let option = [device.option(), device.interface()];
-        let arguments = [&option, COMMON, arguments].concat();
+        let arguments = [&option[..], &common()[..], arguments].concat();
         Fixture::start_server(
             device,
             program,
@@ -223,7 +253,7 @@ impl Fixture {
         let served = ["--root", &folder, "--save-certificate", &ca];
         let option = [device.option(), device.interface()];
         let lines = (!arguments.contains(&"--kill-every")).then_some(1);
-        let arguments = [&option, COMMON, &served, arguments].concat();
+        let arguments = [&option[..], &common()[..], &served, arguments].concat();
         Fixture::start_server(device, program, &arguments, root, lines, |_| Ok(()))
     }
 
@@ -417,7 +447,7 @@ impl Namespace {
 
     /// Waits until an interface carries frames.
     pub(crate) fn wait_until_running(&self, interface: &str) -> Result<(), Failed> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience();
         loop {
             let line = self.ip(&format!("-o link show dev {interface}"))?;
             if line.contains(" state UP ") {
@@ -459,9 +489,13 @@ struct Process(Child);
 
 impl Process {
     fn start(command: &mut Command, stdin: Stdio) -> Result<Process, Failed> {
+        Process::start_into(command, stdin, Stdio::piped())
+    }
+
+    fn start_into(command: &mut Command, stdin: Stdio, out: Stdio) -> Result<Process, Failed> {
         let spawned = command
             .stdin(stdin)
-            .stdout(Stdio::piped())
+            .stdout(out)
             .stderr(Stdio::piped())
             .spawn();
         match spawned {
@@ -494,14 +528,23 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) fn start(mut command: Command) -> Result<Running, Failed> {
-        let mut process = Process::start(&mut command, Stdio::null())?;
+    pub(crate) fn start(command: Command) -> Result<Running, Failed> {
+        Running::start_between(command, Stdio::null(), Stdio::piped())
+    }
+
+    /// The same with a standard input, and with a standard output that may be a file.
+    pub(crate) fn start_between(
+        mut command: Command,
+        stdin: Stdio,
+        out: Stdio,
+    ) -> Result<Running, Failed> {
+        let mut process = Process::start_into(&mut command, stdin, out)?;
         Ok(Running {
             what: describe(&command),
             out: collect(process.0.stdout.take()),
             err: collect(process.0.stderr.take()),
             process,
-            deadline: Instant::now() + PATIENCE,
+            deadline: Instant::now() + patience(),
         })
     }
 
@@ -514,7 +557,7 @@ impl Running {
     /// Whether it has ended by itself. Fails when it takes too long.
     pub(crate) fn has_ended(&self) -> Result<bool, Failed> {
         if Instant::now() > self.deadline {
-            return Err(format!("{}: after {} s", self.what, PATIENCE.as_secs()).into());
+            return Err(format!("{}: after {} s", self.what, patience().as_secs()).into());
         }
         // The pipes are closed when it ends.
         Ok(self.out.is_finished() && self.err.is_finished())
@@ -527,7 +570,7 @@ impl Running {
                 Some(status) if status.success() => break None,
                 Some(status) => break Some(status.to_string()),
                 None if Instant::now() < self.deadline => thread::sleep(GLANCE),
-                None => break Some(format!("killed after {} s", PATIENCE.as_secs())),
+                None => break Some(format!("killed after {} s", patience().as_secs())),
             }
         };
         drop(self.process);
@@ -585,7 +628,7 @@ impl Dialogue {
             process,
             pipes: out.into_iter().chain(err).collect(),
             said,
-            deadline: Instant::now() + PATIENCE,
+            deadline: Instant::now() + patience(),
         })
     }
 
@@ -703,7 +746,7 @@ impl Server {
         drop(ready);
         let mut server = Server { process, said };
         // If it ends, so do its pipes, and then nothing holds the channel.
-        match is_ready.recv_timeout(PATIENCE) {
+        match is_ready.recv_timeout(patience()) {
             Ok(()) => Ok(server),
             Err(_) => Err(server.explain(&format!("{} is not ready", describe(&command)))),
         }
@@ -711,7 +754,7 @@ impl Server {
 
     /// Waits until it has said so.
     pub(crate) fn wait_for(&self, words: &str) -> Result<(), Failed> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience();
         while !self.said().contains(words) {
             if Instant::now() > deadline {
                 return Err(format!("it does not say {words:?}").into());

@@ -168,7 +168,7 @@ fn a_closed_port_is_reported(fixture: &Fixture, _figure: &dyn Fn(String)) -> Res
 }
 
 pub(crate) fn curl(fixture: &Fixture, arguments: &[&str]) -> Result<String, Failed> {
-    fixture.run("curl", &[&CURL, arguments].concat())
+    fixture.run("curl", &[&CURL[..], arguments].concat())
 }
 
 /// Captures at the kernel's end until there are enough frames, and keeps asking for more until

@@ -7,6 +7,7 @@ use libtest_mimic::Failed;
 
 use crate::fixture::{Device, Dialogue, Ends, Fixture, OURS, Running, THEIRS, Temporary};
 use crate::same;
+use crate::transfers::{self, Transfer, bytes};
 
 /// Name, device, replicas, further arguments of the server, and the test.
 pub(crate) type Case = (
@@ -17,54 +18,10 @@ pub(crate) type Case = (
     fn(&Fixture, &dyn Fn(String)) -> Result<(), Failed>,
 );
 
-/// With one replica the state would die with it.
-const DYING: &[&str] = &["--kill-every", "0.1", "--update-keys", "1000000"];
 const STEADY: &[&str] = &["--update-keys", "1000000"];
 
 /// Those that ask `https_server`.
 pub(crate) const SERVED: &[Case] = &[
-    (
-        "tap_1::curl_gets_and_sends_the_same",
-        Device::Tap,
-        "1",
-        STEADY,
-        curl,
-    ),
-    (
-        "tap_2::curl_gets_and_sends_the_same",
-        Device::Tap,
-        "2",
-        DYING,
-        curl,
-    ),
-    (
-        "tap_4::curl_gets_and_sends_the_same",
-        Device::Tap,
-        "4",
-        DYING,
-        curl,
-    ),
-    (
-        "packet_1::curl_gets_and_sends_the_same",
-        Device::Packet,
-        "1",
-        STEADY,
-        curl,
-    ),
-    (
-        "packet_2::curl_gets_and_sends_the_same",
-        Device::Packet,
-        "2",
-        DYING,
-        curl,
-    ),
-    (
-        "packet_4::curl_gets_and_sends_the_same",
-        Device::Packet,
-        "4",
-        DYING,
-        curl,
-    ),
     (
         "openssl_agrees_on_name_and_protocol",
         Device::Tap,
@@ -91,66 +48,22 @@ pub(crate) const SERVED: &[Case] = &[
 /// The same, if GnuTLS is there.
 pub(crate) const GNUTLS: Case = ("gnutls_verifies_and_gets", Device::Tap, "2", STEADY, gnutls);
 
-/// Name, device and replicas of `https_get`, and whether they die.
-pub(crate) const ASKING: &[(&str, Device, &str, bool)] = &[
-    ("tap_1::openssl_serves_and_takes", Device::Tap, "1", false),
-    ("tap_2::openssl_serves_and_takes", Device::Tap, "2", true),
-    (
-        "packet_4::openssl_serves_and_takes",
-        Device::Packet,
-        "4",
-        true,
-    ),
+/// Name, device and replicas of `https_get`.
+pub(crate) const ASKING: &[(&str, Device, &str)] = &[
+    ("tap_1::openssl_serves_and_takes", Device::Tap, "1"),
+    ("tap_2::openssl_serves_and_takes", Device::Tap, "2"),
+    ("tap_4::openssl_serves_and_takes", Device::Tap, "4"),
+    ("packet_1::openssl_serves_and_takes", Device::Packet, "1"),
+    ("packet_2::openssl_serves_and_takes", Device::Packet, "2"),
+    ("packet_4::openssl_serves_and_takes", Device::Packet, "4"),
 ];
 
-/// Bytes of a file, unless `HOST_BYTES` says otherwise.
-const BYTES: usize = 20_000_000;
 /// The name that certificates are for.
 const NAME: &str = "server.test";
 /// Where `openssl` listens.
 const PORT: &str = "4433";
 /// Lines that `openssl` takes for KeyUpdates.
 const UPDATES: usize = 3;
-
-fn bytes() -> Result<usize, Failed> {
-    Ok(std::env::var("HOST_BYTES").map_or(Ok(BYTES), |text| text.parse())?)
-}
-
-/// A download and an upload with each version.
-fn curl(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
-    let bytes = bytes()?;
-    let peers = Temporary::new()?;
-    let ours = fixture.root.write("down", bytes, 1)?;
-    let theirs = peers.write("up", bytes, 2)?;
-    for (version, seen) in [("1.3", "TLSv1.3"), ("1.2", "TLSv1.2")] {
-        let least = format!("--tlsv{version}");
-        let common = [&crate::CURL, &["-k", &least, "--tls-max", version][..]].concat();
-        let got = peers.file("got");
-        let url = format!("https://{OURS}/down");
-        let speed = ["--write-out", "%{speed_download} %{speed_upload}"];
-        let download = [&common, &speed[..], &["--output", &got, &url]].concat();
-        let down = fixture.run("curl", &download)?;
-        same(
-            peers.hash("got")? == ours,
-            &format!("what curl got by {seen}"),
-        )?;
-        let (from, url) = (peers.file("up"), format!("https://{OURS}/taken"));
-        let upload = [&common, &speed[..], &["--upload-file", &from, &url]].concat();
-        let up = fixture.run("curl", &upload)?;
-        let taken = fixture.root.hash("taken")?;
-        same(taken == theirs, &format!("what the server got by {seen}"))?;
-        let rate = |said: &str, at: usize| {
-            let word = said.split(' ').nth(at).unwrap_or_default();
-            word.parse().unwrap_or(0.0) * 8e-9
-        };
-        figure(format!(
-            "{seen}: {:.2} Gbit/s ours, {:.2} Gbit/s theirs",
-            rate(&down, 0),
-            rate(&up, 1)
-        ));
-    }
-    Ok(())
-}
 
 /// What `openssl s_client` asks for, and the end of the connection.
 fn request(path: &str) -> String {
@@ -291,7 +204,6 @@ fn certify(folder: &Temporary) -> Result<(), Failed> {
 pub(crate) fn openssl_serves(
     device: Device,
     replicas: &str,
-    dying: bool,
     figure: &dyn Fn(String),
 ) -> Result<(), Failed> {
     let ends = Ends::new(device)?;
@@ -303,10 +215,27 @@ pub(crate) fn openssl_serves(
     let [ca, key, from, got] = ["cert.pem", "key.pem", "up", "got"].map(|name| folder.file(name));
     let mut common = vec!["--replicas", replicas, "--ca", &ca, "--name", NAME];
     common.extend(["--cert", &ca, "--key", &key, "--update-keys", "1000000"]);
-    if dying {
-        common.extend(["--kill-every", "0.1"]);
-    }
-    for (tls12, seen) in [(&[][..], "TLSv1_3"), (&["--tls12"][..], "TLSv1_2")] {
+    common.extend(transfers::kills(replicas));
+    let note = |version: &str, direction: &str, said: &str, equal: bool| -> Result<(), Failed> {
+        for seconds in seconds(said) {
+            let transfer = Transfer {
+                client: "s_server",
+                version,
+                direction,
+                bytes,
+                seconds,
+                deaths: transfers::deaths(said),
+                equal,
+            };
+            figure(transfer.to_string());
+        }
+        same(equal, &format!("the {direction} by TLS {version}"))
+    };
+    let versions = [
+        ("1.3", &[][..], "TLSv1_3"),
+        ("1.2", &["--tls12"], "TLSv1_2"),
+    ];
+    for (version, tls12, seen) in versions {
         let serve = |more: &str| -> Result<Dialogue, Failed> {
             let line = format!(
                 "cd {} && exec openssl s_server -accept {PORT} -cert cert.pem -key key.pem \
@@ -322,8 +251,7 @@ pub(crate) fn openssl_serves(
         let get = [&common[..], tls12, &["--again", "--output", &got, &url]].concat();
         let said = ends.https_get(&get)?;
         serving.finish()?;
-        let what = format!("what https_get got by {seen}");
-        same(folder.hash("got")? == down, &what)?;
+        note(version, "download", &said, folder.hash("got")? == down)?;
         let wanted = [seen, "protocol http/1.1", "new session", "resumed"];
         contains(&said, &wanted)?;
 
@@ -340,9 +268,8 @@ pub(crate) fn openssl_serves(
             &String::from_utf8_lossy(&taken),
             &["Hostname in TLS extension: \"server.test\""],
         )?;
-        let what = format!("what openssl took by {seen}");
-        same(holds(&taken, &std::fs::read(&from)?), &what)?;
-        figure(said.lines().last().unwrap_or_default().to_owned());
+        let equal = holds(&taken, &std::fs::read(&from)?);
+        note(version, "upload", &said, equal)?;
     }
     Ok(())
 }
@@ -358,9 +285,32 @@ const NOTICES: [&[u8]; 6] = [
     b"Switching server context.\n",
 ];
 
+/// The seconds of each transfer that `https_get` reports.
+fn seconds(said: &str) -> Vec<f64> {
+    let lines = said.lines().filter(|line| line.contains(" bytes got in "));
+    let words = lines.filter_map(|line| line.rsplit(' ').next());
+    let numbers = words.filter_map(|word| {
+        let milliseconds = word
+            .strip_suffix("ms")
+            .and_then(|word| word.parse::<f64>().ok());
+        milliseconds
+            .map(|number| number / 1e3)
+            .or_else(|| word.strip_suffix('s')?.parse().ok())
+    });
+    numbers.collect()
+}
+
 fn find(within: &[u8], what: &[u8]) -> Option<usize> {
-    let mut windows = within.windows(what.len());
-    windows.position(|window| window == what)
+    let first = *what.first()?;
+    let mut from = 0;
+    loop {
+        // Most of a long text is left behind here.
+        from += within[from..].iter().position(|byte| *byte == first)?;
+        if within[from..].starts_with(what) {
+            return Some(from);
+        }
+        from += 1;
+    }
 }
 
 /// Whether `body` stands in `said` behind the head of a request.
@@ -396,7 +346,7 @@ pub(crate) fn client_certificates(fixture: &Fixture, folder: &Temporary) -> Resu
     let own = ["--cert", &cert, "--key", &key];
     for version in ["1.3", "1.2"] {
         let versions = ["-k", "--output", "/dev/null", "--tls-max", version, &url];
-        let common = [&crate::CURL, &versions[..]].concat();
+        let common = [&crate::CURL[..], &versions].concat();
         fixture.run("curl", &[&common[..], &own].concat())?;
         if fixture.run("curl", &common).is_ok() {
             return Err("a client without a certificate is served".into());

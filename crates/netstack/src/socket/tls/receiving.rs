@@ -13,8 +13,8 @@ use crate::error::SocketError;
 use crate::io::stream::{DeliveryCursor, StreamRef};
 use crate::io::units::{Claim, TextBuffer, UnitState};
 
-/// Records in a row that bring the reader nothing. More of them are a flood: each costs us more
-/// than the peer, a KeyUpdate most.
+/// Records in a row that bring the reader nothing, besides the KeyUpdates that we asked for. More of
+/// them are a flood: each costs us more than the peer, a KeyUpdate most.
 const MAX_QUIET: u32 = 32;
 /// The longest message after the handshake. A ticket, the only long one, has up to 2^16 bytes and a
 /// little more (RFC 8446 section 4.6.1), but none that a server of today sends comes near.
@@ -353,9 +353,6 @@ impl Reader {
             self.quiet = 0;
         } else {
             self.quiet += 1;
-            if self.quiet > MAX_QUIET {
-                return Err(UNEXPECTED);
-            }
         }
         // Messages are not interleaved with other records (RFC 8446 section 5.1).
         if content != HANDSHAKE && !self.message.is_empty() {
@@ -375,6 +372,11 @@ impl Reader {
                 self.take_messages()
             }
             _ => Err(UNEXPECTED),
+        }?;
+        // Known now: an answer to a KeyUpdate of ours is not counted.
+        match self.quiet > MAX_QUIET {
+            true => Err(UNEXPECTED),
+            false => Ok(()),
         }
     }
 
@@ -430,6 +432,9 @@ impl Reader {
                 let keys = session.kernel().next_keys(true);
                 self.keys = Arc::new(keys.ok_or(AlertDescription::InternalError)?);
                 self.seq = 0;
+                if !asks && session.takes_answer() {
+                    self.quiet = self.quiet.saturating_sub(1);
+                }
                 let mut receiver = take(&session);
                 receiver.keys = Arc::clone(&self.keys);
                 // Those that are units already are opened again.

@@ -213,9 +213,22 @@ impl Session {
             sender.over = Some(TlsError::KeyExhausted);
             return false;
         };
+        if asks {
+            // Before it is sent, so before it is answered.
+            self.asked_updates.fetch_add(1, Ordering::Relaxed);
+        }
         let pushed = self.push(sender, stream, HANDSHAKE, &message);
         (sender.keys, sender.seq) = (Arc::new(keys), 0);
         pushed
+    }
+
+    /// Whether a KeyUpdate of the peer may be the answer to one of ours; then that has its answer.
+    /// One may answer several (RFC 8446 section 4.6.3), whose share is left to others.
+    pub(super) fn takes_answer(&self) -> bool {
+        let asked = &self.asked_updates;
+        let less = |count: u64| count.checked_sub(1);
+        let taken = asked.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        taken.is_ok()
     }
 
     /// A KeyUpdate that the application asks for.

@@ -1,6 +1,6 @@
 //! What the halves of a TLS connection and the workers that process its records share.
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use dominoes::{Exclusive, Watch};
@@ -86,6 +86,8 @@ pub(super) struct Session {
     pub(super) has_ended: AtomicBool,
     /// The peer asks for a KeyUpdate.
     pub(super) owes_update: AtomicBool,
+    /// The KeyUpdates that we asked for and the peer has not answered.
+    pub(super) asked_updates: AtomicU64,
 
     pub(super) receiver: Exclusive<Receiver>,
     pub(super) opening: UnitRing<OpenUnit>,
@@ -117,6 +119,7 @@ impl Session {
             is_ending: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             owes_update: AtomicBool::new(false),
+            asked_updates: AtomicU64::new(0),
             receiver: Exclusive::new(receiver),
             opening: UnitRing::new(UNITS),
             arrivals: Arc::new(Arrivals(Weak::clone(session))),
