@@ -196,6 +196,33 @@ fn a_flood_of_key_updates_ends_the_connection() {
     assert_eq!(pair.alert(1), heard(alert));
 }
 
+/// Who writes much and updates its keys now and then reads the answers when it has written all.
+#[test]
+fn answers_to_key_updates_that_were_asked_for_are_no_flood() {
+    const UPDATES: usize = 100;
+    // Header, message, content type and tag.
+    const ANSWER: usize = 5 + 5 + 1 + 16;
+    let mut pair = Plan::new(Variant::Single, SERVER, TLS13).build(seed());
+    pair.handshake();
+    let mut bytes = Vec::new();
+    for _ in 0..UPDATES {
+        pair.ends[0].ours().update_keys().unwrap();
+        assert_eq!(pair.ends[0].write(b"x"), Ok(1));
+        pair.net.pass(Duration::from_millis(1));
+        assert_eq!(pair.ends[1].read(&mut [0; 8]), Ok(Some(1)));
+        let (session, _) = pair.ends[1].rustls_parts();
+        // The answer goes before what is written next.
+        assert_eq!(session.writer().write(b"").unwrap(), 0);
+        bytes.extend(raw(session));
+    }
+    assert_eq!(bytes.len(), UPDATES * ANSWER);
+    let (session, _) = pair.ends[1].rustls_parts();
+    session.writer().write_all(b"behind").unwrap();
+    bytes.extend(raw(session));
+    let (read, done) = pair.send_raw(1, &bytes, usize::MAX, 6);
+    assert_eq!((&read[..], done), (&b"behind"[..], Ok(())));
+}
+
 #[test]
 fn an_end_with_close_notify_and_one_without_are_told_apart() {
     for (is_whole, cut) in [(true, 0), (false, 0), (false, 1), (false, 5), (false, 25)] {
