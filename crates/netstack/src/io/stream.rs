@@ -17,7 +17,8 @@
 //! Memory is allocated with use. A stream is made when its entry is used first ([`StreamTable`]);
 //! its receive ring and delivery slots when the first byte arrives, its send ring when the first
 //! byte is written. Looking for received bytes allocates nothing: without a receive ring none has
-//! arrived. The rings stay with their stream for its next connection.
+//! arrived. The rings stay with their stream for its next connection. Short rings of neighbours in
+//! the table share a block, so that a page of a ring takes memory when it is written first.
 //!
 //! The streams of all groups of a stack are in one table, and each group has a list of the stream
 //! of each entry. A connection that migrates to another group takes its stream along by exchanging

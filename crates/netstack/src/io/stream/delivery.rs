@@ -48,7 +48,7 @@ impl<'a> StreamRef<'a> {
     /// The receive side, made if these are the first bytes that arrive.
     pub(super) fn incoming(&self) -> &'a Incoming {
         self.stream.incoming.get_or_init(|| Incoming {
-            ring: ByteRing::new(self.streams.receive_len),
+            ring: self.streams.table.receive_blocks().make(self.stream.number),
             delivered: (0..self.streams.delivery_slots)
                 .map(|_| AtomicU64::new(0))
                 .collect(),

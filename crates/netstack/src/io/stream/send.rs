@@ -36,8 +36,8 @@ impl BorrowedPayload {
 impl<'a> StreamRef<'a> {
     /// The send ring, made if these are the first bytes that are written or sent.
     pub(super) fn outgoing(&self) -> &'a ByteRing {
-        let len = self.streams.send_len;
-        self.stream.outgoing.get_or_init(|| ByteRing::new(len))
+        let make = || self.streams.table.send_blocks().make(self.stream.number);
+        self.stream.outgoing.get_or_init(make)
     }
 
     // The primaries' side.

@@ -5,6 +5,7 @@ use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 use std::sync::{Arc, Once};
 
+use super::byte_ring::RingBlocks;
 use super::send::FIRST_SEND;
 use super::{Stream, StreamRef, UNKNOWN, flag};
 use crate::config::Limits;
@@ -92,6 +93,10 @@ struct MadeStreams {
     once: Box<[Once]>,
     /// Entries of each group.
     each: u32,
+    /// Memory of the receive rings.
+    receive: RingBlocks,
+    /// Memory of the send rings.
+    send: RingBlocks,
 }
 
 impl StreamTable {
@@ -105,6 +110,8 @@ impl StreamTable {
             slots: Arc::clone(&slots),
             once: (0..len).map(|_| Once::new()).collect(),
             each,
+            receive: RingBlocks::new(len, limits.receive_buffer as usize),
+            send: RingBlocks::new(len, limits.send_buffer as usize),
         };
         StreamTable {
             slots,
@@ -138,6 +145,16 @@ impl StreamTable {
             unsafe { (*slot.0.get()).write(Stream::new(number, group, index)) };
         });
         Some(number)
+    }
+
+    /// Memory of the receive rings, by the number of their stream.
+    pub(super) fn receive_blocks(&self) -> &RingBlocks {
+        &self.made.receive
+    }
+
+    /// Memory of the send rings, by the number of their stream.
+    pub(super) fn send_blocks(&self) -> &RingBlocks {
+        &self.made.send
     }
 
     /// Those that are made.
