@@ -547,3 +547,53 @@ fn a_call_for_datagrams_ends_with_its_timeout_and_with_the_socket_that_does_not_
     let error = socket.recv_from(&mut [0; 10]).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
 }
+
+/// However busy a stack is, a connection that is over gives its place to the next one.
+#[test]
+fn places_are_freed_while_an_application_opens_a_connection_in_every_turn() {
+    use dominoes_netstack::Limits;
+    use dominoes_netstack::time::Instant;
+
+    for kind in VariantKind::ALL {
+        let (here, there) = memory::pair(MemoryConfig::default());
+        let workers = if *kind == VariantKind::Single { 1 } else { 2 };
+        let mut ends = [(1, here), (2, there)].map(|(last, device)| {
+            let mut setup = Setup::new([10, 0, 0, last].into(), 24, [1, u64::from(last)]);
+            setup.limits = Limits::default().connections(8);
+            let layout = Layout::default().replicas(workers);
+            let variant = kind.build(setup, layout, Box::new(device));
+            variant.expect("the bounds are valid")
+        });
+        let listener = ends[0].sockets().listen(7, 8).unwrap();
+        let client = ends[1].sockets();
+        let to = "10.0.0.1:7".parse().unwrap();
+        let (mut opening, mut served, mut closed) = (Vec::new(), Vec::new(), 0);
+        // Too short a time for a timer to help.
+        for turn in 0..5000 {
+            if let Ok(connecting) = client.begin_connect(to) {
+                opening.push(connecting);
+            }
+            for end in &mut ends {
+                for _ in 0..end.worker_count() {
+                    end.turn(Instant::from_nanos(turn * 10_000));
+                }
+            }
+            while let Ok((stream, _)) = listener.try_accept() {
+                served.push(stream);
+            }
+            served.retain_mut(|stream: &mut TcpStream| {
+                stream.try_read(&mut [0; 1]) == Err(SocketError::WouldBlock)
+            });
+            opening.retain_mut(|connecting| match connecting.try_finish() {
+                Ok(None) => true,
+                Ok(Some(_)) => {
+                    closed += 1;
+                    false
+                }
+                // There is no room, for the moment.
+                Err(_) => false,
+            });
+        }
+        assert!(closed > 100, "{kind}: {closed} connections");
+    }
+}

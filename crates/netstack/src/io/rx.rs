@@ -398,7 +398,10 @@ impl RxPump {
     }
 
     fn poll_queues(&mut self, now: Instant, log: &mut impl Log) -> usize {
-        let mut done = 0;
+        // Before anything is published: without a log, what is published in this turn counts as
+        // performed in the next one, and there may be something in each.
+        let mut done = self.free_sockets(log);
+        done += self.reap(now, log);
         self.give_up_fragments(now);
         self.announce_if_due(now);
         if self.v6_due <= now {
@@ -431,8 +434,7 @@ impl RxPump {
             done += 1;
         }
         done += self.poll_sockets(now, log);
-        done += self.advance_migrations(now, log);
-        done + self.reap(now, log)
+        done + self.advance_migrations(now, log)
     }
 
     fn overdue(&mut self, now: Instant) -> Vec<WaitingOpen> {

@@ -328,7 +328,7 @@ impl RxPump {
     /// Publishes what sockets sent, and frees the places of closed sockets. Returns how much was
     /// done.
     pub(crate) fn poll_sockets(&mut self, now: Instant, log: &mut impl Log) -> usize {
-        let mut done = self.free_sockets(log);
+        let mut done = 0;
         for _ in 0..BATCH {
             if log.room() == 0 {
                 break;
@@ -536,7 +536,7 @@ impl RxPump {
     }
 
     /// Frees the places of closed sockets once all their work is done.
-    fn free_sockets(&mut self, log: &mut impl Log) -> usize {
+    pub(super) fn free_sockets(&mut self, log: &mut impl Log) -> usize {
         while !self.world.queues.unbound.is_empty()
             && let Some(socket) = self.world.queues.unbound.pop()
         {
