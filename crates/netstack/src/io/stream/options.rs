@@ -6,6 +6,8 @@ use super::StreamRef;
 use crate::config::{Settings, Tuning};
 
 /// The options of a connection. Threads may change them at the same time; each change is one step.
+/// They are longer than a word: who reads one, as the receive pump does after a request, waits
+/// while another thread stores it, which takes a few instructions.
 #[derive(Default)]
 pub(super) struct SharedOptions {
     settings: AtomicCell<Settings>,
