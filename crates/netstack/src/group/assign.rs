@@ -19,7 +19,9 @@ use crate::log::request::Request;
 pub enum Primaries {
     /// The worker that claimed and parsed the batch: it has the frames' headers in its cache. A
     /// worker with nothing else to do claims the next batch, so the work goes to a free worker.
-    /// Commands belong to the worker that published them. Frames are assigned by position.
+    /// Commands belong to the worker that published them. Chunks of frames belong to the worker that
+    /// claims them first, with one compare-and-swap each: whoever has applied what numbers them, and
+    /// has time.
     #[default]
     ByPublisher,
     /// Chunks of the log, and of frames, in turn.
@@ -44,6 +46,11 @@ impl Primaries {
         Primaries::ByKind,
         Primaries::ByLoad,
     ];
+
+    /// Whether chunks of frames belong to the worker that claims them first.
+    pub(crate) const fn claims_frames(self) -> bool {
+        matches!(self, Primaries::ByPublisher | Primaries::Greedy)
+    }
 }
 
 /// Payload.
@@ -120,7 +127,7 @@ impl WorkAssignment {
     }
 
     /// Whether worker `id` is primary of the frames of chunk `chunk`, with payload or without.
-    /// Under [`Primaries::Greedy`] this claims the chunk.
+    /// If [chunks are claimed](Primaries::claims_frames) this claims the chunk.
     #[inline]
     pub(crate) fn is_my_frame(
         &self,
@@ -131,7 +138,7 @@ impl WorkAssignment {
     ) -> bool {
         let epoch = epochs.of_frame_chunk(chunk);
         match self.policy {
-            Primaries::Greedy => self.claim(epoch, FRAMES, chunk, id),
+            policy if policy.claims_frames() => self.claim(epoch, FRAMES, chunk, id),
             Primaries::ByKind => epoch.by_kind(chunk, kind(has_payload)) == id,
             _ => epoch.owners().by_position(chunk) == id,
         }
@@ -147,7 +154,7 @@ impl WorkAssignment {
     ) -> Owner {
         let epoch = epochs.of_frame_chunk(chunk);
         match self.policy {
-            Primaries::Greedy => self.claimed_by(epoch, membership, FRAMES, chunk),
+            policy if policy.claims_frames() => self.claimed_by(epoch, membership, FRAMES, chunk),
             Primaries::ByKind => Owner::Worker(epoch.by_kind(chunk, kind(has_payload))),
             _ => Owner::Worker(epoch.owners().by_position(chunk)),
         }

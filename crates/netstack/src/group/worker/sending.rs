@@ -2,7 +2,7 @@
 
 use super::Worker;
 use crate::group::FaultHooks;
-use crate::group::assign::{Owner, Primaries};
+use crate::group::assign::Owner;
 use crate::time::{Duration, Instant};
 
 /// If frames wait and none was sent for so long, any worker sends, even a busy one. Building a few
@@ -55,7 +55,7 @@ impl<T: FaultHooks> Worker<T> {
         let shared = &self.shared;
         match shared.layout.primaries {
             // Asking for the owner would claim the chunk.
-            Primaries::Greedy => true,
+            policy if policy.claims_frames() => true,
             _ => {
                 let chunk = shared.frame_chunk_of(frame);
                 let membership = &shared.membership;
