@@ -25,9 +25,19 @@ pub(super) fn inbox(workload: &Workload) -> usize {
 
 /// The variant on `cores` cores, with as many groups.
 pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Result<Row, String> {
+    let (groups, app) = groups(direction, workload, cores)?;
+    Ok(worker::row("partitioned", groups, app.divide(cores)))
+}
+
+/// So many groups, and the application of all of them.
+pub(crate) fn groups(
+    direction: Direction,
+    workload: &Workload,
+    count: usize,
+) -> Result<(Vec<Single>, App), String> {
     let (device, peer) = peer::new(app::role(direction), workload)?;
     let setup = app::setup(direction, workload)?;
-    let parts = groups::divide(setup, cores, Box::new(device), inbox(workload));
+    let parts = groups::divide(setup, count, Box::new(device), inbox(workload));
     let mut groups = Vec::new();
     for (setup, part) in parts.map_err(|e| e.to_string())? {
         groups.push(Single::new(setup, Box::new(part)).map_err(|e| e.to_string())?);
@@ -38,5 +48,5 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
             group.turn(Instant::from_nanos(now));
         }
     })?;
-    Ok(worker::row("partitioned", groups, app.divide(cores)))
+    Ok((groups, app))
 }

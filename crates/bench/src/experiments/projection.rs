@@ -155,16 +155,6 @@ impl Case {
             .map_or(1.0, |(measured, model)| measured / model)
     }
 
-    /// Whether `single` and `partitioned`, which do the same on one core, differ by more than the
-    /// model may miss: then no row of this run tells an error of that size.
-    fn is_blind(&self) -> bool {
-        let same = (self.one(Kind::Single), self.one(Kind::Partitioned));
-        let (Some((single, _)), Some((partitioned, _))) = same else {
-            return false;
-        };
-        (partitioned / single - 1.0).abs() > MAY_MISS
-    }
-
     fn is_excused(&self, kind: Kind) -> bool {
         let mut own = self.checks.iter().filter(|check| check.kind == kind);
         self.disturbed.is_some() || own.any(|check| check.excuse.is_some())
@@ -270,11 +260,6 @@ fn case(asked: Asked, kinds: Vec<Kind>, panel: Option<&PanelResult>) -> Result<C
             model: project(kind, row.cores, &case.costs, log, &here).ns,
             excuse: excuse(panel, row),
         });
-    }
-    if case.is_blind() {
-        for check in &mut case.checks {
-            check.excuse = check.excuse.or(Some("rows of the same work differ"));
-        }
     }
     Ok(case)
 }

@@ -254,7 +254,7 @@ pub const SPECIALIZED: &[Figure] = &[Figure::new(
     .above(1.0),
 ])
 .differs(
-    "acknowledgments are one frame for a run of up to 32 segments, so there is little to divide",
+    "acknowledgments are one frame for a run of up to 60 segments, so there is little to divide",
 )];
 
 /// Payload that is worked on in line.

@@ -18,6 +18,7 @@ use super::linear::Linear;
 use super::programs::MOST;
 use crate::drivers::Direction;
 use crate::drivers::app::{self, App};
+use crate::drivers::partitioned;
 use crate::drivers::pipelined;
 use crate::drivers::worker::Application as _;
 use crate::peer;
@@ -81,6 +82,8 @@ pub(crate) struct Costs {
     pub(crate) single: f64,
     /// The same of one replica, which keeps no log.
     pub(crate) solo: f64,
+    /// The same of one group of several over a device: frames are told apart by their flow.
+    pub(crate) partitioned: f64,
     pub(crate) replicated: Replicated,
     pub(crate) locked: Locked,
     /// Stages of a pipeline, a segment: interface, data, protocol.
@@ -403,6 +406,17 @@ fn single(direction: Direction, workload: &Workload) -> Result<f64, String> {
     })
 }
 
+/// One worker that drives one group, as the row does on one core.
+fn partitioned(direction: Direction, workload: &Workload) -> Result<f64, String> {
+    let (mut groups, mut app) = partitioned::groups(direction, workload, 1)?;
+    app.verify(false);
+    whole(workload, &mut app, |now| {
+        for group in &mut groups {
+            group.turn(now);
+        }
+    })
+}
+
 fn solo(direction: Direction, workload: &Workload) -> Result<f64, String> {
     let (mut workers, mut app) = group(direction, workload, 1)?;
     whole(workload, &mut app, |now| {
@@ -434,6 +448,7 @@ pub(crate) fn calibrate(direction: Direction, workload: &Workload) -> Result<Cos
         sends,
         single: single(direction, workload)?,
         solo: solo(direction, workload)?,
+        partitioned: partitioned(direction, workload)?,
         replicated: replicated_costs(&many, &few, sends),
         locked: locked_costs(direction, workload)?,
         stages: [stages.interface, stages.data, stages.protocol],

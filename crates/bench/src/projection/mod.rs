@@ -202,8 +202,9 @@ pub(crate) fn project(
         stages[0] = (stages[0] - device.each).max(0.0);
     }
     match kind {
-        Kind::Single | Kind::Partitioned => alone(costs.single, 1),
-        Kind::PartitionedMany => alone(costs.single, workers),
+        Kind::Single => alone(costs.single, 1),
+        Kind::Partitioned => alone(costs.partitioned, 1),
+        Kind::PartitionedMany => alone(costs.partitioned, workers),
         Kind::Replicated if workers == 1 => alone(costs.solo, 1),
         Kind::Replicated => {
             let program = ReplicatedProgram::new(replicated, setting, workers);
@@ -294,6 +295,7 @@ mod tests {
             sends: false,
             single: 100.0,
             solo: 100.0,
+            partitioned: 100.0,
             replicated: Replicated {
                 claim: Linear::each(2.0),
                 parse: Linear::each(10.0),

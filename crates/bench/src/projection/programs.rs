@@ -5,13 +5,15 @@
 
 use std::collections::VecDeque;
 
+use dominoes_netstack::log::request::MAX_RUN;
+
 use super::Bound;
 use super::costs::Locked;
 use super::engine::{Exclusive, Handover, Machine, Program, Ps, Shape, Step, ps};
 use super::linear::Linear;
 
-/// Frames that a worker claims at a time, at most.
-pub(super) const MOST: usize = 128;
+/// Frames that a worker claims at a time, at most: two runs.
+pub(super) const MOST: usize = 2 * MAX_RUN;
 /// How long it takes to find nothing to do.
 pub(super) const LOOK: Ps = 100_000;
 /// Lines of the state of a connection that move with the lock.

@@ -1,6 +1,7 @@
 //! What the workers of `replicated` do: a batch is claimed, parsed and published, prepared by its
 //! claimer, and applied by every worker. What is received its claimer performs; what is sent the
-//! workers build by chunks in turn, and send in order. The first worker has the application.
+//! workers build by chunks, each the next one that no worker has begun, and send in order. The first
+//! worker has the application.
 //!
 //! In sending a batch is the acknowledgments of so many segments, and the segments that may leave
 //! for that.
@@ -43,7 +44,8 @@ struct Batch {
 #[derive(Clone, Copy, Debug)]
 struct Chunk {
     batch: u64,
-    owner: usize,
+    /// In sending, no worker at first.
+    owner: Option<usize>,
     segments: usize,
     is_built: bool,
 }
@@ -72,7 +74,7 @@ struct Replica {
     applied: u64,
     /// Its own batches that are not prepared; the oldest first.
     own: VecDeque<u64>,
-    /// Its own chunks that are not performed; the oldest first.
+    /// Its own chunks that are not performed; the oldest first. In sending, the one that it builds.
     chunks: VecDeque<u64>,
     /// Payload bytes of batches that it claimed and has not performed.
     ahead: usize,
@@ -254,17 +256,16 @@ impl ReplicatedProgram {
         let (mut left, mut count) = (segments, 0);
         while left > 0 {
             let number = self.first_chunk + self.chunks.len() as u64;
-            let owner = match self.setting.sends {
-                true => (number % self.workers.len() as u64) as usize,
-                false => claimer,
-            };
+            let owner = (!self.setting.sends).then_some(claimer);
             self.chunks.push_back(Chunk {
                 batch,
                 owner,
                 segments: left.min(whole),
                 is_built: false,
             });
-            self.workers[owner].chunks.push_back(number);
+            if owner.is_some() {
+                self.workers[claimer].chunks.push_back(number);
+            }
             left -= left.min(whole);
             count += 1;
         }
@@ -335,7 +336,22 @@ impl ReplicatedProgram {
         Some(self.begin(id, Doing::Apply(number), Step::Work(time)))
     }
 
+    /// Claims the oldest chunk of frames that no worker has, if this worker has applied what numbers
+    /// them.
+    fn claim_frames(&mut self, id: usize) {
+        let applied = self.workers[id].applied;
+        let free = self.chunks.iter().position(|chunk| chunk.owner.is_none());
+        if let Some(at) = free.filter(|&at| self.chunks[at].batch < applied) {
+            self.chunks[at].owner = Some(id);
+            let number = self.first_chunk + at as u64;
+            self.workers[id].chunks.push_back(number);
+        }
+    }
+
     fn perform(&mut self, id: usize) -> Option<Step> {
+        if self.setting.sends && self.workers[id].chunks.is_empty() {
+            self.claim_frames(id);
+        }
         let number = *self.workers[id].chunks.front()?;
         let chunk = *self.chunk(number);
         if chunk.batch >= self.workers[id].applied {
@@ -353,11 +369,12 @@ impl ReplicatedProgram {
         if !self.setting.sends || !machine.is_free(TRANSMIT) {
             return None;
         }
-        let is_ready = |chunk: &&Chunk| chunk.is_built && (chunk.owner == id || is_idle);
+        let is_ready = |chunk: &&Chunk| chunk.is_built && (chunk.owner == Some(id) || is_idle);
         let ready = self.chunks.iter().take_while(is_ready);
         let (mut count, mut segments, mut far) = (0, 0, 0);
         for chunk in ready {
-            let line = machine.shape().line_between(chunk.owner, id);
+            let owner = chunk.owner.unwrap_or(id);
+            let line = machine.shape().line_between(owner, id);
             far += CHUNK_LINES * line;
             (count, segments) = (count + 1, segments + chunk.segments);
         }

@@ -433,7 +433,8 @@ impl<T: FaultHooks> Worker<T> {
         let shared = &*self.shared;
         let mut claimer = shared.claimer.try_take()?;
         claimer.give_back(&mut self.recycler);
-        let most = (shared.layout.tuning.request_chunk * MAX_RUN).min(MAX_BATCH);
+        // Two full runs of one flow by default.
+        let most = (shared.layout.tuning.request_chunk * MAX_RUN / 2).clamp(MAX_RUN, MAX_BATCH);
         let recycler = &mut self.recycler;
         let claim = shared.batches.claim(now, || {
             let mut frames = recycler.spare();

@@ -671,6 +671,9 @@ mod tests {
     use crate::packet::flow::Address;
     use crate::packet::{Packet, TcpHeaders};
 
+    /// The most acknowledgments of a request.
+    const MOST_ACKS: usize = 1 + MORE_ALIKE;
+
     fn frame(seq: u32, flags: Flags, payload: &[u8]) -> (wire::Tcp, Frame) {
         let headers = TcpHeaders {
             src_mac: [2; 6],
@@ -746,7 +749,7 @@ mod tests {
         for i in 0..MAX_RUN as u32 {
             assert!(push(&mut run, 100 + 10 * i, Flags::ACK, &[1; 10]));
         }
-        let next = frame(420, Flags::ACK, &[2; 10]).1;
+        let next = frame(100 + 10 * MAX_RUN as u32, Flags::ACK, &[2; 10]).1;
         let what = run.matches_template(&next).unwrap();
         run.record_followed();
         take(&mut run).unwrap();
@@ -855,7 +858,7 @@ mod tests {
     #[test]
     fn bare_acknowledgments_share_a_request_that_needs_no_frames() {
         let mut run = OpenRun::default();
-        let acks: Vec<_> = (0..MAX_RUN as u32).map(|i| (9 + 3000 * i, 7)).collect();
+        let acks: Vec<_> = (0..MOST_ACKS as u32).map(|i| (9 + 3000 * i, 7)).collect();
         for (ack, wnd) in &acks {
             assert!(push_ack(&mut run, *ack, *wnd));
         }
@@ -867,9 +870,9 @@ mod tests {
     fn acknowledgments_share_a_request_whatever_they_say_but_fewer_if_they_are_not_alike() {
         // Another window, one that is far ahead, and one that comes late.
         for other in [(9_000, 8), (90_000, 7), (1_000, 7)] {
-            for place in 1..MAX_RUN {
+            for place in 1..MOST_ACKS {
                 let mut run = OpenRun::default();
-                let mut acks: Vec<_> = (0..MAX_RUN as u32).map(|i| (5_000 + 2 * i, 7)).collect();
+                let mut acks: Vec<_> = (0..MOST_ACKS as u32).map(|i| (5_000 + 2 * i, 7)).collect();
                 acks[place] = other;
                 let taken = acks
                     .iter()

@@ -14,7 +14,7 @@ use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
 /// At most this many segments share one request; one verdict bit belongs to each.
-pub const MAX_RUN: usize = 32;
+pub const MAX_RUN: usize = 60;
 /// The most datagrams that share a request.
 pub const MAX_DATAGRAMS: usize = 16;
 /// Which segments of a run, or datagrams of a request, have right checksums: a bit each, the lowest
@@ -24,7 +24,7 @@ pub type Verdict = u64;
 /// At most this many acknowledgments share a request with the first one of their run.
 pub const MORE_ACKS: usize = 6;
 /// The same, of those that agree in their window and each acknowledge a little more.
-pub const MORE_ALIKE: usize = MAX_RUN - 1;
+pub const MORE_ALIKE: usize = 31;
 
 /// A connection: an entry of the connection table, and which of its connections is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -74,9 +74,9 @@
 //! - Small segments wait only for small ones in flight (a form of Nagle's algorithm, RFC 9293
 //!   section 3.7.4, that lets the end of every large write leave at once).
 //! - One acknowledgment covers a run, or several: RFC 9293 section 3.8.6.3 wants one for at least
-//!   every second full-sized segment. A run of up to 32 segments, or a frame that a device merged,
-//!   is acknowledged once. Full runs that were taken from the device together, at most 32 segments,
-//!   are acknowledged with the last ([`Digest::FOLLOWED`](crate::log::request::Digest::FOLLOWED)).
+//!   every second full-sized segment. A run of up to 60 segments, or a frame that a device merged,
+//!   is acknowledged once. Full runs that were claimed from the device together, 120 segments by
+//!   default, are acknowledged with the last ([`Digest::FOLLOWED`](crate::log::request::Digest::FOLLOWED)).
 //!   What is acknowledged later has arrived already, so nothing waits for it. Linux does the same
 //!   after merging, up to 64 KB.
 //! - Every frame has the don't-fragment bit and identification 0 (RFC 6864 section 4.1). That is

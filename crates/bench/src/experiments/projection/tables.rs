@@ -41,6 +41,7 @@ pub(super) fn measured_costs(cases: &[Case]) -> Table {
             "workload",
             "single",
             "one replica",
+            "partitioned",
             "claim",
             "parse",
             "publish",
@@ -64,6 +65,7 @@ pub(super) fn measured_costs(cases: &[Case]) -> Table {
             case.name.clone(),
             format!("{:.1}", costs.single),
             format!("{:.1}", costs.solo),
+            format!("{:.1}", costs.partitioned),
         ];
         let steps = [
             replicated.claim,
