@@ -62,6 +62,8 @@ pub(crate) struct Replicated {
 /// The steps of `locked`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Locked {
+    /// Segments of a turn: in sending, as many as the acknowledgments that are there allow.
+    pub(crate) turn: f64,
     /// Claim, parse and make requests, with the receive pump.
     pub(crate) pump: Linear,
     pub(crate) prepare: Linear,
@@ -365,6 +367,7 @@ fn locked_costs(direction: Direction, workload: &Workload) -> Result<Locked, Str
         |step: usize| Linear::through((few.segments, few.ns[step]), (many.segments, many.ns[step]));
     let each = |ns: f64| Linear::each(ns / many.segments);
     Ok(Locked {
+        turn: many.segments,
         pump: through(0),
         prepare: each(many.ns[1]),
         apply: through(2),
@@ -424,11 +427,61 @@ fn solo(direction: Direction, workload: &Workload) -> Result<f64, String> {
     })
 }
 
-/// Measures everything of one workload; takes about a second.
+/// How often everything is measured, in turn: the median counts, since the speed of a shared core
+/// changes within seconds.
+const TIMES: usize = 3;
+
+/// Measures everything of one workload; takes some three seconds.
 ///
 /// # Errors
 /// If a stack cannot be made, fails its own checks, or stands still.
 pub(crate) fn calibrate(direction: Direction, workload: &Workload) -> Result<Costs, String> {
+    let once = |_| calibrate_once(direction, workload);
+    let all: Vec<Costs> = (0..TIMES).map(once).collect::<Result<_, _>>()?;
+    Ok(Costs::median(&all))
+}
+
+impl Costs {
+    /// The median of each number.
+    fn median(all: &[Costs]) -> Costs {
+        let each = |of: &dyn Fn(&Costs) -> f64| median(all.iter().map(of));
+        let line = |of: &dyn Fn(&Costs) -> Linear| Linear {
+            each: each(&|costs| of(costs).each),
+            fixed: each(&|costs| of(costs).fixed),
+        };
+        let first = all[0];
+        Costs {
+            single: each(&|costs| costs.single),
+            solo: each(&|costs| costs.solo),
+            partitioned: each(&|costs| costs.partitioned),
+            replicated: Replicated {
+                claim: line(&|costs| costs.replicated.claim),
+                parse: line(&|costs| costs.replicated.parse),
+                publish: line(&|costs| costs.replicated.publish),
+                prepare: line(&|costs| costs.replicated.prepare),
+                apply: line(&|costs| costs.replicated.apply),
+                perform: line(&|costs| costs.replicated.perform),
+                transmit: line(&|costs| costs.replicated.transmit),
+                app: line(&|costs| costs.replicated.app),
+            },
+            locked: Locked {
+                turn: each(&|costs| costs.locked.turn),
+                pump: line(&|costs| costs.locked.pump),
+                prepare: line(&|costs| costs.locked.prepare),
+                apply: line(&|costs| costs.locked.apply),
+                perform: line(&|costs| costs.locked.perform),
+                transmit: line(&|costs| costs.locked.transmit),
+                app: line(&|costs| costs.locked.app),
+            },
+            stages: [0, 1, 2].map(|stage| each(&|costs| costs.stages[stage])),
+            device: line(&|costs| costs.device),
+            large_ring: each(&|costs| costs.large_ring),
+            ..first
+        }
+    }
+}
+
+fn calibrate_once(direction: Direction, workload: &Workload) -> Result<Costs, String> {
     let large = Workload {
         ring_bytes: LARGE,
         ..*workload

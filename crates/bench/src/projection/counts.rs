@@ -158,6 +158,7 @@ fn rates(rows: &mut [Row], cores: &[core_affinity::CoreId]) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dominoes_netstack::log::request::MAX_RUN;
 
     /// What by-hand runs count does not depend on the machine, and every worker applies everything.
     #[test]
@@ -168,6 +169,6 @@ mod tests {
         let eight = count(Direction::Receive, &workload, 8).unwrap();
         let ratio = eight.applied / two.applied;
         assert!((3.5..4.5).contains(&ratio), "{two:?} {eight:?}");
-        assert!(two.requests >= 1.0 / 32.0 && two.requests <= 1.0);
+        assert!(two.requests >= 1.0 / MAX_RUN as f64 && two.requests <= 1.0);
     }
 }

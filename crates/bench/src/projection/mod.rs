@@ -307,6 +307,7 @@ mod tests {
                 app: Linear::each(0.5),
             },
             locked: Locked {
+                turn: 128.0,
                 pump: Linear::each(12.0),
                 prepare: Linear::each(60.0),
                 apply: Linear::each(8.0),

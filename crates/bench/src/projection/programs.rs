@@ -154,7 +154,11 @@ impl LockedProgram {
             self.complete.clear();
             return (Carrying::App, all, Step::Work(ps(app.of(all as f64))));
         }
-        let room = (self.setting.window - self.in_flight).min(self.setting.most());
+        let most = match self.setting.sends {
+            true => (self.costs.turn.round() as usize).max(1),
+            false => MOST,
+        };
+        let room = (self.setting.window - self.in_flight).min(most);
         if room == 0 {
             return (Carrying::Nothing, 0, Step::Idle(LOOK));
         }
