@@ -9,7 +9,8 @@
 //! One stack runs at a time. The other end of the connection is simulated inside its network
 //! device: it costs little, and the same for every row. The application reads and writes in place.
 //! So what is measured is the stack: TCP, checksums, copies and, in two of the tables, AES-256-GCM
-//! for every segment.
+//! for every segment. In two more it is TLS 1.3: records that the replicas share, and with smoltcp
+//! records that the application's thread has rustls open and seal.
 //!
 //! Rows take turns of 100 ms, so that other work on the machine slows all of them alike. Before its
 //! first turn each row moves 16 MiB of which every byte is compared. During its turns the stack
@@ -43,7 +44,7 @@ const BAR: usize = 40;
 /// Nanoseconds for a cache line from core to core that are usual where cores share a cache.
 const USUAL_NS: &str = "30 to 60 ns";
 
-const TABLES: [(Direction, Processing, &str); 4] = [
+const TABLES: [(Direction, Processing, &str); 6] = [
     (
         Direction::Receive,
         Processing::None,
@@ -59,6 +60,16 @@ const TABLES: [(Direction, Processing, &str); 4] = [
         Direction::Send,
         Processing::Aes256Gcm,
         "send: AES-256-GCM and checksum",
+    ),
+    (
+        Direction::Receive,
+        Processing::TlsAes256Gcm,
+        "receive: one TLS 1.3 stream, AES-256-GCM",
+    ),
+    (
+        Direction::Send,
+        Processing::TlsAes256Gcm,
+        "send: one TLS 1.3 stream, AES-256-GCM",
     ),
 ];
 
@@ -145,7 +156,11 @@ fn make(
     let mut rows = Vec::new();
     for line in lines {
         progress.show(&format!("comparing every byte, {}", line.variant));
-        let variant = drivers::variant(line.variant).ok_or("there is no such variant")?;
+        let variant = match workload.processing.is_tls() {
+            true => drivers::tls_variant(line.variant),
+            false => drivers::variant(line.variant),
+        };
+        let variant = variant.ok_or("there is no such variant")?;
         let mut row = (variant.make)(direction, workload, line.cores)?;
         row.drive_until(COMPARED)?;
         rows.push(row);

@@ -51,7 +51,7 @@ pub(crate) fn with_period(
 ///
 /// # Errors
 /// As [`new`].
-#[cfg(feature = "report")]
+#[cfg(feature = "tls")]
 pub(crate) fn with_payload(
     role: Role,
     workload: &Workload,

@@ -40,7 +40,7 @@ impl Processing {
     }
 
     /// Whether it is TLS, which stands above TCP.
-    pub(crate) fn is_tls(self) -> bool {
+    pub fn is_tls(self) -> bool {
         use Processing::{TlsAes128Gcm, TlsAes256Gcm, TlsChaCha20Poly1305};
         matches!(self, TlsAes128Gcm | TlsAes256Gcm | TlsChaCha20Poly1305)
     }
@@ -142,7 +142,7 @@ impl Workload {
         // Whole rounds of prebuilt payloads.
         frames.next_multiple_of(match self.processing {
             Processing::None => 1,
-            #[cfg(feature = "report")]
+            #[cfg(feature = "tls")]
             processing if processing.is_tls() => crate::drivers::tls::round(self.segment_bytes),
             _ => crate::inline::RECORDS,
         })

@@ -253,7 +253,7 @@ struct SendDriver {
 }
 
 /// The headers of an empty frame with no TCP checksum, to be followed by a payload.
-fn header_of(empty: &[u8]) -> [u8; HEADERS_LEN] {
+pub(super) fn header_of(empty: &[u8]) -> [u8; HEADERS_LEN] {
     let mut header = [0; HEADERS_LEN];
     header.copy_from_slice(&empty[..HEADERS_LEN]);
     header[50..52].fill(0);

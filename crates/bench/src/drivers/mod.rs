@@ -18,7 +18,7 @@ pub(crate) mod shares;
 pub mod single;
 pub mod smoltcp;
 pub(crate) mod stall;
-#[cfg(feature = "report")]
+#[cfg(feature = "tls")]
 pub(crate) mod tls;
 pub(crate) mod udp;
 pub(crate) mod worker;
@@ -324,6 +324,12 @@ fn moves_only(workload: &Workload) -> bool {
 /// The variant called `name`.
 pub fn variant(name: &str) -> Option<&'static Variant> {
     VARIANTS.iter().find(|variant| variant.name == name)
+}
+
+/// The row called `name` of those that do TLS.
+#[cfg(feature = "tls")]
+pub fn tls_variant(name: &str) -> Option<&'static Variant> {
+    tls::VARIANTS.iter().find(|variant| variant.name == name)
 }
 
 /// `replicated` with other primaries.

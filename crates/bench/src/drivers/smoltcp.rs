@@ -27,7 +27,7 @@ use smoltcp::socket::tcp;
 use smoltcp::wire::{EthernetAddress, IpCidr, Ipv4Address};
 
 use crate::drivers::app::{self, Expected, differences};
-#[cfg(feature = "report")]
+#[cfg(feature = "tls")]
 use crate::drivers::tls;
 use crate::drivers::{Direction, Driver, Row};
 use crate::inline;
@@ -171,7 +171,7 @@ struct SmoltcpDriver {
     /// What is compared with, while it is.
     payload: Option<Expected>,
     cipher: Option<Cipher>,
-    #[cfg(feature = "report")]
+    #[cfg(feature = "tls")]
     tls: Option<tls::OverSmoltcp>,
     /// What went wrong with TLS.
     failed: Option<String>,
@@ -270,7 +270,7 @@ pub(crate) fn row(
 }
 
 /// smoltcp on one core, with TLS above it.
-#[cfg(feature = "report")]
+#[cfg(feature = "tls")]
 pub(crate) fn tls_row(
     name: &'static str,
     direction: Direction,
@@ -369,7 +369,7 @@ fn driver(
         workload: *workload,
         payload: None,
         cipher: Cipher::new(workload, ring)?,
-        #[cfg(feature = "report")]
+        #[cfg(feature = "tls")]
         tls: None,
         failed: None,
     };
@@ -475,7 +475,7 @@ impl SmoltcpDriver {
 
 impl SmoltcpDriver {
     /// The application where records are sealed and opened; until there are keys, nothing is done.
-    #[cfg(feature = "report")]
+    #[cfg(feature = "tls")]
     fn serve_tls(&mut self) -> usize {
         let (Some(tls), [end]) = (&mut self.tls, &mut self.ends[..]) else {
             return 0;
@@ -508,7 +508,7 @@ impl SmoltcpDriver {
         }
     }
 
-    #[cfg(not(feature = "report"))]
+    #[cfg(not(feature = "tls"))]
     fn serve_tls(&mut self) -> usize {
         0
     }

@@ -10,15 +10,18 @@
 //! in its favour.
 //!
 //! `cipher` opens and seals records from memory to memory and does nothing else; `limit` also
-//! verifies or computes the checksums of their segments and copies those, with no protocol. The
+//! verifies or computes the checksums of their segments and copies those, which come from and go to
+//! the same device as those of the other rows, with no protocol. The
 //! text that is received is compared before anything is measured. What is sent is not opened by the
 //! peer, which verifies its checksums only; `crates/netstack/tests/tls.rs` looks at such bytes.
 
-use std::sync::Arc;
+use core::mem::take;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use dominoes_drivers::memory::peer::headers::{self, Ends, HEADERS_LEN, flags};
-use dominoes_drivers::memory::peer::{Payload, PeerHandle};
+use dominoes_drivers::memory::peer::{Payload, PeerHandle, PeerRx, PeerTx, Role};
+use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame, TxMeta, TxPrepare};
 use dominoes_netstack::group::{Group, Layout};
 use dominoes_netstack::stats::{PumpStats, StateStats};
 use dominoes_netstack::time::Instant;
@@ -30,14 +33,14 @@ use rustls::crypto::aws_lc_rs::{self, cipher_suite as suites};
 use rustls::crypto::cipher::{
     InboundOpaqueMessage, MessageDecrypter, MessageEncrypter, OutboundChunks, OutboundPlainMessage,
 };
-use rustls::pki_types::{PrivatePkcs8KeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::{
     ClientConfig, ConnectionTrafficSecrets, ContentType, ExtractedSecrets, ProtocolVersion,
     RootCertStore, ServerConfig, SupportedCipherSuite,
 };
 
 use super::worker::{self, Application};
-use super::{Direction, Driver, Row, Variant, app, smoltcp};
+use super::{Direction, Driver, Row, Variant, app, limit as plain, smoltcp};
 use crate::peer;
 use crate::workload::{self, Processing, Workload};
 
@@ -74,7 +77,7 @@ pub(crate) const VARIANTS: &[Variant] = &[
     },
     Variant {
         name: "limit",
-        about: "the same, checksums and copies of segments, with no protocol",
+        about: "the same, checksums and copies of segments, the device, with no protocol",
         scales: true,
         can,
         make: |direction, workload, cores| limit("limit", true, direction, workload, cores),
@@ -121,18 +124,25 @@ fn suite(workload: &Workload) -> Result<SupportedCipherSuite, String> {
     }
 }
 
+/// A certificate of the stack's tests, or its key: making one would take a crate that takes long to
+/// compile.
+macro_rules! certificate {
+    ($file:literal) => {
+        &include_bytes!(concat!("../../../netstack/tests/data/tls/", $file))[..]
+    };
+}
+
 /// A handshake in memory: our end, and the peer's secrets.
 fn handshake(workload: &Workload) -> Result<(PreparedTls, ExtractedSecrets), String> {
     let mut provider = aws_lc_rs::default_provider();
     provider.cipher_suites = vec![suite(workload)?];
     let provider = Arc::new(provider);
     let versions = &[&rustls::version::TLS13];
-    let made = rcgen::generate_simple_self_signed(vec![NAME.to_owned()]);
-    let made = made.map_err(|e| e.to_string())?;
-    let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
-    let certificate = made.cert.der().clone();
+    let key = PrivatePkcs8KeyDer::from(certificate!("leaf.key.der"));
+    let certificate = CertificateDer::from(certificate!("leaf.der"));
     let mut roots = RootCertStore::empty();
-    roots.add(certificate.clone()).map_err(|e| e.to_string())?;
+    let root = CertificateDer::from(certificate!("ca.der"));
+    roots.add(root).map_err(|e| e.to_string())?;
     let server = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_protocol_versions(versions)
         .and_then(|builder| {
@@ -236,7 +246,10 @@ impl<S: Stream> App<S> {
             sends: direction.sends(),
             expected: None,
             workload: *workload,
-            text: workload::bytes(workload.seed, WRITE),
+            text: workload::bytes(
+                workload.seed,
+                std::env::var("TLS_WRITE").map_or(WRITE, |k| k.parse().unwrap()),
+            ),
             read: 0,
             wrong: 0,
             failed: None,
@@ -601,23 +614,40 @@ fn over_smoltcp(direction: Direction, workload: &Workload, _: usize) -> Result<R
 struct Shared {
     key: RecordKey,
     next: AtomicU64,
-    /// Received: records, or frames of them.
-    frames: Vec<Vec<u8>>,
+    /// Received records of `cipher`.
+    records: Vec<Vec<u8>>,
     /// Sent: text.
     ring: Vec<u8>,
-    header: Vec<u8>,
     segment: usize,
+    /// Of `limit`.
+    device: Option<SharedDevice>,
+    header: [u8; HEADERS_LEN],
+}
+
+/// The device of `limit`, which moves frames and does nothing to them.
+struct SharedDevice {
+    rx: Mutex<Source>,
+    tx: Mutex<PeerTx>,
+    preparer: Arc<dyn TxPrepare>,
+    peer: PeerHandle,
+}
+
+/// Where frames come from, and which record the next ones are.
+struct Source {
+    rx: PeerRx,
+    next: u64,
 }
 
 struct LimitDriver {
     shared: Arc<Shared>,
     sends: bool,
-    /// Whether segments are made of records, and records of segments.
-    copies: bool,
     record: Vec<u8>,
     text: Vec<u8>,
-    /// Transmit slots, and the next of them.
+    /// Received frames that are in use.
+    frames: Vec<Frame>,
+    /// Memory of its transmit slots, the number of the first, and the next one in it.
     slots: Vec<u8>,
+    first_slot: usize,
     slot: usize,
     expected: Vec<u8>,
     verifies: bool,
@@ -628,94 +658,120 @@ struct LimitDriver {
 /// The variants on `cores` cores.
 fn limit(
     name: &'static str,
-    copies: bool,
+    moves_frames: bool,
     direction: Direction,
     workload: &Workload,
     cores: usize,
 ) -> Result<Row, String> {
     let (_, secrets) = handshake(workload)?;
     let sends = direction.sends();
-    let empty = headers::tcp_frame(&Ends::default(), flags::ACK, u16::MAX, &[], &[]);
-    let mut header = empty[..HEADERS_LEN].to_vec();
-    // The checksum, which is computed anew.
-    header[50..52].fill(0);
-    let frames = match (sends, copies) {
-        (true, _) => Vec::new(),
-        (false, false) => {
+    let slots = workload.transmit_slots() as usize / cores;
+    let records = match sends || moves_frames {
+        true => Vec::new(),
+        false => {
             let records = records(workload, &key(&secrets.tx.1)?)?;
             let all = (workload.pool_bytes / record_len(workload)?).max(1);
             let all = all.next_multiple_of(RECORDS);
             records.into_iter().cycle().take(all).collect()
         }
-        (false, true) => {
-            let Payload::Round(payloads) = payload(workload, &secrets)? else {
-                return Err("the peer's payload has no rounds".to_owned());
-            };
-            let frame = |payload: &Vec<u8>| {
-                headers::tcp_frame(&Ends::default(), flags::ACK, u16::MAX, &[], payload)
-            };
-            let all = workload.frames();
-            payloads.iter().map(frame).cycle().take(all).collect()
-        }
     };
-    let secrets = if sends { &secrets.rx.1 } else { &secrets.tx.1 };
+    let device = match moves_frames {
+        true => Some(SharedDevice::new(workload, &secrets, slots * cores)?),
+        false => None,
+    };
+    let empty = headers::tcp_frame(&Ends::default(), flags::ACK, u16::MAX, &[], &[]);
     let shared = Arc::new(Shared {
-        key: key(secrets)?,
+        key: key(if sends { &secrets.rx.1 } else { &secrets.tx.1 })?,
         next: AtomicU64::new(0),
-        frames,
+        records,
         ring: workload::bytes(workload.seed, workload.ring_bytes as usize),
-        header,
         segment: workload.segment_bytes,
+        device,
+        header: plain::header_of(&empty),
     });
-    let slots = workload.transmit_slots() as usize / cores;
-    let expected = text(workload)?;
-    let driver = |_| -> Result<Box<dyn Driver>, String> {
-        Ok(Box::new(LimitDriver {
+    let (expected, received_len) = (text(workload)?, record_len(workload)?);
+    let driver = |core| -> Box<dyn Driver> {
+        Box::new(LimitDriver {
             shared: Arc::clone(&shared),
             sends,
-            copies,
-            record: vec![
+            record: vec![0; if sends { LONGEST } else { received_len }],
+            text: vec![0; LONGEST],
+            frames: Vec::new(),
+            slots: vec![
                 0;
-                if sends {
-                    LONGEST
+                if sends && moves_frames {
+                    slots * SLOT
                 } else {
-                    record_len(workload)?
+                    0
                 }
             ],
-            text: vec![0; LONGEST],
-            slots: vec![0; if sends && copies { slots * SLOT } else { 0 }],
+            first_slot: core * slots,
             slot: 0,
             expected: expected.clone(),
             verifies: false,
             bytes: 0,
             wrong: 0,
-        }))
+        })
     };
-    let drivers = (0..cores).map(driver).collect::<Result<_, _>>()?;
-    Ok(Row::new(name, drivers))
+    Ok(Row::new(name, (0..cores).map(driver).collect()))
+}
+
+impl SharedDevice {
+    fn new(
+        workload: &Workload,
+        secrets: &ExtractedSecrets,
+        slots: usize,
+    ) -> Result<SharedDevice, String> {
+        let payload = payload(workload, secrets)?;
+        let (device, peer) = peer::with_payload(Role::Free, workload, payload)?;
+        let (rx, mut tx) = device.into_halves();
+        let preparer = tx.preparer(slots);
+        Ok(SharedDevice {
+            rx: Mutex::new(Source { rx, next: 0 }),
+            tx: Mutex::new(tx),
+            preparer: preparer.ok_or("the simulated device cannot be prepared for")?,
+            peer,
+        })
+    }
 }
 
 impl LimitDriver {
-    /// Opens the next record.
+    /// Opens some records.
     fn receive(&mut self) {
-        let shared = &*self.shared;
-        // ORDERING: Relaxed, a number.
-        let next = shared.next.fetch_add(1, Ordering::Relaxed);
-        let record = if self.copies {
-            let each = self.record.len() / shared.segment;
-            let all = shared.frames.len() / each;
-            let from = next as usize % all * each;
-            let places = self.record.chunks_exact_mut(shared.segment);
-            for (frame, to) in shared.frames[from..from + each].iter().zip(places) {
-                self.wrong += u64::from(!kernel::verify_and_copy(frame, to));
+        let shared = Arc::clone(&self.shared);
+        let Some(device) = &shared.device else {
+            for _ in 0..BURST {
+                // ORDERING: Relaxed, a number.
+                let next = shared.next.fetch_add(1, Ordering::Relaxed);
+                let record = &shared.records[next as usize % shared.records.len()];
+                // They are whole rounds.
+                self.open(next, record);
             }
-            &self.record
-        } else {
-            &shared.frames[next as usize % shared.frames.len()]
+            return;
         };
-        // Frames and records are whole rounds.
-        let seq = next % RECORDS as u64;
-        match shared.key.open(seq, record, &mut self.text) {
+        let each = self.record.len() / shared.segment;
+        let mut source = plain::lock(&device.rx);
+        source.rx.release(&mut self.frames);
+        // A simulated device cannot be down.
+        let claimed = source.rx.claim(BURST * each, &mut self.frames).unwrap_or(0);
+        let first = source.next;
+        source.next += BURST as u64;
+        drop(source);
+        self.wrong += u64::from(claimed != BURST * each);
+        let (mut record, frames) = (take(&mut self.record), take(&mut self.frames));
+        for (frames, next) in frames.chunks_exact(each).zip(first..) {
+            let places = record.chunks_exact_mut(shared.segment);
+            for (frame, to) in frames.iter().zip(places) {
+                self.wrong += u64::from(!kernel::verify_and_copy(frame.bytes(), to));
+            }
+            self.open(next, &record);
+        }
+        (self.record, self.frames) = (record, frames);
+    }
+
+    fn open(&mut self, number: u64, record: &[u8]) {
+        let seq = number % RECORDS as u64;
+        match self.shared.key.open(seq, record, &mut self.text) {
             Some(len) => {
                 self.bytes += len as u64;
                 if self.verifies {
@@ -726,7 +782,7 @@ impl LimitDriver {
         }
     }
 
-    /// Seals a record.
+    /// Seals a record, and sends it in segments.
     fn send(&mut self) {
         let shared = &*self.shared;
         // ORDERING: Relaxed, a number.
@@ -737,26 +793,48 @@ impl LimitDriver {
         let record = &mut self.record[..text.len() + RecordKey::OVERHEAD];
         shared.key.seal(next, text, record);
         self.bytes += record.len() as u64;
-        if !self.copies {
-            return;
+        let Some(device) = &shared.device else { return };
+        let count = record.len().div_ceil(shared.segment);
+        if (self.slot + count) * SLOT > self.slots.len() {
+            self.slot = 0;
         }
-        for payload in record.chunks(shared.segment) {
-            let slot = &mut self.slots[self.slot * SLOT..][..HEADERS_LEN + payload.len()];
+        let first = self.first_slot + self.slot;
+        let slots = &mut self.slots[self.slot * SLOT..][..count * SLOT];
+        self.slot += count;
+        for (payload, slot) in record
+            .chunks(shared.segment)
+            .zip(slots.chunks_exact_mut(SLOT))
+        {
             slot[..HEADERS_LEN].copy_from_slice(&shared.header);
-            kernel::fill(slot, payload);
-            self.slot = (self.slot + 1) % (self.slots.len() / SLOT);
+            // Where the segment is in the stream, as if all records were as long.
+            slot[38..42].copy_from_slice(&(next as u32).to_be_bytes());
+            kernel::fill(&mut slot[..HEADERS_LEN + payload.len()], payload);
         }
+        let frames: Vec<TxFrame<'_>> = record
+            .chunks(shared.segment)
+            .zip(slots.chunks_exact(SLOT))
+            .map(|(payload, slot)| {
+                let (head, payload) = slot[..HEADERS_LEN + payload.len()].split_at(HEADERS_LEN);
+                let meta = TxMeta::default();
+                TxFrame {
+                    head,
+                    payload,
+                    meta,
+                }
+            })
+            .collect();
+        device.preparer.prepare(first, &frames);
+        let taken = plain::lock(&device.tx).transmit_prepared(first, count);
+        self.wrong += u64::from(taken.unwrap_or(0) != count);
     }
 }
 
 impl Driver for LimitDriver {
     fn turn(&mut self, _now: Instant) -> usize {
-        for _ in 0..BURST {
-            if self.sends {
-                self.send();
-            } else {
-                self.receive();
-            }
+        if self.sends {
+            (0..BURST).for_each(|_| self.send());
+        } else {
+            self.receive();
         }
         BURST
     }
@@ -767,9 +845,15 @@ impl Driver for LimitDriver {
 
     fn verify(&mut self, on: bool) {
         self.verifies = on;
+        if let Some(device) = &self.shared.device {
+            device.peer.verify(on);
+        }
     }
 
     fn check(&self) -> Result<(), String> {
+        if let Some(device) = &self.shared.device {
+            device.peer.check().map_err(|e| e.to_string())?;
+        }
         match self.wrong {
             0 => Ok(()),
             wrong => Err(format!("{wrong} segments or records were wrong")),

@@ -71,7 +71,7 @@
 
 mod error;
 mod handshake;
-#[cfg(feature = "testkit")]
+#[cfg(feature = "prepared")]
 mod prepared;
 mod receiving;
 mod record;
@@ -96,7 +96,7 @@ use crate::log::request::ConnId;
 
 pub use error::TlsError;
 pub use handshake::{TlsHandshake, TlsInfo};
-#[cfg(feature = "testkit")]
+#[cfg(feature = "prepared")]
 pub use prepared::{PreparedTls, RecordKey};
 #[cfg(all(feature = "testkit", debug_assertions))]
 pub use record::nonces::{NonceTally, count_nonces};

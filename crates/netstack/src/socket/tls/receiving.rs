@@ -51,16 +51,16 @@ pub(super) struct Receiver {
     seq: u64,
     /// What stands at `next` is no record.
     is_over: bool,
-    #[cfg(feature = "testkit")]
+    #[cfg(feature = "prepared")]
     numbers: Numbers,
 }
 
-/// After how many records their numbers begin with 0 again (testkit).
-#[cfg(feature = "testkit")]
+/// After how many records their numbers begin with 0 again (feature `prepared`).
+#[cfg(feature = "prepared")]
 #[derive(Clone, Copy)]
 struct Numbers(u64);
 
-#[cfg(feature = "testkit")]
+#[cfg(feature = "prepared")]
 impl Numbers {
     const GROWING: Numbers = Numbers(u64::MAX);
 
@@ -81,7 +81,7 @@ impl Receiver {
             keys: Arc::clone(keys),
             seq,
             is_over: false,
-            #[cfg(feature = "testkit")]
+            #[cfg(feature = "prepared")]
             numbers: Numbers::GROWING,
         }
     }
@@ -148,7 +148,7 @@ impl Session {
             receiver.is_over = bad.is_some();
             receiver.next += record_len as u64;
             receiver.seq += 1;
-            #[cfg(feature = "testkit")]
+            #[cfg(feature = "prepared")]
             receiver.numbers.wrap(&mut receiver.seq);
         }
         found
@@ -220,7 +220,7 @@ pub(super) struct Reader {
     quiet: u32,
     /// Nothing more is read: how it ended.
     over: Option<Result<(), TlsError>>,
-    #[cfg(feature = "testkit")]
+    #[cfg(feature = "prepared")]
     numbers: Numbers,
 }
 
@@ -237,13 +237,13 @@ impl Reader {
             message: Vec::new(),
             quiet: 0,
             over: None,
-            #[cfg(feature = "testkit")]
+            #[cfg(feature = "prepared")]
             numbers: Numbers::GROWING,
         }
     }
 
     /// Before any record has arrived.
-    #[cfg(feature = "testkit")]
+    #[cfg(feature = "prepared")]
     pub(super) fn repeat_numbers(&mut self, after: u64) {
         self.numbers = Numbers(after);
         take(&self.session).numbers = Numbers(after);
@@ -336,7 +336,7 @@ impl Reader {
         let text = core::mem::replace(&mut self.text, unit.text);
         half.world.units.give_back(text);
         self.seq += 1;
-        #[cfg(feature = "testkit")]
+        #[cfg(feature = "prepared")]
         self.numbers.wrap(&mut self.seq);
         let outcome = unit.outcome.unwrap_or(Err(AlertDescription::InternalError));
         let taken = outcome.and_then(|(content, len)| self.take_content(content, len));
