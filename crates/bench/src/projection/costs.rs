@@ -21,7 +21,7 @@ use crate::drivers::app::{self, App};
 use crate::drivers::pipelined;
 use crate::drivers::worker::Application as _;
 use crate::peer;
-use crate::record::Spread;
+use crate::spread::Spread;
 use crate::workload::Workload;
 
 /// Turns that are measured, at least and at most.
