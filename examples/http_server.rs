@@ -122,22 +122,17 @@ impl Options {
             poller: false,
             seconds: None,
         };
-        let mut parser = lexopt::Parser::from_env();
-        while let Some(arg) = parser.next()? {
+        let stack = StackOptions::from_command_line(|arg, parser| {
             match arg {
-                Long(option) if StackOptions::knows(option) => {
-                    let option = option.to_owned();
-                    options.stack.take(&option, &mut parser)?;
-                }
                 Long("port") => options.port = parser.value()?.parse()?,
                 Long("root") => options.root = PathBuf::from(parser.value()?),
                 Long("poller") => options.poller = true,
                 Long("seconds") => options.seconds = Some(parser.value()?.parse()?),
-                Long("help") | Short('h') => return Ok(None),
                 other => return Err(other.unexpected().into()),
             }
-        }
-        Ok(Some(options))
+            Ok(())
+        })?;
+        Ok(stack.map(|stack| Options { stack, ..options }))
     }
 }
 

@@ -136,13 +136,8 @@ impl Options {
             update_keys: u64::MAX,
             url: None,
         };
-        let mut parser = lexopt::Parser::from_env();
-        while let Some(arg) = parser.next()? {
+        let stack = StackOptions::from_command_line(|arg, parser| {
             match arg {
-                Long(option) if StackOptions::knows(option) => {
-                    let option = option.to_owned();
-                    options.stack.take(&option, &mut parser)?;
-                }
                 Long("ca") => options.ca = Some(parser.value()?.into()),
                 Long("name") => options.name = Some(parser.value()?.string()?),
                 Long("cert") => options.cert = Some(parser.value()?.into()),
@@ -152,12 +147,12 @@ impl Options {
                 Long("output") => options.output = Some(parser.value()?.into()),
                 Long("again") => options.again = true,
                 Long("update-keys") => options.update_keys = parser.value()?.parse()?,
-                Long("help") | Short('h') => return Ok(None),
                 Value(url) if options.url.is_none() => options.url = Some(url.string()?),
                 other => return Err(other.unexpected().into()),
             }
-        }
-        Ok(Some(options))
+            Ok(())
+        })?;
+        Ok(stack.map(|stack| Options { stack, ..options }))
     }
 
     fn config(&self) -> Outcome<ClientConfig> {

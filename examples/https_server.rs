@@ -132,24 +132,19 @@ impl Options {
             update_keys: u64::MAX,
             seconds: None,
         };
-        let mut parser = lexopt::Parser::from_env();
-        while let Some(arg) = parser.next()? {
+        let stack = StackOptions::from_command_line(|arg, parser| {
             match arg {
-                Long(option) if StackOptions::knows(option) => {
-                    let option = option.to_owned();
-                    options.stack.take(&option, &mut parser)?;
-                }
                 Long("port") => options.port = parser.value()?.parse()?,
                 Long("root") => options.root = PathBuf::from(parser.value()?),
                 Long("save-certificate") => options.certificate = Some(parser.value()?.into()),
                 Long("client-ca") => options.clients = Some(parser.value()?.into()),
                 Long("update-keys") => options.update_keys = parser.value()?.parse()?,
                 Long("seconds") => options.seconds = Some(parser.value()?.parse()?),
-                Long("help") | Short('h') => return Ok(None),
                 other => return Err(other.unexpected().into()),
             }
-        }
-        Ok(Some(options))
+            Ok(())
+        })?;
+        Ok(stack.map(|stack| Options { stack, ..options }))
     }
 }
 

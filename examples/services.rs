@@ -132,23 +132,18 @@ impl Options {
             seconds: None,
             grace: None,
         };
-        let mut parser = lexopt::Parser::from_env();
-        while let Some(arg) = parser.next()? {
+        let stack = StackOptions::from_command_line(|arg, parser| {
             match arg {
-                Long(option) if StackOptions::knows(option) => {
-                    let option = option.to_owned();
-                    options.stack.take(&option, &mut parser)?;
-                }
                 Long("variant") => options.variant = Some(parser.value()?.string()?.parse()?),
                 Long("seconds") => options.seconds = Some(parser.value()?.parse()?),
                 Long("grace") => {
                     options.grace = Some(Duration::from_secs(parser.value()?.parse()?))
                 }
-                Long("help") | Short('h') => return Ok(None),
                 other => return Err(other.unexpected().into()),
             }
-        }
-        Ok(Some(options))
+            Ok(())
+        })?;
+        Ok(stack.map(|stack| Options { stack, ..options }))
     }
 
     fn threads(&self) -> Threads {

@@ -27,8 +27,8 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use dominoes_bench::drivers::{self, Direction, Row};
-use dominoes_bench::record::Spread;
 use dominoes_bench::slices::{self, Sample};
+use dominoes_bench::spread::Spread;
 use dominoes_bench::topology::{self, Distance, Machine};
 use dominoes_bench::workload::{Processing, Workload};
 use lexopt::prelude::*;

@@ -114,8 +114,7 @@ fn main() -> ExitCode {
     } else {
         Needs::look()
     };
-    let figures = Figures::default();
-    let mut trials = Vec::new();
+    let mut trials = Trials::default();
     for device in [Device::Tap, Device::Packet] {
         for replicas in [1, 2] {
             for &(name, test) in TESTS {
@@ -124,69 +123,31 @@ fn main() -> ExitCode {
                     _ => ("packet", needs.missing("packet", &needs.packet)),
                 };
                 let name = format!("{prefix}::replicas_{replicas}::{name}");
-                let figures = figures.clone();
-                trials.push(Trial::ignorable_test(name.clone(), move || {
-                    if let Some(missing) = missing {
-                        return missing;
-                    }
-                    let mut fixture = Fixture::new(device, replicas)?;
-                    test(&fixture, &|figure| figures.note(&name, &figure))
-                        .and_then(|()| fixture.check())
-                        .map_err(|failed| fixture.explain(&failed))?;
-                    Ok(Completion::Completed)
-                }));
+                trials.serve(name, missing, move || Fixture::new(device, replicas), test);
             }
         }
     }
     for (kind, device, arguments) in services::DEVICES {
         for &(name, test) in services::TESTS {
             let missing = needs.missing_for_services(device);
-            let name = format!("services::{kind}::{name}");
-            let figures = figures.clone();
-            trials.push(Trial::ignorable_test(name.clone(), move || {
-                if let Some(missing) = missing {
-                    return missing;
-                }
-                let mut fixture = Fixture::services(device, arguments)?;
-                test(&fixture, &|figure| figures.note(&name, &figure))
-                    .and_then(|()| fixture.check())
-                    .map_err(|failed| fixture.explain(&failed))?;
-                Ok(Completion::Completed)
-            }));
+            let server = move || Fixture::services(device, arguments);
+            trials.serve(format!("services::{kind}::{name}"), missing, server, test);
         }
     }
     for &(name, test) in clients::TESTS {
+        // Checksums of ours are then complete where `tshark` looks.
+        let server = || Fixture::services(Device::Tap, &["--no-offloads"]);
         let missing = needs.missing_for_clients();
-        let name = format!("clients::{name}");
-        let figures = figures.clone();
-        trials.push(Trial::ignorable_test(name.clone(), move || {
-            if let Some(missing) = missing {
-                return missing;
-            }
-            // Checksums of ours are then complete where `tshark` looks.
-            let mut fixture = Fixture::services(Device::Tap, &["--no-offloads"])?;
-            test(&fixture, &|figure| figures.note(&name, &figure))
-                .and_then(|()| fixture.check())
-                .map_err(|failed| fixture.explain(&failed))?;
-            Ok(Completion::Completed)
-        }));
+        trials.serve(format!("clients::{name}"), missing, server, test);
     }
     for &(name, device, arguments, test) in deaths::TESTS {
-        let missing = needs.missing_for_services(device);
-        let name = format!("deaths::{name}");
-        let figures = figures.clone();
-        trials.push(Trial::ignorable_test(name.clone(), move || {
-            if let Some(missing) = missing {
-                return missing;
-            }
+        let server = move || {
             let arguments = arguments()?;
             let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-            let mut fixture = Fixture::services(device, &arguments)?;
-            test(&fixture, &|figure| figures.note(&name, &figure))
-                .and_then(|()| fixture.check())
-                .map_err(|failed| fixture.explain(&failed))?;
-            Ok(Completion::Completed)
-        }));
+            Fixture::services(device, &arguments)
+        };
+        let missing = needs.missing_for_services(device);
+        trials.serve(format!("deaths::{name}"), missing, server, test);
     }
     for &(name, device, replicas, arguments, test) in tls::SERVED.iter().chain([&tls::GNUTLS]) {
         let missing = if name == tls::GNUTLS.0 {
@@ -194,19 +155,11 @@ fn main() -> ExitCode {
         } else {
             needs.missing_for_tls(device)
         };
-        let name = format!("tls::{name}");
-        let figures = figures.clone();
-        trials.push(Trial::ignorable_test(name.clone(), move || {
-            if let Some(missing) = missing {
-                return missing;
-            }
+        let server = move || {
             let arguments = [&["--replicas", replicas], arguments].concat();
-            let mut fixture = Fixture::https(device, &arguments)?;
-            test(&fixture, &|figure| figures.note(&name, &figure))
-                .and_then(|()| fixture.check())
-                .map_err(|failed| fixture.explain(&failed))?;
-            Ok(Completion::Completed)
-        }));
+            Fixture::https(device, &arguments)
+        };
+        trials.serve(format!("tls::{name}"), missing, server, test);
     }
     for (device, kind, replicas) in transfers::SERVERS {
         for client in transfers::CLIENTS {
@@ -221,147 +174,88 @@ fn main() -> ExitCode {
             };
             let name = client.name();
             let name = format!("tls::{kind}_{replicas}::{name}_gets_and_sends_the_same");
-            let figures = figures.clone();
-            trials.push(Trial::ignorable_test(name.clone(), move || {
-                if let Some(missing) = missing {
-                    return missing;
-                }
-                let note = |figure: String| figures.note(&name, &figure);
-                transfers::run(device, replicas, client, &note)?;
-                Ok(Completion::Completed)
-            }));
+            trials.add(name, missing, move |figure| {
+                transfers::run(device, replicas, client, figure)
+            });
         }
     }
     for &(name, device, replicas) in tls::ASKING {
         let missing = needs.missing_for_tls(device);
-        let name = format!("tls::{name}");
-        let figures = figures.clone();
-        trials.push(Trial::ignorable_test(name.clone(), move || {
-            if let Some(missing) = missing {
-                return missing;
-            }
-            let note = |figure: String| figures.note(&name, &figure);
-            tls::openssl_serves(device, replicas, &note)?;
-            Ok(Completion::Completed)
-        }));
+        trials.add(format!("tls::{name}"), missing, move |figure| {
+            tls::openssl_serves(device, replicas, figure)
+        });
     }
-    let missing = needs.missing_for_tls(Device::Tap);
-    let name = "tls::a_client_needs_a_certificate_where_one_is_asked_for";
-    trials.push(Trial::ignorable_test(name, move || {
-        if let Some(missing) = missing {
-            return missing;
-        }
+    let name = "tls::a_client_needs_a_certificate_where_one_is_asked_for".to_owned();
+    trials.add(name, needs.missing_for_tls(Device::Tap), |_| {
         let (mut fixture, folder) = tls::with_client_ca()?;
         tls::client_certificates(&fixture, &folder)
             .and_then(|()| fixture.check())
-            .map_err(|failed| fixture.explain(&failed))?;
-        Ok(Completion::Completed)
-    }));
+            .map_err(|failed| fixture.explain(&failed))
+    });
     for &(name, replicas, test) in floods::TESTS {
-        let missing = needs.missing_for_clients();
-        let name = format!("floods::{name}");
-        let figures = figures.clone();
-        trials.push(Trial::ignorable_test(name.clone(), move || {
-            if let Some(missing) = missing {
-                return missing;
-            }
+        let server = move || {
             let arguments = [&floods::NETWORK[..], &["--replicas", replicas]].concat();
-            let mut fixture = Fixture::services(floods::DEVICE, &arguments)?;
-            test(&fixture, &|figure| figures.note(&name, &figure))
-                .and_then(|()| fixture.check())
-                .map_err(|failed| fixture.explain(&failed))?;
-            Ok(Completion::Completed)
-        }));
+            Fixture::services(floods::DEVICE, &arguments)
+        };
+        let missing = needs.missing_for_clients();
+        trials.serve(format!("floods::{name}"), missing, server, test);
     }
     for &(name, replicas) in floods::REOPENED {
         let missing = needs.missing("tap", &needs.tap);
-        let name = format!("floods::{name}");
-        let figures = figures.clone();
-        trials.push(Trial::ignorable_test(name.clone(), move || {
-            if let Some(missing) = missing {
-                return missing;
-            }
-            figures.note(&name, &floods::reopened(replicas)?);
-            Ok(Completion::Completed)
-        }));
+        trials.add(format!("floods::{name}"), missing, move |figure| {
+            figure(floods::reopened(replicas)?);
+            Ok(())
+        });
     }
     for (kind, device, arguments) in ipv6::DEVICES {
         let shared = Arc::new(ipv6::Shared::default());
         let (captured, test) = ipv6::CAPTURED;
         let last = captured.contains(&kind).then_some(test);
         for (name, test) in ipv6::TESTS.iter().copied().chain(last) {
+            let shared = Arc::clone(&shared);
             let missing = needs.missing_for_ipv6(device);
-            let name = format!("ipv6::{kind}::{name}");
-            let (figures, shared) = (figures.clone(), Arc::clone(&shared));
-            trials.push(Trial::ignorable_test(name.clone(), move || {
-                if let Some(missing) = missing {
-                    return missing;
-                }
-                let note = |figure: String| figures.note(&name, &figure);
-                shared.run((device, arguments), test, &note)?;
-                Ok(Completion::Completed)
-            }));
+            trials.add(format!("ipv6::{kind}::{name}"), missing, move |figure| {
+                shared.run((device, arguments), test, figure)
+            });
         }
     }
     for &(name, test) in ipv6::ALONE {
         let missing = needs.missing_for_ipv6(Device::Packet);
-        let name = format!("ipv6::{name}");
-        let figures = figures.clone();
-        trials.push(Trial::ignorable_test(name.clone(), move || {
-            if let Some(missing) = missing {
-                return missing;
-            }
-            figures.note(&name, &test()?);
-            Ok(Completion::Completed)
-        }));
+        trials.add(format!("ipv6::{name}"), missing, move |figure| {
+            figure(test()?);
+            Ok(())
+        });
     }
     for (name, what, test) in libraries::TESTS {
         let missing = needs
             .missing_for_tls(Device::Tap)
             .or_else(|| needs.missing_for_ipv6(Device::Tap));
-        let name = format!("libraries::{name}");
-        trials.push(Trial::ignorable_test(name, move || {
-            if let Some(missing) = missing {
-                return missing;
-            }
-            libraries::run(what, test)?;
-            Ok(Completion::Completed)
-        }));
+        trials.add(format!("libraries::{name}"), missing, move |_| {
+            libraries::run(what, test)
+        });
     }
     for (kind, device, arguments) in router::KINDS {
         for &(name, test) in router::TESTS {
             let missing = needs.missing_for_router(device);
-            let name = format!("router::{kind}::{name}");
-            let figures = figures.clone();
-            trials.push(Trial::ignorable_test(name.clone(), move || {
-                if let Some(missing) = missing {
-                    return missing;
-                }
+            trials.add(format!("router::{kind}::{name}"), missing, move |figure| {
                 let mut routed = router::Routed::new(device, arguments)?;
-                test(&routed, &|figure| figures.note(&name, &figure))
-                    .map_err(|failed| routed.explain(&failed))?;
-                Ok(Completion::Completed)
-            }));
+                test(&routed, figure).map_err(|failed| routed.explain(&failed))
+            });
         }
     }
-    trials.push(Trial::test(
+    trials.list.push(Trial::test(
         "top::without_a_terminal_it_names_once_and_fails",
         top_without_a_terminal,
     ));
     for &(name, test) in signals::TESTS {
         let missing = needs.missing("tap", &needs.tap);
-        let name = format!("signals::{name}");
-        let figures = figures.clone();
-        trials.push(Trial::ignorable_test(name.clone(), move || {
-            if let Some(missing) = missing {
-                return missing;
-            }
-            figures.note(&name, &test()?);
-            Ok(Completion::Completed)
-        }));
+        trials.add(format!("signals::{name}"), missing, move |figure| {
+            figure(test()?);
+            Ok(())
+        });
     }
-    let conclusion = libtest_mimic::run(&arguments, trials);
-    figures.print();
+    let conclusion = libtest_mimic::run(&arguments, trials.list);
+    trials.figures.print();
     conclusion.exit_code()
 }
 
@@ -558,6 +452,49 @@ pub(crate) fn rate(bytes: usize, took: Duration, congestion_control: &str) -> St
         "{gigabits:.1} Gbit/s ({} ms, {congestion_control})",
         took.as_millis()
     )
+}
+
+/// The tests, and where their figures go.
+#[derive(Default)]
+struct Trials {
+    list: Vec<Trial>,
+    figures: Figures,
+}
+
+impl Trials {
+    /// A test that ends as `missing` says if something that it needs is not there.
+    fn add(
+        &mut self,
+        name: String,
+        missing: Option<Result<Completion, Failed>>,
+        test: impl FnOnce(&dyn Fn(String)) -> Result<(), Failed> + Send + 'static,
+    ) {
+        let figures = self.figures.clone();
+        let trial = Trial::ignorable_test(name.clone(), move || {
+            if let Some(missing) = missing {
+                return missing;
+            }
+            test(&|figure| figures.note(&name, &figure))?;
+            Ok(Completion::Completed)
+        });
+        self.list.push(trial);
+    }
+
+    /// A test of a running server, which must still run without complaint when the test ends.
+    fn serve(
+        &mut self,
+        name: String,
+        missing: Option<Result<Completion, Failed>>,
+        server: impl FnOnce() -> Result<Fixture, Failed> + Send + 'static,
+        test: Test,
+    ) {
+        self.add(name, missing, move |figure| {
+            let mut fixture = server()?;
+            test(&fixture, figure)
+                .and_then(|()| fixture.check())
+                .map_err(|failed| fixture.explain(&failed))
+        });
+    }
 }
 
 /// What tests saw, to be printed after all of them.

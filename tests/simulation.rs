@@ -16,8 +16,6 @@ mod case;
 mod clean_links;
 mod wire_observer;
 
-use core::fmt;
-
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::VariantKind;
 use dominoes_testkit::link::LinkStats;
@@ -25,31 +23,7 @@ use dominoes_testkit::{Cases, FaultStats, Host, Net, Rng, Stalls, Variant};
 
 use case::{About, CONNECTIONS};
 
-/// Declares the tally, so that adding up and showing leave nothing out.
-macro_rules! tally {
-    ($($(#[$doc:meta])* $field:ident,)*) => {
-        /// What happened in a run.
-        #[derive(Clone, Copy, Debug, Default)]
-        struct Tally {
-            $($(#[$doc])* $field: u64,)*
-        }
-
-        impl Tally {
-            fn add(&mut self, other: &Tally) {
-                $(self.$field += other.$field;)*
-            }
-        }
-
-        impl fmt::Display for Tally {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                $(write!(f, "{}={} ", stringify!($field), self.$field)?;)*
-                Ok(())
-            }
-        }
-    };
-}
-
-tally! {
+dominoes_testkit::tally! {
     /// Connections that were opened, moved what they should, and closed.
     connections,
     /// Those over IPv6.

@@ -48,14 +48,40 @@ impl Default for StackOptions {
 }
 
 impl StackOptions {
+    /// What the command line says of the stack and of its device. Every other argument goes to
+    /// `own`, with the parser that has its value. `None`: help is asked for.
+    pub(crate) fn from_command_line(
+        mut own: impl FnMut(lexopt::Arg<'_>, &mut lexopt::Parser) -> Outcome<()>,
+    ) -> Outcome<Option<StackOptions>> {
+        use lexopt::prelude::*;
+        let mut options = StackOptions::default();
+        let mut parser = lexopt::Parser::from_env();
+        while let Some(arg) = parser.next()? {
+            match arg {
+                Long("help") | Short('h') => return Ok(None),
+                Long(option) => {
+                    let option = option.to_owned();
+                    if StackOptions::knows(&option) {
+                        options.take(&option, &mut parser)?;
+                    } else {
+                        own(Long(&option), &mut parser)?;
+                    }
+                }
+                Short(option) => own(Short(option), &mut parser)?,
+                Value(value) => own(Value(value), &mut parser)?,
+            }
+        }
+        Ok(Some(options))
+    }
+
     /// Whether an option says something of the stack or of its device.
-    pub(crate) fn knows(option: &str) -> bool {
+    fn knows(option: &str) -> bool {
         let own = ["addr", "addr6", "gateway", "replicas", "kill-every"];
         own.contains(&option) || DeviceOptions::knows(option)
     }
 
     /// Takes an option that it [knows](Self::knows), and its value.
-    pub(crate) fn take(&mut self, option: &str, parser: &mut lexopt::Parser) -> Outcome<()> {
+    fn take(&mut self, option: &str, parser: &mut lexopt::Parser) -> Outcome<()> {
         use lexopt::ValueExt;
         match option {
             "addr" => self.addr = parser.value()?.string()?,

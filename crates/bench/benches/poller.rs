@@ -51,7 +51,8 @@ mod run {
     use std::time::{Duration, Instant};
 
     use dominoes_bench::namespaces::{CubicAllowed, Namespace, Outcome, Process};
-    use dominoes_bench::record::{Spread, Table};
+    use dominoes_bench::record::Table;
+    use dominoes_bench::spread::Spread;
     use dominoes_bench::{targets, topology};
     use dominoes_drivers::Device;
     use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};

@@ -9,7 +9,7 @@
 mod timer;
 
 use dominoes_bench::{
-    record::Spread,
+    spread::Spread,
     targets,
     topology::{self, Machine},
 };

@@ -1,18 +1,21 @@
 //! Scalability benchmarks of the Dominoes stack.
 //!
-//! An [`experiments::Experiment`] is a few panels of rows, a row one variant on so many cores. Rows
+//! An `experiments::Experiment` is a few panels of rows, a row one variant on so many cores. Rows
 //! are driven by pinned threads of this crate, without any thread besides; the network's far side
 //! is simulated inside the device (`peer`), and the application is a few lines in one of the
 //! threads. Rows take turns in slices of 100 ms ([`slices`]), so that whatever disturbs the machine
-//! disturbs them alike, and are compared pair by pair within a round ([`ratio`], [`record`]).
+//! disturbs them alike, and are compared pair by pair within a round (`ratio`, `record`).
 //!
-//! The feature `report`, on by default, adds what the bench targets need besides: pictures (`plot`,
-//! `svg`, `report`), counts of instructions (`instructions`), single calls of the log (`micro`), and which
-//! target a command line means (`targets`).
+//! The feature `report`, on by default, adds what the bench targets need besides: experiments and
+//! their records, the other variants, pictures (`plot`, `svg`, `report`), counts of instructions
+//! (`instructions`), single calls of the log (`micro`), and which target a command line means
+//! (`targets`). Without it there is what the example `throughput` compares, and nothing else, since
+//! that is the first thing that people compile.
 
 #![forbid(unsafe_code)]
 
 pub mod drivers;
+#[cfg(feature = "report")]
 pub mod experiments;
 #[cfg(feature = "report")]
 pub mod instructions;
@@ -20,16 +23,20 @@ pub mod instructions;
 pub mod kernel_echo;
 #[cfg(feature = "report")]
 pub mod micro;
-#[cfg(target_os = "linux")]
+#[cfg(all(feature = "report", target_os = "linux"))]
 pub mod namespaces;
+#[cfg(feature = "report")]
 pub mod paper;
 #[cfg(feature = "report")]
 pub mod plot;
+#[cfg(feature = "report")]
 pub mod ratio;
+#[cfg(feature = "report")]
 pub mod record;
 #[cfg(feature = "report")]
 pub mod report;
 pub mod slices;
+pub mod spread;
 #[cfg(feature = "report")]
 pub mod svg;
 #[cfg(feature = "report")]
@@ -37,6 +44,7 @@ pub mod targets;
 pub mod topology;
 pub mod workload;
 
+#[cfg(feature = "report")]
 mod datagrams;
 mod inline;
 mod peer;

@@ -136,8 +136,7 @@ impl fmt::Display for Figure {
 pub type Measures = BTreeMap<String, Measure>;
 
 /// One value of ours.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[cfg_attr(feature = "report", derive(serde::Deserialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, serde::Deserialize)]
 pub struct Measure {
     /// The value; a median where there are several.
     pub value: f64,

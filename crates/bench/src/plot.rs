@@ -5,8 +5,9 @@ use crate::paper::{Figure, Measures, TIMES, shown};
 use crate::ratio::label;
 use crate::record::nic::{NicResult, Traffic};
 use crate::record::{
-    Chart, ExperimentResult, JoinRow, PanelResult, ResultRow, SharesRow, Spread, StallRow,
+    Chart, ExperimentResult, JoinRow, PanelResult, ResultRow, SharesRow, StallRow,
 };
+use crate::spread::Spread;
 use crate::svg::{Anchor, Canvas, GRID, INK, MARGIN, number, text_width, ticks};
 
 /// Pixels from left to right.

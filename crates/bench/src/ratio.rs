@@ -7,8 +7,8 @@ use core::fmt;
 
 use serde::Serialize;
 
-use crate::record::Spread;
 use crate::slices::Sample;
+use crate::spread::Spread;
 use crate::topology::Distance;
 
 /// A row of a panel by its name, or the fastest of several.

@@ -17,7 +17,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use dominoes_netstack::time;
-use serde::Serialize;
 
 use crate::drivers::{Account, Driver, Row};
 use crate::topology::{self, Distance};
@@ -41,7 +40,8 @@ const LONG_WAIT: Duration = Duration::from_millis(20);
 const HELD_UP: Duration = Duration::from_millis(1);
 
 /// What one row did in one slice.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "report", derive(serde::Serialize))]
 pub struct Sample {
     /// How long was counted.
     pub ns: u64,

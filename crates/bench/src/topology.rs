@@ -8,7 +8,6 @@ use std::thread;
 use std::time::Instant;
 
 use core_affinity::CoreId;
-use serde::Serialize;
 
 /// Cores that this process may use.
 pub fn cores() -> Vec<CoreId> {
@@ -82,8 +81,12 @@ const NEAR_NS: f64 = 100.0;
 
 /// How far apart the first two cores are, which a host may change at any time, several times a
 /// second.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "report",
+    derive(serde::Serialize),
+    serde(rename_all = "lowercase")
+)]
 pub enum Distance {
     /// As cores are that share a cache; or there is only one.
     Near,
@@ -115,8 +118,8 @@ impl Distance {
 }
 
 /// What a figure should be read with.
-#[derive(Clone, Debug, Serialize)]
-#[cfg_attr(feature = "report", derive(serde::Deserialize))]
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "report", derive(serde::Deserialize, serde::Serialize))]
 pub struct Machine {
     /// Model of the processor.
     pub cpu: String,

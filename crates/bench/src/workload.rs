@@ -1,12 +1,15 @@
 //! What is sent, how much of it at a time, and from which seed.
 
 use dominoes_drivers::memory::peer::headers;
-use serde::Serialize;
 use std::time::Duration;
 
 /// What is done with the payload besides moving it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "report",
+    derive(serde::Serialize),
+    serde(rename_all = "kebab-case")
+)]
 pub enum Processing {
     /// Nothing.
     #[default]
@@ -22,7 +25,7 @@ pub enum Processing {
     /// ... with AES-256-GCM.
     TlsAes256Gcm,
     /// ... with ChaCha20-Poly1305.
-    #[serde(rename = "tls-chacha20-poly1305")]
+    #[cfg_attr(feature = "report", serde(rename = "tls-chacha20-poly1305"))]
     TlsChaCha20Poly1305,
 }
 
@@ -47,7 +50,8 @@ impl Processing {
 }
 
 /// What all rows of an experiment have in common.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "report", derive(serde::Serialize))]
 pub struct Workload {
     /// Payload bytes of a segment.
     pub segment_bytes: usize,
@@ -75,7 +79,10 @@ pub struct Workload {
     /// Makes payloads and keys.
     pub seed: u64,
     /// How long one row runs before another takes its place.
-    #[serde(rename = "slice_ns", serialize_with = "nanos")]
+    #[cfg_attr(
+        feature = "report",
+        serde(rename = "slice_ns", serialize_with = "nanos")
+    )]
     pub slice: Duration,
     /// Slices per row that are measured.
     pub rounds: usize,
@@ -206,6 +213,7 @@ pub(crate) fn bytes(seed: u64, len: usize) -> Vec<u8> {
     out
 }
 
+#[cfg(feature = "report")]
 fn nanos<S: serde::Serializer>(slice: &Duration, s: S) -> Result<S::Ok, S::Error> {
     s.serialize_u64(slice.as_nanos() as u64)
 }

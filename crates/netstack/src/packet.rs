@@ -276,15 +276,7 @@ fn parse_plain(frame: &[u8]) -> Option<Tcp> {
     }
     let timestamps = match header_len {
         20 => None,
-        32 => {
-            let options: &[u8; 12] = frame.get(TCP + 20..)?.first_chunk()?;
-            let [a, b, c, d, v0, v1, v2, v3, e0, e1, e2, e3] = *options;
-            if [a, b, c, d] != ONLY_TIMESTAMPS {
-                return None;
-            }
-            let val = u32::from_be_bytes([v0, v1, v2, v3]);
-            Some((val, u32::from_be_bytes([e0, e1, e2, e3])))
-        }
+        32 => Some(only_timestamps(frame.get(TCP + 20..)?.first_chunk()?)?),
         _ => return None,
     };
     Some(Tcp {
@@ -407,15 +399,21 @@ const SACK: u8 = 5;
 /// The layout that nearly every segment of an open connection has: two NOPs and timestamps.
 const ONLY_TIMESTAMPS: [u8; 4] = [1, 1, 8, 10];
 
+/// TSval and TSecr of options that are only timestamps in their usual place.
+#[inline(always)]
+fn only_timestamps(options: &[u8; 12]) -> Option<(u32, u32)> {
+    let [a, b, c, d, v0, v1, v2, v3, e0, e1, e2, e3] = *options;
+    let val = u32::from_be_bytes([v0, v1, v2, v3]);
+    ([a, b, c, d] == ONLY_TIMESTAMPS).then_some((val, u32::from_be_bytes([e0, e1, e2, e3])))
+}
+
 fn parse_options(mut bytes: &[u8]) -> Result<(Option<(u32, u32)>, TcpOptions), Malformed> {
     let mut timestamps = None;
     let mut options = TcpOptions::default();
-    if let Ok([a, b, c, d, v0, v1, v2, v3, e0, e1, e2, e3]) = <[u8; 12]>::try_from(bytes)
-        && [a, b, c, d] == ONLY_TIMESTAMPS
+    if let Ok(bytes) = bytes.try_into()
+        && let Some(timestamps) = only_timestamps(bytes)
     {
-        let val = u32::from_be_bytes([v0, v1, v2, v3]);
-        let ecr = u32::from_be_bytes([e0, e1, e2, e3]);
-        return Ok((Some((val, ecr)), options));
+        return Ok((Some(timestamps), options));
     }
     while !bytes.is_empty() {
         let (rest, option) = sw::TcpOption::parse(bytes).map_err(|_| Malformed::Options)?;

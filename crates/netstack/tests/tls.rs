@@ -4,9 +4,6 @@
 
 #![cfg(feature = "testkit")]
 
-#[macro_use]
-mod tally;
-
 mod fixture;
 mod hostile;
 mod schedules;

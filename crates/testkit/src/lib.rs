@@ -5,6 +5,7 @@
 //! | [`packet`] | frames as the far side of a stack writes and reads them |
 //! | [`peer`] | a TCP peer that says what a test tells it |
 //! | [`link`] | bad wires: loss, reordering, duplication, corruption, delay, rate |
+//! | [`tally!`] | counters of what happened, added up over cases |
 //! | `rng` | the seeded generator, and cases whose failure prints the seed that repeats it |
 //! | `app` | applications that check every byte |
 //! | `host` | a stack whose time, frames and order of steps are in the caller's hands |
@@ -65,6 +66,7 @@ pub mod packet;
 pub mod peer;
 #[cfg(feature = "stack")]
 pub mod rng;
+mod tally;
 
 /// A stack whose time, frames and order of steps are in the caller's hands.
 #[cfg(feature = "stack")]

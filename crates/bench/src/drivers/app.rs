@@ -44,6 +44,7 @@ struct End {
     /// Which connection of the peer this is.
     index: usize,
     /// Which group of the stack has it.
+    #[cfg(feature = "report")]
     group: usize,
     direction: Direction,
     read: u64,
@@ -77,6 +78,7 @@ impl App {
             turn(now);
             match listener.try_accept() {
                 Ok((stream, _)) => {
+                    #[cfg(feature = "report")]
                     let group = stream.group();
                     let (reader, writer) = stream.split();
                     ends.push(End {
@@ -84,6 +86,7 @@ impl App {
                         writer,
                         // The peer opens one after the other.
                         index: ends.len(),
+                        #[cfg(feature = "report")]
                         group,
                         direction,
                         read: 0,
@@ -122,6 +125,7 @@ impl App {
     }
 
     /// One for each of so many groups, with that one's connections; perhaps none.
+    #[cfg(feature = "report")]
     pub(crate) fn divide(self, groups: usize) -> Vec<App> {
         let mut apps: Vec<App> = (0..groups)
             .map(|group| App {

@@ -3,37 +3,48 @@
 pub(crate) mod app;
 #[cfg(feature = "report")]
 pub(crate) mod echo;
+#[cfg(feature = "report")]
 pub mod groups;
+#[cfg(feature = "report")]
 pub(crate) mod joining;
 pub mod limit;
 #[cfg(feature = "report")]
 pub mod locked;
 #[cfg(feature = "report")]
 pub mod locks;
+#[cfg(feature = "report")]
 pub mod partitioned;
 #[cfg(feature = "report")]
 pub mod pipelined;
 pub mod replicated;
+#[cfg(feature = "report")]
 pub(crate) mod shares;
 pub mod single;
 pub mod smoltcp;
+#[cfg(feature = "report")]
 pub(crate) mod stall;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
+#[cfg(feature = "report")]
 pub(crate) mod udp;
 pub(crate) mod worker;
 
+#[cfg(feature = "report")]
 use std::sync::Arc;
 
+#[cfg(feature = "report")]
 use dominoes_netstack::group::Primaries;
 use dominoes_netstack::time::Instant;
-use serde::Serialize;
 
 use crate::workload::{Processing, Workload};
 
 /// Which way the payload goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "report",
+    derive(serde::Serialize),
+    serde(rename_all = "snake_case")
+)]
 pub enum Direction {
     /// The stack receives.
     Receive,
@@ -78,9 +89,11 @@ pub(crate) trait Driver: Send {
 
     /// It is driver `id`, and posts to `log` from now on what it was the primary of. Costs
     /// time; not while measuring. Only variants with primaries do it.
+    #[cfg(feature = "report")]
     fn log_shares(&mut self, _id: usize, _log: Arc<shares::ShareLog>) {}
 
     /// Requests that are in the log and that it has not applied.
+    #[cfg(feature = "report")]
     fn lag(&mut self) -> u64 {
         0
     }
@@ -101,7 +114,8 @@ pub(crate) trait Driver: Send {
 }
 
 /// What one driver reports of itself. Of a slice, nothing is left of what was counted before it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "report", derive(serde::Serialize))]
 pub struct Account {
     /// Nanoseconds under observation.
     pub observed_ns: u64,
@@ -333,6 +347,7 @@ pub fn tls_variant(name: &str) -> Option<&'static Variant> {
 }
 
 /// `replicated` with other primaries.
+#[cfg(feature = "report")]
 macro_rules! with_primaries {
     ($name:literal, $about:literal, $primaries:ident) => {
         Variant {
@@ -389,6 +404,7 @@ pub const VARIANTS: &[Variant] = &[
         can: |_, workload| processes(workload),
         make: pipelined::row,
     },
+    #[cfg(feature = "report")]
     Variant {
         name: "partitioned",
         about: "a group of one per core, connections spread by a hash",
@@ -405,6 +421,7 @@ pub const VARIANTS: &[Variant] = &[
             replicated::row("replicated", direction, workload, cores, |_| ())
         },
     },
+    #[cfg(feature = "report")]
     Variant {
         name: "replicated-auto",
         about: "the same, beginning with one replica that works, the others when they bring something",
@@ -418,6 +435,7 @@ pub const VARIANTS: &[Variant] = &[
             })
         },
     },
+    #[cfg(feature = "report")]
     Variant {
         name: "groups",
         about: "a group per core and connections that move between them, each with as many replicas as bring something",
@@ -425,21 +443,25 @@ pub const VARIANTS: &[Variant] = &[
         can: replicated::can,
         make: groups::row,
     },
+    #[cfg(feature = "report")]
     with_primaries!(
         "replicated-by-position",
         "the same, primaries by chunks of the log in turn",
         ByPosition
     ),
+    #[cfg(feature = "report")]
     with_primaries!(
         "replicated-greedy",
         "the same, primary is who comes first",
         Greedy
     ),
+    #[cfg(feature = "report")]
     with_primaries!(
         "replicated-by-kind",
         "the same, payload by one half of the replicas and acknowledgments by the other",
         ByKind
     ),
+    #[cfg(feature = "report")]
     with_primaries!(
         "replicated-by-load",
         "the same, primaries as they keep up",
@@ -452,6 +474,7 @@ pub const VARIANTS: &[Variant] = &[
         can: |_, workload| processes(workload),
         make: |direction, workload, _| smoltcp::row("smoltcp", direction, workload, 32),
     },
+    #[cfg(feature = "report")]
     Variant {
         name: "smoltcp-8",
         about: "the same, polled every 8 frames: it acknowledges once for 8",

@@ -1,5 +1,6 @@
 //! One log, a copy of the state per core.
 
+#[cfg(feature = "report")]
 use std::sync::Arc;
 use std::{thread, time};
 
@@ -7,6 +8,7 @@ use dominoes_netstack::group::{Group, Layout, MembershipHandle, Worker};
 use dominoes_netstack::time::Instant;
 
 use crate::drivers::app::{self, App};
+#[cfg(feature = "report")]
 use crate::drivers::shares::ShareLog;
 use crate::drivers::worker::WorkerDriver;
 use crate::drivers::{Account, Direction, Driver, Row};
@@ -17,8 +19,11 @@ use crate::workload::Workload;
 pub(super) struct ReplicaDriver {
     inner: WorkerDriver<Worker, App>,
     observed: Option<Account>,
-    /// Its number, and where it tells what it did, if it does.
+    /// Its number, and where it reports what it did, if it does.
+    #[cfg(feature = "report")]
     shares: Option<(usize, Arc<ShareLog>)>,
+    /// Whether it reports what it did.
+    reports: bool,
     /// Whether one of the two is wanted.
     watched: bool,
 }
@@ -82,11 +87,14 @@ impl ReplicaDriver {
         ReplicaDriver {
             inner: WorkerDriver::new(worker, app),
             observed: None,
+            #[cfg(feature = "report")]
             shares: None,
+            reports: false,
             watched: false,
         }
     }
 
+    #[cfg(feature = "report")]
     pub(super) fn worker(&self) -> &Worker {
         &self.inner.worker
     }
@@ -99,6 +107,7 @@ impl ReplicaDriver {
         } else {
             self.plain_turn(now)
         };
+        #[cfg(feature = "report")]
         if let Some((id, shares)) = &self.shares {
             let worker = &self.inner.worker;
             let stats = worker.stats();
@@ -170,11 +179,13 @@ impl Driver for ReplicaDriver {
 
     fn observe(&mut self, on: bool) {
         self.observed = on.then(Account::default);
-        self.watched = on || self.shares.is_some();
+        self.watched = on || self.reports;
     }
 
+    #[cfg(feature = "report")]
     fn log_shares(&mut self, id: usize, log: Arc<ShareLog>) {
         self.shares = Some((id, log));
+        self.reports = true;
         self.watched = true;
     }
 
@@ -192,6 +203,7 @@ impl Driver for ReplicaDriver {
         }
     }
 
+    #[cfg(feature = "report")]
     fn lag(&mut self) -> u64 {
         self.inner.lag()
     }

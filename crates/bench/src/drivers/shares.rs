@@ -8,7 +8,8 @@ use crossbeam_utils::CachePadded;
 use dominoes_netstack::time::Instant;
 
 use crate::drivers::Row;
-use crate::record::{ShareSample, SharesRow, Spread};
+use crate::record::{ShareSample, SharesRow};
+use crate::spread::Spread;
 
 /// Samples so far. Drivers post what they did; the first one takes the samples.
 #[derive(Debug)]

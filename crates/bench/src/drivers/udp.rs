@@ -12,7 +12,6 @@ use dominoes_drivers::memory::peer::headers::Ends;
 use dominoes_netstack::group::{Group, Layout};
 use dominoes_netstack::stats::{PumpStats, StateStats};
 use dominoes_netstack::time::Instant;
-#[cfg(feature = "report")]
 use dominoes_netstack::variants::locked;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{SocketError, Sockets, UdpReceiver, UdpSender};
@@ -51,7 +50,6 @@ pub(crate) const VARIANTS: &[Variant] = &[
         can,
         make: single,
     },
-    #[cfg(feature = "report")]
     Variant {
         name: "locked-mutex",
         about: "one state behind a mutex, any core takes any packet",
@@ -61,7 +59,6 @@ pub(crate) const VARIANTS: &[Variant] = &[
             behind::<locked::Mutex>("locked-mutex", direction, workload, cores)
         },
     },
-    #[cfg(feature = "report")]
     Variant {
         name: "locked-mcs",
         about: "the same behind a queue lock",
@@ -242,7 +239,6 @@ fn single(direction: Direction, workload: &Workload, _cores: usize) -> Result<Ro
     Ok(worker::row("single", [single], [app]))
 }
 
-#[cfg(feature = "report")]
 fn behind<K: locked::LockKind>(
     name: &'static str,
     direction: Direction,

@@ -128,6 +128,7 @@ impl<W: Worker, A: Application> Driver for WorkerDriver<W, A> {
         account
     }
 
+    #[cfg(feature = "report")]
     fn lag(&mut self) -> u64 {
         self.worker.lag()
     }

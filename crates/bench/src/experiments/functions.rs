@@ -11,8 +11,9 @@ use super::lineup::Wanted;
 use super::{Ask, Experiment, parts};
 use crate::instructions::functions::{self, Cost, Costs, Times};
 use crate::paper;
-use crate::record::{Spread, Table};
+use crate::record::Table;
 use crate::report;
+use crate::spread::Spread;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "functions",

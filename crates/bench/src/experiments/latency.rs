@@ -9,7 +9,8 @@ use super::{Ask, Experiment};
 use crate::drivers::echo::{Pair, SERVERS, Server};
 #[cfg(target_os = "linux")]
 use crate::kernel_echo;
-use crate::record::{Chart, Spread, Table};
+use crate::record::{Chart, Table};
+use crate::spread::Spread;
 use crate::topology::Distance;
 
 pub(super) const LATENCY: Experiment = Experiment {

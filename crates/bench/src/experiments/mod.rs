@@ -7,22 +7,16 @@
 
 mod checksum;
 mod connections;
-#[cfg(feature = "report")]
 mod functions;
 mod inline;
 mod joining;
-#[cfg(feature = "report")]
 mod latency;
 mod lineup;
 mod load_share;
-#[cfg(feature = "report")]
 mod locks;
 mod nic;
-#[cfg(feature = "report")]
 mod parts;
-#[cfg(feature = "report")]
 mod pipeline;
-#[cfg(feature = "report")]
 mod projection;
 mod specialized;
 mod stall;
@@ -30,14 +24,12 @@ mod sweep;
 mod tcp_both;
 mod tcp_rx;
 mod tcp_tx;
-#[cfg(feature = "report")]
 mod tls;
 mod udp_rx;
 mod udp_tx;
 mod warm;
 
 pub use lineup::{Entry, Panel, Wanted};
-#[cfg(feature = "report")]
 pub use parts::play;
 
 use std::time::{Duration, Instant};
@@ -111,27 +103,20 @@ pub const EXPERIMENTS: &[Experiment] = &[
     warm::EXPERIMENT,
     checksum::EXPERIMENT,
     inline::EXPERIMENT,
-    #[cfg(feature = "report")]
     tls::EXPERIMENT,
     specialized::EXPERIMENT,
     connections::EXPERIMENT,
     load_share::EXPERIMENT,
     stall::EXPERIMENT,
     joining::EXPERIMENT,
-    #[cfg(feature = "report")]
     locks::EXPERIMENT,
-    #[cfg(feature = "report")]
     pipeline::EXPERIMENT,
     udp_rx::EXPERIMENT,
     udp_tx::EXPERIMENT,
-    #[cfg(feature = "report")]
     latency::LATENCY,
-    #[cfg(feature = "report")]
     latency::CONNECTS,
     nic::EXPERIMENT,
-    #[cfg(feature = "report")]
     functions::EXPERIMENT,
-    #[cfg(feature = "report")]
     projection::EXPERIMENT,
 ];
 

@@ -24,8 +24,8 @@ use smoltcp::wire::checksum;
 use super::lineup::Wanted;
 use super::{Ask, Clock, Experiment};
 use crate::paper;
-use crate::record::Spread;
 use crate::record::nic::{ByFirmware, EventRow, Finding, NicResult, NicRow, Traffic};
+use crate::spread::Spread;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "nic",

@@ -10,7 +10,8 @@ use crate::projection::costs::{self, Costs};
 use crate::projection::counts::{self, Count};
 use crate::projection::{Conditions, Kind, LINES_NS, Projected, WORKERS, project};
 use crate::ratio::RatioLine;
-use crate::record::{ExperimentResult, PanelResult, ResultRow, Spread};
+use crate::record::{ExperimentResult, PanelResult, ResultRow};
+use crate::spread::Spread;
 use crate::topology;
 use crate::workload::{Processing, Workload};
 

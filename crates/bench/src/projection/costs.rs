@@ -22,7 +22,7 @@ use crate::drivers::partitioned;
 use crate::drivers::pipelined;
 use crate::drivers::worker::Application as _;
 use crate::peer;
-use crate::record::Spread;
+use crate::spread::Spread;
 use crate::workload::Workload;
 
 /// Turns that are measured, at least and at most.

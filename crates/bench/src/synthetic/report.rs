@@ -2,7 +2,8 @@
 
 use super::strategies::Strategy;
 use dominoes_bench::paper;
-use dominoes_bench::record::{Chart, ExperimentResult, Spread, Table};
+use dominoes_bench::record::{Chart, ExperimentResult, Table};
+use dominoes_bench::spread::Spread;
 
 /// One strategy at one ratio on so many threads.
 #[derive(Debug, Clone)]

@@ -1,8 +1,9 @@
 //! Timers in a wheel, a heap and a map, doing the same.
 
 use dominoes::{TimerId, Wheel};
-use dominoes_bench::record::{Spread, Table};
+use dominoes_bench::record::Table;
 use dominoes_bench::report;
+use dominoes_bench::spread::Spread;
 use dominoes_bench::svg::{Anchor, Canvas, MARGIN, text_width};
 use dominoes_bench::topology::Machine;
 use dominoes_testkit::Rng;

@@ -4,7 +4,7 @@ use smoltcp::wire as sw;
 
 use super::udp;
 use crate::packet::flow::Address;
-use crate::packet::{ETHERNET_HEADER, Malformed, ONLY_TIMESTAMPS, Packet, Tcp, TcpOptions, icmpv6};
+use crate::packet::{ETHERNET_HEADER, Malformed, Packet, Tcp, TcpOptions, icmpv6};
 
 /// Bytes of an Ethernet and an IPv6 header without extension headers.
 pub(crate) const IPV6_HEADERS: usize = ETHERNET_HEADER + 40;
@@ -260,15 +260,9 @@ fn parse_plain(frame: &[u8]) -> Option<Tcp> {
     }
     let timestamps = match header_len {
         20 => None,
-        32 => {
-            let options: &[u8; 12] = frame.get(AT + 20..)?.first_chunk()?;
-            let [a, b, c, d, v0, v1, v2, v3, e0, e1, e2, e3] = *options;
-            if [a, b, c, d] != ONLY_TIMESTAMPS {
-                return None;
-            }
-            let val = u32::from_be_bytes([v0, v1, v2, v3]);
-            Some((val, u32::from_be_bytes([e0, e1, e2, e3])))
-        }
+        32 => Some(super::only_timestamps(
+            frame.get(AT + 20..)?.first_chunk()?,
+        )?),
         _ => return None,
     };
     let (src, dst) = ends(frame)?;
@@ -636,7 +630,7 @@ mod tests {
         fn both_paths_of_the_parser_agree(at in 0_usize..94, value in any::<u8>(), len in 40_usize..100, timestamps in any::<bool>()) {
             let mut segment = vec![0; 40];
             segment[12] = if timestamps { 0x80 } else { 0x50 };
-            segment[20..24].copy_from_slice(&ONLY_TIMESTAMPS);
+            segment[20..24].copy_from_slice(&crate::packet::ONLY_TIMESTAMPS);
             let mut frame = packet(6, &segment);
             frame[at] = value;
             frame.truncate(len);

@@ -39,16 +39,24 @@ pub(crate) fn fingerprint(what: &impl Fields) -> u64 {
 
 /// The name of the first part in which two values differ.
 pub(crate) fn first_difference<T: Fields>(a: &T, b: &T) -> Option<&'static str> {
-    let mut ours = Vec::new();
-    a.visit("", &mut |name, value| ours.push((name, value)));
-    let mut ours = ours.into_iter();
-    let mut found = None;
-    b.visit("", &mut |name, value| {
-        if ours.next() != Some((name, value)) {
-            found = found.or(Some(name));
-        }
-    });
-    found.or(ours.next().map(|(name, _)| name))
+    let (ours, theirs) = (parts(a), parts(b));
+    let same = ours.iter().zip(&theirs).take_while(|(a, b)| a == b).count();
+    let (name, _) = theirs.get(same).or(ours.get(same))?;
+    Some(name)
+}
+
+/// All parts of a value with their names.
+#[cold]
+fn parts<T: Fields>(what: &T) -> Vec<(&'static str, u64)> {
+    /// Once, instead of once for each part.
+    #[inline(never)]
+    fn push(parts: &mut Vec<(&'static str, u64)>, name: &'static str, value: u64) {
+        parts.push((name, value));
+    }
+
+    let mut parts = Vec::new();
+    what.visit("", &mut |name, value| push(&mut parts, name, value));
+    parts
 }
 
 /// One step of a fixed integer hash: one-to-one in both arguments, so that what differs in one part

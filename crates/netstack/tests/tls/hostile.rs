@@ -27,7 +27,7 @@ const PER_CASE: u64 = 4;
 /// 128 KiB and units of 1 MiB at most.
 const MEMORY: u64 = 512 << 20;
 
-tally! {
+dominoes_testkit::tally! {
     cases,
     /// Changes of records and of handshakes.
     mutated,

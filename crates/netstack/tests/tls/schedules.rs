@@ -30,7 +30,7 @@ const GRACE: Duration = Duration::from_secs(240);
 /// Both stacks must have forgotten it after two maximum segment lifetimes.
 const FORGOTTEN: Duration = Duration::from_secs(130);
 
-tally! {
+dominoes_testkit::tally! {
     /// Connections that ended as they should.
     schedules,
     over_ipv6,

@@ -6,7 +6,8 @@ use crate::projection::linear::Linear;
 use crate::projection::{
     Conditions, DOMAIN_BYTES_PER_NS, Kind, LINES_NS, Projected, WORKERS, stops_at,
 };
-use crate::record::{Chart, Spread, Table};
+use crate::record::{Chart, Table};
+use crate::spread::Spread;
 
 /// What runs by hand count, and what the model has instead.
 pub(super) fn counted(case: &Case, counts: &[Count]) -> Table {

@@ -565,19 +565,19 @@ fn header_sum(sum: Sum, h: &TcpHeaders, written: &[u8]) -> Sum {
 /// writing headers.
 pub(crate) fn fill(frame: &mut [u8], payload: &[u8]) {
     let (head, rest) = frame.split_at_mut(ETHERNET_HEADER + 40);
-    let [.., a, b, c, d, e, f, g, h] = head[ETHERNET_HEADER..ETHERNET_HEADER + 20] else {
-        return;
-    };
-    let sum = Sum::default()
-        .pseudo_header(
-            [a, b, c, d].into(),
-            [e, f, g, h].into(),
-            TCP,
-            20 + payload.len(),
-        )
-        .add(&head[ETHERNET_HEADER + 20..])
-        .add_copy(payload, rest);
+    let sum = sum_of_headers(head, payload.len()).add_copy(payload, rest);
     wire::set_tcp_checksum::<AT>(frame, sum.finish());
+}
+
+/// The sum of what stands before `payload_len` bytes of payload, with the pseudo header of IPv4.
+#[inline(always)]
+fn sum_of_headers(head: &[u8], payload_len: usize) -> Sum {
+    let (addresses, tcp) = (ETHERNET_HEADER + 12, ETHERNET_HEADER + 20);
+    let address = |at| [0, 1, 2, 3].map(|i: usize| head[at + i]).into();
+    let (src, dst) = (address(addresses), address(addresses + 4));
+    Sum::default()
+        .pseudo_header(src, dst, TCP, 20 + payload_len)
+        .add(&head[tcp..])
 }
 
 /// As [`fill`], with what `processor` makes of `payload`, which stands at `offset` of `stream`.
@@ -590,17 +590,6 @@ pub(crate) fn fill_processed(
 ) {
     let (head, rest) = frame.split_at_mut(ETHERNET_HEADER + 40);
     processor.send(stream, offset, payload, rest);
-    let [.., a, b, c, d, e, f, g, h] = head[ETHERNET_HEADER..ETHERNET_HEADER + 20] else {
-        return;
-    };
-    let sum = Sum::default()
-        .pseudo_header(
-            [a, b, c, d].into(),
-            [e, f, g, h].into(),
-            TCP,
-            20 + payload.len(),
-        )
-        .add(&head[ETHERNET_HEADER + 20..])
-        .add(rest);
+    let sum = sum_of_headers(head, payload.len()).add(rest);
     wire::set_tcp_checksum::<AT>(frame, sum.finish());
 }

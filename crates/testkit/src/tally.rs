@@ -1,6 +1,18 @@
 //! Counting what happened in many cases.
 
-/// Declares the tally, so that adding up and showing leave nothing out.
+/// Declares `Tally`, a struct of counters, so that adding up and showing leave none out.
+///
+/// ```
+/// dominoes_testkit::tally! {
+///     /// Bytes that applications read.
+///     octets,
+///     lost,
+/// }
+/// let mut sum = Tally::default();
+/// sum.add(&Tally { octets: 7, ..Tally::default() });
+/// assert_eq!((sum.to_string(), sum.missing()), ("octets=7 lost=0 ".to_owned(), vec!["lost"]));
+/// ```
+#[macro_export]
 macro_rules! tally {
     ($($(#[$doc:meta])* $field:ident,)*) => {
         /// What happened.
@@ -15,7 +27,6 @@ macro_rules! tally {
             }
 
             /// What never happened.
-            #[allow(dead_code, reason = "not every test is sure of all")]
             fn missing(&self) -> Vec<&'static str> {
                 let all = [$((stringify!($field), self.$field)),*];
                 let missing = all.into_iter().filter(|(_, count)| *count == 0);

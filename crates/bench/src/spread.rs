@@ -1,0 +1,46 @@
+//! Medians and quartiles.
+
+/// A median with its quartiles.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "report", derive(serde::Serialize))]
+pub struct Spread {
+    /// A quarter of the values is below.
+    pub q1: f64,
+    /// Half of them is.
+    pub median: f64,
+    /// Three quarters are.
+    pub q3: f64,
+}
+
+impl Spread {
+    /// Of at least one value.
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        let last = values.len().checked_sub(1)?;
+        let at = |quarter: f64| {
+            let place = quarter * last as f64;
+            let (below, part) = (place.floor() as usize, place.fract());
+            values[below] + part * (values[(below + 1).min(last)] - values[below])
+        };
+        Some(Spread {
+            q1: at(0.25),
+            median: at(0.5),
+            q3: at(0.75),
+        })
+    }
+
+    /// These values in words, with so many digits behind the point; `?` if there are none.
+    pub fn text(values: impl IntoIterator<Item = f64>, digits: usize) -> String {
+        Spread::of(values).map_or_else(|| "?".to_owned(), |spread| format!("{spread:.digits$}"))
+    }
+}
+
+/// The median, and the quartiles in brackets; two digits behind the point unless told otherwise.
+impl core::fmt::Display for Spread {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let digits = f.precision().unwrap_or(2);
+        let Spread { q1, median, q3 } = self;
+        write!(f, "{median:.digits$} [{q1:.digits$} {q3:.digits$}]")
+    }
+}
