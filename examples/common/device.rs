@@ -82,7 +82,8 @@ impl DeviceOptions {
     }
 
     /// Opens the device, and says what it is; `None`: in memory. The drivers refuse to start
-    /// if the kernel would answer at `address`, which is ours; `has_ipv6` says whether the stack has addresses of IPv6 besides.
+    /// if the kernel would answer at `address`, which is ours; `has_ipv6` says whether the stack has
+    /// addresses of IPv6 besides.
     pub(crate) fn open(
         &self,
         address: Ipv4Addr,
@@ -111,7 +112,7 @@ impl DeviceOptions {
                     .offloads(self.offloads)
                     .trust_checksums(self.trust);
                 if has_ipv6 {
-                    // By address the program knows IPv4 alone.
+                    // Nothing is known yet of the link-local address, and of those that routers give.
                     options = options.redirect(Redirect::Everything);
                 }
                 let device = AfXdp::open(name, &options)?;
