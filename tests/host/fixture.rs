@@ -60,6 +60,10 @@ const KERNELS: &str = "10.78.0.2/24";
 pub(crate) const OURS_V6: &str = "fd00:78::1";
 pub(crate) const KERNELS_V6: &str = "fd00:78::2";
 
+/// Groups whose datagrams a server over IPv6 echoes, of either family.
+pub(crate) const GROUP: &str = "239.78.0.7";
+pub(crate) const GROUP_V6: &str = "ff12::78:7";
+
 /// Which device the server uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Device {
@@ -195,7 +199,8 @@ impl Fixture {
     /// The same with an address of IPv6 besides, as the kernel that is its peer.
     pub(crate) fn services_v6(device: Device, arguments: &[&str]) -> Result<Fixture, Failed> {
         let ours = format!("{OURS_V6}/64");
-        let arguments = [&["--addr6", &ours], arguments].concat();
+        let own = ["--addr6", &ours, "--join", GROUP, "--join", GROUP_V6];
+        let arguments = [&own, arguments].concat();
         Fixture::services_after(device, &arguments, |peer| {
             let interface = device.interface();
             peer.enable_v6(interface)?;

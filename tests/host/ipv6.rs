@@ -10,7 +10,10 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Failed;
 use serde_json::Value;
 
-use crate::fixture::{Device, Fixture, KERNELS_V6, Namespace, OURS, OURS_V6, Running, Temporary};
+use crate::fixture::{
+    Device, Fixture, GROUP, GROUP_V6, KERNELS_V6, Namespace, OURS, OURS_V6, Running, THEIRS,
+    Temporary,
+};
 use crate::services::{curl, curl_gets_and_sends, expected};
 use crate::{CURL, Test, same};
 
@@ -29,6 +32,7 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("curl_gets_and_sends_the_same", curl_gets_and_sends_the_same),
     ("iperf3_runs_each_way", iperf3_runs_each_way),
     ("datagrams_are_echoed", datagrams_are_echoed),
+    ("groups_are_heard", groups_are_heard),
     ("nobody_at_a_port_is_told", a_closed_port_is_reported),
     ("traceroute_and_nmap_find_us", traceroute_and_nmap_find_us),
 ];
@@ -213,6 +217,28 @@ fn datagrams_are_echoed(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Fai
         same(folder.hash(&got)? == written, "the echo that socat got")?;
     }
     same(said == "hello\n", "the echo that nc got")
+}
+
+/// What `socat` sends to a group of either family that the echo listens to is answered; what it
+/// sends to a group beside it is not.
+fn groups_are_heard(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
+    let interface = fixture.interface;
+    let ask = |address: &str| {
+        let said = format!("echo {address} | socat -t 0.5 - {address} 2>&1");
+        fixture.run("sh", &["-c", &said])
+    };
+    let v4 = |group: &str| format!("UDP4-DATAGRAM:{group}:7,ip-multicast-if={THEIRS}");
+    let v6 = |group: &str| format!("UDP6-DATAGRAM:[{group}%{interface}]:7");
+    for group in [v4(GROUP), v6(GROUP_V6)] {
+        let said = ask(&group)?;
+        check(said == format!("{group}\n"), &format!("{group}: {said:?}"))?;
+    }
+    for beside in [v4("239.78.0.8"), v6("ff12::78:8")] {
+        let said = ask(&beside)?;
+        check(said.is_empty(), &format!("{beside}: {said:?}"))?;
+    }
+    figure(format!("{GROUP} and {GROUP_V6}"));
+    Ok(())
 }
 
 fn a_closed_port_is_reported(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
