@@ -44,7 +44,7 @@ pub(crate) use wait::WaitUntil;
 pub use current::Entered;
 pub use open::{Connecting, Incoming, TcpListener};
 pub use read::ReadHalf;
-pub use udp::{Received, UdpReceiver, UdpSender, UdpSocket};
+pub use udp::{Datagram, Received, UdpReceiver, UdpSender, UdpSocket};
 pub use write::{Reserved, WriteHalf};
 
 /// The sockets of a stack: from here connections are opened and listened for.
@@ -73,7 +73,7 @@ impl Sockets {
         &self.worlds
     }
 
-    /// The first group's: what is said of one is said of all, and UDP sockets are its own.
+    /// The first group's: what is said of one is said of all.
     fn world(&self) -> &Arc<World> {
         &self.worlds[0]
     }

@@ -256,6 +256,11 @@ impl StackShared {
         }
     }
 
+    /// How many groups there are.
+    pub(crate) fn groups(&self) -> usize {
+        self.mailboxes.len().max(1)
+    }
+
     /// The streams of `groups` groups, and what all of them have alike.
     fn streams_for(
         &self,

@@ -95,14 +95,14 @@ fn check_index(interface: u32) -> Result<(), SocketError> {
 
 impl UdpShared {
     fn check_interface(&self, interface: Ipv4Addr) -> Result<(), SocketError> {
-        match interface.is_unspecified() || self.world.site.address == Address::from(interface) {
+        match interface.is_unspecified() || self.world().site.address == Address::from(interface) {
             true => Ok(()),
             false => Err(SocketError::NoRoute),
         }
     }
 
     fn join(&self, group: IpAddr, source: Option<Address>) -> Result<(), SocketError> {
-        let world = &self.world;
+        let world = self.world();
         let group = Address::from(group);
         let is_host = |source: Address| {
             source.is_v4() == group.is_v4()
@@ -156,6 +156,6 @@ impl UdpShared {
             group,
             source,
         };
-        self.world.command(Command::Member { member, listens });
+        self.world().command(Command::Member { member, listens });
     }
 }

@@ -3,13 +3,20 @@
 //! As streams do, they move cursors of shared rings and publish nothing. What a socket sends is on
 //! its way when the call returns, in the order of the calls; what arrives waits in a bounded queue,
 //! and is dropped and counted when that is full.
+//!
+//! In a stack of several groups each group has queues of its own for every socket. A peer's
+//! datagrams arrive in the group that the hash of the flow names, and what is sent to the peer
+//! leaves from there; so both keep their order, and peers spread over the groups. A call that
+//! receives looks at the queues in turn.
 
 use core::net::SocketAddr;
-use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::io;
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
 use std::time::Duration;
+
+use dominoes::{EventCount, Watch};
 
 use super::current::each_address;
 use super::poller::{Interest, Target, Watched};
@@ -21,7 +28,8 @@ use crate::io::stream::{DeliveryCursor, StreamRef};
 use crate::io::world::{Command, World};
 use crate::ip::route::{AddressKind, Site};
 use crate::keys::Domain;
-use crate::log::request::{Address, ConnId, Families};
+use crate::log::request::{Address, ConnId, Endpoint, Families, Flow};
+use crate::state::demux::Grouping;
 use crate::udp::record::{self, HEADER, Header, MAX_PAYLOAD};
 
 /// Time to live of what we send, unless told otherwise (RFC 1122 section 3.2.1.7).
@@ -47,21 +55,30 @@ impl Sockets {
         let mut table = world.socket_table();
         let random = |count| world.random_port(Domain::UdpPort, count);
         let (socket, port) = table.bindings.bind(port, &world.limits, random)?;
-        // While the socket table is held, so that what begins and ends reaches the pump in this
+        // While the socket table is held, so that what begins and ends reaches the pumps in this
         // order.
-        world.command(Command::Bind {
-            socket,
-            port,
-            families,
-        });
+        for world in self.worlds() {
+            world.command(Command::Bind {
+                socket,
+                port,
+                families,
+            });
+        }
         drop(table);
+        let worlds = self.worlds.clone();
+        let readers = worlds.iter().map(|_| Shared::default());
+        let news = Arc::new(News::default());
         Ok(UdpSocket::over(&Arc::new(UdpShared {
-            world: Arc::clone(world),
+            readers: readers.collect(),
+            next: AtomicUsize::new(0),
+            grouping: Grouping::new(&world.keys, worlds.len() as u16),
+            watch: Arc::clone(&news) as Arc<dyn Watch>,
+            news,
+            worlds,
             socket,
             port,
             families,
-            reader: Shared::new(DeliveryCursor::default()),
-            remote: Shared::new(None),
+            remote: Shared::default(),
             groups: Shared::new(Vec::new()),
             read_wait: WaitPolicy::default(),
             write_wait: WaitPolicy::default(),
@@ -75,11 +92,20 @@ impl Sockets {
 /// What both halves of a socket, and all its clones, share. When the last of them goes, so does the
 /// socket.
 pub(super) struct UdpShared {
-    pub(super) world: Arc<World>,
+    /// One for each group of the stack.
+    worlds: Arc<[Arc<World>]>,
     pub(super) socket: ConnId,
     port: u16,
     pub(super) families: Families,
-    reader: Shared<DeliveryCursor>,
+    /// How far the queue of each group was read.
+    readers: Box<[Shared<DeliveryCursor>]>,
+    /// Whose queue is looked at first.
+    next: AtomicUsize,
+    /// Which group has a peer.
+    grouping: Grouping,
+    /// Where news of all queues comes to, if there are several; and what brings them there.
+    news: Arc<News>,
+    watch: Arc<dyn Watch>,
     /// The peer's end, of a connected socket; taken by each call that sends.
     remote: Shared<Option<SocketAddr>>,
     /// Groups that it listens to, each with a source or with all.
@@ -91,49 +117,165 @@ pub(super) struct UdpShared {
     broadcast: AtomicBool,
 }
 
+/// Wakes who waits for news of several queues.
+#[derive(Debug, Default)]
+struct News {
+    event: EventCount,
+}
+
+impl Watch for News {
+    fn is_due(&self) -> bool {
+        true
+    }
+
+    fn fire(self: Arc<Self>) {
+        self.event.notify_all();
+    }
+}
+
+/// A datagram that can be received: whose queue it is in, and the cursor of that.
+type Oldest<'a> = (usize, StreamRef<'a>, Taken<'a, DeliveryCursor>);
+
 impl UdpShared {
-    fn queue(&self) -> Result<StreamRef<'_>, SocketError> {
-        if self.world.is_down() {
+    /// The first group's: what is said of one is said of all.
+    pub(super) fn world(&self) -> &World {
+        &self.worlds[0]
+    }
+
+    /// The queues of a group.
+    fn queue(&self, group: usize) -> Result<StreamRef<'_>, SocketError> {
+        let world = &self.worlds[group];
+        if world.is_down() {
             return Err(SocketError::Down);
         }
         // The place stays ours until we let go of it.
-        self.world
-            .queues
-            .streams
-            .get(self.socket)
-            .ok_or(SocketError::Aborted)
+        let queue = world.queues.streams.get(self.socket);
+        queue.ok_or(SocketError::Aborted)
+    }
+
+    /// The group that sends to `remote`, or, if that is not said, to the peer.
+    fn group_of(&self, remote: Option<SocketAddr>) -> usize {
+        if self.worlds.len() == 1 {
+            return 0;
+        }
+        let peer = || self.remote.with(|remote| *remote);
+        remote.or_else(peer).map_or(0, |remote| {
+            let flow = Flow {
+                local: Endpoint::new(Address::UNSPECIFIED, self.port),
+                remote: remote.into(),
+            };
+            usize::from(self.grouping.group(&flow))
+        })
+    }
+
+    /// All groups, beginning with `first` or the one whose turn it is.
+    fn in_turn(&self, first: Option<usize>) -> impl Iterator<Item = usize> + use<> {
+        let count = self.worlds.len();
+        let first = first.unwrap_or_else(|| self.next.load(Ordering::Relaxed));
+        (first..first + count).map(move |group| group % count)
+    }
+
+    /// What the network reported, if no call has said so.
+    fn take_error(&self) -> Result<(), SocketError> {
+        let mut worlds = self.worlds.iter();
+        worlds.try_for_each(|world| world.queues.take_error(self.socket))
+    }
+
+    /// Whether the network reported something that no call has said.
+    fn has_error(&self) -> bool {
+        let mut worlds = self.worlds.iter();
+        worlds.any(|world| world.queues.has_error(self.socket))
+    }
+
+    /// A datagram for `user`, in the queue of group `first` or of the one whose turn it is, or else
+    /// in that of another one.
+    fn oldest(&self, user: UserId, first: Option<usize>) -> Result<Oldest<'_>, SocketError> {
+        self.queue(0)?;
+        self.take_error()?;
+        for group in self.in_turn(first) {
+            if let Some((queue, seen)) = self.follow(user, group)?
+                && Received::first(queue.received(&seen)).is_ok()
+            {
+                return Ok((group, queue, seen));
+            }
+        }
+        Err(SocketError::WouldBlock)
+    }
+
+    /// The queue of a group, and the cursor with all that has arrived before its end; `None` while
+    /// another user looks at a datagram there in place.
+    fn follow(
+        &self,
+        user: UserId,
+        group: usize,
+    ) -> Result<Option<(StreamRef<'_>, Taken<'_, DeliveryCursor>)>, SocketError> {
+        let queue = self.queue(group)?;
+        let reader = &self.readers[group];
+        let Ok(mut seen) = reader.take_or(user, queue.waiting(), || queue.missed()) else {
+            return Ok(None);
+        };
+        queue.follow(&mut seen);
+        seen.end = seen.arrived;
+        Ok(Some((queue, seen)))
+    }
+
+    /// A datagram of the queue of `group` was taken.
+    fn taken(&self, group: usize) {
+        if self.worlds.len() > 1 {
+            let next = (group + 1) % self.worlds.len();
+            self.next.store(next, Ordering::Relaxed);
+        }
     }
 
     fn local_addr(&self) -> SocketAddr {
-        SocketAddr::new(self.world.local_address(self.families).ip(), self.port)
+        SocketAddr::new(self.world().local_address(self.families).ip(), self.port)
     }
 
     /// What a poller looks at.
     pub(super) fn target(&self, can: Interest) -> Target {
         Target::Datagrams {
-            world: Arc::clone(&self.world),
+            worlds: Arc::clone(&self.worlds),
             socket: self.socket,
             can,
         }
     }
 
-    /// Tries until it need not wait any more, or patience ends.
-    fn until<T>(
+    /// Tries to receive until it need not wait any more, or patience ends.
+    fn receiving<T>(
+        &self,
+        attempt: impl FnMut() -> Result<T, SocketError>,
+    ) -> Result<T, SocketError> {
+        let until = self.read_wait.begin();
+        if self.worlds.len() == 1 {
+            return until.retry(self.queue(0)?.waiting(), attempt);
+        }
+        let watch = || {
+            for group in self.in_turn(None) {
+                if let Ok(queue) = self.queue(group) {
+                    queue.waiting().watch(&self.watch);
+                }
+            }
+        };
+        until.retry_after(watch, &self.news.event, attempt)
+    }
+
+    /// The same for sending to `remote`, or the peer.
+    fn sending(
         &self,
         until: WaitUntil,
-        attempt: impl FnMut() -> Result<T, SocketError>,
-    ) -> io::Result<T> {
-        let queue = self.queue()?;
-        Ok(until.retry(queue.waiting(), attempt)?)
+        remote: Option<SocketAddr>,
+        attempt: impl FnMut() -> Result<(), SocketError>,
+    ) -> Result<(), SocketError> {
+        until.retry(self.queue(self.group_of(remote))?.waiting(), attempt)
     }
 
     /// Whether a datagram may go there.
     fn check(&self, remote: SocketAddr) -> Result<(), SocketError> {
         if Address::from(remote.ip()).is_v4() {
             // There, our place never changes.
-            return self.check_at(&self.world.site, remote);
+            return self.check_at(&self.world().site, remote);
         }
-        self.world.with_site(|site| self.check_at(site, remote))
+        self.world().with_site(|site| self.check_at(site, remote))
     }
 
     fn check_at(&self, site: &Site, remote: SocketAddr) -> Result<(), SocketError> {
@@ -167,10 +309,12 @@ impl UdpShared {
             self.check(remote)?;
         }
         self.remote.with(|place| *place = remote);
-        self.world.command(Command::Connect {
-            socket: self.socket,
-            remote: remote.map(Into::into),
-        });
+        for world in &*self.worlds {
+            world.command(Command::Connect {
+                socket: self.socket,
+                remote: remote.map(Into::into),
+            });
+        }
         Ok(())
     }
 
@@ -182,10 +326,15 @@ impl UdpShared {
 
 impl Drop for UdpShared {
     fn drop(&mut self) {
-        let mut table = self.world.socket_table();
-        table.bindings.unbind(self.socket);
+        let mut table = self.worlds[0].socket_table();
         let socket = self.socket;
-        self.world.command(Command::Unbind { socket });
+        table.bindings.unbind(socket);
+        for world in &*self.worlds {
+            if let Some(queue) = world.queues.streams.get(socket) {
+                queue.waiting().unwatch(&self.watch);
+            }
+            world.command(Command::Unbind { socket });
+        }
     }
 }
 
@@ -207,8 +356,8 @@ pub struct UdpReceiver {
     user: UserId,
     /// Datagrams before its end can be looked at in place.
     lent: DeliveryCursor,
-    /// Whether one was, and is not consumed.
-    is_lent: bool,
+    /// In whose queue one was, if it is not consumed.
+    lent_in: Option<usize>,
 }
 
 /// The half of a socket that sends.
@@ -232,6 +381,44 @@ pub struct Received<'a> {
     pub tos: u8,
 }
 
+/// Room for a datagram that [`UdpSocket::recv_many`] fills.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Datagram {
+    /// Who sent it. Port 0 wants no answer (RFC 768).
+    pub from: SocketAddr,
+    /// Hops that its packet had left.
+    pub ttl: u8,
+    /// DSCP (RFC 2474) in the upper six bits, ECN (RFC 3168) in the lower two.
+    pub tos: u8,
+    /// As many bytes as there is room for.
+    room: Box<[u8]>,
+    len: usize,
+}
+
+impl Datagram {
+    /// Room for `bytes` bytes; what a datagram has more is lost. It has none yet.
+    pub fn new(bytes: usize) -> Datagram {
+        Datagram {
+            from: SocketAddr::new([0, 0, 0, 0].into(), 0),
+            ttl: 0,
+            tos: 0,
+            room: vec![0; bytes].into(),
+            len: 0,
+        }
+    }
+
+    /// What it carries.
+    pub fn bytes(&self) -> &[u8] {
+        &self.room[..self.len]
+    }
+
+    fn fill(&mut self, received: Received<'_>) {
+        (self.from, self.ttl, self.tos) = (received.from, received.ttl, received.tos);
+        self.len = received.copy_to(&mut self.room);
+    }
+}
+
 impl UdpSocket {
     fn over(shared: &Arc<UdpShared>) -> Self {
         UdpSocket {
@@ -239,9 +426,10 @@ impl UdpSocket {
             receiver: UdpReceiver {
                 watched: Watched::default(),
                 shared: Arc::clone(shared),
-                user: shared.reader.new_user(),
+                // Of all of them.
+                user: shared.readers[0].new_user(),
                 lent: DeliveryCursor::default(),
-                is_lent: false,
+                lent_in: None,
             },
             sender: UdpSender {
                 watched: Watched::default(),
@@ -393,8 +581,7 @@ impl UdpSocket {
     /// # Errors
     /// None as yet.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        let UdpShared { world, socket, .. } = self.shared();
-        Ok(world.queues.take_error(*socket).err().map(io::Error::from))
+        Ok(self.shared().take_error().err().map(io::Error::from))
     }
 
     /// As [`UdpReceiver::try_peek`].
@@ -460,11 +647,29 @@ impl UdpSocket {
     /// As [`UdpSender::send_to`].
     pub fn send_to(&self, from: &[u8], remote: impl ToSocketAddrs) -> io::Result<usize> {
         let until = self.shared().write_wait.begin();
-        let queue = self.shared().queue()?;
         each_address(remote, |remote| {
-            until.retry(queue.waiting(), || self.sender.put(from, Some(remote)))?;
+            self.sender.put_until(until, from, Some(remote))?;
             Ok(from.len())
         })
+    }
+
+    /// As [`UdpSender::send_many`].
+    ///
+    /// # Errors
+    /// As [`UdpSender::send_many`].
+    pub fn send_many<'a>(
+        &self,
+        datagrams: impl IntoIterator<Item = (&'a [u8], SocketAddr)>,
+    ) -> io::Result<usize> {
+        self.sender.put_many(datagrams)
+    }
+
+    /// As [`UdpReceiver::recv_many`].
+    ///
+    /// # Errors
+    /// As [`UdpReceiver::recv_many`].
+    pub fn recv_many(&self, into: &mut [Datagram]) -> io::Result<usize> {
+        self.receiver.copy_many(into, self.receiver.lent_in)
     }
 
     /// As [`UdpSender::try_send`].
@@ -481,7 +686,7 @@ impl UdpSocket {
     /// As [`UdpSender::send`].
     pub fn send(&self, from: &[u8]) -> io::Result<usize> {
         let until = self.shared().write_wait.begin();
-        self.shared().until(until, || self.sender.put(from, None))?;
+        self.sender.put_until(until, from, None)?;
         Ok(from.len())
     }
 }
@@ -495,17 +700,6 @@ impl UdpReceiver {
         self.shared.read_wait.set_timeout(timeout)
     }
 
-    /// The cursor, with all that has arrived before its end.
-    fn follow(&self) -> Result<(StreamRef<'_>, Taken<'_, DeliveryCursor>), SocketError> {
-        let queue = self.shared.queue()?;
-        self.shared.world.queues.take_error(self.shared.socket)?;
-        let reader = &self.shared.reader;
-        let mut seen = reader.take_or(self.user, queue.waiting(), || queue.missed())?;
-        queue.follow(&mut seen);
-        seen.end = seen.arrived;
-        Ok((queue, seen))
-    }
-
     /// The oldest datagram in place. It stays the oldest until [`UdpReceiver::consume`].
     ///
     /// # Errors
@@ -513,25 +707,25 @@ impl UdpReceiver {
     /// [`SocketError::Unreachable`] if the network said so of what a connected socket sent;
     /// [`SocketError::Down`].
     pub fn try_peek(&mut self) -> Result<Received<'_>, SocketError> {
-        self.is_lent = false;
-        let (queue, seen) = self.follow()?;
-        Received::first(queue.received(&seen))?;
-        let lent = seen.lent_copy();
+        let (group, _, seen) = self.shared.oldest(self.user, self.lent_in.take())?;
+        self.lent = seen.lent_copy();
         seen.keep(self.user);
-        (self.lent, self.is_lent) = (lent, true);
+        self.lent_in = Some(group);
         // The slices borrow `self`, and all that gives their bytes up takes it mutably, or this
         // half keeps the cursor from.
-        Received::first(self.shared.queue()?.received(&self.lent))
+        Received::first(self.shared.queue(group)?.received(&self.lent))
     }
 
     /// The oldest datagram is not needed any more. Does nothing if there is none.
     pub fn consume(&mut self) {
-        self.is_lent = false;
-        let Ok(queue) = self.shared.queue() else {
-            return;
-        };
-        if let Ok(mut seen) = self.shared.reader.take(self.user, queue.waiting()) {
-            consume_first(&queue, &mut seen);
+        let shared = &*self.shared;
+        for group in shared.in_turn(self.lent_in.take()) {
+            if let Ok(queue) = shared.queue(group)
+                && let Ok(mut seen) = shared.readers[group].take(self.user, queue.waiting())
+                && consume_first(&queue, &mut seen)
+            {
+                return shared.taken(group);
+            }
         }
     }
 
@@ -541,8 +735,8 @@ impl UdpReceiver {
     /// # Errors
     /// As [`UdpReceiver::try_peek`].
     pub fn try_recv_from(&mut self, into: &mut [u8]) -> Result<(usize, SocketAddr), SocketError> {
-        self.is_lent = false;
-        self.copy(into, true)
+        let first = self.lent_in.take();
+        self.copy(into, first, true)
     }
 
     /// As [`UdpReceiver::try_recv_from`], waiting for a datagram.
@@ -551,47 +745,124 @@ impl UdpReceiver {
     /// As [`UdpReceiver::try_peek`]; [`SocketError::WouldBlock`] after the timeout, or if the
     /// socket does not block.
     pub fn recv_from(&mut self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        self.is_lent = false;
-        self.copy_waiting(into, true)
+        let first = self.lent_in.take();
+        let shared = &*self.shared;
+        Ok(shared.receiving(|| self.copy(into, first, true))?)
     }
 
-    /// Copies the oldest datagram, and takes it away if `consumes`.
-    fn copy(&self, into: &mut [u8], consumes: bool) -> Result<(usize, SocketAddr), SocketError> {
-        let (queue, mut seen) = self.follow()?;
-        let Received {
-            from,
-            parts: (a, b),
-            ..
-        } = Received::first(queue.received(&seen))?;
-        let front = a.len().min(into.len());
-        into[..front].copy_from_slice(&a[..front]);
-        let back = b.len().min(into.len() - front);
-        into[front..front + back].copy_from_slice(&b[..back]);
+    /// Takes as many datagrams as have arrived and `into` has places for, in the order of arrival of
+    /// each peer; waits for the first. Returns how many.
+    ///
+    /// ```
+    /// use dominoes_drivers::memory;
+    /// use dominoes_netstack::{Datagram, Stack};
+    ///
+    /// let (left, right) = memory::pair(Default::default());
+    /// let server = Stack::builder("10.0.0.1/24").start(left)?;
+    /// let client = Stack::builder("10.0.0.2/24").start(right)?;
+    /// let (here, there) = (server.bind_udp(7)?, client.bind_udp(0)?);
+    ///
+    /// let to = "10.0.0.1:7".parse()?;
+    /// assert_eq!(there.send_many([(&b"one"[..], to), (b"two", to)])?, 2);
+    /// let mut into = vec![Datagram::new(2048); 16];
+    /// let mut got = Vec::new();
+    /// while got.len() < 2 {
+    ///     let count = here.recv_many(&mut into)?;
+    ///     got.extend(into[..count].iter().map(|datagram| datagram.bytes().to_vec()));
+    /// }
+    /// assert_eq!(got, [b"one", b"two"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`UdpReceiver::recv_from`].
+    pub fn recv_many(&mut self, into: &mut [Datagram]) -> io::Result<usize> {
+        let first = self.lent_in.take();
+        self.copy_many(into, first)
+    }
+
+    /// [`UdpReceiver::recv_many`], beginning with the queue that a datagram was lent of.
+    fn copy_many(&self, into: &mut [Datagram], first: Option<usize>) -> io::Result<usize> {
+        if into.is_empty() {
+            return Ok(0);
+        }
+        let shared = &*self.shared;
+        let attempt = || {
+            shared.queue(0)?;
+            shared.take_error()?;
+            let mut places = into.iter_mut();
+            let mut count = 0;
+            for group in shared.in_turn(first) {
+                let Some((queue, mut seen)) = shared.follow(self.user, group)? else {
+                    continue;
+                };
+                while let Ok(received) = Received::first(queue.received(&seen)) {
+                    let Some(place) = places.next() else {
+                        return Ok(count);
+                    };
+                    place.fill(received);
+                    consume_first(&queue, &mut seen);
+                    shared.taken(group);
+                    count += 1;
+                }
+            }
+            if count > 0 {
+                Ok(count)
+            } else {
+                Err(SocketError::WouldBlock)
+            }
+        };
+        Ok(shared.receiving(attempt)?)
+    }
+
+    /// Copies the oldest datagram, if one was lent of the queue of group `first`, that one, and
+    /// takes it away if `consumes`.
+    fn copy(
+        &self,
+        into: &mut [u8],
+        first: Option<usize>,
+        consumes: bool,
+    ) -> Result<(usize, SocketAddr), SocketError> {
+        let (group, queue, mut seen) = self.shared.oldest(self.user, first)?;
+        let received = Received::first(queue.received(&seen))?;
+        let (len, from) = (received.copy_to(into), received.from);
         if consumes {
             consume_first(&queue, &mut seen);
+            self.shared.taken(group);
         }
-        Ok((front + back, from))
+        Ok((len, from))
     }
 
     /// [`UdpReceiver::copy`] that waits.
     fn copy_waiting(&self, into: &mut [u8], consumes: bool) -> io::Result<(usize, SocketAddr)> {
-        let until = self.shared.read_wait.begin();
-        self.shared.until(until, || self.copy(into, consumes))
+        let first = self.lent_in;
+        let shared = &*self.shared;
+        Ok(shared.receiving(|| self.copy(into, first, consumes))?)
     }
 }
 
 impl Drop for UdpReceiver {
     fn drop(&mut self) {
-        if self.is_lent
-            && let Ok(queue) = self.shared.queue()
+        if let Some(group) = self.lent_in
+            && let Ok(queue) = self.shared.queue(group)
         {
             // What it kept is for the others.
-            drop(self.shared.reader.take(self.user, queue.waiting()));
+            drop(self.shared.readers[group].take(self.user, queue.waiting()));
         }
     }
 }
 
 impl<'a> Received<'a> {
+    /// Copies what there is room for, and returns how much that is.
+    fn copy_to(&self, into: &mut [u8]) -> usize {
+        let (a, b) = self.parts;
+        let front = a.len().min(into.len());
+        into[..front].copy_from_slice(&a[..front]);
+        let back = b.len().min(into.len() - front);
+        into[front..front + back].copy_from_slice(&b[..back]);
+        front + back
+    }
+
     /// The first datagram of a queue that holds these bytes.
     fn first((a, b): (&'a [u8], &'a [u8])) -> Result<Received<'a>, SocketError> {
         // Neither a header nor the ring's length is odd, so headers do not wrap.
@@ -612,13 +883,15 @@ impl<'a> Received<'a> {
     }
 }
 
-/// The oldest datagram is not needed any more.
-fn consume_first(queue: &StreamRef<'_>, seen: &mut DeliveryCursor) {
+/// The oldest datagram is not needed any more. Returns whether there was one.
+fn consume_first(queue: &StreamRef<'_>, seen: &mut DeliveryCursor) -> bool {
     let (a, b) = queue.received(seen);
     let first = if a.is_empty() { b } else { a };
-    if let Some(header) = Header::read(first) {
+    let header = Header::read(first);
+    if let Some(header) = header {
         queue.read(record::len(header.len) as usize, seen, 0);
     }
+    header.is_some()
 }
 
 impl UdpSender {
@@ -677,6 +950,35 @@ impl UdpSender {
         self.put(from, Some(remote))
     }
 
+    /// [`UdpSender::put`] that waits.
+    fn put_until(
+        &self,
+        until: WaitUntil,
+        from: &[u8],
+        remote: Option<SocketAddr>,
+    ) -> Result<(), SocketError> {
+        let attempt = || self.put(from, remote);
+        self.shared.sending(until, remote, attempt)
+    }
+
+    fn put_many<'a>(
+        &self,
+        datagrams: impl IntoIterator<Item = (&'a [u8], SocketAddr)>,
+    ) -> io::Result<usize> {
+        let until = self.shared.write_wait.begin();
+        let mut sent = 0;
+        for (from, remote) in datagrams {
+            if sent == 0 {
+                self.put_until(until, from, Some(remote))?;
+            } else if self.shared.has_error() || self.put(from, Some(remote)).is_err() {
+                // The next call says why, if that lasts.
+                break;
+            }
+            sent += 1;
+        }
+        Ok(sent)
+    }
+
     fn put(&self, from: &[u8], remote: Option<SocketAddr>) -> Result<(), SocketError> {
         self.put_by(from.len(), remote, |queue| {
             queue.write(from);
@@ -695,13 +997,15 @@ impl UdpSender {
         if let Some(remote) = remote {
             place.check(remote)?;
         }
-        let queue = place.queue()?;
-        let connected = place.remote.take(self.user, queue.waiting())?;
+        let first = place.queue(0)?;
+        let connected = place.remote.take(self.user, first.waiting())?;
         let remote = remote.or(*connected).ok_or(SocketError::NotConnected)?;
-        place.world.queues.take_error(place.socket)?;
+        place.take_error()?;
+        let group = place.group_of(Some(remote));
+        let (world, queue) = (&place.worlds[group], place.queue(group)?);
         let len = u16::try_from(bytes).unwrap_or(u16::MAX);
         let record = record::len(len) as usize;
-        if bytes > MAX_PAYLOAD || record > place.world.limits.udp_send_buffer as usize {
+        if bytes > MAX_PAYLOAD || record > world.limits.udp_send_buffer as usize {
             return Err(SocketError::TooLong);
         }
         if queue.writable() < record && queue.fell_short() < record {
@@ -717,7 +1021,7 @@ impl UdpSender {
         write(&queue);
         // What pads a record is overwritten, too: it may be sent again.
         queue.write(&[0; HEADER][..record - HEADER - bytes]);
-        place.world.raise_socket(&queue);
+        world.raise_socket(&queue);
         Ok(())
     }
 
@@ -729,12 +1033,26 @@ impl UdpSender {
     /// As [`UdpSender::try_send`]; [`SocketError::Invalid`] until the socket has sent as much as
     /// the queue holds.
     pub fn try_send_again(&mut self, len: usize) -> Result<(), SocketError> {
-        if !self.shared.queue()?.was_filled() {
+        let group = self.shared.group_of(None);
+        if !self.shared.queue(group)?.was_filled() {
             return Err(SocketError::Invalid);
         }
         self.put_by(len, None, |queue| {
             queue.write_again(len);
         })
+    }
+
+    /// Sends datagrams, each to its own destination, in order, while there is room. Waits for room
+    /// for the first one. Returns how many were taken: fewer than given if room ends, or before one
+    /// that [`UdpSender::send_to`] would refuse.
+    ///
+    /// # Errors
+    /// As [`UdpSender::send_to`], of the first one.
+    pub fn send_many<'a>(
+        &mut self,
+        datagrams: impl IntoIterator<Item = (&'a [u8], SocketAddr)>,
+    ) -> io::Result<usize> {
+        self.put_many(datagrams)
     }
 
     /// Sends a datagram to whom the socket is connected.
@@ -752,7 +1070,7 @@ impl UdpSender {
     /// not block.
     pub fn send_to(&mut self, from: &[u8], remote: SocketAddr) -> io::Result<()> {
         let until = self.shared.write_wait.begin();
-        self.shared.until(until, || self.put(from, Some(remote)))
+        Ok(self.put_until(until, from, Some(remote))?)
     }
 
     /// As [`UdpSender::try_send`], waiting for room.
@@ -761,7 +1079,7 @@ impl UdpSender {
     /// As [`UdpSender::send_to`].
     pub fn send(&mut self, from: &[u8]) -> io::Result<()> {
         let until = self.shared.write_wait.begin();
-        self.shared.until(until, || self.put(from, None))
+        Ok(self.put_until(until, from, None)?)
     }
 }
 

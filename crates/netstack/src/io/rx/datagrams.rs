@@ -18,7 +18,7 @@ use crate::io::{Batch, Indices, Run};
 use crate::ip::fragment::cut_frame;
 use crate::ip::multicast::Memberships;
 use crate::ip::route::AddressKind;
-use crate::log::request::{Body, ConnId, Digest, Kind, MAX_DATAGRAMS, Mac, Request};
+use crate::log::request::{Body, ConnId, Digest, Flow, Kind, MAX_DATAGRAMS, Mac, Request};
 use crate::packet as wire;
 use crate::packet::Report;
 use crate::packet::flow::{Address, Endpoint, Families};
@@ -262,6 +262,15 @@ impl RxPump {
             }
             _ => return,
         };
+        // All groups see it; the one that sends to this destination reports it.
+        let local = Endpoint::new(Address::UNSPECIFIED, error.port);
+        let flow = Flow {
+            local,
+            remote: error.remote,
+        };
+        if !self.has_flow(&flow) {
+            return;
+        }
         let bound = self
             .datagrams
             .at(error.port)
@@ -549,7 +558,8 @@ impl RxPump {
         {
             self.datagrams.closing.pop_front();
             let next = self.world.queues.recycle(socket);
-            self.world.socket_table().bindings.free(next);
+            let groups = self.world.shared.groups();
+            self.world.socket_table().bindings.free(next, groups);
             done += 1;
         }
         done
