@@ -128,4 +128,4 @@ pub use socket::tls;
 pub use socket::{Connecting, Entered, Incoming, ReadHalf, Reserved, Sockets, TcpListener};
 pub use socket::{Datagram, Received, UdpReceiver, UdpSender, UdpSocket};
 pub use socket::{TcpStream, WriteHalf};
-pub use stack::{Builder, Stack};
+pub use stack::{Builder, Interface, Stack};

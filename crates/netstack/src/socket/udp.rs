@@ -19,6 +19,8 @@ use std::time::Duration;
 use dominoes::{EventCount, Watch};
 
 use super::current::each_address;
+use super::interfaces;
+use super::multicast::Membership;
 use super::poller::{Interest, Target, Watched};
 use super::shared::{Shared, Taken, UserId};
 use super::wait::{WaitPolicy, WaitUntil};
@@ -50,6 +52,16 @@ impl Sockets {
     /// # Errors
     /// As [`Sockets::bind_udp`].
     pub fn bind_udp_for(&self, families: Families, port: u16) -> Result<UdpSocket, SocketError> {
+        self.bind_udp_at(None, families, port)
+    }
+
+    /// As [`Sockets::bind_udp_for`], at one interface if there are several.
+    pub(super) fn bind_udp_at(
+        &self,
+        interface: Option<usize>,
+        families: Families,
+        port: u16,
+    ) -> Result<UdpSocket, SocketError> {
         self.check_up()?;
         let world = self.world();
         let mut table = world.socket_table();
@@ -57,11 +69,12 @@ impl Sockets {
         let (socket, port) = table.bindings.bind(port, &world.limits, random)?;
         // While the socket table is held, so that what begins and ends reaches the pumps in this
         // order.
-        for world in self.worlds() {
+        for (index, world) in self.worlds().iter().enumerate() {
+            let takes = interface.is_none_or(|interface| interface == index);
             world.command(Command::Bind {
                 socket,
                 port,
-                families,
+                families: takes.then_some(families),
             });
         }
         drop(table);
@@ -77,6 +90,7 @@ impl Sockets {
             worlds,
             socket,
             port,
+            interface,
             families,
             remote: Shared::default(),
             groups: Shared::new(Vec::new()),
@@ -96,6 +110,8 @@ pub(super) struct UdpShared {
     worlds: Arc<[Arc<World>]>,
     pub(super) socket: ConnId,
     port: u16,
+    /// The only interface that it uses, if it is bound to an address of one.
+    interface: Option<usize>,
     pub(super) families: Families,
     /// How far the queue of each group was read.
     readers: Box<[Shared<DeliveryCursor>]>,
@@ -109,7 +125,7 @@ pub(super) struct UdpShared {
     /// The peer's end, of a connected socket; taken by each call that sends.
     remote: Shared<Option<SocketAddr>>,
     /// Groups that it listens to, each with a source or with all.
-    pub(super) groups: Shared<Vec<(Address, Option<Address>)>>,
+    pub(super) groups: Shared<Vec<Membership>>,
     read_wait: WaitPolicy,
     write_wait: WaitPolicy,
     ttl: AtomicU8,
@@ -137,8 +153,13 @@ impl Watch for News {
 type Oldest<'a> = (usize, StreamRef<'a>, Taken<'a, DeliveryCursor>);
 
 impl UdpShared {
-    /// The first group's: what is said of one is said of all.
-    pub(super) fn world(&self) -> &World {
+    /// Those of all groups.
+    pub(super) fn worlds(&self) -> &[Arc<World>] {
+        &self.worlds
+    }
+
+    /// The first group's: what is said of one is said of all that have one device.
+    fn world(&self) -> &World {
         &self.worlds[0]
     }
 
@@ -160,6 +181,10 @@ impl UdpShared {
         }
         let peer = || self.remote.with(|remote| *remote);
         remote.or_else(peer).map_or(0, |remote| {
+            let interface = self.interface;
+            if let Some(index) = interface.or_else(|| interfaces::towards(&self.worlds, remote)) {
+                return index;
+            }
             let flow = Flow {
                 local: Endpoint::new(Address::UNSPECIFIED, self.port),
                 remote: remote.into(),
@@ -271,18 +296,19 @@ impl UdpShared {
 
     /// Whether a datagram may go there.
     fn check(&self, remote: SocketAddr) -> Result<(), SocketError> {
-        if Address::from(remote.ip()).is_v4() {
-            // There, our place never changes.
-            return self.check_at(&self.world().site, remote);
+        let address = Address::from(remote.ip());
+        if interfaces::is_ourselves(&self.worlds, address) {
+            return Err(SocketError::Ourselves);
         }
-        self.world().with_site(|site| self.check_at(site, remote))
+        let world = match self.world().shared.has_interfaces() {
+            true => &self.worlds[self.group_of(Some(remote))],
+            false => &self.worlds[0],
+        };
+        world.with_site_for(address, |site| self.check_at(site, remote))
     }
 
     fn check_at(&self, site: &Site, remote: SocketAddr) -> Result<(), SocketError> {
         let address = Address::from(remote.ip());
-        if site.is_ourselves(address) {
-            return Err(SocketError::Ourselves);
-        }
         if remote.port() == 0 {
             return Err(SocketError::Invalid);
         }
@@ -713,7 +739,8 @@ impl UdpReceiver {
         self.lent_in = Some(group);
         // The slices borrow `self`, and all that gives their bytes up takes it mutably, or this
         // half keeps the cursor from.
-        Received::first(self.shared.queue(group)?.received(&self.lent))
+        let received = Received::first(self.shared.queue(group)?.received(&self.lent))?;
+        Ok(received.at(&self.shared, group))
     }
 
     /// The oldest datagram is not needed any more. Does nothing if there is none.
@@ -800,7 +827,7 @@ impl UdpReceiver {
                     let Some(place) = places.next() else {
                         return Ok(count);
                     };
-                    place.fill(received);
+                    place.fill(received.at(shared, group));
                     consume_first(&queue, &mut seen);
                     shared.taken(group);
                     count += 1;
@@ -824,7 +851,7 @@ impl UdpReceiver {
         consumes: bool,
     ) -> Result<(usize, SocketAddr), SocketError> {
         let (group, queue, mut seen) = self.shared.oldest(self.user, first)?;
-        let received = Received::first(queue.received(&seen))?;
+        let received = Received::first(queue.received(&seen))?.at(&self.shared, group);
         let (len, from) = (received.copy_to(into), received.from);
         if consumes {
             consume_first(&queue, &mut seen);
@@ -853,6 +880,12 @@ impl Drop for UdpReceiver {
 }
 
 impl<'a> Received<'a> {
+    /// As it is told that it came to group `group` of a socket.
+    fn at(mut self, shared: &UdpShared, group: usize) -> Self {
+        self.from = interfaces::scoped(&shared.worlds, self.from, group);
+        self
+    }
+
     /// Copies what there is room for, and returns how much that is.
     fn copy_to(&self, into: &mut [u8]) -> usize {
         let (a, b) = self.parts;

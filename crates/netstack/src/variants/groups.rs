@@ -129,6 +129,7 @@ pub(super) fn divide_setup(
             own.processor = setup.processor.clone();
             own.balance = setup.balance;
             own.group = GroupIndex { index, count };
+            own.place = index;
             own.shared = Arc::clone(&shared);
             own
         })

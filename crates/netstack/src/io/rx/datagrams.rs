@@ -287,7 +287,7 @@ impl RxPump {
     pub(crate) fn bind(
         &mut self,
         now: Instant,
-        (socket, port, families): (ConnId, u16, Families),
+        (socket, port, families): (ConnId, u16, Option<Families>),
         log: &mut impl Log,
     ) {
         // The gathered datagrams belong to the sockets of before.
@@ -300,12 +300,14 @@ impl RxPump {
         datagrams.places[index] = Some(Bound {
             socket,
             port,
-            families,
+            families: families.unwrap_or_default(),
             remote: None,
             taken: 0,
             ending: false,
         });
-        datagrams.ports.insert(port, socket.index);
+        if families.is_some() {
+            datagrams.ports.insert(port, socket.index);
+        }
         datagrams.last = None;
         self.publish_command(now, Body::Bind { socket, port }, log);
     }
