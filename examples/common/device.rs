@@ -20,6 +20,7 @@ pub(crate) const USAGE: &str = "  --tap NAME          use this TAP interface
   --guard             start though the kernel owns our address, and keep it silent
 ";
 
+#[derive(Clone)]
 enum Which {
     Memory,
     Tap(String),
@@ -28,6 +29,7 @@ enum Which {
 }
 
 /// Which device is used, and how.
+#[derive(Clone)]
 pub(crate) struct DeviceOptions {
     which: Which,
     ring: RxRing,
@@ -79,6 +81,21 @@ impl DeviceOptions {
             other => return Err(format!("no such option: --{other}").into()),
         }
         Ok(())
+    }
+
+    /// The same options for another interface.
+    pub(crate) fn of(&self, name: &str) -> DeviceOptions {
+        let name = name.to_owned();
+        let which = match self.which {
+            Which::Memory => Which::Memory,
+            Which::Tap(_) => Which::Tap(name),
+            Which::Packet(_) => Which::Packet(name),
+            Which::Xdp(_) => Which::Xdp(name),
+        };
+        DeviceOptions {
+            which,
+            ..self.clone()
+        }
     }
 
     /// Opens the device, and says what it is; `None`: in memory. The drivers refuse to start
