@@ -31,7 +31,9 @@
 //! ```
 //!
 //! With `--addr6 fd00:78::1/64` it serves over IPv6 as well, and with `--addr6 auto` at an address
-//! that it makes of what a router advertises.
+//! that it makes of what a router advertises. With `--second veth1,10.79.0.1/24` it serves the network
+//! of another interface, too. With `--join 239.1.2.3` it also echoes datagrams that
+//! are sent to this group.
 //!
 //! It prints `listening on 10.78.0.1, 2 replicas, device ...`. Then, in another terminal and with
 //! `sudo ip netns exec peer` before them:
@@ -69,6 +71,7 @@ mod watch;
 mod web;
 
 use std::io::{self, BufRead, Read, Write};
+use std::net::{IpAddr, Ipv4Addr};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -111,6 +114,7 @@ Echo, discard, HTTP and iperf3 on our own TCP and UDP; without a device, tests i
 
 const USAGE: &str = "  --variant NAME      single, locked, locked-mcs or replicated [by the number of threads]; single
                       has one thread unless told otherwise
+  --join GROUP        echo what is sent to this multicast group, too; as often as wanted
   --seconds N         stop after this time [never]
   --grace N           seconds that peers have to acknowledge everything when it ends [1]
 ";
@@ -118,6 +122,7 @@ const USAGE: &str = "  --variant NAME      single, locked, locked-mcs or replica
 struct Options {
     stack: StackOptions,
     variant: Option<VariantKind>,
+    groups: Vec<IpAddr>,
     seconds: Option<u64>,
     grace: Option<Duration>,
 }
@@ -129,12 +134,14 @@ impl Options {
         let mut options = Options {
             stack: StackOptions::default(),
             variant: None,
+            groups: Vec::new(),
             seconds: None,
             grace: None,
         };
         let stack = StackOptions::from_command_line(|arg, parser| {
             match arg {
                 Long("variant") => options.variant = Some(parser.value()?.string()?.parse()?),
+                Long("join") => options.groups.push(parser.value()?.parse()?),
                 Long("seconds") => options.seconds = Some(parser.value()?.parse()?),
                 Long("grace") => {
                     options.grace = Some(Duration::from_secs(parser.value()?.parse()?))
@@ -202,10 +209,10 @@ fn run(options: &Options) -> Outcome<()> {
     };
     let stack = options.stack.start(|addr| threads.builder(addr), device)?;
     let end_requested = watch::signals::end_requested()?;
-    let services = Services::start(&stack)?;
+    let addresses = options.stack.addresses(&stack, None)?;
+    let services = Services::start(&stack, &options.groups)?;
     println!(
-        "listening on {}, {}, device {name}",
-        options.stack.addresses(&stack, None)?,
+        "listening on {addresses}, {}, device {name}",
         threads.name(),
     );
     let (seconds, grace) = (options.seconds, options.grace);
@@ -221,7 +228,8 @@ type Serve = fn(TcpStream) -> io::Result<()>;
 struct Services(Vec<thread::JoinHandle<()>>);
 
 impl Services {
-    fn start(stack: &Stack) -> Outcome<Services> {
+    /// Starts them; datagrams that are sent to `groups` are echoed, too.
+    fn start(stack: &Stack, groups: &[IpAddr]) -> Outcome<Services> {
         let services: [(u16, Serve); 3] = [(ECHO, echo), (DISCARD, discard), (HTTP, web::serve)];
         let mut threads = Vec::new();
         for (port, serve) in services {
@@ -229,6 +237,12 @@ impl Services {
             threads.push(thread::spawn(move || accept(&listener, serve)));
         }
         let socket = stack.bind_udp(ECHO)?;
+        for group in groups {
+            match group {
+                IpAddr::V4(group) => socket.join_multicast_v4(group, &Ipv4Addr::UNSPECIFIED)?,
+                IpAddr::V6(group) => socket.join_multicast_v6(group, 0)?,
+            }
+        }
         threads.push(thread::spawn(move || echo_datagrams(socket)));
         let socket = stack.bind_udp(DISCARD)?;
         threads.push(thread::spawn(move || discard_datagrams(socket)));

@@ -20,7 +20,8 @@ pub(crate) const USAGE: &str = "  --tap NAME          use this TAP interface
   --guard             start though the kernel owns our address, and keep it silent
 ";
 
-enum Which {
+#[derive(Clone)]
+pub(crate) enum Which {
     Memory,
     Tap(String),
     Packet(String),
@@ -28,8 +29,9 @@ enum Which {
 }
 
 /// Which device is used, and how.
+#[derive(Clone)]
 pub(crate) struct DeviceOptions {
-    which: Which,
+    pub(crate) which: Which,
     ring: RxRing,
     offloads: bool,
     trust: bool,
@@ -82,7 +84,8 @@ impl DeviceOptions {
     }
 
     /// Opens the device, and says what it is; `None`: in memory. The drivers refuse to start
-    /// if the kernel would answer at `address`, which is ours; `has_ipv6` says whether the stack has addresses of IPv6 besides.
+    /// if the kernel would answer at `address`, which is ours; `has_ipv6` says whether the stack has
+    /// addresses of IPv6 besides.
     pub(crate) fn open(
         &self,
         address: Ipv4Addr,
@@ -111,7 +114,7 @@ impl DeviceOptions {
                     .offloads(self.offloads)
                     .trust_checksums(self.trust);
                 if has_ipv6 {
-                    // By address the program knows IPv4 alone.
+                    // Nothing is known yet of the link-local address, and of those that routers give.
                     options = options.redirect(Redirect::Everything);
                 }
                 let device = AfXdp::open(name, &options)?;

@@ -9,16 +9,18 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use dominoes_drivers::Device;
-use dominoes_netstack::{Builder, Limits, Stack};
+use dominoes_netstack::{Builder, Interface, Limits, Stack};
 
 use crate::Outcome;
-use device::DeviceOptions;
+use device::{DeviceOptions, Which};
 use ipv6::Addr6;
 use killer::Killer;
 
 /// The options that [`StackOptions::take`] takes besides those of the device.
 pub(crate) const USAGE: &str = "  --addr CIDR         our address and its prefix [10.78.0.1/24]
   --addr6 CIDR        the same of IPv6, or auto: as routers advertise [no IPv6]
+  --second NAME,CIDR  another interface of the same kind with its address, and behind another comma
+                      one of IPv6 if it has that, too [none]
   --gateway IP        who forwards to other networks, once for each family [nobody]
   --replicas N        threads that run the stack, each with a copy of its state [2]
   --kill-every N      for trials: a replica's thread dies each N seconds, 0.05 say, and another joins [never]
@@ -29,9 +31,34 @@ pub(crate) struct StackOptions {
     device: DeviceOptions,
     addr: String,
     addr6: Addr6,
+    second: Option<Second>,
     gateways: Vec<IpAddr>,
     replicas: Option<usize>,
     kill_every: Option<Duration>,
+}
+
+/// Another interface: its name, and at least one address of it.
+struct Second {
+    name: String,
+    addresses: Vec<String>,
+}
+
+impl Second {
+    fn parse(words: &str) -> Outcome<Second> {
+        let mut words = words.split(',').map(str::to_owned);
+        let name = words.next().unwrap_or_default();
+        let addresses: Vec<_> = words.collect();
+        if addresses.is_empty() {
+            return Err("--second needs a name and an address, as in veth1,10.79.0.1/24".into());
+        }
+        Ok(Second { name, addresses })
+    }
+
+    fn interface(&self) -> Interface {
+        let interface = Interface::new(&self.addresses[0]);
+        let others = self.addresses[1..].iter();
+        others.fold(interface, |interface, address| interface.address(address))
+    }
 }
 
 impl Default for StackOptions {
@@ -40,6 +67,7 @@ impl Default for StackOptions {
             device: DeviceOptions::default(),
             addr: "10.78.0.1/24".to_owned(),
             addr6: Addr6::default(),
+            second: None,
             gateways: Vec::new(),
             replicas: None,
             kill_every: None,
@@ -76,7 +104,14 @@ impl StackOptions {
 
     /// Whether an option says something of the stack or of its device.
     fn knows(option: &str) -> bool {
-        let own = ["addr", "addr6", "gateway", "replicas", "kill-every"];
+        let own = [
+            "addr",
+            "addr6",
+            "second",
+            "gateway",
+            "replicas",
+            "kill-every",
+        ];
         own.contains(&option) || DeviceOptions::knows(option)
     }
 
@@ -86,6 +121,7 @@ impl StackOptions {
         match option {
             "addr" => self.addr = parser.value()?.string()?,
             "addr6" => self.addr6 = Addr6::parse(parser.value()?.string()?),
+            "second" => self.second = Some(Second::parse(&parser.value()?.string()?)?),
             "gateway" => self.gateways.push(parser.value()?.parse()?),
             "replicas" => self.replicas = Some(parser.value()?.parse()?),
             "kill-every" => {
@@ -131,6 +167,13 @@ impl StackOptions {
         for gateway in &self.gateways {
             builder = builder.gateway(*gateway);
         }
+        if let Some(second) = &self.second {
+            let options = beside(&self.device, &second.name);
+            let address = device::address(&second.addresses[0])?;
+            let opened = options.open(address, second.addresses.len() > 1)?;
+            let (device, _) = opened.ok_or("a second interface needs a device")?;
+            builder = builder.interface(second.interface(), device);
+        }
         Ok(builder.start(device)?)
     }
 
@@ -166,4 +209,18 @@ pub(crate) fn builder(addr: &str, replicas: usize) -> Builder {
 pub(crate) fn count(number: usize, noun: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {noun}{plural}")
+}
+
+/// The same options for another interface.
+fn beside(device: &DeviceOptions, name: &str) -> DeviceOptions {
+    let name = name.to_owned();
+    let which = match device.which {
+        Which::Memory => Which::Memory,
+        Which::Tap(_) => Which::Tap(name),
+        Which::Packet(_) => Which::Packet(name),
+        Which::Xdp(_) => Which::Xdp(name),
+    };
+    let mut other = device.clone();
+    other.which = which;
+    other
 }

@@ -60,6 +60,15 @@ const KERNELS: &str = "10.78.0.2/24";
 pub(crate) const OURS_V6: &str = "fd00:78::1";
 pub(crate) const KERNELS_V6: &str = "fd00:78::2";
 
+/// The second interface at either end, and our addresses there.
+const SECOND: &str = "second0";
+pub(crate) const OURS_SECOND: &str = "10.79.0.1";
+pub(crate) const OURS_SECOND_V6: &str = "fd00:79::1";
+
+/// Groups whose datagrams a server over IPv6 echoes, of either family.
+pub(crate) const GROUP: &str = "239.78.0.7";
+pub(crate) const GROUP_V6: &str = "ff12::78:7";
+
 /// Which device the server uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Device {
@@ -195,7 +204,8 @@ impl Fixture {
     /// The same with an address of IPv6 besides, as the kernel that is its peer.
     pub(crate) fn services_v6(device: Device, arguments: &[&str]) -> Result<Fixture, Failed> {
         let ours = format!("{OURS_V6}/64");
-        let arguments = [&["--addr6", &ours], arguments].concat();
+        let own = ["--addr6", &ours, "--join", GROUP, "--join", GROUP_V6];
+        let arguments = [&own, arguments].concat();
         Fixture::services_after(device, &arguments, |peer| {
             let interface = device.interface();
             peer.enable_v6(interface)?;
@@ -224,6 +234,56 @@ impl Fixture {
         })?;
         (fixture.router, fixture.root) = (router, root);
         Ok(fixture)
+    }
+
+    /// The example `services` with an address of either family at each of two interfaces, whose
+    /// networks are in the peer's namespace and in `far`.
+    pub(crate) fn services_at_two(device: Device, far: &Namespace) -> Result<Fixture, Failed> {
+        let ends = Ends::new(device)?;
+        let interface = device.interface();
+        let second = match (device, &ends.ours) {
+            (Device::Tap, _) | (_, None) => {
+                // It goes where its far end is once it is open; this end stays.
+                ends.peer.ip(&format!("tuntap add dev {SECOND} mode tap"))?;
+                &ends.peer
+            }
+            (_, Some(ours)) => {
+                let name = &far.name;
+                ours.ip(&format!(
+                    "link add {SECOND} type veth peer name {SECOND} netns {name}"
+                ))?;
+                ours.ip(&format!("link set {SECOND} up"))?;
+                far
+            }
+        };
+        let program = server_program("services", &SERVICES)?;
+        let (v6, own) = (
+            format!("{OURS_V6}/64"),
+            format!("{SECOND},{OURS_SECOND}/24,{OURS_SECOND_V6}/64"),
+        );
+        let arguments = [
+            &[device.option(), interface, "--addr6", &v6, "--second", &own][..],
+            &common()[..],
+        ]
+        .concat();
+        for (namespace, interface, addresses) in [
+            (&ends.peer, interface, [None, Some(KERNELS_V6)]),
+            (second, SECOND, [Some("10.79.0.2"), Some("fd00:79::2")]),
+        ] {
+            namespace.enable_v6(interface)?;
+            for (address, prefix) in addresses.into_iter().zip([24, 64]) {
+                let Some(address) = address else {
+                    continue;
+                };
+                let nodad = if prefix == 64 { " nodad" } else { "" };
+                namespace.ip(&format!(
+                    "addr add {address}/{prefix} dev {interface}{nodad}"
+                ))?;
+            }
+            namespace.ip(&format!("link set {interface} up"))?;
+        }
+        let root = Temporary::new()?;
+        Fixture::start_between(ends, program, &arguments, root, None, |_| Ok(()))
     }
 
     /// The example `services` after the network is prepared.
@@ -274,13 +334,24 @@ impl Fixture {
         prepare: impl FnOnce(&Namespace) -> Result<(), Failed>,
     ) -> Result<Fixture, Failed> {
         let ends = Ends::new(device)?;
+        Fixture::start_between(ends, program, arguments, root, lines, prepare)
+    }
+
+    fn start_between(
+        ends: Ends,
+        program: &Path,
+        arguments: &[&str],
+        root: Temporary,
+        lines: Option<usize>,
+        prepare: impl FnOnce(&Namespace) -> Result<(), Failed>,
+    ) -> Result<Fixture, Failed> {
         prepare(&ends.peer)?;
         let mut command = ends.our_command(program);
         command.args(arguments);
         let server = Server::start(command)?;
         // The interface of a TAP carries frames once its other end is open, and a moment later says
         // so.
-        let interface = device.interface();
+        let interface = ends.interface();
         ends.peer.wait_until_running(interface)?;
         Ok(Fixture {
             server,

@@ -10,7 +10,10 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Failed;
 use serde_json::Value;
 
-use crate::fixture::{Device, Fixture, KERNELS_V6, Namespace, OURS, OURS_V6, Running, Temporary};
+use crate::fixture::{
+    Device, Fixture, GROUP, GROUP_V6, KERNELS_V6, Namespace, OURS, OURS_SECOND, OURS_SECOND_V6,
+    OURS_V6, Running, THEIRS, Temporary,
+};
 use crate::services::{curl, curl_gets_and_sends, expected};
 use crate::{CURL, Test, same};
 
@@ -29,6 +32,7 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("curl_gets_and_sends_the_same", curl_gets_and_sends_the_same),
     ("iperf3_runs_each_way", iperf3_runs_each_way),
     ("datagrams_are_echoed", datagrams_are_echoed),
+    ("groups_are_heard", groups_are_heard),
     ("nobody_at_a_port_is_told", a_closed_port_is_reported),
     ("traceroute_and_nmap_find_us", traceroute_and_nmap_find_us),
 ];
@@ -45,6 +49,8 @@ type Alone = fn() -> Result<String, Failed>;
 pub(crate) const ALONE: &[(&str, Alone)] = &[
     ("radvd_gives_an_address", radvd_gives_an_address),
     ("a_narrow_path_is_learned", a_narrow_path_is_learned),
+    ("two_interfaces_over_tap", two_interfaces_over_tap),
+    ("two_interfaces_over_packet", two_interfaces_over_packet),
 ];
 
 /// Bytes of a file that crosses routers.
@@ -215,6 +221,28 @@ fn datagrams_are_echoed(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Fai
     same(said == "hello\n", "the echo that nc got")
 }
 
+/// What `socat` sends to a group of either family that the echo listens to is answered; what it
+/// sends to a group beside it is not.
+fn groups_are_heard(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
+    let interface = fixture.interface;
+    let ask = |address: &str| {
+        let said = format!("echo {address} | socat -t 0.5 - {address} 2>&1");
+        fixture.run("sh", &["-c", &said])
+    };
+    let v4 = |group: &str| format!("UDP4-DATAGRAM:{group}:7,ip-multicast-if={THEIRS}");
+    let v6 = |group: &str| format!("UDP6-DATAGRAM:[{group}%{interface}]:7");
+    for group in [v4(GROUP), v6(GROUP_V6)] {
+        let said = ask(&group)?;
+        check(said == format!("{group}\n"), &format!("{group}: {said:?}"))?;
+    }
+    for beside in [v4("239.78.0.8"), v6("ff12::78:8")] {
+        let said = ask(&beside)?;
+        check(said.is_empty(), &format!("{beside}: {said:?}"))?;
+    }
+    figure(format!("{GROUP} and {GROUP_V6}"));
+    Ok(())
+}
+
 fn a_closed_port_is_reported(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
     for address in ["UDP6", "TCP6"] {
         let ask = format!("echo hello | socat -t 1 - {address}:[{OURS_V6}]:77 2>&1 || true");
@@ -367,6 +395,79 @@ fn behind_radvd(fixture: &Fixture) -> Result<String, Failed> {
         "what curl got",
     )?;
     Ok(format!("{made} is ours"))
+}
+
+fn two_interfaces_over_tap() -> Result<String, Failed> {
+    two_interfaces(Device::Tap)
+}
+
+fn two_interfaces_over_packet() -> Result<String, Failed> {
+    two_interfaces(Device::Packet)
+}
+
+/// One stack serves the networks of two interfaces over both families, and each network does not see
+/// the other's address.
+fn two_interfaces(device: Device) -> Result<String, Failed> {
+    let far = Namespace::new("far")?;
+    let mut fixture = Fixture::services_at_two(device, &far)?;
+    let far = match device {
+        Device::Tap => &fixture.peer,
+        _ => &far,
+    };
+    both_are_served(&fixture, far)
+        .and_then(|said| fixture.check().map(|()| said))
+        .map_err(|failed| fixture.explain(&failed))
+}
+
+fn both_are_served(fixture: &Fixture, far: &Namespace) -> Result<String, Failed> {
+    let run = |namespace: &Namespace, program: &str, arguments: &[&str]| {
+        let mut command = namespace.command(program);
+        command.args(arguments);
+        Running::start(command)?.finish()
+    };
+    let folder = Temporary::new()?;
+    let (got, sent) = (folder.file("got"), folder.file("sent"));
+    let written = folder.write("sent", 4_000, 3)?;
+    for (namespace, address, family) in [
+        (&fixture.peer, OURS, "4"),
+        (&fixture.peer, OURS_V6, "6"),
+        (far, OURS_SECOND, "4"),
+        (far, OURS_SECOND_V6, "6"),
+    ] {
+        let place = match family {
+            "4" => address.to_owned(),
+            _ => format!("[{address}]"),
+        };
+        let said = run(
+            namespace,
+            "ping",
+            &["-q", "-c", "20", "-i", "0.01", "-s", "4000", address],
+        )?;
+        check(said.contains(" 20 received, 0% packet loss"), &said)?;
+        let url = format!("http://{place}/bytes/{LARGE}");
+        let down = [&CURL[..], &["--output", &got, &url]].concat();
+        run(namespace, "curl", &down)?;
+        same(folder.hash("got")? == expected(LARGE), "what curl got")?;
+        let url = format!("http://{place}/sum");
+        let up = [&CURL[..], &["--upload-file", &got, &url]].concat();
+        let said = run(namespace, "curl", &up)?;
+        same(said.trim() == folder.hex("got")?, "what the server got")?;
+        let ask = format!("socat -b 65507 -t 1 - UDP{family}:{place}:7 < {sent} > {got}");
+        run(namespace, "sh", &["-c", &ask])?;
+        same(folder.hash("got")? == written, "the echo that socat got")?;
+    }
+    // By way of the first interface nobody answers for the second.
+    let ours = format!("{OURS_SECOND}/32");
+    let interface = fixture.interface;
+    fixture.ip(&format!("route replace {ours} via {OURS} dev {interface}"))?;
+    let ask = ["-c", "2", "-W", "1", "-i", "0.2", "-I", THEIRS, OURS_SECOND];
+    let said = run(
+        &fixture.peer,
+        "sh",
+        &["-c", &format!("ping {} || true", ask.join(" "))],
+    )?;
+    check(said.contains(" 0 received"), &said)?;
+    Ok(format!("{LARGE} bytes each way, at four addresses"))
 }
 
 /// A namespace behind the peer's, whose packets the peer forwards if they are not longer than 1280

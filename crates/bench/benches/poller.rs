@@ -62,6 +62,7 @@ mod run {
     use dominoes_netstack::variants::{Setup, Variant, VariantKind};
     use dominoes_netstack::{SocketError, Stack, TcpListener, TcpStream};
     use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
+    use nix::sys::socket::{setsockopt, sockopt};
 
     const OURS: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
     const KERNEL: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 3);
@@ -574,6 +575,13 @@ mod run {
         let mut held = Vec::with_capacity(count);
         for _ in 0..count {
             let mut stream = std::net::TcpStream::connect((address, PORT))?;
+            // It is reset when this ends: in order it would keep its port for a minute, and a few
+            // rounds would use up all ports.
+            let reset = nix::libc::linger {
+                l_onoff: 1,
+                l_linger: 0,
+            };
+            setsockopt(&stream, sockopt::Linger, &reset)?;
             stream.set_read_timeout(Some(PATIENCE))?;
             stream.write_all(b"GET / HTTP/1.1\r\nHost: server\r\n\r\n")?;
             let mut answer = vec![0; answer().len()];

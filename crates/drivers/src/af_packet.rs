@@ -31,7 +31,7 @@ use crate::{
 use copying::CopyingRx;
 use ring::RingRx;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -287,10 +287,8 @@ impl AfPacket {
         if let (Some(address), true) = (options.address, options.guard) {
             guard = Some(attach_guard(interface, index, address)?);
         } else if let Some(address) = options.address {
-            refuse_owned(
-                address,
-                sys::ipv4_addresses().map_err(system("list addresses"))?,
-            )?;
+            let owned = sys::addresses().map_err(system("list addresses"))?;
+            refuse_owned(&[address.into()], owned)?;
             // The kernel is silent either way, so this is for speed, and does without what it is
             // not allowed.
             guard = attach_guard(interface, index, address).ok();
@@ -318,10 +316,9 @@ impl AfPacket {
             MacChoice::Local => local_mac(interface),
             MacChoice::Fixed(mac) => mac,
         };
-        if mac != interface_mac {
-            sys::packet_promiscuous(socket, index)
-                .map_err(system("make the interface promiscuous"))?;
-        }
+        // Which groups a stack listens to is not known here, and changes.
+        sys::packet_widen(socket, index, mac != interface_mac)
+            .map_err(system("open the interface for more frames"))?;
         let mut caps = Capabilities::new(interface);
         caps.mtu = sys::interface_mtu(socket, interface).map_err(system("read the MTU"))?;
         caps.rx_max_frame = MAX_FRAME_LEN;
@@ -544,16 +541,19 @@ fn socket_error(interface: &str, error: &io::Error) -> DeviceError {
     }
 }
 
-/// Fails if one of `owned` is `address`.
+/// Fails if one of `owned` is one of `ours`.
 pub(crate) fn refuse_owned(
-    address: Ipv4Addr,
+    ours: &[IpAddr],
     owned: Vec<sys::OwnedAddress>,
 ) -> Result<(), DeviceError> {
-    match owned.into_iter().find(|owned| owned.address == address) {
+    let found = owned
+        .into_iter()
+        .find(|owned| ours.contains(&owned.address));
+    match found {
         Some(sys::OwnedAddress {
             interface,
+            address,
             prefix_len,
-            ..
         }) => Err(DeviceError::AddressInUse {
             address,
             interface,
@@ -616,17 +616,15 @@ mod tests {
 
     #[test]
     fn an_address_of_the_kernel_is_refused() {
-        let ours = Ipv4Addr::new(10, 0, 0, 1);
+        let ours = IpAddr::from([10, 0, 0, 1]);
         let owned = |address| sys::OwnedAddress {
             interface: "eth1".to_owned(),
             address,
             prefix_len: 24,
         };
-        assert_eq!(
-            refuse_owned(ours, vec![owned(Ipv4Addr::new(10, 0, 0, 2))]),
-            Ok(())
-        );
-        let error = refuse_owned(ours, vec![owned(Ipv4Addr::LOCALHOST), owned(ours)]).unwrap_err();
+        let other = owned([10, 0, 0, 2].into());
+        assert_eq!(refuse_owned(&[ours], vec![other.clone()]), Ok(()));
+        let error = refuse_owned(&[ours], vec![other, owned(ours)]).unwrap_err();
         assert!(
             error
                 .to_string()

@@ -1,8 +1,8 @@
 //! A network interface below the kernel's stack, through AF_XDP sockets.
 //!
 //! A small program in the driver passes frames to the device: by default all, with
-//! [`AfXdpOptions::address`] those to our address alone. The kernel keeps all others and never sees
-//! ours, so it can use the same interface with other addresses. The program is removed with the
+//! [`AfXdpOptions::address`] those to our addresses alone. The kernel keeps all others and never
+//! sees ours, so it can use the same interface with other addresses. The program is removed with the
 //! devices, also when the process is killed.
 //!
 //! Frames are received into memory that is shared with the kernel, and any number of threads may
@@ -61,8 +61,8 @@ pub struct AfXdp {
 struct Attached {
     _link: OwnedFd,
     _map: OwnedFd,
-    /// Holds the interface promiscuous, if need be.
-    _promiscuous: Option<OwnedFd>,
+    /// Holds the interface open for frames to groups, or to any address.
+    _widened: OwnedFd,
 }
 
 impl AfXdp {

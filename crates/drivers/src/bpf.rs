@@ -4,7 +4,7 @@
 //! Registers and calls as in RFC 9669 (BPF Instruction Set Architecture): r1 holds the context, r0
 //! the answer, r6 to r9 survive calls, r10 is the stack's end.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 const XDP_PASS: i32 = 2;
 const TCX_NEXT: i32 = -1;
@@ -18,36 +18,62 @@ const ETHERTYPE: i16 = 12;
 /// frame.
 const IPV4_DESTINATION: i16 = 30;
 const ARP_TARGET: i16 = 38;
+/// Of IPv6: what follows the header, the destination, and behind a header without extensions the
+/// type of a message of ICMPv6 and the target of a neighbor solicitation or advertisement
+/// (RFC 4861 section 4.3).
+const IPV6_NEXT: i16 = 20;
+const IPV6_DESTINATION: i16 = 38;
+const ICMPV6_TYPE: i16 = 54;
+const NEIGHBOR_TARGET: i16 = 62;
 
 // Operation codes (RFC 9669 section 3 to 5).
 const MOV: u8 = 0xb7;
 const MOV_REG: u8 = 0xbf;
 const ADD: u8 = 0x07;
 const LOAD_HALF: u8 = 0x69;
+const LOAD_BYTE: u8 = 0x71;
 const LOAD_WORD: u8 = 0x61;
 const LOAD_IMMEDIATE_64: u8 = 0x18;
 const JUMP: u8 = 0x05;
 const JUMP_IF_GREATER_REG: u8 = 0x2d;
+const JUMP_IF: u8 = 0x15;
+const JUMP_IF_32: u8 = 0x16;
 const JUMP_IF_NOT: u8 = 0x55;
 const JUMP_IF_NOT_32: u8 = 0x56;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
 
 /// Which frames are redirected to AF_XDP sockets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Redirect {
-    /// IPv4 packets to this address, and ARP messages about it. The kernel keeps all others, and
-    /// goes on serving its own addresses on the same interface.
-    Address(Ipv4Addr),
+    /// Packets to these addresses, 1 to 64, and ARP messages, neighbor solicitations and
+    /// advertisements about them. The kernel keeps all others, and goes on serving its own
+    /// addresses on the same interface.
+    ///
+    /// What is sent to a group goes to the kernel, router advertisements among it, unless the group
+    /// is in the list; then the kernel does not get it. A stack that uses a link-local address, too,
+    /// needs that one in the list.
+    Addresses(Vec<IpAddr>),
     /// All of them.
     #[default]
     Everything,
 }
 
+impl Redirect {
+    /// Addresses that [`Redirect::Addresses`] may have.
+    pub(crate) const MAX_ADDRESSES: usize = 64;
+}
+
 /// A number as a frame has it, read by a program as a number of this machine.
 fn in_network_order(address: Ipv4Addr) -> i32 {
     i32::from_ne_bytes(address.octets())
+}
+
+fn words(address: Ipv6Addr) -> [i32; 4] {
+    let octets = address.octets();
+    let (words, _) = octets.as_chunks::<4>();
+    [0, 1, 2, 3].map(|word: usize| i32::from_ne_bytes(words[word]))
 }
 
 fn half_in_network_order(number: u16) -> i32 {
@@ -108,6 +134,43 @@ impl Assembler {
         self
     }
 
+    /// Passes a frame to the kernel that has not as many bytes; r2 is its start, r3 its end.
+    fn within(&mut self, len: i16) -> &mut Self {
+        self.op(MOV_REG, 4, 2, 0, 0)
+            .op(ADD, 4, 0, 0, len.into())
+            .jump(JUMP_IF_GREATER_REG, 4, 3, 0, "pass")
+    }
+
+    /// Redirects a frame that has one of our addresses of IPv4 at `at`, and passes others.
+    fn redirect_v4(&mut self, ours: &[IpAddr], at: i16) -> &mut Self {
+        self.op(LOAD_WORD, 7, 2, at, 0);
+        for address in ours {
+            if let IpAddr::V4(address) = address {
+                self.jump(JUMP_IF_32, 7, 0, in_network_order(*address), "redirect");
+            }
+        }
+        self.jump(JUMP, 0, 0, 0, "pass")
+    }
+
+    /// Redirects a frame that has one of our addresses of IPv6 at `at`; goes on with others.
+    fn redirect_v6(&mut self, ours: &[IpAddr], at: i16) -> &mut Self {
+        for address in ours {
+            if let IpAddr::V6(address) = address {
+                for (number, word) in (0..).zip(words(*address)) {
+                    self.op(LOAD_WORD, 7, 2, at + 4 * number, 0).jump(
+                        JUMP_IF_NOT_32,
+                        7,
+                        0,
+                        word,
+                        "another",
+                    );
+                }
+                self.jump(JUMP, 0, 0, 0, "redirect").place("another");
+            }
+        }
+        self
+    }
+
     fn finish(&mut self) -> Vec<u64> {
         assert!(self.jumps.is_empty(), "a jump to nowhere");
         std::mem::take(&mut self.code)
@@ -116,28 +179,37 @@ impl Assembler {
 
 /// An XDP program that hands frames to the socket in `map` of the queue they came in on, and all
 /// others to the kernel.
-pub(crate) fn redirect(what: Redirect, map: i32) -> Vec<u64> {
+pub(crate) fn redirect(what: &Redirect, map: i32) -> Vec<u64> {
     let mut program = Assembler::default();
     program.op(MOV_REG, 6, 1, 0, 0);
-    if let Redirect::Address(address) = what {
-        let ours = in_network_order(address);
+    if let Redirect::Addresses(ours) = what {
         program
             .op(LOAD_WORD, 2, 1, 0, 0) // r2: start of the frame
             .op(LOAD_WORD, 3, 1, 4, 0) // r3: its end
-            .op(MOV_REG, 4, 2, 0, 0)
-            .op(ADD, 4, 0, 0, i32::from(IPV4_DESTINATION) + 4)
-            .jump(JUMP_IF_GREATER_REG, 4, 3, 0, "pass")
+            .within(IPV4_DESTINATION + 4)
             .op(LOAD_HALF, 5, 2, ETHERTYPE, 0)
             .jump(JUMP_IF_NOT, 5, 0, half_in_network_order(0x0800), "not IPv4")
-            .op(LOAD_WORD, 5, 2, IPV4_DESTINATION, 0)
-            .jump(JUMP_IF_NOT_32, 5, 0, ours, "pass")
-            .jump(JUMP, 0, 0, 0, "redirect")
+            .redirect_v4(ours, IPV4_DESTINATION)
             .place("not IPv4")
-            .jump(JUMP_IF_NOT, 5, 0, half_in_network_order(0x0806), "pass")
-            .op(ADD, 4, 0, 0, i32::from(ARP_TARGET - IPV4_DESTINATION))
-            .jump(JUMP_IF_GREATER_REG, 4, 3, 0, "pass")
-            .op(LOAD_WORD, 5, 2, ARP_TARGET, 0)
-            .jump(JUMP_IF_NOT_32, 5, 0, ours, "pass")
+            .jump(JUMP_IF_NOT, 5, 0, half_in_network_order(0x0806), "not ARP")
+            .within(ARP_TARGET + 4)
+            .redirect_v4(ours, ARP_TARGET)
+            .place("not ARP")
+            .jump(JUMP_IF_NOT, 5, 0, half_in_network_order(0x86dd), "pass")
+            .within(IPV6_DESTINATION + 16)
+            .redirect_v6(ours, IPV6_DESTINATION)
+            // What is said of our addresses to a group.
+            .op(LOAD_BYTE, 5, 2, IPV6_DESTINATION, 0)
+            .jump(JUMP_IF_NOT, 5, 0, 0xff, "pass")
+            .op(LOAD_BYTE, 5, 2, IPV6_NEXT, 0)
+            .jump(JUMP_IF_NOT, 5, 0, 58, "pass")
+            .within(NEIGHBOR_TARGET + 16)
+            .op(LOAD_BYTE, 5, 2, ICMPV6_TYPE, 0)
+            .jump(JUMP_IF, 5, 0, 135, "neighbor")
+            .jump(JUMP_IF_NOT, 5, 0, 136, "pass")
+            .place("neighbor")
+            .redirect_v6(ours, NEIGHBOR_TARGET)
+            .jump(JUMP, 0, 0, 0, "pass")
             .place("redirect");
     }
     program
@@ -147,7 +219,7 @@ pub(crate) fn redirect(what: Redirect, map: i32) -> Vec<u64> {
         .op(MOV, 3, 0, 0, XDP_PASS) // if no socket is there
         .op(CALL, 0, 0, 0, CALL_REDIRECT_MAP)
         .op(EXIT, 0, 0, 0, 0);
-    if what != Redirect::Everything {
+    if *what != Redirect::Everything {
         program
             .place("pass")
             .op(MOV, 0, 0, 0, XDP_PASS)
@@ -250,8 +322,12 @@ mod tests {
                     registers[to] = immediate;
                     at += 1;
                 }
-                LOAD_HALF | LOAD_WORD => {
-                    let len = if bytes[0] == LOAD_HALF { 2 } else { 4 };
+                LOAD_BYTE | LOAD_HALF | LOAD_WORD => {
+                    let len = match bytes[0] {
+                        LOAD_BYTE => 1,
+                        LOAD_HALF => 2,
+                        _ => 4,
+                    };
                     let address = registers[from] + offset;
                     let read = |bytes: &[u8], start: i64| {
                         let mut word = [0; 4];
@@ -268,6 +344,8 @@ mod tests {
                 }
                 JUMP => jump(true),
                 JUMP_IF_GREATER_REG => jump(registers[to] > registers[from]),
+                JUMP_IF => jump(registers[to] == immediate),
+                JUMP_IF_32 => jump(registers[to] as u32 == number as u32),
                 JUMP_IF_NOT => jump(registers[to] != immediate),
                 JUMP_IF_NOT_32 => jump(registers[to] as u32 != number as u32),
                 CALL if number == CALL_REDIRECT_MAP => {
@@ -301,7 +379,7 @@ mod tests {
     #[test]
     #[cfg(target_endian = "little")]
     fn what_is_ours_is_taken_and_the_rest_is_left_to_the_kernel() {
-        let redirect_ours = redirect(Redirect::Address(OURS), 77);
+        let redirect_ours = redirect(&Redirect::Addresses(vec![OURS.into()]), 77);
         let guard_ours = guard(OURS);
         let frames = [
             (frame(0x0800, IPV4_DESTINATION, OURS, 64), true),
@@ -324,7 +402,60 @@ mod tests {
             let answer = run(&guard_ours, &frame);
             let expected = if ours { TCX_DROP } else { TCX_NEXT };
             assert_eq!(answer, i64::from(expected), "{frame:02x?}");
-            assert_eq!(run(&redirect(Redirect::Everything, 77), &frame), REDIRECTED);
+            assert_eq!(
+                run(&redirect(&Redirect::Everything, 77), &frame),
+                REDIRECTED
+            );
+        }
+    }
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn what_is_about_one_of_our_addresses_is_taken() {
+        let ours = Ipv6Addr::new(0xfd00, 0x78, 0, 0, 0, 0, 0, 1);
+        let local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0x1234, 0x5678);
+        // The last 24 bits are ours, so it has the same solicited-node group.
+        let other = Ipv6Addr::new(0xfd00, 0x78, 0, 0, 0, 0, 1, 1);
+        let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 1);
+        let mdns = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0xfb);
+        let listed = [
+            OTHER.into(),
+            ours.into(),
+            OURS.into(),
+            local.into(),
+            mdns.into(),
+        ];
+        let program = redirect(&Redirect::Addresses(listed.to_vec()), 77);
+        let packet = |to: Ipv6Addr, next: u8, kind: u8, target: Ipv6Addr, len| {
+            let mut frame = vec![0; 86];
+            frame[12..14].copy_from_slice(&0x86dd_u16.to_be_bytes());
+            (frame[20], frame[54]) = (next, kind);
+            frame[38..54].copy_from_slice(&to.octets());
+            frame[62..78].copy_from_slice(&target.octets());
+            frame.truncate(len);
+            frame
+        };
+        let nowhere = Ipv6Addr::UNSPECIFIED;
+        let frames = [
+            (frame(0x0800, IPV4_DESTINATION, OURS, 64), true),
+            (frame(0x0806, ARP_TARGET, OTHER, 64), true),
+            (packet(ours, 6, 0, nowhere, 86), true),
+            (packet(local, 17, 0, nowhere, 54), true),
+            (packet(mdns, 17, 0, nowhere, 86), true),
+            (packet(ours, 6, 0, nowhere, 53), false),
+            (packet(other, 6, 0, nowhere, 86), false),
+            // Solicitations and advertisements about ours, and about another's.
+            (packet(group, 58, 135, ours, 86), true),
+            (packet(group, 58, 136, local, 78), true),
+            (packet(group, 58, 135, other, 86), false),
+            (packet(group, 58, 135, ours, 77), false),
+            (packet(group, 58, 134, ours, 86), false),
+            (packet(group, 17, 135, ours, 86), false),
+            (packet(other, 58, 135, ours, 86), false),
+        ];
+        for (frame, taken) in frames {
+            let expected = if taken { REDIRECTED } else { XDP_PASS.into() };
+            assert_eq!(run(&program, &frame), expected, "{frame:02x?}");
         }
     }
 
@@ -340,7 +471,7 @@ mod tests {
             [0x85, 0, 0, 0, 51, 0, 0, 0],    // call bpf_redirect_map
             [0x95, 0, 0, 0, 0, 0, 0, 0],     // exit
         ];
-        let program = redirect(Redirect::Everything, 5);
+        let program = redirect(&Redirect::Everything, 5);
         assert_eq!(program, expected.map(u64::from_ne_bytes));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 /// Why a device could not be opened, or cannot go on.
 ///
@@ -46,10 +46,10 @@ pub enum DeviceError {
         interface: String,
     },
     /// The kernel itself owns the address, so it would answer in our place: resets for our TCP
-    /// connections, replies to ARP requests for our address.
+    /// connections, replies to ARP requests and neighbor solicitations for our address.
     AddressInUse {
         /// The address we are to use.
-        address: Ipv4Addr,
+        address: IpAddr,
         /// The interface that has it.
         interface: String,
         /// Length of its prefix in bits.
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn an_error_names_the_command_that_helps() {
         let error = DeviceError::AddressInUse {
-            address: Ipv4Addr::new(10, 0, 0, 1),
+            address: [10, 0, 0, 1].into(),
             interface: "eth0".to_owned(),
             prefix_len: 24,
         };

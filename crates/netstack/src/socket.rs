@@ -7,6 +7,7 @@
 
 mod current;
 mod half;
+mod interfaces;
 mod multicast;
 mod open;
 pub mod poller;
@@ -44,7 +45,7 @@ pub(crate) use wait::WaitUntil;
 pub use current::Entered;
 pub use open::{Connecting, Incoming, TcpListener};
 pub use read::ReadHalf;
-pub use udp::{Received, UdpReceiver, UdpSender, UdpSocket};
+pub use udp::{Datagram, Received, UdpReceiver, UdpSender, UdpSocket};
 pub use write::{Reserved, WriteHalf};
 
 /// The sockets of a stack: from here connections are opened and listened for.
@@ -73,7 +74,7 @@ impl Sockets {
         &self.worlds
     }
 
-    /// The first group's: what is said of one is said of all, and UDP sockets are its own.
+    /// The first group's: what is said of one is said of all.
     fn world(&self) -> &Arc<World> {
         &self.worlds[0]
     }
@@ -94,6 +95,17 @@ impl Sockets {
     /// As [`Sockets::listen`].
     pub fn listen_for(
         &self,
+        families: Families,
+        port: u16,
+        backlog: u16,
+    ) -> Result<TcpListener, SocketError> {
+        self.listen_at(None, families, port, backlog)
+    }
+
+    /// As [`Sockets::listen_for`], at one interface if there are several.
+    fn listen_at(
+        &self,
+        interface: Option<usize>,
         families: Families,
         port: u16,
         backlog: u16,
@@ -122,12 +134,14 @@ impl Sockets {
         table.listeners.insert(port, queue);
         // While the socket table is held, so that listening and not listening reach the log in this
         // order.
-        for world in &*self.worlds {
-            world.command(Command::Listen {
-                port,
-                backlog,
-                families,
-            });
+        for (index, world) in self.worlds.iter().enumerate() {
+            if interface.is_none_or(|interface| interface == index) {
+                world.command(Command::Listen {
+                    port,
+                    backlog,
+                    families,
+                });
+            }
         }
         drop(table);
         Ok(TcpListener::new(&self.worlds, (port, families), news))
@@ -144,10 +158,11 @@ impl Sockets {
     pub fn begin_connect(&self, remote: SocketAddr) -> Result<Connecting, SocketError> {
         self.check_up()?;
         let address = remote.ip().into();
-        self.world().with_site(|site| {
-            if site.is_ourselves(address) {
-                return Err(SocketError::Ourselves);
-            }
+        let interface = interfaces::towards(&self.worlds, remote);
+        if interfaces::is_ourselves(&self.worlds, address) {
+            return Err(SocketError::Ourselves);
+        }
+        self.worlds[interface.unwrap_or(0)].with_site(|site| {
             if !site.is_one_host(address) {
                 return Err(SocketError::Unreachable);
             }
@@ -159,8 +174,8 @@ impl Sockets {
                 None => Err(SocketError::NoRoute),
             }
         })?;
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        let world = &self.worlds[turn % self.worlds.len()];
+        let turn = || self.turn.fetch_add(1, Ordering::Relaxed) % self.worlds.len();
+        let world = &self.worlds[interface.unwrap_or_else(turn)];
         let request_id = world.socket_table().new_request();
         world.command(Command::Open {
             request_id,
@@ -197,13 +212,18 @@ impl Sockets {
         self.begin_connect(remote)?.finish_within(timeout)
     }
 
-    /// The addresses of IPv6 that the stack has now, the link-local one among them. It takes about
-    /// a second before the first of them is known to be no other host's.
+    /// The addresses of IPv6 that the stack has now, the link-local one among them, in the order of
+    /// its interfaces. It takes about a second before the first of them is known to be no other
+    /// host's.
     pub fn ipv6_addresses(&self) -> Vec<Ipv6Addr> {
-        self.world().with_site(|site| {
-            let own = site.v6.addresses.iter();
-            own.map(|own| own.address.to_v6()).collect()
-        })
+        let count = match self.world().shared.has_interfaces() {
+            true => self.worlds.len(),
+            // All groups have the addresses of the first.
+            false => 1,
+        };
+        let places = self.worlds[..count].iter().map(|world| world.v6());
+        let own = places.flat_map(|place| place.addresses);
+        own.map(|own| own.address.to_v6()).collect()
     }
 
     /// Counters of a stack that runs on threads of its own; all zero of one that is driven by hand.

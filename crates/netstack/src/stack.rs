@@ -1,10 +1,10 @@
 //! A running stack: threads, pinned, that drive a variant over a device.
 
 mod close;
+mod interface;
 mod threads;
 
 use crate::clock::now;
-use core::str::FromStr;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -14,7 +14,7 @@ use dominoes::{ContextHandle, Mismatch, Snapshot};
 use dominoes_drivers::{Device, DeviceError};
 
 use crate::config::{Limits, TcpPolicy};
-use crate::error::{MembershipError, SocketError, StackError};
+use crate::error::{ConfigError, MembershipError, SocketError, StackError};
 use crate::group::{Layout, Primaries, Tuning};
 use crate::io::processor::{InlineStats, Processor};
 use crate::io::record::Recorder;
@@ -28,8 +28,12 @@ use crate::socket::{Sockets, TcpListener, TcpStream, UdpSocket};
 use crate::stats::{EffectStats, StackStats};
 use crate::time::Instant;
 use crate::variants::groups::INBOX;
-use crate::variants::{Handle, Parts, Setup, Variant, VariantKind, groups};
+use crate::variants::{Handle, Parts, Setup, Variant, VariantKind, groups, interfaces};
 use threads::Threads;
+
+use interface::Attached;
+pub use interface::Interface;
+pub(crate) use interface::parse_cidr;
 
 /// Puts a stack together.
 ///
@@ -53,10 +57,9 @@ use threads::Threads;
 /// ```
 #[derive(Debug)]
 pub struct Builder {
-    addresses: Vec<String>,
-    ipv6: Option<Ipv6Config>,
-    gateways: Vec<IpAddr>,
-    routes: Vec<Route>,
+    /// The interface of the device that the stack is started over, and others.
+    interface: Interface,
+    others: Vec<Attached>,
     variant: Option<VariantKind>,
     layout: Layout,
     groups: usize,
@@ -90,14 +93,14 @@ impl Builder {
     /// ```
     #[must_use]
     pub fn address(mut self, address: &str) -> Self {
-        self.addresses.push(address.to_owned());
+        self.interface = self.interface.address(address);
         self
     }
 
     /// How the stack takes part in IPv6. Default: not at all without an address of IPv6.
     #[must_use]
     pub fn ipv6(mut self, ipv6: Ipv6Config) -> Self {
-        self.ipv6 = Some(ipv6);
+        self.interface = self.interface.ipv6(ipv6);
         self
     }
 
@@ -105,14 +108,44 @@ impl Builder {
     /// counts. Default: none, and of IPv6 those that advertise themselves.
     #[must_use]
     pub fn gateway(mut self, gateway: IpAddr) -> Self {
-        self.gateways.push(gateway);
+        self.interface = self.interface.gateway(gateway);
         self
     }
 
     /// Adds a network that a neighbour forwards to. The longest prefix decides.
     #[must_use]
     pub fn route(mut self, route: Route) -> Self {
-        self.routes.push(route);
+        self.interface = self.interface.route(route);
+        self
+    }
+
+    /// Adds an interface with a device of its own, and as many threads as the first has. Sockets
+    /// are those of all interfaces: see [`variants::interfaces`](crate::variants::interfaces).
+    ///
+    /// ```
+    /// use dominoes_drivers::memory::{self, MemoryConfig};
+    /// use dominoes_netstack::{Interface, Stack};
+    ///
+    /// let pair = || memory::pair(MemoryConfig::default());
+    /// let ((left, left_end), (right, right_end)) = (pair(), pair());
+    /// let server = Stack::builder("10.0.1.1/24")
+    ///     .interface(Interface::new("10.0.2.1/24").address("2001:db8:2::1/64"), right)
+    ///     .start(left)?;
+    /// let listener = server.listen(7, 16)?;
+    /// let near = Stack::builder("10.0.1.2/24").start(left_end)?;
+    /// let far = Stack::builder("10.0.2.2/24").start(right_end)?;
+    /// let _clients = [near.connect("10.0.1.1:7")?, far.connect("10.0.2.1:7")?];
+    /// let (_, first) = listener.accept()?;
+    /// let (_, second) = listener.accept()?;
+    /// assert_ne!(first.ip(), second.ip());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn interface(mut self, interface: Interface, device: impl Device + 'static) -> Self {
+        self.others.push(Attached {
+            interface,
+            device: Box::new(device),
+        });
         self
     }
 
@@ -300,51 +333,42 @@ impl Builder {
         self
     }
 
-    /// The address that the setup has, its prefix, and what it has of IPv6.
-    fn parse_addresses(&self) -> Result<(IpAddr, u8, Option<Ipv6Config>), StackError> {
-        let mut main = None;
-        let mut others = Vec::new();
-        for text in &self.addresses {
-            match parse_cidr(text)? {
-                (IpAddr::V6(address), prefix) => others.push((address, prefix)),
-                (address, prefix) if main.is_none() => main = Some((address, prefix)),
-                _ => return Err(StackError::Address(text.clone())),
-            }
-        }
-        let (address, prefix) = main.unwrap_or_else(|| {
-            // One of IPv6 stands for all of them.
-            let (address, prefix) = others.remove(0);
-            (address.into(), prefix)
-        });
-        let wants = self.ipv6.is_some() || !others.is_empty() || address.is_ipv6();
-        let mut ipv6 = self.ipv6.clone().unwrap_or_default();
-        ipv6.addresses.extend(others);
-        Ok((address, prefix, wants.then_some(ipv6)))
-    }
-
     /// Starts the stack over `device`.
     ///
     /// # Errors
     /// If a setting is wrong, or a thread cannot be started.
-    pub fn start(self, device: impl Device + 'static) -> Result<Stack, StackError> {
-        let (address, prefix, ipv6) = self.parse_addresses()?;
+    pub fn start(mut self, device: impl Device + 'static) -> Result<Stack, StackError> {
         let secret = match self.secret {
             Some(secret) => secret,
             None => random()?,
         };
-        let mut setup = Setup::new(address, prefix, secret);
-        setup.limits = self.limits;
-        setup.ipv6 = ipv6;
-        setup.routes = self.routes;
-        let gateways = self.gateways.into_iter();
-        setup.routes.extend(gateways.map(Route::default_via));
-        setup.announce = true;
-        setup.recorder = self.recorder;
-        setup.processor = self.processor;
-        setup.balance = self.balance;
-        [setup.salt, _] = random()?;
+        let first = Attached {
+            interface: core::mem::take(&mut self.interface),
+            device: Box::new(device),
+        };
+        let mut setups = Vec::new();
+        let mut devices = Vec::new();
+        for Attached { interface, device } in [first].into_iter().chain(self.others) {
+            let mut setup = interface.setup(secret)?;
+            setup.limits = self.limits;
+            setup.announce = true;
+            setup.recorder = self.recorder.take();
+            setup.processor = self.processor.clone();
+            setup.balance = self.balance;
+            [setup.salt, _] = random()?;
+            setups.push(setup);
+            devices.push(device);
+        }
+        let interfaces = setups.len();
+        if interfaces > 1 && self.groups != 1 {
+            return Err(StackError::Config(ConfigError::Conflict {
+                what: "several interfaces",
+                with: "several groups",
+                instead: "set `groups` to 1",
+            }));
+        }
+        let mut setups: Vec<_> = interfaces::join(setups)?.into_iter().zip(devices).collect();
         let clock = Clock::start();
-        let device: Box<dyn Device> = Box::new(device);
         let variant = self.variant.unwrap_or(match self.layout {
             Layout {
                 replicas: 1,
@@ -355,26 +379,31 @@ impl Builder {
         });
         let mut cores = self.cores.into_iter();
         let mut start = |setup: Setup, device| {
+            let GroupIndex { index, count } = setup.group;
+            let is_only = count == 1 && interfaces == 1;
             // What is left is for those that join the only group.
-            let own = match setup.group {
-                GroupIndex::ONLY => cores.by_ref().collect(),
-                _ => cores.by_ref().take(self.layout.replicas).collect(),
+            let own = match is_only {
+                true => cores.by_ref().collect(),
+                false => cores.by_ref().take(self.layout.replicas).collect(),
             };
-            let name = match setup.group {
-                GroupIndex::ONLY => String::new(),
-                GroupIndex { index, .. } => format!("group {index} "),
+            let name = match is_only {
+                true => String::new(),
+                false if count == 1 => format!("interface {} ", setup.place + 1),
+                false => format!("group {index} "),
             };
             let variant = variant.build(setup, self.layout, device)?;
             Running::start(variant, name, own, clock)
         };
         let groups = if self.groups == 1 {
-            vec![start(setup, device)?]
+            let running = setups.drain(..).map(|(setup, device)| start(setup, device));
+            running.collect::<Result<_, _>>()?
         } else {
+            let (setup, device) = setups.remove(0);
             let parts = groups::divide(setup, self.groups, device, INBOX)?;
             let running = parts
                 .into_iter()
                 .map(|(setup, part)| start(setup, Box::new(part)));
-            running.collect::<Result<_, _>>()?
+            running.collect::<Result<Vec<_>, _>>()?
         };
         let worlds = groups.iter().map(|group| Arc::clone(&group.world));
         Ok(Stack {
@@ -442,18 +471,6 @@ impl Drop for Running {
     }
 }
 
-pub(crate) fn parse_cidr(text: &str) -> Result<(IpAddr, u8), StackError> {
-    let bad = || StackError::Address(text.to_owned());
-    let (address, prefix) = text.split_once('/').ok_or_else(bad)?;
-    let address = IpAddr::from_str(address).map_err(|_| bad())?;
-    let prefix: u8 = prefix.parse().map_err(|_| bad())?;
-    let most = if address.is_ipv4() { 32 } else { 128 };
-    if prefix > most {
-        return Err(bad());
-    }
-    Ok((address, prefix))
-}
-
 /// Sixteen random bytes.
 pub(crate) fn random() -> std::io::Result<[u64; 2]> {
     let mut bytes = [0; 16];
@@ -477,10 +494,8 @@ impl Stack {
     /// Begins a stack with this address and prefix, as in `10.0.0.1/24` or `2001:db8::1/64`.
     pub fn builder(address: &str) -> Builder {
         Builder {
-            addresses: vec![address.to_owned()],
-            ipv6: None,
-            gateways: Vec::new(),
-            routes: Vec::new(),
+            interface: Interface::new(address),
+            others: Vec::new(),
             variant: None,
             layout: Layout {
                 replicas: 1,

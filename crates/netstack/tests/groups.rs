@@ -7,12 +7,15 @@ use std::thread;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_drivers::{Device, DeviceRx, DeviceTx, TxFrame};
+use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::groups;
 use dominoes_netstack::variants::groups::INBOX;
 use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::{Limits, SocketError, Stack, StackError, TcpStream};
+use dominoes_netstack::{
+    Datagram, Limits, SocketError, Sockets, Stack, StackError, TcpStream, UdpSocket,
+};
 
 /// Connections that each side opens.
 const EACH: usize = 32;
@@ -282,4 +285,251 @@ fn one_answer_comes_to_what_reaches_all_groups() {
     let syns = sent.iter().filter(|frame| frame[12..14] == [8, 0]).count();
     assert_eq!((syns, sent.len()), (2, 3));
     drop(opening);
+}
+
+/// Groups by hand on one side of a wire, and a stack of one group on the other.
+struct Wire {
+    now: Instant,
+    groups: Vec<Single>,
+    far: Single,
+}
+
+impl Wire {
+    fn new(groups: usize, limits: Limits) -> Wire {
+        let (here, there) = memory::pair(MemoryConfig::default());
+        let setup = |last| Setup::new([10, 0, 0, last].into(), 24, [1, 2]).limits(limits);
+        let parts = groups::divide(setup(1), groups, Box::new(here), INBOX).unwrap();
+        let groups = parts
+            .into_iter()
+            .map(|(setup, part)| Single::new(setup, Box::new(part)).unwrap());
+        Wire {
+            now: Instant::from_millis(1),
+            groups: groups.collect(),
+            far: Single::new(setup(2), Box::new(there)).unwrap(),
+        }
+    }
+
+    fn sockets(&self) -> Sockets {
+        groups::sockets(self.groups.iter().map(Single::sockets))
+    }
+
+    /// Lets everything that is on its way arrive.
+    fn turn(&mut self) {
+        for _ in 0..20 {
+            self.now += Duration::from_micros(10);
+            self.groups.iter_mut().for_each(|group| {
+                group.turn(self.now);
+            });
+            self.far.turn(self.now);
+        }
+    }
+
+    /// Datagrams that each group got.
+    fn datagrams(&self) -> Vec<u64> {
+        let groups = self.groups.iter();
+        groups.map(|group| group.pump_stats().datagrams).collect()
+    }
+}
+
+#[test]
+fn peers_of_a_udp_socket_spread_over_the_groups_and_each_keeps_its_order() {
+    const PEERS: usize = 24;
+    let mut wire = Wire::new(3, Limits::default());
+    let mut ours = wire.sockets().bind_udp(PORT).unwrap();
+    let far = wire.far.sockets();
+    let mut peers: Vec<_> = (0..PEERS).map(|_| far.bind_udp(0).unwrap()).collect();
+    // So each side knows the other: few datagrams wait for that.
+    peers[0].try_send_to(b"hello", address(1)).unwrap();
+    wire.turn();
+    assert_eq!(ours.try_recv_from(&mut [0; 8]).unwrap().0, 5);
+    let before = wire.datagrams();
+    for number in 0..8_u8 {
+        for peer in &mut peers {
+            peer.try_send_to(&[number], address(1)).unwrap();
+        }
+    }
+    wire.turn();
+    let came = wire.datagrams().into_iter().zip(before);
+    let spread: Vec<_> = came.map(|(all, before)| all - before).collect();
+    assert_eq!(spread.iter().sum::<u64>(), 8 * PEERS as u64, "{spread:?}");
+    assert!(spread.iter().all(|count| *count > 0), "{spread:?}");
+    // One call takes what is in several queues.
+    ours.set_nonblocking(true).unwrap();
+    let mut next = BTreeMap::new();
+    let mut into = vec![Datagram::new(16); 5];
+    while let Ok(count) = ours.recv_many(&mut into) {
+        assert!((1..=5).contains(&count));
+        for datagram in &into[..count] {
+            let next = next.entry(datagram.from.port()).or_insert(0);
+            assert_eq!(datagram.bytes(), [*next], "of {}", datagram.from);
+            *next += 1;
+            ours.try_send_to(datagram.bytes(), datagram.from).unwrap();
+        }
+    }
+    assert!(
+        next.len() == PEERS && next.values().all(|next| *next == 8),
+        "{next:?}"
+    );
+    wire.turn();
+    for peer in &mut peers {
+        for number in 0..8 {
+            let mut into = [0; 9];
+            assert_eq!(peer.try_recv_from(&mut into).unwrap(), (1, address(1)));
+            assert_eq!(into[0], number);
+        }
+    }
+    // They left from the groups that they had come to.
+    let sent = wire
+        .groups
+        .iter()
+        .map(|group| group.replica().stats().sent_datagrams);
+    assert_eq!(sent.collect::<Vec<_>>(), spread);
+}
+
+#[test]
+fn what_a_socket_of_several_groups_looks_at_in_place_stays_the_oldest() {
+    let mut wire = Wire::new(2, Limits::default());
+    let mut ours = wire.sockets().bind_udp(PORT).unwrap();
+    let far = wire.far.sockets();
+    let mut peers: Vec<_> = (0..8).map(|_| far.bind_udp(0).unwrap()).collect();
+    for peer in &mut peers {
+        peer.try_send_to(b"first", address(1)).unwrap();
+        wire.turn();
+    }
+    assert!(wire.datagrams().iter().all(|count| *count > 0));
+    let mut seen = Vec::new();
+    let mut clone = ours.try_clone().unwrap();
+    for _ in 0..8 {
+        let from = ours.try_peek().unwrap().from;
+        assert_eq!(ours.try_peek().unwrap().from, from, "it is not consumed");
+        // Another user gets one of another queue, if there is one, and gives it back.
+        if let Ok(other) = clone.try_peek() {
+            assert_ne!(other.from, from);
+        }
+        let mut into = [0; 8];
+        if seen.len() % 2 == 0 {
+            drop(clone);
+            assert_eq!(ours.try_recv_from(&mut into).unwrap(), (5, from));
+            clone = ours.try_clone().unwrap();
+        } else {
+            ours.halves().0.consume();
+        }
+        assert!(!seen.contains(&from));
+        seen.push(from);
+    }
+    drop(clone);
+    assert_eq!(ours.try_peek().unwrap_err(), SocketError::WouldBlock);
+}
+
+#[test]
+fn a_refusal_is_reported_once_whichever_group_sent_the_datagram() {
+    let mut wire = Wire::new(3, Limits::default());
+    let sockets = wire.sockets();
+    // So both sides know each other.
+    let mut first = sockets.bind_udp(0).unwrap();
+    first.try_send_to(b"hello", address(2)).unwrap();
+    wire.turn();
+    for _ in 0..9 {
+        let mut ours = sockets.bind_udp(0).unwrap();
+        ours.connect(address(2)).unwrap();
+        wire.turn();
+        ours.try_send(b"is anybody there?").unwrap();
+        wire.now += Duration::from_secs(2);
+        wire.turn();
+        assert_eq!(ours.try_peek().unwrap_err(), SocketError::Refused);
+        assert_eq!(ours.try_peek().unwrap_err(), SocketError::WouldBlock);
+    }
+}
+
+#[test]
+fn the_place_of_a_udp_socket_is_free_when_all_groups_have_done_with_it() {
+    let mut limits = Limits::default();
+    limits.udp_sockets = 2;
+    let mut wire = Wire::new(3, limits);
+    let sockets = wire.sockets();
+    for round in 0..20 {
+        let bound = [0, 0].map(|_| sockets.bind_udp(0).unwrap());
+        assert_eq!(sockets.bind_udp(0).unwrap_err(), SocketError::NoRoom);
+        wire.turn();
+        drop(bound);
+        assert_eq!(sockets.bind_udp(0).unwrap_err(), SocketError::NoRoom);
+        // One group is behind.
+        for group in &mut wire.groups[1..] {
+            wire.now += Duration::from_micros(10);
+            group.turn(wire.now);
+            group.turn(wire.now);
+        }
+        assert_eq!(
+            sockets.bind_udp(0).unwrap_err(),
+            SocketError::NoRoom,
+            "round {round}"
+        );
+        wire.turn();
+    }
+}
+
+#[test]
+fn a_poller_reports_what_arrives_in_any_group() {
+    for trigger in [Trigger::Level, Trigger::Edge] {
+        let mut wire = Wire::new(3, Limits::default());
+        let mut ours = wire.sockets().bind_udp(PORT).unwrap();
+        let poller = Poller::new().unwrap();
+        poller
+            .register(&ours, Token(7), Interest::READABLE, trigger)
+            .unwrap();
+        let far = wire.far.sockets();
+        let mut events = Events::with_capacity(4);
+        for _ in 0..16 {
+            assert_eq!(poller.events(&mut events), 0);
+            let mut peer = far.bind_udp(0).unwrap();
+            peer.try_send_to(b"hello", address(1)).unwrap();
+            wire.turn();
+            assert_eq!(poller.events(&mut events), 1);
+            assert!(
+                events
+                    .iter()
+                    .all(|event| event.readable && event.token == Token(7))
+            );
+            ours.try_recv_from(&mut [0; 5]).unwrap();
+        }
+        assert!(wire.datagrams().iter().all(|count| *count > 0));
+    }
+}
+
+#[test]
+fn threads_wait_for_the_datagrams_of_all_groups() {
+    const EACH: u32 = 200;
+    let (here, there) = memory::pair(MemoryConfig::default());
+    let near = Stack::builder("10.0.0.1/24").groups(3).start(here).unwrap();
+    let far = Stack::builder("10.0.0.2/24").start(there).unwrap();
+    let ours = near.bind_udp(PORT).unwrap();
+    let echo = |socket: UdpSocket| {
+        let mut bytes = [0; 64];
+        let mut count = 0;
+        while let Ok((len, from)) = socket.recv_from(&mut bytes) {
+            socket.send_to(&bytes[..len], from).unwrap();
+            count += 1;
+        }
+        count
+    };
+    let echoes = [ours.try_clone().unwrap(), ours];
+    let echoes = echoes.map(|socket| thread::spawn(move || echo(socket)));
+    let askers: Vec<_> = (0..6)
+        .map(|_| {
+            let socket = far.bind_udp(0).unwrap();
+            thread::spawn(move || {
+                socket.connect(address(1)).unwrap();
+                for number in 0..EACH {
+                    socket.send(&number.to_be_bytes()).unwrap();
+                    let mut bytes = [0; 8];
+                    assert_eq!(socket.recv(&mut bytes).unwrap(), 4);
+                    assert_eq!(bytes[..4], number.to_be_bytes());
+                }
+            })
+        })
+        .collect();
+    askers.into_iter().for_each(|asker| asker.join().unwrap());
+    drop(near);
+    let counts = echoes.map(|echo| echo.join().unwrap());
+    assert_eq!(counts.iter().sum::<u32>(), 6 * EACH);
 }

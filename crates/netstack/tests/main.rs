@@ -9,6 +9,7 @@ mod config;
 mod groups;
 mod idle;
 mod inline;
+mod interfaces;
 mod ipv6;
 mod joining;
 mod late;

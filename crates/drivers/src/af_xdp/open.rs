@@ -67,11 +67,16 @@ impl<'a> Opening<'a> {
                 interface: interface.to_owned(),
                 reason: "it is no Ethernet",
             })?;
-        if let (Redirect::Address(address), false) = (options.redirect, options.guard) {
-            refuse_owned(
-                address,
-                sys::ipv4_addresses().map_err(system("list addresses"))?,
-            )?;
+        if let Redirect::Addresses(ours) = &options.redirect {
+            if !(1..=Redirect::MAX_ADDRESSES).contains(&ours.len()) {
+                return Err(DeviceError::Unsuitable {
+                    interface: interface.to_owned(),
+                    reason: "1 to 64 addresses can be ours",
+                });
+            }
+            if !options.guard {
+                refuse_owned(ours, sys::addresses().map_err(system("list addresses"))?)?;
+            }
         }
         let mut caps = Capabilities::new(interface);
         caps.mtu =
@@ -229,16 +234,14 @@ impl<'a> Opening<'a> {
     fn attach(&self, count: u32) -> Result<(Attached, OwnedFd), DeviceError> {
         let privilege = |error: io::Error| bpf_error(self.interface, "load an XDP program", &error);
         let map = sys::bpf_socket_map(count).map_err(privilege)?;
-        let program = bpf::redirect(self.options.redirect, std::os::fd::AsRawFd::as_raw_fd(&map));
+        let program = bpf::redirect(
+            &self.options.redirect,
+            std::os::fd::AsRawFd::as_raw_fd(&map),
+        );
         let program = sys::bpf_load(Hook::Xdp, &program, self.pieces).map_err(privilege)?;
-        let promiscuous = if self.mac == self.interface_mac {
-            None
-        } else {
-            let socket = sys::packet_socket().map_err(self.system("open a packet socket"))?;
-            sys::packet_promiscuous(socket.as_fd(), self.index)
-                .map_err(self.system("make the interface promiscuous"))?;
-            Some(socket)
-        };
+        let widened = sys::packet_socket().map_err(self.system("open a packet socket"))?;
+        sys::packet_widen(widened.as_fd(), self.index, self.mac != self.interface_mac)
+            .map_err(self.system("open the interface for more frames"))?;
         let modes: &[u32] = match self.options.mode {
             XdpMode::Auto => &[sys::XDP_MODE_NATIVE, sys::XDP_MODE_GENERIC],
             XdpMode::Native => &[sys::XDP_MODE_NATIVE],
@@ -252,7 +255,7 @@ impl<'a> Opening<'a> {
                     let attached = Attached {
                         _link: link,
                         _map: kept,
-                        _promiscuous: promiscuous,
+                        _widened: widened,
                     };
                     return Ok((attached, map));
                 }

@@ -2,14 +2,14 @@
 
 use super::Redirect;
 use crate::af_packet::MacChoice;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 /// How an [`AfXdp`](super::AfXdp) is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AfXdpOptions {
     /// Which frames are ours. Default: [`Redirect::Everything`]. [`address`](Self::address) sets
-    /// the other.
+    /// the other kind.
     pub redirect: Redirect,
     /// Our Ethernet address. Default: the interface's.
     pub mac: MacChoice,
@@ -32,7 +32,7 @@ pub struct AfXdpOptions {
     pub offloads: bool,
     /// How frames leave. Default: [`XdpTransmit::Ring`].
     pub transmit: XdpTransmit,
-    /// Open though the kernel owns the address of [`Redirect::Address`]: frames to it come to us,
+    /// Open though the kernel owns an address of [`Redirect::Addresses`]: frames to it come to us,
     /// so it stays silent on this interface. Default: no.
     pub guard: bool,
 }
@@ -97,9 +97,14 @@ impl Default for AfXdpOptions {
 }
 
 impl AfXdpOptions {
-    /// Sets [`redirect`](Self::redirect) to the address that our stack is going to use.
-    pub fn address(mut self, address: Ipv4Addr) -> Self {
-        self.redirect = Redirect::Address(address);
+    /// Adds an address that our stack is going to use, or a group that it is to hear, to
+    /// [`Redirect::Addresses`], which [`redirect`](Self::redirect) becomes.
+    pub fn address(mut self, address: impl Into<IpAddr>) -> Self {
+        let address = address.into();
+        match &mut self.redirect {
+            Redirect::Addresses(ours) => ours.push(address),
+            Redirect::Everything => self.redirect = Redirect::Addresses(vec![address]),
+        }
         self
     }
 

@@ -3,7 +3,7 @@
 use libc::c_int;
 use std::io;
 use std::mem;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
@@ -98,16 +98,16 @@ pub(crate) fn interface_mac(fd: BorrowedFd<'_>, name: &str) -> io::Result<Option
     Ok((address.sa_family == libc::ARPHRD_ETHER).then_some(mac))
 }
 
-/// An IPv4 address that the kernel owns.
+/// An address that the kernel owns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnedAddress {
     pub(crate) interface: String,
-    pub(crate) address: Ipv4Addr,
+    pub(crate) address: IpAddr,
     pub(crate) prefix_len: u8,
 }
 
-/// All IPv4 addresses that the kernel owns in this network namespace.
-pub(crate) fn ipv4_addresses() -> io::Result<Vec<OwnedAddress>> {
+/// All addresses of IPv4 and IPv6 that the kernel owns in this network namespace.
+pub(crate) fn addresses() -> io::Result<Vec<OwnedAddress>> {
     let mut list = ptr::null_mut();
     // SAFETY: the kernel's answer is stored through a valid pointer.
     check(unsafe { libc::getifaddrs(&mut list) })?;
@@ -117,14 +117,14 @@ pub(crate) fn ipv4_addresses() -> io::Result<Vec<OwnedAddress>> {
         // SAFETY: not null, so an entry of the list that getifaddrs made; it is freed only below.
         let entry = unsafe { &*next };
         // SAFETY: both are null or point to an address that lives as long as the list.
-        let (address, mask) = unsafe { (ipv4(entry.ifa_addr), ipv4(entry.ifa_netmask)) };
+        let (address, mask) = unsafe { (ip(entry.ifa_addr), ip(entry.ifa_netmask)) };
         if let Some(address) = address {
             // SAFETY: every entry has a name that ends in zero and lives as long as the list.
             let name = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) };
             found.push(OwnedAddress {
                 interface: name.to_string_lossy().into_owned(),
                 address,
-                prefix_len: mask.map_or(32, |mask| mask.to_bits().count_ones() as u8),
+                prefix_len: prefix_len(address, mask),
             });
         }
         next = entry.ifa_next;
@@ -134,21 +134,40 @@ pub(crate) fn ipv4_addresses() -> io::Result<Vec<OwnedAddress>> {
     Ok(found)
 }
 
-/// The IPv4 address in a socket address of any family.
+/// Bits of the mask that the kernel names with an address; without one, all of the address.
+fn prefix_len(address: IpAddr, mask: Option<IpAddr>) -> u8 {
+    let ones = match mask {
+        Some(IpAddr::V4(mask)) => mask.to_bits().count_ones(),
+        Some(IpAddr::V6(mask)) => mask.to_bits().count_ones(),
+        None if address.is_ipv4() => 32,
+        None => 128,
+    };
+    ones as u8
+}
+
+/// The address in a socket address of any family.
 ///
 /// # Safety
 /// `address` is null, or points to a socket address as long as its family says.
-unsafe fn ipv4(address: *const libc::sockaddr) -> Option<Ipv4Addr> {
+unsafe fn ip(address: *const libc::sockaddr) -> Option<IpAddr> {
     if address.is_null() {
         return None;
     }
     // SAFETY: not null; every socket address begins with its family.
-    if c_int::from(unsafe { (*address).sa_family }) != libc::AF_INET {
-        return None;
+    match c_int::from(unsafe { (*address).sa_family }) {
+        libc::AF_INET => {
+            // SAFETY: the family says that this is a `sockaddr_in`; read without assuming its
+            // alignment.
+            let address = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some(Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above, a `sockaddr_in6`.
+            let address = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
+            Some(address.sin6_addr.s6_addr.into())
+        }
+        _ => None,
     }
-    // SAFETY: the family says that this is a `sockaddr_in`; read without assuming its alignment.
-    let address = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
-    Some(Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr)))
 }
 
 /// The name of the driver of an interface, if it tells.
@@ -200,9 +219,10 @@ mod tests {
 
     #[test]
     fn the_list_of_addresses_can_be_iterated_and_freed() {
-        for owned in ipv4_addresses().unwrap() {
+        for owned in addresses().unwrap() {
+            let bits = if owned.address.is_ipv4() { 32 } else { 128 };
             assert!(
-                !owned.interface.is_empty() && owned.prefix_len <= 32,
+                !owned.interface.is_empty() && owned.prefix_len <= bits,
                 "{owned:?}"
             );
         }

@@ -56,11 +56,16 @@ pub(crate) fn packet_bind(fd: BorrowedFd<'_>, index: i32, receives: bool) -> io:
     check(unsafe { libc::bind(fd.as_raw_fd(), ptr::from_ref(&address).cast(), len) }).map(drop)
 }
 
-/// Receives frames to any Ethernet address, for as long as the socket is open.
-pub(crate) fn packet_promiscuous(fd: BorrowedFd<'_>, index: i32) -> io::Result<()> {
+/// Receives frames to any group, or with `promiscuous` to any Ethernet address, for as long as the
+/// socket is open.
+pub(crate) fn packet_widen(fd: BorrowedFd<'_>, index: i32, promiscuous: bool) -> io::Result<()> {
+    let kind = match promiscuous {
+        true => libc::PACKET_MR_PROMISC,
+        false => libc::PACKET_MR_ALLMULTI,
+    };
     let request = libc::packet_mreq {
         mr_ifindex: index,
-        mr_type: libc::PACKET_MR_PROMISC as u16,
+        mr_type: kind as u16,
         mr_alen: 0,
         mr_address: [0; 8],
     };

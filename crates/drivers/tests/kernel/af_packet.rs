@@ -52,7 +52,7 @@ fn an_address_of_the_kernel_is_refused() {
     let error =
         AfPacket::open(&veth.left, AfPacketOptions::default().address(address)).unwrap_err();
     let expected = DeviceError::AddressInUse {
-        address,
+        address: address.into(),
         interface: veth.right.clone(),
         prefix_len: 24,
     };

@@ -8,8 +8,9 @@ use super::support::{Port, TIMEOUT};
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
 use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, Redirect, XdpBind, XdpMode};
 use dominoes_drivers::{DeviceError, TxFrame};
+use dominoes_testkit::packet::v6;
 use libtest_mimic::Trial;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::Command;
 use std::time::Instant;
 
@@ -22,6 +23,10 @@ pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
         missing.xdp(
             "xdp::the_kernel_keeps_what_is_not_ours",
             the_kernel_keeps_what_is_not_ours,
+        ),
+        missing.xdp(
+            "xdp::the_kernel_keeps_what_is_not_ours_of_ipv6",
+            the_kernel_keeps_what_is_not_ours_of_ipv6,
         ),
         missing.xdp(
             "xdp::several_queues_share_their_memory",
@@ -139,6 +144,83 @@ fn the_kernel_keeps_what_is_not_ours() {
     assert!(matches!(error, DeviceError::AddressInUse { .. }), "{error}");
     let options = AfXdpOptions::default().address(kernels).guard(true);
     drop(open_xdp(&veth.left, &options));
+}
+
+/// A question that `from` asks about `target` in the group of all that may have it.
+fn solicitation(from: ([u8; 6], Ipv6Addr), target: Ipv6Addr) -> Vec<u8> {
+    let group = v6::solicited_node(target);
+    let path = v6::Path {
+        from_mac: from.0,
+        to_mac: v6::group_mac(group),
+        from: from.1,
+        to: group,
+        hop_limit: 255,
+    };
+    let mut message = vec![135, 0, 0, 0, 0, 0, 0, 0];
+    message.extend(target.octets());
+    message.extend([1, 1]);
+    message.extend(from.0);
+    v6::frame(path, v6::ICMPV6, &message)
+}
+
+/// Which message about a neighbor it is, and who that is.
+fn neighbor_message(frame: &[u8]) -> Option<(u8, Ipv6Addr)> {
+    let packet = v6::Packet::read(frame)?;
+    let target: &[u8; 16] = packet.payload.get(8..)?.first_chunk()?;
+    let is_one = packet.next == v6::ICMPV6 && packet.is_right();
+    is_one.then(|| (packet.payload[0], (*target).into()))
+}
+
+/// Both have the same solicited-node group.
+fn the_kernel_keeps_what_is_not_ours_of_ipv6() {
+    let veth = Veth::new();
+    std::fs::write(
+        format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", veth.left),
+        "0",
+    )
+    .unwrap();
+    let address = |host| Ipv6Addr::new(0xfd00, 0x78, 0, veth.subnet.into(), 0, 0, host, 1);
+    let (ours, kernels, asking) = (address(1), address(2), address(3));
+    ip(&format!("addr add {kernels}/64 dev {} nodad", veth.left));
+    for mode in [XdpMode::Native, XdpMode::Generic] {
+        let ipv4 = veth.peer().our_address();
+        let options = AfXdpOptions::default()
+            .mode(mode)
+            .address(ipv4)
+            .address(ours);
+        let mut port = open_xdp(&veth.left, &options);
+        let mut right = veth.open_right();
+        for target in [kernels, ours] {
+            let frame = solicitation((right.mac, asking), target);
+            assert_eq!(right.tx.transmit(&[TxFrame::new(&frame)]), Ok(1));
+        }
+        let request = arp_request(right.mac, veth.subnet, ipv4);
+        assert_eq!(right.tx.transmit(&[TxFrame::new(&request)]), Ok(1));
+        right.claim_exactly(1, |frame| neighbor_message(frame) == Some((136, kernels)));
+        let mut seen = Vec::new();
+        port.claim_while(|frame| {
+            seen.extend(neighbor_message(&frame));
+            !packet::is_arp_request(&frame, ipv4)
+        });
+        assert_eq!(seen, [(135, ours)]);
+    }
+    for (addresses, complaint) in [
+        (
+            vec![ours.into(), kernels.into()],
+            "the kernel owns fd00:78:",
+        ),
+        (vec![], "1 to 64 addresses"),
+        (vec![ours.into(); 65], "1 to 64 addresses"),
+    ] {
+        let options = AfXdpOptions::default().redirect(Redirect::Addresses(addresses));
+        let error = AfXdp::open(&veth.left, &options).unwrap_err();
+        assert!(error.to_string().contains(complaint), "{error}");
+    }
+    let most = Redirect::Addresses(vec![ours.into(); 64]);
+    drop(open_xdp(
+        &veth.left,
+        &AfXdpOptions::default().redirect(most),
+    ));
 }
 
 fn several_queues_share_their_memory() {

@@ -152,13 +152,14 @@ fn on_veth(kind: &'static str) {
         ip(&format!("addr add {ours}/24 dev {}", veth.left));
     }
     let both = || [&veth.left, &veth.right].map(|interface| settings(interface));
+    // It is open for groups while this is open.
+    let mut other = veth.open_right();
     let before = both();
     let child = start(kind, &veth.left);
     assert_eq!(has_program(&veth.left), kind.starts_with("xdp"));
     if kind != "packet_guarded" {
         assert_ne!(both(), before, "the test sees what is set");
     }
-    let mut other = veth.open_right();
     kill_under_way(child, &mut other);
     wait_until("something stays set", || both() == before);
     assert!(!has_program(&veth.left));

@@ -38,19 +38,30 @@ pub(crate) fn target(grouping: &Grouping, moved: &MigratedFlows, frame: &[u8]) -
     };
     let address =
         |at: usize| Address::ipv4(header[at], header[at + 1], header[at + 2], header[at + 3]);
+    let flow = || Flow {
+        local: Endpoint::new(address(16), u16::from_be_bytes([c, d])),
+        remote: Endpoint::new(address(12), u16::from_be_bytes([a, b])),
+    };
     match header[9] {
-        TCP => {
-            let flow = Flow {
-                local: Endpoint::new(address(16), u16::from_be_bytes([c, d])),
-                remote: Endpoint::new(address(12), u16::from_be_bytes([a, b])),
-            };
-            let moved = moved.find(&flow);
-            Target::One(moved.unwrap_or_else(|| grouping.group(&flow)).into())
-        }
+        TCP => of_connection(grouping, moved, &flow()),
+        UDP if !is_to_several(link) => Target::One(grouping.group(&flow()).into()),
         ICMP if a != ECHO_REQUEST => Target::All,
-        ICMP | UDP => first,
         _ => first,
     }
+}
+
+/// The group that has a connection.
+#[inline]
+fn of_connection(grouping: &Grouping, moved: &MigratedFlows, flow: &Flow) -> Target {
+    let moved = moved.find(flow);
+    Target::One(moved.unwrap_or_else(|| grouping.group(flow)).into())
+}
+
+/// Whether a frame is for a group of hosts or for all of them: the first group of the stack knows
+/// who listens.
+#[inline]
+fn is_to_several(link: &[u8]) -> bool {
+    link.first().is_some_and(|byte| byte & 1 != 0)
 }
 
 /// As [`target`], of a frame that is not IPv4.
@@ -76,15 +87,13 @@ fn target_v6(grouping: &Grouping, moved: &MigratedFlows, frame: &[u8]) -> Target
         bytes.copy_from_slice(&header[at..at + 16]);
         Address::v6(bytes)
     };
+    let flow = || Flow {
+        local: Endpoint::new(address(38), u16::from_be_bytes([c, d])),
+        remote: Endpoint::new(address(22), u16::from_be_bytes([a, b])),
+    };
     match protocol {
-        TCP => {
-            let flow = Flow {
-                local: Endpoint::new(address(38), u16::from_be_bytes([c, d])),
-                remote: Endpoint::new(address(22), u16::from_be_bytes([a, b])),
-            };
-            let moved = moved.find(&flow);
-            Target::One(moved.unwrap_or_else(|| grouping.group(&flow)).into())
-        }
+        TCP => of_connection(grouping, moved, &flow()),
+        UDP if !is_to_several(frame) => Target::One(grouping.group(&flow()).into()),
         ICMPV6 if a != ECHO_REQUEST_V6 => Target::All,
         _ => Target::One(0),
     }
@@ -137,12 +146,12 @@ mod tests {
 
     #[test]
     fn flows_spread_evenly_and_stay_where_they_are() {
-        for of in [1, 2, 3, 8] {
+        for (of, protocol) in [1, 2, 3, 8].into_iter().zip([TCP, UDP, TCP, UDP]) {
             let mut count = vec![0usize; usize::from(of)];
             for port in 1000..5000 {
-                let frame = packet(TCP, 0x4000, [port, 80]);
+                let frame = packet(protocol, 0x4000, [port, 80]);
                 let Target::One(index) = whose(of, &frame) else {
-                    panic!("a segment is for one group");
+                    panic!("it is for one group");
                 };
                 assert_eq!(whose(of, &frame), Target::One(index));
                 count[index] += 1;
@@ -166,7 +175,11 @@ mod tests {
         let icmp = |kind: u16| packet(ICMP, 0, [kind << 8, 0]);
         assert_eq!(whose(of, &icmp(3)), Target::All);
         assert_eq!(whose(of, &icmp(8)), Target::One(0));
-        assert_eq!(whose(of, &packet(UDP, 0, [1, 2])), Target::One(0));
+        for port in 1..100 {
+            let mut to_all = packet(UDP, 0, [port, 2]);
+            to_all[0] = 0xff;
+            assert_eq!(whose(of, &to_all), Target::One(0));
+        }
     }
 
     #[test]

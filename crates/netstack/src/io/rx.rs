@@ -213,6 +213,11 @@ impl RxPump {
         self.announce &= group.is_first();
     }
 
+    /// Whether datagrams of this flow are this group's.
+    pub(crate) fn has_flow(&self, flow: &Flow) -> bool {
+        self.group.count == 1 || self.grouping.group(flow) == self.group.index
+    }
+
     /// Whether a reassembled datagram is for this group; its fragments did not show that.
     fn is_for_this_group(&self, frame: &Frame) -> bool {
         match classify::target(&self.grouping, &self.world.shared.migrated, frame.bytes()) {

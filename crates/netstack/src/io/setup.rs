@@ -67,8 +67,10 @@ pub struct Setup {
     pub balance: bool,
     /// A random number of this start of the stack.
     pub(crate) salt: u64,
-    /// Which of several groups it is for, and what they share.
+    /// Which of several groups over one device it is for.
     pub(crate) group: GroupIndex,
+    /// Its place among the groups of all devices, and what they share.
+    pub(crate) place: u16,
     pub(crate) shared: Arc<StackShared>,
 }
 
@@ -90,6 +92,7 @@ impl Setup {
             balance: false,
             salt: 0,
             group: GroupIndex::ONLY,
+            place: 0,
             shared: Arc::default(),
         }
     }
@@ -244,10 +247,7 @@ impl Setup {
                 allowed: "false without the feature `migration` of dominoes-netstack",
             });
         }
-        if !self
-            .shared
-            .has_dimensions(limits, self.group.count, delivery_slots)
-        {
+        if !self.shared.has_dimensions(limits, delivery_slots) {
             return Err(ConfigError::OutOfRange {
                 field: "connections, buffers and log",
                 value: delivery_slots as u64,
@@ -287,7 +287,7 @@ impl Setup {
             delivery_slots,
             ring,
             rx.waker(),
-            (self.shared, self.group),
+            (self.shared, self.place),
         );
         #[cfg(feature = "rustls")]
         {

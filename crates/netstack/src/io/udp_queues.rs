@@ -129,6 +129,8 @@ pub(crate) struct Bindings {
     ports: HashSet<u16>,
     /// Places that have been used and are free again.
     free: Vec<ConnId>,
+    /// Places that some groups have done with, and how many.
+    ending: HashMap<ConnId, usize>,
     /// Places that were ever used.
     used: u32,
     /// How many ports were chosen, so that the next choice is another one.
@@ -181,9 +183,15 @@ impl Bindings {
         }
     }
 
-    /// A place is free, for a socket of this name.
-    pub(crate) fn free(&mut self, next: ConnId) {
-        self.free.push(next);
+    /// One of `groups` groups has done with a place: when all have, it is free for a socket of this
+    /// name.
+    pub(crate) fn free(&mut self, next: ConnId, groups: usize) {
+        let done = self.ending.entry(next).or_insert(0);
+        *done += 1;
+        if *done >= groups {
+            self.ending.remove(&next);
+            self.free.push(next);
+        }
     }
 }
 
@@ -223,7 +231,13 @@ mod tests {
             generation: 1,
             ..first
         };
-        bindings.free(next);
+        bindings.free(next, 2);
+        assert_eq!(
+            bindings.bind(53, &limits(), |n| n),
+            Err(SocketError::NoRoom),
+            "another group may still have work to do"
+        );
+        bindings.free(next, 2);
         assert_eq!(bindings.bind(53, &limits(), |n| n), Ok((next, 53)));
     }
 

@@ -26,7 +26,7 @@ use crate::ip::route::Site;
 use crate::ip::v6::Place;
 use crate::keys::{Domain, Keys};
 use crate::log::effect::Effect;
-use crate::log::request::{ConnId, Flow, GroupIndex};
+use crate::log::request::{ConnId, Flow};
 use crate::packet::flow::{Address, Endpoint, Families};
 #[cfg(feature = "testkit")]
 use crate::state::apply::Replica;
@@ -54,7 +54,8 @@ pub(crate) enum Command {
     Bind {
         socket: ConnId,
         port: u16,
-        families: Families,
+        /// Whose datagrams it takes; `None`: nobody's, since it is bound to another interface.
+        families: Option<Families>,
     },
     Connect {
         socket: ConnId,
@@ -154,8 +155,9 @@ pub(crate) struct SocketTable {
     pub(crate) bindings: Bindings,
     /// The latest error of the device.
     pub(crate) device_error: Option<DeviceError>,
-    /// Our place in IPv6, as the first group last knew it.
-    pub(crate) v6: Place,
+    /// Our place in IPv6, as the first group last knew it; of several interfaces, that of each by
+    /// its number.
+    v6: HashMap<u16, Place>,
     next_request_id: u64,
 }
 
@@ -167,8 +169,10 @@ pub(crate) struct StackShared {
     pub(crate) socket_table_changed: Condvar,
     /// The mailbox of each group; empty if there is only one group.
     mailboxes: Box<[OnceLock<Arc<Mailbox>>]>,
-    /// How often [`SocketTable::v6`] changed.
+    /// How often our place in IPv6 changed.
     v6_version: AtomicU64,
+    /// Whether the groups are those of several interfaces, one each.
+    has_interfaces: bool,
     /// How busy each group is.
     pub(crate) loads: Box<[Load]>,
     /// Connections that are not in their home group.
@@ -256,25 +260,39 @@ impl StackShared {
         }
     }
 
-    /// The streams of `groups` groups, and what all of them have alike.
-    fn streams_for(
-        &self,
-        limits: &Limits,
-        groups: u16,
-        slots: usize,
-    ) -> &(StreamDimensions, StreamTable) {
+    /// For so many interfaces, a group each.
+    pub(crate) fn of_interfaces(interfaces: u16) -> Self {
+        StackShared {
+            has_interfaces: true,
+            ..StackShared::of(interfaces)
+        }
+    }
+
+    /// Whether each group has an interface of its own.
+    pub(crate) fn has_interfaces(&self) -> bool {
+        self.has_interfaces
+    }
+
+    /// How many groups there are.
+    pub(crate) fn groups(&self) -> usize {
+        self.mailboxes.len().max(1)
+    }
+
+    /// The streams of all groups, and what all of them have alike.
+    fn streams_for(&self, limits: &Limits, slots: usize) -> &(StreamDimensions, StreamTable) {
+        let table = || StreamTable::new(limits, self.groups() as u16);
         self.streams
-            .get_or_init(|| (dimensions(limits, slots), StreamTable::new(limits, groups)))
+            .get_or_init(|| (dimensions(limits, slots), table()))
     }
 
     /// Whether a group with these bounds and so many delivery slots is like those that there are.
-    pub(crate) fn has_dimensions(&self, limits: &Limits, groups: u16, slots: usize) -> bool {
-        self.streams_for(limits, groups, slots).0 == dimensions(limits, slots)
+    pub(crate) fn has_dimensions(&self, limits: &Limits, slots: usize) -> bool {
+        self.streams_for(limits, slots).0 == dimensions(limits, slots)
     }
 
-    /// Our place in IPv6 is this from now on.
-    pub(crate) fn set_v6(&self, place: Place) {
-        self.socket_table().v6 = place;
+    /// The place of an interface in IPv6 is this from now on.
+    fn set_v6(&self, interface: u16, place: Place) {
+        self.socket_table().v6.insert(interface, place);
         // ORDERING: Relaxed: who sees it takes the lock, and finds what was stored under it.
         self.v6_version.fetch_add(1, Ordering::Relaxed);
     }
@@ -458,11 +476,10 @@ impl World {
         delivery_slots: usize,
         tx: Arc<TxRing>,
         waker: Waker,
-        (shared, shard): (Arc<StackShared>, GroupIndex),
+        (shared, group): (Arc<StackShared>, u16),
     ) -> World {
         let address = site.address;
-        let group = shard.index;
-        let (_, row) = shared.streams_for(&limits, shard.count, delivery_slots);
+        let (_, row) = shared.streams_for(&limits, delivery_slots);
         let row = row.clone();
         let mailbox = Arc::new(Mailbox {
             dirty: ArrayQueue::new(2 * limits.connections as usize),
@@ -518,17 +535,51 @@ impl World {
         if self.shared.v6_version() == 0 {
             return ask(&self.site);
         }
-        let v6 = self.socket_table().v6.clone();
         let mut site = self.site.clone();
-        site.v6 = v6;
+        site.v6 = self.v6();
         ask(&site)
     }
 
+    /// As [`World::with_site`], of how we are placed for `address`: of IPv4 that never changes, and
+    /// nothing is locked.
+    pub(crate) fn with_site_for<T>(&self, address: Address, ask: impl FnOnce(&Site) -> T) -> T {
+        match address.is_v4() {
+            true => ask(&self.site),
+            false => self.with_site(ask),
+        }
+    }
+
+    /// The number of our interface, where there are several.
+    fn interface(&self) -> u16 {
+        match self.shared.has_interfaces {
+            true => self.group,
+            false => 0,
+        }
+    }
+
+    /// Our place in IPv6 on our interface, as it is known now.
+    pub(crate) fn v6(&self) -> Place {
+        let table = self.socket_table();
+        let known = table.v6.get(&self.interface());
+        known.cloned().unwrap_or_default()
+    }
+
+    /// Whether the stack takes part in IPv6 on our interface.
+    pub(crate) fn has_v6(&self) -> bool {
+        self.socket_table().v6.contains_key(&self.interface())
+    }
+
+    /// Our place in IPv6 on our interface is this from now on.
+    pub(crate) fn set_v6(&self, place: Place) {
+        self.shared.set_v6(self.interface(), place);
+    }
+
     /// Our address as sockets say it that are bound to none: that of IPv4, or `::` where that is
-    /// not meant.
+    /// not meant; 0.0.0.0 where we have several.
     pub(crate) fn local_address(&self, families: Families) -> Address {
         match families {
             Families::V6 => Address::v6([0; 16]),
+            _ if self.shared.has_interfaces => Address::UNSPECIFIED,
             _ => self.address,
         }
     }

@@ -95,8 +95,13 @@ impl Site {
     /// Who gets frames for `remote`, if anybody does: itself on our own network, or the gateway of
     /// the longest prefix that fits.
     pub(crate) fn next_hop(&self, remote: Address) -> Option<Address> {
+        self.way(remote).map(|(hop, _)| hop)
+    }
+
+    /// Who gets frames for `remote`, and the length of the prefix that said so.
+    pub(crate) fn way(&self, remote: Address) -> Option<(Address, u8)> {
         if !remote.is_v4() {
-            return self.v6.next_hop(remote);
+            return self.v6.way(remote);
         }
         let fits = |at: Address, prefix| network(remote, prefix) == network(at, prefix);
         let routed = self
@@ -104,9 +109,9 @@ impl Site {
             .iter()
             .find(|route| fits(route.network.into(), route.prefix));
         match routed {
-            Some(route) if route.prefix > self.prefix => Some(route.via.into()),
-            _ if fits(self.address, self.prefix) => Some(remote),
-            other => other.map(|route| route.via.into()),
+            Some(route) if route.prefix > self.prefix => Some((route.via.into(), route.prefix)),
+            _ if fits(self.address, self.prefix) => Some((remote, self.prefix)),
+            other => other.map(|route| (route.via.into(), route.prefix)),
         }
     }
 

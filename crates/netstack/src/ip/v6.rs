@@ -123,6 +123,9 @@ pub(crate) struct Place {
     pub(crate) routers: Vec<Address>,
 }
 
+/// Bits of the prefix of link-local addresses (RFC 4291 section 2.5.6).
+const LINK_LOCAL_PREFIX: u8 = 10;
+
 /// Whether `address` lies in the network `prefix` bits of `network` name.
 pub(crate) fn is_in(address: Address, network: Address, prefix: u8) -> bool {
     let differ = address.bits() ^ network.bits();
@@ -146,10 +149,18 @@ impl Place {
         group == ndp::ALL_NODES || all.any(|address| ndp::solicited_node(address) == group)
     }
 
-    /// Who gets frames for `remote`, if anybody does (RFC 4861 section 5.2).
+    /// Who gets frames for `remote`, if anybody does.
+    #[cfg(test)]
     pub(crate) fn next_hop(&self, remote: Address) -> Option<Address> {
+        self.way(remote).map(|(hop, _)| hop)
+    }
+
+    /// Who gets frames for `remote`, if anybody does (RFC 4861 section 5.2), and the length of the
+    /// prefix that said so.
+    pub(crate) fn way(&self, remote: Address) -> Option<(Address, u8)> {
         if remote.is_link_local() {
-            return (!self.addresses.is_empty() || !self.tentative.is_empty()).then_some(remote);
+            let is_there = !self.addresses.is_empty() || !self.tentative.is_empty();
+            return is_there.then_some((remote, LINK_LOCAL_PREFIX));
         }
         let near = self
             .on_link
@@ -161,10 +172,10 @@ impl Place {
             .iter()
             .find(|route| is_in(remote, route.network, route.prefix));
         match (near, route) {
-            (Some(len), Some(route)) if route.prefix > len => Some(route.router),
-            (Some(_), _) => Some(remote),
-            (None, Some(route)) => Some(route.router),
-            (None, None) => self.routers.first().copied(),
+            (Some(len), Some(route)) if route.prefix > len => Some((route.router, route.prefix)),
+            (Some(len), _) => Some((remote, len)),
+            (None, Some(route)) => Some((route.router, route.prefix)),
+            (None, None) => self.routers.first().map(|router| (*router, 0)),
         }
     }
 

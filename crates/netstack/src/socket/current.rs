@@ -9,9 +9,8 @@ use std::io;
 use std::net::ToSocketAddrs;
 use std::sync::{PoisonError, RwLock};
 
-use super::{Sockets, TcpListener, TcpStream, UdpSocket};
+use super::{Sockets, TcpListener, TcpStream, UdpSocket, interfaces};
 use crate::error::SocketError;
-use crate::ip::route::Site;
 use crate::log::request::{Address, Families};
 
 thread_local! {
@@ -89,18 +88,18 @@ impl Sockets {
         entered.or_else(default).ok_or(SocketError::NoStack)
     }
 
-    /// Checks that a socket may be bound to `address`: one of ours, or any. Says whom it is for.
-    fn check_local(&self, address: IpAddr) -> Result<Families, SocketError> {
+    /// Checks that a socket may be bound to `address`: one of ours, or any. Says whom it is for,
+    /// and at which of several interfaces.
+    fn check_local(&self, address: IpAddr) -> Result<(Option<usize>, Families), SocketError> {
         let address = Address::from(address);
-        let is_ours = |site: &Site| match address.is_v4() {
-            true => site.has_v4() && address == site.address,
-            false => site.v6.has(address) || site.v6.tentative.contains(&address),
-        };
-        if address.is_unspecified() || self.world().with_site(is_ours) {
-            Ok(Families::bound_to(address))
-        } else {
-            Err(SocketError::NotOurs)
+        let families = Families::bound_to(address);
+        if address.is_unspecified() {
+            return Ok((None, families));
         }
+        let found = interfaces::with_address(self.worlds(), address);
+        let index = found.ok_or(SocketError::NotOurs)?;
+        let has_several = self.world().shared.has_interfaces();
+        Ok((has_several.then_some(index), families))
     }
 }
 
@@ -134,8 +133,8 @@ impl TcpListener {
     pub fn bind(address: impl ToSocketAddrs) -> io::Result<TcpListener> {
         let sockets = Sockets::current()?;
         each_address(address, |address| {
-            let families = sockets.check_local(address.ip())?;
-            sockets.listen_for(families, address.port(), BACKLOG)
+            let (interface, families) = sockets.check_local(address.ip())?;
+            sockets.listen_at(interface, families, address.port(), BACKLOG)
         })
     }
 }
@@ -174,8 +173,8 @@ impl UdpSocket {
     pub fn bind(address: impl ToSocketAddrs) -> io::Result<UdpSocket> {
         let sockets = Sockets::current()?;
         each_address(address, |address| {
-            let families = sockets.check_local(address.ip())?;
-            sockets.bind_udp_for(families, address.port())
+            let (interface, families) = sockets.check_local(address.ip())?;
+            sockets.bind_udp_at(interface, families, address.port())
         })
     }
 }

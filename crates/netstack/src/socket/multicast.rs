@@ -1,21 +1,30 @@
 //! Multicast groups that UDP sockets listen to (RFC 1112, RFC 3376, RFC 3810, RFC 4607).
 
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::io;
 
+use super::interfaces;
 use super::udp::{UdpShared, UdpSocket};
 use crate::error::SocketError;
-use crate::io::world::Command;
+use crate::io::world::{Command, World};
 use crate::ip::multicast::Member;
 use crate::log::request::Address;
+
+/// A group that a socket listens to on an interface, with a source or with all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Membership {
+    interface: usize,
+    group: Address,
+    source: Option<Address>,
+}
 
 /// Groups and sources that a socket listens to, at most.
 const MAX_MEMBERSHIPS: usize = 64;
 
 impl UdpSocket {
     /// Listens to `group`, whoever sends to it. Datagrams of the group at the socket's port then
-    /// arrive as others do; routers are told (IGMPv3). `interface` is 0.0.0.0, or the address of
-    /// the stack. The device has to let frames for the group pass.
+    /// arrive as others do; routers are told (IGMPv3). `interface` is the address of an interface of
+    /// the stack, or 0.0.0.0 for the first one. The device has to let frames for the group pass.
     ///
     /// ```
     /// use std::net::Ipv4Addr;
@@ -34,17 +43,18 @@ impl UdpSocket {
     /// [`SocketError::NoRoute`] for another interface, or if the stack or the socket has no IPv4;
     /// [`SocketError::NoRoom`] after 64 groups and sources; [`SocketError::Down`].
     pub fn join_multicast_v4(&self, group: &Ipv4Addr, interface: &Ipv4Addr) -> io::Result<()> {
-        self.shared().check_interface(*interface)?;
-        Ok(self.shared().join((*group).into(), None)?)
+        let interface = self.shared().interface_v4(*interface)?;
+        Ok(self.shared().join(interface, (*group).into(), None)?)
     }
 
-    /// As [`UdpSocket::join_multicast_v4`], for IPv6 (MLDv2). `interface` is 0: there is one.
+    /// As [`UdpSocket::join_multicast_v4`], for IPv6 (MLDv2). `interface` is the number of an
+    /// interface: 1 is the first, 0 any.
     ///
     /// # Errors
     /// As [`UdpSocket::join_multicast_v4`].
     pub fn join_multicast_v6(&self, group: &Ipv6Addr, interface: u32) -> io::Result<()> {
-        check_index(interface)?;
-        Ok(self.shared().join((*group).into(), None)?)
+        let interface = self.shared().interface_v6(interface)?;
+        Ok(self.shared().join(interface, (*group).into(), None)?)
     }
 
     /// Ends what [`UdpSocket::join_multicast_v4`] began. A socket that is dropped leaves its groups.
@@ -53,8 +63,8 @@ impl UdpSocket {
     /// [`SocketError::Invalid`] if the socket does not listen to all sources of the group;
     /// [`SocketError::NoRoute`] for another interface.
     pub fn leave_multicast_v4(&self, group: &Ipv4Addr, interface: &Ipv4Addr) -> io::Result<()> {
-        self.shared().check_interface(*interface)?;
-        Ok(self.shared().leave((*group).into(), None)?)
+        let interface = self.shared().interface_v4(*interface)?;
+        Ok(self.shared().leave(interface, (*group).into(), None)?)
     }
 
     /// As [`UdpSocket::leave_multicast_v4`], for IPv6.
@@ -62,18 +72,20 @@ impl UdpSocket {
     /// # Errors
     /// As [`UdpSocket::leave_multicast_v4`].
     pub fn leave_multicast_v6(&self, group: &Ipv6Addr, interface: u32) -> io::Result<()> {
-        check_index(interface)?;
-        Ok(self.shared().leave((*group).into(), None)?)
+        let interface = self.shared().interface_v6(interface)?;
+        Ok(self.shared().leave(interface, (*group).into(), None)?)
     }
 
-    /// Listens to what `source` sends to `group` (RFC 4607). A socket may listen to several sources
-    /// of a group.
+    /// Listens to what `source` sends to `group` (RFC 4607), on the interface towards the source. A
+    /// socket may listen to several sources of a group.
     ///
     /// # Errors
     /// As [`UdpSocket::join_multicast_v4`]; [`SocketError::Invalid`] as well if both are of
     /// different families, if `source` is no single host, or if the socket listens to all sources.
     pub fn join_source(&self, group: IpAddr, source: IpAddr) -> io::Result<()> {
-        Ok(self.shared().join(group, Some(source.into()))?)
+        let interface = self.shared().interface_of(source);
+        let source = Some(source.into());
+        Ok(self.shared().join(interface, group, source)?)
     }
 
     /// Ends what [`UdpSocket::join_source`] began.
@@ -81,28 +93,57 @@ impl UdpSocket {
     /// # Errors
     /// [`SocketError::Invalid`] if the socket does not listen to this source.
     pub fn leave_source(&self, group: IpAddr, source: IpAddr) -> io::Result<()> {
-        Ok(self.shared().leave(group, Some(source.into()))?)
-    }
-}
-
-/// There is one interface, and its number is 0.
-fn check_index(interface: u32) -> Result<(), SocketError> {
-    match interface {
-        0 => Ok(()),
-        _ => Err(SocketError::NoRoute),
+        let interface = self.shared().interface_of(source);
+        let source = Some(source.into());
+        Ok(self.shared().leave(interface, group, source)?)
     }
 }
 
 impl UdpShared {
-    fn check_interface(&self, interface: Ipv4Addr) -> Result<(), SocketError> {
-        match interface.is_unspecified() || self.world.site.address == Address::from(interface) {
-            true => Ok(()),
-            false => Err(SocketError::NoRoute),
+    /// The interface that has an address; with none, the first that has IPv4.
+    fn interface_v4(&self, address: Ipv4Addr) -> Result<usize, SocketError> {
+        let worlds = self.worlds();
+        let interface = match address.is_unspecified() {
+            true => self.some_interface(|world| world.site.has_v4()),
+            false => interfaces::with_address(worlds, address.into()),
+        };
+        self.only_group(interface)
+    }
+
+    /// The interface with a number; with 0, the first that has IPv6.
+    fn interface_v6(&self, number: u32) -> Result<usize, SocketError> {
+        let interface = match number {
+            0 => self.some_interface(World::has_v6),
+            _ => interfaces::index_of(self.worlds(), number),
+        };
+        self.only_group(interface)
+    }
+
+    fn some_interface(&self, has: impl Fn(&World) -> bool) -> Option<usize> {
+        self.worlds().iter().position(|world| has(world))
+    }
+
+    /// Of several groups over one device, the first knows who listens.
+    fn only_group(&self, interface: Option<usize>) -> Result<usize, SocketError> {
+        let has_interfaces = self.worlds()[0].shared.has_interfaces();
+        match interface {
+            Some(index) if has_interfaces || index == 0 => Ok(index),
+            _ => Err(SocketError::NoRoute),
         }
     }
 
-    fn join(&self, group: IpAddr, source: Option<Address>) -> Result<(), SocketError> {
-        let world = &self.world;
+    /// The interface towards a host.
+    fn interface_of(&self, host: IpAddr) -> usize {
+        interfaces::towards(self.worlds(), SocketAddr::new(host, 0)).unwrap_or(0)
+    }
+
+    fn join(
+        &self,
+        interface: usize,
+        group: IpAddr,
+        source: Option<Address>,
+    ) -> Result<(), SocketError> {
+        let world = &self.worlds()[interface];
         let group = Address::from(group);
         let is_host = |source: Address| {
             source.is_v4() == group.is_v4()
@@ -114,7 +155,7 @@ impl UdpShared {
         }
         let has_family = match group.is_v4() {
             true => world.site.has_v4(),
-            false => world.shared.v6_version() > 0,
+            false => world.has_v6(),
         };
         if !has_family || !self.families.include(group) {
             return Err(SocketError::NoRoute);
@@ -122,25 +163,40 @@ impl UdpShared {
         if world.is_down() {
             return Err(SocketError::Down);
         }
+        let new = Membership {
+            interface,
+            group,
+            source,
+        };
         self.groups.with(|groups| {
-            let mut of_group = groups.iter().filter(|(of, _)| *of == group);
+            let same = |of: &&Membership| (of.interface, of.group) == (interface, group);
+            let mut of_group = groups.iter().filter(same);
             // All sources, or some: not both.
             let is_taken =
                 |known: Option<Address>| known == source || known.is_none() != source.is_none();
-            if of_group.any(|(_, known)| is_taken(*known)) {
+            if of_group.any(|known| is_taken(known.source)) {
                 return Err(SocketError::Invalid);
             }
             if groups.len() == MAX_MEMBERSHIPS {
                 return Err(SocketError::NoRoom);
             }
-            groups.push((group, source));
-            self.tell((group, source), true);
+            groups.push(new);
+            self.tell(new, true);
             Ok(())
         })
     }
 
-    fn leave(&self, group: IpAddr, source: Option<Address>) -> Result<(), SocketError> {
-        let what = (Address::from(group), source);
+    fn leave(
+        &self,
+        interface: usize,
+        group: IpAddr,
+        source: Option<Address>,
+    ) -> Result<(), SocketError> {
+        let what = Membership {
+            interface,
+            group: group.into(),
+            source,
+        };
         self.groups.with(|groups| {
             let at = groups.iter().position(|known| *known == what);
             groups.swap_remove(at.ok_or(SocketError::Invalid)?);
@@ -150,12 +206,13 @@ impl UdpShared {
     }
 
     /// Tells the pump, in the order of the calls.
-    fn tell(&self, (group, source): (Address, Option<Address>), listens: bool) {
+    fn tell(&self, membership: Membership, listens: bool) {
         let member = Member {
             socket: self.socket,
-            group,
-            source,
+            group: membership.group,
+            source: membership.source,
         };
-        self.world.command(Command::Member { member, listens });
+        let world = &self.worlds()[membership.interface];
+        world.command(Command::Member { member, listens });
     }
 }

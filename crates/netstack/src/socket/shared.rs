@@ -26,6 +26,12 @@ struct Inner<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UserId(u32);
 
+impl<T: Default> Default for Shared<T> {
+    fn default() -> Self {
+        Shared::new(T::default())
+    }
+}
+
 impl<T> Shared<T> {
     pub(super) fn new(value: T) -> Self {
         Shared {

@@ -3,26 +3,40 @@
 //! As streams do, they move cursors of shared rings and publish nothing. What a socket sends is on
 //! its way when the call returns, in the order of the calls; what arrives waits in a bounded queue,
 //! and is dropped and counted when that is full.
+//!
+//! In a stack of several groups each group has queues of its own for every socket. A peer's
+//! datagrams arrive in the group that the hash of the flow names, and what is sent to the peer
+//! leaves from there; so both keep their order, and peers spread over the groups. A call that
+//! receives looks at the queues in turn.
+
+mod queues;
+mod receive;
+mod send;
 
 use core::net::SocketAddr;
-use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::io;
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dominoes::Watch;
+
+use super::Sockets;
 use super::current::each_address;
+use super::multicast::Membership;
 use super::poller::{Interest, Target, Watched};
-use super::shared::{Shared, Taken, UserId};
-use super::wait::{WaitPolicy, WaitUntil};
-use super::{Sockets, valid_ttl};
+use super::shared::{Shared, UserId};
+use super::wait::WaitPolicy;
 use crate::error::SocketError;
-use crate::io::stream::{DeliveryCursor, StreamRef};
+use crate::io::stream::DeliveryCursor;
 use crate::io::world::{Command, World};
-use crate::ip::route::{AddressKind, Site};
 use crate::keys::Domain;
-use crate::log::request::{Address, ConnId, Families};
-use crate::udp::record::{self, HEADER, Header, MAX_PAYLOAD};
+use crate::log::request::{ConnId, Families};
+use crate::state::demux::Grouping;
+use queues::News;
+
+pub use receive::{Datagram, Received};
 
 /// Time to live of what we send, unless told otherwise (RFC 1122 section 3.2.1.7).
 const TTL: u8 = 64;
@@ -42,26 +56,47 @@ impl Sockets {
     /// # Errors
     /// As [`Sockets::bind_udp`].
     pub fn bind_udp_for(&self, families: Families, port: u16) -> Result<UdpSocket, SocketError> {
+        self.bind_udp_at(None, families, port)
+    }
+
+    /// As [`Sockets::bind_udp_for`], at one interface if there are several.
+    pub(super) fn bind_udp_at(
+        &self,
+        interface: Option<usize>,
+        families: Families,
+        port: u16,
+    ) -> Result<UdpSocket, SocketError> {
         self.check_up()?;
         let world = self.world();
         let mut table = world.socket_table();
         let random = |count| world.random_port(Domain::UdpPort, count);
         let (socket, port) = table.bindings.bind(port, &world.limits, random)?;
-        // While the socket table is held, so that what begins and ends reaches the pump in this
+        // While the socket table is held, so that what begins and ends reaches the pumps in this
         // order.
-        world.command(Command::Bind {
-            socket,
-            port,
-            families,
-        });
+        for (index, world) in self.worlds().iter().enumerate() {
+            let takes = interface.is_none_or(|interface| interface == index);
+            world.command(Command::Bind {
+                socket,
+                port,
+                families: takes.then_some(families),
+            });
+        }
         drop(table);
+        let worlds = self.worlds.clone();
+        let readers = worlds.iter().map(|_| Shared::default());
+        let news = Arc::new(News::default());
         Ok(UdpSocket::over(&Arc::new(UdpShared {
-            world: Arc::clone(world),
+            readers: readers.collect(),
+            next: AtomicUsize::new(0),
+            grouping: Grouping::new(&world.keys, worlds.len() as u16),
+            watch: Arc::clone(&news) as Arc<dyn Watch>,
+            news,
+            worlds,
             socket,
             port,
+            interface,
             families,
-            reader: Shared::new(DeliveryCursor::default()),
-            remote: Shared::new(None),
+            remote: Shared::default(),
             groups: Shared::new(Vec::new()),
             read_wait: WaitPolicy::default(),
             write_wait: WaitPolicy::default(),
@@ -75,118 +110,31 @@ impl Sockets {
 /// What both halves of a socket, and all its clones, share. When the last of them goes, so does the
 /// socket.
 pub(super) struct UdpShared {
-    pub(super) world: Arc<World>,
+    /// One for each group of the stack.
+    worlds: Arc<[Arc<World>]>,
     pub(super) socket: ConnId,
     port: u16,
+    /// The only interface that it uses, if it is bound to an address of one.
+    interface: Option<usize>,
     pub(super) families: Families,
-    reader: Shared<DeliveryCursor>,
+    /// How far the queue of each group was read.
+    readers: Box<[Shared<DeliveryCursor>]>,
+    /// Whose queue is looked at first.
+    next: AtomicUsize,
+    /// Which group has a peer.
+    grouping: Grouping,
+    /// Where news of all queues comes to, if there are several; and what brings them there.
+    news: Arc<News>,
+    watch: Arc<dyn Watch>,
     /// The peer's end, of a connected socket; taken by each call that sends.
     remote: Shared<Option<SocketAddr>>,
     /// Groups that it listens to, each with a source or with all.
-    pub(super) groups: Shared<Vec<(Address, Option<Address>)>>,
+    pub(super) groups: Shared<Vec<Membership>>,
     read_wait: WaitPolicy,
     write_wait: WaitPolicy,
     ttl: AtomicU8,
     tos: AtomicU8,
     broadcast: AtomicBool,
-}
-
-impl UdpShared {
-    fn queue(&self) -> Result<StreamRef<'_>, SocketError> {
-        if self.world.is_down() {
-            return Err(SocketError::Down);
-        }
-        // The place stays ours until we let go of it.
-        self.world
-            .queues
-            .streams
-            .get(self.socket)
-            .ok_or(SocketError::Aborted)
-    }
-
-    fn local_addr(&self) -> SocketAddr {
-        SocketAddr::new(self.world.local_address(self.families).ip(), self.port)
-    }
-
-    /// What a poller looks at.
-    pub(super) fn target(&self, can: Interest) -> Target {
-        Target::Datagrams {
-            world: Arc::clone(&self.world),
-            socket: self.socket,
-            can,
-        }
-    }
-
-    /// Tries until it need not wait any more, or patience ends.
-    fn until<T>(
-        &self,
-        until: WaitUntil,
-        attempt: impl FnMut() -> Result<T, SocketError>,
-    ) -> io::Result<T> {
-        let queue = self.queue()?;
-        Ok(until.retry(queue.waiting(), attempt)?)
-    }
-
-    /// Whether a datagram may go there.
-    fn check(&self, remote: SocketAddr) -> Result<(), SocketError> {
-        if Address::from(remote.ip()).is_v4() {
-            // There, our place never changes.
-            return self.check_at(&self.world.site, remote);
-        }
-        self.world.with_site(|site| self.check_at(site, remote))
-    }
-
-    fn check_at(&self, site: &Site, remote: SocketAddr) -> Result<(), SocketError> {
-        let address = Address::from(remote.ip());
-        if site.is_ourselves(address) {
-            return Err(SocketError::Ourselves);
-        }
-        if remote.port() == 0 {
-            return Err(SocketError::Invalid);
-        }
-        if !self.families.include(address) || !address.is_v4() && site.source(address).is_none() {
-            return Err(SocketError::NoRoute);
-        }
-        if address.is_multicast() {
-            return Ok(());
-        }
-        match site.classify(address) {
-            AddressKind::Broadcast if !self.broadcast.load(Ordering::Relaxed) => {
-                Err(SocketError::NotAllowed)
-            }
-            AddressKind::Broadcast => Ok(()),
-            _ if !site.is_one_host(address) => Err(SocketError::Unreachable),
-            _ if site.next_hop(address).is_some() => Ok(()),
-            _ => Err(SocketError::NoRoute),
-        }
-    }
-
-    /// Stores the peer's end, and tells the pump.
-    fn connect(&self, remote: Option<SocketAddr>) -> Result<(), SocketError> {
-        if let Some(remote) = remote {
-            self.check(remote)?;
-        }
-        self.remote.with(|place| *place = remote);
-        self.world.command(Command::Connect {
-            socket: self.socket,
-            remote: remote.map(Into::into),
-        });
-        Ok(())
-    }
-
-    fn set_ttl(&self, ttl: u32) -> Result<(), SocketError> {
-        self.ttl.store(valid_ttl(ttl)?, Ordering::Relaxed);
-        Ok(())
-    }
-}
-
-impl Drop for UdpShared {
-    fn drop(&mut self) {
-        let mut table = self.world.socket_table();
-        table.bindings.unbind(self.socket);
-        let socket = self.socket;
-        self.world.command(Command::Unbind { socket });
-    }
 }
 
 /// A socket: datagrams in and out.
@@ -207,8 +155,8 @@ pub struct UdpReceiver {
     user: UserId,
     /// Datagrams before its end can be looked at in place.
     lent: DeliveryCursor,
-    /// Whether one was, and is not consumed.
-    is_lent: bool,
+    /// In whose queue one was, if it is not consumed.
+    lent_in: Option<usize>,
 }
 
 /// The half of a socket that sends.
@@ -218,20 +166,6 @@ pub struct UdpSender {
     user: UserId,
 }
 
-/// A datagram where it lies in its socket's queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Received<'a> {
-    /// Who sent it. Port 0 wants no answer (RFC 768).
-    pub from: SocketAddr,
-    /// Its bytes, in two parts of which the second is often empty.
-    pub parts: (&'a [u8], &'a [u8]),
-    /// Hops that its packet had left.
-    pub ttl: u8,
-    /// DSCP (RFC 2474) in the upper six bits, ECN (RFC 3168) in the lower two.
-    pub tos: u8,
-}
-
 impl UdpSocket {
     fn over(shared: &Arc<UdpShared>) -> Self {
         UdpSocket {
@@ -239,9 +173,10 @@ impl UdpSocket {
             receiver: UdpReceiver {
                 watched: Watched::default(),
                 shared: Arc::clone(shared),
-                user: shared.reader.new_user(),
+                // Of all of them.
+                user: shared.readers[0].new_user(),
                 lent: DeliveryCursor::default(),
-                is_lent: false,
+                lent_in: None,
             },
             sender: UdpSender {
                 watched: Watched::default(),
@@ -393,8 +328,7 @@ impl UdpSocket {
     /// # Errors
     /// None as yet.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        let UdpShared { world, socket, .. } = self.shared();
-        Ok(world.queues.take_error(*socket).err().map(io::Error::from))
+        Ok(self.shared().take_error().err().map(io::Error::from))
     }
 
     /// As [`UdpReceiver::try_peek`].
@@ -460,11 +394,29 @@ impl UdpSocket {
     /// As [`UdpSender::send_to`].
     pub fn send_to(&self, from: &[u8], remote: impl ToSocketAddrs) -> io::Result<usize> {
         let until = self.shared().write_wait.begin();
-        let queue = self.shared().queue()?;
         each_address(remote, |remote| {
-            until.retry(queue.waiting(), || self.sender.put(from, Some(remote)))?;
+            self.sender.put_until(until, from, Some(remote))?;
             Ok(from.len())
         })
+    }
+
+    /// As [`UdpSender::send_many`].
+    ///
+    /// # Errors
+    /// As [`UdpSender::send_many`].
+    pub fn send_many<'a>(
+        &self,
+        datagrams: impl IntoIterator<Item = (&'a [u8], SocketAddr)>,
+    ) -> io::Result<usize> {
+        self.sender.put_many(datagrams)
+    }
+
+    /// As [`UdpReceiver::recv_many`].
+    ///
+    /// # Errors
+    /// As [`UdpReceiver::recv_many`].
+    pub fn recv_many(&self, into: &mut [Datagram]) -> io::Result<usize> {
+        self.receiver.copy_many(into, self.receiver.lent_in)
     }
 
     /// As [`UdpSender::try_send`].
@@ -481,287 +433,8 @@ impl UdpSocket {
     /// As [`UdpSender::send`].
     pub fn send(&self, from: &[u8]) -> io::Result<usize> {
         let until = self.shared().write_wait.begin();
-        self.shared().until(until, || self.sender.put(from, None))?;
+        self.sender.put_until(until, from, None)?;
         Ok(from.len())
-    }
-}
-
-impl UdpReceiver {
-    /// How long [`UdpReceiver::recv_from`] waits; `None`, the default, for ever.
-    ///
-    /// # Errors
-    /// [`SocketError::Invalid`] if it is zero.
-    pub fn set_read_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
-        self.shared.read_wait.set_timeout(timeout)
-    }
-
-    /// The cursor, with all that has arrived before its end.
-    fn follow(&self) -> Result<(StreamRef<'_>, Taken<'_, DeliveryCursor>), SocketError> {
-        let queue = self.shared.queue()?;
-        self.shared.world.queues.take_error(self.shared.socket)?;
-        let reader = &self.shared.reader;
-        let mut seen = reader.take_or(self.user, queue.waiting(), || queue.missed())?;
-        queue.follow(&mut seen);
-        seen.end = seen.arrived;
-        Ok((queue, seen))
-    }
-
-    /// The oldest datagram in place. It stays the oldest until [`UdpReceiver::consume`].
-    ///
-    /// # Errors
-    /// [`SocketError::WouldBlock`] if there is none; [`SocketError::Refused`] or
-    /// [`SocketError::Unreachable`] if the network said so of what a connected socket sent;
-    /// [`SocketError::Down`].
-    pub fn try_peek(&mut self) -> Result<Received<'_>, SocketError> {
-        self.is_lent = false;
-        let (queue, seen) = self.follow()?;
-        Received::first(queue.received(&seen))?;
-        let lent = seen.lent_copy();
-        seen.keep(self.user);
-        (self.lent, self.is_lent) = (lent, true);
-        // The slices borrow `self`, and all that gives their bytes up takes it mutably, or this
-        // half keeps the cursor from.
-        Received::first(self.shared.queue()?.received(&self.lent))
-    }
-
-    /// The oldest datagram is not needed any more. Does nothing if there is none.
-    pub fn consume(&mut self) {
-        self.is_lent = false;
-        let Ok(queue) = self.shared.queue() else {
-            return;
-        };
-        if let Ok(mut seen) = self.shared.reader.take(self.user, queue.waiting()) {
-            consume_first(&queue, &mut seen);
-        }
-    }
-
-    /// Takes the oldest datagram: how many bytes were copied to `into`, and who sent it. What
-    /// `into` has no room for is lost.
-    ///
-    /// # Errors
-    /// As [`UdpReceiver::try_peek`].
-    pub fn try_recv_from(&mut self, into: &mut [u8]) -> Result<(usize, SocketAddr), SocketError> {
-        self.is_lent = false;
-        self.copy(into, true)
-    }
-
-    /// As [`UdpReceiver::try_recv_from`], waiting for a datagram.
-    ///
-    /// # Errors
-    /// As [`UdpReceiver::try_peek`]; [`SocketError::WouldBlock`] after the timeout, or if the
-    /// socket does not block.
-    pub fn recv_from(&mut self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        self.is_lent = false;
-        self.copy_waiting(into, true)
-    }
-
-    /// Copies the oldest datagram, and takes it away if `consumes`.
-    fn copy(&self, into: &mut [u8], consumes: bool) -> Result<(usize, SocketAddr), SocketError> {
-        let (queue, mut seen) = self.follow()?;
-        let Received {
-            from,
-            parts: (a, b),
-            ..
-        } = Received::first(queue.received(&seen))?;
-        let front = a.len().min(into.len());
-        into[..front].copy_from_slice(&a[..front]);
-        let back = b.len().min(into.len() - front);
-        into[front..front + back].copy_from_slice(&b[..back]);
-        if consumes {
-            consume_first(&queue, &mut seen);
-        }
-        Ok((front + back, from))
-    }
-
-    /// [`UdpReceiver::copy`] that waits.
-    fn copy_waiting(&self, into: &mut [u8], consumes: bool) -> io::Result<(usize, SocketAddr)> {
-        let until = self.shared.read_wait.begin();
-        self.shared.until(until, || self.copy(into, consumes))
-    }
-}
-
-impl Drop for UdpReceiver {
-    fn drop(&mut self) {
-        if self.is_lent
-            && let Ok(queue) = self.shared.queue()
-        {
-            // What it kept is for the others.
-            drop(self.shared.reader.take(self.user, queue.waiting()));
-        }
-    }
-}
-
-impl<'a> Received<'a> {
-    /// The first datagram of a queue that holds these bytes.
-    fn first((a, b): (&'a [u8], &'a [u8])) -> Result<Received<'a>, SocketError> {
-        // Neither a header nor the ring's length is odd, so headers do not wrap.
-        let first = if a.is_empty() { b } else { a };
-        let header = Header::read(first).ok_or(SocketError::WouldBlock)?;
-        let len = usize::from(header.len);
-        let payload = &first[HEADER..];
-        let parts = match payload.get(..len) {
-            Some(whole) => (whole, &[][..]),
-            None => (payload, &b[..len - payload.len()]),
-        };
-        Ok(Received {
-            from: header.remote.into(),
-            parts,
-            ttl: header.ttl,
-            tos: header.tos,
-        })
-    }
-}
-
-/// The oldest datagram is not needed any more.
-fn consume_first(queue: &StreamRef<'_>, seen: &mut DeliveryCursor) {
-    let (a, b) = queue.received(seen);
-    let first = if a.is_empty() { b } else { a };
-    if let Some(header) = Header::read(first) {
-        queue.read(record::len(header.len) as usize, seen, 0);
-    }
-}
-
-impl UdpSender {
-    /// From now on the socket sends to `remote` by [`UdpSender::send`], takes datagrams from nobody
-    /// else any more, and tells of errors that the network reports (RFC 1122 section 4.1.3.3). What
-    /// has arrived already stays.
-    ///
-    /// # Errors
-    /// [`SocketError::NoRoute`] if there is no way, [`SocketError::Invalid`] for port 0,
-    /// [`SocketError::NotAllowed`] for a broadcast address.
-    pub fn connect(&mut self, remote: SocketAddr) -> Result<(), SocketError> {
-        self.shared.connect(Some(remote))
-    }
-
-    /// Takes datagrams from everybody again.
-    pub fn disconnect(&mut self) {
-        // Only an address could be refused.
-        let _ = self.shared.connect(None);
-    }
-
-    /// Whether datagrams may be sent to everybody on the link. Default: no.
-    pub fn set_broadcast(&mut self, allowed: bool) {
-        self.shared.broadcast.store(allowed, Ordering::Relaxed);
-    }
-
-    /// Hops that datagrams may make, 1 to 255 (RFC 1122 section 4.1.4). Default 64.
-    ///
-    /// # Errors
-    /// [`SocketError::Invalid`] out of this range.
-    pub fn set_ttl(&mut self, ttl: u32) -> Result<(), SocketError> {
-        self.shared.set_ttl(ttl)
-    }
-
-    /// How long [`UdpSender::send_to`] waits; `None`, the default, for ever.
-    ///
-    /// # Errors
-    /// [`SocketError::Invalid`] if it is zero.
-    pub fn set_write_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
-        self.shared.write_wait.set_timeout(timeout)
-    }
-
-    /// DSCP (RFC 2474) in the upper six bits, ECN (RFC 3168) in the lower two. Default 0.
-    pub fn set_tos(&mut self, tos: u8) {
-        self.shared.tos.store(tos, Ordering::Relaxed);
-    }
-
-    /// Sends a datagram to `remote`; longer ones than a packet go in fragments.
-    ///
-    /// # Errors
-    /// [`SocketError::WouldBlock`] if too much is under way, [`SocketError::TooLong`] above 65,507
-    /// bytes or the send ring's length, [`SocketError::NoRoute`] if no route leads there,
-    /// [`SocketError::Unreachable`] if it is not the address of one host, [`SocketError::Invalid`]
-    /// for port 0, [`SocketError::NotAllowed`] for a broadcast address without
-    /// [`UdpSender::set_broadcast`], or as [`UdpReceiver::try_peek`].
-    pub fn try_send_to(&mut self, from: &[u8], remote: SocketAddr) -> Result<(), SocketError> {
-        self.put(from, Some(remote))
-    }
-
-    fn put(&self, from: &[u8], remote: Option<SocketAddr>) -> Result<(), SocketError> {
-        self.put_by(from.len(), remote, |queue| {
-            queue.write(from);
-        })
-    }
-
-    /// Sends `len` bytes, which `write` puts into the ring behind the record's header, to `remote`
-    /// or the peer that the socket is connected to.
-    fn put_by(
-        &self,
-        bytes: usize,
-        remote: Option<SocketAddr>,
-        write: impl FnOnce(&StreamRef<'_>),
-    ) -> Result<(), SocketError> {
-        let place = &*self.shared;
-        if let Some(remote) = remote {
-            place.check(remote)?;
-        }
-        let queue = place.queue()?;
-        let connected = place.remote.take(self.user, queue.waiting())?;
-        let remote = remote.or(*connected).ok_or(SocketError::NotConnected)?;
-        place.world.queues.take_error(place.socket)?;
-        let len = u16::try_from(bytes).unwrap_or(u16::MAX);
-        let record = record::len(len) as usize;
-        if bytes > MAX_PAYLOAD || record > place.world.limits.udp_send_buffer as usize {
-            return Err(SocketError::TooLong);
-        }
-        if queue.writable() < record && queue.fell_short() < record {
-            return Err(SocketError::WouldBlock);
-        }
-        let header = Header {
-            remote: remote.into(),
-            len,
-            ttl: place.ttl.load(Ordering::Relaxed),
-            tos: place.tos.load(Ordering::Relaxed),
-        };
-        queue.write(&header.to_bytes());
-        write(&queue);
-        // What pads a record is overwritten, too: it may be sent again.
-        queue.write(&[0; HEADER][..record - HEADER - bytes]);
-        place.world.raise_socket(&queue);
-        Ok(())
-    }
-
-    /// As [`UdpSender::try_send`], of `len` bytes that this socket put into its queue one length of
-    /// it ([`Limits::udp_send_buffer`](crate::Limits::udp_send_buffer)) before, headers of records
-    /// included. They lie there already, so nothing is copied: for measuring.
-    ///
-    /// # Errors
-    /// As [`UdpSender::try_send`]; [`SocketError::Invalid`] until the socket has sent as much as
-    /// the queue holds.
-    pub fn try_send_again(&mut self, len: usize) -> Result<(), SocketError> {
-        if !self.shared.queue()?.was_filled() {
-            return Err(SocketError::Invalid);
-        }
-        self.put_by(len, None, |queue| {
-            queue.write_again(len);
-        })
-    }
-
-    /// Sends a datagram to whom the socket is connected.
-    ///
-    /// # Errors
-    /// [`SocketError::NotConnected`], or as [`UdpSender::try_send_to`].
-    pub fn try_send(&mut self, from: &[u8]) -> Result<(), SocketError> {
-        self.put(from, None)
-    }
-
-    /// As [`UdpSender::try_send_to`], waiting for room.
-    ///
-    /// # Errors
-    /// As [`UdpSender::try_send_to`]; `WouldBlock` only after the timeout, or if the socket does
-    /// not block.
-    pub fn send_to(&mut self, from: &[u8], remote: SocketAddr) -> io::Result<()> {
-        let until = self.shared.write_wait.begin();
-        self.shared.until(until, || self.put(from, Some(remote)))
-    }
-
-    /// As [`UdpSender::try_send`], waiting for room.
-    ///
-    /// # Errors
-    /// As [`UdpSender::send_to`].
-    pub fn send(&mut self, from: &[u8]) -> io::Result<()> {
-        let until = self.shared.write_wait.begin();
-        self.shared.until(until, || self.put(from, None))
     }
 }
 

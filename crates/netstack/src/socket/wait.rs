@@ -88,6 +88,19 @@ impl WaitUntil {
     pub(super) fn retry<T>(
         self,
         waiting: &EventCount,
+        attempt: impl FnMut() -> Result<T, SocketError>,
+    ) -> Result<T, SocketError> {
+        self.retry_after(|| {}, waiting, attempt)
+    }
+
+    /// As [`WaitUntil::retry`]. News come to `waiting` only after each call of `prepare`.
+    ///
+    /// # Errors
+    /// As `attempt`.
+    pub(super) fn retry_after<T>(
+        self,
+        prepare: impl Fn(),
+        waiting: &EventCount,
         mut attempt: impl FnMut() -> Result<T, SocketError>,
     ) -> Result<T, SocketError> {
         loop {
@@ -96,6 +109,7 @@ impl WaitUntil {
                 done => return done,
             }
             let left = self.left()?;
+            prepare();
             let key = waiting.prepare();
             match attempt() {
                 Err(SocketError::WouldBlock) => {

@@ -14,9 +14,10 @@
 //!
 //! - A connection that we open is given a port whose flow belongs to the group that opens it, so
 //!   the answers come there; groups take turns.
-//! - What is not of a connection reaches all groups (each knows its own neighbours, and takes part
-//!   in path MTU discovery) and is answered by the first alone. So are echo requests; UDP sockets
-//!   are the first group's.
+//! - A UDP socket has queues in every group. Datagrams of a peer go through the group of its flow,
+//!   both ways; those that are sent to several hosts, multicast among them, arrive in the first.
+//! - What is of neither reaches all groups (each knows its own neighbours, and takes part in path
+//!   MTU discovery) and is answered by the first alone. So are echo requests.
 //! - Fragments reach all groups, since only the first one of a datagram names its flow. A datagram
 //!   that was put together is dropped where it does not belong.
 //!
@@ -128,6 +129,7 @@ pub(super) fn divide_setup(
             own.processor = setup.processor.clone();
             own.balance = setup.balance;
             own.group = GroupIndex { index, count };
+            own.place = index;
             own.shared = Arc::clone(&shared);
             own
         })

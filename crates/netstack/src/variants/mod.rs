@@ -18,7 +18,7 @@
 //!   differ, and replicas may join and leave.
 //! - No step waits for another thread, but those of `locked` for the lock.
 //! - With several groups side by side ([`groups`]) each is `single` or a
-//!   [`Group`](crate::group::Group).
+//!   [`Group`](crate::group::Group). With several [`interfaces`] each is any variant.
 //!
 //! All of them are a [`Variant`], driven by hand: time is an argument, every step is a call. Its
 //! [parts](Variant::into_parts) run on threads: [`Stack`](crate::Stack) starts whichever a
@@ -27,6 +27,7 @@
 
 mod coalescing;
 pub mod groups;
+pub mod interfaces;
 mod kind;
 #[cfg(feature = "locked")]
 pub mod locked;

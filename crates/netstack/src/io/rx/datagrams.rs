@@ -18,7 +18,7 @@ use crate::io::{Batch, Indices, Run};
 use crate::ip::fragment::cut_frame;
 use crate::ip::multicast::Memberships;
 use crate::ip::route::AddressKind;
-use crate::log::request::{Body, ConnId, Digest, Kind, MAX_DATAGRAMS, Mac, Request};
+use crate::log::request::{Body, ConnId, Digest, Flow, Kind, MAX_DATAGRAMS, Mac, Request};
 use crate::packet as wire;
 use crate::packet::Report;
 use crate::packet::flow::{Address, Endpoint, Families};
@@ -262,6 +262,15 @@ impl RxPump {
             }
             _ => return,
         };
+        // All groups see it; the one that sends to this destination reports it.
+        let local = Endpoint::new(Address::UNSPECIFIED, error.port);
+        let flow = Flow {
+            local,
+            remote: error.remote,
+        };
+        if !self.has_flow(&flow) {
+            return;
+        }
         let bound = self
             .datagrams
             .at(error.port)
@@ -278,7 +287,7 @@ impl RxPump {
     pub(crate) fn bind(
         &mut self,
         now: Instant,
-        (socket, port, families): (ConnId, u16, Families),
+        (socket, port, families): (ConnId, u16, Option<Families>),
         log: &mut impl Log,
     ) {
         // The gathered datagrams belong to the sockets of before.
@@ -291,12 +300,14 @@ impl RxPump {
         datagrams.places[index] = Some(Bound {
             socket,
             port,
-            families,
+            families: families.unwrap_or_default(),
             remote: None,
             taken: 0,
             ending: false,
         });
-        datagrams.ports.insert(port, socket.index);
+        if families.is_some() {
+            datagrams.ports.insert(port, socket.index);
+        }
         datagrams.last = None;
         self.publish_command(now, Body::Bind { socket, port }, log);
     }
@@ -549,7 +560,8 @@ impl RxPump {
         {
             self.datagrams.closing.pop_front();
             let next = self.world.queues.recycle(socket);
-            self.world.socket_table().bindings.free(next);
+            let groups = self.world.shared.groups();
+            self.world.socket_table().bindings.free(next, groups);
             done += 1;
         }
         done

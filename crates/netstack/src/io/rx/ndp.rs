@@ -48,7 +48,7 @@ impl RxPump {
         // The age of the stack is its time. Sockets may ask before the first turn.
         link.begin(Instant::ZERO);
         if self.group.is_first() {
-            self.world.shared.set_v6(link.place());
+            self.world.set_v6(link.place());
         }
         // The other groups look at every turn whether our place has changed.
         self.v6_due = Instant::ZERO;
@@ -101,7 +101,7 @@ impl RxPump {
         self.stats.duplicate_addresses = link.duplicates();
         if link.take_changed() {
             let place = link.place();
-            self.world.shared.set_v6(place);
+            self.world.set_v6(place);
             self.follow_v6(now, log);
         }
         self.v6_due = self.v6_deadline();
@@ -118,7 +118,7 @@ impl RxPump {
         }
         v6.version = version;
         let opens = core::mem::take(&mut v6.opens);
-        self.site.v6 = self.world.socket_table().v6.clone();
+        self.site.v6 = self.world.v6();
         self.end_connections_of_lost_addresses(now, log);
         for WaitingOpen { request_id, remote } in opens {
             // As if it were asked for now: the log may have no room at this moment.

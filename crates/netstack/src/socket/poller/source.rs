@@ -81,7 +81,8 @@ pub(in crate::socket) enum Target {
         can: Interest,
     },
     Datagrams {
-        world: Arc<World>,
+        /// One for each group.
+        worlds: Arc<[Arc<World>]>,
         socket: ConnId,
         can: Interest,
     },
@@ -130,6 +131,35 @@ impl Sight {
             read_closed: true,
             write_closed: true,
             ..Sight::default()
+        }
+    }
+
+    /// Of the queue that a group has for a UDP socket.
+    fn of_datagrams(world: &World, socket: ConnId) -> Sight {
+        let Some(queue) = world.queues.streams.get(socket) else {
+            return Sight::gone();
+        };
+        let mut sight = Sight::of(world, &queue.look());
+        if world.queues.has_error(socket) {
+            sight.status |= Sight::PASSING;
+            (sight.readable, sight.writable, sight.error) = (true, true, true);
+        }
+        sight
+    }
+
+    /// Of a socket with both queues: there is room if there is in each, since either may be the
+    /// next datagram's.
+    fn and(self, other: Sight) -> Sight {
+        let error = self.error || other.error;
+        Sight {
+            readable: self.readable || other.readable,
+            writable: self.writable && other.writable || error,
+            read_closed: self.read_closed || other.read_closed,
+            write_closed: self.write_closed || other.write_closed,
+            error,
+            arrived: self.arrived + other.arrived,
+            shortages: self.shortages.wrapping_add(other.shortages),
+            status: self.status | other.status,
         }
     }
 
@@ -191,13 +221,21 @@ impl Target {
         }
     }
 
-    /// What is notified of news; `None` if the socket is gone.
+    /// Calls `each` with what is notified of news; not if the socket is gone.
+    fn each_event(&self, each: impl Fn(&EventCount)) {
+        if let Target::Datagrams { worlds, socket, .. } = self {
+            let queues = worlds.iter().map(|world| world.queues.streams.get(*socket));
+            queues.flatten().for_each(|queue| each(queue.waiting()));
+        } else {
+            self.event().inspect(|event| each(event));
+        }
+    }
+
+    /// What is notified of news, of a socket that has one queue.
     fn event(&self) -> Option<&EventCount> {
         match self {
             Target::Stream { world, stream, .. } => Some(world.streams.held(*stream)?.waiting()),
-            Target::Datagrams { world, socket, .. } => {
-                Some(world.queues.streams.get(*socket)?.waiting())
-            }
+            Target::Datagrams { .. } => None,
             Target::Listener { news, .. } => Some(&news.event),
             Target::Opening {
                 world,
@@ -216,7 +254,7 @@ impl Target {
         loop {
             self.resolve();
             let was_resolved = self.is_resolved();
-            self.event().inspect(|event| event.watch(watch));
+            self.each_event(|event| event.watch(watch));
             // An answer that came before is seen now; one that comes later finds the watch.
             self.resolve();
             if self.is_resolved() == was_resolved {
@@ -226,7 +264,7 @@ impl Target {
     }
 
     pub(super) fn unwatch(&self, watch: &Arc<dyn Watch>) {
-        self.event().inspect(|event| event.unwatch(watch));
+        self.each_event(|event| event.unwatch(watch));
         if let Target::Opening { answered, .. } = self {
             answered.unwatch(watch);
         }
@@ -239,17 +277,12 @@ impl Target {
                 Some(held) => Sight::of(world, &held.look()),
                 None => Sight::gone(),
             },
-            Target::Datagrams { world, socket, .. } => match world.queues.streams.get(*socket) {
-                Some(queue) => {
-                    let mut sight = Sight::of(world, &queue.look());
-                    if world.queues.has_error(*socket) {
-                        sight.status |= Sight::PASSING;
-                        (sight.readable, sight.writable, sight.error) = (true, true, true);
-                    }
-                    sight
-                }
-                None => Sight::gone(),
-            },
+            Target::Datagrams { worlds, socket, .. } => {
+                let sights = worlds
+                    .iter()
+                    .map(|world| Sight::of_datagrams(world, *socket));
+                sights.reduce(Sight::and).unwrap_or_else(Sight::gone)
+            }
             Target::Listener { world, news } => {
                 // ORDERING: Relaxed, as in `QueueNews::push`.
                 let closing = world.is_closing() || news.closed.load(Ordering::Relaxed);

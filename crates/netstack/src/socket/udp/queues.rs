@@ -1,0 +1,256 @@
+//! The queues that the groups of a stack have for one socket.
+
+use core::net::SocketAddr;
+use core::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use dominoes::{EventCount, Watch};
+
+use super::{Received, UdpShared};
+use crate::error::SocketError;
+use crate::io::stream::{DeliveryCursor, StreamRef};
+use crate::io::world::{Command, World};
+use crate::ip::route::{AddressKind, Site};
+use crate::log::request::{Address, Endpoint, Flow};
+use crate::socket::poller::{Interest, Target};
+use crate::socket::shared::{Taken, UserId};
+use crate::socket::wait::WaitUntil;
+use crate::socket::{interfaces, valid_ttl};
+
+/// Wakes who waits for news of several queues.
+#[derive(Debug, Default)]
+pub(super) struct News {
+    event: EventCount,
+}
+
+impl Watch for News {
+    fn is_due(&self) -> bool {
+        true
+    }
+
+    fn fire(self: Arc<Self>) {
+        self.event.notify_all();
+    }
+}
+
+/// A datagram that can be received: whose queue it is in, and the cursor of that.
+pub(super) type Oldest<'a> = (usize, StreamRef<'a>, Taken<'a, DeliveryCursor>);
+
+impl UdpShared {
+    /// Those of all groups.
+    pub(in crate::socket) fn worlds(&self) -> &[Arc<World>] {
+        &self.worlds
+    }
+
+    /// The first group's: what is said of one is said of all that have one device.
+    pub(super) fn world(&self) -> &World {
+        &self.worlds[0]
+    }
+
+    /// The queues of a group.
+    pub(super) fn queue(&self, group: usize) -> Result<StreamRef<'_>, SocketError> {
+        let world = &self.worlds[group];
+        if world.is_down() {
+            return Err(SocketError::Down);
+        }
+        // The place stays ours until we let go of it.
+        let queue = world.queues.streams.get(self.socket);
+        queue.ok_or(SocketError::Aborted)
+    }
+
+    /// The group that sends to `remote`, or, if that is not said, to the peer.
+    pub(super) fn group_of(&self, remote: Option<SocketAddr>) -> usize {
+        if self.worlds.len() == 1 {
+            return 0;
+        }
+        let peer = || self.remote.with(|remote| *remote);
+        remote.or_else(peer).map_or(0, |remote| {
+            let interface = self.interface;
+            if let Some(index) = interface.or_else(|| interfaces::towards(&self.worlds, remote)) {
+                return index;
+            }
+            let flow = Flow {
+                local: Endpoint::new(Address::UNSPECIFIED, self.port),
+                remote: remote.into(),
+            };
+            usize::from(self.grouping.group(&flow))
+        })
+    }
+
+    /// All groups, beginning with `first` or the one whose turn it is.
+    pub(super) fn in_turn(&self, first: Option<usize>) -> impl Iterator<Item = usize> + use<> {
+        let count = self.worlds.len();
+        let first = first.unwrap_or_else(|| self.next.load(Ordering::Relaxed));
+        (first..first + count).map(move |group| group % count)
+    }
+
+    /// What the network reported, if no call has said so.
+    pub(super) fn take_error(&self) -> Result<(), SocketError> {
+        let mut worlds = self.worlds.iter();
+        worlds.try_for_each(|world| world.queues.take_error(self.socket))
+    }
+
+    /// Whether the network reported something that no call has said.
+    pub(super) fn has_error(&self) -> bool {
+        let mut worlds = self.worlds.iter();
+        worlds.any(|world| world.queues.has_error(self.socket))
+    }
+
+    /// A datagram for `user`, in the queue of group `first` or of the one whose turn it is, or else
+    /// in that of another one.
+    pub(super) fn oldest(
+        &self,
+        user: UserId,
+        first: Option<usize>,
+    ) -> Result<Oldest<'_>, SocketError> {
+        self.queue(0)?;
+        self.take_error()?;
+        for group in self.in_turn(first) {
+            if let Some((queue, seen)) = self.follow(user, group)?
+                && Received::first(queue.received(&seen)).is_ok()
+            {
+                return Ok((group, queue, seen));
+            }
+        }
+        Err(SocketError::WouldBlock)
+    }
+
+    /// The queue of a group, and the cursor with all that has arrived before its end; `None` while
+    /// another user looks at a datagram there in place.
+    pub(super) fn follow(
+        &self,
+        user: UserId,
+        group: usize,
+    ) -> Result<Option<(StreamRef<'_>, Taken<'_, DeliveryCursor>)>, SocketError> {
+        let queue = self.queue(group)?;
+        let reader = &self.readers[group];
+        let Ok(mut seen) = reader.take_or(user, queue.waiting(), || queue.missed()) else {
+            return Ok(None);
+        };
+        queue.follow(&mut seen);
+        seen.end = seen.arrived;
+        Ok(Some((queue, seen)))
+    }
+
+    /// A datagram of the queue of `group` was taken.
+    pub(super) fn taken(&self, group: usize) {
+        if self.worlds.len() > 1 {
+            let next = (group + 1) % self.worlds.len();
+            self.next.store(next, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn local_addr(&self) -> SocketAddr {
+        SocketAddr::new(self.world().local_address(self.families).ip(), self.port)
+    }
+
+    /// What a poller looks at.
+    pub(in crate::socket) fn target(&self, can: Interest) -> Target {
+        Target::Datagrams {
+            worlds: Arc::clone(&self.worlds),
+            socket: self.socket,
+            can,
+        }
+    }
+
+    /// Tries to receive until it need not wait any more, or patience ends.
+    pub(super) fn receiving<T>(
+        &self,
+        attempt: impl FnMut() -> Result<T, SocketError>,
+    ) -> Result<T, SocketError> {
+        let until = self.read_wait.begin();
+        if self.worlds.len() == 1 {
+            return until.retry(self.queue(0)?.waiting(), attempt);
+        }
+        let watch = || {
+            for group in self.in_turn(None) {
+                if let Ok(queue) = self.queue(group) {
+                    queue.waiting().watch(&self.watch);
+                }
+            }
+        };
+        until.retry_after(watch, &self.news.event, attempt)
+    }
+
+    /// The same for sending to `remote`, or the peer.
+    pub(super) fn sending(
+        &self,
+        until: WaitUntil,
+        remote: Option<SocketAddr>,
+        attempt: impl FnMut() -> Result<(), SocketError>,
+    ) -> Result<(), SocketError> {
+        until.retry(self.queue(self.group_of(remote))?.waiting(), attempt)
+    }
+
+    /// Whether a datagram may go there.
+    pub(super) fn check(&self, remote: SocketAddr) -> Result<(), SocketError> {
+        let address = Address::from(remote.ip());
+        let mut world = self.world();
+        if world.shared.has_interfaces() {
+            if interfaces::is_ourselves(&self.worlds, address) {
+                return Err(SocketError::Ourselves);
+            }
+            world = &self.worlds[self.group_of(Some(remote))];
+        }
+        world.with_site_for(address, |site| self.check_at(site, remote))
+    }
+
+    fn check_at(&self, site: &Site, remote: SocketAddr) -> Result<(), SocketError> {
+        let address = Address::from(remote.ip());
+        if site.is_ourselves(address) {
+            return Err(SocketError::Ourselves);
+        }
+        if remote.port() == 0 {
+            return Err(SocketError::Invalid);
+        }
+        if !self.families.include(address) || !address.is_v4() && site.source(address).is_none() {
+            return Err(SocketError::NoRoute);
+        }
+        if address.is_multicast() {
+            return Ok(());
+        }
+        match site.classify(address) {
+            AddressKind::Broadcast if !self.broadcast.load(Ordering::Relaxed) => {
+                Err(SocketError::NotAllowed)
+            }
+            AddressKind::Broadcast => Ok(()),
+            _ if !site.is_one_host(address) => Err(SocketError::Unreachable),
+            _ if site.next_hop(address).is_some() => Ok(()),
+            _ => Err(SocketError::NoRoute),
+        }
+    }
+
+    /// Stores the peer's end, and tells the pump.
+    pub(super) fn connect(&self, remote: Option<SocketAddr>) -> Result<(), SocketError> {
+        if let Some(remote) = remote {
+            self.check(remote)?;
+        }
+        self.remote.with(|place| *place = remote);
+        for world in &*self.worlds {
+            world.command(Command::Connect {
+                socket: self.socket,
+                remote: remote.map(Into::into),
+            });
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_ttl(&self, ttl: u32) -> Result<(), SocketError> {
+        self.ttl.store(valid_ttl(ttl)?, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Drop for UdpShared {
+    fn drop(&mut self) {
+        let mut table = self.worlds[0].socket_table();
+        let socket = self.socket;
+        table.bindings.unbind(socket);
+        for world in &*self.worlds {
+            if let Some(queue) = world.queues.streams.get(socket) {
+                queue.waiting().unwatch(&self.watch);
+            }
+            world.command(Command::Unbind { socket });
+        }
+    }
+}

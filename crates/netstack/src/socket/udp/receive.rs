@@ -1,0 +1,281 @@
+//! Receiving: in place, by a copy, or many datagrams at once.
+
+use core::net::SocketAddr;
+use std::io;
+use std::time::Duration;
+
+use super::{UdpReceiver, UdpShared};
+use crate::error::SocketError;
+use crate::io::stream::{DeliveryCursor, StreamRef};
+use crate::socket::interfaces;
+use crate::udp::record::{self, HEADER, Header};
+
+/// A datagram where it lies in its socket's queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Received<'a> {
+    /// Who sent it. Port 0 wants no answer (RFC 768).
+    pub from: SocketAddr,
+    /// Its bytes, in two parts of which the second is often empty.
+    pub parts: (&'a [u8], &'a [u8]),
+    /// Hops that its packet had left.
+    pub ttl: u8,
+    /// DSCP (RFC 2474) in the upper six bits, ECN (RFC 3168) in the lower two.
+    pub tos: u8,
+}
+
+/// Room for a datagram that [`UdpSocket::recv_many`] fills.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Datagram {
+    /// Who sent it. Port 0 wants no answer (RFC 768).
+    pub from: SocketAddr,
+    /// Hops that its packet had left.
+    pub ttl: u8,
+    /// DSCP (RFC 2474) in the upper six bits, ECN (RFC 3168) in the lower two.
+    pub tos: u8,
+    /// As many bytes as there is room for.
+    room: Box<[u8]>,
+    len: usize,
+}
+
+impl Datagram {
+    /// Room for `bytes` bytes; what a datagram has more is lost. It has none yet.
+    pub fn new(bytes: usize) -> Datagram {
+        Datagram {
+            from: SocketAddr::new([0, 0, 0, 0].into(), 0),
+            ttl: 0,
+            tos: 0,
+            room: vec![0; bytes].into(),
+            len: 0,
+        }
+    }
+
+    /// What it carries.
+    pub fn bytes(&self) -> &[u8] {
+        &self.room[..self.len]
+    }
+
+    fn fill(&mut self, received: Received<'_>) {
+        (self.from, self.ttl, self.tos) = (received.from, received.ttl, received.tos);
+        self.len = received.copy_to(&mut self.room);
+    }
+}
+
+impl UdpReceiver {
+    /// How long [`UdpReceiver::recv_from`] waits; `None`, the default, for ever.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] if it is zero.
+    pub fn set_read_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
+        self.shared.read_wait.set_timeout(timeout)
+    }
+
+    /// The oldest datagram in place. It stays the oldest until [`UdpReceiver::consume`].
+    ///
+    /// # Errors
+    /// [`SocketError::WouldBlock`] if there is none; [`SocketError::Refused`] or
+    /// [`SocketError::Unreachable`] if the network said so of what a connected socket sent;
+    /// [`SocketError::Down`].
+    pub fn try_peek(&mut self) -> Result<Received<'_>, SocketError> {
+        let (group, _, seen) = self.shared.oldest(self.user, self.lent_in.take())?;
+        self.lent = seen.lent_copy();
+        seen.keep(self.user);
+        self.lent_in = Some(group);
+        // The slices borrow `self`, and all that gives their bytes up takes it mutably, or this
+        // half keeps the cursor from.
+        let received = Received::first(self.shared.queue(group)?.received(&self.lent))?;
+        Ok(received.at(&self.shared, group))
+    }
+
+    /// The oldest datagram is not needed any more. Does nothing if there is none.
+    pub fn consume(&mut self) {
+        let shared = &*self.shared;
+        for group in shared.in_turn(self.lent_in.take()) {
+            if let Ok(queue) = shared.queue(group)
+                && let Ok(mut seen) = shared.readers[group].take(self.user, queue.waiting())
+                && consume_first(&queue, &mut seen)
+            {
+                return shared.taken(group);
+            }
+        }
+    }
+
+    /// Takes the oldest datagram: how many bytes were copied to `into`, and who sent it. What
+    /// `into` has no room for is lost.
+    ///
+    /// # Errors
+    /// As [`UdpReceiver::try_peek`].
+    pub fn try_recv_from(&mut self, into: &mut [u8]) -> Result<(usize, SocketAddr), SocketError> {
+        let first = self.lent_in.take();
+        self.copy(into, first, true)
+    }
+
+    /// As [`UdpReceiver::try_recv_from`], waiting for a datagram.
+    ///
+    /// # Errors
+    /// As [`UdpReceiver::try_peek`]; [`SocketError::WouldBlock`] after the timeout, or if the
+    /// socket does not block.
+    pub fn recv_from(&mut self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        let first = self.lent_in.take();
+        let shared = &*self.shared;
+        Ok(shared.receiving(|| self.copy(into, first, true))?)
+    }
+
+    /// Takes as many datagrams as have arrived and `into` has places for, in the order of arrival of
+    /// each peer; waits for the first. Returns how many.
+    ///
+    /// ```
+    /// use dominoes_drivers::memory;
+    /// use dominoes_netstack::{Datagram, Stack};
+    ///
+    /// let (left, right) = memory::pair(Default::default());
+    /// let server = Stack::builder("10.0.0.1/24").start(left)?;
+    /// let client = Stack::builder("10.0.0.2/24").start(right)?;
+    /// let (here, there) = (server.bind_udp(7)?, client.bind_udp(0)?);
+    ///
+    /// let to = "10.0.0.1:7".parse()?;
+    /// assert_eq!(there.send_many([(&b"one"[..], to), (b"two", to)])?, 2);
+    /// let mut into = vec![Datagram::new(2048); 16];
+    /// let mut got = Vec::new();
+    /// while got.len() < 2 {
+    ///     let count = here.recv_many(&mut into)?;
+    ///     got.extend(into[..count].iter().map(|datagram| datagram.bytes().to_vec()));
+    /// }
+    /// assert_eq!(got, [b"one", b"two"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`UdpReceiver::recv_from`].
+    pub fn recv_many(&mut self, into: &mut [Datagram]) -> io::Result<usize> {
+        let first = self.lent_in.take();
+        self.copy_many(into, first)
+    }
+
+    /// [`UdpReceiver::recv_many`], beginning with the queue that a datagram was lent of.
+    pub(super) fn copy_many(
+        &self,
+        into: &mut [Datagram],
+        first: Option<usize>,
+    ) -> io::Result<usize> {
+        if into.is_empty() {
+            return Ok(0);
+        }
+        let shared = &*self.shared;
+        let attempt = || {
+            shared.queue(0)?;
+            shared.take_error()?;
+            let mut places = into.iter_mut();
+            let mut count = 0;
+            for group in shared.in_turn(first) {
+                let Some((queue, mut seen)) = shared.follow(self.user, group)? else {
+                    continue;
+                };
+                while let Ok(received) = Received::first(queue.received(&seen)) {
+                    let Some(place) = places.next() else {
+                        return Ok(count);
+                    };
+                    place.fill(received.at(shared, group));
+                    consume_first(&queue, &mut seen);
+                    shared.taken(group);
+                    count += 1;
+                }
+            }
+            if count > 0 {
+                Ok(count)
+            } else {
+                Err(SocketError::WouldBlock)
+            }
+        };
+        Ok(shared.receiving(attempt)?)
+    }
+
+    /// Copies the oldest datagram, if one was lent of the queue of group `first`, that one, and
+    /// takes it away if `consumes`.
+    pub(super) fn copy(
+        &self,
+        into: &mut [u8],
+        first: Option<usize>,
+        consumes: bool,
+    ) -> Result<(usize, SocketAddr), SocketError> {
+        let (group, queue, mut seen) = self.shared.oldest(self.user, first)?;
+        let received = Received::first(queue.received(&seen))?.at(&self.shared, group);
+        let (len, from) = (received.copy_to(into), received.from);
+        if consumes {
+            consume_first(&queue, &mut seen);
+            self.shared.taken(group);
+        }
+        Ok((len, from))
+    }
+
+    /// [`UdpReceiver::copy`] that waits.
+    pub(super) fn copy_waiting(
+        &self,
+        into: &mut [u8],
+        consumes: bool,
+    ) -> io::Result<(usize, SocketAddr)> {
+        let first = self.lent_in;
+        let shared = &*self.shared;
+        Ok(shared.receiving(|| self.copy(into, first, consumes))?)
+    }
+}
+
+impl Drop for UdpReceiver {
+    fn drop(&mut self) {
+        if let Some(group) = self.lent_in
+            && let Ok(queue) = self.shared.queue(group)
+        {
+            // What it kept is for the others.
+            drop(self.shared.readers[group].take(self.user, queue.waiting()));
+        }
+    }
+}
+
+impl<'a> Received<'a> {
+    /// As it is told that it came to group `group` of a socket.
+    fn at(mut self, shared: &UdpShared, group: usize) -> Self {
+        self.from = interfaces::scoped(&shared.worlds, self.from, group);
+        self
+    }
+
+    /// Copies what there is room for, and returns how much that is.
+    fn copy_to(&self, into: &mut [u8]) -> usize {
+        let (a, b) = self.parts;
+        let front = a.len().min(into.len());
+        into[..front].copy_from_slice(&a[..front]);
+        let back = b.len().min(into.len() - front);
+        into[front..front + back].copy_from_slice(&b[..back]);
+        front + back
+    }
+
+    /// The first datagram of a queue that holds these bytes.
+    pub(super) fn first((a, b): (&'a [u8], &'a [u8])) -> Result<Received<'a>, SocketError> {
+        // Neither a header nor the ring's length is odd, so headers do not wrap.
+        let first = if a.is_empty() { b } else { a };
+        let header = Header::read(first).ok_or(SocketError::WouldBlock)?;
+        let len = usize::from(header.len);
+        let payload = &first[HEADER..];
+        let parts = match payload.get(..len) {
+            Some(whole) => (whole, &[][..]),
+            None => (payload, &b[..len - payload.len()]),
+        };
+        Ok(Received {
+            from: header.remote.into(),
+            parts,
+            ttl: header.ttl,
+            tos: header.tos,
+        })
+    }
+}
+
+/// The oldest datagram is not needed any more. Returns whether there was one.
+fn consume_first(queue: &StreamRef<'_>, seen: &mut DeliveryCursor) -> bool {
+    let (a, b) = queue.received(seen);
+    let first = if a.is_empty() { b } else { a };
+    let header = Header::read(first);
+    if let Some(header) = header {
+        queue.read(record::len(header.len) as usize, seen, 0);
+    }
+    header.is_some()
+}

@@ -1,0 +1,201 @@
+//! Sending: to a peer, or to many destinations at once.
+
+use core::net::SocketAddr;
+use core::sync::atomic::Ordering;
+use std::io;
+use std::time::Duration;
+
+use super::UdpSender;
+use crate::error::SocketError;
+use crate::io::stream::StreamRef;
+use crate::socket::wait::WaitUntil;
+use crate::udp::record::{self, HEADER, Header, MAX_PAYLOAD};
+
+impl UdpSender {
+    /// From now on the socket sends to `remote` by [`UdpSender::send`], takes datagrams from nobody
+    /// else any more, and tells of errors that the network reports (RFC 1122 section 4.1.3.3). What
+    /// has arrived already stays.
+    ///
+    /// # Errors
+    /// [`SocketError::NoRoute`] if there is no way, [`SocketError::Invalid`] for port 0,
+    /// [`SocketError::NotAllowed`] for a broadcast address.
+    pub fn connect(&mut self, remote: SocketAddr) -> Result<(), SocketError> {
+        self.shared.connect(Some(remote))
+    }
+
+    /// Takes datagrams from everybody again.
+    pub fn disconnect(&mut self) {
+        // Only an address could be refused.
+        let _ = self.shared.connect(None);
+    }
+
+    /// Whether datagrams may be sent to everybody on the link. Default: no.
+    pub fn set_broadcast(&mut self, allowed: bool) {
+        self.shared.broadcast.store(allowed, Ordering::Relaxed);
+    }
+
+    /// Hops that datagrams may make, 1 to 255 (RFC 1122 section 4.1.4). Default 64.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] out of this range.
+    pub fn set_ttl(&mut self, ttl: u32) -> Result<(), SocketError> {
+        self.shared.set_ttl(ttl)
+    }
+
+    /// How long [`UdpSender::send_to`] waits; `None`, the default, for ever.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] if it is zero.
+    pub fn set_write_timeout(&mut self, timeout: Option<Duration>) -> Result<(), SocketError> {
+        self.shared.write_wait.set_timeout(timeout)
+    }
+
+    /// DSCP (RFC 2474) in the upper six bits, ECN (RFC 3168) in the lower two. Default 0.
+    pub fn set_tos(&mut self, tos: u8) {
+        self.shared.tos.store(tos, Ordering::Relaxed);
+    }
+
+    /// Sends a datagram to `remote`; longer ones than a packet go in fragments.
+    ///
+    /// # Errors
+    /// [`SocketError::WouldBlock`] if too much is under way, [`SocketError::TooLong`] above 65,507
+    /// bytes or the send ring's length, [`SocketError::NoRoute`] if no route leads there,
+    /// [`SocketError::Unreachable`] if it is not the address of one host, [`SocketError::Invalid`]
+    /// for port 0, [`SocketError::NotAllowed`] for a broadcast address without
+    /// [`UdpSender::set_broadcast`], or as [`UdpReceiver::try_peek`].
+    pub fn try_send_to(&mut self, from: &[u8], remote: SocketAddr) -> Result<(), SocketError> {
+        self.put(from, Some(remote))
+    }
+
+    /// [`UdpSender::put`] that waits.
+    pub(super) fn put_until(
+        &self,
+        until: WaitUntil,
+        from: &[u8],
+        remote: Option<SocketAddr>,
+    ) -> Result<(), SocketError> {
+        let attempt = || self.put(from, remote);
+        self.shared.sending(until, remote, attempt)
+    }
+
+    pub(super) fn put_many<'a>(
+        &self,
+        datagrams: impl IntoIterator<Item = (&'a [u8], SocketAddr)>,
+    ) -> io::Result<usize> {
+        let until = self.shared.write_wait.begin();
+        let mut sent = 0;
+        for (from, remote) in datagrams {
+            if sent == 0 {
+                self.put_until(until, from, Some(remote))?;
+            } else if self.shared.has_error() || self.put(from, Some(remote)).is_err() {
+                // The next call says why, if that lasts.
+                break;
+            }
+            sent += 1;
+        }
+        Ok(sent)
+    }
+
+    pub(super) fn put(&self, from: &[u8], remote: Option<SocketAddr>) -> Result<(), SocketError> {
+        self.put_by(from.len(), remote, |queue| {
+            queue.write(from);
+        })
+    }
+
+    /// Sends `len` bytes, which `write` puts into the ring behind the record's header, to `remote`
+    /// or the peer that the socket is connected to.
+    fn put_by(
+        &self,
+        bytes: usize,
+        remote: Option<SocketAddr>,
+        write: impl FnOnce(&StreamRef<'_>),
+    ) -> Result<(), SocketError> {
+        let place = &*self.shared;
+        if let Some(remote) = remote {
+            place.check(remote)?;
+        }
+        let first = place.queue(0)?;
+        let connected = place.remote.take(self.user, first.waiting())?;
+        let remote = remote.or(*connected).ok_or(SocketError::NotConnected)?;
+        place.take_error()?;
+        let group = place.group_of(Some(remote));
+        let (world, queue) = (&place.worlds[group], place.queue(group)?);
+        let len = u16::try_from(bytes).unwrap_or(u16::MAX);
+        let record = record::len(len) as usize;
+        if bytes > MAX_PAYLOAD || record > world.limits.udp_send_buffer as usize {
+            return Err(SocketError::TooLong);
+        }
+        if queue.writable() < record && queue.fell_short() < record {
+            return Err(SocketError::WouldBlock);
+        }
+        let header = Header {
+            remote: remote.into(),
+            len,
+            ttl: place.ttl.load(Ordering::Relaxed),
+            tos: place.tos.load(Ordering::Relaxed),
+        };
+        queue.write(&header.to_bytes());
+        write(&queue);
+        // What pads a record is overwritten, too: it may be sent again.
+        queue.write(&[0; HEADER][..record - HEADER - bytes]);
+        world.raise_socket(&queue);
+        Ok(())
+    }
+
+    /// As [`UdpSender::try_send`], of `len` bytes that this socket put into its queue one length of
+    /// it ([`Limits::udp_send_buffer`](crate::Limits::udp_send_buffer)) before, headers of records
+    /// included. They lie there already, so nothing is copied: for measuring.
+    ///
+    /// # Errors
+    /// As [`UdpSender::try_send`]; [`SocketError::Invalid`] until the socket has sent as much as
+    /// the queue holds.
+    pub fn try_send_again(&mut self, len: usize) -> Result<(), SocketError> {
+        let group = self.shared.group_of(None);
+        if !self.shared.queue(group)?.was_filled() {
+            return Err(SocketError::Invalid);
+        }
+        self.put_by(len, None, |queue| {
+            queue.write_again(len);
+        })
+    }
+
+    /// Sends datagrams, each to its own destination, in order, while there is room. Waits for room
+    /// for the first one. Returns how many were taken: fewer than given if room ends, or before one
+    /// that [`UdpSender::send_to`] would refuse.
+    ///
+    /// # Errors
+    /// As [`UdpSender::send_to`], of the first one.
+    pub fn send_many<'a>(
+        &mut self,
+        datagrams: impl IntoIterator<Item = (&'a [u8], SocketAddr)>,
+    ) -> io::Result<usize> {
+        self.put_many(datagrams)
+    }
+
+    /// Sends a datagram to whom the socket is connected.
+    ///
+    /// # Errors
+    /// [`SocketError::NotConnected`], or as [`UdpSender::try_send_to`].
+    pub fn try_send(&mut self, from: &[u8]) -> Result<(), SocketError> {
+        self.put(from, None)
+    }
+
+    /// As [`UdpSender::try_send_to`], waiting for room.
+    ///
+    /// # Errors
+    /// As [`UdpSender::try_send_to`]; `WouldBlock` only after the timeout, or if the socket does
+    /// not block.
+    pub fn send_to(&mut self, from: &[u8], remote: SocketAddr) -> io::Result<()> {
+        let until = self.shared.write_wait.begin();
+        Ok(self.put_until(until, from, Some(remote))?)
+    }
+
+    /// As [`UdpSender::try_send`], waiting for room.
+    ///
+    /// # Errors
+    /// As [`UdpSender::send_to`].
+    pub fn send(&mut self, from: &[u8]) -> io::Result<()> {
+        let until = self.shared.write_wait.begin();
+        Ok(self.put_until(until, from, None)?)
+    }
+}

@@ -1,0 +1,117 @@
+//! An interface of a running stack: its addresses, and the ways out of its network.
+
+use core::fmt;
+use core::str::FromStr;
+use std::net::IpAddr;
+
+use dominoes_drivers::Device;
+
+use crate::error::StackError;
+use crate::ip::route::Route;
+use crate::ip::v6::Ipv6Config;
+use crate::variants::Setup;
+
+/// An interface besides the first, for [`Builder::interface`](super::Builder::interface).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Interface {
+    /// At least one.
+    addresses: Vec<String>,
+    ipv6: Option<Ipv6Config>,
+    gateways: Vec<IpAddr>,
+    routes: Vec<Route>,
+}
+
+/// An interface and its device.
+pub(super) struct Attached {
+    pub(super) interface: Interface,
+    pub(super) device: Box<dyn Device>,
+}
+
+impl fmt::Debug for Attached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.interface.fmt(f)
+    }
+}
+
+impl Interface {
+    /// An interface with this address and prefix, as in `10.0.0.1/24` or `2001:db8::1/64`.
+    pub fn new(address: &str) -> Self {
+        Interface {
+            addresses: vec![address.to_owned()],
+            ..Interface::default()
+        }
+    }
+
+    /// As [`Builder::address`](super::Builder::address).
+    #[must_use]
+    pub fn address(mut self, address: &str) -> Self {
+        self.addresses.push(address.to_owned());
+        self
+    }
+
+    /// As [`Builder::ipv6`](super::Builder::ipv6).
+    #[must_use]
+    pub fn ipv6(mut self, ipv6: Ipv6Config) -> Self {
+        self.ipv6 = Some(ipv6);
+        self
+    }
+
+    /// As [`Builder::gateway`](super::Builder::gateway).
+    #[must_use]
+    pub fn gateway(mut self, gateway: IpAddr) -> Self {
+        self.gateways.push(gateway);
+        self
+    }
+
+    /// As [`Builder::route`](super::Builder::route).
+    #[must_use]
+    pub fn route(mut self, route: Route) -> Self {
+        self.routes.push(route);
+        self
+    }
+
+    /// What it is made of.
+    pub(super) fn setup(self, secret: [u64; 2]) -> Result<Setup, StackError> {
+        let (address, prefix, ipv6) = self.parse_addresses()?;
+        let mut setup = Setup::new(address, prefix, secret);
+        setup.ipv6 = ipv6;
+        setup.routes = self.routes;
+        let gateways = self.gateways.into_iter();
+        setup.routes.extend(gateways.map(Route::default_via));
+        Ok(setup)
+    }
+
+    /// The address that the setup has, its prefix, and what it has of IPv6.
+    fn parse_addresses(&self) -> Result<(IpAddr, u8, Option<Ipv6Config>), StackError> {
+        let mut main = None;
+        let mut others = Vec::new();
+        for text in &self.addresses {
+            match parse_cidr(text)? {
+                (IpAddr::V6(address), prefix) => others.push((address, prefix)),
+                (address, prefix) if main.is_none() => main = Some((address, prefix)),
+                _ => return Err(StackError::Address(text.clone())),
+            }
+        }
+        let (address, prefix) = main.unwrap_or_else(|| {
+            // One of IPv6 stands for all of them.
+            let (address, prefix) = others.remove(0);
+            (address.into(), prefix)
+        });
+        let wants = self.ipv6.is_some() || !others.is_empty() || address.is_ipv6();
+        let mut ipv6 = self.ipv6.clone().unwrap_or_default();
+        ipv6.addresses.extend(others);
+        Ok((address, prefix, wants.then_some(ipv6)))
+    }
+}
+
+pub(crate) fn parse_cidr(text: &str) -> Result<(IpAddr, u8), StackError> {
+    let bad = || StackError::Address(text.to_owned());
+    let (address, prefix) = text.split_once('/').ok_or_else(bad)?;
+    let address = IpAddr::from_str(address).map_err(|_| bad())?;
+    let prefix: u8 = prefix.parse().map_err(|_| bad())?;
+    let most = if address.is_ipv4() { 32 } else { 128 };
+    if prefix > most {
+        return Err(bad());
+    }
+    Ok((address, prefix))
+}
