@@ -221,7 +221,7 @@ pub fn cases() -> Vec<Case> {
             timestamps,
             verifies_checksums: false,
         };
-        for (name, merge, target) in [("full run", true, 8), ("alone", false, 200)] {
+        for (name, merge, target) in [("run of 32", true, 8), ("alone", false, 200)] {
             let case = Case::new(
                 format!("apply/{name}/{words}"),
                 "segment",

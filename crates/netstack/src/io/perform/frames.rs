@@ -564,20 +564,24 @@ fn header_sum(sum: Sum, h: &TcpHeaders, written: &[u8]) -> Sum {
 /// options; the TCP checksum field is zero), and stores the checksum: what [`build`] costs besides
 /// writing headers.
 pub(crate) fn fill(frame: &mut [u8], payload: &[u8]) {
-    let (head, rest) = frame.split_at_mut(ETHERNET_HEADER + 40);
+    let Some((head, rest)) = frame.split_first_chunk_mut() else {
+        return;
+    };
     let sum = sum_of_headers(head, payload.len()).add_copy(payload, rest);
     wire::set_tcp_checksum::<AT>(frame, sum.finish());
 }
 
 /// The sum of what stands before `payload_len` bytes of payload, with the pseudo header of IPv4.
 #[inline(always)]
-fn sum_of_headers(head: &[u8], payload_len: usize) -> Sum {
-    let (addresses, tcp) = (ETHERNET_HEADER + 12, ETHERNET_HEADER + 20);
-    let address = |at| [0, 1, 2, 3].map(|i: usize| head[at + i]).into();
-    let (src, dst) = (address(addresses), address(addresses + 4));
+fn sum_of_headers(head: &[u8; ETHERNET_HEADER + 40], payload_len: usize) -> Sum {
+    let (link_and_ip, tcp) = head.split_at(ETHERNET_HEADER + 20);
+    let [.., a, b, c, d, e, f, g, h] = link_and_ip else {
+        return Sum::default();
+    };
+    let (src, dst) = ([*a, *b, *c, *d].into(), [*e, *f, *g, *h].into());
     Sum::default()
         .pseudo_header(src, dst, TCP, 20 + payload_len)
-        .add(&head[tcp..])
+        .add(tcp)
 }
 
 /// As [`fill`], with what `processor` makes of `payload`, which stands at `offset` of `stream`.
@@ -588,7 +592,9 @@ pub(crate) fn fill_processed(
     stream: &StreamId,
     offset: u64,
 ) {
-    let (head, rest) = frame.split_at_mut(ETHERNET_HEADER + 40);
+    let Some((head, rest)) = frame.split_first_chunk_mut() else {
+        return;
+    };
     processor.send(stream, offset, payload, rest);
     let sum = sum_of_headers(head, payload.len()).add(rest);
     wire::set_tcp_checksum::<AT>(frame, sum.finish());
