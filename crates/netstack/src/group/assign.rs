@@ -3,8 +3,8 @@
 //! The receive pump writes the primary into each request as it publishes it. So all workers know it
 //! without asking each other, and a policy may use anything that the pump can see. One request may
 //! ask for hundreds of frames, so frames are assigned separately, by chunks of their own numbers.
-//! Under [`Primaries::Greedy`] the primary is decided later: the first worker that claims a chunk
-//! owns it.
+//! By default the first worker that claims a chunk of frames owns it; under [`Primaries::Greedy`]
+//! the same holds for requests.
 
 use dominoes::group::{MembershipTable, replicas};
 use dominoes::{Assignment, Balancer, ByLoad, Greedy, PrimaryPolicy, Seq, Work};
@@ -20,8 +20,8 @@ pub enum Primaries {
     /// The worker that claimed and parsed the batch: it has the frames' headers in its cache. A
     /// worker with nothing else to do claims the next batch, so the work goes to a free worker.
     /// Commands belong to the worker that published them. Chunks of frames belong to the worker that
-    /// claims them first, with one compare-and-swap each: whoever has applied what numbers them, and
-    /// has time.
+    /// claims them first, with one compare-and-swap each: one that has applied what numbers them
+    /// and has nothing else to build.
     #[default]
     ByPublisher,
     /// Chunks of the log, and of frames, in turn.
