@@ -24,7 +24,7 @@ pub struct Received<'a> {
     pub tos: u8,
 }
 
-/// Room for a datagram that [`UdpSocket::recv_many`] fills.
+/// Room for a datagram that [`UdpSocket::recv_many`](super::UdpSocket::recv_many) fills.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Datagram {

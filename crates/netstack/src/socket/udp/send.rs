@@ -62,7 +62,7 @@ impl UdpSender {
     /// bytes or the send ring's length, [`SocketError::NoRoute`] if no route leads there,
     /// [`SocketError::Unreachable`] if it is not the address of one host, [`SocketError::Invalid`]
     /// for port 0, [`SocketError::NotAllowed`] for a broadcast address without
-    /// [`UdpSender::set_broadcast`], or as [`UdpReceiver::try_peek`].
+    /// [`UdpSender::set_broadcast`], or as [`try_peek`](super::UdpReceiver::try_peek).
     pub fn try_send_to(&mut self, from: &[u8], remote: SocketAddr) -> Result<(), SocketError> {
         self.put(from, Some(remote))
     }
