@@ -257,7 +257,8 @@ pub(crate) fn openssl_serves(
 
         // With a name it has another context, which knows no protocols.
         let named = format!("-servername {NAME} -servername_fatal -cert2 cert.pem -key2 key.pem");
-        let mut taking = serve(&format!("-naccept 1 {named}"))?;
+        // What it says of certificates goes elsewhere: it writes that in pieces, amid the text.
+        let mut taking = serve(&format!("-naccept 1 {named} 2>said"))?;
         // A pipe holds what is said to it before somebody connects.
         taking.say("HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n")?;
         let put = [&common[..], tls12, &["--upload", &from, &url]].concat();
@@ -276,11 +277,8 @@ pub(crate) fn openssl_serves(
 
 /// Lines that `openssl` prints amid the text: when it has read a record that is none, and others that
 /// come late on a busy machine. The bytes of a test hold none of them.
-const NOTICES: [&[u8]; 6] = [
+const NOTICES: [&[u8]; 3] = [
     b"Read BLOCK\n",
-    b"depth=0 CN = server.test\n",
-    b"depth=0 CN=server.test\n",
-    b"verify return:1\n",
     b"Hostname in TLS extension: \"server.test\"\n",
     b"Switching server context.\n",
 ];
