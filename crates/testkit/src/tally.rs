@@ -5,12 +5,12 @@
 /// ```
 /// dominoes_testkit::tally! {
 ///     /// Bytes that applications read.
-///     octets,
+///     bytes,
 ///     lost,
 /// }
 /// let mut sum = Tally::default();
-/// sum.add(&Tally { octets: 7, ..Tally::default() });
-/// assert_eq!((sum.to_string(), sum.missing()), ("octets=7 lost=0 ".to_owned(), vec!["lost"]));
+/// sum.add(&Tally { bytes: 7, ..Tally::default() });
+/// assert_eq!((sum.to_string(), sum.missing()), ("bytes=7 lost=0 ".to_owned(), vec!["lost"]));
 /// ```
 #[macro_export]
 macro_rules! tally {
