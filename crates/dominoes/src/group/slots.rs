@@ -62,33 +62,6 @@ pub struct MembershipStats {
     pub undecided: u64,
 }
 
-impl MembershipStats {
-    /// Those of two groups together.
-    #[must_use]
-    pub const fn and(self, other: Self) -> Self {
-        let MembershipStats {
-            active,
-            joined,
-            left,
-            failed,
-            repaired,
-            parked,
-            unparked,
-            undecided,
-        } = self;
-        MembershipStats {
-            active: active + other.active,
-            joined: joined + other.joined,
-            left: left + other.left,
-            failed: failed + other.failed,
-            repaired: repaired + other.repaired,
-            parked: parked + other.parked,
-            unparked: unparked + other.unparked,
-            undecided: undecided + other.undecided,
-        }
-    }
-}
-
 /// Why no replica can join a group, or leave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
