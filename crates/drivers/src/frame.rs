@@ -109,7 +109,10 @@ impl Frame {
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         match &self.buf {
-            Buffer::Heap(buffer) => &buffer[usize::from(self.start)..][..self.len as usize],
+            Buffer::Heap(buffer) => {
+                let start = usize::from(self.start);
+                &buffer[start..start + self.len as usize]
+            }
             #[cfg(target_os = "linux")]
             Buffer::Lent(lent) => lent.bytes(self.start.into(), self.len as usize),
         }

@@ -595,31 +595,28 @@ impl Growing<'_> {
         at: usize,
     ) -> usize {
         let digest = self.digest;
-        let frames = &frames[at..];
-        let before = self.indices.len();
+        let len = u32::from(digest.seg_len);
+        let frames = frames[at..].iter().take(MAX_RUN - self.indices.len());
         let mut seq = digest.seg_seq.0.wrapping_add(digest.len);
-        for (i, frame) in frames.iter().enumerate().take(MAX_RUN - before) {
-            if is_verified_by_device(frame) != self.is_verified_by_device
-                || frame.meta.gso.is_some()
-            {
-                break;
+        let is_alike = |frame: &Frame| {
+            is_verified_by_device(frame) == self.is_verified_by_device && frame.meta.gso.is_none()
+        };
+        let mut many = 0;
+        for frame in frames {
+            if is_alike(frame) && next.matches(frame.bytes(), seq) {
+                (many, seq) = (many + 1, seq.wrapping_add(len));
+                continue;
             }
-            if !next.matches(frame.bytes(), seq) {
-                if !next.matches_pushed(frame.bytes(), seq) {
-                    break;
-                }
+            if is_alike(frame) && next.matches_pushed(frame.bytes(), seq) {
+                many += 1;
                 *self.open = false;
                 digest.flags = Flags(self.flags).with(Flags::PSH);
             }
-            seq = seq.wrapping_add(u32::from(digest.seg_len));
-            self.indices.push(at + i);
-            if !*self.open {
-                break;
-            }
+            break;
         }
-        let many = self.indices.len() - before;
+        self.indices.extend(at..at + many);
         digest.count += many as u8;
-        digest.len += many as u32 * u32::from(digest.seg_len);
+        digest.len += many as u32 * len;
         many
     }
 }

@@ -52,6 +52,18 @@ impl Indices {
         self.count += 1;
     }
 
+    /// Adds those of frames that follow one another. Requires room for all.
+    #[inline(always)]
+    pub(crate) fn extend(&mut self, range: core::ops::Range<usize>) {
+        let (len, more) = (self.len(), range.len());
+        let places = &mut self.list[len..len + more];
+        places
+            .iter_mut()
+            .zip(range)
+            .for_each(|(place, index)| *place = index as u8);
+        self.count += more as u8;
+    }
+
     /// The indices.
     #[inline(always)]
     pub(crate) fn as_slice(&self) -> &[u8] {
