@@ -854,7 +854,8 @@ impl Server {
 /// Where the example is, once it is built.
 ///
 /// Cargo tells integration tests where binaries are, but not examples, and may not have built this
-/// one: so it is built here, which is quick if it was, in the profile of this program.
+/// one: so it is built here, in the profile of this program. With all packages cargo chooses the
+/// features that `cargo test --workspace` did, so that nothing is compiled a second time after it.
 fn server_program(
     name: &str,
     built: &'static OnceLock<Result<PathBuf, String>>,
@@ -907,7 +908,8 @@ fn build_server(name: &str) -> io::Result<PathBuf> {
         Some(profile) => profile,
     };
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--quiet", "--example", name, "--profile", profile])
+        .args(["build", "--quiet", "--workspace", "--example", name])
+        .args(["--profile", profile])
         .arg("--target-dir")
         .arg(target)
         .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
