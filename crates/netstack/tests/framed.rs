@@ -301,14 +301,17 @@ fn units_keep_every_byte_while_workers_stall_and_die_within_them() {
         let wire = LinkConfig::default()
             .delay(core::time::Duration::from_micros(50))
             .faults(faults);
-        let mut stalls = Stalls::default();
-        stalls.ppm = 20_000;
-        stalls.longest = Duration::from_micros(500);
-        let mut deaths = FaultPlan::default();
-        deaths.free_slots = 2;
-        deaths.joins_ppm = 4_000;
-        deaths.failures_ppm = 500;
-        deaths.panics_ppm = 8_000;
+        let stalls = Stalls {
+            ppm: 20_000,
+            longest: Duration::from_micros(500),
+        };
+        let deaths = FaultPlan {
+            free_slots: 2,
+            joins_ppm: 4_000,
+            failures_ppm: 500,
+            panics_ppm: 8_000,
+            ..FaultPlan::default()
+        };
         let config = host(VARIANTS[case % 4])
             .stalls(stalls)
             .fault_plan(deaths)

@@ -290,7 +290,7 @@ impl FramedStream {
             max_payload: processor.max_payload(),
             max_unit: processor.max_unit(),
             header_len: processor.header_len(),
-            processor,
+            processor: Arc::clone(&processor),
         });
         if !units.is_valid() || half.world.streams.inline.is_some() {
             return Err(SocketError::Invalid.into());
@@ -307,9 +307,14 @@ impl FramedStream {
         let (read, written) = connection.cursors();
         let sender = Sender::new(Arc::clone(&units), 0, written);
         let receiver = Receiver::new(&units, 0, read);
-        let stage = Stage::new(half, (), sender, receiver);
+        let stage = Stage::new(half, processor, sender, receiver);
         let reader = Reader::new(&stage, units, 0);
         Ok(FramedStream::over(&stage, reader))
+    }
+
+    /// What its units are processed by.
+    pub fn processor(&self) -> &Arc<dyn UnitProcessor> {
+        &self.stage().extra
     }
 }
 
@@ -338,7 +343,7 @@ fn call<T>(processor: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure>
 impl Codec for Units {
     type Fault = Failure;
     type Error = FramedError;
-    type Extra = ();
+    type Extra = Arc<dyn UnitProcessor>;
     type Reading = ();
 
     const TEXT: u8 = 0;

@@ -6,6 +6,7 @@ mod receiving;
 mod sending;
 mod streams;
 
+use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -27,16 +28,6 @@ pub(super) const UNITS: usize = 32;
 const UNITS_PER_TURN: usize = 4;
 /// The most bytes of a unit's beginning by which its length is found.
 pub(super) const MAX_HEADER: usize = 32;
-
-/// What a writer does before it makes a unit.
-pub(super) enum Before {
-    /// It makes the unit.
-    GoOn,
-    /// It looks again: there is a unit less.
-    Again,
-    /// It makes no more units now.
-    Stop,
-}
 
 /// What units are, and what is done to them. A stream may go on with another codec of its kind.
 ///
@@ -89,14 +80,15 @@ pub(super) trait Codec: Sized + Send + Sync + 'static {
     /// How the stream ends for its reader if it ends behind a whole unit, or within one.
     fn end_of_stream(is_whole: bool) -> Result<(), Self::Error>;
 
-    /// Called before each unit that the application writes; `is_first`: of this call.
+    /// Called before each unit that the application writes; `is_first`: of this call. Returns
+    /// whether it may be made now; if not, the writer looks again, or makes no more units.
     fn before_unit(
         _: &Stage<Self>,
         _: &mut Sender<Self>,
         _: &StreamRef<'_>,
         _is_first: bool,
-    ) -> Result<Before, Self::Error> {
-        Ok(Before::GoOn)
+    ) -> Result<ControlFlow<(), bool>, Self::Error> {
+        Ok(ControlFlow::Continue(true))
     }
 
     /// The reader takes text of the next unit, as [`Codec::open`] returned it.

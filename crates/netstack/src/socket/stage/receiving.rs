@@ -206,6 +206,10 @@ pub(in crate::socket) struct Reader<C: Codec> {
     text: TextBuffer,
     at: usize,
     end: usize,
+    #[cfg_attr(
+        not(feature = "rustls"),
+        expect(dead_code, reason = "TLS alone has something there")
+    )]
     pub(in crate::socket) reading: C::Reading,
     /// Nothing more is read: how it ended.
     pub(in crate::socket) over: Option<Result<(), C::Error>>,

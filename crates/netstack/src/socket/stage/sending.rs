@@ -1,9 +1,10 @@
 //! From text that is written to units in the send ring.
 
+use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use super::{Before, Codec, Stage, UNITS};
+use super::{Codec, Stage, UNITS};
 use crate::error::SocketError;
 use crate::io::stream::{AppRequest, StreamRef};
 use crate::io::units::{Claim, TextBuffer};
@@ -86,9 +87,9 @@ impl<C: Codec> Stage<C> {
                 break;
             }
             match C::before_unit(self, &mut sender, &stream, done == 0)? {
-                Before::GoOn => {}
-                Before::Again => continue,
-                Before::Stop => break,
+                ControlFlow::Continue(true) => {}
+                ControlFlow::Continue(false) => continue,
+                ControlFlow::Break(()) => break,
             }
             let left = &from[done..];
             let fit = |sender: &Sender<C>| {

@@ -1,11 +1,12 @@
 //! What is sent besides the application's text: KeyUpdates and alerts.
 
+use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use rustls::AlertDescription;
 
-use super::super::stage::{Before, Codec, UNITS};
+use super::super::stage::{Codec, UNITS};
 use super::error::TlsError;
 use super::record::{ALERT, HANDSHAKE, Keys, Version};
 use super::session::{CONTROL_ROOM, Sender, Session};
@@ -23,24 +24,24 @@ impl Session {
         sender: &mut Sender,
         stream: &StreamRef<'_>,
         is_first: bool,
-    ) -> Result<Before, TlsError> {
+    ) -> Result<ControlFlow<(), bool>, TlsError> {
         let owes = self.extra.owes_update.swap(false, Ordering::AcqRel);
         let limit = self.extra.limit.load(Ordering::Relaxed);
         let is_used_up = sender.number + CONTROL_RECORDS >= limit;
         if is_used_up && self.extra.version == Version::Tls12 {
             return match is_first {
                 true => Err(TlsError::KeyExhausted),
-                false => Ok(Before::Stop),
+                false => Ok(ControlFlow::Break(())),
             };
         }
         if !owes && !is_used_up {
-            return Ok(Before::GoOn);
+            return Ok(ControlFlow::Continue(true));
         }
         if self.update(sender, stream, false) {
-            return Ok(Before::Again);
+            return Ok(ControlFlow::Continue(false));
         }
         self.extra.owes_update.store(owes, Ordering::Release);
-        Ok(Before::Stop)
+        Ok(ControlFlow::Break(()))
     }
 
     /// Sends a KeyUpdate, and goes on with the next key (RFC 8446 section 4.6.3). `asks`: the peer

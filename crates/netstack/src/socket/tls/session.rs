@@ -1,5 +1,6 @@
 //! TLS as a codec of the stage of units: a unit is a record.
 
+use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +9,7 @@ use rustls::kernel::KernelConnection;
 use rustls::server::ServerConnectionData;
 use rustls::{AlertDescription, ConnectionTrafficSecrets, Error};
 
-use super::super::stage::{self, Before, Codec, Stage};
+use super::super::stage::{self, Codec, Stage};
 use super::error::TlsError;
 use super::handshake::TlsInfo;
 use super::receiving::Messages;
@@ -168,7 +169,7 @@ impl Codec for Keys {
         sender: &mut Sender,
         stream: &StreamRef<'_>,
         is_first: bool,
-    ) -> Result<Before, TlsError> {
+    ) -> Result<ControlFlow<(), bool>, TlsError> {
         session.before_record(sender, stream, is_first)
     }
 
