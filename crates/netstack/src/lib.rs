@@ -122,6 +122,8 @@ pub use crate::log::request::Families;
 pub use crate::state::apply::Replica;
 pub use config::{Keepalive, Limits, Settings, TcpPolicy, Tuning};
 pub use error::{CloseError, ConfigError, MembershipError, SocketError, StackError};
+#[cfg(feature = "framed")]
+pub use socket::framed;
 pub use socket::poller;
 #[cfg(feature = "rustls")]
 pub use socket::tls;

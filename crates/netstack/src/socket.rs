@@ -6,6 +6,8 @@
 //! stack.
 
 mod current;
+#[cfg(feature = "framed")]
+pub mod framed;
 mod half;
 mod interfaces;
 mod multicast;
@@ -13,6 +15,8 @@ mod open;
 pub mod poller;
 mod read;
 mod shared;
+#[cfg(feature = "framed")]
+mod stage;
 #[cfg(feature = "rustls")]
 pub mod tls;
 mod udp;

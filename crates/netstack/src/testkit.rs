@@ -23,17 +23,17 @@ pub const fn mix(x: u64) -> u64 {
     crate::hash::mix(x)
 }
 
-/// Lets workers stop in the middle of TLS records from now on, or go on.
-#[cfg(feature = "rustls")]
-pub fn stall_in_record(sockets: &crate::socket::Sockets, stalls: bool) {
+/// Lets workers stop in the middle of units of streams from now on, or go on.
+#[cfg(feature = "framed")]
+pub fn stall_in_unit(sockets: &crate::socket::Sockets, stalls: bool) {
     for world in sockets.worlds() {
         world.units.stall(stalls);
     }
 }
 
-/// How many workers have stopped in the middle of a TLS record.
-#[cfg(feature = "rustls")]
-pub fn stalled_in_record(sockets: &crate::socket::Sockets) -> usize {
+/// How many workers have stopped in the middle of a unit.
+#[cfg(feature = "framed")]
+pub fn stalled_in_unit(sockets: &crate::socket::Sockets) -> usize {
     sockets
         .worlds()
         .iter()
@@ -41,8 +41,8 @@ pub fn stalled_in_record(sockets: &crate::socket::Sockets) -> usize {
         .sum()
 }
 
-/// Whether text of TLS connections is in a buffer that no connection uses.
-#[cfg(feature = "rustls")]
+/// Whether text of units is in a buffer that no connection uses.
+#[cfg(feature = "framed")]
 pub fn keeps_text(sockets: &crate::socket::Sockets) -> bool {
     sockets
         .worlds()
@@ -50,10 +50,10 @@ pub fn keeps_text(sockets: &crate::socket::Sockets) -> bool {
         .any(|world| world.units.holds_text())
 }
 
-/// Lets the worker unwind that is in the middle of the TLS record after the next `records`.
-#[cfg(feature = "rustls")]
-pub fn unwind_in_record(sockets: &crate::socket::Sockets, records: u64) {
+/// Lets the worker unwind that is in the middle of the unit after the next `units`.
+#[cfg(feature = "framed")]
+pub fn unwind_in_unit(sockets: &crate::socket::Sockets, units: u64) {
     for world in sockets.worlds() {
-        world.units.fail_after(Some(records));
+        world.units.fail_after(Some(units));
     }
 }

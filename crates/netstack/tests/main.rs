@@ -6,6 +6,7 @@ mod by_hand;
 mod clients;
 mod close;
 mod config;
+mod framed;
 mod groups;
 mod idle;
 mod inline;

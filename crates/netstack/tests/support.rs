@@ -2,9 +2,12 @@
 //! known.
 
 use std::net::SocketAddr;
+use std::ops::ControlFlow;
 
+use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{SocketError, Sockets, TcpStream};
+use dominoes_testkit::net::{HostId, Net};
 
 /// Bytes that are read at once, at most.
 const PIECE: usize = 200_000;
@@ -17,6 +20,60 @@ pub(crate) fn setup(last: u8) -> Setup {
 /// The byte that stands at `at` in a stream.
 pub(crate) fn pattern_byte(at: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+/// No connection takes longer.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Opens a connection from the second host to a port of the first, over wires that may be bad.
+/// Returns the ends of both.
+pub(crate) fn connect(net: &mut Net, hosts: [HostId; 2], port: u16) -> [TcpStream; 2] {
+    let listener = net.sockets(hosts[0]).listen(port, 4).unwrap();
+    let remote = net.address_of(hosts[0], port);
+    let sockets = net.sockets(hosts[1]).clone();
+    let mut opening = sockets.begin_connect(remote).unwrap();
+    let mut streams = [None, None];
+    net.run(PATIENCE, |_| {
+        let [server, client] = &mut streams;
+        if client.is_none() {
+            *client = match opening.try_finish() {
+                // A bad wire loses all questions now and then.
+                Err(SocketError::Unreachable | SocketError::TimedOut) => {
+                    opening = sockets.begin_connect(remote)?;
+                    None
+                }
+                opened => opened?,
+            };
+        }
+        *server = server
+            .take()
+            .or(listener.try_accept().ok().map(|(stream, _)| stream));
+        Ok(match (&server, &client) {
+            (Some(_), Some(_)) => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(0),
+        })
+    })
+    .unwrap();
+    streams.map(Option::unwrap)
+}
+
+/// Calls `step` while time goes by, until it says that it is over.
+pub(crate) fn go_on<E>(net: &mut Net, mut step: impl FnMut() -> Result<bool, E>) -> Result<(), E> {
+    let mut failed = None;
+    let ran = net.run(PATIENCE, |moment| {
+        // Workers may have units that bring no frame.
+        moment.wake_at(moment.now() + Duration::from_micros(500));
+        Ok(match step() {
+            Ok(false) => ControlFlow::Continue(0),
+            Ok(true) => ControlFlow::Break(()),
+            Err(error) => {
+                failed = Some(error);
+                ControlFlow::Break(())
+            }
+        })
+    });
+    assert!(ran.is_ok(), "{ran:?}");
+    failed.map_or(Ok(()), Err)
 }
 
 /// What would block has moved no byte yet.

@@ -13,8 +13,8 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_netstack::testkit::{Variant, keeps_text, stall_in_record};
-use dominoes_netstack::testkit::{stalled_in_record, unwind_in_record};
+use dominoes_netstack::testkit::{Variant, keeps_text, stall_in_unit};
+use dominoes_netstack::testkit::{stalled_in_unit, unwind_in_unit};
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::tls::{TlsError, TlsHandshake, TlsListener, TlsStream};
 use dominoes_netstack::{SocketError, Stack};
@@ -303,7 +303,7 @@ fn a_worker_that_unwinds_in_a_record_leaves_it_to_the_next() {
             let mut pair = Plan::new(Variant::Single, who, SUITES[after]).build(seed());
             pair.handshake();
             for host in pair.hosts {
-                unwind_in_record(pair.net.sockets(host), after as u64);
+                unwind_in_unit(pair.net.sockets(host), after as u64);
             }
             let mut unwound = 0;
             let (mut written, mut heard) = ([0; 2], [Vec::new(), Vec::new()]);
@@ -458,7 +458,7 @@ fn on_threads_workers_are_killed_and_all_arrives() {
             writer
         });
         for stack in [&server, &client] {
-            unwind_in_record(&stack.sockets(), 20);
+            unwind_in_unit(&stack.sockets(), 20);
         }
         let mut heard = Vec::new();
         let done = reader.read_to_end(&mut heard);
@@ -505,9 +505,9 @@ fn an_end_waits_for_records_that_workers_are_sealing() {
         });
         let stream = client.connect("10.0.0.1:443").unwrap();
         let mut stream = TlsStream::connect(stream, &client_config, name()).unwrap();
-        stall_in_record(&sockets, true);
+        stall_in_unit(&sockets, true);
         stream.write_all(&sent).unwrap();
-        while stalled_in_record(&sockets) < 2 {
+        while stalled_in_unit(&sockets) < 2 {
             thread::yield_now();
         }
         let done = match ending {
@@ -530,7 +530,7 @@ fn an_end_waits_for_records_that_workers_are_sealing() {
                 .recv_timeout(std::time::Duration::from_millis(50))
                 .is_err()
         );
-        stall_in_record(&sockets, false);
+        stall_in_unit(&sockets, false);
         let (done_reading, text) = heard.recv().unwrap();
         assert_eq!(done_reading, Ok(sent.len()), "{ending:?}");
         assert!(text == sent, "{ending:?}");

@@ -338,7 +338,7 @@ impl Net {
             let failures = fault_plan.failures
                 + fault_plan.failures_performing
                 + fault_plan.failures_applying
-                + fault_plan.failures_in_record;
+                + fault_plan.failures_in_unit;
             sum.stalls += host.stall_count();
             sum.changes += fault_plan.joins + failures;
             sum.positions += host.position();

@@ -246,10 +246,7 @@ impl<S: Stream> App<S> {
             sends: direction.sends(),
             expected: None,
             workload: *workload,
-            text: workload::bytes(
-                workload.seed,
-                std::env::var("TLS_WRITE").map_or(WRITE, |k| k.parse().unwrap()),
-            ),
+            text: workload::bytes(workload.seed, WRITE),
             read: 0,
             wrong: 0,
             failed: None,

@@ -289,7 +289,7 @@ impl Setup {
             rx.waker(),
             (self.shared, self.place),
         );
-        #[cfg(feature = "rustls")]
+        #[cfg(feature = "framed")]
         {
             world.workers = workers;
         }

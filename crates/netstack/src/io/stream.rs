@@ -55,14 +55,14 @@
 //! is sent, so frames may be sent from the ring without a copy. If an inline processor needs whole
 //! units, `released` stops at the beginning of a unit.
 //!
-//! *Written ahead.* A TLS stream has one writer, which names ranges above `written` to records,
-//! within the room that an ordinary write would have. Each range is written by the thread that has claimed
-//! its record (`io/units.rs`), any number of times; `written` moves over it when it is done
-//! (`StreamRef::publish_written`). No frame reads above `written`.
+//! *Written ahead.* A stream of units (TLS, or a program's own) has one writer, which names ranges
+//! above `written` to units, within the room that an ordinary write would have. Each range is
+//! written by the thread that has claimed its unit (`io/units.rs`), any number of times; `written`
+//! moves over it when it is done (`StreamRef::publish_written`). No frame reads above `written`.
 //!
-//! *Opened from the ring.* Records in the receive ring are read in place by threads that have
-//! claimed them, between `app_read` and the end of stamped deliveries. Their reader moves `app_read` over a
-//! record when it is done (`StreamRef::arrived`).
+//! *Opened from the ring.* Units in the receive ring are read in place by threads that have claimed
+//! them, between `app_read` and the end of stamped deliveries. Their reader moves `app_read` over a
+//! unit when it is done (`StreamRef::arrived`).
 //!
 //! *Split units.* The pieces of a unit that no segment carries whole are stored unprocessed. The
 //! reader finds all of them below the end of completed deliveries and above what it was lent

@@ -18,7 +18,7 @@ use crate::io::rx::migration::{MigrationMessage, MigrationProgress};
 use crate::io::stream::{AppRequest, Handle, StreamRef, StreamTable, Streams};
 use crate::io::tx::TxRing;
 use crate::io::udp_queues::{Bindings, Queues};
-#[cfg(feature = "rustls")]
+#[cfg(feature = "framed")]
 use crate::io::units::{UnitQueue, UnitWork};
 use crate::io::view::View;
 use crate::ip::multicast::Member;
@@ -180,7 +180,7 @@ pub(crate) struct StackShared {
     /// The streams of all groups, and the dimensions that all groups must have in common.
     streams: OnceLock<(StreamDimensions, StreamTable)>,
     /// What has units, since its connection was made.
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "framed")]
     with_units: Mutex<Vec<std::sync::Weak<dyn UnitWork>>>,
 }
 
@@ -233,7 +233,7 @@ impl core::fmt::Debug for StackShared {
 }
 
 impl StackShared {
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "framed")]
     fn registered_units(&self) -> MutexGuard<'_, Vec<std::sync::Weak<dyn UnitWork>>> {
         let registered = self.with_units.lock();
         registered.unwrap_or_else(PoisonError::into_inner)
@@ -241,13 +241,13 @@ impl StackShared {
 
     /// Ends all streams that have units, behind these. Returns which streams.
     pub(crate) fn finish_units(&self) -> HashSet<Handle> {
-        #[cfg(feature = "rustls")]
+        #[cfg(feature = "framed")]
         {
             let registered = core::mem::take(&mut *self.registered_units());
             let works = registered.iter().filter_map(std::sync::Weak::upgrade);
             works.filter_map(|work| work.finish()).collect()
         }
-        #[cfg(not(feature = "rustls"))]
+        #[cfg(not(feature = "framed"))]
         HashSet::new()
     }
 
@@ -343,7 +343,7 @@ impl SocketTable {
 pub(crate) struct World {
     pub(crate) limits: Limits,
     /// How many workers there are, or may be.
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "framed")]
     pub(crate) workers: usize,
     pub(crate) mac: [u8; 6],
     pub(crate) address: Address,
@@ -384,7 +384,7 @@ pub(crate) struct World {
     /// Connections for whoever asks.
     pub(crate) view: View,
     /// What has units for any worker.
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "framed")]
     pub(crate) units: UnitQueue,
     pub(crate) down: AtomicBool,
     /// The device took no frame when it was last offered some: it is down or gone.
@@ -493,7 +493,7 @@ impl World {
         }
         World {
             limits,
-            #[cfg(feature = "rustls")]
+            #[cfg(feature = "framed")]
             workers: 1,
             mac,
             address,
@@ -517,7 +517,7 @@ impl World {
             #[cfg(feature = "testkit")]
             panics: AtomicU64::new(0),
             view: View::default(),
-            #[cfg(feature = "rustls")]
+            #[cfg(feature = "framed")]
             units: UnitQueue::new(),
             down: AtomicBool::new(false),
             device_refuses: AtomicBool::new(false),
@@ -588,9 +588,9 @@ impl World {
     /// Returns how many.
     #[inline(always)]
     pub(crate) fn serve_units(&self, more: impl Fn()) -> usize {
-        #[cfg(feature = "rustls")]
+        #[cfg(feature = "framed")]
         return self.units.serve(&more);
-        #[cfg(not(feature = "rustls"))]
+        #[cfg(not(feature = "framed"))]
         {
             let _ = more;
             0
@@ -600,14 +600,14 @@ impl World {
     /// Whether a connection waits that has units.
     #[inline(always)]
     pub(crate) fn has_units(&self) -> bool {
-        #[cfg(feature = "rustls")]
+        #[cfg(feature = "framed")]
         return !self.units.is_empty();
-        #[cfg(not(feature = "rustls"))]
+        #[cfg(not(feature = "framed"))]
         false
     }
 
     /// Adds what [`StackShared::finish_units`] finishes.
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "framed")]
     pub(crate) fn register_units(&self, work: std::sync::Weak<dyn UnitWork>) {
         let mut registered = self.shared.registered_units();
         if registered.len() == registered.capacity() {
@@ -617,7 +617,7 @@ impl World {
     }
 
     /// Puts a connection that has units into the queue, and wakes a worker.
-    #[cfg(feature = "rustls")]
+    #[cfg(feature = "framed")]
     pub(crate) fn push_units(&self, work: Arc<dyn UnitWork>) {
         self.units.push(work);
         // ORDERING: the fence pairs with the one in `shut_down`: one of the two sees the other, and
@@ -719,7 +719,7 @@ impl World {
         self.streams.wake_all();
         self.queues.streams.wake_all();
         // What waits there has a hold of this world.
-        #[cfg(feature = "rustls")]
+        #[cfg(feature = "framed")]
         {
             // ORDERING: the fence pairs with the one in `push_units`.
             core::sync::atomic::fence(Ordering::SeqCst);

@@ -142,6 +142,16 @@ impl Half {
             .map_or_else(|_| Tuning::default(), |stream| stream.tuning())
     }
 
+    /// The most bytes of its receive buffer.
+    #[cfg(feature = "framed")]
+    pub(super) fn receive_buffer(&self) -> u32 {
+        let most = self.world.limits.receive_buffer;
+        match self.tuning().receive_buffer {
+            0 => most,
+            tuned => tuned.min(most),
+        }
+    }
+
     /// As [`Half::set`], of its tuning.
     pub(super) fn tune(&self, change: impl Fn(Tuning) -> Tuning) -> Result<(), SocketError> {
         let is_valid = match self.stream() {

@@ -85,11 +85,11 @@ impl WaitUntil {
     ///
     /// # Errors
     /// As `attempt`.
-    pub(super) fn retry<T>(
+    pub(super) fn retry<T, E: From<SocketError> + PartialEq>(
         self,
         waiting: &EventCount,
-        attempt: impl FnMut() -> Result<T, SocketError>,
-    ) -> Result<T, SocketError> {
+        attempt: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
         self.retry_after(|| {}, waiting, attempt)
     }
 
@@ -97,22 +97,23 @@ impl WaitUntil {
     ///
     /// # Errors
     /// As `attempt`.
-    pub(super) fn retry_after<T>(
+    pub(super) fn retry_after<T, E: From<SocketError> + PartialEq>(
         self,
         prepare: impl Fn(),
         waiting: &EventCount,
-        mut attempt: impl FnMut() -> Result<T, SocketError>,
-    ) -> Result<T, SocketError> {
+        mut attempt: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let would_block = E::from(SocketError::WouldBlock);
         loop {
             match attempt() {
-                Err(SocketError::WouldBlock) => {}
+                Err(error) if error == would_block => {}
                 done => return done,
             }
             let left = self.left()?;
             prepare();
             let key = waiting.prepare();
             match attempt() {
-                Err(SocketError::WouldBlock) => {
+                Err(error) if error == would_block => {
                     waiting.wait(key, left);
                 }
                 done => return done,

@@ -55,8 +55,8 @@ pub struct FaultStats {
     pub failures_performing: u64,
     /// Workers that failed behind a request that they applied.
     pub failures_applying: u64,
-    /// Workers that failed in the middle of a TLS record.
-    pub failures_in_record: u64,
+    /// Workers that failed in the middle of a unit of a stream.
+    pub failures_in_unit: u64,
     /// Bits that flipped.
     pub flips: u64,
     /// Workers that differed and were found.
@@ -77,9 +77,9 @@ pub(super) enum PanicPoint {
     Performing(u64),
     /// Behind a request that it applied, before that request's effects count.
     Applying,
-    /// In the middle of a TLS record.
-    #[cfg(feature = "rustls")]
-    Record,
+    /// In the middle of a unit of a stream.
+    #[cfg(feature = "framed")]
+    Unit,
 }
 
 /// What a planted panic carries.
@@ -147,7 +147,7 @@ pub(super) fn with_panic_at<R>(panic_point: PanicPoint, what: impl FnOnce() -> R
     match done {
         Ok(done) => End::Done(done),
         Err(panic) if panic.is::<Injected>() => End::Injected,
-        #[cfg(feature = "rustls")]
+        #[cfg(feature = "framed")]
         Err(panic) if panic.is::<crate::io::units::KilledInUnit>() => End::Injected,
         Err(panic) => End::Other(panic),
     }

@@ -29,9 +29,9 @@ use crate::variants::{self, Setup, Step, VariantKind, groups};
 
 /// Fruitless steps per worker before a round in which each takes all of its steps.
 const FRUITLESS: usize = 3;
-/// How much more often a worker dies if there are TLS records to process, which is seldom.
-#[cfg(feature = "rustls")]
-const DEATHS_IN_RECORDS: u32 = 8;
+/// How much more often a worker dies if there are units to process, which is seldom.
+#[cfg(feature = "framed")]
+const DEATHS_IN_UNITS: u32 = 8;
 /// How long workers that wait for another one have nothing to do, unless something comes from
 /// outside.
 const STEAL_CHECK_INTERVAL: Duration = Duration::from_micros(100);
@@ -585,15 +585,15 @@ impl Host {
                 _ => PanicPoint::Performing(self.rng.below(4)),
             };
         }
-        #[cfg(feature = "rustls")]
+        #[cfg(feature = "framed")]
         if self.world.has_units()
             && self
                 .rng
-                .chance(DEATHS_IN_RECORDS * self.fault_plan.panics_ppm)
+                .chance(DEATHS_IN_UNITS * self.fault_plan.panics_ppm)
             && self.flipped.is_none()
             && self.remaining() > 1
         {
-            return self.die_in_record(replica, now);
+            return self.die_in_unit(replica, now);
         }
         let did = |count: Option<usize>| count.is_some_and(|count| count > 0);
         let step = self.rng.below(10);
@@ -630,13 +630,13 @@ impl Host {
         self.run_with_fault(replica, panic_point, what)
     }
 
-    /// One turn of worker `replica`, which dies in one of the first TLS records that it processes.
+    /// One turn of worker `replica`, which dies in one of the first units that it processes.
     /// Returns whether it did something.
-    #[cfg(feature = "rustls")]
-    fn die_in_record(&mut self, replica: usize, now: Instant) -> bool {
+    #[cfg(feature = "framed")]
+    fn die_in_unit(&mut self, replica: usize, now: Instant) -> bool {
         self.world.units.fail_after(Some(self.rng.below(4)));
         let turn = |worker: &mut Worker<PlannedFaults>, _: &mut Rng| worker.turn(now) > 0;
-        let did = self.run_with_fault(replica, PanicPoint::Record, turn);
+        let did = self.run_with_fault(replica, PanicPoint::Unit, turn);
         self.world.units.fail_after(None);
         did
     }
@@ -673,8 +673,8 @@ impl Host {
             End::Done(done) => return done,
             End::Injected => match panic_point {
                 PanicPoint::Applying => self.fault_stats.failures_applying += 1,
-                #[cfg(feature = "rustls")]
-                PanicPoint::Record => self.fault_stats.failures_in_record += 1,
+                #[cfg(feature = "framed")]
+                PanicPoint::Unit => self.fault_stats.failures_in_unit += 1,
                 _ => self.fault_stats.failures_performing += 1,
             },
             End::Other(panic) => self.after_panic(replica, panic),

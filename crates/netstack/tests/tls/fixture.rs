@@ -3,12 +3,10 @@
 
 use std::cell::Cell;
 use std::io::{ErrorKind, Read, Write};
-use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use dominoes_netstack::testkit::Variant;
-use dominoes_netstack::time::Duration;
 use dominoes_netstack::tls::{TlsError, TlsHandshake, TlsStream};
 use dominoes_netstack::{Limits, SocketError, TcpStream};
 use dominoes_testkit::Rng;
@@ -21,9 +19,10 @@ use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::{AlertDescription, ClientConfig, ClientConnection, Connection, RootCertStore};
 use rustls::{ServerConfig, ServerConnection, SupportedCipherSuite};
 
+use crate::support::{connect, go_on};
+
 /// Stands in every text, every 16 bytes: what no frame may carry.
 pub(super) const MARK: [u8; 8] = *b"Unsealed";
-pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 
 /// All suites that records are made with here.
 pub(super) const SUITES: [SupportedCipherSuite; 6] = [
@@ -400,33 +399,7 @@ impl Pair {
         let seen = Rc::new(Cell::new(0));
         let count = Rc::clone(&seen);
         net.watch(move |_, _, frame| count.set(count.get() + usize::from(carries_text(frame))));
-        let listener = net.sockets(hosts[0]).listen(443, 4).unwrap();
-        let remote = net.address_of(hosts[0], 443);
-        let sockets = net.sockets(hosts[1]).clone();
-        let mut opening = sockets.begin_connect(remote).unwrap();
-        let mut streams = [None, None];
-        net.run(PATIENCE, |_| {
-            let [server, client] = &mut streams;
-            if client.is_none() {
-                *client = match opening.try_finish() {
-                    // A bad wire loses all questions now and then.
-                    Err(SocketError::Unreachable | SocketError::TimedOut) => {
-                        opening = sockets.begin_connect(remote)?;
-                        None
-                    }
-                    opened => opened?,
-                };
-            }
-            *server = server
-                .take()
-                .or(listener.try_accept().ok().map(|(stream, _)| stream));
-            Ok(match (&server, &client) {
-                (Some(_), Some(_)) => ControlFlow::Break(()),
-                _ => ControlFlow::Continue(0),
-            })
-        })
-        .unwrap();
-        let [server, client] = streams.map(Option::unwrap);
+        let [server, client] = connect(&mut net, hosts, 443);
         Pair {
             net,
             hosts,
@@ -456,22 +429,8 @@ impl Pair {
         &mut self,
         mut step: impl FnMut(&mut [End; 2]) -> Result<bool, TlsError>,
     ) -> Result<(), TlsError> {
-        let mut failed = None;
         let ends = &mut self.ends;
-        let ran = self.net.run(PATIENCE, |moment| {
-            // Workers may have units that bring no frame.
-            moment.wake_at(moment.now() + Duration::from_micros(500));
-            match step(ends) {
-                Ok(false) => Ok(ControlFlow::Continue(0)),
-                Ok(true) => Ok(ControlFlow::Break(())),
-                Err(error) => {
-                    failed = Some(error);
-                    Ok(ControlFlow::Break(()))
-                }
-            }
-        });
-        assert!(ran.is_ok(), "{ran:?}");
-        failed.map_or(Ok(()), Err)
+        go_on(&mut self.net, || step(ends))
     }
 
     /// Both write `texts`, in writes of random length up to `at_once`, and read what the other

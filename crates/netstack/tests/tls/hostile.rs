@@ -18,6 +18,7 @@ use dominoes_testkit::{Cases, Rng, number};
 use rustls::{AlertDescription, Connection, SupportedCipherSuite};
 
 use super::fixture::*;
+use crate::support::{PATIENCE, go_on};
 
 /// Changes of a usual run.
 const FEW: u64 = 3_000;
@@ -195,25 +196,19 @@ fn read_out(
     at: usize,
     mut peer: impl FnMut(&mut End),
 ) -> (Vec<u8>, Result<(), TlsError>) {
-    let (mut heard, mut done) = (Vec::new(), None);
-    let mut buffer = vec![0; 5_000];
+    let (mut heard, mut buffer) = (Vec::new(), vec![0; 5_000]);
     let ends = &mut pair.ends;
-    let ran = pair.net.run(PATIENCE, |moment| {
-        moment.wake_at(moment.now() + Duration::from_micros(500));
+    let done = go_on(&mut pair.net, || {
         peer(&mut ends[1 - at]);
-        let ended = loop {
-            match ends[at].read(&mut buffer) {
-                Ok(None) => return Ok(ControlFlow::Continue(0)),
-                Ok(Some(0)) => break Ok(()),
-                Ok(Some(len)) => heard.extend_from_slice(&buffer[..len]),
-                Err(error) => break Err(error),
+        while let Some(len) = ends[at].read(&mut buffer)? {
+            heard.extend_from_slice(&buffer[..len]);
+            if len == 0 {
+                return Ok(true);
             }
-        };
-        done = Some(ended);
-        Ok(ControlFlow::Break(()))
+        }
+        Ok(false)
     });
-    assert!(ran.is_ok(), "{ran:?}");
-    (heard, done.expect("it ended"))
+    (heard, done)
 }
 
 fn plan(rng: &mut Rng) -> (Plan, usize) {

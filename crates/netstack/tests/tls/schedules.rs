@@ -56,7 +56,7 @@ dominoes_testkit::tally! {
     deaths,
     deaths_performing,
     deaths_applying,
-    deaths_in_record,
+    deaths_in_unit,
     steals,
     flips,
     repairs,
@@ -367,7 +367,7 @@ impl Tally {
         self.deaths += stats.failures;
         self.deaths_performing += stats.failures_performing;
         self.deaths_applying += stats.failures_applying;
-        self.deaths_in_record += stats.failures_in_record;
+        self.deaths_in_unit += stats.failures_in_unit;
         self.flips += stats.flips;
         self.repairs += stats.repairs;
         let left = host.inspect(|replica| replica.connections().count());

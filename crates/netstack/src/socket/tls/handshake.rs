@@ -12,12 +12,11 @@ use rustls::unbuffered::{ConnectionState, EncodeError, UnbufferedStatus};
 use rustls::{CommonState, ConnectionTrafficSecrets, Error, ProtocolVersion, SupportedCipherSuite};
 
 use super::super::TcpStream;
+use super::super::stage::Receiver;
 use super::TlsStream;
 use super::error::TlsError;
-use super::receiving::{Reader, Receiver};
 use super::record::{APPLICATION_DATA, HEADER, Keys, Version};
-use super::sending::Sender;
-use super::session::{Kernel, Session};
+use super::session::{Kernel, Protocol, Reader, Sender, Session};
 use crate::error::SocketError;
 
 /// The shortest receive buffer that takes a record of any length, and lets the window open again.
@@ -120,11 +119,7 @@ impl TlsHandshake {
         if half.world.streams.inline.is_some() {
             return Err(SocketError::Invalid.into());
         }
-        let most = match half.tuning().receive_buffer {
-            0 => half.world.limits.receive_buffer,
-            most => most.min(half.world.limits.receive_buffer),
-        };
-        if most < MIN_RECEIVE_BUFFER {
+        if half.receive_buffer() < MIN_RECEIVE_BUFFER {
             return Err(TlsError::BufferTooShort);
         }
         Ok(TlsHandshake {
@@ -326,16 +321,16 @@ impl TlsHandshake {
             let keys = Keys::new(version, secrets);
             keys.ok_or_else(|| Error::General("a cipher that is not known here".into()))
         });
-        let sealing = sealing.map_err(TlsError::Handshake)?;
+        let sealing = Arc::new(sealing.map_err(TlsError::Handshake)?);
         let opening = Arc::new(opening.map_err(TlsError::Handshake)?);
         let half = Arc::clone(&self.stream.half);
         let (read, written) = half.stream()?.cursors();
-        let limit = record_limit(&secrets.tx.1);
-        let sender = Sender::new(sealing, secrets.tx.0, limit, written);
+        let protocol = Protocol::new(info, version, kernel, record_limit(&secrets.tx.1));
+        let sender = Sender::new(sealing, secrets.tx.0, written);
         let receiver = Receiver::new(&opening, secrets.rx.0, read);
-        let session = Session::new(half, version, kernel, sender, receiver);
+        let session = Session::new(half, protocol, sender, receiver);
         let reader = Reader::new(&session, opening, secrets.rx.0);
-        Ok(TlsStream::new(&session, reader, info))
+        Ok(TlsStream::over(&session, reader))
     }
 }
 

@@ -1,26 +1,32 @@
-//! What the halves of a TLS connection and the workers that process its records share.
+//! TLS as a codec of the stage of units: a unit is a record.
 
+use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use dominoes::{Exclusive, Watch};
 use rustls::client::ClientConnectionData;
 use rustls::kernel::KernelConnection;
 use rustls::server::ServerConnectionData;
 use rustls::{AlertDescription, ConnectionTrafficSecrets, Error};
 
-use super::super::half::Half;
-use super::receiving::{OpenUnit, Receiver};
-use super::record::{Keys, Version};
-use super::sending::{SealUnit, Sender};
-use crate::io::stream::Handle;
-use crate::io::units::{Owner, Serial, TextBuffer, UnitRing, UnitWork};
+use super::super::stage::{self, Codec, Stage};
+use super::error::TlsError;
+use super::handshake::TlsInfo;
+use super::receiving::Messages;
+use super::record::{ALERT, APPLICATION_DATA, HEADER, Keys, MAX_OVERHEAD, MAX_TEXT};
+use super::record::{Version, body_len};
+use crate::io::stream::StreamRef;
 
-/// Records of one direction that may be under way between writer or reader and the stack: half a
-/// send buffer of the default length.
-pub(super) const UNITS: usize = 32;
-/// Units that a worker processes before it goes on with other work.
-const UNITS_PER_TURN: usize = 4;
+/// A record is cut for want of room only if so many bytes fit.
+const MIN_PIECE: usize = 512;
+/// Room in the send ring that is left to records besides application data: a KeyUpdate and an
+/// alert.
+pub(super) const CONTROL_ROOM: usize = 2 * (8 + MAX_OVERHEAD);
+
+/// One TLS connection after its handshake.
+pub(super) type Session = Stage<Keys>;
+pub(super) type Sender = stage::Sender<Keys>;
+pub(super) type Reader = stage::Reader<Keys>;
 
 /// Makes keys and keeps tickets after the handshake.
 pub(super) enum Kernel {
@@ -58,210 +64,130 @@ impl Kernel {
     }
 }
 
-/// One TLS connection after its handshake.
-///
-/// *Sending.* A writer copies text into units of `sealing` and fixes for each record its key, its
-/// number and its place in the send stream. Any thread seals it from the unit into the send ring.
-/// The cursor that the pump reads moves over the sealed prefix only (`publish`), so the ring's
-/// bytes become visible to the stack as ciphertext or not at all.
-///
-/// *Receiving.* Whichever thread has the `receiver` finds records in the receive ring and makes
-/// them units of `opening`. Any thread opens one from the ring into its unit. The reader takes the
-/// opened prefix, and gives the ring's bytes up when it takes a unit.
-///
-/// Neither changes what it reads, so a unit whose thread unwinds is begun anew.
-pub(super) struct Session {
-    pub(super) half: Arc<Half>,
-    /// Of its text.
-    owner: Owner,
+/// What a TLS connection has besides its records.
+pub(super) struct Protocol {
+    pub(super) info: TlsInfo,
     pub(super) version: Version,
     kernel: Mutex<Kernel>,
-
-    sender: Mutex<Sender>,
-    pub(super) sealing: UnitRing<SealUnit>,
-    pub(super) publishing: Serial,
-    /// The stream ends behind the last unit.
-    pub(super) is_ending: AtomicBool,
-    /// The stack was told so.
-    pub(super) has_ended: AtomicBool,
+    /// So many records may be sealed with a key (RFC 8446 section 5.5).
+    pub(super) limit: AtomicU64,
     /// The peer asks for a KeyUpdate.
     pub(super) owes_update: AtomicBool,
     /// The KeyUpdates that we asked for and the peer has not answered.
     pub(super) asked_updates: AtomicU64,
-
-    pub(super) receiver: Exclusive<Receiver>,
-    pub(super) opening: UnitRing<OpenUnit>,
-    /// What the connection's news calls.
-    arrivals: Arc<dyn Watch>,
-    /// Whether it is called.
-    is_armed: AtomicBool,
-    /// Whether the session is in the queue of its stack.
-    is_queued: AtomicBool,
 }
 
-impl Session {
-    pub(super) fn new(
-        half: Arc<Half>,
-        version: Version,
-        kernel: Kernel,
-        sender: Sender,
-        receiver: Receiver,
-    ) -> Arc<Session> {
-        let owner = half.world.units.owner();
-        let session = Arc::new_cyclic(|session: &Weak<Session>| Session {
-            half,
-            owner,
+impl Protocol {
+    pub(super) fn new(info: TlsInfo, version: Version, kernel: Kernel, limit: u64) -> Protocol {
+        Protocol {
+            info,
             version,
             kernel: Mutex::new(kernel),
-            sender: Mutex::new(sender),
-            sealing: UnitRing::new(UNITS),
-            publishing: Serial::default(),
-            is_ending: AtomicBool::new(false),
-            has_ended: AtomicBool::new(false),
+            limit: AtomicU64::new(limit),
             owes_update: AtomicBool::new(false),
             asked_updates: AtomicU64::new(0),
-            receiver: Exclusive::new(receiver),
-            opening: UnitRing::new(UNITS),
-            arrivals: Arc::new(Arrivals(Weak::clone(session))),
-            is_armed: AtomicBool::new(false),
-            is_queued: AtomicBool::new(false),
-        });
-        let weak = Arc::downgrade(&session);
-        session.half.world.register_units(weak);
-        session.watch();
-        session
-    }
-
-    /// Applications take it, workers do not.
-    pub(super) fn sender(&self) -> MutexGuard<'_, Sender> {
-        self.sender.lock().unwrap_or_else(PoisonError::into_inner)
+        }
     }
 
     pub(super) fn kernel(&self) -> MutexGuard<'_, Kernel> {
         self.kernel.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves units that are ready to the workers of the stack. Returns whether there are any.
-    pub(super) fn share(self: &Arc<Self>) -> bool {
-        let has_ready = self.sealing.has_ready() || self.opening.has_ready();
-        if has_ready {
-            self.enqueue();
-        }
-        has_ready
+    /// Whether a KeyUpdate of the peer may be the answer to one of ours; then that has its answer.
+    /// One may answer several (RFC 8446 section 4.6.3), whose share is left to others.
+    pub(super) fn takes_answer(&self) -> bool {
+        let asked = &self.asked_updates;
+        let less = |count: u64| count.checked_sub(1);
+        let taken = asked.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        taken.is_ok()
+    }
+}
+
+impl Codec for Keys {
+    type Fault = AlertDescription;
+    type Error = TlsError;
+    type Extra = Protocol;
+    type Reading = Messages;
+
+    const TEXT: u8 = APPLICATION_DATA;
+    const AT_ONCE: usize = 4 << 10;
+    const CONTROL_UNITS: usize = 2;
+
+    fn header_len(&self) -> usize {
+        HEADER
     }
 
-    /// A buffer for text of this connection.
-    pub(super) fn buffer(&self) -> TextBuffer {
-        self.half.world.units.buffer(self.owner)
+    fn unit_len(&self, header: &[u8]) -> Result<usize, AlertDescription> {
+        let (header, _) = header
+            .split_first_chunk()
+            .ok_or(AlertDescription::DecodeError)?;
+        Ok(HEADER + body_len(self, header)?)
     }
 
-    fn enqueue(self: &Arc<Self>) {
-        // ORDERING: AcqRel: Release, pairs with the Acquire in `serve`, which then finds the units.
-        if !self.is_queued.swap(true, Ordering::AcqRel) {
-            self.half
-                .world
-                .push_units(Arc::clone(self) as Arc<dyn UnitWork>);
-        }
+    fn open(
+        &self,
+        number: u64,
+        record: &[u8],
+        text: &mut [u8],
+    ) -> Result<(u8, usize), AlertDescription> {
+        let split = record.split_first_chunk();
+        let (header, body) = split.ok_or(AlertDescription::DecodeError)?;
+        Keys::open(self, number, header, body, text)
     }
 
-    /// Lets news of the connection put it into the queue, and looks for records that came before.
-    fn watch(self: &Arc<Self>) {
-        let Ok(stream) = self.half.stream() else {
-            return;
+    fn sealed_len(&self, text_len: usize) -> usize {
+        text_len + self.overhead()
+    }
+
+    fn fit(&self, len: usize, room: usize) -> usize {
+        let wanted = len.min(MAX_TEXT);
+        let len = wanted.min(room.saturating_sub(self.overhead() + CONTROL_ROOM));
+        if len < wanted.min(MIN_PIECE) { 0 } else { len }
+    }
+
+    fn seal(
+        &self,
+        number: u64,
+        content: u8,
+        text: &[u8],
+        record: &mut [u8],
+    ) -> Result<(), AlertDescription> {
+        Keys::seal(self, number, content, text, record);
+        Ok(())
+    }
+
+    fn refused(alert: AlertDescription) -> TlsError {
+        TlsError::Refused(alert)
+    }
+
+    fn end_of_stream(_: bool) -> Result<(), TlsError> {
+        Err(TlsError::Truncated)
+    }
+
+    fn before_unit(
+        session: &Session,
+        sender: &mut Sender,
+        stream: &StreamRef<'_>,
+        is_first: bool,
+    ) -> Result<ControlFlow<(), bool>, TlsError> {
+        session.before_record(sender, stream, is_first)
+    }
+
+    fn take(reader: &mut Reader, content: u8, len: usize) -> Result<(), AlertDescription> {
+        reader.take_content(content, len)
+    }
+
+    /// Says close_notify, or the alert that says what was wrong.
+    fn end(
+        session: &Session,
+        sender: &mut Sender,
+        stream: &StreamRef<'_>,
+        why: Option<AlertDescription>,
+    ) {
+        let alert = match why {
+            None => [1, 0],
+            Some(alert) => [2, alert.into()],
         };
-        // ORDERING: AcqRel, pairs with the one in `fire`: the look comes after what that was for.
-        while !self.is_armed.swap(true, Ordering::AcqRel) {
-            stream.waiting().watch(&self.arrivals);
-            self.scan();
-        }
-    }
-
-    /// Takes back what `watch` did.
-    pub(super) fn unwatch(&self) {
-        if let Ok(stream) = self.half.stream() {
-            stream.waiting().unwatch(&self.arrivals);
-        }
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.half.world.units.forget(self.owner);
-    }
-}
-
-/// Puts a session that has more to do back into the queue, also when its worker unwinds.
-struct Requeue<'a>(&'a Arc<Session>);
-
-impl Drop for Requeue<'_> {
-    fn drop(&mut self) {
-        self.0.share();
-    }
-}
-
-impl UnitWork for Session {
-    fn serve(self: Arc<Self>, more: &dyn Fn()) -> usize {
-        // ORDERING: AcqRel: Acquire, pairs with the Release in `enqueue`.
-        self.is_queued.swap(false, Ordering::AcqRel);
-        let requeue = Requeue(&self);
-        self.scan();
-        self.watch();
-        let mut done = 0;
-        while done < UNITS_PER_TURN {
-            let opening = self.opening.claim();
-            let sealing = match opening {
-                None => self.sealing.claim(),
-                Some(_) => None,
-            };
-            if (opening.is_some() || sealing.is_some()) && self.share() {
-                more();
-            }
-            match (opening, sealing) {
-                (Some(unit), _) => self.open(unit, true),
-                (None, Some(unit)) => self.seal(unit, true),
-                (None, None) => break,
-            }
-            done += 1;
-        }
-        drop(requeue);
-        done
-    }
-
-    fn finish(self: Arc<Self>) -> Option<Handle> {
-        self.end(None);
-        Some(self.half.stream().ok()?.handle())
-    }
-}
-
-/// Called when a connection has news.
-struct Arrivals(Weak<Session>);
-
-impl Watch for Arrivals {
-    fn is_due(&self) -> bool {
-        self.0.upgrade().is_none_or(|session| session.has_record())
-    }
-
-    fn fire(self: Arc<Self>) {
-        if let Some(session) = self.0.upgrade() {
-            // ORDERING: AcqRel, pairs with the one in `watch`.
-            session.is_armed.swap(false, Ordering::AcqRel);
-            session.enqueue();
-        }
-    }
-}
-
-impl core::fmt::Debug for Arrivals {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Arrivals").finish_non_exhaustive()
-    }
-}
-
-impl core::fmt::Debug for Session {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Session")
-            .field("version", &self.version)
-            .field("sealing", &self.sealing.len())
-            .field("opening", &self.opening.len())
-            .finish_non_exhaustive()
+        session.push(sender, stream, ALERT, &alert);
     }
 }

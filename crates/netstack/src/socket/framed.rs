@@ -1,0 +1,412 @@
+//! Units of a program's own: pieces of a stream that all workers of the stack process (feature
+//! `framed`).
+//!
+//! A [`UnitProcessor`] says where a unit ends, by its first bytes or because all are equally long,
+//! and what is done to one. What is written is cut into units, each of which any worker makes in
+//! the send ring; what arrives is processed by any worker, unit by unit. So one stream uses several
+//! cores. The order stays that of the stream: only the prefix of whole units that are made is sent,
+//! only the processed prefix is read. TLS stands on the same stage, with records as units.
+//!
+//! Messages of up to 4 KiB with a length before and a checksum behind them, which are disguised:
+//!
+//! ```
+//! use dominoes_drivers::memory::{self, MemoryConfig};
+//! use dominoes_netstack::Stack;
+//! use dominoes_netstack::framed::{FramedStream, UnitProcessor};
+//! use dominoes_netstack::processor::Failure;
+//! use std::io::{BufRead, Read, Write};
+//! use std::sync::Arc;
+//!
+//! #[derive(Debug)]
+//! struct Messages;
+//!
+//! fn sum(bytes: &[u8]) -> [u8; 4] {
+//!     let add = |sum: u32, byte: &u8| sum.wrapping_mul(31).wrapping_add(u32::from(*byte));
+//!     bytes.iter().fold(7, add).to_be_bytes()
+//! }
+//!
+//! impl UnitProcessor for Messages {
+//!     fn max_payload(&self) -> usize {
+//!         4096
+//!     }
+//!
+//!     fn max_unit(&self) -> usize {
+//!         2 + 4096 + 4
+//!     }
+//!
+//!     fn header_len(&self) -> usize {
+//!         2
+//!     }
+//!
+//!     fn received_len(&self, header: &[u8]) -> Result<usize, Failure> {
+//!         let len = header.try_into().map(u16::from_be_bytes);
+//!         Ok(2 + usize::from(len.unwrap_or(0)) + 4)
+//!     }
+//!
+//!     fn receive(&self, number: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure> {
+//!         let (message, found) = unit[2..].split_last_chunk().ok_or(Failure::Forged)?;
+//!         if sum(message) != *found {
+//!             return Err(Failure::Forged);
+//!         }
+//!         for (to, from) in payload.iter_mut().zip(message) {
+//!             *to = from ^ number as u8;
+//!         }
+//!         Ok(message.len())
+//!     }
+//!
+//!     fn sent_len(&self, payload_len: usize) -> usize {
+//!         2 + payload_len + 4
+//!     }
+//!
+//!     fn send(&self, number: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
+//!         let (header, rest) = unit.split_at_mut(2);
+//!         header.copy_from_slice(&(payload.len() as u16).to_be_bytes());
+//!         let (message, behind) = rest.split_at_mut(payload.len());
+//!         for (to, from) in message.iter_mut().zip(payload) {
+//!             *to = from ^ number as u8;
+//!         }
+//!         behind.copy_from_slice(&sum(message));
+//!         Ok(())
+//!     }
+//! }
+//!
+//! let (left, right) = memory::pair(MemoryConfig::default());
+//! let stack = Stack::builder("10.0.0.1/24").replicas(2).start(left)?;
+//! let peer = Stack::builder("10.0.0.2/24").start(right)?;
+//! let listener = stack.listen(7, 16)?;
+//! let mut ours = FramedStream::new(peer.connect("10.0.0.1:7")?, Arc::new(Messages))?;
+//! ours.write_all(b"one message")?;
+//! ours.write_all(b"another")?;
+//! ours.shutdown_write();
+//!
+//! let mut theirs = FramedStream::new(listener.accept()?.0, Arc::new(Messages))?;
+//! assert_eq!(theirs.fill_buf()?, b"one message");
+//! theirs.consume(11);
+//! let mut rest = String::new();
+//! theirs.read_to_string(&mut rest)?;
+//! assert_eq!(rest, "another");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What it promises
+//! - Every write makes units of what it is given, the last as short as what is left: a write of at
+//!   most [`UnitProcessor::max_payload`] bytes that returns its whole length is one unit, and
+//!   [`FramedReadHalf::try_fill`] lends what one unit carried.
+//! - A unit is processed from one place to another, so one whose worker dies is begun anew. Nothing
+//!   of a unit is sent before all of it is made.
+//! - A [`Failure`], a unit longer than [`UnitProcessor::max_unit`], and a processor that panics end
+//!   the connection with a reset and [`FramedError::Failed`]: nothing of the unit or behind it is
+//!   sent or read, what is before it may be.
+//! - A stream that ends within a unit ends for its reader with [`FramedError::Truncated`].
+//! - What units carry is in the stack's memory only between application and ring, and zeroed before
+//!   another connection has that memory.
+
+use core::fmt;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::TcpStream;
+use super::stage::{Codec, MAX_HEADER, Reader, Receiver, Sender, Shared, Stage, stream_of_units};
+use super::wait::WaitUntil;
+use crate::error::SocketError;
+use crate::io::processor::Failure;
+use crate::io::stream::StreamRef;
+use crate::log::request::ConnId;
+
+/// The most bytes that a unit carries: 16 KiB.
+pub const MAX_PAYLOAD: usize = 16 << 10;
+/// The most bytes of a unit: 32 KiB.
+pub const MAX_UNIT: usize = 32 << 10;
+/// A framed stream is the stream, and its two halves.
+const HOLDS: usize = 3;
+
+/// Where units of a stream end, and what is done to them.
+///
+/// Calls come from all threads of the stack and from the application's, in any order, and for one
+/// unit perhaps twice, with the same outcome: a processor keeps nothing from one call to the next
+/// that would change it. Calls must not block. Lengths must not change.
+///
+/// Units are equally long, [`UnitProcessor::max_unit`] bytes, unless `header_len`, `received_len`
+/// and `sent_len` say otherwise.
+pub trait UnitProcessor: fmt::Debug + Send + Sync {
+    /// The most bytes that a unit to be sent carries, 1 to [`MAX_PAYLOAD`].
+    fn max_payload(&self) -> usize;
+
+    /// The most bytes of a unit in both directions, 1 to [`MAX_UNIT`], at most half a receive
+    /// buffer and what a new connection may write into its send buffer.
+    fn max_unit(&self) -> usize;
+
+    /// How many bytes of a unit's beginning say how long it is, at most 32.
+    fn header_len(&self) -> usize {
+        0
+    }
+
+    /// How many bytes the received unit has that begins with `header`, which are included.
+    ///
+    /// # Errors
+    /// When no unit begins so.
+    fn received_len(&self, header: &[u8]) -> Result<usize, Failure> {
+        let _ = header;
+        Ok(self.max_unit())
+    }
+
+    /// Writes what received unit `number` carries, counted from 0, to the beginning of `payload`,
+    /// which has [`MAX_PAYLOAD`] bytes of any content. Returns how many bytes that are.
+    ///
+    /// # Errors
+    /// When this cannot be what the peer sent. `payload` is never read then.
+    fn receive(&self, number: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure>;
+
+    /// How many bytes the unit has that carries so many, at least 1, at most
+    /// [`UnitProcessor::max_unit`].
+    fn sent_len(&self, payload_len: usize) -> usize {
+        let _ = payload_len;
+        self.max_unit()
+    }
+
+    /// Makes unit `number`, counted from 0, which carries `payload`. `unit` is as long as
+    /// [`UnitProcessor::sent_len`] said, and all 0.
+    ///
+    /// # Errors
+    /// When it cannot be sent. `unit` is never sent then.
+    fn send(&self, number: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure>;
+}
+
+/// Why a call on a [`FramedStream`] failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FramedError {
+    /// The connection below, or the call would have to wait.
+    Socket(SocketError),
+    /// A unit could not be processed; the connection was reset.
+    Failed(Failure),
+    /// The stream ended within a unit.
+    Truncated,
+    /// The connection is used by clones or halves of its stream, too.
+    NotAlone,
+    /// A unit may be longer than the buffers of the connection allow.
+    BufferTooShort,
+}
+
+impl FramedError {
+    /// The kind of `std::io` error that says the same.
+    pub const fn kind(&self) -> io::ErrorKind {
+        match self {
+            FramedError::Socket(error) => error.kind(),
+            FramedError::Failed(_) => io::ErrorKind::InvalidData,
+            FramedError::Truncated => io::ErrorKind::UnexpectedEof,
+            FramedError::NotAlone | FramedError::BufferTooShort => io::ErrorKind::InvalidInput,
+        }
+    }
+}
+
+impl fmt::Display for FramedError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FramedError::Socket(error) => error.fmt(f),
+            FramedError::Failed(failure) => write!(f, "a unit cannot be processed: {failure}"),
+            FramedError::Truncated => f.write_str("the stream ended within a unit"),
+            FramedError::NotAlone => f.write_str("clones or halves of the stream are in use"),
+            FramedError::BufferTooShort => f.write_str(
+                "a unit may be too long; raise `Limits::receive_buffer` or `Limits::send_buffer`",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for FramedError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            FramedError::Socket(error) => Some(error),
+            FramedError::Failed(failure) => Some(failure),
+            _ => None,
+        }
+    }
+}
+
+impl From<SocketError> for FramedError {
+    fn from(error: SocketError) -> Self {
+        FramedError::Socket(error)
+    }
+}
+
+impl From<FramedError> for io::Error {
+    fn from(error: FramedError) -> Self {
+        match error {
+            FramedError::Socket(error) => error.into(),
+            error => io::Error::new(error.kind(), error),
+        }
+    }
+}
+
+/// A connection whose bytes are units: what they carry in and out, in order. The
+/// [module's documentation](self) says what it promises.
+///
+/// Dropping it, or both halves, closes it as [`TcpStream`] does.
+#[derive(Debug)]
+pub struct FramedStream {
+    reader: FramedReadHalf,
+    writer: FramedWriteHalf,
+}
+
+/// The half of a framed connection that reads.
+pub struct FramedReadHalf {
+    // Dropped before the connection ends.
+    reader: Reader<Units>,
+    shared: Arc<Shared<Units>>,
+}
+
+/// The half of a framed connection that writes.
+pub struct FramedWriteHalf {
+    shared: Arc<Shared<Units>>,
+}
+
+stream_of_units!(
+    FramedStream,
+    FramedReadHalf,
+    FramedWriteHalf,
+    Units,
+    FramedError,
+    "[`FramedError::Failed`], [`FramedError::Truncated`]."
+);
+
+impl FramedStream {
+    /// Divides what is read and written from now on into units of `processor`.
+    ///
+    /// # Errors
+    /// [`FramedError::NotAlone`], [`FramedError::BufferTooShort`]; [`SocketError::Invalid`] if a
+    /// length of the processor is out of its range, or the stack has an inline
+    /// [`Processor`](crate::processor::Processor).
+    pub fn new(
+        stream: TcpStream,
+        processor: Arc<dyn UnitProcessor>,
+    ) -> Result<FramedStream, FramedError> {
+        let half = Arc::clone(&stream.half);
+        if Arc::strong_count(&half) != HOLDS + 1 {
+            return Err(FramedError::NotAlone);
+        }
+        let units = Arc::new(Units {
+            max_payload: processor.max_payload(),
+            max_unit: processor.max_unit(),
+            header_len: processor.header_len(),
+            processor: Arc::clone(&processor),
+        });
+        if !units.is_valid() || half.world.streams.inline.is_some() {
+            return Err(SocketError::Invalid.into());
+        }
+        let connection = half.stream()?;
+        let ring = half.world.limits.send_buffer;
+        let send = match connection.send_limit() {
+            0 => ring,
+            limit => limit.min(ring),
+        };
+        if (half.receive_buffer() / 2).min(send) < units.max_unit as u32 {
+            return Err(FramedError::BufferTooShort);
+        }
+        let (read, written) = connection.cursors();
+        let sender = Sender::new(Arc::clone(&units), 0, written);
+        let receiver = Receiver::new(&units, 0, read);
+        let stage = Stage::new(half, processor, sender, receiver);
+        let reader = Reader::new(&stage, units, 0);
+        Ok(FramedStream::over(&stage, reader))
+    }
+
+    /// What its units are processed by.
+    pub fn processor(&self) -> &Arc<dyn UnitProcessor> {
+        &self.stage().extra
+    }
+}
+
+/// Units as a processor makes them.
+struct Units {
+    processor: Arc<dyn UnitProcessor>,
+    max_payload: usize,
+    max_unit: usize,
+    header_len: usize,
+}
+
+impl Units {
+    fn is_valid(&self) -> bool {
+        (1..=MAX_PAYLOAD).contains(&self.max_payload)
+            && (1..=MAX_UNIT).contains(&self.max_unit)
+            && self.header_len <= MAX_HEADER.min(self.max_unit)
+    }
+}
+
+/// What the processor says, also if it panics.
+fn call<T>(processor: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    let said = catch_unwind(AssertUnwindSafe(processor));
+    said.unwrap_or(Err(Failure::Other("the processor panicked")))
+}
+
+impl Codec for Units {
+    type Fault = Failure;
+    type Error = FramedError;
+    type Extra = Arc<dyn UnitProcessor>;
+    type Reading = ();
+
+    const TEXT: u8 = 0;
+    const AT_ONCE: usize = 1 << 10;
+    const CONTROL_UNITS: usize = 0;
+
+    fn header_len(&self) -> usize {
+        self.header_len
+    }
+
+    fn unit_len(&self, header: &[u8]) -> Result<usize, Failure> {
+        let len = call(|| self.processor.received_len(header))?;
+        match (self.header_len.max(1)..=self.max_unit).contains(&len) {
+            true => Ok(len),
+            false => Err(Failure::Other("no unit is that long")),
+        }
+    }
+
+    fn open(&self, number: u64, unit: &[u8], text: &mut [u8]) -> Result<(u8, usize), Failure> {
+        let text = &mut text[..MAX_PAYLOAD];
+        let len = call(|| self.processor.receive(number, unit, text))?;
+        match len <= MAX_PAYLOAD {
+            true => Ok((Self::TEXT, len)),
+            false => Err(Failure::Other(
+                "the processor wrote more than there is room for",
+            )),
+        }
+    }
+
+    fn sealed_len(&self, text_len: usize) -> usize {
+        self.processor.sent_len(text_len).clamp(1, self.max_unit)
+    }
+
+    fn fit(&self, len: usize, room: usize) -> usize {
+        let len = len.min(self.max_payload);
+        if self.sealed_len(len) <= room { len } else { 0 }
+    }
+
+    fn seal(&self, number: u64, _: u8, text: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
+        // What other connections wrote there does not leave.
+        unit.fill(0);
+        call(|| self.processor.send(number, text, unit))
+    }
+
+    fn refused(failure: Failure) -> FramedError {
+        FramedError::Failed(failure)
+    }
+
+    fn end_of_stream(is_whole: bool) -> Result<(), FramedError> {
+        match is_whole {
+            true => Ok(()),
+            false => Err(FramedError::Truncated),
+        }
+    }
+
+    fn take(reader: &mut Reader<Units>, _: u8, len: usize) -> Result<(), Failure> {
+        reader.show(len);
+        Ok(())
+    }
+
+    fn end(stage: &Stage<Units>, _: &mut Sender<Units>, _: &StreamRef<'_>, why: Option<Failure>) {
+        if why.is_some() {
+            stage.abort();
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! The stage of units: pieces of a stream that any worker processes, between an application and
+//! its connection. What a unit is, and what is done to it, is a [`Codec`]'s: records of TLS, or
+//! units of a program's own ([`framed`](super::framed)).
+
+mod receiving;
+mod sending;
+mod streams;
+
+use core::ops::ControlFlow;
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use dominoes::{Exclusive, Watch};
+
+use super::half::Half;
+use crate::error::SocketError;
+use crate::io::stream::{Handle, StreamRef};
+use crate::io::units::{Owner, Serial, TextBuffer, UnitRing, UnitWork};
+
+pub(super) use receiving::{OpenUnit, Reader, Receiver};
+pub(super) use sending::{SealUnit, Sender};
+pub(super) use streams::stream_of_units;
+
+/// Units of one direction that may be under way between writer or reader and the stack: with
+/// records of TLS half a send buffer of the default length.
+pub(super) const UNITS: usize = 32;
+/// Units that a worker processes before it goes on with other work.
+const UNITS_PER_TURN: usize = 4;
+/// The most bytes of a unit's beginning by which its length is found.
+pub(super) const MAX_HEADER: usize = 32;
+
+/// What units are, and what is done to them. A stream may go on with another codec of its kind.
+///
+/// Opening and sealing leave what they read as it is, and keep nothing from one unit to the next:
+/// any thread may do any unit, and do it again with the same outcome.
+pub(super) trait Codec: Sized + Send + Sync + 'static {
+    /// Why a unit is refused.
+    type Fault: Copy + Send + Sync;
+    /// What calls return.
+    type Error: Clone + PartialEq + Send + From<SocketError>;
+    /// What a connection has besides what all have.
+    type Extra: Send + Sync;
+    /// What its reader has besides.
+    type Reading: Default;
+
+    /// The content type of the application's text.
+    const TEXT: u8;
+    /// Text that is no longer is sealed by its writer: handing it over costs more.
+    const AT_ONCE: usize;
+    /// Units that are left to other content than the application's.
+    const CONTROL_UNITS: usize;
+
+    /// How many bytes of a unit's beginning say how long it is; at most [`MAX_HEADER`].
+    fn header_len(&self) -> usize;
+
+    /// How long the received unit is that begins with `header`, which is included.
+    fn unit_len(&self, header: &[u8]) -> Result<usize, Self::Fault>;
+
+    /// Writes the text of received unit `number` to `text`. Returns its content type and length.
+    fn open(&self, number: u64, unit: &[u8], text: &mut [u8]) -> Result<(u8, usize), Self::Fault>;
+
+    /// How long the unit of so much text is.
+    fn sealed_len(&self, text_len: usize) -> usize;
+
+    /// How much of `len` bytes of text the next unit takes, if it finds `room` bytes; 0: none.
+    fn fit(&self, len: usize, room: usize) -> usize;
+
+    /// Makes unit `number`, which is [`Codec::sealed_len`] long.
+    fn seal(
+        &self,
+        number: u64,
+        content: u8,
+        text: &[u8],
+        unit: &mut [u8],
+    ) -> Result<(), Self::Fault>;
+
+    /// What calls return after a fault.
+    fn refused(fault: Self::Fault) -> Self::Error;
+
+    /// How the stream ends for its reader if it ends behind a whole unit, or within one.
+    fn end_of_stream(is_whole: bool) -> Result<(), Self::Error>;
+
+    /// Called before each unit that the application writes; `is_first`: of this call. Returns
+    /// whether it may be made now; if not, the writer looks again, or makes no more units.
+    fn before_unit(
+        _: &Stage<Self>,
+        _: &mut Sender<Self>,
+        _: &StreamRef<'_>,
+        _is_first: bool,
+    ) -> Result<ControlFlow<(), bool>, Self::Error> {
+        Ok(ControlFlow::Continue(true))
+    }
+
+    /// The reader takes text of the next unit, as [`Codec::open`] returned it.
+    fn take(reader: &mut Reader<Self>, content: u8, len: usize) -> Result<(), Self::Fault>;
+
+    /// Nothing more will be written, because of a fault of what was received, or because the
+    /// application says so.
+    fn end(
+        stage: &Stage<Self>,
+        sender: &mut Sender<Self>,
+        stream: &StreamRef<'_>,
+        why: Option<Self::Fault>,
+    );
+}
+
+/// What the halves of a connection and the workers that process its units share.
+///
+/// *Sending.* A writer copies text into units of `sealing` and fixes for each its codec, its
+/// number and its place in the send stream. Any thread seals it from there into the send ring.
+/// The cursor that the pump reads moves over the sealed prefix only (`publish`), so the ring's
+/// bytes become visible to the stack as sealed or not at all.
+///
+/// *Receiving.* Whichever thread has the `receiver` finds units in the receive ring and puts them
+/// into `opening`. Any thread opens one from the ring into its buffer. The reader takes the opened
+/// prefix, and gives the ring's bytes up when it takes a unit.
+///
+/// Neither changes what it reads, so a unit whose thread unwinds is begun anew.
+pub(super) struct Stage<C: Codec> {
+    pub(super) half: Arc<Half>,
+    /// Of its text.
+    owner: Owner,
+    pub(super) extra: C::Extra,
+    /// Why a unit could not be sealed: nothing of it or behind it is sent.
+    failed: OnceLock<C::Fault>,
+
+    sender: Mutex<Sender<C>>,
+    pub(super) sealing: UnitRing<SealUnit<C>>,
+    publishing: Serial,
+    /// The stream ends behind the last unit.
+    is_ending: AtomicBool,
+    /// The stack was told so.
+    has_ended: AtomicBool,
+
+    receiver: Exclusive<Receiver<C>>,
+    pub(super) opening: UnitRing<OpenUnit<C>>,
+    /// What the connection's news calls.
+    arrivals: Arc<dyn Watch>,
+    /// Whether it is called.
+    is_armed: AtomicBool,
+    /// Whether the stage is in the queue of its stack.
+    is_queued: AtomicBool,
+}
+
+impl<C: Codec> Stage<C> {
+    pub(super) fn new(
+        half: Arc<Half>,
+        extra: C::Extra,
+        sender: Sender<C>,
+        receiver: Receiver<C>,
+    ) -> Arc<Stage<C>> {
+        let owner = half.world.units.owner();
+        let stage = Arc::new_cyclic(|stage: &Weak<Stage<C>>| Stage {
+            half,
+            owner,
+            extra,
+            failed: OnceLock::new(),
+            sender: Mutex::new(sender),
+            sealing: UnitRing::new(UNITS),
+            publishing: Serial::default(),
+            is_ending: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
+            receiver: Exclusive::new(receiver),
+            opening: UnitRing::new(UNITS),
+            arrivals: Arc::new(Arrivals(Weak::clone(stage))),
+            is_armed: AtomicBool::new(false),
+            is_queued: AtomicBool::new(false),
+        });
+        let weak: Weak<Stage<C>> = Arc::downgrade(&stage);
+        stage.half.world.register_units(weak);
+        stage.watch();
+        stage
+    }
+
+    /// Applications take it, workers do not.
+    pub(super) fn sender(&self) -> MutexGuard<'_, Sender<C>> {
+        self.sender.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leaves units that are ready to the workers of the stack. Returns whether there are any.
+    pub(super) fn share(self: &Arc<Self>) -> bool {
+        let has_ready = self.sealing.has_ready() || self.opening.has_ready();
+        if has_ready {
+            self.enqueue();
+        }
+        has_ready
+    }
+
+    /// A buffer for text of this connection.
+    fn buffer(&self) -> TextBuffer {
+        self.half.world.units.buffer(self.owner)
+    }
+
+    fn enqueue(self: &Arc<Self>) {
+        // ORDERING: AcqRel: Release, pairs with the Acquire in `serve`, which then finds the units.
+        if !self.is_queued.swap(true, Ordering::AcqRel) {
+            self.half
+                .world
+                .push_units(Arc::clone(self) as Arc<dyn UnitWork>);
+        }
+    }
+
+    /// Lets news of the connection put it into the queue, and looks for units that came before.
+    fn watch(self: &Arc<Self>) {
+        let Ok(stream) = self.half.stream() else {
+            return;
+        };
+        // ORDERING: AcqRel, pairs with the one in `fire`: the look comes after what that was for.
+        while !self.is_armed.swap(true, Ordering::AcqRel) {
+            stream.waiting().watch(&self.arrivals);
+            self.scan();
+        }
+    }
+
+    /// Takes back what `watch` did.
+    fn unwatch(&self) {
+        if let Ok(stream) = self.half.stream() {
+            stream.waiting().unwatch(&self.arrivals);
+        }
+    }
+}
+
+impl<C: Codec> Drop for Stage<C> {
+    fn drop(&mut self) {
+        self.half.world.units.forget(self.owner);
+    }
+}
+
+/// What both halves of a stream share. When the last of them goes, the connection ends.
+pub(super) struct Shared<C: Codec>(pub(super) Arc<Stage<C>>);
+
+impl<C: Codec> Drop for Shared<C> {
+    fn drop(&mut self) {
+        self.0.unwatch();
+        self.0.end(None);
+    }
+}
+
+/// Puts a stage that has more to do back into the queue, also when its worker unwinds.
+struct Requeue<'a, C: Codec>(&'a Arc<Stage<C>>);
+
+impl<C: Codec> Drop for Requeue<'_, C> {
+    fn drop(&mut self) {
+        self.0.share();
+    }
+}
+
+impl<C: Codec> UnitWork for Stage<C> {
+    fn serve(self: Arc<Self>, more: &dyn Fn()) -> usize {
+        // ORDERING: AcqRel: Acquire, pairs with the Release in `enqueue`.
+        self.is_queued.swap(false, Ordering::AcqRel);
+        let requeue = Requeue(&self);
+        self.scan();
+        self.watch();
+        let mut done = 0;
+        while done < UNITS_PER_TURN {
+            let opening = self.opening.claim();
+            let sealing = match opening {
+                None => self.sealing.claim(),
+                Some(_) => None,
+            };
+            if (opening.is_some() || sealing.is_some()) && self.share() {
+                more();
+            }
+            match (opening, sealing) {
+                (Some(unit), _) => self.open(unit, true),
+                (None, Some(unit)) => self.seal(unit, true),
+                (None, None) => break,
+            }
+            done += 1;
+        }
+        drop(requeue);
+        done
+    }
+
+    fn finish(self: Arc<Self>) -> Option<Handle> {
+        self.end(None);
+        Some(self.half.stream().ok()?.handle())
+    }
+}
+
+/// Called when a connection has news.
+struct Arrivals<C: Codec>(Weak<Stage<C>>);
+
+impl<C: Codec> Watch for Arrivals<C> {
+    fn is_due(&self) -> bool {
+        self.0.upgrade().is_none_or(|stage| stage.has_unit())
+    }
+
+    fn fire(self: Arc<Self>) {
+        if let Some(stage) = self.0.upgrade() {
+            // ORDERING: AcqRel, pairs with the one in `watch`.
+            stage.is_armed.swap(false, Ordering::AcqRel);
+            stage.enqueue();
+        }
+    }
+}
+
+impl<C: Codec> core::fmt::Debug for Arrivals<C> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Arrivals").finish_non_exhaustive()
+    }
+}
+
+impl<C: Codec> core::fmt::Debug for Stage<C> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Stage")
+            .field("sealing", &self.sealing.len())
+            .field("opening", &self.opening.len())
+            .finish_non_exhaustive()
+    }
+}

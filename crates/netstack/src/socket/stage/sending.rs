@@ -1,0 +1,318 @@
+//! From text that is written to units in the send ring.
+
+use core::ops::ControlFlow;
+use core::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use super::{Codec, Stage, UNITS};
+use crate::error::SocketError;
+use crate::io::stream::{AppRequest, StreamRef};
+use crate::io::units::{Claim, TextBuffer};
+
+/// A unit to be sealed.
+pub(in crate::socket) struct SealUnit<C: Codec> {
+    /// Its text is the beginning.
+    text: TextBuffer,
+    len: usize,
+    content: u8,
+    /// `None` while there is no unit.
+    codec: Option<Arc<C>>,
+    number: u64,
+    /// Where the unit stands in the send stream.
+    offset: u64,
+    unit_len: usize,
+    fault: Option<C::Fault>,
+}
+
+impl<C: Codec> Default for SealUnit<C> {
+    fn default() -> Self {
+        SealUnit {
+            text: TextBuffer::default(),
+            len: 0,
+            content: 0,
+            codec: None,
+            number: 0,
+            offset: 0,
+            unit_len: 0,
+            fault: None,
+        }
+    }
+}
+
+/// What writers have in turn.
+pub(in crate::socket) struct Sender<C: Codec> {
+    pub(in crate::socket) codec: Arc<C>,
+    /// Number of the next unit.
+    pub(in crate::socket) number: u64,
+    /// The end of the last unit in the send stream.
+    pub(in crate::socket) end: u64,
+    /// Why nothing more may be written.
+    pub(in crate::socket) over: Option<C::Error>,
+}
+
+impl<C: Codec> Sender<C> {
+    pub(in crate::socket) fn new(codec: Arc<C>, number: u64, end: u64) -> Self {
+        Sender {
+            codec,
+            number,
+            end,
+            over: None,
+        }
+    }
+}
+
+impl<C: Codec> Stage<C> {
+    /// Waits until something is written.
+    pub(in crate::socket) fn write_waiting(
+        self: &Arc<Self>,
+        from: &[u8],
+    ) -> Result<usize, C::Error> {
+        let until = self.half.write_wait.begin();
+        until.retry(self.half.stream()?.waiting(), || self.write(from))
+    }
+
+    /// Makes units of as much of `from` as there is room for, and seals them or leaves that to
+    /// workers.
+    pub(in crate::socket) fn write(self: &Arc<Self>, from: &[u8]) -> Result<usize, C::Error> {
+        let mut sender = self.sender();
+        let stream = self.half.stream()?;
+        self.check_open(&sender, &stream)?;
+        let mut done = 0;
+        while done < from.len() {
+            if self.sealing.len() + C::CONTROL_UNITS >= UNITS {
+                // Instead of waiting for a worker.
+                if self.seal_one() {
+                    continue;
+                }
+                break;
+            }
+            match C::before_unit(self, &mut sender, &stream, done == 0)? {
+                ControlFlow::Continue(true) => {}
+                ControlFlow::Continue(false) => continue,
+                ControlFlow::Break(()) => break,
+            }
+            let left = &from[done..];
+            let fit = |sender: &Sender<C>| {
+                let room = stream.writable_behind(sender.end);
+                sender.codec.fit(left.len(), room)
+            };
+            let mut len = fit(&sender);
+            if len == 0 {
+                stream.fell_short();
+                len = fit(&sender);
+            }
+            if len == 0 {
+                break;
+            }
+            let text = &left[..len];
+            // While each worker has a unit to seal, sealing at once saves a copy.
+            let at_once = len <= C::AT_ONCE || self.sealing.are_ready(self.half.world.workers);
+            let made = if at_once {
+                self.seal_at_once(&mut sender, &stream, text)
+            } else {
+                self.push(&mut sender, &stream, C::TEXT, text)
+            };
+            if !made {
+                break;
+            }
+            done += len;
+        }
+        if done == 0 && !from.is_empty() {
+            return Err(SocketError::WouldBlock.into());
+        }
+        self.share();
+        Ok(done)
+    }
+
+    /// Whether anything may be written.
+    pub(in crate::socket) fn check_open(
+        &self,
+        sender: &Sender<C>,
+        stream: &StreamRef<'_>,
+    ) -> Result<(), C::Error> {
+        if let Some(over) = &sender.over {
+            return Err(over.clone());
+        }
+        self.check_sealed()?;
+        let status = stream.status();
+        if let Some(ending) = status.end_reason() {
+            return Err(SocketError::from(ending).into());
+        }
+        if status.retired() {
+            return Err(SocketError::ShutDown.into());
+        }
+        if self.half.world.is_closing() {
+            return Err(SocketError::Down.into());
+        }
+        Ok(())
+    }
+
+    /// Whether all units could be sealed.
+    pub(super) fn check_sealed(&self) -> Result<(), C::Error> {
+        match self.failed.get() {
+            Some(fault) => Err(C::refused(*fault)),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts text into a unit. False if there is no room for it.
+    pub(in crate::socket) fn push(
+        &self,
+        sender: &mut Sender<C>,
+        stream: &StreamRef<'_>,
+        content: u8,
+        text: &[u8],
+    ) -> bool {
+        let unit_len = sender.codec.sealed_len(text.len());
+        if stream.writable_behind(sender.end) < unit_len {
+            return false;
+        }
+        let pushed = self.sealing.push(|unit| {
+            let mut buffer = self.buffer();
+            buffer[..text.len()].copy_from_slice(text);
+            *unit = SealUnit {
+                text: buffer,
+                len: text.len(),
+                content,
+                codec: Some(Arc::clone(&sender.codec)),
+                number: sender.number,
+                offset: sender.end,
+                unit_len,
+                fault: None,
+            };
+        });
+        if pushed {
+            sender.number += 1;
+            sender.end += unit_len as u64;
+        }
+        pushed
+    }
+
+    /// Makes a unit of text where it is to stand, which no other thread could claim. False if there
+    /// is no room for it.
+    ///
+    /// If the codec panics, there is no such unit, and the next one takes its place and number:
+    /// nothing behind the sealed prefix leaves.
+    fn seal_at_once(&self, sender: &mut Sender<C>, stream: &StreamRef<'_>, text: &[u8]) -> bool {
+        let unit_len = sender.codec.sealed_len(text.len());
+        if stream.writable_behind(sender.end) < unit_len || !self.sealing.has_room() {
+            return false;
+        }
+        let mut sealed = Ok(());
+        stream.write_ahead(sender.end, unit_len, |unit| {
+            sealed = sender.codec.seal(sender.number, C::TEXT, text, unit);
+        });
+        let pushed = self.sealing.push_done(|unit| {
+            *unit = SealUnit {
+                offset: sender.end,
+                unit_len,
+                fault: sealed.err(),
+                ..SealUnit::default()
+            };
+        });
+        debug_assert!(pushed, "only the one who has the sender pushes");
+        sender.number += 1;
+        sender.end += unit_len as u64;
+        self.publish();
+        true
+    }
+
+    /// Nothing more is written: what the codec says last, then the end of the stream.
+    pub(in crate::socket) fn end(&self, why: Option<C::Fault>) {
+        let mut sender = self.sender();
+        if sender.over.is_none() {
+            let over = match why {
+                None => SocketError::ShutDown.into(),
+                Some(fault) => C::refused(fault),
+            };
+            sender.over = Some(over);
+            if let Ok(stream) = self.half.stream() {
+                C::end(self, &mut sender, &stream, why);
+            }
+        }
+        self.seal_all();
+        // ORDERING: Release, pairs with the Acquire in `publish`, which then sees all units.
+        self.is_ending.store(true, Ordering::Release);
+        self.publish();
+    }
+
+    /// Seals all units that are ready.
+    pub(in crate::socket) fn seal_all(&self) {
+        while self.seal_one() {}
+    }
+
+    /// Seals one unit, if one is ready.
+    fn seal_one(&self) -> bool {
+        let unit = self.sealing.claim();
+        unit.map(|unit| self.seal(unit, false)).is_some()
+    }
+
+    /// Seals a unit from its text into the send ring.
+    pub(super) fn seal(&self, mut unit: Claim<'_, SealUnit<C>>, by_worker: bool) {
+        let mut sealed = Ok(());
+        if let (Ok(stream), Some(codec)) = (self.half.stream(), &unit.codec) {
+            stream.write_ahead(unit.offset, unit.unit_len, |to| {
+                sealed = codec.seal(unit.number, unit.content, &unit.text[..unit.len], to);
+                if by_worker {
+                    self.half.world.units.in_unit();
+                }
+            });
+        }
+        unit.fault = sealed.err();
+        unit.done();
+        self.publish();
+    }
+
+    /// Moves the cursor of what is written over the sealed prefix, which ends before a unit that
+    /// could not be sealed: then the connection is aborted.
+    fn publish(&self) {
+        self.publishing.run(|| {
+            let world = &self.half.world;
+            let (mut end, mut failed) = (None, None);
+            while let Some((here, fault)) = self.sealing.take(|unit| {
+                world.units.give_back(core::mem::take(&mut unit.text));
+                unit.codec = None;
+                (unit.offset + unit.unit_len as u64, unit.fault)
+            }) {
+                failed = failed.or(fault);
+                if failed.is_none() && self.failed.get().is_none() {
+                    end = Some(here);
+                }
+            }
+            let Ok(stream) = self.half.stream() else {
+                return;
+            };
+            if let Some(end) = end {
+                stream.publish_written(end);
+                world.raise(&stream);
+                stream.waiting().notify_all();
+            }
+            if let Some(fault) = failed
+                && self.failed.set(fault).is_ok()
+            {
+                self.abort();
+                stream.waiting().notify_all();
+            }
+            // ORDERING: Acquire, pairs with the Release in `end`.
+            if self.is_ending.load(Ordering::Acquire)
+                && self.sealing.len() == 0
+                && self.failed.get().is_none()
+                && !self.has_ended.swap(true, Ordering::Relaxed)
+            {
+                self.half.request(AppRequest {
+                    shutdown: true,
+                    ..AppRequest::default()
+                });
+                stream.waiting().notify_all();
+            }
+        });
+    }
+
+    /// Resets the connection.
+    pub(in crate::socket) fn abort(&self) {
+        self.half.request(AppRequest {
+            abort: true,
+            ..AppRequest::default()
+        });
+    }
+}

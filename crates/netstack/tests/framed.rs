@@ -1,0 +1,622 @@
+//! Units of a program's own, by hand over bad wires, with workers that stall and die, and on
+//! threads. Everything follows from the printed seed.
+
+#![cfg(feature = "testkit")]
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::{Arc, Condvar, Mutex};
+
+use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::framed::{FramedError, FramedStream, MAX_PAYLOAD, MAX_UNIT, UnitProcessor};
+use dominoes_netstack::processor::{Failure, Search};
+use dominoes_netstack::testkit::Variant;
+use dominoes_netstack::time::Duration;
+use dominoes_netstack::{Limits, SocketError, Stack, TcpStream};
+use dominoes_testkit::faults::FaultPlan;
+use dominoes_testkit::host::Stalls;
+use dominoes_testkit::link::{Faults, LinkConfig};
+use dominoes_testkit::net::{HostConfig, HostId, Net};
+use dominoes_testkit::rng::Cases;
+use dominoes_testkit::{Rng, mix};
+
+use crate::support::{connect, go_on};
+
+const COMMAND: &str = "cargo test -p dominoes-netstack --test main framed";
+const VARIANTS: [Variant; 4] = [
+    Variant::Single,
+    Variant::Replicated(1),
+    Variant::Replicated(2),
+    Variant::Replicated(4),
+];
+/// Stands in what applications write, every 16 bytes: what no frame may carry.
+const MARK: [u8; 8] = *b"Unsealed";
+/// What a unit carries at most.
+const PAYLOAD: usize = 3000;
+const HEADER: usize = 3;
+const SUM: usize = 8;
+/// What a unit begins with.
+const MAGIC: u8 = 0x5e;
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    Receive(Failure),
+    ReceivePanics,
+    ReceivesTooMuch,
+    LenPanics,
+    Send(Failure),
+    SendPanics,
+}
+
+/// A header with the length, the disguised payload, and a sum over both.
+#[derive(Clone, Copy, Debug)]
+struct Disguise {
+    /// Whether units are equally long, or their header says how long they are.
+    is_fixed: bool,
+    /// In which unit what goes wrong.
+    fault: Option<(u64, Fault)>,
+}
+
+fn key(number: u64, at: usize) -> u8 {
+    mix(number << 16 | at as u64) as u8 | 1
+}
+
+fn sum(number: u64, bytes: &[u8]) -> [u8; SUM] {
+    let add = |sum: u64, byte: &u8| mix(sum ^ u64::from(*byte));
+    bytes.iter().fold(number, add).to_be_bytes()
+}
+
+impl Disguise {
+    const FIXED: Disguise = Disguise {
+        is_fixed: true,
+        fault: None,
+    };
+    const FOUND: Disguise = Disguise {
+        is_fixed: false,
+        fault: None,
+    };
+
+    fn fails(self, unit: u64, fault: Fault) -> Disguise {
+        Disguise {
+            fault: Some((unit, fault)),
+            ..self
+        }
+    }
+
+    fn has(&self, number: u64, fault: Fault) -> bool {
+        self.fault == Some((number, fault))
+    }
+}
+
+impl UnitProcessor for Disguise {
+    fn max_payload(&self) -> usize {
+        PAYLOAD
+    }
+
+    fn max_unit(&self) -> usize {
+        HEADER + PAYLOAD + SUM
+    }
+
+    fn header_len(&self) -> usize {
+        if self.is_fixed { 0 } else { HEADER }
+    }
+
+    fn received_len(&self, header: &[u8]) -> Result<usize, Failure> {
+        match *header {
+            [] => Ok(self.max_unit()),
+            [MAGIC, high, low] => Ok(HEADER + usize::from(u16::from_be_bytes([high, low])) + SUM),
+            _ if matches!(self.fault, Some((_, Fault::LenPanics))) => panic!("planted"),
+            _ => Err(Failure::Other("no magic")),
+        }
+    }
+
+    fn receive(&self, number: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure> {
+        assert_eq!(payload.len(), MAX_PAYLOAD);
+        if let Some((at, Fault::Receive(failure))) = self.fault
+            && at == number
+        {
+            // Nobody sees it.
+            payload.fill(0xee);
+            return Err(failure);
+        }
+        assert!(!self.has(number, Fault::ReceivePanics), "planted");
+        let (bytes, found) = unit.split_last_chunk::<SUM>().ok_or(Failure::Forged)?;
+        if sum(number, bytes) != *found {
+            return Err(Failure::Forged);
+        }
+        let len = usize::from(u16::from_be_bytes([bytes[1], bytes[2]]));
+        for (at, (to, from)) in payload.iter_mut().zip(&bytes[HEADER..][..len]).enumerate() {
+            *to = from ^ key(number, at);
+        }
+        match self.has(number, Fault::ReceivesTooMuch) {
+            true => Ok(MAX_PAYLOAD + 1),
+            false => Ok(len),
+        }
+    }
+
+    fn sent_len(&self, payload_len: usize) -> usize {
+        match self.is_fixed {
+            true => self.max_unit(),
+            false => HEADER + payload_len + SUM,
+        }
+    }
+
+    fn send(&self, number: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
+        assert!(unit.iter().all(|byte| *byte == 0), "of something else");
+        let (bytes, last) = unit.split_at_mut(unit.len() - SUM);
+        let [high, low] = (payload.len() as u16).to_be_bytes();
+        bytes[..HEADER].copy_from_slice(&[MAGIC, high, low]);
+        bytes[HEADER..][..payload.len()].copy_from_slice(payload);
+        if let Some((at, Fault::Send(failure))) = self.fault
+            && at == number
+        {
+            return Err(failure);
+        }
+        assert!(!self.has(number, Fault::SendPanics), "planted");
+        for (at, byte) in bytes[HEADER..][..payload.len()].iter_mut().enumerate() {
+            *byte ^= key(number, at);
+        }
+        last.copy_from_slice(&sum(number, bytes));
+        Ok(())
+    }
+}
+
+fn text(len: usize, seed: u64) -> Vec<u8> {
+    let mut rng = Rng::new(seed);
+    let mut text = Vec::with_capacity(len + 16);
+    while text.len() < len {
+        text.extend_from_slice(&MARK);
+        text.extend_from_slice(&rng.next().to_be_bytes());
+    }
+    text.truncate(len);
+    text
+}
+
+/// Two hosts, a framed connection between them, and how many frames carry text.
+struct Pair {
+    net: Net,
+    hosts: [HostId; 2],
+    ends: [FramedStream; 2],
+    seen: Rc<Cell<usize>>,
+}
+
+fn limits() -> Limits {
+    let mut limits = Limits::default();
+    limits.connections = 4;
+    limits.receive_buffer = 1 << 16;
+    limits.send_buffer = 1 << 16;
+    limits
+}
+
+fn host(variant: Variant) -> HostConfig {
+    HostConfig::new(variant).limits(limits())
+}
+
+/// Both ends of a connection between two hosts.
+fn wired(config: HostConfig, seed: u64) -> (Net, [HostId; 2], [TcpStream; 2]) {
+    let mut net = Net::new(seed);
+    let hosts = [config.clone(), config].map(|host| net.add(host).unwrap());
+    let streams = connect(&mut net, hosts, 7);
+    (net, hosts, streams)
+}
+
+impl Pair {
+    fn new(config: HostConfig, seed: u64, processors: [Disguise; 2]) -> Pair {
+        let (mut net, hosts, streams) = wired(config, seed);
+        let seen = Rc::new(Cell::new(0));
+        let count = Rc::clone(&seen);
+        net.watch(move |_, _, frame| {
+            let carries = frame.windows(MARK.len()).any(|part| part == MARK);
+            count.set(count.get() + usize::from(carries));
+        });
+        let mut processors = processors.into_iter();
+        let ends = streams.map(|stream| {
+            let processor = processors.next().map(|processor| Arc::new(processor) as _);
+            FramedStream::new(stream, processor.unwrap()).unwrap()
+        });
+        Pair {
+            net,
+            hosts,
+            ends,
+            seen,
+        }
+    }
+
+    /// Both write `texts`, in writes of random length up to `at_once`, and read what the other
+    /// writes. Returns what each read, how that ended, and how its writing did.
+    fn exchange(&mut self, texts: [&[u8]; 2], at_once: u64, seed: u64) -> [Heard; 2] {
+        let mut rng = Rng::new(seed);
+        let mut heard: [Heard; 2] = Default::default();
+        let (mut written, mut shut) = ([0; 2], [false; 2]);
+        let mut buffer = vec![0; 5000];
+        let ends = &mut self.ends;
+        let done = go_on(&mut self.net, || {
+            for i in 0..2 {
+                let (end, heard) = (&mut ends[i], &mut heard[i]);
+                let left = &texts[i][written[i]..];
+                let len = left.len().min(1 + rng.below(at_once) as usize);
+                if len > 0 && heard.written.is_ok() {
+                    match end.try_write(&left[..len]) {
+                        Err(FramedError::Socket(SocketError::WouldBlock)) => {}
+                        Ok(len) => written[i] += len,
+                        Err(error) => heard.written = Err(error),
+                    }
+                } else if !shut[i] {
+                    end.shutdown_write();
+                    shut[i] = true;
+                }
+                while heard.end.is_none() {
+                    match end.try_read(&mut buffer) {
+                        Ok(0) => heard.end = Some(Ok(())),
+                        Ok(len) => heard.bytes.extend_from_slice(&buffer[..len]),
+                        Err(FramedError::Socket(SocketError::WouldBlock)) => break,
+                        Err(error) => heard.end = Some(Err(error)),
+                    }
+                }
+            }
+            let over = heard.iter().all(|heard| heard.end.is_some());
+            Ok::<bool, FramedError>(over && shut == [true; 2])
+        });
+        assert_eq!(done, Ok(()));
+        for i in 0..2 {
+            let other = texts[1 - i];
+            assert!(
+                other.starts_with(&heard[i].bytes),
+                "{i} reads something else"
+            );
+        }
+        assert_eq!(self.seen.get(), 0, "frames carry text");
+        heard
+    }
+}
+
+#[derive(Debug)]
+struct Heard {
+    bytes: Vec<u8>,
+    /// How reading ended.
+    end: Option<Result<(), FramedError>>,
+    written: Result<(), FramedError>,
+}
+
+impl Default for Heard {
+    fn default() -> Self {
+        Heard {
+            bytes: Vec::new(),
+            end: None,
+            written: Ok(()),
+        }
+    }
+}
+
+#[test]
+fn units_keep_every_byte_while_workers_stall_and_die_within_them() {
+    let deaths = Cases::new("FRAMED", COMMAND, 32).run(|seed| {
+        let case = seed as usize;
+        let mut faults = Faults::default();
+        faults.loss_ppm = 5_000;
+        faults.reorder_ppm = 20_000;
+        faults.reorder_distance = 4;
+        faults.duplicate_ppm = 5_000;
+        let wire = LinkConfig::default()
+            .delay(core::time::Duration::from_micros(50))
+            .faults(faults);
+        let stalls = Stalls {
+            ppm: 20_000,
+            longest: Duration::from_micros(500),
+        };
+        let deaths = FaultPlan {
+            free_slots: 2,
+            joins_ppm: 4_000,
+            failures_ppm: 500,
+            panics_ppm: 8_000,
+            ..FaultPlan::default()
+        };
+        let config = host(VARIANTS[case % 4])
+            .stalls(stalls)
+            .fault_plan(deaths)
+            .wires(wire.clone(), wire);
+        let processor = [Disguise::FIXED, Disguise::FOUND][case / 4 % 2];
+        let texts = [text(150_000, seed), text(90_000, seed ^ 1)];
+        let mut pair = Pair::new(config, seed, [processor; 2]);
+        let heard = pair.exchange([&texts[0], &texts[1]], 30_000, seed);
+        for (i, heard) in heard.iter().enumerate() {
+            let (len, expected) = (heard.bytes.len(), texts[1 - i].len());
+            if heard.end != Some(Ok(())) || heard.written.is_err() || len != expected {
+                return Err(format!("{i} reads {len} of {expected}: {:?}", heard.end));
+            }
+        }
+        let hosts = pair.hosts.map(|id| pair.net.host(id).fault_stats());
+        Ok(hosts
+            .iter()
+            .map(|stats| stats.failures_in_unit)
+            .sum::<u64>())
+    });
+    assert!(deaths.iter().sum::<u64>() > 10, "{deaths:?}");
+}
+
+#[test]
+fn a_unit_that_fails_ends_the_connection_and_nothing_of_it_is_read() {
+    const PANICKED: Failure = Failure::Other("the processor panicked");
+    const MINE: Failure = Failure::Other("of my own");
+    let texts = [text(40_000, 1), text(40_000, 2)];
+    for (case, variant) in VARIANTS.into_iter().enumerate() {
+        for (fault, failure) in [
+            (Fault::Receive(Failure::Forged), Failure::Forged),
+            (Fault::Receive(MINE), MINE),
+            (Fault::ReceivePanics, PANICKED),
+            (
+                Fault::ReceivesTooMuch,
+                Failure::Other("the processor wrote more than there is room for"),
+            ),
+        ] {
+            for unit in [0, 1, 5] {
+                let processor = [Disguise::FIXED, Disguise::FOUND][case % 2];
+                let processors = [processor.fails(unit, fault), processor];
+                let mut pair = Pair::new(host(variant), unit, processors);
+                // Whole units, so that it is known where each begins.
+                let [here, there] = pair.exchange([&texts[0], &texts[1]], 1, 0);
+                println!(
+                    "{variant:?} {fault:?} {unit}: {:?} {:?}",
+                    here.end, there.end
+                );
+                assert_eq!(here.end, Some(Err(FramedError::Failed(failure))));
+                assert_eq!(here.bytes.len() as u64, unit, "a byte each");
+                let reset = FramedError::Socket(SocketError::Reset);
+                assert_eq!(there.end, Some(Err(reset)));
+                let again = pair.ends[0].try_read(&mut [0; 10]);
+                assert_eq!(again, Err(FramedError::Failed(failure)), "for good");
+                let write = pair.ends[0].try_write(b"more");
+                assert_eq!(write, Err(FramedError::Failed(failure)));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_unit_that_cannot_be_made_is_not_sent_nor_any_behind_it() {
+    let texts = [text(90_000, 3), text(90_000, 4)];
+    let panicked = Failure::Other("the processor panicked");
+    for (case, variant) in VARIANTS.into_iter().enumerate() {
+        for (fault, failure) in [
+            (Fault::Send(Failure::TooLong), Failure::TooLong),
+            (Fault::SendPanics, panicked),
+        ] {
+            // One unit at once by its writer, or whole writes of several.
+            for at_once in [500, 20_000] {
+                let unit = 7;
+                let processor = [Disguise::FOUND, Disguise::FIXED][case % 2];
+                let processors = [processor.fails(unit, fault), processor];
+                let mut pair = Pair::new(host(variant), unit, processors);
+                let [here, there] = pair.exchange([&texts[0], &texts[1]], at_once, 5);
+                let failed = Err(FramedError::Failed(failure));
+                println!("{variant:?} {fault:?} {:?} {:?}", here.end, here.written);
+                assert_eq!(here.written, failed);
+                assert!(matches!(there.end, Some(Err(FramedError::Socket(_)))));
+                assert!(there.bytes.len() <= unit as usize * PAYLOAD);
+                assert!(here.end == Some(failed) || here.bytes.len() == texts[1].len());
+            }
+        }
+    }
+}
+
+/// The peer is no framed stream, and sends what it likes.
+#[test]
+fn what_is_no_unit_is_refused_and_a_stream_that_ends_within_one_is_truncated() {
+    let whole = |number, payload: &[u8]| {
+        let mut unit = vec![0; Disguise::FOUND.sent_len(payload.len())];
+        Disguise::FOUND.send(number, payload, &mut unit).unwrap();
+        unit
+    };
+    let two = [whole(0, b"one"), whole(1, b""), whole(2, b"three")].concat();
+    let long = [MAGIC, 0xff, 0xff];
+    let too_long = Failure::Other("no unit is that long");
+    let truncated = Err(FramedError::Truncated);
+    for variant in VARIANTS {
+        for (behind, processor, expected) in [
+            (&b""[..], Disguise::FOUND, Ok(())),
+            (&b"\x5e"[..], Disguise::FOUND, truncated),
+            (&whole(3, b"four")[..10], Disguise::FOUND, truncated),
+            (&long, Disguise::FOUND, Err(FramedError::Failed(too_long))),
+            (
+                &[0; 3],
+                Disguise::FOUND,
+                Err(FramedError::Failed(Failure::Other("no magic"))),
+            ),
+            (
+                &[0; 3],
+                Disguise::FOUND.fails(3, Fault::LenPanics),
+                Err(FramedError::Failed(Failure::Other(
+                    "the processor panicked",
+                ))),
+            ),
+            (
+                // In another place.
+                &two[..],
+                Disguise::FOUND,
+                Err(FramedError::Failed(Failure::Forged)),
+            ),
+        ] {
+            let (mut net, _, [ours, mut peer]) = wired(host(variant), 9);
+            let mut ours = FramedStream::new(ours, Arc::new(processor)).unwrap();
+            let bytes = [&two[..], behind].concat();
+            let (mut sent, mut heard, mut end) = (0, Vec::new(), None);
+            go_on(&mut net, || {
+                match peer.try_write(&bytes[sent..][..(bytes.len() - sent).min(7)]) {
+                    _ if sent == bytes.len() => peer.shutdown_write(),
+                    Ok(len) => sent += len,
+                    Err(error) => assert_eq!(error, SocketError::Reset),
+                }
+                let (reader, _) = ours.halves();
+                match reader.try_fill() {
+                    Ok([]) => end = Some(Ok(())),
+                    Ok(payload) => {
+                        heard.push(payload.to_vec());
+                        let len = payload.len();
+                        reader.consume(len);
+                    }
+                    Err(FramedError::Socket(SocketError::WouldBlock)) => {}
+                    Err(error) => end = Some(Err(error)),
+                }
+                Ok::<bool, FramedError>(end.is_some())
+            })
+            .unwrap();
+            assert_eq!(end, Some(expected), "{variant:?} {behind:?}");
+            assert_eq!(heard, [&b"one"[..], b"three"], "one call lends one unit");
+        }
+    }
+}
+
+#[test]
+fn streams_that_cannot_be_framed_are_refused() {
+    /// Says what it is told.
+    #[derive(Clone, Copy, Debug)]
+    struct Lengths(usize, usize, usize);
+
+    impl UnitProcessor for Lengths {
+        fn max_payload(&self) -> usize {
+            self.0
+        }
+
+        fn max_unit(&self) -> usize {
+            self.1
+        }
+
+        fn header_len(&self) -> usize {
+            self.2
+        }
+
+        fn receive(&self, _: u64, _: &[u8], _: &mut [u8]) -> Result<usize, Failure> {
+            Ok(0)
+        }
+
+        fn send(&self, _: u64, _: &[u8], _: &mut [u8]) -> Result<(), Failure> {
+            Ok(())
+        }
+    }
+
+    let new = |stream, lengths: Lengths| FramedStream::new(stream, Arc::new(lengths)).map(drop);
+    let invalid = Err(FramedError::Socket(SocketError::Invalid));
+    let cases = [
+        (Lengths(1, 1, 1), Ok(())),
+        (Lengths(MAX_PAYLOAD, MAX_UNIT, 32), Ok(())),
+        (Lengths(0, 1, 0), invalid),
+        (Lengths(MAX_PAYLOAD + 1, MAX_UNIT, 0), invalid),
+        (Lengths(1, 0, 0), invalid),
+        (Lengths(1, MAX_UNIT + 1, 0), invalid),
+        (Lengths(1, 5, 6), invalid),
+        (Lengths(1, 100, 33), invalid),
+    ];
+    for (lengths, expected) in cases {
+        let (_net, _, [stream, _]) = wired(host(Variant::Single), 1);
+        assert_eq!(new(stream, lengths), expected, "{lengths:?}");
+    }
+    let (_net, _, [stream, peer]) = wired(host(Variant::Single), 1);
+    let clone = stream.try_clone().unwrap();
+    assert_eq!(new(stream, Lengths(1, 1, 0)), Err(FramedError::NotAlone));
+    drop((clone, peer));
+
+    let too_short = Err(FramedError::BufferTooShort);
+    let mut short = limits();
+    for buffer in [&mut short.receive_buffer, &mut short.send_buffer] {
+        *buffer = 1 << 12;
+    }
+    let config = HostConfig::new(Variant::Single).limits(short);
+    for (unit, expected) in [(1 << 11, Ok(())), ((1 << 11) + 1, too_short)] {
+        let (_net, _, [stream, _]) = wired(config.clone(), 1);
+        assert_eq!(new(stream, Lengths(1, unit, 0)), expected);
+    }
+
+    let (left, right) = memory::pair(MemoryConfig::default());
+    let search = Arc::new(Search::new(["needle"]).unwrap());
+    let ours = Stack::builder("10.0.0.1/24").processor(search);
+    let ours = ours.start(left).unwrap();
+    let peer = Stack::builder("10.0.0.2/24").start(right).unwrap();
+    let listener = peer.listen(7, 4).unwrap();
+    let stream = ours.connect("10.0.0.2:7").unwrap();
+    assert_eq!(new(stream, Lengths(1, 1, 0)), invalid);
+    drop(listener);
+}
+
+/// Stops in the middle of one unit that it makes, until it is let go on.
+#[derive(Debug, Default)]
+struct Halts {
+    /// Whether it has stopped, and whether it may go on.
+    state: Mutex<[bool; 2]>,
+    changed: Condvar,
+}
+
+const HALTS_IN: u64 = 3;
+
+impl UnitProcessor for Halts {
+    fn max_payload(&self) -> usize {
+        4096
+    }
+
+    fn max_unit(&self) -> usize {
+        4096
+    }
+
+    fn receive(&self, _: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure> {
+        payload[..unit.len()].copy_from_slice(unit);
+        Ok(unit.len())
+    }
+
+    fn send(&self, number: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
+        unit[..100].copy_from_slice(&payload[..100]);
+        if number == HALTS_IN {
+            let mut state = self.state.lock().unwrap();
+            state[0] = true;
+            self.changed.notify_all();
+            let wait = self.changed.wait_while(state, |state| !state[1]);
+            drop(wait.unwrap());
+        }
+        unit.copy_from_slice(payload);
+        Ok(())
+    }
+}
+
+/// The application's thread stands in the middle of a unit. Units behind it are made.
+#[test]
+fn nothing_of_a_unit_that_is_half_made_is_sent_nor_of_any_behind_it() {
+    let sent = text(12 * 4096, 8);
+    let whole = HALTS_IN as usize * 4096;
+    for variant in VARIANTS {
+        let (mut net, _, [ours, mut there]) = wired(host(variant), 3);
+        let halts = Arc::new(Halts::default());
+        let mut ours = FramedStream::new(ours, Arc::clone(&halts) as _).unwrap();
+        let (mut heard, mut buffer) = (Vec::new(), vec![0; 5000]);
+        let mut read = |net: &mut Net, there: &mut TcpStream, until: usize| {
+            let done = go_on(net, || match there.try_read(&mut buffer) {
+                Ok(len) => {
+                    heard.extend_from_slice(&buffer[..len]);
+                    Ok(len == 0 || heard.len() == until)
+                }
+                Err(SocketError::WouldBlock) => Ok(false),
+                Err(error) => Err(error),
+            });
+            assert_eq!(done, Ok(()));
+            assert!(heard.len() == until && heard == sent[..until]);
+        };
+        assert_eq!(ours.try_write(&sent[..whole]), Ok(whole));
+        read(&mut net, &mut there, whole);
+        std::thread::scope(|scope| {
+            let rest = &sent[whole..];
+            let writing = scope.spawn(move || {
+                assert_eq!(ours.try_write(rest), Ok(rest.len()));
+                // No worker takes a step before this thread does the first unit that is left.
+                ours.shutdown_write();
+                ours
+            });
+            let state = halts.state.lock().unwrap();
+            let state = halts.changed.wait_while(state, |state| !state[0]);
+            drop(state);
+            net.pass(Duration::from_secs(1));
+            assert_eq!(there.try_read(&mut [0; 10]), Err(SocketError::WouldBlock));
+            halts.state.lock().unwrap()[1] = true;
+            halts.changed.notify_all();
+            drop(writing.join().unwrap());
+        });
+        read(&mut net, &mut there, sent.len());
+    }
+}
