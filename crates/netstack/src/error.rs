@@ -77,9 +77,6 @@ pub enum SocketError {
     Aborted,
     /// Nobody knows the way to the peer.
     Unreachable,
-    /// The destination is the stack's own address, or 127.0.0.0/8: there is no way back into the
-    /// stack.
-    Ourselves,
     /// The connection table or the range of ports is full.
     NoRoom,
     /// Somebody listens on the port already.
@@ -122,7 +119,7 @@ impl SocketError {
             SocketError::Processing => io::ErrorKind::InvalidData,
             SocketError::NoRoute => io::ErrorKind::NetworkUnreachable,
             SocketError::NoStack => io::ErrorKind::NetworkDown,
-            SocketError::Ourselves | SocketError::NotOurs => io::ErrorKind::AddrNotAvailable,
+            SocketError::NotOurs => io::ErrorKind::AddrNotAvailable,
             SocketError::NoRoom => io::ErrorKind::OutOfMemory,
             SocketError::PortTaken => io::ErrorKind::AddrInUse,
             SocketError::ShutDown => io::ErrorKind::BrokenPipe,
@@ -148,7 +145,7 @@ impl SocketError {
             SocketError::Processing => 74,
             SocketError::TooLong => 90,
             SocketError::PortTaken => 98,
-            SocketError::Ourselves | SocketError::NotOurs => 99,
+            SocketError::NotOurs => 99,
             SocketError::NoStack => 100,
             SocketError::NoRoute => 101,
             SocketError::Aborted => 103,
@@ -170,9 +167,6 @@ impl fmt::Display for SocketError {
             SocketError::TimedOut => "the peer did not answer",
             SocketError::Aborted => "the connection was aborted",
             SocketError::Unreachable => "there is no way to the peer; is the gateway set?",
-            SocketError::Ourselves => {
-                "this is the stack's own address; ask the socket there directly"
-            }
             SocketError::NoRoom => "the connection table is full; raise `Limits::connections`",
             SocketError::PortTaken => "the port is taken",
             SocketError::Processing => {

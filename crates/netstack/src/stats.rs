@@ -83,6 +83,8 @@ pub struct PumpStats {
     pub requests: u64,
     /// Frames too short, or with fields that contradict each other.
     pub malformed: u64,
+    /// Frames that we sent to ourselves and that came back without having left.
+    pub looped: u64,
     /// Frames for somebody else.
     pub not_ours: u64,
     /// Frames from addresses that no single host has, or that are ours.
@@ -147,7 +149,7 @@ pub struct PumpStats {
 impl PumpStats {
     /// What was looked at: frames, what was put together from them, and what was taken out of them.
     pub const fn inputs(&self) -> u64 {
-        self.frames + self.reassembled + self.pieces
+        self.frames + self.looped + self.reassembled + self.pieces
     }
 
     /// What some counter accounts for: all of [`inputs`](Self::inputs).
@@ -169,6 +171,7 @@ impl PumpStats {
             network_errors,
             // Counted besides: what a frame led to, and what is no frame.
             frames: _,
+            looped: _,
             pieces: _,
             conflicts: _,
             duplicate_addresses: _,
@@ -249,7 +252,7 @@ sums! {
         resets_withheld challenges_withheld opened closed ignored_errors time_wait_evicted panicked migrated_out migrated_in migration_declined
         dropped_while_migrating datagrams
         bad_datagrams no_socket queue_full sent_datagrams;
-    PumpStats: frames segments runs requests malformed not_ours martians unknown datagrams split pieces unsplit no_port
+    PumpStats: frames looped segments runs requests malformed not_ours martians unknown datagrams split pieces unsplit no_port
         unresolved fragments reassembled bad_fragments reports reports_limited arp conflicts neighbor_messages duplicate_addresses foreign echo
         network_errors control_dropped log_full helped neighbor_moves_rejected deferred forwarded deferred_dropped rebalanced;
     MembershipStats: active joined left failed repaired parked unparked undecided;

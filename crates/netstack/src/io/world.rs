@@ -9,10 +9,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use dominoes::EventCount;
-use dominoes_drivers::{DeviceError, Frame, Waker};
+use dominoes_drivers::split::Target;
+use dominoes_drivers::{DeviceError, Frame, RxChecksum, RxMeta, TxFrame, Waker};
 
 use crate::config::{Limits, Settings, Tuning};
+use crate::error::SocketError;
 use crate::groups::balance::Load;
+use crate::groups::classify;
 use crate::groups::migrated_flows::MigratedFlows;
 use crate::io::rx::migration::{MigrationMessage, MigrationProgress};
 use crate::io::stream::{AppRequest, Handle, StreamRef, StreamTable, Streams};
@@ -22,27 +25,29 @@ use crate::io::udp_queues::{Bindings, Queues};
 use crate::io::units::{UnitQueue, UnitWork};
 use crate::io::view::View;
 use crate::ip::multicast::Member;
+use crate::ip::neighbor::WaitingOpen;
 use crate::ip::route::Site;
 use crate::ip::v6::Place;
 use crate::keys::{Domain, Keys};
 use crate::log::effect::Effect;
 use crate::log::request::{ConnId, Flow};
-use crate::packet::flow::{Address, Endpoint, Families};
+use crate::packet::flow::{Address, Binding, Endpoint, Families};
 #[cfg(feature = "testkit")]
 use crate::state::apply::Replica;
+use crate::state::demux::Grouping;
 use crate::stats::StackStats;
+
+/// Frames to ourselves that may wait for a group.
+const MOST_LOOPED: usize = 1024;
 
 /// A command of an application to the protocol, besides advancing its cursors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Command {
-    Open {
-        request_id: u64,
-        remote: Endpoint,
-    },
+    Open(WaitingOpen),
     Listen {
         port: u16,
         backlog: u16,
-        families: Families,
+        binding: Binding,
     },
     Accepted {
         port: u16,
@@ -54,8 +59,8 @@ pub(crate) enum Command {
     Bind {
         socket: ConnId,
         port: u16,
-        /// Whose datagrams it takes; `None`: nobody's, since it is bound to another interface.
-        families: Option<Families>,
+        /// Which datagrams it takes; `None`: none, since it is bound to another interface.
+        binding: Option<Binding>,
     },
     Connect {
         socket: ConnId,
@@ -83,8 +88,7 @@ pub(crate) struct HintUpdate {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum OpenResult {
     Opened { stream: Handle, flow: Flow },
-    NoRoom,
-    Unreachable,
+    Failed(SocketError),
 }
 
 /// What a connection begins with.
@@ -192,6 +196,8 @@ type StreamDimensions = [usize; 4];
 pub(crate) struct Mailbox {
     /// Connections whose flag is raised; each at most once.
     pub(crate) dirty: ArrayQueue<ConnId>,
+    /// Frames that we sent to ourselves.
+    pub(crate) looped: SegQueue<Frame>,
     /// What other groups have to say.
     pub(crate) messages: SegQueue<MigrationMessage>,
     /// The same, if there is no room: connections that have moved may have left an entry behind.
@@ -387,6 +393,8 @@ pub(crate) struct World {
     #[cfg(feature = "rustls")]
     pub(crate) units: UnitQueue,
     pub(crate) down: AtomicBool,
+    /// Whether frames to our own link-layer address come back to us.
+    has_loopback: AtomicBool,
     /// The device took no frame when it was last offered some: it is down or gone.
     device_refuses: AtomicBool,
     /// Nothing begins any more.
@@ -483,6 +491,7 @@ impl World {
         let row = row.clone();
         let mailbox = Arc::new(Mailbox {
             dirty: ArrayQueue::new(2 * limits.connections as usize),
+            looped: SegQueue::new(),
             messages: SegQueue::new(),
             overflow: SegQueue::new(),
             waker,
@@ -520,6 +529,7 @@ impl World {
             #[cfg(feature = "rustls")]
             units: UnitQueue::new(),
             down: AtomicBool::new(false),
+            has_loopback: AtomicBool::new(false),
             device_refuses: AtomicBool::new(false),
             closing: AtomicBool::new(false),
         }
@@ -574,13 +584,14 @@ impl World {
         self.shared.set_v6(self.interface(), place);
     }
 
-    /// Our address as sockets say it that are bound to none: that of IPv4, or `::` where that is
-    /// not meant; 0.0.0.0 where we have several.
-    pub(crate) fn local_address(&self, families: Families) -> Address {
-        match families {
-            Families::V6 => Address::v6([0; 16]),
-            _ if self.shared.has_interfaces => Address::UNSPECIFIED,
-            _ => self.address,
+    /// Our address as sockets say it: the one that they are bound to; of those that are bound to
+    /// none that of IPv4, or `::` where that is not meant; 0.0.0.0 where we have several.
+    pub(crate) fn local_address(&self, binding: Binding) -> Address {
+        match (binding.address, binding.families) {
+            (Some(address), _) => address,
+            (None, Families::V6) => Address::v6([0; 16]),
+            (None, _) if self.shared.has_interfaces => Address::UNSPECIFIED,
+            (None, _) => self.address,
         }
     }
 
@@ -633,6 +644,61 @@ impl World {
     /// Tells the pump that there is something in a queue.
     pub(crate) fn wake_pump(&self) {
         self.mailbox.wake();
+    }
+
+    /// From now on frames to our own link-layer address come back to us. To be called before the
+    /// first of them is numbered.
+    pub(crate) fn enable_loopback(&self) {
+        // ORDERING: Relaxed: who sends a frame has seen what numbered it, and so this.
+        self.has_loopback.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a frame is one that comes back to us.
+    #[inline]
+    pub(crate) fn comes_back(&self, frame: &TxFrame<'_>) -> bool {
+        self.has_loopback() && frame.head.starts_with(&self.mac)
+    }
+
+    /// Whether there may be frames that come back to us.
+    #[inline]
+    pub(crate) fn has_loopback(&self) -> bool {
+        // ORDERING: as above.
+        self.has_loopback.load(Ordering::Relaxed)
+    }
+
+    /// Gives a frame that comes back to us to the group that it is for. Returns false, and does
+    /// nothing, while that has too many.
+    pub(crate) fn loop_back(&self, frame: &TxFrame<'_>) -> bool {
+        let bytes = [frame.head, frame.payload].concat();
+        let mailboxes = &self.shared.mailboxes;
+        let is_divided = mailboxes.len() > 1 && !self.shared.has_interfaces;
+        let target = is_divided.then(|| {
+            let grouping = Grouping::new(&self.keys, mailboxes.len() as u16);
+            classify::target(&grouping, &self.shared.migrated, &bytes)
+        });
+        let give = |mailbox: &Mailbox, bytes: Vec<u8>| {
+            let len = bytes.len();
+            let mut looped = Frame::from_buffer(bytes.into(), 0, len, RxMeta::default());
+            // It never crosses a wire, and its checksum may not even be complete.
+            looped.meta.checksum = RxChecksum::Valid;
+            looped.meta.gso = frame.meta.gso;
+            mailbox.looped.push(looped);
+            mailbox.wake();
+        };
+        match target {
+            Some(Target::All) => {
+                let mailboxes = mailboxes.iter().filter_map(OnceLock::get);
+                mailboxes.for_each(|mailbox| give(mailbox, bytes.clone()));
+            }
+            Some(Target::One(group)) => match self.shared.mailbox(group as u16) {
+                Some(mailbox) if mailbox.looped.len() >= MOST_LOOPED => return false,
+                Some(mailbox) => give(mailbox, bytes),
+                None => {}
+            },
+            None if self.mailbox.looped.len() >= MOST_LOOPED => return false,
+            None => give(&self.mailbox, bytes),
+        }
+        true
     }
 
     /// Leaves frames for the pump to give back.
@@ -810,6 +876,7 @@ impl World {
             || !self.mailbox.dirty.is_empty()
             || !self.mailbox.overflow.is_empty()
             || !self.mailbox.messages.is_empty()
+            || !self.mailbox.looped.is_empty()
             || !self.migration_progress.is_empty()
             || !self.retired.is_empty()
             || !self.queues.dirty.is_empty()

@@ -55,6 +55,8 @@ const MAX_TRIES: u32 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WaitingOpen {
     pub(crate) request_id: u64,
+    /// Our end: an unspecified address and port 0 are chosen.
+    pub(crate) local: Endpoint,
     pub(crate) remote: Endpoint,
 }
 
@@ -462,6 +464,7 @@ mod tests {
     fn open(request_id: u64) -> WaitingOpen {
         WaitingOpen {
             request_id,
+            local: Endpoint::default(),
             remote: Endpoint::new(PEER, 80),
         }
     }

@@ -117,7 +117,9 @@ impl Site {
 
     /// Which of our addresses packets to `remote` come from. `None` if we have none yet.
     pub(crate) fn source(&self, remote: Address) -> Option<Address> {
-        if remote.is_v4() {
+        if self.is_ourselves(remote) {
+            Some(remote)
+        } else if remote.is_v4() {
             (self.address != Self::NO_V4).then_some(self.address)
         } else {
             self.v6.source(remote)
@@ -155,12 +157,14 @@ impl Site {
             && self.classify(address) != AddressKind::Broadcast
     }
 
-    /// Whether packets for `address` would come back to us (RFC 1122 section 3.2.1.3, (g)): there
-    /// is no way for them.
+    /// Whether packets for `address` come back to us (RFC 1122 section 3.2.1.3, (g)): it is ours, or
+    /// every host's own.
     pub(crate) fn is_ourselves(&self, address: Address) -> bool {
-        address == self.address && self.has_v4()
-            || address.ip().is_loopback()
-            || self.v6.has(address)
+        if address.is_v4() {
+            address == self.address || address.ip().is_loopback()
+        } else {
+            self.v6.has(address) || address.ip().is_loopback() && self.v6.is_anywhere()
+        }
     }
 
     /// Whether `address` is ours, everybody's, or somebody else's (RFC 1122 section 3.2.1.3).

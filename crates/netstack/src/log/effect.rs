@@ -72,6 +72,12 @@ pub enum Effect {
         /// Its ends.
         flow: Flow,
     },
+    /// An active open failed: a listener has the port that it names, or there is a connection
+    /// between its two ends.
+    PortTaken {
+        /// Who asked.
+        request_id: u64,
+    },
     /// A connection to a listening port is established and waits to be accepted.
     Accept {
         /// The listening port.

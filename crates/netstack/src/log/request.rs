@@ -4,7 +4,7 @@
 //! an in-order run of segments needs; the [`Body`] behind it is read for the rest. Requests are
 //! plain values: no pointer, no payload byte, nothing that could differ between two replicas.
 
-pub use crate::packet::flow::{Address, Endpoint, Families, Flow, Mac};
+pub use crate::packet::flow::{Address, Binding, Endpoint, Families, Flow, Mac};
 
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
@@ -388,8 +388,8 @@ pub enum Body {
         port: u16,
         /// Connections that may wait to be accepted.
         backlog: u16,
-        /// Whose connections are accepted.
-        families: Families,
+        /// What the listener is bound to.
+        binding: Binding,
     },
     /// The application took `accepted` connections from the port's queue so far.
     Accepted {

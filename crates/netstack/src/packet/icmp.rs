@@ -128,7 +128,7 @@ pub(crate) fn error_about(
     let one_host = !(from.is_unspecified()
         || from.is_broadcast()
         || from.is_multicast()
-        || from.is_loopback())
+        || from.is_loopback() && !src.ip().is_loopback())
         && link.src_addr().is_unicast();
     let is_error = ip.next_header() == sw::IpProtocol::Icmp
         && !matches!(packet.get(header_len), Some(0 | 8 | 13..=18));

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use crate::io::world::World;
 use crate::log::request::Address;
 
-/// The interface towards `remote`, where there are several: the one that its scope names (RFC 4007
-/// section 6), or the one with the longest prefix that fits, of equal ones the first. The first if
-/// no route leads there.
+/// The interface towards `remote`, where there are several: the one that has this address, or that
+/// its scope names (RFC 4007 section 6), or the one with the longest prefix that fits, of equal ones
+/// the first. The first if no route leads there.
 pub(super) fn towards(worlds: &[Arc<World>], remote: SocketAddr) -> Option<usize> {
     if !worlds[0].shared.has_interfaces() {
         return None;
@@ -19,6 +19,9 @@ pub(super) fn towards(worlds: &[Arc<World>], remote: SocketAddr) -> Option<usize
         return Some(index);
     }
     let address = Address::from(remote.ip());
+    if let Some(own) = with_address(worlds, address) {
+        return Some(own);
+    }
     let mut best = (0, None);
     for (index, world) in worlds.iter().enumerate() {
         let way = world.with_site_for(address, |site| site.way(address));
@@ -36,25 +39,13 @@ pub(super) fn index_of(worlds: &[Arc<World>], number: u32) -> Option<usize> {
     (index < worlds.len()).then_some(index)
 }
 
-/// The interface that has `address`.
+/// The interface that has `address`, or the first one if it is of this host alone.
 pub(super) fn with_address(worlds: &[Arc<World>], address: Address) -> Option<usize> {
     worlds.iter().position(|world| {
-        world.with_site_for(address, |site| match address.is_v4() {
-            true => site.has_v4() && address == site.address,
-            false => site.v6.has(address) || site.v6.tentative.contains(&address),
+        world.with_site_for(address, |site| {
+            site.is_ourselves(address) || site.v6.tentative.contains(&address)
         })
     })
-}
-
-/// Whether packets for `address` would come back to us.
-pub(super) fn is_ourselves(worlds: &[Arc<World>], address: Address) -> bool {
-    // Groups of one device have the same addresses.
-    let count = match worlds[0].shared.has_interfaces() {
-        true => worlds.len(),
-        false => 1,
-    };
-    let mut worlds = worlds[..count].iter();
-    worlds.any(|world| world.with_site_for(address, |site| site.is_ourselves(address)))
 }
 
 /// An address as the application may use it again: with the number of the interface, if only that

@@ -105,6 +105,8 @@ impl UdpShared {
         let worlds = self.worlds();
         let interface = match address.is_unspecified() {
             true => self.some_interface(|world| world.site.has_v4()),
+            // There are no groups on this host alone.
+            false if address.is_loopback() => None,
             false => interfaces::with_address(worlds, address.into()),
         };
         self.only_group(interface)
@@ -157,7 +159,7 @@ impl UdpShared {
             true => world.site.has_v4(),
             false => world.has_v6(),
         };
-        if !has_family || !self.families.include(group) {
+        if !has_family || !self.binding.families.include(group) {
             return Err(SocketError::NoRoute);
         }
         if world.is_down() {

@@ -436,8 +436,8 @@ impl Replica {
             Body::Listen {
                 port,
                 backlog,
-                families,
-            } => self.listeners.open(port, backlog, families),
+                binding,
+            } => self.listeners.open(port, backlog, binding),
             Body::Accepted { port, accepted } => self.listeners.accepted(port, accepted),
             Body::Unlisten { port } => self.unlisten(port, out),
             Body::Progress {

@@ -5,8 +5,9 @@
 use std::collections::VecDeque;
 
 use crate::io::Batch;
+use crate::io::rx::commands::NO_ROOM;
 use crate::io::rx::{Log, RxPump};
-use crate::io::world::{Command, OpenResult};
+use crate::io::world::Command;
 use crate::ip::neighbor::WaitingOpen;
 use crate::ip::pmtu::PathMtus;
 use crate::ip::route::is_martian_v6;
@@ -120,10 +121,9 @@ impl RxPump {
         let opens = core::mem::take(&mut v6.opens);
         self.site.v6 = self.world.v6();
         self.end_connections_of_lost_addresses(now, log);
-        for WaitingOpen { request_id, remote } in opens {
+        for open in opens {
             // As if it were asked for now: the log may have no room at this moment.
-            let again = Command::Open { request_id, remote };
-            self.world.commands.push(again);
+            self.world.commands.push(Command::Open(open));
         }
     }
 
@@ -202,7 +202,7 @@ impl RxPump {
             self.stats.not_ours += 1;
             return;
         }
-        if src[0] & 1 != 0 || is_martian_v6(from, to) {
+        if src[0] & 1 != 0 || !self.is_looping() && is_martian_v6(from, to) {
             self.stats.martians += 1;
             return;
         }
@@ -354,16 +354,18 @@ impl RxPump {
         if waits && v6.opens.len() < MAX_WAITING {
             v6.opens.push_back(open);
         } else if waits {
-            self.world
-                .complete_open(open.request_id, OpenResult::NoRoom);
+            self.world.complete_open(open.request_id, NO_ROOM);
         }
         waits
     }
 
-    /// Whether a flow of IPv6 that no connection has is none of ours.
+    /// Whether a flow that no connection has is none of ours: of IPv6, or of what came back.
     #[cold]
     pub(crate) fn is_foreign(&self, flow: &Flow) -> bool {
         let (local, remote) = (flow.local.address, flow.remote.address);
+        if self.is_looping() {
+            return !self.is_ours(local) || !self.is_ours(remote);
+        }
         !local.is_v4() && (!self.site.v6.has(local) || self.site.v6.has(remote))
     }
 

@@ -63,6 +63,9 @@ impl TxPump {
     /// Offers frames to the device, and says how many it took. `None` if none is ready.
     #[inline(always)]
     fn offer<const MAX: usize>(&mut self, below: u64) -> Option<Result<usize, DeviceError>> {
+        if self.world.has_loopback() {
+            return self.offer_or_loop::<MAX>(below);
+        }
         if self.transmitter.are_prepared() {
             let (first, count) = self.transmitter.ready_in_a_row(below, MAX);
             return (count > 0).then(|| self.tx.transmit_prepared(first, count));
@@ -72,13 +75,43 @@ impl TxPump {
         (!frames.is_empty()).then(|| self.tx.transmit(&frames))
     }
 
+    /// As [`TxPump::offer`], where frames to ourselves may be among them: those do not leave.
+    #[cold]
+    fn offer_or_loop<const MAX: usize>(
+        &mut self,
+        below: u64,
+    ) -> Option<Result<usize, DeviceError>> {
+        let mut frames = ArrayVec::<_, MAX>::new();
+        self.transmitter.ready(below, &mut frames);
+        let comes_back = self.world.comes_back(frames.first()?);
+        let mut first = frames.iter();
+        if comes_back {
+            let first = first.take_while(|frame| self.world.comes_back(frame));
+            let taken = first.take_while(|frame| self.world.loop_back(frame));
+            return Some(Ok(taken.count()));
+        }
+        let count = first.position(|frame| self.world.comes_back(frame));
+        let count = count.unwrap_or(frames.len());
+        Some(if self.transmitter.are_prepared() {
+            let (first, count) = self.transmitter.ready_in_a_row(below, count);
+            self.tx.transmit_prepared(first, count)
+        } else {
+            self.tx.transmit(&frames[..count])
+        })
+    }
+
     /// The first unsent frame is not ready. Sends others once that has lasted for long enough.
     fn send_past_hole<const MAX: usize>(&mut self) -> usize {
         if !self.transmitter.look_behind() {
             return 0;
         }
         let mut frames = ArrayVec::<_, MAX>::new();
-        let picked = self.transmitter.ready_behind(&mut frames);
+        let mut picked = self.transmitter.ready_behind(&mut frames);
+        // Those to ourselves wait for their turn.
+        if let Some(first) = frames.iter().position(|frame| self.world.comes_back(frame)) {
+            frames.truncate(first);
+            picked.truncate(first);
+        }
         if frames.is_empty() {
             return 0;
         }
@@ -107,7 +140,12 @@ impl TxPump {
             return done;
         }
         while let Some(frame) = self.held.take().or_else(|| self.world.control.pop()) {
-            let taken = self.tx.transmit(&[TxFrame::new(&frame)]);
+            let whole = TxFrame::new(&frame);
+            let taken = if self.world.comes_back(&whole) {
+                Ok(usize::from(self.world.loop_back(&whole)))
+            } else {
+                self.tx.transmit(&[whole])
+            };
             self.world.set_device_refuses(taken.is_err());
             match taken {
                 Ok(0) => {
