@@ -126,6 +126,6 @@ pub use socket::poller;
 #[cfg(feature = "rustls")]
 pub use socket::tls;
 pub use socket::{Connecting, Entered, Incoming, ReadHalf, Reserved, Sockets, TcpListener};
-pub use socket::{Datagram, Received, UdpReceiver, UdpSender, UdpSocket};
+pub use socket::{Datagram, InterfaceStatus, Received, UdpReceiver, UdpSender, UdpSocket};
 pub use socket::{TcpStream, WriteHalf};
 pub use stack::{Builder, Interface, Stack};

@@ -45,6 +45,7 @@ use half::Half;
 pub(crate) use wait::WaitUntil;
 
 pub use current::Entered;
+pub use interfaces::InterfaceStatus;
 pub use open::{Connecting, Incoming, TcpListener};
 pub use read::ReadHalf;
 pub use udp::{Datagram, Received, UdpReceiver, UdpSender, UdpSocket};
@@ -215,7 +216,9 @@ impl Sockets {
                 has_several.then_some(own)
             }
         };
-        self.worlds[interface.unwrap_or(0)].with_site(|site| {
+        let world = &self.worlds[interface.unwrap_or(0)];
+        let is_up = !world.is_link_down();
+        world.with_site(|site| {
             if !site.is_one_host(address) {
                 return Err(SocketError::Unreachable);
             }
@@ -223,7 +226,8 @@ impl Sockets {
                 return Err(SocketError::Invalid);
             }
             let is_local = address.ip().is_loopback() || from.ip().is_loopback();
-            match site.is_ourselves(address) || !is_local && site.next_hop(address).is_some() {
+            let is_there = || is_up && !is_local && site.next_hop(address).is_some();
+            match site.is_ourselves(address) || is_there() {
                 true => Ok(()),
                 false => Err(SocketError::NoRoute),
             }
@@ -340,6 +344,7 @@ impl From<EndReason> for SocketError {
             EndReason::TimedOut => SocketError::TimedOut,
             EndReason::Unreachable => SocketError::Unreachable,
             EndReason::Aborted => SocketError::Aborted,
+            EndReason::AddressLost => SocketError::AddressLost,
         }
     }
 }
@@ -796,7 +801,7 @@ debug_as_flow! {
 impl core::fmt::Debug for Sockets {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Sockets")
-            .field("address", &self.world().address)
+            .field("address", &self.world().v4().address)
             .finish_non_exhaustive()
     }
 }

@@ -677,7 +677,7 @@ impl Drop for Stack {
 impl core::fmt::Debug for Stack {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Stack")
-            .field("address", &self.groups[0].world.address)
+            .field("address", &self.groups[0].world.v4().address)
             .field("groups", &self.groups.len())
             .finish_non_exhaustive()
     }

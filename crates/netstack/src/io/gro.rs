@@ -280,13 +280,12 @@ impl Parser {
 fn segment_for(world: &World, frame: &Frame) -> Option<(wire::Tcp, [u8; 6])> {
     let bytes = frame.bytes();
     let (src, dst) = wire::link(bytes)?;
+    let own = world.v4();
     let is_refused = dst != world.mac
         || src[0] & 1 != 0
-        || wire::ends_v4(bytes).is_some_and(|ends| world.site.is_martian(ends));
+        || wire::ends_v4(bytes).is_some_and(|ends| own.is_martian(ends));
     match wire::parse(bytes) {
-        Ok(Packet::Tcp(tcp))
-            if !is_refused && (tcp.dst == world.site.address || may_be_for_us(&tcp)) =>
-        {
+        Ok(Packet::Tcp(tcp)) if !is_refused && (tcp.dst == own.address || may_be_for_us(&tcp)) => {
             Some((tcp, src))
         }
         _ => None,

@@ -5,6 +5,7 @@
 //! parsed; ARP, ICMP, fragments, datagrams and commands are handled here. The transmit pump is
 //! [`TxPump`](crate::io::tx::TxPump).
 
+pub(crate) mod addresses;
 mod arp;
 mod commands;
 mod datagrams;
@@ -137,6 +138,8 @@ pub(crate) struct RxPump {
     /// The number of frames that must be sent before the place of the first of them is free, once
     /// known.
     numbered: Option<u64>,
+    /// Connections of addresses that are not ours any more.
+    lost: VecDeque<ConnId>,
     /// Closed connections whose socket still exists.
     lingering: HashSet<ConnId>,
     /// The time as last published.
@@ -197,6 +200,7 @@ impl RxPump {
             opens: VecDeque::new(),
             closing: VecDeque::new(),
             numbered: None,
+            lost: VecDeque::new(),
             lingering: HashSet::new(),
             published_time: Instant::ZERO,
             sent: 0,
@@ -397,6 +401,10 @@ impl RxPump {
             if update.open {
                 if !self.over.remove(&update.conn) && !self.migration.begins(&update.flow) {
                     self.hints.insert(update.flow, update.conn);
+                    // It may have begun before the address was lost.
+                    if self.is_lost(update.flow.local.address) {
+                        self.find_lost_connections();
+                    }
                 }
             } else if self.hints.get(&update.flow) == Some(&update.conn) {
                 self.hints.remove(&update.flow);
@@ -633,9 +641,7 @@ impl RxPump {
                 conn
             }
         };
-        if conn == ConnId::NONE
-            && (self.group.count > 1 || !flow.local.address.is_v4() || self.is_looping())
-        {
+        if conn == ConnId::NONE {
             if self.is_foreign(&flow) {
                 self.stats.foreign += u64::from(request.digest.count);
                 return self.recycler.put(run);

@@ -3,7 +3,7 @@
 //! Nothing here is protocol state. The queues are the few places where several threads meet; none
 //! of them is on the path of a data frame.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -17,6 +17,7 @@ use crate::error::SocketError;
 use crate::groups::balance::Load;
 use crate::groups::classify;
 use crate::groups::migrated_flows::MigratedFlows;
+use crate::io::rx::addresses::InterfaceChange;
 use crate::io::rx::migration::{MigrationMessage, MigrationProgress};
 use crate::io::stream::{AppRequest, Handle, StreamRef, StreamTable, Streams};
 use crate::io::tx::TxRing;
@@ -26,7 +27,7 @@ use crate::io::units::{UnitQueue, UnitWork};
 use crate::io::view::View;
 use crate::ip::multicast::Member;
 use crate::ip::neighbor::WaitingOpen;
-use crate::ip::route::Site;
+use crate::ip::route::{PlaceV4, Site};
 use crate::ip::v6::Place;
 use crate::keys::{Domain, Keys};
 use crate::log::effect::Effect;
@@ -37,6 +38,10 @@ use crate::state::apply::Replica;
 use crate::state::demux::Grouping;
 use crate::stats::StackStats;
 
+/// Some frames come back to us.
+const LOOPED: u8 = 1;
+/// An application has set the link down.
+const LINK_DOWN: u8 = 2;
 /// Frames to ourselves that may wait for a group.
 const MOST_LOOPED: usize = 1024;
 
@@ -69,6 +74,8 @@ pub(crate) enum Command {
     Unbind {
         socket: ConnId,
     },
+    /// An interface gets or loses an address, or its link.
+    Interface(InterfaceChange),
     /// A socket listens to a group, or does not any more.
     Member {
         member: Member<ConnId>,
@@ -352,8 +359,7 @@ pub(crate) struct World {
     #[cfg(feature = "rustls")]
     pub(crate) workers: usize,
     pub(crate) mac: [u8; 6],
-    pub(crate) address: Address,
-    /// Without IPv6, where our place changes; see [`World::with_site`].
+    /// As it was at the start, without IPv6; our place changes, see [`World::with_site`].
     pub(crate) site: Site,
     /// What ports are chosen by, and a random number of this start of the stack for that.
     pub(crate) keys: Keys,
@@ -393,8 +399,10 @@ pub(crate) struct World {
     #[cfg(feature = "rustls")]
     pub(crate) units: UnitQueue,
     pub(crate) down: AtomicBool,
-    /// Whether frames to our own link-layer address come back to us.
-    has_loopback: AtomicBool,
+    /// Our place in IPv4, as [`PlaceV4::to_bits`] has it.
+    v4: AtomicU64,
+    /// What keeps frames from going to the device: [`LOOPED`], [`LINK_DOWN`].
+    detours: AtomicU8,
     /// The device took no frame when it was last offered some: it is down or gone.
     device_refuses: AtomicBool,
     /// Nothing begins any more.
@@ -486,7 +494,7 @@ impl World {
         waker: Waker,
         (shared, group): (Arc<StackShared>, u16),
     ) -> World {
-        let address = site.address;
+        let v4 = site.v4().to_bits();
         let (_, row) = shared.streams_for(&limits, delivery_slots);
         let row = row.clone();
         let mailbox = Arc::new(Mailbox {
@@ -505,7 +513,6 @@ impl World {
             #[cfg(feature = "rustls")]
             workers: 1,
             mac,
-            address,
             site,
             keys: Keys::default(),
             salt: 0,
@@ -529,7 +536,8 @@ impl World {
             #[cfg(feature = "rustls")]
             units: UnitQueue::new(),
             down: AtomicBool::new(false),
-            has_loopback: AtomicBool::new(false),
+            v4: AtomicU64::new(v4),
+            detours: AtomicU8::new(0),
             device_refuses: AtomicBool::new(false),
             closing: AtomicBool::new(false),
         }
@@ -542,21 +550,47 @@ impl World {
     /// What `ask` says of our place in the network now.
     pub(crate) fn with_site<T>(&self, ask: impl FnOnce(&Site) -> T) -> T {
         // Nothing is said of IPv6 before the first group knows something.
-        if self.shared.v6_version() == 0 {
+        match self.shared.v6_version() {
+            0 => self.with_site_v4(ask),
+            _ => self.with_site_v4(|site| {
+                let mut site = site.clone();
+                site.v6 = self.v6();
+                ask(&site)
+            }),
+        }
+    }
+
+    /// As [`World::with_site`], of how we are placed for `address`: for that of IPv4 nothing is
+    /// locked.
+    pub(crate) fn with_site_for<T>(&self, address: Address, ask: impl FnOnce(&Site) -> T) -> T {
+        match address.is_v4() {
+            true => self.with_site_v4(ask),
+            false => self.with_site(ask),
+        }
+    }
+
+    /// As [`World::with_site`], without IPv6.
+    fn with_site_v4<T>(&self, ask: impl FnOnce(&Site) -> T) -> T {
+        let now = self.v4();
+        if now == self.site.v4() {
             return ask(&self.site);
         }
         let mut site = self.site.clone();
-        site.v6 = self.v6();
+        (site.address, site.prefix) = (now.address, now.prefix);
         ask(&site)
     }
 
-    /// As [`World::with_site`], of how we are placed for `address`: of IPv4 that never changes, and
-    /// nothing is locked.
-    pub(crate) fn with_site_for<T>(&self, address: Address, ask: impl FnOnce(&Site) -> T) -> T {
-        match address.is_v4() {
-            true => ask(&self.site),
-            false => self.with_site(ask),
-        }
+    /// Our place in IPv4 now.
+    #[inline(always)]
+    pub(crate) fn v4(&self) -> PlaceV4 {
+        // ORDERING: Relaxed: one word says all, and what is parsed by an older one is looked at
+        // again when it is published.
+        PlaceV4::of_bits(self.v4.load(Ordering::Relaxed))
+    }
+
+    /// Our place in IPv4 is this from now on.
+    pub(crate) fn set_v4(&self, place: PlaceV4) {
+        self.v4.store(place.to_bits(), Ordering::Relaxed);
     }
 
     /// The number of our interface, where there are several.
@@ -591,7 +625,7 @@ impl World {
             (Some(address), _) => address,
             (None, Families::V6) => Address::v6([0; 16]),
             (None, _) if self.shared.has_interfaces => Address::UNSPECIFIED,
-            (None, _) => self.address,
+            (None, _) => self.v4().address,
         }
     }
 
@@ -650,20 +684,37 @@ impl World {
     /// first of them is numbered.
     pub(crate) fn enable_loopback(&self) {
         // ORDERING: Relaxed: who sends a frame has seen what numbered it, and so this.
-        self.has_loopback.store(true, Ordering::Relaxed);
+        self.detours.fetch_or(LOOPED, Ordering::Relaxed);
+    }
+
+    /// The link is up or down from now on, as an application has it. While it is down, frames go
+    /// neither way.
+    pub(crate) fn set_link_up(&self, is_up: bool) {
+        // ORDERING: Relaxed, a frame may go in either order.
+        match is_up {
+            true => self.detours.fetch_and(!LINK_DOWN, Ordering::Relaxed),
+            false => self.detours.fetch_or(LINK_DOWN, Ordering::Relaxed),
+        };
+    }
+
+    /// Whether an application has set the link down.
+    #[inline]
+    pub(crate) fn is_link_down(&self) -> bool {
+        self.detours.load(Ordering::Relaxed) & LINK_DOWN != 0
     }
 
     /// Whether a frame is one that comes back to us.
     #[inline]
     pub(crate) fn comes_back(&self, frame: &TxFrame<'_>) -> bool {
-        self.has_loopback() && frame.head.starts_with(&self.mac)
+        let detours = self.detours.load(Ordering::Relaxed);
+        detours & LOOPED != 0 && frame.head.starts_with(&self.mac)
     }
 
-    /// Whether there may be frames that come back to us.
+    /// Whether some frames do not go to the device.
     #[inline]
-    pub(crate) fn has_loopback(&self) -> bool {
+    pub(crate) fn has_detours(&self) -> bool {
         // ORDERING: as above.
-        self.has_loopback.load(Ordering::Relaxed)
+        self.detours.load(Ordering::Relaxed) != 0
     }
 
     /// Gives a frame that comes back to us to the group that it is for. Returns false, and does

@@ -322,6 +322,11 @@ impl Neighbors {
             .any(|asking| asking.next_hop == address)
     }
 
+    /// Forgets all that is known; who is asked for still is.
+    pub(crate) fn forget(&mut self) {
+        self.table.clear();
+    }
+
     /// Forgets those that were not needed for longest, if the table is full.
     fn make_room(&mut self) {
         if self.table.len() < MAX_NEIGHBORS {

@@ -103,6 +103,9 @@ impl Site {
         if !remote.is_v4() {
             return self.v6.way(remote);
         }
+        if !self.has_v4() {
+            return None;
+        }
         let fits = |at: Address, prefix| network(remote, prefix) == network(at, prefix);
         let routed = self
             .routes
@@ -140,10 +143,15 @@ impl Site {
         if !source.is_v4() {
             return is_martian_v6(source, destination) || self.v6.has(source);
         }
-        match source.v4_bits() >> 24 {
-            0 => source.v4_bits() != 0 || destination.v4_bits() != u32::MAX,
-            127 | 224.. => true,
-            _ => self.classify(source) != AddressKind::Remote,
+        self.v4().is_martian((source, destination))
+    }
+
+    /// Our place in IPv4.
+    #[inline(always)]
+    pub(crate) const fn v4(&self) -> PlaceV4 {
+        PlaceV4 {
+            address: self.address,
+            prefix: self.prefix,
         }
     }
 
@@ -176,6 +184,58 @@ impl Site {
                 _ => AddressKind::Remote,
             };
         }
+        self.v4().classify(address)
+    }
+}
+
+/// Our place in IPv4 at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PlaceV4 {
+    /// Our address; [`Site::NO_V4`] if there is none.
+    pub(crate) address: Address,
+    pub(crate) prefix: u8,
+}
+
+impl PlaceV4 {
+    /// Says [`PlaceV4::to_bits`] that there is an address.
+    const SOME: u64 = 1 << 40;
+
+    /// As a word.
+    pub(crate) fn to_bits(self) -> u64 {
+        match self.address.is_v4() {
+            true => Self::SOME | u64::from(self.prefix) << 32 | u64::from(self.address.v4_bits()),
+            false => 0,
+        }
+    }
+
+    /// That of [`PlaceV4::to_bits`].
+    #[inline(always)]
+    pub(crate) const fn of_bits(bits: u64) -> Self {
+        match bits & Self::SOME {
+            0 => PlaceV4 {
+                address: Site::NO_V4,
+                prefix: 32,
+            },
+            _ => PlaceV4 {
+                address: Address::v4(bits as u32),
+                prefix: (bits >> 32) as u8,
+            },
+        }
+    }
+
+    /// As [`Site::is_martian`], of addresses of IPv4.
+    #[inline]
+    pub(crate) fn is_martian(self, (source, destination): (Address, Address)) -> bool {
+        match source.v4_bits() >> 24 {
+            0 => source.v4_bits() != 0 || destination.v4_bits() != u32::MAX,
+            127 | 224.. => true,
+            _ => self.classify(source) != AddressKind::Remote,
+        }
+    }
+
+    /// As [`Site::classify`], of an address of IPv4.
+    #[inline]
+    fn classify(self, address: Address) -> AddressKind {
         if address == self.address {
             return AddressKind::Local;
         }

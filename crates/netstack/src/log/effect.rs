@@ -340,6 +340,8 @@ pub enum Event {
     Unreachable,
     /// We aborted it.
     Aborted,
+    /// Our address was taken from us.
+    AddressLost,
 }
 
 /// Numbers outgoing frames, within the room that the transmit ring is known to have.

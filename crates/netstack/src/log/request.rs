@@ -435,6 +435,11 @@ pub enum Body {
         /// The connection.
         conn: ConnId,
     },
+    /// The connection's own address is ours no longer.
+    Lost {
+        /// The connection.
+        conn: ConnId,
+    },
     /// All work of a closed connection is done and its socket gone: its entry is free again.
     Free {
         /// The connection.

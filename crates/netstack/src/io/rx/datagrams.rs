@@ -511,7 +511,10 @@ impl RxPump {
         if only.is_some_and(|only| only.ip().is_loopback()) && !self.site.is_ourselves(remote) {
             return None;
         }
-        only.or_else(|| self.site.source(remote))
+        match only {
+            Some(only) => Some(only).filter(|only| self.site.is_ourselves(*only)),
+            None => self.site.source(remote),
+        }
     }
 
     /// Builds a datagram whose next hop is not known yet, and queues the frame until it is (RFC

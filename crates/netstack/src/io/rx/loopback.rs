@@ -58,7 +58,10 @@ impl RxPump {
     /// As [`Parser::parse`], of frames that came back.
     pub(super) fn parse_looped(&mut self, now: Instant, batch: &Batch, log: &mut impl Log) -> u64 {
         let world = Arc::clone(&self.world);
-        let mut parser = self.loopback.parser.take().unwrap_or_else(Parser::new);
+        let mut parser = match self.loopback.parser.take() {
+            Some(parser) => parser,
+            None => Parser::new(),
+        };
         let mut publishing = RunPublisher {
             pump: self,
             now,

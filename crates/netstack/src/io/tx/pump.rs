@@ -63,7 +63,7 @@ impl TxPump {
     /// Offers frames to the device, and says how many it took. `None` if none is ready.
     #[inline(always)]
     fn offer<const MAX: usize>(&mut self, below: u64) -> Option<Result<usize, DeviceError>> {
-        if self.world.has_loopback() {
+        if self.world.has_detours() {
             return self.offer_or_loop::<MAX>(below);
         }
         if self.transmitter.are_prepared() {
@@ -75,7 +75,8 @@ impl TxPump {
         (!frames.is_empty()).then(|| self.tx.transmit(&frames))
     }
 
-    /// As [`TxPump::offer`], where frames to ourselves may be among them: those do not leave.
+    /// As [`TxPump::offer`], where frames to ourselves may be among them: those do not leave. While
+    /// the link is down, the others are lost.
     #[cold]
     fn offer_or_loop<const MAX: usize>(
         &mut self,
@@ -92,7 +93,9 @@ impl TxPump {
         }
         let count = first.position(|frame| self.world.comes_back(frame));
         let count = count.unwrap_or(frames.len());
-        Some(if self.transmitter.are_prepared() {
+        Some(if self.world.is_link_down() {
+            Ok(count)
+        } else if self.transmitter.are_prepared() {
             let (first, count) = self.transmitter.ready_in_a_row(below, count);
             self.tx.transmit_prepared(first, count)
         } else {
@@ -115,7 +118,9 @@ impl TxPump {
         if frames.is_empty() {
             return 0;
         }
-        let taken = if self.transmitter.are_prepared() {
+        let taken = if self.world.is_link_down() {
+            Ok(picked.len())
+        } else if self.transmitter.are_prepared() {
             let slots = picked.iter().map(|frame| self.transmitter.slot(*frame));
             transmit_one_by_one(&mut *self.tx, slots)
         } else {
@@ -143,6 +148,8 @@ impl TxPump {
             let whole = TxFrame::new(&frame);
             let taken = if self.world.comes_back(&whole) {
                 Ok(usize::from(self.world.loop_back(&whole)))
+            } else if self.world.is_link_down() {
+                Ok(1)
             } else {
                 self.tx.transmit(&[whole])
             };

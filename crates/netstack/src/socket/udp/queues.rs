@@ -189,13 +189,18 @@ impl UdpShared {
         if world.shared.has_interfaces() {
             world = &self.worlds[self.group_of(Some(remote))];
         }
-        world.with_site_for(address, |site| self.check_at(site, remote))
+        let is_up = !world.is_link_down();
+        world.with_site_for(address, |site| self.check_at(site, is_up, remote))
     }
 
-    fn check_at(&self, site: &Site, remote: SocketAddr) -> Result<(), SocketError> {
+    fn check_at(&self, site: &Site, is_up: bool, remote: SocketAddr) -> Result<(), SocketError> {
         let address = Address::from(remote.ip());
         if remote.port() == 0 {
             return Err(SocketError::Invalid);
+        }
+        let bound = self.binding.address;
+        if bound.is_some_and(|bound| !site.is_ourselves(bound)) {
+            return Err(SocketError::NotOurs);
         }
         let families = self.binding.families;
         if !families.include(address) || !address.is_v4() && site.source(address).is_none() {
@@ -205,8 +210,10 @@ impl UdpShared {
             return Ok(());
         }
         // What is bound to an address of this host alone speaks to this host alone.
-        let bound = self.binding.address;
-        if address.ip().is_loopback() || bound.is_some_and(|bound| bound.ip().is_loopback()) {
+        if !is_up
+            || address.ip().is_loopback()
+            || bound.is_some_and(|bound| bound.ip().is_loopback())
+        {
             return Err(SocketError::NoRoute);
         }
         if address.is_multicast() {
