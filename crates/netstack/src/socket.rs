@@ -6,6 +6,7 @@
 //! stack.
 
 mod current;
+mod echo;
 mod half;
 mod interfaces;
 mod multicast;
@@ -45,6 +46,7 @@ use half::Half;
 pub(crate) use wait::WaitUntil;
 
 pub use current::Entered;
+pub use echo::EchoSocket;
 pub use interfaces::InterfaceStatus;
 pub use open::{Connecting, Incoming, TcpListener};
 pub use read::ReadHalf;

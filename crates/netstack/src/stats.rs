@@ -123,10 +123,12 @@ pub struct PumpStats {
     pub neighbor_messages: u64,
     /// Addresses of IPv6 that were another host's already (RFC 4862 section 5.4).
     pub duplicate_addresses: u64,
-    /// Segments of IPv6 for addresses that are not ours.
+    /// Segments for addresses that are not ours: of IPv6, or of an address of IPv4 that was.
     pub foreign: u64,
     /// Echo requests answered.
     pub echo: u64,
+    /// Echo replies.
+    pub echo_replies: u64,
     /// ICMP errors about segments and datagrams of ours.
     pub network_errors: u64,
     /// Answers of ours that found the control queue full.
@@ -168,6 +170,7 @@ impl PumpStats {
             arp,
             neighbor_messages,
             echo,
+            echo_replies,
             network_errors,
             // Counted besides: what a frame led to, and what is no frame.
             frames: _,
@@ -193,7 +196,7 @@ impl PumpStats {
             rebalanced: _,
         } = *self;
         let known = segments + datagrams + no_port + fragments + arp + echo + network_errors;
-        let known = known + neighbor_messages;
+        let known = known + neighbor_messages + echo_replies;
         known + split + unsplit + malformed + not_ours + martians + unknown
     }
 }
@@ -253,7 +256,7 @@ sums! {
         dropped_while_migrating datagrams
         bad_datagrams no_socket queue_full sent_datagrams;
     PumpStats: frames looped segments runs requests malformed not_ours martians unknown datagrams split pieces unsplit no_port
-        unresolved fragments reassembled bad_fragments reports reports_limited arp conflicts neighbor_messages duplicate_addresses foreign echo
+        unresolved fragments reassembled bad_fragments reports reports_limited arp conflicts neighbor_messages duplicate_addresses foreign echo echo_replies
         network_errors control_dropped log_full helped neighbor_moves_rejected deferred forwarded deferred_dropped rebalanced;
     MembershipStats: active joined left failed repaired parked unparked undecided;
     EffectStats: prepared stored_ahead deliveries delivered_bytes frames sent_bytes diverged stolen requests;

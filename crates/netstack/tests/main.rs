@@ -7,6 +7,7 @@ mod by_hand;
 mod clients;
 mod close;
 mod config;
+mod echo;
 mod groups;
 mod idle;
 mod inline;

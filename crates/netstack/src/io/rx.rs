@@ -9,6 +9,7 @@ pub(crate) mod addresses;
 mod arp;
 mod commands;
 mod datagrams;
+mod echo;
 mod loopback;
 pub(crate) mod migration;
 mod multicast;
@@ -46,6 +47,7 @@ use crate::stats::PumpStats;
 use crate::time::Instant;
 use commands::UNREACHABLE;
 use datagrams::Datagrams;
+use echo::Echoes;
 use loopback::Loopback;
 use migration::Migrations;
 pub(crate) use receiver::Receiver;
@@ -113,6 +115,7 @@ pub(crate) struct RxPump {
     /// Frames of a batch that are no segments for us; empty between batches.
     others: Vec<u8>,
     datagrams: Datagrams,
+    echoes: Echoes,
     hints: HashMap<Flow, ConnId>,
     /// How often `hints` changed.
     hints_version: u64,
@@ -190,6 +193,7 @@ impl RxPump {
             loopback: Loopback::default(),
             others: Vec::new(),
             datagrams: Datagrams::default(),
+            echoes: Echoes::default(),
             hints: HashMap::new(),
             hints_version: 0,
             over: HashSet::new(),

@@ -17,6 +17,7 @@ use crate::error::SocketError;
 use crate::groups::balance::Load;
 use crate::groups::classify;
 use crate::groups::migrated_flows::MigratedFlows;
+use crate::io::echo::EchoQueues;
 use crate::io::rx::addresses::InterfaceChange;
 use crate::io::rx::migration::{MigrationMessage, MigrationProgress};
 use crate::io::stream::{AppRequest, Handle, StreamRef, StreamTable, Streams};
@@ -73,6 +74,10 @@ pub(crate) enum Command {
     },
     Unbind {
         socket: ConnId,
+    },
+    /// An echo socket has requests to send.
+    Echo {
+        ident: u16,
     },
     /// An interface gets or loses an address, or its link.
     Interface(InterfaceChange),
@@ -164,6 +169,8 @@ pub(crate) struct SocketTable {
     pub(crate) listeners: HashMap<u16, AcceptQueue>,
     /// The sockets bound to UDP ports.
     pub(crate) bindings: Bindings,
+    /// The queues of echo sockets, by their identifiers.
+    pub(crate) echoes: HashMap<u16, Arc<EchoQueues>>,
     /// The latest error of the device.
     pub(crate) device_error: Option<DeviceError>,
     /// Our place in IPv6, as the first group last knew it; of several interfaces, that of each by
@@ -331,10 +338,12 @@ impl StackShared {
         let table = self.socket_table();
         let queues: Vec<_> = table.listeners.values().map(|q| q.news.clone()).collect();
         let opens: Vec<_> = table.open_events.values().cloned().collect();
+        let echoes: Vec<_> = table.echoes.values().cloned().collect();
         drop(table);
         self.socket_table_changed.notify_all();
         queues.iter().for_each(|news| news.event.notify_all());
         opens.iter().for_each(|event| event.notify_all());
+        echoes.iter().for_each(|queues| queues.event.notify_all());
     }
 }
 

@@ -167,6 +167,7 @@ pub(crate) fn parse_icmp(ip: &sw::Ipv4Packet<&[u8]>) -> Result<Packet, Malformed
     let dst = ip.dst_addr().into();
     match icmp.msg_type() {
         sw::Icmpv4Message::EchoRequest => Ok(Packet::EchoRequest { dst }),
+        sw::Icmpv4Message::EchoReply => Ok(Packet::EchoReply { dst }),
         sw::Icmpv4Message::DstUnreachable => match about_udp(ip.payload()) {
             Some(error) if icmp.verify_checksum() => Ok(Packet::UdpError { error, dst }),
             _ => Ok(Packet::Unknown),

@@ -31,6 +31,7 @@ pub(crate) fn parse(message: &[u8], src: Address, dst: Address) -> Result<Packet
     }
     match kind {
         ECHO_REQUEST => Ok(Packet::EchoRequest { dst }),
+        ECHO_REPLY => Ok(Packet::EchoReply { dst }),
         1..=4 => {
             let mtu = u32::from_be_bytes([a, b, c, d]);
             let mtu = if kind == 2 { mtu } else { 0 };

@@ -64,6 +64,7 @@ impl RxPump {
             } => return self.bind(now, (socket, port, binding), log),
             Command::Connect { socket, remote } => return self.connect(socket, remote),
             Command::Unbind { socket } => return self.unbind(now, socket),
+            Command::Echo { ident } => return self.send_echoes(now, ident),
             Command::Interface(change) => return self.change_interface(now, change),
             Command::Member { member, listens } => return self.member(now, member, listens),
         };

@@ -490,7 +490,7 @@ impl RxPump {
     }
 
     /// The link-layer address for packets to `remote`, if known.
-    fn resolve_next_hop(&mut self, now: Instant, remote: Address) -> Option<Mac> {
+    pub(super) fn resolve_next_hop(&mut self, now: Instant, remote: Address) -> Option<Mac> {
         if !remote.is_v4() && remote.is_multicast() {
             return Some(Mac(wire::ndp::group_mac(remote)));
         }

@@ -31,6 +31,7 @@ impl RxPump {
         let ours = |dst| self.is_ours(dst) && !broadcast;
         match *packet {
             Packet::EchoRequest { dst } if ours(dst) => self.echo(frame, dst),
+            Packet::EchoReply { dst } if ours(dst) => self.take_echo_reply(now, frame),
             // One of IPv6 to a group is answered, too (RFC 4443 section 4.2).
             Packet::EchoRequest { dst } if !dst.is_v4() && self.is_to_all(dst, broadcast) => {
                 self.echo(frame, dst);
