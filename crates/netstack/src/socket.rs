@@ -50,7 +50,7 @@ pub use echo::EchoSocket;
 pub use interfaces::InterfaceStatus;
 pub use open::{Connecting, Incoming, TcpListener};
 pub use read::ReadHalf;
-pub use udp::{Datagram, Received, UdpReceiver, UdpSender, UdpSocket};
+pub use udp::{Datagram, PacketInfo, Received, UdpReceiver, UdpSender, UdpSocket};
 pub use write::{Reserved, WriteHalf};
 
 /// The sockets of a stack: from here connections are opened and listened for.

@@ -407,6 +407,7 @@ impl Builder {
         };
         let worlds = groups.iter().map(|group| Arc::clone(&group.world));
         Ok(Stack {
+            clock,
             sockets: Sockets::over(worlds.collect()),
             groups,
         })
@@ -486,6 +487,7 @@ pub(crate) fn random() -> std::io::Result<[u64; 2]> {
 /// A running stack. Dropping it ends its threads and resets its connections, as [`Stack::shutdown`]
 /// does; [`Stack::close`] ends them in order.
 pub struct Stack {
+    clock: Clock,
     sockets: Sockets,
     groups: Vec<Running>,
 }
@@ -551,6 +553,11 @@ impl Stack {
     #[cfg(feature = "kill")]
     pub fn kill_replica(&self, replica: usize) {
         self.groups[0].threads.kill(replica);
+    }
+
+    /// The age of the stack, by the clock that its [`PacketInfo`](crate::PacketInfo) has.
+    pub fn now(&self) -> Instant {
+        self.clock.now()
     }
 
     /// The sockets, to be handed to other threads.

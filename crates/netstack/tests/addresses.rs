@@ -5,7 +5,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_drivers::{Capabilities, Device, DeviceError, DeviceRx, DeviceTx, TxFrame, TxStats};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::groups::{self, INBOX};
@@ -270,5 +274,74 @@ fn a_link_that_is_down_loses_what_is_sent_and_connections_go_on_when_it_is_up() 
             let nobody = nobody.parse().unwrap();
             assert_eq!(ours.add_address(1, nobody, 32), Err(none), "{nobody}");
         }
+    }
+}
+
+/// A device whose link goes down.
+struct Unplugged {
+    inner: memory::MemoryDevice,
+    is_down: Arc<AtomicBool>,
+}
+
+impl Device for Unplugged {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        self.inner.mac()
+    }
+
+    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
+        let (rx, inner) = Box::new(self.inner).split();
+        let is_down = self.is_down;
+        (rx, Box::new(UnpluggedTx { inner, is_down }))
+    }
+}
+
+struct UnpluggedTx {
+    inner: Box<dyn DeviceTx>,
+    is_down: Arc<AtomicBool>,
+}
+
+impl DeviceTx for UnpluggedTx {
+    fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
+        if self.is_down.load(Ordering::Relaxed) {
+            let interface = "unplugged".to_owned();
+            return Err(DeviceError::Down { interface });
+        }
+        self.inner.transmit(frames)
+    }
+
+    fn stats(&self) -> TxStats {
+        self.inner.stats()
+    }
+}
+
+#[test]
+fn the_address_is_announced_when_a_device_takes_frames_again() {
+    for variant in Variant::ALL {
+        let is_down = Arc::new(AtomicBool::new(false));
+        let mut fixture = Fixture::over(|setup, inner| {
+            let is_down = Arc::clone(&is_down);
+            let device = Box::new(Unplugged { inner, is_down });
+            vec![variant.build(setup, device).unwrap()]
+        });
+        fixture.pass(Duration::from_secs(3));
+        let ours = fixture.sockets();
+        let announced = |fixture: &Fixture| fixture.host.pump_stats().arp;
+        let before = announced(&fixture);
+        fixture.pass(Duration::from_secs(3));
+        assert_eq!(announced(&fixture), before, "{variant}");
+        is_down.store(true, Ordering::Relaxed);
+        let mut udp = ours.bind_udp(PORT).unwrap();
+        let to = SocketAddr::new(address(true, 2), PORT);
+        udp.try_send_to(b"x", to).unwrap();
+        fixture.pass(Duration::from_millis(100));
+        assert!(!ours.interfaces()[0].is_up, "{variant}");
+        is_down.store(false, Ordering::Relaxed);
+        fixture.pass(Duration::from_secs(3));
+        assert!(ours.interfaces()[0].is_up, "{variant}");
+        assert!(announced(&fixture) >= before + 2, "{variant}");
     }
 }

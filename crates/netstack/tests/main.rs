@@ -20,6 +20,7 @@ mod locked;
 mod loopback;
 mod migration;
 mod multicast;
+mod packet_info;
 mod pipelined;
 mod poller;
 mod router;

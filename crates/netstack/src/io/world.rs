@@ -72,6 +72,11 @@ pub(crate) enum Command {
         socket: ConnId,
         remote: Option<Endpoint>,
     },
+    /// Whether a socket wants to know more of datagrams.
+    Info {
+        socket: ConnId,
+        wants_info: bool,
+    },
     Unbind {
         socket: ConnId,
     },
@@ -916,10 +921,20 @@ impl World {
     }
 
     /// The device took the frames that it was offered, or refused them with an error.
+    #[inline]
     pub(crate) fn set_device_refuses(&self, refuses: bool) {
         // ORDERING: Relaxed, a hint that says when to look again.
         if self.device_refuses.load(Ordering::Relaxed) != refuses {
-            self.device_refuses.store(refuses, Ordering::Relaxed);
+            self.device_changes(refuses);
+        }
+    }
+
+    /// The device begins to refuse frames, or takes some again: then the link may be another one.
+    #[cold]
+    fn device_changes(&self, refuses: bool) {
+        self.device_refuses.store(refuses, Ordering::Relaxed);
+        if !refuses {
+            self.command(Command::Interface(InterfaceChange::Returned));
         }
     }
 

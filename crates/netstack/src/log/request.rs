@@ -187,6 +187,8 @@ impl Digest {
     /// The run is full, and the pump holds segments already that go on right behind it: the next
     /// request has them.
     pub const FOLLOWED: u8 = 32;
+    /// The socket of these datagrams wants to know where they were sent to, and when they came.
+    pub const INFO: u8 = 64;
 
     /// A digest that carries nothing but time and credit.
     pub const fn bare(kind: Kind, now: Instant, sent: u64) -> Self {

@@ -126,7 +126,8 @@ impl Sockets {
     /// it is down, nothing arrives by it and nothing leaves: opens and datagrams to its networks
     /// return [`SocketError::NoRoute`], and what is under way is lost, so that connections wait for
     /// their retransmissions, or end by them. Addresses stay. When it is up again, neighbours and
-    /// routers are asked anew, and the address is announced. Never blocks.
+    /// routers are asked anew, and the address is announced; so they are when a device takes frames
+    /// again that was down. Never blocks.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if there is no such interface; [`SocketError::Down`].

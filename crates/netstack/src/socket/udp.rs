@@ -36,7 +36,7 @@ use crate::log::request::{Binding, ConnId, Families};
 use crate::state::demux::Grouping;
 use queues::News;
 
-pub use receive::{Datagram, Received};
+pub use receive::{Datagram, PacketInfo, Received};
 
 /// Time to live of what we send, unless told otherwise (RFC 1122 section 3.2.1.7).
 const TTL: u8 = 64;
@@ -291,6 +291,37 @@ impl UdpSocket {
     /// As [`UdpSender::set_tos`].
     pub fn set_tos(&self, tos: u8) {
         self.shared().tos.store(tos, Ordering::Relaxed);
+    }
+
+    /// Whether datagrams that come from now on say where they were sent to, by which interface they
+    /// came, and when, in [`Received::info`] and [`Datagram::info`]. Default: no. Each takes 32 bytes
+    /// more of the queue then.
+    ///
+    /// ```
+    /// use dominoes_drivers::memory;
+    /// use dominoes_netstack::{Datagram, Stack};
+    ///
+    /// let (left, right) = memory::pair(Default::default());
+    /// let server = Stack::builder("10.0.0.1/24").start(left)?;
+    /// let client = Stack::builder("10.0.0.2/24").start(right)?;
+    /// let (here, there) = (server.bind_udp(7)?, client.bind_udp(0)?);
+    /// here.set_packet_info(true);
+    /// there.send_to(b"hello", "10.0.0.1:7")?;
+    /// let mut into = [Datagram::new(16)];
+    /// here.recv_many(&mut into)?;
+    /// let info = into[0].info.expect("it was asked for");
+    /// assert_eq!((info.local, info.interface), ([10, 0, 0, 1].into(), 1));
+    /// println!("it came {:?} ago", server.now().since(info.arrived));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_packet_info(&self, wants_info: bool) {
+        let shared = self.shared();
+        for world in &*shared.worlds {
+            world.command(Command::Info {
+                socket: shared.socket,
+                wants_info,
+            });
+        }
     }
 
     /// As [`UdpReceiver::set_read_timeout`].

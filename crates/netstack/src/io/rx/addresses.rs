@@ -21,6 +21,8 @@ pub(crate) enum InterfaceChange {
     Remove { address: IpAddr },
     /// Its link is up or down from now on.
     Link { is_up: bool },
+    /// Its device takes frames again, after it was down.
+    Returned,
 }
 
 impl RxPump {
@@ -41,6 +43,7 @@ impl RxPump {
                     self.with_link(|link| link.remove(address.into()));
                 }
             },
+            InterfaceChange::Returned => self.link_is_up(now),
             InterfaceChange::Link { is_up } => {
                 self.world.set_link_up(is_up);
                 if is_up {

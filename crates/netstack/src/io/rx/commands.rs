@@ -63,6 +63,7 @@ impl RxPump {
                 binding,
             } => return self.bind(now, (socket, port, binding), log),
             Command::Connect { socket, remote } => return self.connect(socket, remote),
+            Command::Info { socket, wants_info } => return self.set_info(socket, wants_info),
             Command::Unbind { socket } => return self.unbind(now, socket),
             Command::Echo { ident } => return self.send_echoes(now, ident),
             Command::Interface(change) => return self.change_interface(now, change),

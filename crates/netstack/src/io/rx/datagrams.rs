@@ -37,6 +37,8 @@ struct Bound {
     remote: Option<Endpoint>,
     /// How much of its send ring was published.
     taken: u64,
+    /// Whether it wants to know where datagrams were sent to, and when they came.
+    wants_info: bool,
     /// Whether it ends once everything that it sent is published.
     ending: bool,
 }
@@ -235,12 +237,15 @@ impl RxPump {
         let Some(Some(bound)) = place else {
             return;
         };
-        let socket = bound.socket;
+        let (socket, wants_info) = (bound.socket, bound.wants_info);
         let mut digest = Digest::bare(Kind::Datagrams, now, 0);
         digest.sent = self.sample_sent();
         digest.hint = socket;
         digest.count = count as u8;
         digest.len = lens.iter().map(|len| u32::from(*len)).sum();
+        if wants_info {
+            digest.bits |= Digest::INFO;
+        }
         if let Some(stream) = self.world.queues.streams.get(socket) {
             digest.app_read = stream.cursors().0 as u32;
             digest.bits |= Digest::PROGRESS;
@@ -304,6 +309,7 @@ impl RxPump {
             port,
             binding: binding.unwrap_or_default(),
             remote: None,
+            wants_info: false,
             taken: 0,
             ending: false,
         });
@@ -317,6 +323,13 @@ impl RxPump {
     pub(crate) fn connect(&mut self, socket: ConnId, remote: Option<Endpoint>) {
         if let Some(bound) = self.datagrams.get(socket) {
             bound.remote = remote;
+        }
+    }
+
+    /// Whether a socket wants to know where datagrams were sent to, and when they came.
+    pub(crate) fn set_info(&mut self, socket: ConnId, wants_info: bool) {
+        if let Some(bound) = self.datagrams.get(socket) {
+            bound.wants_info = wants_info;
         }
     }
 

@@ -49,7 +49,6 @@ impl TxPump {
         let Some(taken) = self.offer::<MAX>(below) else {
             return done + self.send_past_hole::<MAX>();
         };
-        self.world.set_device_refuses(taken.is_err());
         match taken {
             Ok(taken) => {
                 self.transmitter.advance(taken);
@@ -68,11 +67,13 @@ impl TxPump {
         }
         if self.transmitter.are_prepared() {
             let (first, count) = self.transmitter.ready_in_a_row(below, MAX);
-            return (count > 0).then(|| self.tx.transmit_prepared(first, count));
+            let taken = (count > 0).then(|| self.tx.transmit_prepared(first, count));
+            return taken.inspect(|taken| self.world.set_device_refuses(taken.is_err()));
         }
         let mut frames = ArrayVec::<_, MAX>::new();
         self.transmitter.ready(below, &mut frames);
-        (!frames.is_empty()).then(|| self.tx.transmit(&frames))
+        let taken = (!frames.is_empty()).then(|| self.tx.transmit(&frames));
+        taken.inspect(|taken| self.world.set_device_refuses(taken.is_err()))
     }
 
     /// As [`TxPump::offer`], where frames to ourselves may be among them: those do not leave. While
@@ -93,14 +94,17 @@ impl TxPump {
         }
         let count = first.position(|frame| self.world.comes_back(frame));
         let count = count.unwrap_or(frames.len());
-        Some(if self.world.is_link_down() {
-            Ok(count)
-        } else if self.transmitter.are_prepared() {
+        if self.world.is_link_down() {
+            return Some(Ok(count));
+        }
+        let taken = if self.transmitter.are_prepared() {
             let (first, count) = self.transmitter.ready_in_a_row(below, count);
             self.tx.transmit_prepared(first, count)
         } else {
             self.tx.transmit(&frames[..count])
-        })
+        };
+        self.world.set_device_refuses(taken.is_err());
+        Some(taken)
     }
 
     /// The first unsent frame is not ready. Sends others once that has lasted for long enough.
@@ -151,9 +155,10 @@ impl TxPump {
             } else if self.world.is_link_down() {
                 Ok(1)
             } else {
-                self.tx.transmit(&[whole])
+                let taken = self.tx.transmit(&[whole]);
+                self.world.set_device_refuses(taken.is_err());
+                taken
             };
-            self.world.set_device_refuses(taken.is_err());
             match taken {
                 Ok(0) => {
                     self.held = Some(frame);
