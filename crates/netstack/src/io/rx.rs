@@ -490,6 +490,9 @@ impl RxPump {
             }
             return;
         }
+        if !self.site.has_v4() {
+            return;
+        }
         let mut frame = wire::arp_frame(own, self.site.address, None, address);
         if let Some(mac) = mac {
             wire::set_link_dst(&mut frame, mac);

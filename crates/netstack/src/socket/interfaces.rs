@@ -52,7 +52,8 @@ impl Sockets {
     /// Gives the interface with this number, of which the first is 1, another address, on the
     /// network that the first `prefix` bits of it name. The stack uses it as soon as it comes to
     /// that; one of IPv6 once it is known to be no other host's, which takes a second or two. An
-    /// interface has one address of IPv4 at a time, and any number of IPv6 up to 64. Never blocks.
+    /// interface has one address of IPv4 at a time, and any number of IPv6 up to 64. What a device
+    /// filters by address (AF_XDP) it goes on to filter. Never blocks.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if there is no such interface, the address is not that of a single

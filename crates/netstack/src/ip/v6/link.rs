@@ -204,9 +204,12 @@ impl Link {
     /// An address that is given by hand, on the network that the first `len` bits of it name.
     pub(crate) fn add_by_hand(&mut self, address: Ipv6Addr, len: u8, now: Instant) {
         let own = Address::from(address);
-        if self.candidates.iter().any(|one| one.address == own) {
+        let mut known = self.candidates.iter();
+        if known.any(|one| one.address == own && one.state != State::Duplicate) {
             return;
         }
+        // It was another host's, and is asked for anew.
+        self.remove(own);
         // Those by hand come first.
         let on_link = OnLink {
             prefix: own,
