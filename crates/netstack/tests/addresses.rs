@@ -86,6 +86,10 @@ impl Fixture {
             }
             self.host.turn(self.now);
         }
+        // Replicas agree.
+        self.stacks.iter().for_each(|stack| {
+            stack.compare().unwrap();
+        });
     }
 
     /// Lets so much time pass.

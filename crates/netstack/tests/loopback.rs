@@ -89,6 +89,10 @@ impl Fixture {
                 is_idle &= stack.turn(self.now) == 0;
             }
         }
+        // Replicas agree.
+        self.stacks.iter().for_each(|stack| {
+            stack.compare().unwrap();
+        });
         for (frame, _) in self.script.take_sent() {
             let is_v4 = frame[12..14] == [8, 0];
             let next = if is_v4 { frame[23] } else { frame[20] };
