@@ -8,7 +8,7 @@ use dominoes_netstack::Replica;
 use dominoes_netstack::config::Limits;
 use dominoes_netstack::log::effect::{Effect, EffectSink, Event, Transmit};
 use dominoes_netstack::log::request::{
-    Body, ConnId, Digest, Families, Flags, Flow, GroupIndex, Kind, Mac, Options, Request,
+    Binding, Body, ConnId, Digest, Flags, Flow, GroupIndex, Kind, Mac, Options, Request,
 };
 use dominoes_netstack::seqnum::SeqNum;
 use dominoes_netstack::time::{Duration, Instant};
@@ -265,7 +265,7 @@ impl World {
             Body::Listen {
                 port: PORT,
                 backlog,
-                families: Families::Both,
+                binding: Binding::default(),
             },
         );
         world

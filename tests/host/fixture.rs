@@ -376,6 +376,16 @@ impl Fixture {
         Running::start(command)
     }
 
+    /// Runs the example `ping`, at our addresses of both families, and returns what it printed.
+    pub(crate) fn ping(&self, arguments: &[&str]) -> Result<String, Failed> {
+        let mut command = self.our_command(server_program("ping", &PING)?);
+        let option = [self.device.option(), self.device.interface()];
+        let ours = format!("{OURS_V6}/64");
+        let addresses = ["--addr", "10.78.0.1/24", "--addr6", &ours];
+        command.args([&option[..], &addresses, arguments].concat());
+        Running::start(command)?.finish()
+    }
+
     /// Starts a command where the peer is, to be spoken to.
     pub(crate) fn speak(&self, program: &str, arguments: &[&str]) -> Result<Dialogue, Failed> {
         let mut command = self.peer.command(program);
@@ -872,6 +882,7 @@ static HTTPS_GET: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static SERVICES: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static ROUTER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static UDP_ECHO: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+static PING: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static TOP: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 
 /// Starts an example that serves in a namespace, and waits until it listens.

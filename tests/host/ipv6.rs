@@ -11,8 +11,8 @@ use libtest_mimic::Failed;
 use serde_json::Value;
 
 use crate::fixture::{
-    Device, Fixture, GROUP, GROUP_V6, KERNELS_V6, Namespace, OURS, OURS_SECOND, OURS_SECOND_V6,
-    OURS_V6, Running, THEIRS, Temporary,
+    Device, Ends, Fixture, GROUP, GROUP_V6, KERNELS_V6, Namespace, OURS, OURS_SECOND,
+    OURS_SECOND_V6, OURS_V6, Running, THEIRS, Temporary,
 };
 use crate::services::{curl, curl_gets_and_sends, expected};
 use crate::{CURL, Test, same};
@@ -51,6 +51,11 @@ pub(crate) const ALONE: &[(&str, Alone)] = &[
     ("a_narrow_path_is_learned", a_narrow_path_is_learned),
     ("two_interfaces_over_tap", two_interfaces_over_tap),
     ("two_interfaces_over_packet", two_interfaces_over_packet),
+    ("the_kernel_answers_our_pings_over_tap", pings_over_tap),
+    (
+        "the_kernel_answers_our_pings_over_packet",
+        pings_over_packet,
+    ),
 ];
 
 /// Bytes of a file that crosses routers.
@@ -395,6 +400,36 @@ fn behind_radvd(fixture: &Fixture) -> Result<String, Failed> {
         "what curl got",
     )?;
     Ok(format!("{made} is ours"))
+}
+
+fn pings_over_tap() -> Result<String, Failed> {
+    pings(Device::Tap)
+}
+
+fn pings_over_packet() -> Result<String, Failed> {
+    pings(Device::Packet)
+}
+
+/// The kernel answers echo requests of ours over both families, in fragments, too, and so do we.
+fn pings(device: Device) -> Result<String, Failed> {
+    const COUNT: &str = "5";
+    let ends = Ends::new(device)?;
+    let interface = ends.interface();
+    let add = format!("addr add {KERNELS_V6}/64 dev {interface} nodad");
+    ends.peer().enable_v6(interface)?;
+    ends.peer().ip(&add)?;
+    let hosts = [THEIRS, KERNELS_V6, OURS, OURS_V6, "127.0.0.1", "::1"];
+    let mut replies = 0;
+    for size in ["0", "56", "20000"] {
+        let arguments = [&["--count", COUNT, "--size", size][..], &hosts].concat();
+        let said = ends.ping(&arguments)?;
+        for host in hosts {
+            let of_host = format!("{size} bytes from {host}: number {COUNT}, TTL 64, ");
+            check(said.contains(&of_host), &said)?;
+        }
+        replies += said.lines().count() - 1;
+    }
+    Ok(format!("{replies} replies"))
 }
 
 fn two_interfaces_over_tap() -> Result<String, Failed> {

@@ -243,7 +243,7 @@ pub trait TxPrepare: Send + Sync {
     /// [`DeviceTx::preparer`]. They are not read after the call. Different slots may be prepared at
     /// the same time. Whoever calls sees to it that this has happened before
     /// [`DeviceTx::transmit_prepared`] names a slot, and that no slot is prepared again before the
-    /// device has taken its frame.
+    /// device has taken its frame, or it is known that it never leaves.
     fn prepare(&self, first: usize, frames: &[TxFrame<'_>]);
 }
 

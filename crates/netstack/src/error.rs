@@ -75,11 +75,12 @@ pub enum SocketError {
     TimedOut,
     /// We aborted the connection.
     Aborted,
+    /// The connection's own address was taken from its interface.
+    AddressLost,
+    /// The stack has the address already, or the interface has another one of IPv4.
+    AddressTaken,
     /// Nobody knows the way to the peer.
     Unreachable,
-    /// The destination is the stack's own address, or 127.0.0.0/8: there is no way back into the
-    /// stack.
-    Ourselves,
     /// The connection table or the range of ports is full.
     NoRoom,
     /// Somebody listens on the port already.
@@ -117,14 +118,16 @@ impl SocketError {
             SocketError::Refused => io::ErrorKind::ConnectionRefused,
             SocketError::Reset => io::ErrorKind::ConnectionReset,
             SocketError::TimedOut => io::ErrorKind::TimedOut,
-            SocketError::Aborted | SocketError::Down => io::ErrorKind::ConnectionAborted,
+            SocketError::Aborted | SocketError::AddressLost | SocketError::Down => {
+                io::ErrorKind::ConnectionAborted
+            }
             SocketError::Unreachable => io::ErrorKind::HostUnreachable,
             SocketError::Processing => io::ErrorKind::InvalidData,
             SocketError::NoRoute => io::ErrorKind::NetworkUnreachable,
             SocketError::NoStack => io::ErrorKind::NetworkDown,
-            SocketError::Ourselves | SocketError::NotOurs => io::ErrorKind::AddrNotAvailable,
+            SocketError::NotOurs => io::ErrorKind::AddrNotAvailable,
             SocketError::NoRoom => io::ErrorKind::OutOfMemory,
-            SocketError::PortTaken => io::ErrorKind::AddrInUse,
+            SocketError::PortTaken | SocketError::AddressTaken => io::ErrorKind::AddrInUse,
             SocketError::ShutDown => io::ErrorKind::BrokenPipe,
             SocketError::WouldBlock => io::ErrorKind::WouldBlock,
             SocketError::Invalid | SocketError::TooLong | SocketError::Closed => {
@@ -147,11 +150,11 @@ impl SocketError {
             SocketError::ShutDown => 32,
             SocketError::Processing => 74,
             SocketError::TooLong => 90,
-            SocketError::PortTaken => 98,
-            SocketError::Ourselves | SocketError::NotOurs => 99,
+            SocketError::PortTaken | SocketError::AddressTaken => 98,
+            SocketError::NotOurs => 99,
             SocketError::NoStack => 100,
             SocketError::NoRoute => 101,
-            SocketError::Aborted => 103,
+            SocketError::Aborted | SocketError::AddressLost => 103,
             SocketError::Reset => 104,
             SocketError::NotConnected => 107,
             SocketError::Down => 108,
@@ -169,10 +172,9 @@ impl fmt::Display for SocketError {
             SocketError::Reset => "the peer reset the connection",
             SocketError::TimedOut => "the peer did not answer",
             SocketError::Aborted => "the connection was aborted",
+            SocketError::AddressLost => "the address of the connection was removed",
+            SocketError::AddressTaken => "the stack has this address, or another one of IPv4 there",
             SocketError::Unreachable => "there is no way to the peer; is the gateway set?",
-            SocketError::Ourselves => {
-                "this is the stack's own address; ask the socket there directly"
-            }
             SocketError::NoRoom => "the connection table is full; raise `Limits::connections`",
             SocketError::PortTaken => "the port is taken",
             SocketError::Processing => {

@@ -25,6 +25,7 @@
 pub(crate) mod claim;
 pub(crate) mod copy;
 pub(crate) mod direct;
+pub(crate) mod echo;
 pub(crate) mod gro;
 pub(crate) mod perform;
 pub(crate) mod prepare;

@@ -15,9 +15,6 @@
 //!   fragments.
 //! - An address is used at once. It is announced and defended (RFC 5227 sections 2.3 and 2.4 (c)),
 //!   but not probed for first (section 2.1), which would take seconds; and it is never given up.
-//! - Nothing leads back into the stack. Connections and datagrams to its own address or to
-//!   127.0.0.0/8 are refused ([`SocketError::Ourselves`](crate::SocketError::Ourselves)). RFC 1122
-//!   section 3.2.1.3 (g) has the latter for programs of one host to speak to each other.
 //! - A new link-layer address of a neighbour is believed once a second, and 10 times a second for
 //!   all neighbours. RFC 826 has no such bound, but every replica looks at all connections for
 //!   each.

@@ -112,6 +112,7 @@ mod socket;
 mod stack;
 mod udp;
 
+pub use crate::io::echo::EchoReply;
 pub use crate::io::processor;
 #[cfg(feature = "record")]
 pub use crate::io::record::Recording;
@@ -128,6 +129,8 @@ pub use socket::poller;
 #[cfg(feature = "rustls")]
 pub use socket::tls;
 pub use socket::{Connecting, Entered, Incoming, ReadHalf, Reserved, Sockets, TcpListener};
-pub use socket::{Datagram, Received, UdpReceiver, UdpSender, UdpSocket};
+pub use socket::{
+    Datagram, EchoSocket, InterfaceStatus, PacketInfo, Received, UdpReceiver, UdpSender, UdpSocket,
+};
 pub use socket::{TcpStream, WriteHalf};
 pub use stack::{Builder, Interface, Stack};

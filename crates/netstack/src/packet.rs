@@ -4,6 +4,7 @@
 //! headers.
 
 pub(crate) mod checksum;
+mod echo;
 pub(crate) mod flow;
 mod forward;
 mod header_template;
@@ -23,6 +24,7 @@ use core::net::Ipv4Addr;
 use smoltcp::wire as sw;
 
 pub(crate) use crate::packet::icmp_error::TcpError;
+pub(crate) use echo::{echo_of, echo_request};
 pub(crate) use forward::{
     Forwarded, decrement_ttl, forwarded, options, set_internetwork_control, set_link,
 };
@@ -65,6 +67,11 @@ pub(crate) enum Packet {
     /// An ICMP echo request.
     EchoRequest {
         /// Who is asked.
+        dst: Address,
+    },
+    /// An ICMP echo reply.
+    EchoReply {
+        /// Who asked.
         dst: Address,
     },
     /// An ICMP error about a segment.

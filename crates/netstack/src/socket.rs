@@ -6,6 +6,7 @@
 //! stack.
 
 mod current;
+mod echo;
 #[cfg(feature = "framed")]
 pub mod framed;
 mod half;
@@ -36,8 +37,10 @@ use crate::io::processor::InlineStats;
 use crate::io::stream::{AppRequest, EndReason, Handle};
 use crate::io::view::{ConnectionStats, LIST_TIMEOUT};
 use crate::io::world::{AcceptQueue, Command, Options, World};
+use crate::ip::neighbor::WaitingOpen;
 use crate::keys::Domain;
-use crate::log::request::{ConnId, Families, Flow};
+use crate::log::request::{Address, Binding, ConnId, Endpoint, Families, Flow};
+use crate::state::demux::Grouping;
 use crate::state::ports::ephemeral_from;
 use crate::stats::StackStats;
 
@@ -47,9 +50,11 @@ use half::Half;
 pub(crate) use wait::WaitUntil;
 
 pub use current::Entered;
+pub use echo::EchoSocket;
+pub use interfaces::InterfaceStatus;
 pub use open::{Connecting, Incoming, TcpListener};
 pub use read::ReadHalf;
-pub use udp::{Datagram, Received, UdpReceiver, UdpSender, UdpSocket};
+pub use udp::{Datagram, PacketInfo, Received, UdpReceiver, UdpSender, UdpSocket};
 pub use write::{Reserved, WriteHalf};
 
 /// The sockets of a stack: from here connections are opened and listened for.
@@ -103,14 +108,25 @@ impl Sockets {
         port: u16,
         backlog: u16,
     ) -> Result<TcpListener, SocketError> {
-        self.listen_at(None, families, port, backlog)
+        self.listen_at(None, families.into(), port, backlog)
+    }
+
+    /// As [`Sockets::listen`], at an address: one of ours, those of this host alone (127.0.0.1,
+    /// `::1`) among them, for connections to that alone; 0.0.0.0 for all of IPv4, or `::` for all. A
+    /// port has one listener, whatever it is bound to.
+    ///
+    /// # Errors
+    /// As [`Sockets::listen`]; [`SocketError::NotOurs`].
+    pub fn listen_on(&self, local: SocketAddr, backlog: u16) -> Result<TcpListener, SocketError> {
+        let (interface, binding) = self.check_local(local.ip())?;
+        self.listen_at(interface, binding, local.port(), backlog)
     }
 
     /// As [`Sockets::listen_for`], at one interface if there are several.
     fn listen_at(
         &self,
         interface: Option<usize>,
-        families: Families,
+        binding: Binding,
         port: u16,
         backlog: u16,
     ) -> Result<TcpListener, SocketError> {
@@ -143,48 +159,94 @@ impl Sockets {
                 world.command(Command::Listen {
                     port,
                     backlog,
-                    families,
+                    binding,
                 });
             }
         }
         drop(table);
-        Ok(TcpListener::new(&self.worlds, (port, families), news))
+        Ok(TcpListener::new(&self.worlds, (port, binding), news))
     }
 
-    /// Begins to open a connection. Never blocks.
+    /// Begins to open a connection. Never blocks. One to an address of the stack, or to 127.0.0.1 or
+    /// `::1`, comes back to its listeners and never reaches a device.
     ///
     /// # Errors
-    /// [`SocketError::Down`]; [`SocketError::Ourselves`] if `remote` is the stack's own address;
-    /// [`SocketError::Unreachable`] if it is not that of a single host, such as a broadcast or
-    /// multicast address, 0.0.0.0 or 240.0.0.0/4 (RFC 1122 section 4.2.3.10, RFC 6890),
-    /// [`SocketError::Invalid`] if its port is 0, and [`SocketError::NoRoute`] if no route leads
-    /// there.
+    /// [`SocketError::Down`]; [`SocketError::Unreachable`] if `remote` is not that of a single host,
+    /// such as a broadcast or multicast address, 0.0.0.0 or 240.0.0.0/4 (RFC 1122 section
+    /// 4.2.3.10, RFC 6890), [`SocketError::Invalid`] if its port is 0, and
+    /// [`SocketError::NoRoute`] if no route leads there.
     pub fn begin_connect(&self, remote: SocketAddr) -> Result<Connecting, SocketError> {
+        let any = SocketAddr::new(Address::UNSPECIFIED.ip(), 0);
+        self.begin_connect_from(any, remote)
+    }
+
+    /// As [`Sockets::begin_connect`], from `local`: one of our addresses, or 0.0.0.0 or `::` for the
+    /// one that fits; and a port, or 0 for one that is free. Of several interfaces it leaves by that
+    /// which has the address.
+    ///
+    /// ```
+    /// use dominoes_drivers::memory::{self, MemoryConfig};
+    /// use dominoes_netstack::Stack;
+    ///
+    /// let (left, right) = memory::pair(MemoryConfig::default());
+    /// let server = Stack::builder("10.0.0.1/24").start(left)?;
+    /// let client = Stack::builder("10.0.0.2/24").start(right)?;
+    /// let listener = server.listen(7, 128)?;
+    /// let (local, remote) = ("10.0.0.2:1023".parse()?, "10.0.0.1:7".parse()?);
+    /// let _stream = client.sockets().begin_connect_from(local, remote)?.finish()?;
+    /// assert_eq!(listener.accept()?.1, local);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Sockets::begin_connect`]; [`SocketError::NotOurs`] if the address is not ours,
+    /// [`SocketError::Invalid`] if it is of another family than `remote`. The port is looked at later:
+    /// [`Connecting::try_finish`] returns [`SocketError::PortTaken`] if a listener has it, or there is
+    /// a connection between the two ends.
+    pub fn begin_connect_from(
+        &self,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Result<Connecting, SocketError> {
         self.check_up()?;
-        let address = remote.ip().into();
-        let interface = interfaces::towards(&self.worlds, remote);
-        if interfaces::is_ourselves(&self.worlds, address) {
-            return Err(SocketError::Ourselves);
-        }
-        self.worlds[interface.unwrap_or(0)].with_site(|site| {
+        let (address, from) = (Address::from(remote.ip()), Address::from(local.ip()));
+        let interface = match from.is_unspecified() {
+            true => interfaces::towards(&self.worlds, remote),
+            false => {
+                let has_several = self.world().shared.has_interfaces();
+                let own = interfaces::with_address(&self.worlds, from);
+                let own = own.ok_or(SocketError::NotOurs)?;
+                if from.is_v4() != address.is_v4() {
+                    return Err(SocketError::Invalid);
+                }
+                has_several.then_some(own)
+            }
+        };
+        let world = &self.worlds[interface.unwrap_or(0)];
+        let is_up = !world.is_link_down();
+        world.with_site(|site| {
             if !site.is_one_host(address) {
                 return Err(SocketError::Unreachable);
             }
             if remote.port() == 0 {
                 return Err(SocketError::Invalid);
             }
-            match site.next_hop(address) {
-                Some(_) => Ok(()),
-                None => Err(SocketError::NoRoute),
+            let is_local = address.ip().is_loopback() || from.ip().is_loopback();
+            let is_there = || is_up && !is_local && site.next_hop(address).is_some();
+            match site.is_ourselves(address) || is_there() {
+                true => Ok(()),
+                false => Err(SocketError::NoRoute),
             }
         })?;
-        let turn = || self.turn.fetch_add(1, Ordering::Relaxed) % self.worlds.len();
-        let world = &self.worlds[interface.unwrap_or_else(turn)];
+        let (local, remote) = (Endpoint::new(from, local.port()), remote.into());
+        let group = interface.unwrap_or_else(|| self.opening_group(Flow { local, remote }));
+        let world = &self.worlds[group];
         let request_id = world.socket_table().new_request();
-        world.command(Command::Open {
+        world.command(Command::Open(WaitingOpen {
             request_id,
-            remote: remote.into(),
-        });
+            local,
+            remote,
+        }));
         Ok(Connecting {
             world: Arc::clone(world),
             request_id,
@@ -192,6 +254,30 @@ impl Sockets {
             watched: poller::Watched::default(),
             opened: None,
         })
+    }
+
+    /// Which of several groups opens a connection: the one that has its flow, or, as long as its port
+    /// is not known, the one whose turn it is.
+    fn opening_group(&self, flow: Flow) -> usize {
+        let count = self.worlds.len();
+        match flow.local.port {
+            0 => self.turn.fetch_add(1, Ordering::Relaxed) % count,
+            _ => Grouping::new(&self.world().keys, count as u16)
+                .group(&flow)
+                .into(),
+        }
+    }
+
+    /// As [`Sockets::connect`], from `local` as [`Sockets::begin_connect_from`] has it.
+    ///
+    /// # Errors
+    /// As [`Sockets::begin_connect_from`] and [`Connecting::try_finish`].
+    pub fn connect_from(
+        &self,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Result<TcpStream, SocketError> {
+        self.begin_connect_from(local, remote)?.finish()
     }
 
     /// Opens a connection, and waits until it is established.
@@ -264,6 +350,7 @@ impl From<EndReason> for SocketError {
             EndReason::TimedOut => SocketError::TimedOut,
             EndReason::Unreachable => SocketError::Unreachable,
             EndReason::Aborted => SocketError::Aborted,
+            EndReason::AddressLost => SocketError::AddressLost,
         }
     }
 }
@@ -720,7 +807,7 @@ debug_as_flow! {
 impl core::fmt::Debug for Sockets {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Sockets")
-            .field("address", &self.world().address)
+            .field("address", &self.world().v4().address)
             .finish_non_exhaustive()
     }
 }

@@ -407,6 +407,7 @@ impl Builder {
         };
         let worlds = groups.iter().map(|group| Arc::clone(&group.world));
         Ok(Stack {
+            clock,
             sockets: Sockets::over(worlds.collect()),
             groups,
         })
@@ -486,6 +487,7 @@ pub(crate) fn random() -> std::io::Result<[u64; 2]> {
 /// A running stack. Dropping it ends its threads and resets its connections, as [`Stack::shutdown`]
 /// does; [`Stack::close`] ends them in order.
 pub struct Stack {
+    clock: Clock,
     sockets: Sockets,
     groups: Vec<Running>,
 }
@@ -551,6 +553,11 @@ impl Stack {
     #[cfg(feature = "kill")]
     pub fn kill_replica(&self, replica: usize) {
         self.groups[0].threads.kill(replica);
+    }
+
+    /// The age of the stack, by the clock that its [`PacketInfo`](crate::PacketInfo) has.
+    pub fn now(&self) -> Instant {
+        self.clock.now()
     }
 
     /// The sockets, to be handed to other threads.
@@ -677,7 +684,7 @@ impl Drop for Stack {
 impl core::fmt::Debug for Stack {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Stack")
-            .field("address", &self.groups[0].world.address)
+            .field("address", &self.groups[0].world.v4().address)
             .field("groups", &self.groups.len())
             .finish_non_exhaustive()
     }

@@ -83,6 +83,8 @@ pub struct PumpStats {
     pub requests: u64,
     /// Frames too short, or with fields that contradict each other.
     pub malformed: u64,
+    /// Frames that we sent to ourselves and that came back without having left.
+    pub looped: u64,
     /// Frames for somebody else.
     pub not_ours: u64,
     /// Frames from addresses that no single host has, or that are ours.
@@ -121,10 +123,12 @@ pub struct PumpStats {
     pub neighbor_messages: u64,
     /// Addresses of IPv6 that were another host's already (RFC 4862 section 5.4).
     pub duplicate_addresses: u64,
-    /// Segments of IPv6 for addresses that are not ours.
+    /// Segments for addresses that are not ours: of IPv6, or of an address of IPv4 that was.
     pub foreign: u64,
     /// Echo requests answered.
     pub echo: u64,
+    /// Echo replies.
+    pub echo_replies: u64,
     /// ICMP errors about segments and datagrams of ours.
     pub network_errors: u64,
     /// Answers of ours that found the control queue full.
@@ -147,7 +151,7 @@ pub struct PumpStats {
 impl PumpStats {
     /// What was looked at: frames, what was put together from them, and what was taken out of them.
     pub const fn inputs(&self) -> u64 {
-        self.frames + self.reassembled + self.pieces
+        self.frames + self.looped + self.reassembled + self.pieces
     }
 
     /// What some counter accounts for: all of [`inputs`](Self::inputs).
@@ -166,9 +170,11 @@ impl PumpStats {
             arp,
             neighbor_messages,
             echo,
+            echo_replies,
             network_errors,
             // Counted besides: what a frame led to, and what is no frame.
             frames: _,
+            looped: _,
             pieces: _,
             conflicts: _,
             duplicate_addresses: _,
@@ -190,7 +196,7 @@ impl PumpStats {
             rebalanced: _,
         } = *self;
         let known = segments + datagrams + no_port + fragments + arp + echo + network_errors;
-        let known = known + neighbor_messages;
+        let known = known + neighbor_messages + echo_replies;
         known + split + unsplit + malformed + not_ours + martians + unknown
     }
 }
@@ -249,8 +255,8 @@ sums! {
         resets_withheld challenges_withheld opened closed ignored_errors time_wait_evicted panicked migrated_out migrated_in migration_declined
         dropped_while_migrating datagrams
         bad_datagrams no_socket queue_full sent_datagrams;
-    PumpStats: frames segments runs requests malformed not_ours martians unknown datagrams split pieces unsplit no_port
-        unresolved fragments reassembled bad_fragments reports reports_limited arp conflicts neighbor_messages duplicate_addresses foreign echo
+    PumpStats: frames looped segments runs requests malformed not_ours martians unknown datagrams split pieces unsplit no_port
+        unresolved fragments reassembled bad_fragments reports reports_limited arp conflicts neighbor_messages duplicate_addresses foreign echo echo_replies
         network_errors control_dropped log_full helped neighbor_moves_rejected deferred forwarded deferred_dropped rebalanced;
     MembershipStats: active joined left failed repaired parked unparked undecided;
     EffectStats: prepared stored_ahead deliveries delivered_bytes frames sent_bytes diverged stolen requests;

@@ -87,10 +87,10 @@ impl Sockets {
         verdict: Verdict,
         cx: &mut Cx<'_, S>,
     ) {
-        let (digest, Body::Datagrams { lens }) = (&request.digest, &request.body) else {
+        let (digest, Body::Datagrams { lens: all }) = (&request.digest, &request.body) else {
             return;
         };
-        let count = u32::from(digest.count).min(lens.len() as u32);
+        let count = u32::from(digest.count).min(all.len() as u32);
         let good = verdict & digest.all_good();
         cx.stats.datagrams += u64::from(count);
         cx.stats.bad_datagrams += u64::from(count.saturating_sub(good.count_ones()));
@@ -101,29 +101,22 @@ impl Sockets {
         if digest.bits & Digest::PROGRESS != 0 {
             socket.read_low(digest.app_read);
         }
-        let most = socket.app_read + u64::from(cx.limits.udp_receive_buffer);
+        let lens = &all[..count as usize];
+        let has_more = digest.bits & Digest::INFO != 0;
         let offset = socket.queued;
-        let mut take = 0;
-        for (i, len) in lens.iter().enumerate().take(count as usize) {
-            if good & 1 << i == 0 {
-                continue;
-            }
-            let end = socket.queued + record::len(*len);
-            if end <= most {
-                take |= 1 << i;
-                socket.queued = end;
-            } else {
-                cx.stats.queue_full += 1;
-            }
-        }
+        let take = match has_more {
+            false => socket.take::<0, S>(lens, good, cx),
+            true => socket.take::<{ record::MORE as u64 }, S>(lens, good, cx),
+        };
         if take != 0 {
             cx.out.push(Effect::Queue(Queue {
                 socket: socket.id,
                 take,
-                lens: *lens,
+                lens: *all,
                 offset,
                 end: socket.queued,
                 delivery: socket.delivery,
+                arrived: has_more.then_some(digest.now),
             }));
             socket.delivery += 1;
         }
@@ -234,6 +227,27 @@ impl Sockets {
 }
 
 impl Socket {
+    /// Takes datagrams of these lengths into the queue, as far as they are good and there is room.
+    /// Each takes so many bytes more than its record. Returns which, a bit each.
+    #[inline(always)]
+    fn take<const MORE: u64, S>(&mut self, lens: &[u16], good: Verdict, cx: &mut Cx<'_, S>) -> u16 {
+        let most = self.app_read + u64::from(cx.limits.udp_receive_buffer);
+        let mut take = 0;
+        for (i, len) in lens.iter().enumerate() {
+            if good & 1 << i == 0 {
+                continue;
+            }
+            let end = self.queued + record::len(*len) + MORE;
+            if end <= most {
+                take |= 1 << i;
+                self.queued = end;
+            } else {
+                cx.stats.queue_full += 1;
+            }
+        }
+        take
+    }
+
     /// Takes over the low half of the application's cursor.
     fn read_low(&mut self, low: u32) {
         let step = low.wrapping_sub(self.app_read as u32);

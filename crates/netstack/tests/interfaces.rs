@@ -342,12 +342,28 @@ fn a_group_is_heard_on_the_interface_that_was_named() {
 }
 
 #[test]
-fn what_cannot_be_joined_is_refused() {
-    let fixture = Fixture::new(VariantKind::Single);
-    for net in [1, 2] {
-        let to = fixture.sockets().begin_connect(at(true, net, 1));
-        assert_eq!(to.unwrap_err(), SocketError::Ourselves);
+fn the_stack_reaches_itself_at_the_address_of_any_interface() {
+    for kind in VariantKind::ALL.iter().copied() {
+        let mut fixture = Fixture::new(kind);
+        let sockets = fixture.sockets();
+        let listener = sockets.listen(PORT, 8).unwrap();
+        let mut udp = sockets.bind_udp(PORT).unwrap();
+        let own = [true, false].map(|is_v4| [1, 2].map(|net| at(is_v4, net, 1)));
+        let local = ["127.0.0.1:7", "[::1]:7"].map(|local| local.parse().unwrap());
+        for to in own.into_iter().flatten().chain(local) {
+            let mut here = fixture.connect(&sockets, to).unwrap();
+            let (mut there, from) = listener.try_accept().unwrap();
+            assert_eq!(from.ip(), to.ip(), "{kind}");
+            fixture.check([&mut here, &mut there]);
+            udp.try_send_to(b"hello", to).unwrap();
+            fixture.turn();
+            assert_eq!(udp.try_recv_from(&mut [0; 8]), Ok((5, to)), "{kind}");
+        }
     }
+}
+
+#[test]
+fn what_cannot_be_joined_is_refused() {
     assert!(interfaces::join([]).is_err());
     assert!(interfaces::join([setup(1, 1), setup(1, 1)]).is_err());
     assert!(interfaces::join((0..65).map(|net| setup(net, 1))).is_err());

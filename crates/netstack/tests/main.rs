@@ -1,11 +1,13 @@
 //! Tests of the stack as its users see it: whole stacks, by hand and on threads.
 
+mod addresses;
 mod autoscale;
 mod between;
 mod by_hand;
 mod clients;
 mod close;
 mod config;
+mod echo;
 mod framed;
 mod groups;
 mod idle;
@@ -14,9 +16,12 @@ mod interfaces;
 mod ipv6;
 mod joining;
 mod late;
+mod local_ends;
 mod locked;
+mod loopback;
 mod migration;
 mod multicast;
+mod packet_info;
 mod pipelined;
 mod poller;
 mod router;

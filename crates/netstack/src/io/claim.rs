@@ -106,10 +106,26 @@ impl Claimer {
                 0
             }
         };
+        let claimed = match self.world.has_detours() {
+            true => self.unless_down(claimed, batch),
+            false => claimed,
+        };
         self.held += claimed;
         self.claimed += claimed as u64;
         self.mark.answer(&*self.rx, self.claimed);
         claimed
+    }
+
+    /// Gives the last `claimed` frames of `batch` back if an application has set the link down.
+    /// Returns how many are left of them.
+    #[cold]
+    fn unless_down(&mut self, claimed: usize, batch: &mut Vec<Frame>) -> usize {
+        if !self.world.is_link_down() {
+            return claimed;
+        }
+        let mut dropped = batch.split_off(batch.len() - claimed);
+        self.rx.release(&mut dropped);
+        0
     }
 
     /// Whether so many frames are held that the device may have none left.

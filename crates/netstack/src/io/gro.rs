@@ -149,6 +149,27 @@ impl Parser {
 
     /// Passes what is in `batch` to `found`. Returns how many segments for us that is.
     pub(crate) fn parse(&mut self, world: &World, batch: &Batch, found: &mut impl Found) -> u64 {
+        self.parse_by(segment_for, world, batch, found)
+    }
+
+    /// The same of frames that we sent to ourselves. A parser of these parses no others.
+    pub(crate) fn parse_looped(
+        &mut self,
+        world: &World,
+        batch: &Batch,
+        found: &mut impl Found,
+    ) -> u64 {
+        self.parse_by(looped_segment, world, batch, found)
+    }
+
+    #[inline(always)]
+    fn parse_by(
+        &mut self,
+        segment_for: impl Fn(&World, &Frame) -> Option<(wire::Tcp, [u8; 6])>,
+        world: &World,
+        batch: &Batch,
+        found: &mut impl Found,
+    ) -> u64 {
         let frames = &batch[..];
         let mut segments = 0;
         let mut at = 0;
@@ -259,15 +280,24 @@ impl Parser {
 fn segment_for(world: &World, frame: &Frame) -> Option<(wire::Tcp, [u8; 6])> {
     let bytes = frame.bytes();
     let (src, dst) = wire::link(bytes)?;
+    let own = world.v4();
     let is_refused = dst != world.mac
         || src[0] & 1 != 0
-        || wire::ends_v4(bytes).is_some_and(|ends| world.site.is_martian(ends));
+        || wire::ends_v4(bytes).is_some_and(|ends| own.is_martian(ends));
     match wire::parse(bytes) {
-        Ok(Packet::Tcp(tcp))
-            if !is_refused && (tcp.dst == world.site.address || may_be_for_us(&tcp)) =>
-        {
+        Ok(Packet::Tcp(tcp)) if !is_refused && (tcp.dst == own.address || may_be_for_us(&tcp)) => {
             Some((tcp, src))
         }
+        _ => None,
+    }
+}
+
+/// As [`segment_for`], of a frame that we sent to ourselves. Who publishes it knows whether it is
+/// for us.
+fn looped_segment(_: &World, frame: &Frame) -> Option<(wire::Tcp, [u8; 6])> {
+    let (src, _) = wire::link(frame.bytes())?;
+    match wire::parse(frame.bytes()) {
+        Ok(Packet::Tcp(tcp)) => Some((tcp, src)),
         _ => None,
     }
 }

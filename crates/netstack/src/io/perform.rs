@@ -6,6 +6,7 @@
 mod datagrams;
 mod frames;
 
+use crate::error::SocketError;
 use crate::io::Payload;
 use crate::io::rx::migration::MigrationProgress;
 use crate::io::stream::{AppRequest, StreamRef};
@@ -163,7 +164,7 @@ pub(crate) fn notify(world: &World, effect: &Effect, stats: &mut EffectStats) {
             flow,
         } => {
             let answer = if conn == ConnId::NONE {
-                OpenResult::NoRoom
+                OpenResult::Failed(SocketError::NoRoom)
             } else {
                 OpenResult::Opened {
                     stream: world.streams.handle(conn),
@@ -171,6 +172,9 @@ pub(crate) fn notify(world: &World, effect: &Effect, stats: &mut EffectStats) {
                 }
             };
             world.complete_open(request_id, answer);
+        }
+        Effect::PortTaken { request_id } => {
+            world.complete_open(request_id, OpenResult::Failed(SocketError::PortTaken));
         }
         Effect::MigrationReserved { request_id, conn } => {
             world.report_migration(MigrationProgress::Reserved { request_id, conn })

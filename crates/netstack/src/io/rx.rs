@@ -5,9 +5,12 @@
 //! parsed; ARP, ICMP, fragments, datagrams and commands are handled here. The transmit pump is
 //! [`TxPump`](crate::io::tx::TxPump).
 
+pub(crate) mod addresses;
 mod arp;
 mod commands;
 mod datagrams;
+mod echo;
+mod loopback;
 pub(crate) mod migration;
 mod multicast;
 mod ndp;
@@ -25,13 +28,13 @@ use crate::groups::classify;
 use crate::io::claim::ClaimMark;
 use crate::io::gro::{Found, OpenRun, Parser};
 use crate::io::record::{Entry, Recorder, Written};
-use crate::io::world::{OpenResult, World};
+use crate::io::world::World;
 use crate::io::{Batch, FrameRecycler, Run};
 use crate::ip::identification::Identifications;
 use crate::ip::neighbor::{Neighbors, WaitingOpen};
 use crate::ip::rate_limit::RateLimit;
 use crate::ip::reassembly::{Reassembly, ReassemblyLimits};
-use crate::ip::route::{AddressKind, Site};
+use crate::ip::route::Site;
 use crate::keys::{Domain, Keys};
 use crate::log::request::{
     Address, Body, ConnId, Digest, Flow, GroupIndex, Mac, NetworkError, Request, Verdict,
@@ -42,7 +45,10 @@ use crate::seqnum::SeqNum;
 use crate::state::demux::Grouping;
 use crate::stats::PumpStats;
 use crate::time::Instant;
+use commands::UNREACHABLE;
 use datagrams::Datagrams;
+use echo::Echoes;
+use loopback::Loopback;
 use migration::Migrations;
 pub(crate) use receiver::Receiver;
 
@@ -105,9 +111,11 @@ pub(crate) struct RxPump {
     pub(crate) recycler: FrameRecycler,
     /// Parses datagrams that are reassembled, and all batches where one thread takes every step.
     parser: Parser,
+    loopback: Loopback,
     /// Frames of a batch that are no segments for us; empty between batches.
     others: Vec<u8>,
     datagrams: Datagrams,
+    echoes: Echoes,
     hints: HashMap<Flow, ConnId>,
     /// How often `hints` changed.
     hints_version: u64,
@@ -133,6 +141,8 @@ pub(crate) struct RxPump {
     /// The number of frames that must be sent before the place of the first of them is free, once
     /// known.
     numbered: Option<u64>,
+    /// Connections of addresses that are not ours any more.
+    lost: VecDeque<ConnId>,
     /// Closed connections whose socket still exists.
     lingering: HashSet<ConnId>,
     /// The time as last published.
@@ -180,8 +190,10 @@ impl RxPump {
             stores_ahead: false,
             recycler: FrameRecycler::default(),
             parser: Parser::new(),
+            loopback: Loopback::default(),
             others: Vec::new(),
             datagrams: Datagrams::default(),
+            echoes: Echoes::default(),
             hints: HashMap::new(),
             hints_version: 0,
             over: HashSet::new(),
@@ -192,6 +204,7 @@ impl RxPump {
             opens: VecDeque::new(),
             closing: VecDeque::new(),
             numbered: None,
+            lost: VecDeque::new(),
             lingering: HashSet::new(),
             published_time: Instant::ZERO,
             sent: 0,
@@ -392,6 +405,10 @@ impl RxPump {
             if update.open {
                 if !self.over.remove(&update.conn) && !self.migration.begins(&update.flow) {
                     self.hints.insert(update.flow, update.conn);
+                    // It may have begun before the address was lost.
+                    if self.is_lost(update.flow.local.address) {
+                        self.find_lost_connections();
+                    }
                 }
             } else if self.hints.get(&update.flow) == Some(&update.conn) {
                 self.hints.remove(&update.flow);
@@ -413,8 +430,7 @@ impl RxPump {
             self.turn_v6(now, log);
         }
         for overdue in self.overdue(now) {
-            self.world
-                .complete_open(overdue.request_id, OpenResult::Unreachable);
+            self.world.complete_open(overdue.request_id, UNREACHABLE);
             done += 1;
         }
         while log.room() > 0 {
@@ -439,6 +455,9 @@ impl RxPump {
             done += 1;
         }
         done += self.poll_sockets(now, log);
+        if !self.world.mailbox.looped.is_empty() {
+            done += self.take_looped(now, log);
+        }
         done + self.advance_migrations(now, log)
     }
 
@@ -471,6 +490,9 @@ impl RxPump {
             }
             return;
         }
+        if !self.site.has_v4() {
+            return;
+        }
         let mut frame = wire::arp_frame(own, self.site.address, None, address);
         if let Some(mac) = mac {
             wire::set_link_dst(&mut frame, mac);
@@ -501,16 +523,20 @@ impl RxPump {
     /// Parses a batch and publishes its runs as they end; then handles its other frames. Requires
     /// room for as many requests as there are frames, and one.
     fn parse_and_publish(&mut self, now: Instant, batch: &Batch, log: &mut impl Log) {
-        let world = Arc::clone(&self.world);
-        // They are put back below: the pump is lent while they are used.
-        let mut parser = core::mem::take(&mut self.parser);
-        let mut publishing = RunPublisher {
-            pump: self,
-            now,
-            log: &mut *log,
-        };
-        self.stats.segments += parser.parse(&world, batch, &mut publishing);
-        self.parser = parser;
+        if self.is_looping() {
+            self.stats.segments += self.parse_looped(now, batch, log);
+        } else {
+            let world = Arc::clone(&self.world);
+            // They are put back below: the pump is lent while they are used.
+            let mut parser = core::mem::take(&mut self.parser);
+            let mut publishing = RunPublisher {
+                pump: self,
+                now,
+                log: &mut *log,
+            };
+            self.stats.segments += parser.parse(&world, batch, &mut publishing);
+            self.parser = parser;
+        }
         if !self.others.is_empty() {
             let mut others = core::mem::take(&mut self.others);
             for index in others.drain(..) {
@@ -536,7 +562,7 @@ impl RxPump {
             self.stats.not_ours += 1;
             return;
         }
-        if src[0] & 1 != 0 || wire::ends_v4(bytes).is_some_and(|ends| self.site.is_martian(ends)) {
+        if src[0] & 1 != 0 || wire::ends_v4(bytes).is_some_and(|ends| self.is_martian(ends)) {
             self.stats.martians += 1;
             return;
         }
@@ -552,7 +578,7 @@ impl RxPump {
         (batch, index): (&Batch, usize),
         log: &mut impl Log,
     ) {
-        let ours = |address| self.site.classify(address) == AddressKind::Local && !broadcast;
+        let ours = |address| self.is_ours(address) && !broadcast;
         match wire::parse(batch[index].bytes()) {
             Ok(Packet::TcpError(error)) if ours(error.dst) => {
                 self.network_error(now, &error, log);
@@ -583,7 +609,7 @@ impl RxPump {
             (true, [3 | 11 | 12, _]) | (false, [1 | 3 | 4, _]) => NetworkError::Unreachable,
             _ => return,
         };
-        if self.site.classify(error.local.address) != AddressKind::Local {
+        if !self.is_ours(error.local.address) {
             return;
         }
         let (local, remote) = (error.local, error.remote);
@@ -622,7 +648,7 @@ impl RxPump {
                 conn
             }
         };
-        if conn == ConnId::NONE && (self.group.count > 1 || !flow.local.address.is_v4()) {
+        if conn == ConnId::NONE {
             if self.is_foreign(&flow) {
                 self.stats.foreign += u64::from(request.digest.count);
                 return self.recycler.put(run);

@@ -3,17 +3,22 @@
 //! Nothing here is protocol state. The queues are the few places where several threads meet; none
 //! of them is on the path of a data frame.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use dominoes::EventCount;
-use dominoes_drivers::{DeviceError, Frame, Waker};
+use dominoes_drivers::split::Target;
+use dominoes_drivers::{DeviceError, Frame, RxChecksum, RxMeta, TxFrame, Waker};
 
 use crate::config::{Limits, Settings, Tuning};
+use crate::error::SocketError;
 use crate::groups::balance::Load;
+use crate::groups::classify;
 use crate::groups::migrated_flows::MigratedFlows;
+use crate::io::echo::EchoQueues;
+use crate::io::rx::addresses::InterfaceChange;
 use crate::io::rx::migration::{MigrationMessage, MigrationProgress};
 use crate::io::stream::{AppRequest, Handle, StreamRef, StreamTable, Streams};
 use crate::io::tx::TxRing;
@@ -22,27 +27,33 @@ use crate::io::udp_queues::{Bindings, Queues};
 use crate::io::units::{UnitQueue, UnitWork};
 use crate::io::view::View;
 use crate::ip::multicast::Member;
-use crate::ip::route::Site;
+use crate::ip::neighbor::WaitingOpen;
+use crate::ip::route::{PlaceV4, Site};
 use crate::ip::v6::Place;
 use crate::keys::{Domain, Keys};
 use crate::log::effect::Effect;
 use crate::log::request::{ConnId, Flow};
-use crate::packet::flow::{Address, Endpoint, Families};
+use crate::packet::flow::{Address, Binding, Endpoint, Families};
 #[cfg(feature = "testkit")]
 use crate::state::apply::Replica;
+use crate::state::demux::Grouping;
 use crate::stats::StackStats;
+
+/// Some frames come back to us.
+const LOOPED: u8 = 1;
+/// An application has set the link down.
+const LINK_DOWN: u8 = 2;
+/// Frames to ourselves that may wait for a group.
+const MOST_LOOPED: usize = 1024;
 
 /// A command of an application to the protocol, besides advancing its cursors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Command {
-    Open {
-        request_id: u64,
-        remote: Endpoint,
-    },
+    Open(WaitingOpen),
     Listen {
         port: u16,
         backlog: u16,
-        families: Families,
+        binding: Binding,
     },
     Accepted {
         port: u16,
@@ -54,16 +65,27 @@ pub(crate) enum Command {
     Bind {
         socket: ConnId,
         port: u16,
-        /// Whose datagrams it takes; `None`: nobody's, since it is bound to another interface.
-        families: Option<Families>,
+        /// Which datagrams it takes; `None`: none, since it is bound to another interface.
+        binding: Option<Binding>,
     },
     Connect {
         socket: ConnId,
         remote: Option<Endpoint>,
     },
+    /// Whether a socket wants to know more of datagrams.
+    Info {
+        socket: ConnId,
+        wants_info: bool,
+    },
     Unbind {
         socket: ConnId,
     },
+    /// An echo socket has requests to send.
+    Echo {
+        ident: u16,
+    },
+    /// An interface gets or loses an address, or its link.
+    Interface(InterfaceChange),
     /// A socket listens to a group, or does not any more.
     Member {
         member: Member<ConnId>,
@@ -83,8 +105,7 @@ pub(crate) struct HintUpdate {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum OpenResult {
     Opened { stream: Handle, flow: Flow },
-    NoRoom,
-    Unreachable,
+    Failed(SocketError),
 }
 
 /// What a connection begins with.
@@ -153,6 +174,8 @@ pub(crate) struct SocketTable {
     pub(crate) listeners: HashMap<u16, AcceptQueue>,
     /// The sockets bound to UDP ports.
     pub(crate) bindings: Bindings,
+    /// The queues of echo sockets, by their identifiers.
+    pub(crate) echoes: HashMap<u16, Arc<EchoQueues>>,
     /// The latest error of the device.
     pub(crate) device_error: Option<DeviceError>,
     /// Our place in IPv6, as the first group last knew it; of several interfaces, that of each by
@@ -192,6 +215,8 @@ type StreamDimensions = [usize; 4];
 pub(crate) struct Mailbox {
     /// Connections whose flag is raised; each at most once.
     pub(crate) dirty: ArrayQueue<ConnId>,
+    /// Frames that we sent to ourselves.
+    pub(crate) looped: SegQueue<Frame>,
     /// What other groups have to say.
     pub(crate) messages: SegQueue<MigrationMessage>,
     /// The same, if there is no room: connections that have moved may have left an entry behind.
@@ -318,10 +343,12 @@ impl StackShared {
         let table = self.socket_table();
         let queues: Vec<_> = table.listeners.values().map(|q| q.news.clone()).collect();
         let opens: Vec<_> = table.open_events.values().cloned().collect();
+        let echoes: Vec<_> = table.echoes.values().cloned().collect();
         drop(table);
         self.socket_table_changed.notify_all();
         queues.iter().for_each(|news| news.event.notify_all());
         opens.iter().for_each(|event| event.notify_all());
+        echoes.iter().for_each(|queues| queues.event.notify_all());
     }
 }
 
@@ -346,8 +373,7 @@ pub(crate) struct World {
     #[cfg(feature = "framed")]
     pub(crate) workers: usize,
     pub(crate) mac: [u8; 6],
-    pub(crate) address: Address,
-    /// Without IPv6, where our place changes; see [`World::with_site`].
+    /// As it was at the start, without IPv6; our place changes, see [`World::with_site`].
     pub(crate) site: Site,
     /// What ports are chosen by, and a random number of this start of the stack for that.
     pub(crate) keys: Keys,
@@ -387,6 +413,10 @@ pub(crate) struct World {
     #[cfg(feature = "framed")]
     pub(crate) units: UnitQueue,
     pub(crate) down: AtomicBool,
+    /// Our place in IPv4, as [`PlaceV4::to_bits`] has it.
+    v4: AtomicU64,
+    /// What keeps frames from going to the device: [`LOOPED`], [`LINK_DOWN`].
+    detours: AtomicU8,
     /// The device took no frame when it was last offered some: it is down or gone.
     device_refuses: AtomicBool,
     /// Nothing begins any more.
@@ -478,11 +508,12 @@ impl World {
         waker: Waker,
         (shared, group): (Arc<StackShared>, u16),
     ) -> World {
-        let address = site.address;
+        let v4 = site.v4().to_bits();
         let (_, row) = shared.streams_for(&limits, delivery_slots);
         let row = row.clone();
         let mailbox = Arc::new(Mailbox {
             dirty: ArrayQueue::new(2 * limits.connections as usize),
+            looped: SegQueue::new(),
             messages: SegQueue::new(),
             overflow: SegQueue::new(),
             waker,
@@ -496,7 +527,6 @@ impl World {
             #[cfg(feature = "framed")]
             workers: 1,
             mac,
-            address,
             site,
             keys: Keys::default(),
             salt: 0,
@@ -520,6 +550,8 @@ impl World {
             #[cfg(feature = "framed")]
             units: UnitQueue::new(),
             down: AtomicBool::new(false),
+            v4: AtomicU64::new(v4),
+            detours: AtomicU8::new(0),
             device_refuses: AtomicBool::new(false),
             closing: AtomicBool::new(false),
         }
@@ -532,21 +564,47 @@ impl World {
     /// What `ask` says of our place in the network now.
     pub(crate) fn with_site<T>(&self, ask: impl FnOnce(&Site) -> T) -> T {
         // Nothing is said of IPv6 before the first group knows something.
-        if self.shared.v6_version() == 0 {
+        match self.shared.v6_version() {
+            0 => self.with_site_v4(ask),
+            _ => self.with_site_v4(|site| {
+                let mut site = site.clone();
+                site.v6 = self.v6();
+                ask(&site)
+            }),
+        }
+    }
+
+    /// As [`World::with_site`], of how we are placed for `address`: for that of IPv4 nothing is
+    /// locked.
+    pub(crate) fn with_site_for<T>(&self, address: Address, ask: impl FnOnce(&Site) -> T) -> T {
+        match address.is_v4() {
+            true => self.with_site_v4(ask),
+            false => self.with_site(ask),
+        }
+    }
+
+    /// As [`World::with_site`], without IPv6.
+    fn with_site_v4<T>(&self, ask: impl FnOnce(&Site) -> T) -> T {
+        let now = self.v4();
+        if now == self.site.v4() {
             return ask(&self.site);
         }
         let mut site = self.site.clone();
-        site.v6 = self.v6();
+        (site.address, site.prefix) = (now.address, now.prefix);
         ask(&site)
     }
 
-    /// As [`World::with_site`], of how we are placed for `address`: of IPv4 that never changes, and
-    /// nothing is locked.
-    pub(crate) fn with_site_for<T>(&self, address: Address, ask: impl FnOnce(&Site) -> T) -> T {
-        match address.is_v4() {
-            true => ask(&self.site),
-            false => self.with_site(ask),
-        }
+    /// Our place in IPv4 now.
+    #[inline(always)]
+    pub(crate) fn v4(&self) -> PlaceV4 {
+        // ORDERING: Relaxed: one word says all, and what is parsed by an older one is looked at
+        // again when it is published.
+        PlaceV4::of_bits(self.v4.load(Ordering::Relaxed))
+    }
+
+    /// Our place in IPv4 is this from now on.
+    pub(crate) fn set_v4(&self, place: PlaceV4) {
+        self.v4.store(place.to_bits(), Ordering::Relaxed);
     }
 
     /// The number of our interface, where there are several.
@@ -574,13 +632,14 @@ impl World {
         self.shared.set_v6(self.interface(), place);
     }
 
-    /// Our address as sockets say it that are bound to none: that of IPv4, or `::` where that is
-    /// not meant; 0.0.0.0 where we have several.
-    pub(crate) fn local_address(&self, families: Families) -> Address {
-        match families {
-            Families::V6 => Address::v6([0; 16]),
-            _ if self.shared.has_interfaces => Address::UNSPECIFIED,
-            _ => self.address,
+    /// Our address as sockets say it: the one that they are bound to; of those that are bound to
+    /// none that of IPv4, or `::` where that is not meant; 0.0.0.0 where we have several.
+    pub(crate) fn local_address(&self, binding: Binding) -> Address {
+        match (binding.address, binding.families) {
+            (Some(address), _) => address,
+            (None, Families::V6) => Address::v6([0; 16]),
+            (None, _) if self.shared.has_interfaces => Address::UNSPECIFIED,
+            (None, _) => self.v4().address,
         }
     }
 
@@ -633,6 +692,78 @@ impl World {
     /// Tells the pump that there is something in a queue.
     pub(crate) fn wake_pump(&self) {
         self.mailbox.wake();
+    }
+
+    /// From now on frames to our own link-layer address come back to us. To be called before the
+    /// first of them is numbered.
+    pub(crate) fn enable_loopback(&self) {
+        // ORDERING: Relaxed: who sends a frame has seen what numbered it, and so this.
+        self.detours.fetch_or(LOOPED, Ordering::Relaxed);
+    }
+
+    /// The link is up or down from now on, as an application has it. While it is down, frames go
+    /// neither way.
+    pub(crate) fn set_link_up(&self, is_up: bool) {
+        // ORDERING: Relaxed, a frame may go in either order.
+        match is_up {
+            true => self.detours.fetch_and(!LINK_DOWN, Ordering::Relaxed),
+            false => self.detours.fetch_or(LINK_DOWN, Ordering::Relaxed),
+        };
+    }
+
+    /// Whether an application has set the link down.
+    #[inline]
+    pub(crate) fn is_link_down(&self) -> bool {
+        self.detours.load(Ordering::Relaxed) & LINK_DOWN != 0
+    }
+
+    /// Whether a frame is one that comes back to us.
+    #[inline]
+    pub(crate) fn comes_back(&self, frame: &TxFrame<'_>) -> bool {
+        let detours = self.detours.load(Ordering::Relaxed);
+        detours & LOOPED != 0 && frame.head.starts_with(&self.mac)
+    }
+
+    /// Whether some frames do not go to the device.
+    #[inline]
+    pub(crate) fn has_detours(&self) -> bool {
+        // ORDERING: as above.
+        self.detours.load(Ordering::Relaxed) != 0
+    }
+
+    /// Gives a frame that comes back to us to the group that it is for. Returns false, and does
+    /// nothing, while that has too many.
+    pub(crate) fn loop_back(&self, frame: &TxFrame<'_>) -> bool {
+        let bytes = [frame.head, frame.payload].concat();
+        let mailboxes = &self.shared.mailboxes;
+        let is_divided = mailboxes.len() > 1 && !self.shared.has_interfaces;
+        let target = is_divided.then(|| {
+            let grouping = Grouping::new(&self.keys, mailboxes.len() as u16);
+            classify::target(&grouping, &self.shared.migrated, &bytes)
+        });
+        let give = |mailbox: &Mailbox, bytes: Vec<u8>| {
+            let len = bytes.len();
+            let mut looped = Frame::from_buffer(bytes.into(), 0, len, RxMeta::default());
+            // It never crosses a wire, and its checksum may not even be complete.
+            looped.meta.checksum = RxChecksum::Valid;
+            looped.meta.gso = frame.meta.gso;
+            mailbox.looped.push(looped);
+            mailbox.wake();
+        };
+        match target {
+            Some(Target::All) => {
+                let mailboxes = mailboxes.iter().filter_map(OnceLock::get);
+                mailboxes.for_each(|mailbox| give(mailbox, bytes.clone()));
+            }
+            Some(Target::One(group)) => match self.shared.mailbox(group as u16) {
+                Some(mailbox) if mailbox.looped.len() >= MOST_LOOPED => return false,
+                Some(mailbox) => give(mailbox, bytes),
+                None => {}
+            },
+            None if self.mailbox.looped.len() >= MOST_LOOPED => return false,
+            None => give(&self.mailbox, bytes),
+        }
+        true
     }
 
     /// Leaves frames for the pump to give back.
@@ -790,10 +921,20 @@ impl World {
     }
 
     /// The device took the frames that it was offered, or refused them with an error.
+    #[inline]
     pub(crate) fn set_device_refuses(&self, refuses: bool) {
         // ORDERING: Relaxed, a hint that says when to look again.
         if self.device_refuses.load(Ordering::Relaxed) != refuses {
-            self.device_refuses.store(refuses, Ordering::Relaxed);
+            self.device_changes(refuses);
+        }
+    }
+
+    /// The device begins to refuse frames, or takes some again: then the link may be another one.
+    #[cold]
+    fn device_changes(&self, refuses: bool) {
+        self.device_refuses.store(refuses, Ordering::Relaxed);
+        if !refuses {
+            self.command(Command::Interface(InterfaceChange::Returned));
         }
     }
 
@@ -810,6 +951,7 @@ impl World {
             || !self.mailbox.dirty.is_empty()
             || !self.mailbox.overflow.is_empty()
             || !self.mailbox.messages.is_empty()
+            || !self.mailbox.looped.is_empty()
             || !self.migration_progress.is_empty()
             || !self.retired.is_empty()
             || !self.queues.dirty.is_empty()

@@ -55,6 +55,8 @@ const MAX_TRIES: u32 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WaitingOpen {
     pub(crate) request_id: u64,
+    /// Our end: an unspecified address and port 0 are chosen.
+    pub(crate) local: Endpoint,
     pub(crate) remote: Endpoint,
 }
 
@@ -320,6 +322,11 @@ impl Neighbors {
             .any(|asking| asking.next_hop == address)
     }
 
+    /// Forgets all that is known; who is asked for still is.
+    pub(crate) fn forget(&mut self) {
+        self.table.clear();
+    }
+
     /// Forgets those that were not needed for longest, if the table is full.
     fn make_room(&mut self) {
         if self.table.len() < MAX_NEIGHBORS {
@@ -462,6 +469,7 @@ mod tests {
     fn open(request_id: u64) -> WaitingOpen {
         WaitingOpen {
             request_id,
+            local: Endpoint::default(),
             remote: Endpoint::new(PEER, 80),
         }
     }

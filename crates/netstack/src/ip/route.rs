@@ -103,6 +103,9 @@ impl Site {
         if !remote.is_v4() {
             return self.v6.way(remote);
         }
+        if !self.has_v4() {
+            return None;
+        }
         let fits = |at: Address, prefix| network(remote, prefix) == network(at, prefix);
         let routed = self
             .routes
@@ -117,7 +120,9 @@ impl Site {
 
     /// Which of our addresses packets to `remote` come from. `None` if we have none yet.
     pub(crate) fn source(&self, remote: Address) -> Option<Address> {
-        if remote.is_v4() {
+        if self.is_ourselves(remote) {
+            Some(remote)
+        } else if remote.is_v4() {
             (self.address != Self::NO_V4).then_some(self.address)
         } else {
             self.v6.source(remote)
@@ -138,10 +143,15 @@ impl Site {
         if !source.is_v4() {
             return is_martian_v6(source, destination) || self.v6.has(source);
         }
-        match source.v4_bits() >> 24 {
-            0 => source.v4_bits() != 0 || destination.v4_bits() != u32::MAX,
-            127 | 224.. => true,
-            _ => self.classify(source) != AddressKind::Remote,
+        self.v4().is_martian((source, destination))
+    }
+
+    /// Our place in IPv4.
+    #[inline(always)]
+    pub(crate) const fn v4(&self) -> PlaceV4 {
+        PlaceV4 {
+            address: self.address,
+            prefix: self.prefix,
         }
     }
 
@@ -155,12 +165,14 @@ impl Site {
             && self.classify(address) != AddressKind::Broadcast
     }
 
-    /// Whether packets for `address` would come back to us (RFC 1122 section 3.2.1.3, (g)): there
-    /// is no way for them.
+    /// Whether packets for `address` come back to us (RFC 1122 section 3.2.1.3, (g)): it is ours, or
+    /// every host's own.
     pub(crate) fn is_ourselves(&self, address: Address) -> bool {
-        address == self.address && self.has_v4()
-            || address.ip().is_loopback()
-            || self.v6.has(address)
+        if address.is_v4() {
+            address == self.address || address.ip().is_loopback()
+        } else {
+            self.v6.has(address) || address.ip().is_loopback() && self.v6.is_anywhere()
+        }
     }
 
     /// Whether `address` is ours, everybody's, or somebody else's (RFC 1122 section 3.2.1.3).
@@ -172,6 +184,58 @@ impl Site {
                 _ => AddressKind::Remote,
             };
         }
+        self.v4().classify(address)
+    }
+}
+
+/// Our place in IPv4 at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PlaceV4 {
+    /// Our address; [`Site::NO_V4`] if there is none.
+    pub(crate) address: Address,
+    pub(crate) prefix: u8,
+}
+
+impl PlaceV4 {
+    /// Says [`PlaceV4::to_bits`] that there is an address.
+    const SOME: u64 = 1 << 40;
+
+    /// As a word.
+    pub(crate) fn to_bits(self) -> u64 {
+        match self.address.is_v4() {
+            true => Self::SOME | u64::from(self.prefix) << 32 | u64::from(self.address.v4_bits()),
+            false => 0,
+        }
+    }
+
+    /// That of [`PlaceV4::to_bits`].
+    #[inline(always)]
+    pub(crate) const fn of_bits(bits: u64) -> Self {
+        match bits & Self::SOME {
+            0 => PlaceV4 {
+                address: Site::NO_V4,
+                prefix: 32,
+            },
+            _ => PlaceV4 {
+                address: Address::v4(bits as u32),
+                prefix: (bits >> 32) as u8,
+            },
+        }
+    }
+
+    /// As [`Site::is_martian`], of addresses of IPv4.
+    #[inline]
+    pub(crate) fn is_martian(self, (source, destination): (Address, Address)) -> bool {
+        match source.v4_bits() >> 24 {
+            0 => source.v4_bits() != 0 || destination.v4_bits() != u32::MAX,
+            127 | 224.. => true,
+            _ => self.classify(source) != AddressKind::Remote,
+        }
+    }
+
+    /// As [`Site::classify`], of an address of IPv4.
+    #[inline]
+    fn classify(self, address: Address) -> AddressKind {
         if address == self.address {
             return AddressKind::Local;
         }

@@ -136,6 +136,11 @@ pub(crate) fn is_in(address: Address, network: Address, prefix: u8) -> bool {
 }
 
 impl Place {
+    /// Whether there is IPv6 at all.
+    pub(crate) fn is_anywhere(&self) -> bool {
+        !self.addresses.is_empty() || !self.tentative.is_empty()
+    }
+
     /// Whether it is ours, and known to be.
     pub(crate) fn has(&self, address: Address) -> bool {
         self.addresses.iter().any(|own| own.address == address)
@@ -159,8 +164,7 @@ impl Place {
     /// prefix that said so.
     pub(crate) fn way(&self, remote: Address) -> Option<(Address, u8)> {
         if remote.is_link_local() {
-            let is_there = !self.addresses.is_empty() || !self.tentative.is_empty();
-            return is_there.then_some((remote, LINK_LOCAL_PREFIX));
+            return self.is_anywhere().then_some((remote, LINK_LOCAL_PREFIX));
         }
         let near = self
             .on_link

@@ -10,6 +10,7 @@ use crate::log::request::{
     ConnId, Endpoint, Flags, Flow, MAX_DATAGRAMS, Mac, Sack, SynOptions, words,
 };
 use crate::seqnum::SeqNum;
+use crate::time::Instant;
 
 /// Takes what `apply` asks for. Write-only: nothing comes back but a mark that means something to
 /// the sink alone, so skipping it cannot change state.
@@ -71,6 +72,12 @@ pub enum Effect {
         conn: ConnId,
         /// Its ends.
         flow: Flow,
+    },
+    /// An active open failed: a listener has the port that it names, or there is a connection
+    /// between its two ends.
+    PortTaken {
+        /// Who asked.
+        request_id: u64,
     },
     /// A connection to a listening port is established and waits to be accepted.
     Accept {
@@ -190,6 +197,8 @@ pub struct Queue {
     pub end: u64,
     /// Number of this delivery, 0 on.
     pub delivery: u64,
+    /// When they came, if the socket asked for that and for the address that they were sent to.
+    pub arrived: Option<Instant>,
 }
 
 /// Frames `first_frame .. first_frame + count` of the group: datagrams to one destination, or
@@ -334,6 +343,8 @@ pub enum Event {
     Unreachable,
     /// We aborted it.
     Aborted,
+    /// Our address was taken from us.
+    AddressLost,
 }
 
 /// Numbers outgoing frames, within the room that the transmit ring is known to have.

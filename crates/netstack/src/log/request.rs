@@ -4,7 +4,7 @@
 //! an in-order run of segments needs; the [`Body`] behind it is read for the rest. Requests are
 //! plain values: no pointer, no payload byte, nothing that could differ between two replicas.
 
-pub use crate::packet::flow::{Address, Endpoint, Families, Flow, Mac};
+pub use crate::packet::flow::{Address, Binding, Endpoint, Families, Flow, Mac};
 
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
@@ -187,6 +187,8 @@ impl Digest {
     /// The run is full, and the pump holds segments already that go on right behind it: the next
     /// request has them.
     pub const FOLLOWED: u8 = 32;
+    /// The socket of these datagrams wants to know where they were sent to, and when they came.
+    pub const INFO: u8 = 64;
 
     /// A digest that carries nothing but time and credit.
     pub const fn bare(kind: Kind, now: Instant, sent: u64) -> Self {
@@ -388,8 +390,8 @@ pub enum Body {
         port: u16,
         /// Connections that may wait to be accepted.
         backlog: u16,
-        /// Whose connections are accepted.
-        families: Families,
+        /// What the listener is bound to.
+        binding: Binding,
     },
     /// The application took `accepted` connections from the port's queue so far.
     Accepted {
@@ -432,6 +434,11 @@ pub enum Body {
     },
     /// ABORT (RFC 9293 section 3.10.5).
     Abort {
+        /// The connection.
+        conn: ConnId,
+    },
+    /// The connection's own address is ours no longer.
+    Lost {
         /// The connection.
         conn: ConnId,
     },

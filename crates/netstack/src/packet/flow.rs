@@ -329,6 +329,33 @@ impl Families {
     }
 }
 
+/// What a listener or a UDP socket is bound to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+pub struct Binding {
+    /// Whose peers may use it.
+    pub families: Families,
+    /// The only address of ours that it has; `None`: all of them.
+    pub address: Option<Address>,
+}
+
+impl Binding {
+    /// Whether it takes what is sent to `local`.
+    #[inline]
+    pub fn takes(&self, local: Address) -> bool {
+        self.families.include(local) && self.address.is_none_or(|only| only == local)
+    }
+}
+
+impl From<Families> for Binding {
+    fn from(families: Families) -> Self {
+        Binding {
+            families,
+            address: None,
+        }
+    }
+}
+
 /// An Ethernet address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]

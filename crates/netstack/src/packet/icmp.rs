@@ -128,7 +128,7 @@ pub(crate) fn error_about(
     let one_host = !(from.is_unspecified()
         || from.is_broadcast()
         || from.is_multicast()
-        || from.is_loopback())
+        || from.is_loopback() && !src.ip().is_loopback())
         && link.src_addr().is_unicast();
     let is_error = ip.next_header() == sw::IpProtocol::Icmp
         && !matches!(packet.get(header_len), Some(0 | 8 | 13..=18));
@@ -167,6 +167,7 @@ pub(crate) fn parse_icmp(ip: &sw::Ipv4Packet<&[u8]>) -> Result<Packet, Malformed
     let dst = ip.dst_addr().into();
     match icmp.msg_type() {
         sw::Icmpv4Message::EchoRequest => Ok(Packet::EchoRequest { dst }),
+        sw::Icmpv4Message::EchoReply => Ok(Packet::EchoReply { dst }),
         sw::Icmpv4Message::DstUnreachable => match about_udp(ip.payload()) {
             Some(error) if icmp.verify_checksum() => Ok(Packet::UdpError { error, dst }),
             _ => Ok(Packet::Unknown),

@@ -31,6 +31,7 @@ pub(crate) fn parse(message: &[u8], src: Address, dst: Address) -> Result<Packet
     }
     match kind {
         ECHO_REQUEST => Ok(Packet::EchoRequest { dst }),
+        ECHO_REPLY => Ok(Packet::EchoReply { dst }),
         1..=4 => {
             let mtu = u32::from_be_bytes([a, b, c, d]);
             let mtu = if kind == 2 { mtu } else { 0 };
@@ -133,11 +134,13 @@ pub(crate) fn echo_reply(request: &[u8], src_mac: [u8; 6], src: Address) -> Opti
 /// about errors and redirects, and not to what is no single host. `to_group`: whether it was sent
 /// to a group, of hosts or of link-layer addresses.
 fn may_report(frame: &[u8], report: Report, to_group: bool) -> bool {
-    let Some((from, _)) = ipv6::ends(frame) else {
+    let Some((from, to)) = ipv6::ends(frame) else {
         return false;
     };
     let even_to_groups = matches!(report, Report::Problem(problem) if problem.even_to_groups);
-    let is_one_host = !from.is_unspecified() && !from.is_multicast() && !from.ip().is_loopback();
+    // Only a packet to ourselves comes from there.
+    let is_elsewhere = from.ip().is_loopback() && !to.ip().is_loopback();
+    let is_one_host = !from.is_unspecified() && !from.is_multicast() && !is_elsewhere;
     let is_error = match ipv6::walk(frame).map(|found| found.content) {
         Ok(Content::Upper {
             protocol: ICMPV6,

@@ -11,7 +11,7 @@ use std::sync::{PoisonError, RwLock};
 
 use super::{Sockets, TcpListener, TcpStream, UdpSocket, interfaces};
 use crate::error::SocketError;
-use crate::log::request::{Address, Families};
+use crate::log::request::{Address, Binding, Families};
 
 thread_local! {
     static ENTERED: RefCell<Option<Sockets>> = const { RefCell::new(None) };
@@ -88,18 +88,25 @@ impl Sockets {
         entered.or_else(default).ok_or(SocketError::NoStack)
     }
 
-    /// Checks that a socket may be bound to `address`: one of ours, or any. Says whom it is for,
-    /// and at which of several interfaces.
-    fn check_local(&self, address: IpAddr) -> Result<(Option<usize>, Families), SocketError> {
+    /// Checks that a socket may be bound to `address`: one of ours, or any. Says what it is bound
+    /// to, and at which of several interfaces.
+    pub(super) fn check_local(
+        &self,
+        address: IpAddr,
+    ) -> Result<(Option<usize>, Binding), SocketError> {
         let address = Address::from(address);
         let families = Families::bound_to(address);
         if address.is_unspecified() {
-            return Ok((None, families));
+            return Ok((None, families.into()));
         }
         let found = interfaces::with_address(self.worlds(), address);
         let index = found.ok_or(SocketError::NotOurs)?;
         let has_several = self.world().shared.has_interfaces();
-        Ok((has_several.then_some(index), families))
+        let binding = Binding {
+            families,
+            address: Some(address),
+        };
+        Ok((has_several.then_some(index), binding))
     }
 }
 
@@ -122,8 +129,9 @@ pub(super) fn each_address<T>(
 }
 
 impl TcpListener {
-    /// Listens at one of our addresses or 0.0.0.0 (RFC 1122 section 3.2.1.3), for connections of
-    /// its family, or at `::`, for both families, at a port or with 0 at one that is free, with the
+    /// Listens at one of our addresses, those of this host alone (127.0.0.1, `::1`) among them, for
+    /// connections to that address; at 0.0.0.0 (RFC 1122 section 3.2.1.3) for those of IPv4, or at
+    /// `::` for those of both families; at a port or with 0 at one that is free, with the
     /// sockets of this thread ([`Sockets::enter`]) or the default. At most 128 connections of each
     /// group wait to be accepted.
     ///
@@ -132,10 +140,7 @@ impl TcpListener {
     /// are asked of the system's resolver.
     pub fn bind(address: impl ToSocketAddrs) -> io::Result<TcpListener> {
         let sockets = Sockets::current()?;
-        each_address(address, |address| {
-            let (interface, families) = sockets.check_local(address.ip())?;
-            sockets.listen_at(interface, families, address.port(), BACKLOG)
-        })
+        each_address(address, |address| sockets.listen_on(address, BACKLOG))
     }
 }
 
@@ -164,17 +169,15 @@ impl TcpStream {
 }
 
 impl UdpSocket {
-    /// A socket at one of our addresses or 0.0.0.0 (RFC 1122 section 3.2.1.3), for datagrams of its
-    /// family, or at `::`, for both families, at a port or with 0 at one that is free, of the
+    /// A socket at one of our addresses, those of this host alone (127.0.0.1, `::1`) among them, for
+    /// datagrams to that address alone, none of groups and broadcasts; at 0.0.0.0 (RFC 1122 section
+    /// 3.2.1.3) for those of IPv4, or at `::` for those of both families; at a port or with 0 at one that is free, of the
     /// sockets of this thread ([`Sockets::enter`]) or the default.
     ///
     /// # Errors
     /// As [`Sockets::bind_udp`]; [`SocketError::NotOurs`], [`SocketError::NoStack`].
     pub fn bind(address: impl ToSocketAddrs) -> io::Result<UdpSocket> {
         let sockets = Sockets::current()?;
-        each_address(address, |address| {
-            let (interface, families) = sockets.check_local(address.ip())?;
-            sockets.bind_udp_at(interface, families, address.port())
-        })
+        each_address(address, |address| sockets.bind_udp_on(address))
     }
 }

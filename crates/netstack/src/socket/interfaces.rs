@@ -1,14 +1,170 @@
-//! Which of several interfaces a packet leaves by.
+//! The interfaces of a stack: which of several a packet leaves by, and their changes.
 
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use crate::io::world::World;
+use super::Sockets;
+use crate::error::SocketError;
+use crate::io::rx::addresses::InterfaceChange;
+use crate::io::world::{Command, World};
+use crate::ip::v6::may_be_ours;
 use crate::log::request::Address;
 
-/// The interface towards `remote`, where there are several: the one that its scope names (RFC 4007
-/// section 6), or the one with the longest prefix that fits, of equal ones the first. The first if
-/// no route leads there.
+/// Addresses of IPv6 that an interface may be given, at most, those that it makes among them.
+const MAX_ADDRESSES: usize = 64;
+
+/// An interface as it is at a moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InterfaceStatus {
+    /// Its link-layer address.
+    pub mac: [u8; 6],
+    /// Bytes of a packet, at most.
+    pub mtu: u16,
+    /// Whether its link is up: no call has set it down, and the device takes frames, as far as it
+    /// said.
+    pub is_up: bool,
+    /// Its addresses, those of IPv6 that are known to be no other host's.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl Sockets {
+    /// The interfaces of the stack, in the order of their numbers, of which the first is 1.
+    pub fn interfaces(&self) -> Vec<InterfaceStatus> {
+        let count = match self.world().shared.has_interfaces() {
+            true => self.worlds().len(),
+            // All groups have the interface of the first.
+            false => 1,
+        };
+        let status = |world: &Arc<World>| {
+            let v4 = Some(world.v4().address).filter(|address| address.is_v4());
+            let v6 = world.v6().addresses.into_iter().map(|own| own.address);
+            InterfaceStatus {
+                mac: world.mac,
+                mtu: world.limits.mtu,
+                is_up: !world.is_link_down() && !world.is_device_refusing(),
+                addresses: v4.into_iter().chain(v6).map(Address::ip).collect(),
+            }
+        };
+        self.worlds()[..count].iter().map(status).collect()
+    }
+
+    /// Gives the interface with this number, of which the first is 1, another address, on the
+    /// network that the first `prefix` bits of it name. The stack uses it as soon as it comes to
+    /// that; one of IPv6 once it is known to be no other host's, which takes a second or two. An
+    /// interface has one address of IPv4 at a time, and any number of IPv6 up to 64. What a device
+    /// filters by address (AF_XDP) it goes on to filter. Never blocks.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] if there is no such interface, the address is not that of a single
+    /// host, the prefix is longer than an address, or the interface has no IPv6;
+    /// [`SocketError::AddressTaken`] if the stack has it, or the interface has another one of IPv4;
+    /// [`SocketError::NoRoom`], [`SocketError::Down`].
+    pub fn add_address(
+        &self,
+        interface: u32,
+        address: IpAddr,
+        prefix: u8,
+    ) -> Result<(), SocketError> {
+        self.check_up()?;
+        let group = self.numbered(interface)?;
+        let world = &self.worlds()[group];
+        let is_possible = match address {
+            IpAddr::V4(address) => {
+                let is_nowhere = matches!(address.octets()[0], 0 | 127 | 224..);
+                prefix <= 32 && !is_nowhere
+            }
+            IpAddr::V6(address) => prefix <= 128 && may_be_ours(address) && world.has_v6(),
+        };
+        if !is_possible {
+            return Err(SocketError::Invalid);
+        }
+        let has_other = address.is_ipv4() && world.v4().address.is_v4();
+        if has_other || with_address(self.worlds(), address.into()).is_some() {
+            return Err(SocketError::AddressTaken);
+        }
+        if address.is_ipv6() && world.v6().addresses.len() >= MAX_ADDRESSES {
+            return Err(SocketError::NoRoom);
+        }
+        self.change(group, InterfaceChange::Add { address, prefix });
+        Ok(())
+    }
+
+    /// Takes an address from the interface that has it. Its connections end with
+    /// [`SocketError::AddressLost`], and their peers are told nothing, since nothing may come from
+    /// there any more. Listeners and UDP sockets stay, those that are bound to the address as well:
+    /// they are reached there when it comes back. Never blocks.
+    ///
+    /// ```
+    /// use dominoes_drivers::memory::{self, MemoryConfig};
+    /// use dominoes_netstack::Stack;
+    ///
+    /// let (device, _peer) = memory::pair(MemoryConfig::default());
+    /// let stack = Stack::builder("10.0.0.1/24").start(device)?;
+    /// let sockets = stack.sockets();
+    /// sockets.remove_address([10, 0, 0, 1].into())?;
+    /// while !sockets.interfaces()[0].addresses.is_empty() {
+    ///     std::thread::yield_now();
+    /// }
+    /// sockets.add_address(1, [10, 0, 0, 9].into(), 24)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`SocketError::NotOurs`], [`SocketError::Down`].
+    pub fn remove_address(&self, address: IpAddr) -> Result<(), SocketError> {
+        self.check_up()?;
+        let found = match address.is_loopback() {
+            true => None,
+            false => with_address(self.worlds(), address.into()),
+        };
+        let group = found.ok_or(SocketError::NotOurs)?;
+        self.change(group, InterfaceChange::Remove { address });
+        Ok(())
+    }
+
+    /// Sets the link of the interface with this number, of which the first is 1, up or down. While
+    /// it is down, nothing arrives by it and nothing leaves: opens and datagrams to its networks
+    /// return [`SocketError::NoRoute`], and what is under way is lost, so that connections wait for
+    /// their retransmissions, or end by them. Addresses stay. When it is up again, neighbours and
+    /// routers are asked anew, and the address is announced; so they are when a device takes frames
+    /// again that was down. Never blocks.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] if there is no such interface; [`SocketError::Down`].
+    pub fn set_link_up(&self, interface: u32, is_up: bool) -> Result<(), SocketError> {
+        self.check_up()?;
+        let group = self.numbered(interface)?;
+        self.change(group, InterfaceChange::Link { is_up });
+        Ok(())
+    }
+
+    /// The first group of the interface with this number.
+    fn numbered(&self, interface: u32) -> Result<usize, SocketError> {
+        let index = match self.world().shared.has_interfaces() {
+            true => index_of(self.worlds(), interface),
+            false => (interface == 1).then_some(0),
+        };
+        index.ok_or(SocketError::Invalid)
+    }
+
+    /// Tells all groups of an interface of a change.
+    fn change(&self, group: usize, change: InterfaceChange) {
+        let groups = match self.world().shared.has_interfaces() {
+            true => &self.worlds()[group..=group],
+            false => self.worlds(),
+        };
+        // In one order for all groups.
+        let _table = self.world().socket_table();
+        for world in groups {
+            world.command(Command::Interface(change));
+        }
+    }
+}
+
+/// The interface towards `remote`, where there are several: the one that has this address, or that
+/// its scope names (RFC 4007 section 6), or the one with the longest prefix that fits, of equal ones
+/// the first. The first if no route leads there.
 pub(super) fn towards(worlds: &[Arc<World>], remote: SocketAddr) -> Option<usize> {
     if !worlds[0].shared.has_interfaces() {
         return None;
@@ -19,9 +175,15 @@ pub(super) fn towards(worlds: &[Arc<World>], remote: SocketAddr) -> Option<usize
         return Some(index);
     }
     let address = Address::from(remote.ip());
+    if let Some(own) = with_address(worlds, address) {
+        return Some(own);
+    }
     let mut best = (0, None);
     for (index, world) in worlds.iter().enumerate() {
-        let way = world.with_site_for(address, |site| site.way(address));
+        let way = match world.is_link_down() {
+            true => None,
+            false => world.with_site_for(address, |site| site.way(address)),
+        };
         let prefix = way.map(|(_, prefix)| prefix);
         if prefix > best.1 {
             best = (index, prefix);
@@ -36,25 +198,13 @@ pub(super) fn index_of(worlds: &[Arc<World>], number: u32) -> Option<usize> {
     (index < worlds.len()).then_some(index)
 }
 
-/// The interface that has `address`.
+/// The interface that has `address`, or the first one if it is of this host alone.
 pub(super) fn with_address(worlds: &[Arc<World>], address: Address) -> Option<usize> {
     worlds.iter().position(|world| {
-        world.with_site_for(address, |site| match address.is_v4() {
-            true => site.has_v4() && address == site.address,
-            false => site.v6.has(address) || site.v6.tentative.contains(&address),
+        world.with_site_for(address, |site| {
+            site.is_ourselves(address) || site.v6.tentative.contains(&address)
         })
     })
-}
-
-/// Whether packets for `address` would come back to us.
-pub(super) fn is_ourselves(worlds: &[Arc<World>], address: Address) -> bool {
-    // Groups of one device have the same addresses.
-    let count = match worlds[0].shared.has_interfaces() {
-        true => worlds.len(),
-        false => 1,
-    };
-    let mut worlds = worlds[..count].iter();
-    worlds.any(|world| world.with_site_for(address, |site| site.is_ourselves(address)))
 }
 
 /// An address as the application may use it again: with the number of the interface, if only that

@@ -104,7 +104,9 @@ impl UdpShared {
     fn interface_v4(&self, address: Ipv4Addr) -> Result<usize, SocketError> {
         let worlds = self.worlds();
         let interface = match address.is_unspecified() {
-            true => self.some_interface(|world| world.site.has_v4()),
+            true => self.some_interface(|world| world.v4().address.is_v4()),
+            // There are no groups on this host alone.
+            false if address.is_loopback() => None,
             false => interfaces::with_address(worlds, address.into()),
         };
         self.only_group(interface)
@@ -154,10 +156,10 @@ impl UdpShared {
             return Err(SocketError::Invalid);
         }
         let has_family = match group.is_v4() {
-            true => world.site.has_v4(),
+            true => world.v4().address.is_v4(),
             false => world.has_v6(),
         };
-        if !has_family || !self.families.include(group) {
+        if !has_family || !self.binding.families.include(group) {
             return Err(SocketError::NoRoute);
         }
         if world.is_down() {

@@ -13,7 +13,7 @@ use crate::config::{Settings, Tuning};
 use crate::error::SocketError;
 use crate::io::stream::EndReason;
 use crate::io::world::{Command, OpenResult, Options, QueueNews, Ready, SocketTable, World};
-use crate::log::request::Families;
+use crate::log::request::Binding;
 
 /// A port that connections arrive at. Dropping it, and its clones, stops listening and resets what
 /// was not accepted.
@@ -27,7 +27,7 @@ struct Listening {
     /// Those of all groups of the stack.
     worlds: Arc<[Arc<World>]>,
     port: u16,
-    families: Families,
+    binding: Binding,
     news: Arc<QueueNews>,
     wait: WaitPolicy,
     /// Changes while the socket table is held.
@@ -38,13 +38,13 @@ impl TcpListener {
     /// For a port that all groups listen on.
     pub(super) fn new(
         worlds: &Arc<[Arc<World>]>,
-        (port, families): (u16, Families),
+        (port, binding): (u16, Binding),
         news: Arc<QueueNews>,
     ) -> Self {
         TcpListener::over(Arc::new(Listening {
             worlds: Arc::clone(worlds),
             port,
-            families,
+            binding,
             news,
             wait: WaitPolicy::default(),
             closed: AtomicBool::new(false),
@@ -243,7 +243,7 @@ impl Listening {
     }
 
     fn local_addr(&self) -> SocketAddr {
-        SocketAddr::new(self.world().local_address(self.families).ip(), self.port)
+        SocketAddr::new(self.world().local_address(self.binding).ip(), self.port)
     }
 
     fn close(&self) {
@@ -333,7 +333,8 @@ impl Connecting {
     ///
     /// # Errors
     /// [`SocketError::Refused`], [`SocketError::TimedOut`], [`SocketError::Unreachable`],
-    /// [`SocketError::NoRoom`], [`SocketError::Down`]. After an error or a stream it has nothing
+    /// [`SocketError::NoRoom`], [`SocketError::Down`]; of one that has a [local
+    /// end](super::Sockets::begin_connect_from) [`SocketError::PortTaken`], [`SocketError::NotOurs`]. After an error or a stream it has nothing
     /// more to say.
     pub fn try_finish(&mut self) -> Result<Option<TcpStream>, SocketError> {
         if self.opened.is_none() {
@@ -353,8 +354,7 @@ impl Connecting {
                     stream.half.begin_with(&self.options);
                     self.opened = Some(stream);
                 }
-                OpenResult::NoRoom => return Err(SocketError::NoRoom),
-                OpenResult::Unreachable => return Err(SocketError::Unreachable),
+                OpenResult::Failed(error) => return Err(error),
             }
         }
         let Some(stream) = &self.opened else {

@@ -32,11 +32,11 @@ use crate::error::SocketError;
 use crate::io::stream::DeliveryCursor;
 use crate::io::world::{Command, World};
 use crate::keys::Domain;
-use crate::log::request::{ConnId, Families};
+use crate::log::request::{Binding, ConnId, Families};
 use crate::state::demux::Grouping;
 use queues::News;
 
-pub use receive::{Datagram, Received};
+pub use receive::{Datagram, PacketInfo, Received};
 
 /// Time to live of what we send, unless told otherwise (RFC 1122 section 3.2.1.7).
 const TTL: u8 = 64;
@@ -56,14 +56,26 @@ impl Sockets {
     /// # Errors
     /// As [`Sockets::bind_udp`].
     pub fn bind_udp_for(&self, families: Families, port: u16) -> Result<UdpSocket, SocketError> {
-        self.bind_udp_at(None, families, port)
+        self.bind_udp_at(None, families.into(), port)
+    }
+
+    /// As [`Sockets::bind_udp`], at an address: one of ours, those of this host alone (127.0.0.1,
+    /// `::1`) among them, for datagrams to that alone, none of groups and broadcasts; 0.0.0.0 for all
+    /// of IPv4, or `::` for all. What is bound to an address sends from it. A port has one socket,
+    /// whatever it is bound to.
+    ///
+    /// # Errors
+    /// As [`Sockets::bind_udp`]; [`SocketError::NotOurs`].
+    pub fn bind_udp_on(&self, local: SocketAddr) -> Result<UdpSocket, SocketError> {
+        let (interface, binding) = self.check_local(local.ip())?;
+        self.bind_udp_at(interface, binding, local.port())
     }
 
     /// As [`Sockets::bind_udp_for`], at one interface if there are several.
     pub(super) fn bind_udp_at(
         &self,
         interface: Option<usize>,
-        families: Families,
+        binding: Binding,
         port: u16,
     ) -> Result<UdpSocket, SocketError> {
         self.check_up()?;
@@ -78,7 +90,7 @@ impl Sockets {
             world.command(Command::Bind {
                 socket,
                 port,
-                families: takes.then_some(families),
+                binding: takes.then_some(binding),
             });
         }
         drop(table);
@@ -95,7 +107,7 @@ impl Sockets {
             socket,
             port,
             interface,
-            families,
+            binding,
             remote: Shared::default(),
             groups: Shared::new(Vec::new()),
             read_wait: WaitPolicy::default(),
@@ -116,7 +128,7 @@ pub(super) struct UdpShared {
     port: u16,
     /// The only interface that it uses, if it is bound to an address of one.
     interface: Option<usize>,
-    pub(super) families: Families,
+    pub(super) binding: Binding,
     /// How far the queue of each group was read.
     readers: Box<[Shared<DeliveryCursor>]>,
     /// Whose queue is looked at first.
@@ -279,6 +291,37 @@ impl UdpSocket {
     /// As [`UdpSender::set_tos`].
     pub fn set_tos(&self, tos: u8) {
         self.shared().tos.store(tos, Ordering::Relaxed);
+    }
+
+    /// Whether datagrams that come from now on say where they were sent to, by which interface they
+    /// came, and when, in [`Received::info`] and [`Datagram::info`]. Default: no. Each takes 32 bytes
+    /// more of the queue then.
+    ///
+    /// ```
+    /// use dominoes_drivers::memory;
+    /// use dominoes_netstack::{Datagram, Stack};
+    ///
+    /// let (left, right) = memory::pair(Default::default());
+    /// let server = Stack::builder("10.0.0.1/24").start(left)?;
+    /// let client = Stack::builder("10.0.0.2/24").start(right)?;
+    /// let (here, there) = (server.bind_udp(7)?, client.bind_udp(0)?);
+    /// here.set_packet_info(true);
+    /// there.send_to(b"hello", "10.0.0.1:7")?;
+    /// let mut into = [Datagram::new(16)];
+    /// here.recv_many(&mut into)?;
+    /// let info = into[0].info.expect("it was asked for");
+    /// assert_eq!((info.local, info.interface), ([10, 0, 0, 1].into(), 1));
+    /// println!("it came {:?} ago", server.now().since(info.arrived));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_packet_info(&self, wants_info: bool) {
+        let shared = self.shared();
+        for world in &*shared.worlds {
+            world.command(Command::Info {
+                socket: shared.socket,
+                wants_info,
+            });
+        }
     }
 
     /// As [`UdpReceiver::set_read_timeout`].

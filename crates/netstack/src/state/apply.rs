@@ -436,8 +436,8 @@ impl Replica {
             Body::Listen {
                 port,
                 backlog,
-                families,
-            } => self.listeners.open(port, backlog, families),
+                binding,
+            } => self.listeners.open(port, backlog, binding),
             Body::Accepted { port, accepted } => self.listeners.accepted(port, accepted),
             Body::Unlisten { port } => self.unlisten(port, out),
             Body::Progress {
@@ -462,6 +462,7 @@ impl Replica {
                 self.with(conn, out, |tcb, cx| tcb.tune(tuning, cx));
             }
             Body::Abort { conn } => self.with(conn, out, |tcb, cx| tcb.abort(cx)),
+            Body::Lost { conn } => self.with(conn, out, |tcb, cx| tcb.lose_address(cx)),
             Body::Free { conn } => {
                 if let Some(place) = self.current(conn)
                     && place.tcb.is_none()

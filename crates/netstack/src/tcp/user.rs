@@ -230,4 +230,13 @@ impl Tcb {
         }
         self.notify(Event::Aborted, cx);
     }
+
+    /// Our address is ours no longer: the connection ends, and its peer is not told, since nothing
+    /// may come from there (RFC 4862 section 5.5.4).
+    pub fn lose_address<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        if !matches!(self.state, State::Closed | State::Listen) {
+            self.enter(State::Closed);
+            self.notify(Event::AddressLost, cx);
+        }
+    }
 }

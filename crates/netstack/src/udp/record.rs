@@ -1,13 +1,16 @@
 //! How a datagram stands in a socket's ring.
 //!
 //! ```text
-//! 0..16 address  16..18 port  18..20 payload bytes  20 TTL  21 DSCP and ECN  22..32 zero  32.. payload, padding
+//! 0..16 address  16..18 port  18..20 payload bytes  20 TTL  21 DSCP and ECN  22 1 with more  23..32 zero
+//! more: 32..48 the address that it was sent to  48..56 time of arrival, in ns  56..64 zero
+//! then payload, padding
 //! ```
 //! The other end's address and port, payload bytes and all that the application may know or choose
 //! of its packet. An IPv4 address stands as its IPv4-mapped one. Everything is in network order; a record takes a multiple of [`HEADER`], so no
 //! header wraps around the ring's end.
 
 use crate::log::request::{Address, Endpoint};
+use crate::time::Instant;
 
 /// Bytes of a header, and what records are padded to.
 pub(crate) const HEADER: usize = 32;
@@ -21,6 +24,9 @@ pub(crate) const fn len(payload: u16) -> u64 {
     (HEADER + payload as usize).next_multiple_of(HEADER) as u64
 }
 
+/// Bytes of what a socket may ask for besides, behind the header.
+pub(crate) const MORE: usize = 32;
+
 /// A record's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
@@ -32,9 +38,45 @@ pub(crate) struct Header {
     pub(crate) ttl: u8,
     /// DSCP and ECN.
     pub(crate) tos: u8,
+    /// Whether there is [`More`] behind it.
+    pub(crate) has_more: bool,
+}
+
+/// What a socket may ask for of a received datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct More {
+    /// The address that it was sent to.
+    pub(crate) local: Address,
+    /// When it was taken from the device.
+    pub(crate) arrived: Instant,
+}
+
+impl More {
+    /// As it stands in the ring.
+    pub(crate) fn to_bytes(self) -> [u8; MORE] {
+        let mut bytes = [0; MORE];
+        bytes[..16].copy_from_slice(&self.local.bytes());
+        bytes[16..24].copy_from_slice(&self.arrived.as_nanos().to_be_bytes());
+        bytes
+    }
+
+    /// Reads it from the front of `bytes`.
+    pub(crate) fn read(bytes: &[u8]) -> Option<More> {
+        let (address, rest) = bytes.split_first_chunk()?;
+        Some(More {
+            local: Address::v6(*address),
+            arrived: Instant::from_nanos(u64::from_be_bytes(*rest.first_chunk()?)),
+        })
+    }
 }
 
 impl Header {
+    /// Bytes of the record.
+    #[inline]
+    pub(crate) const fn record_len(&self) -> u64 {
+        len(self.len) + if self.has_more { MORE as u64 } else { 0 }
+    }
+
     /// The header as it stands in the ring.
     #[inline]
     pub(crate) fn to_bytes(self) -> [u8; HEADER] {
@@ -42,7 +84,7 @@ impl Header {
         bytes[..16].copy_from_slice(&self.remote.address.bytes());
         bytes[16..18].copy_from_slice(&self.remote.port.to_be_bytes());
         bytes[18..20].copy_from_slice(&self.len.to_be_bytes());
-        [bytes[20], bytes[21]] = [self.ttl, self.tos];
+        [bytes[20], bytes[21], bytes[22]] = [self.ttl, self.tos, u8::from(self.has_more)];
         bytes
     }
 
@@ -50,12 +92,13 @@ impl Header {
     #[inline]
     pub(crate) fn read(bytes: &[u8]) -> Option<Header> {
         let (address, rest) = bytes.split_first_chunk()?;
-        let [e, f, g, h, ttl, tos] = *rest.first_chunk()?;
+        let [e, f, g, h, ttl, tos, more] = *rest.first_chunk()?;
         Some(Header {
             remote: Endpoint::new(Address::v6(*address), u16::from_be_bytes([e, f])),
             len: u16::from_be_bytes([g, h]),
             ttl,
             tos,
+            has_more: more != 0,
         })
     }
 }
@@ -71,8 +114,15 @@ mod tests {
             len: 77,
             ttl: 3,
             tos: 9,
+            has_more: true,
         };
         assert_eq!(Header::read(&header.to_bytes()), Some(header));
+        let more = More {
+            local: Address::v6([7; 16]),
+            arrived: Instant::from_millis(77),
+        };
+        assert_eq!(More::read(&more.to_bytes()), Some(more));
+        assert_eq!(header.record_len(), 160);
         assert_eq!(Header::read(&[0; 21]), None);
         assert_eq!([len(0), len(1), len(32), len(33)], [32, 64, 64, 96]);
         assert_eq!(len(MAX_PAYLOAD as u16), 65_568);

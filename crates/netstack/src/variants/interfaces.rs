@@ -12,6 +12,8 @@
 //!   address of that interface: the strong model of RFC 1122 section 3.3.4.2. An answer leaves by
 //!   the interface that the question came to, whatever the routes say.
 //! - A socket that is bound to an address is bound to its interface.
+//! - What the stack sends to an address of its own comes back by the interface that has it; by the
+//!   first, if it is of this host alone (127.0.0.1, `::1`).
 //! - Datagrams to a multicast group leave by the interface that the routes name, or the first.
 //! - Nothing is forwarded from one to another; [`router`](crate::router) does that.
 //!

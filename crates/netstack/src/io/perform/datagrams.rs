@@ -8,12 +8,13 @@ use crate::io::stream::Parts;
 use crate::io::world::World;
 use crate::ip::fragment::{Cut, Piece};
 use crate::log::effect::{Deliver, Queue, SendDatagrams};
-use crate::log::request::{Endpoint, Flow, MAX_DATAGRAMS};
+use crate::log::request::{Address, Endpoint, Flow, MAX_DATAGRAMS};
 use crate::packet as wire;
 use crate::packet::checksum::Sum;
 use crate::packet::{IP_HEADERS, IpHeaders, UDP, UDP_HEADER, UdpHeaders};
 use crate::stats::EffectStats;
-use crate::udp::record::{self, Header};
+use crate::time::Instant;
+use crate::udp::record::{self, Header, More};
 
 /// Bytes of a frame before a UDP payload.
 const HEADERS: usize = IP_HEADERS + UDP_HEADER;
@@ -23,6 +24,20 @@ const CHECKSUM_AT: u16 = 6;
 /// Copies the datagrams that `queue` names out of a run's `frames`, each behind its record's
 /// header.
 pub(crate) fn queue(world: &World, queue: &Queue, frames: Frames<'_>, stats: &mut EffectStats) {
+    match queue.arrived {
+        None => queue_as::<false>(world, queue, frames, stats),
+        Some(_) => queue_as::<true>(world, queue, frames, stats),
+    }
+}
+
+/// The same, with or without what the socket asked for besides.
+#[inline(always)]
+fn queue_as<const MORE: bool>(
+    world: &World,
+    queue: &Queue,
+    frames: Frames<'_>,
+    stats: &mut EffectStats,
+) {
     let Some(stream) = world.queues.streams.get(queue.socket) else {
         stats.diverged += 1;
         return;
@@ -30,31 +45,42 @@ pub(crate) fn queue(world: &World, queue: &Queue, frames: Frames<'_>, stats: &mu
     let mut offset = queue.offset;
     for i in (0..MAX_DATAGRAMS).filter(|i| queue.take & 1 << i != 0) {
         let len = queue.lens[i];
-        let datagram = frames.get(i).map(|frame| frame.bytes());
-        let datagram = datagram.and_then(wire::udp_datagram);
+        let frame = frames.get(i).map(|frame| frame.bytes());
+        let datagram = frame.and_then(wire::udp_datagram);
         let Some(datagram) = datagram.filter(|found| found.payload.len() == usize::from(len))
         else {
             stats.diverged += 1;
             return;
-        };
-        let place = Deliver {
-            conn: queue.socket,
-            run_offset: 0,
-            len: record::len(len) as u32,
-            stream_offset: offset,
-            delivery: queue.delivery,
-            end: queue.end,
-            last: true,
         };
         let header = Header {
             remote: datagram.source,
             len,
             ttl: datagram.ttl,
             tos: datagram.tos,
+            has_more: MORE,
+        };
+        let place = Deliver {
+            conn: queue.socket,
+            run_offset: 0,
+            len: header.record_len() as u32,
+            stream_offset: offset,
+            delivery: queue.delivery,
+            end: queue.end,
+            last: true,
         };
         stream.store(&place, 0, &header.to_bytes());
-        stream.store(&place, record::HEADER as u32, datagram.payload);
-        offset += record::len(len);
+        let mut behind = record::HEADER as u32;
+        if MORE {
+            let ends = frame.and_then(wire::ends);
+            let more = More {
+                local: ends.map_or(Address::UNSPECIFIED, |(_, local)| local),
+                arrived: queue.arrived.unwrap_or(Instant::ZERO),
+            };
+            stream.store(&place, behind, &more.to_bytes());
+            behind += record::MORE as u32;
+        }
+        stream.store(&place, behind, datagram.payload);
+        offset += header.record_len();
         stats.delivered_bytes += u64::from(len);
     }
     stats.deliveries += 1;
@@ -92,6 +118,7 @@ pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &m
         len,
         ttl: s.ttl,
         tos: s.tos,
+        has_more: false,
     };
     let ident = match s.remote.address.is_v4() {
         true => s.idents.nth(index as u16).into(),

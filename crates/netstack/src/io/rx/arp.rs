@@ -34,6 +34,12 @@ impl Claim {
 }
 
 impl RxPump {
+    /// Announces our address from the beginning: it is another one, or the link is.
+    pub(super) fn announce_again(&mut self, now: Instant) {
+        self.claim = Claim::default();
+        self.claim.begin(now);
+    }
+
     /// Announces our address to all hosts, if that is due and configured (RFC 5227 section 2.3).
     pub(crate) fn announce_if_due(&mut self, now: Instant) {
         if self.claim.next.is_none_or(|at| at > now) {

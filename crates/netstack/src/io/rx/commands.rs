@@ -2,10 +2,16 @@
 //! end of connections.
 
 use super::{Log, RxPump};
+use crate::error::SocketError;
 use crate::io::world::{Command, OpenResult};
 use crate::ip::neighbor::WaitingOpen;
 use crate::log::request::{Body, ConnId, Endpoint, Mac};
 use crate::time::Instant;
+
+/// Why an open fails: nobody knows the way.
+pub(super) const UNREACHABLE: OpenResult = OpenResult::Failed(SocketError::Unreachable);
+/// ... or too much waits already.
+pub(super) const NO_ROOM: OpenResult = OpenResult::Failed(SocketError::NoRoom);
 
 impl RxPump {
     /// Publishes what applications commanded, as far as the log has room. Returns how much was
@@ -39,27 +45,28 @@ impl RxPump {
 
     fn command(&mut self, now: Instant, command: Command, log: &mut impl Log) {
         let body = match command {
-            Command::Open { request_id, remote } => {
-                return self.resolve(now, WaitingOpen { request_id, remote }, log);
-            }
+            Command::Open(open) => return self.resolve(now, open, log),
             Command::Listen {
                 port,
                 backlog,
-                families,
+                binding,
             } => Body::Listen {
                 port,
                 backlog,
-                families,
+                binding,
             },
             Command::Accepted { port, accepted } => Body::Accepted { port, accepted },
             Command::Unlisten { port } => Body::Unlisten { port },
             Command::Bind {
                 socket,
                 port,
-                families,
-            } => return self.bind(now, (socket, port, families), log),
+                binding,
+            } => return self.bind(now, (socket, port, binding), log),
             Command::Connect { socket, remote } => return self.connect(socket, remote),
+            Command::Info { socket, wants_info } => return self.set_info(socket, wants_info),
             Command::Unbind { socket } => return self.unbind(now, socket),
+            Command::Echo { ident } => return self.send_echoes(now, ident),
+            Command::Interface(change) => return self.change_interface(now, change),
             Command::Member { member, listens } => return self.member(now, member, listens),
         };
         self.publish_command(now, body, log);
@@ -69,9 +76,11 @@ impl RxPump {
         if self.waits_for_source(open) {
             return;
         }
+        if let Some(mac) = self.own_mac_for(open.remote.address) {
+            return self.publish_open(now, open, mac, log);
+        }
         let Some(next_hop) = self.site.next_hop(open.remote.address) else {
-            self.world
-                .complete_open(open.request_id, OpenResult::Unreachable);
+            self.world.complete_open(open.request_id, UNREACHABLE);
             return;
         };
         if let Some(mac) = self.neighbors.lookup(next_hop, now) {
@@ -80,9 +89,7 @@ impl RxPump {
         match self.neighbors.wait_for(next_hop, open, now) {
             Ok(true) => self.request_address(next_hop, None),
             Ok(false) => {}
-            Err(open) => self
-                .world
-                .complete_open(open.request_id, OpenResult::NoRoom),
+            Err(open) => self.world.complete_open(open.request_id, NO_ROOM),
         }
     }
 
@@ -93,13 +100,25 @@ impl RxPump {
         mac: Mac,
         log: &mut impl Log,
     ) {
-        let WaitingOpen { request_id, remote } = open;
-        let Some(source) = self.site.source(remote.address) else {
-            return self
-                .world
-                .complete_open(request_id, OpenResult::Unreachable);
+        let WaitingOpen {
+            request_id,
+            local,
+            remote,
+        } = open;
+        let address = local.address;
+        let source = match address.is_unspecified() {
+            true => self.site.source(remote.address),
+            false => Some(address).filter(|address| self.site.is_ourselves(*address)),
         };
-        let local = Endpoint::new(source, 0);
+        let Some(source) = source else {
+            let failed = match address.is_unspecified() {
+                true => UNREACHABLE,
+                // It was ours when the application asked.
+                false => OpenResult::Failed(SocketError::NotOurs),
+            };
+            return self.world.complete_open(request_id, failed);
+        };
+        let local = Endpoint::new(source, local.port);
         let body = Body::Open {
             request_id,
             local,

@@ -21,7 +21,7 @@ use crate::ip::route::AddressKind;
 use crate::log::request::{Body, ConnId, Digest, Flow, Kind, MAX_DATAGRAMS, Mac, Request};
 use crate::packet as wire;
 use crate::packet::Report;
-use crate::packet::flow::{Address, Endpoint, Families};
+use crate::packet::flow::{Address, Binding, Endpoint};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 use crate::udp::record::{self, Header};
@@ -31,12 +31,14 @@ use crate::udp::record::{self, Header};
 struct Bound {
     socket: ConnId,
     port: u16,
-    /// Whose datagrams it takes.
-    families: Families,
+    /// Which datagrams it takes.
+    binding: Binding,
     /// The only peer whose datagrams it takes, if it is connected.
     remote: Option<Endpoint>,
     /// How much of its send ring was published.
     taken: u64,
+    /// Whether it wants to know where datagrams were sent to, and when they came.
+    wants_info: bool,
     /// Whether it ends once everything that it sent is published.
     ending: bool,
 }
@@ -103,12 +105,13 @@ impl Datagrams {
         Some(index)
     }
 
-    /// The place of the socket that takes a datagram from `remote` for `port`.
-    fn receiver_of(&mut self, port: u16, remote: Endpoint) -> Option<u32> {
-        let index = self.at(port)?;
+    /// The place of the socket that takes a datagram from `remote` to `local`. One that is bound to
+    /// an address takes none of groups.
+    fn receiver_of(&mut self, local: Endpoint, remote: Endpoint) -> Option<u32> {
+        let index = self.at(local.port)?;
         let bound = self.places.get(index as usize)?.as_ref()?;
-        let takes = bound.remote.is_none_or(|only| only == remote)
-            && bound.families.include(remote.address);
+        let takes =
+            bound.remote.is_none_or(|only| only == remote) && bound.binding.takes(local.address);
         takes.then_some(index)
     }
 
@@ -133,13 +136,14 @@ impl RxPump {
         log: &mut impl Log,
     ) {
         let frame = &batch[index];
-        let ours = self.site.classify(udp.dst) == AddressKind::Local && !broadcast;
+        let ours = self.is_ours(udp.dst) && !broadcast;
         if !ours && !self.is_to_all(udp.dst, broadcast) {
             self.stats.not_ours += 1;
             return;
         }
         let remote = Endpoint::new(udp.src, udp.src_port);
-        let Some(place) = self.datagrams.receiver_of(udp.dst_port, remote) else {
+        let local = Endpoint::new(udp.dst, udp.dst_port);
+        let Some(place) = self.datagrams.receiver_of(local, remote) else {
             self.stats.no_port += 1;
             if ours && (is_verified_by_device(frame) || datagram_is_good(frame.bytes())) {
                 self.report(now, frame, Report::PortUnreachable);
@@ -233,12 +237,15 @@ impl RxPump {
         let Some(Some(bound)) = place else {
             return;
         };
-        let socket = bound.socket;
+        let (socket, wants_info) = (bound.socket, bound.wants_info);
         let mut digest = Digest::bare(Kind::Datagrams, now, 0);
         digest.sent = self.sample_sent();
         digest.hint = socket;
         digest.count = count as u8;
         digest.len = lens.iter().map(|len| u32::from(*len)).sum();
+        if wants_info {
+            digest.bits |= Digest::INFO;
+        }
         if let Some(stream) = self.world.queues.streams.get(socket) {
             digest.app_read = stream.cursors().0 as u32;
             digest.bits |= Digest::PROGRESS;
@@ -287,7 +294,7 @@ impl RxPump {
     pub(crate) fn bind(
         &mut self,
         now: Instant,
-        (socket, port, families): (ConnId, u16, Option<Families>),
+        (socket, port, binding): (ConnId, u16, Option<Binding>),
         log: &mut impl Log,
     ) {
         // The gathered datagrams belong to the sockets of before.
@@ -300,12 +307,13 @@ impl RxPump {
         datagrams.places[index] = Some(Bound {
             socket,
             port,
-            families: families.unwrap_or_default(),
+            binding: binding.unwrap_or_default(),
             remote: None,
+            wants_info: false,
             taken: 0,
             ending: false,
         });
-        if families.is_some() {
+        if binding.is_some() {
             datagrams.ports.insert(port, socket.index);
         }
         datagrams.last = None;
@@ -315,6 +323,13 @@ impl RxPump {
     pub(crate) fn connect(&mut self, socket: ConnId, remote: Option<Endpoint>) {
         if let Some(bound) = self.datagrams.get(socket) {
             bound.remote = remote;
+        }
+    }
+
+    /// Whether a socket wants to know where datagrams were sent to, and when they came.
+    pub(crate) fn set_info(&mut self, socket: ConnId, wants_info: bool) {
+        if let Some(bound) = self.datagrams.get(socket) {
+            bound.wants_info = wants_info;
         }
     }
 
@@ -413,7 +428,7 @@ impl RxPump {
         let Header {
             remote, ttl, tos, ..
         } = first.header;
-        let source = self.site.source(remote.address);
+        let source = self.source_for(bound, remote.address);
         let mac = self.resolve_next_hop(now, remote.address);
         let (Some(source), Some(mac)) = (source, mac) else {
             return self.send_unresolved(now, bound, first, log);
@@ -488,7 +503,7 @@ impl RxPump {
     }
 
     /// The link-layer address for packets to `remote`, if known.
-    fn resolve_next_hop(&mut self, now: Instant, remote: Address) -> Option<Mac> {
+    pub(super) fn resolve_next_hop(&mut self, now: Instant, remote: Address) -> Option<Mac> {
         if !remote.is_v4() && remote.is_multicast() {
             return Some(Mac(wire::ndp::group_mac(remote)));
         }
@@ -498,7 +513,21 @@ impl RxPump {
         if remote.is_multicast() {
             return Some(Mac(wire::igmp::group_mac(remote)));
         }
-        self.neighbors.lookup(self.site.next_hop(remote)?, now)
+        let own = self.own_mac_for(remote);
+        own.or_else(|| self.neighbors.lookup(self.site.next_hop(remote)?, now))
+    }
+
+    /// Where datagrams of a socket to `remote` come from, if there is such an address. What is
+    /// bound to an address of this host alone sends nothing to others.
+    fn source_for(&self, bound: &Bound, remote: Address) -> Option<Address> {
+        let only = bound.binding.address;
+        if only.is_some_and(|only| only.ip().is_loopback()) && !self.site.is_ourselves(remote) {
+            return None;
+        }
+        match only {
+            Some(only) => Some(only).filter(|only| self.site.is_ourselves(*only)),
+            None => self.site.source(remote),
+        }
     }
 
     /// Builds a datagram whose next hop is not known yet, and queues the frame until it is (RFC
@@ -514,7 +543,7 @@ impl RxPump {
         let remote = found.header.remote;
         let next_hop = self.site.next_hop(remote.address);
         let ident = self.next_ident(remote.address, wire::UDP);
-        let source = self.site.source(remote.address);
+        let source = self.source_for(bound, remote.address);
         let mtu = self.path_mtu(remote.address);
         let stream = self.world.queues.streams.get(bound.socket);
         if let (Some(next_hop), Some(stream), Some(source)) = (next_hop, stream, source) {

@@ -5,14 +5,15 @@
 use std::collections::VecDeque;
 
 use crate::io::Batch;
+use crate::io::rx::commands::NO_ROOM;
 use crate::io::rx::{Log, RxPump};
-use crate::io::world::{Command, OpenResult};
+use crate::io::world::Command;
 use crate::ip::neighbor::WaitingOpen;
 use crate::ip::pmtu::PathMtus;
 use crate::ip::route::is_martian_v6;
 use crate::ip::v6::{Action, Ipv6Config, Link};
 use crate::keys::Keys;
-use crate::log::request::{Address, Body, Flow, Mac};
+use crate::log::request::{Address, Flow, Mac};
 use crate::packet as wire;
 use crate::packet::igmp::{Mode, Record};
 use crate::packet::mld;
@@ -63,6 +64,9 @@ impl RxPump {
 
     /// When the link wants a turn.
     pub(crate) fn v6_deadline(&self) -> Instant {
+        if !self.lost.is_empty() {
+            return Instant::ZERO;
+        }
         let groups = self.group_deadline();
         let Some(v6) = &self.v6 else {
             return groups;
@@ -76,25 +80,26 @@ impl RxPump {
     #[cold]
     pub(crate) fn turn_v6(&mut self, now: Instant, log: &mut impl Log) {
         self.report_groups(now);
+        self.end_lost_connections(now, log);
         let Some(v6) = &mut self.v6 else {
             self.v6_due = self.v6_deadline();
             return;
         };
         v6.path_mtus.expire(now);
         let Some(link) = &mut v6.link else {
-            return self.follow_v6(now, log);
+            return self.follow_v6();
         };
         let actions = link.on_time(now);
-        self.take_place(now, log);
+        self.take_place();
         for action in actions {
             self.act(action);
         }
-        self.take_place(now, log);
+        self.take_place();
         self.v6_due = self.v6_deadline();
     }
 
     /// Our place, if it has changed: for us, sockets, and the other groups.
-    fn take_place(&mut self, now: Instant, log: &mut impl Log) {
+    fn take_place(&mut self) {
         let Some(link) = self.v6.as_mut().and_then(|v6| v6.link.as_mut()) else {
             return;
         };
@@ -102,13 +107,13 @@ impl RxPump {
         if link.take_changed() {
             let place = link.place();
             self.world.set_v6(place);
-            self.follow_v6(now, log);
+            self.follow_v6();
         }
         self.v6_due = self.v6_deadline();
     }
 
     /// Takes the place that the first group knows.
-    fn follow_v6(&mut self, now: Instant, log: &mut impl Log) {
+    fn follow_v6(&mut self) {
         let version = self.world.shared.v6_version();
         let Some(v6) = &mut self.v6 else {
             return;
@@ -119,31 +124,10 @@ impl RxPump {
         v6.version = version;
         let opens = core::mem::take(&mut v6.opens);
         self.site.v6 = self.world.v6();
-        self.end_connections_of_lost_addresses(now, log);
-        for WaitingOpen { request_id, remote } in opens {
+        self.find_lost_connections();
+        for open in opens {
             // As if it were asked for now: the log may have no room at this moment.
-            let again = Command::Open { request_id, remote };
-            self.world.commands.push(again);
-        }
-    }
-
-    /// Connections of an address that is not ours any more end (RFC 4862 section 5.5.4). As far as
-    /// the log has room: what is left cannot be sent to us, and ends by itself.
-    fn end_connections_of_lost_addresses(&mut self, now: Instant, log: &mut impl Log) {
-        let site = &self.site;
-        let is_lost = |flow: &&Flow| {
-            let local = flow.local.address;
-            !local.is_v4() && !site.v6.has(local)
-        };
-        let mut lost: Vec<_> = self.hints.keys().filter(is_lost).copied().collect();
-        // In an order that does not depend on the table.
-        lost.sort_unstable_by_key(|flow| (flow.local, flow.remote));
-        for flow in lost {
-            if let Some(&conn) = self.hints.get(&flow)
-                && log.room() > crate::io::rx::BATCH
-            {
-                self.publish_command(now, Body::Abort { conn }, log);
-            }
+            self.world.commands.push(Command::Open(open));
         }
     }
 
@@ -202,7 +186,7 @@ impl RxPump {
             self.stats.not_ours += 1;
             return;
         }
-        if src[0] & 1 != 0 || is_martian_v6(from, to) {
+        if src[0] & 1 != 0 || !self.is_looping() && is_martian_v6(from, to) {
             self.stats.martians += 1;
             return;
         }
@@ -237,7 +221,7 @@ impl RxPump {
                 router,
             }) => {
                 let mac = mac.map(Mac).filter(|mac| mac.0[0] & 1 == 0);
-                if self.is_conflict(now, target, log) {
+                if self.is_conflict(now, target) {
                     return;
                 }
                 let flags = (solicited, overrides);
@@ -246,7 +230,7 @@ impl RxPump {
                     self.learned(now, mac, learned, log);
                 }
                 if !router {
-                    self.with_link(now, log, |link| link.on_no_router(target));
+                    self.with_link(|link| link.on_no_router(target));
                 }
             }
             Some(Message::Router(said)) => {
@@ -258,7 +242,7 @@ impl RxPump {
                     let reachable = Duration::from_millis(said.reachable_ms.into());
                     self.neighbors.set_reachable(reachable);
                 }
-                self.with_link(now, log, |link| link.on_router(&said, now));
+                self.with_link(|link| link.on_router(&said, now));
             }
             None => {
                 self.stats.neighbor_messages -= 1;
@@ -267,10 +251,10 @@ impl RxPump {
         }
     }
 
-    fn with_link(&mut self, now: Instant, log: &mut impl Log, what: impl FnOnce(&mut Link)) {
+    pub(super) fn with_link(&mut self, what: impl FnOnce(&mut Link)) {
         if let Some(link) = self.v6.as_mut().and_then(|v6| v6.link.as_mut()) {
             what(link);
-            self.take_place(now, log);
+            self.take_place();
         }
     }
 
@@ -288,7 +272,7 @@ impl RxPump {
         if link.is_some_and(|link| link.is_tentative(target)) {
             // Who asks as we do wants it for itself. Others are not answered yet.
             if is_probe {
-                self.with_link(now, log, |link| link.on_duplicate(target, now));
+                self.with_link(|link| link.on_duplicate(target, now));
             }
             return;
         }
@@ -315,10 +299,10 @@ impl RxPump {
 
     /// Whether somebody advertises an address that is ours, or may become ours. One that may does
     /// not (RFC 4862 section 5.4.4); one that is we keep, and say so at most every ten seconds.
-    fn is_conflict(&mut self, now: Instant, target: Address, log: &mut impl Log) -> bool {
+    fn is_conflict(&mut self, now: Instant, target: Address) -> bool {
         let link = self.v6.as_ref().and_then(|v6| v6.link.as_ref());
         if link.is_some_and(|link| link.is_tentative(target)) {
-            self.with_link(now, log, |link| link.on_duplicate(target, now));
+            self.with_link(|link| link.on_duplicate(target, now));
             return true;
         }
         if !self.site.v6.has(target) {
@@ -354,17 +338,23 @@ impl RxPump {
         if waits && v6.opens.len() < MAX_WAITING {
             v6.opens.push_back(open);
         } else if waits {
-            self.world
-                .complete_open(open.request_id, OpenResult::NoRoom);
+            self.world.complete_open(open.request_id, NO_ROOM);
         }
         waits
     }
 
-    /// Whether a flow of IPv6 that no connection has is none of ours.
+    /// Whether a flow that no connection has is none of ours. Who parsed it does not know our
+    /// addresses of IPv6, and may have seen an older one of IPv4.
     #[cold]
     pub(crate) fn is_foreign(&self, flow: &Flow) -> bool {
         let (local, remote) = (flow.local.address, flow.remote.address);
-        !local.is_v4() && (!self.site.v6.has(local) || self.site.v6.has(remote))
+        if self.is_looping() {
+            return !self.is_ours(local) || !self.is_ours(remote);
+        }
+        match local.is_v4() {
+            true => local != self.site.address,
+            false => !self.site.v6.has(local) || self.site.v6.has(remote),
+        }
     }
 
     /// Bytes of a packet to `remote`, at most.

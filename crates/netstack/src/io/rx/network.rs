@@ -28,9 +28,10 @@ impl RxPump {
     ) {
         // A packet to a single host in a frame to all hosts is a mistake, and dropped (RFC 1122
         // section 3.3.6).
-        let ours = |dst| self.site.classify(dst) == AddressKind::Local && !broadcast;
+        let ours = |dst| self.is_ours(dst) && !broadcast;
         match *packet {
             Packet::EchoRequest { dst } if ours(dst) => self.echo(frame, dst),
+            Packet::EchoReply { dst } if ours(dst) => self.take_echo_reply(now, frame),
             // One of IPv6 to a group is answered, too (RFC 4443 section 4.2).
             Packet::EchoRequest { dst } if !dst.is_v4() && self.is_to_all(dst, broadcast) => {
                 self.echo(frame, dst);
@@ -105,9 +106,9 @@ impl RxPump {
     /// From which of our addresses what was sent to `dst` is answered: that one, unless it is a
     /// group.
     fn own_source(&self, sender: Address, dst: Address) -> Option<Address> {
-        match self.site.classify(dst) {
-            AddressKind::Local => Some(dst),
-            _ => self.site.source(sender),
+        match self.is_ours(dst) {
+            true => Some(dst),
+            false => self.site.source(sender),
         }
     }
 
@@ -162,7 +163,7 @@ impl RxPump {
         self.reassembly.expire(now);
         for expired in self.reassembly.take_expired() {
             let to = wire::ends(&expired.quoted).map(|(_, to)| to);
-            let ours = to.is_some_and(|to| self.site.classify(to) == AddressKind::Local);
+            let ours = to.is_some_and(|to| self.is_ours(to));
             if self.group.is_first() && ours {
                 self.report_about(now, &expired.quoted, Report::ReassemblyTime);
             }
@@ -182,7 +183,12 @@ impl RxPump {
         let error = if sender.is_v4() {
             let ident = self.next_ident(sender, wire::ICMP);
             let mtu = self.world.limits.mtu;
-            wire::error_about(frame, report, mac, self.site.address, ident, mtu)
+            let source = if self.is_ours(to) {
+                to
+            } else {
+                self.site.address
+            };
+            wire::error_about(frame, report, mac, source, ident, mtu)
         } else {
             self.own_source(sender, to)
                 .and_then(|source| wire::icmpv6::error_about(frame, report, mac, source))

@@ -14,8 +14,9 @@ const TIMED_OUT: u32 = 32;
 const ABORTED: u32 = 64;
 const UNREACHABLE: u32 = 128;
 const SENT: u32 = 256;
+const LOST: u32 = 512;
 /// How a connection ends early.
-pub(super) const ERRORS: u32 = RESET | REFUSED | TIMED_OUT | ABORTED | UNREACHABLE;
+pub(super) const ERRORS: u32 = RESET | REFUSED | TIMED_OUT | ABORTED | UNREACHABLE | LOST;
 
 /// Why a connection ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,7 @@ pub(crate) enum EndReason {
     TimedOut,
     Unreachable,
     Aborted,
+    AddressLost,
 }
 
 /// The status of a connection as its application may know it.
@@ -68,6 +70,7 @@ impl ConnectionStatus {
             (TIMED_OUT, EndReason::TimedOut),
             (UNREACHABLE, EndReason::Unreachable),
             (ABORTED, EndReason::Aborted),
+            (LOST, EndReason::AddressLost),
         ];
         table
             .into_iter()
@@ -104,6 +107,7 @@ impl StreamRef<'_> {
             Event::TimedOut => TIMED_OUT,
             Event::Unreachable => UNREACHABLE,
             Event::Aborted => ABORTED,
+            Event::AddressLost => LOST,
         };
         self.set_status(bit);
     }

@@ -49,7 +49,6 @@ impl TxPump {
         let Some(taken) = self.offer::<MAX>(below) else {
             return done + self.send_past_hole::<MAX>();
         };
-        self.world.set_device_refuses(taken.is_err());
         match taken {
             Ok(taken) => {
                 self.transmitter.advance(taken);
@@ -63,13 +62,49 @@ impl TxPump {
     /// Offers frames to the device, and says how many it took. `None` if none is ready.
     #[inline(always)]
     fn offer<const MAX: usize>(&mut self, below: u64) -> Option<Result<usize, DeviceError>> {
+        if self.world.has_detours() {
+            return self.offer_or_loop::<MAX>(below);
+        }
         if self.transmitter.are_prepared() {
             let (first, count) = self.transmitter.ready_in_a_row(below, MAX);
-            return (count > 0).then(|| self.tx.transmit_prepared(first, count));
+            let taken = (count > 0).then(|| self.tx.transmit_prepared(first, count));
+            return taken.inspect(|taken| self.world.set_device_refuses(taken.is_err()));
         }
         let mut frames = ArrayVec::<_, MAX>::new();
         self.transmitter.ready(below, &mut frames);
-        (!frames.is_empty()).then(|| self.tx.transmit(&frames))
+        let taken = (!frames.is_empty()).then(|| self.tx.transmit(&frames));
+        taken.inspect(|taken| self.world.set_device_refuses(taken.is_err()))
+    }
+
+    /// As [`TxPump::offer`], where frames to ourselves may be among them: those do not leave. While
+    /// the link is down, the others are lost.
+    #[cold]
+    fn offer_or_loop<const MAX: usize>(
+        &mut self,
+        below: u64,
+    ) -> Option<Result<usize, DeviceError>> {
+        let mut frames = ArrayVec::<_, MAX>::new();
+        self.transmitter.ready(below, &mut frames);
+        let comes_back = self.world.comes_back(frames.first()?);
+        let mut first = frames.iter();
+        if comes_back {
+            let first = first.take_while(|frame| self.world.comes_back(frame));
+            let taken = first.take_while(|frame| self.world.loop_back(frame));
+            return Some(Ok(taken.count()));
+        }
+        let count = first.position(|frame| self.world.comes_back(frame));
+        let count = count.unwrap_or(frames.len());
+        if self.world.is_link_down() {
+            return Some(Ok(count));
+        }
+        let taken = if self.transmitter.are_prepared() {
+            let (first, count) = self.transmitter.ready_in_a_row(below, count);
+            self.tx.transmit_prepared(first, count)
+        } else {
+            self.tx.transmit(&frames[..count])
+        };
+        self.world.set_device_refuses(taken.is_err());
+        Some(taken)
     }
 
     /// The first unsent frame is not ready. Sends others once that has lasted for long enough.
@@ -78,11 +113,18 @@ impl TxPump {
             return 0;
         }
         let mut frames = ArrayVec::<_, MAX>::new();
-        let picked = self.transmitter.ready_behind(&mut frames);
+        let mut picked = self.transmitter.ready_behind(&mut frames);
+        // Those to ourselves wait for their turn.
+        if let Some(first) = frames.iter().position(|frame| self.world.comes_back(frame)) {
+            frames.truncate(first);
+            picked.truncate(first);
+        }
         if frames.is_empty() {
             return 0;
         }
-        let taken = if self.transmitter.are_prepared() {
+        let taken = if self.world.is_link_down() {
+            Ok(picked.len())
+        } else if self.transmitter.are_prepared() {
             let slots = picked.iter().map(|frame| self.transmitter.slot(*frame));
             transmit_one_by_one(&mut *self.tx, slots)
         } else {
@@ -107,8 +149,16 @@ impl TxPump {
             return done;
         }
         while let Some(frame) = self.held.take().or_else(|| self.world.control.pop()) {
-            let taken = self.tx.transmit(&[TxFrame::new(&frame)]);
-            self.world.set_device_refuses(taken.is_err());
+            let whole = TxFrame::new(&frame);
+            let taken = if self.world.comes_back(&whole) {
+                Ok(usize::from(self.world.loop_back(&whole)))
+            } else if self.world.is_link_down() {
+                Ok(1)
+            } else {
+                let taken = self.tx.transmit(&[whole]);
+                self.world.set_device_refuses(taken.is_err());
+                taken
+            };
             match taken {
                 Ok(0) => {
                     self.held = Some(frame);

@@ -201,6 +201,47 @@ impl Link {
         }
     }
 
+    /// An address that is given by hand, on the network that the first `len` bits of it name.
+    pub(crate) fn add_by_hand(&mut self, address: Ipv6Addr, len: u8, now: Instant) {
+        let own = Address::from(address);
+        let mut known = self.candidates.iter();
+        if known.any(|one| one.address == own && one.state != State::Duplicate) {
+            return;
+        }
+        // It was another host's, and is asked for anew.
+        self.remove(own);
+        // Those by hand come first.
+        let on_link = OnLink {
+            prefix: own,
+            len,
+            until: Instant::NEVER,
+        };
+        self.on_link.insert(self.config.addresses.len(), on_link);
+        self.config.addresses.push((address, len));
+        let forever = (Instant::NEVER, Instant::NEVER);
+        self.add(own, Origin::ByHand, forever, now);
+    }
+
+    /// An address is not ours any more. One that was made of a router's prefix comes again with
+    /// its next advertisement.
+    pub(crate) fn remove(&mut self, address: Address) {
+        self.candidates.retain(|one| one.address != address);
+        let mut by_hand = self.config.addresses.iter();
+        if let Some(at) = by_hand.position(|(own, _)| Address::from(*own) == address) {
+            self.config.addresses.remove(at);
+            self.on_link.remove(at);
+        }
+        self.has_changed = true;
+    }
+
+    /// The link is there again, perhaps another one: routers are asked anew.
+    pub(crate) fn ask_again(&mut self, now: Instant) {
+        if self.config.autoconfigure {
+            self.asked = 0;
+            self.ask_at = now + self.delay(MAX_DELAY);
+        }
+    }
+
     /// A random time below `most`, another one each time.
     fn delay(&mut self, most: Duration) -> Duration {
         self.delays += 1;

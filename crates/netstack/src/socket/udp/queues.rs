@@ -141,7 +141,7 @@ impl UdpShared {
     }
 
     pub(super) fn local_addr(&self) -> SocketAddr {
-        SocketAddr::new(self.world().local_address(self.families).ip(), self.port)
+        SocketAddr::new(self.world().local_address(self.binding).ip(), self.port)
     }
 
     /// What a poller looks at.
@@ -187,23 +187,33 @@ impl UdpShared {
         let address = Address::from(remote.ip());
         let mut world = self.world();
         if world.shared.has_interfaces() {
-            if interfaces::is_ourselves(&self.worlds, address) {
-                return Err(SocketError::Ourselves);
-            }
             world = &self.worlds[self.group_of(Some(remote))];
         }
-        world.with_site_for(address, |site| self.check_at(site, remote))
+        let is_up = !world.is_link_down();
+        world.with_site_for(address, |site| self.check_at(site, is_up, remote))
     }
 
-    fn check_at(&self, site: &Site, remote: SocketAddr) -> Result<(), SocketError> {
+    fn check_at(&self, site: &Site, is_up: bool, remote: SocketAddr) -> Result<(), SocketError> {
         let address = Address::from(remote.ip());
-        if site.is_ourselves(address) {
-            return Err(SocketError::Ourselves);
-        }
         if remote.port() == 0 {
             return Err(SocketError::Invalid);
         }
-        if !self.families.include(address) || !address.is_v4() && site.source(address).is_none() {
+        let bound = self.binding.address;
+        if bound.is_some_and(|bound| !site.is_ourselves(bound)) {
+            return Err(SocketError::NotOurs);
+        }
+        let families = self.binding.families;
+        if !families.include(address) || !address.is_v4() && site.source(address).is_none() {
+            return Err(SocketError::NoRoute);
+        }
+        if site.is_ourselves(address) {
+            return Ok(());
+        }
+        // What is bound to an address of this host alone speaks to this host alone.
+        if !is_up
+            || address.ip().is_loopback()
+            || bound.is_some_and(|bound| bound.ip().is_loopback())
+        {
             return Err(SocketError::NoRoute);
         }
         if address.is_multicast() {

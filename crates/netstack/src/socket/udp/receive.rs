@@ -1,6 +1,6 @@
 //! Receiving: in place, by a copy, or many datagrams at once.
 
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use std::io;
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use super::{UdpReceiver, UdpShared};
 use crate::error::SocketError;
 use crate::io::stream::{DeliveryCursor, StreamRef};
 use crate::socket::interfaces;
-use crate::udp::record::{self, HEADER, Header};
+use crate::time::Instant;
+use crate::udp::record::{HEADER, Header, MORE, More};
 
 /// A datagram where it lies in its socket's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +23,21 @@ pub struct Received<'a> {
     pub ttl: u8,
     /// DSCP (RFC 2474) in the upper six bits, ECN (RFC 3168) in the lower two.
     pub tos: u8,
+    /// As [`UdpSocket::set_packet_info`](super::UdpSocket::set_packet_info) asks for it.
+    pub info: Option<PacketInfo>,
+}
+
+/// Where a datagram was sent to, and when it came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PacketInfo {
+    /// The address that it was sent to: one of ours, a group, or a broadcast address.
+    pub local: IpAddr,
+    /// The number of the interface that it came to, of which the first is 1.
+    pub interface: u32,
+    /// When the stack took it from the device, as the age of the stack
+    /// ([`Stack::now`](crate::Stack::now)).
+    pub arrived: Instant,
 }
 
 /// Room for a datagram that [`UdpSocket::recv_many`](super::UdpSocket::recv_many) fills.
@@ -34,6 +50,8 @@ pub struct Datagram {
     pub ttl: u8,
     /// DSCP (RFC 2474) in the upper six bits, ECN (RFC 3168) in the lower two.
     pub tos: u8,
+    /// As [`UdpSocket::set_packet_info`](super::UdpSocket::set_packet_info) asks for it.
+    pub info: Option<PacketInfo>,
     /// As many bytes as there is room for.
     room: Box<[u8]>,
     len: usize,
@@ -46,6 +64,7 @@ impl Datagram {
             from: SocketAddr::new([0, 0, 0, 0].into(), 0),
             ttl: 0,
             tos: 0,
+            info: None,
             room: vec![0; bytes].into(),
             len: 0,
         }
@@ -58,6 +77,7 @@ impl Datagram {
 
     fn fill(&mut self, received: Received<'_>) {
         (self.from, self.ttl, self.tos) = (received.from, received.ttl, received.tos);
+        self.info = received.info;
         self.len = received.copy_to(&mut self.room);
     }
 }
@@ -236,6 +256,11 @@ impl<'a> Received<'a> {
     /// As it is told that it came to group `group` of a socket.
     fn at(mut self, shared: &UdpShared, group: usize) -> Self {
         self.from = interfaces::scoped(&shared.worlds, self.from, group);
+        if let Some(info) = &mut self.info
+            && shared.worlds[0].shared.has_interfaces()
+        {
+            info.interface = group as u32 + 1;
+        }
         self
     }
 
@@ -255,16 +280,30 @@ impl<'a> Received<'a> {
         let first = if a.is_empty() { b } else { a };
         let header = Header::read(first).ok_or(SocketError::WouldBlock)?;
         let len = usize::from(header.len);
-        let payload = &first[HEADER..];
+        let (mut payload, mut behind) = (&first[HEADER..], if a.is_empty() { a } else { b });
+        let mut info = None;
+        if header.has_more {
+            // It does not wrap either.
+            if payload.is_empty() {
+                (payload, behind) = (behind, payload);
+            }
+            info = More::read(payload).map(|more| PacketInfo {
+                local: more.local.ip(),
+                interface: 1,
+                arrived: more.arrived,
+            });
+            payload = payload.get(MORE..).unwrap_or_default();
+        }
         let parts = match payload.get(..len) {
             Some(whole) => (whole, &[][..]),
-            None => (payload, &b[..len - payload.len()]),
+            None => (payload, &behind[..len - payload.len()]),
         };
         Ok(Received {
             from: header.remote.into(),
             parts,
             ttl: header.ttl,
             tos: header.tos,
+            info,
         })
     }
 }
@@ -275,7 +314,7 @@ fn consume_first(queue: &StreamRef<'_>, seen: &mut DeliveryCursor) -> bool {
     let first = if a.is_empty() { b } else { a };
     let header = Header::read(first);
     if let Some(header) = header {
-        queue.read(record::len(header.len) as usize, seen, 0);
+        queue.read(header.record_len() as usize, seen, 0);
     }
     header.is_some()
 }

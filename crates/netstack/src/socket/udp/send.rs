@@ -133,6 +133,7 @@ impl UdpSender {
             len,
             ttl: place.ttl.load(Ordering::Relaxed),
             tos: place.tos.load(Ordering::Relaxed),
+            has_more: false,
         };
         queue.write(&header.to_bytes());
         write(&queue);

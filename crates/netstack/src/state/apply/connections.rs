@@ -214,6 +214,10 @@ impl Replica {
     ) {
         self.evict_time_wait(out);
         let flow = self.choose_port(ends);
+        if flow.is_none() && ends.local.port != 0 {
+            out.push(Effect::PortTaken { request_id });
+            return;
+        }
         let conn = flow.and_then(|flow| Some((flow, self.allocate()?)));
         let Some((flow, conn)) = conn else {
             self.stats.table_full += u64::from(!self.has_place());
@@ -242,7 +246,8 @@ impl Replica {
     /// which the peer's segments belong to this group.
     pub(super) fn choose_port(&self, ends: Flow) -> Option<Flow> {
         if ends.local.port != 0 {
-            return self.demux.find(&ends).is_none().then_some(ends);
+            let is_free = self.demux.find(&ends).is_none() && !self.listeners.has(ends.local.port);
+            return is_free.then_some(ends);
         }
         let flow = |port| Flow {
             local: Endpoint::new(ends.local.address, port),

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use crate::keys::Domain;
 use crate::log::effect::{Effect, EffectSink};
-use crate::log::request::{Body, ConnId, Families, Flags, Flow, Mac, Request, Segment, Verdict};
+use crate::log::request::{Binding, Body, ConnId, Flags, Flow, Mac, Request, Segment, Verdict};
 use crate::seqnum::SeqNum;
 use crate::state::apply::{Replica, State};
 use crate::tcp::{self, Cx, Tcb};
@@ -20,8 +20,8 @@ use crate::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Listener {
     backlog: u16,
-    /// Whose connections it accepts.
-    families: Families,
+    /// Which connections it accepts.
+    binding: Binding,
     /// Connections in SYN-RECEIVED.
     half_open: u32,
     /// Connections established since the port listens.
@@ -54,14 +54,14 @@ impl Listeners {
 
     /// Whether there is a listener for connections of `flow`.
     pub(crate) fn takes(&self, flow: &Flow) -> bool {
-        let families = |listener: &Listener| listener.families.include(flow.remote.address);
-        self.ports.get(&flow.local.port).is_some_and(families)
+        let takes = |listener: &Listener| listener.binding.takes(flow.local.address);
+        self.ports.get(&flow.local.port).is_some_and(takes)
     }
 
-    pub(crate) fn open(&mut self, port: u16, backlog: u16, families: Families) {
+    pub(crate) fn open(&mut self, port: u16, backlog: u16, binding: Binding) {
         self.ports.entry(port).or_insert(Listener {
             backlog: backlog.max(1),
-            families,
+            binding,
             half_open: 0,
             established: 0,
             accepted: 0,
@@ -115,7 +115,7 @@ impl Listeners {
         for (port, listener) in ports {
             let Listener {
                 backlog,
-                families,
+                binding,
                 half_open,
                 established,
                 accepted,
@@ -124,7 +124,12 @@ impl Listeners {
             add(u64::from(*port) << 48 | u64::from(backlog) << 32 | u64::from(half_open));
             add(established);
             // That of most is 0.
-            add(accepted ^ (families as u64) << 62);
+            let Binding { families, address } = binding;
+            // That of most is 0.
+            let only = address.map_or(0, |only| {
+                only.words()[0] ^ only.words()[1].rotate_left(32) | 1
+            });
+            add(accepted ^ (families as u64) << 62 ^ only);
             add(cookies_until.as_nanos());
         }
     }

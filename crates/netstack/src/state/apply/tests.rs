@@ -36,7 +36,7 @@ impl Fixture {
         fixture.command(Body::Listen {
             port: PORT,
             backlog,
-            families: crate::log::request::Families::Both,
+            binding: crate::log::request::Binding::default(),
         });
         fixture
     }

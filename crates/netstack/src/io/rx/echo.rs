@@ -1,0 +1,101 @@
+//! Echo requests of sockets in the receive pump, and the replies to them (RFC 792, RFC 4443 section
+//! 4). None of this is in the log.
+
+use std::collections::VecDeque;
+
+use dominoes_drivers::Frame;
+
+use crate::io::echo::{EchoReply, EchoRequest};
+use crate::io::rx::RxPump;
+use crate::ip::fragment::cut_frame;
+use crate::packet as wire;
+use crate::time::Instant;
+
+/// Requests that have no reply yet, at most; the oldest are forgotten.
+const MOST_WAITING: usize = 1024;
+
+/// Requests that were sent and have no reply yet, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Echoes {
+    sent: VecDeque<(u16, u16, Instant)>,
+}
+
+impl Echoes {
+    fn sent(&mut self, ident: u16, sequence: u16, now: Instant) {
+        if self.sent.len() == MOST_WAITING {
+            self.sent.pop_front();
+        }
+        self.sent.push_back((ident, sequence, now));
+    }
+
+    /// When the request was sent that has its reply now.
+    fn replied(&mut self, ident: u16, sequence: u16) -> Option<Instant> {
+        let is = |(of, number, _): &(u16, u16, Instant)| (*of, *number) == (ident, sequence);
+        let at = self.sent.iter().position(is)?;
+        self.sent.remove(at).map(|(_, _, at)| at)
+    }
+}
+
+impl RxPump {
+    /// Sends the echo requests of a socket.
+    pub(super) fn send_echoes(&mut self, now: Instant, ident: u16) {
+        let queues = self.world.socket_table().echoes.get(&ident).cloned();
+        while let Some(request) = queues.as_ref().and_then(|queues| queues.request()) {
+            self.send_echo(now, ident, &request);
+        }
+    }
+
+    fn send_echo(&mut self, now: Instant, ident: u16, request: &EchoRequest) {
+        let EchoRequest { to, sequence, .. } = *request;
+        let Some(source) = self.site.source(to) else {
+            self.stats.unresolved += 1;
+            return;
+        };
+        let protocol = if to.is_v4() { wire::ICMP } else { wire::ICMPV6 };
+        let number = self.next_ident(to, protocol);
+        let frame = wire::echo_request(
+            (self.world.mac, source),
+            (to, request.ttl),
+            number,
+            (ident, sequence),
+            &request.data,
+        );
+        let mut frames = cut_frame(frame, self.path_mtu(to), number);
+        self.echoes.sent(ident, sequence, now);
+        if let Some(mac) = self.resolve_next_hop(now, to) {
+            for frame in &mut frames {
+                wire::set_link_dst(frame, mac.0);
+            }
+            frames.into_iter().for_each(|frame| self.control(frame));
+        } else if let Some(next_hop) = self.site.next_hop(to) {
+            let held = self.neighbors.queue_frames(next_hop, frames, now);
+            self.stats.unresolved += held.dropped;
+            if held.ask {
+                self.request_address(next_hop, None);
+            }
+        } else {
+            self.stats.unresolved += 1;
+        }
+    }
+
+    /// A reply came, to somebody's request.
+    pub(super) fn take_echo_reply(&mut self, now: Instant, frame: &Frame) {
+        self.stats.echo_replies += 1;
+        let Some(reply) = wire::echo_of(frame.bytes()) else {
+            return;
+        };
+        let Some(sent) = self.echoes.replied(reply.ident, reply.sequence) else {
+            return;
+        };
+        let queues = self.world.socket_table().echoes.get(&reply.ident).cloned();
+        if let Some(queues) = queues {
+            queues.reply(EchoReply {
+                from: reply.from.ip(),
+                sequence: reply.sequence,
+                data: reply.data.to_vec(),
+                ttl: reply.ttl,
+                round_trip: now.since(sent).into(),
+            });
+        }
+    }
+}

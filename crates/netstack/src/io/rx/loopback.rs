@@ -1,0 +1,90 @@
+//! Packets to ourselves (RFC 1122 section 3.2.1.3 (g)).
+//!
+//! They have our own link-layer address as source and destination. The transmit pump puts such
+//! frames into the mailbox of the group that they are for, instead of giving them to the device, so
+//! the wire never sees one. The receive pump takes them from there, with a parser of their own:
+//! header templates of the wire's frames match none of them, and none of theirs matches a frame
+//! that a neighbour forged. What looks like them on the wire is martian, as ever.
+
+use crate::io::Batch;
+use crate::io::gro::Parser;
+use crate::io::rx::{BATCH, Log, RESERVED, RunPublisher, RxPump};
+use crate::ip::route::AddressKind;
+use crate::log::request::{Address, Mac};
+use crate::time::Instant;
+use std::sync::Arc;
+
+/// Packets to ourselves in the receive pump.
+#[derive(Default)]
+pub(super) struct Loopback {
+    /// Made when it is needed.
+    parser: Option<Parser>,
+    /// Whether a frame that came back is handled at present.
+    is_active: bool,
+}
+
+impl RxPump {
+    /// Our link-layer address, for packets that come back to us, if those to `address` do.
+    pub(crate) fn own_mac_for(&self, address: Address) -> Option<Mac> {
+        if !self.site.is_ourselves(address) {
+            return None;
+        }
+        self.world.enable_loopback();
+        Some(Mac(self.world.mac))
+    }
+
+    /// Handles frames that we sent to ourselves, as far as the log has room. Returns how many.
+    #[cold]
+    pub(super) fn take_looped(&mut self, now: Instant, log: &mut impl Log) -> usize {
+        // Every frame may need a place in the log, and so may the gathered datagrams.
+        let room = log.room().saturating_sub(RESERVED + 2).min(BATCH);
+        let looped = &self.world.mailbox.looped;
+        let frames: Vec<_> = core::iter::from_fn(|| looped.pop()).take(room).collect();
+        if frames.is_empty() {
+            return 0;
+        }
+        // What answers them comes back, too.
+        self.world.enable_loopback();
+        let count = frames.len();
+        let batch = Batch::new(frames);
+        self.loopback.is_active = true;
+        self.parse_and_publish(now, &batch, log);
+        self.loopback.is_active = false;
+        self.recycler.put_batch(batch);
+        self.stats.looped += count as u64;
+        count
+    }
+
+    /// As [`Parser::parse`], of frames that came back.
+    pub(super) fn parse_looped(&mut self, now: Instant, batch: &Batch, log: &mut impl Log) -> u64 {
+        let world = Arc::clone(&self.world);
+        let mut parser = match self.loopback.parser.take() {
+            Some(parser) => parser,
+            None => Parser::new(),
+        };
+        let mut publishing = RunPublisher {
+            pump: self,
+            now,
+            log,
+        };
+        let segments = parser.parse_looped(&world, batch, &mut publishing);
+        self.loopback.parser = Some(parser);
+        segments
+    }
+
+    /// Whether frames that came back are handled at present.
+    pub(super) fn is_looping(&self) -> bool {
+        self.loopback.is_active
+    }
+
+    /// Whether a packet to `address` is for us alone.
+    pub(crate) fn is_ours(&self, address: Address) -> bool {
+        self.site.classify(address) == AddressKind::Local
+            || self.loopback.is_active && self.site.is_ourselves(address)
+    }
+
+    /// Whether no packet between these addresses can come the way that the one at hand came.
+    pub(crate) fn is_martian(&self, ends: (Address, Address)) -> bool {
+        !self.loopback.is_active && self.site.is_martian(ends)
+    }
+}

@@ -1,0 +1,180 @@
+//! Echo requests to other hosts (RFC 792, RFC 4443 section 4): a ping.
+
+use core::net::IpAddr;
+use core::sync::atomic::{AtomicU8, Ordering};
+use core::time::Duration;
+use std::io;
+use std::sync::Arc;
+
+use super::wait::WaitPolicy;
+use super::{Sockets, interfaces, valid_ttl};
+use crate::error::SocketError;
+use crate::io::echo::{EchoQueues, EchoReply, EchoRequest};
+use crate::io::world::{Command, World};
+use crate::keys::Domain;
+use crate::log::request::Address;
+
+/// Bytes that a request carries, at most: 65,535 less the headers of IPv4 and ICMP.
+const MOST_DATA: usize = 65_535 - 20 - 8;
+/// Time to live of requests, unless told otherwise (RFC 1122 section 3.2.1.7).
+const TTL: u8 = 64;
+
+/// A socket that sends echo requests, and receives the replies to them. Several are told apart by
+/// their identifiers. Replies wait in a queue of 256; the oldest make room.
+///
+/// ```
+/// use dominoes_drivers::memory::{self, MemoryConfig};
+/// use dominoes_netstack::Stack;
+///
+/// let (left, right) = memory::pair(MemoryConfig::default());
+/// let _host = Stack::builder("10.0.0.1/24").start(left)?;
+/// let stack = Stack::builder("10.0.0.2/24").start(right)?;
+/// let ping = stack.sockets().open_echo()?;
+/// ping.send([10, 0, 0, 1].into(), 1, b"hello")?;
+/// let reply = ping.recv()?;
+/// assert_eq!((reply.sequence, &reply.data[..]), (1, &b"hello"[..]));
+/// println!("{} after {:?}", reply.from, reply.round_trip);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct EchoSocket {
+    worlds: Arc<[Arc<World>]>,
+    ident: u16,
+    queues: Arc<EchoQueues>,
+    wait: WaitPolicy,
+    ttl: AtomicU8,
+}
+
+impl Sockets {
+    /// A socket for echo requests, with an identifier that no other socket of the stack has.
+    ///
+    /// # Errors
+    /// [`SocketError::NoRoom`] if all identifiers are taken; [`SocketError::Down`].
+    pub fn open_echo(&self) -> Result<EchoSocket, SocketError> {
+        self.check_up()?;
+        let world = self.world();
+        let mut table = world.socket_table();
+        let start = world.random_port(Domain::UdpPort, table.next_request_id()) as u16;
+        let mut all = (0..=u16::MAX).map(|i| start.wrapping_add(i));
+        let ident = all.find(|ident| !table.echoes.contains_key(ident));
+        let ident = ident.ok_or(SocketError::NoRoom)?;
+        let queues = Arc::new(EchoQueues::new());
+        table.echoes.insert(ident, Arc::clone(&queues));
+        drop(table);
+        Ok(EchoSocket {
+            worlds: self.worlds.clone(),
+            ident,
+            queues,
+            wait: WaitPolicy::default(),
+            ttl: AtomicU8::new(TTL),
+        })
+    }
+}
+
+impl EchoSocket {
+    /// What its requests are told apart by from those of others.
+    pub fn ident(&self) -> u16 {
+        self.ident
+    }
+
+    /// Sends a request; long ones go in fragments. Never blocks. It is sent once the link-layer
+    /// address of the next hop is known, and lost if nobody answers for that.
+    ///
+    /// # Errors
+    /// [`SocketError::TooLong`] above 65,507 bytes; [`SocketError::NoRoute`] if no route leads
+    /// there; [`SocketError::Unreachable`] if it is not the address of one host;
+    /// [`SocketError::WouldBlock`] if too many wait to be sent; [`SocketError::Down`].
+    pub fn send(&self, to: IpAddr, sequence: u16, data: &[u8]) -> Result<(), SocketError> {
+        let address = Address::from(to);
+        let group = interfaces::towards(&self.worlds, (to, 0).into()).unwrap_or(0);
+        let world = &self.worlds[group];
+        if world.is_closing() {
+            return Err(SocketError::Down);
+        }
+        if data.len() > MOST_DATA {
+            return Err(SocketError::TooLong);
+        }
+        world.with_site_for(address, |site| {
+            let leads = site.next_hop(address).is_some() && !address.ip().is_loopback();
+            match site.is_one_host(address) {
+                false => Err(SocketError::Unreachable),
+                true if site.source(address).is_none() => Err(SocketError::NoRoute),
+                true if site.is_ourselves(address) || leads && !world.is_link_down() => Ok(()),
+                true => Err(SocketError::NoRoute),
+            }
+        })?;
+        let request = EchoRequest {
+            to: address,
+            sequence,
+            ttl: self.ttl.load(Ordering::Relaxed),
+            data: data.to_vec(),
+        };
+        if !self.queues.ask(request) {
+            return Err(SocketError::WouldBlock);
+        }
+        world.command(Command::Echo { ident: self.ident });
+        Ok(())
+    }
+
+    /// The oldest reply, if there is one.
+    ///
+    /// # Errors
+    /// [`SocketError::WouldBlock`], [`SocketError::Down`].
+    pub fn try_recv(&self) -> Result<EchoReply, SocketError> {
+        match self.queues.take() {
+            Some(reply) => Ok(reply),
+            None if self.worlds[0].is_down() => Err(SocketError::Down),
+            None => Err(SocketError::WouldBlock),
+        }
+    }
+
+    /// As [`EchoSocket::try_recv`], waiting for a reply.
+    ///
+    /// # Errors
+    /// [`SocketError::WouldBlock`] after the timeout, or if the socket does not block;
+    /// [`SocketError::Down`].
+    pub fn recv(&self) -> io::Result<EchoReply> {
+        let until = self.wait.begin();
+        Ok(until.retry(&self.queues.event, || self.try_recv())?)
+    }
+
+    /// How long [`EchoSocket::recv`] waits; `None`, the default, for ever.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] if it is zero.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        Ok(self.wait.set_timeout(timeout)?)
+    }
+
+    /// Whether [`EchoSocket::recv`] returns [`SocketError::WouldBlock`] where it would wait.
+    /// Default: no.
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.wait.set_nonblocking(nonblocking);
+        Ok(())
+    }
+
+    /// Hops that requests may make, 1 to 255. Default 64.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] out of this range.
+    pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
+        self.ttl.store(valid_ttl(ttl)?, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Drop for EchoSocket {
+    fn drop(&mut self) {
+        self.worlds[0].socket_table().echoes.remove(&self.ident);
+    }
+}
+
+impl core::fmt::Debug for EchoSocket {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("EchoSocket")
+            .field("ident", &self.ident)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,351 @@
+//! Addresses that come and go while a stack runs, and links that go down and up, over both families
+//! and in every variant.
+
+#![cfg(feature = "testkit")]
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_drivers::{Capabilities, Device, DeviceError, DeviceRx, DeviceTx, TxFrame, TxStats};
+use dominoes_netstack::testkit::Variant;
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::groups::{self, INBOX};
+use dominoes_netstack::variants::{self, Setup, single::Single};
+use dominoes_netstack::{Ipv6Config, SocketError, Sockets, TcpStream};
+
+const PORT: u16 = 7;
+
+fn address(is_v4: bool, host: u8) -> IpAddr {
+    match is_v4 {
+        true => Ipv4Addr::new(10, 0, 0, host).into(),
+        false => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, host.into()).into(),
+    }
+}
+
+fn prefix(is_v4: bool) -> u8 {
+    if is_v4 { 24 } else { 64 }
+}
+
+fn setup(host: u8) -> Setup {
+    let config = Ipv6Config::default()
+        .autoconfigure(false)
+        .duplicate_probes(0);
+    let setup = Setup::new(address(true, host), 24, [u64::from(host), 7]).announce(true);
+    match address(false, host) {
+        IpAddr::V6(v6) => setup.ipv6(config.address(v6, 64)),
+        IpAddr::V4(_) => setup,
+    }
+}
+
+/// The stack, which is host 1, and host 2.
+struct Fixture {
+    stacks: Vec<Box<dyn variants::Variant>>,
+    host: Single,
+    now: Instant,
+}
+
+impl Fixture {
+    fn all() -> impl Iterator<Item = Fixture> {
+        let by_variant = Variant::ALL.into_iter().map(|variant| {
+            Fixture::over(|setup, device| vec![variant.build(setup, Box::new(device)).unwrap()])
+        });
+        by_variant.chain([Fixture::over(|setup, device| {
+            let parts = groups::divide(setup, 3, Box::new(device), INBOX).unwrap();
+            let stack = |(setup, device)| -> Box<dyn variants::Variant> {
+                Box::new(Single::new(setup, Box::new(device)).unwrap())
+            };
+            parts.into_iter().map(stack).collect()
+        })])
+    }
+
+    fn over(
+        build: impl Fn(Setup, memory::MemoryDevice) -> Vec<Box<dyn variants::Variant>>,
+    ) -> Fixture {
+        let (here, there) = memory::pair(MemoryConfig::default());
+        let mut fixture = Fixture {
+            stacks: build(setup(1), here),
+            host: Single::new(setup(2), Box::new(there)).unwrap(),
+            now: Instant::from_millis(1),
+        };
+        fixture.turn();
+        fixture
+    }
+
+    fn sockets(&self) -> Sockets {
+        groups::sockets(self.stacks.iter().map(|stack| stack.sockets()))
+    }
+
+    fn turn(&mut self) {
+        for _ in 0..40 {
+            self.now += Duration::from_micros(50);
+            for stack in &mut self.stacks {
+                stack.turn(self.now);
+            }
+            self.host.turn(self.now);
+        }
+        // Replicas agree.
+        self.stacks.iter().for_each(|stack| {
+            stack.compare().unwrap();
+        });
+    }
+
+    /// Lets so much time pass.
+    fn pass(&mut self, time: Duration) {
+        let until = self.now + time;
+        while self.now < until {
+            self.now += Duration::from_millis(20);
+            self.turn();
+        }
+    }
+
+    fn connect(&mut self, from: &Sockets, to: SocketAddr) -> Result<TcpStream, SocketError> {
+        let mut connecting = from.begin_connect(to)?;
+        for _ in 0..10 {
+            self.turn();
+            if let Some(stream) = connecting.try_finish()? {
+                return Ok(stream);
+            }
+        }
+        Err(SocketError::WouldBlock)
+    }
+}
+
+#[test]
+fn connections_of_a_lost_address_end_and_those_of_a_new_one_begin() {
+    for mut fixture in Fixture::all() {
+        let (ours, theirs) = (fixture.sockets(), fixture.host.sockets());
+        let listener = ours.listen(PORT, 64).unwrap();
+        let mut udp = ours.bind_udp(PORT).unwrap();
+        let their_listener = theirs.listen(PORT, 64).unwrap();
+        let mut peer = theirs.bind_udp(0).unwrap();
+        for is_v4 in [true, false] {
+            let old = address(is_v4, 1);
+            let new = address(is_v4, 9);
+            // That of IPv4 is another one by then.
+            let other = address(!is_v4, if is_v4 { 1 } else { 9 });
+            let mut lost = Vec::new();
+            let mut unaware = Vec::new();
+            for _ in 0..8 {
+                unaware.push(
+                    fixture
+                        .connect(&theirs, SocketAddr::new(old, PORT))
+                        .unwrap(),
+                );
+                lost.push(listener.try_accept().unwrap().0);
+                let to = SocketAddr::new(address(is_v4, 2), PORT);
+                lost.push(fixture.connect(&ours, to).unwrap());
+                unaware.push(their_listener.try_accept().unwrap().0);
+            }
+            let mut kept = fixture
+                .connect(&theirs, SocketAddr::new(other, PORT))
+                .unwrap();
+            let (mut own, _) = listener.try_accept().unwrap();
+
+            assert_eq!(ours.remove_address(new), Err(SocketError::NotOurs));
+            ours.remove_address(old).unwrap();
+            fixture.turn();
+            assert_eq!(ours.remove_address(old), Err(SocketError::NotOurs));
+            for stream in &mut lost {
+                assert_eq!(stream.try_read(&mut [0; 8]), Err(SocketError::AddressLost));
+                let error = stream.take_error().unwrap().unwrap();
+                assert_eq!(error.kind(), std::io::ErrorKind::ConnectionAborted);
+            }
+            // Their peers hear nothing of it.
+            for stream in &mut unaware {
+                assert_eq!(stream.try_read(&mut [0; 8]), Err(SocketError::WouldBlock));
+            }
+            kept.try_write(b"hello").unwrap();
+            fixture.turn();
+            assert_eq!(own.try_read(&mut [0; 8]), Ok(5));
+            // Nobody is there any more, and nothing can begin from there.
+            let gone = fixture.connect(&theirs, SocketAddr::new(old, PORT));
+            assert_eq!(gone.err(), Some(SocketError::WouldBlock));
+            peer.try_send_to(b"x", SocketAddr::new(old, PORT)).unwrap();
+            fixture.turn();
+            assert_eq!(udp.try_recv_from(&mut [0; 8]), Err(SocketError::WouldBlock));
+            if is_v4 {
+                let to = SocketAddr::new(address(is_v4, 2), PORT);
+                let error = fixture.connect(&ours, to).err();
+                assert_eq!(error, Some(SocketError::NoRoute));
+            }
+
+            ours.add_address(1, new, prefix(is_v4)).unwrap();
+            fixture.turn();
+            let taken = Err(SocketError::AddressTaken);
+            assert_eq!(ours.add_address(1, new, prefix(is_v4)), taken);
+            assert!(ours.interfaces()[0].addresses.contains(&new));
+            let there = fixture
+                .connect(&theirs, SocketAddr::new(new, PORT))
+                .unwrap();
+            let (here, _) = listener.try_accept().unwrap();
+            assert_eq!(here.local_addr().unwrap().ip(), new);
+            assert_eq!(there.local_addr().unwrap(), here.peer_addr().unwrap());
+            peer.try_send_to(b"hello", SocketAddr::new(new, PORT))
+                .unwrap();
+            fixture.turn();
+            let (len, from) = udp.try_recv_from(&mut [0; 8]).unwrap();
+            assert_eq!(len, 5);
+            udp.try_send_to(b"answer", from).unwrap();
+            fixture.turn();
+            let answer = peer.try_recv_from(&mut [0; 8]);
+            assert_eq!(answer, Ok((6, SocketAddr::new(new, PORT))));
+        }
+    }
+}
+
+#[test]
+fn what_is_bound_to_a_lost_address_serves_again_when_that_comes_back() {
+    for mut fixture in Fixture::all() {
+        let (ours, theirs) = (fixture.sockets(), fixture.host.sockets());
+        for is_v4 in [true, false] {
+            let at = SocketAddr::new(address(is_v4, 1), 99);
+            let to = SocketAddr::new(address(is_v4, 2), 99);
+            let listener = ours.listen_on(at, 8).unwrap();
+            let mut udp = ours.bind_udp_on(at).unwrap();
+            ours.remove_address(at.ip()).unwrap();
+            fixture.turn();
+            assert_eq!(udp.try_send_to(b"x", to), Err(SocketError::NotOurs));
+            assert_eq!(ours.listen_on(at, 8).err(), Some(SocketError::NotOurs));
+            ours.add_address(1, at.ip(), prefix(is_v4)).unwrap();
+            fixture.turn();
+            let _there = fixture.connect(&theirs, at).unwrap();
+            assert!(listener.try_accept().is_ok());
+            assert_eq!(udp.try_send_to(b"x", to), Ok(()));
+        }
+    }
+}
+
+#[test]
+fn opens_that_wait_while_their_address_is_lost_end() {
+    for mut fixture in Fixture::all() {
+        let ours = fixture.sockets();
+        for is_v4 in [true, false] {
+            // Nobody has the address, so these wait for an answer.
+            let to = SocketAddr::new(address(is_v4, 77), PORT);
+            let from = SocketAddr::new(address(is_v4, 1), 0);
+            let mut any = ours.begin_connect(to).unwrap();
+            let mut bound = ours.begin_connect_from(from, to).unwrap();
+            fixture.turn();
+            ours.remove_address(from.ip()).unwrap();
+            fixture.pass(Duration::from_secs(5));
+            assert_eq!(any.try_finish().err(), Some(SocketError::Unreachable));
+            assert!(bound.try_finish().is_err());
+        }
+    }
+}
+
+#[test]
+fn a_link_that_is_down_loses_what_is_sent_and_connections_go_on_when_it_is_up() {
+    for mut fixture in Fixture::all() {
+        let (ours, theirs) = (fixture.sockets(), fixture.host.sockets());
+        let listener = ours.listen(PORT, 64).unwrap();
+        let mut udp = ours.bind_udp(PORT).unwrap();
+        for is_v4 in [true, false] {
+            let at = SocketAddr::new(address(is_v4, 1), PORT);
+            let to = SocketAddr::new(address(is_v4, 2), PORT);
+            let mut there = fixture.connect(&theirs, at).unwrap();
+            let (mut here, _) = listener.try_accept().unwrap();
+            ours.set_link_up(1, false).unwrap();
+            fixture.turn();
+            assert!(!ours.interfaces()[0].is_up);
+            assert_eq!(ours.begin_connect(to).err(), Some(SocketError::NoRoute));
+            assert_eq!(udp.try_send_to(b"x", to), Err(SocketError::NoRoute));
+            // The stack talks to itself as before.
+            fixture.connect(&ours, at).unwrap();
+            assert!(listener.try_accept().is_ok());
+            here.try_write(b"from here").unwrap();
+            there.try_write(b"from there").unwrap();
+            fixture.pass(Duration::from_millis(500));
+            let would_block = Err(SocketError::WouldBlock);
+            assert_eq!(here.try_read(&mut [0; 16]), would_block);
+            assert_eq!(there.try_read(&mut [0; 16]), would_block);
+            ours.set_link_up(1, true).unwrap();
+            fixture.pass(Duration::from_secs(2));
+            assert_eq!(here.try_read(&mut [0; 16]), Ok(10));
+            assert_eq!(there.try_read(&mut [0; 16]), Ok(9));
+            assert!(ours.interfaces()[0].is_up);
+        }
+        let none = SocketError::Invalid;
+        assert_eq!(ours.set_link_up(2, true), Err(none));
+        assert_eq!(ours.add_address(0, address(true, 3), 24), Err(none));
+        assert_eq!(ours.add_address(1, address(true, 3), 33), Err(none));
+        let second = ours.add_address(1, address(true, 3), 24);
+        assert_eq!(second, Err(SocketError::AddressTaken));
+        for nobody in ["127.0.0.1", "0.0.0.0", "224.0.0.1", "::1", "::", "ff02::1"] {
+            let nobody = nobody.parse().unwrap();
+            assert_eq!(ours.add_address(1, nobody, 32), Err(none), "{nobody}");
+        }
+    }
+}
+
+/// A device whose link goes down.
+struct Unplugged {
+    inner: memory::MemoryDevice,
+    is_down: Arc<AtomicBool>,
+}
+
+impl Device for Unplugged {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        self.inner.mac()
+    }
+
+    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
+        let (rx, inner) = Box::new(self.inner).split();
+        let is_down = self.is_down;
+        (rx, Box::new(UnpluggedTx { inner, is_down }))
+    }
+}
+
+struct UnpluggedTx {
+    inner: Box<dyn DeviceTx>,
+    is_down: Arc<AtomicBool>,
+}
+
+impl DeviceTx for UnpluggedTx {
+    fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
+        if self.is_down.load(Ordering::Relaxed) {
+            let interface = "unplugged".to_owned();
+            return Err(DeviceError::Down { interface });
+        }
+        self.inner.transmit(frames)
+    }
+
+    fn stats(&self) -> TxStats {
+        self.inner.stats()
+    }
+}
+
+#[test]
+fn the_address_is_announced_when_a_device_takes_frames_again() {
+    for variant in Variant::ALL {
+        let is_down = Arc::new(AtomicBool::new(false));
+        let mut fixture = Fixture::over(|setup, inner| {
+            let is_down = Arc::clone(&is_down);
+            let device = Box::new(Unplugged { inner, is_down });
+            vec![variant.build(setup, device).unwrap()]
+        });
+        fixture.pass(Duration::from_secs(3));
+        let ours = fixture.sockets();
+        let announced = |fixture: &Fixture| fixture.host.pump_stats().arp;
+        let before = announced(&fixture);
+        fixture.pass(Duration::from_secs(3));
+        assert_eq!(announced(&fixture), before, "{variant}");
+        is_down.store(true, Ordering::Relaxed);
+        let mut udp = ours.bind_udp(PORT).unwrap();
+        let to = SocketAddr::new(address(true, 2), PORT);
+        udp.try_send_to(b"x", to).unwrap();
+        fixture.pass(Duration::from_millis(100));
+        assert!(!ours.interfaces()[0].is_up, "{variant}");
+        is_down.store(false, Ordering::Relaxed);
+        fixture.pass(Duration::from_secs(3));
+        assert!(ours.interfaces()[0].is_up, "{variant}");
+        assert!(announced(&fixture) >= before + 2, "{variant}");
+    }
+}

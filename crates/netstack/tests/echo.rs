@@ -1,0 +1,184 @@
+//! Echo requests of a stack to other hosts and to itself, over both families and in every variant.
+
+#![cfg(feature = "testkit")]
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use dominoes_drivers::memory::{self, MemoryConfig, scripted_with};
+use dominoes_netstack::testkit::Variant;
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::groups::{self, INBOX};
+use dominoes_netstack::variants::{self, Setup, single::Single};
+use dominoes_netstack::{EchoSocket, Ipv6Config, SocketError, Sockets};
+use dominoes_testkit::packet;
+
+fn address(is_v4: bool, host: u8) -> IpAddr {
+    match is_v4 {
+        true => Ipv4Addr::new(10, 0, 0, host).into(),
+        false => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, host.into()).into(),
+    }
+}
+
+fn setup(host: u8) -> Setup {
+    let config = Ipv6Config::default()
+        .autoconfigure(false)
+        .duplicate_probes(0);
+    let setup = Setup::new(address(true, host), 24, [u64::from(host), 7]);
+    match address(false, host) {
+        IpAddr::V6(v6) => setup.ipv6(config.address(v6, 64)),
+        IpAddr::V4(_) => setup,
+    }
+}
+
+/// The stack, which is host 1, and host 2.
+struct Fixture {
+    stacks: Vec<Box<dyn variants::Variant>>,
+    host: Single,
+    now: Instant,
+}
+
+impl Fixture {
+    fn all() -> impl Iterator<Item = Fixture> {
+        let by_variant = Variant::ALL.into_iter().map(|variant| {
+            Fixture::over(|setup, device| vec![variant.build(setup, Box::new(device)).unwrap()])
+        });
+        by_variant.chain([Fixture::over(|setup, device| {
+            let parts = groups::divide(setup, 3, Box::new(device), INBOX).unwrap();
+            let stack = |(setup, device)| -> Box<dyn variants::Variant> {
+                Box::new(Single::new(setup, Box::new(device)).unwrap())
+            };
+            parts.into_iter().map(stack).collect()
+        })])
+    }
+
+    fn over(
+        build: impl Fn(Setup, memory::MemoryDevice) -> Vec<Box<dyn variants::Variant>>,
+    ) -> Fixture {
+        let (here, there) = memory::pair(MemoryConfig::default());
+        let mut fixture = Fixture {
+            stacks: build(setup(1), here),
+            host: Single::new(setup(2), Box::new(there)).unwrap(),
+            now: Instant::from_millis(1),
+        };
+        fixture.turn();
+        fixture
+    }
+
+    fn sockets(&self) -> Sockets {
+        groups::sockets(self.stacks.iter().map(|stack| stack.sockets()))
+    }
+
+    fn turn(&mut self) {
+        for _ in 0..60 {
+            self.now += Duration::from_micros(50);
+            for stack in &mut self.stacks {
+                stack.turn(self.now);
+            }
+            self.host.turn(self.now);
+        }
+    }
+}
+
+const NOTHING: Option<SocketError> = Some(SocketError::WouldBlock);
+
+#[test]
+fn requests_are_answered_and_each_socket_hears_of_its_own() {
+    for mut fixture in Fixture::all() {
+        let sockets = fixture.sockets();
+        let pings: [EchoSocket; 3] = [(); 3].map(|()| sockets.open_echo().unwrap());
+        assert_ne!(pings[0].ident(), pings[1].ident());
+        for is_v4 in [true, false] {
+            let local = match is_v4 {
+                true => Ipv4Addr::LOCALHOST.into(),
+                false => Ipv6Addr::LOCALHOST.into(),
+            };
+            for to in [address(is_v4, 2), address(is_v4, 1), local] {
+                for (sequence, len) in (0..).zip([0, 1, 56, 1472, 1473, 20_000]) {
+                    for (number, ping) in (0..).zip(&pings) {
+                        let data: Vec<u8> = (0..len).map(|at| (at + number) as u8).collect();
+                        ping.send(to, sequence, &data).unwrap();
+                    }
+                    fixture.turn();
+                    for (number, ping) in (0..).zip(&pings) {
+                        let reply = ping.try_recv().unwrap();
+                        assert_eq!((reply.from, reply.sequence, reply.ttl), (to, sequence, 64));
+                        assert_eq!(reply.data.len(), len as usize);
+                        assert!(
+                            (0..)
+                                .zip(&reply.data)
+                                .all(|(at, got)| *got == (at + number) as u8)
+                        );
+                        assert!(reply.round_trip < std::time::Duration::from_millis(3));
+                        assert_eq!(ping.try_recv().err(), NOTHING);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_nobody_asked_for_is_heard_by_nobody() {
+    let us = packet::TO_STACK;
+    for variant in Variant::ALL {
+        let macs = MemoryConfig::default().macs(us.to_mac, us.to_mac);
+        let (device, script) = scripted_with(macs);
+        let mut stack = variant.build(setup(1), Box::new(device)).unwrap();
+        let now = Instant::from_millis(1);
+        let ping = stack.sockets().open_echo().unwrap();
+        let inject =
+            |stack: &mut Box<dyn variants::Variant>, ident: u16, sequence: u8, good: bool| {
+                let [a, b] = u16::to_be_bytes(ident);
+                let mut message = packet::icmp([0, 0], [a, b, 0, sequence], b"data");
+                message[3] ^= u8::from(!good);
+                script.push(packet::ip(us, packet::ICMP, &message));
+                while stack.turn(now) > 0 {}
+            };
+        script.push(packet::arp_request(us.to_mac(packet::EVERY_MAC)));
+        inject(&mut stack, ping.ident(), 1, true);
+        assert_eq!(
+            ping.try_recv().err(),
+            NOTHING,
+            "{variant}: it asked for nothing"
+        );
+        ping.send(packet::FAR.into(), 1, b"data").unwrap();
+        while stack.turn(now) > 0 {}
+        inject(&mut stack, ping.ident() ^ 1, 1, true);
+        inject(&mut stack, ping.ident(), 2, true);
+        inject(&mut stack, ping.ident(), 1, false);
+        assert_eq!(ping.try_recv().err(), NOTHING, "{variant}: not by these");
+        inject(&mut stack, ping.ident(), 1, true);
+        inject(&mut stack, ping.ident(), 1, true);
+        assert_eq!(ping.try_recv().unwrap().data, b"data");
+        assert_eq!(ping.try_recv().err(), NOTHING, "{variant}: once");
+        // One more came than there is room for, and the first makes it.
+        for sequence in 0..=256_u16 {
+            ping.send(address(true, 1), sequence, b"").unwrap();
+            while stack.turn(now) > 0 {}
+        }
+        let first = ping.try_recv().unwrap();
+        assert_eq!(first.sequence, 1, "{variant}");
+    }
+}
+
+#[test]
+fn what_cannot_be_asked_is_refused() {
+    let fixture = Fixture::all().next().unwrap();
+    let ping = fixture.sockets().open_echo().unwrap();
+    for (to, error) in [
+        ("10.9.0.1", SocketError::NoRoute),
+        ("fd09::1", SocketError::NoRoute),
+        ("224.0.0.1", SocketError::Unreachable),
+        ("10.0.0.255", SocketError::Unreachable),
+        ("ff02::1", SocketError::Unreachable),
+    ] {
+        assert_eq!(ping.send(to.parse().unwrap(), 0, b""), Err(error), "{to}");
+    }
+    let too_long = ping.send(address(true, 2), 0, &[0; 65_508]);
+    assert_eq!(too_long, Err(SocketError::TooLong));
+    assert!(ping.set_ttl(0).is_err());
+    ping.set_nonblocking(true).unwrap();
+    assert!(ping.recv().is_err());
+    drop(fixture);
+    assert_eq!(ping.try_recv().err(), Some(SocketError::Down));
+}
