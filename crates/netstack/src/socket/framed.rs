@@ -91,7 +91,8 @@
 //! # What it promises
 //! - Every write makes units of what it is given, the last as short as what is left: a write of at
 //!   most [`UnitProcessor::max_payload`] bytes that returns its whole length is one unit, and
-//!   [`FramedReadHalf::try_fill`] lends what one unit carried.
+//!   [`FramedReadHalf::try_fill`] lends what one unit carried. One that carries nothing is passed
+//!   over.
 //! - A unit is processed from one place to another, so one whose worker dies is begun anew. Nothing
 //!   of a unit is sent before all of it is made.
 //! - A [`Failure`], a unit longer than [`UnitProcessor::max_unit`], and a processor that panics end
@@ -142,7 +143,8 @@ pub trait UnitProcessor: fmt::Debug + Send + Sync {
         0
     }
 
-    /// How many bytes the received unit has that begins with `header`, which are included.
+    /// How many bytes the received unit has that begins with `header`, which are included. At least
+    /// one.
     ///
     /// # Errors
     /// When no unit begins so.

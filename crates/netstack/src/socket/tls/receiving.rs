@@ -9,8 +9,8 @@ use super::error::TlsError;
 use super::record::{ALERT, APPLICATION_DATA, HANDSHAKE, Version};
 use super::session::Reader;
 
-/// Records in a row that bring the reader nothing, besides the KeyUpdates that we asked for. More of
-/// them are a flood: each costs us more than the peer, a KeyUpdate most.
+/// Records in a row that bring the reader nothing, besides the KeyUpdates that we asked for. More
+/// of them are a flood: each costs us more than the peer, a KeyUpdate most.
 const MAX_QUIET: u32 = 32;
 /// The longest message after the handshake. A ticket, the only long one, has up to 2^16 bytes and a
 /// little more (RFC 8446 section 4.6.1), but none that a server of today sends comes near.
