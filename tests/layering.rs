@@ -85,7 +85,7 @@ const ROOMS: [Room; 23] = [
         "socket",
         Access::All,
         &[
-            "clock", "config", "error", "io", "ip", "keys", "log", "state", "stats", "udp",
+            "clock", "config", "error", "io", "ip", "keys", "log", "state", "stats", "time", "udp",
         ],
     ),
     room(

@@ -159,6 +159,16 @@ impl Ends {
         Dialogue::start(command)?.finish()
     }
 
+    /// Runs the example `ping`, at our addresses of both families, and returns what it printed.
+    pub(crate) fn ping(&self, arguments: &[&str]) -> Result<String, Failed> {
+        let mut command = self.our_command(server_program("ping", &PING)?);
+        let option = [self.device.option(), self.device.interface()];
+        let ours = format!("{OURS_V6}/64");
+        let addresses = ["--addr", "10.78.0.1/24", "--addr6", &ours];
+        command.args([&option[..], &addresses, arguments].concat());
+        Running::start(command)?.finish()
+    }
+
     /// Starts a command where the peer is.
     pub(crate) fn speak(&self, program: &str, arguments: &[&str]) -> Result<Dialogue, Failed> {
         let mut command = self.peer.command(program);
@@ -374,16 +384,6 @@ impl Fixture {
         let mut command = self.peer.command(program);
         command.args(arguments);
         Running::start(command)
-    }
-
-    /// Runs the example `ping`, at our addresses of both families, and returns what it printed.
-    pub(crate) fn ping(&self, arguments: &[&str]) -> Result<String, Failed> {
-        let mut command = self.our_command(server_program("ping", &PING)?);
-        let option = [self.device.option(), self.device.interface()];
-        let ours = format!("{OURS_V6}/64");
-        let addresses = ["--addr", "10.78.0.1/24", "--addr6", &ours];
-        command.args([&option[..], &addresses, arguments].concat());
-        Running::start(command)?.finish()
     }
 
     /// Starts a command where the peer is, to be spoken to.

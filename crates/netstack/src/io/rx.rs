@@ -455,7 +455,7 @@ impl RxPump {
             done += 1;
         }
         done += self.poll_sockets(now, log);
-        if !self.world.mailbox.looped.is_empty() {
+        if self.world.mailbox.has_looped() {
             done += self.take_looped(now, log);
         }
         done + self.advance_migrations(now, log)

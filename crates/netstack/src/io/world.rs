@@ -215,8 +215,9 @@ type StreamDimensions = [usize; 4];
 pub(crate) struct Mailbox {
     /// Connections whose flag is raised; each at most once.
     pub(crate) dirty: ArrayQueue<ConnId>,
-    /// Frames that we sent to ourselves.
+    /// Frames that we sent to ourselves, and whether there may be some: the pump asks in every turn.
     pub(crate) looped: SegQueue<Frame>,
+    pub(crate) has_looped: AtomicBool,
     /// What other groups have to say.
     pub(crate) messages: SegQueue<MigrationMessage>,
     /// The same, if there is no room: connections that have moved may have left an entry behind.
@@ -233,6 +234,13 @@ impl Mailbox {
             self.overflow.push(conn);
         }
         self.wake();
+    }
+
+    /// Whether there may be frames that we sent to ourselves.
+    #[inline]
+    pub(crate) fn has_looped(&self) -> bool {
+        // ORDERING: Acquire, pairs with the Release in `World::loop_back`.
+        self.has_looped.load(Ordering::Acquire)
     }
 
     /// Tells the pump that there is something in a queue.
@@ -514,6 +522,7 @@ impl World {
         let mailbox = Arc::new(Mailbox {
             dirty: ArrayQueue::new(2 * limits.connections as usize),
             looped: SegQueue::new(),
+            has_looped: AtomicBool::new(false),
             messages: SegQueue::new(),
             overflow: SegQueue::new(),
             waker,
@@ -748,6 +757,8 @@ impl World {
             looped.meta.checksum = RxChecksum::Valid;
             looped.meta.gso = frame.meta.gso;
             mailbox.looped.push(looped);
+            // ORDERING: Release, pairs with the Acquire in `Mailbox::has_looped`.
+            mailbox.has_looped.store(true, Ordering::Release);
             mailbox.wake();
         };
         match target {
@@ -951,7 +962,7 @@ impl World {
             || !self.mailbox.dirty.is_empty()
             || !self.mailbox.overflow.is_empty()
             || !self.mailbox.messages.is_empty()
-            || !self.mailbox.looped.is_empty()
+            || self.mailbox.has_looped()
             || !self.migration_progress.is_empty()
             || !self.retired.is_empty()
             || !self.queues.dirty.is_empty()

@@ -2,7 +2,6 @@
 
 use smoltcp::wire as sw;
 
-use super::checksum::Sum;
 use super::flow::Address;
 use super::ip::{ICMP, IP_HEADERS, IpHeaders, emit_ip};
 use super::ipv6::{self, Header, ICMPV6};
@@ -81,7 +80,10 @@ pub(crate) fn echo_of(frame: &[u8]) -> Option<Echo<'_>> {
     } else {
         let ip = sw::Ipv4Packet::new_checked(frame.get(ETHERNET_HEADER..)?).ok()?;
         let message = ip.payload();
-        if !Sum::default().add(message).is_good() {
+        if !sw::Icmpv4Packet::new_checked(message)
+            .ok()?
+            .verify_checksum()
+        {
             return None;
         }
         (ip.src_addr().into(), ip.hop_limit(), message)

@@ -6,13 +6,15 @@
 //! header templates of the wire's frames match none of them, and none of theirs matches a frame
 //! that a neighbour forged. What looks like them on the wire is martian, as ever.
 
+use core::sync::atomic::Ordering;
+use std::sync::Arc;
+
 use crate::io::Batch;
 use crate::io::gro::Parser;
 use crate::io::rx::{BATCH, Log, RESERVED, RunPublisher, RxPump};
 use crate::ip::route::AddressKind;
 use crate::log::request::{Address, Mac};
 use crate::time::Instant;
-use std::sync::Arc;
 
 /// Packets to ourselves in the receive pump.
 #[derive(Default)]
@@ -38,8 +40,16 @@ impl RxPump {
     pub(super) fn take_looped(&mut self, now: Instant, log: &mut impl Log) -> usize {
         // Every frame may need a place in the log, and so may the gathered datagrams.
         let room = log.room().saturating_sub(RESERVED + 2).min(BATCH);
-        let looped = &self.world.mailbox.looped;
-        let frames: Vec<_> = core::iter::from_fn(|| looped.pop()).take(room).collect();
+        let mailbox = &self.world.mailbox;
+        // Before they are taken: what comes afterwards says so again.
+        // ORDERING: Acquire, pairs with the Release in `World::loop_back`.
+        mailbox.has_looped.swap(false, Ordering::Acquire);
+        let frames: Vec<_> = core::iter::from_fn(|| mailbox.looped.pop())
+            .take(room)
+            .collect();
+        if frames.len() == room {
+            mailbox.has_looped.store(true, Ordering::Relaxed);
+        }
         if frames.is_empty() {
             return 0;
         }
