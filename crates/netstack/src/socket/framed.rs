@@ -412,3 +412,73 @@ impl Codec for Units {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use dominoes_drivers::memory::{self, MemoryConfig};
+
+    use super::*;
+    use crate::Stack;
+
+    const UNIT: usize = 2048;
+
+    /// The second unit cannot be made.
+    #[derive(Debug)]
+    struct SecondFails;
+
+    impl UnitProcessor for SecondFails {
+        fn max_payload(&self) -> usize {
+            UNIT
+        }
+
+        fn max_unit(&self) -> usize {
+            UNIT
+        }
+
+        fn receive(&self, _: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure> {
+            payload[..UNIT].copy_from_slice(unit);
+            Ok(UNIT)
+        }
+
+        fn send(&self, number: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
+            unit.copy_from_slice(payload);
+            if number == 1 {
+                return Err(Failure::Forged);
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_is_published_ends_before_a_unit_that_failed() -> io::Result<()> {
+        let (left, right) = memory::pair(MemoryConfig::default());
+        let server = Stack::builder("10.0.0.1/24").start(left).unwrap();
+        let client = Stack::builder("10.0.0.2/24").start(right).unwrap();
+        let listener = server.listen(7, 16)?;
+        // In which order the three are made.
+        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 2, 1]] {
+            let stream = client.connect("10.0.0.1:7")?;
+            let _accepted = listener.accept()?;
+            let framed = FramedStream::new(stream, Arc::new(SecondFails)).unwrap();
+            let stage = framed.stage();
+            let written = || stage.half.stream().map(|stream| stream.cursors().1);
+            let begin = written()?;
+            let mut sender = stage.sender();
+            let connection = stage.half.stream()?;
+            for _ in 0..3 {
+                assert!(stage.push(&mut sender, &connection, Units::TEXT, &[1; UNIT]));
+            }
+            let mut units = [0, 1, 2].map(|_| stage.sealing.claim());
+            for unit in order {
+                let claimed = units[unit].take().expect("nobody else looks for units yet");
+                stage.seal(claimed, false);
+            }
+            assert_eq!(
+                stage.check_sealed(),
+                Err(FramedError::Failed(Failure::Forged))
+            );
+            assert_eq!(written()? - begin, UNIT as u64, "{order:?}");
+        }
+        Ok(())
+    }
+}

@@ -148,7 +148,7 @@ impl<C: Codec> Stage<C> {
     }
 
     /// Whether all units could be sealed.
-    pub(super) fn check_sealed(&self) -> Result<(), C::Error> {
+    pub(in crate::socket) fn check_sealed(&self) -> Result<(), C::Error> {
         match self.failed.get() {
             Some(fault) => Err(C::refused(*fault)),
             None => Ok(()),
@@ -248,7 +248,7 @@ impl<C: Codec> Stage<C> {
     }
 
     /// Seals a unit from its text into the send ring.
-    pub(super) fn seal(&self, mut unit: Claim<'_, SealUnit<C>>, by_worker: bool) {
+    pub(in crate::socket) fn seal(&self, mut unit: Claim<'_, SealUnit<C>>, by_worker: bool) {
         let mut sealed = Ok(());
         if let (Ok(stream), Some(codec)) = (self.half.stream(), &unit.codec) {
             stream.write_ahead(unit.offset, unit.unit_len, |to| {
