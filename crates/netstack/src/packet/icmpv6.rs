@@ -319,7 +319,10 @@ mod tests {
         assert_eq!(reply[IPV6_HEADERS], ECHO_REPLY);
         assert_eq!(reply[IPV6_HEADERS + 4..], [1, 2, 3, 4, 5, 6, 7]);
         assert_eq!(ipv6::ends(&reply), Some((US, PEER)));
-        assert!(matches!(parse_frame(&reply), Ok(Packet::Unknown)));
+        assert!(matches!(
+            parse_frame(&reply),
+            Ok(Packet::EchoReply { dst: PEER })
+        ));
     }
 
     proptest! {
