@@ -7,9 +7,6 @@
 #[cfg(target_arch = "x86_64")]
 mod wide;
 
-#[cfg(target_arch = "x86_64")]
-use std::sync::OnceLock;
-
 use crate::packet::flow::Address;
 
 #[cfg(target_arch = "x86_64")]
@@ -160,37 +157,15 @@ fn fold16(sum: u64) -> u16 {
 #[cfg(target_arch = "x86_64")]
 const WIDE: usize = 64;
 
-/// The widest vectors that this processor has.
-#[cfg(target_arch = "x86_64")]
-#[derive(Clone, Copy, Debug)]
-enum Widest {
-    V4(V4),
-    V3(V3),
-    Baseline,
-}
-
-#[cfg(target_arch = "x86_64")]
-impl Widest {
-    /// Asks the processor once: `pulp` remembers what it found too, but level by level.
-    #[inline(always)]
-    fn get() -> Widest {
-        static FOUND: OnceLock<Widest> = OnceLock::new();
-        *FOUND.get_or_init(|| match (V4::try_new(), V3::try_new()) {
-            (Some(cpu), _) => Widest::V4(cpu),
-            (None, Some(cpu)) => Widest::V3(cpu),
-            (None, None) => Widest::Baseline,
-        })
-    }
-}
-
 #[inline]
 fn sum_words(bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if bytes.len() >= WIDE {
-        match Widest::get() {
-            Widest::V4(cpu) => return cpu.vectorize(wide::Words { cpu, bytes }),
-            Widest::V3(cpu) => return cpu.vectorize(wide::Words { cpu, bytes }),
-            Widest::Baseline => {}
+        if let Some(cpu) = V4::try_new() {
+            return cpu.vectorize(wide::Words { cpu, bytes });
+        }
+        if let Some(cpu) = V3::try_new() {
+            return cpu.vectorize(wide::Words { cpu, bytes });
         }
     }
     narrow::sum(bytes)
@@ -207,10 +182,11 @@ fn copy_words_here(from: &[u8], to: &mut [u8]) -> u64 {
     assert_eq!(from.len(), to.len());
     #[cfg(target_arch = "x86_64")]
     if from.len() >= WIDE {
-        match Widest::get() {
-            Widest::V4(cpu) => return cpu.vectorize(wide::Copied { cpu, from, to }),
-            Widest::V3(cpu) => return cpu.vectorize(wide::Copied { cpu, from, to }),
-            Widest::Baseline => {}
+        if let Some(cpu) = V4::try_new() {
+            return cpu.vectorize(wide::Copied { cpu, from, to });
+        }
+        if let Some(cpu) = V3::try_new() {
+            return cpu.vectorize(wide::Copied { cpu, from, to });
         }
     }
     to.copy_from_slice(from);

@@ -418,7 +418,7 @@ mod tests {
     use dominoes_drivers::memory::{self, MemoryConfig};
 
     use super::*;
-    use crate::Stack;
+    use crate::stack::Stack;
 
     const UNIT: usize = 2048;
 
