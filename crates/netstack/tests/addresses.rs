@@ -3,95 +3,32 @@
 
 #![cfg(feature = "testkit")]
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_drivers::memory;
 use dominoes_drivers::{Capabilities, Device, DeviceError, DeviceRx, DeviceTx, TxFrame, TxStats};
 use dominoes_netstack::testkit::Variant;
-use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::groups::{self, INBOX};
-use dominoes_netstack::variants::{self, Setup, single::Single};
-use dominoes_netstack::{Ipv6Config, SocketError, Sockets, TcpStream};
+use dominoes_netstack::time::Duration;
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::{SocketError, Sockets, TcpStream};
+
+use crate::two_hosts::{self, TwoHosts, address};
 
 const PORT: u16 = 7;
-
-fn address(is_v4: bool, host: u8) -> IpAddr {
-    match is_v4 {
-        true => Ipv4Addr::new(10, 0, 0, host).into(),
-        false => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, host.into()).into(),
-    }
-}
 
 fn prefix(is_v4: bool) -> u8 {
     if is_v4 { 24 } else { 64 }
 }
 
+/// A host that announces its addresses.
 fn setup(host: u8) -> Setup {
-    let config = Ipv6Config::default()
-        .autoconfigure(false)
-        .duplicate_probes(0);
-    let setup = Setup::new(address(true, host), 24, [u64::from(host), 7]).announce(true);
-    match address(false, host) {
-        IpAddr::V6(v6) => setup.ipv6(config.address(v6, 64)),
-        IpAddr::V4(_) => setup,
-    }
+    two_hosts::setup(host).announce(true)
 }
 
-/// The stack, which is host 1, and host 2.
-struct Fixture {
-    stacks: Vec<Box<dyn variants::Variant>>,
-    host: Single,
-    now: Instant,
-}
-
-impl Fixture {
-    fn all() -> impl Iterator<Item = Fixture> {
-        let by_variant = Variant::ALL.into_iter().map(|variant| {
-            Fixture::over(|setup, device| vec![variant.build(setup, Box::new(device)).unwrap()])
-        });
-        by_variant.chain([Fixture::over(|setup, device| {
-            let parts = groups::divide(setup, 3, Box::new(device), INBOX).unwrap();
-            let stack = |(setup, device)| -> Box<dyn variants::Variant> {
-                Box::new(Single::new(setup, Box::new(device)).unwrap())
-            };
-            parts.into_iter().map(stack).collect()
-        })])
-    }
-
-    fn over(
-        build: impl Fn(Setup, memory::MemoryDevice) -> Vec<Box<dyn variants::Variant>>,
-    ) -> Fixture {
-        let (here, there) = memory::pair(MemoryConfig::default());
-        let mut fixture = Fixture {
-            stacks: build(setup(1), here),
-            host: Single::new(setup(2), Box::new(there)).unwrap(),
-            now: Instant::from_millis(1),
-        };
-        fixture.turn();
-        fixture
-    }
-
-    fn sockets(&self) -> Sockets {
-        groups::sockets(self.stacks.iter().map(|stack| stack.sockets()))
-    }
-
-    fn turn(&mut self) {
-        for _ in 0..40 {
-            self.now += Duration::from_micros(50);
-            for stack in &mut self.stacks {
-                stack.turn(self.now);
-            }
-            self.host.turn(self.now);
-        }
-        // Replicas agree.
-        self.stacks.iter().for_each(|stack| {
-            stack.compare().unwrap();
-        });
-    }
-
+impl TwoHosts {
     /// Lets so much time pass.
     fn pass(&mut self, time: Duration) {
         let until = self.now + time;
@@ -115,7 +52,7 @@ impl Fixture {
 
 #[test]
 fn connections_of_a_lost_address_end_and_those_of_a_new_one_begin() {
-    for mut fixture in Fixture::all() {
+    for mut fixture in TwoHosts::all(setup) {
         let (ours, theirs) = (fixture.sockets(), fixture.host.sockets());
         let listener = ours.listen(PORT, 64).unwrap();
         let mut udp = ours.bind_udp(PORT).unwrap();
@@ -198,7 +135,7 @@ fn connections_of_a_lost_address_end_and_those_of_a_new_one_begin() {
 
 #[test]
 fn what_is_bound_to_a_lost_address_serves_again_when_that_comes_back() {
-    for mut fixture in Fixture::all() {
+    for mut fixture in TwoHosts::all(setup) {
         let (ours, theirs) = (fixture.sockets(), fixture.host.sockets());
         for is_v4 in [true, false] {
             let at = SocketAddr::new(address(is_v4, 1), 99);
@@ -220,7 +157,7 @@ fn what_is_bound_to_a_lost_address_serves_again_when_that_comes_back() {
 
 #[test]
 fn opens_that_wait_while_their_address_is_lost_end() {
-    for mut fixture in Fixture::all() {
+    for mut fixture in TwoHosts::all(setup) {
         let ours = fixture.sockets();
         for is_v4 in [true, false] {
             // Nobody has the address, so these wait for an answer.
@@ -239,7 +176,7 @@ fn opens_that_wait_while_their_address_is_lost_end() {
 
 #[test]
 fn a_link_that_is_down_loses_what_is_sent_and_connections_go_on_when_it_is_up() {
-    for mut fixture in Fixture::all() {
+    for mut fixture in TwoHosts::all(setup) {
         let (ours, theirs) = (fixture.sockets(), fixture.host.sockets());
         let listener = ours.listen(PORT, 64).unwrap();
         let mut udp = ours.bind_udp(PORT).unwrap();
@@ -326,14 +263,14 @@ impl DeviceTx for UnpluggedTx {
 fn the_address_is_announced_when_a_device_takes_frames_again() {
     for variant in Variant::ALL {
         let is_down = Arc::new(AtomicBool::new(false));
-        let mut fixture = Fixture::over(|setup, inner| {
+        let mut fixture = TwoHosts::over(setup, |setup, inner| {
             let is_down = Arc::clone(&is_down);
             let device = Box::new(Unplugged { inner, is_down });
             vec![variant.build(setup, device).unwrap()]
         });
         fixture.pass(Duration::from_secs(3));
         let ours = fixture.sockets();
-        let announced = |fixture: &Fixture| fixture.host.pump_stats().arp;
+        let announced = |fixture: &TwoHosts| fixture.host.pump_stats().arp;
         let before = announced(&fixture);
         fixture.pass(Duration::from_secs(3));
         assert_eq!(announced(&fixture), before, "{variant}");

@@ -2,88 +2,22 @@
 
 #![cfg(feature = "testkit")]
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr};
 
-use dominoes_drivers::memory::{self, MemoryConfig, scripted_with};
+use dominoes_drivers::memory::{MemoryConfig, scripted_with};
 use dominoes_netstack::testkit::Variant;
-use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::groups::{self, INBOX};
-use dominoes_netstack::variants::{self, Setup, single::Single};
-use dominoes_netstack::{EchoSocket, Ipv6Config, SocketError, Sockets};
+use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants;
+use dominoes_netstack::{EchoSocket, SocketError};
 use dominoes_testkit::packet;
 
-fn address(is_v4: bool, host: u8) -> IpAddr {
-    match is_v4 {
-        true => Ipv4Addr::new(10, 0, 0, host).into(),
-        false => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, host.into()).into(),
-    }
-}
-
-fn setup(host: u8) -> Setup {
-    let config = Ipv6Config::default()
-        .autoconfigure(false)
-        .duplicate_probes(0);
-    let setup = Setup::new(address(true, host), 24, [u64::from(host), 7]);
-    match address(false, host) {
-        IpAddr::V6(v6) => setup.ipv6(config.address(v6, 64)),
-        IpAddr::V4(_) => setup,
-    }
-}
-
-/// The stack, which is host 1, and host 2.
-struct Fixture {
-    stacks: Vec<Box<dyn variants::Variant>>,
-    host: Single,
-    now: Instant,
-}
-
-impl Fixture {
-    fn all() -> impl Iterator<Item = Fixture> {
-        let by_variant = Variant::ALL.into_iter().map(|variant| {
-            Fixture::over(|setup, device| vec![variant.build(setup, Box::new(device)).unwrap()])
-        });
-        by_variant.chain([Fixture::over(|setup, device| {
-            let parts = groups::divide(setup, 3, Box::new(device), INBOX).unwrap();
-            let stack = |(setup, device)| -> Box<dyn variants::Variant> {
-                Box::new(Single::new(setup, Box::new(device)).unwrap())
-            };
-            parts.into_iter().map(stack).collect()
-        })])
-    }
-
-    fn over(
-        build: impl Fn(Setup, memory::MemoryDevice) -> Vec<Box<dyn variants::Variant>>,
-    ) -> Fixture {
-        let (here, there) = memory::pair(MemoryConfig::default());
-        let mut fixture = Fixture {
-            stacks: build(setup(1), here),
-            host: Single::new(setup(2), Box::new(there)).unwrap(),
-            now: Instant::from_millis(1),
-        };
-        fixture.turn();
-        fixture
-    }
-
-    fn sockets(&self) -> Sockets {
-        groups::sockets(self.stacks.iter().map(|stack| stack.sockets()))
-    }
-
-    fn turn(&mut self) {
-        for _ in 0..60 {
-            self.now += Duration::from_micros(50);
-            for stack in &mut self.stacks {
-                stack.turn(self.now);
-            }
-            self.host.turn(self.now);
-        }
-    }
-}
+use crate::two_hosts::{TwoHosts, address, setup};
 
 const NOTHING: Option<SocketError> = Some(SocketError::WouldBlock);
 
 #[test]
 fn requests_are_answered_and_each_socket_hears_of_its_own() {
-    for mut fixture in Fixture::all() {
+    for mut fixture in TwoHosts::all(setup) {
         let sockets = fixture.sockets();
         let pings: [EchoSocket; 3] = [(); 3].map(|()| sockets.open_echo().unwrap());
         assert_ne!(pings[0].ident(), pings[1].ident());
@@ -163,7 +97,7 @@ fn what_nobody_asked_for_is_heard_by_nobody() {
 
 #[test]
 fn what_cannot_be_asked_is_refused() {
-    let fixture = Fixture::all().next().unwrap();
+    let fixture = TwoHosts::all(setup).next().unwrap();
     let ping = fixture.sockets().open_echo().unwrap();
     for (to, error) in [
         ("10.9.0.1", SocketError::NoRoute),

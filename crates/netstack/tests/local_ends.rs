@@ -6,24 +6,15 @@
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_netstack::testkit::Variant;
-use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::groups::{self, INBOX};
-use dominoes_netstack::variants::{self, Setup, single::Single};
-use dominoes_netstack::{Ipv6Config, SocketError, Sockets, TcpStream};
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::{Ipv6Config, SocketError, TcpStream};
+
+use crate::two_hosts::{TwoHosts, address};
 
 const PORT: u16 = 7;
 
 fn v6(net: u16, host: u16) -> Ipv6Addr {
     Ipv6Addr::new(0xfd00, net, 0, 0, 0, 0, 0, host)
-}
-
-fn address(is_v4: bool, host: u8) -> IpAddr {
-    match is_v4 {
-        true => Ipv4Addr::new(10, 0, 0, host).into(),
-        false => v6(0, host.into()).into(),
-    }
 }
 
 /// Two addresses of IPv6: one on the link of the other host, and one elsewhere.
@@ -42,52 +33,12 @@ fn setup(host: u8) -> Setup {
     setup.ipv6(config).route(route)
 }
 
-/// The stack and another host.
-struct Fixture {
-    stacks: Vec<Box<dyn variants::Variant>>,
-    host: Single,
-    now: Instant,
-}
-
-impl Fixture {
-    fn new(variant: Variant) -> Fixture {
-        let (here, there) = memory::pair(MemoryConfig::default());
-        let stack = variant.build(setup(1), Box::new(here)).unwrap();
-        Fixture::over(vec![stack], Single::new(setup(2), Box::new(there)).unwrap())
-    }
-
-    fn of_groups(count: usize) -> Fixture {
-        let (here, there) = memory::pair(MemoryConfig::default());
-        let parts = groups::divide(setup(1), count, Box::new(here), INBOX).unwrap();
-        let stack = |(setup, device)| -> Box<dyn variants::Variant> {
-            Box::new(Single::new(setup, Box::new(device)).unwrap())
-        };
-        let stacks = parts.into_iter().map(stack).collect();
-        Fixture::over(stacks, Single::new(setup(2), Box::new(there)).unwrap())
-    }
-
-    fn over(stacks: Vec<Box<dyn variants::Variant>>, host: Single) -> Fixture {
-        let now = Instant::from_millis(1);
-        let mut fixture = Fixture { stacks, host, now };
-        fixture.turn();
-        fixture
-    }
-
-    fn sockets(&self) -> Sockets {
-        groups::sockets(self.stacks.iter().map(|stack| stack.sockets()))
-    }
-
-    fn turn(&mut self) {
-        for _ in 0..40 {
-            self.now += Duration::from_micros(50);
-            for stack in &mut self.stacks {
-                stack.turn(self.now);
-            }
-            self.host.turn(self.now);
-        }
-    }
-
-    fn connect(&mut self, local: SocketAddr, remote: SocketAddr) -> Result<TcpStream, SocketError> {
+impl TwoHosts {
+    fn connect_from(
+        &mut self,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Result<TcpStream, SocketError> {
         let mut connecting = self.sockets().begin_connect_from(local, remote)?;
         for _ in 0..10 {
             self.turn();
@@ -101,11 +52,7 @@ impl Fixture {
 
 #[test]
 fn a_connection_comes_from_the_end_that_it_was_given_or_is_refused() {
-    for mut fixture in Variant::ALL
-        .into_iter()
-        .map(Fixture::new)
-        .chain([Fixture::of_groups(3)])
-    {
+    for mut fixture in TwoHosts::all(setup) {
         let listener = fixture.host.sockets().listen(PORT, 64).unwrap();
         let ours = fixture.sockets().listen(2000, 8).unwrap();
         let mut open = Vec::new();
@@ -118,39 +65,41 @@ fn a_connection_comes_from_the_end_that_it_was_given_or_is_refused() {
             for port in 1000..1008 {
                 for local in [any, address(is_v4, 1)] {
                     let port = port + 100 * u16::from(local == any);
-                    let stream = fixture.connect(SocketAddr::new(local, port), to).unwrap();
+                    let stream = fixture
+                        .connect_from(SocketAddr::new(local, port), to)
+                        .unwrap();
                     let from = SocketAddr::new(address(is_v4, 1), port);
                     assert_eq!(stream.local_addr().unwrap(), from);
                     assert_eq!(listener.try_accept().unwrap().1, from);
                     open.push(stream);
                     // Both ends are taken now; another peer's end is not.
-                    let again = fixture.connect(SocketAddr::new(local, port), to);
+                    let again = fixture.connect_from(SocketAddr::new(local, port), to);
                     assert_eq!(again.err(), Some(SocketError::PortTaken));
                 }
             }
             let chosen = fixture
-                .connect(SocketAddr::new(address(is_v4, 1), 0), to)
+                .connect_from(SocketAddr::new(address(is_v4, 1), 0), to)
                 .unwrap();
             assert_eq!(chosen.local_addr().unwrap().ip(), address(is_v4, 1));
             assert!(listener.try_accept().is_ok());
             // A listener has its port for itself.
-            let taken = fixture.connect(SocketAddr::new(any, 2000), to);
+            let taken = fixture.connect_from(SocketAddr::new(any, 2000), to);
             assert_eq!(taken.err(), Some(SocketError::PortTaken));
             for host in [2, 3] {
-                let foreign = fixture.connect(SocketAddr::new(address(is_v4, host), 0), to);
+                let foreign = fixture.connect_from(SocketAddr::new(address(is_v4, host), 0), to);
                 assert_eq!(foreign.err(), Some(SocketError::NotOurs));
             }
-            let mixed = fixture.connect(SocketAddr::new(address(!is_v4, 1), 0), to);
+            let mixed = fixture.connect_from(SocketAddr::new(address(!is_v4, 1), 0), to);
             assert_eq!(mixed.err(), Some(SocketError::Invalid));
             // What is of this host alone does not leave it.
             let local = if is_v4 { "127.0.0.1:0" } else { "[::1]:0" };
-            let outside = fixture.connect(local.parse().unwrap(), to);
+            let outside = fixture.connect_from(local.parse().unwrap(), to);
             assert_eq!(outside.err(), Some(SocketError::NoRoute));
         }
         // The one of several addresses that no rule would have chosen.
         let to = SocketAddr::new(address(false, 2), PORT);
         let from = SocketAddr::new(v6(1, 1).into(), 1200);
-        let stream = fixture.connect(from, to).unwrap();
+        let stream = fixture.connect_from(from, to).unwrap();
         assert_eq!(stream.local_addr().unwrap(), from);
         assert_eq!(listener.try_accept().unwrap().1, from);
         drop((ours, open));
@@ -159,11 +108,7 @@ fn a_connection_comes_from_the_end_that_it_was_given_or_is_refused() {
 
 #[test]
 fn a_socket_takes_and_sends_by_the_address_that_it_is_bound_to() {
-    for mut fixture in Variant::ALL
-        .into_iter()
-        .map(Fixture::new)
-        .chain([Fixture::of_groups(3)])
-    {
+    for mut fixture in TwoHosts::all(setup) {
         let sockets = fixture.sockets();
         let mut host = fixture.host.sockets().bind_udp(PORT).unwrap();
         let to = SocketAddr::new(address(false, 2), PORT);

@@ -31,3 +31,4 @@ mod std_shape;
 mod support;
 mod tls;
 mod tuning;
+mod two_hosts;
