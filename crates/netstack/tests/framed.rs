@@ -20,7 +20,7 @@ use dominoes_testkit::net::{HostConfig, HostId, Net};
 use dominoes_testkit::rng::Cases;
 use dominoes_testkit::{Rng, mix};
 
-use crate::support::{connect, go_on};
+use crate::support::{carries_text, connect, go_on, text};
 
 const COMMAND: &str = "cargo test -p dominoes-netstack --test main framed";
 const VARIANTS: [Variant; 4] = [
@@ -29,8 +29,6 @@ const VARIANTS: [Variant; 4] = [
     Variant::Replicated(2),
     Variant::Replicated(4),
 ];
-/// Stands in what applications write, every 16 bytes: what no frame may carry.
-const MARK: [u8; 8] = *b"Unsealed";
 /// What a unit carries at most.
 const PAYLOAD: usize = 3000;
 const HEADER: usize = 3;
@@ -162,17 +160,6 @@ impl UnitProcessor for Disguise {
     }
 }
 
-fn text(len: usize, seed: u64) -> Vec<u8> {
-    let mut rng = Rng::new(seed);
-    let mut text = Vec::with_capacity(len + 16);
-    while text.len() < len {
-        text.extend_from_slice(&MARK);
-        text.extend_from_slice(&rng.next().to_be_bytes());
-    }
-    text.truncate(len);
-    text
-}
-
 /// Two hosts, a framed connection between them, and how many frames carry text.
 struct Pair {
     net: Net,
@@ -207,7 +194,7 @@ impl Pair {
         let seen = Rc::new(Cell::new(0));
         let count = Rc::clone(&seen);
         net.watch(move |_, _, frame| {
-            let carries = frame.windows(MARK.len()).any(|part| part == MARK);
+            let carries = carries_text(frame);
             count.set(count.get() + usize::from(carries));
         });
         let mut processors = processors.into_iter();

@@ -8,14 +8,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use dominoes_drivers::memory::{self, MemoryConfig, Script, scripted_with};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::groups::{self, INBOX};
-use dominoes_netstack::variants::{self, Setup, single::Single};
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::variants::groups;
 use dominoes_netstack::{
     Ipv6Config, SocketError, Sockets, Stack, TcpListener, TcpStream, UdpSocket,
 };
 use dominoes_testkit::packet::v6::{self, ICMPV6};
 use dominoes_testkit::packet::{self, Mac, SYN, Segment, TCP, UDP};
 use std::io::{Read, Write};
+
+use crate::two_hosts::{Groups, three_groups};
 
 const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const US_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
@@ -43,7 +45,7 @@ fn setup() -> Setup {
 
 /// A stack over a device of which every frame is looked at.
 struct Fixture {
-    stacks: Vec<Box<dyn variants::Variant>>,
+    stacks: Groups,
     script: Script,
     now: Instant,
 }
@@ -55,17 +57,12 @@ impl Fixture {
         Fixture::over(vec![stack], script)
     }
 
-    /// A stack of several groups.
-    fn of_groups(count: usize) -> Fixture {
+    fn of_groups() -> Fixture {
         let (device, script) = scripted_with(MemoryConfig::default().macs(MAC, MAC));
-        let parts = groups::divide(setup(), count, Box::new(device), INBOX).unwrap();
-        let stack = |(setup, device)| -> Box<dyn variants::Variant> {
-            Box::new(Single::new(setup, Box::new(device)).unwrap())
-        };
-        Fixture::over(parts.into_iter().map(stack).collect(), script)
+        Fixture::over(three_groups(setup(), device), script)
     }
 
-    fn over(stacks: Vec<Box<dyn variants::Variant>>, script: Script) -> Fixture {
+    fn over(stacks: Groups, script: Script) -> Fixture {
         let mut fixture = Fixture {
             stacks,
             script,
@@ -169,7 +166,7 @@ fn connections_to_ourselves_carry_bytes_and_reach_no_device() {
 
 #[test]
 fn so_they_do_whichever_groups_their_ends_are_in() {
-    let mut fixture = Fixture::of_groups(3);
+    let mut fixture = Fixture::of_groups();
     let listener = fixture.sockets().listen(PORT, 8).unwrap();
     for ip in OWN.into_iter().cycle().take(20) {
         fixture.check_connection(&listener, ip);
@@ -179,7 +176,7 @@ fn so_they_do_whichever_groups_their_ends_are_in() {
 #[test]
 fn datagrams_to_ourselves_arrive_the_longest_and_the_refused_ones_too() {
     let fixtures = Variant::ALL.into_iter().map(Fixture::new);
-    for mut fixture in fixtures.chain([Fixture::of_groups(3)]) {
+    for mut fixture in fixtures.chain([Fixture::of_groups()]) {
         let sockets = fixture.sockets();
         let mut here = sockets.bind_udp(PORT).unwrap();
         let mut there = sockets.bind_udp(0).unwrap();

@@ -8,9 +8,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::groups::{self, INBOX};
-use dominoes_netstack::variants::{self, Setup, interfaces, single::Single};
+use dominoes_netstack::variants::groups;
+use dominoes_netstack::variants::{Setup, interfaces, single::Single};
 use dominoes_netstack::{Datagram, Ipv6Config, Limits, Sockets};
+
+use crate::two_hosts::{Groups, three_groups};
 
 const PORT: u16 = 7;
 /// Of each queue: it wraps around several times.
@@ -38,7 +40,7 @@ fn setup(net: u8, host: u8) -> Setup {
 
 /// Stacks that are one, or its groups or interfaces, which are host 1, and a host 2 on each network.
 struct Fixture {
-    stacks: Vec<Box<dyn variants::Variant>>,
+    stacks: Groups,
     hosts: Vec<Single>,
     now: Instant,
 }
@@ -52,13 +54,7 @@ impl Fixture {
         });
         let of_groups = || {
             let (here, there) = memory::pair(MemoryConfig::default());
-            let parts = groups::divide(setup(1, 1), 3, Box::new(here), INBOX).unwrap();
-            let stacks = parts
-                .into_iter()
-                .map(|(setup, part)| -> Box<dyn variants::Variant> {
-                    Box::new(Single::new(setup, Box::new(part)).unwrap())
-                });
-            Fixture::over(stacks.collect(), vec![there])
+            Fixture::over(three_groups(setup(1, 1), here), vec![there])
         };
         let of_interfaces = Variant::ALL.into_iter().map(|variant| {
             let joined = interfaces::join([setup(1, 1), setup(2, 1)]).unwrap();
@@ -74,10 +70,7 @@ impl Fixture {
         by_variant.chain([of_groups()]).chain(of_interfaces)
     }
 
-    fn over(
-        stacks: Vec<Box<dyn variants::Variant>>,
-        devices: Vec<memory::MemoryDevice>,
-    ) -> Fixture {
+    fn over(stacks: Groups, devices: Vec<memory::MemoryDevice>) -> Fixture {
         let hosts = (1..).zip(devices);
         let hosts =
             hosts.map(|(net, device)| Single::new(setup(net, 2), Box::new(device)).unwrap());

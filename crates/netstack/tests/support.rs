@@ -7,8 +7,11 @@ use std::ops::ControlFlow;
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{SocketError, Sockets, TcpStream};
+use dominoes_testkit::Rng;
 use dominoes_testkit::net::{HostId, Net};
 
+/// Stands in every [`text`], every 16 bytes: what no frame may carry.
+const MARK: [u8; 8] = *b"Unsealed";
 /// Bytes that are read at once, at most.
 const PIECE: usize = 200_000;
 
@@ -139,4 +142,22 @@ impl Ends {
             self.read += 1;
         }
     }
+}
+
+/// What an application writes whose bytes are to be processed before they leave.
+pub(crate) fn text(len: usize, seed: u64) -> Vec<u8> {
+    let mut rng = Rng::new(seed);
+    let mut text = Vec::with_capacity(len + 16);
+    while text.len() < len {
+        text.extend_from_slice(&MARK);
+        text.extend_from_slice(&rng.next().to_be_bytes());
+    }
+    text.truncate(len);
+    text
+}
+
+/// Whether 23 bytes of some text or more stand in `frame` in a row.
+pub(crate) fn carries_text(frame: &[u8]) -> bool {
+    let mut parts = frame.windows(MARK.len());
+    parts.any(|part| part == MARK)
 }

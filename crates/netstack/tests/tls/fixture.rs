@@ -19,10 +19,8 @@ use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::{AlertDescription, ClientConfig, ClientConnection, Connection, RootCertStore};
 use rustls::{ServerConfig, ServerConnection, SupportedCipherSuite};
 
-use crate::support::{connect, go_on};
-
-/// Stands in every text, every 16 bytes: what no frame may carry.
-pub(super) const MARK: [u8; 8] = *b"Unsealed";
+pub(super) use crate::support::text;
+use crate::support::{carries_text, connect, go_on};
 
 /// All suites that records are made with here.
 pub(super) const SUITES: [SupportedCipherSuite; 6] = [
@@ -63,23 +61,6 @@ pub(super) fn configs(suite: SupportedCipherSuite) -> (Arc<ServerConfig>, Arc<Cl
 
 pub(super) fn name() -> ServerName<'static> {
     ServerName::try_from("server.test").unwrap()
-}
-
-pub(super) fn text(len: usize, seed: u64) -> Vec<u8> {
-    let mut rng = Rng::new(seed);
-    let mut text = Vec::with_capacity(len + 16);
-    while text.len() < len {
-        text.extend_from_slice(&MARK);
-        text.extend_from_slice(&rng.next().to_be_bytes());
-    }
-    text.truncate(len);
-    text
-}
-
-/// Whether 23 bytes of some text or more stand in `frame` in a row.
-pub(super) fn carries_text(frame: &[u8]) -> bool {
-    let mut parts = frame.windows(MARK.len());
-    parts.any(|part| part == MARK)
 }
 
 /// Who speaks TLS at an end.
