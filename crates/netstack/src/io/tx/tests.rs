@@ -123,11 +123,14 @@ fn of_two_builders_one_takes_the_slot_wherever_the_other_comes_in_between() {
 #[test]
 fn of_threads_that_want_every_frame_one_builds_each() {
     const FRAMES: u64 = 20_000;
-    let (ring, mut transmitter) = TxRing::new(64, 64, None);
+    const SLOTS: u64 = 64;
+    const CHUNK: u64 = tx_chunk(SLOTS);
+    let (ring, mut transmitter) = TxRing::new(SLOTS as usize, 64, None);
     let build_all = || {
         let mut built = 0;
         for frame in 0..FRAMES {
-            while frame >= ring.sent() + 64 {
+            // A slot is free when all frames of its chunk have left, not before.
+            while frame >= ring.sent() / CHUNK * CHUNK + SLOTS {
                 std::thread::yield_now();
             }
             if let Ok(mut claim) = ring.claim(frame, 1) {
