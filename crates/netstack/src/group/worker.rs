@@ -1,8 +1,16 @@
-//! A worker: one replica of a group, and its share of the work.
+//! A worker holds one replica of a group's state, and does a share of the group's work.
 //!
-//! A turn with the log has these steps: claim, parse and publish (received frames become requests),
-//! prepare (find verdicts of requests), apply (every request, in log order), perform (the effects of
-//! which this worker is primary), send (frames that are built), steal (work of stragglers).
+//! A turn is one round of it. With the log it has these steps:
+//!
+//! 1. Claim a batch of frames from the device, so that no other worker reads them; parse it; and
+//!    publish what is parsed, if no other worker has the receive pump. Frames become requests.
+//! 2. Prepare: verify the checksums of requests. The result is the verdict of a request. A request
+//!    names its primary, the worker that normally prepares it and performs its effects.
+//! 3. Apply every request that has a verdict, in log order. The effects are retained (pending).
+//! 4. Perform the effects whose primary this worker is: its share.
+//! 5. Send frames that are built.
+//! 6. Steal: perform work of stragglers, workers that are late.
+//! 7. If all of that found nothing to do: prepare the next request, whoever its primary is.
 
 mod membership;
 mod sending;
@@ -37,39 +45,40 @@ use crate::stats::{EffectStats, PumpStats};
 use crate::time::Instant;
 use sending::SendWatch;
 
-/// After so many turns in a row without work, a worker also sends frames that others built.
+/// After this many turns in a row without work, a worker also sends frames that others built.
 const IDLE_TURNS: u32 = 16;
-/// At most so many requests are applied in one turn: as many as two workers publish in one, if each
+/// The most requests that are applied in one turn: as many as two workers publish in a turn if each
 /// frame is a request.
 const APPLY_BATCH: usize = 256;
-/// A worker: one replica of a group, and its share of the work.
+/// A worker: holds one replica of a group's state, and does a share of the group's work.
 pub struct Worker<T: FaultHooks = ()> {
     pub(crate) id: usize,
     pub(crate) shared: Arc<Shared>,
     pub(crate) log: Subscription<Request, Spin>,
     pub(crate) replica: Replica,
     pub(crate) pending: PendingEffects,
-    /// Which replicas own which work.
+    /// Which replicas own which stretch of the log and of the frame numbers: only an owner may be
+    /// the primary of work in it.
     pub(crate) epochs: Epochs,
-    /// What it is doing in its group.
+    /// Its membership: active, joining, parked, ...
     pub(crate) state: WorkerState,
-    /// With [`Layout::confirm`](crate::group::Layout): up to this position, a majority of the
-    /// replicas has the same state as this worker.
+    /// With [`Layout::confirm`](crate::group::Layout): a majority of the replicas had the same
+    /// fingerprint as this worker at this position of the log.
     pub(crate) confirmed: Seq,
     /// What `state` was before this worker began to join.
     pub(crate) joined_from: WorkerState,
-    /// Fingerprints of the positions that it reaches during its join check. `post` keeps them here
-    /// and does not post them.
+    /// Fingerprints of the positions that it reaches during its join check, in which others do not
+    /// count on it yet. `post` keeps them here and does not post them.
     pub(crate) unposted: Vec<(Seq, u64)>,
     /// Next request to consider for preparing.
     prepared: Seq,
-    /// Payload bytes of this worker's requests from `cursor` to `prepared`. At `ahead_bytes`, it
-    /// stops preparing its own requests and stops taking the pump in its turns.
+    /// Payload bytes of the requests whose primary it is, from `cursor` to `prepared`, about. When
+    /// this reaches `ahead_bytes`, the worker prepares no more of them, and claims no frames.
     prepared_bytes: usize,
     /// How far its own share is performed.
     pub(crate) cursor: Cursor,
-    /// The value of `performed` of this slot, as last seen; an earlier worker may have stored it.
-    /// `performed` says how far a slot did its own share.
+    /// The last known value of `shared.performed[id]`, which says up to which position the workers
+    /// of this replica slot have performed their shares. An earlier one may have stored it.
     reported: Seq,
     pub(crate) stragglers: Stragglers,
     send_watch: SendWatch,
@@ -77,16 +86,18 @@ pub struct Worker<T: FaultHooks = ()> {
     idle: u32,
     /// Whether the last turn found work.
     was_busy: bool,
-    /// Whether it uses the log.
+    /// Whether it works with the log, or alone and without it (solo mode).
     pub(crate) log_mode: LogMode,
     /// Its state for working without the log.
     pub(crate) direct: DirectLog,
-    /// Frames whose work this worker completed.
+    /// Used frames that this worker has still to return to the device.
     pub(crate) recycler: FrameRecycler,
+    /// The batch that it claimed and that is not published.
     pub(crate) intake: Intake,
-    /// When this worker last found no frame in the device; [`Instant::NEVER`] if it found some.
+    /// When its latest look at the device found no frame; [`Instant::NEVER`] if that found some.
     pub(crate) device_empty_at: Instant,
-    /// Whether so many frames were held when it looked that the device may have none left.
+    /// Whether the stack held so many of the device's frames at that look that the device may have
+    /// had no memory left to receive into.
     pub(crate) holds_many: bool,
     /// Faults of a test. `T::ACTIVE` says that the worker has fault hooks.
     hooks: T,
@@ -107,7 +118,8 @@ impl<T: FaultHooks> Worker<T> {
             pending,
             epochs,
         } = snapshot;
-        // ORDERING: Relaxed: this thread, or the one that made this worker, stored it last.
+        // ORDERING: Relaxed: earlier workers of this slot ran on this thread, or the thread that
+        // makes this one has seen their end.
         let reported = shared.performed[id].load(Ordering::Relaxed);
         Worker {
             id,
@@ -154,10 +166,11 @@ impl<T: FaultHooks> Worker<T> {
         self.log_mode == LogMode::Solo
     }
 
-    /// Takes each step of a turn once, as far as possible now. Returns how much it did.
+    /// Takes the steps of a turn, and does in each what can be done without waiting. Returns how
+    /// much it did.
     ///
-    /// A worker that gets a pump keeps it for a chunk of work, and is the primary of all of that:
-    /// frames come in and go out through the cache of the core that works on them.
+    /// By default the worker that parses a batch is the primary of its requests: frames come in and
+    /// go out through the cache of the core that works on them.
     pub fn turn(&mut self, now: Instant) -> usize {
         if self.shared.layout.autoscale {
             self.count_busy(now);
@@ -187,10 +200,10 @@ impl<T: FaultHooks> Worker<T> {
         }
     }
 
-    /// Claims a batch of frames, parses it, and publishes what is parsed. Claims none if this
-    /// worker is not active or has enough to do; publishes nothing while another worker has the
-    /// pump. Leaves solo mode in any case. With the pump, also autoscales when that is due. Returns
-    /// how much it did.
+    /// Leaves solo mode first. Then, if this worker is active and has not enough to do (or a batch
+    /// waits to be published): claims a batch of frames, parses it, and publishes what is parsed,
+    /// unless another worker has the receive pump. With the pump, also autoscales when that is due.
+    /// Returns how much it did.
     pub fn pump_in_turn(&mut self, now: Instant) -> usize {
         self.return_to_log();
         if !self.may_take_frames() {
@@ -244,7 +257,8 @@ impl<T: FaultHooks> Worker<T> {
         Some(done)
     }
 
-    /// A turn without the receive pump. The time is that of the last [`turn`](Self::turn).
+    /// A turn with the log and without the receive pump. Its time is the one that was passed to the
+    /// last [`turn`](Self::turn).
     pub fn work(&mut self) -> usize {
         if self.handle_membership() {
             return 0;
@@ -253,14 +267,18 @@ impl<T: FaultHooks> Worker<T> {
     }
 
     /// Prepares, applies, performs, sends and steals. If none of that did anything, prepares the
-    /// request that this replica applies next, whichever worker is its primary.
+    /// next request that this replica has to apply, whichever worker is its primary.
     #[inline]
     pub(crate) fn do_work(&mut self) -> usize {
         self.log.poll();
         let mut done = self.prepare_mine();
         done += self.apply_ready(APPLY_BATCH);
         done += self.perform_and_send();
-        self.idle = if done == 0 { self.idle + 1 } else { 0 };
+        self.idle = if done == 0 {
+            self.idle.saturating_add(1)
+        } else {
+            0
+        };
         done += self.send_in_turn(self.idle >= IDLE_TURNS);
         done += self.steal_if_due(done == 0);
         if done == 0 {
@@ -270,7 +288,8 @@ impl<T: FaultHooks> Worker<T> {
     }
 
     /// [Claims](Self::claim) a batch, [parses](Self::parse) it, and [publishes](Self::publish).
-    /// `None` if another worker has the pump, or if this one is not active or has no state.
+    /// `None` if another worker has the receive pump, or if this one is not active or has no
+    /// replica.
     pub fn pump(&mut self, now: Instant) -> Option<usize> {
         let claimed = self.claim(now).unwrap_or(0);
         self.parse();
@@ -293,7 +312,7 @@ impl<T: FaultHooks> Worker<T> {
         } = self;
         let end = log.end();
         let mut done = 0;
-        // One pin serves a whole chunk.
+        // A pin keeps the frames of a whole chunk of the log, so it is kept within a chunk.
         let mut pin = None;
         *prepared = (*prepared).max(replica.position());
         while *prepared < end && *prepared_bytes < shared.layout.tuning.ahead_bytes {
@@ -384,13 +403,14 @@ impl<T: FaultHooks> Worker<T> {
         }
     }
 
-    /// If any worker is late: prepares the next request in the place of its primary, and applies
-    /// it. Returns whether it did.
+    /// If any worker is late: prepares the next request on behalf of its primary, and applies it.
+    /// Returns whether it did.
     fn apply_for_straggler(&mut self) -> bool {
         self.stragglers.any && self.prepare_one(self.replica.position()) && self.apply_one()
     }
 
-    /// Applies the next request if it is published and prepared. Returns whether it did.
+    /// Applies the next request if it is published and prepared (if a worker is late, prepares it
+    /// before). Returns whether it did.
     pub fn apply(&mut self) -> bool {
         if self.handle_membership() {
             return false;
@@ -406,7 +426,8 @@ impl<T: FaultHooks> Worker<T> {
             return false;
         };
         let found = self.shared.verdicts.get(seq);
-        // `STORED`, a bit beside the verdict, says that the payload is in the receive ring already.
+        // `STORED`, a bit in the word of the verdict, says that the worker that verified the
+        // checksum copied the payload into the receive ring as well.
         let is_stored = found.is_some_and(|found| found & STORED != 0);
         let mut verdict = found.map(|found| found & !STORED);
         let mut changed;
@@ -453,7 +474,8 @@ impl<T: FaultHooks> Worker<T> {
         let posts = &self.shared.posts;
         let mut fingerprint = self.replica.post(position / posts.every());
         if self.shared.layout.confirm {
-            // The next request may overwrite a wrong value in the state, so the effects count, too.
+            // A wrong value may be overwritten before the next post. The effects of all requests up
+            // to here show it nevertheless.
             fingerprint = fingerprint.rotate_left(1) ^ self.pending.fingerprint();
         }
         if self.state == WorkerState::JoinCheck {
@@ -464,8 +486,8 @@ impl<T: FaultHooks> Worker<T> {
         self.shared.compare_at(position);
     }
 
-    /// Performs this worker's share. After each `frame_chunk` frames it tries to send, because a
-    /// peer that waits for frames is idle meanwhile.
+    /// Performs this worker's share. After each `frame_chunk` frames it tries to send, so that the
+    /// peer need not wait until all of the share is performed.
     fn perform_and_send(&mut self) -> usize {
         let most_frames = self.shared.layout.tuning.frame_chunk as u32;
         let mut done = 0;
@@ -506,8 +528,9 @@ impl<T: FaultHooks> Worker<T> {
         (done, last)
     }
 
-    /// Performs this worker's next effect, or the next frame of one. If there is none, steals late
-    /// work. Returns whether it performed, stole or reported anything.
+    /// Performs this worker's next effect, or the next frame of one. If there is none, or none can
+    /// be performed now, steals late work. Returns whether it performed or stole anything, or could
+    /// report that more of the log is done.
     pub fn perform(&mut self) -> bool {
         if self.handle_membership() {
             return false;
@@ -576,8 +599,8 @@ impl<T: FaultHooks> Worker<T> {
             .stragglers
             .check(&self.shared, &self.pending, &self.epochs)
         {
-            // Nothing can be stolen. No worker reports for an empty slot, and the pump cannot wait
-            // for that, so this worker reports what it knows to be done.
+            // Nothing can be stolen. An empty slot never reports progress, and the pump would wait
+            // for it for ever, so this worker reports what it knows to be done, by any worker.
             let reported = self.shared.membership.misses_a_replica() && self.report_verified();
             return usize::from(reported);
         }
@@ -588,8 +611,8 @@ impl<T: FaultHooks> Worker<T> {
         scan.done.max(usize::from(reported))
     }
 
-    /// Stores `pending.first` in `verified`: all requests before it are done, whoever was to do
-    /// them. Returns whether that was news, for which the pump may have waited.
+    /// Stores `pending.first` in `verified`: all requests before it are done, by any worker.
+    /// Returns whether the value grew, for which the pump may have waited.
     fn report_verified(&self) -> bool {
         // ORDERING: Relaxed: no other thread changes the word of this slot.
         let reported = self.shared.verified[self.id].load(Ordering::Relaxed);
@@ -622,7 +645,8 @@ impl<T: FaultHooks> Worker<T> {
         executor.scan(&mut self.stragglers, limit, most)
     }
 
-    /// Drops pending effects of requests before `below`, which are done. Stops at the cursor.
+    /// Drops pending effects of requests before `below`, but none from the cursor on. The caller
+    /// knows that they are done.
     fn forget(&mut self, below: Seq) {
         self.cursor.effect -= self.pending.forget(below.min(self.cursor.seq));
         self.epochs.forget(self.pending.first);
@@ -643,12 +667,12 @@ impl<T: FaultHooks> Worker<T> {
         self.id
     }
 
-    /// The state.
+    /// Its copy of the group's state.
     pub fn replica(&self) -> &Replica {
         &self.replica
     }
 
-    /// What it performed.
+    /// What the workers of its slot performed so far.
     pub fn stats(&self) -> EffectStats {
         self.stats
     }
@@ -663,9 +687,9 @@ impl<T: FaultHooks> Worker<T> {
         self.pending.effects.iter()
     }
 
-    /// The next [`turn`](Self::turn) is due at this time: the replica's next deadline, or that of
-    /// the receive pump (which waits for neighbours and fragments), whichever is earlier. If
-    /// another worker has the pump, only the replica's counts: that worker asks the pump itself.
+    /// The next [`turn`](Self::turn) is due at this time: the earliest deadline of the replica, of
+    /// a batch that is not parsed, and of the receive pump (which waits for neighbours and
+    /// fragments). If another worker has the pump, that worker takes the pump's into account.
     pub fn next_deadline(&self) -> Instant {
         let rx_side = self.shared.rx.try_take();
         let pump = rx_side.map_or(Instant::NEVER, |rx_side| rx_side.pump.next_deadline());
@@ -673,12 +697,13 @@ impl<T: FaultHooks> Worker<T> {
         self.replica.next_deadline().min(pump).min(batches)
     }
 
-    /// Requests that are published and not applied here. [`Worker::apply`] sees what this has seen.
+    /// Requests that are published and not applied here. Looks at the log, so [`Worker::apply`] can
+    /// reach all of them.
     pub fn lag(&mut self) -> u64 {
         self.log.poll() - self.replica.position()
     }
 
-    /// The end of the log as last seen, for choosing what to prepare.
+    /// The end of the log now, for choosing what to prepare.
     pub fn published(&mut self) -> u64 {
         self.log.poll()
     }
@@ -687,9 +712,9 @@ impl<T: FaultHooks> Worker<T> {
         &self.shared
     }
 
-    /// Returns recycled frames to the device before this worker sleeps. If another worker has the
-    /// pump, that worker may be blocked in the device for lack of frames, so these are left where
-    /// that worker finds them.
+    /// Returns used frames to the device before this worker sleeps. If another worker is claiming
+    /// frames from the device, that worker may be in need of them, so they are left where it finds
+    /// them.
     pub(crate) fn put_back(&mut self) {
         if self.recycler.frames.is_empty() {
             return;
@@ -700,8 +725,8 @@ impl<T: FaultHooks> Worker<T> {
         }
     }
 
-    /// Drops effects that are known to be done. Returns whether any are left; if so, this worker
-    /// must not sleep without a deadline.
+    /// Drops effects that are known to be done. Returns whether requests are left of which that is
+    /// not known; if so, this worker must not sleep without a deadline.
     pub(crate) fn has_pending_effects(&mut self) -> bool {
         self.forget(self.shared.performed_by(self.epochs.owners()));
         !self.pending.applied.is_empty()
