@@ -1,16 +1,21 @@
 //! A worker holds one replica of a group's state, and does a share of the group's work.
 //!
-//! A turn is one round of it. With the log it has these steps:
+//! A turn is one round of it. Before anything else it joins, leaves or parks, if that is asked for
+//! (`membership.rs`). With the log it has these steps:
 //!
 //! 1. Claim a batch of frames from the device, so that no other worker reads them; parse it; and
-//!    publish what is parsed, if no other worker has the receive pump. Frames become requests.
+//!    publish what is parsed, if no other worker has the receive pump. Frames become requests. (The
+//!    two pumps are values that one worker has at a time: one publishes, one sends.)
 //! 2. Prepare: verify the checksums of requests. The result is the verdict of a request. A request
 //!    names its primary, the worker that normally prepares it and performs its effects.
-//! 3. Apply every request that has a verdict, in log order. The effects are retained (pending).
+//! 3. Apply every request that has a verdict, in log order. What that asks for, such as frames to
+//!    build, are its effects. They are retained (pending) until they are known to be done.
 //! 4. Perform the effects whose primary this worker is: its share.
 //! 5. Send frames that are built.
 //! 6. Steal: perform work of stragglers, workers that are late.
-//! 7. If all of that found nothing to do: prepare the next request, whoever its primary is.
+//! 7. If steps 2 to 6 found nothing to do: prepare the next request, whoever its primary is.
+//!
+//! Units of TLS and framed streams are processed at the end of a turn.
 
 mod membership;
 mod sending;
@@ -50,6 +55,7 @@ const IDLE_TURNS: u32 = 16;
 /// The most requests that are applied in one turn: as many as two workers publish in a turn if each
 /// frame is a request.
 const APPLY_BATCH: usize = 256;
+
 /// A worker: holds one replica of a group's state, and does a share of the group's work.
 pub struct Worker<T: FaultHooks = ()> {
     pub(crate) id: usize,
@@ -62,18 +68,19 @@ pub struct Worker<T: FaultHooks = ()> {
     pub(crate) epochs: Epochs,
     /// Its membership: active, joining, parked, ...
     pub(crate) state: WorkerState,
-    /// With [`Layout::confirm`](crate::group::Layout): a majority of the replicas had the same
-    /// fingerprint as this worker at this position of the log.
+    /// With [`Layout::confirm`](crate::group::Layout): since this worker began, a majority of the
+    /// replicas had the same fingerprints as it up to this position of the log.
     pub(crate) confirmed: Seq,
     /// What `state` was before this worker began to join.
     pub(crate) joined_from: WorkerState,
-    /// Fingerprints of the positions that it reaches during its join check, in which others do not
-    /// count on it yet. `post` keeps them here and does not post them.
+    /// Fingerprints that it computed during its join check. Others do not count on it during that
+    /// check, so `post` keeps them here.
     pub(crate) unposted: Vec<(Seq, u64)>,
     /// Next request to consider for preparing.
     prepared: Seq,
     /// Payload bytes of the requests whose primary it is, from `cursor` to `prepared`, about. When
-    /// this reaches `ahead_bytes`, the worker prepares no more of them, and claims no frames.
+    /// this reaches `ahead_bytes`, the worker prepares no more of them, and claims no frames unless
+    /// a batch waits to be published.
     prepared_bytes: usize,
     /// How far its own share is performed.
     pub(crate) cursor: Cursor,
@@ -94,10 +101,11 @@ pub struct Worker<T: FaultHooks = ()> {
     pub(crate) recycler: FrameRecycler,
     /// The batch that it claimed and that is not published.
     pub(crate) intake: Intake,
-    /// When its latest look at the device found no frame; [`Instant::NEVER`] if that found some.
+    /// The time of its latest look at the device if that look found no frame, else
+    /// [`Instant::NEVER`].
     pub(crate) device_empty_at: Instant,
-    /// Whether the stack held so many of the device's frames at that look that the device may have
-    /// had no memory left to receive into.
+    /// Whether, at that look, the device may have been out of memory to receive into, because the
+    /// stack held so many of its frames.
     pub(crate) holds_many: bool,
     /// Faults of a test. `T::ACTIVE` says that the worker has fault hooks.
     hooks: T,
@@ -118,8 +126,8 @@ impl<T: FaultHooks> Worker<T> {
             pending,
             epochs,
         } = snapshot;
-        // ORDERING: Relaxed: earlier workers of this slot ran on this thread, or the thread that
-        // makes this one has seen their end.
+        // ORDERING: Relaxed: an earlier worker of this slot ran on this thread, or ended before in
+        // a way that synchronizes with the thread that makes this one.
         let reported = shared.performed[id].load(Ordering::Relaxed);
         Worker {
             id,
@@ -190,7 +198,8 @@ impl<T: FaultHooks> Worker<T> {
         done
     }
 
-    /// Called when a turn begins: if the last one found work, the time since then counts as busy.
+    /// Called when a turn begins: if the last one found work, the time from the beginning of that
+    /// one (`stragglers.now`) to now counts as busy.
     fn count_busy(&mut self, now: Instant) {
         if self.was_busy {
             // ORDERING: Relaxed: only this worker writes it, and for others it is a measurement.
@@ -217,7 +226,7 @@ impl<T: FaultHooks> Worker<T> {
         claimed + self.publish_parsed(now).unwrap_or(0)
     }
 
-    /// Whether it has so much to do that it claims no more frames.
+    /// Whether it has so much to do that it need not claim more frames.
     #[inline]
     pub(crate) fn has_enough(&self) -> bool {
         self.prepared_bytes >= self.shared.layout.tuning.ahead_bytes
@@ -312,7 +321,7 @@ impl<T: FaultHooks> Worker<T> {
         } = self;
         let end = log.end();
         let mut done = 0;
-        // A pin keeps the frames of a whole chunk of the log, so it is kept within a chunk.
+        // A pin protects the frames of a whole chunk of the log: one is taken for each chunk.
         let mut pin = None;
         *prepared = (*prepared).max(replica.position());
         while *prepared < end && *prepared_bytes < shared.layout.tuning.ahead_bytes {
@@ -338,8 +347,9 @@ impl<T: FaultHooks> Worker<T> {
         done
     }
 
-    /// Prepares the request at `seq`, whichever worker is its primary, if it is published, not
-    /// applied here, and not prepared. Returns whether it did.
+    /// Prepares the request at `seq`, whichever worker is its primary, if it was published at this
+    /// worker's latest look at the log, is not applied here, and not prepared. Returns whether it
+    /// did.
     pub fn prepare(&mut self, seq: u64) -> bool {
         if self.handle_membership() {
             return false;
@@ -474,8 +484,8 @@ impl<T: FaultHooks> Worker<T> {
         let posts = &self.shared.posts;
         let mut fingerprint = self.replica.post(position / posts.every());
         if self.shared.layout.confirm {
-            // A wrong value may be overwritten before the next post. The effects of all requests up
-            // to here show it nevertheless.
+            // The state alone may hide an error, since a wrong value may be overwritten before the
+            // next post. So the effects of all requests up to here count, too.
             fingerprint = fingerprint.rotate_left(1) ^ self.pending.fingerprint();
         }
         if self.state == WorkerState::JoinCheck {
@@ -501,8 +511,9 @@ impl<T: FaultHooks> Worker<T> {
         }
     }
 
-    /// Performs this worker's share, up to `most_frames` frames. Returns how much that was, and the
-    /// outcome of the last step.
+    /// Performs this worker's share, up to `most_frames` frames. Returns how many effects, or parts
+    /// of them, that were, and why it ended: at the frames (`Performed`), at the end or the limit
+    /// (`End`), or for lack of room.
     fn perform_mine(&mut self, most_frames: u32) -> (usize, Step) {
         let mut done = 0;
         let limit = self.perform_limit();
@@ -529,8 +540,8 @@ impl<T: FaultHooks> Worker<T> {
     }
 
     /// Performs this worker's next effect, or the next frame of one. If there is none, or none can
-    /// be performed now, steals late work. Returns whether it performed or stole anything, or could
-    /// report that more of the log is done.
+    /// be performed now, steals late work. Returns whether it performed or stole anything, or found
+    /// more of the log done by others.
     pub fn perform(&mut self) -> bool {
         if self.handle_membership() {
             return false;
@@ -611,8 +622,9 @@ impl<T: FaultHooks> Worker<T> {
         scan.done.max(usize::from(reported))
     }
 
-    /// Stores `pending.first` in `verified`: all requests before it are done, by any worker.
-    /// Returns whether the value grew, for which the pump may have waited.
+    /// Stores `pending.first` in `verified` (which has nothing to do with checksums): all requests
+    /// before it are known to be done, by any worker. Returns whether the value grew, for which the
+    /// receive pump may have waited, since it may use the places of those requests again.
     fn report_verified(&self) -> bool {
         // ORDERING: Relaxed: no other thread changes the word of this slot.
         let reported = self.shared.verified[self.id].load(Ordering::Relaxed);
@@ -697,8 +709,8 @@ impl<T: FaultHooks> Worker<T> {
         self.replica.next_deadline().min(pump).min(batches)
     }
 
-    /// Requests that are published and not applied here. Looks at the log, so [`Worker::apply`] can
-    /// reach all of them.
+    /// Requests that are published and not applied here. Looks at the log, so that
+    /// [`Worker::prepare`] can reach all of them.
     pub fn lag(&mut self) -> u64 {
         self.log.poll() - self.replica.position()
     }
@@ -725,14 +737,15 @@ impl<T: FaultHooks> Worker<T> {
         }
     }
 
-    /// Drops effects that are known to be done. Returns whether requests are left of which that is
-    /// not known; if so, this worker must not sleep without a deadline.
+    /// Drops effects that are known to be done. Returns whether some applied requests are not yet
+    /// known to be done; if so, this worker must not sleep without a deadline.
     pub(crate) fn has_pending_effects(&mut self) -> bool {
         self.forget(self.shared.performed_by(self.epochs.owners()));
         !self.pending.applied.is_empty()
     }
 
-    /// Whether a turn would find something to do.
+    /// Whether a turn may find something to do, apart from frames in the device, deadlines and late
+    /// work.
     pub(crate) fn has_work(&mut self) -> bool {
         self.shared.membership.is_notified(self.id)
             || self.shared.batches.is_any_waiting()

@@ -2,8 +2,12 @@
 //!
 //! A [`Replica`] is plain data. Only requests change it; the exceptions are `continue_log_at` and
 //! faults that tests inject. The result depends only on the request, its verdict (which segments
-//! have good checksums; all workers read the same) and the state. Replicas with the same limits
-//! that applied the same log are therefore equal.
+//! have good checksums; all replicas are given the same) and the state. Replicas that began with
+//! the same limits and applied the same requests are therefore equal.
+//!
+//! A request is published by the receive pump, which reads frames. Its digest is a summary of fixed
+//! size: time, frames sent, and what an in-order run of segments needs, such as the connection that
+//! the pump believes it belongs to (the hint).
 
 use core::cell::Cell;
 use core::panic::AssertUnwindSafe;
@@ -68,10 +72,10 @@ pub struct Replica {
     fold: u64,
     /// The place of the connection that the fast path works on: a panic there is blamed on it.
     touched: u32,
-    /// The earliest deadline of any connection.
+    /// No deadline of a connection is before this; it may be that of one which was put off since.
     next_deadline: Instant,
-    /// `follow_up` runs once `frames.sent` reaches this: 0 for after every request, `u64::MAX` if
-    /// nothing waits for frames to be sent.
+    /// `follow_up` runs once `frames.sent` reaches this. 0 makes it run after every request;
+    /// `u64::MAX` says that nothing waits for frames to be sent.
     next_sent: u64,
     limits: Limits,
     /// The group of the stack that this replica belongs to.
@@ -90,7 +94,8 @@ pub struct Replica {
     /// first one is next.
     waiting: VecDeque<ConnId>,
     /// Connections that may not release acknowledged bytes yet, because frames that are not sent
-    /// refer to them. Each may once `frames.sent` reaches its count; counts ascend.
+    /// refer to them. A connection may release them once `frames.sent` is at least the number of
+    /// its entry; numbers ascend.
     unsent: VecDeque<(u64, ConnId)>,
     /// Connections in TIME-WAIT, the oldest first. Some may have been closed since.
     time_wait: VecDeque<ConnId>,
@@ -102,11 +107,11 @@ pub struct Replica {
     /// The flows whose connections migrated to other groups, folded into one number.
     migrated_away: u64,
     stats: StateStats,
-    /// `frames.next` when the fast path began, to which `unwound` returns after a panic. Meaningful
+    /// `frames.next` when the fast path began: what `unwound` sets it to after a panic. Meaningful
     /// within one request only, so replicas do not compare it.
     next_before: u64,
     /// Whether code runs that may change more than one connection: a panic in it cannot be blamed
-    /// on one. Meaningful within one request only.
+    /// on one, unless `guarded` catches it. Meaningful within one request only.
     beyond_one: bool,
     /// How many of [`StateStats::panicked`] were injected ([`Limits::panics_ppm`]).
     #[cfg(feature = "testkit")]
@@ -349,9 +354,9 @@ impl Replica {
         done
     }
 
-    /// Applies a run, segments of one flow in a row: finds its connection, and gives it those with
-    /// good checksums. What an application read and wrote comes with the next request if it is not
-    /// used here.
+    /// Applies a run (consecutive segments of one flow): finds the flow's connection, and passes it
+    /// the segments with good checksums. If this returns early, the application's cursors are not
+    /// used; they are totals, and a later request carries them again.
     fn segments(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
         let digest = &request.digest;
         let verdict = verdict & digest.all_good();
@@ -524,7 +529,8 @@ impl Replica {
         }
     }
 
-    /// How many requests of the log were applied.
+    /// The position of the next request of the log: how many of it were applied. Counts those
+    /// without a log, too, until `continue_log_at`.
     pub fn position(&self) -> u64 {
         self.position
     }
@@ -534,9 +540,9 @@ impl Replica {
         self.position + self.applied_unlogged
     }
 
-    /// Goes back to position `position` of the log after working without it: requests that were
-    /// applied since then count as unlogged. `position` is at most what [`Replica::position`]
-    /// returns.
+    /// Sets the position back to `position` after working without the log: the state stays, and
+    /// requests that were applied since that position count as unlogged. `position` is at most what
+    /// [`Replica::position`] returns.
     pub(crate) fn continue_log_at(&mut self, position: u64) {
         self.applied_unlogged += self.position - position;
         self.position = position;
@@ -547,7 +553,7 @@ impl Replica {
         self.now
     }
 
-    /// A request must be applied at this time at the latest, be it a tick, so that deadlines fire.
+    /// By this time some request must be applied, if only a tick; otherwise deadlines fire late.
     pub fn next_deadline(&self) -> Instant {
         self.next_deadline
     }
