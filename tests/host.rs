@@ -136,7 +136,8 @@ fn main() -> ExitCode {
     }
     for &(name, test) in clients::TESTS {
         // Checksums of ours are then complete where `tshark` looks.
-        let server = || Fixture::services(Device::Tap, &["--no-offloads"]);
+        let also = format!("{}/24", fixture::OURS_ALSO);
+        let server = move || Fixture::services(Device::Tap, &["--no-offloads", "--also", &also]);
         let missing = needs.missing_for_clients();
         trials.serve(format!("clients::{name}"), missing, server, test);
     }

@@ -18,6 +18,7 @@ use killer::Killer;
 
 /// The options that [`StackOptions::take`] takes besides those of the device.
 pub(crate) const USAGE: &str = "  --addr CIDR         our address and its prefix [10.78.0.1/24]
+  --also CIDR         another address there, as often as wanted
   --addr6 CIDR        the same of IPv6, or auto: as routers advertise [no IPv6]
   --second NAME,CIDR  another interface of the same kind with its address, and behind another comma
                       one of IPv6 if it has that, too [none]
@@ -30,6 +31,7 @@ pub(crate) const USAGE: &str = "  --addr CIDR         our address and its prefix
 pub(crate) struct StackOptions {
     device: DeviceOptions,
     addr: String,
+    also: Vec<String>,
     addr6: Addr6,
     second: Option<Second>,
     gateways: Vec<IpAddr>,
@@ -66,6 +68,7 @@ impl Default for StackOptions {
         StackOptions {
             device: DeviceOptions::default(),
             addr: "10.78.0.1/24".to_owned(),
+            also: Vec::new(),
             addr6: Addr6::default(),
             second: None,
             gateways: Vec::new(),
@@ -106,6 +109,7 @@ impl StackOptions {
     fn knows(option: &str) -> bool {
         let own = [
             "addr",
+            "also",
             "addr6",
             "second",
             "gateway",
@@ -120,6 +124,7 @@ impl StackOptions {
         use lexopt::ValueExt;
         match option {
             "addr" => self.addr = parser.value()?.string()?,
+            "also" => self.also.push(parser.value()?.string()?),
             "addr6" => self.addr6 = Addr6::parse(parser.value()?.string()?),
             "second" => self.second = Some(Second::parse(&parser.value()?.string()?)?),
             "gateway" => self.gateways.push(parser.value()?.parse()?),
@@ -164,6 +169,9 @@ impl StackOptions {
         device: Box<dyn Device>,
     ) -> Outcome<Stack> {
         let mut builder = self.addr6.add_to(builder(&self.addr));
+        for another in &self.also {
+            builder = builder.address(another);
+        }
         for gateway in &self.gateways {
             builder = builder.gateway(*gateway);
         }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use libtest_mimic::Failed;
 
-use crate::fixture::{Fixture, OURS, Temporary};
+use crate::fixture::{Fixture, OURS, OURS_ALSO, THEIRS_ALSO, Temporary};
 use crate::{Test, same};
 
 pub(crate) const TESTS: &[(&str, Test)] = &[
@@ -18,6 +18,7 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
         nc_and_socat_receive_their_echo,
     ),
     ("arping_is_answered", arping_is_answered),
+    ("a_second_address_is_served", a_second_address_is_served),
     ("nmap_and_hping3_do_no_harm", nmap_and_hping3_do_no_harm),
 ];
 
@@ -172,6 +173,27 @@ fn arping_is_answered(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Faile
         ),
     )?;
     check(said.contains("taken"), &said)
+}
+
+/// By the neighbour table of the kernel, `ping` and `curl`, from an address of its network.
+fn a_second_address_is_served(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
+    let interface = fixture.interface;
+    fixture.ip(&format!("addr add {THEIRS_ALSO} dev {interface}"))?;
+    let said = fixture.run("ping", &["-n", "-c", "3", "-i", "0.2", OURS_ALSO])?;
+    check(said.contains("3 received"), &said)?;
+    let said = fixture.ip(&format!("neigh show {OURS_ALSO} dev {interface}"))?;
+    check(said.contains("REACHABLE"), &said)?;
+    let url = format!("http://{OURS_ALSO}/bytes/200000");
+    let written = "%{size_download} %{local_ip}";
+    let said = curl(
+        fixture,
+        &["--write-out", written, "--output", "/dev/null", &url],
+    )?;
+    check(
+        said == format!("200000 {}", THEIRS_ALSO.trim_end_matches("/24")),
+        &said,
+    )?;
+    still_answers(fixture)
 }
 
 /// Ports, the system, and segments of all kinds that should not be. Everything is accounted for,

@@ -56,6 +56,9 @@ fn common() -> [&'static str; 4] {
 pub(crate) const OURS: &str = "10.78.0.1";
 pub(crate) const THEIRS: &str = "10.78.0.2";
 const KERNELS: &str = "10.78.0.2/24";
+/// Another address of our stack, and what the kernel may have on its network.
+pub(crate) const OURS_ALSO: &str = "10.78.1.1";
+pub(crate) const THEIRS_ALSO: &str = "10.78.1.2/24";
 /// The same of IPv6.
 pub(crate) const OURS_V6: &str = "fd00:78::1";
 pub(crate) const KERNELS_V6: &str = "fd00:78::2";

@@ -77,7 +77,7 @@ pub enum SocketError {
     Aborted,
     /// The connection's own address was taken from its interface.
     AddressLost,
-    /// The stack has the address already, or the interface has another one of IPv4.
+    /// The stack has the address already.
     AddressTaken,
     /// Nobody knows the way to the peer.
     Unreachable,
@@ -173,7 +173,7 @@ impl fmt::Display for SocketError {
             SocketError::TimedOut => "the peer did not answer",
             SocketError::Aborted => "the connection was aborted",
             SocketError::AddressLost => "the address of the connection was removed",
-            SocketError::AddressTaken => "the stack has this address, or another one of IPv4 there",
+            SocketError::AddressTaken => "the stack has this address already",
             SocketError::Unreachable => "there is no way to the peer; is the gateway set?",
             SocketError::NoRoom => "the connection table is full; raise `Limits::connections`",
             SocketError::PortTaken => "the port is taken",

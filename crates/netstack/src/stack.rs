@@ -72,9 +72,10 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Adds an address with the prefix of its network, as in `2001:db8::1/64`: any number of IPv6,
-    /// one of IPv4. With one of IPv6 the stack takes part in that as [`Ipv6Config::default`] says,
-    /// unless [`ipv6`](Self::ipv6) says something else.
+    /// Adds an address with the prefix of its network, as in `2001:db8::1/64`, up to 64 of each
+    /// family. Of several of IPv4, packets come from that on the network of the neighbour that gets
+    /// them, or else from the first. With one of IPv6 the stack takes part in that as
+    /// [`Ipv6Config::default`] says, unless [`ipv6`](Self::ipv6) says something else.
     ///
     /// ```
     /// use dominoes_drivers::memory::{self, MemoryConfig};

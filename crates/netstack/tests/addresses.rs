@@ -209,8 +209,6 @@ fn a_link_that_is_down_loses_what_is_sent_and_connections_go_on_when_it_is_up() 
         assert_eq!(ours.set_link_up(2, true), Err(none));
         assert_eq!(ours.add_address(0, address(true, 3), 24), Err(none));
         assert_eq!(ours.add_address(1, address(true, 3), 33), Err(none));
-        let second = ours.add_address(1, address(true, 3), 24);
-        assert_eq!(second, Err(SocketError::AddressTaken));
         for nobody in ["127.0.0.1", "0.0.0.0", "224.0.0.1", "::1", "::", "ff02::1"] {
             let nobody = nobody.parse().unwrap();
             assert_eq!(ours.add_address(1, nobody, 32), Err(none), "{nobody}");

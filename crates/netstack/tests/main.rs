@@ -27,6 +27,7 @@ mod pipelined;
 mod poller;
 mod router;
 mod safe;
+mod several_addresses;
 mod sockets;
 mod std_shape;
 mod support;

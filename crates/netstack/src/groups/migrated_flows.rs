@@ -18,16 +18,16 @@ pub(crate) struct MigratedFlows {
 
 #[derive(Default)]
 struct Exception {
-    /// The flow but for our address; 0 if there is none, [`CLAIMED`] while it is being written.
+    /// Some of the flow; 0 if there is none, [`CLAIMED`] while it is being written.
     flow: AtomicU64,
-    /// The upper bits of the peer's address.
-    rest: [AtomicU64; 2],
+    /// The rest of it.
+    rest: [AtomicU64; REST],
     group: AtomicU16,
 }
 
 impl Exception {
     /// Whether it is of this flow, as far as `flow` does not say that.
-    fn has(&self, rest: [u64; 2]) -> bool {
+    fn has(&self, rest: [u64; REST]) -> bool {
         // ORDERING: Relaxed: what was read of `flow` before orders these.
         self.rest
             .each_ref()
@@ -36,6 +36,8 @@ impl Exception {
     }
 }
 
+/// Words of the rest of a flow.
+const REST: usize = 4;
 const BUCKET: usize = 8;
 const BUCKETS: usize = 256;
 const NO_FLOW: u64 = 0;
@@ -51,13 +53,13 @@ impl Default for MigratedFlows {
 }
 
 impl MigratedFlows {
-    /// The flow but for our address: its ports with the lower bits of the peer's address, and the
-    /// upper bits.
-    fn words(flow: &Flow) -> (u64, [u64; 2]) {
+    /// The ports of a flow with the lower bits of the peer's address; and its upper bits, and our
+    /// address. Its peer may have the same port at several addresses of ours.
+    fn words(flow: &Flow) -> (u64, [u64; REST]) {
         let remote = flow.remote.address;
         let word = u64::from(remote.v4_bits()) << 32 | u64::from(flow.ports());
-        let [high, low] = remote.words();
-        (word, [high, low >> 32])
+        let ([high, low], own) = (remote.words(), flow.local.address.words());
+        (word, [high, low >> 32, own[0], own[1]])
     }
 
     fn bucket(&self, word: u64) -> &[Exception; BUCKET] {
@@ -76,7 +78,7 @@ impl MigratedFlows {
     }
 
     #[cold]
-    fn find_words(&self, (word, rest): (u64, [u64; 2])) -> Option<u16> {
+    fn find_words(&self, (word, rest): (u64, [u64; REST])) -> Option<u16> {
         // ORDERING: Acquire, pairs with the Release in `set`: the group is that of this flow, or of
         // one that took its place since.
         let is_it = |one: &&Exception| one.flow.load(Ordering::Acquire) == word && one.has(rest);
@@ -155,6 +157,18 @@ mod tests {
             };
             assert_eq!(moved.find(&flow(port)), group);
         }
+    }
+
+    #[test]
+    fn flows_that_differ_in_our_address_alone_are_told_apart() {
+        let moved = MigratedFlows::default();
+        let mut other = flow(7);
+        other.local.address = [10, 0, 1, 1].into();
+        assert!(moved.set(&flow(7), 3));
+        assert_eq!(moved.find(&other), None);
+        assert!(moved.set(&other, 4));
+        moved.remove(&flow(7));
+        assert_eq!((moved.find(&flow(7)), moved.find(&other)), (None, Some(4)));
     }
 
     #[test]

@@ -285,7 +285,9 @@ fn segment_for(world: &World, frame: &Frame) -> Option<(wire::Tcp, [u8; 6])> {
         || src[0] & 1 != 0
         || wire::ends_v4(bytes).is_some_and(|ends| own.is_martian(ends));
     match wire::parse(bytes) {
-        Ok(Packet::Tcp(tcp)) if !is_refused && (tcp.dst == own.address || may_be_for_us(&tcp)) => {
+        Ok(Packet::Tcp(tcp))
+            if !is_refused && (tcp.dst == own.address || may_be_for_us(world, &tcp)) =>
+        {
             Some((tcp, src))
         }
         _ => None,
@@ -302,10 +304,14 @@ fn looped_segment(_: &World, frame: &Frame) -> Option<(wire::Tcp, [u8; 6])> {
     }
 }
 
-/// Whether a segment of IPv6 may be for us. Our addresses change: who publishes it knows them.
+/// Whether a segment may be for us that is not for our first address of IPv4. Our addresses change:
+/// who publishes it knows them.
 #[cold]
-fn may_be_for_us(tcp: &wire::Tcp) -> bool {
-    !tcp.dst.is_v4() && !tcp.dst.is_multicast() && !is_martian_v6(tcp.src, tcp.dst)
+fn may_be_for_us(world: &World, tcp: &wire::Tcp) -> bool {
+    match tcp.dst.is_v4() {
+        true => world.has_several_v4(),
+        false => !tcp.dst.is_multicast() && !is_martian_v6(tcp.src, tcp.dst),
+    }
 }
 
 /// PSH and FIN: what only the last segment of a run may have.

@@ -94,7 +94,7 @@ pub(crate) struct RxPump {
     site: Site,
     secret: [u64; 2],
     configured: bool,
-    /// Whether our address is announced.
+    /// Whether our addresses of IPv4 are announced.
     pub(crate) announce: bool,
     /// The group of this pump, and the hash that maps flows to groups.
     group: GroupIndex,
@@ -122,7 +122,7 @@ pub(crate) struct RxPump {
     /// Connections whose end was reported before their beginning.
     over: HashSet<ConnId>,
     neighbors: Neighbors,
-    claim: arp::Claim,
+    claims: arp::Claims,
     /// IPv6 on the link, if the stack has it.
     v6: Option<Box<ndp::LinkV6>>,
     /// When something is due there.
@@ -198,7 +198,7 @@ impl RxPump {
             hints_version: 0,
             over: HashSet::new(),
             neighbors: Neighbors::default(),
-            claim: arp::Claim::default(),
+            claims: arp::Claims::default(),
             v6: None,
             v6_due: Instant::NEVER,
             opens: VecDeque::new(),
@@ -263,7 +263,7 @@ impl RxPump {
             };
             self.publish_command(now, body, log);
             self.configured = true;
-            self.claim.begin(now);
+            self.announce_again(now);
         }
         self.take_hints();
         // Every request carries the time. If that makes a deadline due, frames are received first:
@@ -483,17 +483,14 @@ impl RxPump {
     fn request_address(&mut self, address: Address, mac: Option<Mac>) {
         let own = self.world.mac;
         let mac = mac.map(|mac| mac.0);
+        // Without an address of our own there is nothing to answer to.
+        let Some(source) = self.site.source(address) else {
+            return;
+        };
         if !address.is_v4() {
-            // Without an address of our own there is nothing to answer to.
-            if let Some(source) = self.site.source(address) {
-                self.control(wire::ndp::solicitation(own, source, mac, address));
-            }
-            return;
+            return self.control(wire::ndp::solicitation(own, source, mac, address));
         }
-        if !self.site.has_v4() {
-            return;
-        }
-        let mut frame = wire::arp_frame(own, self.site.address, None, address);
+        let mut frame = wire::arp_frame(own, source, None, address);
         if let Some(mac) = mac {
             wire::set_link_dst(&mut frame, mac);
         }
@@ -675,7 +672,7 @@ impl RxPump {
     /// The next time at which this pump has something to do without input.
     pub(crate) fn next_deadline(&self) -> Instant {
         let fragments = self.reassembly.next_deadline();
-        let announcement = self.claim.next_announcement();
+        let announcement = self.claims.next_announcement();
         self.neighbors
             .next_deadline()
             .min(fragments)

@@ -1,6 +1,6 @@
 //! What a stack is made of, in every variant, and the parts that follow from it.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use dominoes_drivers::Device;
@@ -16,7 +16,7 @@ use crate::io::tx::TxPump;
 use crate::io::tx::TxRing;
 use crate::io::world::{StackShared, World};
 use crate::ip::reassembly::ReassemblyLimits;
-use crate::ip::route::{Route, Site};
+use crate::ip::route::{MAX_ADDRESSES, Route, Site, may_be_ours_v4};
 use crate::ip::v6::{Ipv6Config, may_be_ours};
 use crate::keys::Keys;
 use crate::log::request::GroupIndex;
@@ -38,12 +38,15 @@ use crate::packet::{IPV6_MIN_MTU, MAX_HEADERS};
 pub struct Setup {
     /// Bounds on what the log holds.
     pub limits: Limits,
-    /// The stack's address. One of IPv6 is [added](Ipv6Config::addresses) to those of `ipv6`; there
-    /// is none of IPv4 then.
+    /// The stack's address. One of IPv6 is [added](Ipv6Config::addresses) to those of `ipv6`.
     pub address: IpAddr,
     /// Length of the network's prefix in bits, 0 to 32, or of IPv6 0 to 128.
     pub prefix: u8,
-    /// How it takes part in IPv6. Default: only if `address` is of IPv6.
+    /// Addresses besides that, of either family, each with the length of its prefix. Of several of
+    /// IPv4, packets come from that on the network of the neighbour that gets them, or else from the
+    /// first. None by default; 64 of each family at most.
+    pub addresses: Vec<(IpAddr, u8)>,
+    /// How it takes part in IPv6. Default: only if it has an address of IPv6.
     pub ipv6: Option<Ipv6Config>,
     /// Default gateway, of either family. None by default.
     pub gateway: Option<IpAddr>,
@@ -81,6 +84,7 @@ impl Setup {
             limits: Limits::default(),
             address,
             prefix,
+            addresses: Vec::new(),
             ipv6: None,
             gateway: None,
             routes: Vec::new(),
@@ -99,6 +103,7 @@ impl Setup {
 
     setters! {
         limits: Limits;
+        addresses: Vec<(IpAddr, u8)>;
         gateway: IpAddr as Some;
         ipv6: Ipv6Config as Some;
         routes: Vec<Route>;
@@ -109,6 +114,27 @@ impl Setup {
         balance: bool;
     }
 
+    /// Adds to `addresses`: see the [field](Self#structfield.addresses).
+    #[must_use]
+    pub fn also(mut self, address: IpAddr, prefix: u8) -> Self {
+        self.addresses.push((address, prefix));
+        self
+    }
+
+    /// All addresses but those of `ipv6`, with the lengths of their prefixes.
+    pub(crate) fn all_addresses(&self) -> impl Iterator<Item = (IpAddr, u8)> + '_ {
+        let first = (self.address, self.prefix);
+        [first].into_iter().chain(self.addresses.iter().copied())
+    }
+
+    /// The same of IPv4.
+    fn addresses_v4(&self) -> impl Iterator<Item = (Ipv4Addr, u8)> + '_ {
+        self.all_addresses().filter_map(|own| match own {
+            (IpAddr::V4(address), prefix) => Some((address, prefix)),
+            _ => None,
+        })
+    }
+
     /// Adds to `routes`: see the [field](Self#structfield.routes).
     #[must_use]
     pub fn route(mut self, route: Route) -> Self {
@@ -117,8 +143,21 @@ impl Setup {
     }
 }
 
-/// Addresses of IPv6 that a stack may be given.
-const MAX_ADDRESSES: usize = 64;
+/// Checks that no address is there twice.
+fn check_distinct<T: PartialEq>(addresses: impl Iterator<Item = T>) -> Result<(), ConfigError> {
+    let mut seen = Vec::new();
+    for address in addresses {
+        if seen.contains(&address) {
+            return Err(ConfigError::Conflict {
+                what: "an address twice",
+                with: "one interface",
+                instead: "give it once",
+            });
+        }
+        seen.push(address);
+    }
+    Ok(())
+}
 
 /// The parts that all variants share.
 pub(crate) struct Base {
@@ -136,7 +175,7 @@ impl Setup {
         }
         let networks = self.routes.iter();
         let networks = networks.map(|route| (route.network, route.prefix));
-        for (network, prefix) in networks.chain([(self.address, self.prefix)]) {
+        for (network, prefix) in networks.chain(self.all_addresses()) {
             let (most, allowed) = match network {
                 IpAddr::V4(_) => (32, "0 to 32"),
                 IpAddr::V6(_) => (128, "0 to 128 for IPv6"),
@@ -160,14 +199,34 @@ impl Setup {
         Ok(())
     }
 
-    /// How the stack takes part in IPv6, with its own address if that is one.
+    /// How the stack takes part in IPv6, with its own addresses of that.
     fn take_ipv6(&mut self) -> Option<Ipv6Config> {
-        match self.address {
-            IpAddr::V4(_) => self.ipv6.take(),
-            IpAddr::V6(address) => {
-                let config = self.ipv6.take().unwrap_or_default();
-                Some(config.address(address, self.prefix))
+        let mut config = self.ipv6.take();
+        for (address, prefix) in self.all_addresses() {
+            if let IpAddr::V6(address) = address {
+                config = Some(config.unwrap_or_default().address(address, prefix));
             }
+        }
+        config
+    }
+
+    fn check_ipv4(&self) -> Result<(), ConfigError> {
+        let own: Vec<_> = self.addresses_v4().map(|(address, _)| address).collect();
+        if own.iter().any(|address| !may_be_ours_v4(*address)) {
+            return Err(ConfigError::Conflict {
+                what: "an address of no single host",
+                with: "a stack",
+                instead: "give a unicast address of IPv4",
+            });
+        }
+        check_distinct(own.iter())?;
+        match own.len() > MAX_ADDRESSES {
+            true => Err(ConfigError::OutOfRange {
+                field: "addresses",
+                value: own.len() as u64,
+                allowed: "64 of IPv4 at most",
+            }),
+            false => Ok(()),
         }
     }
 
@@ -199,6 +258,7 @@ impl Setup {
                 });
             }
         }
+        check_distinct(config.addresses.iter().map(|(address, _)| address))?;
         if config.addresses.len() > MAX_ADDRESSES {
             return Err(ConfigError::OutOfRange {
                 field: "Ipv6Config::addresses",
@@ -218,8 +278,10 @@ impl Setup {
         workers: usize,
     ) -> Result<Base, ConfigError> {
         self.check_networks()?;
+        self.check_ipv4()?;
         let ipv6 = self.take_ipv6();
         self.check_ipv6(ipv6.as_ref())?;
+        let addresses: Vec<_> = self.addresses_v4().collect();
         let caps = device.capabilities();
         let limits = &mut self.limits;
         limits.mtu = limits.mtu.min(u16::try_from(caps.mtu).unwrap_or(u16::MAX));
@@ -271,15 +333,10 @@ impl Setup {
         let slots = limits.tx_slots as usize;
         let preparer = (workers > 1).then(|| tx.preparer(slots)).flatten();
         let (ring, transmitter) = TxRing::new(slots, slot_len, preparer);
-        let address = match self.address {
-            IpAddr::V4(address) => address.into(),
-            IpAddr::V6(_) => Site::NO_V4,
-        };
-        let prefix = match self.address {
-            IpAddr::V4(_) => self.prefix,
-            IpAddr::V6(_) => 32,
-        };
-        let site = Site::new(address, prefix, None, &self.routes);
+        let mut site = Site::new(Site::NO_V4, 32, None, &self.routes);
+        for (address, prefix) in addresses {
+            site.add_v4(address.into(), prefix);
+        }
         let mut world = World::new(
             *limits,
             (mac, caps.tx_checksum),

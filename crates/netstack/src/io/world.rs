@@ -40,6 +40,8 @@ use crate::state::apply::Replica;
 use crate::state::demux::Grouping;
 use crate::stats::StackStats;
 
+/// We have several addresses of IPv4.
+const SEVERAL_V4: u64 = 1 << 63;
 /// Some frames come back to us.
 const LOOPED: u8 = 1;
 /// An application has set the link down.
@@ -206,6 +208,12 @@ impl Mailbox {
     }
 }
 
+/// What [`World`] keeps in a word of our place in IPv4.
+fn v4_bits(site: &Site) -> u64 {
+    let several = if site.has_several_v4() { SEVERAL_V4 } else { 0 };
+    site.v4().to_bits() | several
+}
+
 fn dimensions(limits: &Limits, slots: usize) -> StreamDimensions {
     let rings = [limits.receive_buffer, limits.send_buffer].map(|len| len as usize);
     [limits.connections as usize, rings[0], rings[1], slots]
@@ -334,7 +342,10 @@ pub(crate) struct World {
     pub(crate) workers: usize,
     pub(crate) mac: [u8; 6],
     /// As it was at the start, without IPv6; our place changes, see [`World::with_site`].
-    pub(crate) site: Site,
+    site: Site,
+    /// The same now, once it has changed.
+    changed_site: Mutex<Option<Arc<Site>>>,
+    has_changed_site: AtomicBool,
     /// What ports are chosen by, and a random number of this start of the stack for that.
     pub(crate) keys: Keys,
     pub(crate) salt: u64,
@@ -373,7 +384,7 @@ pub(crate) struct World {
     #[cfg(feature = "framed")]
     pub(crate) units: UnitQueue,
     pub(crate) down: AtomicBool,
-    /// Our place in IPv4, as [`PlaceV4::to_bits`] has it.
+    /// Our first address of IPv4, as [`PlaceV4::to_bits`] has it, and [`SEVERAL_V4`].
     v4: AtomicU64,
     /// What keeps frames from going to the device: [`LOOPED`], [`LINK_DOWN`].
     detours: AtomicU8,
@@ -468,7 +479,7 @@ impl World {
         waker: Waker,
         (shared, group): (Arc<StackShared>, u16),
     ) -> World {
-        let v4 = site.v4().to_bits();
+        let v4 = v4_bits(&site);
         let (_, row) = shared.streams_for(&limits, delivery_slots);
         let row = row.clone();
         let mailbox = Arc::new(Mailbox {
@@ -489,6 +500,8 @@ impl World {
             workers: 1,
             mac,
             site,
+            changed_site: Mutex::default(),
+            has_changed_site: AtomicBool::new(false),
             keys: Keys::default(),
             salt: 0,
             tx_checksum,
@@ -546,16 +559,20 @@ impl World {
 
     /// As [`World::with_site`], without IPv6.
     fn with_site_v4<T>(&self, ask: impl FnOnce(&Site) -> T) -> T {
-        let now = self.v4();
-        if now == self.site.v4() {
+        // ORDERING: Relaxed: who sees it takes the lock, and finds what was stored under it.
+        if !self.has_changed_site.load(Ordering::Relaxed) {
             return ask(&self.site);
         }
-        let mut site = self.site.clone();
-        (site.address, site.prefix) = (now.address, now.prefix);
-        ask(&site)
+        let changed = self.changed_site().clone();
+        ask(changed.as_deref().unwrap_or(&self.site))
     }
 
-    /// Our place in IPv4 now.
+    fn changed_site(&self) -> MutexGuard<'_, Option<Arc<Site>>> {
+        let changed = self.changed_site.lock();
+        changed.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Our first address of IPv4 now.
     #[inline(always)]
     pub(crate) fn v4(&self) -> PlaceV4 {
         // ORDERING: Relaxed: one word says all, and what is parsed by an older one is looked at
@@ -563,9 +580,22 @@ impl World {
         PlaceV4::of_bits(self.v4.load(Ordering::Relaxed))
     }
 
-    /// Our place in IPv4 is this from now on.
-    pub(crate) fn set_v4(&self, place: PlaceV4) {
-        self.v4.store(place.to_bits(), Ordering::Relaxed);
+    /// Whether we have several addresses of IPv4 now.
+    pub(crate) fn has_several_v4(&self) -> bool {
+        // ORDERING: as above.
+        self.v4.load(Ordering::Relaxed) & SEVERAL_V4 != 0
+    }
+
+    /// Our place in IPv4 is that of `site` from now on.
+    pub(crate) fn set_site(&self, site: &Site) {
+        *self.changed_site() = Some(Arc::new(site.clone()));
+        self.has_changed_site.store(true, Ordering::Relaxed);
+        self.v4.store(v4_bits(site), Ordering::Relaxed);
+    }
+
+    /// Our addresses of IPv4 now.
+    pub(crate) fn addresses_v4(&self) -> Vec<Address> {
+        self.with_site_v4(|site| site.places_v4().map(|own| own.address).collect())
     }
 
     /// The number of our interface, where there are several.
@@ -599,7 +629,9 @@ impl World {
         match (binding.address, binding.families) {
             (Some(address), _) => address,
             (None, Families::V6) => Address::v6([0; 16]),
-            (None, _) if self.shared.has_interfaces => Address::UNSPECIFIED,
+            (None, _) if self.shared.has_interfaces || self.has_several_v4() => {
+                Address::UNSPECIFIED
+            }
             (None, _) => self.v4().address,
         }
     }

@@ -6,6 +6,9 @@ use std::collections::HashMap;
 use super::v6::Place;
 use crate::packet::flow::Address;
 
+/// Addresses of each family that an interface may have, at most, those that it makes among them.
+pub(crate) const MAX_ADDRESSES: usize = 64;
+
 /// Packets for a network go through a gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
@@ -41,6 +44,11 @@ fn network(address: Address, prefix: u8) -> u32 {
     address.v4_bits() & mask
 }
 
+/// Whether an address may be given to the stack by hand.
+pub(crate) const fn may_be_ours_v4(address: Ipv4Addr) -> bool {
+    !matches!(address.octets()[0], 0 | 127 | 224..)
+}
+
 /// What an address stands for, as we see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddressKind {
@@ -56,9 +64,11 @@ pub(crate) enum AddressKind {
 /// Where we are in the network, and the ways out of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Site {
-    /// Our IPv4 address; [`Site::NO_V4`] if there is none.
+    /// Our first IPv4 address; [`Site::NO_V4`] if there is none.
     pub(crate) address: Address,
     pub(crate) prefix: u8,
+    /// The others, in the order in which we got them.
+    others: Vec<PlaceV4>,
     /// Our place in IPv6 now.
     pub(crate) v6: Place,
     /// Longest prefix first; of equal ones, the one that was named first.
@@ -87,12 +97,57 @@ impl Site {
         Site {
             address,
             prefix,
+            others: Vec::new(),
             v6: Place::default(),
             routes,
         }
     }
 
-    /// Who gets frames for `remote`, if anybody does: itself on our own network, or the gateway of
+    /// We have this address of IPv4 from now on, besides those that we have.
+    pub(crate) fn add_v4(&mut self, address: Address, prefix: u8) {
+        if self.has_v4() {
+            self.others.push(PlaceV4 { address, prefix });
+        } else {
+            (self.address, self.prefix) = (address, prefix);
+        }
+    }
+
+    /// An address of IPv4 is ours no longer. Of those that are left, the next one is the first.
+    pub(crate) fn remove_v4(&mut self, address: Address) {
+        self.others.retain(|own| own.address != address);
+        if self.address == address {
+            let next = match self.others.is_empty() {
+                true => PlaceV4::NOWHERE,
+                false => self.others.remove(0),
+            };
+            (self.address, self.prefix) = (next.address, next.prefix);
+        }
+    }
+
+    /// Our addresses of IPv4 with their networks, in order.
+    pub(crate) fn places_v4(&self) -> impl DoubleEndedIterator<Item = PlaceV4> + '_ {
+        let first = self.has_v4().then(|| self.v4());
+        first.into_iter().chain(self.others.iter().copied())
+    }
+
+    /// Whether it is an address of IPv4 of ours.
+    pub(crate) fn is_own_v4(&self, address: Address) -> bool {
+        address == self.address || self.others.iter().any(|own| own.address == address)
+    }
+
+    /// Whether we have several addresses of IPv4.
+    pub(crate) fn has_several_v4(&self) -> bool {
+        !self.others.is_empty()
+    }
+
+    /// Which of our addresses of IPv4 is on the network of `neighbor`: of several that with the
+    /// longest prefix, of equal ones the first.
+    fn on_network_of(&self, neighbor: Address) -> Option<PlaceV4> {
+        let near = self.places_v4().rev().filter(|own| own.reaches(neighbor));
+        near.max_by_key(|own| own.prefix)
+    }
+
+    /// Who gets frames for `remote`, if anybody does: itself on our own networks, or the gateway of
     /// the longest prefix that fits.
     pub(crate) fn next_hop(&self, remote: Address) -> Option<Address> {
         self.way(remote).map(|(hop, _)| hop)
@@ -106,24 +161,32 @@ impl Site {
         if !self.has_v4() {
             return None;
         }
-        let fits = |at: Address, prefix| network(remote, prefix) == network(at, prefix);
-        let routed = self
-            .routes
-            .iter()
-            .find(|route| fits(route.network.into(), route.prefix));
-        match routed {
-            Some(route) if route.prefix > self.prefix => Some((route.via.into(), route.prefix)),
-            _ if fits(self.address, self.prefix) => Some((remote, self.prefix)),
-            other => other.map(|route| (route.via.into(), route.prefix)),
+        let near = self.on_network_of(remote);
+        let routed = self.routes.iter().find(|route| {
+            network(remote, route.prefix) == network(route.network.into(), route.prefix)
+        });
+        match (near, routed) {
+            (Some(own), Some(route)) if route.prefix > own.prefix => {
+                Some((route.via.into(), route.prefix))
+            }
+            (Some(own), _) => Some((remote, own.prefix)),
+            (None, routed) => routed.map(|route| (route.via.into(), route.prefix)),
         }
     }
 
-    /// Which of our addresses packets to `remote` come from. `None` if we have none yet.
+    /// Which of our addresses packets to `remote` come from. `None` if we have none yet. Of several
+    /// of IPv4 it is the one on the network of the neighbour that gets them, or else the first.
     pub(crate) fn source(&self, remote: Address) -> Option<Address> {
         if self.is_ourselves(remote) {
             Some(remote)
         } else if remote.is_v4() {
-            (self.address != Self::NO_V4).then_some(self.address)
+            if !self.has_several_v4() {
+                return self.has_v4().then_some(self.address);
+            }
+            let near = self
+                .next_hop(remote)
+                .and_then(|hop| self.on_network_of(hop));
+            Some(near.map_or(self.address, |own| own.address))
         } else {
             self.v6.source(remote)
         }
@@ -144,9 +207,10 @@ impl Site {
             return is_martian_v6(source, destination) || self.v6.has(source);
         }
         self.v4().is_martian((source, destination))
+            || self.has_several_v4() && self.classify(source) != AddressKind::Remote
     }
 
-    /// Our place in IPv4.
+    /// Our place in IPv4 by our first address.
     #[inline(always)]
     pub(crate) const fn v4(&self) -> PlaceV4 {
         PlaceV4 {
@@ -169,7 +233,7 @@ impl Site {
     /// every host's own.
     pub(crate) fn is_ourselves(&self, address: Address) -> bool {
         if address.is_v4() {
-            address == self.address || address.ip().is_loopback()
+            self.is_own_v4(address) || address.ip().is_loopback()
         } else {
             self.v6.has(address) || address.ip().is_loopback() && self.v6.is_anywhere()
         }
@@ -184,11 +248,28 @@ impl Site {
                 _ => AddressKind::Remote,
             };
         }
-        self.v4().classify(address)
+        match self.v4().classify(address) {
+            kind if !self.has_several_v4() => kind,
+            kind => self.classify_by_all(address, kind),
+        }
+    }
+
+    /// As [`Site::classify`], where our first address says `kind`. What is ours is ours, though it
+    /// may be everybody's by the network of another one.
+    #[cold]
+    fn classify_by_all(&self, address: Address, kind: AddressKind) -> AddressKind {
+        let mut kinds = self.others.iter().map(|own| own.classify(address));
+        if self.is_own_v4(address) {
+            return AddressKind::Local;
+        }
+        match kinds.any(|other| other == AddressKind::Broadcast) {
+            true => AddressKind::Broadcast,
+            false => kind,
+        }
     }
 }
 
-/// Our place in IPv4 at a moment.
+/// An address of IPv4 that is ours, and its network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PlaceV4 {
     /// Our address; [`Site::NO_V4`] if there is none.
@@ -197,6 +278,11 @@ pub(crate) struct PlaceV4 {
 }
 
 impl PlaceV4 {
+    /// Without an address.
+    const NOWHERE: PlaceV4 = PlaceV4 {
+        address: Site::NO_V4,
+        prefix: 32,
+    };
     /// Says [`PlaceV4::to_bits`] that there is an address.
     const SOME: u64 = 1 << 40;
 
@@ -212,15 +298,17 @@ impl PlaceV4 {
     #[inline(always)]
     pub(crate) const fn of_bits(bits: u64) -> Self {
         match bits & Self::SOME {
-            0 => PlaceV4 {
-                address: Site::NO_V4,
-                prefix: 32,
-            },
+            0 => PlaceV4::NOWHERE,
             _ => PlaceV4 {
                 address: Address::v4(bits as u32),
                 prefix: (bits >> 32) as u8,
             },
         }
+    }
+
+    /// Whether a neighbour on its network has `address`.
+    fn reaches(self, address: Address) -> bool {
+        network(address, self.prefix) == network(self.address, self.prefix)
     }
 
     /// As [`Site::is_martian`], of addresses of IPv4.
@@ -349,6 +437,74 @@ mod tests {
             Site::new(US, 31, None, &[]).classify([10, 0, 0, 0].into()),
             AddressKind::Remote
         );
+    }
+
+    /// 10.0.0.1/24, 10.0.1.1/25, 10.0.0.2/24, 10.0.1.66/26.
+    fn several() -> Site {
+        let mut site = Site::new(US, 24, Some(GATEWAY.ip()), &[]);
+        for (net, last, prefix) in [(1, 1, 25), (0, 2, 24), (1, 66, 26)] {
+            site.add_v4(Address::ipv4(10, 0, net, last), prefix);
+        }
+        site
+    }
+
+    #[test]
+    fn packets_come_from_the_address_on_the_network_of_their_next_hop() {
+        let mut site = several();
+        let from = |site: &Site, remote: [u8; 4]| site.source(remote.into()).map(Address::ip);
+        let own = |net, last| Some(IpAddr::from([10, 0, net, last]));
+        // Of equal networks the first, of others the smallest; through a gateway that of its own.
+        assert_eq!(from(&site, [10, 0, 0, 9]), own(0, 1));
+        assert_eq!(from(&site, [10, 0, 1, 9]), own(1, 1));
+        assert_eq!(from(&site, [10, 0, 1, 70]), own(1, 66));
+        assert_eq!(from(&site, [8, 8, 8, 8]), own(0, 1));
+        // To ourselves, and to all hosts of a network.
+        assert_eq!(from(&site, [10, 0, 0, 2]), own(0, 2));
+        assert_eq!(from(&site, [10, 0, 1, 127]), own(1, 66));
+        assert_eq!(from(&site, [255; 4]), own(0, 1));
+        let via = [10, 0, 1, 3].into();
+        let mut far = Site::new(US, 24, Some(via), &[]);
+        far.add_v4(Address::ipv4(10, 0, 1, 1), 25);
+        assert_eq!(from(&far, [8, 8, 8, 8]), own(1, 1));
+        let near = Address::ipv4(10, 0, 1, 70);
+        assert_eq!(site.way(near), Some((near, 26)));
+        // The next one takes the place of the first.
+        site.remove_v4(US);
+        assert_eq!(from(&site, [10, 0, 0, 9]), own(0, 2));
+        assert_eq!(site.address, Address::ipv4(10, 0, 1, 1));
+        for (net, last) in [(1, 1), (0, 2), (1, 66)] {
+            assert!(site.has_v4());
+            site.remove_v4(Address::ipv4(10, 0, net, last));
+            if net == 0 {
+                assert_eq!(from(&site, [10, 0, 0, 9]), own(1, 66));
+            }
+        }
+        assert!(!site.has_v4());
+        assert_eq!((from(&site, [10, 0, 0, 9]), site.way(near)), (None, None));
+        site.add_v4(US, 24);
+        assert_eq!(from(&site, [10, 0, 0, 9]), own(0, 1));
+    }
+
+    #[test]
+    fn every_address_and_network_of_several_is_recognized() {
+        let site = several();
+        let whose = |address: [u8; 4]| site.classify(address.into());
+        for (net, last) in [(0, 1), (0, 2), (1, 1), (1, 66)] {
+            assert_eq!(whose([10, 0, net, last]), AddressKind::Local);
+            let own = Address::ipv4(10, 0, net, last);
+            assert!(site.is_martian((own, US)) && site.is_ourselves(own));
+        }
+        for (net, last) in [(0, 255), (1, 127)] {
+            assert_eq!(whose([10, 0, net, last]), AddressKind::Broadcast);
+            assert!(site.is_martian((Address::ipv4(10, 0, net, last), US)));
+            assert!(!site.is_one_host(Address::ipv4(10, 0, net, last)));
+        }
+        assert_eq!(whose([10, 0, 1, 255]), AddressKind::Remote);
+        assert!(!site.is_martian((Address::ipv4(10, 0, 1, 255), US)));
+        // The broadcast address of one network is ours in another.
+        let mut site = Site::new(US, 24, None, &[]);
+        site.add_v4(Address::ipv4(10, 0, 0, 255), 16);
+        assert_eq!(site.classify([10, 0, 0, 255].into()), AddressKind::Local);
     }
 
     #[test]

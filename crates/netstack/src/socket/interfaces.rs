@@ -7,11 +7,9 @@ use super::Sockets;
 use crate::error::SocketError;
 use crate::io::rx::addresses::InterfaceChange;
 use crate::io::world::{Command, World};
+use crate::ip::route::{MAX_ADDRESSES, may_be_ours_v4};
 use crate::ip::v6::may_be_ours;
 use crate::log::request::Address;
-
-/// Addresses of IPv6 that an interface may be given, at most, those that it makes among them.
-const MAX_ADDRESSES: usize = 64;
 
 /// An interface as it is at a moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +35,7 @@ impl Sockets {
             false => 1,
         };
         let status = |world: &Arc<World>| {
-            let v4 = Some(world.v4().address).filter(|address| address.is_v4());
+            let v4 = world.addresses_v4();
             let v6 = world.v6().addresses.into_iter().map(|own| own.address);
             InterfaceStatus {
                 mac: world.mac,
@@ -52,14 +50,16 @@ impl Sockets {
     /// Gives the interface with this number, of which the first is 1, another address, on the
     /// network that the first `prefix` bits of it name. The stack uses it as soon as it comes to
     /// that; one of IPv6 once it is known to be no other host's, which takes a second or two. An
-    /// interface has one address of IPv4 at a time, and any number of IPv6 up to 64. What a device
-    /// filters by address (AF_XDP) it goes on to filter. Never blocks.
+    /// interface has up to 64 addresses of each family. Of several of IPv4, packets come from that on
+    /// the network of the neighbour that gets them, or else from the first; when that is removed, the
+    /// next one is the first. What a device filters by address (AF_XDP) it goes on to filter. Never
+    /// blocks.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if there is no such interface, the address is not that of a single
     /// host, the prefix is longer than an address, or the interface has no IPv6;
-    /// [`SocketError::AddressTaken`] if the stack has it, or the interface has another one of IPv4;
-    /// [`SocketError::NoRoom`], [`SocketError::Down`].
+    /// [`SocketError::AddressTaken`] if the stack has it; [`SocketError::NoRoom`] if the interface has
+    /// as many as it may; [`SocketError::Down`].
     pub fn add_address(
         &self,
         interface: u32,
@@ -70,20 +70,20 @@ impl Sockets {
         let group = self.numbered(interface)?;
         let world = &self.worlds()[group];
         let is_possible = match address {
-            IpAddr::V4(address) => {
-                let is_nowhere = matches!(address.octets()[0], 0 | 127 | 224..);
-                prefix <= 32 && !is_nowhere
-            }
+            IpAddr::V4(address) => prefix <= 32 && may_be_ours_v4(address),
             IpAddr::V6(address) => prefix <= 128 && may_be_ours(address) && world.has_v6(),
         };
         if !is_possible {
             return Err(SocketError::Invalid);
         }
-        let has_other = address.is_ipv4() && world.v4().address.is_v4();
-        if has_other || with_address(self.worlds(), address.into()).is_some() {
+        if with_address(self.worlds(), address.into()).is_some() {
             return Err(SocketError::AddressTaken);
         }
-        if address.is_ipv6() && world.v6().addresses.len() >= MAX_ADDRESSES {
+        let count = match address {
+            IpAddr::V4(_) => world.addresses_v4().len(),
+            IpAddr::V6(_) => world.v6().addresses.len(),
+        };
+        if count >= MAX_ADDRESSES {
             return Err(SocketError::NoRoom);
         }
         self.change(group, InterfaceChange::Add { address, prefix });

@@ -72,35 +72,18 @@ impl Interface {
 
     /// What it is made of.
     pub(super) fn setup(self, secret: [u64; 2]) -> Result<Setup, StackError> {
-        let (address, prefix, ipv6) = self.parse_addresses()?;
-        let mut setup = Setup::new(address, prefix, secret);
-        setup.ipv6 = ipv6;
+        let addresses = self.addresses.iter().map(|text| parse_cidr(text));
+        let mut addresses = addresses.collect::<Result<Vec<_>, _>>()?;
+        if addresses.is_empty() {
+            return Err(StackError::Address(String::new()));
+        }
+        let (address, prefix) = addresses.remove(0);
+        let mut setup = Setup::new(address, prefix, secret).addresses(addresses);
+        setup.ipv6 = self.ipv6;
         setup.routes = self.routes;
         let gateways = self.gateways.into_iter();
         setup.routes.extend(gateways.map(Route::default_via));
         Ok(setup)
-    }
-
-    /// The address that the setup has, its prefix, and what it has of IPv6.
-    fn parse_addresses(&self) -> Result<(IpAddr, u8, Option<Ipv6Config>), StackError> {
-        let mut main = None;
-        let mut others = Vec::new();
-        for text in &self.addresses {
-            match parse_cidr(text)? {
-                (IpAddr::V6(address), prefix) => others.push((address, prefix)),
-                (address, prefix) if main.is_none() => main = Some((address, prefix)),
-                _ => return Err(StackError::Address(text.clone())),
-            }
-        }
-        let (address, prefix) = main.unwrap_or_else(|| {
-            // One of IPv6 stands for all of them.
-            let (address, prefix) = others.remove(0);
-            (address.into(), prefix)
-        });
-        let wants = self.ipv6.is_some() || !others.is_empty() || address.is_ipv6();
-        let mut ipv6 = self.ipv6.clone().unwrap_or_default();
-        ipv6.addresses.extend(others);
-        Ok((address, prefix, wants.then_some(ipv6)))
     }
 }
 

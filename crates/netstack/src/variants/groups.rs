@@ -123,6 +123,7 @@ pub(super) fn divide_setup(
             let mut own = Setup::new(setup.address, setup.prefix, setup.secret);
             (own.limits, own.gateway) = (setup.limits, setup.gateway);
             (own.routes, own.reassembly) = (setup.routes.clone(), setup.reassembly);
+            own.addresses = setup.addresses.clone();
             own.ipv6 = setup.ipv6.clone();
             own.salt = setup.salt;
             own.announce = setup.announce;

@@ -71,12 +71,12 @@ pub fn join(setups: impl IntoIterator<Item = Setup>) -> Result<Vec<Setup>, Confi
     for setup in &setups {
         let others = setup.ipv6.iter().flat_map(|config| &config.addresses);
         let others = others.map(|(address, _)| (*address).into());
-        for address in others.chain([setup.address]) {
-            if seen.contains(&address) {
-                return conflict("one address", "give each interface addresses of its own");
-            }
-            seen.push(address);
+        let own = others.chain(setup.all_addresses().map(|(address, _)| address));
+        let own: Vec<_> = own.collect();
+        if own.iter().any(|address| seen.contains(address)) {
+            return conflict("one address", "give each interface addresses of its own");
         }
+        seen.extend(own);
         if setup.group != GroupIndex::ONLY {
             return conflict("several groups", "set `groups` to 1");
         }

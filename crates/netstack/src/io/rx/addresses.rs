@@ -7,7 +7,6 @@
 use core::net::IpAddr;
 
 use crate::io::rx::{BATCH, Log, RxPump};
-use crate::ip::route::Site;
 use crate::log::request::{Address, Body};
 use crate::time::Instant;
 
@@ -29,16 +28,13 @@ impl RxPump {
     pub(super) fn change_interface(&mut self, now: Instant, change: InterfaceChange) {
         match change {
             InterfaceChange::Add { address, prefix } => match address {
-                IpAddr::V4(address) => self.set_v4(now, Some((address.into(), prefix))),
+                IpAddr::V4(address) => self.add_v4(now, address.into(), prefix),
                 IpAddr::V6(address) => {
                     self.with_link(|link| link.add_by_hand(address, prefix, now));
                 }
             },
             InterfaceChange::Remove { address } => match address {
-                IpAddr::V4(address) if self.site.address == Address::from(address) => {
-                    self.set_v4(now, None)
-                }
-                IpAddr::V4(_) => {}
+                IpAddr::V4(address) => self.remove_v4(address.into()),
                 IpAddr::V6(address) => {
                     self.with_link(|link| link.remove(address.into()));
                 }
@@ -53,12 +49,21 @@ impl RxPump {
         }
     }
 
-    /// Our address of IPv4 is this from now on.
-    fn set_v4(&mut self, now: Instant, address: Option<(Address, u8)>) {
-        let (address, prefix) = address.unwrap_or((Site::NO_V4, 32));
-        (self.site.address, self.site.prefix) = (address, prefix);
-        self.world.set_v4(self.site.v4());
-        self.announce_again(now);
+    /// We have this address of IPv4 from now on, besides those that we have.
+    fn add_v4(&mut self, now: Instant, address: Address, prefix: u8) {
+        if self.site.is_own_v4(address) {
+            return;
+        }
+        self.site.add_v4(address, prefix);
+        self.world.set_site(&self.site);
+        self.claim(address, now);
+    }
+
+    /// An address of IPv4 is ours no longer.
+    fn remove_v4(&mut self, address: Address) {
+        self.site.remove_v4(address);
+        self.world.set_site(&self.site);
+        self.end_claim(address);
         self.find_lost_connections();
     }
 

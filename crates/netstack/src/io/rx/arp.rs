@@ -1,8 +1,8 @@
-//! ARP in the receive pump (RFC 826), and the defence of our address (RFC 5227).
+//! ARP in the receive pump (RFC 826), and the defence of our addresses (RFC 5227).
 
 use crate::io::rx::{Log, RxPump};
 use crate::ip::neighbor::Learned;
-use crate::log::request::{Body, Mac};
+use crate::log::request::{Address, Body, Mac};
 use crate::packet as wire;
 use crate::time::{Duration, Instant};
 
@@ -10,48 +10,126 @@ use crate::time::{Duration, Instant};
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
 /// The number of announcements.
 const ANNOUNCEMENTS: u32 = 2;
-/// The least time between two defences of our address (RFC 5227 section 1.1).
+/// The least time between two defences of an address (RFC 5227 section 1.1).
 const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The state of our claim to our address.
-#[derive(Debug, Default)]
-pub(crate) struct Claim {
+/// The state of our claim to an address.
+#[derive(Debug)]
+struct Claim {
+    address: Address,
     /// Announcements so far, and the time of the next one.
     announced: u32,
-    next: Option<Instant>,
+    next: Instant,
     /// The time of the latest defence.
     defended: Option<Instant>,
 }
 
-impl Claim {
-    pub(crate) fn begin(&mut self, now: Instant) {
-        self.next = Some(now);
+/// The claims to all addresses of IPv4 that we have.
+#[derive(Debug)]
+pub(crate) struct Claims {
+    all: Vec<Claim>,
+    /// When one is due.
+    next: Instant,
+}
+
+impl Default for Claims {
+    fn default() -> Self {
+        Claims {
+            all: Vec::new(),
+            next: Instant::NEVER,
+        }
+    }
+}
+
+impl Claims {
+    /// Claims an address, from the beginning if it was claimed before. The first announcement is
+    /// due then.
+    fn begin(&mut self, address: Address, next: Instant) {
+        self.end(address);
+        self.all.push(Claim {
+            address,
+            announced: 0,
+            next,
+            defended: None,
+        });
+        self.next = self.next.min(next);
+    }
+
+    fn end(&mut self, address: Address) {
+        self.all.retain(|claim| claim.address != address);
+    }
+
+    /// An address whose announcement is due, if one is.
+    fn take_due(&mut self, now: Instant) -> Option<Address> {
+        let due = self.all.iter_mut().find(|claim| claim.next <= now);
+        let due = due.map(|claim| {
+            claim.announced += 1;
+            claim.next = match claim.announced {
+                ANNOUNCEMENTS.. => Instant::NEVER,
+                _ => now + ANNOUNCE_INTERVAL,
+            };
+            claim.address
+        });
+        let next = self.all.iter().map(|claim| claim.next);
+        self.next = next.min().unwrap_or(Instant::NEVER);
+        due
+    }
+
+    /// Whether an address that another host uses may be defended now: then it is.
+    fn defend(&mut self, address: Address, now: Instant) -> bool {
+        let mut claims = self.all.iter_mut();
+        let Some(claim) = claims.find(|claim| claim.address == address) else {
+            return false;
+        };
+        let is_due = |last: Instant| last + DEFEND_INTERVAL <= now;
+        let may = claim.defended.is_none_or(is_due);
+        if may {
+            claim.defended = Some(now);
+        }
+        may
     }
 
     pub(crate) fn next_announcement(&self) -> Instant {
-        self.next.unwrap_or(Instant::NEVER)
+        self.next
     }
 }
 
 impl RxPump {
-    /// Announces our address from the beginning: it is another one, or the link is.
+    /// Announces our addresses from the beginning: the link may be another one.
     pub(super) fn announce_again(&mut self, now: Instant) {
-        self.claim = Claim::default();
-        self.claim.begin(now);
+        let next = self.first_announcement(now);
+        for own in self.site.places_v4() {
+            self.claims.begin(own.address, next);
+        }
     }
 
-    /// Announces our address to all hosts, if that is due and configured (RFC 5227 section 2.3).
+    /// When an address is announced that is claimed now, if that is configured.
+    fn first_announcement(&self, now: Instant) -> Instant {
+        match self.announce {
+            true => now,
+            false => Instant::NEVER,
+        }
+    }
+
+    /// Announces an address that we have from now on.
+    pub(super) fn claim(&mut self, address: Address, now: Instant) {
+        let next = self.first_announcement(now);
+        self.claims.begin(address, next);
+    }
+
+    /// An address is ours no longer.
+    pub(super) fn end_claim(&mut self, address: Address) {
+        self.claims.end(address);
+    }
+
+    /// Announces an address of ours to all hosts, if that is due (RFC 5227 section 2.3). Each turn
+    /// one: the device may not take all at once.
     pub(crate) fn announce_if_due(&mut self, now: Instant) {
-        if self.claim.next.is_none_or(|at| at > now) {
+        if self.claims.next_announcement() > now {
             return;
         }
-        self.claim.next = None;
-        if self.announce && self.site.has_v4() {
-            self.claim.announced += 1;
-            if self.claim.announced < ANNOUNCEMENTS {
-                self.claim.next = Some(now + ANNOUNCE_INTERVAL);
-            }
-            self.request_address(self.site.address, None);
+        if let Some(address) = self.claims.take_due(now) {
+            self.request_address(address, None);
         }
     }
 
@@ -60,7 +138,7 @@ impl RxPump {
         let mac = Mac(arp.sender_mac);
         // A host without an address asks whether one is in use (RFC 5227 section 2.1.1).
         let is_probe = arp.sender.is_unspecified();
-        let is_ours = arp.sender == self.site.address;
+        let is_ours = self.site.is_own_v4(arp.sender);
         let ends = (arp.sender, arp.target);
         if mac.0[0] & 1 != 0 || !is_probe && !is_ours && self.site.is_martian(ends) {
             self.stats.martians += 1;
@@ -68,21 +146,16 @@ impl RxPump {
         }
         self.stats.arp += 1;
         if is_ours {
-            return self.conflict(now, mac);
+            return self.conflict(now, arp.sender, mac);
         }
-        let for_us = arp.target == self.site.address;
+        let for_us = self.site.is_own_v4(arp.target);
         // A host of another network is no neighbour.
         if !is_probe && self.site.next_hop(arp.sender) == Some(arp.sender) {
             self.learn(now, arp, for_us, log);
         }
         if arp.request && for_us && self.group.is_first() {
-            let reply = wire::arp_frame(
-                self.world.mac,
-                self.site.address,
-                Some(arp.sender_mac),
-                arp.sender,
-            );
-            self.control(reply);
+            let (own, to) = (self.world.mac, Some(arp.sender_mac));
+            self.control(wire::arp_frame(own, arp.target, to, arp.sender));
         }
     }
 
@@ -112,17 +185,15 @@ impl RxPump {
         }
     }
 
-    /// Another host uses our address. We keep it and defend it, at most every ten seconds (RFC 5227
-    /// section 2.4, (c)).
-    fn conflict(&mut self, now: Instant, mac: Mac) {
+    /// Another host uses an address of ours. We keep it and defend it, at most every ten seconds (RFC
+    /// 5227 section 2.4, (c)).
+    fn conflict(&mut self, now: Instant, address: Address, mac: Mac) {
         if mac.0 == self.world.mac || !self.group.is_first() {
             return;
         }
         self.stats.conflicts += 1;
-        let is_due = |last: Instant| last + DEFEND_INTERVAL <= now;
-        if self.claim.defended.is_none_or(is_due) {
-            self.claim.defended = Some(now);
-            self.request_address(self.site.address, None);
+        if self.claims.defend(address, now) {
+            self.request_address(address, None);
         }
     }
 }

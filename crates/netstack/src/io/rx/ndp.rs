@@ -344,7 +344,7 @@ impl RxPump {
     }
 
     /// Whether a flow that no connection has is none of ours. Who parsed it does not know our
-    /// addresses of IPv6, and may have seen an older one of IPv4.
+    /// addresses of IPv6, nor those of IPv4 but for the first, and may have seen an older one.
     #[cold]
     pub(crate) fn is_foreign(&self, flow: &Flow) -> bool {
         let (local, remote) = (flow.local.address, flow.remote.address);
@@ -352,7 +352,11 @@ impl RxPump {
             return !self.is_ours(local) || !self.is_ours(remote);
         }
         match local.is_v4() {
-            true => local != self.site.address,
+            true => {
+                let ends = (remote, local);
+                !self.site.is_own_v4(local)
+                    || self.site.has_several_v4() && self.site.is_martian(ends)
+            }
             false => !self.site.v6.has(local) || self.site.v6.has(remote),
         }
     }

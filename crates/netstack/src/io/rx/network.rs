@@ -183,12 +183,8 @@ impl RxPump {
         let error = if sender.is_v4() {
             let ident = self.next_ident(sender, wire::ICMP);
             let mtu = self.world.limits.mtu;
-            let source = if self.is_ours(to) {
-                to
-            } else {
-                self.site.address
-            };
-            wire::error_about(frame, report, mac, source, ident, mtu)
+            self.own_source(sender, to)
+                .and_then(|source| wire::error_about(frame, report, mac, source, ident, mtu))
         } else {
             self.own_source(sender, to)
                 .and_then(|source| wire::icmpv6::error_about(frame, report, mac, source))
