@@ -79,6 +79,12 @@ pub enum SocketError {
     AddressLost,
     /// The stack has the address already.
     AddressTaken,
+    /// The interface has this route already.
+    RouteTaken,
+    /// The interface has no such route.
+    NoSuchRoute,
+    /// The gateway of a route is on no network of its interface.
+    NotNeighbor,
     /// Nobody knows the way to the peer.
     Unreachable,
     /// The connection table or the range of ports is full.
@@ -123,7 +129,9 @@ impl SocketError {
             }
             SocketError::Unreachable => io::ErrorKind::HostUnreachable,
             SocketError::Processing => io::ErrorKind::InvalidData,
-            SocketError::NoRoute => io::ErrorKind::NetworkUnreachable,
+            SocketError::NoRoute | SocketError::NotNeighbor => io::ErrorKind::NetworkUnreachable,
+            SocketError::RouteTaken => io::ErrorKind::AlreadyExists,
+            SocketError::NoSuchRoute => io::ErrorKind::NotFound,
             SocketError::NoStack => io::ErrorKind::NetworkDown,
             SocketError::NotOurs => io::ErrorKind::AddrNotAvailable,
             SocketError::NoRoom => io::ErrorKind::OutOfMemory,
@@ -143,9 +151,11 @@ impl SocketError {
     /// number.
     pub const fn errno(self) -> i32 {
         match self {
+            SocketError::NoSuchRoute => 2,
             SocketError::WouldBlock => 11,
             SocketError::NoRoom => 12,
             SocketError::NotAllowed => 13,
+            SocketError::RouteTaken => 17,
             SocketError::Invalid | SocketError::Closed => 22,
             SocketError::ShutDown => 32,
             SocketError::Processing => 74,
@@ -153,7 +163,7 @@ impl SocketError {
             SocketError::PortTaken | SocketError::AddressTaken => 98,
             SocketError::NotOurs => 99,
             SocketError::NoStack => 100,
-            SocketError::NoRoute => 101,
+            SocketError::NoRoute | SocketError::NotNeighbor => 101,
             SocketError::Aborted | SocketError::AddressLost => 103,
             SocketError::Reset => 104,
             SocketError::NotConnected => 107,
@@ -174,6 +184,11 @@ impl fmt::Display for SocketError {
             SocketError::Aborted => "the connection was aborted",
             SocketError::AddressLost => "the address of the connection was removed",
             SocketError::AddressTaken => "the stack has this address already",
+            SocketError::RouteTaken => "the interface has this route; remove it first",
+            SocketError::NoSuchRoute => "the interface has no such route; `routes` lists them",
+            SocketError::NotNeighbor => {
+                "the gateway is on no network of the interface; add an address there first"
+            }
             SocketError::Unreachable => "there is no way to the peer; is the gateway set?",
             SocketError::NoRoom => "the connection table is full; raise `Limits::connections`",
             SocketError::PortTaken => "the port is taken",

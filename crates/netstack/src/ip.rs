@@ -27,7 +27,8 @@
 //!   hold.
 //! - The next hop of a connection is asked whether it is there when a connection or a datagram
 //!   begins to need it, not while segments go unanswered (RFC 4861 section 7.3.3). A connection
-//!   follows a neighbour that says that its link-layer address has changed.
+//!   follows a neighbour that says that its link-layer address has changed, and a change of routes;
+//!   when no route is left for it, it keeps its next hop.
 //! - IPv6 reassembly gives up after 30 s as well (RFC 8200 section 4.5 has 60 s). Packets with more
 //!   than eight extension headers, or eight options in one, are dropped (RFC 8504 section 5.3).
 //! - Queries for members of multicast groups are answered together, after one random delay, and with

@@ -130,7 +130,8 @@ pub use socket::poller;
 pub use socket::tls;
 pub use socket::{Connecting, Entered, Incoming, ReadHalf, Reserved, Sockets, TcpListener};
 pub use socket::{
-    Datagram, EchoSocket, InterfaceStatus, PacketInfo, Received, UdpReceiver, UdpSender, UdpSocket,
+    Datagram, EchoSocket, InterfaceStatus, PacketInfo, Received, RouteStatus, UdpReceiver,
+    UdpSender, UdpSocket,
 };
 pub use socket::{TcpStream, WriteHalf};
 pub use stack::{Builder, Interface, Stack};

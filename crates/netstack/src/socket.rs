@@ -52,7 +52,7 @@ pub(crate) use wait::WaitUntil;
 
 pub use current::Entered;
 pub use echo::EchoSocket;
-pub use interfaces::InterfaceStatus;
+pub use interfaces::{InterfaceStatus, RouteStatus};
 pub use open::{Connecting, Incoming, TcpListener};
 pub use read::ReadHalf;
 pub use udp::{Datagram, PacketInfo, Received, UdpReceiver, UdpSender, UdpSocket};
@@ -307,12 +307,7 @@ impl Sockets {
     /// its interfaces. It takes about a second before the first of them is known to be no other
     /// host's.
     pub fn ipv6_addresses(&self) -> Vec<Ipv6Addr> {
-        let count = match self.world().shared.has_interfaces() {
-            true => self.worlds.len(),
-            // All groups have the addresses of the first.
-            false => 1,
-        };
-        let places = self.worlds[..count].iter().map(|world| world.v6());
+        let places = self.first_groups().iter().map(|world| world.v6());
         let own = places.flat_map(|place| place.addresses);
         own.map(|own| own.address.to_v6()).collect()
     }

@@ -26,6 +26,7 @@ mod packet_info;
 mod pipelined;
 mod poller;
 mod router;
+mod routes;
 mod safe;
 mod several_addresses;
 mod sockets;

@@ -143,6 +143,8 @@ pub(crate) struct RxPump {
     numbered: Option<u64>,
     /// Connections of addresses that are not ours any more.
     lost: VecDeque<ConnId>,
+    /// Connections that follow a change of routes.
+    rerouting: addresses::Rerouting,
     /// Closed connections whose socket still exists.
     lingering: HashSet<ConnId>,
     /// The time as last published.
@@ -205,6 +207,7 @@ impl RxPump {
             closing: VecDeque::new(),
             numbered: None,
             lost: VecDeque::new(),
+            rerouting: addresses::Rerouting::default(),
             lingering: HashSet::new(),
             published_time: Instant::ZERO,
             sent: 0,
@@ -265,7 +268,7 @@ impl RxPump {
             self.configured = true;
             self.announce_again(now);
         }
-        self.take_hints();
+        self.take_hints(now);
         // Every request carries the time. If that makes a deadline due, frames are received first:
         // an acknowledgment may have waited in the device for as long as this machine stood still.
         let mut done = 0;
@@ -397,18 +400,14 @@ impl RxPump {
 
     // Updates from applications and from primaries.
 
-    fn take_hints(&mut self) {
+    fn take_hints(&mut self, now: Instant) {
         while !self.world.hints.is_empty()
             && let Some(update) = self.world.hints.pop()
         {
             // Two primaries may report the beginning and the end of a connection in either order.
             if update.open {
                 if !self.over.remove(&update.conn) && !self.migration.begins(&update.flow) {
-                    self.hints.insert(update.flow, update.conn);
-                    // It may have begun before the address was lost.
-                    if self.is_lost(update.flow.local.address) {
-                        self.find_lost_connections();
-                    }
+                    self.connection_begins(now, update.flow, update.conn);
                 }
             } else if self.hints.get(&update.flow) == Some(&update.conn) {
                 self.hints.remove(&update.flow);
@@ -476,6 +475,7 @@ impl RxPump {
         for address in overdue.silent {
             self.neighbor_is_silent(address);
         }
+        self.retry_routes();
         overdue.failed
     }
 
@@ -688,6 +688,7 @@ impl RxPump {
             || !self.closing.is_empty() && !self.world.is_device_refusing()
             || self.datagrams.has_work()
             || self.migration.has_work()
+            || self.follows_place()
             || self.world.has_work()
             || self.world.tx.sent() > self.sent
     }

@@ -288,6 +288,9 @@ impl StackShared {
         self.socket_table().v6.insert(interface, place);
         // ORDERING: Relaxed: who sees it takes the lock, and finds what was stored under it.
         self.v6_version.fetch_add(1, Ordering::Relaxed);
+        // Other groups follow, those that sleep, too.
+        let mailboxes = self.mailboxes.iter().filter_map(OnceLock::get);
+        mailboxes.for_each(|mailbox| mailbox.wake());
     }
 
     /// How often our place in IPv6 changed.

@@ -316,7 +316,8 @@ impl Neighbors {
         learned
     }
 
-    fn is_resolving(&self, address: Address) -> bool {
+    /// Whether somebody is asked for and has not answered yet.
+    pub(crate) fn is_resolving(&self, address: Address) -> bool {
         self.resolving
             .iter()
             .any(|asking| asking.next_hop == address)
@@ -401,6 +402,28 @@ impl Neighbors {
             frames: VecDeque::new(),
         });
         Ok(true)
+    }
+
+    /// Asks for `next_hop`. Returns whether a request has to be sent now.
+    pub(crate) fn ask_for(&mut self, next_hop: Address, now: Instant) -> bool {
+        self.queue_frames(next_hop, Vec::new(), now).ask
+    }
+
+    /// Takes the opens that wait for somebody whom they do not need: `hop` says whom they need.
+    pub(crate) fn take_opens(
+        &mut self,
+        hop: impl Fn(&WaitingOpen) -> Option<Address>,
+    ) -> Vec<WaitingOpen> {
+        let mut taken = Vec::new();
+        for asking in &mut self.resolving {
+            let opens = core::mem::take(&mut asking.opens);
+            let (waiting, others): (Vec<_>, Vec<_>) = opens
+                .into_iter()
+                .partition(|open| hop(open) == Some(asking.next_hop));
+            asking.opens = waiting;
+            taken.extend(others);
+        }
+        taken
     }
 
     pub(crate) fn next_deadline(&self) -> Instant {

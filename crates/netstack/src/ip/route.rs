@@ -3,11 +3,14 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::collections::HashMap;
 
-use super::v6::Place;
+use super::v6::{self, Place, is_in};
 use crate::packet::flow::Address;
 
 /// Addresses of each family that an interface may have, at most, those that it makes among them.
 pub(crate) const MAX_ADDRESSES: usize = 64;
+
+/// Routes that may be added to an interface that has fewer.
+pub(crate) const MAX_ROUTES: usize = 1024;
 
 /// Packets for a network go through a gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +25,30 @@ pub struct Route {
 }
 
 impl Route {
+    /// Whether both go through the same neighbour to the same network.
+    pub(crate) fn is_same(&self, other: &Route) -> bool {
+        let bits = match self.network {
+            IpAddr::V4(_) => 96 + self.prefix.min(32),
+            IpAddr::V6(_) => self.prefix,
+        };
+        let [network, to] = [self, other].map(|route| Address::from(route.network));
+        (self.prefix, self.via) == (other.prefix, other.via) && is_in(to, network, bits)
+    }
+
+    /// Whether the gateway is of the family of the network, and the prefix not longer than an
+    /// address.
+    pub(crate) fn is_sound(&self) -> bool {
+        let most = if self.network.is_ipv4() { 32 } else { 128 };
+        self.network.is_ipv4() == self.via.is_ipv4() && self.prefix <= most
+    }
+
+    /// Adds this to routes that are sorted by their prefixes, the longest first: behind those with
+    /// one as long.
+    pub(crate) fn add_to(self, routes: &mut Vec<Route>) {
+        let at = routes.partition_point(|known| known.prefix >= self.prefix);
+        routes.insert(at, self);
+    }
+
     /// To all networks of the family of `via`.
     pub(crate) const fn default_via(via: IpAddr) -> Self {
         let network = match via {
@@ -122,6 +149,67 @@ impl Site {
             };
             (self.address, self.prefix) = (next.address, next.prefix);
         }
+    }
+
+    /// Packets for a network of IPv4 go through a gateway from now on.
+    pub(crate) fn add_route(&mut self, route: Route) {
+        if !self.routes.iter().any(|known| known.is_same(&route)) {
+            route.add_to(&mut self.routes);
+        }
+    }
+
+    /// They do not any more.
+    pub(crate) fn remove_route(&mut self, route: &Route) {
+        self.routes.retain(|known| !known.is_same(route));
+    }
+
+    /// The routes of a family that do not come from routers, those with the longest prefix first.
+    pub(crate) fn routes(&self, is_v4: bool) -> &[Route] {
+        match is_v4 {
+            true => &self.routes,
+            false => &self.v6.routes,
+        }
+    }
+
+    /// All ways of a family, as they are looked up: each network, the length of its prefix, and who
+    /// forwards unless it is that of the link.
+    pub(crate) fn ways(&self, is_v4: bool) -> Vec<(Address, u8, Option<Address>)> {
+        let mut ways: Vec<_> = match is_v4 {
+            true => self
+                .places_v4()
+                .map(|own| {
+                    (
+                        Address::v4(network(own.address, own.prefix)),
+                        own.prefix,
+                        None,
+                    )
+                })
+                .collect(),
+            false => self
+                .v6
+                .near()
+                .map(|(at, prefix)| (at, prefix, None))
+                .collect(),
+        };
+        ways.sort_unstable();
+        ways.dedup();
+        let routes = self.routes(is_v4).iter().map(|route| {
+            let to = Address::from(route.network);
+            let to = match is_v4 {
+                true => Address::v4(network(to, route.prefix)),
+                false => v6::network(to, route.prefix),
+            };
+            (to, route.prefix, Some(Address::from(route.via)))
+        });
+        ways.extend(routes);
+        if !is_v4 {
+            let nowhere = Address::v6([0; 16]);
+            let routers = self.v6.routers.iter();
+            ways.extend(routers.map(|router| (nowhere, 0, Some(*router))));
+        }
+        // The link comes before a neighbour with a prefix as long.
+        ways.sort_by_key(|(_, prefix, _)| core::cmp::Reverse(*prefix));
+        ways
     }
 
     /// Our addresses of IPv4 with their networks, in order.

@@ -10,6 +10,7 @@ mod link;
 
 use core::net::Ipv6Addr;
 
+use crate::ip::route::Route;
 use crate::packet::flow::Address;
 use crate::packet::ndp;
 
@@ -101,14 +102,6 @@ pub(crate) struct Own {
     pub(crate) is_deprecated: bool,
 }
 
-/// Packets for a network go through a router.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Via {
-    pub(crate) network: Address,
-    pub(crate) prefix: u8,
-    pub(crate) router: Address,
-}
-
 /// Where we are in the IPv6 network at a moment, and the ways out of it. By default nowhere.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -118,7 +111,7 @@ pub(crate) struct Place {
     /// Networks of this link.
     pub(crate) on_link: Vec<(Address, u8)>,
     /// Longest prefix first; of equal ones, the one that was named first.
-    pub(crate) routes: Vec<Via>,
+    pub(crate) routes: Vec<Route>,
     /// Routers for what no route is for, the best first.
     pub(crate) routers: Vec<Address>,
 }
@@ -135,7 +128,24 @@ pub(crate) fn is_in(address: Address, network: Address, prefix: u8) -> bool {
         == 0
 }
 
+/// The first `prefix` bits of an address, and zeros.
+pub(crate) fn network(address: Address, prefix: u8) -> Address {
+    let mask = u128::MAX
+        .checked_shl(128 - u32::from(prefix.min(128)))
+        .unwrap_or(0);
+    Address::v6((address.bits() & mask).to_be_bytes())
+}
+
 impl Place {
+    /// The networks of this link, with the lengths of their prefixes.
+    pub(crate) fn near(&self) -> impl Iterator<Item = (Address, u8)> + '_ {
+        let local = Address::of_words([0xfe80 << 48, 0]);
+        let local = self.is_anywhere().then_some((local, LINK_LOCAL_PREFIX));
+        let on_link = self.on_link.iter();
+        let on_link = on_link.map(|(at, prefix)| (network(*at, *prefix), *prefix));
+        local.into_iter().chain(on_link)
+    }
+
     /// Whether there is IPv6 at all.
     pub(crate) fn is_anywhere(&self) -> bool {
         !self.addresses.is_empty() || !self.tentative.is_empty()
@@ -174,11 +184,13 @@ impl Place {
         let route = self
             .routes
             .iter()
-            .find(|route| is_in(remote, route.network, route.prefix));
+            .find(|route| is_in(remote, route.network.into(), route.prefix));
         match (near, route) {
-            (Some(len), Some(route)) if route.prefix > len => Some((route.router, route.prefix)),
+            (Some(len), Some(route)) if route.prefix > len => {
+                Some((route.via.into(), route.prefix))
+            }
             (Some(len), _) => Some((remote, len)),
-            (None, Some(route)) => Some((route.router, route.prefix)),
+            (None, Some(route)) => Some((route.via.into(), route.prefix)),
             (None, None) => self.routers.first().map(|router| (*router, 0)),
         }
     }
@@ -233,15 +245,15 @@ mod tests {
             tentative: vec![address("2001:db8:9::1")],
             on_link: vec![(address("2001:db8:1::"), 64), (address("fd00::"), 64)],
             routes: vec![
-                Via {
-                    network: address("2001:db8:1:0:8000::"),
+                Route {
+                    network: address("2001:db8:1:0:8000::").ip(),
                     prefix: 65,
-                    router: address("fe80::7"),
+                    via: address("fe80::7").ip(),
                 },
-                Via {
-                    network: address("2001:db8:5::"),
+                Route {
+                    network: address("2001:db8:5::").ip(),
                     prefix: 48,
-                    router: address("fe80::8"),
+                    via: address("fe80::8").ip(),
                 },
             ],
             routers: vec![address("fe80::a"), address("fe80::b")],

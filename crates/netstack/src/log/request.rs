@@ -522,6 +522,13 @@ pub enum Body {
         /// DSCP and ECN.
         tos: u8,
     },
+    /// Another neighbour forwards the frames of a connection from now on.
+    NextHop {
+        /// The connection.
+        conn: ConnId,
+        /// The neighbour's link-layer address.
+        mac: Mac,
+    },
     /// A neighbour's link-layer address changed: frames that went to `old` go to `new`.
     Neighbor {
         /// What it was.

@@ -7,7 +7,7 @@ use super::Sockets;
 use crate::error::SocketError;
 use crate::io::rx::addresses::InterfaceChange;
 use crate::io::world::{Command, World};
-use crate::ip::route::{MAX_ADDRESSES, may_be_ours_v4};
+use crate::ip::route::{MAX_ADDRESSES, MAX_ROUTES, Route, may_be_ours_v4};
 use crate::ip::v6::may_be_ours;
 use crate::log::request::Address;
 
@@ -26,14 +26,23 @@ pub struct InterfaceStatus {
     pub addresses: Vec<IpAddr>,
 }
 
+/// A way to a network, as it is at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RouteStatus {
+    /// The number of the interface, of which the first is 1.
+    pub interface: u32,
+    /// The network; bits behind the prefix are 0.
+    pub network: IpAddr,
+    /// Length of its prefix in bits.
+    pub prefix: u8,
+    /// The neighbour that forwards; `None`: the network is that of the link.
+    pub via: Option<IpAddr>,
+}
+
 impl Sockets {
     /// The interfaces of the stack, in the order of their numbers, of which the first is 1.
     pub fn interfaces(&self) -> Vec<InterfaceStatus> {
-        let count = match self.world().shared.has_interfaces() {
-            true => self.worlds().len(),
-            // All groups have the interface of the first.
-            false => 1,
-        };
         let status = |world: &Arc<World>| {
             let v4 = world.addresses_v4();
             let v6 = world.v6().addresses.into_iter().map(|own| own.address);
@@ -44,7 +53,7 @@ impl Sockets {
                 addresses: v4.into_iter().chain(v6).map(Address::ip).collect(),
             }
         };
-        self.worlds()[..count].iter().map(status).collect()
+        self.first_groups().iter().map(status).collect()
     }
 
     /// Gives the interface with this number, of which the first is 1, another address, on the
@@ -137,6 +146,120 @@ impl Sockets {
         let group = self.numbered(interface)?;
         self.change(group, InterfaceChange::Link { is_up });
         Ok(())
+    }
+
+    /// The routes of the stack: for each interface in order those of IPv4 and then those of IPv6, the
+    /// longest prefix first, as they are looked up. The networks of its addresses are among them, and
+    /// of IPv6 the routers that advertise themselves.
+    pub fn routes(&self) -> Vec<RouteStatus> {
+        let mut routes = Vec::new();
+        for (index, world) in (1..).zip(self.first_groups()) {
+            world.with_site(|site| {
+                for is_v4 in [true, false] {
+                    let ways = site.ways(is_v4).into_iter();
+                    routes.extend(ways.map(|(network, prefix, via)| RouteStatus {
+                        interface: index,
+                        network: network.ip(),
+                        prefix,
+                        via: via.map(Address::ip),
+                    }));
+                }
+            });
+        }
+        routes
+    }
+
+    /// Lets packets of the interface with this number, of which the first is 1, that are for a
+    /// network go through a gateway, a neighbour there. The longest prefix decides; of equal ones the
+    /// route that was added first, so the next one takes its place when that is removed. What begins
+    /// goes this way as soon as the stack comes to that. Connections of this interface whose next hop
+    /// is another one by this follow it once that has said its link-layer address; they never leave
+    /// their interface. Never blocks.
+    ///
+    /// ```
+    /// use dominoes_drivers::memory::{self, MemoryConfig};
+    /// use dominoes_netstack::Stack;
+    /// use dominoes_netstack::ip::route::Route;
+    ///
+    /// let (device, _peer) = memory::pair(MemoryConfig::default());
+    /// let stack = Stack::builder("10.0.0.1/24").start(device)?;
+    /// let sockets = stack.sockets();
+    /// let route = Route {
+    ///     network: [10, 9, 0, 0].into(),
+    ///     prefix: 16,
+    ///     via: [10, 0, 0, 254].into(),
+    /// };
+    /// sockets.add_route(1, route)?;
+    /// while sockets.routes().len() < 2 {
+    ///     std::thread::yield_now();
+    /// }
+    /// sockets.remove_route(1, route)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] if there is no such interface, the gateway is of another family than
+    /// the network, the prefix is longer than an address, or the interface has no IPv6;
+    /// [`SocketError::NotNeighbor`] if the gateway is on no network of the interface;
+    /// [`SocketError::RouteTaken`] if the interface has the route; [`SocketError::NoRoom`] if it has
+    /// 1,024 others of this family; [`SocketError::Down`].
+    pub fn add_route(&self, interface: u32, route: Route) -> Result<(), SocketError> {
+        self.check_up()?;
+        let group = self.numbered(interface)?;
+        let world = &self.worlds()[group];
+        let is_v4 = route.network.is_ipv4();
+        if !route.is_sound() || !is_v4 && !world.has_v6() {
+            return Err(SocketError::Invalid);
+        }
+        let via = Address::from(route.via);
+        world.with_site_for(via, |site| {
+            let is_near = site.is_one_host(via) && site.next_hop(via) == Some(via);
+            if !is_near || site.is_ourselves(via) {
+                return Err(SocketError::NotNeighbor);
+            }
+            let known = site.routes(is_v4);
+            if known.iter().any(|known| known.is_same(&route)) {
+                return Err(SocketError::RouteTaken);
+            }
+            match known.len() {
+                MAX_ROUTES.. => Err(SocketError::NoRoom),
+                _ => Ok(()),
+            }
+        })?;
+        self.change(group, InterfaceChange::AddRoute(route));
+        Ok(())
+    }
+
+    /// Ends what [`Sockets::add_route`] began, or a route that the interface had at the start.
+    /// Connections follow the route that is left; those that none is left for go on through the
+    /// neighbour that they have, while new ones end with [`SocketError::NoRoute`]. Never blocks.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] if there is no such interface; [`SocketError::NoSuchRoute`],
+    /// [`SocketError::Down`].
+    pub fn remove_route(&self, interface: u32, route: Route) -> Result<(), SocketError> {
+        self.check_up()?;
+        let group = self.numbered(interface)?;
+        let world = &self.worlds()[group];
+        let is_known = world.with_site_for(route.network.into(), |site| {
+            let mut known = site.routes(route.network.is_ipv4()).iter();
+            known.any(|known| known.is_same(&route))
+        });
+        if !is_known {
+            return Err(SocketError::NoSuchRoute);
+        }
+        self.change(group, InterfaceChange::RemoveRoute(route));
+        Ok(())
+    }
+
+    /// The first group of each interface.
+    fn first_groups(&self) -> &[Arc<World>] {
+        let count = match self.world().shared.has_interfaces() {
+            true => self.worlds().len(),
+            // All groups have the interface of the first.
+            false => 1,
+        };
+        &self.worlds()[..count]
     }
 
     /// The first group of the interface with this number.

@@ -502,6 +502,13 @@ impl Replica {
                 }
                 self.stats.ignored_errors += u64::from(!is_heeded);
             }
+            Body::NextHop { conn, mac } => {
+                self.with(conn, out, |tcb, _| {
+                    if tcb.mac() != mac {
+                        tcb.set_mac(mac);
+                    }
+                });
+            }
             Body::Neighbor { old, new } => {
                 for tcb in self
                     .places

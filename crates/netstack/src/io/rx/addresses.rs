@@ -1,14 +1,44 @@
-//! Changes of our addresses and of the link while the stack runs.
+//! Changes of our addresses, of the link, and of routes while the stack runs.
 //!
 //! An address is used for what begins from the change on. What is under way from one that is lost
 //! ends: connections by [`Body::Lost`], which sends nothing, as the address may be another host's
 //! by now. Listeners and UDP sockets stay, and are reached at the addresses that are there.
+//!
+//! Connections whose next hop is another one by a change follow it, by [`Body::NextHop`], once its
+//! link-layer address is known. One that no route leads to any more keeps the next hop that it has.
 
 use core::net::IpAddr;
 
+use std::collections::VecDeque;
+
 use crate::io::rx::{BATCH, Log, RxPump};
-use crate::log::request::{Address, Body};
-use crate::time::Instant;
+use crate::io::world::Command;
+use crate::ip::route::{Route, Site};
+use crate::log::request::{Address, Body, ConnId, Flow};
+use crate::time::{Duration, Instant};
+
+/// How long after a change of routes a connection may be heard of that began before it.
+const LATE: Duration = Duration::from_secs(60);
+/// Changes that are kept for that, at most; the oldest are forgotten.
+const MAX_CHANGES: usize = 16;
+
+/// Connections that are to follow their routes.
+#[derive(Debug, Default)]
+pub(crate) struct Rerouting {
+    /// What our place was before it changed, and until when that matters.
+    before: VecDeque<(Instant, Site)>,
+    /// Those that follow as the log has room.
+    queue: VecDeque<Flow>,
+    /// Those whose next hop is asked for.
+    waiting: Vec<(Address, Flow)>,
+}
+
+impl Rerouting {
+    /// Whether some follow as the log has room.
+    pub(super) fn is_due(&self) -> bool {
+        !self.queue.is_empty()
+    }
+}
 
 /// A change of an interface.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +48,10 @@ pub(crate) enum InterfaceChange {
     Add { address: IpAddr, prefix: u8 },
     /// It has this address no longer.
     Remove { address: IpAddr },
+    /// Packets for a network go through a gateway from now on.
+    AddRoute(Route),
+    /// They do not any more.
+    RemoveRoute(Route),
     /// Its link is up or down from now on.
     Link { is_up: bool },
     /// Its device takes frames again, after it was down.
@@ -30,14 +64,22 @@ impl RxPump {
             InterfaceChange::Add { address, prefix } => match address {
                 IpAddr::V4(address) => self.add_v4(now, address.into(), prefix),
                 IpAddr::V6(address) => {
-                    self.with_link(|link| link.add_by_hand(address, prefix, now));
+                    self.with_link(now, |link| link.add_by_hand(address, prefix, now));
                 }
             },
             InterfaceChange::Remove { address } => match address {
-                IpAddr::V4(address) => self.remove_v4(address.into()),
+                IpAddr::V4(address) => self.remove_v4(now, address.into()),
                 IpAddr::V6(address) => {
-                    self.with_link(|link| link.remove(address.into()));
+                    self.with_link(now, |link| link.remove(address.into()));
                 }
+            },
+            InterfaceChange::AddRoute(route) => match route.network {
+                IpAddr::V4(_) => self.change_v4(now, |site| site.add_route(route)),
+                IpAddr::V6(_) => self.with_link(now, |link| link.add_route(route)),
+            },
+            InterfaceChange::RemoveRoute(route) => match route.network {
+                IpAddr::V4(_) => self.change_v4(now, |site| site.remove_route(&route)),
+                IpAddr::V6(_) => self.with_link(now, |link| link.remove_route(&route)),
             },
             InterfaceChange::Returned => self.link_is_up(now),
             InterfaceChange::Link { is_up } => {
@@ -51,20 +93,25 @@ impl RxPump {
 
     /// We have this address of IPv4 from now on, besides those that we have.
     fn add_v4(&mut self, now: Instant, address: Address, prefix: u8) {
-        if self.site.is_own_v4(address) {
-            return;
+        if !self.site.is_own_v4(address) {
+            self.change_v4(now, |site| site.add_v4(address, prefix));
+            self.claim(address, now);
         }
-        self.site.add_v4(address, prefix);
-        self.world.set_site(&self.site);
-        self.claim(address, now);
     }
 
     /// An address of IPv4 is ours no longer.
-    fn remove_v4(&mut self, address: Address) {
-        self.site.remove_v4(address);
-        self.world.set_site(&self.site);
+    fn remove_v4(&mut self, now: Instant, address: Address) {
+        self.change_v4(now, |site| site.remove_v4(address));
         self.end_claim(address);
         self.find_lost_connections();
+    }
+
+    /// Changes our place in IPv4.
+    fn change_v4(&mut self, now: Instant, change: impl FnOnce(&mut Site)) {
+        let before = self.site.clone();
+        change(&mut self.site);
+        self.world.set_site(&self.site);
+        self.find_rerouted(now, before);
     }
 
     /// The link is there, perhaps another one than before: neighbours are asked anew, and told of
@@ -72,7 +119,7 @@ impl RxPump {
     fn link_is_up(&mut self, now: Instant) {
         self.neighbors.forget();
         self.announce_again(now);
-        self.with_link(|link| link.ask_again(now));
+        self.with_link(now, |link| link.ask_again(now));
     }
 
     /// Finds connections of addresses that are not ours any more. They end as the log has room (RFC
@@ -90,6 +137,103 @@ impl RxPump {
         self.lost.extend(lost.into_iter().map(|(_, _, conn)| conn));
         if !self.lost.is_empty() {
             // The next turn takes them.
+            self.v6_due = Instant::ZERO;
+        }
+    }
+
+    /// A connection is known from now on, which may have begun before our addresses or routes
+    /// changed.
+    pub(super) fn connection_begins(&mut self, now: Instant, flow: Flow, conn: ConnId) {
+        self.hints.insert(flow, conn);
+        if self.is_lost(flow.local.address) {
+            self.find_lost_connections();
+        }
+        let changes = &mut self.rerouting.before;
+        while changes.front().is_some_and(|(until, _)| *until <= now) {
+            changes.pop_front();
+        }
+        let remote = flow.remote.address;
+        let led = |before: &Site| before.next_hop(remote).is_some();
+        let mut changes = self.rerouting.before.iter();
+        if changes.any(|(_, before)| led(before) && self.is_rerouted(before, remote)) {
+            self.rerouting.queue.push_back(flow);
+            self.v6_due = Instant::ZERO;
+        }
+    }
+
+    /// Whether packets to `remote` go through another neighbour than they did.
+    fn is_rerouted(&self, before: &Site, remote: Address) -> bool {
+        let hop = self.site.next_hop(remote);
+        hop.is_some() && hop != before.next_hop(remote) && !self.site.is_ourselves(remote)
+    }
+
+    /// Our place was this until now. Finds connections that have another next hop by what it is,
+    /// and opens that wait for another one.
+    pub(super) fn find_rerouted(&mut self, now: Instant, before: Site) {
+        let flows = self.hints.keys().copied();
+        let mut flows: Vec<_> = flows
+            .filter(|flow| self.is_rerouted(&before, flow.remote.address))
+            .collect();
+        // In an order that does not depend on the table.
+        flows.sort_unstable_by_key(|flow| (flow.local, flow.remote));
+        self.rerouting.queue.extend(flows);
+        let site = &self.site;
+        let hop = |remote| site.next_hop(remote);
+        let opens = self.neighbors.take_opens(|open| hop(open.remote.address));
+        let resolved = core::mem::take(&mut self.opens);
+        for open in opens
+            .into_iter()
+            .chain(resolved.into_iter().map(|(open, _)| open))
+        {
+            // As if it were asked for now: the log may have no room at this moment.
+            self.world.commands.push(Command::Open(open));
+        }
+        if self.rerouting.before.len() == MAX_CHANGES {
+            self.rerouting.before.pop_front();
+        }
+        self.rerouting.before.push_back((now + LATE, before));
+        if self.rerouting.is_due() {
+            // The next turn takes them.
+            self.v6_due = Instant::ZERO;
+        }
+    }
+
+    /// Lets connections go through their next hops, as far as the log has room. Who is not known is
+    /// asked for.
+    pub(super) fn follow_routes(&mut self, now: Instant, log: &mut impl Log) {
+        while log.room() > BATCH
+            && let Some(flow) = self.rerouting.queue.pop_front()
+        {
+            let remote = flow.remote.address;
+            let (conn, hop) = (self.hints.get(&flow).copied(), self.site.next_hop(remote));
+            let (Some(conn), Some(hop)) = (conn, hop) else {
+                continue;
+            };
+            if let Some(mac) = self.neighbors.lookup(hop, now) {
+                self.publish_command(now, Body::NextHop { conn, mac }, log);
+                continue;
+            }
+            self.rerouting.waiting.push((hop, flow));
+            if self.neighbors.ask_for(hop, now) {
+                self.request_address(hop, None);
+            }
+        }
+    }
+
+    /// Somebody answered, or does not: looks again for connections that waited for it.
+    pub(super) fn retry_routes(&mut self) {
+        if self.rerouting.waiting.is_empty() {
+            return;
+        }
+        let neighbors = &self.neighbors;
+        let waiting = core::mem::take(&mut self.rerouting.waiting);
+        let (waiting, ready): (Vec<_>, Vec<_>) = waiting
+            .into_iter()
+            .partition(|(hop, _)| neighbors.is_resolving(*hop));
+        self.rerouting.waiting = waiting;
+        let ready = ready.into_iter().map(|(_, flow)| flow);
+        self.rerouting.queue.extend(ready);
+        if self.rerouting.is_due() {
             self.v6_due = Instant::ZERO;
         }
     }

@@ -174,6 +174,7 @@ impl RxPump {
             is_move_rejected,
         } = learned;
         self.stats.neighbor_moves_rejected += u64::from(is_move_rejected);
+        self.retry_routes();
         self.opens.extend(opens.into_iter().map(|open| (open, mac)));
         for mut frame in frames {
             wire::set_link_dst(&mut frame, mac.0);

@@ -434,7 +434,7 @@ impl RxPump {
                 continue;
             }
             // Every primary that had parts or other updates of it has reported them.
-            self.take_hints();
+            self.take_hints(now);
             while let Some(progress) = self.world.migration_progress.pop() {
                 self.on_progress(now, progress, log);
             }
@@ -469,7 +469,7 @@ impl RxPump {
             // The connection may not leave.
             self.set_home(&flow, self.group.index);
             if !ended {
-                self.hints.insert(flow, conn);
+                self.connection_begins(now, flow, conn);
             }
             self.hints_version += 1;
             self.send_message(to, MigrationMessage::Cancel { flow });
@@ -605,7 +605,7 @@ impl RxPump {
                     let is_begun = incoming.is_begun;
                     self.migration.incoming.retain(|one| one.flow != flow);
                     if is_begun && !self.over.remove(&conn) {
-                        self.hints.insert(flow, conn);
+                        self.connection_begins(now, flow, conn);
                     }
                     self.hints_version += 1;
                 }

@@ -64,7 +64,7 @@ impl RxPump {
 
     /// When the link wants a turn.
     pub(crate) fn v6_deadline(&self) -> Instant {
-        if !self.lost.is_empty() {
+        if !self.lost.is_empty() || self.rerouting.is_due() {
             return Instant::ZERO;
         }
         let groups = self.group_deadline();
@@ -81,25 +81,26 @@ impl RxPump {
     pub(crate) fn turn_v6(&mut self, now: Instant, log: &mut impl Log) {
         self.report_groups(now);
         self.end_lost_connections(now, log);
+        self.follow_routes(now, log);
         let Some(v6) = &mut self.v6 else {
             self.v6_due = self.v6_deadline();
             return;
         };
         v6.path_mtus.expire(now);
         let Some(link) = &mut v6.link else {
-            return self.follow_v6();
+            return self.follow_v6(now);
         };
         let actions = link.on_time(now);
-        self.take_place();
+        self.take_place(now);
         for action in actions {
             self.act(action);
         }
-        self.take_place();
+        self.take_place(now);
         self.v6_due = self.v6_deadline();
     }
 
     /// Our place, if it has changed: for us, sockets, and the other groups.
-    fn take_place(&mut self) {
+    fn take_place(&mut self, now: Instant) {
         let Some(link) = self.v6.as_mut().and_then(|v6| v6.link.as_mut()) else {
             return;
         };
@@ -107,13 +108,19 @@ impl RxPump {
         if link.take_changed() {
             let place = link.place();
             self.world.set_v6(place);
-            self.follow_v6();
+            self.follow_v6(now);
         }
         self.v6_due = self.v6_deadline();
     }
 
+    /// Whether the first group knows of another place than this one.
+    pub(super) fn follows_place(&self) -> bool {
+        let v6 = self.v6.as_ref().filter(|v6| v6.link.is_none());
+        v6.is_some_and(|v6| v6.version != self.world.shared.v6_version())
+    }
+
     /// Takes the place that the first group knows.
-    fn follow_v6(&mut self) {
+    fn follow_v6(&mut self, now: Instant) {
         let version = self.world.shared.v6_version();
         let Some(v6) = &mut self.v6 else {
             return;
@@ -123,8 +130,10 @@ impl RxPump {
         }
         v6.version = version;
         let opens = core::mem::take(&mut v6.opens);
+        let before = self.site.clone();
         self.site.v6 = self.world.v6();
         self.find_lost_connections();
+        self.find_rerouted(now, before);
         for open in opens {
             // As if it were asked for now: the log may have no room at this moment.
             self.world.commands.push(Command::Open(open));
@@ -230,7 +239,7 @@ impl RxPump {
                     self.learned(now, mac, learned, log);
                 }
                 if !router {
-                    self.with_link(|link| link.on_no_router(target));
+                    self.with_link(now, |link| link.on_no_router(target));
                 }
             }
             Some(Message::Router(said)) => {
@@ -242,7 +251,7 @@ impl RxPump {
                     let reachable = Duration::from_millis(said.reachable_ms.into());
                     self.neighbors.set_reachable(reachable);
                 }
-                self.with_link(|link| link.on_router(&said, now));
+                self.with_link(now, |link| link.on_router(&said, now));
             }
             None => {
                 self.stats.neighbor_messages -= 1;
@@ -251,10 +260,10 @@ impl RxPump {
         }
     }
 
-    pub(super) fn with_link(&mut self, what: impl FnOnce(&mut Link)) {
+    pub(super) fn with_link(&mut self, now: Instant, what: impl FnOnce(&mut Link)) {
         if let Some(link) = self.v6.as_mut().and_then(|v6| v6.link.as_mut()) {
             what(link);
-            self.take_place();
+            self.take_place(now);
         }
     }
 
@@ -272,7 +281,7 @@ impl RxPump {
         if link.is_some_and(|link| link.is_tentative(target)) {
             // Who asks as we do wants it for itself. Others are not answered yet.
             if is_probe {
-                self.with_link(|link| link.on_duplicate(target, now));
+                self.with_link(now, |link| link.on_duplicate(target, now));
             }
             return;
         }
@@ -302,7 +311,7 @@ impl RxPump {
     fn is_conflict(&mut self, now: Instant, target: Address) -> bool {
         let link = self.v6.as_ref().and_then(|v6| v6.link.as_ref());
         if link.is_some_and(|link| link.is_tentative(target)) {
-            self.with_link(|link| link.on_duplicate(target, now));
+            self.with_link(now, |link| link.on_duplicate(target, now));
             return true;
         }
         if !self.site.v6.has(target) {

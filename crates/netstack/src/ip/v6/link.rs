@@ -2,7 +2,7 @@
 
 use core::net::Ipv6Addr;
 
-use super::{Ipv6Config, Own, Place, Via};
+use super::{Ipv6Config, Own, Place};
 use crate::ip::route::Route;
 use crate::keys::{Domain, Keys};
 use crate::packet::flow::Address;
@@ -119,7 +119,7 @@ pub(crate) struct Link {
     keys: Keys,
     mac: u64,
     config: Ipv6Config,
-    routes: Vec<Via>,
+    routes: Vec<Route>,
     candidates: Vec<Candidate>,
     on_link: Vec<OnLink>,
     routers: Vec<Router>,
@@ -158,11 +158,7 @@ impl Link {
         let mut routes: Vec<_> = routes
             .iter()
             .filter(|route| route.network.is_ipv6())
-            .map(|route| Via {
-                network: route.network.into(),
-                prefix: route.prefix,
-                router: route.via.into(),
-            })
+            .copied()
             .collect();
         routes.sort_by_key(|route| core::cmp::Reverse(route.prefix));
         Link {
@@ -231,6 +227,20 @@ impl Link {
             self.config.addresses.remove(at);
             self.on_link.remove(at);
         }
+        self.has_changed = true;
+    }
+
+    /// Packets for a network go through a gateway from now on.
+    pub(crate) fn add_route(&mut self, route: Route) {
+        if !self.routes.iter().any(|known| known.is_same(&route)) {
+            route.add_to(&mut self.routes);
+            self.has_changed = true;
+        }
+    }
+
+    /// They do not any more.
+    pub(crate) fn remove_route(&mut self, route: &Route) {
+        self.routes.retain(|known| !known.is_same(route));
         self.has_changed = true;
     }
 

@@ -1,0 +1,510 @@
+//! Routes that come and go while a stack runs: what begins goes by them, and connections follow
+//! them. Over both families and in every variant.
+
+#![cfg(feature = "testkit")]
+
+use std::net::{IpAddr, SocketAddr};
+
+use dominoes_drivers::memory::{self, ManualDevice, MemoryConfig, Script, scripted_with};
+use dominoes_netstack::ip::route::Route;
+use dominoes_netstack::testkit::Variant;
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::{Setup, groups, interfaces, single::Single};
+use dominoes_netstack::{Ipv6Config, SocketError, Sockets, TcpListener, TcpStream};
+use dominoes_testkit::packet::{self, ACK, Address, Family, Mac, Path, SYN, Segment, mac_of};
+
+use crate::two_hosts::{self, Groups, TwoHosts, three_groups};
+
+const PORT: u16 = 7;
+const US: Address = [10, 0, 0, 1];
+/// Two neighbours that forward, and one that is only that.
+const FIRST: Address = [10, 0, 0, 11];
+const SECOND: Address = [10, 0, 0, 12];
+const NEAR: Address = [10, 0, 0, 13];
+/// Hosts of other networks.
+const FAR: Address = [10, 9, 0, 5];
+const FARTHER: Address = [10, 8, 0, 5];
+
+fn prefix(family: Family, prefix: u8) -> u8 {
+    match family {
+        Family::V4 => prefix,
+        Family::V6 => 96 + prefix,
+    }
+}
+
+fn route(family: Family, network: Address, len: u8, via: Address) -> Route {
+    Route {
+        network: family.address(network),
+        prefix: prefix(family, len),
+        via: family.address(via),
+    }
+}
+
+fn setup(family: Family) -> Setup {
+    let setup = match family {
+        Family::V4 => Setup::new(US.into(), 24, [1, 7]),
+        Family::V6 => {
+            let config = Ipv6Config::default()
+                .autoconfigure(false)
+                .duplicate_probes(0);
+            Setup::new(family.address(US), prefix(family, 24), [1, 7]).ipv6(config)
+        }
+    };
+    setup.gateway(family.address(FIRST))
+}
+
+/// A stack of which every frame is looked at, among neighbours and what they forward.
+struct Wire {
+    family: Family,
+    stacks: Groups,
+    script: Script,
+    now: Instant,
+    /// Who answers when it is asked for.
+    present: Vec<Address>,
+    /// Segments that were sent, with the link-layer address that they were sent to.
+    sent: Vec<(Mac, Segment, Path)>,
+}
+
+impl Wire {
+    /// In both families, in every variant and in three groups.
+    fn all() -> impl Iterator<Item = Wire> {
+        Family::ALL.into_iter().flat_map(|family| {
+            let by_variant = Variant::ALL.into_iter().map(move |variant| {
+                let build = |setup, device| vec![variant.build(setup, Box::new(device)).unwrap()];
+                Wire::over(family, build)
+            });
+            by_variant.chain([Wire::over(family, three_groups)])
+        })
+    }
+
+    fn over(family: Family, build: impl FnOnce(Setup, ManualDevice) -> Groups) -> Wire {
+        let (device, script) = scripted_with(MemoryConfig::default().macs(mac_of(US), [0; 6]));
+        let mut wire = Wire {
+            family,
+            stacks: build(setup(family), device),
+            script,
+            now: Instant::from_millis(1),
+            present: vec![FIRST, NEAR],
+            sent: Vec::new(),
+        };
+        wire.turn();
+        wire
+    }
+
+    fn sockets(&self) -> Sockets {
+        groups::sockets(self.stacks.iter().map(|stack| stack.sockets()))
+    }
+
+    /// Does all that can be done. Neighbours that are there answer. Replicas agree afterwards.
+    fn turn(&mut self) {
+        for _ in 0..40 {
+            self.now += Duration::from_micros(50);
+            for stack in &mut self.stacks {
+                stack.turn(self.now);
+            }
+            for (frame, _) in self.script.take_sent() {
+                // Other messages of IPv6 have no counterpart.
+                let Some(frame) = self.family.read(&frame) else {
+                    continue;
+                };
+                if let Some(asked) = packet::asked(&frame) {
+                    if self.present.contains(&asked) {
+                        self.push(packet::arp_reply(Path::new(asked, US)));
+                    }
+                } else if let Some(segment) = Segment::read(&frame) {
+                    let mut to_mac = [0; 6];
+                    to_mac.copy_from_slice(&frame[..6]);
+                    let four = |at: usize| [0, 1, 2, 3].map(|byte| frame[at + byte]);
+                    let path = Path::new(four(26), four(30));
+                    self.sent.push((to_mac, segment, path));
+                }
+            }
+        }
+        for stack in &self.stacks {
+            stack.compare().unwrap();
+        }
+    }
+
+    fn push(&self, frame: Vec<u8>) {
+        self.script.push(self.family.write(&frame).unwrap());
+    }
+
+    /// Lets so much time pass.
+    fn pass(&mut self, time: Duration) {
+        let until = self.now + time;
+        while self.now < until {
+            self.now += Duration::from_millis(100);
+            self.turn();
+        }
+    }
+
+    /// A segment that was sent, and whoever it was sent to.
+    fn take_segment(&mut self, is: impl Fn(&Segment, Address) -> bool) -> (Mac, Segment) {
+        let sent = &mut self.sent;
+        let at = sent
+            .iter()
+            .position(|(_, segment, path)| is(segment, path.to));
+        let (mac, segment, _) = sent.remove(at.expect("a segment"));
+        (mac, segment)
+    }
+
+    /// Opens a connection to a host, through this neighbour.
+    fn connect(&mut self, host: Address, through: Address) -> Connection {
+        self.sent.clear();
+        let to = SocketAddr::new(self.family.address(host), PORT);
+        let mut connecting = self.sockets().begin_connect(to).unwrap();
+        self.turn();
+        let (mac, syn) = self.take_segment(|segment, to| segment.has(SYN) && to == host);
+        assert_eq!(mac, mac_of(through));
+        let mut connection = Connection {
+            host,
+            ports: (PORT, syn.src_port),
+            stream: None,
+            next: 1000,
+            acked: syn.seq.wrapping_add(1),
+        };
+        let answer = connection.segment(SYN | ACK, &[]);
+        self.push(answer.frame(Path::new(host, US).from_mac(mac_of(through))));
+        connection.next += 1;
+        self.turn();
+        connection.stream = connecting.try_finish().unwrap();
+        assert!(connection.stream.is_some());
+        connection
+    }
+
+    /// A host opens a connection, through this neighbour.
+    fn accept(&mut self, listener: &TcpListener, host: Address, through: Address) -> Connection {
+        self.sent.clear();
+        let mut connection = Connection {
+            host,
+            ports: (4000, PORT),
+            stream: None,
+            next: 1000,
+            acked: 0,
+        };
+        let path = Path::new(host, US).from_mac(mac_of(through));
+        self.push(connection.segment(SYN, &[]).frame(path));
+        connection.next += 1;
+        self.turn();
+        let (mac, answer) = self.take_segment(|segment, to| segment.has(SYN) && to == host);
+        assert_eq!(mac, mac_of(through));
+        connection.acked = answer.seq.wrapping_add(1);
+        self.push(connection.segment(ACK, &[]).frame(path));
+        self.turn();
+        connection.stream = Some(listener.try_accept().unwrap().0);
+        connection
+    }
+
+    /// Bytes go both ways, ours through this neighbour.
+    fn check(&mut self, connection: &mut Connection, through: Address) {
+        self.sent.clear();
+        let stream = connection.stream.as_mut().unwrap();
+        stream.try_write(b"from here").unwrap();
+        self.turn();
+        let (host, ports) = (connection.host, connection.ports);
+        let (mac, segment) = self.take_segment(|segment, to| {
+            to == host && (segment.dst_port, segment.src_port) == ports
+        });
+        assert_eq!(mac, mac_of(through), "{:?}", connection.host);
+        assert_eq!(segment.payload, b"from here");
+        connection.acked = connection.acked.wrapping_add(9);
+        // It comes by whichever way.
+        let answer = connection.segment(ACK, b"from there");
+        self.push(answer.frame(Path::new(connection.host, US).from_mac(mac_of(FIRST))));
+        connection.next += 10;
+        self.turn();
+        let stream = connection.stream.as_mut().unwrap();
+        assert_eq!(stream.try_read(&mut [0; 16]), Ok(10));
+    }
+}
+
+/// A connection, and what its peer knows of it.
+struct Connection {
+    host: Address,
+    /// The peer's, and ours.
+    ports: (u16, u16),
+    stream: Option<TcpStream>,
+    next: u32,
+    acked: u32,
+}
+
+impl Connection {
+    fn segment(&self, flags: u8, payload: &[u8]) -> Segment {
+        Segment {
+            src_port: self.ports.0,
+            dst_port: self.ports.1,
+            seq: self.next,
+            ack: self.acked,
+            flags,
+            wnd: 60_000,
+            payload: payload.to_vec(),
+            ..Segment::default()
+        }
+    }
+}
+
+#[test]
+fn connections_follow_a_route_that_comes_and_goes_and_others_stay() {
+    for mut wire in Wire::all() {
+        let sockets = wire.sockets();
+        let listener = sockets.listen(PORT, 8).unwrap();
+        wire.turn();
+        let mut far: Vec<_> = (0..4).map(|_| wire.connect(FAR, FIRST)).collect();
+        far.push(wire.accept(&listener, FAR, FIRST));
+        let mut others = [wire.connect(NEAR, NEAR), wire.connect(FARTHER, FIRST)];
+        let through = [NEAR, FIRST];
+        wire.present.push(SECOND);
+        let to_far = route(wire.family, [10, 9, 0, 0], 16, SECOND);
+        for _ in 0..2 {
+            sockets.add_route(1, to_far).unwrap();
+            wire.turn();
+            for connection in &mut far {
+                wire.check(connection, SECOND);
+            }
+            for (connection, through) in others.iter_mut().zip(through) {
+                wire.check(connection, through);
+            }
+            far.push(wire.connect(FAR, SECOND));
+            sockets.remove_route(1, to_far).unwrap();
+            wire.turn();
+            for connection in &mut far {
+                wire.check(connection, FIRST);
+            }
+        }
+        // Without a route they go on as they are, and nothing begins.
+        let default = route(wire.family, [0; 4], 0, FIRST);
+        let default = Route {
+            prefix: 0,
+            ..default
+        };
+        sockets.remove_route(1, default).unwrap();
+        wire.turn();
+        for connection in &mut far {
+            wire.check(connection, FIRST);
+        }
+        let to = SocketAddr::new(wire.family.address(FAR), PORT);
+        let refused = sockets.begin_connect(to).err();
+        assert_eq!(refused, Some(SocketError::NoRoute));
+        let mut udp = sockets.bind_udp(0).unwrap();
+        assert_eq!(udp.try_send_to(b"x", to), Err(SocketError::NoRoute));
+        sockets.add_route(1, to_far).unwrap();
+        wire.turn();
+        for connection in &mut far {
+            wire.check(connection, SECOND);
+        }
+    }
+}
+
+#[test]
+fn a_connection_waits_on_its_old_way_until_the_new_neighbour_answers() {
+    for mut wire in Wire::all() {
+        let sockets = wire.sockets();
+        let mut far = wire.connect(FAR, FIRST);
+        // One that waits for somebody who is not there goes by the new route.
+        let nobody = [10, 0, 0, 99];
+        let to_nobody = route(wire.family, [10, 8, 0, 0], 16, nobody);
+        sockets.add_route(1, to_nobody).unwrap();
+        wire.turn();
+        let to = SocketAddr::new(wire.family.address(FARTHER), PORT);
+        let mut waiting = sockets.begin_connect(to).unwrap();
+        wire.turn();
+        sockets.remove_route(1, to_nobody).unwrap();
+        wire.turn();
+        let (mac, _) = wire.take_segment(|_, to| to == FARTHER);
+        assert_eq!(mac, mac_of(FIRST));
+        assert!(waiting.try_finish().unwrap().is_none());
+
+        let to_far = route(wire.family, [10, 9, 0, 0], 24, SECOND);
+        sockets.add_route(1, to_far).unwrap();
+        wire.turn();
+        wire.check(&mut far, FIRST);
+        wire.pass(Duration::from_secs(10));
+        wire.check(&mut far, FIRST);
+        wire.present.push(SECOND);
+        wire.pass(Duration::from_secs(2));
+        wire.check(&mut far, SECOND);
+    }
+}
+
+#[test]
+fn routes_are_listed_and_what_cannot_be_one_is_refused() {
+    for family in Family::ALL {
+        let device = memory::pair(MemoryConfig::default()).0;
+        let mut stack = Single::new(setup(family), Box::new(device)).unwrap();
+        let sockets = stack.sockets();
+        let mut now = Instant::from_millis(1);
+        let mut turn = || {
+            now += Duration::from_millis(1);
+            for _ in 0..4 {
+                stack.turn(now);
+            }
+        };
+        turn();
+        let listed = || -> Vec<_> {
+            let routes = sockets.routes().into_iter();
+            let ours = routes.filter(|route| match route.network {
+                IpAddr::V4(_) => true,
+                IpAddr::V6(network) => !network.is_unicast_link_local(),
+            });
+            ours.map(|route| {
+                assert_eq!(route.interface, 1);
+                (route.network, route.prefix, route.via)
+            })
+            .collect()
+        };
+        let everywhere = match family {
+            Family::V4 => IpAddr::from([0; 4]),
+            Family::V6 => IpAddr::from([0; 16]),
+        };
+        let link = (family.address([10, 0, 0, 0]), prefix(family, 24), None);
+        let default = (everywhere, 0, Some(family.address(FIRST)));
+        assert_eq!(listed(), [link, default]);
+
+        // Bits behind the prefix do not count.
+        let first = route(family, [10, 9, 3, 7], 16, SECOND);
+        let same = route(family, [10, 9, 0, 0], 16, SECOND);
+        let other = route(family, [10, 9, 0, 0], 16, FIRST);
+        let longer = route(family, [10, 9, 1, 0], 28, FIRST);
+        sockets.add_route(1, first).unwrap();
+        turn();
+        assert_eq!(sockets.add_route(1, same), Err(SocketError::RouteTaken));
+        sockets.add_route(1, other).unwrap();
+        sockets.add_route(1, longer).unwrap();
+        turn();
+        let via = |route: Route| (route.network, route.prefix, Some(route.via));
+        let all = [via(longer), link, via(same), via(other), default];
+        assert_eq!(listed(), all);
+        sockets.remove_route(1, same).unwrap();
+        turn();
+        assert_eq!(listed(), [via(longer), link, via(other), default]);
+        assert_eq!(sockets.remove_route(1, same), Err(SocketError::NoSuchRoute));
+
+        let far = route(family, [10, 7, 0, 0], 16, [10, 1, 0, 1]);
+        let own = route(family, [10, 7, 0, 0], 16, US);
+        for gateway in [far, own] {
+            let refused = sockets.add_route(1, gateway);
+            assert_eq!(refused, Err(SocketError::NotNeighbor));
+        }
+        let mixed = Route {
+            via: match family {
+                Family::V4 => Family::V6,
+                Family::V6 => Family::V4,
+            }
+            .address(FIRST),
+            ..longer
+        };
+        let long = Route {
+            prefix: 129,
+            ..longer
+        };
+        for wrong in [mixed, long] {
+            assert_eq!(sockets.add_route(1, wrong), Err(SocketError::Invalid));
+        }
+        assert_eq!(sockets.add_route(2, longer), Err(SocketError::Invalid));
+        assert_eq!(sockets.remove_route(0, longer), Err(SocketError::Invalid));
+        for number in 0..1021_u16 {
+            let [a, b] = number.to_be_bytes();
+            let route = route(family, [11, a, b, 0], 24, FIRST);
+            sockets.add_route(1, route).unwrap();
+            if number.is_multiple_of(64) {
+                turn();
+            }
+        }
+        turn();
+        // The default route, two of before, and these.
+        assert_eq!(sockets.add_route(1, first), Err(SocketError::NoRoom));
+        drop(stack);
+        assert_eq!(sockets.add_route(1, first), Err(SocketError::Down));
+    }
+}
+
+#[test]
+fn a_network_behind_a_neighbour_is_reached_while_there_is_a_route() {
+    for mut fixture in TwoHosts::all(two_hosts::setup) {
+        let (ours, theirs) = (fixture.sockets(), fixture.host.sockets());
+        let listener = theirs.listen(PORT, 8).unwrap();
+        let mut peer = theirs.bind_udp(PORT).unwrap();
+        let mut udp = ours.bind_udp(0).unwrap();
+        for is_v4 in [true, false] {
+            let (behind, len): (IpAddr, u8) = match is_v4 {
+                true => ([10, 0, 1, 2].into(), 24),
+                false => ("fd00:0:0:1::2".parse().unwrap(), 64),
+            };
+            theirs.add_address(1, behind, len).unwrap();
+            fixture.turn();
+            let to = SocketAddr::new(behind, PORT);
+            let refused = ours.begin_connect(to).err();
+            assert_eq!(refused, Some(SocketError::NoRoute));
+            let route = Route {
+                network: behind,
+                prefix: len,
+                via: two_hosts::address(is_v4, 2),
+            };
+            ours.add_route(1, route).unwrap();
+            fixture.turn();
+            let mut connecting = ours.begin_connect(to).unwrap();
+            udp.try_send_to(b"hello", to).unwrap();
+            fixture.turn();
+            assert!(connecting.try_finish().unwrap().is_some());
+            assert_eq!(listener.try_accept().unwrap().0.local_addr().unwrap(), to);
+            let (len, from) = peer.try_recv_from(&mut [0; 8]).unwrap();
+            assert_eq!((len, from.ip()), (5, two_hosts::address(is_v4, 1)));
+            ours.remove_route(1, route).unwrap();
+            fixture.turn();
+            assert_eq!(udp.try_send_to(b"x", to), Err(SocketError::NoRoute));
+        }
+    }
+}
+
+#[test]
+fn the_interface_of_a_new_route_is_taken() {
+    for variant in Variant::ALL {
+        let device = || memory::pair(MemoryConfig::default()).0;
+        let setup = |net| Setup::new([10, 0, net, 1].into(), 24, [1, 2]);
+        let mut stacks: Groups = interfaces::join([setup(1), setup(2)])
+            .unwrap()
+            .into_iter()
+            .map(|setup| variant.build(setup, Box::new(device())).unwrap())
+            .collect();
+        let sockets = groups::sockets(stacks.iter().map(|stack| stack.sockets()));
+        let mut now = Instant::from_millis(1);
+        let mut turn = || {
+            now += Duration::from_millis(1);
+            for stack in &mut stacks {
+                for _ in 0..4 {
+                    stack.turn(now);
+                }
+            }
+        };
+        turn();
+        let udp = sockets.bind_udp(PORT).unwrap();
+        let to = SocketAddr::new([10, 9, 0, 1].into(), PORT);
+        assert!(udp.connect(to).is_err());
+        let route = |prefix, net| Route {
+            network: [10, 9, 0, 0].into(),
+            prefix,
+            via: [10, 0, net, 2].into(),
+        };
+        // Each has neighbours of its own.
+        let refused = sockets.add_route(1, route(8, 2));
+        assert_eq!(refused, Err(SocketError::NotNeighbor));
+        sockets.add_route(1, route(8, 1)).unwrap();
+        sockets.add_route(2, route(16, 2)).unwrap();
+        turn();
+        let listed = sockets.routes();
+        let vias: Vec<_> = listed.iter().map(|way| (way.interface, way.via)).collect();
+        let via = |net: u8| Some(IpAddr::from([10, 0, net, 2]));
+        assert_eq!(vias, [(1, None), (1, via(1)), (2, None), (2, via(2))]);
+        let own = |net: u8| IpAddr::from([10, 0, net, 1]);
+        let from = |net| SocketAddr::new(own(net), 0);
+        // The longer prefix names the second.
+        let connecting = sockets.begin_connect(to).unwrap();
+        udp.connect(to).unwrap();
+        sockets.begin_connect_from(from(1), to).unwrap();
+        sockets.remove_route(2, route(16, 2)).unwrap();
+        turn();
+        let refused = sockets.begin_connect_from(from(2), to).err();
+        assert_eq!(refused, Some(SocketError::NoRoute));
+        drop(connecting);
+    }
+}
