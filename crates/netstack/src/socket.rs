@@ -156,7 +156,7 @@ impl Sockets {
         // While the socket table is held, so that listening and not listening reach the log in this
         // order.
         for (index, world) in self.worlds.iter().enumerate() {
-            if interface.is_none_or(|interface| interface == index) {
+            if interface.is_none_or(|interface| self.groups_of(interface).contains(&index)) {
                 world.command(Command::Listen {
                     port,
                     backlog,
@@ -223,7 +223,8 @@ impl Sockets {
                 has_several.then_some(own)
             }
         };
-        let world = &self.worlds[interface.unwrap_or(0)];
+        let groups = self.groups_of(interface.unwrap_or(0));
+        let world = &self.worlds[groups.start];
         let is_up = !world.is_link_down();
         world.with_site(|site| {
             if !site.is_one_host(address) {
@@ -240,8 +241,8 @@ impl Sockets {
             }
         })?;
         let (local, remote) = (Endpoint::new(from, local.port()), remote.into());
-        let group = interface.unwrap_or_else(|| self.opening_group(Flow { local, remote }));
-        let world = &self.worlds[group];
+        let group = self.opening_group(Flow { local, remote }, groups.len());
+        let world = &self.worlds[groups.start + group];
         let request_id = world.socket_table().new_request();
         world.command(Command::Open(WaitingOpen {
             request_id,
@@ -257,10 +258,9 @@ impl Sockets {
         })
     }
 
-    /// Which of several groups opens a connection: the one that has its flow, or, as long as its port
-    /// is not known, the one whose turn it is.
-    fn opening_group(&self, flow: Flow) -> usize {
-        let count = self.worlds.len();
+    /// Which of `count` groups of an interface opens a connection: the one that has its flow, or, as
+    /// long as its port is not known, the one whose turn it is.
+    fn opening_group(&self, flow: Flow, count: usize) -> usize {
         match flow.local.port {
             0 => self.turn.fetch_add(1, Ordering::Relaxed) % count,
             _ => Grouping::new(&self.world().keys, count as u16)
@@ -307,7 +307,7 @@ impl Sockets {
     /// its interfaces. It takes about a second before the first of them is known to be no other
     /// host's.
     pub fn ipv6_addresses(&self) -> Vec<Ipv6Addr> {
-        let places = self.first_groups().iter().map(|world| world.v6());
+        let places = self.first_groups().map(|world| world.v6());
         let own = places.flat_map(|place| place.addresses);
         own.map(|own| own.address.to_v6()).collect()
     }

@@ -14,7 +14,7 @@ use dominoes::{ContextHandle, Mismatch, Snapshot};
 use dominoes_drivers::{Device, DeviceError};
 
 use crate::config::{Limits, TcpPolicy};
-use crate::error::{ConfigError, MembershipError, SocketError, StackError};
+use crate::error::{MembershipError, SocketError, StackError};
 use crate::group::{Layout, Primaries, Tuning};
 use crate::io::processor::{InlineStats, Processor};
 use crate::io::record::Recorder;
@@ -28,7 +28,7 @@ use crate::socket::{Sockets, TcpListener, TcpStream, UdpSocket};
 use crate::stats::{EffectStats, StackStats};
 use crate::time::Instant;
 use crate::variants::groups::INBOX;
-use crate::variants::{Handle, Parts, Setup, Variant, VariantKind, groups, interfaces};
+use crate::variants::{Handle, Parts, Setup, Variant, VariantKind, interfaces};
 use threads::Threads;
 
 use interface::Attached;
@@ -120,8 +120,9 @@ impl Builder {
         self
     }
 
-    /// Adds an interface with a device of its own, and as many threads as the first has. Sockets
-    /// are those of all interfaces: see [`variants::interfaces`](crate::variants::interfaces).
+    /// Adds an interface with a device of its own, and as many groups and threads as the first has.
+    /// Sockets are those of all interfaces: see
+    /// [`variants::interfaces`](crate::variants::interfaces).
     ///
     /// ```
     /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -194,8 +195,9 @@ impl Builder {
         self
     }
 
-    /// How many groups run side by side, each with `replicas` threads and connections of its own;
-    /// see [`groups`]. 1 to [`groups::MAX_GROUPS`]. Default 1.
+    /// How many groups run side by side over each interface, each with `replicas` threads and
+    /// connections of its own; see [`groups`](crate::variants::groups). 1 to
+    /// [`MAX_GROUPS`](crate::variants::groups::MAX_GROUPS) in all. Default 1.
     #[must_use]
     pub fn groups(mut self, groups: usize) -> Self {
         self.groups = groups;
@@ -361,14 +363,15 @@ impl Builder {
             devices.push(device);
         }
         let interfaces = setups.len();
-        if interfaces > 1 && self.groups != 1 {
-            return Err(StackError::Config(ConfigError::Conflict {
-                what: "several interfaces",
-                with: "several groups",
-                instead: "set `groups` to 1",
-            }));
+        let mut parts: Vec<(Setup, Box<dyn Device>)> = Vec::new();
+        if self.groups == 1 {
+            parts.extend(interfaces::join(setups)?.into_iter().zip(devices));
+        } else {
+            let interfaces = setups.into_iter().zip(devices);
+            for (setup, part) in interfaces::divide(interfaces, self.groups, INBOX)? {
+                parts.push((setup, Box::new(part)));
+            }
         }
-        let mut setups: Vec<_> = interfaces::join(setups)?.into_iter().zip(devices).collect();
         let clock = Clock::start();
         let variant = self.variant.unwrap_or(match self.layout {
             Layout {
@@ -379,9 +382,9 @@ impl Builder {
             _ => VariantKind::Replicated,
         });
         let mut cores = self.cores.into_iter();
-        let mut start = |setup: Setup, device| {
+        let is_only = parts.len() == 1;
+        let start = |(setup, device): (Setup, Box<dyn Device>)| {
             let GroupIndex { index, count } = setup.group;
-            let is_only = count == 1 && interfaces == 1;
             // What is left is for those that join the only group.
             let own = match is_only {
                 true => cores.by_ref().collect(),
@@ -390,22 +393,14 @@ impl Builder {
             let name = match is_only {
                 true => String::new(),
                 false if count == 1 => format!("interface {} ", setup.place + 1),
-                false => format!("group {index} "),
+                false if interfaces == 1 => format!("group {index} "),
+                false => format!("interface {} group {index} ", setup.place / count + 1),
             };
             let variant = variant.build(setup, self.layout, device)?;
             Running::start(variant, name, own, clock)
         };
-        let groups = if self.groups == 1 {
-            let running = setups.drain(..).map(|(setup, device)| start(setup, device));
-            running.collect::<Result<_, _>>()?
-        } else {
-            let (setup, device) = setups.remove(0);
-            let parts = groups::divide(setup, self.groups, device, INBOX)?;
-            let running = parts
-                .into_iter()
-                .map(|(setup, part)| start(setup, Box::new(part)));
-            running.collect::<Result<Vec<_>, _>>()?
-        };
+        let groups = parts.into_iter().map(start);
+        let groups = groups.collect::<Result<Vec<_>, _>>()?;
         let worlds = groups.iter().map(|group| Arc::clone(&group.world));
         Ok(Stack {
             clock,

@@ -1,14 +1,16 @@
 //! A stack with two interfaces, and a host on the network of each: over both families, in every
-//! variant.
+//! variant, and with several groups at each interface.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::thread;
 
-use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_drivers::Device;
+use dominoes_drivers::memory::{self, MemoryConfig, MemoryDevice};
 use dominoes_netstack::group::Layout;
 use dominoes_netstack::ip::route::Route;
 use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
 use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::groups::INBOX;
 use dominoes_netstack::variants::{
     Setup, Variant, VariantKind, groups, interfaces, single::Single,
 };
@@ -41,6 +43,13 @@ fn setup(net: u8, host: u8) -> Setup {
     Setup::new(address(true, net, host), 24, [1, u64::from(host)]).ipv6(config)
 }
 
+fn layout(kind: VariantKind) -> Layout {
+    Layout::default().replicas(match kind {
+        VariantKind::Replicated => 2,
+        _ => 1,
+    })
+}
+
 /// Interfaces 1 and 2 have networks 1 and 2, in which the stack is host 1 and others are host 2.
 struct Fixture {
     now: Instant,
@@ -53,17 +62,43 @@ impl Fixture {
         Fixture::with(kind, |_, setup| setup)
     }
 
+    /// Of every kind, and with three groups of one replica and two of two at each interface.
+    fn all() -> impl Iterator<Item = Fixture> {
+        let by_kind = VariantKind::ALL.iter().copied().map(Fixture::new);
+        let groups = [(VariantKind::Single, 3), (VariantKind::Replicated, 2)];
+        by_kind.chain(groups.map(|(kind, groups)| Fixture::of_groups(kind, groups)))
+    }
+
+    /// With so many groups at each interface.
+    fn of_groups(kind: VariantKind, groups: usize) -> Fixture {
+        Fixture::over(|own, devices| {
+            let devices = devices.map(|device| Box::new(device) as Box<dyn Device>);
+            let divided = interfaces::divide(own.into_iter().zip(devices), groups, INBOX);
+            let groups = divided.unwrap().into_iter();
+            groups
+                .map(|(setup, device)| kind.build(setup, layout(kind), Box::new(device)).unwrap())
+                .collect()
+        })
+    }
+
     /// What `change` makes of the setup of each interface, by its number.
     fn with(kind: VariantKind, change: impl Fn(u8, Setup) -> Setup) -> Fixture {
-        let own = [1, 2].map(|net| change(net, setup(net, 1)));
-        let (mut stack, mut hosts) = (Vec::new(), Vec::new());
-        for (net, own) in (1..).zip(interfaces::join(own).unwrap()) {
-            let (here, there) = memory::pair(MemoryConfig::default());
-            let layout = Layout::default().replicas(match kind {
-                VariantKind::Replicated => 2,
-                _ => 1,
-            });
-            stack.push(kind.build(own, layout, Box::new(here)).unwrap());
+        Fixture::over(|[first, second], devices| {
+            let own = interfaces::join([change(1, first), change(2, second)]).unwrap();
+            own.into_iter()
+                .zip(devices)
+                .map(|(setup, device)| kind.build(setup, layout(kind), Box::new(device)).unwrap())
+                .collect()
+        })
+    }
+
+    /// With the stack that `build` makes of its interfaces.
+    fn over(build: impl FnOnce([Setup; 2], [MemoryDevice; 2]) -> Vec<Box<dyn Variant>>) -> Fixture {
+        let [(here, there), (second, far)] =
+            [(); 2].map(|()| memory::pair(MemoryConfig::default()));
+        let stack = build([1, 2].map(|net| setup(net, 1)), [here, second]);
+        let mut hosts = Vec::new();
+        for (net, there) in [(1, there), (2, far)] {
             let theirs = setup(net, 2).gateway(address(true, net, 1));
             hosts.push(Single::new(theirs, Box::new(there)).unwrap());
         }
@@ -118,8 +153,7 @@ impl Fixture {
 
 #[test]
 fn connections_come_and_go_by_the_interface_of_their_network() {
-    for kind in VariantKind::ALL.iter().copied() {
-        let mut fixture = Fixture::new(kind);
+    for mut fixture in Fixture::all() {
         let sockets = fixture.sockets();
         let ours = sockets.listen(PORT, 8).unwrap();
         for is_v4 in [true, false] {
@@ -127,7 +161,7 @@ fn connections_come_and_go_by_the_interface_of_their_network() {
                 let host = fixture.hosts[usize::from(net) - 1].sockets();
                 let mut there = fixture.connect(&host, at(is_v4, net, 1)).unwrap();
                 let (mut here, from) = ours.try_accept().unwrap();
-                assert_eq!(from.ip(), address(is_v4, net, 2), "{kind}");
+                assert_eq!(from.ip(), address(is_v4, net, 2));
                 assert_eq!(here.local_addr().unwrap(), at(is_v4, net, 1));
                 fixture.check([&mut here, &mut there]);
 
@@ -144,8 +178,7 @@ fn connections_come_and_go_by_the_interface_of_their_network() {
 
 #[test]
 fn one_udp_socket_hears_and_answers_on_every_interface() {
-    for kind in VariantKind::ALL.iter().copied() {
-        let mut fixture = Fixture::new(kind);
+    for mut fixture in Fixture::all() {
         let mut ours = fixture.sockets().bind_udp(PORT).unwrap();
         assert!(ours.local_addr().unwrap().ip().is_unspecified());
         let poller = Poller::new().unwrap();
@@ -159,7 +192,7 @@ fn one_udp_socket_hears_and_answers_on_every_interface() {
                 let mut theirs = host.bind_udp(0).unwrap();
                 theirs.try_send_to(b"hello", at(is_v4, net, 1)).unwrap();
                 fixture.turn();
-                assert_eq!(poller.events(&mut events), 1, "{kind}");
+                assert_eq!(poller.events(&mut events), 1);
                 let mut bytes = [0; 8];
                 let (len, from) = ours.try_recv_from(&mut bytes).unwrap();
                 assert_eq!((len, from.ip()), (5, address(is_v4, net, 2)));
@@ -174,7 +207,15 @@ fn one_udp_socket_hears_and_answers_on_every_interface() {
 
 #[test]
 fn a_link_local_address_is_told_and_taken_with_its_interface() {
-    let mut fixture = Fixture::new(VariantKind::Single);
+    for fixture in [
+        Fixture::new(VariantKind::Single),
+        Fixture::of_groups(VariantKind::Single, 3),
+    ] {
+        link_local_addresses_have_their_interface(fixture);
+    }
+}
+
+fn link_local_addresses_have_their_interface(mut fixture: Fixture) {
     let sockets = fixture.sockets();
     let is_local = |address: &Ipv6Addr| address.is_unicast_link_local();
     let own: Vec<_> = sockets
@@ -268,8 +309,8 @@ fn an_address_is_answered_at_its_own_interface_alone() {
 
 #[test]
 fn a_socket_bound_to_an_address_is_bound_to_its_interface() {
-    for is_v4 in [true, false] {
-        let mut fixture = Fixture::new(VariantKind::Single);
+    for (is_v4, groups) in [(true, 1), (false, 1), (true, 3), (false, 3)] {
+        let mut fixture = Fixture::of_groups(VariantKind::Single, groups);
         let _entered = fixture.sockets().enter();
         let ours = TcpListener::bind(at(is_v4, 2, 1)).unwrap();
         let datagrams = UdpSocket::bind(at(is_v4, 2, 1)).unwrap();
@@ -306,7 +347,12 @@ fn theirs_at(is_v4: bool, net: u8) -> SocketAddr {
 
 #[test]
 fn a_group_is_heard_on_the_interface_that_was_named() {
-    let mut fixture = Fixture::new(VariantKind::Single);
+    for groups in [1, 3] {
+        multicast_is_heard_on_the_second(Fixture::of_groups(VariantKind::Single, groups));
+    }
+}
+
+fn multicast_is_heard_on_the_second(mut fixture: Fixture) {
     let sockets = fixture.sockets();
     let v4 = Ipv4Addr::new(239, 1, 2, 3);
     let v6: Ipv6Addr = "ff15::3".parse().unwrap();
@@ -343,8 +389,7 @@ fn a_group_is_heard_on_the_interface_that_was_named() {
 
 #[test]
 fn the_stack_reaches_itself_at_the_address_of_any_interface() {
-    for kind in VariantKind::ALL.iter().copied() {
-        let mut fixture = Fixture::new(kind);
+    for mut fixture in Fixture::all() {
         let sockets = fixture.sockets();
         let listener = sockets.listen(PORT, 8).unwrap();
         let mut udp = sockets.bind_udp(PORT).unwrap();
@@ -353,11 +398,11 @@ fn the_stack_reaches_itself_at_the_address_of_any_interface() {
         for to in own.into_iter().flatten().chain(local) {
             let mut here = fixture.connect(&sockets, to).unwrap();
             let (mut there, from) = listener.try_accept().unwrap();
-            assert_eq!(from.ip(), to.ip(), "{kind}");
+            assert_eq!(from.ip(), to.ip());
             fixture.check([&mut here, &mut there]);
             udp.try_send_to(b"hello", to).unwrap();
             fixture.turn();
-            assert_eq!(udp.try_recv_from(&mut [0; 8]), Ok((5, to)), "{kind}");
+            assert_eq!(udp.try_recv_from(&mut [0; 8]), Ok((5, to)));
         }
     }
 }
@@ -371,17 +416,173 @@ fn what_cannot_be_joined_is_refused() {
     let (second, _) = memory::pair(MemoryConfig::default());
     let second_one = Interface::new("10.0.2.1/24");
     let builder = Stack::builder("10.0.1.1/24").interface(second_one, second);
-    let error = builder.groups(2).start(first).unwrap_err();
-    assert!(error.to_string().contains("several interfaces"), "{error}");
+    let error = builder.groups(33).start(first).unwrap_err();
+    let said = "`groups` is 33; set it to 1 to 64 over all interfaces";
+    assert_eq!(error.to_string(), said);
+    // One of several cannot be divided by itself, nor one that is divided be one of several.
+    let device = || Box::new(memory::pair(MemoryConfig::default()).0);
+    let mut joined = interfaces::join([setup(1, 1), setup(2, 1)]).unwrap();
+    let error = groups::divide(joined.remove(0), 2, device(), INBOX).unwrap_err();
+    assert!(error.to_string().contains("interfaces::divide"), "{error}");
+    let mut divided = groups::divide(setup(1, 1), 2, device(), INBOX).unwrap();
+    let error = interfaces::join([divided.remove(0).0, setup(2, 1)]).unwrap_err();
+    assert!(error.to_string().contains("divided already"), "{error}");
+}
+
+#[test]
+fn flows_divide_among_the_groups_of_each_interface() {
+    const GROUPS: usize = 3;
+    let kinds = [VariantKind::Single, VariantKind::Replicated];
+    for mut fixture in kinds.map(|kind| Fixture::of_groups(kind, GROUPS)) {
+        let sockets = fixture.sockets();
+        let listener = sockets.listen(PORT, 64).unwrap();
+        let mut udp = sockets.bind_udp(PORT).unwrap();
+        fixture.turn();
+        for is_v4 in [true, false] {
+            for net in [2, 1] {
+                let interface = usize::from(net - 1);
+                let first = interface * GROUPS;
+                let host = fixture.hosts[interface].sockets();
+                let theirs = host.listen(PORT + 1, 64).unwrap();
+                let (mut ends, mut of_groups) = (Vec::new(), [[0; 2 * GROUPS]; 2]);
+                for _ in 0..16 {
+                    let mut there = fixture.connect(&host, at(is_v4, net, 1)).unwrap();
+                    let (mut here, _) = listener.try_accept().unwrap();
+                    of_groups[0][here.group()] += 1;
+                    fixture.check([&mut here, &mut there]);
+                    let to = SocketAddr::new(address(is_v4, net, 2), PORT + 1);
+                    let mut ours = fixture.connect(&sockets, to).unwrap();
+                    let mut peer = theirs.try_accept().unwrap().0;
+                    of_groups[1][ours.group()] += 1;
+                    fixture.check([&mut ours, &mut peer]);
+                    ends.push([here, there, ours, peer]);
+                }
+                // None is idle, and none of the other interface has one.
+                for counts in of_groups {
+                    let own = &counts[first..first + GROUPS];
+                    assert!(own.iter().all(|count| *count > 0), "{counts:?}");
+                    assert_eq!(own.iter().sum::<i32>(), 16);
+                }
+                // They move among the groups of their interface, and to no other.
+                for [here, there, ..] in &mut ends {
+                    let from = here.group();
+                    here.migrate_to((from + GROUPS) % (2 * GROUPS));
+                    fixture.turn();
+                    assert_eq!(here.group(), from);
+                    let to = first + (from - first + 1) % GROUPS;
+                    here.migrate_to(to);
+                    (0..4).for_each(|_| fixture.turn());
+                    assert_eq!(here.group(), to);
+                    fixture.check([here, there]);
+                }
+                // So do datagrams, both ways.
+                let counted = |fixture: &Fixture| -> Vec<u64> {
+                    let groups = fixture.stack.iter();
+                    groups.map(|group| group.stats().pump.datagrams).collect()
+                };
+                let before = counted(&fixture);
+                for _ in 0..16 {
+                    let mut peer = host.bind_udp(0).unwrap();
+                    peer.try_send_to(b"hello", at(is_v4, net, 1)).unwrap();
+                    fixture.turn();
+                    let (len, from) = udp.try_recv_from(&mut [0; 8]).unwrap();
+                    assert_eq!((len, from.ip()), (5, address(is_v4, net, 2)));
+                    udp.try_send_to(b"yourself", from).unwrap();
+                    fixture.turn();
+                    let answer = peer.try_recv_from(&mut [0; 8]);
+                    assert_eq!(answer, Ok((8, at(is_v4, net, 1))));
+                }
+                let after = counted(&fixture);
+                for (group, (after, before)) in after.iter().zip(before).enumerate() {
+                    let is_own = (first..first + GROUPS).contains(&group);
+                    assert_eq!(*after > before, is_own, "group {group}");
+                }
+                // Each group has heard who has which link-layer address, and one has answered.
+                let ping = host.open_echo().unwrap();
+                ping.send(address(is_v4, net, 1), 1, b"data").unwrap();
+                fixture.turn();
+                assert_eq!(ping.try_recv().unwrap().from, address(is_v4, net, 1));
+                assert!(ping.try_recv().is_err());
+                let ping = sockets.open_echo().unwrap();
+                ping.send(address(is_v4, net, 2), 1, b"data").unwrap();
+                fixture.turn();
+                assert_eq!(ping.try_recv().unwrap().from, address(is_v4, net, 2));
+            }
+        }
+        for group in &fixture.stack {
+            group.compare().unwrap();
+        }
+    }
+}
+
+#[test]
+fn addresses_routes_and_links_change_for_all_groups_of_one_interface() {
+    let kinds = [VariantKind::Single, VariantKind::Replicated];
+    for mut fixture in kinds.map(|kind| Fixture::of_groups(kind, 3)) {
+        let sockets = fixture.sockets();
+        let listener = sockets.listen(PORT, 64).unwrap();
+        assert_eq!(sockets.interfaces().len(), 2);
+        fixture.turn();
+        for is_v4 in [true, false] {
+            let host = fixture.hosts[1].sockets();
+            let own = address(is_v4, 2, 1);
+            let mut lost = Vec::new();
+            for _ in 0..9 {
+                let there = fixture.connect(&host, SocketAddr::new(own, PORT)).unwrap();
+                lost.push((there, listener.try_accept().unwrap().0));
+            }
+            let mut kept = fixture
+                .connect(&fixture.hosts[0].sockets(), at(is_v4, 1, 1))
+                .unwrap();
+            let mut here = listener.try_accept().unwrap().0;
+            sockets.remove_address(own).unwrap();
+            fixture.turn();
+            for (_, here) in &mut lost {
+                assert_eq!(here.try_read(&mut [0; 8]), Err(SocketError::AddressLost));
+            }
+            fixture.check([&mut here, &mut kept]);
+            let prefix = if is_v4 { 24 } else { 64 };
+            sockets.add_address(2, own, prefix).unwrap();
+            fixture.turn();
+            let behind = address(is_v4, 9, 2);
+            host.add_address(1, behind, prefix).unwrap();
+            let route = Route {
+                network: behind,
+                prefix,
+                via: address(is_v4, 2, 2),
+            };
+            sockets.add_route(2, route).unwrap();
+            fixture.turn();
+            let theirs = host.listen(PORT + 1, 64).unwrap();
+            for _ in 0..9 {
+                let to = SocketAddr::new(behind, PORT + 1);
+                let mut here = fixture.connect(&sockets, to).unwrap();
+                assert_eq!(here.local_addr().unwrap().ip(), own);
+                let mut there = theirs.try_accept().unwrap().0;
+                fixture.check([&mut here, &mut there]);
+            }
+            sockets.set_link_up(2, false).unwrap();
+            fixture.turn();
+            let status = sockets.interfaces();
+            assert_eq!([status[0].is_up, status[1].is_up], [true, false]);
+            let to = SocketAddr::new(behind, PORT + 1);
+            let refused = sockets.begin_connect(to).err();
+            assert_eq!(refused, Some(SocketError::NoRoute));
+            sockets.set_link_up(2, true).unwrap();
+            sockets.remove_route(2, route).unwrap();
+            fixture.turn();
+        }
+    }
 }
 
 #[test]
 fn threads_serve_both_interfaces() {
-    for replicas in [1, 2] {
+    for (replicas, groups) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
         let pair = || memory::pair(MemoryConfig::default());
         let ((first, first_end), (second, second_end)) = (pair(), pair());
         let stack = Stack::builder("10.0.1.1/24")
             .replicas(replicas)
+            .groups(groups)
             .interface(Interface::new("10.0.2.1/24"), second)
             .start(first)
             .unwrap();

@@ -5,11 +5,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use dominoes_drivers::Device;
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::groups;
-use dominoes_netstack::variants::{Setup, interfaces, single::Single};
+use dominoes_netstack::variants::groups::{self, INBOX};
+use dominoes_netstack::variants::{self, Setup, interfaces, single::Single};
 use dominoes_netstack::{Datagram, Ipv6Config, Limits, Sockets};
 
 use crate::two_hosts::{Groups, three_groups};
@@ -67,7 +68,21 @@ impl Fixture {
             let stacks = stacks.collect();
             Fixture::over(stacks, devices)
         });
-        by_variant.chain([of_groups()]).chain(of_interfaces)
+        let of_both = || {
+            let pairs = [(); 2].map(|()| memory::pair(MemoryConfig::default()));
+            let (here, there): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+            let here = here
+                .into_iter()
+                .map(|device| Box::new(device) as Box<dyn Device>);
+            let own = [setup(1, 1), setup(2, 1)].into_iter().zip(here);
+            let groups = interfaces::divide(own, 3, INBOX).unwrap().into_iter();
+            let group = |(setup, device)| -> Box<dyn variants::Variant> {
+                Box::new(Single::new(setup, Box::new(device)).unwrap())
+            };
+            Fixture::over(groups.map(group).collect(), there)
+        };
+        let of_groups = [of_groups(), of_both()];
+        by_variant.chain(of_groups).chain(of_interfaces)
     }
 
     fn over(stacks: Groups, devices: Vec<memory::MemoryDevice>) -> Fixture {

@@ -253,7 +253,7 @@ impl RxPump {
         log: &mut impl Log,
     ) -> usize {
         if let Some(balance) = &mut self.balance {
-            balance.turn(now, &self.world.shared.loads);
+            balance.turn(now, self.world.loads());
         }
         log.reclaim(&mut |run| self.recycler.put(run));
         if !self.configured {
@@ -696,7 +696,7 @@ impl RxPump {
     /// The thread of this pump sleeps from now on.
     pub(crate) fn before_sleep(&self) {
         if let Some(balance) = &self.balance {
-            balance.sleeps(&self.world.shared.loads);
+            balance.sleeps(self.world.loads());
         }
     }
 

@@ -148,7 +148,10 @@ pub(crate) struct StackShared {
     mailboxes: Box<[OnceLock<Arc<Mailbox>>]>,
     /// How often our place in IPv6 changed.
     v6_version: AtomicU64,
-    /// Whether the groups are those of several interfaces, one each.
+    /// How many groups each interface has, if there is more than one in all; those of the first
+    /// interface come first.
+    groups_each: u16,
+    /// Whether there are several interfaces.
     has_interfaces: bool,
     /// How busy each group is.
     pub(crate) loads: Box<[Load]>,
@@ -244,26 +247,26 @@ impl StackShared {
         HashSet::new()
     }
 
-    /// For so many groups.
-    pub(crate) fn of(groups: u16) -> Self {
+    /// For so many interfaces with so many groups each.
+    pub(crate) fn of(interfaces: u16, groups_each: u16) -> Self {
+        let groups = interfaces * groups_each;
         StackShared {
             mailboxes: (0..groups).map(|_| OnceLock::new()).collect(),
             loads: (0..groups).map(|_| Load::default()).collect(),
+            groups_each,
+            has_interfaces: interfaces > 1,
             ..StackShared::default()
         }
     }
 
-    /// For so many interfaces, a group each.
-    pub(crate) fn of_interfaces(interfaces: u16) -> Self {
-        StackShared {
-            has_interfaces: true,
-            ..StackShared::of(interfaces)
-        }
-    }
-
-    /// Whether each group has an interface of its own.
+    /// Whether there are several interfaces.
     pub(crate) fn has_interfaces(&self) -> bool {
         self.has_interfaces
+    }
+
+    /// How many groups each interface has.
+    pub(crate) fn groups_each(&self) -> usize {
+        usize::from(self.groups_each.max(1))
     }
 
     /// How many groups there are.
@@ -601,12 +604,27 @@ impl World {
         self.with_site_v4(|site| site.places_v4().map(|own| own.address).collect())
     }
 
-    /// The number of our interface, where there are several.
+    /// The number of our interface; 0 is the first.
     fn interface(&self) -> u16 {
-        match self.shared.has_interfaces {
-            true => self.group,
-            false => 0,
-        }
+        self.group / self.shared.groups_each.max(1)
+    }
+
+    /// The groups of our interface, among those of all.
+    fn own_groups(&self) -> core::ops::Range<usize> {
+        let each = self.shared.groups_each();
+        let first = usize::from(self.interface()) * each;
+        first..first + each
+    }
+
+    /// How busy each group of our interface is.
+    pub(crate) fn loads(&self) -> &[Load] {
+        self.shared.loads.get(self.own_groups()).unwrap_or_default()
+    }
+
+    /// The mailbox of a group of our interface, by its number there, once it is there.
+    pub(crate) fn mailbox_of(&self, group: u16) -> Option<&Arc<Mailbox>> {
+        let mailboxes = self.shared.mailboxes.get(self.own_groups())?;
+        mailboxes.get(usize::from(group))?.get()
     }
 
     /// Our place in IPv6 on our interface, as it is known now.
@@ -731,10 +749,9 @@ impl World {
     /// nothing, while that has too many.
     pub(crate) fn loop_back(&self, frame: &TxFrame<'_>) -> bool {
         let bytes = [frame.head, frame.payload].concat();
-        let mailboxes = &self.shared.mailboxes;
-        let is_divided = mailboxes.len() > 1 && !self.shared.has_interfaces;
-        let target = is_divided.then(|| {
-            let grouping = Grouping::new(&self.keys, mailboxes.len() as u16);
+        let each = self.shared.groups_each();
+        let target = (each > 1).then(|| {
+            let grouping = Grouping::new(&self.keys, each as u16);
             classify::target(&grouping, &self.shared.migrated, &bytes)
         });
         let give = |mailbox: &Mailbox, bytes: Vec<u8>| {
@@ -750,10 +767,10 @@ impl World {
         };
         match target {
             Some(Target::All) => {
-                let mailboxes = mailboxes.iter().filter_map(OnceLock::get);
+                let mailboxes = (0..each as u16).filter_map(|group| self.mailbox_of(group));
                 mailboxes.for_each(|mailbox| give(mailbox, bytes.clone()));
             }
-            Some(Target::One(group)) => match self.shared.mailbox(group as u16) {
+            Some(Target::One(group)) => match self.mailbox_of(group as u16) {
                 Some(mailbox) if mailbox.looped.len() >= MOST_LOOPED => return false,
                 Some(mailbox) => give(mailbox, bytes),
                 None => {}
@@ -791,6 +808,10 @@ impl World {
     #[cfg(feature = "migration")]
     pub(crate) fn request_migration(&self, stream: &StreamRef<'_>, flow: Flow, to: u16) {
         let (group, conn) = stream.home();
+        // By its number on its interface, which it does not leave.
+        let Some(to) = to.checked_sub(self.own_groups().start as u16) else {
+            return;
+        };
         if let Some(mailbox) = self.shared.mailbox(group) {
             mailbox
                 .messages

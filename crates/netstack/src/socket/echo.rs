@@ -85,8 +85,9 @@ impl EchoSocket {
     /// [`SocketError::WouldBlock`] if too many wait to be sent; [`SocketError::Down`].
     pub fn send(&self, to: IpAddr, sequence: u16, data: &[u8]) -> Result<(), SocketError> {
         let address = Address::from(to);
-        let group = interfaces::towards(&self.worlds, (to, 0).into()).unwrap_or(0);
-        let world = &self.worlds[group];
+        let interface = interfaces::towards(&self.worlds, (to, 0).into()).unwrap_or(0);
+        // The first of several groups asks, and hears the replies.
+        let world = &self.worlds[interfaces::groups_of(&self.worlds, interface).start];
         if world.is_closing() {
             return Err(SocketError::Down);
         }

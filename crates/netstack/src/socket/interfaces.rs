@@ -1,6 +1,7 @@
 //! The interfaces of a stack: which of several a packet leaves by, and their changes.
 
 use core::net::{IpAddr, SocketAddr};
+use core::ops::Range;
 use std::sync::Arc;
 
 use super::Sockets;
@@ -53,7 +54,7 @@ impl Sockets {
                 addresses: v4.into_iter().chain(v6).map(Address::ip).collect(),
             }
         };
-        self.first_groups().iter().map(status).collect()
+        self.first_groups().map(status).collect()
     }
 
     /// Gives the interface with this number, of which the first is 1, another address, on the
@@ -127,7 +128,8 @@ impl Sockets {
             true => None,
             false => with_address(self.worlds(), address.into()),
         };
-        let group = found.ok_or(SocketError::NotOurs)?;
+        let index = found.ok_or(SocketError::NotOurs)?;
+        let group = self.groups_of(index).start;
         self.change(group, InterfaceChange::Remove { address });
         Ok(())
     }
@@ -253,33 +255,27 @@ impl Sockets {
     }
 
     /// The first group of each interface.
-    fn first_groups(&self) -> &[Arc<World>] {
-        let count = match self.world().shared.has_interfaces() {
-            true => self.worlds().len(),
-            // All groups have the interface of the first.
-            false => 1,
-        };
-        &self.worlds()[..count]
+    pub(super) fn first_groups(&self) -> impl Iterator<Item = &Arc<World>> {
+        first_groups(self.worlds())
+    }
+
+    /// The groups of an interface, among those of all.
+    pub(super) fn groups_of(&self, interface: usize) -> Range<usize> {
+        groups_of(self.worlds(), interface)
     }
 
     /// The first group of the interface with this number.
     fn numbered(&self, interface: u32) -> Result<usize, SocketError> {
-        let index = match self.world().shared.has_interfaces() {
-            true => index_of(self.worlds(), interface),
-            false => (interface == 1).then_some(0),
-        };
-        index.ok_or(SocketError::Invalid)
+        let index = index_of(self.worlds(), interface).ok_or(SocketError::Invalid)?;
+        Ok(self.groups_of(index).start)
     }
 
-    /// Tells all groups of an interface of a change.
+    /// Tells all groups of an interface, of which this is the first, of a change.
     fn change(&self, group: usize, change: InterfaceChange) {
-        let groups = match self.world().shared.has_interfaces() {
-            true => &self.worlds()[group..=group],
-            false => self.worlds(),
-        };
+        let each = self.world().shared.groups_each();
         // In one order for all groups.
         let _table = self.world().socket_table();
-        for world in groups {
+        for world in &self.worlds()[group..group + each] {
             world.command(Command::Interface(change));
         }
     }
@@ -302,7 +298,7 @@ pub(super) fn towards(worlds: &[Arc<World>], remote: SocketAddr) -> Option<usize
         return Some(own);
     }
     let mut best = (0, None);
-    for (index, world) in worlds.iter().enumerate() {
+    for (index, world) in first_groups(worlds).enumerate() {
         let way = match world.is_link_down() {
             true => None,
             false => world.with_site_for(address, |site| site.way(address)),
@@ -315,29 +311,45 @@ pub(super) fn towards(worlds: &[Arc<World>], remote: SocketAddr) -> Option<usize
     Some(best.0)
 }
 
+/// The first group of each interface.
+pub(super) fn first_groups(worlds: &[Arc<World>]) -> impl Iterator<Item = &Arc<World>> {
+    worlds.iter().step_by(worlds[0].shared.groups_each())
+}
+
+/// The groups of an interface, among those of all.
+pub(super) fn groups_of(worlds: &[Arc<World>], interface: usize) -> Range<usize> {
+    let each = worlds[0].shared.groups_each();
+    interface * each..(interface + 1) * each
+}
+
 /// The interface with this number: 1 is the first.
 pub(super) fn index_of(worlds: &[Arc<World>], number: u32) -> Option<usize> {
     let index = usize::try_from(number).ok()?.checked_sub(1)?;
-    (index < worlds.len()).then_some(index)
+    (index < first_groups(worlds).count()).then_some(index)
+}
+
+/// The number of the interface that a group has: 1 is the first.
+pub(super) fn number_of(worlds: &[Arc<World>], group: usize) -> u32 {
+    (group / worlds[0].shared.groups_each()) as u32 + 1
 }
 
 /// The interface that has `address`, or the first one if it is of this host alone.
 pub(super) fn with_address(worlds: &[Arc<World>], address: Address) -> Option<usize> {
-    worlds.iter().position(|world| {
+    first_groups(worlds).position(|world| {
         world.with_site_for(address, |site| {
             site.is_ourselves(address) || site.v6.tentative.contains(&address)
         })
     })
 }
 
-/// An address as the application may use it again: with the number of the interface, if only that
-/// knows it.
-pub(super) fn scoped(worlds: &[Arc<World>], address: SocketAddr, index: usize) -> SocketAddr {
+/// An address as the application may use it again that came to a group: with the number of the
+/// interface, if only that knows it.
+pub(super) fn scoped(worlds: &[Arc<World>], address: SocketAddr, group: usize) -> SocketAddr {
     match address {
         SocketAddr::V6(mut v6)
             if v6.ip().is_unicast_link_local() && worlds[0].shared.has_interfaces() =>
         {
-            v6.set_scope_id(index as u32 + 1);
+            v6.set_scope_id(number_of(worlds, group));
             v6.into()
         }
         other => other,

@@ -109,7 +109,7 @@ impl UdpShared {
             false if address.is_loopback() => None,
             false => interfaces::with_address(worlds, address.into()),
         };
-        self.only_group(interface)
+        interface.ok_or(SocketError::NoRoute)
     }
 
     /// The interface with a number; with 0, the first that has IPv6.
@@ -118,20 +118,16 @@ impl UdpShared {
             0 => self.some_interface(World::has_v6),
             _ => interfaces::index_of(self.worlds(), number),
         };
-        self.only_group(interface)
+        interface.ok_or(SocketError::NoRoute)
     }
 
     fn some_interface(&self, has: impl Fn(&World) -> bool) -> Option<usize> {
-        self.worlds().iter().position(|world| has(world))
+        interfaces::first_groups(self.worlds()).position(|world| has(world))
     }
 
-    /// Of several groups over one device, the first knows who listens.
-    fn only_group(&self, interface: Option<usize>) -> Result<usize, SocketError> {
-        let has_interfaces = self.worlds()[0].shared.has_interfaces();
-        match interface {
-            Some(index) if has_interfaces || index == 0 => Ok(index),
-            _ => Err(SocketError::NoRoute),
-        }
+    /// The group that knows who listens at an interface: of several the first.
+    fn group_at(&self, interface: usize) -> &World {
+        &self.worlds()[interfaces::groups_of(self.worlds(), interface).start]
     }
 
     /// The interface towards a host.
@@ -145,7 +141,7 @@ impl UdpShared {
         group: IpAddr,
         source: Option<Address>,
     ) -> Result<(), SocketError> {
-        let world = &self.worlds()[interface];
+        let world = self.group_at(interface);
         let group = Address::from(group);
         let is_host = |source: Address| {
             source.is_v4() == group.is_v4()
@@ -214,7 +210,7 @@ impl UdpShared {
             group: membership.group,
             source: membership.source,
         };
-        let world = &self.worlds()[membership.interface];
+        let world = self.group_at(membership.interface);
         world.command(Command::Member { member, listens });
     }
 }

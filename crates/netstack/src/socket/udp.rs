@@ -86,7 +86,7 @@ impl Sockets {
         // While the socket table is held, so that what begins and ends reaches the pumps in this
         // order.
         for (index, world) in self.worlds().iter().enumerate() {
-            let takes = interface.is_none_or(|interface| interface == index);
+            let takes = interface.is_none_or(|own| self.groups_of(own).contains(&index));
             world.command(Command::Bind {
                 socket,
                 port,
@@ -100,7 +100,7 @@ impl Sockets {
         Ok(UdpSocket::over(&Arc::new(UdpShared {
             readers: readers.collect(),
             next: AtomicUsize::new(0),
-            grouping: Grouping::new(&world.keys, worlds.len() as u16),
+            grouping: Grouping::new(&world.keys, world.shared.groups_each() as u16),
             watch: Arc::clone(&news) as Arc<dyn Watch>,
             news,
             worlds,
@@ -133,7 +133,7 @@ pub(super) struct UdpShared {
     readers: Box<[Shared<DeliveryCursor>]>,
     /// Whose queue is looked at first.
     next: AtomicUsize,
-    /// Which group has a peer.
+    /// Which group of an interface has a peer.
     grouping: Grouping,
     /// Where news of all queues comes to, if there are several; and what brings them there.
     news: Arc<News>,

@@ -93,30 +93,16 @@ pub fn divide(
     Ok(setups.into_iter().zip(parts).collect())
 }
 
-/// The setup of each group, and which of them a frame is for.
-#[expect(clippy::type_complexity, reason = "named right above")]
-pub(super) fn divide_setup(
+/// As [`divide_setup`], of an interface of several, whose groups are those from `first` on of all
+/// that `shared` is for; checks nothing.
+pub(super) fn divide_interface(
     mut setup: Setup,
-    groups: usize,
-) -> Result<(Vec<Setup>, impl Fn(&[u8]) -> Target + Send + Sync + use<>), ConfigError> {
-    let fail = |field, allowed| {
-        Err(ConfigError::OutOfRange {
-            field,
-            value: groups as u64,
-            allowed,
-        })
-    };
-    if !(1..=MAX_GROUPS).contains(&groups) {
-        return fail("groups", "1 to 64");
-    }
+    count: u16,
+    (first, shared): (u16, &Arc<StackShared>),
+) -> (Vec<Setup>, impl Fn(&[u8]) -> Target + Send + Sync + use<>) {
     let recorder = setup.recorder.take();
-    if recorder.is_some() && groups > 1 {
-        return fail("groups", "1 if the log is recorded");
-    }
-    let count = groups as u16;
     let grouping = Grouping::new(&Keys::new(setup.secret), count);
-    let shared = Arc::new(StackShared::of(count));
-    let directory = Arc::clone(&shared);
+    let directory = Arc::clone(shared);
     let classify = move |frame: &[u8]| target(&grouping, &directory.migrated, frame);
     let mut divided: Vec<_> = (0..count)
         .map(|index| {
@@ -130,18 +116,48 @@ pub(super) fn divide_setup(
             own.processor = setup.processor.clone();
             own.balance = setup.balance;
             own.group = GroupIndex { index, count };
-            own.place = index;
-            own.shared = Arc::clone(&shared);
+            own.place = first + index;
+            own.shared = Arc::clone(shared);
             own
         })
         .collect();
     if let Some(first) = divided.first_mut() {
         first.recorder = recorder;
     }
-    Ok((divided, classify))
+    (divided, classify)
 }
 
-/// The sockets of all groups that [`divide`] was asked for, in its order.
+/// The setup of each group, and which of them a frame is for.
+#[expect(clippy::type_complexity, reason = "named right above")]
+pub(super) fn divide_setup(
+    setup: Setup,
+    groups: usize,
+) -> Result<(Vec<Setup>, impl Fn(&[u8]) -> Target + Send + Sync + use<>), ConfigError> {
+    let fail = |field, allowed| {
+        Err(ConfigError::OutOfRange {
+            field,
+            value: groups as u64,
+            allowed,
+        })
+    };
+    if !(1..=MAX_GROUPS).contains(&groups) {
+        return fail("groups", "1 to 64");
+    }
+    if setup.recorder.is_some() && groups > 1 {
+        return fail("groups", "1 if the log is recorded");
+    }
+    if setup.shared.has_interfaces() {
+        return Err(ConfigError::Conflict {
+            what: "groups of one interface",
+            with: "several interfaces",
+            instead: "divide all of them by `interfaces::divide`",
+        });
+    }
+    let shared = Arc::new(StackShared::of(1, groups as u16));
+    Ok(divide_interface(setup, groups as u16, (0, &shared)))
+}
+
+/// The sockets of all groups that [`divide`] was asked for, or of all interfaces, in their order.
 ///
 /// # Panics
 /// If there are none.

@@ -261,7 +261,7 @@ impl RxPump {
     }
 
     fn send_message(&self, group: u16, message: MigrationMessage) {
-        if let Some(mailbox) = self.world.shared.mailbox(group) {
+        if let Some(mailbox) = self.world.mailbox_of(group) {
             mailbox.messages.push(message);
             mailbox.wake();
         }

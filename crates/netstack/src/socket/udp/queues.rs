@@ -66,14 +66,16 @@ impl UdpShared {
         let peer = || self.remote.with(|remote| *remote);
         remote.or_else(peer).map_or(0, |remote| {
             let interface = self.interface;
-            if let Some(index) = interface.or_else(|| interfaces::towards(&self.worlds, remote)) {
-                return index;
+            let interface = interface.or_else(|| interfaces::towards(&self.worlds, remote));
+            let groups = interfaces::groups_of(&self.worlds, interface.unwrap_or(0));
+            if groups.len() == 1 {
+                return groups.start;
             }
             let flow = Flow {
                 local: Endpoint::new(Address::UNSPECIFIED, self.port),
                 remote: remote.into(),
             };
-            usize::from(self.grouping.group(&flow))
+            groups.start + usize::from(self.grouping.group(&flow))
         })
     }
 

@@ -259,7 +259,7 @@ impl<'a> Received<'a> {
         if let Some(info) = &mut self.info
             && shared.worlds[0].shared.has_interfaces()
         {
-            info.interface = group as u32 + 1;
+            info.interface = interfaces::number_of(&shared.worlds, group);
         }
         self
     }
