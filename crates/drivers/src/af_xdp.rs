@@ -2,8 +2,9 @@
 //!
 //! A small program in the driver passes frames to the device: by default all, with
 //! [`AfXdpOptions::address`] those to our addresses alone. The kernel keeps all others and never
-//! sees ours, so it can use the same interface with other addresses. The program is removed with the
-//! devices, also when the process is killed.
+//! sees ours, so it can use the same interface with other addresses. A stack that gets or loses
+//! addresses changes the program through [`Device::address_filter`]. The program is removed with
+//! the devices, also when the process is killed.
 //!
 //! Frames are received into memory that is shared with the kernel, and any number of threads may
 //! read them there; none can write to them. Chunks return to the kernel in any order, so a frame
@@ -19,6 +20,7 @@
 //! | `CAP_NET_ADMIN`, `CAP_BPF` | the program |
 //! | `CAP_IPC_LOCK`, or a high `ulimit -l` | the memory |
 
+mod filter;
 mod open;
 mod options;
 mod receive;
@@ -29,11 +31,13 @@ pub use options::{AfXdpOptions, XdpBind, XdpMode, XdpTransmit};
 
 use crate::af_packet::AfPacketTx;
 use crate::interface::check_name;
-use crate::{Capabilities, Device, DeviceError, DeviceRx, DeviceTx};
+use crate::{AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx};
+use filter::{Attached, Filter};
 use open::Opening;
 pub(crate) use open::bpf_error;
 use receive::XdpRx;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use transmit::XdpTx;
 
 /// Bytes of a chunk. One page, so that any chunk lies in one.
@@ -54,15 +58,9 @@ pub struct AfXdp {
     tx: XdpTx,
     /// Sends instead of `tx`.
     packets: Option<AfPacketTx>,
-}
-
-/// What keeps the frames coming: the program goes when the last of this does.
-#[derive(Debug)]
-struct Attached {
-    _link: OwnedFd,
-    _map: OwnedFd,
-    /// Holds the interface open for frames to groups, or to any address.
-    _widened: OwnedFd,
+    attached: Arc<Attached>,
+    /// Whether frames to some addresses alone are ours.
+    is_filtered: bool,
 }
 
 impl AfXdp {
@@ -141,6 +139,12 @@ impl Device for AfXdp {
 
     fn mac(&self) -> [u8; 6] {
         self.mac
+    }
+
+    fn address_filter(&self) -> Option<Arc<dyn AddressFilter>> {
+        let filter =
+            || -> Arc<dyn AddressFilter> { Arc::new(Filter(Arc::downgrade(&self.attached))) };
+        self.is_filtered.then(filter)
     }
 
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {

@@ -53,7 +53,8 @@ pub enum Redirect {
     ///
     /// What is sent to a group goes to the kernel, router advertisements among it, unless the group
     /// is in the list; then the kernel does not get it. A stack that uses a link-local address, too,
-    /// needs that one in the list.
+    /// needs that one in the list. Addresses that a stack gets while it runs come into the list, and
+    /// those that it loses leave it.
     Addresses(Vec<IpAddr>),
     /// All of them.
     #[default]
@@ -181,6 +182,11 @@ impl Assembler {
 /// others to the kernel.
 pub(crate) fn redirect(what: &Redirect, map: i32) -> Vec<u64> {
     let mut program = Assembler::default();
+    if matches!(what, Redirect::Addresses(ours) if ours.is_empty()) {
+        // The kernel takes no program with a part that is never reached.
+        let pass = program.op(MOV, 0, 0, 0, XDP_PASS);
+        return pass.op(EXIT, 0, 0, 0, 0).finish();
+    }
     program.op(MOV_REG, 6, 1, 0, 0);
     if let Redirect::Addresses(ours) = what {
         program
@@ -406,6 +412,8 @@ mod tests {
                 run(&redirect(&Redirect::Everything, 77), &frame),
                 REDIRECTED
             );
+            let nothing = redirect(&Redirect::Addresses(Vec::new()), 77);
+            assert_eq!(run(&nothing, &frame), XDP_PASS.into());
         }
     }
 

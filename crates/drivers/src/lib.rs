@@ -130,6 +130,7 @@ pub use frame::{
 };
 pub use waker::Waker;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -141,8 +142,31 @@ pub trait Device: Send {
     /// The Ethernet address that frames for us carry as destination.
     fn mac(&self) -> [u8; 6];
 
+    /// What is to be told of addresses that come and go, if the device takes frames to some of them
+    /// alone. `None`, the default: it takes all. To be asked before the device is split.
+    fn address_filter(&self) -> Option<Arc<dyn AddressFilter>> {
+        None
+    }
+
     /// Divides the device into its two halves, each for one thread at a time.
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>);
+}
+
+/// Which packets a device takes, where it leaves others to somebody else: AF_XDP to the kernel.
+pub trait AddressFilter: Send + Sync {
+    /// Packets to this address are for us from now on, and messages of ARP and neighbor discovery
+    /// about it. Does nothing if they are. Never waits for a frame.
+    ///
+    /// # Errors
+    /// Somebody else on this machine has the address; there is no room for another one; a privilege
+    /// is missing.
+    fn add(&self, address: IpAddr) -> Result<(), DeviceError>;
+
+    /// Packets to this address are not for us any more. Does nothing if they are not.
+    ///
+    /// # Errors
+    /// A privilege is missing.
+    fn remove(&self, address: IpAddr) -> Result<(), DeviceError>;
 }
 
 /// A device whose kind is chosen while the program runs.
@@ -153,6 +177,10 @@ impl Device for Box<dyn Device> {
 
     fn mac(&self) -> [u8; 6] {
         (**self).mac()
+    }
+
+    fn address_filter(&self) -> Option<Arc<dyn AddressFilter>> {
+        (**self).address_filter()
     }
 
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {

@@ -4,8 +4,8 @@
 //! does not look damaged; frames that stand for several segments are written as they are.
 
 use crate::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxChecksum, RxStats, TxChecksum,
-    TxFrame, TxStats, Waker, complete_checksum,
+    AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxChecksum,
+    RxStats, TxChecksum, TxFrame, TxStats, Waker, complete_checksum,
 };
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 use pcap_file::{DataLink, TsResolution};
@@ -95,6 +95,10 @@ impl<D: Device, W: Write + Send + 'static> Device for Capture<D, W> {
 
     fn mac(&self) -> [u8; 6] {
         self.device.mac()
+    }
+
+    fn address_filter(&self) -> Option<Arc<dyn AddressFilter>> {
+        self.device.address_filter()
     }
 
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {

@@ -26,7 +26,8 @@ use rtrb::{Consumer, Producer, RingBuffer};
 
 use crate::waker::Event;
 use crate::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame, TxStats, Waker,
+    AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame,
+    TxStats, Waker,
 };
 
 /// Frames that a part's inbox holds by default.
@@ -86,6 +87,7 @@ pub fn split(
 ) -> Vec<SplitDevice> {
     let parts = parts.max(1);
     let (caps, mac) = (device.capabilities(), device.mac());
+    let filter = device.address_filter();
     let (rx, tx) = device.split();
     let part = |_| {
         CachePadded::new(Part {
@@ -115,6 +117,7 @@ pub fn split(
         .map(|(part, inbox)| SplitDevice {
             caps: caps.clone(),
             mac,
+            filter: filter.clone(),
             part,
             inbox,
             shared: Arc::clone(&shared),
@@ -248,6 +251,7 @@ impl Shared {
 pub struct SplitDevice {
     caps: Capabilities,
     mac: [u8; 6],
+    filter: Option<Arc<dyn AddressFilter>>,
     part: usize,
     inbox: Consumer<Frame>,
     shared: Arc<Shared>,
@@ -260,6 +264,10 @@ impl Device for SplitDevice {
 
     fn mac(&self) -> [u8; 6] {
         self.mac
+    }
+
+    fn address_filter(&self) -> Option<Arc<dyn AddressFilter>> {
+        self.filter.clone()
     }
 
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {

@@ -3,19 +3,21 @@
 
 #![cfg(feature = "testkit")]
 
-use std::net::SocketAddr;
-
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use dominoes_drivers::memory;
-use dominoes_drivers::{Capabilities, Device, DeviceError, DeviceRx, DeviceTx, TxFrame, TxStats};
+use dominoes_drivers::{
+    AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx, TxFrame, TxStats,
+};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{SocketError, Sockets, TcpStream};
 
-use crate::two_hosts::{self, TwoHosts, address};
+use crate::two_hosts::{self, Groups, TwoHosts, address, three_groups};
 
 const PORT: u16 = 7;
 
@@ -214,6 +216,86 @@ fn a_link_that_is_down_loses_what_is_sent_and_connections_go_on_when_it_is_up() 
             assert_eq!(ours.add_address(1, nobody, 32), Err(none), "{nobody}");
         }
     }
+}
+
+/// A device that takes frames to some addresses alone.
+struct Filtered {
+    inner: memory::MemoryDevice,
+    taken: Arc<Taken>,
+}
+
+/// The addresses whose frames it takes.
+#[derive(Default)]
+struct Taken(Mutex<BTreeSet<IpAddr>>);
+
+impl Taken {
+    fn addresses(&self) -> Vec<IpAddr> {
+        self.0.lock().unwrap().iter().copied().collect()
+    }
+}
+
+impl AddressFilter for Taken {
+    fn add(&self, address: IpAddr) -> Result<(), DeviceError> {
+        self.0.lock().unwrap().insert(address);
+        Ok(())
+    }
+
+    fn remove(&self, address: IpAddr) -> Result<(), DeviceError> {
+        self.0.lock().unwrap().remove(&address);
+        Ok(())
+    }
+}
+
+impl Device for Filtered {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        self.inner.mac()
+    }
+
+    fn address_filter(&self) -> Option<Arc<dyn AddressFilter>> {
+        Some(Arc::clone(&self.taken) as Arc<dyn AddressFilter>)
+    }
+
+    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
+        Box::new(self.inner).split()
+    }
+}
+
+#[test]
+fn a_device_that_filters_is_told_of_addresses_that_come_and_go() {
+    let check = |build: &dyn Fn(Setup, Filtered) -> Groups| {
+        let taken = Arc::new(Taken::default());
+        let mut fixture = TwoHosts::over(setup, |setup, inner| {
+            let taken = Arc::clone(&taken);
+            build(setup, Filtered { inner, taken })
+        });
+        let ours = fixture.sockets();
+        assert_eq!(taken.addresses(), [] as [IpAddr; 0]);
+        for is_v4 in [true, false] {
+            let own = [3, 1].map(|host| address(is_v4, host));
+            ours.add_address(1, own[0], prefix(is_v4)).unwrap();
+            fixture.turn();
+            assert_eq!(taken.addresses(), own[..1]);
+            ours.remove_address(own[0]).unwrap();
+            fixture.turn();
+            assert_eq!(taken.addresses(), [] as [IpAddr; 0]);
+            // One that was there at the start.
+            ours.remove_address(own[1]).unwrap();
+            fixture.turn();
+            ours.add_address(1, own[1], prefix(is_v4)).unwrap();
+            fixture.turn();
+            assert_eq!(taken.addresses(), own[1..]);
+            ours.remove_address(own[1]).unwrap();
+            fixture.turn();
+        }
+    };
+    for variant in Variant::ALL {
+        check(&|setup, device| vec![variant.build(setup, Box::new(device)).unwrap()]);
+    }
+    check(&three_groups);
 }
 
 /// A device whose link goes down.

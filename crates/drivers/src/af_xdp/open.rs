@@ -1,9 +1,10 @@
 //! Opening: the memory, the sockets of all queues, and the program.
 
+use super::filter::Attached;
 use super::options::{AfXdpOptions, XdpBind, XdpMode, XdpTransmit};
 use super::receive::XdpRx;
 use super::transmit::XdpTx;
-use super::{AfXdp, Attached, CHUNK_LEN, Redirect};
+use super::{AfXdp, CHUNK_LEN, Redirect};
 use crate::af_packet::{AfPacketTx, MacChoice, offer_offloads, refuse_owned, sending_socket};
 use crate::bpf;
 use crate::fd_event::FdEvent;
@@ -15,7 +16,7 @@ use crate::xsk_ring::{Consumer, Descriptor, Offsets, Producer};
 use crate::{Capabilities, DeviceError, ETHERNET_HEADER_LEN, RxChecksumSupport, VLAN_TAG_LEN};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -171,6 +172,8 @@ impl<'a> Opening<'a> {
                 rx: rx.map_err(self.system("watch the socket"))?,
                 tx,
                 packets,
+                attached: Arc::clone(&attached),
+                is_filtered: self.options.redirect != Redirect::Everything,
             });
         }
         Ok(devices)
@@ -253,9 +256,13 @@ impl<'a> Opening<'a> {
                 Ok(link) => {
                     let kept = map.try_clone().map_err(self.system("keep the map"))?;
                     let attached = Attached {
-                        _link: link,
-                        _map: kept,
+                        interface: self.interface.to_owned(),
+                        link,
+                        map: kept,
                         _widened: widened,
+                        pieces: self.pieces,
+                        guard: self.options.guard,
+                        redirect: Mutex::new(self.options.redirect.clone()),
                     };
                     return Ok((attached, map));
                 }

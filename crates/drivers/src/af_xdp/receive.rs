@@ -1,7 +1,7 @@
 //! Receiving: chunks go to the kernel through the fill ring and come back with frames through the
 //! receive ring.
 
-use super::Attached;
+use super::filter::Attached;
 use crate::fd_event::FdEvent;
 use crate::link::{Link, Reporter};
 use crate::umem::{Lent, Region};

@@ -4,7 +4,8 @@
 //! Where several threads build frames, each fills chunks with its own beforehand ([`TxPrepare`]);
 //! what is left to the sender is the descriptors and the system call.
 
-use super::{Attached, CHUNK_LEN, MAX_PIECES};
+use super::filter::Attached;
+use super::{CHUNK_LEN, MAX_PIECES};
 use crate::link::{Link, LinkState};
 use crate::prepared::PreparedSlots;
 use crate::umem::{TransmitChunk, TransmitMemory};

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::{Link, LinkConfig, LinkStats};
 use crate::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame, TxStats, Waker,
+    AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame,
+    TxStats, Waker,
 };
 
 /// How long a busy device is left alone.
@@ -110,6 +111,10 @@ impl<D: Device> Device for Impaired<D> {
 
     fn mac(&self) -> [u8; 6] {
         self.device.mac()
+    }
+
+    fn address_filter(&self) -> Option<Arc<dyn AddressFilter>> {
+        self.device.address_filter()
     }
 
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {

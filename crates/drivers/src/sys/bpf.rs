@@ -117,6 +117,17 @@ pub(crate) fn bpf_run_live(program: BorrowedFd<'_>, frame: &[u8], count: u32) ->
     unsafe { attributes.call(BPF_PROG_TEST_RUN) }.map(drop)
 }
 
+/// Lets another program take the place of the one that is attached by `link`, for every frame from
+/// now on.
+pub(crate) fn bpf_replace(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    const BPF_LINK_UPDATE: c_int = 29;
+    let attributes = BpfAttributes::new()
+        .set32(0, link.as_raw_fd() as u32)
+        .set32(4, program.as_raw_fd() as u32);
+    // SAFETY: no pointers.
+    unsafe { attributes.call(BPF_LINK_UPDATE) }.map(drop)
+}
+
 /// How an XDP program is attached.
 pub(crate) const XDP_MODE_GENERIC: u32 = 1 << 1;
 

@@ -7,7 +7,7 @@ use super::support::packet::{self, experiment, is_experiment};
 use super::support::{Port, TIMEOUT};
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
 use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, Redirect, XdpBind, XdpMode};
-use dominoes_drivers::{DeviceError, TxFrame};
+use dominoes_drivers::{Device, DeviceError, TxFrame};
 use dominoes_testkit::packet::v6;
 use libtest_mimic::Trial;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -27,6 +27,10 @@ pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
         missing.xdp(
             "xdp::the_kernel_keeps_what_is_not_ours_of_ipv6",
             the_kernel_keeps_what_is_not_ours_of_ipv6,
+        ),
+        missing.xdp(
+            "xdp::the_program_follows_addresses_that_come_and_go",
+            the_program_follows_addresses_that_come_and_go,
         ),
         missing.xdp(
             "xdp::several_queues_share_their_memory",
@@ -221,6 +225,61 @@ fn the_kernel_keeps_what_is_not_ours_of_ipv6() {
         &veth.left,
         &AfXdpOptions::default().redirect(most),
     ));
+}
+
+fn the_program_follows_addresses_that_come_and_go() {
+    let veth = Veth::new();
+    let address = |last| Ipv4Addr::new(10, 78, veth.subnet, last);
+    let (first, second, kernels) = (address(1), address(4), address(3));
+    ip(&format!("addr add {kernels}/24 dev {}", veth.left));
+    for mode in [XdpMode::Native, XdpMode::Generic] {
+        let options = AfXdpOptions::default().mode(mode).address(first);
+        let device = AfXdp::open(&veth.left, &options).unwrap();
+        let filter = device.address_filter().unwrap();
+        let mut port = Port::new(device);
+        let mut right = veth.open_right();
+        let ask = |right: &mut Port, target: Ipv4Addr| {
+            let request = arp_request(right.mac, veth.subnet, target);
+            assert_eq!(right.tx.transmit(&[TxFrame::new(&request)]), Ok(1));
+        };
+        // Whether a request for `asked` comes to us, before one for `ours`, which does.
+        let mut hears = |right: &mut Port, asked: Ipv4Addr, ours: Ipv4Addr| {
+            ask(right, asked);
+            ask(right, ours);
+            let mut heard = false;
+            port.claim_while(|frame| {
+                heard |= packet::is_arp_request(&frame, asked);
+                !packet::is_arp_request(&frame, ours)
+            });
+            heard
+        };
+        assert!(!hears(&mut right, second, first));
+        filter.add(second.into()).unwrap();
+        filter.add(second.into()).unwrap();
+        assert!(hears(&mut right, second, first));
+        filter.remove(first.into()).unwrap();
+        assert!(!hears(&mut right, first, second));
+        let error = filter.add(kernels.into()).unwrap_err();
+        assert!(matches!(error, DeviceError::AddressInUse { .. }), "{error}");
+        for last in 100..163 {
+            filter.add(address(last).into()).unwrap();
+        }
+        let error = filter.add(address(163).into()).unwrap_err();
+        assert!(error.to_string().contains("64 addresses"), "{error}");
+        assert!(hears(&mut right, address(162), second));
+        // Without any, the kernel has all.
+        for last in [4].into_iter().chain(100..163) {
+            filter.remove(address(last).into()).unwrap();
+        }
+        ask(&mut right, kernels);
+        right.claim_exactly(1, |frame| is_arp_reply(frame, kernels));
+        filter.add(first.into()).unwrap();
+        assert!(!hears(&mut right, second, first));
+        // What changes the program does not keep it.
+        drop(port);
+        assert!(!has_program(&veth.left));
+        filter.add(second.into()).unwrap();
+    }
 }
 
 fn several_queues_share_their_memory() {

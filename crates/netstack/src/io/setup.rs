@@ -329,6 +329,8 @@ impl Setup {
         }
         let slot_len = MAX_HEADERS + usize::from(limits.mss()).max(limits.frame_payload as usize);
         let mac = device.mac();
+        // The first of several groups keeps our addresses.
+        let filter = device.address_filter().filter(|_| self.group.is_first());
         let (rx, mut tx) = device.split();
         let slots = limits.tx_slots as usize;
         let preparer = (workers > 1).then(|| tx.preparer(slots)).flatten();
@@ -353,6 +355,7 @@ impl Setup {
         world.streams.inline = inline;
         world.keys = Keys::new(self.secret);
         world.salt = self.salt;
+        world.filter = filter;
         let world = Arc::new(world);
         let held_many = caps.rx_held_max.div_ceil(2);
         let claimer = Claimer::new(Arc::clone(&world), rx, held_many);

@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use dominoes::EventCount;
 use dominoes_drivers::split::Target;
-use dominoes_drivers::{DeviceError, Frame, RxChecksum, RxMeta, TxFrame, Waker};
+use dominoes_drivers::{AddressFilter, DeviceError, Frame, RxChecksum, RxMeta, TxFrame, Waker};
 
 use crate::config::{Limits, Settings, Tuning};
 use crate::error::SocketError;
@@ -355,6 +355,9 @@ pub(crate) struct World {
     /// What ports are chosen by, and a random number of this start of the stack for that.
     pub(crate) keys: Keys,
     pub(crate) salt: u64,
+    /// What is told of our addresses as they come and go, of a device that takes frames to some
+    /// alone.
+    pub(crate) filter: Option<Arc<dyn AddressFilter>>,
     /// Whether the device finishes partial checksums.
     pub(crate) tx_checksum: bool,
     pub(crate) streams: Streams,
@@ -510,6 +513,7 @@ impl World {
             has_changed_site: AtomicBool::new(false),
             keys: Keys::default(),
             salt: 0,
+            filter: None,
             tx_checksum,
             streams: Streams::of_group(&limits, delivery_slots, row, group),
             queues: Queues::new(&limits, delivery_slots),

@@ -151,6 +151,12 @@ impl Place {
         !self.addresses.is_empty() || !self.tentative.is_empty()
     }
 
+    /// The addresses that are ours or may become ours.
+    pub(crate) fn all(&self) -> Vec<Address> {
+        let own = self.addresses.iter().map(|own| own.address);
+        own.chain(self.tentative.iter().copied()).collect()
+    }
+
     /// Whether it is ours, and known to be.
     pub(crate) fn has(&self, address: Address) -> bool {
         self.addresses.iter().any(|own| own.address == address)

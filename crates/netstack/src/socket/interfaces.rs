@@ -62,8 +62,8 @@ impl Sockets {
     /// that; one of IPv6 once it is known to be no other host's, which takes a second or two. An
     /// interface has up to 64 addresses of each family. Of several of IPv4, packets come from that on
     /// the network of the neighbour that gets them, or else from the first; when that is removed, the
-    /// next one is the first. What a device filters by address (AF_XDP) it goes on to filter. Never
-    /// blocks.
+    /// next one is the first. A device that takes frames to some addresses alone (AF_XDP) takes those to
+    /// this one, too; what it says against that is among the errors of the device. Never blocks.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if there is no such interface, the address is not that of a single

@@ -253,6 +253,7 @@ impl Pipeline {
     ) -> Result<Pipeline, ConfigError> {
         layout.check()?;
         let (caps, mac) = (device.capabilities(), device.mac());
+        let filter = device.address_filter();
         let (rx, tx) = device.split();
         let tx = Arc::new(Exclusive::new(tx));
         // The first worker sleeps in the device.
@@ -290,6 +291,7 @@ impl Pipeline {
             let front = Front {
                 caps: caps.clone(),
                 mac,
+                filter: filter.clone(),
                 inbox: Arc::clone(&inbox),
                 returns: Sender::clone(&returns),
                 tx: SharedTx {

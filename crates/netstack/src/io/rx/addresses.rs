@@ -94,6 +94,7 @@ impl RxPump {
     /// We have this address of IPv4 from now on, besides those that we have.
     fn add_v4(&mut self, now: Instant, address: Address, prefix: u8) {
         if !self.site.is_own_v4(address) {
+            self.take_frames_to(address);
             self.change_v4(now, |site| site.add_v4(address, prefix));
             self.claim(address, now);
         }
@@ -102,8 +103,26 @@ impl RxPump {
     /// An address of IPv4 is ours no longer.
     fn remove_v4(&mut self, now: Instant, address: Address) {
         self.change_v4(now, |site| site.remove_v4(address));
+        self.leave_frames_to(address);
         self.end_claim(address);
         self.find_lost_connections();
+    }
+
+    /// Lets the device take frames to an address. What it says against that is told as its other
+    /// errors are.
+    pub(super) fn take_frames_to(&self, address: Address) {
+        let filter = self.world.filter.as_ref();
+        if let Some(Err(error)) = filter.map(|filter| filter.add(address.ip())) {
+            self.world.device_failed(error);
+        }
+    }
+
+    /// Lets the device leave frames to an address to others.
+    pub(super) fn leave_frames_to(&self, address: Address) {
+        let filter = self.world.filter.as_ref();
+        if let Some(Err(error)) = filter.map(|filter| filter.remove(address.ip())) {
+            self.world.device_failed(error);
+        }
     }
 
     /// Changes our place in IPv4.

@@ -11,7 +11,7 @@ use crate::io::world::Command;
 use crate::ip::neighbor::WaitingOpen;
 use crate::ip::pmtu::PathMtus;
 use crate::ip::route::is_martian_v6;
-use crate::ip::v6::{Action, Ipv6Config, Link};
+use crate::ip::v6::{Action, Ipv6Config, Link, Place};
 use crate::keys::Keys;
 use crate::log::request::{Address, Flow, Mac};
 use crate::packet as wire;
@@ -107,10 +107,27 @@ impl RxPump {
         self.stats.duplicate_addresses = link.duplicates();
         if link.take_changed() {
             let place = link.place();
+            self.filter_v6(&place);
             self.world.set_v6(place);
             self.follow_v6(now);
         }
         self.v6_due = self.v6_deadline();
+    }
+
+    /// Lets the device take frames to our addresses of IPv6, and those that may become ours; and
+    /// leave those to others that are not ours any more.
+    fn filter_v6(&self, place: &Place) {
+        if self.world.filter.is_none() {
+            return;
+        }
+        let before = self.world.v6();
+        let (before, now) = (before.all(), place.all());
+        for own in before.iter().filter(|own| !now.contains(own)) {
+            self.leave_frames_to(*own);
+        }
+        for own in now.iter().filter(|own| !before.contains(own)) {
+            self.take_frames_to(*own);
+        }
     }
 
     /// Whether the first group knows of another place than this one.

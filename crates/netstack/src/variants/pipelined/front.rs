@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use dominoes::Exclusive;
 use dominoes_drivers::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame, TxPrepare,
-    TxStats, Waker,
+    AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame,
+    TxPrepare, TxStats, Waker,
 };
 
 use super::message::{Receiver, Sender, WakeUp};
@@ -17,6 +17,7 @@ use super::message::{Receiver, Sender, WakeUp};
 pub(super) struct Front {
     pub(super) caps: Capabilities,
     pub(super) mac: [u8; 6],
+    pub(super) filter: Option<Arc<dyn AddressFilter>>,
     pub(super) inbox: Arc<Inbox>,
     /// To the interface stage.
     pub(super) returns: Sender<Vec<Frame>>,
@@ -30,6 +31,10 @@ impl Device for Front {
 
     fn mac(&self) -> [u8; 6] {
         self.mac
+    }
+
+    fn address_filter(&self) -> Option<Arc<dyn AddressFilter>> {
+        self.filter.clone()
     }
 
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {

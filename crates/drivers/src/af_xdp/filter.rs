@@ -1,0 +1,89 @@
+//! The program in the kernel, and the addresses that it passes to us.
+
+use super::open::bpf_error;
+use crate::af_packet::refuse_owned;
+use crate::bpf::{self, Redirect};
+use crate::sys::{self, Hook};
+use crate::{AddressFilter, DeviceError};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Mutex, PoisonError, Weak};
+
+/// What keeps the frames coming: the program goes when the last of this does.
+#[derive(Debug)]
+pub(super) struct Attached {
+    pub(super) interface: String,
+    pub(super) link: OwnedFd,
+    pub(super) map: OwnedFd,
+    /// Holds the interface open for frames to groups, or to any address.
+    pub(super) _widened: OwnedFd,
+    /// Whether frames may be longer than a chunk.
+    pub(super) pieces: bool,
+    /// Whether addresses of the kernel may be ours.
+    pub(super) guard: bool,
+    /// What the program that is attached passes to us.
+    pub(super) redirect: Mutex<Redirect>,
+}
+
+impl Attached {
+    /// Changes the addresses that are ours, if not all are; `change` says whether it did something.
+    fn change(&self, change: impl FnOnce(&mut Vec<IpAddr>) -> bool) -> Result<(), DeviceError> {
+        let mut redirect = self.redirect.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changed = redirect.clone();
+        let Redirect::Addresses(ours) = &mut changed else {
+            return Ok(());
+        };
+        if !change(ours) {
+            return Ok(());
+        }
+        if ours.len() > Redirect::MAX_ADDRESSES {
+            return Err(DeviceError::Unsuitable {
+                interface: self.interface.clone(),
+                reason: "no more than 64 addresses can be ours",
+            });
+        }
+        let error = |error: io::Error| bpf_error(&self.interface, "change the program", &error);
+        let program = bpf::redirect(&changed, self.map.as_raw_fd());
+        let program = sys::bpf_load(Hook::Xdp, &program, self.pieces).map_err(error)?;
+        sys::bpf_replace(self.link.as_fd(), program.as_fd()).map_err(error)?;
+        *redirect = changed;
+        Ok(())
+    }
+}
+
+/// What a stack has of the program: it does not keep it attached.
+#[derive(Debug)]
+pub(super) struct Filter(pub(super) Weak<Attached>);
+
+impl AddressFilter for Filter {
+    fn add(&self, address: IpAddr) -> Result<(), DeviceError> {
+        let Some(attached) = self.0.upgrade() else {
+            return Ok(());
+        };
+        if !attached.guard {
+            let list = |error: io::Error| {
+                DeviceError::system("list addresses", &attached.interface, &error)
+            };
+            refuse_owned(&[address], sys::addresses().map_err(list)?)?;
+        }
+        attached.change(|ours| {
+            let is_new = !ours.contains(&address);
+            if is_new {
+                ours.push(address);
+            }
+            is_new
+        })
+    }
+
+    fn remove(&self, address: IpAddr) -> Result<(), DeviceError> {
+        let Some(attached) = self.0.upgrade() else {
+            return Ok(());
+        };
+        attached.change(|ours| {
+            let before = ours.len();
+            ours.retain(|own| *own != address);
+            ours.len() < before
+        })
+    }
+}
