@@ -205,7 +205,11 @@ impl Host {
                 self.apps.insert(conn.index, App::default());
                 self.accepted += 1;
                 let accepted = self.accepted;
-                self.due.push_back(Body::Accepted { port, accepted });
+                self.due.push_back(Body::Accepted {
+                    port,
+                    binding: Binding::default(),
+                    accepted,
+                });
             }
             Effect::Hint { conn, flow, open } => {
                 if open {

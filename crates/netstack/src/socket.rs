@@ -98,8 +98,8 @@ impl Sockets {
         self.listen_for(Families::Both, port, backlog)
     }
 
-    /// As [`Sockets::listen`], for connections of `families` alone. A port has one listener,
-    /// whomever it is for.
+    /// As [`Sockets::listen`], for connections of `families` alone. Another one may listen on the
+    /// port for those of the other family.
     ///
     /// # Errors
     /// As [`Sockets::listen`].
@@ -114,7 +114,8 @@ impl Sockets {
 
     /// As [`Sockets::listen`], at an address: one of ours, those of this host alone (127.0.0.1,
     /// `::1`) among them, for connections to that alone; 0.0.0.0 for all of IPv4, or `::` for all. A
-    /// port has one listener, whatever it is bound to.
+    /// port may have several listeners, if no connection could be for two of them: a listener at an
+    /// address and one at 0.0.0.0 cannot share it.
     ///
     /// # Errors
     /// As [`Sockets::listen`]; [`SocketError::NotOurs`].
@@ -138,13 +139,14 @@ impl Sockets {
                 let start = self
                     .world()
                     .random_port(Domain::TcpPort, table.next_request_id());
-                let is_free = |port: &u16| !table.listeners.contains_key(port);
+                let is_free = |port: &u16| table.listeners.at(*port).next().is_none();
                 let mut ports = ephemeral_from(start as u16);
                 ports.find(is_free).ok_or(SocketError::PortTaken)?
             }
             port => port,
         };
-        if table.listeners.contains_key(&port) {
+        let is_taken = |other: Binding| other.overlaps(&binding);
+        if table.listeners.at(port).any(is_taken) {
             return Err(SocketError::PortTaken);
         }
         let queue = AcceptQueue {
@@ -152,7 +154,7 @@ impl Sockets {
             ..AcceptQueue::default()
         };
         let news = Arc::clone(&queue.news);
-        table.listeners.insert(port, queue);
+        table.listeners.insert(port, binding, queue);
         // While the socket table is held, so that listening and not listening reach the log in this
         // order.
         for (index, world) in self.worlds.iter().enumerate() {

@@ -9,7 +9,7 @@ use dominoes_drivers::memory::{self, ManualDevice, MemoryConfig, Script, scripte
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::{Setup, groups};
-use dominoes_netstack::{SocketError, Sockets, Stack, StackError, TcpStream};
+use dominoes_netstack::{Families, SocketError, Sockets, Stack, StackError, TcpStream};
 use dominoes_testkit::packet::{self, EVERY_MAC, ICMP, Mac, Path, SYN, Segment, TCP};
 
 use crate::two_hosts::{self, Groups, TwoHosts, three_groups};
@@ -185,6 +185,89 @@ fn addresses_come_and_go_and_only_connections_of_those_that_go_end() {
             (0..2).for_each(|net| check(&mut fixture, is_v4, net));
             ours.add_address(1, on(is_v4, 2, 1), prefix(is_v4)).unwrap();
             fixture.turn();
+        }
+    }
+}
+
+#[test]
+fn a_port_serves_each_address_by_itself() {
+    for mut fixture in TwoHosts::all(setup) {
+        let (ours, theirs) = (fixture.sockets(), fixture.host.sockets());
+        let taken = Some(SocketError::PortTaken);
+        for is_v4 in [true, false] {
+            let at = [0, 1].map(|net| SocketAddr::new(on(is_v4, net, 1), PORT));
+            let listeners = at.map(|at| ours.listen_on(at, 2).unwrap());
+            let mut sockets = at.map(|at| ours.bind_udp_on(at).unwrap());
+            let wildcard = match is_v4 {
+                true => "0.0.0.0:7".parse().unwrap(),
+                false => "[::]:7".parse().unwrap(),
+            };
+            for other in [at[0], at[1], wildcard] {
+                assert_eq!(ours.listen_on(other, 2).err(), taken);
+                let bound = ours.bind_udp_on(other).unwrap_err();
+                assert_eq!(Some(bound), taken);
+            }
+            assert_eq!(ours.listen(PORT, 2).err(), taken);
+            // Each has a queue of its own. There is room for two in each group.
+            let mut streams = Vec::new();
+            for _ in 0..40 {
+                let mut connecting = theirs.begin_connect(at[0]).unwrap();
+                fixture.turn();
+                streams.extend(connecting.try_finish().unwrap());
+                drop(connecting);
+            }
+            for _ in 0..2 {
+                let mut connecting = theirs.begin_connect(at[1]).unwrap();
+                fixture.turn();
+                streams.extend(connecting.try_finish().unwrap());
+                let (stream, _) = listeners[1].try_accept().unwrap();
+                assert_eq!(stream.local_addr().unwrap(), at[1]);
+            }
+            let waits = Some(SocketError::WouldBlock);
+            assert_eq!(listeners[1].try_accept().err(), waits);
+            for _ in 0..2 {
+                let (stream, _) = listeners[0].try_accept().unwrap();
+                assert_eq!(stream.local_addr().unwrap(), at[0]);
+            }
+            let mut peer = theirs.bind_udp(PORT).unwrap();
+            for (socket, at) in sockets.iter_mut().zip(at) {
+                peer.try_send_to(b"hello", at).unwrap();
+                fixture.turn();
+                let (len, from) = socket.try_recv_from(&mut [0; 8]).unwrap();
+                assert_eq!(len, 5);
+                socket.try_send_to(b"yourself", from).unwrap();
+                fixture.turn();
+                assert_eq!(peer.try_recv_from(&mut [0; 8]), Ok((8, at)));
+            }
+            // One ends, and the other goes on.
+            let [gone, kept] = listeners;
+            let [closed, mut udp] = sockets;
+            drop((gone, closed));
+            fixture.turn();
+            let mut refused = theirs.begin_connect(at[0]).unwrap();
+            let mut connecting = theirs.begin_connect(at[1]).unwrap();
+            peer.try_send_to(b"hello", at[1]).unwrap();
+            fixture.turn();
+            assert_eq!(refused.try_finish().err(), Some(SocketError::Refused));
+            assert!(connecting.try_finish().unwrap().is_some());
+            assert!(kept.try_accept().is_ok());
+            assert!(udp.try_recv_from(&mut [0; 8]).is_ok());
+            let _again = ours.listen_on(at[0], 2).unwrap();
+            let _socket = ours.bind_udp_on(at[0]).unwrap();
+        }
+        // One for each family.
+        let both = [Families::V4, Families::V6];
+        let _listeners = both.map(|families| ours.listen_for(families, PORT, 4).unwrap());
+        let mut sockets = both.map(|families| ours.bind_udp_for(families, PORT).unwrap());
+        assert_eq!(ours.listen(PORT, 2).err(), taken);
+        fixture.turn();
+        let mut peer = theirs.bind_udp(PORT).unwrap();
+        for (socket, is_v4) in sockets.iter_mut().zip([true, false]) {
+            let to = SocketAddr::new(on(is_v4, 1, 1), PORT);
+            peer.try_send_to(b"hello", to).unwrap();
+            fixture.turn();
+            let from = SocketAddr::new(on(is_v4, 1, 2), PORT);
+            assert_eq!(socket.try_recv_from(&mut [0; 8]), Ok((5, from)));
         }
     }
 }

@@ -7,14 +7,14 @@
 //! connections rely on that.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use dominoes::EventCount;
 
 use crate::io::stream::Handle;
 use crate::io::world::{Options, SocketTable, World};
-use crate::log::request::Flow;
+use crate::log::request::{Binding, Endpoint, Flow};
 
 /// The queue of a listening port.
 #[derive(Debug, Default)]
@@ -25,6 +25,53 @@ pub(crate) struct AcceptQueue {
     pub(crate) accepted: Vec<u64>,
     /// For pollers.
     pub(crate) news: Arc<QueueNews>,
+}
+
+/// The queues of all listeners, by port and by what each is bound to. No connection could be for two
+/// of them.
+#[derive(Debug, Default)]
+pub(crate) struct Listeners {
+    queues: BTreeMap<(u16, Binding), AcceptQueue>,
+}
+
+impl Listeners {
+    /// What the listeners of a port are bound to.
+    pub(crate) fn at(&self, port: u16) -> impl Iterator<Item = Binding> + '_ {
+        let from = self.queues.range((port, Binding::default())..);
+        let names = from.map(|(name, _)| *name);
+        let of_port = names.take_while(move |(of, _)| *of == port);
+        of_port.map(|(_, binding)| binding)
+    }
+
+    /// The queue of connections to `local`.
+    fn of(&mut self, local: Endpoint) -> Option<&mut AcceptQueue> {
+        let found = self
+            .at(local.port)
+            .find(|binding| binding.takes(local.address));
+        self.get_mut(local.port, found?)
+    }
+
+    pub(crate) fn get_mut(&mut self, port: u16, binding: Binding) -> Option<&mut AcceptQueue> {
+        self.queues.get_mut(&(port, binding))
+    }
+
+    pub(crate) fn insert(&mut self, port: u16, binding: Binding, queue: AcceptQueue) {
+        self.queues.insert((port, binding), queue);
+    }
+
+    pub(crate) fn remove(&mut self, port: u16, binding: Binding) -> Option<AcceptQueue> {
+        self.queues.remove(&(port, binding))
+    }
+
+    pub(crate) fn queues(&self) -> impl Iterator<Item = &AcceptQueue> {
+        self.queues.values()
+    }
+
+    /// All of them, which are no more.
+    pub(crate) fn take(&mut self) -> impl Iterator<Item = (u16, Binding, AcceptQueue)> + use<> {
+        let all = core::mem::take(&mut self.queues).into_iter();
+        all.map(|((port, binding), queue)| (port, binding, queue))
+    }
 }
 
 /// What pollers know of an accept queue.
@@ -135,7 +182,7 @@ impl World {
         let arrivals = arrivals.entry(self.group).or_default();
         change(arrivals);
         while let Some(ready) = arrivals.pop() {
-            match listeners.get_mut(&ready.flow.local.port) {
+            match listeners.of(ready.flow.local) {
                 Some(queue) => news.push(queue.push(ready)),
                 None => homeless.push(ready.stream),
             }

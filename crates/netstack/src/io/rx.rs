@@ -688,9 +688,9 @@ impl RxPump {
             || !self.closing.is_empty() && !self.world.is_device_refusing()
             || self.datagrams.has_work()
             || self.migration.has_work()
-            || self.follows_place()
             || self.world.has_work()
             || self.world.tx.sent() > self.sent
+            || self.follows_place()
     }
 
     /// The thread of this pump sleeps from now on.

@@ -7,14 +7,14 @@
 
 use crate::state::ports::ephemeral_from;
 use core::sync::atomic::{AtomicU32, Ordering};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
 
 use crate::config::Limits;
 use crate::error::SocketError;
 use crate::io::stream::Streams;
-use crate::log::request::ConnId;
+use crate::log::request::{Binding, ConnId};
 
 /// What the network reported of a socket's datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +126,8 @@ impl Queues {
 /// datagram.
 #[derive(Debug, Default)]
 pub(crate) struct Bindings {
-    ports: HashSet<u16>,
+    /// What the sockets at a port are bound to. No datagram to one host could be for two of them.
+    ports: HashMap<u16, Vec<Binding>>,
     /// Places that have been used and are free again.
     free: Vec<ConnId>,
     /// Places that some groups have done with, and how many.
@@ -135,8 +136,8 @@ pub(crate) struct Bindings {
     used: u32,
     /// How many ports were chosen, so that the next choice is another one.
     chosen: u64,
-    /// By port, who is there: for a socket's end, and nothing else.
-    ports_by_socket: HashMap<ConnId, u16>,
+    /// Where each socket is: for its end, and nothing else.
+    ports_by_socket: HashMap<ConnId, (u16, Binding)>,
 }
 
 impl Bindings {
@@ -145,13 +146,13 @@ impl Bindings {
     /// 3.3.1).
     pub(crate) fn bind(
         &mut self,
-        port: u16,
+        (port, binding): (u16, Binding),
         limits: &Limits,
         random: impl Fn(u64) -> u64,
     ) -> Result<(ConnId, u16), SocketError> {
         let port = match port {
             0 => self.choose(random).ok_or(SocketError::NoRoom)?,
-            port if self.ports.contains(&port) => return Err(SocketError::PortTaken),
+            port if self.is_taken(port, &binding) => return Err(SocketError::PortTaken),
             port => port,
         };
         let socket = match self.free.pop() {
@@ -165,21 +166,32 @@ impl Bindings {
             }
             None => return Err(SocketError::NoRoom),
         };
-        self.ports.insert(port);
-        self.ports_by_socket.insert(socket, port);
+        self.ports.entry(port).or_default().push(binding);
+        self.ports_by_socket.insert(socket, (port, binding));
         Ok((socket, port))
+    }
+
+    fn is_taken(&self, port: u16, binding: &Binding) -> bool {
+        let of_port = self.ports.get(&port);
+        of_port.is_some_and(|of_port| of_port.iter().any(|other| other.overlaps(binding)))
     }
 
     fn choose(&mut self, random: impl Fn(u64) -> u64) -> Option<u16> {
         self.chosen += 1;
         let start = random(self.chosen) as u16;
-        ephemeral_from(start).find(|port| !self.ports.contains(port))
+        ephemeral_from(start).find(|port| !self.ports.contains_key(port))
     }
 
-    /// The port of a socket that ends is free.
+    /// The port of a socket that ends is free of it.
     pub(crate) fn unbind(&mut self, socket: ConnId) {
-        if let Some(port) = self.ports_by_socket.remove(&socket) {
-            self.ports.remove(&port);
+        let Some((port, binding)) = self.ports_by_socket.remove(&socket) else {
+            return;
+        };
+        if let Some(of_port) = self.ports.get_mut(&port) {
+            of_port.retain(|other| *other != binding);
+            if of_port.is_empty() {
+                self.ports.remove(&port);
+            }
         }
     }
 
@@ -206,24 +218,29 @@ mod tests {
         }
     }
 
+    /// A port, for all that comes there.
+    fn all(port: u16) -> (u16, Binding) {
+        (port, Binding::default())
+    }
+
     #[test]
     fn a_port_and_a_place_have_one_socket() {
         let mut bindings = Bindings::default();
-        let (first, port) = bindings.bind(53, &limits(), |n| n).unwrap();
+        let (first, port) = bindings.bind(all(53), &limits(), |n| n).unwrap();
         assert_eq!(port, 53);
         assert_eq!(
-            bindings.bind(53, &limits(), |n| n),
+            bindings.bind(all(53), &limits(), |n| n),
             Err(SocketError::PortTaken)
         );
-        let (second, chosen) = bindings.bind(0, &limits(), |n| n).unwrap();
+        let (second, chosen) = bindings.bind(all(0), &limits(), |n| n).unwrap();
         assert!(chosen >= crate::state::ports::EPHEMERAL && second.index != first.index);
         assert_eq!(
-            bindings.bind(54, &limits(), |n| n),
+            bindings.bind(all(54), &limits(), |n| n),
             Err(SocketError::NoRoom)
         );
         bindings.unbind(first);
         assert_eq!(
-            bindings.bind(53, &limits(), |n| n),
+            bindings.bind(all(53), &limits(), |n| n),
             Err(SocketError::NoRoom),
             "its place may still have work to do"
         );
@@ -233,12 +250,12 @@ mod tests {
         };
         bindings.free(next, 2);
         assert_eq!(
-            bindings.bind(53, &limits(), |n| n),
+            bindings.bind(all(53), &limits(), |n| n),
             Err(SocketError::NoRoom),
             "another group may still have work to do"
         );
         bindings.free(next, 2);
-        assert_eq!(bindings.bind(53, &limits(), |n| n), Ok((next, 53)));
+        assert_eq!(bindings.bind(all(53), &limits(), |n| n), Ok((next, 53)));
     }
 
     #[test]

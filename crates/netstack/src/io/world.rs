@@ -17,7 +17,7 @@ use crate::error::SocketError;
 use crate::groups::balance::Load;
 use crate::groups::classify;
 use crate::groups::migrated_flows::MigratedFlows;
-use crate::io::accept::{AcceptQueue, Arrivals};
+use crate::io::accept::{Arrivals, Listeners};
 use crate::io::echo::EchoQueues;
 use crate::io::rx::addresses::InterfaceChange;
 use crate::io::rx::migration::{MigrationMessage, MigrationProgress};
@@ -60,10 +60,12 @@ pub(crate) enum Command {
     },
     Accepted {
         port: u16,
+        binding: Binding,
         accepted: u64,
     },
     Unlisten {
         port: u16,
+        binding: Binding,
     },
     Bind {
         socket: ConnId,
@@ -123,7 +125,8 @@ pub(crate) struct SocketTable {
     pub(crate) open_results: HashMap<u64, Option<OpenResult>>,
     /// Of those without a result that a poller waits for: what is notified.
     pub(crate) open_events: HashMap<u64, Arc<EventCount>>,
-    pub(crate) listeners: HashMap<u16, AcceptQueue>,
+    /// By port and by what each is bound to. No connection could be for two of them.
+    pub(crate) listeners: Listeners,
     /// For each group, its connections that are established and in no queue yet.
     pub(crate) arrivals: HashMap<u16, Arrivals>,
     /// The sockets bound to UDP ports.
@@ -315,7 +318,7 @@ impl StackShared {
     /// Wakes all that wait for the socket table, because the stack goes away.
     pub(crate) fn wake_all(&self) {
         let table = self.socket_table();
-        let queues: Vec<_> = table.listeners.values().map(|q| q.news.clone()).collect();
+        let queues: Vec<_> = table.listeners.queues().map(|q| q.news.clone()).collect();
         let opens: Vec<_> = table.open_events.values().cloned().collect();
         let echoes: Vec<_> = table.echoes.values().cloned().collect();
         drop(table);

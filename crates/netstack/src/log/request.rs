@@ -397,6 +397,8 @@ pub enum Body {
     Accepted {
         /// The listening port.
         port: u16,
+        /// What the listener is bound to.
+        binding: Binding,
         /// How many since it listens.
         accepted: u64,
     },
@@ -404,6 +406,8 @@ pub enum Body {
     Unlisten {
         /// The port.
         port: u16,
+        /// What the listener is bound to.
+        binding: Binding,
     },
     /// An application's cursors moved, or it closed.
     Progress {

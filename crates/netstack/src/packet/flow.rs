@@ -295,7 +295,7 @@ impl Hash for Flow {
 }
 
 /// Whose peers may use a port.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub enum Families {
@@ -330,7 +330,7 @@ impl Families {
 }
 
 /// What a listener or a UDP socket is bound to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Binding {
     /// Whose peers may use it.
@@ -344,6 +344,19 @@ impl Binding {
     #[inline]
     pub fn takes(&self, local: Address) -> bool {
         self.families.include(local) && self.address.is_none_or(|only| only == local)
+    }
+
+    /// Whether something may be sent to that both take.
+    pub fn overlaps(&self, other: &Binding) -> bool {
+        let both = [self.families, other.families];
+        let share = both[0] == both[1] || both.contains(&Families::Both);
+        let same = match (self.address, other.address) {
+            (Some(one), Some(another)) => one == another,
+            (Some(one), None) => other.takes(one),
+            (None, Some(one)) => self.takes(one),
+            (None, None) => true,
+        };
+        share && same
     }
 }
 
@@ -365,6 +378,34 @@ pub struct Mac(pub [u8; 6]);
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn bindings_overlap_where_something_could_be_for_both() {
+        let at = |address: IpAddr| Binding {
+            families: Families::bound_to(address.into()),
+            address: Some(address.into()),
+        };
+        let four = [1, 2].map(|last| at([10, 0, 0, last].into()));
+        let six = [1, 2].map(|last| at(Ipv6Addr::from(last).into()));
+        let all = [Families::Both, Families::V4, Families::V6].map(Binding::from);
+        let bindings = [all.as_slice(), &four, &six].concat();
+        // For each, those that it shares something with.
+        let overlapping = [
+            vec![0, 1, 2, 3, 4, 5, 6],
+            vec![0, 1, 3, 4],
+            vec![0, 2, 5, 6],
+            vec![0, 1, 3],
+            vec![0, 1, 4],
+            vec![0, 2, 5],
+            vec![0, 2, 6],
+        ];
+        for (one, expected) in bindings.iter().zip(overlapping) {
+            let found = (0..).zip(&bindings);
+            let found = found.filter(|(_, other)| one.overlaps(other));
+            let found: Vec<usize> = found.map(|(at, _)| at).collect();
+            assert_eq!(found, expected, "{one:?}");
+        }
+    }
 
     proptest! {
         #[test]

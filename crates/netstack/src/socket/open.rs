@@ -127,14 +127,19 @@ impl TcpListener {
     }
 
     fn take(&self, table: &mut SocketTable) -> Result<(TcpStream, SocketAddr), SocketError> {
-        let Listening { worlds, port, .. } = &*self.shared;
+        let Listening {
+            worlds,
+            port,
+            binding,
+            ..
+        } = &*self.shared;
         if self.shared.world().is_closing() {
             return Err(SocketError::Down);
         }
         if self.shared.closed.load(Ordering::Relaxed) {
             return Err(SocketError::Closed);
         }
-        let queue = table.listeners.get_mut(port);
+        let queue = table.listeners.get_mut(*port, *binding);
         let queue = queue.ok_or(SocketError::Down)?;
         let Some(Ready {
             group,
@@ -150,6 +155,7 @@ impl TcpListener {
         let world = &worlds[usize::from(group)];
         world.command(Command::Accepted {
             port: *port,
+            binding: *binding,
             accepted: *accepted,
         });
         let stream = TcpStream::new(world, stream, flow);
@@ -216,7 +222,8 @@ impl TcpListener {
         if self.shared.closed.load(Ordering::Relaxed) {
             return Err(SocketError::Closed);
         }
-        let queue = table.listeners.get_mut(&self.shared.port);
+        let Listening { port, binding, .. } = *self.shared;
+        let queue = table.listeners.get_mut(port, binding);
         Ok(look(&mut queue.ok_or(SocketError::Down)?.options))
     }
 
@@ -254,9 +261,11 @@ impl Listening {
         if self.closed.swap(true, Ordering::Relaxed) {
             return;
         }
-        let queue = table.listeners.remove(&self.port).unwrap_or_default();
+        let (port, binding) = (self.port, self.binding);
+        let queue = table.listeners.remove(port, binding);
+        let queue = queue.unwrap_or_default();
         for world in &*self.worlds {
-            world.command(Command::Unlisten { port: self.port });
+            world.command(Command::Unlisten { port, binding });
         }
         drop(table);
         self.world().shared.socket_table_changed.notify_all();

@@ -50,8 +50,8 @@ impl Sockets {
         self.bind_udp_for(Families::Both, port)
     }
 
-    /// As [`Sockets::bind_udp`], for datagrams of `families` alone. A port has one socket, whomever
-    /// it is for.
+    /// As [`Sockets::bind_udp`], for datagrams of `families` alone. Another one may have the port for
+    /// those of the other family.
     ///
     /// # Errors
     /// As [`Sockets::bind_udp`].
@@ -61,8 +61,9 @@ impl Sockets {
 
     /// As [`Sockets::bind_udp`], at an address: one of ours, those of this host alone (127.0.0.1,
     /// `::1`) among them, for datagrams to that alone, none of groups and broadcasts; 0.0.0.0 for all
-    /// of IPv4, or `::` for all. What is bound to an address sends from it. A port has one socket,
-    /// whatever it is bound to.
+    /// of IPv4, or `::` for all. What is bound to an address sends from it. A port may have
+    /// several sockets, if no datagram to one host could be for two of them: a socket at an address
+    /// and one at 0.0.0.0 cannot share it.
     ///
     /// # Errors
     /// As [`Sockets::bind_udp`]; [`SocketError::NotOurs`].
@@ -82,7 +83,9 @@ impl Sockets {
         let world = self.world();
         let mut table = world.socket_table();
         let random = |count| world.random_port(Domain::UdpPort, count);
-        let (socket, port) = table.bindings.bind(port, &world.limits, random)?;
+        let (socket, port) = table
+            .bindings
+            .bind((port, binding), &world.limits, random)?;
         // While the socket table is held, so that what begins and ends reaches the pumps in this
         // order.
         for (index, world) in self.worlds().iter().enumerate() {

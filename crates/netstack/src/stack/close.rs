@@ -101,10 +101,10 @@ impl Stack {
         let shared = &worlds[0].shared;
         let mut table = shared.socket_table();
         let mut closed = Vec::new();
-        for (port, queue) in table.listeners.drain() {
+        for (port, binding, queue) in table.listeners.take() {
             closed.push(queue.news);
             for world in worlds {
-                world.command(Command::Unlisten { port });
+                world.command(Command::Unlisten { port, binding });
             }
             for Ready { group, stream, .. } in queue.ready {
                 worlds[usize::from(group)].abandon(stream);

@@ -455,8 +455,12 @@ impl Replica {
                 backlog,
                 binding,
             } => self.listeners.open(port, backlog, binding),
-            Body::Accepted { port, accepted } => self.listeners.accepted(port, accepted),
-            Body::Unlisten { port } => self.unlisten(port, out),
+            Body::Accepted {
+                port,
+                binding,
+                accepted,
+            } => self.listeners.accepted(port, binding, accepted),
+            Body::Unlisten { port, binding } => self.unlisten(port, binding, out),
             Body::Progress {
                 conn,
                 app_read,

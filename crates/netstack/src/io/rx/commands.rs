@@ -55,8 +55,16 @@ impl RxPump {
                 backlog,
                 binding,
             },
-            Command::Accepted { port, accepted } => Body::Accepted { port, accepted },
-            Command::Unlisten { port } => Body::Unlisten { port },
+            Command::Accepted {
+                port,
+                binding,
+                accepted,
+            } => Body::Accepted {
+                port,
+                binding,
+                accepted,
+            },
+            Command::Unlisten { port, binding } => Body::Unlisten { port, binding },
             Command::Bind {
                 socket,
                 port,

@@ -48,9 +48,10 @@ struct Bound {
 pub(crate) struct Datagrams {
     /// Sockets by place.
     places: Vec<Option<Bound>>,
-    ports: HashMap<u16, u32>,
-    /// The port that was looked up last, and the place of its socket.
-    last: Option<(u16, u32)>,
+    /// The places of the sockets at a port. No datagram to one host is for two of them.
+    ports: HashMap<u16, Vec<u32>>,
+    /// Our end that was looked up last, and the place of its socket.
+    last: Option<(Endpoint, u32)>,
     open: OpenRun,
     /// Who listens to which groups.
     pub(super) groups: Memberships<ConnId>,
@@ -93,25 +94,35 @@ impl Datagrams {
         (bound.socket == socket).then_some(bound)
     }
 
-    /// The place of the socket bound to `port`.
-    fn at(&mut self, port: u16) -> Option<u32> {
+    /// The place of the socket that takes what is sent to `local`.
+    fn at(&mut self, local: Endpoint) -> Option<u32> {
         if let Some((last, index)) = self.last
-            && last == port
+            && last == local
         {
             return Some(index);
         }
-        let index = *self.ports.get(&port)?;
-        self.last = Some((port, index));
+        let takes = |index: &&u32| {
+            let bound = self.places.get(**index as usize).and_then(Option::as_ref);
+            bound.is_some_and(|bound| bound.binding.takes(local.address))
+        };
+        let index = *self.ports.get(&local.port)?.iter().find(takes)?;
+        self.last = Some((local, index));
         Some(index)
+    }
+
+    /// The socket that takes what is sent to `local`, if it is connected to `remote`.
+    fn connected(&mut self, local: Endpoint, remote: Endpoint) -> Option<ConnId> {
+        let index = self.at(local)?;
+        let bound = self.places.get(index as usize)?.as_ref()?;
+        (bound.remote == Some(remote)).then_some(bound.socket)
     }
 
     /// The place of the socket that takes a datagram from `remote` to `local`. One that is bound to
     /// an address takes none of groups.
     fn receiver_of(&mut self, local: Endpoint, remote: Endpoint) -> Option<u32> {
-        let index = self.at(local.port)?;
+        let index = self.at(local)?;
         let bound = self.places.get(index as usize)?.as_ref()?;
-        let takes =
-            bound.remote.is_none_or(|only| only == remote) && bound.binding.takes(local.address);
+        let takes = bound.remote.is_none_or(|only| only == remote);
         takes.then_some(index)
     }
 
@@ -259,7 +270,8 @@ impl RxPump {
 
     /// Reports an ICMP error about a datagram of ours to its socket, if that is connected to the
     /// destination of the datagram (RFC 1122 section 4.1.3.3).
-    pub(crate) fn datagram_error(&mut self, now: Instant, error: &wire::UdpError) {
+    pub(crate) fn datagram_error(&mut self, now: Instant, dst: Address, error: &wire::UdpError) {
+        let end = Endpoint::new(dst, error.port);
         self.stats.network_errors += 1;
         let trouble = match (error.remote.address.is_v4(), error.numbers) {
             (true, [3, 2 | 3]) | (false, [1, 4] | [4, 1]) => PendingError::Refused,
@@ -278,14 +290,8 @@ impl RxPump {
         if !self.has_flow(&flow) {
             return;
         }
-        let bound = self
-            .datagrams
-            .at(error.port)
-            .and_then(|index| self.datagrams.places.get(index as usize)?.as_ref());
-        if let Some(bound) = bound
-            && bound.remote == Some(error.remote)
-        {
-            self.world.queues.report(bound.socket, trouble);
+        if let Some(socket) = self.datagrams.connected(end, error.remote) {
+            self.world.queues.report(socket, trouble);
         }
     }
 
@@ -314,7 +320,7 @@ impl RxPump {
             ending: false,
         });
         if binding.is_some() {
-            datagrams.ports.insert(port, socket.index);
+            datagrams.ports.entry(port).or_default().push(socket.index);
         }
         datagrams.last = None;
         self.publish_command(now, Body::Bind { socket, port }, log);
@@ -342,8 +348,11 @@ impl RxPump {
         };
         bound.ending = true;
         let port = bound.port;
-        if datagrams.ports.get(&port) == Some(&socket.index) {
-            datagrams.ports.remove(&port);
+        if let Some(places) = datagrams.ports.get_mut(&port) {
+            places.retain(|place| *place != socket.index);
+            if places.is_empty() {
+                datagrams.ports.remove(&port);
+            }
         }
         datagrams.last = None;
         datagrams.more.push_back(socket);

@@ -64,7 +64,9 @@ impl RxPump {
             Packet::Link { dst } if ours(dst) || self.is_to_all(dst, broadcast) => {
                 self.link_message(now, frame.bytes(), log);
             }
-            Packet::UdpError { error, dst } if ours(dst) => self.datagram_error(now, &error),
+            Packet::UdpError { error, dst } if ours(dst) => {
+                self.datagram_error(now, dst, &error);
+            }
             Packet::Unknown | Packet::Arp(_) => self.stats.unknown += 1,
             _ => self.stats.not_ours += 1,
         }

@@ -140,8 +140,8 @@ impl Replica {
         let Some(tcb) = &place.tcb else { return };
         // No TCP call changes these.
         let (flow, mac) = (tcb.flow(), tcb.mac());
-        if let Some(port) = place.listener_port.take() {
-            self.listeners.end(port, false);
+        if place.listener_port.take().is_some() {
+            self.listeners.end(flow.local, false);
         }
         let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, &mut *out);
         // Without room for the reset, the peer learns of it when it sends its next segment.

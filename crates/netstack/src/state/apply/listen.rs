@@ -11,7 +11,9 @@ use std::collections::BTreeMap;
 
 use crate::keys::Domain;
 use crate::log::effect::{Effect, EffectSink};
-use crate::log::request::{Binding, Body, ConnId, Flags, Flow, Mac, Request, Segment, Verdict};
+use crate::log::request::{
+    Binding, Body, ConnId, Endpoint, Flags, Flow, Mac, Request, Segment, Verdict,
+};
 use crate::seqnum::SeqNum;
 use crate::state::apply::{Replica, State};
 use crate::tcp::{self, Cx, Tcb};
@@ -20,8 +22,6 @@ use crate::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Listener {
     backlog: u16,
-    /// Which connections it accepts.
-    binding: Binding,
     /// Connections in SYN-RECEIVED.
     half_open: u32,
     /// Connections established since the port listens.
@@ -42,7 +42,8 @@ impl Listener {
 /// All listening ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Listeners {
-    ports: BTreeMap<u16, Listener>,
+    /// By port and by what each is bound to. No connection could be for two of them.
+    ports: BTreeMap<u16, BTreeMap<Binding, Listener>>,
     /// Connections in SYN-RECEIVED, over all ports.
     half_open: u32,
     /// Connections established, over all ports, also those of listeners that are closed.
@@ -54,16 +55,28 @@ impl Listeners {
         self.ports.contains_key(&port)
     }
 
+    /// The listener for connections to `local`.
+    fn at(&self, local: Endpoint) -> Option<&Listener> {
+        let mut of_port = self.ports.get(&local.port)?.iter();
+        let found = of_port.find(|(binding, _)| binding.takes(local.address));
+        found.map(|(_, listener)| listener)
+    }
+
+    fn at_mut(&mut self, local: Endpoint) -> Option<&mut Listener> {
+        let mut of_port = self.ports.get_mut(&local.port)?.iter_mut();
+        let found = of_port.find(|(binding, _)| binding.takes(local.address));
+        found.map(|(_, listener)| listener)
+    }
+
     /// Whether there is a listener for connections of `flow`.
     pub(crate) fn takes(&self, flow: &Flow) -> bool {
-        let takes = |listener: &Listener| listener.binding.takes(flow.local.address);
-        self.ports.get(&flow.local.port).is_some_and(takes)
+        self.at(flow.local).is_some()
     }
 
     pub(crate) fn open(&mut self, port: u16, backlog: u16, binding: Binding) {
-        self.ports.entry(port).or_insert(Listener {
+        let of_port = self.ports.entry(port).or_default();
+        of_port.entry(binding).or_insert(Listener {
             backlog: backlog.max(1),
-            binding,
             half_open: 0,
             established: 0,
             accepted: 0,
@@ -71,39 +84,49 @@ impl Listeners {
         });
     }
 
-    /// The application has accepted this many connections of the port in total.
-    pub(crate) fn accepted(&mut self, port: u16, accepted: u64) {
-        if let Some(listener) = self.ports.get_mut(&port) {
+    fn close(&mut self, port: u16, binding: Binding) -> Option<Listener> {
+        let of_port = self.ports.get_mut(&port)?;
+        let closed = of_port.remove(&binding);
+        if of_port.is_empty() {
+            self.ports.remove(&port);
+        }
+        closed
+    }
+
+    /// The application has accepted this many connections of the listener in total.
+    pub(crate) fn accepted(&mut self, port: u16, binding: Binding, accepted: u64) {
+        let of_port = self.ports.get_mut(&port);
+        if let Some(listener) = of_port.and_then(|of_port| of_port.get_mut(&binding)) {
             listener.accepted = listener.accepted.max(accepted);
         }
     }
 
-    /// Whether another connection may enter SYN-RECEIVED. `most` is the length of the SYN queue of
-    /// all ports.
-    fn may_begin(&self, port: u16, most: u32) -> bool {
+    /// Whether another connection to `local` may enter SYN-RECEIVED. `most` is the length of the SYN
+    /// queue of all ports.
+    fn may_begin(&self, local: Endpoint, most: u32) -> bool {
         let backlog = |listener: &Listener| {
             u64::from(listener.half_open) + listener.queued() < u64::from(listener.backlog)
         };
-        self.half_open < most && self.ports.get(&port).is_some_and(backlog)
+        self.half_open < most && self.at(local).is_some_and(backlog)
     }
 
     /// Whether the accept queue has room for another connection.
-    fn may_queue(&self, port: u16) -> bool {
+    fn may_queue(&self, local: Endpoint) -> bool {
         let room = |listener: &Listener| listener.queued() < u64::from(listener.backlog);
-        self.ports.get(&port).is_some_and(room)
+        self.at(local).is_some_and(room)
     }
 
     /// A connection enters SYN-RECEIVED.
-    fn begin(&mut self, port: u16) {
-        if let Some(listener) = self.ports.get_mut(&port) {
+    fn begin(&mut self, local: Endpoint) {
+        if let Some(listener) = self.at_mut(local) {
             listener.half_open += 1;
             self.half_open += 1;
         }
     }
 
     /// A connection leaves SYN-RECEIVED.
-    pub(crate) fn end(&mut self, port: u16, established: bool) {
-        if let Some(listener) = self.ports.get_mut(&port) {
+    pub(crate) fn end(&mut self, local: Endpoint, established: bool) {
+        if let Some(listener) = self.at_mut(local) {
             listener.half_open -= 1;
             listener.established += u64::from(established);
             self.half_open -= 1;
@@ -120,18 +143,20 @@ impl Listeners {
         } = self;
         add(u64::from(*half_open));
         add(*established);
-        for (port, listener) in ports {
+        let all = ports.iter().flat_map(|(port, of_port)| {
+            let of_port = of_port.iter();
+            of_port.map(move |(binding, listener)| (*port, *binding, *listener))
+        });
+        for (port, binding, listener) in all {
             let Listener {
                 backlog,
-                binding,
                 half_open,
                 established,
                 accepted,
                 cookies_until,
-            } = *listener;
-            add(u64::from(*port) << 48 | u64::from(backlog) << 32 | u64::from(half_open));
+            } = listener;
+            add(u64::from(port) << 48 | u64::from(backlog) << 32 | u64::from(half_open));
             add(established);
-            // That of most is 0.
             let Binding { families, address } = binding;
             // That of most is 0.
             let only = address.map_or(0, |only| {
@@ -171,8 +196,7 @@ impl Replica {
         if !segment.flags.has(Flags::SYN) || !self.is_at_home(&flow) {
             return;
         }
-        let port = flow.local.port;
-        if !self.listeners.may_begin(port, self.syn_queue()) {
+        if !self.listeners.may_begin(flow.local, self.syn_queue()) {
             return self.answer_with_cookie(flow, mac, segment, out);
         }
         self.evict_time_wait(out);
@@ -188,8 +212,8 @@ impl Replica {
         }
         let mut tcb = Tcb::passive(conn, flow, mac, iss, segment, &self.limits, self.now);
         tcb.set_timestamp_offset(self.timestamp_offset(&flow));
-        self.listeners.begin(port);
-        self.insert(conn, tcb, Some(port), out);
+        self.listeners.begin(flow.local);
+        self.insert(conn, tcb, Some(flow.local.port), out);
         self.finish(conn, out);
     }
 
@@ -201,9 +225,8 @@ impl Replica {
         syn: &Segment<'_>,
         out: &mut impl EffectSink,
     ) {
-        let port = flow.local.port;
         self.evict_time_wait(out);
-        if !self.listeners.may_queue(port) || !self.has_place() {
+        if !self.listeners.may_queue(flow.local) || !self.has_place() {
             // The connection would only wait for the application or for a place, so the peer may as
             // well retransmit its SYN.
             self.stats.refused_syn += 1;
@@ -215,7 +238,7 @@ impl Replica {
         let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
         if tcp::answer_with_cookie(syn, (flow, mac, offset), &hash, &mut cx) {
             self.stats.cookies_sent += 1;
-            if let Some(listener) = self.listeners.ports.get_mut(&port) {
+            if let Some(listener) = self.listeners.at_mut(flow.local) {
                 listener.cookies_until = self.now + tcp::COOKIE_LIFE;
             }
         }
@@ -235,10 +258,9 @@ impl Replica {
         let Body::Segment { flow, mac, .. } = request.body else {
             return Returned::Nothing;
         };
-        let port = flow.local.port;
         let made = |listener: &Listener| self.now < listener.cookies_until;
-        let made = self.listeners.ports.get(&port).is_some_and(made);
-        if !made || !self.listeners.takes(&flow) || !self.is_at_home(&flow) {
+        let made = self.listeners.at(flow.local).is_some_and(made);
+        if !made || !self.is_at_home(&flow) {
             return Returned::Nothing;
         }
         let (keys, offset) = (self.keys, self.timestamp_offset(&flow));
@@ -260,7 +282,7 @@ impl Replica {
             tcp::Returned::Connection(tcb) => *tcb,
         };
         self.evict_time_wait(out);
-        let room = self.listeners.may_queue(port);
+        let room = self.listeners.may_queue(flow.local);
         let Some(conn) = room.then(|| self.allocate()).flatten() else {
             self.stats.refused_syn += 1;
             self.stats.table_full += u64::from(!self.has_place());
@@ -268,8 +290,8 @@ impl Replica {
         };
         self.stats.cookies_returned += 1;
         tcb.set_conn(conn);
-        self.listeners.begin(port);
-        self.insert(conn, tcb, Some(port), out);
+        self.listeners.begin(flow.local);
+        self.insert(conn, tcb, Some(flow.local.port), out);
         Returned::Connection(conn)
     }
 
@@ -282,8 +304,7 @@ impl Replica {
         verdict: Verdict,
     ) -> Option<SeqNum> {
         let tcb = self.places[conn.index as usize].tcb.as_ref()?;
-        let port = tcb.flow().local.port;
-        if !self.listeners.may_begin(port, self.syn_queue()) || !self.listeners.takes(&tcb.flow()) {
+        if !self.listeners.may_begin(tcb.flow().local, self.syn_queue()) {
             return None;
         }
         let mut reopens = false;
@@ -294,7 +315,7 @@ impl Replica {
     /// Checks whether a connection of a listener was established, and so has to be accepted.
     pub(crate) fn progress_of_child(&mut self, conn: ConnId, out: &mut impl EffectSink) {
         let place = &mut self.places[conn.index as usize];
-        let (Some(port), Some(tcb)) = (place.listener_port, &place.tcb) else {
+        let (Some(_), Some(tcb)) = (place.listener_port, &place.tcb) else {
             return;
         };
         if matches!(tcb.state(), State::SynReceived) {
@@ -304,7 +325,7 @@ impl Replica {
         let closed = tcb.is_closed();
         let flow = tcb.flow();
         let number = self.listeners.established;
-        self.listeners.end(port, !closed);
+        self.listeners.end(flow.local, !closed);
         if !closed {
             place.held = true;
             out.push(Effect::Accept { number, conn, flow });
@@ -312,14 +333,15 @@ impl Replica {
     }
 
     /// Closes a listener, and its connections that are not established yet.
-    pub(crate) fn unlisten(&mut self, port: u16, out: &mut impl EffectSink) {
-        let Some(listener) = self.listeners.ports.remove(&port) else {
+    pub(crate) fn unlisten(&mut self, port: u16, binding: Binding, out: &mut impl EffectSink) {
+        let Some(listener) = self.listeners.close(port, binding) else {
             return;
         };
         self.listeners.half_open -= listener.half_open;
         for index in 0..self.places.len() {
             let place = &mut self.places[index];
-            if place.listener_port == Some(port) {
+            let is_for = |tcb: &Tcb| binding.takes(tcb.flow().local.address);
+            if place.listener_port == Some(port) && place.tcb.as_ref().is_some_and(is_for) {
                 place.listener_port = None;
                 let conn = ConnId {
                     index: index as u32,

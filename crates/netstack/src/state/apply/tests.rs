@@ -1,7 +1,7 @@
 use super::*;
 
 use crate::log::effect::{Effect, Transmit};
-use crate::log::request::{Address, Endpoint};
+use crate::log::request::{Address, Binding, Endpoint};
 
 const US: Address = Address::ipv4(10, 0, 0, 1);
 
@@ -36,7 +36,7 @@ impl Fixture {
         fixture.command(Body::Listen {
             port: PORT,
             backlog,
-            binding: crate::log::request::Binding::default(),
+            binding: Binding::default(),
         });
         fixture
     }
@@ -128,6 +128,7 @@ fn a_full_backlog_drops_syns_until_the_application_accepts() {
     assert_eq!(fixture.replica.stats().refused_syn, 1);
     fixture.command(Body::Accepted {
         port: PORT,
+        binding: Binding::default(),
         accepted: 1,
     });
     fixture.segment(4001, 100, 0, Flags::SYN);
@@ -210,6 +211,7 @@ fn a_table_full_of_time_wait_makes_room_for_new_connections() {
         let (conn, ours) = fixture.open(4000 + i, 100);
         fixture.command(Body::Accepted {
             port: PORT,
+            binding: Binding::default(),
             accepted: u64::from(i) + 1,
         });
         fixture.command(Body::Progress {
