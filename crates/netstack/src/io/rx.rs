@@ -10,6 +10,7 @@ mod arp;
 mod commands;
 mod datagrams;
 mod echo;
+mod idle;
 mod loopback;
 pub(crate) mod migration;
 mod multicast;
@@ -48,6 +49,7 @@ use crate::time::Instant;
 use commands::UNREACHABLE;
 use datagrams::Datagrams;
 use echo::Echoes;
+use idle::{Hint, IdleLooks};
 use loopback::Loopback;
 use migration::Migrations;
 pub(crate) use receiver::Receiver;
@@ -116,9 +118,10 @@ pub(crate) struct RxPump {
     others: Vec<u8>,
     datagrams: Datagrams,
     echoes: Echoes,
-    hints: HashMap<Flow, ConnId>,
+    hints: HashMap<Flow, Hint>,
     /// How often `hints` changed.
     hints_version: u64,
+    idle: IdleLooks,
     /// Connections whose end was reported before their beginning.
     over: HashSet<ConnId>,
     neighbors: Neighbors,
@@ -196,6 +199,7 @@ impl RxPump {
             echoes: Echoes::default(),
             hints: HashMap::new(),
             hints_version: 0,
+            idle: IdleLooks::default(),
             over: HashSet::new(),
             neighbors: Neighbors::default(),
             claim: arp::Claim::default(),
@@ -265,7 +269,7 @@ impl RxPump {
             self.configured = true;
             self.claim.begin(now);
         }
-        self.take_hints();
+        self.take_hints(now);
         // Every request carries the time. If that makes a deadline due, frames are received first:
         // an acknowledgment may have waited in the device for as long as this machine stood still.
         let mut done = 0;
@@ -397,20 +401,20 @@ impl RxPump {
 
     // Updates from applications and from primaries.
 
-    fn take_hints(&mut self) {
+    fn take_hints(&mut self, now: Instant) {
         while !self.world.hints.is_empty()
             && let Some(update) = self.world.hints.pop()
         {
             // Two primaries may report the beginning and the end of a connection in either order.
             if update.open {
                 if !self.over.remove(&update.conn) && !self.migration.begins(&update.flow) {
-                    self.hints.insert(update.flow, update.conn);
+                    self.add_hint(now, update.flow, update.conn);
                     // It may have begun before the address was lost.
                     if self.is_lost(update.flow.local.address) {
                         self.find_lost_connections();
                     }
                 }
-            } else if self.hints.get(&update.flow) == Some(&update.conn) {
+            } else if self.has_hint(&update.flow, update.conn) {
                 self.hints.remove(&update.flow);
             } else {
                 self.over.insert(update.conn);
@@ -426,6 +430,9 @@ impl RxPump {
         done += self.reap(now, log);
         self.give_up_fragments(now);
         self.announce_if_due(now);
+        if self.idle.next_deadline() <= now {
+            done += self.look_at_idle(now, log);
+        }
         if self.v6_due <= now {
             self.turn_v6(now, log);
         }
@@ -642,8 +649,7 @@ impl RxPump {
         let conn = match *hint {
             Some((version, conn)) if version == self.hints_version => conn,
             _ => {
-                let conn = self.hints.get(&flow).copied();
-                let conn = conn.unwrap_or(ConnId::NONE);
+                let conn = self.hint_of(now, &flow);
                 *hint = Some((self.hints_version, conn));
                 conn
             }
@@ -681,6 +687,7 @@ impl RxPump {
             .min(fragments)
             .min(announcement)
             .min(self.v6_deadline())
+            .min(self.idle.next_deadline())
     }
 
     /// Whether there is something to do without waiting for the device.

@@ -78,7 +78,7 @@ impl RxPump {
             .iter()
             .filter(|(flow, _)| self.is_lost(flow.local.address));
         let mut lost: Vec<_> = lost
-            .map(|(flow, conn)| (flow.local, flow.remote, *conn))
+            .map(|(flow, hint)| (flow.local, flow.remote, hint.conn))
             .collect();
         // In an order that does not depend on the table.
         lost.sort_unstable_by_key(|(local, remote, _)| (*local, *remote));
