@@ -23,8 +23,8 @@
 //! Linux' in the same round; given are its median and quartiles over the rounds.
 //!
 //! *Memory.* By how much the server's resident memory has grown with each connection that has been
-//! idle for some seconds, what the server itself stores for it included. The kernel's memory for Linux' sockets is not in that, so
-//! it is compared with the goal alone.
+//! idle for some seconds, what the server itself stores for it included. The kernel's memory for
+//! Linux' sockets is not in that, so it is compared with the goal alone.
 //!
 //! *Wake-ups.* Two threads wake each other by turns, through two pollers or two `epoll`s with an
 //! `eventfd` each; given is the time of a wake-up.

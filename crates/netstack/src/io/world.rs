@@ -543,7 +543,7 @@ impl World {
             keys: Keys::default(),
             salt: 0,
             tx_checksum,
-            streams: Streams::of_group(&limits, delivery_slots, row, group),
+            streams: Streams::of_group(&limits, row, group),
             queues: Queues::new(&limits, delivery_slots),
             tx,
             commands: SegQueue::new(),

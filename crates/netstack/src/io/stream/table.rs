@@ -98,12 +98,13 @@ struct MadeStreams {
     /// Memory of the send rings.
     send: RingBlocks,
     /// Memory of the delivery slots.
-    slots: RingBlocks,
+    delivery: RingBlocks,
 }
 
 impl StreamTable {
-    /// `delivery_slots` is a power of two.
+    /// `delivery_slots` is a power of two, at least as large as the log.
     pub(crate) fn new(limits: &Limits, delivery_slots: usize, groups: u16) -> StreamTable {
+        assert!(delivery_slots.is_power_of_two());
         let each = limits.connections;
         let len = usize::from(groups) * each as usize;
         let slots = Arc::<[Slot]>::new_uninit_slice(len);
@@ -115,7 +116,7 @@ impl StreamTable {
             each,
             receive: RingBlocks::new(len, limits.receive_buffer as usize),
             send: RingBlocks::new(len, limits.send_buffer as usize),
-            slots: RingBlocks::new(len, delivery_slots * size_of::<u64>()),
+            delivery: RingBlocks::new(len, delivery_slots * size_of::<u64>()),
         };
         StreamTable {
             slots,
@@ -163,7 +164,7 @@ impl StreamTable {
 
     /// Memory of the delivery slots, by the number of their stream.
     pub(super) fn slot_blocks(&self) -> &RingBlocks {
-        &self.made.slots
+        &self.made.delivery
     }
 
     /// Those that are made.
@@ -201,7 +202,6 @@ pub(crate) struct Streams {
     group: u16,
     pub(super) receive_len: usize,
     pub(super) send_len: usize,
-    pub(super) delivery_slots: usize,
     /// Bytes that may be written before any is released.
     pub(crate) first_send: u64,
     /// What is done to every byte, if anything.
@@ -212,17 +212,11 @@ impl Streams {
     /// `delivery_slots` is a power of two, at least as large as the log.
     pub(crate) fn new(limits: &Limits, delivery_slots: usize) -> Self {
         let row = StreamTable::new(limits, delivery_slots, 1);
-        Self::of_group(limits, delivery_slots, row, 0)
+        Self::of_group(limits, row, 0)
     }
 
     /// Those of group `group`, in the row of all.
-    pub(crate) fn of_group(
-        limits: &Limits,
-        delivery_slots: usize,
-        table: StreamTable,
-        group: u16,
-    ) -> Self {
-        assert!(delivery_slots.is_power_of_two());
+    pub(crate) fn of_group(limits: &Limits, table: StreamTable, group: u16) -> Self {
         assert!(table.made.each == limits.connections);
         let entries = (0..limits.connections).map(|_| AtomicU64::new(word(0, UNMADE)));
         Streams {
@@ -231,7 +225,6 @@ impl Streams {
             group,
             receive_len: limits.receive_buffer as usize,
             send_len: limits.send_buffer as usize,
-            delivery_slots,
             first_send: FIRST_SEND,
             inline: None,
         }

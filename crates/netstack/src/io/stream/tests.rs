@@ -115,7 +115,7 @@ fn a_stream_is_made_once_when_its_entry_is_used_first() {
         ..Limits::default()
     };
     let table = StreamTable::new(&limits, 4, 2);
-    let groups = [0, 1].map(|group| Streams::of_group(&limits, 4, table.clone(), group));
+    let groups = [0, 1].map(|group| Streams::of_group(&limits, table.clone(), group));
     let conn = |index| ConnId {
         index,
         generation: 0,
@@ -371,14 +371,22 @@ fn memory_is_given_back_when_all_that_was_stored_is_read() {
     assert_eq!(readable(&stream, &mut seen), b"c");
     stream.read(1, &mut seen, 1000);
     store(1, 5, b"fgh", 3);
-    assert!(!stream.give_back_received(), "there is something behind a gap");
+    assert!(
+        !stream.give_back_received(),
+        "there is something behind a gap"
+    );
     store(2, 3, b"de", 8);
     assert_eq!(readable(&stream, &mut seen), b"defgh");
     stream.read(5, &mut seen, 1000);
     assert!(stream.give_back_received());
     // It is gone, and so are the stamps.
     let incoming = stream.stream.incoming.get().unwrap();
-    assert!(incoming.delivered.iter().all(|slot| slot.load(Ordering::Relaxed) == 0));
+    assert!(
+        incoming
+            .delivered
+            .iter()
+            .all(|slot| slot.load(Ordering::Relaxed) == 0)
+    );
     assert_eq!(incoming.bytes_at(0, 8), [0xa5; 8]);
 
     // What comes then is found by those who look, ...
@@ -450,7 +458,11 @@ fn no_byte_of_a_write_is_given_back_in_any_interleaving() {
         let same = Arc::clone(&streams);
         let other = move || same.get(CONN).unwrap().give_back_sent();
         let (_, given_back) = interrupted(step, other, || stream.write(b"b"));
-        assert_eq!(stream.sending(1, 1).0, b"b", "interrupted before access {step}");
+        assert_eq!(
+            stream.sending(1, 1).0,
+            b"b",
+            "interrupted before access {step}"
+        );
         if given_back.is_none() {
             assert!(step > 0, "a byte is written without any access");
             break;
