@@ -147,7 +147,11 @@ impl Conversation {
                 let finished = connecting.as_mut().map(|open| open.try_finish());
                 match finished {
                     Some(Ok(stream)) => ours = stream,
-                    _ => connecting = None,
+                    // What it asked was lost: it asks again.
+                    _ => {
+                        connecting = None;
+                        return Ok(ControlFlow::Continue(1));
+                    }
                 }
             }
             match theirs.is_some() && ours.is_some() {

@@ -11,41 +11,60 @@ use crate::io::sync::{AtomicU64, Shadow};
 /// Bytes of a ring, oldest first, in up to two parts.
 pub(crate) type Parts<'a> = (&'a [u8], &'a [u8]);
 
-/// Bytes of a block of rings, at most. Allocators map as much as this afresh; the kernel gives a
-/// page when it is written first, so what no ring has used takes no memory. A short ring alone
-/// would lie in memory that was used before, all of which would be overwritten with zeros.
+/// Bytes of a block of rings, at most. A block is mapped afresh; the kernel gives a page when it is
+/// written first, so what no ring has used takes no memory.
 const BLOCK: usize = 1 << 20;
 
-/// Bytes of a ring that allocators map even if it is alone.
+/// Bytes of a ring that has a block of its own.
 const ALONE: usize = 1 << 17;
 
-/// Memory of several rings, all zero in the beginning.
+/// Memory of several rings, all zero in the beginning. A block that is as long as a page is pages of
+/// its own (Linux), so that a ring of whole pages shares none of them.
 struct Block {
-    bytes: Box<[UnsafeCell<u8>]>,
-    /// Where the first ring begins: at a page if the block is as long as one, so that a ring of
-    /// whole pages shares none of them.
-    start: usize,
+    bytes: NonNull<[UnsafeCell<u8>]>,
+    /// Whether it is pages, or else words of the heap.
+    is_mapped: bool,
 }
 
 // SAFETY: the bytes are accessed only through the rings that the block is divided into, whose
 // callers guarantee that no two threads access one byte at the same time unless both read it.
 unsafe impl Sync for Block {}
 
+// SAFETY: as above; the memory may be freed by any thread.
+unsafe impl Send for Block {}
+
 impl Block {
     fn new(len: usize) -> Self {
-        let page = page_len();
-        let align = if len < page { align_of::<u64>() } else { page };
-        // An allocator that is asked for pages writes all of them, one that is asked for zeros does
-        // not.
-        let zeros = vec![0u8; len + align - 1].into_boxed_slice();
-        let start = zeros.as_ptr().align_offset(align);
-        // SAFETY: `UnsafeCell<u8>` has the layout of `u8`, and the box is the only owner.
-        let bytes = unsafe { Box::from_raw(Box::into_raw(zeros) as *mut [UnsafeCell<u8>]) };
-        Block { bytes, start }
+        let mapped = if len < page_len() { None } else { map(len) };
+        let start = mapped.unwrap_or_else(|| {
+            // Words, as they may be used as such.
+            let words = vec![0u64; len.div_ceil(size_of::<u64>())].into_boxed_slice();
+            NonNull::from(Box::leak(words)).cast()
+        });
+        Block {
+            bytes: NonNull::slice_from_raw_parts(start, len),
+            is_mapped: mapped.is_some(),
+        }
     }
 
     fn part(&self, at: usize, len: usize) -> &[UnsafeCell<u8>] {
-        &self.bytes[self.start + at..][..len]
+        // SAFETY: the block's own memory, all of which was initialised; nothing refers to it but
+        // as cells and atomics.
+        let bytes = unsafe { self.bytes.as_ref() };
+        &bytes[at..][..len]
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let (start, len) = (self.bytes.cast::<u64>(), self.bytes.len());
+        if self.is_mapped {
+            unmap(self);
+            return;
+        }
+        let words = NonNull::slice_from_raw_parts(start, len.div_ceil(size_of::<u64>()));
+        // SAFETY: `Block::new` leaked this box, and no ring is left that refers to it.
+        drop(unsafe { Box::from_raw(words.as_ptr()) });
     }
 }
 
@@ -55,6 +74,35 @@ fn page_len() -> usize {
     return rustix::param::page_size();
     #[cfg(not(target_os = "linux"))]
     4096
+}
+
+/// Pages of zeros; `None` if the system has no such, so that the allocator says what happens then.
+#[cfg(target_os = "linux")]
+fn map(len: usize) -> Option<NonNull<UnsafeCell<u8>>> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the kernel chooses the place, so nothing that is mapped already changes.
+    let start = unsafe { mmap_anonymous(core::ptr::null_mut(), len, access, MapFlags::PRIVATE) };
+    NonNull::new(start.ok()?.cast())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn map(_: usize) -> Option<NonNull<UnsafeCell<u8>>> {
+    None
+}
+
+/// Gives the pages of a block back, which is not used after that.
+fn unmap(block: &Block) {
+    #[cfg(target_os = "linux")]
+    {
+        let (start, len) = (block.bytes.as_ptr().cast(), block.bytes.len());
+        // SAFETY: `map` mapped them for this block, whose last user is here. It cannot fail in a
+        // way that matters.
+        let _ = unsafe { rustix::mm::munmap(start, len) };
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = block;
 }
 
 /// Gives the whole pages among the `len` bytes at `start`, which are a part of a block, back to the
@@ -73,8 +121,7 @@ unsafe fn discard_pages(start: *mut u8, len: usize) {
         if len > 0 {
             let start = start.wrapping_add(skipped);
             let advice = rustix::mm::Advice::LinuxDontNeed;
-            // SAFETY: the pages lie within the bytes, which the caller allows to change; they are
-            // of a heap, which is memory without a file behind it.
+            // SAFETY: the pages lie within the bytes, which the caller allows to change.
             let _ = unsafe { rustix::mm::madvise(start.cast(), len, advice) };
         }
     }
@@ -89,15 +136,23 @@ pub(super) struct RingBlocks {
     blocks: Box<[OnceLock<Arc<Block>>]>,
     /// Rings of a block.
     each: usize,
-    /// Bytes of a ring.
+    /// Bytes of a ring, and from the beginning of one to that of the next.
     len: usize,
+    stride: usize,
 }
 
 impl RingBlocks {
     /// For so many rings of `len` bytes, a power of two.
     pub(super) fn new(rings: usize, len: usize) -> Self {
-        let (blocks, each) = if len < ALONE {
-            let each = (BLOCK / len).min(rings).max(1);
+        let page = page_len();
+        // What fills more than half of a page has it alone, so that it can be given back.
+        let stride = if len < page && 2 * len >= page {
+            page
+        } else {
+            len
+        };
+        let (blocks, each) = if stride < ALONE {
+            let each = (BLOCK / stride).min(rings).max(1);
             (rings.div_ceil(each), each)
         } else {
             (0, 1)
@@ -106,6 +161,7 @@ impl RingBlocks {
             blocks: (0..blocks).map(|_| OnceLock::new()).collect(),
             each,
             len,
+            stride,
         }
     }
 
@@ -114,14 +170,14 @@ impl RingBlocks {
     #[cold]
     pub(super) fn make(&self, number: u32) -> ByteRing {
         let (block, at) = self.place(number);
-        ByteRing::of(block, at, self.len)
+        ByteRing::of(block, at, self.len, self.stride)
     }
 
     /// As [`RingBlocks::make`], words in place of bytes.
     #[cold]
     pub(super) fn make_words(&self, number: u32) -> Words {
         let (block, at) = self.place(number);
-        Words::of(block, at, self.len)
+        Words::of(block, at, self.len, self.stride)
     }
 
     /// Where ring `number` lies.
@@ -129,10 +185,10 @@ impl RingBlocks {
         let (each, number) = (self.each, number as usize);
         match self.blocks.get(number / each) {
             Some(block) => {
-                let block = block.get_or_init(|| Arc::new(Block::new(each * self.len)));
-                (Arc::clone(block), number % each * self.len)
+                let block = block.get_or_init(|| Arc::new(Block::new(each * self.stride)));
+                (Arc::clone(block), number % each * self.stride)
             }
-            None => (Arc::new(Block::new(self.len)), 0),
+            None => (Arc::new(Block::new(self.stride)), 0),
         }
     }
 }
@@ -142,6 +198,9 @@ pub(super) struct Words {
     /// A part of the block.
     #[cfg(not(netstack_loom))]
     words: NonNull<[AtomicU64]>,
+    /// Bytes from the first one on that nothing else uses.
+    #[cfg(not(netstack_loom))]
+    own: usize,
     /// Keeps the words.
     #[cfg(not(netstack_loom))]
     _block: Arc<Block>,
@@ -160,12 +219,14 @@ unsafe impl Send for Words {}
 
 #[cfg(not(netstack_loom))]
 impl Words {
-    /// The `len` bytes at `at` of a block, a multiple of 8 both.
-    fn of(block: Arc<Block>, at: usize, len: usize) -> Self {
-        let bytes = NonNull::from(block.part(at, len)).cast::<AtomicU64>();
-        assert!(bytes.is_aligned());
+    /// The `len` bytes at `at` of a block, a multiple of 8 both. Nothing else uses `own` bytes
+    /// there.
+    fn of(block: Arc<Block>, at: usize, len: usize, own: usize) -> Self {
+        let bytes = NonNull::from(block.part(at, own)).cast::<AtomicU64>();
+        assert!(bytes.is_aligned() && len <= own);
         Words {
             words: NonNull::slice_from_raw_parts(bytes, len / size_of::<AtomicU64>()),
+            own,
             _block: block,
         }
     }
@@ -182,13 +243,13 @@ impl Words {
             word.store(0, core::sync::atomic::Ordering::Relaxed);
         }
         // SAFETY: the caller's promise.
-        unsafe { discard_pages(self.words.as_ptr().cast(), size_of_val(&**self)) };
+        unsafe { discard_pages(self.words.as_ptr().cast(), self.own) };
     }
 }
 
 #[cfg(netstack_loom)]
 impl Words {
-    fn of(_: Arc<Block>, _: usize, len: usize) -> Self {
+    fn of(_: Arc<Block>, _: usize, len: usize, _: usize) -> Self {
         let words = (0..len / 8).map(|_| AtomicU64::new(0)).collect();
         Words { words }
     }
@@ -223,6 +284,8 @@ impl Deref for Words {
 pub(super) struct ByteRing {
     /// A part of the block.
     bytes: NonNull<[UnsafeCell<u8>]>,
+    /// Bytes from the first one on that nothing else uses.
+    own: usize,
     mask: u64,
     /// Access checks for each byte (loom).
     shadow: Shadow,
@@ -238,10 +301,13 @@ unsafe impl Sync for ByteRing {}
 unsafe impl Send for ByteRing {}
 
 impl ByteRing {
-    /// The `len` bytes at `at` of a block; `len` is a power of two.
-    fn of(block: Arc<Block>, at: usize, len: usize) -> Self {
+    /// The `len` bytes at `at` of a block; `len` is a power of two. Nothing else uses `own` bytes
+    /// there.
+    fn of(block: Arc<Block>, at: usize, len: usize, own: usize) -> Self {
+        let bytes = NonNull::from(block.part(at, own)).cast();
         ByteRing {
-            bytes: NonNull::from(block.part(at, len)),
+            bytes: NonNull::slice_from_raw_parts(bytes, len),
+            own,
             mask: len as u64 - 1,
             shadow: Shadow::new(len),
             _block: block,
@@ -264,14 +330,14 @@ impl ByteRing {
         self.shadow.write(0, self.bytes().len());
         // What is no page stays as it is, but tests want to see the difference.
         #[cfg(any(test, feature = "testkit"))]
-        if self.bytes().len() < page_len() {
+        if self.own < page_len() {
             for byte in self.bytes() {
                 // SAFETY: the caller's promise.
                 unsafe { *byte.get() = 0xa5 };
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { discard_pages(self.bytes.as_ptr().cast(), self.bytes().len()) };
+        unsafe { discard_pages(self.bytes.as_ptr().cast(), self.own) };
     }
 
     /// Where `[offset, offset + len)` lies: index and length of one or two parts.
