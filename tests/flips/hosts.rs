@@ -200,7 +200,8 @@ impl Host {
             Effect::Opened { conn, .. } => {
                 self.apps.insert(conn.index, App::default());
             }
-            Effect::Accept { port, conn, .. } => {
+            Effect::Accept { conn, flow, .. } => {
+                let port = flow.local.port;
                 self.apps.insert(conn.index, App::default());
                 self.accepted += 1;
                 let accepted = self.accepted;

@@ -22,6 +22,7 @@
 //!
 //! [`crate::variants`] decides which thread calls what, and whether there is a log in between.
 
+pub(crate) mod accept;
 pub(crate) mod claim;
 pub(crate) mod copy;
 pub(crate) mod direct;

@@ -33,10 +33,11 @@ use std::sync::Arc;
 
 use crate::config::{Keepalive, Settings, Tuning};
 use crate::error::SocketError;
+use crate::io::accept::AcceptQueue;
 use crate::io::processor::InlineStats;
 use crate::io::stream::{AppRequest, EndReason, Handle};
 use crate::io::view::{ConnectionStats, LIST_TIMEOUT};
-use crate::io::world::{AcceptQueue, Command, Options, World};
+use crate::io::world::{Command, Options, World};
 use crate::ip::neighbor::WaitingOpen;
 use crate::keys::Domain;
 use crate::log::request::{Address, Binding, ConnId, Endpoint, Families, Flow};

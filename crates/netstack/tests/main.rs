@@ -1,5 +1,6 @@
 //! Tests of the stack as its users see it: whole stacks, by hand and on threads.
 
+mod accept_order;
 mod addresses;
 mod autoscale;
 mod between;

@@ -50,10 +50,12 @@ impl Shared {
         match self.posts.agreement(membership, position) {
             Agreement::Majority { wrong, .. } if wrong != 0 => {
                 membership.report_divergence(wrong);
+                self.world.skip_missing_connections();
                 self.wake_workers();
             }
             Agreement::Undecided if membership.voters(position) != 0 => {
                 membership.count_undecided();
+                self.world.skip_missing_connections();
             }
             _ => {}
         }
@@ -82,6 +84,7 @@ impl<T: FaultHooks> Worker<T> {
         // What it posted before that position still counts.
         self.shared.posts.forget_from(self.id, first_wrong);
         self.shared.release_slot(self.id, diverged);
+        self.shared.world.skip_missing_connections();
         true
     }
 

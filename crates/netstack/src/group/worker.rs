@@ -1,8 +1,21 @@
-//! A worker: one replica of a group, and its share of the work.
+//! A worker holds one replica of a group's state, and does a share of the group's work.
 //!
-//! A turn with the log has these steps: claim, parse and publish (received frames become requests),
-//! prepare (find verdicts of requests), apply (every request, in log order), perform (the effects of
-//! which this worker is primary), send (frames that are built), steal (work of stragglers).
+//! A turn is one round of it. Before anything else it joins, leaves or parks, if that is asked for
+//! (`membership.rs`). With the log it has these steps:
+//!
+//! 1. Claim a batch of frames from the device, so that no other worker reads them; parse it; and
+//!    publish what is parsed, if no other worker has the receive pump. Frames become requests. (The
+//!    two pumps are values that one worker has at a time: one publishes, one sends.)
+//! 2. Prepare: verify the checksums of requests. The result is the verdict of a request. A request
+//!    names its primary, the worker that normally prepares it and performs its effects.
+//! 3. Apply every request that has a verdict, in log order. What that asks for, such as frames to
+//!    build, are its effects. They are retained (pending) until they are known to be done.
+//! 4. Perform the effects whose primary this worker is: its share.
+//! 5. Send frames that are built.
+//! 6. Steal: perform work of stragglers, workers that are late.
+//! 7. If steps 2 to 6 found nothing to do: prepare the next request, whoever its primary is.
+//!
+//! Units of TLS and framed streams are processed at the end of a turn.
 
 mod membership;
 mod sending;
@@ -37,39 +50,42 @@ use crate::stats::{EffectStats, PumpStats};
 use crate::time::Instant;
 use sending::SendWatch;
 
-/// After so many turns in a row without work, a worker also sends frames that others built.
+/// After this many turns in a row without work, a worker also sends frames that others built.
 const IDLE_TURNS: u32 = 16;
-/// At most so many requests are applied in one turn: as many as two workers publish in one, if each
+/// The most requests that are applied in one turn: as many as two workers publish in a turn if each
 /// frame is a request.
 const APPLY_BATCH: usize = 256;
-/// A worker: one replica of a group, and its share of the work.
+
+/// A worker: holds one replica of a group's state, and does a share of the group's work.
 pub struct Worker<T: FaultHooks = ()> {
     pub(crate) id: usize,
     pub(crate) shared: Arc<Shared>,
     pub(crate) log: Subscription<Request, Spin>,
     pub(crate) replica: Replica,
     pub(crate) pending: PendingEffects,
-    /// Which replicas own which work.
+    /// Which replicas own which stretch of the log and of the frame numbers: only an owner may be
+    /// the primary of work in it.
     pub(crate) epochs: Epochs,
-    /// What it is doing in its group.
+    /// Its membership: active, joining, parked, ...
     pub(crate) state: WorkerState,
-    /// With [`Layout::confirm`](crate::group::Layout): up to this position, a majority of the
-    /// replicas has the same state as this worker.
+    /// With [`Layout::confirm`](crate::group::Layout): since this worker began, a majority of the
+    /// replicas had the same fingerprints as it up to this position of the log.
     pub(crate) confirmed: Seq,
     /// What `state` was before this worker began to join.
     pub(crate) joined_from: WorkerState,
-    /// Fingerprints of the positions that it reaches during its join check. `post` keeps them here
-    /// and does not post them.
+    /// Fingerprints that it computed during its join check. Others do not count on it during that
+    /// check, so `post` keeps them here.
     pub(crate) unposted: Vec<(Seq, u64)>,
     /// Next request to consider for preparing.
     prepared: Seq,
-    /// Payload bytes of this worker's requests from `cursor` to `prepared`. At `ahead_bytes`, it
-    /// stops preparing its own requests and stops taking the pump in its turns.
+    /// Payload bytes of the requests whose primary it is, from `cursor` to `prepared`, about. When
+    /// this reaches `ahead_bytes`, the worker prepares no more of them, and claims no frames unless
+    /// a batch waits to be published.
     prepared_bytes: usize,
     /// How far its own share is performed.
     pub(crate) cursor: Cursor,
-    /// The value of `performed` of this slot, as last seen; an earlier worker may have stored it.
-    /// `performed` says how far a slot did its own share.
+    /// The last known value of `shared.performed[id]`, which says up to which position the workers
+    /// of this replica slot have performed their shares. An earlier one may have stored it.
     reported: Seq,
     pub(crate) stragglers: Stragglers,
     send_watch: SendWatch,
@@ -77,16 +93,19 @@ pub struct Worker<T: FaultHooks = ()> {
     idle: u32,
     /// Whether the last turn found work.
     was_busy: bool,
-    /// Whether it uses the log.
+    /// Whether it works with the log, or alone and without it (solo mode).
     pub(crate) log_mode: LogMode,
     /// Its state for working without the log.
     pub(crate) direct: DirectLog,
-    /// Frames whose work this worker completed.
+    /// Used frames that this worker has still to return to the device.
     pub(crate) recycler: FrameRecycler,
+    /// The batch that it claimed and that is not published.
     pub(crate) intake: Intake,
-    /// When this worker last found no frame in the device; [`Instant::NEVER`] if it found some.
+    /// The time of its latest look at the device if that look found no frame, else
+    /// [`Instant::NEVER`].
     pub(crate) device_empty_at: Instant,
-    /// Whether so many frames were held when it looked that the device may have none left.
+    /// Whether, at that look, the device may have been out of memory to receive into, because the
+    /// stack held so many of its frames.
     pub(crate) holds_many: bool,
     /// Faults of a test. `T::ACTIVE` says that the worker has fault hooks.
     hooks: T,
@@ -107,7 +126,8 @@ impl<T: FaultHooks> Worker<T> {
             pending,
             epochs,
         } = snapshot;
-        // ORDERING: Relaxed: this thread, or the one that made this worker, stored it last.
+        // ORDERING: Relaxed: an earlier worker of this slot ran on this thread, or ended before in
+        // a way that synchronizes with the thread that makes this one.
         let reported = shared.performed[id].load(Ordering::Relaxed);
         Worker {
             id,
@@ -154,10 +174,11 @@ impl<T: FaultHooks> Worker<T> {
         self.log_mode == LogMode::Solo
     }
 
-    /// Takes each step of a turn once, as far as possible now. Returns how much it did.
+    /// Takes the steps of a turn, and does in each what can be done without waiting. Returns how
+    /// much it did.
     ///
-    /// A worker that gets a pump keeps it for a chunk of work, and is the primary of all of that:
-    /// frames come in and go out through the cache of the core that works on them.
+    /// By default the worker that parses a batch is the primary of its requests: frames come in and
+    /// go out through the cache of the core that works on them.
     pub fn turn(&mut self, now: Instant) -> usize {
         if self.shared.layout.autoscale {
             self.count_busy(now);
@@ -177,7 +198,8 @@ impl<T: FaultHooks> Worker<T> {
         done
     }
 
-    /// Called when a turn begins: if the last one found work, the time since then counts as busy.
+    /// Called when a turn begins: if the last one found work, the time from the beginning of that
+    /// one (`stragglers.now`) to now counts as busy.
     fn count_busy(&mut self, now: Instant) {
         if self.was_busy {
             // ORDERING: Relaxed: only this worker writes it, and for others it is a measurement.
@@ -187,10 +209,10 @@ impl<T: FaultHooks> Worker<T> {
         }
     }
 
-    /// Claims a batch of frames, parses it, and publishes what is parsed. Claims none if this
-    /// worker is not active or has enough to do; publishes nothing while another worker has the
-    /// pump. Leaves solo mode in any case. With the pump, also autoscales when that is due. Returns
-    /// how much it did.
+    /// Leaves solo mode first. Then, if this worker is active and has not enough to do (or a batch
+    /// waits to be published): claims a batch of frames, parses it, and publishes what is parsed,
+    /// unless another worker has the receive pump. With the pump, also autoscales when that is due.
+    /// Returns how much it did.
     pub fn pump_in_turn(&mut self, now: Instant) -> usize {
         self.return_to_log();
         if !self.may_take_frames() {
@@ -204,7 +226,7 @@ impl<T: FaultHooks> Worker<T> {
         claimed + self.publish_parsed(now).unwrap_or(0)
     }
 
-    /// Whether it has so much to do that it claims no more frames.
+    /// Whether it has so much to do that it need not claim more frames.
     #[inline]
     pub(crate) fn has_enough(&self) -> bool {
         self.prepared_bytes >= self.shared.layout.tuning.ahead_bytes
@@ -244,7 +266,8 @@ impl<T: FaultHooks> Worker<T> {
         Some(done)
     }
 
-    /// A turn without the receive pump. The time is that of the last [`turn`](Self::turn).
+    /// A turn with the log and without the receive pump. Its time is the one that was passed to the
+    /// last [`turn`](Self::turn).
     pub fn work(&mut self) -> usize {
         if self.handle_membership() {
             return 0;
@@ -253,14 +276,18 @@ impl<T: FaultHooks> Worker<T> {
     }
 
     /// Prepares, applies, performs, sends and steals. If none of that did anything, prepares the
-    /// request that this replica applies next, whichever worker is its primary.
+    /// next request that this replica has to apply, whichever worker is its primary.
     #[inline]
     pub(crate) fn do_work(&mut self) -> usize {
         self.log.poll();
         let mut done = self.prepare_mine();
         done += self.apply_ready(APPLY_BATCH);
         done += self.perform_and_send();
-        self.idle = if done == 0 { self.idle + 1 } else { 0 };
+        self.idle = if done == 0 {
+            self.idle.saturating_add(1)
+        } else {
+            0
+        };
         done += self.send_in_turn(self.idle >= IDLE_TURNS);
         done += self.steal_if_due(done == 0);
         if done == 0 {
@@ -270,7 +297,8 @@ impl<T: FaultHooks> Worker<T> {
     }
 
     /// [Claims](Self::claim) a batch, [parses](Self::parse) it, and [publishes](Self::publish).
-    /// `None` if another worker has the pump, or if this one is not active or has no state.
+    /// `None` if another worker has the receive pump, or if this one is not active or has no
+    /// replica.
     pub fn pump(&mut self, now: Instant) -> Option<usize> {
         let claimed = self.claim(now).unwrap_or(0);
         self.parse();
@@ -293,7 +321,7 @@ impl<T: FaultHooks> Worker<T> {
         } = self;
         let end = log.end();
         let mut done = 0;
-        // One pin serves a whole chunk.
+        // A pin protects the frames of a whole chunk of the log: one is taken for each chunk.
         let mut pin = None;
         *prepared = (*prepared).max(replica.position());
         while *prepared < end && *prepared_bytes < shared.layout.tuning.ahead_bytes {
@@ -319,8 +347,9 @@ impl<T: FaultHooks> Worker<T> {
         done
     }
 
-    /// Prepares the request at `seq`, whichever worker is its primary, if it is published, not
-    /// applied here, and not prepared. Returns whether it did.
+    /// Prepares the request at `seq`, whichever worker is its primary, if it was published at this
+    /// worker's latest look at the log, is not applied here, and not prepared. Returns whether it
+    /// did.
     pub fn prepare(&mut self, seq: u64) -> bool {
         if self.handle_membership() {
             return false;
@@ -384,13 +413,14 @@ impl<T: FaultHooks> Worker<T> {
         }
     }
 
-    /// If any worker is late: prepares the next request in the place of its primary, and applies
-    /// it. Returns whether it did.
+    /// If any worker is late: prepares the next request on behalf of its primary, and applies it.
+    /// Returns whether it did.
     fn apply_for_straggler(&mut self) -> bool {
         self.stragglers.any && self.prepare_one(self.replica.position()) && self.apply_one()
     }
 
-    /// Applies the next request if it is published and prepared. Returns whether it did.
+    /// Applies the next request if it is published and prepared (if a worker is late, prepares it
+    /// before). Returns whether it did.
     pub fn apply(&mut self) -> bool {
         if self.handle_membership() {
             return false;
@@ -406,7 +436,8 @@ impl<T: FaultHooks> Worker<T> {
             return false;
         };
         let found = self.shared.verdicts.get(seq);
-        // `STORED`, a bit beside the verdict, says that the payload is in the receive ring already.
+        // `STORED`, a bit in the word of the verdict, says that the worker that verified the
+        // checksum copied the payload into the receive ring as well.
         let is_stored = found.is_some_and(|found| found & STORED != 0);
         let mut verdict = found.map(|found| found & !STORED);
         let mut changed;
@@ -453,7 +484,8 @@ impl<T: FaultHooks> Worker<T> {
         let posts = &self.shared.posts;
         let mut fingerprint = self.replica.post(position / posts.every());
         if self.shared.layout.confirm {
-            // The next request may overwrite a wrong value in the state, so the effects count, too.
+            // The state alone may hide an error, since a wrong value may be overwritten before the
+            // next post. So the effects of all requests up to here count, too.
             fingerprint = fingerprint.rotate_left(1) ^ self.pending.fingerprint();
         }
         if self.state == WorkerState::JoinCheck {
@@ -464,8 +496,8 @@ impl<T: FaultHooks> Worker<T> {
         self.shared.compare_at(position);
     }
 
-    /// Performs this worker's share. After each `frame_chunk` frames it tries to send, because a
-    /// peer that waits for frames is idle meanwhile.
+    /// Performs this worker's share. After each `frame_chunk` frames it tries to send, so that the
+    /// peer need not wait until all of the share is performed.
     fn perform_and_send(&mut self) -> usize {
         let most_frames = self.shared.layout.tuning.frame_chunk as u32;
         let mut done = 0;
@@ -479,8 +511,9 @@ impl<T: FaultHooks> Worker<T> {
         }
     }
 
-    /// Performs this worker's share, up to `most_frames` frames. Returns how much that was, and the
-    /// outcome of the last step.
+    /// Performs this worker's share, up to `most_frames` frames. Returns how many effects, or parts
+    /// of them, that were, and why it ended: at the frames (`Performed`), at the end or the limit
+    /// (`End`), or for lack of room.
     fn perform_mine(&mut self, most_frames: u32) -> (usize, Step) {
         let mut done = 0;
         let limit = self.perform_limit();
@@ -506,8 +539,9 @@ impl<T: FaultHooks> Worker<T> {
         (done, last)
     }
 
-    /// Performs this worker's next effect, or the next frame of one. If there is none, steals late
-    /// work. Returns whether it performed, stole or reported anything.
+    /// Performs this worker's next effect, or the next frame of one. If there is none, or none can
+    /// be performed now, steals late work. Returns whether it performed or stole anything, or found
+    /// more of the log done by others.
     pub fn perform(&mut self) -> bool {
         if self.handle_membership() {
             return false;
@@ -576,8 +610,8 @@ impl<T: FaultHooks> Worker<T> {
             .stragglers
             .check(&self.shared, &self.pending, &self.epochs)
         {
-            // Nothing can be stolen. No worker reports for an empty slot, and the pump cannot wait
-            // for that, so this worker reports what it knows to be done.
+            // Nothing can be stolen. An empty slot never reports progress, and the pump would wait
+            // for it for ever, so this worker reports what it knows to be done, by any worker.
             let reported = self.shared.membership.misses_a_replica() && self.report_verified();
             return usize::from(reported);
         }
@@ -588,8 +622,9 @@ impl<T: FaultHooks> Worker<T> {
         scan.done.max(usize::from(reported))
     }
 
-    /// Stores `pending.first` in `verified`: all requests before it are done, whoever was to do
-    /// them. Returns whether that was news, for which the pump may have waited.
+    /// Stores `pending.first` in `verified` (which has nothing to do with checksums): all requests
+    /// before it are known to be done, by any worker. Returns whether the value grew, for which the
+    /// receive pump may have waited, since it may use the places of those requests again.
     fn report_verified(&self) -> bool {
         // ORDERING: Relaxed: no other thread changes the word of this slot.
         let reported = self.shared.verified[self.id].load(Ordering::Relaxed);
@@ -622,7 +657,8 @@ impl<T: FaultHooks> Worker<T> {
         executor.scan(&mut self.stragglers, limit, most)
     }
 
-    /// Drops pending effects of requests before `below`, which are done. Stops at the cursor.
+    /// Drops pending effects of requests before `below`, but none from the cursor on. The caller
+    /// knows that they are done.
     fn forget(&mut self, below: Seq) {
         self.cursor.effect -= self.pending.forget(below.min(self.cursor.seq));
         self.epochs.forget(self.pending.first);
@@ -643,12 +679,12 @@ impl<T: FaultHooks> Worker<T> {
         self.id
     }
 
-    /// The state.
+    /// Its copy of the group's state.
     pub fn replica(&self) -> &Replica {
         &self.replica
     }
 
-    /// What it performed.
+    /// What the workers of its slot performed so far.
     pub fn stats(&self) -> EffectStats {
         self.stats
     }
@@ -663,9 +699,9 @@ impl<T: FaultHooks> Worker<T> {
         self.pending.effects.iter()
     }
 
-    /// The next [`turn`](Self::turn) is due at this time: the replica's next deadline, or that of
-    /// the receive pump (which waits for neighbours and fragments), whichever is earlier. If
-    /// another worker has the pump, only the replica's counts: that worker asks the pump itself.
+    /// The next [`turn`](Self::turn) is due at this time: the earliest deadline of the replica, of
+    /// a batch that is not parsed, and of the receive pump (which waits for neighbours and
+    /// fragments). If another worker has the pump, that worker takes the pump's into account.
     pub fn next_deadline(&self) -> Instant {
         let rx_side = self.shared.rx.try_take();
         let pump = rx_side.map_or(Instant::NEVER, |rx_side| rx_side.pump.next_deadline());
@@ -673,12 +709,13 @@ impl<T: FaultHooks> Worker<T> {
         self.replica.next_deadline().min(pump).min(batches)
     }
 
-    /// Requests that are published and not applied here. [`Worker::apply`] sees what this has seen.
+    /// Requests that are published and not applied here. Looks at the log, so that
+    /// [`Worker::prepare`] can reach all of them.
     pub fn lag(&mut self) -> u64 {
         self.log.poll() - self.replica.position()
     }
 
-    /// The end of the log as last seen, for choosing what to prepare.
+    /// The end of the log now, for choosing what to prepare.
     pub fn published(&mut self) -> u64 {
         self.log.poll()
     }
@@ -687,9 +724,9 @@ impl<T: FaultHooks> Worker<T> {
         &self.shared
     }
 
-    /// Returns recycled frames to the device before this worker sleeps. If another worker has the
-    /// pump, that worker may be blocked in the device for lack of frames, so these are left where
-    /// that worker finds them.
+    /// Returns used frames to the device before this worker sleeps. If another worker is claiming
+    /// frames from the device, that worker may be in need of them, so they are left where it finds
+    /// them.
     pub(crate) fn put_back(&mut self) {
         if self.recycler.frames.is_empty() {
             return;
@@ -700,14 +737,15 @@ impl<T: FaultHooks> Worker<T> {
         }
     }
 
-    /// Drops effects that are known to be done. Returns whether any are left; if so, this worker
-    /// must not sleep without a deadline.
+    /// Drops effects that are known to be done. Returns whether some applied requests are not yet
+    /// known to be done; if so, this worker must not sleep without a deadline.
     pub(crate) fn has_pending_effects(&mut self) -> bool {
         self.forget(self.shared.performed_by(self.epochs.owners()));
         !self.pending.applied.is_empty()
     }
 
-    /// Whether a turn would find something to do.
+    /// Whether a turn may find something to do, apart from frames in the device, deadlines and late
+    /// work.
     pub(crate) fn has_work(&mut self) -> bool {
         self.shared.membership.is_notified(self.id)
             || self.shared.batches.is_any_waiting()

@@ -8,11 +8,12 @@ mod frames;
 
 use crate::error::SocketError;
 use crate::io::Payload;
+use crate::io::accept::Ready;
 use crate::io::rx::migration::MigrationProgress;
 use crate::io::stream::{AppRequest, StreamRef};
-use crate::io::world::{HintUpdate, OpenResult, Ready, Wakes, World};
+use crate::io::world::{HintUpdate, OpenResult, Wakes, World};
 use crate::log::effect::{Deliver, Effect};
-use crate::log::request::{ConnId, Flow, Request};
+use crate::log::request::{ConnId, Request};
 use crate::stats::EffectStats;
 
 pub(crate) use datagrams::{build_datagram, fill_datagram, queue, whole_datagram};
@@ -186,7 +187,14 @@ pub(crate) fn notify(world: &World, effect: &Effect, stats: &mut EffectStats) {
         Effect::Serialized(packed) => {
             world.report_migration(MigrationProgress::Serialized(Box::new(packed)))
         }
-        Effect::Accept { port, conn, flow } => accept(world, port, conn, flow),
+        Effect::Accept { number, conn, flow } => {
+            let ready = Ready {
+                group: world.group,
+                stream: world.streams.handle(conn),
+                flow,
+            };
+            world.established(number, ready);
+        }
         Effect::Hint { conn, flow, open } => world.hints.push(HintUpdate { conn, flow, open }),
         Effect::Retire { conn, held } => {
             if let Some(stream) = world.streams.get(conn) {
@@ -201,26 +209,5 @@ pub(crate) fn notify(world: &World, effect: &Effect, stats: &mut EffectStats) {
             world.retired.push(conn);
             world.wake_pump();
         }
-    }
-}
-
-/// Queues an established connection for the port's listener; without one, nobody will ever read it.
-fn accept(world: &World, port: u16, conn: ConnId, flow: Flow) {
-    let stream = world.streams.handle(conn);
-    let mut table = world.socket_table();
-    let ready = Ready {
-        group: world.group,
-        stream,
-        flow,
-    };
-    let queue = table.listeners.get_mut(&port);
-    let news = queue.map(|queue| queue.push(ready));
-    drop(table);
-    match news {
-        Some(news) => {
-            world.shared.socket_table_changed.notify_all();
-            news.event.notify_all();
-        }
-        None => world.abandon(stream),
     }
 }

@@ -3,8 +3,8 @@
 //! Nothing here is protocol state. The queues are the few places where several threads meet; none
 //! of them is on the path of a data frame.
 
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::collections::{HashMap, HashSet, VecDeque};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
@@ -17,6 +17,7 @@ use crate::error::SocketError;
 use crate::groups::balance::Load;
 use crate::groups::classify;
 use crate::groups::migrated_flows::MigratedFlows;
+use crate::io::accept::{AcceptQueue, Arrivals};
 use crate::io::echo::EchoQueues;
 use crate::io::rx::addresses::InterfaceChange;
 use crate::io::rx::migration::{MigrationMessage, MigrationProgress};
@@ -115,63 +116,14 @@ pub(crate) struct Options {
     pub(crate) tuning: Tuning,
 }
 
-/// The queue of a listening port.
-#[derive(Debug, Default)]
-pub(crate) struct AcceptQueue {
-    pub(crate) options: Options,
-    pub(crate) ready: VecDeque<Ready>,
-    /// For each group, how many of its connections were accepted.
-    pub(crate) accepted: Vec<u64>,
-    /// For pollers.
-    pub(crate) news: Arc<QueueNews>,
-}
-
-/// What pollers know of an accept queue.
-#[derive(Debug, Default)]
-pub(crate) struct QueueNews {
-    /// Connections that have ever come.
-    pub(crate) arrived: AtomicU64,
-    /// Connections that wait.
-    pub(crate) waiting: AtomicUsize,
-    /// Whether the listener was closed.
-    pub(crate) closed: AtomicBool,
-    /// Notified when one comes, or the listener or the stack goes away.
-    pub(crate) event: EventCount,
-}
-
-impl AcceptQueue {
-    /// A connection comes. The caller notifies those that wait when it has released the table.
-    pub(crate) fn push(&mut self, ready: Ready) -> Arc<QueueNews> {
-        self.ready.push_back(ready);
-        // ORDERING: Relaxed: what is looked at after the notification is seen by its fence.
-        self.news.arrived.fetch_add(1, Ordering::Relaxed);
-        self.news.waiting.store(self.ready.len(), Ordering::Relaxed);
-        Arc::clone(&self.news)
-    }
-
-    /// A connection is accepted.
-    pub(crate) fn pop(&mut self) -> Option<Ready> {
-        let ready = self.ready.pop_front();
-        self.news.waiting.store(self.ready.len(), Ordering::Relaxed);
-        ready
-    }
-}
-
-/// A connection that waits to be accepted.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ready {
-    /// The group that it was opened in.
-    pub(crate) group: u16,
-    pub(crate) stream: Handle,
-    pub(crate) flow: Flow,
-}
-
 #[derive(Debug, Default)]
 pub(crate) struct SocketTable {
     pub(crate) open_results: HashMap<u64, Option<OpenResult>>,
     /// Of those without a result that a poller waits for: what is notified.
     pub(crate) open_events: HashMap<u64, Arc<EventCount>>,
     pub(crate) listeners: HashMap<u16, AcceptQueue>,
+    /// For each group, its connections that are established and in no queue yet.
+    pub(crate) arrivals: HashMap<u16, Arrivals>,
     /// The sockets bound to UDP ports.
     pub(crate) bindings: Bindings,
     /// The queues of echo sockets, by their identifiers.

@@ -81,8 +81,9 @@ pub enum Effect {
     },
     /// A connection to a listening port is established and waits to be accepted.
     Accept {
-        /// The listening port.
-        port: u16,
+        /// How many connections of the group were established before it. They are accepted in this
+        /// order.
+        number: u64,
         /// The connection.
         conn: ConnId,
         /// Its ends.

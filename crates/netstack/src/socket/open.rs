@@ -11,8 +11,9 @@ use super::wait::{WaitPolicy, WaitUntil, wait_for_socket_table};
 use super::{TcpStream, valid_ttl};
 use crate::config::{Settings, Tuning};
 use crate::error::SocketError;
+use crate::io::accept::{QueueNews, Ready};
 use crate::io::stream::EndReason;
-use crate::io::world::{Command, OpenResult, Options, QueueNews, Ready, SocketTable, World};
+use crate::io::world::{Command, OpenResult, Options, SocketTable, World};
 use crate::log::request::Binding;
 
 /// A port that connections arrive at. Dropping it, and its clones, stops listening and resets what
@@ -85,7 +86,9 @@ impl TcpListener {
         Ok(self.shared.wait.set_timeout(timeout)?)
     }
 
-    /// Takes the next established connection, waiting for it unless that is switched off.
+    /// Takes the next established connection, waiting for it unless that is switched off. Those of
+    /// one group come in the order in which they were established; those of different groups in no
+    /// particular order.
     ///
     /// # Errors
     /// [`SocketError::Closed`] after [`TcpListener::close`], also by another thread meanwhile;

@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 use super::Stack;
 use crate::error::CloseError;
+use crate::io::accept::Ready;
 use crate::io::stream::{AppRequest, ConnectionStatus, Handle};
-use crate::io::world::{Command, Ready, World};
+use crate::io::world::{Command, World};
 use crate::socket::WaitUntil;
 
 /// How long the last frames may take to leave, 100 ms. A device that takes none must not hold up

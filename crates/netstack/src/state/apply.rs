@@ -1,8 +1,13 @@
 //! The replicated state: all connections of a group, and what they share.
 //!
-//! A [`Replica`] is plain data. Only requests change it (apart from planned faults of tests and
-//! `continue_log_at`), and the result depends only on the request, its verdict and the state.
-//! Replicas that applied the same log are therefore equal.
+//! A [`Replica`] is plain data. Only requests change it; the exceptions are `continue_log_at` and
+//! faults that tests inject. The result depends only on the request, its verdict (which segments
+//! have good checksums; all replicas are given the same) and the state. Replicas that began with
+//! the same limits and applied the same requests are therefore equal.
+//!
+//! A request is published by the receive pump, which reads frames. Its digest is a summary of fixed
+//! size: time, frames sent, and what an in-order run of segments needs, such as the connection that
+//! the pump believes it belongs to (the hint).
 
 use core::cell::Cell;
 use core::panic::AssertUnwindSafe;
@@ -38,7 +43,8 @@ use connections::Place;
 use deadlines::Deadlines;
 use listen::{Listeners, Returned};
 
-/// Requests that are applied one after the other. The caller receives the effects of each.
+/// A source of requests that are applied one after the other. It also takes the effects of each:
+/// what has to be performed outside of the state, such as frames to build.
 pub(crate) trait Requests<S> {
     /// Moves to the next request; false if there is none.
     fn advance(&mut self) -> bool;
@@ -53,52 +59,59 @@ pub(crate) trait Requests<S> {
 pub struct Replica {
     /// The latest time that an applied request carried.
     now: Instant,
-    /// Next frame number, limit, and frames sent; also limits of answers.
+    /// The number of the next outgoing frame, the first number for which there is no transmit slot,
+    /// and how many frames are sent; also the rate limits of resets and challenge ACKs.
     frames: FrameNumbers,
-    /// How many requests of the log were applied: the position of the next one.
+    /// How many requests of the log were applied, which is the position of the next one. Requests
+    /// that are applied without a log count here, too, until `continue_log_at`.
     position: u64,
-    /// How many requests were applied without a log.
+    /// How many requests were applied without a log, up to the last `continue_log_at`.
     applied_unlogged: u64,
-    /// Running hash of what requests changed.
+    /// Running hash of frame numbers and of the connections and sockets that requests changed.
+    /// Replicas compare it.
     fold: u64,
-    /// The place that was used last.
+    /// The place of the connection that the fast path works on: a panic there is blamed on it.
     touched: u32,
+    /// No deadline of a connection is before this; it may be that of one which was put off since.
     next_deadline: Instant,
-    /// Waiting connections and sockets may continue once `frames.sent` reaches this. 0 if one may
-    /// continue with the next request, `u64::MAX` if none waits.
+    /// `follow_up` runs once `frames.sent` reaches this. 0 makes it run after every request;
+    /// `u64::MAX` says that nothing waits for frames to be sent.
     next_sent: u64,
     limits: Limits,
     /// The group of the stack that this replica belongs to.
     group: GroupIndex,
     keys: Keys,
     grouping: Grouping,
-    /// The connection table.
+    /// The connection table. A [`ConnId`] is the index of a place and its generation, which counts
+    /// the connections that were in it.
     places: Vec<Place>,
     /// Indices of free places.
     free: Vec<u32>,
     /// Finds the connection of a flow.
     demux: Demux,
     listeners: Listeners,
-    /// Connections that could send more, and wait for credit or their turn, in the order of turns.
+    /// Connections that have something to send and wait for transmit slots or for their turn. The
+    /// first one is next.
     waiting: VecDeque<ConnId>,
-    /// Connections with acknowledged bytes that wait for frames to be sent. Each may continue once
-    /// `frames.sent` reaches its count; counts ascend.
+    /// Connections that may not release acknowledged bytes yet, because frames that are not sent
+    /// refer to them. A connection may release them once `frames.sent` is at least the number of
+    /// its entry; numbers ascend.
     unsent: VecDeque<(u64, ConnId)>,
-    /// Connections in TIME-WAIT, the oldest first; some may be closed already.
+    /// Connections in TIME-WAIT, the oldest first. Some may have been closed since.
     time_wait: VecDeque<ConnId>,
     /// When each connection has to be looked at.
     deadlines: Deadlines,
     udp: udp::Sockets,
-    /// The bytes received so far of a connection that migrates to this group.
+    /// The part received so far of the encoded state of a connection that migrates to this group.
     incoming: Vec<u8>,
     /// The flows whose connections migrated to other groups, folded into one number.
     migrated_away: u64,
     stats: StateStats,
-    /// `frames.next` when the fast path began. After a panic, isolation goes back to it. Meaningful
-    /// within one request only, so not part of the state.
+    /// `frames.next` when the fast path began: what `unwound` sets it to after a panic. Meaningful
+    /// within one request only, so replicas do not compare it.
     next_before: u64,
-    /// Whether the code that runs now may change more than one connection. Meaningful within one
-    /// request only.
+    /// Whether code runs that may change more than one connection: a panic in it cannot be blamed
+    /// on one, unless `guarded` catches it. Meaningful within one request only.
     beyond_one: bool,
     /// How many of [`StateStats::panicked`] were injected ([`Limits::panics_ppm`]).
     #[cfg(feature = "testkit")]
@@ -146,14 +159,14 @@ impl Replica {
 
     /// Applies the next request of the log. `verdict` has one bit per segment of a run, or per
     /// datagram, set if its checksum is good; other requests ignore it. The effects of the request
-    /// go to `out`, which holds no others.
+    /// go to `out`, which must be empty.
     ///
-    /// A panic in the TCP code closes the connection that it concerns, identically in every replica
+    /// A panic in the code of one connection closes that connection, identically in every replica
     /// ([`StateStats::panicked`]).
     ///
     /// # Panics
-    /// If code that is not specific to one connection panics. The replica must not be used
-    /// afterwards.
+    /// If code that is not specific to one connection panics, such as the answer to a segment that
+    /// matches none. The replica must not be used afterwards.
     pub fn apply(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
         let apply = || self.apply_in_batch(request, verdict, &mut *out);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(apply)) {
@@ -161,11 +174,11 @@ impl Replica {
         }
     }
 
-    /// Applies several requests. Cheaper than calling [`Replica::apply`] for each, because panics
-    /// are caught once for all.
+    /// Applies several requests. Cheaper than calling [`Replica::apply`] for each, because one
+    /// `catch_unwind` covers many.
     ///
     /// # Panics
-    /// As [`Replica::apply`], and if the work between two requests panics.
+    /// As [`Replica::apply`], and if a method of `requests` panics.
     pub(crate) fn apply_each<S: EffectSink>(
         &mut self,
         requests: &mut impl Requests<S>,
@@ -176,8 +189,8 @@ impl Replica {
             let applying = Cell::new(false);
             let batch = || {
                 while requests.advance() {
-                    applying.set(true);
                     let (request, verdict) = requests.current();
+                    applying.set(true);
                     self.apply_in_batch(request, verdict, out);
                     applying.set(false);
                     requests.take_effects(out);
@@ -194,9 +207,9 @@ impl Replica {
         }
     }
 
-    /// As [`Replica::apply`], for callers that catch panics themselves: a panic unwinds out of this
-    /// function, and the caller must pass it to [`Replica::unwound`] before any other use of the
-    /// replica.
+    /// Applies one request, for callers that catch panics themselves, once for a batch: a panic
+    /// unwinds out of this function, and the caller must pass it to [`Replica::unwound`] before any
+    /// other use of the replica.
     ///
     /// # Panics
     /// If any code called from here panics.
@@ -219,9 +232,10 @@ impl Replica {
         }
     }
 
-    /// Applies a run by the fast path, if the pump knew its connection and the run is as expected.
-    /// Otherwise returns false, and the slow path applies the run. `next_before`, `touched` and the
-    /// application's cursors may be updated by then; updating them twice does no harm.
+    /// Applies a request by the fast path, if it is a run of segments whose connection the pump
+    /// knew and which continue it as expected. Otherwise returns false, and the slow path has to
+    /// apply it; `next_before`, `touched` and the application's cursors may be updated already, and
+    /// the slow path may update them again.
     #[inline(always)]
     fn fast_path(
         &mut self,
@@ -287,8 +301,8 @@ impl Replica {
         self.beyond_one = false;
     }
 
-    /// Fires deadlines that are due, and lets waiting connections and UDP sockets continue. New
-    /// time or credit allows this, whatever the request was about.
+    /// Fires deadlines that are due, and lets waiting connections and UDP sockets continue. Any
+    /// request may bring a later time or more sent frames, so this may follow every kind.
     #[inline(never)]
     fn follow_up(&mut self, out: &mut impl EffectSink) {
         self.beyond_one = true;
@@ -340,7 +354,9 @@ impl Replica {
         done
     }
 
-    /// Applies a run of one flow: finds its connection, and gives it the good segments.
+    /// Applies a run (consecutive segments of one flow): finds the flow's connection, and passes it
+    /// the segments with good checksums. If this returns early, the application's cursors are not
+    /// used; they are totals, and a later request carries them again.
     fn segments(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
         let digest = &request.digest;
         let verdict = verdict & digest.all_good();
@@ -353,7 +369,7 @@ impl Replica {
         }
         let conn = match self.lookup(request) {
             Some(ConnId::MIGRATED) => {
-                self.stats.dropped_while_migrating += u64::from(digest.count);
+                self.stats.dropped_while_migrating += u64::from(verdict.count_ones());
                 return;
             }
             Some(conn) => conn,
@@ -370,8 +386,8 @@ impl Replica {
             return self.no_connection(request, verdict, Some(past), out);
         }
         self.with(conn, out, |tcb, cx| {
-            // The cursors belong to the connection that the pump looked up. A new connection of the
-            // same flow may have replaced it since.
+            // The cursors are those of the connection that the pump found (`hint`). A new
+            // connection of the same flow may have taken its place between that and now.
             if digest.bits & Digest::PROGRESS != 0 && conn == digest.hint {
                 tcb.progress_low(digest.app_read, digest.app_written, cx);
             }
@@ -379,9 +395,9 @@ impl Replica {
         });
     }
 
-    /// Handles a run that belongs to no connection: each segment goes to the listener of its port,
-    /// or is refused. `past` is set if a SYN replaced a connection: the end of its sequence
-    /// numbers.
+    /// Handles a run that matches no connection: each segment goes to the listener of its port, or
+    /// is refused. `past`: if a SYN replaced a connection, the first sequence number behind those
+    /// of the old one. (A SYN is a run by itself.)
     fn no_connection(
         &mut self,
         request: &Request,
@@ -401,7 +417,8 @@ impl Replica {
         });
     }
 
-    /// Answers a segment of no connection with a RST, unless a limit forbids it.
+    /// Answers a segment that matches no connection with a RST, unless RFC 9293 section 3.10.7.1 or
+    /// a rate limit forbids it.
     fn refuse(&mut self, flow: Flow, mac: Mac, segment: &Segment<'_>, out: &mut impl EffectSink) {
         self.stats.no_connection += 1;
         let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
@@ -410,7 +427,7 @@ impl Replica {
 
     fn command(&mut self, body: &Body, out: &mut impl EffectSink) {
         match *body {
-            // No commands, or commands of UDP sockets, which were applied above.
+            // Not commands, or commands of UDP sockets, which `udp_command` applied.
             Body::None
             | Body::Segment { .. }
             | Body::Datagrams { .. }
@@ -499,7 +516,8 @@ impl Replica {
         }
     }
 
-    /// If the connection still exists, calls `what` with it, and then `after_request`.
+    /// If the connection still exists, calls `what` with it, and then `after_request`. A panic in
+    /// `what` closes the connection.
     fn with<S: EffectSink>(
         &mut self,
         conn: ConnId,
@@ -511,7 +529,8 @@ impl Replica {
         }
     }
 
-    /// How many requests of the log were applied.
+    /// The position of the next request of the log: how many of it were applied. Counts those
+    /// without a log, too, until `continue_log_at`.
     pub fn position(&self) -> u64 {
         self.position
     }
@@ -521,8 +540,9 @@ impl Replica {
         self.position + self.applied_unlogged
     }
 
-    /// Resets the position of the log after working without a log: the requests that were applied
-    /// from `position` on count as unlogged.
+    /// Sets the position back to `position` after working without the log: the state stays, and
+    /// requests that were applied since that position count as unlogged. `position` is at most what
+    /// [`Replica::position`] returns.
     pub(crate) fn continue_log_at(&mut self, position: u64) {
         self.applied_unlogged += self.position - position;
         self.position = position;
@@ -533,12 +553,13 @@ impl Replica {
         self.now
     }
 
-    /// A request must be applied at this time at the latest, so that deadlines fire.
+    /// By this time some request must be applied, if only a tick; otherwise deadlines fire late.
     pub fn next_deadline(&self) -> Instant {
         self.next_deadline
     }
 
-    /// Number of the next outgoing frame, the limit of numbers, and how many frames are sent.
+    /// The number of the next outgoing frame, the limit of numbers, and how many frames are sent;
+    /// also the rate limits of resets and challenge ACKs.
     pub fn frames(&self) -> &FrameNumbers {
         &self.frames
     }

@@ -37,9 +37,10 @@ pub(super) enum AckDue {
 field_variants!(AckDue { None, Delayed, Now });
 
 impl Tcb {
-    /// `len` bytes of `seg` arrived in order: acknowledges every second full segment at once, a
-    /// single one later. If the pump has further segments already, they are acknowledged together
-    /// with this one.
+    /// `len` bytes of `seg` arrived in order: acknowledges at once with every second segment,
+    /// however short (RFC 9293 section 3.8.6.3 asks for it with full ones only), and with a merged
+    /// frame of more than one maximum segment; a single segment later. If the pump has further
+    /// segments already, they are acknowledged together with this one.
     #[inline(always)]
     pub(super) fn ack_soon<S: EffectSink>(&mut self, seg: &Segment<'_>, len: u32, cx: &Cx<'_, S>) {
         let several = seg.count >= 2 || len > u32::from(cx.limits.mss());

@@ -138,7 +138,7 @@ impl<const N: usize> Kept<N> {
     }
 
     /// Writes the headers with these numbers. A header field that differs between frames of one
-    /// template must be written here too, and be in the sums.
+    /// template must be written here and in `write_next`, and be in the sums.
     #[inline(always)]
     fn write(&self, seq: SeqNum, ack: SeqNum, wnd: u16, buffer: &mut [u8]) -> Head {
         // Always as much: what stands behind the headers is overwritten by the text.

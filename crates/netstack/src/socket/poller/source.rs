@@ -8,8 +8,9 @@ use dominoes::{EventCount, Watch};
 
 use super::Interest;
 use super::registration::Registration;
+use crate::io::accept::QueueNews;
 use crate::io::stream::{Handle, Look};
-use crate::io::world::{OpenResult, QueueNews, World};
+use crate::io::world::{OpenResult, World};
 use crate::log::request::ConnId;
 use crate::socket::{
     Connecting, ReadHalf, TcpListener, TcpStream, UdpReceiver, UdpSender, UdpSocket, WriteHalf,

@@ -45,6 +45,8 @@ pub(crate) struct Listeners {
     ports: BTreeMap<u16, Listener>,
     /// Connections in SYN-RECEIVED, over all ports.
     half_open: u32,
+    /// Connections established, over all ports, also those of listeners that are closed.
+    established: u64,
 }
 
 impl Listeners {
@@ -106,12 +108,18 @@ impl Listeners {
             listener.established += u64::from(established);
             self.half_open -= 1;
         }
+        self.established += u64::from(established);
     }
 
     /// Passes every value to `add`, in a fixed order.
     pub(crate) fn fold(&self, add: &mut impl FnMut(u64)) {
-        let Listeners { ports, half_open } = self;
+        let Listeners {
+            ports,
+            half_open,
+            established,
+        } = self;
         add(u64::from(*half_open));
+        add(*established);
         for (port, listener) in ports {
             let Listener {
                 backlog,
@@ -295,10 +303,11 @@ impl Replica {
         place.listener_port = None;
         let closed = tcb.is_closed();
         let flow = tcb.flow();
+        let number = self.listeners.established;
         self.listeners.end(port, !closed);
         if !closed {
             place.held = true;
-            out.push(Effect::Accept { port, conn, flow });
+            out.push(Effect::Accept { number, conn, flow });
         }
     }
 

@@ -73,8 +73,9 @@ pub(super) struct Acked {
 
 /// How a congestion window opens, and how far it falls.
 ///
-/// It sees acknowledgments and losses, and sets the window and the threshold. There is no pacing: an
-/// algorithm that needs a rate needs more than this trait.
+/// It sees acknowledgments and losses, and sets the window and the threshold. It does not see an
+/// acknowledgment in a recovery, with a congestion mark, or while less than half the window is
+/// used. There is no pacing: an algorithm that needs a rate needs more than this trait.
 trait Algorithm {
     /// By how many bytes the window grows after `ack` in slow start; `None`: that is over.
     /// `initial`: nothing was ever lost.

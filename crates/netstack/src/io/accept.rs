@@ -1,0 +1,179 @@
+//! Established connections on their way to whoever accepts them.
+//!
+//! `apply` numbers the connections of a group in the order in which they are established, and any
+//! worker may perform the effects that hand them over, in any order. [`Arrivals`] puts them back in
+//! order before they enter the queue of their port: an application accepts those of a group in the
+//! order in which they were established, as it does from other stacks, and protocols of several
+//! connections rely on that.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use dominoes::EventCount;
+
+use crate::io::stream::Handle;
+use crate::io::world::{Options, SocketTable, World};
+use crate::log::request::Flow;
+
+/// The queue of a listening port.
+#[derive(Debug, Default)]
+pub(crate) struct AcceptQueue {
+    pub(crate) options: Options,
+    pub(crate) ready: VecDeque<Ready>,
+    /// For each group, how many of its connections were accepted.
+    pub(crate) accepted: Vec<u64>,
+    /// For pollers.
+    pub(crate) news: Arc<QueueNews>,
+}
+
+/// What pollers know of an accept queue.
+#[derive(Debug, Default)]
+pub(crate) struct QueueNews {
+    /// Connections that have ever come.
+    pub(crate) arrived: AtomicU64,
+    /// Connections that wait.
+    pub(crate) waiting: AtomicUsize,
+    /// Whether the listener was closed.
+    pub(crate) closed: AtomicBool,
+    /// Notified when one comes, or the listener or the stack goes away.
+    pub(crate) event: EventCount,
+}
+
+impl AcceptQueue {
+    /// A connection comes. The caller notifies those that wait when it has released the table.
+    fn push(&mut self, ready: Ready) -> Arc<QueueNews> {
+        self.ready.push_back(ready);
+        // ORDERING: Relaxed: what is looked at after the notification is seen by its fence.
+        self.news.arrived.fetch_add(1, Ordering::Relaxed);
+        self.news.waiting.store(self.ready.len(), Ordering::Relaxed);
+        Arc::clone(&self.news)
+    }
+
+    /// A connection is accepted.
+    pub(crate) fn pop(&mut self) -> Option<Ready> {
+        let ready = self.ready.pop_front();
+        self.news.waiting.store(self.ready.len(), Ordering::Relaxed);
+        ready
+    }
+}
+
+/// A connection that waits to be accepted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ready {
+    /// The group that it was opened in.
+    pub(crate) group: u16,
+    pub(crate) stream: Handle,
+    pub(crate) flow: Flow,
+}
+
+/// Connections of one group whose predecessors have not come yet.
+#[derive(Debug)]
+pub(crate) struct Arrivals<T = Ready> {
+    /// The number of the connection that comes next.
+    next: u64,
+    /// Those that came before their turn, by number.
+    early: VecDeque<(u64, T)>,
+}
+
+impl<T> Default for Arrivals<T> {
+    fn default() -> Self {
+        Arrivals {
+            next: 0,
+            early: VecDeque::new(),
+        }
+    }
+}
+
+impl<T> Arrivals<T> {
+    fn add(&mut self, number: u64, connection: T) {
+        let at = self.early.partition_point(|(other, _)| *other <= number);
+        self.early.insert(at, (number, connection));
+    }
+
+    /// The next connection, if it has come. One that comes after its turn is next at once.
+    fn pop(&mut self) -> Option<T> {
+        let (number, _) = self.early.front()?;
+        if *number > self.next {
+            return None;
+        }
+        self.next = self.next.max(number + 1);
+        self.early.pop_front().map(|(_, connection)| connection)
+    }
+
+    /// Waits no longer for those that are missing.
+    fn skip(&mut self) {
+        if let Some((last, _)) = self.early.back() {
+            self.next = self.next.max(*last);
+        }
+    }
+}
+
+impl World {
+    /// A connection to a listening port is established, the one of this number in its group: it
+    /// enters the queue of its port when those before it have. Without a listener nobody will ever
+    /// read it.
+    pub(crate) fn established(&self, number: u64, ready: Ready) {
+        self.hand_over(|arrivals| arrivals.add(number, ready));
+    }
+
+    /// A worker may have performed wrong effects, or not those that it had to: connections no
+    /// longer wait for such as did not come.
+    #[cold]
+    pub(crate) fn skip_missing_connections(&self) {
+        self.hand_over(Arrivals::skip);
+    }
+
+    fn hand_over(&self, change: impl FnOnce(&mut Arrivals)) {
+        let (mut news, mut homeless) = (Vec::new(), Vec::new());
+        let mut table = self.socket_table();
+        let SocketTable {
+            arrivals,
+            listeners,
+            ..
+        } = &mut *table;
+        let arrivals = arrivals.entry(self.group).or_default();
+        change(arrivals);
+        while let Some(ready) = arrivals.pop() {
+            match listeners.get_mut(&ready.flow.local.port) {
+                Some(queue) => news.push(queue.push(ready)),
+                None => homeless.push(ready.stream),
+            }
+        }
+        drop(table);
+        if !news.is_empty() {
+            self.shared.socket_table_changed.notify_all();
+        }
+        for news in news {
+            news.event.notify_all();
+        }
+        for stream in homeless {
+            self.abandon(stream);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_come_in_the_order_of_their_numbers() {
+        let mut arrivals = Arrivals::default();
+        let mut order = Vec::new();
+        for number in [2, 1, 0, 3, 6, 5] {
+            arrivals.add(number, number);
+            order.extend(core::iter::from_fn(|| arrivals.pop()));
+            assert!(number != 1 || order.is_empty(), "one came before its turn");
+        }
+        assert_eq!(order, [0, 1, 2, 3]);
+        // Number 4 is lost. What comes after all goes at once.
+        arrivals.skip();
+        order.extend(core::iter::from_fn(|| arrivals.pop()));
+        assert_eq!(order, [0, 1, 2, 3, 5, 6]);
+        for number in [4, 7] {
+            arrivals.add(number, number);
+            assert_eq!((arrivals.pop(), arrivals.pop()), (Some(number), None));
+        }
+    }
+}
