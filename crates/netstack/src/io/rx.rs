@@ -430,7 +430,7 @@ impl RxPump {
         done += self.reap(now, log);
         self.give_up_fragments(now);
         self.announce_if_due(now);
-        if self.idle.next_deadline() <= now {
+        if self.idle.is_due(now) {
             done += self.look_at_idle(now, log);
         }
         if self.v6_due <= now {
