@@ -130,20 +130,20 @@ struct PumpSide {
     /// No published run reaches beyond this offset of the receive stream. 0 until the pump needs
     /// it.
     published_end: AtomicU64,
-    /// Stamps of deliveries before this one may be gone with the memory of their slots; all that
-    /// they delivered was read.
-    unstamped: AtomicU64,
     /// Bytes of the send stream before this offset may be gone with the memory of their ring; all
     /// of them were released.
     unwritten: AtomicU64,
 }
 
-/// The values that the application of one connection stores.
+/// The values that the application of one connection stores, and what it needs beside them.
 struct AppSide {
     /// Bytes read.
     read: AtomicU64,
     /// Number of the delivery that it looked for next when it read last.
     next: AtomicU64,
+    /// The pump's: stamps of deliveries before this one may be gone with the memory of their slots;
+    /// all that they delivered was read.
+    unstamped: AtomicU64,
     /// Bytes written.
     written: AtomicU64,
     /// How often there was less room than it wanted to write, or another user kept the room.
@@ -228,6 +228,7 @@ impl Stream {
             app: CachePadded::new(AppSide {
                 read: AtomicU64::new(0),
                 next: AtomicU64::new(0),
+                unstamped: AtomicU64::new(0),
                 written: AtomicU64::new(0),
                 shortages: AtomicU32::new(0),
                 misses: AtomicU32::new(0),

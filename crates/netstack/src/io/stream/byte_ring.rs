@@ -69,10 +69,13 @@ impl Drop for Block {
 }
 
 /// Bytes of a page of memory.
+#[cfg(target_os = "linux")]
 fn page_len() -> usize {
-    #[cfg(target_os = "linux")]
-    return rustix::param::page_size();
-    #[cfg(not(target_os = "linux"))]
+    rustix::param::page_size()
+}
+
+#[cfg(not(target_os = "linux"))]
+const fn page_len() -> usize {
     4096
 }
 
