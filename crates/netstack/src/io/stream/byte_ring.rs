@@ -71,7 +71,8 @@ impl Drop for Block {
 /// Bytes of a page of memory.
 #[cfg(target_os = "linux")]
 fn page_len() -> usize {
-    rustix::param::page_size()
+    // SAFETY: takes an integer only.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -82,12 +83,11 @@ const fn page_len() -> usize {
 /// Pages of zeros; `None` if the system has no such, so that the allocator says what happens then.
 #[cfg(target_os = "linux")]
 fn map(len: usize) -> Option<NonNull<UnsafeCell<u8>>> {
-    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-
-    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: the kernel chooses the place, so nothing that is mapped already changes.
-    let start = unsafe { mmap_anonymous(core::ptr::null_mut(), len, access, MapFlags::PRIVATE) };
-    NonNull::new(start.ok()?.cast())
+    let start = unsafe { libc::mmap(core::ptr::null_mut(), len, access, flags, -1, 0) };
+    NonNull::new(start.cast()).filter(|_| start != libc::MAP_FAILED)
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -102,7 +102,7 @@ fn unmap(block: &Block) {
         let (start, len) = (block.bytes.as_ptr().cast(), block.bytes.len());
         // SAFETY: `map` mapped them for this block, whose last user is here. It cannot fail in a
         // way that matters.
-        let _ = unsafe { rustix::mm::munmap(start, len) };
+        unsafe { libc::munmap(start, len) };
     }
     #[cfg(not(target_os = "linux"))]
     let _ = block;
@@ -123,9 +123,8 @@ unsafe fn discard_pages(start: *mut u8, len: usize) {
         let len = len.saturating_sub(skipped) / page * page;
         if len > 0 {
             let start = start.wrapping_add(skipped);
-            let advice = rustix::mm::Advice::LinuxDontNeed;
             // SAFETY: the pages lie within the bytes, which the caller allows to change.
-            let _ = unsafe { rustix::mm::madvise(start.cast(), len, advice) };
+            unsafe { libc::madvise(start.cast(), len, libc::MADV_DONTNEED) };
         }
     }
     #[cfg(not(target_os = "linux"))]
