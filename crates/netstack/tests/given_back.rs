@@ -1,5 +1,5 @@
 //! Connections that pause give memory back, and carry every byte all the same: over all variants and
-//! both families, in both directions, on wires that lose and reorder.
+//! both families, in both directions, on wires that lose and reorder, with workers that stand still.
 
 #![cfg(feature = "testkit")]
 
@@ -9,7 +9,7 @@ use dominoes_netstack::time::Duration;
 use dominoes_netstack::{Limits, SocketError, TcpStream, testkit};
 use dominoes_testkit::link::{Faults, LinkConfig};
 use dominoes_testkit::packet::Family;
-use dominoes_testkit::{Cases, HostConfig, HostId, Net, Rng, Traffic, Variant};
+use dominoes_testkit::{Cases, HostConfig, HostId, Net, Rng, Stalls, Traffic, Variant};
 
 const PORT: u16 = 7;
 /// Pauses of a conversation.
@@ -124,7 +124,13 @@ impl Conversation {
             let faults = Faults::new(0).loss(20_000).reorder(50_000, 5);
             let delay = core::time::Duration::from_millis(rng.below(10));
             let wire = LinkConfig::default().faults(faults).delay(delay);
+            // Workers stand still for longer than a connection is watched.
+            let stalls = Stalls {
+                ppm: if rng.chance(500_000) { 1_000 } else { 0 },
+                longest: LONG,
+            };
             let config = HostConfig::new(variant)
+                .stalls(stalls)
                 .limits(limits)
                 .family(family)
                 .wires(wire.clone(), wire);
