@@ -22,9 +22,9 @@
 //! machine besides `wrk`, since much of Linux' own is spent in interrupts. A ratio is ours over
 //! Linux' in the same round; given are its median and quartiles over the rounds.
 //!
-//! *Memory.* By how much the server's resident memory grows with each idle connection, what the
-//! server itself stores for it included. The kernel's memory for Linux' sockets is not in that, so
-//! it is compared with the goal alone.
+//! *Memory.* By how much the server's resident memory has grown with each connection that has been
+//! idle for some seconds, what the server itself stores for it included. The kernel's memory for
+//! Linux' sockets is not in that, so it is compared with the goal alone.
 //!
 //! *Wake-ups.* Two threads wake each other by turns, through two pollers or two `epoll`s with an
 //! `eventfd` each; given is the time of a wake-up.
@@ -70,6 +70,8 @@ mod run {
     const BACKLOG: u16 = 4096;
     /// How long a server may take to start.
     const PATIENCE: Duration = Duration::from_secs(20);
+    /// After which an idle connection has given back what memory it can.
+    const IDLE: Duration = Duration::from_secs(4);
     /// Wake-ups of one measurement, in each direction.
     const WAKE_UPS: u32 = 5_000;
     /// Bytes that a connection may hold which was read from once.
@@ -668,6 +670,9 @@ mod run {
             };
             held.as_ref()
                 .map_or(Ok(String::new()), |held| held.line(PATIENCE))?;
+            if held.is_some() {
+                thread::sleep(IDLE);
+            }
             let bytes = (resident(&process)? - empty) / options.idle.max(1) as f64;
             let before = (busy()?, children()?);
             let rate = self.wrk(address, options.connections, options.seconds)?;

@@ -296,7 +296,10 @@ pub struct Limits {
     /// - The first byte that arrives allocates the connection's `receive_buffer` and 8 bytes for
     ///   each request that the log holds. The first byte that is written allocates its
     ///   `send_buffer`. The next connection with the same entry of the table uses both again, so a
-    ///   stack never has more than `connections` of each.
+    ///   stack never has more than `connections` of each. They are in memory page by page as they
+    ///   are used (Linux). The pages of a connection that has been idle for one or two seconds
+    ///   return to the system if all is read that arrived, and acknowledged that was written; the
+    ///   send ring of a stream of units (TLS) stays.
     /// - A replica that joins a running group gets a copy of the state, about 1 KiB for each open
     ///   connection. The replica that makes the copy does nothing else meanwhile.
     pub connections: u32,

@@ -146,6 +146,8 @@ pub struct PumpStats {
     pub deferred_dropped: u64,
     /// Connections that were asked to go to a group that is less busy.
     pub rebalanced: u64,
+    /// Times that an idle connection had its memory given back, or had none to give.
+    pub given_back: u64,
 }
 
 impl PumpStats {
@@ -194,6 +196,7 @@ impl PumpStats {
             forwarded: _,
             deferred_dropped: _,
             rebalanced: _,
+            given_back: _,
         } = *self;
         let known = segments + datagrams + no_port + fragments + arp + echo + network_errors;
         let known = known + neighbor_messages + echo_replies;
@@ -257,7 +260,7 @@ sums! {
         bad_datagrams no_socket queue_full sent_datagrams;
     PumpStats: frames looped segments runs requests malformed not_ours martians unknown datagrams split pieces unsplit no_port
         unresolved fragments reassembled bad_fragments reports reports_limited arp conflicts neighbor_messages duplicate_addresses foreign echo echo_replies
-        network_errors control_dropped log_full helped neighbor_moves_rejected deferred forwarded deferred_dropped rebalanced;
+        network_errors control_dropped log_full helped neighbor_moves_rejected deferred forwarded deferred_dropped rebalanced given_back;
     MembershipStats: active joined left failed repaired parked unparked undecided;
     EffectStats: prepared stored_ahead deliveries delivered_bytes frames sent_bytes diverged stolen requests;
 }

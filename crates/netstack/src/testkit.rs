@@ -31,6 +31,15 @@ pub fn stall_in_unit(sockets: &crate::socket::Sockets, stalls: bool) {
     }
 }
 
+/// Makes pumps give memory back though bytes in it are not read, or not any more: a fault that tests
+/// must notice. Of stacks that one thread drives.
+pub fn lose_unread(sockets: &crate::socket::Sockets, loses: bool) {
+    for world in sockets.worlds() {
+        let flag = &world.loses_unread;
+        flag.store(loses, core::sync::atomic::Ordering::Relaxed);
+    }
+}
+
 /// How many workers have stopped in the middle of a unit.
 #[cfg(feature = "framed")]
 pub fn stalled_in_unit(sockets: &crate::socket::Sockets) -> usize {

@@ -10,6 +10,7 @@ mod close;
 mod config;
 mod echo;
 mod framed;
+mod given_back;
 mod groups;
 mod idle;
 mod inline;

@@ -87,6 +87,10 @@ pub(crate) fn deliver(
         }
     }
     stats.delivered_bytes += u64::from(deliver.len);
+    let stored_end = deliver.stream_offset + u64::from(deliver.len);
+    if stored_end > deliver.end {
+        stream.stored_behind_gap(stored_end);
+    }
     if deliver.last {
         stats.deliveries += 1;
         stream.stamp(deliver);

@@ -10,6 +10,7 @@ mod arp;
 mod commands;
 mod datagrams;
 mod echo;
+mod idle;
 mod loopback;
 pub(crate) mod migration;
 mod multicast;
@@ -48,6 +49,7 @@ use crate::time::Instant;
 use commands::UNREACHABLE;
 use datagrams::Datagrams;
 use echo::Echoes;
+use idle::{Hint, IdleLooks};
 use loopback::Loopback;
 use migration::Migrations;
 pub(crate) use receiver::Receiver;
@@ -116,9 +118,10 @@ pub(crate) struct RxPump {
     others: Vec<u8>,
     datagrams: Datagrams,
     echoes: Echoes,
-    hints: HashMap<Flow, ConnId>,
+    hints: HashMap<Flow, Hint>,
     /// How often `hints` changed.
     hints_version: u64,
+    idle: IdleLooks,
     /// Connections whose end was reported before their beginning.
     over: HashSet<ConnId>,
     neighbors: Neighbors,
@@ -198,6 +201,7 @@ impl RxPump {
             echoes: Echoes::default(),
             hints: HashMap::new(),
             hints_version: 0,
+            idle: IdleLooks::default(),
             over: HashSet::new(),
             neighbors: Neighbors::default(),
             claims: arp::Claims::default(),
@@ -409,7 +413,7 @@ impl RxPump {
                 if !self.over.remove(&update.conn) && !self.migration.begins(&update.flow) {
                     self.connection_begins(now, update.flow, update.conn);
                 }
-            } else if self.hints.get(&update.flow) == Some(&update.conn) {
+            } else if self.has_hint(&update.flow, update.conn) {
                 self.hints.remove(&update.flow);
             } else {
                 self.over.insert(update.conn);
@@ -425,6 +429,9 @@ impl RxPump {
         done += self.reap(now, log);
         self.give_up_fragments(now);
         self.announce_if_due(now);
+        if self.idle.is_due(now) {
+            done += self.look_at_idle(now, log);
+        }
         if self.v6_due <= now {
             self.turn_v6(now, log);
         }
@@ -639,8 +646,7 @@ impl RxPump {
         let conn = match *hint {
             Some((version, conn)) if version == self.hints_version => conn,
             _ => {
-                let conn = self.hints.get(&flow).copied();
-                let conn = conn.unwrap_or(ConnId::NONE);
+                let conn = self.hint_of(now, &flow);
                 *hint = Some((self.hints_version, conn));
                 conn
             }
@@ -678,6 +684,7 @@ impl RxPump {
             .min(fragments)
             .min(announcement)
             .min(self.v6_deadline())
+            .min(self.idle.next_deadline())
     }
 
     /// Whether there is something to do without waiting for the device.

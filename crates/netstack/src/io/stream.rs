@@ -18,7 +18,8 @@
 //! its receive ring and delivery slots when the first byte arrives, its send ring when the first
 //! byte is written. Looking for received bytes allocates nothing: without a receive ring none has
 //! arrived. The rings stay with their stream for its next connection. Short rings of neighbours in
-//! the table share a block, so that a page of a ring takes memory when it is written first.
+//! the table share a block, so that a page of a ring takes memory when it is written first. The
+//! pages of an idle connection return to the system.
 //!
 //! The streams of all groups of a stack are in one table, and each group has a list of the stream
 //! of each entry. A connection that migrates to another group takes its stream along by exchanging
@@ -67,6 +68,9 @@
 //! *Split units.* The pieces of a unit that no segment carries whole are stored unprocessed. The
 //! reader finds all of them below the end of completed deliveries and above what it was lent
 //! before, so it has exclusive access, as a writer would, and processes them in place.
+//!
+//! *Given back.* The memory of rings and slots returns to the system where no byte is left that
+//! will be read, and while no thread can write one: `io/rx/idle.rs` says when that is so.
 
 mod byte_ring;
 mod delivery;
@@ -92,7 +96,7 @@ pub(crate) use self::delivery::DeliveryCursor;
 use self::delivery::Incoming;
 pub(crate) use self::look::Look;
 use self::options::SharedOptions;
-pub(crate) use self::send::BorrowedPayload;
+pub(crate) use self::send::{BorrowedPayload, Writing};
 pub(crate) use self::status::{ConnectionStatus, EndReason};
 use self::table::HomeSlot;
 pub(crate) use self::table::{Handle, StreamTable, Streams};
@@ -109,9 +113,7 @@ pub(crate) struct Stream {
     /// Counts the connections that had this stream.
     generation: AtomicU32,
     home: HomeSlot,
-    /// No published run reaches beyond this offset of the receive stream. 0 until the pump, its
-    /// only user, needs it.
-    published_end: CachePadded<AtomicU64>,
+    pump: CachePadded<PumpSide>,
     app: CachePadded<AppSide>,
     stack: CachePadded<StackSide>,
     /// Made for the first byte that arrives.
@@ -122,12 +124,26 @@ pub(crate) struct Stream {
     pub(crate) waiting: EventCount,
 }
 
-/// The values that the application of one connection stores.
+/// The values that the pump of the group stores that has the connection.
+#[derive(Default)]
+struct PumpSide {
+    /// No published run reaches beyond this offset of the receive stream. 0 until the pump needs
+    /// it.
+    published_end: AtomicU64,
+    /// Bytes of the send stream before this offset may be gone with the memory of their ring; all
+    /// of them were released.
+    unwritten: AtomicU64,
+}
+
+/// The values that the application of one connection stores, and what it needs beside them.
 struct AppSide {
     /// Bytes read.
     read: AtomicU64,
     /// Number of the delivery that it looked for next when it read last.
     next: AtomicU64,
+    /// The pump's: stamps of deliveries before this one may be gone with the memory of their slots;
+    /// all that they delivered was read.
+    unstamped: AtomicU64,
     /// Bytes written.
     written: AtomicU64,
     /// How often there was less room than it wanted to write, or another user kept the room.
@@ -139,6 +155,9 @@ struct AppSide {
     options: SharedOptions,
     /// Bytes that may be written ahead of what was released; 0: what the ring holds.
     send_limit: AtomicU32,
+    /// Who uses the send ring: nobody, its writer, or the pump, which gives its memory back
+    /// (`send.rs`).
+    send_user: AtomicU32,
     /// Whether the pump has been notified of a change above and has not looked yet: the flag, with
     /// the stream's generation, so that the application of a former connection cannot raise it.
     dirty: AtomicU64,
@@ -158,6 +177,8 @@ struct StackSide {
     ended_at: AtomicU64,
     /// Where the first unit begins that could not be processed.
     failed_at: AtomicU64,
+    /// The end of the last bytes that were stored behind a gap.
+    gap_end: AtomicU64,
     /// The receive stream's [`StreamId`](crate::io::processor::StreamId), set once a unit came in
     /// pieces: source and number, ports.
     origin: [AtomicU64; 5],
@@ -203,16 +224,18 @@ impl Stream {
             number,
             generation: AtomicU32::new(0),
             home: HomeSlot::new(group, index),
-            published_end: CachePadded::default(),
+            pump: CachePadded::default(),
             app: CachePadded::new(AppSide {
                 read: AtomicU64::new(0),
                 next: AtomicU64::new(0),
+                unstamped: AtomicU64::new(0),
                 written: AtomicU64::new(0),
                 shortages: AtomicU32::new(0),
                 misses: AtomicU32::new(0),
                 requests: AtomicU32::new(0),
                 options: SharedOptions::default(),
                 send_limit: AtomicU32::new(0),
+                send_user: AtomicU32::new(0),
                 dirty: AtomicU64::new(flag(0, false)),
             }),
             stack: CachePadded::new(StackSide {
@@ -222,6 +245,7 @@ impl Stream {
                 limit: AtomicU32::new(0),
                 ended_at: AtomicU64::new(0),
                 failed_at: AtomicU64::new(UNKNOWN),
+                gap_end: AtomicU64::new(0),
                 origin: Default::default(),
                 first: AtomicU64::new(0),
                 status: AtomicU32::new(0),

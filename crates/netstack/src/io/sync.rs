@@ -16,6 +16,12 @@ pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, fence};
 #[cfg(all(test, not(netstack_loom)))]
 pub(crate) use self::steps::{AtomicU32, AtomicU64, fence, interrupted};
 
+#[cfg(not(netstack_loom))]
+pub(crate) use std::thread::yield_now;
+
+#[cfg(netstack_loom)]
+pub(crate) use loom::thread::yield_now;
+
 /// Tells loom which of some places in memory are read and written. Nothing in a normal build.
 ///
 /// The memory itself is contiguous in every build, because threads are lent slices of it; loom
@@ -112,6 +118,7 @@ mod steps {
         ($name:ident, $value:ty) => {
             /// As the one of `core`, but every access is a step.
             #[derive(Debug, Default)]
+            #[repr(transparent)]
             pub(crate) struct $name(core::sync::atomic::$name);
 
             #[allow(

@@ -279,7 +279,7 @@ impl StackShared {
 
     /// The streams of all groups, and what all of them have alike.
     fn streams_for(&self, limits: &Limits, slots: usize) -> &(StreamDimensions, StreamTable) {
-        let table = || StreamTable::new(limits, self.groups() as u16);
+        let table = || StreamTable::new(limits, slots, self.groups() as u16);
         self.streams
             .get_or_init(|| (dimensions(limits, slots), table()))
     }
@@ -390,6 +390,9 @@ pub(crate) struct World {
     /// Panics that a replica caught and no test planted, as far as replicas have ended.
     #[cfg(feature = "testkit")]
     panics: AtomicU64,
+    /// Whether the pump gives memory back though bytes in it are not read: a planted fault.
+    #[cfg(feature = "testkit")]
+    pub(crate) loses_unread: AtomicBool,
     /// Connections for whoever asks.
     pub(crate) view: View,
     /// What has units for any worker.
@@ -518,7 +521,7 @@ impl World {
             salt: 0,
             filter: None,
             tx_checksum,
-            streams: Streams::of_group(&limits, delivery_slots, row, group),
+            streams: Streams::of_group(&limits, row, group),
             queues: Queues::new(&limits, delivery_slots),
             tx,
             commands: SegQueue::new(),
@@ -533,6 +536,8 @@ impl World {
             posted: Mutex::default(),
             #[cfg(feature = "testkit")]
             panics: AtomicU64::new(0),
+            #[cfg(feature = "testkit")]
+            loses_unread: AtomicBool::new(false),
             view: View::default(),
             #[cfg(feature = "framed")]
             units: UnitQueue::new(),

@@ -149,6 +149,9 @@ impl<C: Codec> Stage<C> {
         sender: Sender<C>,
         receiver: Receiver<C>,
     ) -> Arc<Stage<C>> {
+        if let Ok(stream) = half.stream() {
+            stream.write_units();
+        }
         let owner = half.world.units.owner();
         let stage = Arc::new_cyclic(|stage: &Weak<Stage<C>>| Stage {
             half,

@@ -9,7 +9,7 @@ use super::half::Half;
 use super::poller::Watched;
 use super::shared::{Taken, UserId};
 use crate::error::SocketError;
-use crate::io::stream::StreamRef;
+use crate::io::stream::{StreamRef, Writing};
 
 /// The half of a connection that writes.
 ///
@@ -104,11 +104,15 @@ impl WriteHalf {
         }
         let writer = &*self;
         let (stream, turn) = writer.begin()?;
-        let bytes = stream
+        let (bytes, writing) = stream
             .reserve_to_write(len)
             .ok_or(SocketError::WouldBlock)?;
         turn.keep(writer.user);
-        Ok(Reserved { writer, bytes })
+        Ok(Reserved {
+            writer,
+            bytes,
+            writing: Some(writing),
+        })
     }
 
     /// Writes up to `len` bytes again that this connection wrote one length of the send buffer
@@ -182,6 +186,8 @@ impl WriteHalf {
 pub struct Reserved<'a> {
     writer: &'a WriteHalf,
     bytes: &'a mut [u8],
+    /// Keeps the memory. Dropped before another writer has its turn.
+    writing: Option<Writing<'a>>,
 }
 
 impl Reserved<'_> {
@@ -189,7 +195,7 @@ impl Reserved<'_> {
     ///
     /// # Errors
     /// As [`WriteHalf::try_write`]; [`SocketError::Invalid`] if there are not so many.
-    pub fn commit(self, len: usize) -> Result<(), SocketError> {
+    pub fn commit(mut self, len: usize) -> Result<(), SocketError> {
         if len > self.bytes.len() {
             return Err(SocketError::Invalid);
         }
@@ -197,6 +203,7 @@ impl Reserved<'_> {
         // Nobody else wrote while they were kept.
         debug_assert!(turn.was_kept());
         stream.commit_written(len);
+        self.writing = None;
         self.writer.half.world.raise(&stream);
         Ok(())
     }
@@ -218,6 +225,7 @@ impl DerefMut for Reserved<'_> {
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
+        self.writing = None;
         let half = &self.writer.half;
         if let Ok(stream) = half.stream() {
             drop(half.writer.take(self.writer.user, stream.waiting()));

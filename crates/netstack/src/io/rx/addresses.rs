@@ -149,7 +149,7 @@ impl RxPump {
             .iter()
             .filter(|(flow, _)| self.is_lost(flow.local.address));
         let mut lost: Vec<_> = lost
-            .map(|(flow, conn)| (flow.local, flow.remote, *conn))
+            .map(|(flow, hint)| (flow.local, flow.remote, hint.conn))
             .collect();
         // In an order that does not depend on the table.
         lost.sort_unstable_by_key(|(local, remote, _)| (*local, *remote));
@@ -163,7 +163,7 @@ impl RxPump {
     /// A connection is known from now on, which may have begun before our addresses or routes
     /// changed.
     pub(super) fn connection_begins(&mut self, now: Instant, flow: Flow, conn: ConnId) {
-        self.hints.insert(flow, conn);
+        self.add_hint(now, flow, conn);
         if self.is_lost(flow.local.address) {
             self.find_lost_connections();
         }
@@ -224,7 +224,10 @@ impl RxPump {
             && let Some(flow) = self.rerouting.queue.pop_front()
         {
             let remote = flow.remote.address;
-            let (conn, hop) = (self.hints.get(&flow).copied(), self.site.next_hop(remote));
+            let (conn, hop) = (
+                self.hints.get(&flow).map(|hint| hint.conn),
+                self.site.next_hop(remote),
+            );
             let (Some(conn), Some(hop)) = (conn, hop) else {
                 continue;
             };

@@ -145,6 +145,7 @@ impl RxPump {
     }
 
     pub(super) fn publish_progress(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
+        self.after_reading(now, conn);
         let Some(stream) = self.world.streams.get(conn) else {
             return;
         };
@@ -215,6 +216,7 @@ impl RxPump {
     fn free(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
         self.recorded.remove(&conn);
         self.over.remove(&conn);
+        self.idle.forget(conn);
         self.world.streams.recycle(conn);
         self.publish_command(now, Body::Free { conn }, log);
     }

@@ -326,7 +326,7 @@ impl RxPump {
     // The group that the connection leaves.
 
     fn begin_outgoing(&mut self, conn: ConnId, flow: Flow, to: u16) {
-        let is_here = self.hints.get(&flow) == Some(&conn);
+        let is_here = self.has_hint(&flow, conn);
         let is_there = is_here && to != self.group.index && to < self.group.count;
         // A connection migrates to one group at a time.
         if !is_there
@@ -356,7 +356,7 @@ impl RxPump {
             return self.migration.outgoing.retain(|one| one.flow != flow);
         };
         // The connection may have been closed meanwhile, and its flow may belong to another one.
-        let is_here = self.hints.get(&flow) == Some(&conn);
+        let is_here = self.has_hint(&flow, conn);
         if !is_here || !self.set_home(&flow, to) {
             self.migration.outgoing.retain(|one| one.flow != flow);
             return self.send_message(to, MigrationMessage::Cancel { flow });
@@ -710,15 +710,15 @@ impl RxPump {
             mut run,
         } = deferred;
         let sent = self.sample_sent();
+        let hint = match request.body {
+            Body::Segment { flow, .. } if conn == ConnId::NONE => self.hint_of(now, &flow),
+            _ => conn,
+        };
         let digest = &mut request.digest;
-        (digest.now, digest.sent) = (now, sent);
+        (digest.now, digest.sent, digest.hint) = (now, sent, hint);
         // The segments that followed it then may have been lost since.
         digest.bits &= !(Digest::PROGRESS | Digest::FOLLOWED);
-        digest.hint = conn;
-        if let Body::Segment { flow, .. } = request.body {
-            if conn == ConnId::NONE {
-                digest.hint = self.hints.get(&flow).copied().unwrap_or(conn);
-            }
+        if let Body::Segment { .. } = request.body {
             let ahead = self.stores_ahead.then_some(verdict.is_none());
             self.received += u64::from(digest.len);
             sample_cursors(&self.world, digest, ahead, &mut run);

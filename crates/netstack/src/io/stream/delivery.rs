@@ -6,7 +6,7 @@
 use core::num::NonZeroU64;
 use core::sync::atomic::Ordering;
 
-use super::byte_ring::{ByteRing, Parts};
+use super::byte_ring::{ByteRing, Parts, Words};
 use super::table::Streams;
 use super::{IS_KNOWN, StreamRef, UNKNOWN};
 use crate::io::processor::{Failure, StreamId};
@@ -23,9 +23,19 @@ const END_MASK: u64 = (1 << END_BITS) - 1;
 pub(super) struct Incoming {
     ring: ByteRing,
     /// The delivery slots.
-    pub(super) delivered: Box<[AtomicU64]>,
+    pub(super) delivered: Words,
     /// One bit per unit in the receive ring: whether the unit came in pieces. Empty without units.
     pub(super) split: Box<[AtomicU64]>,
+}
+
+#[cfg(all(test, not(netstack_loom)))]
+impl Incoming {
+    /// What is in the ring, for a test whose one thread has no slice of it.
+    pub(super) fn bytes_at(&self, offset: u64, len: usize) -> Vec<u8> {
+        // SAFETY: the caller's promise.
+        let (a, b) = unsafe { self.ring.read(offset, len) };
+        [a, b].concat()
+    }
 }
 
 impl Streams {
@@ -49,9 +59,11 @@ impl<'a> StreamRef<'a> {
     pub(super) fn incoming(&self) -> &'a Incoming {
         self.stream.incoming.get_or_init(|| Incoming {
             ring: self.streams.table.receive_blocks().make(self.stream.number),
-            delivered: (0..self.streams.delivery_slots)
-                .map(|_| AtomicU64::new(0))
-                .collect(),
+            delivered: self
+                .streams
+                .table
+                .slot_blocks()
+                .make_words(self.stream.number),
             split: (0..self.streams.split_words())
                 .map(|_| AtomicU64::new(0))
                 .collect(),
@@ -81,7 +93,7 @@ impl<'a> StreamRef<'a> {
         }
         let size = self.streams.receive_len as u64;
         let edge = app_read + size;
-        let mark = match self.stream.published_end.load(Ordering::Relaxed) {
+        let mark = match self.stream.pump.published_end.load(Ordering::Relaxed) {
             0 => edge,
             mark => mark,
         };
@@ -92,6 +104,7 @@ impl<'a> StreamRef<'a> {
         let fits = ahead >= 0 && end <= edge && offset % size + u64::from(len) <= size;
         // What lies beyond the edge is not taken.
         self.stream
+            .pump
             .published_end
             .store(mark.max(end.min(edge)), Ordering::Relaxed);
         NonZeroU64::new(offset).filter(|_| fits)
@@ -190,6 +203,13 @@ impl<'a> StreamRef<'a> {
         known > offset
     }
 
+    /// Bytes before `end` were stored behind a gap of the stream. Must be called before their stamp.
+    #[cold]
+    pub(crate) fn stored_behind_gap(&self, end: u64) {
+        // ORDERING: Relaxed: the pump looks when all that was published is performed.
+        self.stream.stack.gap_end.fetch_max(end, Ordering::Relaxed);
+    }
+
     /// Stamps delivery number `deliver.delivery`: all its bytes are in the ring. The caller wakes
     /// the application afterwards.
     #[inline]
@@ -229,7 +249,11 @@ impl<'a> StreamRef<'a> {
                 let found = slot.load(Ordering::Acquire);
                 if found >> END_BITS != tag {
                     let Some(laps) = laps_ahead(found, next, slots) else {
-                        break 'round;
+                        let Some(skipped) = self.skip_unstamped(found, next) else {
+                            break 'round;
+                        };
+                        (next, arrived) = (skipped.0, arrived.max(skipped.1));
+                        continue 'round;
                     };
                     // A newer stamp: all deliveries up to one round before it are complete, and so
                     // is this one.
@@ -242,6 +266,87 @@ impl<'a> StreamRef<'a> {
         }
         (seen.next, seen.arrived) = (next, arrived);
     }
+
+    /// If `found` is blank because the stamp of delivery `next` is gone with the memory of its slot:
+    /// the delivery behind all that are gone, and how far the stream reaches at least.
+    #[inline]
+    fn skip_unstamped(&self, found: u64, next: u64) -> Option<(u64, u64)> {
+        if found != 0 {
+            return None;
+        }
+        // ORDERING: Acquire, pairs with the Release in `give_back_received`, which comes before
+        // the slots change.
+        let unstamped = self.stream.app.unstamped.load(Ordering::Acquire);
+        // What they delivered was read by then.
+        (next < unstamped).then(|| (unstamped, self.stream.app.read.load(Ordering::Relaxed)))
+    }
+
+    // The pump's side.
+
+    /// Whether something was received that is not read: it may be readable, lie behind a gap or be
+    /// a part of a unit. Only the pump may call this, when all is performed that was published
+    /// about the connection. With the number of the next delivery.
+    fn unread(&self) -> (bool, u64) {
+        let app = &self.stream.app;
+        // ORDERING: Acquire, pairs with the Release in `read`: what was given up is not looked at.
+        let read = app.read.load(Ordering::Acquire);
+        // From the delivery that the reader saw last, which says where those before it end.
+        let mut seen = DeliveryCursor {
+            next: app.next.load(Ordering::Relaxed).saturating_sub(1),
+            arrived: read,
+            end: read,
+        };
+        self.follow(&mut seen);
+        let gap_end = self.stream.stack.gap_end.load(Ordering::Relaxed);
+        (seen.arrived > read || gap_end > read, seen.next)
+    }
+
+    /// Gives the memory of the receive ring and of its slots back to the system, unless something
+    /// is not read. Returns whether nothing is left to be given back. Only the pump may call this,
+    /// when all is performed that was published about the connection: `io/rx/idle.rs` says why that
+    /// suffices.
+    #[cold]
+    pub(crate) fn give_back_received(&self) -> bool {
+        let Some(incoming) = self.stream.incoming.get() else {
+            return true;
+        };
+        let (is_unread, next) = self.unread();
+        if is_unread {
+            return false;
+        }
+        let unstamped = &self.stream.app.unstamped;
+        if unstamped.load(Ordering::Relaxed) != next {
+            // ORDERING: Release, pairs with the Acquire in `skip_unstamped`.
+            unstamped.store(next, Ordering::Release);
+            // SAFETY: no primary stores or stamps, and the pump, which is here, publishes nothing
+            // that would let one; the application reads no byte of the ring, as all that arrived is
+            // read, and takes a stamp that is blank for none or, by `unstamped`, for what it was.
+            unsafe {
+                incoming.delivered.discard();
+                incoming.ring.discard();
+            }
+        }
+        true
+    }
+
+    /// As [`StreamRef::give_back_received`], whatever is not read: a fault that a test plants.
+    #[cfg(feature = "testkit")]
+    pub(crate) fn lose_received(&self) {
+        if let Some(incoming) = self.stream.incoming.get() {
+            // SAFETY: the test's one thread is here, and has no slice of the ring.
+            unsafe { incoming.ring.discard() };
+        }
+    }
+
+    /// From now on the first read notifies the pump, until a frame is built. Returns what was known
+    /// of the window, for [`StreamRef::advertised`].
+    pub(crate) fn ask_for_read(&self) -> u64 {
+        // ORDERING: Relaxed: a hint, as everywhere.
+        let advertised = &self.stream.stack.advertised;
+        advertised.swap(0, Ordering::Relaxed)
+    }
+
+    // The application's side.
 
     /// Advances `seen.end` over whole received units, at most to where the stream failed. Units
     /// that came in pieces are passed to `open` first.

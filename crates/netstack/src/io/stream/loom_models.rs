@@ -187,3 +187,85 @@ fn a_write_that_falls_short_finds_the_room_or_is_found() {
         assert!(written == 1 || shortages == 1);
     });
 }
+
+/// Catches: memory given back under a write, or a write to memory that is being given back,
+/// because beginning or ending one is Relaxed or no step of its own.
+#[test]
+fn a_write_and_giving_memory_back_exclude_each_other() {
+    model(|| {
+        let streams = streams();
+        let stream = streams.get(CONN).unwrap();
+        stream.write(b"a");
+        stream.release(1);
+        let pump = spawn(&streams, |stream| {
+            stream.give_back_sent();
+            stream.progress().1
+        });
+        stream.write(b"b");
+        stream.raise();
+        let written = pump.join().unwrap();
+        assert!((1..=2).contains(&written));
+        assert_eq!(stream.sending(1, 1).0, b"b");
+    });
+}
+
+/// Catches: a reservation that does not keep its memory.
+#[test]
+fn reserved_bytes_are_not_given_back() {
+    model(|| {
+        let streams = streams();
+        let stream = streams.get(CONN).unwrap();
+        stream.write(b"a");
+        stream.release(1);
+        let pump = spawn(&streams, |stream| stream.give_back_sent());
+        let (bytes, writing) = stream.reserve_to_write(1).expect("the ring is empty");
+        bytes[0] = b'b';
+        stream.commit_written(1);
+        drop(writing);
+        pump.join().unwrap();
+        assert_eq!(stream.sending(1, 1).0, b"b");
+    });
+}
+
+/// Catches: memory given back while a frame is built from it, because `release` or its look is
+/// Relaxed.
+#[test]
+fn what_a_frame_is_built_from_is_not_given_back() {
+    model(|| {
+        let streams = streams();
+        let stream = streams.get(CONN).unwrap();
+        stream.write(b"ab");
+        let primary = spawn(&streams, |stream| {
+            let sent = stream.sending(0, 2).0.to_vec();
+            stream.release(2);
+            sent
+        });
+        stream.give_back_sent();
+        assert_eq!(primary.join().unwrap(), b"ab");
+    });
+}
+
+/// Catches: memory given back under a reader, because its cursor or the look at it is Relaxed; a
+/// delivery that is not found, because the stamps before it are gone and nothing says so.
+#[test]
+fn what_arrives_after_stamps_were_given_back_is_found() {
+    model(|| {
+        let streams = streams();
+        let stream = streams.get(CONN).unwrap();
+        deliver(stream, 0);
+        let pump = spawn(&streams, |stream| {
+            let given_back = stream.give_back_received();
+            deliver(stream, 1);
+            given_back
+        });
+        let mut seen = DeliveryCursor::default();
+        let mut bytes = read(stream, &mut seen);
+        let has_bytes = stream.look().has_bytes;
+        let given_back = pump.join().unwrap();
+        assert!(!given_back || !bytes.is_empty());
+        assert!(!has_bytes || bytes.len() < 2);
+        assert_eq!(stream.look().has_bytes, bytes.len() < 2);
+        bytes.extend(read(stream, &mut seen));
+        assert_eq!(bytes, [0, 1]);
+    });
+}

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 
 use super::StreamRef;
 use super::byte_ring::{ByteRing, Parts};
-use crate::io::sync::fence;
+use crate::io::sync::{AtomicU32, fence, yield_now};
 
 /// Bytes that a connection may write before its peer has acknowledged any: more than two first
 /// congestion windows of ten segments (RFC 6928).
@@ -30,6 +30,27 @@ impl BorrowedPayload {
     pub(crate) unsafe fn bytes<'a>(self) -> &'a [u8] {
         // SAFETY: they were a slice, and the caller guarantees that no thread writes or frees them.
         unsafe { core::slice::from_raw_parts(self.start, self.len) }
+    }
+}
+
+/// No thread writes to the send ring.
+const UNUSED: u32 = 0;
+/// Its writer may do so.
+const WRITING: u32 = 1;
+/// The pump gives its memory back.
+const DISCARDING: u32 = 2;
+
+/// While this lives, the memory of the send ring is not given back.
+pub(crate) struct Writing<'a> {
+    user: &'a AtomicU32,
+}
+
+impl Drop for Writing<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // ORDERING: Release, pairs with the Acquire in `give_back_sent`: what was written, and the
+        // cursor behind it, are seen there.
+        self.user.store(UNUSED, Ordering::Release);
     }
 }
 
@@ -129,6 +150,38 @@ impl<'a> StreamRef<'a> {
         self.writable()
     }
 
+    /// The connection's one writer begins to write to the send ring. Waits while the pump gives its
+    /// memory back, which takes some microseconds.
+    #[inline]
+    pub(crate) fn begin_writing(&self) -> Writing<'a> {
+        let user = &self.stream.app.send_user;
+        // ORDERING: Acquire, pairs with the Release in `give_back_sent`: its memory is new by then.
+        let begun = user.compare_exchange(UNUSED, WRITING, Ordering::Acquire, Ordering::Relaxed);
+        if begun.is_err() {
+            self.await_memory();
+        }
+        Writing { user }
+    }
+
+    /// As [`StreamRef::begin_writing`], if the ring is used.
+    #[cold]
+    fn await_memory(&self) {
+        let user = &self.stream.app.send_user;
+        // ORDERING: as there. `WRITING` is found if a writer forgot what it had: it has ended.
+        while user.compare_exchange(UNUSED, WRITING, Ordering::Acquire, Ordering::Relaxed)
+            == Err(DISCARDING)
+        {
+            yield_now();
+        }
+    }
+
+    /// As [`StreamRef::begin_writing`], for a stream of units, which may be written by several
+    /// threads until the connection ends.
+    #[cfg(feature = "framed")]
+    pub(crate) fn write_units(&self) {
+        core::mem::forget(self.begin_writing());
+    }
+
     /// How many of `len` bytes may be written now.
     #[inline]
     fn room_for(&self, len: usize) -> usize {
@@ -145,6 +198,7 @@ impl<'a> StreamRef<'a> {
             return 0;
         }
         let len = self.room_for(from.len());
+        let writing = self.begin_writing();
         let written = self.stream.app.written.load(Ordering::Relaxed);
         // SAFETY: above `written` and below `released` plus the ring's length no frame refers to
         // anything, and the connection's one writer is here.
@@ -154,14 +208,16 @@ impl<'a> StreamRef<'a> {
             .app
             .written
             .store(written + len as u64, Ordering::Release);
+        drop(writing);
         len
     }
 
     /// Room for up to `len` bytes behind what was written, as many as lie in a row; `None` without
     /// room. They are 0: what other connections wrote there does not show. The connection's one
-    /// writer calls this, and nothing else until it lets go of them.
-    pub(crate) fn reserve_to_write(&self, len: usize) -> Option<&'a mut [u8]> {
+    /// writer calls this, and nothing else until it drops them and then the other value.
+    pub(crate) fn reserve_to_write(&self, len: usize) -> Option<(&'a mut [u8], Writing<'a>)> {
         let len = self.room_for(len);
+        let writing = self.begin_writing();
         let written = self.stream.app.written.load(Ordering::Relaxed);
         let ring = self.outgoing();
         let [(_, len), _] = ring.spans(written, len);
@@ -169,7 +225,7 @@ impl<'a> StreamRef<'a> {
         // anything, and the connection's one writer is here and makes no other slice of them.
         let bytes = (len > 0).then(|| unsafe { ring.slice_mut(written, len) })?;
         bytes.fill(0);
-        Some(bytes)
+        Some((bytes, writing))
     }
 
     /// The first `len` bytes that were reserved are written.
@@ -216,14 +272,17 @@ impl<'a> StreamRef<'a> {
     }
 
     /// Whether the whole send ring was written in this stream, so that it contains no byte of
-    /// another one.
+    /// another one, and its memory was not given back since.
     pub(crate) fn was_filled(&self) -> bool {
-        self.stream.app.written.load(Ordering::Relaxed) >= self.streams.send_len as u64
+        let written = self.stream.app.written.load(Ordering::Relaxed);
+        let unwritten = self.stream.pump.unwritten.load(Ordering::Relaxed);
+        written.saturating_sub(unwritten) >= self.streams.send_len as u64
     }
 
     /// Declares `len` more bytes of the send ring written, with the contents of one round before;
     /// returns how many fit. None before there was such a round.
     pub(crate) fn write_again(&self, len: usize) -> usize {
+        let _writing = self.begin_writing();
         if !self.was_filled() {
             return 0;
         }
@@ -245,6 +304,38 @@ impl<'a> StreamRef<'a> {
     }
 
     // The pump's side.
+
+    /// Gives the memory of the send ring back to the system, unless a thread writes to it or
+    /// something is not released. Returns whether nothing is left to be given back. Only the pump
+    /// may call this, when all is performed that was published about the connection:
+    /// `io/rx/idle.rs` says why that suffices.
+    #[cold]
+    pub(crate) fn give_back_sent(&self) -> bool {
+        let Some(ring) = self.stream.outgoing.get() else {
+            return true;
+        };
+        let app = &self.stream.app;
+        let user = &app.send_user;
+        // ORDERING: Acquire, pairs with the Release of the last writer: its cursor is seen below.
+        let begun = user.compare_exchange(UNUSED, DISCARDING, Ordering::Acquire, Ordering::Relaxed);
+        if begun.is_err() {
+            return false;
+        }
+        let written = app.written.load(Ordering::Relaxed);
+        // ORDERING: Acquire, pairs with the Release in `release`: the bytes were read before.
+        let released = self.stream.stack.released.load(Ordering::Acquire);
+        let is_drained = released >= written;
+        let unwritten = &self.stream.pump.unwritten;
+        if is_drained && unwritten.load(Ordering::Relaxed) != written {
+            unwritten.store(written, Ordering::Relaxed);
+            // SAFETY: frames read bytes that are not released, and there are none; the writer, and
+            // any that begins now, waits for the store below.
+            unsafe { ring.discard() };
+        }
+        // ORDERING: Release, pairs with the Acquire in `begin_writing`.
+        user.store(UNUSED, Ordering::Release);
+        is_drained
+    }
 
     /// Bytes written between two cursors, for recording.
     pub(crate) fn recorded(&self, from: u64, to: u64) -> Parts<'a> {

@@ -97,10 +97,14 @@ struct MadeStreams {
     receive: RingBlocks,
     /// Memory of the send rings.
     send: RingBlocks,
+    /// Memory of the delivery slots.
+    delivery: RingBlocks,
 }
 
 impl StreamTable {
-    pub(crate) fn new(limits: &Limits, groups: u16) -> StreamTable {
+    /// `delivery_slots` is a power of two, at least as large as the log.
+    pub(crate) fn new(limits: &Limits, delivery_slots: usize, groups: u16) -> StreamTable {
+        assert!(delivery_slots.is_power_of_two());
         let each = limits.connections;
         let len = usize::from(groups) * each as usize;
         let slots = Arc::<[Slot]>::new_uninit_slice(len);
@@ -112,6 +116,7 @@ impl StreamTable {
             each,
             receive: RingBlocks::new(len, limits.receive_buffer as usize),
             send: RingBlocks::new(len, limits.send_buffer as usize),
+            delivery: RingBlocks::new(len, delivery_slots * size_of::<u64>()),
         };
         StreamTable {
             slots,
@@ -157,6 +162,11 @@ impl StreamTable {
         &self.made.send
     }
 
+    /// Memory of the delivery slots, by the number of their stream.
+    pub(super) fn slot_blocks(&self) -> &RingBlocks {
+        &self.made.delivery
+    }
+
     /// Those that are made.
     pub(super) fn all(&self) -> impl Iterator<Item = &Stream> {
         let slots = self.made.once.iter().zip(&*self.slots);
@@ -192,7 +202,6 @@ pub(crate) struct Streams {
     group: u16,
     pub(super) receive_len: usize,
     pub(super) send_len: usize,
-    pub(super) delivery_slots: usize,
     /// Bytes that may be written before any is released.
     pub(crate) first_send: u64,
     /// What is done to every byte, if anything.
@@ -202,18 +211,12 @@ pub(crate) struct Streams {
 impl Streams {
     /// `delivery_slots` is a power of two, at least as large as the log.
     pub(crate) fn new(limits: &Limits, delivery_slots: usize) -> Self {
-        let row = StreamTable::new(limits, 1);
-        Self::of_group(limits, delivery_slots, row, 0)
+        let row = StreamTable::new(limits, delivery_slots, 1);
+        Self::of_group(limits, row, 0)
     }
 
     /// Those of group `group`, in the row of all.
-    pub(crate) fn of_group(
-        limits: &Limits,
-        delivery_slots: usize,
-        table: StreamTable,
-        group: u16,
-    ) -> Self {
-        assert!(delivery_slots.is_power_of_two());
+    pub(crate) fn of_group(limits: &Limits, table: StreamTable, group: u16) -> Self {
         assert!(table.made.each == limits.connections);
         let entries = (0..limits.connections).map(|_| AtomicU64::new(word(0, UNMADE)));
         Streams {
@@ -222,7 +225,6 @@ impl Streams {
             group,
             receive_len: limits.receive_buffer as usize,
             send_len: limits.send_buffer as usize,
-            delivery_slots,
             first_send: FIRST_SEND,
             inline: None,
         }
@@ -305,7 +307,7 @@ impl Streams {
             return;
         };
         // What was stored before is behind no mark of this pump.
-        moved.published_end.store(0, Ordering::Relaxed);
+        moved.pump.published_end.store(0, Ordering::Relaxed);
         moved.home.set(self.group, conn);
         // ORDERING: Release, pairs with the Acquire in `get`.
         entry.store(word(conn.generation, stream), Ordering::Release);
@@ -333,7 +335,10 @@ impl Streams {
         let stream = held.stream;
         if let Some(incoming) = stream.incoming.get() {
             for slot in incoming.delivered.iter().chain(&incoming.split) {
-                slot.store(0, Ordering::Relaxed);
+                // Looking takes no memory where a page was given back.
+                if slot.load(Ordering::Relaxed) != 0 {
+                    slot.store(0, Ordering::Relaxed);
+                }
             }
         }
         stream.app.read.store(0, Ordering::Relaxed);
@@ -344,6 +349,7 @@ impl Streams {
         stream.app.requests.store(0, Ordering::Relaxed);
         stream.app.options.reset();
         stream.app.send_limit.store(0, Ordering::Relaxed);
+        stream.app.send_user.store(0, Ordering::Relaxed);
         let generation = held.generation.wrapping_add(1);
         stream
             .app
@@ -355,8 +361,11 @@ impl Streams {
         stream.stack.limit.store(0, Ordering::Relaxed);
         stream.stack.ended_at.store(0, Ordering::Relaxed);
         stream.stack.failed_at.store(UNKNOWN, Ordering::Relaxed);
+        stream.stack.gap_end.store(0, Ordering::Relaxed);
         stream.stack.first.store(0, Ordering::Relaxed);
-        stream.published_end.store(0, Ordering::Relaxed);
+        stream.pump.published_end.store(0, Ordering::Relaxed);
+        stream.app.unstamped.store(0, Ordering::Relaxed);
+        stream.pump.unwritten.store(0, Ordering::Relaxed);
         stream.stack.status.store(0, Ordering::Relaxed);
         // ORDERING: Release, pairs with the Acquire in `held`.
         stream.generation.store(generation, Ordering::Release);

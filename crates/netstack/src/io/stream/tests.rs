@@ -114,8 +114,8 @@ fn a_stream_is_made_once_when_its_entry_is_used_first() {
         connections: 200,
         ..Limits::default()
     };
-    let table = StreamTable::new(&limits, 2);
-    let groups = [0, 1].map(|group| Streams::of_group(&limits, 4, table.clone(), group));
+    let table = StreamTable::new(&limits, 4, 2);
+    let groups = [0, 1].map(|group| Streams::of_group(&limits, table.clone(), group));
     let conn = |index| ConnId {
         index,
         generation: 0,
@@ -347,4 +347,141 @@ fn an_entry_that_was_handed_on_while_its_stream_was_made_stays_handed_on() {
             "interrupted before access {step}"
         );
     }
+}
+
+#[test]
+fn memory_is_given_back_when_all_that_was_stored_is_read() {
+    let streams = streams();
+    let stream = streams.get(CONN).unwrap();
+    let mut seen = DeliveryCursor::default();
+    assert!(stream.give_back_received(), "there is none");
+    let store = |delivery, at, bytes: &[u8], end| {
+        let deliver = deliver(delivery, at, bytes.len() as u32, end);
+        stream.store(&deliver, 0, bytes);
+        if deliver.stream_offset + u64::from(deliver.len) > end {
+            stream.stored_behind_gap(deliver.stream_offset + u64::from(deliver.len));
+        }
+        stream.stamp(&deliver);
+    };
+    store(0, 0, b"abc", 3);
+    assert!(!stream.give_back_received(), "not read");
+    assert_eq!(readable(&stream, &mut seen), b"abc");
+    stream.read(2, &mut seen, 1000);
+    assert!(!stream.give_back_received(), "a byte is not read");
+    assert_eq!(readable(&stream, &mut seen), b"c");
+    stream.read(1, &mut seen, 1000);
+    store(1, 5, b"fgh", 3);
+    assert!(
+        !stream.give_back_received(),
+        "there is something behind a gap"
+    );
+    store(2, 3, b"de", 8);
+    assert_eq!(readable(&stream, &mut seen), b"defgh");
+    stream.read(5, &mut seen, 1000);
+    assert!(stream.give_back_received());
+    // It is gone, and so are the stamps.
+    let incoming = stream.stream.incoming.get().unwrap();
+    assert!(
+        incoming
+            .delivered
+            .iter()
+            .all(|slot| slot.load(Ordering::Relaxed) == 0)
+    );
+    assert_eq!(incoming.bytes_at(0, 8), [0xa5; 8]);
+
+    // What comes then is found by those who look, ...
+    assert!(!stream.look().has_bytes);
+    store(3, 8, b"ij", 10);
+    assert!(stream.look().has_bytes);
+    assert_eq!(readable(&stream, &mut seen), b"ij");
+    // ... also by a reader that has not looked since, or never.
+    let mut late = DeliveryCursor::default();
+    stream.follow(&mut late);
+    assert_eq!((late.next, late.arrived), (4, 10));
+    stream.read(2, &mut seen, 1000);
+    assert!(stream.give_back_received());
+    let mut late = DeliveryCursor::default();
+    stream.follow(&mut late);
+    assert_eq!((late.next, late.arrived), (4, 10));
+}
+
+#[test]
+fn memory_is_given_back_when_all_that_was_written_is_released_and_no_writer_is_at_work() {
+    let streams = streams();
+    let stream = streams.get(CONN).unwrap();
+    assert!(stream.give_back_sent(), "there is none");
+    assert_eq!(stream.write(b"abc"), 3);
+    stream.release(2);
+    assert!(!stream.give_back_sent(), "a byte is not released");
+    stream.release(3);
+    let (bytes, writing) = stream.reserve_to_write(4).unwrap();
+    bytes.copy_from_slice(b"defg");
+    assert!(!stream.give_back_sent(), "there is a reservation");
+    assert_eq!(bytes, b"defg");
+    stream.commit_written(4);
+    drop(writing);
+    stream.release(7);
+    assert!(stream.give_back_sent());
+    assert_eq!(stream.sending(0, 7).0, [0xa5; 7]);
+    assert_eq!(stream.write(b"hi"), 2);
+    assert_eq!(stream.sending(7, 2).0, b"hi");
+
+    // What was written one round before is not there any more.
+    assert_eq!(stream.write(&[1; 1015]), 1015);
+    assert!(!stream.was_filled(), "7 bytes of this round are missing");
+    stream.release(1024);
+    assert!(stream.give_back_sent());
+    assert!(!stream.was_filled());
+    assert_eq!(stream.write_again(1), 0);
+    assert_eq!(stream.write(&[2; 1024]), 1024);
+    assert!(stream.was_filled());
+}
+
+#[test]
+fn a_forgotten_reservation_holds_up_no_writer() {
+    let streams = streams();
+    let stream = streams.get(CONN).unwrap();
+    core::mem::forget(stream.reserve_to_write(4));
+    assert!(!stream.give_back_sent());
+    assert_eq!(stream.write(b"abc"), 3);
+    stream.release(3);
+    assert!(stream.give_back_sent());
+}
+
+#[test]
+fn no_byte_of_a_write_is_given_back_in_any_interleaving() {
+    for step in 0.. {
+        let streams = Arc::new(streams());
+        let stream = streams.get(CONN).unwrap();
+        stream.write(b"a");
+        stream.release(1);
+        let same = Arc::clone(&streams);
+        let other = move || same.get(CONN).unwrap().give_back_sent();
+        let (_, given_back) = interrupted(step, other, || stream.write(b"b"));
+        assert_eq!(
+            stream.sending(1, 1).0,
+            b"b",
+            "interrupted before access {step}"
+        );
+        if given_back.is_none() {
+            assert!(step > 0, "a byte is written without any access");
+            break;
+        }
+    }
+}
+
+#[test]
+fn the_first_read_that_is_asked_for_notifies_the_pump() {
+    let streams = streams();
+    let stream = streams.get(CONN).unwrap();
+    stream.advertised(1024, 1024);
+    let mut seen = DeliveryCursor {
+        end: 10,
+        ..DeliveryCursor::default()
+    };
+    assert!(!stream.read(1, &mut seen, 100));
+    assert_eq!(stream.ask_for_read(), 1024);
+    assert!(stream.read(1, &mut seen, 100));
+    stream.advertised(1024, 0);
+    assert!(!stream.read(1, &mut seen, 100));
 }
