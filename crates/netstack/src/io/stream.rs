@@ -91,6 +91,8 @@ use crossbeam_utils::CachePadded;
 use dominoes::EventCount;
 
 use self::byte_ring::ByteRing;
+#[cfg(feature = "testkit")]
+pub(crate) use self::byte_ring::MAPPED;
 pub(crate) use self::byte_ring::Parts;
 pub(crate) use self::delivery::DeliveryCursor;
 use self::delivery::Incoming;
@@ -135,15 +137,12 @@ struct PumpSide {
     unwritten: AtomicU64,
 }
 
-/// The values that the application of one connection stores, and what it needs beside them.
+/// The values that the application of one connection stores.
 struct AppSide {
     /// Bytes read.
     read: AtomicU64,
     /// Number of the delivery that it looked for next when it read last.
     next: AtomicU64,
-    /// The pump's: stamps of deliveries before this one may be gone with the memory of their slots;
-    /// all that they delivered was read.
-    unstamped: AtomicU64,
     /// Bytes written.
     written: AtomicU64,
     /// How often there was less room than it wanted to write, or another user kept the room.
@@ -163,7 +162,7 @@ struct AppSide {
     dirty: AtomicU64,
 }
 
-/// The values that primaries store for the application.
+/// The values that primaries store for the application, and one of the pump's.
 struct StackSide {
     /// The end of the bytes in the send ring that may be overwritten.
     released: AtomicU64,
@@ -179,6 +178,9 @@ struct StackSide {
     failed_at: AtomicU64,
     /// The end of the last bytes that were stored behind a gap.
     gap_end: AtomicU64,
+    /// Stamps of deliveries before this one may be gone with the memory of their slots; all that
+    /// they delivered was read. The pump stores it.
+    unstamped: AtomicU64,
     /// The receive stream's [`StreamId`](crate::io::processor::StreamId), set once a unit came in
     /// pieces: source and number, ports.
     origin: [AtomicU64; 5],
@@ -228,7 +230,6 @@ impl Stream {
             app: CachePadded::new(AppSide {
                 read: AtomicU64::new(0),
                 next: AtomicU64::new(0),
-                unstamped: AtomicU64::new(0),
                 written: AtomicU64::new(0),
                 shortages: AtomicU32::new(0),
                 misses: AtomicU32::new(0),
@@ -246,6 +247,7 @@ impl Stream {
                 ended_at: AtomicU64::new(0),
                 failed_at: AtomicU64::new(UNKNOWN),
                 gap_end: AtomicU64::new(0),
+                unstamped: AtomicU64::new(0),
                 origin: Default::default(),
                 first: AtomicU64::new(0),
                 status: AtomicU32::new(0),

@@ -18,6 +18,10 @@ const BLOCK: usize = 1 << 20;
 /// Bytes of a ring that has a block of its own.
 const ALONE: usize = 1 << 17;
 
+/// Bytes of all blocks of this process that are mapped.
+#[cfg(feature = "testkit")]
+pub(crate) static MAPPED: core::sync::atomic::AtomicUsize = core::sync::atomic::AtomicUsize::new(0);
+
 /// Memory of several rings, all zero in the beginning. A block that is as long as a page is pages of
 /// its own (Linux), so that a ring of whole pages shares none of them.
 struct Block {
@@ -36,6 +40,10 @@ unsafe impl Send for Block {}
 impl Block {
     fn new(len: usize) -> Self {
         let mapped = if len < page_len() { None } else { map(len) };
+        #[cfg(feature = "testkit")]
+        if mapped.is_some() {
+            MAPPED.fetch_add(len, core::sync::atomic::Ordering::Relaxed);
+        }
         let start = mapped.unwrap_or_else(|| {
             // Words, as they may be used as such.
             let words = vec![0u64; len.div_ceil(size_of::<u64>())].into_boxed_slice();
@@ -59,6 +67,8 @@ impl Drop for Block {
     fn drop(&mut self) {
         let (start, len) = (self.bytes.cast::<u64>(), self.bytes.len());
         if self.is_mapped {
+            #[cfg(feature = "testkit")]
+            MAPPED.fetch_sub(len, core::sync::atomic::Ordering::Relaxed);
             unmap(self);
             return;
         }

@@ -276,7 +276,7 @@ impl<'a> StreamRef<'a> {
         }
         // ORDERING: Acquire, pairs with the Release in `give_back_received`, which comes before
         // the slots change.
-        let unstamped = self.stream.app.unstamped.load(Ordering::Acquire);
+        let unstamped = self.stream.stack.unstamped.load(Ordering::Acquire);
         // What they delivered was read by then.
         (next < unstamped).then(|| (unstamped, self.stream.app.read.load(Ordering::Relaxed)))
     }
@@ -314,7 +314,7 @@ impl<'a> StreamRef<'a> {
         if is_unread {
             return false;
         }
-        let unstamped = &self.stream.app.unstamped;
+        let unstamped = &self.stream.stack.unstamped;
         if unstamped.load(Ordering::Relaxed) != next {
             // ORDERING: Release, pairs with the Acquire in `skip_unstamped`.
             unstamped.store(next, Ordering::Release);

@@ -364,7 +364,7 @@ impl Streams {
         stream.stack.gap_end.store(0, Ordering::Relaxed);
         stream.stack.first.store(0, Ordering::Relaxed);
         stream.pump.published_end.store(0, Ordering::Relaxed);
-        stream.app.unstamped.store(0, Ordering::Relaxed);
+        stream.stack.unstamped.store(0, Ordering::Relaxed);
         stream.pump.unwritten.store(0, Ordering::Relaxed);
         stream.stack.status.store(0, Ordering::Relaxed);
         // ORDERING: Release, pairs with the Acquire in `held`.
