@@ -173,7 +173,8 @@ fn room_for_connections_costs_little_until_it_is_used() {
     }
 }
 
-/// What a connection takes besides its rings, of which it has one: frames in hand, tables that grow.
+/// What a connection takes besides its rings, of which it has one: frames in hand, tables that
+/// grow.
 const BESIDES_A_RING: usize = 1 << 16;
 /// Address space of the delivery slots of many connections, for the first of them that receives.
 const SLOTS: usize = 1 << 20;

@@ -36,8 +36,8 @@ fn each_since(before: usize) -> usize {
     resident().saturating_sub(before) / usize::from(CONNECTIONS)
 }
 
-/// Set for a process that measures one variant, by its name: what an allocator keeps of a stack that
-/// has gone would disturb the next.
+/// Set for a process that measures one variant, by its name: what an allocator keeps of a stack
+/// that has gone would disturb the next.
 const VARIANT: &str = "RESIDENT_VARIANT";
 
 #[test]

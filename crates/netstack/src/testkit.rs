@@ -31,14 +31,14 @@ pub fn stall_in_unit(sockets: &crate::socket::Sockets, stalls: bool) {
     }
 }
 
-/// Bytes of address space that the rings of all stacks of this process have, whether or not they are
-/// in memory, and which the heap does not count.
+/// Bytes of address space that the rings of all stacks of this process have, whether or not they
+/// are in memory, and which the heap does not count.
 pub fn mapped_bytes() -> usize {
     crate::io::stream::MAPPED.load(core::sync::atomic::Ordering::Relaxed)
 }
 
-/// Makes pumps give memory back though bytes in it are not read, or not any more: a fault that tests
-/// must notice. Of stacks that one thread drives.
+/// Makes pumps give memory back though bytes in it are not read, or not any more: a fault that
+/// tests must notice. Of stacks that one thread drives.
 pub fn lose_unread(sockets: &crate::socket::Sockets, loses: bool) {
     for world in sockets.worlds() {
         let flag = &world.loses_unread;

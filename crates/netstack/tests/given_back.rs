@@ -1,5 +1,6 @@
-//! Connections that pause give memory back, and carry every byte all the same: over all variants and
-//! both families, in both directions, on wires that lose and reorder, with workers that stand still.
+//! Connections that pause give memory back, and carry every byte all the same: over all variants
+//! and both families, in both directions, on wires that lose and reorder, with workers that stand
+//! still.
 
 #![cfg(feature = "testkit")]
 

@@ -22,8 +22,8 @@ const ALONE: usize = 1 << 17;
 #[cfg(feature = "testkit")]
 pub(crate) static MAPPED: core::sync::atomic::AtomicUsize = core::sync::atomic::AtomicUsize::new(0);
 
-/// Memory of several rings, all zero in the beginning. A block that is as long as a page is pages of
-/// its own (Linux), so that a ring of whole pages shares none of them.
+/// Memory of several rings, all zero in the beginning. A block that is as long as a page is pages
+/// of its own (Linux), so that a ring of whole pages shares none of them.
 struct Block {
     bytes: NonNull<[UnsafeCell<u8>]>,
     /// Whether it is pages, or else words of the heap.

@@ -203,7 +203,8 @@ impl<'a> StreamRef<'a> {
         known > offset
     }
 
-    /// Bytes before `end` were stored behind a gap of the stream. Must be called before their stamp.
+    /// Bytes before `end` were stored behind a gap of the stream. Must be called before their
+    /// stamp.
     #[cold]
     pub(crate) fn stored_behind_gap(&self, end: u64) {
         // ORDERING: Relaxed: the pump looks when all that was published is performed.
@@ -267,8 +268,8 @@ impl<'a> StreamRef<'a> {
         (seen.next, seen.arrived) = (next, arrived);
     }
 
-    /// If `found` is blank because the stamp of delivery `next` is gone with the memory of its slot:
-    /// the delivery behind all that are gone, and how far the stream reaches at least.
+    /// If `found` is blank because the stamp of delivery `next` is gone with the memory of its
+    /// slot: the delivery behind all that are gone, and how far the stream reaches at least.
     #[inline]
     fn skip_unstamped(&self, found: u64, next: u64) -> Option<(u64, u64)> {
         if found != 0 {
