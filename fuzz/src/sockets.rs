@@ -146,8 +146,8 @@ const fn pattern_byte(to: u16, offset: u64) -> u8 {
     ((offset as u32 ^ (to as u32) << 16).wrapping_mul(0x85eb_ca6b) >> 24) as u8
 }
 
-/// Who writes to whom: its own port, and the other's.
-type Way = (usize, u16, u16);
+/// Who writes to whom: its side and port, and those of the other. A side may talk to itself.
+type Way = [(usize, u16); 2];
 
 struct Stream {
     stream: TcpStream,
@@ -436,8 +436,12 @@ impl World {
     fn hold(&mut self, side: usize, stream: TcpStream) {
         stream.set_nonblocking(true).expect("it never fails");
         let ends = [stream.local_addr(), stream.peer_addr()];
-        let [ours, theirs] = ends.map(|end| end.expect("it never fails").port());
-        let way = (side, ours, theirs);
+        let [ours, theirs] = ends.map(|end| end.expect("it never fails"));
+        let other_side = match theirs.ip() == ours.ip() {
+            true => side,
+            false => 1 - side,
+        };
+        let way = [(side, ours.port()), (other_side, theirs.port())];
         self.written.entry(way).or_insert(Some(0));
         let streams = &mut self.sides[side].streams;
         if streams.len() == MOST {
@@ -456,7 +460,7 @@ impl World {
     fn stream_call(&mut self, side: usize, at: usize, what: What, number: u16) {
         let this = &mut self.sides[side].streams[at];
         let len = usize::from(number % 5000);
-        let (_, own, other) = this.way;
+        let [own, other] = this.way;
         let mut bytes = vec![0; len];
         let mut looked = 0;
         match what {
@@ -508,7 +512,7 @@ impl World {
             What::Write | What::WriteVectored => {
                 let from = this.written;
                 let bytes: Vec<u8> = (from..from + len as u64)
-                    .map(|at| pattern_byte(other, at))
+                    .map(|at| pattern_byte(other.1, at))
                     .collect();
                 let (a, b) = bytes.split_at(len / 3);
                 let written = match what {
@@ -553,12 +557,12 @@ impl World {
         let from = this.read;
         this.read += looked as u64;
         let end = from + bytes.len() as u64;
-        match self.written.get(&(1 - side, other, own)) {
+        match self.written.get(&[other, own]) {
             Some(None) => {}
             Some(Some(written)) => {
                 assert!(end <= *written, "{end} bytes were read of {written}");
                 for (at, byte) in (from..).zip(&bytes) {
-                    assert_eq!(*byte, pattern_byte(own, at), "byte {at}");
+                    assert_eq!(*byte, pattern_byte(own.1, at), "byte {at}");
                 }
             }
             None => assert_eq!(end, 0, "nothing was written"),
