@@ -40,7 +40,7 @@ use crate::io::view::{ConnectionStats, LIST_TIMEOUT};
 use crate::io::world::{Command, Options, World};
 use crate::ip::neighbor::WaitingOpen;
 use crate::keys::Domain;
-use crate::log::request::{Address, Binding, ConnId, Endpoint, Families, Flow};
+use crate::log::request::{Address, Binding, Body, ConnId, Endpoint, Families, Flow};
 use crate::state::demux::Grouping;
 use crate::state::ports::ephemeral_from;
 use crate::stats::StackStats;
@@ -159,11 +159,11 @@ impl Sockets {
         // order.
         for (index, world) in self.worlds.iter().enumerate() {
             if interface.is_none_or(|interface| self.groups_of(interface).contains(&index)) {
-                world.command(Command::Listen {
+                world.command(Command::Publish(Body::Listen {
                     port,
                     backlog,
                     binding,
-                });
+                }));
             }
         }
         drop(table);

@@ -3,6 +3,8 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+pub use dominoes::group::MembershipStats;
+
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
@@ -212,31 +214,9 @@ pub struct StackStats {
     pub pump: PumpStats,
     /// What the state went through.
     pub state: StateStats,
-    /// What happened to the replicas. Only [`Stack::stats`](crate::Stack::stats) fills this in.
+    /// What happened to the replicas, all zero in a stack that runs without a log. Only
+    /// [`Stack::stats`](crate::Stack::stats) fills this in.
     pub membership: MembershipStats,
-}
-
-/// What happened to the replicas of a group. All zero in a stack that runs without a log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct MembershipStats {
-    /// Replicas that are active now.
-    pub active: u64,
-    /// Replicas that joined the running group.
-    pub joined: u64,
-    /// Replicas that left it because they were asked to, with their share performed.
-    pub left: u64,
-    /// Replicas whose thread unwound, or was ended otherwise: others did what it left undone.
-    pub failed: u64,
-    /// Replicas that differed from the majority, and were given its state.
-    pub repaired: u64,
-    /// Times that a replica did not improve throughput, and was parked
-    /// ([`Layout::autoscale`](crate::group::Layout::autoscale)).
-    pub parked: u64,
-    /// Times that one was unparked.
-    pub unparked: u64,
-    /// Times that two replicas were found to differ, and there was no majority.
-    pub undecided: u64,
 }
 
 /// `and` for counters that are all numbers: both together. It does not compile if one is forgotten.
@@ -261,7 +241,6 @@ sums! {
     PumpStats: frames looped segments runs requests malformed not_ours martians unknown datagrams split pieces unsplit no_port
         unresolved fragments reassembled bad_fragments reports reports_limited arp conflicts neighbor_messages duplicate_addresses foreign echo echo_replies
         network_errors control_dropped log_full helped neighbor_moves_rejected deferred forwarded deferred_dropped rebalanced given_back;
-    MembershipStats: active joined left failed repaired parked unparked undecided;
     EffectStats: prepared stored_ahead deliveries delivered_bytes frames sent_bytes diverged stolen requests;
 }
 

@@ -54,12 +54,29 @@ pub struct MembershipStats {
     pub failed: u64,
     /// Replicas that differed from the majority, and were given its state.
     pub repaired: u64,
-    /// Times that a replica was parked.
+    /// Times that a replica was parked, since it did not improve throughput.
     pub parked: u64,
     /// Times that one was unparked.
     pub unparked: u64,
     /// Times that replicas were found to differ, and there was no majority.
     pub undecided: u64,
+}
+
+impl MembershipStats {
+    /// Those of two groups together, counter by counter.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        MembershipStats {
+            active: self.active + other.active,
+            joined: self.joined + other.joined,
+            left: self.left + other.left,
+            failed: self.failed + other.failed,
+            repaired: self.repaired + other.repaired,
+            parked: self.parked + other.parked,
+            unparked: self.unparked + other.unparked,
+            undecided: self.undecided + other.undecided,
+        }
+    }
 }
 
 /// Why no replica can join a group, or leave it.

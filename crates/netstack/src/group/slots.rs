@@ -71,17 +71,7 @@ fn error(error: dominoes::group::MembershipError) -> MembershipError {
 impl Shared {
     /// How many replicas joined, left, failed, and so on, so far.
     pub(crate) fn membership_stats(&self) -> MembershipStats {
-        let stats = self.membership.stats();
-        MembershipStats {
-            active: stats.active,
-            joined: stats.joined,
-            left: stats.left,
-            failed: stats.failed,
-            repaired: stats.repaired,
-            parked: stats.parked,
-            unparked: stats.unparked,
-            undecided: stats.undecided,
-        }
+        self.membership.stats()
     }
 
     /// How many workers are active at this moment.

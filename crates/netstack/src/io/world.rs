@@ -33,7 +33,7 @@ use crate::ip::route::{PlaceV4, Site};
 use crate::ip::v6::Place;
 use crate::keys::{Domain, Keys};
 use crate::log::effect::Effect;
-use crate::log::request::{ConnId, Flow};
+use crate::log::request::{Body, ConnId, Flow};
 use crate::packet::flow::{Address, Binding, Endpoint, Families};
 #[cfg(feature = "testkit")]
 use crate::state::apply::Replica;
@@ -53,20 +53,8 @@ const MOST_LOOPED: usize = 1024;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Command {
     Open(WaitingOpen),
-    Listen {
-        port: u16,
-        backlog: u16,
-        binding: Binding,
-    },
-    Accepted {
-        port: u16,
-        binding: Binding,
-        accepted: u64,
-    },
-    Unlisten {
-        port: u16,
-        binding: Binding,
-    },
+    /// A request that goes into the log as it is: a listener begins, is accepted from, or ends.
+    Publish(Body),
     Bind {
         socket: ConnId,
         port: u16,

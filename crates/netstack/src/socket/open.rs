@@ -14,7 +14,7 @@ use crate::error::SocketError;
 use crate::io::accept::{QueueNews, Ready};
 use crate::io::stream::EndReason;
 use crate::io::world::{Command, OpenResult, Options, SocketTable, World};
-use crate::log::request::Binding;
+use crate::log::request::{Binding, Body};
 
 /// A port that connections arrive at. Dropping it, and its clones, stops listening and resets what
 /// was not accepted.
@@ -153,11 +153,11 @@ impl TcpListener {
         let accepted = &mut queue.accepted[usize::from(group)];
         *accepted += 1;
         let world = &worlds[usize::from(group)];
-        world.command(Command::Accepted {
+        world.command(Command::Publish(Body::Accepted {
             port: *port,
             binding: *binding,
             accepted: *accepted,
-        });
+        }));
         let stream = TcpStream::new(world, stream, flow);
         stream.half.begin_with(&options);
         Ok((stream, flow.remote.into()))
@@ -265,7 +265,7 @@ impl Listening {
         let queue = table.listeners.remove(port, binding);
         let queue = queue.unwrap_or_default();
         for world in &*self.worlds {
-            world.command(Command::Unlisten { port, binding });
+            world.command(Command::Publish(Body::Unlisten { port, binding }));
         }
         drop(table);
         self.world().shared.socket_table_changed.notify_all();

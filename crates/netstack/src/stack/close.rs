@@ -14,6 +14,7 @@ use crate::error::CloseError;
 use crate::io::accept::Ready;
 use crate::io::stream::{AppRequest, ConnectionStatus, Handle};
 use crate::io::world::{Command, World};
+use crate::log::request::Body;
 use crate::socket::WaitUntil;
 
 /// How long the last frames may take to leave, 100 ms. A device that takes none must not hold up
@@ -104,7 +105,7 @@ impl Stack {
         for (port, binding, queue) in table.listeners.take() {
             closed.push(queue.news);
             for world in worlds {
-                world.command(Command::Unlisten { port, binding });
+                world.command(Command::Publish(Body::Unlisten { port, binding }));
             }
             for Ready { group, stream, .. } in queue.ready {
                 worlds[usize::from(group)].abandon(stream);

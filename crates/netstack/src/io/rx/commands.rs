@@ -44,40 +44,21 @@ impl RxPump {
     }
 
     fn command(&mut self, now: Instant, command: Command, log: &mut impl Log) {
-        let body = match command {
-            Command::Open(open) => return self.resolve(now, open, log),
-            Command::Listen {
-                port,
-                backlog,
-                binding,
-            } => Body::Listen {
-                port,
-                backlog,
-                binding,
-            },
-            Command::Accepted {
-                port,
-                binding,
-                accepted,
-            } => Body::Accepted {
-                port,
-                binding,
-                accepted,
-            },
-            Command::Unlisten { port, binding } => Body::Unlisten { port, binding },
+        match command {
+            Command::Open(open) => self.resolve(now, open, log),
+            Command::Publish(body) => self.publish_command(now, body, log),
             Command::Bind {
                 socket,
                 port,
                 binding,
-            } => return self.bind(now, (socket, port, binding), log),
-            Command::Connect { socket, remote } => return self.connect(socket, remote),
-            Command::Info { socket, wants_info } => return self.set_info(socket, wants_info),
-            Command::Unbind { socket } => return self.unbind(now, socket),
-            Command::Echo { ident } => return self.send_echoes(now, ident),
-            Command::Interface(change) => return self.change_interface(now, change),
-            Command::Member { member, listens } => return self.member(now, member, listens),
-        };
-        self.publish_command(now, body, log);
+            } => self.bind(now, (socket, port, binding), log),
+            Command::Connect { socket, remote } => self.connect(socket, remote),
+            Command::Info { socket, wants_info } => self.set_info(socket, wants_info),
+            Command::Unbind { socket } => self.unbind(now, socket),
+            Command::Echo { ident } => self.send_echoes(now, ident),
+            Command::Interface(change) => self.change_interface(now, change),
+            Command::Member { member, listens } => self.member(now, member, listens),
+        }
     }
 
     pub(super) fn resolve(&mut self, now: Instant, open: WaitingOpen, log: &mut impl Log) {
