@@ -18,7 +18,7 @@ pub(crate) mod mld;
 pub(crate) mod ndp;
 mod udp;
 
-use crate::packet::flow::Address;
+use crate::packet::flow::{Address, Flow};
 use core::net::Ipv4Addr;
 
 use smoltcp::wire as sw;
@@ -506,14 +506,8 @@ pub(crate) struct TcpHeaders {
     pub(crate) src_mac: [u8; 6],
     /// Where the frame goes.
     pub(crate) dst_mac: [u8; 6],
-    /// Our address.
-    pub(crate) src: Address,
-    /// The peer's address.
-    pub(crate) dst: Address,
-    /// Our port.
-    pub(crate) src_port: u16,
-    /// The peer's port.
-    pub(crate) dst_port: u16,
+    /// Our end, and the peer's.
+    pub(crate) flow: Flow,
     /// Sequence number.
     pub(crate) seq: u32,
     /// Acknowledgment number.
@@ -556,17 +550,17 @@ pub(crate) fn emit_tcp(buffer: &mut [u8], headers: &TcpHeaders) -> usize {
         + (if headers.timestamps.is_some() { 12 } else { 0 })
         + headers.sack.option_len();
     let tcp_len = 20 + options_len;
-    let at = ip_headers_len(headers.dst, false);
+    let at = ip_headers_len(headers.flow.remote.address, false);
     let all = at + tcp_len;
     let buffer = &mut buffer[..all];
-    if headers.dst.is_v4() {
+    if headers.flow.remote.address.is_v4() {
         emit_ipv4_of_tcp(buffer, headers, tcp_len);
     } else {
         let header = ipv6::Header {
             src_mac: headers.src_mac,
             dst_mac: headers.dst_mac,
-            src: headers.src,
-            dst: headers.dst,
+            src: headers.flow.local.address,
+            dst: headers.flow.remote.address,
             next_header: 6,
             hop_limit: headers.ttl,
             traffic_class: headers.tos & !0b11 | if headers.ect { 0b10 } else { 0 },
@@ -577,8 +571,8 @@ pub(crate) fn emit_tcp(buffer: &mut [u8], headers: &TcpHeaders) -> usize {
     }
     let bytes = &mut buffer[at..];
     let mut tcp = sw::TcpPacket::new_unchecked(&mut *bytes);
-    tcp.set_src_port(headers.src_port);
-    tcp.set_dst_port(headers.dst_port);
+    tcp.set_src_port(headers.flow.local.port);
+    tcp.set_dst_port(headers.flow.remote.port);
     tcp.set_seq_number(sw::TcpSeqNumber(headers.seq as i32));
     tcp.set_ack_number(sw::TcpSeqNumber(headers.ack as i32));
     tcp.set_window_len(headers.wnd);
@@ -612,8 +606,8 @@ fn emit_ipv4_of_tcp(buffer: &mut [u8], headers: &TcpHeaders, tcp_len: usize) {
     ip.set_frag_offset(0);
     ip.set_hop_limit(headers.ttl);
     ip.set_next_header(sw::IpProtocol::Tcp);
-    ip.set_src_addr(Ipv4Addr::from_bits(headers.src.v4_bits()));
-    ip.set_dst_addr(Ipv4Addr::from_bits(headers.dst.v4_bits()));
+    ip.set_src_addr(Ipv4Addr::from_bits(headers.flow.local.address.v4_bits()));
+    ip.set_dst_addr(Ipv4Addr::from_bits(headers.flow.remote.address.v4_bits()));
     ip.fill_checksum();
 }
 
@@ -701,6 +695,7 @@ pub(crate) fn arp_frame(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::packet::flow::Endpoint;
     use proptest::prelude::*;
 
     /// Those of a SYN and ACK without options or payload.
@@ -708,10 +703,10 @@ pub(crate) mod tests {
         TcpHeaders {
             src_mac: [2; 6],
             dst_mac: [4; 6],
-            src: Address::ipv4(10, 0, 0, 1),
-            dst: Address::ipv4(10, 0, 0, 2),
-            src_port: 80,
-            dst_port: 4000,
+            flow: Flow {
+                local: Endpoint::new(Address::ipv4(10, 0, 0, 1), 80),
+                remote: Endpoint::new(Address::ipv4(10, 0, 0, 2), 4000),
+            },
             seq: 0xfedc_ba98,
             ack: 17,
             wnd: 512,
@@ -765,8 +760,9 @@ pub(crate) mod tests {
         let Ok(Packet::Tcp(tcp)) = parse(&frame) else {
             panic!("not TCP")
         };
-        assert_eq!((tcp.src, tcp.dst), (h.src, h.dst));
-        assert_eq!((tcp.src_port, tcp.dst_port), (h.src_port, h.dst_port));
+        let Flow { local, remote } = h.flow;
+        assert_eq!(Endpoint::new(tcp.src, tcp.src_port), local);
+        assert_eq!(Endpoint::new(tcp.dst, tcp.dst_port), remote);
         assert_eq!((tcp.seq, tcp.ack, tcp.wnd), (h.seq, h.ack, h.wnd));
         assert_eq!(tcp.flags, h.flags);
         assert_eq!(tcp.timestamps, h.timestamps);

@@ -701,7 +701,7 @@ fn options_of(tcp: &wire::Tcp) -> Options {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packet::flow::Address;
+    use crate::packet::flow::{Address, Flow};
     use crate::packet::{Packet, TcpHeaders};
 
     /// The most acknowledgments of a request.
@@ -711,10 +711,10 @@ mod tests {
         let headers = TcpHeaders {
             src_mac: [2; 6],
             dst_mac: [4; 6],
-            src: Address::ipv4(10, 0, 0, 2),
-            dst: Address::ipv4(10, 0, 0, 1),
-            src_port: 4000,
-            dst_port: 80,
+            flow: Flow {
+                local: Endpoint::new(Address::ipv4(10, 0, 0, 2), 4000),
+                remote: Endpoint::new(Address::ipv4(10, 0, 0, 1), 80),
+            },
             seq,
             ack: 9,
             wnd: 100,

@@ -270,11 +270,11 @@ mod tests {
             payload_len in prop_oneof![Just(0usize), Just(20)],
         ) {
             let mut headers = TcpHeaders {
-                src: Address::of_words([0x2001_0db8_0000_0000, 1]),
-                dst: Address::of_words([0x2001_0db8_0000_0000, 2]),
                 label: 0x54321,
                 ..plain(timestamps, payload_len)
             };
+            headers.flow.local.address = Address::of_words([0x2001_0db8_0000_0000, 1]);
+            headers.flow.remote.address = Address::of_words([0x2001_0db8_0000_0000, 2]);
             let mut frame = vec![7; 140];
             let head = emit_tcp(&mut frame, &headers);
             let Ok(Packet::Tcp(first)) = parse(&frame) else { panic!("not TCP") };

@@ -52,6 +52,7 @@ pub(crate) fn parse(ip: &sw::Ipv4Packet<&[u8]>) -> Option<TcpError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::packet::flow::Flow;
     use crate::packet::{ETHERNET_HEADER, Packet, TcpHeaders, emit_tcp, parse};
     use proptest::prelude::*;
 
@@ -64,10 +65,10 @@ mod tests {
         let headers = TcpHeaders {
             src_mac: [2; 6],
             dst_mac: [4; 6],
-            src: US,
-            dst: FAR,
-            src_port: 4000,
-            dst_port: 80,
+            flow: Flow {
+                local: Endpoint::new(US, 4000),
+                remote: Endpoint::new(FAR, 80),
+            },
             seq: 0x0102_0304,
             ack: 0,
             wnd: 0,

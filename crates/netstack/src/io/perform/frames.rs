@@ -211,10 +211,7 @@ fn emit_once(
     let headers = TcpHeaders {
         src_mac: world.mac,
         dst_mac: t.mac.0,
-        src: t.flow.local.address,
-        dst: t.flow.remote.address,
-        src_port: t.flow.local.port,
-        dst_port: t.flow.remote.port,
+        flow: t.flow,
         seq: seq.0,
         ack: t.ack.0,
         wnd: t.wnd,
@@ -231,9 +228,10 @@ fn emit_once(
         payload_len: len as usize,
     };
     let head = wire::emit_tcp(buffer, &headers);
-    let at = wire::ip_headers_len(headers.dst, false);
+    let (src, dst) = (t.flow.local.address, t.flow.remote.address);
+    let at = wire::ip_headers_len(dst, false);
     let tcp_len = head + len as usize - at;
-    let pseudo = Sum::default().pseudo_header(headers.src, headers.dst, TCP, tcp_len);
+    let pseudo = Sum::default().pseudo_header(src, dst, TCP, tcp_len);
     let written = &buffer[at..head];
     Head {
         len: head,
@@ -550,7 +548,7 @@ fn header_sum(sum: Sum, h: &TcpHeaders, written: &[u8]) -> Sum {
     }
     let offset = (written.len() as u32 / 4) << 28;
     let sum = sum
-        .number(u32::from(h.src_port) << 16 | u32::from(h.dst_port))
+        .number(u32::from(h.flow.local.port) << 16 | u32::from(h.flow.remote.port))
         .number(h.seq)
         .number(h.ack)
         .number(offset | u32::from(h.flags) << 16 | u32::from(h.wnd));
