@@ -18,9 +18,14 @@
 //!
 //! *Requests.* Servers are processes that run the same code, generic over what accepts, reads,
 //! writes and waits: sockets of Linux under mio, or ours under a poller, both by edge. Each answers
-//! with 128 bytes. `wrk` asks from another network namespace. Processor time is that of the whole
-//! machine besides `wrk`, since much of Linux' own is spent in interrupts. A ratio is ours over
-//! Linux' in the same round; given are its median and quartiles over the rounds.
+//! with 128 bytes. `wrk` asks from another network namespace. A ratio is ours over Linux' in the same
+//! round; given are its median and quartiles over the rounds.
+//!
+//! *Processor time.* `wrk` asks once more, now with a core to itself: the server has another, and
+//! each side's packets are received on its own core (receive packet steering). What the server's core
+//! has worked is what the requests cost. Without that, Linux receives a packet in a soft interrupt of
+//! whoever sent it, and counts it as that one's time: nearly all that its server spends on receiving
+//! would be `wrk`'s. On a machine with one core there is no such figure.
 //!
 //! *Memory.* By how much the server's resident memory has grown with each connection that has been
 //! idle for some seconds, what the server itself stores for it included. The kernel's memory for
@@ -46,11 +51,12 @@ mod run {
     use std::fs;
     use std::io::{self, ErrorKind, Read, Write};
     use std::net::{Ipv4Addr, SocketAddr};
-    use std::process::ExitCode;
+    use std::process::{Command, ExitCode};
     use std::thread;
     use std::time::{Duration, Instant};
 
-    use dominoes_bench::namespaces::{CubicAllowed, Namespace, Outcome, Process};
+    use core_affinity::CoreId;
+    use dominoes_bench::namespaces::{self, CubicAllowed, Namespace, Outcome, Process};
     use dominoes_bench::record::Table;
     use dominoes_bench::spread::Spread;
     use dominoes_bench::{targets, topology};
@@ -61,7 +67,7 @@ mod run {
     use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
     use dominoes_netstack::variants::{Setup, Variant, VariantKind};
     use dominoes_netstack::{SocketError, Stack, TcpListener, TcpStream};
-    use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
     use nix::sys::socket::{setsockopt, sockopt};
 
     const OURS: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
@@ -108,20 +114,25 @@ mod run {
     impl Goal {
         /// A line of the table of goals.
         fn line(&self, server: &str, ratios: impl Iterator<Item = f64> + Clone) -> Vec<String> {
-            let is_met = Spread::of(ratios.clone()).is_some_and(|spread| {
+            let is_met = Spread::of(ratios.clone()).map(|spread| {
                 if self.at_least {
                     spread.median >= self.ratio
                 } else {
                     spread.median <= self.ratio
                 }
             });
+            let verdict = match is_met {
+                Some(true) => "met",
+                Some(false) => "MISSED",
+                None => "not measured",
+            };
             let bound = if self.at_least { "at least" } else { "at most" };
             vec![
                 self.what.to_owned(),
                 server.to_owned(),
                 Spread::text(ratios, 2),
                 format!("{bound} {:.1}", self.ratio),
-                if is_met { "met" } else { "MISSED" }.to_owned(),
+                verdict.to_owned(),
             ]
         }
     }
@@ -244,9 +255,10 @@ mod run {
                     found.rotate_left(round % 2);
                     rounds.push(found);
                 }
-                let of = |pick: fn(&[Asked; 2]) -> f64, digits| {
-                    Spread::text(rounds.iter().map(pick), digits)
+                let values = |pick: fn(&[Asked; 2]) -> f64| {
+                    rounds.iter().map(pick).filter(|value| !value.is_nan())
                 };
+                let of = |pick, digits| Spread::text(values(pick), digits);
                 table.row(vec![
                     server.name().to_owned(),
                     of(|r| r[0].rate, 0),
@@ -257,8 +269,8 @@ mod run {
                     of(|r| r[0].micros / r[1].micros, 2),
                     of(|r| r[0].bytes, 0),
                 ]);
-                let mut goal = |goal: &Goal, pick: fn(&[Asked; 2]) -> f64| {
-                    goals.row(goal.line(server.name(), rounds.iter().map(pick)));
+                let mut goal = |goal: &Goal, pick| {
+                    goals.row(goal.line(server.name(), values(pick)));
                 };
                 goal(&REQUESTS, |r| r[0].rate / r[1].rate);
                 goal(&PROCESSOR, |r| r[0].micros / r[1].micros);
@@ -608,7 +620,7 @@ mod run {
     struct Asked {
         /// Requests a second.
         rate: f64,
-        /// Processor time of a request besides the client's.
+        /// Processor time of a request at the server, in microseconds; not a number on one core.
         micros: f64,
         /// Bytes of memory that an idle connection adds.
         bytes: f64,
@@ -658,7 +670,7 @@ mod run {
             let process = Process::start(namespace, &arguments)?;
             process.line(PATIENCE)?;
             // Neighbours find each other, and pages are there.
-            self.wrk(address, 50, 1)?;
+            self.wrk(address, 50, 1, None)?;
             let empty = resident(&process)?;
             let place = address.to_string();
             let held = match options.idle {
@@ -674,24 +686,54 @@ mod run {
                 thread::sleep(IDLE);
             }
             let bytes = (resident(&process)? - empty) / options.idle.max(1) as f64;
-            let before = (busy()?, children()?);
-            let rate = self.wrk(address, options.connections, options.seconds)?;
-            let after = (busy()?, children()?);
-            let spent = (after.0 - before.0) - (after.1 - before.1);
-            let requests = rate * options.seconds as f64;
+            let rate = self.wrk(address, options.connections, options.seconds, None)?;
+            let micros = match topology::cores()[..] {
+                [client, server, ..] => {
+                    self.steer(Some([client, server]))?;
+                    pin(process.id(), server)?;
+                    let before = busy(server)?;
+                    let rate =
+                        self.wrk(address, options.connections, options.seconds, Some(client))?;
+                    let spent = busy(server)? - before;
+                    self.steer(None)?;
+                    spent * 1e6 / (rate * options.seconds as f64)
+                }
+                _ => f64::NAN,
+            };
             drop(process);
             Ok(Asked {
                 rate,
-                micros: spent * 1e6 / requests,
+                micros,
                 bytes,
             })
         }
 
-        /// Requests a second.
-        fn wrk(&self, address: Ipv4Addr, connections: u32, seconds: u64) -> Outcome<f64> {
+        /// Has the packets for the client and the server received on these cores, or on whichever
+        /// core they were sent from.
+        fn steer(&self, cores: Option<[CoreId; 2]>) -> Outcome<()> {
+            let tap = self.tap.then_some((&self.peer, "tap0", 0));
+            let pair = [(&self.peer, "veth0", 0), (&self.ours, "veth0", 1)];
+            for (namespace, interface, side) in pair.into_iter().chain(tap) {
+                let mask = cores.map_or_else(|| "0".to_owned(), |cores| mask(cores[side]));
+                let file = format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus");
+                namespace.shell(&format!("echo {mask} > {file}"))?;
+            }
+            Ok(())
+        }
+
+        /// Requests a second, asked from `core` alone if one is given.
+        fn wrk(
+            &self,
+            address: Ipv4Addr,
+            connections: u32,
+            seconds: u64,
+            core: Option<CoreId>,
+        ) -> Outcome<f64> {
             let mut command = self.peer.command("sh");
+            let pinned = core.map_or_else(String::new, |core| format!("taskset -c {}", core.id));
             let line = format!(
-                "ulimit -n 65536; exec wrk -t1 -c{connections} -d{seconds}s http://{address}:{PORT}/"
+                "ulimit -n 65536; \
+                 exec {pinned} wrk -t1 -c{connections} -d{seconds}s http://{address}:{PORT}/"
             );
             let output = command.args(["-c", &line]).output()?;
             let text = String::from_utf8_lossy(&output.stdout);
@@ -712,25 +754,30 @@ mod run {
         Ok(kilo.ok_or("no resident memory")?.trim().parse::<f64>()? * 1024.0)
     }
 
-    /// Seconds that all processors have worked.
-    fn busy() -> Outcome<f64> {
+    /// Has all threads of a process run on `core` alone from now on.
+    fn pin(process: u32, core: CoreId) -> Outcome<()> {
+        let [core, process] = [core.id.to_string(), process.to_string()];
+        namespaces::run(Command::new("taskset").args(["-a", "-c", "-p", &core, &process]))
+    }
+
+    /// One core, as Linux reads a set of them: groups of 32, the highest first.
+    fn mask(core: CoreId) -> String {
+        format!("{:x}{}", 1_u32 << (core.id % 32), ",0".repeat(core.id / 32))
+    }
+
+    /// Seconds that a core has worked.
+    fn busy(core: CoreId) -> Outcome<f64> {
+        let name = format!("cpu{} ", core.id);
         let stat = fs::read_to_string("/proc/stat")?;
-        let line = stat.lines().next().unwrap_or_default();
+        let line = stat.lines().find_map(|line| line.strip_prefix(&name));
         let ticks: Vec<f64> = line
+            .ok_or("the core is not in /proc/stat")?
             .split(' ')
             .filter_map(|word| word.parse().ok())
             .collect();
         // User, nice, system, idle, waiting, interrupts, soft ones.
         let worked = [0, 1, 2, 5, 6].map(|at| ticks.get(at).copied().unwrap_or(0.0));
         Ok(worked.iter().sum::<f64>() / 100.0)
-    }
-
-    /// Seconds that children which have ended have worked: `wrk`, not a server.
-    fn children() -> Outcome<f64> {
-        let usage = getrusage(UsageWho::RUSAGE_CHILDREN)?;
-        let seconds =
-            |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
-        Ok(seconds(usage.user_time()) + seconds(usage.system_time()))
     }
 
     // Wake-ups.
