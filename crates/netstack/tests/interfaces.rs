@@ -388,6 +388,39 @@ fn multicast_is_heard_on_the_second(mut fixture: Fixture) {
 }
 
 #[test]
+fn what_is_sent_to_a_group_comes_back_on_the_interface_by_which_it_leaves() {
+    for mut fixture in Fixture::all() {
+        let sockets = fixture.sockets();
+        let v4 = Ipv4Addr::new(239, 1, 2, 3);
+        let v6: Ipv6Addr = "ff15::3".parse().unwrap();
+        let mut ours = sockets.bind_udp(PORT).unwrap();
+        let second = Ipv4Addr::new(10, 0, 2, 1);
+        ours.join_multicast_v4(&v4, &second).unwrap();
+        ours.join_multicast_v6(&v6, 2).unwrap();
+        fixture.turn();
+        for is_v4 in [true, false] {
+            let group = match is_v4 {
+                true => v4.into(),
+                false => v6.into(),
+            };
+            for net in [1, 2] {
+                let from = SocketAddr::new(address(is_v4, net, 1), 0);
+                let mut sender = sockets.bind_udp_on(from).unwrap();
+                let sent = sender.try_send_to(b"all", SocketAddr::new(group, PORT));
+                sent.unwrap();
+                fixture.turn();
+                let got = ours.try_recv_from(&mut [0; 8]).map(|(_, from)| from.ip());
+                let expected = match net {
+                    1 => Err(SocketError::WouldBlock),
+                    _ => Ok(from.ip()),
+                };
+                assert_eq!(got, expected, "{group}, {net}");
+            }
+        }
+    }
+}
+
+#[test]
 fn the_stack_reaches_itself_at_the_address_of_any_interface() {
     for mut fixture in Fixture::all() {
         let sockets = fixture.sockets();
