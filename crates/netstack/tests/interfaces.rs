@@ -255,24 +255,32 @@ fn link_local_addresses_have_their_interface(mut fixture: Fixture) {
 }
 
 #[test]
-fn the_longest_prefix_of_all_interfaces_decides() {
-    // Networks 3 and 3.128/25 are behind the hosts, which see what is for them and drop it.
-    let route = |prefix, last, via| Route {
-        network: [10, 0, 3, last].into(),
+fn the_longest_prefix_of_all_interfaces_decides_and_then_the_lowest_metric() {
+    // Networks 3 and 3.128/25 are behind the hosts, which see what is for them and drop it; networks
+    // 4 and 5 are behind both.
+    let route = |net, (third, last), prefix, metric| Route {
+        network: [10, 0, third, last].into(),
         prefix,
-        via,
+        via: address(true, net, 2),
+        metric,
     };
-    let mut fixture = Fixture::with(VariantKind::Single, |net, setup| match net {
-        1 => setup
-            .gateway(address(true, 1, 2))
-            .route(route(25, 128, address(true, 1, 2))),
-        _ => setup.route(route(24, 0, address(true, 2, 2))),
+    let mut fixture = Fixture::with(VariantKind::Single, |net, setup| {
+        let setup = setup
+            .route(route(net, (4, 0), 24, 9 - u32::from(net)))
+            .route(route(net, (5, 0), 24, 7));
+        match net {
+            1 => setup
+                .gateway(address(true, 1, 2))
+                .route(route(net, (3, 128), 25, 9)),
+            _ => setup.route(route(net, (3, 0), 24, 0)),
+        }
     });
     let mut ours = fixture.sockets().bind_udp(0).unwrap();
-    for (last, net) in [(5, 2), (127, 2), (129, 1), (255, 1)] {
+    let of_3 = [(5, 2), (127, 2), (129, 1), (255, 1)].map(|(last, net)| ((3, last), net));
+    for ((third, last), net) in of_3.into_iter().chain([((4, 5), 2), ((5, 5), 1)]) {
         let before = fixture.hosts.iter().map(|host| host.pump_stats().not_ours);
         let before: Vec<_> = before.collect();
-        ours.try_send_to(b"hello", ([10, 0, 3, last], PORT).into())
+        ours.try_send_to(b"hello", ([10, 0, third, last], PORT).into())
             .unwrap();
         fixture.turn();
         let after = fixture.hosts.iter().map(|host| host.pump_stats().not_ours);
@@ -283,7 +291,7 @@ fn the_longest_prefix_of_all_interfaces_decides() {
         assert_eq!(
             came,
             [u64::from(net == 1), u64::from(net == 2)],
-            "10.0.3.{last}"
+            "10.0.{third}.{last}"
         );
     }
     // Everything else has the default gateway.
@@ -583,6 +591,7 @@ fn addresses_routes_and_links_change_for_all_groups_of_one_interface() {
                 network: behind,
                 prefix,
                 via: address(is_v4, 2, 2),
+                metric: 0,
             };
             sockets.add_route(2, route).unwrap();
             fixture.turn();
