@@ -123,6 +123,7 @@ fn route(text: &str) -> Outcome<Route> {
         network: network.parse().map_err(|_| bad())?,
         prefix: prefix.parse().map_err(|_| bad())?,
         via: via.parse().map_err(|_| bad())?,
+        metric: 0,
     })
 }
 

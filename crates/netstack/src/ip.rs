@@ -18,10 +18,8 @@
 //! - A new link-layer address of a neighbour is believed once a second, and 10 times a second for
 //!   all neighbours. RFC 826 has no such bound, but every replica looks at all connections for
 //!   each.
-//! - What a socket sends to a multicast group does not come back to sockets of the same stack that
-//!   listen to it (RFC 1112 section 6.1 has that as a choice of each sender). Joining and leaving are
-//!   reported in IGMPv3 and MLDv2 even where a router speaks an older version (RFC 3376 section
-//!   7.2.1); its queries are answered in its own.
+//! - Joining and leaving are reported in IGMPv3 and MLDv2 even where a router speaks an older version
+//!   (RFC 3376 section 7.2.1); its queries are answered in its own.
 //! - Redirects are not heeded (RFC 4861 section 8 lets hosts do that), nor the hop limit, the MTU
 //!   and the time between solicitations that routers advertise (section 6.3.4): those of the stack
 //!   hold.

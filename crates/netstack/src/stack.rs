@@ -113,7 +113,8 @@ impl Builder {
         self
     }
 
-    /// Adds a network that a neighbour forwards to. The longest prefix decides.
+    /// Adds a network that a neighbour forwards to. The longest prefix decides, of equal ones the
+    /// lowest metric.
     #[must_use]
     pub fn route(mut self, route: Route) -> Self {
         self.interface = self.interface.route(route);

@@ -85,7 +85,8 @@ pub struct PumpStats {
     pub requests: u64,
     /// Frames too short, or with fields that contradict each other.
     pub malformed: u64,
-    /// Frames that we sent to ourselves and that came back without having left.
+    /// Frames that we sent to ourselves, or to groups in which we are, and that came back without
+    /// having left.
     pub looped: u64,
     /// Frames for somebody else.
     pub not_ours: u64,

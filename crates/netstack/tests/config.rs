@@ -176,6 +176,7 @@ fn a_setup_is_built_field_by_field_and_started() -> Result<(), ConfigError> {
         network: IpAddr::from([10, 1, third, 0]),
         prefix: 24,
         via: IpAddr::from([10, 0, 0, 253]),
+        metric: 0,
     };
     let reassembly = ReassemblyLimits {
         bytes: 1 << 16,

@@ -255,24 +255,32 @@ fn link_local_addresses_have_their_interface(mut fixture: Fixture) {
 }
 
 #[test]
-fn the_longest_prefix_of_all_interfaces_decides() {
-    // Networks 3 and 3.128/25 are behind the hosts, which see what is for them and drop it.
-    let route = |prefix, last, via| Route {
-        network: [10, 0, 3, last].into(),
+fn the_longest_prefix_of_all_interfaces_decides_and_then_the_lowest_metric() {
+    // Networks 3 and 3.128/25 are behind the hosts, which see what is for them and drop it; networks
+    // 4 and 5 are behind both.
+    let route = |net, (third, last), prefix, metric| Route {
+        network: [10, 0, third, last].into(),
         prefix,
-        via,
+        via: address(true, net, 2),
+        metric,
     };
-    let mut fixture = Fixture::with(VariantKind::Single, |net, setup| match net {
-        1 => setup
-            .gateway(address(true, 1, 2))
-            .route(route(25, 128, address(true, 1, 2))),
-        _ => setup.route(route(24, 0, address(true, 2, 2))),
+    let mut fixture = Fixture::with(VariantKind::Single, |net, setup| {
+        let setup = setup
+            .route(route(net, (4, 0), 24, 9 - u32::from(net)))
+            .route(route(net, (5, 0), 24, 7));
+        match net {
+            1 => setup
+                .gateway(address(true, 1, 2))
+                .route(route(net, (3, 128), 25, 9)),
+            _ => setup.route(route(net, (3, 0), 24, 0)),
+        }
     });
     let mut ours = fixture.sockets().bind_udp(0).unwrap();
-    for (last, net) in [(5, 2), (127, 2), (129, 1), (255, 1)] {
+    let of_3 = [(5, 2), (127, 2), (129, 1), (255, 1)].map(|(last, net)| ((3, last), net));
+    for ((third, last), net) in of_3.into_iter().chain([((4, 5), 2), ((5, 5), 1)]) {
         let before = fixture.hosts.iter().map(|host| host.pump_stats().not_ours);
         let before: Vec<_> = before.collect();
-        ours.try_send_to(b"hello", ([10, 0, 3, last], PORT).into())
+        ours.try_send_to(b"hello", ([10, 0, third, last], PORT).into())
             .unwrap();
         fixture.turn();
         let after = fixture.hosts.iter().map(|host| host.pump_stats().not_ours);
@@ -283,7 +291,7 @@ fn the_longest_prefix_of_all_interfaces_decides() {
         assert_eq!(
             came,
             [u64::from(net == 1), u64::from(net == 2)],
-            "10.0.3.{last}"
+            "10.0.{third}.{last}"
         );
     }
     // Everything else has the default gateway.
@@ -385,6 +393,39 @@ fn multicast_is_heard_on_the_second(mut fixture: Fixture) {
         count
     };
     assert_eq!((heard(&mut fixture, 1), heard(&mut fixture, 2)), (0, 2));
+}
+
+#[test]
+fn what_is_sent_to_a_group_comes_back_on_the_interface_by_which_it_leaves() {
+    for mut fixture in Fixture::all() {
+        let sockets = fixture.sockets();
+        let v4 = Ipv4Addr::new(239, 1, 2, 3);
+        let v6: Ipv6Addr = "ff15::3".parse().unwrap();
+        let mut ours = sockets.bind_udp(PORT).unwrap();
+        let second = Ipv4Addr::new(10, 0, 2, 1);
+        ours.join_multicast_v4(&v4, &second).unwrap();
+        ours.join_multicast_v6(&v6, 2).unwrap();
+        fixture.turn();
+        for is_v4 in [true, false] {
+            let group = match is_v4 {
+                true => v4.into(),
+                false => v6.into(),
+            };
+            for net in [1, 2] {
+                let from = SocketAddr::new(address(is_v4, net, 1), 0);
+                let mut sender = sockets.bind_udp_on(from).unwrap();
+                let sent = sender.try_send_to(b"all", SocketAddr::new(group, PORT));
+                sent.unwrap();
+                fixture.turn();
+                let got = ours.try_recv_from(&mut [0; 8]).map(|(_, from)| from.ip());
+                let expected = match net {
+                    1 => Err(SocketError::WouldBlock),
+                    _ => Ok(from.ip()),
+                };
+                assert_eq!(got, expected, "{group}, {net}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -550,6 +591,7 @@ fn addresses_routes_and_links_change_for_all_groups_of_one_interface() {
                 network: behind,
                 prefix,
                 via: address(is_v4, 2, 2),
+                metric: 0,
             };
             sockets.add_route(2, route).unwrap();
             fixture.turn();

@@ -28,6 +28,7 @@ fn setup(host: u8) -> Setup {
         network: v6(1, 0).into(),
         prefix: 64,
         via: v6(0, 3 - u16::from(host)).into(),
+        metric: 0,
     };
     let setup = Setup::new(address(true, host), 24, [u64::from(host), 7]);
     setup.ipv6(config).route(route)

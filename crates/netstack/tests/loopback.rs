@@ -251,6 +251,7 @@ fn frames_of_the_wire_that_look_like_ours_are_dropped() {
     for variant in Variant::ALL {
         let mut fixture = Fixture::new(variant);
         let listener = fixture.sockets().listen(PORT, 8).unwrap();
+        let mut udp = fixture.sockets().bind_udp(PORT).unwrap();
         // The loop is in use, and so are its header templates.
         let mut here = fixture.connect(SocketAddr::new(US.into(), PORT)).unwrap();
         let (mut there, _) = listener.try_accept().unwrap();
@@ -282,6 +283,11 @@ fn frames_of_the_wire_that_look_like_ours_are_dropped() {
                 let mut syn = Vec::new();
                 packet::tcp_header(&mut syn, (4000, PORT), (1, 0), SYN, 1000, &[]);
                 fixture.script.push(v6::frame(path, TCP, &syn));
+                let mut datagram = Vec::new();
+                datagram.extend([4000, PORT, 8, 0].map(u16::to_be_bytes).as_flattened());
+                let sum = !v6::transport_sum(from, to, UDP, &datagram);
+                datagram[6..].copy_from_slice(&sum.to_be_bytes());
+                fixture.script.push(v6::frame(path, UDP, &datagram));
                 let ping = [128, 0, 0, 0, 0, 7, 0, 1];
                 fixture.script.push(v6::frame(path, ICMPV6, &ping));
             }
@@ -290,7 +296,9 @@ fn frames_of_the_wire_that_look_like_ours_are_dropped() {
         let stats = fixture.stacks[0].stats();
         assert_eq!(stats.state.opened, 2, "{variant}");
         assert_eq!(stats.state.no_connection, 0, "{variant}");
-        assert_eq!(listener.try_accept().err(), Some(SocketError::WouldBlock));
+        let would_block = Some(SocketError::WouldBlock);
+        assert_eq!(listener.try_accept().err(), would_block);
+        assert_eq!(udp.try_recv_from(&mut []).err(), would_block);
     }
 }
 

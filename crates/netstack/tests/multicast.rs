@@ -1,17 +1,19 @@
-//! Multicast groups of UDP sockets, over both families and in every variant: what routers are told,
-//! and which datagrams arrive. The far side is written byte by byte.
+//! Multicast groups of UDP sockets, over both families, in every variant and in three groups: what
+//! routers are told, and which datagrams arrive. The far side is written byte by byte.
 
 #![cfg(feature = "testkit")]
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
+use dominoes_drivers::memory::{ManualDevice, MemoryConfig, Script, scripted_with};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::{self, Setup};
+use dominoes_netstack::variants::{Setup, groups};
 use dominoes_netstack::{Ipv6Config, SocketError, UdpSocket};
 use dominoes_testkit::packet::{Family, Mac, Path, mac_of, udp, v6_of};
+
+use crate::two_hosts::{Groups, three_groups};
 
 const US: [u8; 4] = [10, 0, 0, 1];
 const PEER: [u8; 4] = [10, 0, 0, 2];
@@ -28,10 +30,10 @@ const TO_EXCLUDE: u8 = 4;
 const ALLOW: u8 = 5;
 const BLOCK: u8 = 6;
 
-/// A stack with one socket, and the far side of its device.
+/// A stack, and the far side of its device.
 struct Host {
     family: Family,
-    stack: Box<dyn variants::Variant>,
+    stacks: Groups,
     script: Script,
     now: Instant,
 }
@@ -40,7 +42,8 @@ struct Host {
 type Record = (u8, IpAddr, Vec<IpAddr>);
 
 impl Host {
-    fn new(variant: Variant, family: Family) -> Host {
+    /// With the stack that `build` makes.
+    fn over(family: Family, build: impl FnOnce(Setup, ManualDevice) -> Groups) -> Host {
         let mac = mac_of(US);
         let (device, script) = scripted_with(MemoryConfig::default().macs(mac, mac));
         let config = Ipv6Config::default()
@@ -48,10 +51,9 @@ impl Host {
             .duplicate_probes(0)
             .address(v6_of(US), 64);
         let setup = Setup::new(US.into(), 24, [1, 7]).ipv6(config);
-        let stack = variant.build(setup, Box::new(device)).unwrap();
         let mut host = Host {
             family,
-            stack,
+            stacks: build(setup, device),
             script,
             now: Instant::ZERO,
         };
@@ -65,11 +67,22 @@ impl Host {
     }
 
     fn bind(&self, port: u16) -> UdpSocket {
-        self.stack.sockets().bind_udp(port).unwrap()
+        let sockets = groups::sockets(self.stacks.iter().map(|stack| stack.sockets()));
+        sockets.bind_udp(port).unwrap()
     }
 
+    /// Does all that can be done now. Replicas agree afterwards. Returns what was sent.
     fn turn(&mut self) -> Vec<Vec<u8>> {
-        while self.stack.turn(self.now) > 0 {}
+        let mut is_idle = false;
+        while !is_idle {
+            is_idle = true;
+            for stack in &mut self.stacks {
+                is_idle &= stack.turn(self.now) == 0;
+            }
+        }
+        for stack in &self.stacks {
+            stack.compare().unwrap();
+        }
         let sent = self.script.take_sent();
         sent.into_iter().map(|(frame, _)| frame).collect()
     }
@@ -78,8 +91,9 @@ impl Host {
     fn pass(&mut self, time: Duration) -> Vec<Record> {
         let until = self.now + time;
         let mut sent = self.turn();
-        while self.stack.next_deadline() <= until {
-            self.now = self.stack.next_deadline().max(self.now);
+        let next = |host: &Host| host.stacks.iter().map(|stack| stack.next_deadline()).min();
+        while let Some(next) = next(self).filter(|next| *next <= until) {
+            self.now = next.max(self.now);
             sent.extend(self.turn());
         }
         self.now = until;
@@ -208,7 +222,7 @@ fn leave(socket: &UdpSocket, group: IpAddr) -> std::io::Result<()> {
 }
 
 fn received(socket: &mut UdpSocket) -> Option<(Vec<u8>, IpAddr)> {
-    let mut buffer = [0; 3000];
+    let mut buffer = [0; 5000];
     match socket.try_recv_from(&mut buffer) {
         Ok((len, from)) => Some((buffer[..len].to_vec(), from.ip())),
         Err(SocketError::WouldBlock) => None,
@@ -216,13 +230,17 @@ fn received(socket: &mut UdpSocket) -> Option<(Vec<u8>, IpAddr)> {
     }
 }
 
-/// Runs a test over both families and in every variant.
+/// Runs a test over both families, in every variant and in three groups.
 fn each(test: impl Fn(Host)) {
-    for variant in [Variant::Single, Variant::Locked(2), Variant::Replicated(2)] {
-        for family in Family::ALL {
+    for family in Family::ALL {
+        for variant in Variant::ALL {
             println!("{variant}, {family}");
-            test(Host::new(variant, family));
+            test(Host::over(family, |setup, device| {
+                vec![variant.build(setup, Box::new(device)).unwrap()]
+            }));
         }
+        println!("three groups, {family}");
+        test(Host::over(family, three_groups));
     }
 }
 
@@ -330,5 +348,199 @@ fn what_cannot_be_joined_is_refused() {
             join(&socket, host.address([239, 9, 9, last])).unwrap();
         }
         assert!(join(&socket, host.address([239, 9, 9, 64])).is_err());
+    });
+}
+
+/// Sends to a group at a port.
+fn send(socket: &mut UdpSocket, payload: &[u8], group: IpAddr, port: u16) {
+    let sent = socket.try_send_to(payload, SocketAddr::new(group, port));
+    sent.unwrap();
+}
+
+/// Whether what a socket sends to groups of a family comes back.
+fn set_loop(socket: &UdpSocket, family: Family, comes_back: bool) {
+    let done = match family {
+        Family::V4 => socket.set_multicast_loop_v4(comes_back),
+        Family::V6 => socket.set_multicast_loop_v6(comes_back),
+    };
+    done.unwrap();
+}
+
+/// Everything that a socket has received.
+fn all_received(socket: &mut UdpSocket) -> Vec<Vec<u8>> {
+    let all = std::iter::from_fn(|| received(socket));
+    all.map(|(payload, _)| payload).collect()
+}
+
+#[test]
+fn what_is_sent_to_a_group_leaves_and_comes_back_to_the_sockets_that_listen() {
+    each(|mut host| {
+        let (group, us) = (host.address(GROUP), host.address(US));
+        let [mut first, mut second, mut not_joined] =
+            [0, 1, 2].map(|number| host.bind(PORT + number));
+        let mut sender = host.bind(0);
+        let from_port = sender.local_addr().unwrap().port();
+        join(&first, group).unwrap();
+        join(&second, group).unwrap();
+        host.turn();
+        let mut buffer = [0; 8];
+        for (port, socket) in [(PORT, &mut first), (PORT + 1, &mut second)] {
+            send(&mut sender, b"hello", group, port);
+            let sent = host.turn();
+            assert_eq!(sent.len(), 1, "it leaves once");
+            assert_eq!(sent[0][0] & 1, 1, "to the group");
+            let (len, from) = socket.try_recv_from(&mut buffer).unwrap();
+            assert_eq!(&buffer[..len], b"hello");
+            assert_eq!(from, SocketAddr::new(us, from_port));
+            assert_eq!(received(socket), None, "it comes back once");
+        }
+        // The sender may be one of them.
+        send(&mut first, b"own", group, PORT);
+        assert_eq!(host.turn().len(), 1);
+        assert_eq!(received(&mut first), Some((b"own".to_vec(), us)));
+        // Of those that are at other ports or have not joined, none receives it.
+        assert_eq!(received(&mut first), None);
+        assert_eq!(received(&mut second), None);
+        send(&mut sender, b"hello", group, PORT + 2);
+        send(&mut sender, b"hello", host.address(SECOND), PORT);
+        assert_eq!(host.turn().len(), 2);
+        assert_eq!(received(&mut not_joined), None);
+        leave(&first, group).unwrap();
+        leave(&second, group).unwrap();
+        host.pass(Duration::from_secs(2));
+        send(&mut sender, b"late", group, PORT);
+        assert_eq!(host.turn().len(), 1);
+        for mut socket in [first, second, not_joined, sender] {
+            assert_eq!(received(&mut socket), None);
+        }
+    });
+}
+
+#[test]
+fn a_sender_says_of_each_datagram_whether_it_comes_back() {
+    each(|mut host| {
+        let (group, family) = (host.address(GROUP), host.family);
+        let (mut socket, mut sender) = (host.bind(PORT), host.bind(0));
+        join(&socket, group).unwrap();
+        host.turn();
+        let is_set = |socket: &UdpSocket| match family {
+            Family::V4 => socket.multicast_loop_v4().unwrap(),
+            Family::V6 => socket.multicast_loop_v6().unwrap(),
+        };
+        assert!(is_set(&sender));
+        for number in 0..40 {
+            // What holds when it is sent counts, not what holds when it leaves.
+            set_loop(&sender, family, number % 3 == 0);
+            assert_eq!(is_set(&sender), number % 3 == 0);
+            send(&mut sender, &[number], group, PORT);
+        }
+        assert_eq!(host.turn().len(), 40);
+        let expected: Vec<_> = (0..40).step_by(3).map(|number| vec![number]).collect();
+        assert_eq!(all_received(&mut socket), expected);
+        // The receiver has no say, nor has the switch of the other family.
+        let other = Family::ALL.into_iter().find(|other| *other != family);
+        set_loop(&socket, family, false);
+        set_loop(&sender, other.unwrap(), false);
+        set_loop(&sender, family, true);
+        send(&mut sender, b"back", group, PORT);
+        host.turn();
+        assert_eq!(all_received(&mut socket), [b"back"]);
+    });
+}
+
+#[test]
+fn who_listens_to_one_source_hears_us_if_that_is_ours() {
+    each(|mut host| {
+        let [group, second, us, peer] = [GROUP, SECOND, US, PEER].map(|one| host.address(one));
+        let (mut socket, mut sender) = (host.bind(PORT), host.bind(0));
+        socket.join_source(group, peer).unwrap();
+        socket.join_source(second, us).unwrap();
+        host.turn();
+        send(&mut sender, b"for others", group, PORT);
+        send(&mut sender, b"for us", second, PORT);
+        assert_eq!(host.turn().len(), 2);
+        assert_eq!(all_received(&mut socket), [b"for us"]);
+        socket.join_source(group, us).unwrap();
+        socket.leave_source(second, us).unwrap();
+        host.pass(Duration::from_secs(2));
+        send(&mut sender, b"for us", group, PORT);
+        send(&mut sender, b"for nobody", second, PORT);
+        host.turn();
+        assert_eq!(all_received(&mut socket), [b"for us"]);
+    });
+}
+
+/// As a hub does it, and a packet socket of Linux.
+#[test]
+fn what_a_device_hands_back_of_ours_is_not_received() {
+    each(|mut host| {
+        let (group, family) = (host.address(GROUP), host.family);
+        let (mut socket, mut sender) = (host.bind(PORT), host.bind(0));
+        join(&socket, group).unwrap();
+        host.turn();
+        for comes_back in [true, false] {
+            set_loop(&sender, family, comes_back);
+            for len in [5, 4000] {
+                send(&mut sender, &vec![1; len], group, PORT);
+                let sent = host.turn();
+                assert_eq!(sent.len(), len.div_ceil(1400));
+                sent.into_iter().for_each(|frame| host.script.push(frame));
+                host.turn();
+                let expected = if comes_back {
+                    vec![vec![1; len]]
+                } else {
+                    vec![]
+                };
+                assert!(all_received(&mut socket) == expected, "{comes_back}, {len}");
+            }
+        }
+        let martians: u64 = host
+            .stacks
+            .iter()
+            .map(|stack| stack.stats().pump.martians)
+            .sum();
+        assert!(martians >= 4);
+    });
+}
+
+#[test]
+fn datagrams_longer_than_a_packet_come_back_whole() {
+    each(|mut host| {
+        let group = host.address(GROUP);
+        let (mut socket, mut sender) = (host.bind(PORT), host.bind(0));
+        join(&socket, group).unwrap();
+        host.turn();
+        let mut buffer = vec![0; 70_000];
+        for len in [0, 1, 1400, 1473, 20_000, 65_507] {
+            let sent: Vec<u8> = (0..len).map(|at| (at / 3) as u8).collect();
+            send(&mut sender, &sent, group, PORT);
+            let frames = host.turn();
+            let least = (len / 1500).max(1);
+            assert!((least..=least + 3).contains(&frames.len()), "{len}");
+            let (got, _) = socket.try_recv_from(&mut buffer).unwrap();
+            assert!(buffer[..got] == sent, "{len}");
+            let would_block = Some(SocketError::WouldBlock);
+            assert_eq!(socket.try_recv_from(&mut buffer).err(), would_block);
+        }
+        let stats = host.stacks.iter().map(|stack| stack.stats().pump);
+        assert_eq!(stats.map(|pump| pump.reassembled).sum::<u64>(), 0);
+    });
+}
+
+/// More than may wait at a time to be taken back.
+#[test]
+fn many_at_once_come_back_in_order() {
+    const MANY: u32 = 3000;
+    each(|mut host| {
+        let group = host.address(GROUP);
+        let (mut socket, mut sender) = (host.bind(PORT), host.bind(0));
+        join(&socket, group).unwrap();
+        host.turn();
+        for number in 0..MANY {
+            send(&mut sender, &number.to_be_bytes(), group, PORT);
+        }
+        assert_eq!(host.turn().len(), MANY as usize);
+        let expected = (0..MANY).map(|number| number.to_be_bytes().to_vec());
+        assert!(all_received(&mut socket) == expected.collect::<Vec<_>>());
     });
 }

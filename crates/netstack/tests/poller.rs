@@ -5,6 +5,7 @@
 
 mod by_hand;
 mod clones;
+mod echo;
 #[cfg(target_os = "linux")]
 mod reference;
 mod threads;

@@ -46,6 +46,7 @@ fn route(network: Address, prefix: u8, via: Address) -> Route {
         network: network.into(),
         prefix,
         via: via.into(),
+        metric: 0,
     }
 }
 
@@ -68,6 +69,11 @@ impl Fixture {
             scripts.push(script);
         }
         let builder = builder
+            // Another neighbour, were its metric not higher.
+            .route(Route {
+                metric: 1,
+                ..route([192, 0, 2, 0], 24, [10, 0, 3, 1])
+            })
             .route(route([192, 0, 2, 0], 24, [10, 0, 2, 9]))
             .route(route([192, 0, 2, 128], 25, [10, 0, 3, 1]))
             .route(route([198, 51, 100, 0], 24, [10, 0, 1, 9]));

@@ -37,6 +37,7 @@ fn route(family: Family, network: Address, len: u8, via: Address) -> Route {
         network: family.address(network),
         prefix: prefix(family, len),
         via: family.address(via),
+        metric: 0,
     }
 }
 
@@ -296,6 +297,49 @@ fn connections_follow_a_route_that_comes_and_goes_and_others_stay() {
 }
 
 #[test]
+fn of_routes_with_prefixes_as_long_the_lowest_metric_is_taken() {
+    for mut wire in Wire::all() {
+        let sockets = wire.sockets();
+        wire.present.push(SECOND);
+        let family = wire.family;
+        let metric_of = |metric, via| Route {
+            metric,
+            ..route(family, [10, 9, 0, 0], 16, via)
+        };
+        let routes =
+            [(7, FIRST), (5, SECOND), (3, NEAR)].map(|(metric, via)| metric_of(metric, via));
+        sockets.add_route(1, routes[1]).unwrap();
+        sockets.add_route(1, routes[0]).unwrap();
+        wire.turn();
+        let mut far = wire.connect(FAR, SECOND);
+        // The connection follows a better one, and goes back.
+        sockets.add_route(1, routes[2]).unwrap();
+        wire.turn();
+        wire.check(&mut far, NEAR);
+        let network = family.address([10, 9, 0, 0]);
+        let listed = sockets.routes().into_iter();
+        let listed = listed.filter(|route| route.network == network);
+        let listed: Vec<_> = listed.map(|route| route.metric).collect();
+        assert_eq!(listed, [3, 5, 7]);
+        for (gone, through) in [(routes[2], SECOND), (routes[1], FIRST)] {
+            sockets.remove_route(1, gone).unwrap();
+            wire.turn();
+            wire.check(&mut far, through);
+        }
+        // The same neighbour may be named with two metrics.
+        sockets.add_route(1, metric_of(8, FIRST)).unwrap();
+        wire.turn();
+        let again = sockets.add_route(1, metric_of(8, FIRST));
+        assert_eq!(again, Err(SocketError::RouteTaken));
+        let other = sockets.remove_route(1, metric_of(9, FIRST));
+        assert_eq!(other, Err(SocketError::NoSuchRoute));
+        sockets.remove_route(1, routes[0]).unwrap();
+        wire.turn();
+        wire.check(&mut far, FIRST);
+    }
+}
+
+#[test]
 fn a_connection_waits_on_its_old_way_until_the_new_neighbour_answers() {
     for mut wire in Wire::all() {
         let sockets = wire.sockets();
@@ -439,6 +483,7 @@ fn a_network_behind_a_neighbour_is_reached_while_there_is_a_route() {
                 network: behind,
                 prefix: len,
                 via: two_hosts::address(is_v4, 2),
+                metric: 0,
             };
             ours.add_route(1, route).unwrap();
             fixture.turn();
@@ -484,6 +529,7 @@ fn the_interface_of_a_new_route_is_taken() {
             network: [10, 9, 0, 0].into(),
             prefix,
             via: [10, 0, net, 2].into(),
+            metric: 0,
         };
         // Each has neighbours of its own.
         let refused = sockets.add_route(1, route(8, 2));

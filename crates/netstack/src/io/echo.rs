@@ -2,6 +2,7 @@
 //! share them.
 
 use core::net::IpAddr;
+use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
@@ -44,7 +45,9 @@ pub(crate) struct EchoRequest {
 pub(crate) struct EchoQueues {
     requests: SegQueue<EchoRequest>,
     replies: ArrayQueue<EchoReply>,
-    /// Notified when a reply comes.
+    /// Replies that have ever come.
+    arrived: AtomicU64,
+    /// Notified when a reply comes, or the stack goes away.
     pub(crate) event: EventCount,
 }
 
@@ -53,6 +56,7 @@ impl EchoQueues {
         EchoQueues {
             requests: SegQueue::new(),
             replies: ArrayQueue::new(MOST_REPLIES),
+            arrived: AtomicU64::new(0),
             event: EventCount::default(),
         }
     }
@@ -74,11 +78,23 @@ impl EchoQueues {
     /// A reply came. The oldest makes room for it.
     pub(crate) fn reply(&self, reply: EchoReply) {
         self.replies.force_push(reply);
+        // ORDERING: Relaxed, as in `AcceptQueue::push`.
+        self.arrived.fetch_add(1, Ordering::Relaxed);
         self.event.notify_all();
     }
 
     /// The oldest reply.
     pub(crate) fn take(&self) -> Option<EchoReply> {
         self.replies.pop()
+    }
+
+    /// Whether a reply waits.
+    pub(crate) fn has_reply(&self) -> bool {
+        !self.replies.is_empty()
+    }
+
+    /// How many replies have ever come.
+    pub(crate) fn arrived(&self) -> u64 {
+        self.arrived.load(Ordering::Relaxed)
     }
 }

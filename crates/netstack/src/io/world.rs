@@ -10,7 +10,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use crossbeam_queue::{ArrayQueue, SegQueue};
 use dominoes::EventCount;
 use dominoes_drivers::split::Target;
-use dominoes_drivers::{AddressFilter, DeviceError, Frame, RxChecksum, RxMeta, TxFrame, Waker};
+use dominoes_drivers::{
+    AddressFilter, DeviceError, Frame, Gso, RxChecksum, RxMeta, TxFrame, Waker,
+};
 
 use crate::config::{Limits, Settings, Tuning};
 use crate::error::SocketError;
@@ -749,6 +751,11 @@ impl World {
     /// nothing, while that has too many.
     pub(crate) fn loop_back(&self, frame: &TxFrame<'_>) -> bool {
         let bytes = [frame.head, frame.payload].concat();
+        self.give_to_ourselves(bytes, frame.meta.gso)
+    }
+
+    /// As [`World::loop_back`], of a frame by itself.
+    pub(crate) fn give_to_ourselves(&self, bytes: Vec<u8>, gso: Option<Gso>) -> bool {
         let each = self.shared.groups_each();
         let target = (each > 1).then(|| {
             let grouping = Grouping::new(&self.keys, each as u16);
@@ -759,7 +766,7 @@ impl World {
             let mut looped = Frame::from_buffer(bytes.into(), 0, len, RxMeta::default());
             // It never crosses a wire, and its checksum may not even be complete.
             looped.meta.checksum = RxChecksum::Valid;
-            looped.meta.gso = frame.meta.gso;
+            looped.meta.gso = gso;
             mailbox.looped.push(looped);
             // ORDERING: Release, pairs with the Acquire in `Mailbox::has_looped`.
             mailbox.has_looped.store(true, Ordering::Release);

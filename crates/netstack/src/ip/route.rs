@@ -1,5 +1,6 @@
 //! Which neighbour gets a packet (RFC 1122 section 3.3.1).
 
+use core::cmp::Reverse;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::collections::HashMap;
 
@@ -22,17 +23,20 @@ pub struct Route {
     pub prefix: u8,
     /// The neighbour that forwards, an address of the same family.
     pub via: IpAddr,
+    /// Of routes with prefixes as long, the lowest decides. The networks of our own addresses come
+    /// before all routes, default gateways have 0, and routers that advertise themselves come last.
+    pub metric: u32,
 }
 
 impl Route {
-    /// Whether both go through the same neighbour to the same network.
+    /// Whether both go through the same neighbour to the same network, with the same metric.
     pub(crate) fn is_same(&self, other: &Route) -> bool {
         let bits = match self.network {
             IpAddr::V4(_) => 96 + self.prefix.min(32),
             IpAddr::V6(_) => self.prefix,
         };
         let [network, to] = [self, other].map(|route| Address::from(route.network));
-        (self.prefix, self.via) == (other.prefix, other.via) && is_in(to, network, bits)
+        (self.order(), self.via) == (other.order(), other.via) && is_in(to, network, bits)
     }
 
     /// Whether the gateway is of the family of the network, and the prefix not longer than an
@@ -42,10 +46,14 @@ impl Route {
         self.network.is_ipv4() == self.via.is_ipv4() && self.prefix <= most
     }
 
-    /// Adds this to routes that are sorted by their prefixes, the longest first: behind those with
-    /// one as long.
+    /// What comes first is looked up first: the longest prefix, of equal ones the lowest metric.
+    pub(crate) const fn order(&self) -> (Reverse<u8>, u32) {
+        (Reverse(self.prefix), self.metric)
+    }
+
+    /// Adds this to routes that are in order: behind those that are equal in that.
     pub(crate) fn add_to(self, routes: &mut Vec<Route>) {
-        let at = routes.partition_point(|known| known.prefix >= self.prefix);
+        let at = routes.partition_point(|known| known.order() <= self.order());
         routes.insert(at, self);
     }
 
@@ -59,6 +67,56 @@ impl Route {
             network,
             prefix: 0,
             via,
+            metric: 0,
+        }
+    }
+}
+
+/// How a packet gets on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Way {
+    /// Who gets its frames.
+    pub(crate) hop: Address,
+    /// Length of the prefix that said so.
+    pub(crate) prefix: u8,
+    pub(crate) metric: u32,
+}
+
+impl Way {
+    /// The metric of routers that advertise themselves.
+    pub(crate) const ADVERTISED: u32 = u32::MAX;
+
+    /// Straight to a host on a network of ours.
+    pub(crate) const fn near(host: Address, prefix: u8) -> Self {
+        Way {
+            hop: host,
+            prefix,
+            metric: 0,
+        }
+    }
+
+    /// Of ways by different interfaces, the greatest is taken.
+    pub(crate) const fn rank(&self) -> (u8, Reverse<u32>) {
+        (self.prefix, Reverse(self.metric))
+    }
+}
+
+/// A way as it is listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ListedWay {
+    pub(crate) network: Address,
+    pub(crate) prefix: u8,
+    pub(crate) metric: u32,
+    /// Who forwards, unless the network is that of the link.
+    pub(crate) via: Option<Address>,
+}
+
+impl From<&Route> for Way {
+    fn from(route: &Route) -> Self {
+        Way {
+            hop: route.via.into(),
+            prefix: route.prefix,
+            metric: route.metric,
         }
     }
 }
@@ -98,7 +156,7 @@ pub(crate) struct Site {
     others: Vec<PlaceV4>,
     /// Our place in IPv6 now.
     pub(crate) v6: Place,
-    /// Longest prefix first; of equal ones, the one that was named first.
+    /// In order; of equal ones, the one that was named first.
     routes: Vec<Route>,
 }
 
@@ -115,12 +173,8 @@ impl Site {
     ) -> Self {
         let mut routes = routes.to_vec();
         routes.retain(|route| route.network.is_ipv4());
-        routes.extend(gateway.map(|via| Route {
-            network: Address::UNSPECIFIED.ip(),
-            prefix: 0,
-            via,
-        }));
-        routes.sort_by_key(|route| core::cmp::Reverse(route.prefix));
+        routes.extend(gateway.map(Route::default_via));
+        routes.sort_by_key(Route::order);
         Site {
             address,
             prefix,
@@ -163,7 +217,7 @@ impl Site {
         self.routes.retain(|known| !known.is_same(route));
     }
 
-    /// The routes of a family that do not come from routers, those with the longest prefix first.
+    /// The routes of a family that do not come from routers, in order.
     pub(crate) fn routes(&self, is_v4: bool) -> &[Route] {
         match is_v4 {
             true => &self.routes,
@@ -171,44 +225,45 @@ impl Site {
         }
     }
 
-    /// All ways of a family, as they are looked up: each network, the length of its prefix, and who
-    /// forwards unless it is that of the link.
-    pub(crate) fn ways(&self, is_v4: bool) -> Vec<(Address, u8, Option<Address>)> {
-        let mut ways: Vec<_> = match is_v4 {
+    /// All ways of a family, as they are looked up.
+    pub(crate) fn ways(&self, is_v4: bool) -> Vec<ListedWay> {
+        let mut near: Vec<_> = match is_v4 {
             true => self
                 .places_v4()
-                .map(|own| {
-                    (
-                        Address::v4(network(own.address, own.prefix)),
-                        own.prefix,
-                        None,
-                    )
-                })
+                .map(|own| (Address::v4(network(own.address, own.prefix)), own.prefix))
                 .collect(),
-            false => self
-                .v6
-                .near()
-                .map(|(at, prefix)| (at, prefix, None))
-                .collect(),
+            false => self.v6.near().collect(),
         };
-        ways.sort_unstable();
-        ways.dedup();
+        near.sort_unstable();
+        near.dedup();
+        let near = near.into_iter().map(|(network, prefix)| ListedWay {
+            network,
+            prefix,
+            metric: 0,
+            via: None,
+        });
         let routes = self.routes(is_v4).iter().map(|route| {
             let to = Address::from(route.network);
-            let to = match is_v4 {
-                true => Address::v4(network(to, route.prefix)),
-                false => v6::network(to, route.prefix),
-            };
-            (to, route.prefix, Some(Address::from(route.via)))
+            ListedWay {
+                network: match is_v4 {
+                    true => Address::v4(network(to, route.prefix)),
+                    false => v6::network(to, route.prefix),
+                },
+                prefix: route.prefix,
+                metric: route.metric,
+                via: Some(route.via.into()),
+            }
         });
-        ways.extend(routes);
-        if !is_v4 {
-            let nowhere = Address::v6([0; 16]);
-            let routers = self.v6.routers.iter();
-            ways.extend(routers.map(|router| (nowhere, 0, Some(*router))));
-        }
+        let routers = self.v6.routers.iter().filter(|_| !is_v4);
+        let routers = routers.map(|router| ListedWay {
+            network: Address::v6([0; 16]),
+            prefix: 0,
+            metric: Way::ADVERTISED,
+            via: Some(*router),
+        });
+        let mut ways: Vec<_> = near.chain(routes).chain(routers).collect();
         // The link comes before a neighbour with a prefix as long.
-        ways.sort_by_key(|(_, prefix, _)| core::cmp::Reverse(*prefix));
+        ways.sort_by_key(|way| (Reverse(way.prefix), way.via.is_some(), way.metric));
         ways
     }
 
@@ -238,11 +293,11 @@ impl Site {
     /// Who gets frames for `remote`, if anybody does: itself on our own networks, or the gateway of
     /// the longest prefix that fits.
     pub(crate) fn next_hop(&self, remote: Address) -> Option<Address> {
-        self.way(remote).map(|(hop, _)| hop)
+        self.way(remote).map(|way| way.hop)
     }
 
-    /// Who gets frames for `remote`, and the length of the prefix that said so.
-    pub(crate) fn way(&self, remote: Address) -> Option<(Address, u8)> {
+    /// How packets to `remote` get on.
+    pub(crate) fn way(&self, remote: Address) -> Option<Way> {
         if !remote.is_v4() {
             return self.v6.way(remote);
         }
@@ -254,11 +309,9 @@ impl Site {
             network(remote, route.prefix) == network(route.network.into(), route.prefix)
         });
         match (near, routed) {
-            (Some(own), Some(route)) if route.prefix > own.prefix => {
-                Some((route.via.into(), route.prefix))
-            }
-            (Some(own), _) => Some((remote, own.prefix)),
-            (None, routed) => routed.map(|route| (route.via.into(), route.prefix)),
+            (Some(own), Some(route)) if route.prefix > own.prefix => Some(route.into()),
+            (Some(own), _) => Some(Way::near(remote, own.prefix)),
+            (None, routed) => routed.map(Way::from),
         }
     }
 
@@ -497,6 +550,7 @@ mod tests {
             network: network.into(),
             prefix,
             via: [10, 0, 0, last].into(),
+            metric: 0,
         };
         let routes = [
             route([172, 16, 0, 0], 12, 2),
@@ -511,6 +565,40 @@ mod tests {
         assert_eq!(via([10, 0, 0, 66]), Some(4));
         assert_eq!(via([10, 0, 0, 7]), Some(7));
         assert_eq!(via([9, 9, 9, 9]), Some(254));
+    }
+
+    #[test]
+    fn of_prefixes_as_long_the_lowest_metric_decides_and_then_the_first() {
+        let route = |prefix, last, metric| Route {
+            network: [172, 16, 0, 0].into(),
+            prefix,
+            via: [10, 0, 0, last].into(),
+            metric,
+        };
+        let routes = [route(16, 2, 9), route(16, 3, 4), route(16, 4, 4)];
+        let mut site = Site::new(US, 24, None, &routes);
+        let via = |site: &Site| {
+            let hop = site.next_hop([172, 16, 0, 1].into());
+            hop.map(|hop| hop.bytes()[15])
+        };
+        assert_eq!(via(&site), Some(3));
+        // A longer prefix comes before any metric.
+        site.add_route(route(17, 5, 100));
+        assert_eq!(via(&site), Some(5));
+        site.remove_route(&route(17, 5, 99));
+        assert_eq!(via(&site), Some(5), "there is no such route");
+        site.remove_route(&route(17, 5, 100));
+        site.add_route(route(16, 6, 3));
+        assert_eq!(via(&site), Some(6));
+        for (gone, next) in [(routes[0], 6), (route(16, 6, 3), 3), (routes[1], 4)] {
+            site.remove_route(&gone);
+            assert_eq!(via(&site), Some(next));
+        }
+        // The network of an address of ours comes before a route, whatever its metric.
+        site.add_v4([172, 16, 0, 9].into(), 16);
+        assert_eq!(via(&site), Some(1));
+        let [one, other] = [1, 2].map(|metric| Way::from(&route(16, 2, metric)).rank());
+        assert!(one > other && Way::from(&route(17, 2, 9)).rank() > one);
     }
 
     #[test]
@@ -555,7 +643,7 @@ mod tests {
         far.add_v4(Address::ipv4(10, 0, 1, 1), 25);
         assert_eq!(from(&far, [8, 8, 8, 8]), own(1, 1));
         let near = Address::ipv4(10, 0, 1, 70);
-        assert_eq!(site.way(near), Some((near, 26)));
+        assert_eq!(site.way(near), Some(Way::near(near, 26)));
         // The next one takes the place of the first.
         site.remove_v4(US);
         assert_eq!(from(&site, [10, 0, 0, 9]), own(0, 2));

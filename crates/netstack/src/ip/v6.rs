@@ -10,7 +10,7 @@ mod link;
 
 use core::net::Ipv6Addr;
 
-use crate::ip::route::Route;
+use crate::ip::route::{Route, Way};
 use crate::packet::flow::Address;
 use crate::packet::ndp;
 
@@ -173,14 +173,14 @@ impl Place {
     /// Who gets frames for `remote`, if anybody does.
     #[cfg(test)]
     pub(crate) fn next_hop(&self, remote: Address) -> Option<Address> {
-        self.way(remote).map(|(hop, _)| hop)
+        self.way(remote).map(|way| way.hop)
     }
 
-    /// Who gets frames for `remote`, if anybody does (RFC 4861 section 5.2), and the length of the
-    /// prefix that said so.
-    pub(crate) fn way(&self, remote: Address) -> Option<(Address, u8)> {
+    /// How packets to `remote` get on (RFC 4861 section 5.2).
+    pub(crate) fn way(&self, remote: Address) -> Option<Way> {
         if remote.is_link_local() {
-            return self.is_anywhere().then_some((remote, LINK_LOCAL_PREFIX));
+            let near = Way::near(remote, LINK_LOCAL_PREFIX);
+            return self.is_anywhere().then_some(near);
         }
         let near = self
             .on_link
@@ -192,12 +192,14 @@ impl Place {
             .iter()
             .find(|route| is_in(remote, route.network.into(), route.prefix));
         match (near, route) {
-            (Some(len), Some(route)) if route.prefix > len => {
-                Some((route.via.into(), route.prefix))
-            }
-            (Some(len), _) => Some((remote, len)),
-            (None, Some(route)) => Some((route.via.into(), route.prefix)),
-            (None, None) => self.routers.first().map(|router| (*router, 0)),
+            (Some(len), Some(route)) if route.prefix > len => Some(route.into()),
+            (Some(len), _) => Some(Way::near(remote, len)),
+            (None, Some(route)) => Some(route.into()),
+            (None, None) => self.routers.first().map(|router| Way {
+                hop: *router,
+                prefix: 0,
+                metric: Way::ADVERTISED,
+            }),
         }
     }
 
@@ -255,11 +257,13 @@ mod tests {
                     network: address("2001:db8:1:0:8000::").ip(),
                     prefix: 65,
                     via: address("fe80::7").ip(),
+                    metric: 0,
                 },
                 Route {
                     network: address("2001:db8:5::").ip(),
                     prefix: 48,
                     via: address("fe80::8").ip(),
+                    metric: 0,
                 },
             ],
             routers: vec![address("fe80::a"), address("fe80::b")],

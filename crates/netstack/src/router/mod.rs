@@ -90,7 +90,8 @@ impl Builder {
         self
     }
 
-    /// Adds a route. Of equal prefixes, the first one counts, and before them that of an interface.
+    /// Adds a route. Of equal prefixes the lowest metric counts, and then the first one; that of an
+    /// interface comes before them.
     #[must_use]
     pub fn route(mut self, route: Route) -> Self {
         self.routes.push(route);
@@ -173,7 +174,9 @@ impl Builder {
             receivers.push(rx);
         }
         check(&ports)?;
-        for route in &self.routes {
+        let mut routes = self.routes;
+        routes.sort_by_key(Route::order);
+        for route in &routes {
             let via = Address::from(route.via);
             let port = ports
                 .iter()

@@ -6,6 +6,7 @@ use core::time::Duration;
 use std::io;
 use std::sync::Arc;
 
+use super::poller::{Target, Watched};
 use super::wait::WaitPolicy;
 use super::{Sockets, interfaces, valid_ttl};
 use crate::error::SocketError;
@@ -37,6 +38,7 @@ const TTL: u8 = 64;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct EchoSocket {
+    pub(super) watched: Watched,
     worlds: Arc<[Arc<World>]>,
     ident: u16,
     queues: Arc<EchoQueues>,
@@ -61,6 +63,7 @@ impl Sockets {
         table.echoes.insert(ident, Arc::clone(&queues));
         drop(table);
         Ok(EchoSocket {
+            watched: Watched::default(),
             worlds: self.worlds.clone(),
             ident,
             queues,
@@ -74,6 +77,15 @@ impl EchoSocket {
     /// What its requests are told apart by from those of others.
     pub fn ident(&self) -> u16 {
         self.ident
+    }
+
+    /// What a poller looks at.
+    pub(super) fn target(&self) -> Target {
+        Target::Echo {
+            // All of them go away together.
+            world: Arc::clone(&self.worlds[0]),
+            queues: Arc::clone(&self.queues),
+        }
     }
 
     /// Sends a request; long ones go in fragments. Never blocks. It is sent once the link-layer

@@ -39,6 +39,8 @@ pub struct RouteStatus {
     pub prefix: u8,
     /// The neighbour that forwards; `None`: the network is that of the link.
     pub via: Option<IpAddr>,
+    /// [`Route::metric`]; 0 of the link, and `u32::MAX` of a router that advertises itself.
+    pub metric: u32,
 }
 
 impl Sockets {
@@ -150,20 +152,21 @@ impl Sockets {
         Ok(())
     }
 
-    /// The routes of the stack: for each interface in order those of IPv4 and then those of IPv6, the
-    /// longest prefix first, as they are looked up. The networks of its addresses are among them, and
-    /// of IPv6 the routers that advertise themselves.
+    /// The routes of the stack: for each interface in order those of IPv4 and then those of IPv6,
+    /// the longest prefix first, and of equal ones the lowest metric, as they are looked up. The
+    /// networks of its addresses are among them, and of IPv6 the routers that advertise themselves.
     pub fn routes(&self) -> Vec<RouteStatus> {
         let mut routes = Vec::new();
         for (index, world) in (1..).zip(self.first_groups()) {
             world.with_site(|site| {
                 for is_v4 in [true, false] {
                     let ways = site.ways(is_v4).into_iter();
-                    routes.extend(ways.map(|(network, prefix, via)| RouteStatus {
+                    routes.extend(ways.map(|way| RouteStatus {
                         interface: index,
-                        network: network.ip(),
-                        prefix,
-                        via: via.map(Address::ip),
+                        network: way.network.ip(),
+                        prefix: way.prefix,
+                        via: way.via.map(Address::ip),
+                        metric: way.metric,
                     }));
                 }
             });
@@ -172,11 +175,12 @@ impl Sockets {
     }
 
     /// Lets packets of the interface with this number, of which the first is 1, that are for a
-    /// network go through a gateway, a neighbour there. The longest prefix decides; of equal ones the
-    /// route that was added first, so the next one takes its place when that is removed. What begins
-    /// goes this way as soon as the stack comes to that. Connections of this interface whose next hop
-    /// is another one by this follow it once that has said its link-layer address; they never leave
-    /// their interface. Never blocks.
+    /// network go through a gateway, a neighbour there. The longest prefix decides, of equal ones
+    /// the lowest metric, and then the route that was added first; the next one takes its place when
+    /// that is removed. Prefix and metric also decide by which of several interfaces a packet leaves.
+    /// What begins goes this way as soon as the stack comes to that. Connections of this interface
+    /// whose next hop is another one by this follow it once that has said its link-layer address;
+    /// they never leave their interface. Never blocks.
     ///
     /// ```
     /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -190,6 +194,7 @@ impl Sockets {
     ///     network: [10, 9, 0, 0].into(),
     ///     prefix: 16,
     ///     via: [10, 0, 0, 254].into(),
+    ///     metric: 0,
     /// };
     /// sockets.add_route(1, route)?;
     /// while sockets.routes().len() < 2 {
@@ -283,7 +288,7 @@ impl Sockets {
 
 /// The interface towards `remote`, where there are several: the one that has this address, or that
 /// its scope names (RFC 4007 section 6), or the one with the longest prefix that fits, of equal ones
-/// the first. The first if no route leads there.
+/// the one with the lowest metric, and then the first. The first if no route leads there.
 pub(super) fn towards(worlds: &[Arc<World>], remote: SocketAddr) -> Option<usize> {
     if !worlds[0].shared.has_interfaces() {
         return None;
@@ -303,9 +308,9 @@ pub(super) fn towards(worlds: &[Arc<World>], remote: SocketAddr) -> Option<usize
             true => None,
             false => world.with_site_for(address, |site| site.way(address)),
         };
-        let prefix = way.map(|(_, prefix)| prefix);
-        if prefix > best.1 {
-            best = (index, prefix);
+        let rank = way.map(|way| way.rank());
+        if rank > best.1 {
+            best = (index, rank);
         }
     }
     Some(best.0)

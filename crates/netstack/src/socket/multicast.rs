@@ -1,7 +1,9 @@
 //! Multicast groups that UDP sockets listen to (RFC 1112, RFC 3376, RFC 3810, RFC 4607).
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::sync::atomic::Ordering;
 use std::io;
+use std::sync::Arc;
 
 use super::interfaces;
 use super::udp::{UdpShared, UdpSocket};
@@ -97,6 +99,44 @@ impl UdpSocket {
         let source = Some(source.into());
         Ok(self.shared().leave(interface, group, source)?)
     }
+
+    /// Whether what the socket sends to groups of IPv4 also goes to sockets of its stack that listen
+    /// to the group on the interface by which it leaves, this one among them (RFC 1112 section 6.1).
+    /// Default: yes.
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn set_multicast_loop_v4(&self, multicast_loop_v4: bool) -> io::Result<()> {
+        let loops = &self.shared().loops_v4;
+        loops.store(multicast_loop_v4, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// As [`UdpSocket::set_multicast_loop_v4`] set it.
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn multicast_loop_v4(&self) -> io::Result<bool> {
+        Ok(self.shared().loops_v4.load(Ordering::Relaxed))
+    }
+
+    /// As [`UdpSocket::set_multicast_loop_v4`], of groups of IPv6.
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn set_multicast_loop_v6(&self, multicast_loop_v6: bool) -> io::Result<()> {
+        let loops = &self.shared().loops_v6;
+        loops.store(multicast_loop_v6, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// As [`UdpSocket::set_multicast_loop_v6`] set it.
+    ///
+    /// # Errors
+    /// None as yet.
+    pub fn multicast_loop_v6(&self) -> io::Result<bool> {
+        Ok(self.shared().loops_v6.load(Ordering::Relaxed))
+    }
 }
 
 impl UdpShared {
@@ -125,9 +165,9 @@ impl UdpShared {
         interfaces::first_groups(self.worlds()).position(|world| has(world))
     }
 
-    /// The group that knows who listens at an interface: of several the first.
-    fn group_at(&self, interface: usize) -> &World {
-        &self.worlds()[interfaces::groups_of(self.worlds(), interface).start]
+    /// The groups of an interface.
+    fn groups_at(&self, interface: usize) -> &[Arc<World>] {
+        &self.worlds()[interfaces::groups_of(self.worlds(), interface)]
     }
 
     /// The interface towards a host.
@@ -141,7 +181,7 @@ impl UdpShared {
         group: IpAddr,
         source: Option<Address>,
     ) -> Result<(), SocketError> {
-        let world = self.group_at(interface);
+        let world = &self.groups_at(interface)[0];
         let group = Address::from(group);
         let is_host = |source: Address| {
             source.is_v4() == group.is_v4()
@@ -203,14 +243,15 @@ impl UdpShared {
         })
     }
 
-    /// Tells the pump, in the order of the calls.
+    /// Tells the pumps, in the order of the calls.
     fn tell(&self, membership: Membership, listens: bool) {
         let member = Member {
             socket: self.socket,
             group: membership.group,
             source: membership.source,
         };
-        let world = self.group_at(membership.interface);
-        world.command(Command::Member { member, listens });
+        for world in self.groups_at(membership.interface) {
+            world.command(Command::Member { member, listens });
+        }
     }
 }

@@ -4,7 +4,8 @@
 //! that would not wait: [`Event`]s, each with the [`Token`] that the socket was registered with.
 //!
 //! - *Readable*: a read returns bytes, the end of the stream or an error; an accept returns a
-//!   connection; a datagram, or an error that the network reported, is there.
+//!   connection; a datagram, a reply to an echo request, or an error that the network reported, is
+//!   there.
 //! - *Writable*: a write takes bytes or returns an error, and at least a third of what may be
 //!   written is free, so that a program does not write in small pieces; a connection that is being
 //!   opened is established or has failed.
@@ -239,7 +240,7 @@ impl Poller {
     /// # Errors
     /// [`io::ErrorKind::AlreadyExists`] if it is registered with this poller;
     /// [`io::ErrorKind::InvalidInput`] if it cannot be ready in any way that is asked for: a half
-    /// that writes is never readable, nor is a listener writable.
+    /// that writes is never readable, nor is a listener or an echo socket writable.
     pub fn register(
         &self,
         socket: &impl Source,

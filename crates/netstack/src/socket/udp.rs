@@ -118,6 +118,8 @@ impl Sockets {
             ttl: AtomicU8::new(TTL),
             tos: AtomicU8::new(0),
             broadcast: AtomicBool::new(false),
+            loops_v4: AtomicBool::new(true),
+            loops_v6: AtomicBool::new(true),
         })))
     }
 }
@@ -150,6 +152,9 @@ pub(super) struct UdpShared {
     ttl: AtomicU8,
     tos: AtomicU8,
     broadcast: AtomicBool,
+    /// Whether what it sends to groups comes back to the stack: of IPv4, and of IPv6.
+    pub(super) loops_v4: AtomicBool,
+    pub(super) loops_v6: AtomicBool,
 }
 
 /// A socket: datagrams in and out.

@@ -1,7 +1,8 @@
 //! How a datagram stands in a socket's ring.
 //!
 //! ```text
-//! 0..16 address  16..18 port  18..20 payload bytes  20 TTL  21 DSCP and ECN  22 1 with more  23..32 zero
+//! 0..16 address  16..18 port  18..20 payload bytes  20 TTL  21 DSCP and ECN  22 1 with more
+//! 23 1 if a copy comes back  24..32 zero
 //! more: 32..48 the address that it was sent to  48..56 time of arrival, in ns  56..64 zero
 //! then payload, padding
 //! ```
@@ -40,6 +41,8 @@ pub(crate) struct Header {
     pub(crate) tos: u8,
     /// Whether there is [`More`] behind it.
     pub(crate) has_more: bool,
+    /// Of a datagram that is sent to a group: whether it is for sockets of this host, too.
+    pub(crate) loops: bool,
 }
 
 /// What a socket may ask for of a received datagram.
@@ -84,7 +87,8 @@ impl Header {
         bytes[..16].copy_from_slice(&self.remote.address.bytes());
         bytes[16..18].copy_from_slice(&self.remote.port.to_be_bytes());
         bytes[18..20].copy_from_slice(&self.len.to_be_bytes());
-        [bytes[20], bytes[21], bytes[22]] = [self.ttl, self.tos, u8::from(self.has_more)];
+        [bytes[20], bytes[21]] = [self.ttl, self.tos];
+        [bytes[22], bytes[23]] = [self.has_more, self.loops].map(u8::from);
         bytes
     }
 
@@ -92,13 +96,14 @@ impl Header {
     #[inline]
     pub(crate) fn read(bytes: &[u8]) -> Option<Header> {
         let (address, rest) = bytes.split_first_chunk()?;
-        let [e, f, g, h, ttl, tos, more] = *rest.first_chunk()?;
+        let [e, f, g, h, ttl, tos, more, loops] = *rest.first_chunk()?;
         Some(Header {
             remote: Endpoint::new(Address::v6(*address), u16::from_be_bytes([e, f])),
             len: u16::from_be_bytes([g, h]),
             ttl,
             tos,
             has_more: more != 0,
+            loops: loops != 0,
         })
     }
 }
@@ -115,7 +120,14 @@ mod tests {
             ttl: 3,
             tos: 9,
             has_more: true,
+            loops: false,
         };
+        let sent = Header {
+            has_more: false,
+            loops: true,
+            ..header
+        };
+        assert_eq!(Header::read(&sent.to_bytes()), Some(sent));
         assert_eq!(Header::read(&header.to_bytes()), Some(header));
         let more = More {
             local: Address::v6([7; 16]),
@@ -123,7 +135,7 @@ mod tests {
         };
         assert_eq!(More::read(&more.to_bytes()), Some(more));
         assert_eq!(header.record_len(), 160);
-        assert_eq!(Header::read(&[0; 21]), None);
+        assert_eq!(Header::read(&[0; 23]), None);
         assert_eq!([len(0), len(1), len(32), len(33)], [32, 64, 64, 96]);
         assert_eq!(len(MAX_PAYLOAD as u16), 65_568);
     }

@@ -452,8 +452,15 @@ fn options_of_datagrams(s: &Side, _c: &Side) -> io::Result<String> {
     let socket = udp(s)?;
     socket.set_ttl(3)?;
     socket.set_broadcast(true)?;
+    let looped = socket.multicast_loop_v4()?;
+    socket.set_multicast_loop_v4(false)?;
     let none = socket.take_error()?.is_none();
-    Ok(format!("{} {} {none}", socket.ttl()?, socket.broadcast()?))
+    Ok(format!(
+        "{} {} {looped} {} {none}",
+        socket.ttl()?,
+        socket.broadcast()?,
+        socket.multicast_loop_v4()?
+    ))
 }
 
 fn something_generic_over_read_and_write(s: &Side, c: &Side) -> io::Result<String> {
@@ -509,6 +516,6 @@ pub(super) const SNIPPETS: &[Snippet] = &[
     (datagrams_peeked_at, "5 true"),
     (a_clone_of_a_socket_for_datagrams, "10 8"),
     (a_datagram_to_nobody, "ConnectionRefused"),
-    (options_of_datagrams, "3 true true"),
+    (options_of_datagrams, "3 true true false true"),
     (something_generic_over_read_and_write, "hihi"),
 ];

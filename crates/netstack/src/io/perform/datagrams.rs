@@ -58,6 +58,7 @@ fn queue_as<const MORE: bool>(
             ttl: datagram.ttl,
             tos: datagram.tos,
             has_more: MORE,
+            loops: false,
         };
         let place = Deliver {
             conn: queue.socket,
@@ -119,6 +120,7 @@ pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &m
         ttl: s.ttl,
         tos: s.tos,
         has_more: false,
+        loops: false,
     };
     let ident = match s.remote.address.is_v4() {
         true => s.idents.nth(index as u16).into(),

@@ -13,6 +13,7 @@ use crate::io::perform::whole_datagram;
 use crate::io::prepare::{datagram_is_good, is_verified_by_device};
 use crate::io::record::{Entry, Written};
 use crate::io::rx::{BATCH, Log, RESERVED, RxPump};
+use crate::io::stream::{Parts, StreamRef};
 use crate::io::udp_queues::PendingError;
 use crate::io::{Batch, Indices, Run};
 use crate::ip::fragment::cut_frame;
@@ -82,6 +83,12 @@ struct Found {
     header: Header,
 }
 
+/// The payload of a record in the send ring of its socket.
+fn payload_of<'a>(stream: &StreamRef<'a>, found: &Found) -> Parts<'a> {
+    let from = found.offset + record::HEADER as u64;
+    stream.recorded(from, from + u64::from(found.header.len))
+}
+
 impl Datagrams {
     /// The socket at a place of the table.
     pub(super) fn socket_at(&self, place: u32) -> Option<ConnId> {
@@ -147,6 +154,11 @@ impl RxPump {
         log: &mut impl Log,
     ) {
         let frame = &batch[index];
+        // Neighbours may say over IPv6 that an address of ours is theirs; that is all they may.
+        if !udp.src.is_v4() && self.is_martian((udp.src, udp.dst)) {
+            self.stats.martians += 1;
+            return;
+        }
         let ours = self.is_ours(udp.dst) && !broadcast;
         if !ours && !self.is_to_all(udp.dst, broadcast) {
             self.stats.not_ours += 1;
@@ -406,6 +418,9 @@ impl RxPump {
                 return true;
             };
             let upto = self.send_run(now, &bound, first, written, log);
+            if upto == first.offset {
+                return false;
+            }
             if let Some(bound) = self.datagrams.get(socket) {
                 bound.taken = upto;
             }
@@ -425,7 +440,8 @@ impl RxPump {
         (offset + record::len(header.len) <= written).then_some(Found { offset, header })
     }
 
-    /// Publishes `first` and the records after it to the same destination. Returns where they end.
+    /// Publishes `first` and the records after it to the same destination. Returns where they end:
+    /// where they begin while too many frames wait that come back to us.
     fn send_run(
         &mut self,
         now: Instant,
@@ -442,16 +458,22 @@ impl RxPump {
         let (Some(source), Some(mac)) = (source, mac) else {
             return self.send_unresolved(now, bound, first, log);
         };
+        let local = Endpoint::new(source, bound.port);
+        let is_own_group = self.is_own_group(remote.address);
         let mut lens = [0; MAX_DATAGRAMS];
         let mut count = 0;
         let mut upto = first.offset;
         while count < MAX_DATAGRAMS
             && let Some(found) = self.found(bound.socket, upto, written)
             && (found.header.remote, found.header.ttl, found.header.tos) == (remote, ttl, tos)
+            && (!is_own_group || self.loops(bound.socket, (local, mac), &found))
         {
             lens[count] = found.header.len;
             count += 1;
             upto += record::len(found.header.len);
+        }
+        if count == 0 {
+            return upto;
         }
         let body = Body::Sends {
             socket: bound.socket,
@@ -466,6 +488,17 @@ impl RxPump {
         };
         self.publish_sends(now, body, count as u8, log);
         upto
+    }
+
+    /// Gives a copy of a datagram to a group to ourselves, unless its socket does not want that.
+    /// Returns false, and does nothing, while too many frames wait.
+    #[cold]
+    fn loops(&self, socket: ConnId, from: (Endpoint, Mac), found: &Found) -> bool {
+        let stream = self.world.queues.streams.get(socket);
+        let Some(stream) = stream.filter(|_| found.header.loops) else {
+            return true;
+        };
+        self.loop_datagram(from, &found.header, payload_of(&stream, found))
     }
 
     /// Adds the records of sent datagrams to the recording, because the ring does not keep them.
@@ -556,8 +589,7 @@ impl RxPump {
         let mtu = self.path_mtu(remote.address);
         let stream = self.world.queues.streams.get(bound.socket);
         if let (Some(next_hop), Some(stream), Some(source)) = (next_hop, stream, source) {
-            let from = found.offset + record::HEADER as u64;
-            let payload = stream.recorded(from, from + u64::from(found.header.len));
+            let payload = payload_of(&stream, &found);
             let local = Endpoint::new(source, bound.port);
             let datagram = whole_datagram(&self.world, local, &found.header, ident, payload);
             let frames = cut_frame(datagram, mtu, ident);

@@ -5,16 +5,25 @@
 //! the wire never sees one. The receive pump takes them from there, with a parser of their own:
 //! header templates of the wire's frames match none of them, and none of theirs matches a frame
 //! that a neighbour forged. What looks like them on the wire is martian, as ever.
+//!
+//! What a socket sends to a multicast group goes both ways if sockets here listen to the group (RFC
+//! 1112 section 6.1): its frames leave, and the receive pump puts a copy, one frame however long,
+//! into the mailbox before they are numbered. From there on the copy is as a neighbour's datagram,
+//! and what a device hands back of the others is martian: it comes from an address of ours.
 
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use crate::io::Batch;
 use crate::io::gro::Parser;
+use crate::io::perform::whole_datagram;
 use crate::io::rx::{BATCH, Log, RESERVED, RunPublisher, RxPump};
+use crate::io::stream::Parts;
 use crate::ip::route::AddressKind;
-use crate::log::request::{Address, Mac};
+use crate::log::request::{Address, Endpoint, Mac};
+use crate::packet as wire;
 use crate::time::Instant;
+use crate::udp::record::Header;
 
 /// Packets to ourselves in the receive pump.
 #[derive(Default)]
@@ -80,6 +89,25 @@ impl RxPump {
         let segments = parser.parse_looped(&world, batch, &mut publishing);
         self.loopback.parser = Some(parser);
         segments
+    }
+
+    /// Whether datagrams to `remote` are for sockets of ours, too: for a group in which we are.
+    pub(super) fn is_own_group(&self, remote: Address) -> bool {
+        remote.is_multicast() && self.is_to_all(remote, true)
+    }
+
+    /// Gives a copy of a datagram from `local` to a group to ourselves. Returns false, and does
+    /// nothing, while too many frames wait.
+    #[cold]
+    pub(super) fn loop_datagram(
+        &self,
+        (local, mac): (Endpoint, Mac),
+        header: &Header,
+        payload: Parts<'_>,
+    ) -> bool {
+        let mut frame = whole_datagram(&self.world, local, header, 0, payload);
+        wire::set_link_dst(&mut frame, mac.0);
+        self.world.give_to_ourselves(frame, None)
     }
 
     /// Whether frames that came back are handled at present.

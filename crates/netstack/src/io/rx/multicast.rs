@@ -1,4 +1,7 @@
 //! Multicast groups in the receive pump: which datagrams sockets take, and what routers are told.
+//!
+//! What arrives for a group goes to the first group of the interface, and that one tells routers. The
+//! others know who listens, too, since they send: see [`loopback`](super::loopback).
 
 use crate::io::rx::RxPump;
 use crate::ip::multicast::{Member, Report};
@@ -93,6 +96,9 @@ impl RxPump {
         let keys = &self.world.keys;
         let random = |most| random(keys, now, AGAIN, most);
         let reports = self.datagrams.groups.on_time(now, random);
+        if !self.group.is_first() {
+            return;
+        }
         let (mac, local) = (self.world.mac, self.link_local());
         for report in reports {
             let frame = match report {

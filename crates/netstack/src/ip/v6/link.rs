@@ -160,7 +160,7 @@ impl Link {
             .filter(|route| route.network.is_ipv6())
             .copied()
             .collect();
-        routes.sort_by_key(|route| core::cmp::Reverse(route.prefix));
+        routes.sort_by_key(Route::order);
         Link {
             keys,
             mac: u64::from_be_bytes([0, 0, a, b, c, d, e, f]),

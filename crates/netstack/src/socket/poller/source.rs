@@ -9,11 +9,13 @@ use dominoes::{EventCount, Watch};
 use super::Interest;
 use super::registration::Registration;
 use crate::io::accept::QueueNews;
+use crate::io::echo::EchoQueues;
 use crate::io::stream::{Handle, Look};
 use crate::io::world::{OpenResult, World};
 use crate::log::request::ConnId;
 use crate::socket::{
-    Connecting, ReadHalf, TcpListener, TcpStream, UdpReceiver, UdpSender, UdpSocket, WriteHalf,
+    Connecting, EchoSocket, ReadHalf, TcpListener, TcpStream, UdpReceiver, UdpSender, UdpSocket,
+    WriteHalf,
 };
 
 /// A socket that can be registered with a [`Poller`](super::Poller).
@@ -21,7 +23,7 @@ use crate::socket::{
 /// | socket | can be |
 /// |---|---|
 /// | [`TcpStream`], [`UdpSocket`] | readable, writable |
-/// | [`ReadHalf`], [`UdpReceiver`], [`TcpListener`] | readable |
+/// | [`ReadHalf`], [`UdpReceiver`], [`TcpListener`], [`EchoSocket`] | readable |
 /// | [`WriteHalf`], [`UdpSender`] | writable |
 /// | [`Connecting`] | writable: established, or failed |
 pub trait Source: Sealed {}
@@ -90,6 +92,10 @@ pub(in crate::socket) enum Target {
     Listener {
         world: Arc<World>,
         news: Arc<QueueNews>,
+    },
+    Echo {
+        world: Arc<World>,
+        queues: Arc<EchoQueues>,
     },
     Opening {
         world: Arc<World>,
@@ -187,7 +193,7 @@ impl Target {
     pub(super) fn allows(&self, interest: Interest) -> bool {
         let can = match self {
             Target::Stream { can, .. } | Target::Datagrams { can, .. } => *can,
-            Target::Listener { .. } => Interest::READABLE,
+            Target::Listener { .. } | Target::Echo { .. } => Interest::READABLE,
             Target::Opening { .. } => Interest::WRITABLE,
         };
         can.0 & interest.0 != 0
@@ -238,6 +244,7 @@ impl Target {
             Target::Stream { world, stream, .. } => Some(world.streams.held(*stream)?.waiting()),
             Target::Datagrams { .. } => None,
             Target::Listener { news, .. } => Some(&news.event),
+            Target::Echo { queues, .. } => Some(&queues.event),
             Target::Opening {
                 world,
                 answered,
@@ -295,6 +302,16 @@ impl Target {
                     ..Sight::default()
                 }
             }
+            Target::Echo { world, queues } => {
+                let down = world.is_down();
+                Sight {
+                    readable: queues.has_reply() || down,
+                    read_closed: down,
+                    arrived: queues.arrived(),
+                    status: if down { Sight::DOWN } else { 0 },
+                    ..Sight::default()
+                }
+            }
             Target::Opening {
                 world,
                 request_id,
@@ -333,6 +350,7 @@ impl fmt::Debug for Target {
             Target::Stream { .. } => "Stream",
             Target::Datagrams { .. } => "Datagrams",
             Target::Listener { .. } => "Listener",
+            Target::Echo { .. } => "Echo",
             Target::Opening { .. } => "Opening",
         };
         f.debug_struct(name).finish_non_exhaustive()
@@ -358,5 +376,6 @@ sources! {
     UdpReceiver: this => &this.watched, this.shared.target(Interest::READABLE);
     UdpSender: this => &this.watched, this.shared.target(Interest::WRITABLE);
     TcpListener: this => &this.watched, this.target();
+    EchoSocket: this => &this.watched, this.target();
     Connecting: this => &this.watched, this.target();
 }

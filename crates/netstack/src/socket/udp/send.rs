@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::UdpSender;
 use crate::error::SocketError;
 use crate::io::stream::StreamRef;
+use crate::log::request::Endpoint;
 use crate::socket::wait::WaitUntil;
 use crate::udp::record::{self, HEADER, Header, MAX_PAYLOAD};
 
@@ -128,12 +129,18 @@ impl UdpSender {
         if queue.writable() < record && queue.fell_short() < record {
             return Err(SocketError::WouldBlock);
         }
+        let remote = Endpoint::from(remote);
+        let loops = match remote.address.is_v4() {
+            true => &place.loops_v4,
+            false => &place.loops_v6,
+        };
         let header = Header {
-            remote: remote.into(),
+            remote,
             len,
             ttl: place.ttl.load(Ordering::Relaxed),
             tos: place.tos.load(Ordering::Relaxed),
             has_more: false,
+            loops: loops.load(Ordering::Relaxed),
         };
         queue.write(&header.to_bytes());
         write(&queue);

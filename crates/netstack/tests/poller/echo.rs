@@ -1,0 +1,157 @@
+//! Echo sockets, over both families: by hand in every variant, and on threads.
+
+use std::io::ErrorKind;
+use std::thread;
+use std::time::Duration;
+
+use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::testkit::Variant;
+use dominoes_netstack::{EchoSocket, SocketError, Stack};
+
+use super::*;
+use crate::two_hosts::{TwoHosts, address, setup};
+
+/// Long enough for anything but an event that never comes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A socket that is registered by itself.
+fn registered(fixture: &TwoHosts, trigger: Trigger) -> (EchoSocket, Poller) {
+    let ping = fixture.sockets().open_echo().unwrap();
+    let poller = Poller::new().unwrap();
+    let done = poller.register(&ping, Token(4), Interest::READABLE, trigger);
+    done.unwrap();
+    (ping, poller)
+}
+
+#[test]
+fn a_reply_is_reported_until_it_is_taken_or_once() {
+    for mut fixture in TwoHosts::all(setup) {
+        for trigger in TRIGGERS {
+            let (ping, poller) = registered(&fixture, trigger);
+            // What another socket asked for is its own.
+            let other = fixture.sockets().open_echo().unwrap();
+            let is_level = trigger == Trigger::Level;
+            let again = if is_level { vec![4] } else { vec![] };
+            let hosts = [(true, 2), (true, 1), (false, 2), (false, 1)];
+            for to in hosts.map(|(is_v4, host)| address(is_v4, host)) {
+                other.send(to, 0, b"other").unwrap();
+                fixture.turn();
+                assert_eq!(reported(&poller), [], "{to}");
+                ping.send(to, 1, b"first").unwrap();
+                fixture.turn();
+                assert_eq!(ready(&poller), (vec![4], vec![]), "{to} {trigger:?}");
+                assert_eq!(ready(&poller), (again.clone(), vec![]), "{to}");
+                // The second is news, though the first is not taken.
+                ping.send(to, 2, b"second").unwrap();
+                fixture.turn();
+                assert_eq!(ready(&poller), (vec![4], vec![]), "{to} {trigger:?}");
+                assert_eq!(ping.try_recv().unwrap().sequence, 1);
+                assert_eq!(ready(&poller), (again.clone(), vec![]), "{to}");
+                assert_eq!(ping.try_recv().unwrap().sequence, 2);
+                assert_eq!(reported(&poller), [], "{to}");
+                assert_eq!(ping.try_recv().err(), Some(SocketError::WouldBlock));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_reply_that_waits_is_reported_to_each_poller_that_asks() {
+    let mut fixture = TwoHosts::all(setup).next().unwrap();
+    for is_v4 in [true, false] {
+        let (ping, first) = registered(&fixture, Trigger::Edge);
+        ping.send(address(is_v4, 2), 1, b"").unwrap();
+        fixture.turn();
+        let late = Poller::new().unwrap();
+        let register = |poller: &Poller, interest| {
+            let done = poller.register(&ping, Token(5), interest, Trigger::Edge);
+            done.map_err(|error| error.kind())
+        };
+        assert_eq!(
+            register(&first, Interest::BOTH),
+            Err(ErrorKind::AlreadyExists)
+        );
+        assert_eq!(
+            register(&late, Interest::WRITABLE),
+            Err(ErrorKind::InvalidInput)
+        );
+        assert_eq!(register(&late, Interest::BOTH), Ok(()));
+        assert_eq!(ready(&first), (vec![4], vec![]));
+        assert_eq!(ready(&late), (vec![5], vec![]));
+        assert_eq!(reported(&late), []);
+        late.modify(&ping, Token(6), Interest::READABLE, Trigger::Level)
+            .unwrap();
+        assert_eq!(ready(&late), (vec![6], vec![]));
+        late.deregister(&ping).unwrap();
+        assert_eq!(reported(&late), []);
+        assert_eq!(
+            late.deregister(&ping).unwrap_err().kind(),
+            ErrorKind::NotFound
+        );
+    }
+}
+
+#[test]
+fn an_echo_socket_that_is_dropped_is_not_reported() {
+    let mut fixture = TwoHosts::all(setup).next().unwrap();
+    for (is_v4, trigger) in [true, false].into_iter().zip(TRIGGERS) {
+        // It is queued, and goes.
+        let (ping, poller) = registered(&fixture, trigger);
+        ping.send(address(is_v4, 2), 1, b"").unwrap();
+        fixture.turn();
+        drop(ping);
+        assert_eq!(reported(&poller), [], "{trigger:?}");
+        // It is armed, and goes before its reply comes.
+        let (ping, poller) = registered(&fixture, trigger);
+        assert_eq!(reported(&poller), []);
+        ping.send(address(is_v4, 2), 2, b"").unwrap();
+        drop(ping);
+        fixture.turn();
+        assert_eq!(reported(&poller), [], "{trigger:?}");
+    }
+}
+
+/// Each reply wakes a thread that sleeps, or finds it awake: a wake-up that is lost ends it.
+#[test]
+fn a_thread_that_waits_is_woken_by_every_reply_and_by_the_end_of_the_stack() {
+    for variant in [Variant::Single, Variant::Locked(2), Variant::Replicated(2)] {
+        for trigger in TRIGGERS {
+            let (near, far) = memory::pair(MemoryConfig::default());
+            let stack = Stack::builder("10.0.0.1/24")
+                .variant(variant.kind())
+                .replicas(variant.workers())
+                .start(near)
+                .unwrap();
+            let host = Stack::builder("10.0.0.2/24").start(far).unwrap();
+            let open = || stack.sockets().open_echo().unwrap();
+            let (ping, idle) = (open(), open());
+            let pollers = [&ping, &idle].map(|socket| {
+                let poller = Poller::new().unwrap();
+                let done = poller.register(socket, Token(1), Interest::READABLE, trigger);
+                done.map(|()| poller).unwrap()
+            });
+            let wait = |poller: &Poller, what: &str| {
+                let mut events = Events::with_capacity(1);
+                let len = poller.wait(&mut events, Some(PATIENCE));
+                assert!(len > 0, "{variant}, {trigger:?}: {what}");
+            };
+            let to = [10, 0, 0, 2].into();
+            for sequence in 0..300 {
+                ping.send(to, sequence, b"x").unwrap();
+                let reply = loop {
+                    match ping.try_recv() {
+                        Err(SocketError::WouldBlock) => wait(&pollers[0], "no reply"),
+                        reply => break reply.unwrap(),
+                    }
+                };
+                assert_eq!(reply.sequence, sequence);
+            }
+            thread::scope(|scope| {
+                scope.spawn(|| wait(&pollers[1], "no end"));
+                drop(stack);
+            });
+            assert_eq!(idle.try_recv().err(), Some(SocketError::Down));
+            drop(host);
+        }
+    }
+}
