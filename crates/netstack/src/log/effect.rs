@@ -7,7 +7,7 @@ use crate::config::{Limits, tx_chunk};
 use crate::ip::identification::Sequence;
 use crate::ip::rate_limit::RateLimit;
 use crate::log::request::{
-    ConnId, Endpoint, Flags, Flow, MAX_DATAGRAMS, Mac, Sack, SynOptions, words,
+    ConnId, Endpoint, Flags, Flow, Lengths, MAX_DATAGRAMS, Mac, Sack, SynOptions, words,
 };
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
@@ -188,10 +188,11 @@ impl SerializedPart {
 pub struct Queue {
     /// The socket.
     pub socket: ConnId,
-    /// Which datagrams of the run, a bit each.
+    /// Which frames of the run, a bit each.
     pub take: u16,
-    /// Payload bytes of each datagram of the run.
-    pub lens: [u16; MAX_DATAGRAMS],
+    /// How long the datagrams of the run are. Of merged ones these are only those that fit, the
+    /// first ones of their frame.
+    pub lengths: Lengths,
     /// Where the first record goes: bytes since the socket began.
     pub offset: u64,
     /// Where the last record ends.

@@ -4,14 +4,14 @@ use dominoes_drivers::{TxChecksum, TxMeta};
 
 use super::frames::flow_label;
 use crate::io::Frames;
-use crate::io::stream::Parts;
+use crate::io::stream::{Parts, StreamRef};
 use crate::io::world::World;
 use crate::ip::fragment::{Cut, Piece};
 use crate::log::effect::{Deliver, Queue, SendDatagrams};
-use crate::log::request::{Address, Endpoint, Flow, MAX_DATAGRAMS};
+use crate::log::request::{Address, Endpoint, Flow, Lengths, MAX_DATAGRAMS, Merged};
 use crate::packet as wire;
 use crate::packet::checksum::Sum;
-use crate::packet::{IP_HEADERS, IpHeaders, UDP, UDP_HEADER, UdpHeaders};
+use crate::packet::{Datagram, IP_HEADERS, IpHeaders, UDP, UDP_HEADER, UdpHeaders};
 use crate::stats::EffectStats;
 use crate::time::Instant;
 use crate::udp::record::{self, Header, More};
@@ -43,45 +43,31 @@ fn queue_as<const MORE: bool>(
         return;
     };
     let mut offset = queue.offset;
-    for i in (0..MAX_DATAGRAMS).filter(|i| queue.take & 1 << i != 0) {
-        let len = queue.lens[i];
-        let frame = frames.get(i).map(|frame| frame.bytes());
-        let datagram = frame.and_then(wire::udp_datagram);
-        let Some(datagram) = datagram.filter(|found| found.payload.len() == usize::from(len))
-        else {
-            stats.diverged += 1;
-            return;
-        };
-        let header = Header {
-            remote: datagram.source,
-            len,
-            ttl: datagram.ttl,
-            tos: datagram.tos,
-            has_more: MORE,
-        };
-        let place = Deliver {
-            conn: queue.socket,
-            run_offset: 0,
-            len: header.record_len() as u32,
-            stream_offset: offset,
-            delivery: queue.delivery,
-            end: queue.end,
-            last: true,
-        };
-        stream.store(&place, 0, &header.to_bytes());
-        let mut behind = record::HEADER as u32;
-        if MORE {
-            let ends = frame.and_then(wire::ends);
-            let more = More {
-                local: ends.map_or(Address::UNSPECIFIED, |(_, local)| local),
-                arrived: queue.arrived.unwrap_or(Instant::ZERO),
-            };
-            stream.store(&place, behind, &more.to_bytes());
-            behind += record::MORE as u32;
+    match &queue.lengths {
+        Lengths::Each(lens) => {
+            for i in (0..MAX_DATAGRAMS).filter(|i| queue.take & 1 << i != 0) {
+                let frame = frames.get(i).map_or(&[][..], |frame| frame.bytes());
+                let datagram = wire::udp_datagram(frame);
+                let datagram = datagram.filter(|found| found.payload.len() == lens[i].into());
+                let Some(datagram) = datagram else {
+                    stats.diverged += 1;
+                    return;
+                };
+                offset = store_record::<MORE>(&stream, queue, offset, frame, &datagram);
+                stats.delivered_bytes += u64::from(lens[i]);
+            }
         }
-        stream.store(&place, behind, datagram.payload);
-        offset += header.record_len();
-        stats.delivered_bytes += u64::from(len);
+        Lengths::Merged(merged) => {
+            let frame = frames.get(0).map_or(&[][..], |frame| frame.bytes());
+            let Some(datagrams) = datagrams_of(frame, *merged) else {
+                stats.diverged += 1;
+                return;
+            };
+            for datagram in datagrams {
+                offset = store_record::<MORE>(&stream, queue, offset, frame, &datagram);
+            }
+            stats.delivered_bytes += u64::from(merged.len);
+        }
     }
     stats.deliveries += 1;
     stream.stamp(&Deliver {
@@ -93,6 +79,54 @@ fn queue_as<const MORE: bool>(
         end: queue.end,
         last: true,
     });
+}
+
+/// The first ones of the datagrams in `frame`, as `merged` says. `None` if it holds fewer.
+fn datagrams_of(frame: &[u8], merged: Merged) -> Option<impl Iterator<Item = Datagram<'_>>> {
+    let whole = wire::udp_datagram(frame)?;
+    let payload = whole.payload.get(..merged.len.into())?;
+    let pieces = payload.chunks(usize::from(merged.size).max(1));
+    Some(pieces.map(move |payload| Datagram { payload, ..whole }))
+}
+
+/// Stores the record of a datagram that came in `frame` at `offset` of a queue. Returns where it
+/// ends.
+#[inline(always)]
+fn store_record<const MORE: bool>(
+    stream: &StreamRef<'_>,
+    queue: &Queue,
+    offset: u64,
+    frame: &[u8],
+    datagram: &Datagram<'_>,
+) -> u64 {
+    let header = Header {
+        remote: datagram.source,
+        len: datagram.payload.len() as u16,
+        ttl: datagram.ttl,
+        tos: datagram.tos,
+        has_more: MORE,
+    };
+    let place = Deliver {
+        conn: queue.socket,
+        run_offset: 0,
+        len: header.record_len() as u32,
+        stream_offset: offset,
+        delivery: queue.delivery,
+        end: queue.end,
+        last: true,
+    };
+    stream.store(&place, 0, &header.to_bytes());
+    let mut behind = record::HEADER as u32;
+    if MORE {
+        let more = More {
+            local: wire::ends(frame).map_or(Address::UNSPECIFIED, |(_, local)| local),
+            arrived: queue.arrived.unwrap_or(Instant::ZERO),
+        };
+        stream.store(&place, behind, &more.to_bytes());
+        behind += record::MORE as u32;
+    }
+    stream.store(&place, behind, datagram.payload);
+    offset + header.record_len()
 }
 
 /// Builds frame `i` of datagrams that are sent, in its slot.

@@ -7,18 +7,20 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use dominoes_drivers::{Frame, RxChecksum};
+use dominoes_drivers::GsoKind;
 
 use crate::io::perform::whole_datagram;
 use crate::io::prepare::{datagram_is_good, is_verified_by_device};
 use crate::io::record::{Entry, Written};
-use crate::io::rx::{BATCH, Log, RESERVED, RxPump};
+use crate::io::rx::{BATCH, Log, RxPump};
 use crate::io::udp_queues::PendingError;
 use crate::io::{Batch, Indices, Run};
 use crate::ip::fragment::cut_frame;
 use crate::ip::multicast::Memberships;
 use crate::ip::route::AddressKind;
-use crate::log::request::{Body, ConnId, Digest, Flow, Kind, MAX_DATAGRAMS, Mac, Request};
+use crate::log::request::{
+    Body, ConnId, Digest, Flow, Kind, Lengths, MAX_DATAGRAMS, Mac, Merged, Request,
+};
 use crate::packet as wire;
 use crate::packet::Report;
 use crate::packet::flow::{Address, Binding, Endpoint};
@@ -68,6 +70,8 @@ struct OpenRun {
     /// Place of the socket.
     index: u32,
     lens: [u16; MAX_DATAGRAMS],
+    /// What its only frame holds, if that is several of them.
+    merged: Option<Merged>,
     /// The batch that they are in, if there are any.
     batch: Option<Batch>,
     indices: Indices,
@@ -165,8 +169,27 @@ impl RxPump {
             self.stats.not_ours += 1;
             return;
         }
-        if let Some(gso) = frame.meta.gso {
-            return self.split(now, udp, gso.size, frame, log);
+        let merged = match frame.meta.gso {
+            None => None,
+            Some(gso) if gso.kind != GsoKind::Udp || gso.size == 0 => {
+                self.stats.malformed += 1;
+                return;
+            }
+            // What is no longer than one datagram is one.
+            Some(gso) => Some(Merged {
+                len: udp.payload_len,
+                size: gso.size,
+            })
+            .filter(|merged| merged.count() > 1),
+        };
+        if let Some(merged) = merged {
+            self.stats.split += 1;
+            self.stats.pieces += u64::from(merged.count());
+            self.stats.datagrams += u64::from(merged.count());
+            self.close_datagrams(now, log);
+            self.add_datagram(place, (batch, index), udp.payload_len);
+            self.datagrams.open.merged = Some(merged);
+            return self.close_datagrams(now, log);
         }
         self.stats.datagrams += 1;
         let open = &self.datagrams.open;
@@ -183,54 +206,20 @@ impl RxPump {
         if !fits {
             self.close_datagrams(now, log);
         }
+        self.add_datagram(place, (batch, index), udp.payload_len);
+    }
+
+    /// Gathers a datagram, or several in one frame, with those that are gathered already.
+    #[inline(always)]
+    fn add_datagram(&mut self, place: u32, (batch, index): (&Batch, usize), len: u16) {
         let open = &mut self.datagrams.open;
         if open.batch.is_none() {
             open.batch = Some(Arc::clone(batch));
-            (open.index, open.is_verified) = (place, is_verified);
+            open.index = place;
+            open.is_verified = is_verified_by_device(&batch[index]);
         }
-        open.lens[open.indices.len()] = udp.payload_len;
+        open.lens[open.indices.len()] = len;
         open.indices.push(index);
-    }
-
-    /// Handles, one by one, datagrams of `size` payload bytes that a device on the same machine
-    /// left together.
-    fn split(
-        &mut self,
-        now: Instant,
-        udp: &wire::Udp,
-        size: u16,
-        frame: &Frame,
-        log: &mut impl Log,
-    ) {
-        self.stats.split += 1;
-        let len = usize::from(udp.payload_len);
-        let size = usize::from(size).max(1);
-        let starts: Vec<usize> = (0..len).step_by(size).collect();
-        for starts in starts.chunks(MAX_DATAGRAMS) {
-            self.stats.pieces += starts.len() as u64;
-            // They may need a place in the log. The places for claimed frames are reserved.
-            if log.room() <= BATCH + RESERVED + 2 {
-                self.stats.unsplit += starts.len() as u64;
-                continue;
-            }
-            let pieces = starts.iter().map_while(|&from| {
-                let to = len.min(from + size);
-                let mut piece = Frame::from_bytes(&wire::udp_piece(frame.bytes(), from..to)?);
-                // It never crossed a wire.
-                piece.meta.checksum = RxChecksum::Valid;
-                Some(piece)
-            });
-            let batch = Arc::new(pieces.collect::<Vec<_>>());
-            for (index, &from) in starts[..batch.len()].iter().enumerate() {
-                let udp = wire::Udp {
-                    payload_len: size.min(len - from) as u16,
-                    ..*udp
-                };
-                let broadcast = frame.bytes()[0] & 1 != 0;
-                self.datagram(now, &udp, broadcast, (&batch, index), log);
-            }
-            self.close_datagrams(now, log);
-        }
     }
 
     /// Publishes the gathered datagrams.
@@ -244,6 +233,10 @@ impl RxPump {
         let is_verified = open.is_verified;
         let mut lens = [0; MAX_DATAGRAMS];
         lens[..count].copy_from_slice(&open.lens[..count]);
+        let lengths = match open.merged.take() {
+            None => Lengths::Each(lens),
+            Some(merged) => Lengths::Merged(merged),
+        };
         let place = self.datagrams.places.get(open.index as usize);
         let Some(Some(bound)) = place else {
             return;
@@ -261,7 +254,7 @@ impl RxPump {
             digest.app_read = stream.cursors().0 as u32;
             digest.bits |= Digest::PROGRESS;
         }
-        let body = Body::Datagrams { lens };
+        let body = Body::Datagrams { lengths };
         let request = Request { digest, body };
         self.stats.runs += 1;
         let verdict = is_verified.then(|| request.digest.all_good());
