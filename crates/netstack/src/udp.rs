@@ -10,6 +10,7 @@
 //! numbered here and copied by the primary; ones to be sent are written by the application and
 //! found by the pump.
 
+pub(crate) mod gather;
 pub(crate) mod record;
 mod send;
 

@@ -1,5 +1,6 @@
-//! Frames that hold many datagrams, as a device on the same machine or one that merges what it
-//! receives hands them over: in every variant and over both families.
+//! Frames that hold many datagrams, in every variant and over both families: those that a device on
+//! the same machine, or one that merges what it receives, hands over undivided, and those that a
+//! device is to divide.
 
 #![cfg(feature = "testkit")]
 
@@ -7,14 +8,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
-use dominoes_drivers::{Frame, Gso, GsoKind, RxChecksum};
+use dominoes_drivers::{Frame, Gso, GsoKind, RxChecksum, TxMeta};
 use dominoes_netstack::stats::StackStats;
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::{self, Setup};
 use dominoes_netstack::{Ipv6Config, Limits, SocketError, UdpSocket};
 use dominoes_testkit::Rng;
-use dominoes_testkit::packet::{self, FAR, Family, STACK, TO_STACK};
+use dominoes_testkit::packet::{self, FAR, Family, STACK, TO_STACK, UDP};
 
 const PORT: u16 = 7;
 const FROM: u16 = 4000;
@@ -37,6 +38,7 @@ struct Says {
 
 /// A stack over a device whose frames are pushed.
 struct Fixture {
+    variant: Variant,
     family: Family,
     stack: Box<dyn variants::Variant>,
     script: Script,
@@ -47,15 +49,22 @@ struct Fixture {
 impl Fixture {
     /// All variants over both families, with queues of so many bytes.
     fn all(queue: u32) -> impl Iterator<Item = Fixture> {
-        let families = [Family::V4, Family::V6];
-        let with = move |variant| families.map(|family| Fixture::new(variant, family, queue));
+        let limits = Limits::default().udp_receive_buffer(queue);
+        Fixture::all_over(MemoryConfig::default(), limits)
+    }
+
+    /// The same over such a device.
+    fn all_over(config: MemoryConfig, limits: Limits) -> impl Iterator<Item = Fixture> {
+        let with = move |variant| {
+            let config = config.clone();
+            Family::ALL.map(|family| Fixture::new(variant, family, config.clone(), limits))
+        };
         Variant::ALL.into_iter().flat_map(with)
     }
 
-    fn new(variant: Variant, family: Family, queue: u32) -> Fixture {
+    fn new(variant: Variant, family: Family, config: MemoryConfig, limits: Limits) -> Fixture {
         let mac = packet::mac_of(STACK);
-        let (device, script) = scripted_with(MemoryConfig::default().macs(mac, mac));
-        let limits = Limits::default().udp_receive_buffer(queue);
+        let (device, script) = scripted_with(config.macs(mac, mac));
         let setup = Setup::new(STACK.into(), 24, [1, 7]).limits(limits);
         let setup = match family.address(STACK) {
             IpAddr::V4(_) => setup,
@@ -69,6 +78,7 @@ impl Fixture {
         let stack = variant.build(setup, Box::new(device)).unwrap();
         let socket = stack.sockets().bind_udp(PORT).unwrap();
         let mut fixture = Fixture {
+            variant,
             family,
             stack,
             script,
@@ -152,8 +162,65 @@ impl Fixture {
     }
 
     fn name(&self) -> String {
-        format!("{:?}, {:?}", self.family, self.stack.limits())
+        format!("{} over {}", self.variant, self.family)
     }
+
+    /// What left since the last call, to a neighbour that answers.
+    fn sent(&mut self) -> Vec<(Vec<u8>, TxMeta)> {
+        let mut datagrams = Vec::new();
+        loop {
+            self.turn();
+            let sent = self.script.take_sent();
+            if sent.is_empty() {
+                return datagrams;
+            }
+            for (frame, meta) in sent {
+                let plain = self.family.read(&frame);
+                match plain.as_deref() {
+                    Some(plain) if packet::asked(plain) == Some(FAR) => {
+                        let answer = self.family.write(&packet::arp_reply(TO_STACK));
+                        self.script.push(answer.unwrap());
+                    }
+                    Some(plain) if packet::protocol(plain) == Some(UDP) => {
+                        datagrams.push((frame, meta));
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Sends datagrams, and returns what left, as packets and in how many frames. No device of so
+    /// few bytes would refuse a frame.
+    fn exchange(&mut self, datagrams: &[Vec<u8>], longest: usize) -> (Vec<Vec<u8>>, usize) {
+        let to = SocketAddr::new(self.family.address(FAR), FROM);
+        for datagram in datagrams {
+            self.socket.try_send_to(datagram, to).unwrap();
+        }
+        let sent = self.sent();
+        let frames = sent.len();
+        let lower = self.family.lower();
+        let mut payloads = Vec::new();
+        for (frame, meta) in sent {
+            if meta.gso.is_some() {
+                assert!(frame.len() <= longest, "{} bytes", frame.len());
+            }
+            let packets = packet::on_wire(frame, &meta);
+            assert!(meta.gso.is_none() || (2..=64).contains(&packets.len()));
+            for packet in packets {
+                assert!(packet.len() <= 1514, "{} bytes", packet.len());
+                payloads.push(packet[lower + usize::from(UDP_HEADER)..].to_vec());
+            }
+        }
+        (payloads, frames)
+    }
+}
+
+/// What Linux devices divide.
+const LONGEST: usize = 65_549;
+
+fn divides(bytes: usize) -> MemoryConfig {
+    MemoryConfig::default().uso_max_bytes(bytes)
 }
 
 #[test]
@@ -274,7 +341,8 @@ fn frames_that_contradict_themselves_are_dropped_and_counted() {
 
 #[test]
 fn a_fragment_is_no_undivided_frame() {
-    let mut fixture = Fixture::new(Variant::Locked(2), Family::V4, 1 << 16);
+    let (config, limits) = (MemoryConfig::default(), Limits::default());
+    let mut fixture = Fixture::new(Variant::Locked(2), Family::V4, config, limits);
     let whole = packet::udp(TO_STACK, (FROM, PORT), &[3; 2000]);
     let says = Says {
         checksum: RxChecksum::Valid,
@@ -287,4 +355,80 @@ fn a_fragment_is_no_undivided_frame() {
     fixture.turn();
     assert_eq!(fixture.received(), [vec![3; 2000]]);
     assert_eq!(fixture.stats().pump.split, 0);
+}
+
+#[test]
+fn equally_long_datagrams_leave_in_one_frame_and_others_in_their_own() {
+    const SEED: u64 = 78;
+    for mut fixture in Fixture::all_over(divides(LONGEST), Limits::default()) {
+        let mut rng = Rng::new(SEED);
+        // The neighbour is not known before.
+        let first = datagrams(&mut rng, [9; 3]);
+        assert_eq!(fixture.exchange(&first, LONGEST).0, first);
+        for _ in 0..20 {
+            let mut lens = Vec::new();
+            let mut fewest = 0;
+            for _ in 0..rng.between(1, 4) {
+                let (count, len) = (rng.between(1, 40), rng.between(1, 1400));
+                lens.extend((0..count).map(|_| len as usize));
+                fewest += 1;
+            }
+            let own = datagrams(&mut rng, lens);
+            let (left, frames) = fixture.exchange(&own, LONGEST);
+            assert!(left == own, "seed {SEED}: {}", fixture.name());
+            assert!(frames <= fewest, "seed {SEED}: {}", fixture.name());
+        }
+        // Empty ones, and such as ascend.
+        let own = datagrams(&mut rng, [0, 0, 1, 2, 3, 4]);
+        assert_eq!(fixture.exchange(&own, LONGEST), (own, 6));
+        // As many as a frame holds, and one more.
+        let own = datagrams(&mut rng, [1400; 47]);
+        assert_eq!(fixture.exchange(&own, LONGEST), (own, 2));
+        let own = datagrams(&mut rng, [10; 65]);
+        assert_eq!(fixture.exchange(&own, LONGEST), (own, 2));
+    }
+}
+
+#[test]
+fn no_frame_is_longer_than_its_device_divides() {
+    for mut fixture in Fixture::all_over(divides(3000), Limits::default()) {
+        let mut rng = Rng::new(79);
+        fixture.exchange(&[vec![1]], 3000);
+        let own = datagrams(&mut rng, [1400; 6]);
+        assert_eq!(fixture.exchange(&own, 3000), (own, 3));
+    }
+}
+
+#[test]
+fn where_nothing_is_divided_each_datagram_has_a_frame() {
+    let one = Limits::default().datagrams_per_frame(1);
+    let off = Fixture::all_over(divides(LONGEST), one);
+    let cannot = Fixture::all_over(MemoryConfig::default().tx_checksum(true), Limits::default());
+    for mut fixture in off.chain(cannot) {
+        assert_eq!(fixture.stack.limits().datagrams_per_frame, 1);
+        let mut rng = Rng::new(80);
+        fixture.exchange(&[vec![1]], 0);
+        let own = datagrams(&mut rng, [100; 40]);
+        assert_eq!(fixture.exchange(&own, 0), (own, 40));
+    }
+}
+
+#[test]
+fn several_datagrams_in_one_frame_reach_a_socket_of_the_same_stack() {
+    for mut fixture in Fixture::all_over(divides(LONGEST), Limits::default()) {
+        let mut rng = Rng::new(81);
+        let to = SocketAddr::new(fixture.family.address(STACK), PORT);
+        let own = datagrams(&mut rng, [300; 50].into_iter().chain([7]));
+        let mut sender = fixture.stack.sockets().bind_udp(FROM).unwrap();
+        for datagram in &own {
+            sender.try_send_to(datagram, to).unwrap();
+        }
+        assert_eq!(fixture.sent(), []);
+        let mut buffer = [0; 2000];
+        for datagram in &own {
+            let (len, _) = fixture.socket.try_recv_from(&mut buffer).unwrap();
+            assert!(buffer[..len] == *datagram, "{}", fixture.name());
+        }
+        assert_eq!(fixture.stats().pump.split, 1);
+    }
 }

@@ -504,8 +504,8 @@ pub enum Body {
         /// The socket.
         socket: ConnId,
     },
-    /// UDP datagrams to one destination, as many as the digest counts. None: the send ring below
-    /// `offset` is not needed any more.
+    /// UDP datagrams to one destination: as many as the digest counts, or those of one frame. None:
+    /// the send ring below `offset` is not needed any more.
     Sends {
         /// The socket.
         socket: ConnId,
@@ -519,8 +519,8 @@ pub enum Body {
         mtu: u16,
         /// Where the first record begins in the send ring.
         offset: u64,
-        /// Payload bytes of each.
-        lens: [u16; MAX_DATAGRAMS],
+        /// How long they are.
+        lengths: Lengths,
         /// Time to live.
         ttl: u8,
         /// DSCP and ECN.

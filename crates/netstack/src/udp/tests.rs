@@ -93,6 +93,10 @@ impl Fixture {
     fn send(&mut self, offset: u64, lens: &[u16]) -> Vec<SendDatagrams> {
         let mut all = [0; MAX_DATAGRAMS];
         all[..lens.len()].copy_from_slice(lens);
+        self.send_as(offset, Lengths::Each(all), lens.len() as u8)
+    }
+
+    fn send_as(&mut self, offset: u64, lengths: Lengths, count: u8) -> Vec<SendDatagrams> {
         let body = Body::Sends {
             socket: ID,
             source: Address::ipv4(10, 0, 0, 1),
@@ -100,12 +104,12 @@ impl Fixture {
             mac: Mac([2; 6]),
             mtu: Limits::default().mtu,
             offset,
-            lens: all,
+            lengths,
             ttl: 64,
             tos: 0,
         };
         let mut request = Request::command(Instant::ZERO, 0, body);
-        request.digest.count = lens.len() as u8;
+        request.digest.count = count;
         sends(self.with(|sockets, cx| assert!(sockets.command(&request, cx))))
     }
 
@@ -240,6 +244,24 @@ fn a_long_datagram_gets_a_frame_for_each_fragment_as_far_as_there_is_room() {
 }
 
 #[test]
+fn merged_datagrams_get_one_frame_and_an_identification_each() {
+    let mut fixture = Fixture::new();
+    let merged = Merged {
+        len: 3 * 100 + 7,
+        size: 100,
+    };
+    let first = fixture.send_as(0, Lengths::Merged(merged), 1);
+    assert_eq!((first.len(), first[0].count), (1, 1));
+    assert_eq!(first[0].lengths, Lengths::Merged(merged));
+    assert_eq!(fixture.stats.sent_datagrams, 4);
+    let next = fixture.send(512, &[1]);
+    assert_eq!(next[0].first_frame, 1);
+    assert_eq!(next[0].idents.nth(0), first[0].idents.nth(4));
+    let upto = 3 * record::len(100) + record::len(7);
+    assert_eq!(fixture.sent(1), [Effect::Sent { socket: ID, upto }]);
+}
+
+#[test]
 fn a_closing_socket_is_gone_when_everything_is_sent() {
     let mut fixture = Fixture::new();
     fixture.send(0, &[1; 8]);
@@ -260,7 +282,7 @@ fn a_skipped_part_of_the_ring_returns_at_once() {
         mac: Mac::default(),
         mtu: 1500,
         offset: 64,
-        lens: [0; MAX_DATAGRAMS],
+        lengths: Lengths::Each([0; MAX_DATAGRAMS]),
         ttl: 0,
         tos: 0,
     };

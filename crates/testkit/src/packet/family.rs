@@ -98,6 +98,29 @@ impl Family {
         put(frame, field, pseudo);
     }
 
+    /// The packets that a device makes of a UDP frame of this family that it is asked to divide:
+    /// `size` payload bytes each but the last. `None` if its checksum is not that of the
+    /// pseudo-header.
+    ///
+    /// # Panics
+    /// If the frame is shorter than its headers, or `size` is 0.
+    pub fn divide(self, frame: &[u8], size: usize) -> Option<Vec<Vec<u8>>> {
+        if !self.complete(&mut frame.to_vec()) {
+            return None;
+        }
+        let (head, payload) = frame.split_at(self.lower() + 8);
+        let packet = |(i, piece): (usize, &[u8])| {
+            let mut packet = [head, piece].concat();
+            if self == Family::V4 {
+                let ident = half(head, 18).wrapping_add(i as u16);
+                put(&mut packet, 18, ident);
+            }
+            self.finish(&mut packet, Right::ALL);
+            packet
+        };
+        Some(payload.chunks(size).enumerate().map(packet).collect())
+    }
+
     /// As [`finish`](super::finish), of a frame of this family. Behind extension headers nothing is
     /// made right.
     pub fn finish(self, frame: &mut [u8], right: Right) {

@@ -1,6 +1,6 @@
 //! What primaries do for UDP sockets: copy datagrams into queues, and build frames of what is sent.
 
-use dominoes_drivers::{TxChecksum, TxMeta};
+use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxMeta};
 
 use super::frames::flow_label;
 use crate::io::Frames;
@@ -131,12 +131,16 @@ fn store_record<const MORE: bool>(
 
 /// Builds frame `i` of datagrams that are sent, in its slot.
 pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &mut EffectStats) {
+    let lens = match &s.lengths {
+        Lengths::Each(lens) => lens,
+        Lengths::Merged(merged) => return build_merged(world, s, *merged, stats),
+    };
     // Which datagram it is of, and which piece of that.
     let (index, fragment) = match s.fragment {
         None => (i as usize % MAX_DATAGRAMS, 0),
         Some(first) => (0, first + i),
     };
-    let len = s.lens[index];
+    let len = lens[index];
     let cut = Cut::new(s.remote.address, s.mtu);
     let piece = cut.piece(fragment, UDP_HEADER as u32 + u32::from(len));
     let frame = s.first_frame + u64::from(i);
@@ -145,7 +149,7 @@ pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &m
         stats.diverged += 1;
         return;
     };
-    let records = s.lens[..index].iter().map(|len| record::len(*len));
+    let records = lens[..index].iter().map(|len| record::len(*len));
     let payload_at = s.offset + records.sum::<u64>() + record::HEADER as u64;
     let header = Header {
         remote: s.remote,
@@ -197,6 +201,63 @@ pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &m
     if piece.offset == 0 {
         stats.sent_bytes -= UDP_HEADER as u64;
     }
+}
+
+/// Builds the frame of several datagrams, which the device divides.
+fn build_merged(world: &World, s: &SendDatagrams, merged: Merged, stats: &mut EffectStats) {
+    let header = Header {
+        remote: s.remote,
+        len: merged.len,
+        ttl: s.ttl,
+        tos: s.tos,
+        has_more: false,
+    };
+    let whole = Piece {
+        offset: 0,
+        len: UDP_HEADER as u32 + u32::from(merged.len),
+        more: false,
+    };
+    // The device counts on from there.
+    let ident = s.idents.nth(0).into();
+    let headers = ip_headers(world, s.mac.0, s.local, &header, ident, whole);
+    let before = headers.len();
+    let total = before + whole.len as usize;
+    let stream = world.queues.streams.get(s.socket);
+    let (Some(stream), Ok(mut claim)) = (stream, world.tx.claim(s.first_frame, 1)) else {
+        stats.diverged += 1;
+        return;
+    };
+    // A recording may come from a device with longer frames.
+    let Some(buffer) = claim.buffer().get_mut(..total) else {
+        stats.diverged += 1;
+        return;
+    };
+    wire::emit_ip(buffer, &headers);
+    let (head, text) = buffer[before..].split_at_mut(UDP_HEADER);
+    first_piece(s.local, &header, (&[], &[]), true, head);
+    let mut offset = s.offset;
+    for piece in text.chunks_mut(usize::from(merged.size).max(1)) {
+        copy(
+            stream.sending(offset + record::HEADER as u64, piece.len()),
+            piece,
+        );
+        offset += record::len(piece.len() as u16);
+    }
+    let meta = TxMeta {
+        checksum: TxChecksum::Partial {
+            start: before as u16,
+            offset: CHECKSUM_AT,
+        },
+        gso: Some(Gso {
+            kind: GsoKind::Udp,
+            size: merged.size,
+            header_len: (before + UDP_HEADER) as u16,
+        }),
+    };
+    claim.built(before + UDP_HEADER, total, meta);
+    claim.publish();
+    stats.frames += 1;
+    stats.sent_bytes += u64::from(merged.len);
 }
 
 /// A whole datagram from `local` as a frame for nobody's link-layer address, however long.

@@ -26,6 +26,7 @@ use crate::packet::Report;
 use crate::packet::flow::{Address, Binding, Endpoint};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
+use crate::udp::gather::gather;
 use crate::udp::record::{self, Header};
 
 /// A socket in the pump's table.
@@ -435,30 +436,27 @@ impl RxPump {
         let (Some(source), Some(mac)) = (source, mac) else {
             return self.send_unresolved(now, bound, first, log);
         };
-        let mut lens = [0; MAX_DATAGRAMS];
-        let mut count = 0;
-        let mut upto = first.offset;
-        while count < MAX_DATAGRAMS
-            && let Some(found) = self.found(bound.socket, upto, written)
-            && (found.header.remote, found.header.ttl, found.header.tos) == (remote, ttl, tos)
-        {
-            lens[count] = found.header.len;
-            count += 1;
-            upto += record::len(found.header.len);
-        }
+        let mut next = first.offset;
+        let lens = core::iter::from_fn(|| {
+            let header = self.found(bound.socket, next, written)?.header;
+            next += record::len(header.len);
+            ((header.remote, header.ttl, header.tos) == (remote, ttl, tos)).then_some(header.len)
+        });
+        let mtu = self.path_mtu(remote.address);
+        let (lengths, count) = gather(lens, self.world.frame_bounds.to(remote.address, mtu));
         let body = Body::Sends {
             socket: bound.socket,
             source,
             remote,
             mac,
-            mtu: self.path_mtu(remote.address),
+            mtu,
             offset: first.offset,
-            lens,
+            lengths,
             ttl,
             tos,
         };
-        self.publish_sends(now, body, count as u8, log);
-        upto
+        self.publish_sends(now, body, count, log);
+        first.offset + record::total(&lengths, count.into())
     }
 
     /// Adds the records of sent datagrams to the recording, because the ring does not keep them.
@@ -466,18 +464,14 @@ impl RxPump {
         let Body::Sends {
             socket,
             offset,
-            lens,
+            lengths,
             ..
         } = request.body
         else {
             return;
         };
         let count = usize::from(request.digest.count);
-        let end = offset
-            + lens[..count]
-                .iter()
-                .map(|len| record::len(*len))
-                .sum::<u64>();
+        let end = offset + record::total(&lengths, count);
         let stream = self.world.queues.streams.get(socket);
         let written = stream.filter(|_| count > 0).map(|stream| {
             let (a, b) = stream.recorded(offset, end);
@@ -569,7 +563,7 @@ impl RxPump {
             mac: Mac::default(),
             mtu,
             offset: upto,
-            lens: [0; MAX_DATAGRAMS],
+            lengths: Lengths::Each([0; MAX_DATAGRAMS]),
             ttl: 0,
             tos: 0,
         };
