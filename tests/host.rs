@@ -15,6 +15,8 @@
 //! - `services` runs on each kind of device, with and without mapped rings. `HOST_BYTES=1000000000`
 //!   makes its files longer.
 //!
+//! - `datagrams`: frames that hold many UDP datagrams, from the kernel and to it.
+//!
 //! - `deaths`: replicas are killed and replaced while bytes move. `HOST_BYTES` counts here, too;
 //!   `SOAK_SECONDS` is how long `iperf3` runs, and `SOAK_PERIOD` how many seconds lie between two
 //!   deaths: `.ci/soak` sets them to ten minutes and to ten seconds.
@@ -49,6 +51,8 @@
 
 #[path = "host/clients.rs"]
 mod clients;
+#[path = "host/datagrams.rs"]
+mod datagrams;
 #[path = "host/deaths.rs"]
 mod deaths;
 #[path = "host/fixture.rs"]
@@ -87,7 +91,8 @@ pub(crate) const LARGE: usize = 200_000_000;
 /// What this program does when a test starts it once more, by its first argument.
 type Peer = fn(&[String]) -> Result<(), Box<dyn Error + Send + Sync>>;
 
-const PEERS: [(&str, Peer); 4] = [
+const PEERS: [(&str, Peer); 5] = [
+    (datagrams::PEER, datagrams::peer),
     (libraries::PEER, libraries::peer),
     (signals::PEER, |words| Ok(signals::peer(words)?)),
     (floods::PEER, floods::peer),
@@ -224,6 +229,14 @@ fn main() -> ExitCode {
         let missing = needs.missing_for_ipv6(Device::Packet);
         trials.add(format!("ipv6::{name}"), missing, move |figure| {
             figure(test()?);
+            Ok(())
+        });
+    }
+    for (name, device) in datagrams::TESTS {
+        let missing = needs.missing_for_ipv6(device);
+        let name = format!("datagrams::{name}::many_share_a_frame_both_ways");
+        trials.add(name, missing, move |figure| {
+            figure(datagrams::run(device)?);
             Ok(())
         });
     }

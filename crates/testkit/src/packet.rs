@@ -207,11 +207,7 @@ pub fn finish(frame: &mut [u8], right: Right) {
                     &frame[at..],
                 ),
             };
-            let checksum = match !sum {
-                0 if protocol == UDP => 0xffff,
-                checksum => checksum,
-            };
-            put(frame, at + field, checksum);
+            put(frame, at + field, completed(protocol, !sum));
         }
     }
     if right.network {
@@ -402,9 +398,17 @@ pub fn complete(frame: &mut [u8]) -> bool {
     if half(frame, field) != pseudo {
         return false;
     }
-    let sum = sum(&frame[LOWER..]);
-    put(frame, field, !sum);
+    let checksum = completed(frame[23], !sum(&frame[LOWER..]));
+    put(frame, field, checksum);
     true
+}
+
+/// A checksum as it is sent: with UDP 0 says that there is none (RFC 768).
+fn completed(protocol: u8, checksum: u16) -> u16 {
+    match checksum {
+        0 if protocol == UDP => 0xffff,
+        checksum => checksum,
+    }
 }
 
 /// What a card puts on the wire of a frame that it is handed: with whole checksums, and of datagrams

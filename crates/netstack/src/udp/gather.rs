@@ -7,15 +7,17 @@
 
 use crate::ip::fragment::Cut;
 use crate::log::request::{Address, Lengths, MAX_DATAGRAMS, Merged};
-use crate::packet::{ETHERNET_HEADER, UDP_HEADER, ip_headers_len};
+
+/// Bytes of a UDP header.
+const HEADER: u16 = 8;
 
 /// What a device divides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FrameBounds {
     /// Datagrams of a frame, at most; 1 if the device divides none.
     pub(crate) datagrams: u16,
-    /// Bytes of a frame with its headers, at most.
-    pub(crate) len: usize,
+    /// Bytes of the packet in the frame, at most; no fewer than a packet has that is not divided.
+    pub(crate) packet_len: u16,
 }
 
 /// What a frame to one destination may hold.
@@ -33,26 +35,16 @@ impl FrameBounds {
     /// Of a device that divides none.
     pub(crate) const NONE: FrameBounds = FrameBounds {
         datagrams: 1,
-        len: 0,
+        packet_len: 0,
     };
-
-    /// Bytes that a frame of several datagrams takes, at most: no more than the length in a header
-    /// of IPv4 can say.
-    pub(crate) fn slot_len(self) -> usize {
-        match self.datagrams {
-            ..=1 => 0,
-            _ => self.len.min(ETHERNET_HEADER + usize::from(u16::MAX)),
-        }
-    }
 
     /// What that is to `destination`, where a packet has at most `mtu` bytes.
     pub(crate) fn to(self, destination: Address, mtu: u16) -> FrameRoom {
-        let headers = ip_headers_len(destination, false) + UDP_HEADER;
-        let all = self.slot_len().saturating_sub(headers);
+        let longest = |packet| Cut::new(destination, packet).longest_whole() - HEADER;
         FrameRoom {
             datagrams: self.datagrams,
-            each: Cut::new(destination, mtu).longest_whole() - UDP_HEADER as u16,
-            all: all as u16,
+            each: longest(mtu),
+            all: longest(self.packet_len),
         }
     }
 }
@@ -119,7 +111,7 @@ mod tests {
     /// What Linux takes.
     const LINUX: FrameBounds = FrameBounds {
         datagrams: 64,
-        len: 65_549,
+        packet_len: 65_535,
     };
 
     fn gathered(bounds: FrameBounds, lens: &[u16]) -> (Lengths, u8) {
@@ -183,15 +175,16 @@ mod tests {
         assert_eq!(gathered(LINUX, &last), merged(65_507, 1448));
         let last = [[1448; 45].as_slice(), &[348]].concat();
         assert_eq!(gathered(LINUX, &last), merged(45 * 1448, 1448));
-        let short = FrameBounds { len: 342, ..LINUX };
+        let short = FrameBounds {
+            packet_len: 328,
+            ..LINUX
+        };
         assert_eq!(gathered(short, &[100; 5]), merged(300, 100));
         assert_eq!(gathered(short, &[151; 2]), each(&[151, 151]));
-        let short = FrameBounds { len: 10, ..LINUX };
-        assert_eq!(gathered(short, &[1; 2]), each(&[1, 1]));
         // Of IPv6, whose header is longer.
         let all = gather([1232; 64].into_iter(), LINUX.to(V6, 1280));
         assert_eq!(all, merged(53 * 1232, 1232));
-        assert!(53 * 1232 + 62 <= LINUX.len && 54 * 1232 + 62 > LINUX.len);
+        const { assert!(53 * 1232 + 48 <= 65_535 && 54 * 1232 + 48 > 65_535) };
     }
 
     #[test]
