@@ -2,15 +2,19 @@
 //! `socat` sends with `UDP_SEGMENT`, so the kernel hands frames over that nobody has divided; what
 //! our stack sends in one frame, the kernel divides for its sockets.
 //!
+//! How much that brings is measured by a test that is ignored unless it is asked for, since what else
+//! the machine does decides it.
+//!
 //! Each device is opened once, for both families. Our side is this program, started once more with
-//! [`PEER`] and the device as its arguments; a socket of the kernel is the same with `kernel`.
+//! [`PEER`], the interface and the most datagrams of a frame as its arguments; a socket of the kernel
+//! is the same with `kernel`.
 
 use std::error::Error;
 use std::io;
 use std::net::{SocketAddr, UdpSocket as KernelSocket};
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
 use dominoes_drivers::tap::Tap;
@@ -45,18 +49,18 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// How long an answer is waited for before the question comes again.
 const AGAIN: Duration = Duration::from_millis(200);
 const TRIES: u32 = 100;
+/// Asks for as many datagrams as leave in this time, behind a while that does not count.
+const FLOOD: &[u8] = b"flood";
+const MEASURED: Duration = Duration::from_secs(1);
+const BEFORE: Duration = Duration::from_millis(200);
+const ROUNDS: usize = 7;
+/// Bytes of each.
+const FLOODED: usize = 1400;
 
 /// Both ways, over both families. Returns how many datagrams a frame had.
 pub(crate) fn run(device: Device) -> Result<String, Failed> {
-    let ends = Ends::new(device)?;
-    let (peer, interface) = (ends.peer(), ends.interface());
-    peer.enable_v6(interface)?;
-    peer.ip(&format!("addr add {KERNELS_V6}/64 dev {interface} nodad"))?;
     let program = std::env::current_exe()?.display().to_string();
-    let mut command = ends.our_command(Path::new(&program));
-    command.args([PEER, interface]);
-    let mut server = Server::start(command)?;
-    peer.wait_until_running(interface)?;
+    let (ends, mut server) = start(device, &program, Limits::MAX_DATAGRAMS_PER_FRAME)?;
     let mut both_ways = |address: &str| {
         let address = SocketAddr::new(address.parse()?, 0);
         let taken = kernel_sends(&ends, &server, &program, address);
@@ -68,6 +72,52 @@ pub(crate) fn run(device: Device) -> Result<String, Failed> {
     };
     let (v4, v6) = (both_ways(OURS)?, both_ways(OURS_V6)?);
     Ok(format!("IPv4: {v4}; IPv6: {v6}"))
+}
+
+/// Our stack on a device, and the kernel at its other end.
+fn start(device: Device, program: &str, datagrams: u32) -> Result<(Ends, Server), Failed> {
+    let ends = Ends::new(device)?;
+    let (peer, interface) = (ends.peer(), ends.interface());
+    peer.enable_v6(interface)?;
+    peer.ip(&format!("addr add {KERNELS_V6}/64 dev {interface} nodad"))?;
+    let mut command = ends.our_command(Path::new(program));
+    command.args([PEER, interface, &datagrams.to_string()]);
+    let server = Server::start(command)?;
+    peer.wait_until_running(interface)?;
+    Ok((ends, server))
+}
+
+/// How many datagrams leave in a second, each in a frame of its own and up to 64 in one, by turns.
+/// Returns the medians and their ratio.
+pub(crate) fn measure(device: Device) -> Result<String, Failed> {
+    let mut rates = [Vec::new(), Vec::new()];
+    for round in 0..2 * ROUNDS {
+        // Which comes first alternates, too.
+        let which = (round + round / 2) % 2;
+        rates[which].push(flood(device, [1, Limits::MAX_DATAGRAMS_PER_FRAME][which])?);
+    }
+    let [one, many] = rates.map(|mut rates| {
+        rates.sort_unstable();
+        rates[ROUNDS / 2]
+    });
+    let ratio = many as f64 / one as f64;
+    Ok(format!(
+        "{one} datagrams/s, {many} in shared frames: {ratio:.2}"
+    ))
+}
+
+fn flood(device: Device, datagrams: u32) -> Result<u64, Failed> {
+    let program = std::env::current_exe()?.display().to_string();
+    let (ends, server) = start(device, &program, datagrams)?;
+    let asked = format!("{OURS}:{ASKED}");
+    ends.speak(&program, &[PEER, "kernel", &asked, "flood"])?
+        .finish()?;
+    server.wait_for(" datagrams/s\n")?;
+    let said = server.said();
+    let rate = said
+        .lines()
+        .find_map(|line| line.strip_suffix(" datagrams/s"));
+    Ok(rate.ok_or("no rate")?.parse()?)
 }
 
 /// How many frames an interface of the kernel has sent (`tx`) or received (`rx`).
@@ -138,9 +188,10 @@ type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
 /// What this program does; `arguments` follow [`PEER`].
 pub(crate) fn peer(arguments: &[String]) -> Outcome {
     match arguments {
+        [kernel, asked, flood] if kernel == "kernel" && flood == "flood" => sink(asked.parse()?),
         [kernel, asked, bursts] if kernel == "kernel" => ask(asked.parse()?, bursts.parse()?),
-        [interface] => serve(interface),
-        _ => Err("an interface".into()),
+        [interface, datagrams] => serve(interface, datagrams.parse()?),
+        _ => Err("an interface and a number".into()),
     }
 }
 
@@ -152,16 +203,15 @@ fn datagram(burst: usize, i: usize) -> Vec<u8> {
     (0..len).map(|_| rng.next() as u8).collect()
 }
 
-/// A socket of the kernel: asks for bursts, and looks whether each datagram comes whole, in order.
-fn ask(asked: SocketAddr, bursts: usize) -> Outcome {
-    let any = if asked.is_ipv4() {
-        "0.0.0.0:0"
-    } else {
-        "[::]:0"
+/// A socket of the kernel that has had an answer.
+fn greet(asked: SocketAddr) -> Result<KernelSocket, Box<dyn Error + Send + Sync>> {
+    let any = match asked.is_ipv4() {
+        true => "0.0.0.0:0",
+        false => "[::]:0",
     };
     let socket = KernelSocket::bind(any)?;
     socket.connect(asked)?;
-    let mut buffer = vec![0; 65_536];
+    let mut buffer = [0; 64];
     socket.set_read_timeout(Some(AGAIN))?;
     let answered = (0..TRIES).any(|_| {
         let sent = socket.send(b"hello");
@@ -172,6 +222,22 @@ fn ask(asked: SocketAddr, bursts: usize) -> Outcome {
     }
     // Answers that come late, to questions that were repeated.
     while socket.recv(&mut buffer).is_ok() {}
+    Ok(socket)
+}
+
+/// Takes what it asks for until nothing more comes.
+fn sink(asked: SocketAddr) -> Outcome {
+    let socket = greet(asked)?;
+    let mut buffer = [0; 2 * FLOODED];
+    socket.send(FLOOD)?;
+    while socket.recv(&mut buffer).is_ok() {}
+    Ok(())
+}
+
+/// Asks for bursts, and looks whether each datagram comes whole, in order.
+fn ask(asked: SocketAddr, bursts: usize) -> Outcome {
+    let socket = greet(asked)?;
+    let mut buffer = vec![0; 65_536];
     socket.set_read_timeout(Some(PATIENCE))?;
     let mut came = 0;
     for burst in 0..bursts {
@@ -194,12 +260,14 @@ fn ask(asked: SocketAddr, bursts: usize) -> Outcome {
 }
 
 /// Our stack.
-fn serve(interface: &str) -> Outcome {
+fn serve(interface: &str, datagrams: u32) -> Outcome {
     let v6 = Ipv6Config::default()
         .autoconfigure(false)
         .duplicate_probes(0)
         .address(OURS_V6.parse()?, 64);
-    let limits = Limits::default().udp_receive_buffer(1 << 23);
+    let limits = Limits::default()
+        .udp_receive_buffer(1 << 23)
+        .datagrams_per_frame(datagrams);
     let builder = Stack::builder(&format!("{OURS}/24"))
         .ipv6(v6)
         .limits(limits);
@@ -208,7 +276,7 @@ fn serve(interface: &str) -> Outcome {
         false => builder.start(AfPacket::open(interface, AfPacketOptions::default())?)?,
     };
     let asked = stack.bind_udp(ASKED)?;
-    let mut takes = stack.bind_udp(TAKES)?;
+    let takes = stack.bind_udp(TAKES)?;
     println!("listening on {OURS}");
     thread::spawn(|| answer(asked).unwrap_or_else(|error| eprintln!("{error}")));
     let mut buffer = vec![0; 65_536];
@@ -230,11 +298,15 @@ fn serve(interface: &str) -> Outcome {
     }
 }
 
-/// Says hello, and sends the bursts that are asked for.
-fn answer(mut socket: UdpSocket) -> Outcome {
+/// Says hello, and sends what is asked for.
+fn answer(socket: UdpSocket) -> Outcome {
     let mut buffer = [0; 64];
     loop {
         let (len, from) = socket.recv_from(&mut buffer)?;
+        if buffer[..len] == *FLOOD {
+            println!("{} datagrams/s", send_flood(&socket, from)?);
+            continue;
+        }
         let Ok(burst) = buffer[..len].try_into().map(u64::from_be_bytes) else {
             socket.send_to(&buffer[..len], from)?;
             continue;
@@ -246,4 +318,19 @@ fn answer(mut socket: UdpSocket) -> Outcome {
             left = &left[sent..];
         }
     }
+}
+
+/// Sends without waiting for anything but room, and returns how many datagrams that were in a second.
+fn send_flood(socket: &UdpSocket, to: SocketAddr) -> io::Result<u64> {
+    let datagram = [7; FLOODED];
+    let many = || [(&datagram[..], to); 64];
+    let start = Instant::now();
+    while start.elapsed() < BEFORE {
+        socket.send_many(many())?;
+    }
+    let (start, mut sent) = (Instant::now(), 0);
+    while start.elapsed() < MEASURED {
+        sent += socket.send_many(many())?;
+    }
+    Ok((sent as f64 / start.elapsed().as_secs_f64()) as u64)
 }
