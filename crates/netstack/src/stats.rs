@@ -93,7 +93,7 @@ pub struct PumpStats {
     pub unknown: u64,
     /// UDP datagrams that went into the log.
     pub datagrams: u64,
-    /// Frames that held several UDP datagrams.
+    /// Frames that the device had not divided, of several UDP datagrams.
     pub split: u64,
     /// UDP datagrams in them.
     pub pieces: u64,

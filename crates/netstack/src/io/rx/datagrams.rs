@@ -170,27 +170,19 @@ impl RxPump {
             self.stats.not_ours += 1;
             return;
         }
-        let merged = match frame.meta.gso {
-            None => None,
-            Some(gso) if gso.kind != GsoKind::Udp || gso.size == 0 => {
+        if let Some(gso) = frame.meta.gso {
+            let merged = Merged {
+                len: udp.payload_len,
+                size: gso.size,
+            };
+            if gso.kind != GsoKind::Udp || gso.size == 0 {
                 self.stats.malformed += 1;
                 return;
             }
             // What is no longer than one datagram is one.
-            Some(gso) => Some(Merged {
-                len: udp.payload_len,
-                size: gso.size,
-            })
-            .filter(|merged| merged.count() > 1),
-        };
-        if let Some(merged) = merged {
-            self.stats.split += 1;
-            self.stats.pieces += u64::from(merged.count());
-            self.stats.datagrams += u64::from(merged.count());
-            self.close_datagrams(now, log);
-            self.add_datagram(place, (batch, index), udp.payload_len);
-            self.datagrams.open.merged = Some(merged);
-            return self.close_datagrams(now, log);
+            if merged.count() > 1 {
+                return self.undivided(now, (place, merged), (batch, index), log);
+            }
         }
         self.stats.datagrams += 1;
         let open = &self.datagrams.open;
@@ -210,7 +202,26 @@ impl RxPump {
         self.add_datagram(place, (batch, index), udp.payload_len);
     }
 
-    /// Gathers a datagram, or several in one frame, with those that are gathered already.
+    /// Publishes the datagrams of a frame that the device did not divide, for the socket at `place`.
+    /// They share their request with no others.
+    fn undivided(
+        &mut self,
+        now: Instant,
+        (place, merged): (u32, Merged),
+        frame: (&Batch, usize),
+        log: &mut impl Log,
+    ) {
+        let count = u64::from(merged.count());
+        self.stats.split += 1;
+        self.stats.pieces += count;
+        self.stats.datagrams += count;
+        self.close_datagrams(now, log);
+        self.add_datagram(place, frame, merged.len);
+        self.datagrams.open.merged = Some(merged);
+        self.close_datagrams(now, log);
+    }
+
+    /// Gathers a frame's datagram, or several, with those that are gathered already.
     #[inline(always)]
     fn add_datagram(&mut self, place: u32, (batch, index): (&Batch, usize), len: u16) {
         let open = &mut self.datagrams.open;
