@@ -135,6 +135,7 @@ fn over_a_bad_wire_no_datagram_changes_and_the_replicas_agree() {
             };
             let config = HostConfig::new(variants[rng.below(5) as usize])
                 .limits(limits)
+                .divides(seed % 4 < 2)
                 .stalls(stalls)
                 .wires(bad.clone(), bad);
             net.add(config).unwrap()

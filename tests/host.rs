@@ -15,6 +15,9 @@
 //! - `services` runs on each kind of device, with and without mapped rings. `HOST_BYTES=1000000000`
 //!   makes its files longer.
 //!
+//! - `datagrams`: frames that hold many UDP datagrams, from the kernel and to it; with `--ignored`
+//!   how many leave in a second with such frames and without.
+//!
 //! - `deaths`: replicas are killed and replaced while bytes move. `HOST_BYTES` counts here, too;
 //!   `SOAK_SECONDS` is how long `iperf3` runs, and `SOAK_PERIOD` how many seconds lie between two
 //!   deaths: `.ci/soak` sets them to ten minutes and to ten seconds.
@@ -49,6 +52,8 @@
 
 #[path = "host/clients.rs"]
 mod clients;
+#[path = "host/datagrams.rs"]
+mod datagrams;
 #[path = "host/deaths.rs"]
 mod deaths;
 #[path = "host/fixture.rs"]
@@ -87,7 +92,8 @@ pub(crate) const LARGE: usize = 200_000_000;
 /// What this program does when a test starts it once more, by its first argument.
 type Peer = fn(&[String]) -> Result<(), Box<dyn Error + Send + Sync>>;
 
-const PEERS: [(&str, Peer); 4] = [
+const PEERS: [(&str, Peer); 5] = [
+    (datagrams::PEER, datagrams::peer),
     (libraries::PEER, libraries::peer),
     (signals::PEER, |words| Ok(signals::peer(words)?)),
     (floods::PEER, floods::peer),
@@ -226,6 +232,21 @@ fn main() -> ExitCode {
             figure(test()?);
             Ok(())
         });
+    }
+    for (name, device) in datagrams::TESTS {
+        let missing = needs.missing_for_ipv6(device);
+        let test = format!("datagrams::{name}::many_share_a_frame_both_ways");
+        trials.add(test, missing, move |figure| {
+            figure(datagrams::run(device)?);
+            Ok(())
+        });
+        let missing = needs.missing_for_ipv6(device);
+        let test = format!("datagrams::{name}::rate_in_frames_of_one_and_of_many");
+        let measured = trials.trial(test, missing, move |figure| {
+            figure(datagrams::measure(device)?);
+            Ok(())
+        });
+        trials.list.push(measured.with_ignored_flag(true));
     }
     for (name, what, test) in libraries::TESTS {
         let missing = needs
@@ -470,15 +491,24 @@ impl Trials {
         missing: Option<Result<Completion, Failed>>,
         test: impl FnOnce(&dyn Fn(String)) -> Result<(), Failed> + Send + 'static,
     ) {
+        let trial = self.trial(name, missing, test);
+        self.list.push(trial);
+    }
+
+    fn trial(
+        &self,
+        name: String,
+        missing: Option<Result<Completion, Failed>>,
+        test: impl FnOnce(&dyn Fn(String)) -> Result<(), Failed> + Send + 'static,
+    ) -> Trial {
         let figures = self.figures.clone();
-        let trial = Trial::ignorable_test(name.clone(), move || {
+        Trial::ignorable_test(name.clone(), move || {
             if let Some(missing) = missing {
                 return missing;
             }
             test(&|figure| figures.note(&name, &figure))?;
             Ok(Completion::Completed)
-        });
-        self.list.push(trial);
+        })
     }
 
     /// A test of a running server, which must still run without complaint when the test ends.

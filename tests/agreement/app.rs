@@ -293,15 +293,19 @@ impl Application {
         Ok(())
     }
 
-    /// Takes some datagrams, or sends one or two.
+    /// Takes some datagrams, or sends a few, often of one length.
     fn exchange(&mut self, rng: &mut Rng) {
         if rng.per_mille(500) {
             self.take_datagrams(1 + rng.index(4));
             return;
         }
-        for _ in 0..=rng.below(2) {
-            let bytes = vec![rng.next() as u8; rng.index(1_500)];
-            let remote = SocketAddr::new(family(self.seed).address(FAR), 700 + rng.below(2) as u16);
+        let (mut len, mut port) = (rng.index(1_500), 700);
+        for _ in 0..=rng.below(4) {
+            if rng.per_mille(300) {
+                (len, port) = (rng.index(1_500), 700 + rng.below(2) as u16);
+            }
+            let bytes = vec![rng.next() as u8; len];
+            let remote = SocketAddr::new(family(self.seed).address(FAR), port);
             // What finds no room is not sent.
             let _ = self.udp.try_send_to(&bytes, remote);
         }

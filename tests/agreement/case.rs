@@ -460,6 +460,13 @@ impl<T: FaultHooks> Case<'_, T> {
                 self.seen.datagrams = true;
                 self.seen.fragments |= plain[20] & 0x3f != 0 || plain[21] != 0;
             }
+            if is_datagram && let Some(gso) = meta.gso {
+                self.seen.gathered = true;
+                let packets = family.divide(&bytes, gso.size.into());
+                if packets.is_none_or(|packets| packets.len() < 2) {
+                    return Err(Failure::new("no device can divide this frame".into()));
+                }
+            }
             if is_datagram || protocol == Some(ICMP) {
                 // Nobody listens.
                 continue;

@@ -144,7 +144,7 @@ pub(crate) struct App {
 pub(crate) struct Device {
     /// Frames whose checksum it vouches for, per mille.
     pub(crate) vouches: u32,
-    /// Longest frame that it cuts into segments; 0: it does not.
+    /// Longest frame that it cuts into segments or datagrams; 0: it does not.
     pub(crate) cuts: usize,
     /// How often it has no room, per mille.
     pub(crate) busy: u32,

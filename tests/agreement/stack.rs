@@ -15,7 +15,9 @@ use super::plan::Plan;
 
 /// The device of a plan and its far side.
 pub(crate) fn device(plan: &Plan) -> (Box<dyn Device>, Script) {
-    let config = MemoryConfig::default().tso4_max_bytes(plan.device.cuts);
+    let config = MemoryConfig::default()
+        .tso4_max_bytes(plan.device.cuts)
+        .uso_max_bytes(plan.device.cuts);
     let (device, script) = scripted_with(config);
     (Box::new(device), script)
 }

@@ -28,6 +28,7 @@ pub(crate) struct Coverage {
     pub(crate) past_hole: bool,
     pub(crate) datagrams: bool,
     pub(crate) fragments: bool,
+    pub(crate) gathered: bool,
     pub(crate) queue_full: bool,
     pub(crate) network_error: bool,
     pub(crate) joined: bool,
@@ -46,7 +47,7 @@ pub(crate) struct Coverage {
 }
 
 impl Coverage {
-    pub(crate) const COUNT: usize = 34;
+    pub(crate) const COUNT: usize = 35;
 
     /// What there is to count, and whether a run must have it in one case of twenty.
     pub(crate) const NAMES: [(&'static str, bool); Coverage::COUNT] = [
@@ -69,6 +70,7 @@ impl Coverage {
         ("a frame sent past a hole", true),
         ("datagrams both ways", true),
         ("datagrams that left in fragments", true),
+        ("datagrams that left in one frame", true),
         ("a full queue of datagrams", true),
         ("an ICMP error", true),
         ("a worker that joined", true),
@@ -110,6 +112,7 @@ impl Coverage {
             self.past_hole,
             self.datagrams,
             self.fragments,
+            self.gathered,
             self.queue_full,
             self.network_error,
             self.joined,

@@ -347,6 +347,11 @@ pub struct Limits {
     pub udp_receive_buffer: u32,
     /// Datagrams of a UDP socket that are not sent yet, in bytes as above. Default 256 KiB.
     pub udp_send_buffer: u32,
+    /// Datagrams of a UDP socket that leave in one frame, at most, if the device divides such
+    /// frames; otherwise this is lowered to 1. They lie one behind the other, go to one
+    /// destination, and all have one length but the last, which may be shorter. 1 to 64, where 1
+    /// gives each datagram a frame of its own. Default 64.
+    pub datagrams_per_frame: u32,
     /// What connections do where the standards leave a choice. No bound, but replaying needs it,
     /// too.
     pub tcp: TcpPolicy,
@@ -387,6 +392,7 @@ impl Default for Limits {
             udp_sockets: 64,
             udp_receive_buffer: 1 << 18,
             udp_send_buffer: 1 << 18,
+            datagrams_per_frame: Self::MAX_DATAGRAMS_PER_FRAME,
             tcp: TcpPolicy::default(),
             #[cfg(feature = "testkit")]
             panics_ppm: 0,
@@ -401,6 +407,8 @@ impl Limits {
     pub const CONNECTION_PER_REPLICA: usize = 2048;
     /// What a 64 KB packet holds besides IPv4 and TCP headers.
     pub const MAX_FRAME_PAYLOAD: u32 = 65_535 - 60;
+    /// What Linux divided a frame into at most when it learned that for UDP.
+    pub const MAX_DATAGRAMS_PER_FRAME: u32 = 64;
     /// Bytes of IPv4 and TCP headers without options.
     pub const HEADERS: u16 = 40;
     /// Bytes of IPv6 and TCP headers without extension headers and options.
@@ -424,6 +432,7 @@ impl Limits {
         udp_sockets: u32;
         udp_receive_buffer: u32;
         udp_send_buffer: u32;
+        datagrams_per_frame: u32;
         tcp: TcpPolicy;
         #[cfg(feature = "testkit")]
         panics_ppm: u32;
@@ -491,6 +500,13 @@ impl Limits {
             0,
             1 << 16,
             "0 to 2^16",
+        )?;
+        within(
+            "datagrams_per_frame",
+            u64::from(self.datagrams_per_frame),
+            1,
+            u64::from(Self::MAX_DATAGRAMS_PER_FRAME),
+            "1 to 64, where 1 gives each datagram a frame of its own",
         )?;
         within("quantum", u64::from(self.quantum), 1, 1 << 20, "1 to 2^20")?;
         within(

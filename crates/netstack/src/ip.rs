@@ -13,6 +13,9 @@
 //! - Routers may fragment datagrams. There is no path MTU discovery for UDP (RFC 1191 leaves it to
 //!   the application): datagrams leave without the don't-fragment bit, those longer than the MTU as
 //!   fragments.
+//! - Datagrams that a device makes of one frame have identifications that it counts up from the
+//!   first one's. They may meet those of others to the same destination sooner than RFC 6864
+//!   section 4.3 allows. It shows only where a router cuts both, and UDP's checksum finds it.
 //! - An address is used at once. It is announced and defended (RFC 5227 sections 2.3 and 2.4 (c)),
 //!   but not probed for first (section 2.1), which would take seconds; and it is never given up.
 //! - A new link-layer address of a neighbour is believed once a second, and 10 times a second for

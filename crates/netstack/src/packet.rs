@@ -35,8 +35,8 @@ pub(crate) use ip::{
 };
 pub(crate) use ipv6::{ICMPV6, IPV6_MIN_MTU, Problem, is_ipv6};
 pub(crate) use udp::{
-    UDP_HEADER, Udp, UdpHeaders, emit_udp, set_udp_checksum, udp_checksummed, udp_datagram,
-    udp_piece,
+    Datagram, UDP_HEADER, Udp, UdpHeaders, emit_udp, set_udp_checksum, udp_checksummed,
+    udp_datagram,
 };
 
 /// Bytes of an Ethernet header.

@@ -96,12 +96,10 @@ pub struct PumpStats {
     pub unknown: u64,
     /// UDP datagrams that went into the log.
     pub datagrams: u64,
-    /// Frames that held several UDP datagrams.
+    /// Frames that the device had not divided, of several UDP datagrams.
     pub split: u64,
     /// UDP datagrams in them.
     pub pieces: u64,
-    /// ... for which the log had no room.
-    pub unsplit: u64,
     /// UDP datagrams for ports at which nobody is.
     pub no_port: u64,
     /// UDP datagrams of ours that were dropped because their next hop did not answer.
@@ -165,7 +163,6 @@ impl PumpStats {
             segments,
             datagrams,
             split,
-            unsplit,
             no_port,
             malformed,
             not_ours,
@@ -203,7 +200,7 @@ impl PumpStats {
         } = *self;
         let known = segments + datagrams + no_port + fragments + arp + echo + network_errors;
         let known = known + neighbor_messages + echo_replies;
-        known + split + unsplit + malformed + not_ours + martians + unknown
+        known + split + malformed + not_ours + martians + unknown
     }
 }
 
@@ -239,7 +236,7 @@ sums! {
         resets_withheld challenges_withheld opened closed ignored_errors time_wait_evicted panicked migrated_out migrated_in migration_declined
         dropped_while_migrating datagrams
         bad_datagrams no_socket queue_full sent_datagrams;
-    PumpStats: frames looped segments runs requests malformed not_ours martians unknown datagrams split pieces unsplit no_port
+    PumpStats: frames looped segments runs requests malformed not_ours martians unknown datagrams split pieces no_port
         unresolved fragments reassembled bad_fragments reports reports_limited arp conflicts neighbor_messages duplicate_addresses foreign echo echo_replies
         network_errors control_dropped log_full helped neighbor_moves_rejected deferred forwarded deferred_dropped rebalanced given_back;
     EffectStats: prepared stored_ahead deliveries delivered_bytes frames sent_bytes diverged stolen requests;

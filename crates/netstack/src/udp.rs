@@ -10,6 +10,7 @@
 //! numbered here and copied by the primary; ones to be sent are written by the application and
 //! found by the pump.
 
+pub(crate) mod gather;
 pub(crate) mod record;
 mod send;
 
@@ -20,7 +21,9 @@ use crate::config::Limits;
 use crate::ip::identification::Identifications;
 use crate::keys::Keys;
 use crate::log::effect::{Effect, EffectSink, FrameNumbers, Queue};
-use crate::log::request::{Body, ConnId, Digest, GroupIndex, Kind, Request, Verdict};
+use crate::log::request::{
+    Body, ConnId, Digest, GroupIndex, Kind, Lengths, Merged, Request, Verdict,
+};
 use crate::stats::StateStats;
 use send::Sends;
 
@@ -87,10 +90,14 @@ impl Sockets {
         verdict: Verdict,
         cx: &mut Cx<'_, S>,
     ) {
-        let (digest, Body::Datagrams { lens: all }) = (&request.digest, &request.body) else {
+        let (digest, Body::Datagrams { lengths }) = (&request.digest, &request.body) else {
             return;
         };
-        let count = u32::from(digest.count).min(all.len() as u32);
+        let lens = match lengths {
+            Lengths::Each(lens) => lens,
+            Lengths::Merged(merged) => return self.arrive_merged(digest, *merged, verdict, cx),
+        };
+        let count = u32::from(digest.count).min(lens.len() as u32);
         let good = verdict & digest.all_good();
         cx.stats.datagrams += u64::from(count);
         cx.stats.bad_datagrams += u64::from(count.saturating_sub(good.count_ones()));
@@ -101,7 +108,7 @@ impl Sockets {
         if digest.bits & Digest::PROGRESS != 0 {
             socket.read_low(digest.app_read);
         }
-        let lens = &all[..count as usize];
+        let lens = &lens[..count as usize];
         let has_more = digest.bits & Digest::INFO != 0;
         let offset = socket.queued;
         let take = match has_more {
@@ -112,7 +119,46 @@ impl Sockets {
             cx.out.push(Effect::Queue(Queue {
                 socket: socket.id,
                 take,
-                lens: *all,
+                lengths: *lengths,
+                offset,
+                end: socket.queued,
+                delivery: socket.delivery,
+                arrived: has_more.then_some(digest.now),
+            }));
+            socket.delivery += 1;
+        }
+    }
+
+    /// The same of datagrams in one frame, which has one checksum.
+    fn arrive_merged<S: EffectSink>(
+        &mut self,
+        digest: &Digest,
+        merged: Merged,
+        verdict: Verdict,
+        cx: &mut Cx<'_, S>,
+    ) {
+        let count = u64::from(merged.count());
+        cx.stats.datagrams += count;
+        if verdict & 1 == 0 {
+            cx.stats.bad_datagrams += count;
+            return;
+        }
+        let Some(socket) = self.get(digest.hint).filter(|socket| !socket.closing) else {
+            cx.stats.no_socket += count;
+            return;
+        };
+        if digest.bits & Digest::PROGRESS != 0 {
+            socket.read_low(digest.app_read);
+        }
+        let has_more = digest.bits & Digest::INFO != 0;
+        let offset = socket.queued;
+        let taken = socket.take_merged(merged, has_more, cx.limits);
+        cx.stats.queue_full += count - u64::from(taken.count());
+        if taken.len > 0 {
+            cx.out.push(Effect::Queue(Queue {
+                socket: socket.id,
+                take: 1,
+                lengths: Lengths::Merged(taken),
                 offset,
                 end: socket.queued,
                 delivery: socket.delivery,
@@ -246,6 +292,27 @@ impl Socket {
             }
         }
         take
+    }
+
+    /// Takes the first ones of merged datagrams into the queue, as many as there is room for, and
+    /// returns those.
+    fn take_merged(&mut self, merged: Merged, has_more: bool, limits: &Limits) -> Merged {
+        let more = if has_more { record::MORE as u64 } else { 0 };
+        let most = self.app_read + u64::from(limits.udp_receive_buffer);
+        let room = most.saturating_sub(self.queued);
+        let (whole, rest) = merged.split();
+        let each = record::len(merged.size) + more;
+        let fit = u64::from(whole).min(room / each);
+        self.queued += fit * each;
+        let last = record::len(rest) + more;
+        if fit == u64::from(whole) && rest > 0 && last <= room - fit * each {
+            self.queued += last;
+            return merged;
+        }
+        Merged {
+            len: fit as u16 * merged.size,
+            ..merged
+        }
     }
 
     /// Takes over the low half of the application's cursor.

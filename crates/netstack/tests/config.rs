@@ -32,6 +32,7 @@ fn limits_are_built_field_by_field() {
         .udp_sockets(10)
         .udp_receive_buffer(1 << 13)
         .udp_send_buffer(1 << 14)
+        .datagrams_per_frame(11)
         .tcp(
             TcpPolicy::default()
                 .congestion(CongestionControl::NewReno)
@@ -54,6 +55,7 @@ fn limits_are_built_field_by_field() {
         limits.udp_sockets,
         limits.udp_receive_buffer,
         limits.udp_send_buffer,
+        limits.datagrams_per_frame,
     ];
     let (powers, window) = ([11, 12, 13, 14].map(|power| 1 << power), 3 << 10);
     let [receive, send, udp_receive, udp_send] = powers;
@@ -73,11 +75,24 @@ fn limits_are_built_field_by_field() {
             9,
             10,
             udp_receive,
-            udp_send
+            udp_send,
+            11
         ]
     );
     assert_eq!(limits.tcp.congestion, CongestionControl::NewReno);
     assert_eq!(limits.tcp.ecn, Ecn::Request);
+}
+
+#[test]
+fn a_frame_has_up_to_64_datagrams() {
+    let check = |datagrams| Limits::default().datagrams_per_frame(datagrams).check();
+    assert_eq!((check(1), check(64)), (Ok(()), Ok(())));
+    for datagrams in [0, 65] {
+        let error = check(datagrams).expect_err("out of range").to_string();
+        let remedy = "1 to 64, where 1 gives each datagram a frame of its own";
+        assert!(error.contains("datagrams_per_frame"), "{error}");
+        assert!(error.contains(remedy), "{error}");
+    }
 }
 
 #[test]

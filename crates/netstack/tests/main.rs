@@ -21,6 +21,7 @@ mod late;
 mod local_ends;
 mod locked;
 mod loopback;
+mod merged;
 mod migration;
 mod multicast;
 mod packet_info;

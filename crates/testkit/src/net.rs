@@ -4,7 +4,8 @@ use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 use core::ops::ControlFlow;
 
-use dominoes_drivers::Frame;
+use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
+use dominoes_drivers::{Device, Frame};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{ConfigError, Ipv6Config, Limits, Replica, SocketError, Sockets};
@@ -12,7 +13,7 @@ use dominoes_netstack::{ConfigError, Ipv6Config, Limits, Replica, SocketError, S
 use crate::faults::FaultPlan;
 use crate::host::{Host, Stalls, Variant};
 use crate::link::{Link, LinkConfig, LinkStats};
-use crate::packet::{Family, v6_of};
+use crate::packet::{Family, on_wire, v6_of};
 use crate::rng::{Rng, mix};
 
 /// Rounds at one moment before the net counts as spinning.
@@ -38,6 +39,8 @@ pub struct HostConfig {
     /// Before so many turns of a group in a million, one of its connections is asked to go to
     /// another group.
     pub migrations_ppm: u32,
+    /// Whether its device completes checksums and divides frames of several datagrams. Default: no.
+    pub divides: bool,
     /// What its frames meet on their way to the switch. The seed comes from the net.
     pub up: LinkConfig,
     /// What frames for it meet on their way from the switch. The seed comes from the net.
@@ -55,6 +58,7 @@ impl HostConfig {
             fault_plan: FaultPlan::default(),
             groups: 1,
             migrations_ppm: 0,
+            divides: false,
             up: LinkConfig::default(),
             down: LinkConfig::default(),
         }
@@ -87,6 +91,12 @@ impl HostConfig {
     /// Sets [`groups`](Self::groups) and [`migrations_ppm`](Self::migrations_ppm).
     pub fn groups(mut self, groups: usize, moves_ppm: u32) -> Self {
         (self.groups, self.migrations_ppm) = (groups, moves_ppm);
+        self
+    }
+
+    /// Sets [`divides`](Self::divides).
+    pub fn divides(mut self, divides: bool) -> Self {
+        self.divides = divides;
         self
     }
 
@@ -281,9 +291,10 @@ impl Net {
             setup = setup.ipv6(alone.address(v6_of(bytes), 120));
         }
         let (variant, fault_plan, seed) = (config.variant, config.fault_plan, self.rng.next());
+        let device = host_device(&setup, config.divides);
         let mut hosts = match config.groups {
-            1 => vec![Host::with_fault_plan(variant, setup, fault_plan, seed)?],
-            groups => Host::several(variant, setup, fault_plan, groups, seed)?,
+            1 => vec![Host::over_device(variant, setup, fault_plan, device, seed)?],
+            groups => Host::several(variant, setup, fault_plan, device, groups, seed)?,
         };
         for host in &mut hosts {
             host.set_stalls(config.stalls);
@@ -379,7 +390,8 @@ impl Net {
                     done += 1;
                 }
                 done += station.turn(self.now, &mut self.rng);
-                for frame in station.hosts[0].take_sent() {
+                let sent = station.hosts[0].take_transmitted().into_iter();
+                for frame in sent.flat_map(|(frame, meta)| on_wire(frame, &meta)) {
                     if let Some(watcher) = &mut self.watcher {
                         watcher(self.now, HostId(index), &frame);
                     }
@@ -523,6 +535,16 @@ impl Net {
         }
         all
     }
+}
+
+/// The device of a host, which divides frames of several datagrams or not.
+fn host_device(setup: &Setup, divides: bool) -> (Box<dyn Device>, Script) {
+    let mac = Host::mac_of(setup.address);
+    let mtu = usize::from(setup.limits.mtu);
+    let longest = if divides { 65_549 } else { 0 };
+    let config = MemoryConfig::default().mtu(mtu).macs(mac, mac);
+    let (device, script) = scripted_with(config.uso_max_bytes(longest));
+    (Box::new(device), script)
 }
 
 fn span(at: Instant) -> core::time::Duration {

@@ -19,6 +19,7 @@ pub mod v6;
 
 use std::net::Ipv4Addr;
 
+use dominoes_drivers::{GsoKind, TxChecksum, TxMeta};
 use smoltcp::wire::{IpProtocol, checksum};
 
 pub use family::{Family, v6_of};
@@ -206,11 +207,7 @@ pub fn finish(frame: &mut [u8], right: Right) {
                     &frame[at..],
                 ),
             };
-            let checksum = match !sum {
-                0 if protocol == UDP => 0xffff,
-                checksum => checksum,
-            };
-            put(frame, at + field, checksum);
+            put(frame, at + field, completed(protocol, !sum));
         }
     }
     if right.network {
@@ -401,9 +398,44 @@ pub fn complete(frame: &mut [u8]) -> bool {
     if half(frame, field) != pseudo {
         return false;
     }
-    let sum = sum(&frame[LOWER..]);
-    put(frame, field, !sum);
+    let checksum = completed(frame[23], !sum(&frame[LOWER..]));
+    put(frame, field, checksum);
     true
+}
+
+/// A checksum as it is sent: with UDP 0 says that there is none (RFC 768).
+fn completed(protocol: u8, checksum: u16) -> u16 {
+    match checksum {
+        0 if protocol == UDP => 0xffff,
+        checksum => checksum,
+    }
+}
+
+/// What a card puts on the wire of a frame that it is handed: with whole checksums, and of datagrams
+/// that share a frame a packet each.
+///
+/// # Panics
+/// If the frame contradicts `meta`, or TCP is to be divided.
+pub fn on_wire(mut frame: Vec<u8>, meta: &TxMeta) -> Vec<Vec<u8>> {
+    if meta.checksum == TxChecksum::Done {
+        return vec![frame];
+    }
+    let family = match frame[12..14] {
+        [0x86, 0xdd] => Family::V6,
+        _ => Family::V4,
+    };
+    match meta.gso {
+        None => {
+            assert!(family.complete(&mut frame), "no partial checksum");
+            vec![frame]
+        }
+        Some(gso) => {
+            assert_eq!(gso.kind, GsoKind::Udp);
+            assert_eq!(usize::from(gso.header_len), family.lower() + 8);
+            let packets = family.divide(&frame, gso.size.into());
+            packets.expect("a partial checksum")
+        }
+    }
 }
 
 /// Takes back the checksum of a TCP or UDP frame, as a sender on the same machine leaves it: the sum
@@ -524,6 +556,24 @@ mod tests {
             assert!(complete(&mut frame));
             assert_eq!(frame, whole);
             assert!(!complete(&mut frame), "it is not partial any more");
+        }
+    }
+
+    #[test]
+    fn datagrams_of_one_frame_become_packets_of_their_own() {
+        for family in Family::ALL {
+            let mut frame = family.write(&udp(PATH, (5, 9), b"hello, you")).unwrap();
+            assert_eq!(family.divide(&frame, 4), None);
+            family.leave_partial(&mut frame);
+            let packets = family.divide(&frame, 4).unwrap();
+            let own = [(1, &b"hell"[..]), (2, b"o, y"), (3, b"ou")];
+            let own = own.map(|(ident, text)| {
+                let mut packet = udp(PATH, (5, 9), text);
+                put(&mut packet, 18, ident);
+                finish(&mut packet, Right::ALL);
+                family.write(&packet).unwrap()
+            });
+            assert_eq!(packets, own);
         }
     }
 

@@ -20,7 +20,8 @@ use crate::ip::route::{MAX_ADDRESSES, Route, Site, may_be_ours_v4};
 use crate::ip::v6::{Ipv6Config, may_be_ours};
 use crate::keys::Keys;
 use crate::log::request::GroupIndex;
-use crate::packet::{IPV6_MIN_MTU, MAX_HEADERS};
+use crate::packet::{ETHERNET_HEADER, IPV6_MIN_MTU, MAX_HEADERS};
+use crate::udp::gather::FrameBounds;
 
 /// What a stack is made of, in every variant.
 ///
@@ -295,6 +296,17 @@ impl Setup {
             .frame_payload
             .min(u32::try_from(cut).unwrap_or(u32::MAX));
         limits.check()?;
+        let divided = caps.uso_max_bytes.saturating_sub(ETHERNET_HEADER);
+        if !caps.tx_checksum || divided < usize::from(limits.mtu) {
+            limits.datagrams_per_frame = 1;
+        }
+        let frame_bounds = match limits.datagrams_per_frame {
+            1 => FrameBounds::NONE,
+            datagrams => FrameBounds {
+                datagrams: datagrams as u16,
+                packet_len: u16::try_from(divided).unwrap_or(u16::MAX),
+            },
+        };
         if ipv6.is_some() && limits.mtu < IPV6_MIN_MTU {
             return Err(ConfigError::OutOfRange {
                 field: "mtu",
@@ -328,6 +340,7 @@ impl Setup {
             }
         }
         let slot_len = MAX_HEADERS + usize::from(limits.mss()).max(limits.frame_payload as usize);
+        let slot_len = slot_len.max(ETHERNET_HEADER + usize::from(frame_bounds.packet_len));
         let mac = device.mac();
         // The first of several groups keeps our addresses.
         let filter = device.address_filter().filter(|_| self.group.is_first());
@@ -353,6 +366,7 @@ impl Setup {
             world.workers = workers;
         }
         world.streams.inline = inline;
+        world.frame_bounds = frame_bounds;
         world.keys = Keys::new(self.secret);
         world.salt = self.salt;
         world.filter = filter;

@@ -41,6 +41,7 @@ use crate::packet::flow::{Address, Binding, Endpoint, Families};
 use crate::state::apply::Replica;
 use crate::state::demux::Grouping;
 use crate::stats::StackStats;
+use crate::udp::gather::FrameBounds;
 
 /// We have several addresses of IPv4.
 const SEVERAL_V4: u64 = 1 << 63;
@@ -353,6 +354,8 @@ pub(crate) struct World {
     pub(crate) filter: Option<Arc<dyn AddressFilter>>,
     /// Whether the device finishes partial checksums.
     pub(crate) tx_checksum: bool,
+    /// What it divides into datagrams.
+    pub(crate) frame_bounds: FrameBounds,
     pub(crate) streams: Streams,
     /// The rings of UDP sockets.
     pub(crate) queues: Queues,
@@ -511,6 +514,7 @@ impl World {
             salt: 0,
             filter: None,
             tx_checksum,
+            frame_bounds: FrameBounds::NONE,
             streams: Streams::of_group(&limits, row, group),
             queues: Queues::new(&limits, delivery_slots),
             tx,

@@ -45,6 +45,11 @@ impl Cut {
         }
     }
 
+    /// Payload bytes of a packet that is whole, at most.
+    pub(crate) const fn longest_whole(self) -> u16 {
+        self.mtu - self.whole
+    }
+
     /// Payload bytes of every piece but the last.
     const fn step(self) -> u32 {
         ((self.mtu - self.piece) & !7) as u32

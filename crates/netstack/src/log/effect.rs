@@ -6,9 +6,7 @@
 use crate::config::{Limits, tx_chunk};
 use crate::ip::identification::Sequence;
 use crate::ip::rate_limit::RateLimit;
-use crate::log::request::{
-    ConnId, Endpoint, Flags, Flow, MAX_DATAGRAMS, Mac, Sack, SynOptions, words,
-};
+use crate::log::request::{ConnId, Endpoint, Flags, Flow, Lengths, Mac, Sack, SynOptions, words};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
@@ -188,10 +186,11 @@ impl SerializedPart {
 pub struct Queue {
     /// The socket.
     pub socket: ConnId,
-    /// Which datagrams of the run, a bit each.
+    /// Which frames of the run, a bit each.
     pub take: u16,
-    /// Payload bytes of each datagram of the run.
-    pub lens: [u16; MAX_DATAGRAMS],
+    /// How long the datagrams of the run are. Of merged ones these are only those that fit, the
+    /// first ones of their frame.
+    pub lengths: Lengths,
     /// Where the first record goes: bytes since the socket began.
     pub offset: u64,
     /// Where the last record ends.
@@ -202,8 +201,8 @@ pub struct Queue {
     pub arrived: Option<Instant>,
 }
 
-/// Frames `first_frame .. first_frame + count` of the group: datagrams to one destination, or
-/// fragments of one.
+/// Frames `first_frame .. first_frame + count` of the group: datagrams to one destination, one
+/// frame of several, or fragments of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SendDatagrams {
     /// Whose send ring holds them.
@@ -224,8 +223,8 @@ pub struct SendDatagrams {
     pub ttl: u8,
     /// DSCP and ECN.
     pub tos: u8,
-    /// Payload bytes of each datagram.
-    pub lens: [u16; MAX_DATAGRAMS],
+    /// How long the datagrams are.
+    pub lengths: Lengths,
     /// Where the first one's record begins in the send ring.
     pub offset: u64,
     /// Identifications, of the first one on.

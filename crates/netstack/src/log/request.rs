@@ -15,7 +15,7 @@ use crate::time::Instant;
 
 /// At most this many segments share one request; one verdict bit belongs to each.
 pub const MAX_RUN: usize = 60;
-/// The most datagrams that share a request.
+/// The most datagrams that share a request and have a frame each.
 pub const MAX_DATAGRAMS: usize = 16;
 /// Which segments of a run, or datagrams of a request, have right checksums: a bit each, the lowest
 /// for the first.
@@ -487,10 +487,10 @@ pub enum Body {
         /// What is wrong.
         what: NetworkError,
     },
-    /// UDP datagrams that arrived for one socket.
+    /// UDP datagrams that arrived for one socket, in as many frames as the digest counts.
     Datagrams {
-        /// Payload bytes of each, as many as the digest counts.
-        lens: [u16; MAX_DATAGRAMS],
+        /// How long they are.
+        lengths: Lengths,
     },
     /// A UDP socket begins. The entry of a former one is free.
     Bind {
@@ -504,8 +504,8 @@ pub enum Body {
         /// The socket.
         socket: ConnId,
     },
-    /// UDP datagrams to one destination, as many as the digest counts. None: the send ring below
-    /// `offset` is not needed any more.
+    /// UDP datagrams to one destination: as many as the digest counts, or those of one frame. None:
+    /// the send ring below `offset` is not needed any more.
     Sends {
         /// The socket.
         socket: ConnId,
@@ -519,8 +519,8 @@ pub enum Body {
         mtu: u16,
         /// Where the first record begins in the send ring.
         offset: u64,
-        /// Payload bytes of each.
-        lens: [u16; MAX_DATAGRAMS],
+        /// How long they are.
+        lengths: Lengths,
         /// Time to live.
         ttl: u8,
         /// DSCP and ECN.
@@ -540,6 +540,47 @@ pub enum Body {
         /// What it is.
         new: Mac,
     },
+}
+
+/// How long the datagrams are that share a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+pub enum Lengths {
+    /// Payload bytes of each. Every one has a frame of its own.
+    Each([u16; MAX_DATAGRAMS]),
+    /// One frame holds all of them.
+    Merged(Merged),
+}
+
+/// Datagrams of one flow that lie one behind the other in a single frame. All are equally long but
+/// the last, which may be shorter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+pub struct Merged {
+    /// Payload bytes of all of them.
+    pub len: u16,
+    /// Payload bytes of each but the last; of none, if this is 0.
+    pub size: u16,
+}
+
+impl Merged {
+    /// How many they are.
+    #[inline]
+    pub const fn count(self) -> u16 {
+        match self.size {
+            0 => 0,
+            size => self.len.div_ceil(size),
+        }
+    }
+
+    /// How many have `size` bytes, and how many bytes are left for a shorter one.
+    #[inline]
+    pub const fn split(self) -> (u16, u16) {
+        match self.size {
+            0 => (0, 0),
+            size => (self.len / size, self.len % size),
+        }
+    }
 }
 
 /// How requests carry what is longer than they are.
@@ -842,6 +883,16 @@ mod tests {
         assert_eq!(seen(0b1111), all);
         assert_eq!(seen(0b1010), [all[1], all[3]]);
         assert_eq!(seen(0), []);
+    }
+
+    #[test]
+    fn merged_datagrams_are_equally_long_but_the_last() {
+        let merged = |len, size| Merged { len, size };
+        let of = |merged: Merged| (merged.count(), merged.split());
+        assert_eq!(of(merged(300, 100)), (3, (3, 0)));
+        assert_eq!(of(merged(301, 100)), (4, (3, 1)));
+        assert_eq!(of(merged(u16::MAX, 1)), (u16::MAX, (u16::MAX, 0)));
+        assert_eq!(of(merged(7, 0)), (0, (0, 0)));
     }
 
     #[test]

@@ -1,10 +1,8 @@
 //! UDP headers (RFC 768).
 
-use core::ops::Range;
-
 use smoltcp::wire as sw;
 
-use super::ip::{IP_HEADERS, UDP, set_piece};
+use super::ip::{IP_HEADERS, UDP};
 use super::ipv6;
 use crate::packet::flow::{Address, Endpoint};
 use crate::packet::{ETHERNET_HEADER, Malformed, Packet};
@@ -149,26 +147,6 @@ pub(crate) fn udp_checksummed(frame: &[u8]) -> Option<Option<(Address, Address, 
     Some(Some((src, dst, &frame[at..end])))
 }
 
-/// A frame like this one with a part of the payload, and no checksum. `None` if there is no such
-/// part.
-pub(crate) fn udp_piece(frame: &[u8], part: Range<usize>) -> Option<Vec<u8>> {
-    let (at, end) = extent(frame)?;
-    let head = at + UDP_HEADER;
-    let payload = frame.get(head..end)?.get(part)?;
-    let mut piece = [&frame[..head], payload].concat();
-    let len = (UDP_HEADER + payload.len()) as u16;
-    piece[at + 4..at + 6].copy_from_slice(&len.to_be_bytes());
-    piece[at + 6..at + 8].fill(0);
-    if ipv6::is_ipv6(frame) {
-        let payload_len = (piece.len() - ipv6::IPV6_HEADERS) as u16;
-        piece[18..20].copy_from_slice(&payload_len.to_be_bytes());
-        return Some(piece);
-    }
-    let total_len = (piece.len() - ETHERNET_HEADER) as u16;
-    set_piece(&mut piece, total_len, 0, false, false);
-    Some(piece)
-}
-
 /// What the UDP header of an outgoing datagram says.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UdpHeaders {
@@ -243,18 +221,6 @@ mod tests {
         assert_eq!(datagram.source, Endpoint::new([10, 0, 0, 2].into(), 5));
         assert_eq!((datagram.tos, datagram.ttl), (1, 64));
         assert_eq!(udp_checksummed(&frame), Some(None));
-    }
-
-    #[test]
-    fn a_part_of_a_datagram_is_a_datagram() {
-        let frame = frame(b"hello, world");
-        let piece = udp_piece(&frame, 7..12).expect("it is there");
-        let Ok(Packet::Udp(udp)) = parse(&piece) else {
-            panic!("not UDP")
-        };
-        assert_eq!(udp.payload_len, 5);
-        assert_eq!(udp_datagram(&piece).map(|d| d.payload), Some(&b"world"[..]));
-        assert_eq!(udp_piece(&frame, 7..13), None);
     }
 
     #[test]

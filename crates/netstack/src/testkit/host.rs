@@ -7,8 +7,8 @@ use core::net::IpAddr;
 use core::ops::RangeInclusive;
 
 use dominoes::Mismatch;
-use dominoes_drivers::Device;
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
+use dominoes_drivers::{Device, TxMeta};
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -154,8 +154,8 @@ pub struct Stalls {
 
 /// A stack whose time, frames and order of steps are in the caller's hands.
 ///
-/// The device takes every frame and has no offloads; its Ethernet address is 02:00 followed by the
-/// IP address.
+/// Unless it is given another one, its device takes every frame and has no offloads; the Ethernet
+/// address is 02:00 followed by the IP address.
 pub struct Host {
     variant: Variant,
     engine: Engine,
@@ -189,14 +189,6 @@ pub struct Host {
     is_disturbed: bool,
     /// Before when nothing is to be done unless something comes from outside.
     quiet_until: Cell<Instant>,
-}
-
-fn device_for(setup: &Setup) -> (Box<dyn Device>, Script) {
-    let mac = Host::mac_of(setup.address);
-    let mtu = usize::from(setup.limits.mtu);
-    let config = MemoryConfig::default().mtu(mtu).macs(mac, mac);
-    let (device, script) = scripted_with(config);
-    (Box::new(device), script)
 }
 
 enum Engine {
@@ -243,21 +235,26 @@ impl Host {
     /// # Errors
     /// If a setting is out of its range.
     pub fn new(variant: Variant, setup: Setup, seed: u64) -> Result<Host, ConfigError> {
-        Self::with_fault_plan(variant, setup, FaultPlan::default(), seed)
+        let mac = Host::mac_of(setup.address);
+        let mtu = usize::from(setup.limits.mtu);
+        let config = MemoryConfig::default().mtu(mtu).macs(mac, mac);
+        let (device, script) = scripted_with(config);
+        let device = (Box::new(device) as Box<dyn Device>, script);
+        Self::over_device(variant, setup, FaultPlan::default(), device, seed)
     }
 
-    /// The same; workers join, leave and fail as `fault_plan` says.
+    /// The same over a device of the caller's; workers join, leave and fail as `fault_plan` says.
     ///
     /// # Errors
     /// If a setting is out of its range.
-    pub fn with_fault_plan(
+    pub fn over_device(
         variant: Variant,
         setup: Setup,
         fault_plan: FaultPlan,
+        device: (Box<dyn Device>, Script),
         seed: u64,
     ) -> Result<Host, ConfigError> {
-        let (device, script) = device_for(&setup);
-        Self::over(variant, setup, fault_plan, (device, script), seed, seed)
+        Self::over(variant, setup, fault_plan, device, seed, seed)
     }
 
     /// A stack of several groups, each driven by itself; frames go in and out at any of them. The
@@ -269,10 +266,10 @@ impl Host {
         variant: Variant,
         setup: Setup,
         fault_plan: FaultPlan,
+        (device, script): (Box<dyn Device>, Script),
         groups: usize,
         seed: u64,
     ) -> Result<Vec<Host>, ConfigError> {
-        let (device, script) = device_for(&setup);
         let parts = groups::divide(setup, groups, device, groups::INBOX)?;
         let mut seeds = Rng::new(seed);
         let hosts = parts.into_iter().map(|(setup, part)| {
@@ -424,8 +421,13 @@ impl Host {
 
     /// What was sent since the last call, in order.
     pub fn take_sent(&self) -> Vec<Vec<u8>> {
-        let sent = self.script.take_sent();
-        sent.into_iter().map(|(frame, _)| frame).collect()
+        let sent = self.take_transmitted().into_iter();
+        sent.map(|(frame, _)| frame).collect()
+    }
+
+    /// The same, and what the device is to do with each.
+    pub fn take_transmitted(&self) -> Vec<(Vec<u8>, TxMeta)> {
+        self.script.take_sent()
     }
 
     /// The device takes so many more frames and is then busy; `None`: no limit.

@@ -10,7 +10,7 @@
 //! of its packet. An IPv4 address stands as its IPv4-mapped one. Everything is in network order; a record takes a multiple of [`HEADER`], so no
 //! header wraps around the ring's end.
 
-use crate::log::request::{Address, Endpoint};
+use crate::log::request::{Address, Endpoint, Lengths};
 use crate::time::Instant;
 
 /// Bytes of a header, and what records are padded to.
@@ -23,6 +23,18 @@ pub(crate) const MAX_PAYLOAD: usize = 65_535 - 20 - 8;
 #[inline]
 pub(crate) const fn len(payload: u16) -> u64 {
     (HEADER + payload as usize).next_multiple_of(HEADER) as u64
+}
+
+/// Bytes that datagrams of such lengths take: the first `count`, or all that are merged.
+pub(crate) fn total(lengths: &Lengths, count: usize) -> u64 {
+    match lengths {
+        Lengths::Each(lens) => lens.iter().take(count).map(|len| self::len(*len)).sum(),
+        Lengths::Merged(merged) => {
+            let (whole, rest) = merged.split();
+            let last = if rest > 0 { len(rest) } else { 0 };
+            u64::from(whole) * len(merged.size) + last
+        }
+    }
 }
 
 /// Bytes of what a socket may ask for besides, behind the header.

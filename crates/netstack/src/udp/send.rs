@@ -7,7 +7,7 @@ use crate::config::Limits;
 use crate::ip::fragment::Cut;
 use crate::ip::identification::Sequence;
 use crate::log::effect::{Effect, EffectSink, FrameNumbers, SendDatagrams};
-use crate::log::request::{Address, Body, ConnId, Endpoint, MAX_DATAGRAMS, Mac, Request};
+use crate::log::request::{Address, Body, ConnId, Endpoint, Lengths, MAX_DATAGRAMS, Mac, Request};
 
 /// UDP's number among the protocols of IPv4.
 const PROTOCOL: u8 = 17;
@@ -22,8 +22,9 @@ pub(super) struct Sends {
     mtu: u16,
     ttl: u8,
     tos: u8,
-    /// Payload bytes of each.
-    lens: [u16; MAX_DATAGRAMS],
+    /// How long they are.
+    lengths: Lengths,
+    /// How many; of merged ones, 1.
     count: u8,
     /// The next one to get its frames.
     next: u8,
@@ -36,47 +37,68 @@ pub(super) struct Sends {
 }
 
 impl Sends {
-    /// Of what is left, what one effect may name: datagrams that fit a packet each, or fragments of
-    /// one that does not. At most `room` frames, at least one.
+    /// Of what is left, what one effect may name: datagrams that fit a packet each, fragments of
+    /// one that does not, or a frame of several. At most `room` frames, at least one.
     fn take(&mut self, socket: ConnId, port: u16, room: u64) -> SendDatagrams {
-        let next = usize::from(self.next);
-        let cut = Cut::new(self.remote.address, self.mtu);
-        let frames_of = |len: u16| cut.count(8 + u32::from(len));
-        let room = room.clamp(1, u64::from(u32::MAX)) as u32;
-        let left = &self.lens[next..usize::from(self.count)];
-        let cut = left.first().is_some_and(|len| frames_of(*len) > 1);
-        let mut lens = [0; MAX_DATAGRAMS];
-        let count = if cut {
-            lens[0] = left[0];
-            room.min(frames_of(left[0]) - self.fragments)
-        } else {
-            let uncut = left.iter().take_while(|len| frames_of(**len) == 1).count();
-            let count = uncut.min(room as usize);
-            lens[..count].copy_from_slice(&left[..count]);
-            count as u32
-        };
         let taken = SendDatagrams {
             socket,
             first_frame: 0,
-            count,
+            count: 1,
             local: Endpoint::new(self.source, port),
             remote: self.remote,
             mac: self.mac,
             mtu: self.mtu,
             ttl: self.ttl,
             tos: self.tos,
-            lens,
+            lengths: self.lengths,
             offset: self.offset,
             idents: self.idents,
-            fragment: cut.then_some(self.fragments),
+            fragment: None,
         };
+        match self.lengths {
+            Lengths::Each(lens) => self.take_each(&lens, taken, room),
+            Lengths::Merged(merged) => {
+                self.next = self.count;
+                self.offset += record::total(&self.lengths, 1);
+                self.idents.skip(merged.count());
+                taken
+            }
+        }
+    }
+
+    /// The same of those that have frames of their own.
+    fn take_each(
+        &mut self,
+        lens: &[u16; MAX_DATAGRAMS],
+        mut taken: SendDatagrams,
+        room: u64,
+    ) -> SendDatagrams {
+        let next = usize::from(self.next);
+        let cut = Cut::new(self.remote.address, self.mtu);
+        let frames_of = |len: u16| cut.count(8 + u32::from(len));
+        let room = room.clamp(1, u64::from(u32::MAX)) as u32;
+        let left = &lens[next..usize::from(self.count)];
+        let cut = left.first().is_some_and(|len| frames_of(*len) > 1);
+        let mut own = [0; MAX_DATAGRAMS];
+        let count = if cut {
+            own[0] = left[0];
+            room.min(frames_of(left[0]) - self.fragments)
+        } else {
+            let uncut = left.iter().take_while(|len| frames_of(**len) == 1).count();
+            let count = uncut.min(room as usize);
+            own[..count].copy_from_slice(&left[..count]);
+            count as u32
+        };
+        taken.count = count;
+        taken.lengths = Lengths::Each(own);
+        taken.fragment = cut.then_some(self.fragments);
         if cut && self.fragments + count < frames_of(left[0]) {
             self.fragments += count;
             return taken;
         }
         self.fragments = 0;
         let done = if cut { 1 } else { count as usize };
-        for len in &self.lens[next..next + done] {
+        for len in &lens[next..next + done] {
             self.offset += record::len(*len);
         }
         self.next += done as u8;
@@ -85,7 +107,13 @@ impl Sends {
     }
 
     pub(super) fn words(&self) -> [u64; 7] {
-        let lens = self.lens.iter().fold(0, |h, len| mix(h ^ u64::from(*len)));
+        let lens = match &self.lengths {
+            Lengths::Each(lens) => lens.iter().fold(0, |h, len| mix(h ^ u64::from(*len))),
+            Lengths::Merged(merged) => {
+                let words = [merged.len, merged.size].map(u64::from);
+                words.iter().fold(1, |h, word| mix(h ^ word))
+            }
+        };
         let addresses = [self.source, self.remote.address].map(Address::words);
         let addresses = addresses.as_flattened().iter();
         let addresses = addresses.fold(0, |h, word| mix(h ^ word));
@@ -118,18 +146,24 @@ impl Sockets {
             mac,
             mtu,
             offset,
-            lens,
+            lengths,
             ttl,
             tos,
         } = request.body
         else {
             return;
         };
-        let count = request.digest.count.min(MAX_DATAGRAMS as u8);
+        let (count, datagrams) = match lengths {
+            Lengths::Each(_) => {
+                let count = request.digest.count.min(MAX_DATAGRAMS as u8);
+                (count, count.into())
+            }
+            Lengths::Merged(merged) => (1, merged.count()),
+        };
         if self.get(id).is_none() {
             return;
         }
-        let idents = self.idents.take(remote.address, PROTOCOL, u16::from(count));
+        let idents = self.idents.take(remote.address, PROTOCOL, datagrams);
         let Some(socket) = self.get(id) else { return };
         socket.sends.push_back(Sends {
             source,
@@ -138,14 +172,14 @@ impl Sockets {
             mtu,
             ttl,
             tos,
-            lens,
+            lengths,
             count,
             next: 0,
             fragments: 0,
             idents,
             offset,
         });
-        cx.stats.sent_datagrams += u64::from(count);
+        cx.stats.sent_datagrams += u64::from(datagrams);
         self.turn(id, cx);
     }
 

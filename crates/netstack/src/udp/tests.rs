@@ -1,7 +1,7 @@
 use super::*;
 use crate::log::effect::SendDatagrams;
 use crate::log::request::{Address, Endpoint};
-use crate::log::request::{MAX_DATAGRAMS, Mac, Verdict};
+use crate::log::request::{Lengths, MAX_DATAGRAMS, Mac, Merged, Verdict};
 use crate::time::Instant;
 
 const ID: ConnId = ConnId {
@@ -67,7 +67,21 @@ impl Fixture {
         digest.bits = Digest::PROGRESS;
         let mut all = [0; MAX_DATAGRAMS];
         all[..lens.len()].copy_from_slice(lens);
-        let body = Body::Datagrams { lens: all };
+        self.arrive_as(digest, Lengths::Each(all), verdict)
+    }
+
+    /// So many payload bytes in one frame, cut every `size` bytes.
+    fn arrive_merged(&mut self, (len, size): (u16, u16), bits: u8, app_read: u64) -> Option<Queue> {
+        let mut digest = Digest::bare(Kind::Datagrams, Instant::ZERO, 0);
+        digest.hint = ID;
+        digest.count = 1;
+        digest.app_read = app_read as u32;
+        digest.bits = Digest::PROGRESS | bits;
+        self.arrive_as(digest, Lengths::Merged(Merged { len, size }), 1)
+    }
+
+    fn arrive_as(&mut self, digest: Digest, lengths: Lengths, verdict: Verdict) -> Option<Queue> {
+        let body = Body::Datagrams { lengths };
         let request = Request { digest, body };
         match *self.with(|sockets, cx| sockets.arrive(&request, verdict, cx)) {
             [] => None,
@@ -79,6 +93,10 @@ impl Fixture {
     fn send(&mut self, offset: u64, lens: &[u16]) -> Vec<SendDatagrams> {
         let mut all = [0; MAX_DATAGRAMS];
         all[..lens.len()].copy_from_slice(lens);
+        self.send_as(offset, Lengths::Each(all), lens.len() as u8)
+    }
+
+    fn send_as(&mut self, offset: u64, lengths: Lengths, count: u8) -> Vec<SendDatagrams> {
         let body = Body::Sends {
             socket: ID,
             source: Address::ipv4(10, 0, 0, 1),
@@ -86,12 +104,12 @@ impl Fixture {
             mac: Mac([2; 6]),
             mtu: Limits::default().mtu,
             offset,
-            lens: all,
+            lengths,
             ttl: 64,
             tos: 0,
         };
         let mut request = Request::command(Instant::ZERO, 0, body);
-        request.digest.count = lens.len() as u8;
+        request.digest.count = count;
         sends(self.with(|sockets, cx| assert!(sockets.command(&request, cx))))
     }
 
@@ -140,6 +158,30 @@ fn what_does_not_fit_is_dropped_and_counted_until_the_application_reads() {
     );
     // A cursor that was overtaken moves nothing back.
     assert_eq!(fixture.arrive(&[448], 1, 0).unwrap().end, 1024 + 32 + 480);
+}
+
+#[test]
+fn of_merged_datagrams_the_first_ones_are_queued_as_far_as_there_is_room() {
+    let merged = |len, size| Lengths::Merged(Merged { len, size });
+    let mut fixture = Fixture::new();
+    // 128 bytes each, and 64 for the last.
+    let all = fixture.arrive_merged((220, 96), 0, 0).unwrap();
+    assert_eq!((all.take, all.offset, all.end), (1, 0, 128 + 128 + 64));
+    assert_eq!(all.lengths, merged(220, 96));
+    // Of 704 bytes, five take 640, and there is room for a shorter one, but not out of turn.
+    let some = fixture.arrive_merged((6 * 96 + 1, 96), 0, 0).unwrap();
+    assert_eq!((some.lengths, some.end), (merged(5 * 96, 96), 320 + 640));
+    assert_eq!((some.delivery, fixture.stats.queue_full), (1, 2));
+    assert_eq!(fixture.arrive_merged((192, 96), 0, 0), None);
+    assert_eq!(fixture.stats.queue_full, 4);
+    // With what the socket asked for besides, 160 bytes each.
+    let next = fixture.arrive_merged((192, 96), Digest::INFO, 960).unwrap();
+    assert_eq!((next.end, next.delivery), (960 + 320, 2));
+    assert!(next.arrived.is_some());
+    // Lengths of which no pump says that they are there.
+    assert_eq!(fixture.arrive_merged((0, 96), 0, 960), None);
+    assert_eq!(fixture.arrive_merged((96, 0), 0, 960), None);
+    assert_eq!(fixture.stats.datagrams, 3 + 7 + 2 + 2);
 }
 
 #[test]
@@ -202,6 +244,24 @@ fn a_long_datagram_gets_a_frame_for_each_fragment_as_far_as_there_is_room() {
 }
 
 #[test]
+fn merged_datagrams_get_one_frame_and_an_identification_each() {
+    let mut fixture = Fixture::new();
+    let merged = Merged {
+        len: 3 * 100 + 7,
+        size: 100,
+    };
+    let first = fixture.send_as(0, Lengths::Merged(merged), 1);
+    assert_eq!((first.len(), first[0].count), (1, 1));
+    assert_eq!(first[0].lengths, Lengths::Merged(merged));
+    assert_eq!(fixture.stats.sent_datagrams, 4);
+    let next = fixture.send(512, &[1]);
+    assert_eq!(next[0].first_frame, 1);
+    assert_eq!(next[0].idents.nth(0), first[0].idents.nth(4));
+    let upto = 3 * record::len(100) + record::len(7);
+    assert_eq!(fixture.sent(1), [Effect::Sent { socket: ID, upto }]);
+}
+
+#[test]
 fn a_closing_socket_is_gone_when_everything_is_sent() {
     let mut fixture = Fixture::new();
     fixture.send(0, &[1; 8]);
@@ -222,7 +282,7 @@ fn a_skipped_part_of_the_ring_returns_at_once() {
         mac: Mac::default(),
         mtu: 1500,
         offset: 64,
-        lens: [0; MAX_DATAGRAMS],
+        lengths: Lengths::Each([0; MAX_DATAGRAMS]),
         ttl: 0,
         tos: 0,
     };

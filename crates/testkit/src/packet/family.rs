@@ -12,7 +12,7 @@ use smoltcp::wire::checksum;
 use super::v6::{self, ICMPV6, Packet, group_mac, solicited_node};
 use super::{
     Address, ETHERNET, EVERY_MAC, EVERYBODY, ICMP, LOWER, Mac, Path, Right, TCP, UDP, address, arp,
-    half, headers, put, sum, word,
+    completed, half, headers, put, sum, word,
 };
 
 /// The group of all nodes of a link (RFC 4291 section 2.7.1).
@@ -81,8 +81,8 @@ impl Family {
         if half(frame, field) != pseudo {
             return false;
         }
-        let sum = sum(&frame[v6::LOWER..]);
-        put(frame, field, !sum);
+        let checksum = completed(frame[20], !sum(&frame[v6::LOWER..]));
+        put(frame, field, checksum);
         true
     }
 
@@ -96,6 +96,29 @@ impl Family {
         }
         let (field, pseudo) = partial_v6(frame);
         put(frame, field, pseudo);
+    }
+
+    /// The packets that a device makes of a UDP frame of this family that it is asked to divide:
+    /// `size` payload bytes each but the last. `None` if its checksum is not that of the
+    /// pseudo-header.
+    ///
+    /// # Panics
+    /// If the frame is shorter than its headers, or `size` is 0.
+    pub fn divide(self, frame: &[u8], size: usize) -> Option<Vec<Vec<u8>>> {
+        if !self.complete(&mut frame.to_vec()) {
+            return None;
+        }
+        let (head, payload) = frame.split_at(self.lower() + 8);
+        let packet = |(i, piece): (usize, &[u8])| {
+            let mut packet = [head, piece].concat();
+            if self == Family::V4 {
+                let ident = half(head, 18).wrapping_add(i as u16);
+                put(&mut packet, 18, ident);
+            }
+            self.finish(&mut packet, Right::ALL);
+            packet
+        };
+        Some(payload.chunks(size).enumerate().map(packet).collect())
     }
 
     /// As [`finish`](super::finish), of a frame of this family. Behind extension headers nothing is
@@ -128,11 +151,8 @@ impl Family {
                 u16::from(frame[20]),
             ];
             let pseudo = checksum::combine(&pseudo);
-            let checksum = match !checksum::combine(&[pseudo, sum(&frame[v6::LOWER..])]) {
-                0 if frame[20] == UDP => 0xffff,
-                checksum => checksum,
-            };
-            put(frame, v6::LOWER + field, checksum);
+            let checksum = !checksum::combine(&[pseudo, sum(&frame[v6::LOWER..])]);
+            put(frame, v6::LOWER + field, completed(frame[20], checksum));
         }
     }
 
@@ -205,10 +225,7 @@ fn adjust(protocol: u8, transport: &mut [u8], was: u16, is: u16) {
     if transport.len() < field + 2 || protocol == UDP && half(transport, field) == 0 {
         return;
     }
-    let checksum = match adjusted(half(transport, field), was, is) {
-        0 if protocol == UDP => 0xffff,
-        checksum => checksum,
-    };
+    let checksum = completed(protocol, adjusted(half(transport, field), was, is));
     put(transport, field, checksum);
 }
 

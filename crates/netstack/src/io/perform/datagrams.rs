@@ -1,17 +1,17 @@
 //! What primaries do for UDP sockets: copy datagrams into queues, and build frames of what is sent.
 
-use dominoes_drivers::{TxChecksum, TxMeta};
+use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxMeta};
 
 use super::frames::flow_label;
 use crate::io::Frames;
-use crate::io::stream::Parts;
+use crate::io::stream::{Parts, StreamRef};
 use crate::io::world::World;
 use crate::ip::fragment::{Cut, Piece};
 use crate::log::effect::{Deliver, Queue, SendDatagrams};
-use crate::log::request::{Address, Endpoint, Flow, MAX_DATAGRAMS};
+use crate::log::request::{Address, Endpoint, Flow, Lengths, MAX_DATAGRAMS, Merged};
 use crate::packet as wire;
 use crate::packet::checksum::Sum;
-use crate::packet::{IP_HEADERS, IpHeaders, UDP, UDP_HEADER, UdpHeaders};
+use crate::packet::{Datagram, IP_HEADERS, IpHeaders, UDP, UDP_HEADER, UdpHeaders};
 use crate::stats::EffectStats;
 use crate::time::Instant;
 use crate::udp::record::{self, Header, More};
@@ -43,46 +43,31 @@ fn queue_as<const MORE: bool>(
         return;
     };
     let mut offset = queue.offset;
-    for i in (0..MAX_DATAGRAMS).filter(|i| queue.take & 1 << i != 0) {
-        let len = queue.lens[i];
-        let frame = frames.get(i).map(|frame| frame.bytes());
-        let datagram = frame.and_then(wire::udp_datagram);
-        let Some(datagram) = datagram.filter(|found| found.payload.len() == usize::from(len))
-        else {
-            stats.diverged += 1;
-            return;
-        };
-        let header = Header {
-            remote: datagram.source,
-            len,
-            ttl: datagram.ttl,
-            tos: datagram.tos,
-            has_more: MORE,
-            loops: false,
-        };
-        let place = Deliver {
-            conn: queue.socket,
-            run_offset: 0,
-            len: header.record_len() as u32,
-            stream_offset: offset,
-            delivery: queue.delivery,
-            end: queue.end,
-            last: true,
-        };
-        stream.store(&place, 0, &header.to_bytes());
-        let mut behind = record::HEADER as u32;
-        if MORE {
-            let ends = frame.and_then(wire::ends);
-            let more = More {
-                local: ends.map_or(Address::UNSPECIFIED, |(_, local)| local),
-                arrived: queue.arrived.unwrap_or(Instant::ZERO),
-            };
-            stream.store(&place, behind, &more.to_bytes());
-            behind += record::MORE as u32;
+    match &queue.lengths {
+        Lengths::Each(lens) => {
+            for i in (0..MAX_DATAGRAMS).filter(|i| queue.take & 1 << i != 0) {
+                let frame = frames.get(i).map_or(&[][..], |frame| frame.bytes());
+                let datagram = wire::udp_datagram(frame);
+                let datagram = datagram.filter(|found| found.payload.len() == lens[i].into());
+                let Some(datagram) = datagram else {
+                    stats.diverged += 1;
+                    return;
+                };
+                offset = store_record::<MORE>(&stream, queue, offset, frame, &datagram);
+                stats.delivered_bytes += u64::from(lens[i]);
+            }
         }
-        stream.store(&place, behind, datagram.payload);
-        offset += header.record_len();
-        stats.delivered_bytes += u64::from(len);
+        Lengths::Merged(merged) => {
+            let frame = frames.get(0).map_or(&[][..], |frame| frame.bytes());
+            let Some(datagrams) = datagrams_of(frame, *merged) else {
+                stats.diverged += 1;
+                return;
+            };
+            for datagram in datagrams {
+                offset = store_record::<MORE>(&stream, queue, offset, frame, &datagram);
+            }
+            stats.delivered_bytes += u64::from(merged.len);
+        }
     }
     stats.deliveries += 1;
     stream.stamp(&Deliver {
@@ -96,14 +81,67 @@ fn queue_as<const MORE: bool>(
     });
 }
 
+/// The first ones of the datagrams in `frame`, as `merged` says. `None` if it holds fewer.
+fn datagrams_of(frame: &[u8], merged: Merged) -> Option<impl Iterator<Item = Datagram<'_>>> {
+    let whole = wire::udp_datagram(frame)?;
+    let payload = whole.payload.get(..merged.len.into())?;
+    let pieces = payload.chunks(usize::from(merged.size).max(1));
+    Some(pieces.map(move |payload| Datagram { payload, ..whole }))
+}
+
+/// Stores the record of a datagram that came in `frame` at `offset` of a queue. Returns where it
+/// ends.
+#[inline(always)]
+fn store_record<const MORE: bool>(
+    stream: &StreamRef<'_>,
+    queue: &Queue,
+    offset: u64,
+    frame: &[u8],
+    datagram: &Datagram<'_>,
+) -> u64 {
+    let header = Header {
+        remote: datagram.source,
+        len: datagram.payload.len() as u16,
+        ttl: datagram.ttl,
+        tos: datagram.tos,
+        has_more: MORE,
+        loops: false,
+    };
+    let place = Deliver {
+        conn: queue.socket,
+        run_offset: 0,
+        len: header.record_len() as u32,
+        stream_offset: offset,
+        delivery: queue.delivery,
+        end: queue.end,
+        last: true,
+    };
+    stream.store(&place, 0, &header.to_bytes());
+    let mut behind = record::HEADER as u32;
+    if MORE {
+        let more = More {
+            local: wire::ends(frame).map_or(Address::UNSPECIFIED, |(_, local)| local),
+            arrived: queue.arrived.unwrap_or(Instant::ZERO),
+        };
+        stream.store(&place, behind, &more.to_bytes());
+        behind += record::MORE as u32;
+    }
+    stream.store(&place, behind, datagram.payload);
+    offset + header.record_len()
+}
+
 /// Builds frame `i` of datagrams that are sent, in its slot.
 pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &mut EffectStats) {
+    let lens = match &s.lengths {
+        Lengths::Each(lens) => lens,
+        Lengths::Merged(merged) => return build_merged(world, s, *merged, stats),
+    };
     // Which datagram it is of, and which piece of that.
     let (index, fragment) = match s.fragment {
         None => (i as usize % MAX_DATAGRAMS, 0),
         Some(first) => (0, first + i),
     };
-    let len = s.lens[index];
+    let len = lens[index];
     let cut = Cut::new(s.remote.address, s.mtu);
     let piece = cut.piece(fragment, UDP_HEADER as u32 + u32::from(len));
     let frame = s.first_frame + u64::from(i);
@@ -112,7 +150,7 @@ pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &m
         stats.diverged += 1;
         return;
     };
-    let records = s.lens[..index].iter().map(|len| record::len(*len));
+    let records = lens[..index].iter().map(|len| record::len(*len));
     let payload_at = s.offset + records.sum::<u64>() + record::HEADER as u64;
     let header = Header {
         remote: s.remote,
@@ -165,6 +203,64 @@ pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &m
     if piece.offset == 0 {
         stats.sent_bytes -= UDP_HEADER as u64;
     }
+}
+
+/// Builds the frame of several datagrams, which the device divides.
+fn build_merged(world: &World, s: &SendDatagrams, merged: Merged, stats: &mut EffectStats) {
+    let header = Header {
+        remote: s.remote,
+        len: merged.len,
+        ttl: s.ttl,
+        tos: s.tos,
+        has_more: false,
+        loops: false,
+    };
+    let whole = Piece {
+        offset: 0,
+        len: UDP_HEADER as u32 + u32::from(merged.len),
+        more: false,
+    };
+    // The device counts on from there.
+    let ident = s.idents.nth(0).into();
+    let headers = ip_headers(world, s.mac.0, s.local, &header, ident, whole);
+    let before = headers.len();
+    let total = before + whole.len as usize;
+    let stream = world.queues.streams.get(s.socket);
+    let (Some(stream), Ok(mut claim)) = (stream, world.tx.claim(s.first_frame, 1)) else {
+        stats.diverged += 1;
+        return;
+    };
+    // A recording may come from a device with longer frames.
+    let Some(buffer) = claim.buffer().get_mut(..total) else {
+        stats.diverged += 1;
+        return;
+    };
+    wire::emit_ip(buffer, &headers);
+    let (head, text) = buffer[before..].split_at_mut(UDP_HEADER);
+    first_piece(s.local, &header, (&[], &[]), true, head);
+    let mut offset = s.offset;
+    for piece in text.chunks_mut(usize::from(merged.size).max(1)) {
+        copy(
+            stream.sending(offset + record::HEADER as u64, piece.len()),
+            piece,
+        );
+        offset += record::len(piece.len() as u16);
+    }
+    let meta = TxMeta {
+        checksum: TxChecksum::Partial {
+            start: before as u16,
+            offset: CHECKSUM_AT,
+        },
+        gso: Some(Gso {
+            kind: GsoKind::Udp,
+            size: merged.size,
+            header_len: (before + UDP_HEADER) as u16,
+        }),
+    };
+    claim.built(before + UDP_HEADER, total, meta);
+    claim.publish();
+    stats.frames += 1;
+    stats.sent_bytes += u64::from(merged.len);
 }
 
 /// A whole datagram from `local` as a frame for nobody's link-layer address, however long.

@@ -7,24 +7,27 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use dominoes_drivers::{Frame, RxChecksum};
+use dominoes_drivers::GsoKind;
 
 use crate::io::perform::whole_datagram;
 use crate::io::prepare::{datagram_is_good, is_verified_by_device};
 use crate::io::record::{Entry, Written};
-use crate::io::rx::{BATCH, Log, RESERVED, RxPump};
+use crate::io::rx::{BATCH, Log, RxPump};
 use crate::io::stream::{Parts, StreamRef};
 use crate::io::udp_queues::PendingError;
 use crate::io::{Batch, Indices, Run};
 use crate::ip::fragment::cut_frame;
 use crate::ip::multicast::Memberships;
 use crate::ip::route::AddressKind;
-use crate::log::request::{Body, ConnId, Digest, Flow, Kind, MAX_DATAGRAMS, Mac, Request};
+use crate::log::request::{
+    Body, ConnId, Digest, Flow, Kind, Lengths, MAX_DATAGRAMS, Mac, Merged, Request,
+};
 use crate::packet as wire;
 use crate::packet::Report;
 use crate::packet::flow::{Address, Binding, Endpoint};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
+use crate::udp::gather::{FrameRoom, gather};
 use crate::udp::record::{self, Header};
 
 /// A socket in the pump's table.
@@ -69,6 +72,8 @@ struct OpenRun {
     /// Place of the socket.
     index: u32,
     lens: [u16; MAX_DATAGRAMS],
+    /// What its only frame holds, if that is several of them.
+    merged: Option<Merged>,
     /// The batch that they are in, if there are any.
     batch: Option<Batch>,
     indices: Indices,
@@ -178,7 +183,18 @@ impl RxPump {
             return;
         }
         if let Some(gso) = frame.meta.gso {
-            return self.split(now, udp, gso.size, frame, log);
+            let merged = Merged {
+                len: udp.payload_len,
+                size: gso.size,
+            };
+            if gso.kind != GsoKind::Udp || gso.size == 0 {
+                self.stats.malformed += 1;
+                return;
+            }
+            // What is no longer than one datagram is one.
+            if merged.count() > 1 {
+                return self.undivided(now, (place, merged), (batch, index), log);
+            }
         }
         self.stats.datagrams += 1;
         let open = &self.datagrams.open;
@@ -195,54 +211,39 @@ impl RxPump {
         if !fits {
             self.close_datagrams(now, log);
         }
+        self.add_datagram(place, (batch, index), udp.payload_len);
+    }
+
+    /// Publishes the datagrams of a frame that the device did not divide, for the socket at `place`.
+    /// They share their request with no others.
+    fn undivided(
+        &mut self,
+        now: Instant,
+        (place, merged): (u32, Merged),
+        frame: (&Batch, usize),
+        log: &mut impl Log,
+    ) {
+        let count = u64::from(merged.count());
+        self.stats.split += 1;
+        self.stats.pieces += count;
+        self.stats.datagrams += count;
+        self.close_datagrams(now, log);
+        self.add_datagram(place, frame, merged.len);
+        self.datagrams.open.merged = Some(merged);
+        self.close_datagrams(now, log);
+    }
+
+    /// Gathers a frame's datagram, or several, with those that are gathered already.
+    #[inline(always)]
+    fn add_datagram(&mut self, place: u32, (batch, index): (&Batch, usize), len: u16) {
         let open = &mut self.datagrams.open;
         if open.batch.is_none() {
             open.batch = Some(Arc::clone(batch));
-            (open.index, open.is_verified) = (place, is_verified);
+            open.index = place;
+            open.is_verified = is_verified_by_device(&batch[index]);
         }
-        open.lens[open.indices.len()] = udp.payload_len;
+        open.lens[open.indices.len()] = len;
         open.indices.push(index);
-    }
-
-    /// Handles, one by one, datagrams of `size` payload bytes that a device on the same machine
-    /// left together.
-    fn split(
-        &mut self,
-        now: Instant,
-        udp: &wire::Udp,
-        size: u16,
-        frame: &Frame,
-        log: &mut impl Log,
-    ) {
-        self.stats.split += 1;
-        let len = usize::from(udp.payload_len);
-        let size = usize::from(size).max(1);
-        let starts: Vec<usize> = (0..len).step_by(size).collect();
-        for starts in starts.chunks(MAX_DATAGRAMS) {
-            self.stats.pieces += starts.len() as u64;
-            // They may need a place in the log. The places for claimed frames are reserved.
-            if log.room() <= BATCH + RESERVED + 2 {
-                self.stats.unsplit += starts.len() as u64;
-                continue;
-            }
-            let pieces = starts.iter().map_while(|&from| {
-                let to = len.min(from + size);
-                let mut piece = Frame::from_bytes(&wire::udp_piece(frame.bytes(), from..to)?);
-                // It never crossed a wire.
-                piece.meta.checksum = RxChecksum::Valid;
-                Some(piece)
-            });
-            let batch = Arc::new(pieces.collect::<Vec<_>>());
-            for (index, &from) in starts[..batch.len()].iter().enumerate() {
-                let udp = wire::Udp {
-                    payload_len: size.min(len - from) as u16,
-                    ..*udp
-                };
-                let broadcast = frame.bytes()[0] & 1 != 0;
-                self.datagram(now, &udp, broadcast, (&batch, index), log);
-            }
-            self.close_datagrams(now, log);
-        }
     }
 
     /// Publishes the gathered datagrams.
@@ -256,6 +257,10 @@ impl RxPump {
         let is_verified = open.is_verified;
         let mut lens = [0; MAX_DATAGRAMS];
         lens[..count].copy_from_slice(&open.lens[..count]);
+        let lengths = match open.merged.take() {
+            None => Lengths::Each(lens),
+            Some(merged) => Lengths::Merged(merged),
+        };
         let place = self.datagrams.places.get(open.index as usize);
         let Some(Some(bound)) = place else {
             return;
@@ -273,7 +278,7 @@ impl RxPump {
             digest.app_read = stream.cursors().0 as u32;
             digest.bits |= Digest::PROGRESS;
         }
-        let body = Body::Datagrams { lens };
+        let body = Body::Datagrams { lengths };
         let request = Request { digest, body };
         self.stats.runs += 1;
         let verdict = is_verified.then(|| request.digest.all_good());
@@ -460,34 +465,40 @@ impl RxPump {
         };
         let local = Endpoint::new(source, bound.port);
         let is_own_group = self.is_own_group(remote.address);
-        let mut lens = [0; MAX_DATAGRAMS];
-        let mut count = 0;
-        let mut upto = first.offset;
-        while count < MAX_DATAGRAMS
-            && let Some(found) = self.found(bound.socket, upto, written)
-            && (found.header.remote, found.header.ttl, found.header.tos) == (remote, ttl, tos)
-            && (!is_own_group || self.loops(bound.socket, (local, mac), &found))
-        {
-            lens[count] = found.header.len;
-            count += 1;
-            upto += record::len(found.header.len);
-        }
+        let mut next = first.offset;
+        let lens = core::iter::from_fn(|| {
+            let found = self.found(bound.socket, next, written)?;
+            let header = &found.header;
+            if (header.remote, header.ttl, header.tos) != (remote, ttl, tos)
+                || is_own_group && !self.loops(bound.socket, (local, mac), &found)
+            {
+                return None;
+            }
+            next += record::len(header.len);
+            Some(header.len)
+        });
+        let mtu = self.path_mtu(remote.address);
+        let (lengths, count) = match is_own_group {
+            // A copy was given away of each that is asked for, so all of those have to leave.
+            true => gather(lens.take(MAX_DATAGRAMS), FrameRoom::OF_ONE),
+            false => gather(lens, self.world.frame_bounds.to(remote.address, mtu)),
+        };
         if count == 0 {
-            return upto;
+            return first.offset;
         }
         let body = Body::Sends {
             socket: bound.socket,
             source,
             remote,
             mac,
-            mtu: self.path_mtu(remote.address),
+            mtu,
             offset: first.offset,
-            lens,
+            lengths,
             ttl,
             tos,
         };
-        self.publish_sends(now, body, count as u8, log);
-        upto
+        self.publish_sends(now, body, count, log);
+        first.offset + record::total(&lengths, count.into())
     }
 
     /// Gives a copy of a datagram to a group to ourselves, unless its socket does not want that.
@@ -506,18 +517,14 @@ impl RxPump {
         let Body::Sends {
             socket,
             offset,
-            lens,
+            lengths,
             ..
         } = request.body
         else {
             return;
         };
         let count = usize::from(request.digest.count);
-        let end = offset
-            + lens[..count]
-                .iter()
-                .map(|len| record::len(*len))
-                .sum::<u64>();
+        let end = offset + record::total(&lengths, count);
         let stream = self.world.queues.streams.get(socket);
         let written = stream.filter(|_| count > 0).map(|stream| {
             let (a, b) = stream.recorded(offset, end);
@@ -608,7 +615,7 @@ impl RxPump {
             mac: Mac::default(),
             mtu,
             offset: upto,
-            lens: [0; MAX_DATAGRAMS],
+            lengths: Lengths::Each([0; MAX_DATAGRAMS]),
             ttl: 0,
             tos: 0,
         };
