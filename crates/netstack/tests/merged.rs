@@ -4,7 +4,7 @@
 
 #![cfg(feature = "testkit")]
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
@@ -139,7 +139,12 @@ impl Fixture {
 
     /// All that arrived.
     fn received(&mut self) -> Vec<Vec<u8>> {
-        let from = SocketAddr::new(self.family.address(FAR), FROM);
+        self.received_from(FAR)
+    }
+
+    /// The same, sent by `host`.
+    fn received_from(&mut self, host: packet::Address) -> Vec<Vec<u8>> {
+        let from = SocketAddr::new(self.family.address(host), FROM);
         let mut received = Vec::new();
         let mut buffer = vec![0; 65_536];
         loop {
@@ -424,11 +429,37 @@ fn several_datagrams_in_one_frame_reach_a_socket_of_the_same_stack() {
             sender.try_send_to(datagram, to).unwrap();
         }
         assert_eq!(fixture.sent(), []);
-        let mut buffer = [0; 2000];
-        for datagram in &own {
-            let (len, _) = fixture.socket.try_recv_from(&mut buffer).unwrap();
-            assert!(buffer[..len] == *datagram, "{}", fixture.name());
-        }
+        assert!(fixture.received_from(STACK) == own, "{}", fixture.name());
         assert_eq!(fixture.stats().pump.split, 1);
+    }
+}
+
+/// A copy of each comes back by itself, so each leaves by itself.
+#[test]
+fn datagrams_to_a_group_of_our_own_have_a_frame_each_and_come_back_once() {
+    for mut fixture in Fixture::all_over(divides(LONGEST), Limits::default()) {
+        let mut rng = Rng::new(82);
+        let group = fixture.family.address([239, 1, 2, 3]);
+        let joined = match group {
+            IpAddr::V4(group) => {
+                let interface = Ipv4Addr::UNSPECIFIED;
+                fixture.socket.join_multicast_v4(&group, &interface)
+            }
+            IpAddr::V6(group) => fixture.socket.join_multicast_v6(&group, 0),
+        };
+        joined.unwrap();
+        fixture.turn();
+        fixture.script.take_sent();
+        let own = datagrams(&mut rng, [300; 50].into_iter().chain([7]));
+        let mut sender = fixture.stack.sockets().bind_udp(FROM).unwrap();
+        for datagram in &own {
+            sender.try_send_to(datagram, (group, PORT).into()).unwrap();
+        }
+        fixture.turn();
+        assert!(fixture.received_from(STACK) == own, "{}", fixture.name());
+        let sent = fixture.script.take_sent();
+        let is_datagram = |frame: &&(Vec<u8>, TxMeta)| frame.0.len() > 300;
+        assert!(sent.iter().all(|(_, meta)| meta.gso.is_none()));
+        assert_eq!(sent.iter().filter(is_datagram).count(), 50);
     }
 }
