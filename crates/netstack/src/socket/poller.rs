@@ -65,6 +65,7 @@
 //!
 //! [`SocketError::WouldBlock`]: crate::SocketError::WouldBlock
 
+mod held;
 mod registration;
 mod source;
 
@@ -82,6 +83,7 @@ use self::registration::{Collected, Registration};
 use self::source::Registered;
 use super::WaitUntil;
 
+pub(crate) use self::held::hold_wakeups;
 pub(super) use self::source::{Target, Watched};
 
 pub use self::source::Source;
@@ -373,9 +375,11 @@ impl Shared {
     }
 
     /// A registration has been queued.
-    fn push(&self, registration: Arc<Registration>) {
+    fn push(self: &Arc<Self>, registration: Arc<Registration>) {
         self.queue.push(registration);
-        self.notify();
+        if !held::holds(self) {
+            self.notify();
+        }
     }
 
     /// Wakes those that wait: in the poller, or for its descriptor.

@@ -12,6 +12,7 @@ use super::Clock;
 use crate::error::StackError;
 use crate::io::view::Gauge;
 use crate::io::world::World;
+use crate::socket::poller::hold_wakeups;
 use crate::variants::{Handle, Joining, Worker};
 
 /// Busy turns between two posts of counters.
@@ -227,7 +228,7 @@ impl Domain for WorkerDomain {
             return self.finish();
         }
         let now = self.threads.clock.now();
-        if worker.turn(now) > 0 {
+        if hold_wakeups(|| worker.turn(now)) > 0 {
             self.turns = self.turns.wrapping_add(1);
             if self.turns.is_multiple_of(SHOW_EVERY) {
                 let lag = worker.lag();

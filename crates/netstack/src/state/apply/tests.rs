@@ -1,7 +1,7 @@
 use super::*;
 
 use crate::log::effect::{Effect, Transmit};
-use crate::log::request::{Address, Binding, Endpoint};
+use crate::log::request::{Address, Binding, Endpoint, NetworkError};
 
 const US: Address = Address::ipv4(10, 0, 0, 1);
 
@@ -141,6 +141,31 @@ fn a_segment_without_a_connection_is_reset() {
     fixture.segment(4000, 100, 77, Flags::ACK);
     assert!(fixture.sent()[0].flags.has(Flags::RST));
     assert_eq!(fixture.replica.stats().no_connection, 1);
+}
+
+#[test]
+fn errors_about_what_is_not_in_flight_are_ignored_and_counted() {
+    let mut fixture = Fixture::listening(4);
+    let (conn, ours) = fixture.open(4000, 100);
+    let ignored = |fixture: &mut Fixture, port, seq| {
+        fixture.command(Body::NetworkError {
+            flow: fixture.flow(port),
+            seq: SeqNum(seq),
+            what: NetworkError::Unreachable,
+        });
+        fixture.replica.stats().ignored_errors
+    };
+    assert_eq!(ignored(&mut fixture, 4001, ours), 1, "no connection");
+    assert_eq!(ignored(&mut fixture, 4000, ours), 2, "nothing is in flight");
+    fixture.command(Body::Progress {
+        conn,
+        app_read: 0,
+        app_written: 10,
+        shutdown: false,
+        orphan: false,
+    });
+    assert_eq!(ignored(&mut fixture, 4000, ours), 2);
+    assert_eq!(ignored(&mut fixture, 4000, ours + 10), 3, "behind its end");
 }
 
 #[test]

@@ -1,0 +1,81 @@
+//! Wake-ups that wait for the end of a worker's turn.
+//!
+//! A batch of frames has news for many connections. Were a thread that waits in a poller woken by
+//! the first, it would run beside the worker, or instead of it, find that one, and sleep again. It is
+//! woken when the turn ends, and finds them all. One that does not sleep finds them earlier.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+
+use super::Shared;
+
+thread_local! {
+    static IS_IN_TURN: Cell<bool> = const { Cell::new(false) };
+    /// Those that had news in this turn.
+    static POLLERS: RefCell<Vec<Arc<Shared>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Ends a turn, also one that unwinds.
+struct TurnEnd;
+
+impl Drop for TurnEnd {
+    fn drop(&mut self) {
+        IS_IN_TURN.set(false);
+        while let Some(poller) = POLLERS.with_borrow_mut(Vec::pop) {
+            poller.notify();
+        }
+    }
+}
+
+/// Does a turn, then wakes those that wait for what happened in it.
+pub(crate) fn hold_wakeups<R>(turn: impl FnOnce() -> R) -> R {
+    IS_IN_TURN.set(true);
+    let _end = TurnEnd;
+    turn()
+}
+
+/// Whether a wake-up is left to the end of this thread's turn.
+pub(super) fn holds(poller: &Arc<Shared>) -> bool {
+    if IS_IN_TURN.get() {
+        POLLERS.with_borrow_mut(|pollers| {
+            if !pollers.iter().any(|other| Arc::ptr_eq(other, poller)) {
+                pollers.push(Arc::clone(poller));
+            }
+        });
+    }
+    IS_IN_TURN.get()
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use core::sync::atomic::Ordering;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+    use crate::socket::poller::Poller;
+
+    #[test]
+    fn a_wakeup_comes_at_the_end_of_a_turn_even_of_one_that_unwinds() {
+        let Poller { shared } = Poller::new().unwrap();
+        // A wake-up signals the descriptor, too, once that is used.
+        shared.descriptor.is_used.store(true, Ordering::Relaxed);
+        let was_woken = || {
+            shared
+                .descriptor
+                .is_signalled
+                .swap(false, Ordering::Relaxed)
+        };
+        assert!(!holds(&shared), "it is in no turn");
+        let news = || (0..3).for_each(|_| assert!(holds(&shared) && !was_woken()));
+        hold_wakeups(news);
+        assert!(was_woken() && !holds(&shared));
+        let unwinds = || {
+            news();
+            panic!("a mistake");
+        };
+        let turn = catch_unwind(AssertUnwindSafe(|| hold_wakeups(unwinds)));
+        assert!(turn.is_err() && was_woken() && !holds(&shared));
+        hold_wakeups(|| ());
+        assert!(!was_woken(), "nothing happened in this turn");
+    }
+}
