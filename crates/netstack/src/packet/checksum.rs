@@ -241,42 +241,37 @@ fn sum_short(mut bytes: &[u8]) -> u64 {
     sum
 }
 
-/// As [`sum_short`], and copies them to `to`, which is as long. In pieces of fixed lengths: a call for
-/// a copy would cost more, and a loop over words may become one.
+/// As [`sum_short`], and copies them to `to`, which is as long: calling for a copy would cost more.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-fn copy_short<'a>(mut from: &'a [u8], mut to: &'a mut [u8]) -> u64 {
+fn copy_short(from: &[u8], to: &mut [u8]) -> u64 {
+    let (words, last) = from.as_chunks::<8>();
+    let (places, left) = to.as_chunks_mut::<8>();
     let mut sum = 0;
-    while from.len() >= 32 {
-        (from, to) = copy_piece::<32>(from, to, &mut sum);
+    // By twos: of a loop over few words compilers make a call and a masked vector.
+    let (pairs, word) = words.as_chunks::<2>();
+    let (pair_places, place) = places.as_chunks_mut::<2>();
+    for (pair, place) in pairs.iter().zip(pair_places) {
+        *place = *pair;
+        sum += halves(pair[0]) + halves(pair[1]);
     }
-    if from.len() >= 8 {
-        (from, to) = copy_piece::<16>(from, to, &mut sum);
-        (from, to) = copy_piece::<8>(from, to, &mut sum);
+    if let ([word], [place]) = (word, place) {
+        *place = *word;
+        sum += halves(*word);
     }
-    if !from.is_empty() {
-        (from, to) = copy_piece::<4>(from, to, &mut sum);
-        (from, to) = copy_piece::<2>(from, to, &mut sum);
-        copy_piece::<1>(from, to, &mut sum);
+    if !last.is_empty() {
+        left.copy_from_slice(last);
+        sum += sum_short(last);
     }
     sum
 }
 
-/// Copies the first `N` bytes if there are so many, and adds them. Returns what is left.
+/// Both halves of a word, added.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-fn copy_piece<'a, const N: usize>(
-    from: &'a [u8],
-    to: &'a mut [u8],
-    sum: &mut u64,
-) -> (&'a [u8], &'a mut [u8]) {
-    let Some((piece, rest)) = from.split_first_chunk::<N>() else {
-        return (from, to);
-    };
-    let (place, left) = to.split_at_mut(N);
-    place.copy_from_slice(piece);
-    *sum += sum_short(piece);
-    (rest, left)
+fn halves(word: [u8; 8]) -> u64 {
+    let word = u64::from_ne_bytes(word);
+    (word >> 32) + (word & 0xffff_ffff)
 }
 
 /// The words of an address as a header has it, added up.
