@@ -349,8 +349,9 @@ pub struct Limits {
     pub udp_send_buffer: u32,
     /// Datagrams of a UDP socket that leave in one frame, at most, if the device divides such
     /// frames; otherwise this is lowered to 1. They lie one behind the other, go to one
-    /// destination, and all have one length but the last, which may be shorter. 1 to 64, where 1
-    /// gives each datagram a frame of its own. Default 64.
+    /// destination, and all have one length but the last, which may be shorter. Every frame that is
+    /// numbered and not sent yet has room for the longest of them, whatever `frame_payload` says. 1
+    /// to 64, where 1 gives each datagram a frame of its own. Default 64.
     pub datagrams_per_frame: u32,
     /// What connections do where the standards leave a choice. No bound, but replaying needs it,
     /// too.

@@ -297,7 +297,8 @@ impl Setup {
             .min(u32::try_from(cut).unwrap_or(u32::MAX));
         limits.check()?;
         let divided = caps.uso_max_bytes.saturating_sub(ETHERNET_HEADER);
-        if !caps.tx_checksum || divided < usize::from(limits.mtu) {
+        let divides = caps.tx_checksum && divided >= usize::from(limits.mtu);
+        if !divides || limits.udp_sockets == 0 {
             limits.datagrams_per_frame = 1;
         }
         let frame_bounds = match limits.datagrams_per_frame {

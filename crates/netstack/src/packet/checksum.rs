@@ -223,8 +223,7 @@ fn sum_short(mut bytes: &[u8]) -> u64 {
     // Loads of their own lengths: a detour over the stack would wait for all stores before it.
     let mut sum = 0;
     while let Some((word, rest)) = bytes.split_first_chunk() {
-        let word = u64::from_ne_bytes(*word);
-        sum += (word >> 32) + (word & 0xffff_ffff);
+        sum += halves(*word);
         bytes = rest;
     }
     if let Some((word, rest)) = bytes.split_first_chunk() {
@@ -267,7 +266,6 @@ fn copy_short(from: &[u8], to: &mut [u8]) -> u64 {
 }
 
 /// Both halves of a word, added.
-#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn halves(word: [u8; 8]) -> u64 {
     let word = u64::from_ne_bytes(word);
