@@ -99,6 +99,8 @@ pub(crate) fn run(
     verbose: bool,
 ) -> Result<(), String> {
     let mut setup = Setup::new(STACK.into(), 24, [seed, 2]);
+    // Stacks are made by the thousand here, and what they take for each connection is most of it.
+    setup.limits.connections = 256;
     for (name, &value) in &script.limits {
         let limits = &mut setup.limits;
         match name.as_str() {
