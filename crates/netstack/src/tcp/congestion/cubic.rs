@@ -197,22 +197,18 @@ fn cube_root(x: u128) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::seqnum::SeqNum;
     use proptest::prelude::*;
 
     const MSS: u32 = 1448;
 
     fn ack(now: Instant, acked: u32, flight: u32) -> Acked {
         Acked {
-            una: SeqNum(0),
-            nxt: SeqNum(0),
             acked,
             flight,
-            marked: false,
             mss: MSS,
             now,
             srtt: Duration::from_millis(100),
-            rtt: None,
+            ..Acked::default()
         }
     }
 

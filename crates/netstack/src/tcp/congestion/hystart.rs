@@ -121,7 +121,6 @@ impl HyStart {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::time::Instant;
 
     const MSS: u32 = 1000;
 
@@ -136,11 +135,10 @@ mod tests {
                 nxt: SeqNum(40_000 * (number + 1)) + 2000 * (i + 1),
                 acked: 2 * MSS,
                 flight: 40 * MSS,
-                marked: false,
                 mss: MSS,
-                now: Instant::from_millis(1),
                 srtt: Duration::from_millis(ms),
                 rtt: Some(Duration::from_millis(ms)),
+                ..Acked::default()
             })?;
         }
         Some(grown)
@@ -205,11 +203,10 @@ mod tests {
             nxt: SeqNum(2),
             acked: MSS,
             flight: MSS,
-            marked: false,
             mss: MSS,
-            now: Instant::ZERO,
             srtt: Duration::from_millis(1),
             rtt: Some(Duration::from_millis(1)),
+            ..Acked::default()
         };
         for i in 0..100u64 {
             ack.una = ack.nxt;

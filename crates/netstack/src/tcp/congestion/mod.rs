@@ -51,6 +51,7 @@ field_variants!(Phase {
 
 /// An acknowledgment of something new, as congestion control sees it.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(test, derive(Default))]
 pub(super) struct Acked {
     /// Up to here.
     pub(super) una: SeqNum,
@@ -67,7 +68,8 @@ pub(super) struct Acked {
     pub(super) now: Instant,
     /// Smoothed round-trip time.
     pub(super) srtt: Duration,
-    /// What this acknowledgment measured, if it did.
+    /// What this acknowledgment measured, if it did: by timestamps, in ticks of about 1 ms, so it
+    /// may be 0. The shortest of late, by our own clock, is `min_rtt` of `Tcb::retransmit`.
     pub(super) rtt: Option<Duration>,
 }
 
@@ -94,65 +96,81 @@ trait Algorithm {
     fn after_idle(&mut self);
 }
 
-/// The algorithm of a connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
-enum Growth {
-    Reno(Reno),
-    Cubic(Cubic),
+/// The algorithms, by the names of [`CongestionControl`]. It does not compile if one is forgotten.
+macro_rules! algorithms {
+    ($($control:ident => $algorithm:ident),* $(,)?) => {
+        const _: () = {
+            let listed = [$(CongestionControl::$control),*];
+            assert!(listed.len() == CongestionControl::ALL.len());
+        };
+
+        /// The algorithm of a connection.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+        enum Growth {
+            $($control($algorithm)),*
+        }
+
+        impl Growth {
+            fn new(control: CongestionControl) -> Self {
+                match control {
+                    $(CongestionControl::$control => Growth::$control($algorithm::default())),*
+                }
+            }
+
+            fn control(&self) -> CongestionControl {
+                match self {
+                    $(Growth::$control(_) => CongestionControl::$control),*
+                }
+            }
+
+            fn algorithm(&mut self) -> &mut dyn Algorithm {
+                match self {
+                    $(Growth::$control(algorithm) => algorithm),*
+                }
+            }
+
+            /// As [`Algorithm::increase`], which runs for nearly every acknowledgment.
+            #[inline]
+            fn increase(&mut self, cwnd: u32, ack: &Acked) -> u32 {
+                match self {
+                    $(Growth::$control(algorithm) => algorithm.increase(cwnd, ack)),*
+                }
+            }
+        }
+
+        impl Fields for Growth {
+            #[inline(always)]
+            fn visit(&self, name: &'static str, each: &mut impl FnMut(&'static str, u64)) {
+                self.control().visit(name, each);
+                match self {
+                    $(Growth::$control(algorithm) => algorithm.visit(name, each)),*
+                }
+            }
+
+            #[cfg(any(test, feature = "testkit"))]
+            fn flip(&mut self, name: &'static str, flip: &mut Flip) {
+                let mut control = self.control();
+                control.flip(name, flip);
+                if control != self.control() {
+                    *self = Growth::new(control);
+                }
+                match self {
+                    $(Growth::$control(algorithm) => algorithm.flip(name, flip)),*
+                }
+            }
+        }
+    };
+}
+
+algorithms! {
+    NewReno => Reno,
+    Cubic => Cubic,
 }
 
 impl Default for Growth {
     fn default() -> Self {
-        Growth::Reno(Reno::default())
-    }
-}
-
-impl Growth {
-    fn new(control: CongestionControl) -> Self {
-        match control {
-            CongestionControl::NewReno => Growth::Reno(Reno::default()),
-            CongestionControl::Cubic => Growth::Cubic(Cubic::default()),
-        }
-    }
-
-    fn algorithm(&mut self) -> &mut dyn Algorithm {
-        match self {
-            Growth::Reno(reno) => reno,
-            Growth::Cubic(cubic) => cubic,
-        }
-    }
-}
-
-impl Fields for Growth {
-    #[inline(always)]
-    fn visit(&self, name: &'static str, each: &mut impl FnMut(&'static str, u64)) {
-        match self {
-            Growth::Reno(reno) => {
-                each(name, 0);
-                reno.visit(name, each);
-            }
-            Growth::Cubic(cubic) => {
-                each(name, 1);
-                cubic.visit(name, each);
-            }
-        }
-    }
-
-    #[cfg(any(test, feature = "testkit"))]
-    fn flip(&mut self, name: &'static str, flip: &mut Flip) {
-        // One bit names two algorithms; a third one needs two bits.
-        if flip.within(name, 1).is_some() {
-            *self = match self {
-                Growth::Reno(_) => Growth::Cubic(Cubic::default()),
-                Growth::Cubic(_) => Growth::Reno(Reno::default()),
-            };
-            return;
-        }
-        match self {
-            Growth::Reno(reno) => reno.flip(name, flip),
-            Growth::Cubic(cubic) => cubic.flip(name, flip),
-        }
+        Growth::new(CongestionControl::NewReno)
     }
 }
 
@@ -325,10 +343,7 @@ impl Congestion {
             }
             self.cwnd + grown.unwrap_or(0)
         } else {
-            match &mut self.growth {
-                Growth::Reno(reno) => reno.increase(self.cwnd, ack),
-                Growth::Cubic(cubic) => cubic.increase(self.cwnd, ack),
-            }
+            self.growth.increase(self.cwnd, ack)
         };
         self.cwnd = cwnd.min(WINDOW_MAX);
     }
@@ -525,11 +540,10 @@ mod tests {
             nxt: una + flight,
             acked,
             flight,
-            marked: false,
             mss: MSS,
             now: Instant::from_millis(1),
             srtt: Duration::from_millis(1),
-            rtt: None,
+            ..Acked::default()
         }
     }
 

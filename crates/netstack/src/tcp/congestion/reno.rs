@@ -42,22 +42,15 @@ impl Algorithm for Reno {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::seqnum::SeqNum;
-    use crate::time::{Duration, Instant};
 
     const MSS: u32 = 1000;
 
     fn ack(acked: u32) -> Acked {
         Acked {
-            una: SeqNum(0),
-            nxt: SeqNum(0),
             acked,
             flight: 10 * MSS,
-            marked: false,
             mss: MSS,
-            now: Instant::ZERO,
-            srtt: Duration::ZERO,
-            rtt: None,
+            ..Acked::default()
         }
     }
 
