@@ -56,7 +56,7 @@ const ROOMS: [Room; 23] = [
     room("stats", Access::Log, &[]),
     room("time", Access::Std, &[]),
     room("clock", Access::Std, &[]),
-    room("config", Access::Std, &["error", "time"]),
+    room("config", Access::Std, &["error", "packet", "time"]),
     room("keys", Access::Pure, &["packet"]),
     room("ip", Access::Pure, &["hash", "keys", "packet", "time"]),
     room(

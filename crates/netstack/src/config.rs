@@ -6,6 +6,7 @@ use core::num::NonZero;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
+use crate::packet::flow::IpOptions;
 use crate::time::Duration;
 
 /// One method for each field of a struct that sets it and returns the struct: so it can be built
@@ -109,7 +110,7 @@ pub struct Settings {
 
 impl Settings {
     /// Hops that packets may make unless something else is set: 64 (RFC 1700).
-    pub const TTL: u8 = 64;
+    pub const TTL: u8 = IpOptions::DEFAULT.ttl;
 
     setters! {
         nodelay: bool;
@@ -121,6 +122,14 @@ impl Settings {
 }
 
 impl Settings {
+    /// What of them stands in IP headers.
+    pub(crate) fn ip(&self) -> IpOptions {
+        IpOptions {
+            ttl: self.ttl,
+            tos: self.tos,
+        }
+    }
+
     /// The same as connections have them, if every value is within its range.
     pub(crate) fn checked(mut self) -> Option<Settings> {
         self.tos &= !0b11;
@@ -136,8 +145,8 @@ impl Default for Settings {
             nodelay: false,
             keepalive: None,
             user_timeout: None,
-            ttl: Self::TTL,
-            tos: 0,
+            ttl: IpOptions::DEFAULT.ttl,
+            tos: IpOptions::DEFAULT.tos,
         }
     }
 }

@@ -18,7 +18,7 @@ pub(crate) mod mld;
 pub(crate) mod ndp;
 mod udp;
 
-use crate::packet::flow::{Address, Flow};
+use crate::packet::flow::{Address, Flow, IpOptions};
 use core::net::Ipv4Addr;
 
 use smoltcp::wire as sw;
@@ -518,10 +518,8 @@ pub(crate) struct TcpHeaders {
     pub(crate) flags: u8,
     /// ECN-capable transport, ECT(0) (RFC 3168 section 5).
     pub(crate) ect: bool,
-    /// Time to live.
-    pub(crate) ttl: u8,
-    /// DSCP in the upper six bits.
-    pub(crate) tos: u8,
+    /// What the user set in IP headers.
+    pub(crate) ip: IpOptions,
     /// Flow label of IPv6 (RFC 6437).
     pub(crate) label: u32,
     /// TSval and TSecr.
@@ -562,8 +560,8 @@ pub(crate) fn emit_tcp(buffer: &mut [u8], headers: &TcpHeaders) -> usize {
             src: headers.flow.local.address,
             dst: headers.flow.remote.address,
             next_header: 6,
-            hop_limit: headers.ttl,
-            traffic_class: headers.tos & !0b11 | if headers.ect { 0b10 } else { 0 },
+            hop_limit: headers.ip.ttl,
+            traffic_class: headers.ip.tos & !0b11 | if headers.ect { 0b10 } else { 0 },
             label: headers.label,
             payload_len: tcp_len + headers.payload_len,
         };
@@ -595,7 +593,7 @@ fn emit_ipv4_of_tcp(buffer: &mut [u8], headers: &TcpHeaders, tcp_len: usize) {
     let mut ip = sw::Ipv4Packet::new_unchecked(&mut buffer[ETHERNET_HEADER..ETHERNET_HEADER + 20]);
     ip.set_version(4);
     ip.set_header_len(20);
-    ip.set_dscp(headers.tos >> 2);
+    ip.set_dscp(headers.ip.tos >> 2);
     ip.set_ecn(if headers.ect { 0b10 } else { 0 });
     ip.set_total_len((20 + tcp_len + headers.payload_len) as u16);
     // An atomic datagram: never fragmented, so the identification means nothing (RFC 6864 section
@@ -604,7 +602,7 @@ fn emit_ipv4_of_tcp(buffer: &mut [u8], headers: &TcpHeaders, tcp_len: usize) {
     ip.clear_flags();
     ip.set_dont_frag(true);
     ip.set_frag_offset(0);
-    ip.set_hop_limit(headers.ttl);
+    ip.set_hop_limit(headers.ip.ttl);
     ip.set_next_header(sw::IpProtocol::Tcp);
     ip.set_src_addr(Ipv4Addr::from_bits(headers.flow.local.address.v4_bits()));
     ip.set_dst_addr(Ipv4Addr::from_bits(headers.flow.remote.address.v4_bits()));
@@ -712,8 +710,7 @@ pub(crate) mod tests {
             wnd: 512,
             flags: 0x12,
             ect: false,
-            ttl: 64,
-            tos: 0,
+            ip: IpOptions::DEFAULT,
             label: 0,
             timestamps: Some((1, 2)),
             mss: Some(1460),

@@ -460,7 +460,7 @@ impl OpenRun {
         let options = if tcp.options.any { Digest::OPTIONS } else { 0 };
         let ce = if tcp.ce { Digest::CE } else { 0 };
         digest.bits = timestamps | options | ce;
-        *body = Body::Segment {
+        *body = Body::Segments {
             flow: self.flow,
             mac: Mac(mac),
             payload_offset: tcp.payload_offset,
@@ -562,7 +562,7 @@ impl OpenRun {
         (self.begun, self.open) = (true, !what.is_pushed);
         (self.are_alike, self.last_ack) = (true, what.ack);
         if self.is_acks {
-            if let Body::Segment { options, .. } = &mut self.request.body {
+            if let Body::Segments { options, .. } = &mut self.request.body {
                 *options = Options::None;
             }
         } else {
@@ -591,7 +591,7 @@ impl OpenRun {
         if self.is_acks {
             if digest.count > 1 {
                 digest.bits |= Digest::ACKS;
-                if let Body::Segment { options, .. } = &mut self.request.body {
+                if let Body::Segments { options, .. } = &mut self.request.body {
                     *options = match self.are_alike {
                         true => Options::AcksAlike(self.beyond),
                         false => Options::Acks(self.acks),
@@ -701,7 +701,7 @@ fn options_of(tcp: &wire::Tcp) -> Options {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packet::flow::{Address, Flow};
+    use crate::packet::flow::{Address, Flow, IpOptions};
     use crate::packet::{Packet, TcpHeaders};
 
     /// The most acknowledgments of a request.
@@ -720,8 +720,7 @@ mod tests {
             wnd: 100,
             flags: flags.0,
             ect: false,
-            ttl: 64,
-            tos: 0,
+            ip: IpOptions::DEFAULT,
             label: 0,
             timestamps: None,
             mss: None,

@@ -6,7 +6,9 @@
 use crate::config::{Limits, tx_chunk};
 use crate::ip::identification::Sequence;
 use crate::ip::rate_limit::RateLimit;
-use crate::log::request::{ConnId, Endpoint, Flags, Flow, Lengths, Mac, Sack, SynOptions, words};
+use crate::log::request::{
+    ConnId, Endpoint, Flags, Flow, IpOptions, Lengths, Mac, Sack, SynOptions, words,
+};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
@@ -284,17 +286,15 @@ pub struct Transmit {
     pub window_end: u64,
     /// Bytes that may lie unread, for the same reader.
     pub window_limit: u32,
-    /// Which of the connection's headings this is: as long as it is the same, so are `mac`, `flow`,
-    /// `ttl` and `tos`.
+    /// Changes whenever `mac`, `flow` or `ip` of the connection do: while it is the same, so are
+    /// they.
     pub header_version: u32,
     /// Control bits; PSH and FIN go to the last frame only.
     pub flags: Flags,
     /// Whether routers may mark them (ECT, RFC 3168 section 5).
     pub ect: bool,
-    /// Time to live.
-    pub ttl: u8,
-    /// DSCP in the upper six bits, the others 0.
-    pub tos: u8,
+    /// What the user set in IP headers.
+    pub ip: IpOptions,
     /// Link-layer destination.
     pub mac: Mac,
     /// Both ends.

@@ -4,7 +4,7 @@
 //! an in-order run of segments needs; the [`Body`] behind it is read for the rest. Requests are
 //! plain values: no pointer, no payload byte, nothing that could differ between two replicas.
 
-pub use crate::packet::flow::{Address, Binding, Endpoint, Families, Flow, Mac};
+pub use crate::packet::flow::{Address, Binding, Endpoint, Families, Flow, IpOptions, Mac};
 
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
@@ -105,7 +105,7 @@ impl Flags {
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub enum Kind {
-    /// A run of TCP segments of one flow; [`Body::Segment`].
+    /// A run of TCP segments of one flow; [`Body::Segments`].
     Segments,
     /// Nothing but time (a deadline is due) or transmit credit; [`Body::None`].
     Tick,
@@ -356,7 +356,7 @@ pub enum Body {
     /// Nothing more.
     None,
     /// A run of segments.
-    Segment {
+    Segments {
         /// Whose segments they are.
         flow: Flow,
         /// Link-layer address that an answer goes to.
@@ -442,7 +442,7 @@ pub enum Body {
         conn: ConnId,
     },
     /// The connection's own address is ours no longer.
-    Lost {
+    AddressLost {
         /// The connection.
         conn: ConnId,
     },
@@ -635,7 +635,7 @@ impl Request {
     #[inline]
     pub const fn layout(&self) -> (u32, usize) {
         match self.body {
-            Body::Segment { payload_offset, .. } => {
+            Body::Segments { payload_offset, .. } => {
                 (self.digest.seg_len as u32, payload_offset as usize)
             }
             _ => (0, 0),
@@ -693,7 +693,7 @@ impl Request {
     /// Splits a run into its contiguous good pieces, in order. `verdict` has one bit per segment.
     #[inline]
     pub fn pieces(&self, verdict: Verdict, mut each: impl FnMut(&Segment<'_>)) {
-        let Body::Segment { options, .. } = &self.body else {
+        let Body::Segments { options, .. } = &self.body else {
             return;
         };
         match options {
@@ -806,7 +806,7 @@ mod tests {
         let end = Endpoint::new(Address::ipv4(127, 0, 0, 1), 1);
         Request {
             digest,
-            body: Body::Segment {
+            body: Body::Segments {
                 flow: Flow {
                     local: end,
                     remote: end,
@@ -847,7 +847,7 @@ mod tests {
     fn acknowledgments_that_share_a_request_arrive_one_by_one() {
         let mut request = run(3, 0, 0, Flags::ACK);
         request.digest.seg_ack = SeqNum(7);
-        let Body::Segment { options, .. } = &mut request.body else {
+        let Body::Segments { options, .. } = &mut request.body else {
             unreachable!()
         };
         let mut acks = Acks::default();
@@ -867,7 +867,7 @@ mod tests {
     fn acknowledgments_with_one_window_share_a_request_and_arrive_one_by_one() {
         let mut request = run(4, 0, 0, Flags::ACK);
         (request.digest.seg_ack, request.digest.seg_wnd) = (SeqNum(u32::MAX - 1), 70);
-        let Body::Segment { options, .. } = &mut request.body else {
+        let Body::Segments { options, .. } = &mut request.body else {
             unreachable!()
         };
         let mut beyond = [9; MORE_ALIKE];

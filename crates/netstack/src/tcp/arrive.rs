@@ -4,10 +4,10 @@
 use super::receive_space::SHIFT_MAX;
 use super::send_space::Due;
 use super::{Cx, State, Tcb};
-use crate::config::{Limits, Settings};
+use crate::config::Limits;
 use crate::ip::rate_limit::Rate;
 use crate::log::effect::{Effect, EffectSink, Event, Transmit};
-use crate::log::request::{ConnId, Flags, Flow, Mac, Options, Segment, SynOptions};
+use crate::log::request::{ConnId, Flags, Flow, IpOptions, Mac, Options, Segment, SynOptions};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
@@ -99,8 +99,7 @@ fn bare(frame: u64, flow: Flow, mac: Mac, seq: SeqNum, ack: SeqNum, flags: Flags
         header_version: 0,
         flags,
         ect: false,
-        ttl: Settings::TTL,
-        tos: 0,
+        ip: IpOptions::DEFAULT,
         mac,
         flow,
         timestamps: None,

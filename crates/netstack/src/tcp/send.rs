@@ -241,8 +241,7 @@ impl Tcb {
             header_version: self.header_version,
             flags: what.flags,
             ect: what.ect,
-            ttl: self.snd.ttl,
-            tos: self.snd.tos,
+            ip: self.snd.ip,
             mac: self.mac,
             flow: self.flow,
             timestamps: if rcv.timestamps {

@@ -4,7 +4,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::fields::{field_variants, fields};
-use crate::config::Settings;
+
+use crate::log::request::IpOptions;
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
@@ -81,9 +82,8 @@ pub(super) struct SendSpace {
     pub(super) nodelay: bool,
     /// Only full segments are sent.
     pub(super) cork: bool,
-    /// [`Settings::ttl`] and [`Settings::tos`], where every frame finds them.
-    pub(super) ttl: u8,
-    pub(super) tos: u8,
+    /// [`Settings::ip`], where every frame finds it.
+    pub(super) ip: IpOptions,
     /// ISS.
     pub(super) iss: SeqNum,
     /// Largest window the peer ever offered: Max(SND.WND), MAX.SND.WND (RFC 5961 section 5.2).
@@ -101,7 +101,7 @@ pub(super) struct SendSpace {
 
 fields!(SendSpace, "snd", {
     una, nxt, max, end, una_offset, written, released, wnd, wl1, wl2, mss, shift, fin, due,
-    ecn, cwr, scaled, syn_lost, nodelay, cork, ttl, tos, iss, wnd_max, small, sent_at, frames_end,
+    ecn, cwr, scaled, syn_lost, nodelay, cork, ip, iss, wnd_max, small, sent_at, frames_end,
     release_upto, release_frame,
 });
 
@@ -137,8 +137,7 @@ impl SendSpace {
             syn_lost: false,
             nodelay: false,
             cork: false,
-            ttl: Settings::TTL,
-            tos: 0,
+            ip: IpOptions::DEFAULT,
             iss,
             wnd_max: 0,
             small: iss,

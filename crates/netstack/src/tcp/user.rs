@@ -144,7 +144,7 @@ impl Tcb {
         }
         let before = core::mem::replace(&mut self.settings, settings);
         self.snd.nodelay = settings.nodelay;
-        (self.snd.ttl, self.snd.tos) = (settings.ttl, settings.tos);
+        self.snd.ip = settings.ip();
         self.header_version = self.header_version.wrapping_add(1);
         if settings.keepalive != before.keepalive {
             self.begin_keepalive(cx);
