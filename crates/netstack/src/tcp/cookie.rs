@@ -410,6 +410,25 @@ mod tests {
         }
     }
 
+    #[test]
+    fn only_a_plain_acknowledgment_returns_a_cookie() {
+        let (irs, key) = (SeqNum(77), 3);
+        let (iss, _) = answered(irs, SynOptions::default(), None, key);
+        for (flags, is_one) in [
+            (Flags::ACK, true),
+            (Flags::ACK.with(Flags::SYN), false),
+            (Flags::ACK.with(Flags::RST), false),
+            (Flags::default(), false),
+        ] {
+            let ack = segment(irs + 1, iss + 1, flags, &Options::None);
+            let whose = (flow(), Mac::default(), offset(key));
+            let now = Instant::from_millis(77_777);
+            let returned = restore_from_cookie(&ack, whose, &hash(key), &Limits::default(), now);
+            let is = matches!(returned, Returned::Connection(_));
+            assert_eq!(is, is_one, "{flags:?}: {returned:?}");
+        }
+    }
+
     /// The timestamp offset of flow number `key`.
     fn offset(key: u64) -> u32 {
         hash(key)(u64::MAX) as u32

@@ -138,3 +138,59 @@ impl Rack {
         (!later && self.sent_at != Instant::ZERO).then(|| range.sent_at + self.rtt + window)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::scoreboard::RangeState;
+
+    /// RFC 8985 section 6.2, step 4: once a round trip, and for 16 recoveries.
+    #[test]
+    fn a_spurious_retransmission_widens_the_window_once_a_round_trip() {
+        let (una, nxt) = (SeqNum(0xffff_fff0), SeqNum(1000));
+        let mut rack = Rack::new(una);
+        rack.on_reordering();
+        let window = |rack: &Rack| {
+            let (min_rtt, srtt) = (Duration::from_millis(40), Duration::from_secs(1));
+            rack.window(true, min_rtt, srtt).as_millis()
+        };
+        assert_eq!(window(&rack), 10);
+        rack.on_spurious_retransmit(nxt);
+        rack.on_passed(nxt - 1);
+        rack.on_spurious_retransmit(nxt + 500);
+        assert_eq!(window(&rack), 20, "the round trip is not over");
+        rack.on_passed(nxt);
+        rack.on_spurious_retransmit(nxt + 500);
+        assert_eq!(window(&rack), 30);
+        for _ in 1..PERSISTS {
+            rack.recovered();
+        }
+        assert_eq!(window(&rack), 30);
+        rack.recovered();
+        assert_eq!(window(&rack), 10);
+    }
+
+    /// RFC 8985 section 6.2, step 3: what arrives before what is acknowledged was not reordered.
+    #[test]
+    fn data_below_what_was_acknowledged_on_the_fast_path_shows_reordering() {
+        let una = SeqNum(500);
+        let info = AckInfo {
+            now: Instant::from_millis(9),
+            echoed: None,
+            min_rtt: Duration::from_millis(1),
+        };
+        for (passed, is_reordered) in [(500, false), (600, false), (601, true), (900, true)] {
+            let mut rack = Rack::new(una);
+            rack.on_passed(SeqNum(passed));
+            let range = SentRange {
+                begin: una,
+                end: SeqNum(601),
+                sent_at: Instant::from_millis(3),
+                state: RangeState::InFlight,
+                retransmitted: false,
+            };
+            rack.delivered(&range, &info);
+            assert_eq!(rack.reordering, is_reordered, "{passed}");
+        }
+    }
+}

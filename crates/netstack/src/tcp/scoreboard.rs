@@ -457,6 +457,28 @@ mod tests {
         }
     }
 
+    #[test]
+    fn too_many_ranges_become_half_as_many_unless_neighbors_differ() {
+        let most = MAX_RANGES as u32;
+        let sends: Vec<_> = (0..u64::from(most)).map(|i| (100, i)).collect();
+        let (begin, end) = (UNA + 100 * most, UNA + 100 * most + 100);
+
+        let mut alike = flight(&sends);
+        alike.sent(UNA, begin, end, at(9_999));
+        assert_eq!(alike.ranges.len(), MAX_RANGES / 2 + 1);
+        let first = alike.first().expect("ranges in flight");
+        assert_eq!((first.len(), first.sent_at), (200, at(1)));
+        let last = alike.last().expect("ranges in flight");
+        assert_eq!((last.len(), last.sent_at), (100, at(9_999)));
+
+        let mut different = flight(&sends);
+        different.mark_lost(|range| range.begin.since(UNA) % 200 == 0);
+        different.sent(UNA, begin, end, at(9_999));
+        assert_eq!(different.ranges.len(), MAX_RANGES);
+        let last = different.last().expect("ranges in flight");
+        assert_eq!((last.len(), last.sent_at), (200, at(9_999)));
+    }
+
     proptest! {
         /// Against a scoreboard that has an entry for every byte.
         #[test]

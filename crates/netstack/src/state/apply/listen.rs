@@ -255,7 +255,7 @@ impl Replica {
         verdict: Verdict,
         out: &mut impl EffectSink,
     ) -> Returned {
-        let Body::Segment { flow, mac, .. } = request.body else {
+        let Body::Segments { flow, mac, .. } = request.body else {
             return Returned::Nothing;
         };
         let made = |listener: &Listener| self.now < listener.cookies_until;
@@ -363,4 +363,101 @@ pub(crate) enum Returned {
     Dropped,
     /// It returns a cookie, and this is its connection.
     Connection(ConnId),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::request::{Address, Families};
+    use std::collections::BTreeSet;
+
+    /// Listeners that differ in one part alone, or in two that could be taken for each other.
+    fn different() -> Vec<Listeners> {
+        let plain = Listener {
+            backlog: 1,
+            half_open: 0,
+            established: 0,
+            accepted: 0,
+            cookies_until: Instant::ZERO,
+        };
+        let at = |port, binding, listener| {
+            let of_port = BTreeMap::from([(binding, listener)]);
+            Listeners {
+                ports: BTreeMap::from([(port, of_port)]),
+                ..Listeners::default()
+            }
+        };
+        let mut all = vec![
+            Listeners::default(),
+            Listeners {
+                half_open: 1,
+                ..Listeners::default()
+            },
+            Listeners {
+                established: 1,
+                ..Listeners::default()
+            },
+        ];
+        let all_families = Binding::default();
+        for number in [1, 2, 3, 0x100, 0xff00] {
+            let listeners = [
+                Listener {
+                    backlog: number + 1,
+                    ..plain
+                },
+                Listener {
+                    half_open: number.into(),
+                    ..plain
+                },
+                Listener {
+                    established: number.into(),
+                    ..plain
+                },
+                Listener {
+                    accepted: number.into(),
+                    ..plain
+                },
+                Listener {
+                    cookies_until: Instant::from_nanos(number.into()),
+                    ..plain
+                },
+            ];
+            all.push(at(number, all_families, plain));
+            all.extend(listeners.map(|listener| at(80, all_families, listener)));
+        }
+        for families in [Families::V4, Families::V6] {
+            let binding = Binding {
+                families,
+                ..all_families
+            };
+            all.push(at(80, binding, plain));
+        }
+        for last in 1..4 {
+            for address in [
+                Address::ipv4(10, 0, 0, last),
+                Address::ipv4(10, last, 0, 0),
+                Address::v6([0x20, last, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]),
+                Address::v6([0x20, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last, 1]),
+            ] {
+                let binding = Binding {
+                    address: Some(address),
+                    ..all_families
+                };
+                all.push(at(80, binding, plain));
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn listeners_that_differ_have_different_fingerprints() {
+        let all = different();
+        let mut seen = BTreeSet::new();
+        for listeners in &all {
+            let mut words = Vec::new();
+            listeners.fold(&mut |word| words.push(word));
+            assert!(seen.insert(words), "{listeners:?}");
+        }
+        assert_eq!(seen.len(), all.len());
+    }
 }

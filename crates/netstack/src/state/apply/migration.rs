@@ -213,6 +213,7 @@ mod tests {
         let bytes = packed(&fixture);
         assert!(!bytes.is_empty());
         assert_eq!(tcb(&fixture, conn), None);
+        assert_ne!(fixture.replica.migrated_away, 0);
         // No segment of the connection is answered meanwhile.
         fixture.segment(4000, 101, ours, Flags::ACK);
         assert_eq!(fixture.sent(), []);
@@ -220,6 +221,7 @@ mod tests {
         let there = expected(&mut fixture);
         assert_ne!(there, conn);
         bring(&mut fixture, there, &bytes);
+        assert_eq!(fixture.replica.migrated_away, 0);
         let mut after = tcb(&fixture, there).unwrap();
         after.complete_migration(conn);
         assert_eq!(Some(after), before);
@@ -232,6 +234,24 @@ mod tests {
             ),
             (1, 1, 0)
         );
+    }
+
+    #[test]
+    fn a_connection_that_ended_elsewhere_is_forgotten() {
+        let mut fixture = Fixture::listening(4);
+        let (conn, ours) = fixture.open(4000, 100);
+        fixture.command(Body::MigrationLeave { conn });
+        fixture.command(Body::MigrationEnd {
+            flow: fixture.flow(4001),
+        });
+        assert_ne!(fixture.replica.migrated_away, 0, "that is another flow");
+        fixture.command(Body::MigrationEnd {
+            flow: fixture.flow(4000),
+        });
+        assert_eq!(fixture.replica.migrated_away, 0);
+        // Its segments are answered as those of no connection.
+        fixture.segment(4000, 101, ours, Flags::ACK);
+        assert_eq!(fixture.replica.stats().no_connection, 1);
     }
 
     #[test]

@@ -51,6 +51,12 @@ impl Fixture {
     }
 
     pub(crate) fn segment(&mut self, from: u16, seq: u32, ack: u32, flags: Flags) {
+        let request = self.request(from, seq, ack, flags);
+        self.apply(&request);
+    }
+
+    /// A segment without payload.
+    fn request(&self, from: u16, seq: u32, ack: u32, flags: Flags) -> Request {
         let mut digest = Digest::bare(Kind::Segments, self.now, self.replica.frames.next);
         digest.seg_seq = SeqNum(seq);
         digest.seg_ack = SeqNum(ack);
@@ -61,13 +67,13 @@ impl Fixture {
             digest.bits |= Digest::TIMESTAMPS;
             digest.ts_val = ts_val;
         }
-        let body = Body::Segment {
+        let body = Body::Segments {
             flow: self.flow(from),
             mac: Mac([2; 6]),
             payload_offset: 54,
             options: crate::log::request::Options::None,
         };
-        self.apply(&Request { digest, body });
+        Request { digest, body }
     }
 
     pub(crate) fn sent(&self) -> Vec<Transmit> {
@@ -107,6 +113,56 @@ impl Fixture {
             Effect::Accept { conn, .. } => Some(*conn),
             _ => None,
         })
+    }
+}
+
+#[test]
+fn cursors_of_the_application_are_those_of_the_connection_that_the_pump_found() {
+    for is_the_same in [true, false] {
+        let mut fixture = Fixture::listening(4);
+        let (conn, ours) = fixture.open(4000, 77);
+        let mut request = fixture.request(4000, 78, ours, Flags::ACK.with(Flags::PSH));
+        (request.digest.seg_len, request.digest.len) = (100, 100);
+        fixture.apply(&request);
+        let unread = |fixture: &Fixture| {
+            let tcb = fixture.replica.connections().last();
+            tcb.map(|(_, tcb)| tcb.info().unread)
+        };
+        assert_eq!(unread(&fixture), Some(100));
+
+        // The slow path, since text that was received already is not what comes next.
+        request.digest.bits |= Digest::PROGRESS;
+        request.digest.app_read = 60;
+        request.digest.hint = ConnId {
+            generation: conn.generation.wrapping_sub(u32::from(!is_the_same)),
+            ..conn
+        };
+        fixture.apply(&request);
+        let left = if is_the_same { 40 } else { 100 };
+        assert_eq!(unread(&fixture), Some(left), "{is_the_same}");
+        // Without the bit the field means nothing.
+        request.digest.bits &= !Digest::PROGRESS;
+        request.digest.app_read = 90;
+        fixture.apply(&request);
+        assert_eq!(unread(&fixture), Some(left), "{is_the_same}");
+    }
+}
+
+#[test]
+fn segments_with_bad_checksums_are_counted_and_change_nothing_else() {
+    let mut fixture = Fixture::listening(4);
+    let (conn, ours) = fixture.open(4000, 77);
+    let mut request = fixture.request(4000, 78, ours, Flags::ACK.with(Flags::PSH));
+    let digest = &mut request.digest;
+    (digest.count, digest.seg_len, digest.len) = (4, 100, 400);
+    for (verdict, bad, received) in [(0, 4, 0), (0b0011, 6, 200), (0b1111, 6, 400)] {
+        let mut effects = Vec::new();
+        fixture.replica.apply(&request, verdict, &mut effects);
+        assert_eq!(fixture.replica.stats().bad_checksum, bad, "{verdict:b}");
+        let tcbs = fixture.replica.connections();
+        let received_by = tcbs.map(|(name, tcb)| (name, tcb.received()));
+        assert_eq!(received_by.last(), Some((conn, received)), "{verdict:b}");
+        assert_eq!(effects.is_empty(), verdict == 0, "{effects:?}");
     }
 }
 
