@@ -100,7 +100,7 @@ impl Faulty {
     fn fits(&self, request: &Request) -> bool {
         let digest = &request.digest;
         match (&self.left, &request.body) {
-            (Some(left), Body::Segment { flow, .. }) => {
+            (Some(left), Body::Segments { flow, .. }) => {
                 left.flow == *flow
                     && left.seq + left.len == digest.seg_seq
                     && left.len == u32::from(digest.seg_len)
@@ -112,7 +112,7 @@ impl Faulty {
 
     fn leave_last_segment(&mut self, request: &mut Request) {
         let digest = &mut request.digest;
-        let Body::Segment { flow, .. } = request.body else {
+        let Body::Segments { flow, .. } = request.body else {
             return;
         };
         let before = (u32::from(digest.count) - 1) * u32::from(digest.seg_len);

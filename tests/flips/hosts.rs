@@ -396,7 +396,7 @@ impl World {
         if segment.options != Options::None {
             digest.bits |= Digest::OPTIONS;
         }
-        let body = Body::Segment {
+        let body = Body::Segments {
             flow: segment.flow,
             mac: segment.mac,
             payload_offset: HEADERS,

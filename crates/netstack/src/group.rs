@@ -105,7 +105,7 @@ pub(crate) struct Shared {
     /// For each slot, the position below which its share of the effects is performed.
     performed: Box<[CachePadded<AtomicU64>]>,
     /// For each slot, the position below which its worker saw that all effects are performed.
-    verified: Box<[CachePadded<AtomicU64>]>,
+    all_done: Box<[CachePadded<AtomicU64>]>,
     /// Which slots are active, leaving, parked and so on.
     membership: Members,
     epoch_owners: EpochOwners,
@@ -336,12 +336,12 @@ impl Log for GroupLog<'_> {
     }
 
     fn performed(&self) -> u64 {
-        let verified = self.shared.verified.iter().map(|word| {
-            // ORDERING: Acquire, pairs with the Release in `Worker::report_verified`: what it saw
+        let all_done = self.shared.all_done.iter().map(|word| {
+            // ORDERING: Acquire, pairs with the Release in `Worker::report_all_done`: what it saw
             // done is done.
             word.load(Ordering::Acquire)
         });
-        verified.fold(
+        all_done.fold(
             self.shared
                 .performed_by(self.shared.membership.ever_active()),
             u64::max,
@@ -429,7 +429,7 @@ impl<T: FaultHooks> Group<T> {
                 })
                 .map(|position| CachePadded::new(AtomicU64::new(position)))
                 .collect(),
-            verified: (0..slot_count)
+            all_done: (0..slot_count)
                 .map(|_| CachePadded::new(AtomicU64::new(0)))
                 .collect(),
             membership: Members::new(slot_count, layout.replicas, layout.autoscale),

@@ -175,7 +175,7 @@ pub(crate) struct Scan {
     /// Effects performed and frames built.
     pub(crate) done: usize,
     /// All requests below this position are done.
-    pub(crate) verified: Seq,
+    pub(crate) all_done: Seq,
 }
 
 impl<T: FaultHooks> Executor<'_, T> {
@@ -185,7 +185,7 @@ impl<T: FaultHooks> Executor<'_, T> {
         let pending = self.pending;
         let mut scan = Scan {
             done: 0,
-            verified: pending.first,
+            all_done: pending.first,
         };
         let mut skipped = Skipped::default();
         while self.cursor.seq < limit
@@ -206,7 +206,7 @@ impl<T: FaultHooks> Executor<'_, T> {
                     skipped.owners = 0;
                 }
                 if !skipped.any {
-                    scan.verified = self.cursor.seq;
+                    scan.all_done = self.cursor.seq;
                 }
                 continue;
             }

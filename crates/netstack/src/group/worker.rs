@@ -4,18 +4,18 @@
 //! (`membership.rs`). With the log it has these steps:
 //!
 //! 1. Claim a batch of frames from the device, so that no other worker reads them; parse it; and
-//!    publish what is parsed, if no other worker has the receive pump. Frames become requests. (The
-//!    two pumps are values that one worker has at a time: one publishes, one sends.)
+//!    publish what is parsed: frames become requests. Publishing needs the receive pump, a value
+//!    that one worker has at a time, and sending the transmit pump; who finds one taken goes on.
 //! 2. Prepare: verify the checksums of requests. The result is the verdict of a request. A request
 //!    names its primary, the worker that normally prepares it and performs its effects.
-//! 3. Apply every request that has a verdict, in log order. What that asks for, such as frames to
-//!    build, are its effects. They are retained (pending) until they are known to be done.
+//! 3. Apply requests in log order, up to the first without a verdict. What that asks for, such as
+//!    frames to build, are effects. They are retained (pending) until they are known to be done.
 //! 4. Perform the effects whose primary this worker is: its share.
-//! 5. Send frames that are built.
+//! 5. Send frames that it built; if it was idle for a while, also those of others.
 //! 6. Steal: perform work of stragglers, workers that are late.
 //! 7. If steps 2 to 6 found nothing to do: prepare the next request, whoever its primary is.
 //!
-//! Units of TLS and framed streams are processed at the end of a turn.
+//! A turn ends with units: TLS records or messages of framed streams, which any worker can process.
 
 mod membership;
 mod sending;
@@ -52,8 +52,8 @@ use sending::SendWatch;
 
 /// After this many turns in a row without work, a worker also sends frames that others built.
 const IDLE_TURNS: u32 = 16;
-/// The most requests that are applied in one turn: as many as two workers publish in a turn if each
-/// frame is a request.
+/// The most requests that are applied in one turn: about two batches of frames, if each frame is a
+/// request.
 const APPLY_BATCH: usize = 256;
 
 /// A worker: holds one replica of a group's state, and does a share of the group's work.
@@ -68,24 +68,24 @@ pub struct Worker<T: FaultHooks = ()> {
     pub(crate) epochs: Epochs,
     /// Its membership: active, joining, parked, ...
     pub(crate) state: WorkerState,
-    /// With [`Layout::confirm`](crate::group::Layout): since this worker began, a majority of the
-    /// replicas had the same fingerprints as it up to this position of the log.
+    /// With [`Layout::confirm`](crate::group::Layout): each fingerprint that it posted, up to this
+    /// position of the log, was that of a majority of the replicas.
     pub(crate) confirmed: Seq,
     /// What `state` was before this worker began to join.
     pub(crate) joined_from: WorkerState,
-    /// Fingerprints that it computed during its join check. Others do not count on it during that
-    /// check, so `post` keeps them here.
+    /// Fingerprints that it computed during its join check, in which its state is compared with
+    /// that of others. They do not count yet, so they are kept here and not posted.
     pub(crate) unposted: Vec<(Seq, u64)>,
     /// Next request to consider for preparing.
     prepared: Seq,
-    /// Payload bytes of the requests whose primary it is, from `cursor` to `prepared`, about. When
-    /// this reaches `ahead_bytes`, the worker prepares no more of them, and claims no frames unless
-    /// a batch waits to be published.
+    /// About how many payload bytes its own requests have that are prepared and not performed. When
+    /// this reaches `ahead_bytes`, the worker does not go on to prepare its own, and claims no
+    /// frames unless a batch of any worker waits to be published.
     prepared_bytes: usize,
     /// How far its own share is performed.
     pub(crate) cursor: Cursor,
-    /// The last known value of `shared.performed[id]`, which says up to which position the workers
-    /// of this replica slot have performed their shares. An earlier one may have stored it.
+    /// What `shared.performed[id]` is: up to which position the workers of this replica slot, one
+    /// after the other, have performed their shares. It may be from an earlier worker.
     reported: Seq,
     pub(crate) stragglers: Stragglers,
     send_watch: SendWatch,
@@ -107,11 +107,12 @@ pub struct Worker<T: FaultHooks = ()> {
     /// Whether, at that look, the device may have been out of memory to receive into, because the
     /// stack held so many of its frames.
     pub(crate) holds_many: bool,
+    /// Headers of the frames built last, for the next ones that have the same.
+    pub(crate) template: Template,
     /// Faults of a test. `T::ACTIVE` says that the worker has fault hooks.
     hooks: T,
     /// Whether `hooks` is changing the effects of a request.
     in_hooks: bool,
-    pub(crate) template: Template,
     pub(crate) stats: EffectStats,
 }
 
@@ -209,10 +210,10 @@ impl<T: FaultHooks> Worker<T> {
         }
     }
 
-    /// Leaves solo mode first. Then, if this worker is active and has not enough to do (or a batch
-    /// waits to be published): claims a batch of frames, parses it, and publishes what is parsed,
-    /// unless another worker has the receive pump. With the pump, also autoscales when that is due.
-    /// Returns how much it did.
+    /// Leaves solo mode first. Then, if this worker is active: claims a batch of frames, parses it,
+    /// and publishes what is parsed, unless another worker has the receive pump. A worker that has
+    /// enough to do does so only if a batch waits to be published. With the pump, also autoscales
+    /// when that is due. Returns how much it did.
     pub fn pump_in_turn(&mut self, now: Instant) -> usize {
         self.return_to_log();
         if !self.may_take_frames() {
@@ -347,9 +348,8 @@ impl<T: FaultHooks> Worker<T> {
         done
     }
 
-    /// Prepares the request at `seq`, whichever worker is its primary, if it was published at this
-    /// worker's latest look at the log, is not applied here, and not prepared. Returns whether it
-    /// did.
+    /// Prepares the request at `seq`, whichever worker is its primary, if that is still to be done,
+    /// and this worker has seen it published and not applied it. Returns whether it did.
     pub fn prepare(&mut self, seq: u64) -> bool {
         if self.handle_membership() {
             return false;
@@ -358,7 +358,7 @@ impl<T: FaultHooks> Worker<T> {
     }
 
     fn prepare_one(&mut self, seq: u64) -> bool {
-        if self.shared.verdicts.get(seq).is_some() && seq < self.log.end() {
+        if self.shared.verdicts.get(seq).is_some() {
             return false;
         }
         let Some(request) = self.log.get(seq) else {
@@ -378,7 +378,7 @@ impl<T: FaultHooks> Worker<T> {
     }
 
     /// Applies at most `most` requests. A panic of a connection ends that connection (see
-    /// [`Replica::unwound`]).
+    /// [`Replica::recover`]).
     fn apply_ready(&mut self, most: usize) -> usize {
         let mut done = 0;
         loop {
@@ -405,7 +405,7 @@ impl<T: FaultHooks> Worker<T> {
         let seq = self.pending.end();
         match self.log.get(seq) {
             Some(request) if self.replica.position() == seq + 1 && !self.in_hooks => {
-                self.replica.unwound(panic, request, &mut self.pending);
+                self.replica.recover(panic, request, &mut self.pending);
                 self.pending.commit(request, false);
                 self.post_if_due(seq + 1);
             }
@@ -512,8 +512,8 @@ impl<T: FaultHooks> Worker<T> {
     }
 
     /// Performs this worker's share, up to `most_frames` frames. Returns how many effects, or parts
-    /// of them, that were, and why it ended: at the frames (`Performed`), at the end or the limit
-    /// (`End`), or for lack of room.
+    /// of them, that were, and why it ended: as many frames are built (`Performed`), nothing is left
+    /// up to the limit (`End`), or no frame or slot is free (`Blocked`).
     fn perform_mine(&mut self, most_frames: u32) -> (usize, Step) {
         let mut done = 0;
         let limit = self.perform_limit();
@@ -610,29 +610,30 @@ impl<T: FaultHooks> Worker<T> {
             .stragglers
             .check(&self.shared, &self.pending, &self.epochs)
         {
-            // Nothing can be stolen. An empty slot never reports progress, and the pump would wait
-            // for it for ever, so this worker reports what it knows to be done, by any worker.
-            let reported = self.shared.membership.misses_a_replica() && self.report_verified();
-            return usize::from(reported);
+            // Nothing can be stolen. The pump uses places of the log again when all slots have
+            // reported, and a slot without replica never does. So this worker reports what it knows
+            // to be done by all of them, which the pump takes instead.
+            let grew = self.shared.membership.misses_a_replica() && self.report_all_done();
+            return usize::from(grew);
         }
         let scan = self.scan(most);
-        self.forget(scan.verified);
-        let reported = self.report_verified();
+        self.forget(scan.all_done);
+        let grew = self.report_all_done();
         self.shared.slot_stats[self.id].post(&self.stats);
-        scan.done.max(usize::from(reported))
+        scan.done.max(usize::from(grew))
     }
 
-    /// Stores `pending.first` in `verified` (which has nothing to do with checksums): all requests
-    /// before it are known to be done, by any worker. Returns whether the value grew, for which the
-    /// receive pump may have waited, since it may use the places of those requests again.
-    fn report_verified(&self) -> bool {
+    /// Stores `pending.first` in `all_done`: the effects of all requests before it are known to be
+    /// done, whoever did them. Returns whether the value grew; the receive pump may wait for that,
+    /// to use places of the log again.
+    fn report_all_done(&self) -> bool {
         // ORDERING: Relaxed: no other thread changes the word of this slot.
-        let reported = self.shared.verified[self.id].load(Ordering::Relaxed);
-        if reported >= self.pending.first {
+        let before = self.shared.all_done[self.id].load(Ordering::Relaxed);
+        if before >= self.pending.first {
             return false;
         }
         // ORDERING: Release, pairs with the Acquire in `GroupLog::performed`.
-        self.shared.verified[self.id].store(self.pending.first, Ordering::Release);
+        self.shared.all_done[self.id].store(self.pending.first, Ordering::Release);
         true
     }
 
@@ -657,8 +658,8 @@ impl<T: FaultHooks> Worker<T> {
         executor.scan(&mut self.stragglers, limit, most)
     }
 
-    /// Drops pending effects of requests before `below`, but none from the cursor on. The caller
-    /// knows that they are done.
+    /// Drops pending effects of requests before `below` and before the cursor. The caller knows that
+    /// they are done.
     fn forget(&mut self, below: Seq) {
         self.cursor.effect -= self.pending.forget(below.min(self.cursor.seq));
         self.epochs.forget(self.pending.first);
@@ -701,7 +702,7 @@ impl<T: FaultHooks> Worker<T> {
 
     /// The next [`turn`](Self::turn) is due at this time: the earliest deadline of the replica, of
     /// a batch that is not parsed, and of the receive pump (which waits for neighbours and
-    /// fragments). If another worker has the pump, that worker takes the pump's into account.
+    /// fragments). If another worker has the pump, that worker counts the pump's deadline.
     pub fn next_deadline(&self) -> Instant {
         let rx_side = self.shared.rx.try_take();
         let pump = rx_side.map_or(Instant::NEVER, |rx_side| rx_side.pump.next_deadline());
@@ -725,8 +726,7 @@ impl<T: FaultHooks> Worker<T> {
     }
 
     /// Returns used frames to the device before this worker sleeps. If another worker is claiming
-    /// frames from the device, that worker may be in need of them, so they are left where it finds
-    /// them.
+    /// from the device, it may need frames, so they are left in the place where it looks for them.
     pub(crate) fn put_back(&mut self) {
         if self.recycler.frames.is_empty() {
             return;
@@ -772,7 +772,7 @@ impl<T: FaultHooks> core::fmt::Debug for Worker<T> {
             .field("deadline", &self.replica.next_deadline())
             .field("epochs", &self.epochs)
             .field("all_reported", &shared.performed)
-            .field("all_verified", &shared.verified)
+            .field("all_done", &shared.all_done)
             .finish_non_exhaustive()
     }
 }

@@ -366,7 +366,7 @@ impl RxPump {
                 conn, app_written, ..
             } => Some((conn, app_written)),
             Body::Sends { .. } => return self.record_sends(request),
-            Body::Segment { .. } if request.digest.bits & Digest::PROGRESS != 0 => {
+            Body::Segments { .. } if request.digest.bits & Digest::PROGRESS != 0 => {
                 let conn = request.digest.hint;
                 let known = self.recorded.get(&conn).copied().unwrap_or(0);
                 let grown = request.digest.app_written.wrapping_sub(known as u32);

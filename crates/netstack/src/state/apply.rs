@@ -1,13 +1,13 @@
 //! The replicated state: all connections of a group, and what they share.
 //!
 //! A [`Replica`] is plain data. Only requests change it; the exceptions are `continue_log_at` and
-//! faults that tests inject. The result depends only on the request, its verdict (which segments
-//! have good checksums; all replicas are given the same) and the state. Replicas that began with
-//! the same limits and applied the same requests are therefore equal.
+//! faults that tests inject. The result depends only on the state, the request and its verdict,
+//! which says which segments have good checksums and is the same for every replica. Replicas that
+//! began with the same limits and applied the same requests are therefore equal.
 //!
-//! A request is published by the receive pump, which reads frames. Its digest is a summary of fixed
-//! size: time, frames sent, and what an in-order run of segments needs, such as the connection that
-//! the pump believes it belongs to (the hint).
+//! The receive pump, which reads frames, publishes requests. A request has a digest of fixed size:
+//! the time, how many frames are sent, and what the fast path needs of a run of segments. One part
+//! of that is the hint: the connection to which the pump thinks that the segments belong.
 
 use core::cell::Cell;
 use core::panic::AssertUnwindSafe;
@@ -59,20 +59,23 @@ pub(crate) trait Requests<S> {
 pub struct Replica {
     /// The latest time that an applied request carried.
     now: Instant,
-    /// The number of the next outgoing frame, the first number for which there is no transmit slot,
-    /// and how many frames are sent; also the rate limits of resets and challenge ACKs.
+    /// `next`: the number of the next outgoing frame; `limit`: the first number for which there is
+    /// no transmit slot yet; `sent`: how many frames are sent. Also the rate limits of resets and
+    /// challenge ACKs.
     frames: FrameNumbers,
     /// How many requests of the log were applied, which is the position of the next one. Requests
     /// that are applied without a log count here, too, until `continue_log_at`.
     position: u64,
     /// How many requests were applied without a log, up to the last `continue_log_at`.
     applied_unlogged: u64,
-    /// Running hash of frame numbers and of the connections and sockets that requests changed.
-    /// Replicas compare it.
+    /// Running hash of frame numbers and of connections and sockets as requests left them. Replicas
+    /// compare it.
     fold: u64,
-    /// The place of the connection that the fast path works on: a panic there is blamed on it.
+    /// The place of the connection that was changed last: the next fingerprint includes it, and a
+    /// panic of the fast path is blamed on it.
     touched: u32,
-    /// No deadline of a connection is before this; it may be that of one which was put off since.
+    /// A lower bound of all deadlines of connections. It may be too early: the deadline that set it
+    /// may have been put off.
     next_deadline: Instant,
     /// `follow_up` runs once `frames.sent` reaches this. 0 makes it run after every request;
     /// `u64::MAX` says that nothing waits for frames to be sent.
@@ -93,9 +96,9 @@ pub struct Replica {
     /// Connections that have something to send and wait for transmit slots or for their turn. The
     /// first one is next.
     waiting: VecDeque<ConnId>,
-    /// Connections that may not release acknowledged bytes yet, because frames that are not sent
-    /// refer to them. A connection may release them once `frames.sent` is at least the number of
-    /// its entry; numbers ascend.
+    /// Connections with acknowledged bytes to which frames refer that are not sent yet. They may
+    /// release these bytes once `frames.sent` is at least the number of their entry; numbers
+    /// ascend.
     unsent: VecDeque<(u64, ConnId)>,
     /// Connections in TIME-WAIT, the oldest first. Some may have been closed since.
     time_wait: VecDeque<ConnId>,
@@ -107,12 +110,12 @@ pub struct Replica {
     /// The flows whose connections migrated to other groups, folded into one number.
     migrated_away: u64,
     stats: StateStats,
-    /// `frames.next` when the fast path began: what `unwound` sets it to after a panic. Meaningful
-    /// within one request only, so replicas do not compare it.
-    next_before: u64,
-    /// Whether code runs that may change more than one connection: a panic in it cannot be blamed
-    /// on one, unless `guarded` catches it. Meaningful within one request only.
-    beyond_one: bool,
+    /// `frames.next` before the request: `recover` sets it back to this after a panic. Replicas do
+    /// not compare it, nor the next field, since both have a meaning within one request only.
+    first_frame: u64,
+    /// Whether code runs that may change several connections. A panic in it is not that of one of
+    /// them, unless it is within `guarded`, which knows which one it calls.
+    concerns_several: bool,
     /// How many of [`StateStats::panicked`] were injected ([`Limits::panics_ppm`]).
     #[cfg(feature = "testkit")]
     injected: u64,
@@ -150,8 +153,8 @@ impl Replica {
             incoming: Vec::new(),
             migrated_away: 0,
             stats: StateStats::default(),
-            next_before: 0,
-            beyond_one: false,
+            first_frame: 0,
+            concerns_several: false,
             #[cfg(feature = "testkit")]
             injected: 0,
         }
@@ -170,12 +173,13 @@ impl Replica {
     pub fn apply(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
         let apply = || self.apply_in_batch(request, verdict, &mut *out);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(apply)) {
-            self.unwound(panic, request, out);
+            self.recover(panic, request, out);
         }
     }
 
     /// Applies several requests. Cheaper than calling [`Replica::apply`] for each, because one
-    /// `catch_unwind` covers many.
+    /// `catch_unwind` covers many. After the panic of a connection it goes on with the next
+    /// request.
     ///
     /// # Panics
     /// As [`Replica::apply`], and if a method of `requests` panics.
@@ -199,7 +203,7 @@ impl Replica {
             match catch_unwind(AssertUnwindSafe(batch)) {
                 Ok(()) => break,
                 Err(panic) if applying.get() => {
-                    self.unwound(panic, requests.current().0, out);
+                    self.recover(panic, requests.current().0, out);
                     requests.take_effects(out);
                 }
                 Err(panic) => resume_unwind(panic),
@@ -207,8 +211,8 @@ impl Replica {
         }
     }
 
-    /// Applies one request, for callers that catch panics themselves, once for a batch: a panic
-    /// unwinds out of this function, and the caller must pass it to [`Replica::unwound`] before any
+    /// Applies one request, for callers that catch the panics of a whole batch themselves: a panic
+    /// unwinds out of this function, and the caller must pass it to [`Replica::recover`] before any
     /// other use of the replica.
     ///
     /// # Panics
@@ -223,6 +227,7 @@ impl Replica {
         let digest = &request.digest;
         self.now = self.now.max(digest.now);
         self.position += 1;
+        self.first_frame = self.frames.next;
         self.frames.update_sent(digest.sent, &self.limits);
         if !self.fast_path(request, verdict, out) {
             self.slow_path(request, verdict, out);
@@ -232,10 +237,10 @@ impl Replica {
         }
     }
 
-    /// Applies a request by the fast path, if it is a run of segments whose connection the pump
-    /// knew and which continue it as expected. Otherwise returns false, and the slow path has to
-    /// apply it; `next_before`, `touched` and the application's cursors may be updated already, and
-    /// the slow path may update them again.
+    /// Applies a request by the fast path, if the hint names a connection and its segments are the
+    /// next ones that this connection expects. Otherwise returns false, and the slow path has to
+    /// apply it. `touched` may be updated then, and the connection may know the application's
+    /// cursors (how much it has read and written) already; the slow path may update them again.
     #[inline(always)]
     fn fast_path(
         &mut self,
@@ -258,7 +263,6 @@ impl Replica {
         let (true, Some(tcb)) = (place.generation == conn.generation, &mut place.tcb) else {
             return false;
         };
-        self.next_before = self.frames.next;
         self.touched = conn.index;
         let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
         if digest.bits & Digest::PROGRESS != 0 {
@@ -272,9 +276,9 @@ impl Replica {
         self.fold = tcb.fold(self.fold ^ self.frames.next);
         let deadline = tcb.next_deadline();
         if finish != Finish::default() || deadline < place.armed {
-            self.beyond_one = true;
+            self.concerns_several = true;
             self.schedule(conn, finish, deadline);
-            self.beyond_one = false;
+            self.concerns_several = false;
         }
         true
     }
@@ -282,7 +286,7 @@ impl Replica {
     /// Applies a request that the fast path does not take.
     #[inline(never)]
     fn slow_path(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
-        self.beyond_one = true;
+        self.concerns_several = true;
         match request.digest.kind {
             Kind::Segments => self.segments(request, verdict, out),
             Kind::Command => {
@@ -298,14 +302,14 @@ impl Replica {
             }
             Kind::Tick => {}
         }
-        self.beyond_one = false;
+        self.concerns_several = false;
     }
 
     /// Fires deadlines that are due, and lets waiting connections and UDP sockets continue. Any
     /// request may bring a later time or more sent frames, so this may follow every kind.
     #[inline(never)]
     fn follow_up(&mut self, out: &mut impl EffectSink) {
-        self.beyond_one = true;
+        self.concerns_several = true;
         if self.next_deadline <= self.now {
             self.fire_deadlines(out);
         }
@@ -326,7 +330,7 @@ impl Replica {
             (true, None) => u64::MAX,
         };
         self.next_sent = self.next_sent.min(self.udp.next_sent());
-        self.beyond_one = false;
+        self.concerns_several = false;
     }
 
     /// The UDP sockets, and the shared state that they may change.
@@ -355,8 +359,8 @@ impl Replica {
     }
 
     /// Applies a run (consecutive segments of one flow): finds the flow's connection, and passes it
-    /// the segments with good checksums. If this returns early, the application's cursors are not
-    /// used; they are totals, and a later request carries them again.
+    /// the segments with good checksums. An early return leaves out the application's cursors.
+    /// Nothing is lost: they are totals, and a later request has them again.
     fn segments(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
         let digest = &request.digest;
         let verdict = verdict & digest.all_good();
@@ -386,8 +390,8 @@ impl Replica {
             return self.no_connection(request, verdict, Some(past), out);
         }
         self.with(conn, out, |tcb, cx| {
-            // The cursors are those of the connection that the pump found (`hint`). A new
-            // connection of the same flow may have taken its place between that and now.
+            // The cursors are those of the connection that the pump found (`hint`). Since then the
+            // flow may have got a new connection.
             if digest.bits & Digest::PROGRESS != 0 && conn == digest.hint {
                 tcb.progress_low(digest.app_read, digest.app_written, cx);
             }
@@ -396,8 +400,8 @@ impl Replica {
     }
 
     /// Handles a run that matches no connection: each segment goes to the listener of its port, or
-    /// is refused. `past`: if a SYN replaced a connection, the first sequence number behind those
-    /// of the old one. (A SYN is a run by itself.)
+    /// is refused. `past` is set if a SYN replaced an old connection: the first sequence number
+    /// behind those of the old one. (A SYN is a run by itself.)
     fn no_connection(
         &mut self,
         request: &Request,
@@ -405,7 +409,7 @@ impl Replica {
         past: Option<SeqNum>,
         out: &mut impl EffectSink,
     ) {
-        let Body::Segment { flow, mac, .. } = request.body else {
+        let Body::Segments { flow, mac, .. } = request.body else {
             return;
         };
         request.pieces(verdict, |segment| {
@@ -429,7 +433,7 @@ impl Replica {
         match *body {
             // Not commands, or commands of UDP sockets, which `udp_command` applied.
             Body::None
-            | Body::Segment { .. }
+            | Body::Segments { .. }
             | Body::Datagrams { .. }
             | Body::Bind { .. }
             | Body::Unbind { .. }
@@ -483,7 +487,7 @@ impl Replica {
                 self.with(conn, out, |tcb, cx| tcb.tune(tuning, cx));
             }
             Body::Abort { conn } => self.with(conn, out, |tcb, cx| tcb.abort(cx)),
-            Body::Lost { conn } => self.with(conn, out, |tcb, cx| tcb.lose_address(cx)),
+            Body::AddressLost { conn } => self.with(conn, out, |tcb, cx| tcb.lose_address(cx)),
             Body::Free { conn } => {
                 if let Some(place) = self.current(conn)
                     && place.tcb.is_none()
@@ -498,13 +502,13 @@ impl Replica {
             Body::MigrationArrive { conn, len } => self.migration_arrive(conn, len, out),
             Body::MigrationEnd { flow } => self.migration_end(&flow),
             Body::NetworkError { flow, seq, what } => {
-                let mut is_heeded = false;
+                let mut heeded = false;
                 if let Some(conn) = self.demux.find(&flow) {
                     self.with(conn, out, |tcb, cx| {
-                        is_heeded = tcb.network_error(seq, what, cx)
+                        heeded = tcb.network_error(seq, what, cx)
                     });
                 }
-                self.stats.ignored_errors += u64::from(!is_heeded);
+                self.stats.ignored_errors += u64::from(!heeded);
             }
             Body::NextHop { conn, mac } => {
                 self.with(conn, out, |tcb, _| {
@@ -540,8 +544,8 @@ impl Replica {
         }
     }
 
-    /// The position of the next request of the log: how many of it were applied. Counts those
-    /// without a log, too, until `continue_log_at`.
+    /// The position of the next request in the log, which is how many were applied. Those without a
+    /// log count, too, until `continue_log_at`.
     pub fn position(&self) -> u64 {
         self.position
     }
@@ -551,9 +555,9 @@ impl Replica {
         self.position + self.applied_unlogged
     }
 
-    /// Sets the position back to `position` after working without the log: the state stays, and
-    /// requests that were applied since that position count as unlogged. `position` is at most what
-    /// [`Replica::position`] returns.
+    /// Goes on with the log at `position`, after working without it. Nothing is undone: requests
+    /// that were applied behind `position` count as unlogged from now on. `position` is at most
+    /// what [`Replica::position`] returns.
     pub(crate) fn continue_log_at(&mut self, position: u64) {
         self.applied_unlogged += self.position - position;
         self.position = position;

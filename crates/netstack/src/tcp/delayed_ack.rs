@@ -1,11 +1,16 @@
 //! When received data is acknowledged (RFC 9293 section 3.8.6.3, RFC 5681 section 4.2).
 //!
-//! The code of another rule stands in this file alone: [`Tcb::ack_soon`] decides for each segment
-//! that arrives in order, and starts the timer. What it counts is kept in [`AckDue`]; a new field of
-//! the receive space would also be listed in `fields!` of `receive_space.rs` and in `FOR_DATA` of
-//! `fast_path.rs`. The departures in the documentation of [`tcp`](super) say what the rule is. Other files say only that something else must be acknowledged at
-//! once ([`Tcb::ack_now`]): data out of order, a FIN, a window that opens. They ask what is due
-//! ([`Tcb::is_ack_due`]), and say which frames carry an acknowledgment ([`Tcb::ack_is_numbered`]).
+//! The rule is [`Tcb::ack_soon`]. It runs for each segment, or run of segments, that arrives in
+//! order, when `rcv.nxt` and `rcv.offset` (bytes of the stream so far, which never wraps) are past
+//! it already. What is owed is in [`AckDue`]: a rule that counts further has more variants of that,
+//! in order, and starts the timer for the first segment alone. A new field would be one of
+//! `receive_space.rs`, also in its `fields!` and in `FOR_DATA` of `fast_path.rs`. Its tests are in
+//! `tcp/tests/arriving.rs` and `tests/data/rfc9293_data.toml`; what users read of it is among the
+//! departures in the documentation of [`tcp`](super).
+//!
+//! Other files say only that something else must be acknowledged at once ([`Tcb::ack_now`]): data
+//! out of order, a FIN, a window that opens. They ask what is due ([`Tcb::is_ack_due`]), and say
+//! which frames carry an acknowledgment ([`Tcb::ack_is_numbered`]).
 
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};

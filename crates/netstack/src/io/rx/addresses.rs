@@ -1,7 +1,7 @@
 //! Changes of our addresses, of the link, and of routes while the stack runs.
 //!
 //! An address is used for what begins from the change on. What is under way from one that is lost
-//! ends: connections by [`Body::Lost`], which sends nothing, as the address may be another host's
+//! ends: connections by [`Body::AddressLost`], which sends nothing, as the address may be another host's
 //! by now. Listeners and UDP sockets stay, and are reached at the addresses that are there.
 //!
 //! Connections whose next hop is another one by a change follow it, by [`Body::NextHop`], once its
@@ -270,7 +270,7 @@ impl RxPump {
         while log.room() > BATCH
             && let Some(conn) = self.lost.pop_front()
         {
-            self.publish_command(now, Body::Lost { conn }, log);
+            self.publish_command(now, Body::AddressLost { conn }, log);
         }
     }
 }

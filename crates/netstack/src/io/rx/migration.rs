@@ -674,7 +674,7 @@ impl RxPump {
         log: &mut impl Log,
     ) {
         let flow = match deferred.request.body {
-            Body::Segment { flow, .. } | Body::NetworkError { flow, .. } => flow,
+            Body::Segments { flow, .. } | Body::NetworkError { flow, .. } => flow,
             _ => return,
         };
         if let Some(held) = self.migration.deferred(&flow) {
@@ -711,14 +711,14 @@ impl RxPump {
         } = deferred;
         let sent = self.sample_sent();
         let hint = match request.body {
-            Body::Segment { flow, .. } if conn == ConnId::NONE => self.hint_of(now, &flow),
+            Body::Segments { flow, .. } if conn == ConnId::NONE => self.hint_of(now, &flow),
             _ => conn,
         };
         let digest = &mut request.digest;
         (digest.now, digest.sent, digest.hint) = (now, sent, hint);
         // The segments that followed it then may have been lost since.
         digest.bits &= !(Digest::PROGRESS | Digest::FOLLOWED);
-        if let Body::Segment { .. } = request.body {
+        if let Body::Segments { .. } = request.body {
             let ahead = self.stores_ahead.then_some(verdict.is_none());
             self.received += u64::from(digest.len);
             sample_cursors(&self.world, digest, ahead, &mut run);

@@ -120,7 +120,7 @@ impl Replica {
     #[cold]
     pub(super) fn find(&self, body: &Body) -> Option<ConnId> {
         match body {
-            Body::Segment { flow, .. } => self.demux.find(flow),
+            Body::Segments { flow, .. } => self.demux.find(flow),
             _ => None,
         }
     }

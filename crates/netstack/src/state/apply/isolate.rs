@@ -12,7 +12,7 @@
 //!
 //! The fast path is not guarded by itself, because that would make a request a tenth more
 //! expensive. A caller that applies several requests catches panics once for all of them
-//! ([`Replica::unwound`]). The fast path stores in the replica what is needed in that case, and all
+//! ([`Replica::recover`]). The fast path stores in the replica what is needed in that case, and all
 //! other paths mark work that concerns more than one connection.
 //!
 //! Deadlines and turns of other connections in the same request are processed as without the panic.
@@ -97,34 +97,30 @@ impl Replica {
     }
 
     /// [`Replica::apply_in_batch`] unwound while it applied `request`; `out` holds the effects of
-    /// that request. If the panic came from the connection on the fast path, which was used last,
-    /// that connection is closed, and the work that follows from the request is done. Its segments
-    /// do not count as received.
+    /// that request. If the panic came from the fast path, its connection is closed, and the work
+    /// that follows from the request is done. Its segments do not count as received.
     ///
     /// # Panics
     /// With the same panic, if it did not come from one connection. The replica must not
     /// be used afterwards.
     #[cold]
     #[inline(never)]
-    pub fn unwound(
+    pub fn recover(
         &mut self,
         panic: Box<dyn Any + Send>,
         request: &Request,
         out: &mut impl EffectSink,
     ) {
-        let place = self.places.get(self.touched as usize);
-        let Some(place) = place.filter(|_| !self.beyond_one) else {
+        let conn = request.digest.hint;
+        let is_its_own = !self.concerns_several && self.touched == conn.index;
+        if !is_its_own || self.current(conn).is_none() {
             resume_unwind(panic);
-        };
-        let conn = ConnId {
-            index: self.touched,
-            generation: place.generation,
-        };
+        }
         out.take_back(0);
         // The length of the receive stream is not known here: the application may miss the end of
         // what other workers are still copying.
         let before = Before {
-            next: self.next_before,
+            next: self.first_frame,
             seq: request.digest.seg_ack,
         };
         self.isolate(conn, before, 0, out);
