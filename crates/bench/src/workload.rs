@@ -53,7 +53,7 @@ impl Processing {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "report", derive(serde::Serialize))]
 pub struct Workload {
-    /// Payload bytes of a segment.
+    /// Payload bytes of a segment. The peer announces it as its MSS, and the MTU grows with it.
     pub segment_bytes: usize,
     /// Frames in circulation, in bytes: above every private cache, as a network card would leave
     /// them.
