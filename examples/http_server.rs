@@ -47,8 +47,8 @@
 //! With `--addr6 fd00:78::1/64` it serves over IPv6 as well, and with `--addr6 auto` at an address
 //! that it makes of what a router advertises: `curl -O http://[fd00:78::1]/some_file`.
 //!
-//! With `--poller` one thread serves all connections, 10,000 and more, instead of a thread for each;
-//! it answers GET and HEAD alone.
+//! With `--poller` one thread serves all connections, 10,000 and more, instead of a thread for
+//! each; it answers GET and HEAD alone.
 //!
 //! GET, HEAD and PUT, connections that are kept, bodies with `Content-Length` or in chunks,
 //! `Expect: 100-continue`. Paths that leave the folder are refused, be it by `..` or by a symbolic

@@ -25,10 +25,10 @@
 //! ```
 //!
 //! `--packet NAME` and `--xdp NAME` use a network interface instead, as `https_server.rs` shows. It
-//! writes what it got to the file or the standard output, says on the standard error stream how that
-//! went, and fails unless the status is 2xx. With `--again` it asks once more on a new connection,
-//! which resumes the session. With `--update-keys N` it goes on with another key after every N bytes
-//! that it sends. Hosts are given by their addresses.
+//! writes what it got to the file or the standard output, says on the standard error stream how
+//! that went, and fails unless the status is 2xx. With `--again` it asks once more on a new
+//! connection, which resumes the session. With `--update-keys N` it goes on with another key after
+//! every N bytes that it sends. Hosts are given by their addresses.
 
 #[path = "tls/certificate.rs"]
 mod certificate;

@@ -48,8 +48,8 @@
 //! ```
 //!
 //! With `--update-keys N` it goes on with another key after every N bytes of an answer (TLS 1.3).
-//! With `--client-ca FILE` clients need a certificate that one in the file vouches for. Sessions are
-//! resumed. What HTTP has and has not is said in `http_server.rs`.
+//! With `--client-ca FILE` clients need a certificate that one in the file vouches for. Sessions
+//! are resumed. What HTTP has and has not is said in `http_server.rs`.
 
 #[path = "tls/certificate.rs"]
 mod certificate;

@@ -6,8 +6,8 @@
 //! cargo run --release --example ping
 //! ```
 //!
-//! It prints a line for each reply, and ends within seconds. The package is `dominoes-services`; the
-//! command works from the workspace root.
+//! It prints a line for each reply, and ends within seconds. The package is `dominoes-services`;
+//! the command works from the workspace root.
 //!
 //! With a device it asks the hosts that are named, here the kernel's end of a TAP:
 //!
@@ -18,8 +18,8 @@
 //! cargo run --release --example ping -- --tap tap0 --count 3 --size 4000 10.78.0.2
 //! ```
 //!
-//! `--packet NAME` and `--xdp NAME` use a network interface instead. A request without a reply within a
-//! second is sent again, four times.
+//! `--packet NAME` and `--xdp NAME` use a network interface instead. A request without a reply
+//! within a second is sent again, four times.
 
 #[path = "common/program.rs"]
 mod program;

@@ -31,9 +31,9 @@
 //! ```
 //!
 //! With `--addr6 fd00:78::1/64` it serves over IPv6 as well, and with `--addr6 auto` at an address
-//! that it makes of what a router advertises. With `--second veth1,10.79.0.1/24` it serves the network
-//! of another interface, too. With `--join 239.1.2.3` it also echoes datagrams that
-//! are sent to this group.
+//! that it makes of what a router advertises. With `--second veth1,10.79.0.1/24` it serves the
+//! network of another interface, too. With `--join 239.1.2.3` it also echoes datagrams that are
+//! sent to this group.
 //!
 //! It prints `listening on 10.78.0.1, 2 replicas, device ...`. Then, in another terminal and with
 //! `sudo ip netns exec peer` before them:

@@ -6,8 +6,8 @@
 //! it gets enabled when it does not.
 //!
 //! Every script is run over IPv4 and over IPv6, for which its packets are translated: words and
-//! numbers of a script are those of IPv4, and a link carries 20 bytes more, as much as the header is
-//! longer. A rule of one of them alone says so by `only_ipv4 = "reason"` or `only_ipv6`.
+//! numbers of a script are those of IPv4, and a link carries 20 bytes more, as much as the header
+//! is longer. A rule of one of them alone says so by `only_ipv4 = "reason"` or `only_ipv6`.
 //!
 //! `[[held]]` is a rule that no script can tell of, with the names of the tests that hold it.
 //!

@@ -31,10 +31,10 @@
 //! - `ipv6` asks the services over IPv6 on each kind of device, with `radvd` as their router, and
 //!   over a path that is narrower than both ends believe.
 //! - `libraries`: `rustls`, `tungstenite`, `ureq` and mio over our streams, Linux at the other end.
-//! - `tls`: the examples `https_server` and `https_get` with `curl`, `openssl`, rustls over a socket of
-//!   the kernel and, if they are there, `gnutls-cli` and a `wget` with GnuTLS; `transfers` are the
-//!   files among them. `HOST_BYTES=1000000000` makes those longer. `REQUIRE=gnutls,wget` makes the
-//!   last two a must.
+//! - `tls`: the examples `https_server` and `https_get` with `curl`, `openssl`, rustls over a
+//!   socket of the kernel and, if they are there, `gnutls-cli` and a `wget` with GnuTLS;
+//!   `transfers` are the files among them. `HOST_BYTES=1000000000` makes those longer.
+//!   `REQUIRE=gnutls,wget` makes the last two a must.
 //!
 //! - `signals` ends the servers by SIGTERM and SIGINT while connections are open over a TAP.
 //!

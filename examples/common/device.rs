@@ -83,8 +83,8 @@ impl DeviceOptions {
         Ok(())
     }
 
-    /// Opens the device, and says what it is; `None`: in memory. The drivers refuse to start
-    /// if the kernel would answer at `address`, which is ours; `has_ipv6` says whether the stack has
+    /// Opens the device, and says what it is; `None`: in memory. The drivers refuse to start if the
+    /// kernel would answer at `address`, which is ours; `has_ipv6` says whether the stack has
     /// addresses of IPv6 besides.
     pub(crate) fn open(
         &self,
@@ -114,7 +114,8 @@ impl DeviceOptions {
                     .offloads(self.offloads)
                     .trust_checksums(self.trust);
                 if has_ipv6 {
-                    // Nothing is known yet of the link-local address, and of those that routers give.
+                    // Nothing is known yet of the link-local address, and of those that routers
+                    // give.
                     options = options.redirect(Redirect::Everything);
                 }
                 let device = AfXdp::open(name, &options)?;

@@ -36,8 +36,8 @@ impl Killer {
         }
     }
 
-    /// Kills if it is time, and prints how many replicas failed and joined. Returns how long to wait
-    /// until the next look.
+    /// Kills if it is time, and prints how many replicas failed and joined. Returns how long to
+    /// wait until the next look.
     pub(crate) fn look(&mut self, stack: &Stack) -> Duration {
         let stats = stack.stats();
         let membership = stats.membership;

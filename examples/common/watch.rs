@@ -19,8 +19,8 @@ const GRACE: Duration = Duration::from_secs(1);
 
 /// Looks after a stack until `end_requested` is set, the `seconds` are over, its device is gone, or
 /// its replicas disagree; `killer` lets some die meanwhile. Then ends the listeners, sends FIN on
-/// every connection, and resets those that are left after `grace`, by default a second. `name` is that of the example,
-/// for messages.
+/// every connection, and resets those that are left after `grace`, by default a second. `name` is
+/// that of the example, for messages.
 pub(crate) fn watch(
     name: &str,
     stack: Stack,

@@ -33,8 +33,8 @@ impl<R: BufRead, W: Write> Client<R, W> {
         }
     }
 
-    /// Asks for all files, writes them back, and asks for what it must not get. `root` is the folder
-    /// that is served, made by [`Temporary::with_files`].
+    /// Asks for all files, writes them back, and asks for what it must not get. `root` is the
+    /// folder that is served, made by [`Temporary::with_files`].
     pub(crate) fn ask_for_all(&mut self, root: &Path) -> Outcome<()> {
         println!(
             "{:4} {:20} {:>10} {:>7} {:>9} {:>9}",

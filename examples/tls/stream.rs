@@ -18,8 +18,8 @@ pub(crate) struct KeyUpdates {
     since: u64,
 }
 
-/// The halves of a stream. `every`: bytes that are written between two KeyUpdates; `u64::MAX`: there
-/// are none.
+/// The halves of a stream. `every`: bytes that are written between two KeyUpdates; `u64::MAX`:
+/// there are none.
 pub(crate) fn split(stream: TlsStream, every: u64) -> (TlsReadHalf, KeyUpdates) {
     let (reader, half) = stream.split();
     let writer = KeyUpdates {

@@ -291,7 +291,8 @@ impl Far {
         flow.stamp = heard.timestamp.or(flow.stamp.filter(|_| !heard.has(SYN)));
         let has_payload = heard.payload.0 < heard.payload.1;
         let behind_syn = flow.iss.wrapping_add(u32::from(!heard.has(SYN)));
-        // A stack that answered several SYNs of this flow may begin its stream at any of those numbers.
+        // A stack that answered several SYNs of this flow may begin its stream at any of those
+        // numbers.
         let mut offers = self.offers.iter().filter(|(of, _)| *of == ports);
         let begins_once = offers.all(|(_, offer)| *offer == flow.iss);
         (has_payload && begins_once && !flow.has_lied).then(|| heard.seq.wrapping_sub(behind_syn))

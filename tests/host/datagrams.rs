@@ -2,8 +2,8 @@
 //! `socat` sends with `UDP_SEGMENT`, so the kernel hands frames over that nobody has divided; what
 //! our stack sends in one frame, the kernel divides for its sockets.
 //!
-//! How much that brings is measured by a test that is ignored unless it is asked for, since what else
-//! the machine does decides it.
+//! How much that brings is measured by a test that is ignored unless it is asked for, since what
+//! else the machine does decides it.
 //!
 //! Each device is opened once, for both families. Our side is this program, started once more with
 //! [`PEER`], the interface and the most datagrams of a frame as its arguments; a socket of the kernel
@@ -40,8 +40,8 @@ const SIZE: usize = 1200;
 const BLOCK: usize = 50 * SIZE;
 /// Bytes that it sends in all; the last datagram is shorter.
 const LEN: usize = 20 * BLOCK + SIZE / 2;
-/// Datagrams that are sent before the kernel has to say that they came, so that its socket has room,
-/// and how often.
+/// Datagrams that are sent before the kernel has to say that they came, so that its socket has
+/// room, and how often.
 const BURST: usize = 40;
 const BURSTS: usize = 50;
 /// How long a datagram may take that is not lost.
@@ -320,7 +320,8 @@ fn answer(socket: UdpSocket) -> Outcome {
     }
 }
 
-/// Sends without waiting for anything but room, and returns how many datagrams that were in a second.
+/// Sends without waiting for anything but room, and returns how many datagrams that were in a
+/// second.
 fn send_flood(socket: &UdpSocket, to: SocketAddr) -> io::Result<u64> {
     let datagram = [7; FLOODED];
     let many = || [(&datagram[..], to); 64];

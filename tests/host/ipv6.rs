@@ -1,7 +1,7 @@
 //! The example `services` at an address of either family, asked over IPv6 by a Linux kernel and by
 //! what people have: `ping`, `curl`, `iperf3`, `socat`, `nc`, `traceroute`, `nmap`, with `tshark`
-//! looking on. Then behind `radvd`, from which it takes its address, and behind a router whose other
-//! link is narrower.
+//! looking on. Then behind `radvd`, from which it takes its address, and behind a router whose
+//! other link is narrower.
 
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -440,8 +440,8 @@ fn two_interfaces_over_packet() -> Result<String, Failed> {
     two_interfaces(Device::Packet)
 }
 
-/// One stack serves the networks of two interfaces over both families, and each network does not see
-/// the other's address.
+/// One stack serves the networks of two interfaces over both families, and each network does not
+/// see the other's address.
 fn two_interfaces(device: Device) -> Result<String, Failed> {
     let far = Namespace::new("far")?;
     let mut fixture = Fixture::services_at_two(device, &far)?;

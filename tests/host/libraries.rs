@@ -1,5 +1,5 @@
-//! Libraries that speak over any stream, over ours, with Linux' TCP at the other end: `rustls` asked
-//! by `curl`, `tungstenite`, an echo that sleeps in mio asked by `socat`, and `ureq` with a
+//! Libraries that speak over any stream, over ours, with Linux' TCP at the other end: `rustls`
+//! asked by `curl`, `tungstenite`, an echo that sleeps in mio asked by `socat`, and `ureq` with a
 //! transport of its own.
 //!
 //! Our side is this program, which the tests start once more in its namespace with [`PEER`] as its
@@ -29,8 +29,8 @@ use tungstenite::Message;
 use crate::fixture::{Device, Ends, OURS, Server, THEIRS, Temporary};
 use crate::{CURL, same};
 
-/// The first argument of the program. Then follows what it does: `tls`, `web`, `mio` and `ureq` with
-/// a stack over the TAP, `kernel` without one.
+/// The first argument of the program. Then follows what it does: `tls`, `web`, `mio` and `ureq`
+/// with a stack over the TAP, `kernel` without one.
 pub(crate) const PEER: &str = "--library-peer";
 
 type Test = fn(&Ends, &Server) -> Result<(), Failed>;

@@ -1,5 +1,5 @@
-//! The examples `https_server` and `https_get` over a TAP and a packet socket: `curl`, `openssl` and
-//! `gnutls-cli` at the other end, while replicas die.
+//! The examples `https_server` and `https_get` over a TAP and a packet socket: `curl`, `openssl`
+//! and `gnutls-cli` at the other end, while replicas die.
 
 use std::process::Command;
 
@@ -275,8 +275,8 @@ pub(crate) fn openssl_serves(
     Ok(())
 }
 
-/// Lines that `openssl` prints amid the text: when it has read a record that is none, and others that
-/// come late on a busy machine. The bytes of a test hold none of them.
+/// Lines that `openssl` prints amid the text: when it has read a record that is none, and others
+/// that come late on a busy machine. The bytes of a test hold none of them.
 const NOTICES: [&[u8]; 3] = [
     b"Read BLOCK\n",
     b"Hostname in TLS extension: \"server.test\"\n",

@@ -1,6 +1,6 @@
-//! Files over TLS from and to the example `https_server`: each client, on each device, with one, two
-//! and four replicas, which die meanwhile, by both versions, both ways. With TLS 1.3 either end goes
-//! on with other keys after every megabyte, but for GnuTLS, which bears 8 of them in a second.
+//! Files over TLS from and to the example `https_server`: each client, on each device, with one,
+//! two and four replicas, which die meanwhile, by both versions, both ways. With TLS 1.3 either end
+//! goes on with other keys after every megabyte, but for GnuTLS, which bears 8 of them in a second.
 
 use std::fmt;
 use std::fs::File;
@@ -75,8 +75,8 @@ impl Client {
         }
     }
 
-    /// Bytes between two KeyUpdates of the server. GnuTLS ends a connection that has more than 8 in a
-    /// second (`KEY_UPDATES_PER_WINDOW`), so a file has fewer.
+    /// Bytes between two KeyUpdates of the server. GnuTLS ends a connection that has more than 8 in
+    /// a second (`KEY_UPDATES_PER_WINDOW`), so a file has fewer.
     fn updates(self, bytes: usize) -> u64 {
         match self {
             Client::GnuTls | Client::Wget => (bytes as u64 / 4).max(UPDATES),
@@ -336,8 +336,8 @@ impl Ask<'_> {
         Ok(())
     }
 
-    /// `K` at the start of what it reads at once asks for other keys, both ways. `-brief` leaves its
-    /// standard output to the text.
+    /// `K` at the start of what it reads at once asks for other keys, both ways. `-brief` leaves
+    /// its standard output to the text.
     fn openssl(&self) -> Result<(), Failed> {
         let ca = self.fixture.root.file("ca.pem");
         let at = format!("{OURS}:{HTTPS}");
@@ -423,8 +423,8 @@ impl Ask<'_> {
                     let got = std::fs::metadata(&answer)?.len();
                     while let Some(update) = update.filter(|_| got >= next) {
                         next += UPDATES;
-                        // It sends no request of another one, but something that is no KeyUpdate: the
-                        // server bears 32 of them in a row. The client may have ended.
+                        // It sends no request of another one, but something that is no KeyUpdate:
+                        // the server bears 32 of them in a row. The client may have ended.
                         let _ = ours.send(update).and_then(|_| ours.send(b"\n"));
                     }
                     thread::sleep(GLANCE);

@@ -106,8 +106,8 @@ mod run {
         json: Option<String>,
     }
 
-    /// Requests of `wrk` in a second, bytes of `curl` in a second, and requests of `wrk` in a second
-    /// of processor time that all processes used meanwhile, the flooding one, too.
+    /// Requests of `wrk` in a second, bytes of `curl` in a second, and requests of `wrk` in a
+    /// second of processor time that all processes used meanwhile, the flooding one, too.
     type Rates = [f64; 3];
 
     /// One server in one scenario.

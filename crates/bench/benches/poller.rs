@@ -18,14 +18,14 @@
 //!
 //! *Requests.* Servers are processes that run the same code, generic over what accepts, reads,
 //! writes and waits: sockets of Linux under mio, or ours under a poller, both by edge. Each answers
-//! with 128 bytes. `wrk` asks from another network namespace. A ratio is ours over Linux' in the same
-//! round; given are its median and quartiles over the rounds.
+//! with 128 bytes. `wrk` asks from another network namespace. A ratio is ours over Linux' in the
+//! same round; given are its median and quartiles over the rounds.
 //!
 //! *Processor time.* `wrk` asks once more, now with a core to itself: the server has another, and
-//! each side's packets are received on its own core (receive packet steering). What the server's core
-//! has worked is what the requests cost. Without that, Linux receives a packet in a soft interrupt of
-//! whoever sent it, and counts it as that one's time: nearly all that its server spends on receiving
-//! would be `wrk`'s. On a machine with one core there is no such figure.
+//! each side's packets are received on its own core (receive packet steering). What the server's
+//! core has worked is what the requests cost. Without that, Linux receives a packet in a soft
+//! interrupt of whoever sent it, and counts it as that one's time: nearly all that its server
+//! spends on receiving would be `wrk`'s. On a machine with one core there is no such figure.
 //!
 //! *Memory.* By how much the server's resident memory has grown with each connection that has been
 //! idle for some seconds, what the server itself stores for it included. The kernel's memory for

@@ -6,9 +6,9 @@
 //! 1994. Mackerras: Paul Mackerras and David Sitsky, *A parallel TCP/IP protocol implementation*,
 //! Australian National University, 1995. Kim, Sung: Hyok Kim, Hongki Sung and Hoonbock Lee,
 //! *Performance analysis and feasibility study of a parallelized TCP/IP implementation*, Hallym
-//! University, 1996. Kim, Pai: Hyong-youb Kim, Vijay S. Pai and Scott Rixner, *Exploiting task-level
-//! concurrency in a programmable network interface*, PPoPP 2003. Curves that the text describes
-//! without numbers are described here without numbers.
+//! University, 1996. Kim, Pai: Hyong-youb Kim, Vijay S. Pai and Scott Rixner, *Exploiting
+//! task-level concurrency in a programmable network interface*, PPoPP 2003. Curves that the text
+//! describes without numbers are described here without numbers.
 
 mod figures;
 

@@ -71,8 +71,8 @@ pub struct ResultRow {
     /// Share of segments that came to the state behind one that had arrived later; where that can
     /// happen.
     pub misordered_share: Option<f64>,
-    /// Where there are several locks, those that were waited for, and the share of all threads' time
-    /// that this took.
+    /// Where there are several locks, those that were waited for, and the share of all threads'
+    /// time that this took.
     pub waits: Vec<(&'static str, f64)>,
     /// Share of what an application counted that came behind what TCP had later; if it counts.
     pub counted_misordered_share: Option<f64>,

@@ -2,11 +2,11 @@
 //!
 //! Each experiment leaves a [`Section`] in the directory of the report, as JSON: what it was asked,
 //! what it printed, its picture, and its [`Measures`]. The page is made of all sections that are
-//! there, after every experiment, so a run that is interrupted leaves a report of what it had. At its
-//! head stands a row for each published figure, with the verdict of [`Figure::compare`].
+//! there, after every experiment, so a run that is interrupted leaves a report of what it had. At
+//! its head stands a row for each published figure, with the verdict of [`Figure::compare`].
 //!
-//! A section also says by which settings, machine and commit it was measured. A run that resumes takes
-//! those that equal its own and measures the others.
+//! A section also says by which settings, machine and commit it was measured. A run that resumes
+//! takes those that equal its own and measures the others.
 
 mod html;
 
@@ -122,8 +122,8 @@ impl Section {
     }
 }
 
-/// Everything that has a section: experiments of `scalability` and other bench targets with published
-/// figures. Name, question and figures of each, in the order of the page.
+/// Everything that has a section: experiments of `scalability` and other bench targets with
+/// published figures. Name, question and figures of each, in the order of the page.
 pub fn contents() -> impl Iterator<Item = (&'static str, &'static str, &'static [Figure])> {
     let experiments = EXPERIMENTS.iter().map(|e| (e.name, e.about, e.published));
     let targets = TARGETS.iter().filter(|target| !target.published.is_empty());

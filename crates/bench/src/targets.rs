@@ -49,8 +49,8 @@ pub fn arguments(name: &str) -> Result<Vec<String>, ExitCode> {
     }
 }
 
-/// Runs the target `name` by `run` if that is wanted; `run` gets the arguments that concern it. Says
-/// on standard error why it failed.
+/// Runs the target `name` by `run` if that is wanted; `run` gets the arguments that concern it.
+/// Says on standard error why it failed.
 pub fn main<E: core::fmt::Display>(
     name: &str,
     run: impl FnOnce(Vec<String>) -> Result<(), E>,

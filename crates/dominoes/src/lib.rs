@@ -194,8 +194,8 @@
 //! `tests/adversarial.rs` has one for each block of `unsafe`, with user code that panics, lies and
 //! calls back, and `examples/stress.rs` joins, forks, leaves and panics under load, also under
 //! AddressSanitizer, ThreadSanitizer (`.ci/sanitize`) and Valgrind. `unsafe` stands in four files:
-//! `ring.rs`, `slots.rs`, `attachments.rs` and `exclusive.rs`. The module documentation of `ring.rs`
-//! and of `attachments.rs` holds the argument.
+//! `ring.rs`, `slots.rs`, `attachments.rs` and `exclusive.rs`. The module documentation of
+//! `ring.rs` and of `attachments.rs` holds the argument.
 #![deny(unsafe_code)]
 
 /// Compiles and runs the examples of the README.

@@ -1,5 +1,5 @@
-//! The multicast ring: claim, show, read. No other file, but `attachments.rs` for values of its own,
-//! accesses slot memory.
+//! The multicast ring: claim, show, read. No other file, but `attachments.rs` for values of its
+//! own, accesses slot memory.
 //!
 //! # Who writes what
 //!

@@ -52,9 +52,9 @@ pub enum Redirect {
     /// addresses on the same interface.
     ///
     /// What is sent to a group goes to the kernel, router advertisements among it, unless the group
-    /// is in the list; then the kernel does not get it. A stack that uses a link-local address, too,
-    /// needs that one in the list. Addresses that a stack gets while it runs come into the list, and
-    /// those that it loses leave it.
+    /// is in the list; then the kernel does not get it. A stack that uses a link-local address,
+    /// too, needs that one in the list. Addresses that a stack gets while it runs come into the
+    /// list, and those that it loses leave it.
     Addresses(Vec<IpAddr>),
     /// All of them.
     #[default]

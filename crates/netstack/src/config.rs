@@ -162,13 +162,14 @@ pub struct Tuning {
     pub cork: bool,
     /// Congestion control. Default: [`TcpPolicy::congestion`].
     pub congestion: Option<CongestionControl>,
-    /// Largest payload of a segment that we send, in bytes (RFC 9293 section 3.7.1), at least 64; 0,
-    /// the default: what peer and path take, which it does not exceed.
+    /// Largest payload of a segment that we send, in bytes (RFC 9293 section 3.7.1), at least 64;
+    /// 0, the default: what peer and path take, which it does not exceed.
     pub max_segment: u16,
     /// Bytes that the peer may send ahead of what the application has read, at least 1024; 0, the
     /// default: [`TcpPolicy::receive_window`] at first, and what autotuning finds. It bounds
-    /// autotuning, and is itself bounded by [`Limits::receive_buffer`]. A window that was advertised
-    /// is not taken back (RFC 9293 section 3.8.6.2.1), so a smaller one takes effect as data arrives.
+    /// autotuning, and is itself bounded by [`Limits::receive_buffer`]. A window that was
+    /// advertised is not taken back (RFC 9293 section 3.8.6.2.1), so a smaller one takes effect as
+    /// data arrives.
     pub receive_buffer: u32,
     /// How long a connection that was let go of goes on with what was written, before it is reset.
     /// Zero: not at all. Default: until the peer has it or does not answer any more.

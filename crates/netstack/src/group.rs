@@ -4,8 +4,8 @@
 //! be called one by one, in any order and interleaving, from one thread or many. [`Worker::turn`]
 //! is the order that threads use:
 //!
-//! 1. claim a batch of frames, if no other worker has the device, and parse it (`batches`); with the
-//!    receive pump, if no other worker has it, publish what is parsed;
+//! 1. claim a batch of frames, if no other worker has the device, and parse it (`batches`); with
+//!    the receive pump, if no other worker has it, publish what is parsed;
 //! 2. prepare this worker's requests, ahead of everything else, while their payload is in the
 //!    cache;
 //! 3. apply the ready prefix of the log;

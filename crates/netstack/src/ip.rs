@@ -21,8 +21,8 @@
 //! - A new link-layer address of a neighbour is believed once a second, and 10 times a second for
 //!   all neighbours. RFC 826 has no such bound, but every replica looks at all connections for
 //!   each.
-//! - Joining and leaving are reported in IGMPv3 and MLDv2 even where a router speaks an older version
-//!   (RFC 3376 section 7.2.1); its queries are answered in its own.
+//! - Joining and leaving are reported in IGMPv3 and MLDv2 even where a router speaks an older
+//!   version (RFC 3376 section 7.2.1); its queries are answered in its own.
 //! - Redirects are not heeded (RFC 4861 section 8 lets hosts do that), nor the hop limit, the MTU
 //!   and the time between solicitations that routers advertise (section 6.3.4): those of the stack
 //!   hold.
@@ -32,9 +32,9 @@
 //!   when no route is left for it, it keeps its next hop.
 //! - IPv6 reassembly gives up after 30 s as well (RFC 8200 section 4.5 has 60 s). Packets with more
 //!   than eight extension headers, or eight options in one, are dropped (RFC 8504 section 5.3).
-//! - Queries for members of multicast groups are answered together, after one random delay, and with
-//!   all sources of a group (RFC 3376 section 5.2 and RFC 3810 section 6.2 have a timer for each
-//!   group, and answer of the sources that are asked for).
+//! - Queries for members of multicast groups are answered together, after one random delay, and
+//!   with all sources of a group (RFC 3376 section 5.2 and RFC 3810 section 6.2 have a timer for
+//!   each group, and answer of the sources that are asked for).
 
 pub(crate) mod fragment;
 pub(crate) mod identification;

@@ -75,12 +75,13 @@
 //!
 //! # Routing
 //!
-//! A [`router::Router`] has several interfaces and forwards packets between them. It has no sockets.
+//! A [`router::Router`] has several interfaces and forwards packets between them. It has no
+//! sockets.
 //!
 //! # Recording and replaying
 //!
-//! A [`Recorder`] writes the log to a file. With the feature `record`, `Recording` reads it back, and
-//! `Variant::replay` applies it again, with any number of replicas: it sends the same bytes.
+//! A [`Recorder`] writes the log to a file. With the feature `record`, `Recording` reads it back,
+//! and `Variant::replay` applies it again, with any number of replicas: it sends the same bytes.
 
 /// The README's example, compiled and run with the tests.
 #[cfg(doctest)]

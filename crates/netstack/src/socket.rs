@@ -113,9 +113,9 @@ impl Sockets {
     }
 
     /// As [`Sockets::listen`], at an address: one of ours, those of this host alone (127.0.0.1,
-    /// `::1`) among them, for connections to that alone; 0.0.0.0 for all of IPv4, or `::` for all. A
-    /// port may have several listeners, if no connection could be for two of them: a listener at an
-    /// address and one at 0.0.0.0 cannot share it.
+    /// `::1`) among them, for connections to that alone; 0.0.0.0 for all of IPv4, or `::` for all.
+    /// A port may have several listeners, if no connection could be for two of them: a listener at
+    /// an address and one at 0.0.0.0 cannot share it.
     ///
     /// # Errors
     /// As [`Sockets::listen`]; [`SocketError::NotOurs`].
@@ -170,8 +170,8 @@ impl Sockets {
         Ok(TcpListener::new(&self.worlds, (port, binding), news))
     }
 
-    /// Begins to open a connection. Never blocks. One to an address of the stack, or to 127.0.0.1 or
-    /// `::1`, comes back to its listeners and never reaches a device.
+    /// Begins to open a connection. Never blocks. One to an address of the stack, or to 127.0.0.1
+    /// or `::1`, comes back to its listeners and never reaches a device.
     ///
     /// # Errors
     /// [`SocketError::Down`]; [`SocketError::Unreachable`] if `remote` is not that of a single host,
@@ -183,9 +183,9 @@ impl Sockets {
         self.begin_connect_from(any, remote)
     }
 
-    /// As [`Sockets::begin_connect`], from `local`: one of our addresses, or 0.0.0.0 or `::` for the
-    /// one that fits; and a port, or 0 for one that is free. Of several interfaces it leaves by that
-    /// which has the address.
+    /// As [`Sockets::begin_connect`], from `local`: one of our addresses, or 0.0.0.0 or `::` for
+    /// the one that fits; and a port, or 0 for one that is free. Of several interfaces it leaves by
+    /// that which has the address.
     ///
     /// ```
     /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -260,8 +260,8 @@ impl Sockets {
         })
     }
 
-    /// Which of `count` groups of an interface opens a connection: the one that has its flow, or, as
-    /// long as its port is not known, the one whose turn it is.
+    /// Which of `count` groups of an interface opens a connection: the one that has its flow, or,
+    /// as long as its port is not known, the one whose turn it is.
     fn opening_group(&self, flow: Flow, count: usize) -> usize {
         match flow.local.port {
             0 => self.turn.fetch_add(1, Ordering::Relaxed) % count,

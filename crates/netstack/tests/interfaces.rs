@@ -256,8 +256,8 @@ fn link_local_addresses_have_their_interface(mut fixture: Fixture) {
 
 #[test]
 fn the_longest_prefix_of_all_interfaces_decides_and_then_the_lowest_metric() {
-    // Networks 3 and 3.128/25 are behind the hosts, which see what is for them and drop it; networks
-    // 4 and 5 are behind both.
+    // Networks 3 and 3.128/25 are behind the hosts, which see what is for them and drop it;
+    // networks 4 and 5 are behind both.
     let route = |net, (third, last), prefix, metric| Route {
         network: [10, 0, third, last].into(),
         prefix,

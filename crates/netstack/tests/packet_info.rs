@@ -39,7 +39,8 @@ fn setup(net: u8, host: u8) -> Setup {
     }
 }
 
-/// Stacks that are one, or its groups or interfaces, which are host 1, and a host 2 on each network.
+/// Stacks that are one, or its groups or interfaces, which are host 1, and a host 2 on each
+/// network.
 struct Fixture {
     stacks: Groups,
     hosts: Vec<Single>,

@@ -230,7 +230,8 @@ impl Station {
 }
 
 /// An Ethernet switch with hosts on it, in virtual time. Host `i`, counted from 1, is
-/// 10.0.0.`i`/24, and of IPv6 `fd00::a00:i`/120, which it has once it is known that nobody else does.
+/// 10.0.0.`i`/24, and of IPv6 `fd00::a00:i`/120, which it has once it is known that nobody else
+/// does.
 pub struct Net {
     now: Instant,
     seed: u64,

@@ -333,8 +333,8 @@ pub fn icmp_error(numbers: [u8; 2], mtu: u16, about: &[u8]) -> Vec<u8> {
     icmp(numbers, [0, 0, high, low], about)
 }
 
-/// The header of a packet of `len` bytes, and the first eight bytes behind it: ports and `rest`. The
-/// checksum of a quoted header is of no use to anybody.
+/// The header of a packet of `len` bytes, and the first eight bytes behind it: ports and `rest`.
+/// The checksum of a quoted header is of no use to anybody.
 pub fn quote(path: Path, protocol: u8, len: u16, ports: (u16, u16), rest: u32) -> Vec<u8> {
     let mut packet = headers(path, protocol).split_off(ETHERNET);
     put(&mut packet, 2, len);
@@ -388,8 +388,8 @@ pub fn identification(frame: &[u8]) -> u16 {
     half(frame, 18)
 }
 
-/// Completes the checksum of a TCP or UDP frame as a device does that was handed a partial one. Says
-/// whether the field held what it must: the sum of the pseudo-header.
+/// Completes the checksum of a TCP or UDP frame as a device does that was handed a partial one.
+/// Says whether the field held what it must: the sum of the pseudo-header.
 ///
 /// # Panics
 /// If the frame is shorter than its headers.
@@ -411,8 +411,8 @@ fn completed(protocol: u8, checksum: u16) -> u16 {
     }
 }
 
-/// What a card puts on the wire of a frame that it is handed: with whole checksums, and of datagrams
-/// that share a frame a packet each.
+/// What a card puts on the wire of a frame that it is handed: with whole checksums, and of
+/// datagrams that share a frame a packet each.
 ///
 /// # Panics
 /// If the frame contradicts `meta`, or TCP is to be divided.
@@ -438,8 +438,8 @@ pub fn on_wire(mut frame: Vec<u8>, meta: &TxMeta) -> Vec<Vec<u8>> {
     }
 }
 
-/// Takes back the checksum of a TCP or UDP frame, as a sender on the same machine leaves it: the sum
-/// of the pseudo-header only.
+/// Takes back the checksum of a TCP or UDP frame, as a sender on the same machine leaves it: the
+/// sum of the pseudo-header only.
 ///
 /// # Panics
 /// If the frame is shorter than its headers.

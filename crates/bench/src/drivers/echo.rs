@@ -2,8 +2,8 @@
 //!
 //! Both are on one machine, joined by two devices in memory. The server's first worker, with its
 //! application, has a core; the client has another. Where the server has a second worker, the
-//! client's thread drives it, too, a turn after each of its own. Nothing sleeps: what is measured is
-//! how long the protocol takes, not how long the system takes to wake a thread.
+//! client's thread drives it, too, a turn after each of its own. Nothing sleeps: what is measured
+//! is how long the protocol takes, not how long the system takes to wake a thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -452,8 +452,8 @@ impl Client {
         Ok(took)
     }
 
-    /// Opens connections for so long, and until one is closed, 16 at a time, sends a byte over each,
-    /// waits for it and closes it. How many, and how long that took in seconds.
+    /// Opens connections for so long, and until one is closed, 16 at a time, sends a byte over
+    /// each, waits for it and closes it. How many, and how long that took in seconds.
     ///
     /// # Errors
     /// If a connection fails, or nothing comes back.

@@ -4,9 +4,9 @@
 //! eight of them and copies their payloads into its chunk of the ring, in one pass if nothing is
 //! done to them, and so on. Sending: a driver takes the next chunk of transmit slots, and for each
 //! copies headers and payload into it and computes the checksum; it prepares them for the device,
-//! and then the device takes them. Chunks are as long as those that primaries are chosen by. Nothing is ordered, numbered,
-//! acknowledged or waited for; the only things shared are the device and the chunk counter, held
-//! once a chunk.
+//! and then the device takes them. Chunks are as long as those that primaries are chosen by.
+//! Nothing is ordered, numbered, acknowledged or waited for; the only things shared are the device
+//! and the chunk counter, held once a chunk.
 
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 

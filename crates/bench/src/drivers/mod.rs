@@ -245,8 +245,8 @@ impl Row {
         self.drivers.iter().map(|driver| driver.bytes()).sum()
     }
 
-    /// Drives all drivers from this thread, and returns how many bytes they moved in a nanosecond of
-    /// `long`. What the first quarter moves does not count.
+    /// Drives all drivers from this thread, and returns how many bytes they moved in a nanosecond
+    /// of `long`. What the first quarter moves does not count.
     #[cfg(feature = "report")]
     pub(crate) fn rate(&mut self, long: std::time::Duration) -> f64 {
         let begin = std::time::Instant::now();

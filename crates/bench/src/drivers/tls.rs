@@ -2,12 +2,12 @@
 //!
 //! The handshake is done in memory, by `rustls` at both ends. What the peer sends are prebuilt
 //! frames, whose records were sealed once: after [`RECORDS`] of them the numbers of records begin
-//! with 0 again, on both sides. That is nothing to a benchmark, and would be the end of any secrecy.
-//! A connection of `rustls` cannot be made to do that. So the rows with its name do with each record
-//! what it does, by its own [`MessageDecrypter`] and [`MessageEncrypter`] in the thread of the
-//! application: copy from the receive ring, open in place, copy the text; seal into a new vector,
-//! copy into the send ring. What it does besides that to find records and keep its state is left out,
-//! in its favour.
+//! with 0 again, on both sides. That is nothing to a benchmark, and would be the end of any
+//! secrecy. A connection of `rustls` cannot be made to do that. So the rows with its name do with
+//! each record what it does, by its own [`MessageDecrypter`] and [`MessageEncrypter`] in the thread
+//! of the application: copy from the receive ring, open in place, copy the text; seal into a new
+//! vector, copy into the send ring. What it does besides that to find records and keep its state is
+//! left out, in its favour.
 //!
 //! `cipher` opens and seals records from memory to memory and does nothing else; `limit` also
 //! verifies or computes the checksums of their segments and copies those, which come from and go to

@@ -1,8 +1,8 @@
 //! UDP: the rows of its experiments.
 //!
 //! `single` and `replicated` are the stack with one socket; the application reads datagrams in
-//! place, or sends what lies in the ring. `locked` is the same behind one lock. `limit` is the same copies and checksums with no
-//! protocol, as [`super::limit`] is for TCP.
+//! place, or sends what lies in the ring. `locked` is the same behind one lock. `limit` is the same
+//! copies and checksums with no protocol, as [`super::limit`] is for TCP.
 
 mod limit;
 

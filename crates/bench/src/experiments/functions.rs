@@ -1,4 +1,5 @@
-//! What each function of the protocol costs, and what would be gained if functions ran side by side.
+//! What each function of the protocol costs, and what would be gained if functions ran side by
+//! side.
 //!
 //! The functions are those of Kim, Sung and Lee; [`FUNCTIONS`] says what of our sources each is. In
 //! the parallel structure of the paper some of a component's functions run at the same time: its

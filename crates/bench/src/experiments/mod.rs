@@ -2,8 +2,8 @@
 //!
 //! To add a row, register its variant in [`VARIANTS`](crate::drivers::VARIANTS): experiments choose
 //! rows by name and by what a variant says it can do. To add an experiment, write a file with its
-//! panels beside the others, and name it in [`EXPERIMENTS`]. Only what does not compare rows needs a
-//! kind of [`Ask`] of its own, a result in `record.rs` and a picture in `plot.rs`.
+//! panels beside the others, and name it in [`EXPERIMENTS`]. Only what does not compare rows needs
+//! a kind of [`Ask`] of its own, a result in `record.rs` and a picture in `plot.rs`.
 
 mod checksum;
 mod connections;

@@ -2,9 +2,9 @@
 //! window.
 //!
 //! Few machines have a core for each stage, and here stages would share cores that they should not.
-//! So all stages run on one thread, by turns, and each measures how long it is busy. With a core for
-//! each, a pipeline is as fast as its busiest stage allows; with few messages on their way, as fast
-//! as one message passes through it:
+//! So all stages run on one thread, by turns, and each measures how long it is busy. With a core
+//! for each, a pipeline is as fast as its busiest stage allows; with few messages on their way, as
+//! fast as one message passes through it:
 //!
 //! ```text
 //! ns per segment >= max(interface, data / n, protocol, (interface + data + protocol) * frames of a message / window)

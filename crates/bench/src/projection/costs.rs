@@ -1,8 +1,8 @@
 //! What the steps of a worker cost, measured with one worker by hand.
 //!
 //! One thread drives all workers of a stack, step by step, over the simulated peer and with the
-//! real kernels, and looks at the clock between the steps. The turns are divided into parts, and the
-//! median of the parts counts. What two workers wait for on account of each other is in none of
+//! real kernels, and looks at the clock between the steps. The turns are divided into parts, and
+//! the median of the parts counts. What two workers wait for on account of each other is in none of
 //! these times: the model adds it.
 
 use std::time::{Duration, Instant};

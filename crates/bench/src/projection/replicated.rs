@@ -1,7 +1,7 @@
 //! What the workers of `replicated` do: a batch is claimed, parsed and published, prepared by its
 //! claimer, and applied by every worker. What is received its claimer performs; what is sent the
-//! workers build by chunks, each the next one that no worker has begun, and send in order. The first
-//! worker has the application.
+//! workers build by chunks, each the next one that no worker has begun, and send in order. The
+//! first worker has the application.
 //!
 //! In sending a batch is the acknowledgments of so many segments, and the segments that may leave
 //! for that.
@@ -336,8 +336,8 @@ impl ReplicatedProgram {
         Some(self.begin(id, Doing::Apply(number), Step::Work(time)))
     }
 
-    /// Claims the oldest chunk of frames that no worker has, if this worker has applied what numbers
-    /// them.
+    /// Claims the oldest chunk of frames that no worker has, if this worker has applied what
+    /// numbers them.
     fn claim_frames(&mut self, id: usize) {
         let applied = self.workers[id].applied;
         let free = self.chunks.iter().position(|chunk| chunk.owner.is_none());

@@ -44,8 +44,8 @@ impl Report {
     }
 
     /// Rate over that of the same strategy on one thread, round by round, without the rounds in
-    /// which either was disturbed; and how many these are. If there are no others, of all rounds and
-    /// `None`.
+    /// which either was disturbed; and how many these are. If there are no others, of all rounds
+    /// and `None`.
     fn speedups(&self, row: &Row) -> (Option<Spread>, Option<usize>) {
         let Some(one) = self.row(row.ratio, row.strategy, 1) else {
             return (None, None);

@@ -406,8 +406,8 @@ impl ReceiveHalf {
 
     // Handlers
 
-    /// Receive Complete: transfers frames to the host, each with a descriptor. Raises the event again
-    /// if more can be taken; otherwise DMA Read Complete or DMA Write Complete does.
+    /// Receive Complete: transfers frames to the host, each with a descriptor. Raises the event
+    /// again if more can be taken; otherwise DMA Read Complete or DMA Write Complete does.
     pub(crate) fn receive_complete(&mut self, inspect: Option<&Inspect>) {
         for _ in 0..self.begin() {
             let (Some(mut frame), Ok(buffer)) = (self.mac.pop_front(), self.local_receives.pop())

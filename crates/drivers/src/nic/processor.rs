@@ -147,8 +147,8 @@ impl<T> Half<T> {
 
 /// Transfers, or frames, that a hardware unit moves in one turn of its processor.
 const TURN: usize = 32;
-/// How long a processor sleeps that waits for the wire or the host to take something, which no event
-/// reports.
+/// How long a processor sleeps that waits for the wire or the host to take something, which no
+/// event reports.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
 /// How often a processor that sleeps looks whether its wire, which was down, came up.
 const SLEEP: Duration = Duration::from_millis(100);

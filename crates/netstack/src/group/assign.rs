@@ -19,9 +19,9 @@ use crate::log::request::Request;
 pub enum Primaries {
     /// The worker that claimed and parsed the batch: it has the frames' headers in its cache. A
     /// worker with nothing else to do claims the next batch, so the work goes to a free worker.
-    /// Commands belong to the worker that published them. Chunks of frames belong to the worker that
-    /// claims them first, with one compare-and-swap each: one that has applied what numbers them
-    /// and has nothing else to build.
+    /// Commands belong to the worker that published them. Chunks of frames belong to the worker
+    /// that claims them first, with one compare-and-swap each: one that has applied what numbers
+    /// them and has nothing else to build.
     #[default]
     ByPublisher,
     /// Chunks of the log, and of frames, in turn.

@@ -2,10 +2,11 @@
 //!
 //! Replicas post fingerprints of their states at equal positions, and
 //! [`Fingerprints::agreement`](dominoes::Fingerprints::agreement) says which of them are right. A
-//! worker that is reported as diverged checks that itself, gives up its slot, throws its state away,
-//! and joins again with the state of one of the majority. If all of those are gone, so is the state,
-//! and the stack is shut down. Where there is no majority, as with two replicas, the difference is
-//! counted, [`Group::compare`](crate::group::Group::compare) returns it, and all go on.
+//! worker that is reported as diverged checks that itself, gives up its slot, throws its state
+//! away, and joins again with the state of one of the majority. If all of those are gone, so is the
+//! state, and the stack is shut down. Where there is no majority, as with two replicas, the
+//! difference is counted, [`Group::compare`](crate::group::Group::compare) returns it, and all go
+//! on.
 //!
 //! By default a change is found when the next fingerprint is posted, and what the replica performed
 //! until then is done. With [`Layout::confirm`](crate::group::Layout) each position is posted,

@@ -292,8 +292,8 @@ impl<T: FaultHooks> Executor<'_, T> {
         })
     }
 
-    /// How many of the cursor's frames, from `frame` on, are built together; at most `most`. If that
-    /// one is not done, those behind it in its chunk are not either.
+    /// How many of the cursor's frames, from `frame` on, are built together; at most `most`. If
+    /// that one is not done, those behind it in its chunk are not either.
     #[inline(always)]
     fn count_together<F: NumberedFrames>(&self, frames: &F, frame: u64, most: u32) -> u32 {
         if !F::TOGETHER {

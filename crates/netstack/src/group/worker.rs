@@ -512,8 +512,8 @@ impl<T: FaultHooks> Worker<T> {
     }
 
     /// Performs this worker's share, up to `most_frames` frames. Returns how many effects, or parts
-    /// of them, that were, and why it ended: as many frames are built (`Performed`), nothing is left
-    /// up to the limit (`End`), or no frame or slot is free (`Blocked`).
+    /// of them, that were, and why it ended: as many frames are built (`Performed`), nothing is
+    /// left up to the limit (`End`), or no frame or slot is free (`Blocked`).
     fn perform_mine(&mut self, most_frames: u32) -> (usize, Step) {
         let mut done = 0;
         let limit = self.perform_limit();
@@ -658,8 +658,8 @@ impl<T: FaultHooks> Worker<T> {
         executor.scan(&mut self.stragglers, limit, most)
     }
 
-    /// Drops pending effects of requests before `below` and before the cursor. The caller knows that
-    /// they are done.
+    /// Drops pending effects of requests before `below` and before the cursor. The caller knows
+    /// that they are done.
     fn forget(&mut self, below: Seq) {
         self.cursor.effect -= self.pending.forget(below.min(self.cursor.seq));
         self.epochs.forget(self.pending.first);

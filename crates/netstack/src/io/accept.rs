@@ -27,8 +27,8 @@ pub(crate) struct AcceptQueue {
     pub(crate) news: Arc<QueueNews>,
 }
 
-/// The queues of all listeners, by port and by what each is bound to. No connection could be for two
-/// of them.
+/// The queues of all listeners, by port and by what each is bound to. No connection could be for
+/// two of them.
 #[derive(Debug, Default)]
 pub(crate) struct Listeners {
     queues: BTreeMap<(u16, Binding), AcceptQueue>,

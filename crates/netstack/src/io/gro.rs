@@ -12,12 +12,11 @@
 //! alone. The device vouches for all checksums of a run or for none, so that its word is the whole
 //! verdict.
 //!
-//! Acknowledgments without text are never merged, but up to 32 of a flow share a request, or seven if
-//! their windows differ: each is applied by itself, what all of them allow is sent as one range of
-//! frames, and the core that takes them up has one request to fetch for all. The
-//! parser verifies them itself, as what there is to verify is the headers that it has just read, so
-//! their request needs no frames. Where a run ends is part of the request, so it is the same in
-//! every replica.
+//! Acknowledgments without text are never merged, but up to 32 of a flow share a request, or seven
+//! if their windows differ: each is applied by itself, what all of them allow is sent as one range
+//! of frames, and the core that takes them up has one request to fetch for all. The parser verifies
+//! them itself, as what there is to verify is the headers that it has just read, so their request
+//! needs no frames. Where a run ends is part of the request, so it is the same in every replica.
 
 use dominoes_drivers::Frame;
 

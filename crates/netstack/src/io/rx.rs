@@ -1,8 +1,8 @@
 //! The receive pump. It is not a thread: any worker may take it for a moment.
 //!
 //! It is the only publisher of a group's log. It samples everything that `apply` must know and
-//! cannot compute: time, transmit credit, and the applications' cursors. Runs of segments come to it
-//! parsed; ARP, ICMP, fragments, datagrams and commands are handled here. The transmit pump is
+//! cannot compute: time, transmit credit, and the applications' cursors. Runs of segments come to
+//! it parsed; ARP, ICMP, fragments, datagrams and commands are handled here. The transmit pump is
 //! [`TxPump`](crate::io::tx::TxPump).
 
 pub(crate) mod addresses;

@@ -44,8 +44,8 @@ pub struct Setup {
     /// Length of the network's prefix in bits, 0 to 32, or of IPv6 0 to 128.
     pub prefix: u8,
     /// Addresses besides that, of either family, each with the length of its prefix. Of several of
-    /// IPv4, packets come from that on the network of the neighbour that gets them, or else from the
-    /// first. None by default; 64 of each family at most.
+    /// IPv4, packets come from that on the network of the neighbour that gets them, or else from
+    /// the first. None by default; 64 of each family at most.
     pub addresses: Vec<(IpAddr, u8)>,
     /// How it takes part in IPv6. Default: only if it has an address of IPv6.
     pub ipv6: Option<Ipv6Config>,

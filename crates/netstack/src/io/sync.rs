@@ -2,10 +2,10 @@
 //!
 //! Normally these are the ones of `core`. Under `cfg(netstack_loom)` they are loom's (other crates
 //! know `cfg(loom)`, and mean their own atomics by it), so that the models of `tx.rs` and of
-//! `stream/loom_models.rs` run the code as shipped under every outcome that the memory model allows.
-//! In unit tests each access is a step, and a test can let another claimer run before any of them
-//! (`interrupted`): a read and a write in place of one compare-and-swap fail such a test on every
-//! machine.
+//! `stream/loom_models.rs` run the code as shipped under every outcome that the memory model
+//! allows. In unit tests each access is a step, and a test can let another claimer run before any
+//! of them (`interrupted`): a read and a write in place of one compare-and-swap fail such a test on
+//! every machine.
 
 #[cfg(not(any(netstack_loom, test)))]
 pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64, fence};

@@ -322,8 +322,8 @@ impl TxRing {
     }
 }
 
-/// Slots in the hands of who builds their frames, one after the other. Dropped unpublished, it is as
-/// if nobody had begun.
+/// Slots in the hands of who builds their frames, one after the other. Dropped unpublished, it is
+/// as if nobody had begun.
 pub(crate) struct TxClaim<'a> {
     ring: &'a TxRing,
     chunk: &'a Chunk,
@@ -345,14 +345,14 @@ impl TxClaim<'_> {
     pub(crate) fn buffer(&mut self) -> &mut [u8] {
         assert!(self.next < self.end, "no frame is left to build");
         self.ring.shadow.write(self.next, 1);
-        // SAFETY: the bit is set in `taken`, and only the one who set it has this claim, which names
-        // the slot at `next` until its frame is built. The memory is `slot_len` bytes within the
-        // ring's, and initialised since `new`.
+        // SAFETY: the bit is set in `taken`, and only the one who set it has this claim, which
+        // names the slot at `next` until its frame is built. The memory is `slot_len` bytes within
+        // the ring's, and initialised since `new`.
         unsafe { core::slice::from_raw_parts_mut(self.ring.bytes(self.next), self.ring.slot_len) }
     }
 
-    /// The next frame is built: the first `len` bytes of its slot, `head` of them headers. It leaves
-    /// once the claim is published.
+    /// The next frame is built: the first `len` bytes of its slot, `head` of them headers. It
+    /// leaves once the claim is published.
     ///
     /// # Panics
     /// If all frames are built, or this one does not fit its slot.

@@ -11,9 +11,9 @@
 //! ```
 //!
 //! A claim that is dropped without [`Claim::done`], because its thread unwinds, makes the unit
-//! ready again. So a unit may be begun several times: processing must leave what it reads as it is until
-//! the unit is done. That is why units are sealed and opened from one place to another and not in
-//! place: a unit that is half sealed in place is neither text nor unit.
+//! ready again. So a unit may be begun several times: processing must leave what it reads as it is
+//! until the unit is done. That is why units are sealed and opened from one place to another and
+//! not in place: a unit that is half sealed in place is neither text nor unit.
 //!
 //! The state of a slot is one word with the number of its unit, so a thread that comes late with an
 //! old number changes nothing. What is in a slot passes from thread to thread with the state, each

@@ -115,8 +115,8 @@ impl View {
         self.listed.notify_all();
     }
 
-    /// Asks for a list of at most `most` connections, or `only` one, calls `ring` to wake whoever makes it, and
-    /// waits for it, but not longer than `patience`: then it is an older one.
+    /// Asks for a list of at most `most` connections, or `only` one, calls `ring` to wake whoever
+    /// makes it, and waits for it, but not longer than `patience`: then it is an older one.
     pub(crate) fn ask(
         &self,
         most: usize,

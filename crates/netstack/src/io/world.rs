@@ -166,7 +166,8 @@ type StreamDimensions = [usize; 4];
 pub(crate) struct Mailbox {
     /// Connections whose flag is raised; each at most once.
     pub(crate) dirty: ArrayQueue<ConnId>,
-    /// Frames that we sent to ourselves, and whether there may be some: the pump asks in every turn.
+    /// Frames that we sent to ourselves, and whether there may be some: the pump asks in every
+    /// turn.
     pub(crate) looped: SegQueue<Frame>,
     pub(crate) has_looped: AtomicBool,
     /// What other groups have to say.

@@ -370,8 +370,8 @@ impl Site {
             && self.classify(address) != AddressKind::Broadcast
     }
 
-    /// Whether packets for `address` come back to us (RFC 1122 section 3.2.1.3, (g)): it is ours, or
-    /// every host's own.
+    /// Whether packets for `address` come back to us (RFC 1122 section 3.2.1.3, (g)): it is ours,
+    /// or every host's own.
     pub(crate) fn is_ourselves(&self, address: Address) -> bool {
         if address.is_v4() {
             self.is_own_v4(address) || address.ip().is_loopback()

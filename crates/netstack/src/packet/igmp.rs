@@ -1,5 +1,5 @@
-//! Messages of group members on IPv4 (RFC 1112, RFC 2236, RFC 3376), and the records that reports of
-//! both families consist of.
+//! Messages of group members on IPv4 (RFC 1112, RFC 2236, RFC 3376), and the records that reports
+//! of both families consist of.
 
 use super::checksum::Sum;
 use super::{ETHERNET_HEADER, ends_v4};

@@ -43,7 +43,8 @@
 //!
 //! # Departures from RFC 1812
 //!
-//! - There is no routing protocol, and no forwarding of multicast or directed broadcasts (RFC 2644).
+//! - There is no routing protocol, and no forwarding of multicast or directed broadcasts (RFC
+//!   2644).
 //! - Packets with a source route are dropped (RFC 7126 sections 4.3 and 4.4); other options pass
 //!   unchanged, so a record of the route has no entry of this router. No parameter problem is
 //!   reported.

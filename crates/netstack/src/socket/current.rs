@@ -169,10 +169,10 @@ impl TcpStream {
 }
 
 impl UdpSocket {
-    /// A socket at one of our addresses, those of this host alone (127.0.0.1, `::1`) among them, for
-    /// datagrams to that address alone, none of groups and broadcasts; at 0.0.0.0 (RFC 1122 section
-    /// 3.2.1.3) for those of IPv4, or at `::` for those of both families; at a port or with 0 at one that is free, of the
-    /// sockets of this thread ([`Sockets::enter`]) or the default.
+    /// A socket at one of our addresses, those of this host alone (127.0.0.1, `::1`) among them,
+    /// for datagrams to that address alone, none of groups and broadcasts; at 0.0.0.0 (RFC 1122
+    /// section 3.2.1.3) for those of IPv4, or at `::` for those of both families; at a port or with
+    /// 0 at one that is free, of the sockets of this thread ([`Sockets::enter`]) or the default.
     ///
     /// # Errors
     /// As [`Sockets::bind_udp`]; [`SocketError::NotOurs`], [`SocketError::NoStack`].

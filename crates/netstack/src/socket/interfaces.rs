@@ -62,10 +62,11 @@ impl Sockets {
     /// Gives the interface with this number, of which the first is 1, another address, on the
     /// network that the first `prefix` bits of it name. The stack uses it as soon as it comes to
     /// that; one of IPv6 once it is known to be no other host's, which takes a second or two. An
-    /// interface has up to 64 addresses of each family. Of several of IPv4, packets come from that on
-    /// the network of the neighbour that gets them, or else from the first; when that is removed, the
-    /// next one is the first. A device that takes frames to some addresses alone (AF_XDP) takes those to
-    /// this one, too; what it says against that is among the errors of the device. Never blocks.
+    /// interface has up to 64 addresses of each family. Of several of IPv4, packets come from that
+    /// on the network of the neighbour that gets them, or else from the first; when that is
+    /// removed, the next one is the first. A device that takes frames to some addresses alone
+    /// (AF_XDP) takes those to this one, too; what it says against that is among the errors of the
+    /// device. Never blocks.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if there is no such interface, the address is not that of a single
@@ -176,11 +177,11 @@ impl Sockets {
 
     /// Lets packets of the interface with this number, of which the first is 1, that are for a
     /// network go through a gateway, a neighbour there. The longest prefix decides, of equal ones
-    /// the lowest metric, and then the route that was added first; the next one takes its place when
-    /// that is removed. Prefix and metric also decide by which of several interfaces a packet leaves.
-    /// What begins goes this way as soon as the stack comes to that. Connections of this interface
-    /// whose next hop is another one by this follow it once that has said its link-layer address;
-    /// they never leave their interface. Never blocks.
+    /// the lowest metric, and then the route that was added first; the next one takes its place
+    /// when that is removed. Prefix and metric also decide by which of several interfaces a packet
+    /// leaves. What begins goes this way as soon as the stack comes to that. Connections of this
+    /// interface whose next hop is another one by this follow it once that has said its link-layer
+    /// address; they never leave their interface. Never blocks.
     ///
     /// ```
     /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -287,8 +288,8 @@ impl Sockets {
 }
 
 /// The interface towards `remote`, where there are several: the one that has this address, or that
-/// its scope names (RFC 4007 section 6), or the one with the longest prefix that fits, of equal ones
-/// the one with the lowest metric, and then the first. The first if no route leads there.
+/// its scope names (RFC 4007 section 6), or the one with the longest prefix that fits, of equal
+/// ones the one with the lowest metric, and then the first. The first if no route leads there.
 pub(super) fn towards(worlds: &[Arc<World>], remote: SocketAddr) -> Option<usize> {
     if !worlds[0].shared.has_interfaces() {
         return None;

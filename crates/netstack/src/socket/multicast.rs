@@ -25,8 +25,8 @@ const MAX_MEMBERSHIPS: usize = 64;
 
 impl UdpSocket {
     /// Listens to `group`, whoever sends to it. Datagrams of the group at the socket's port then
-    /// arrive as others do; routers are told (IGMPv3). `interface` is the address of an interface of
-    /// the stack, or 0.0.0.0 for the first one. The device has to let frames for the group pass.
+    /// arrive as others do; routers are told (IGMPv3). `interface` is the address of an interface
+    /// of the stack, or 0.0.0.0 for the first one. The device has to let frames for the group pass.
     ///
     /// ```
     /// use std::net::Ipv4Addr;
@@ -59,7 +59,8 @@ impl UdpSocket {
         Ok(self.shared().join(interface, (*group).into(), None)?)
     }
 
-    /// Ends what [`UdpSocket::join_multicast_v4`] began. A socket that is dropped leaves its groups.
+    /// Ends what [`UdpSocket::join_multicast_v4`] began. A socket that is dropped leaves its
+    /// groups.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if the socket does not listen to all sources of the group;
@@ -100,9 +101,9 @@ impl UdpSocket {
         Ok(self.shared().leave(interface, group, source)?)
     }
 
-    /// Whether what the socket sends to groups of IPv4 also goes to sockets of its stack that listen
-    /// to the group on the interface by which it leaves, this one among them (RFC 1112 section 6.1).
-    /// Default: yes.
+    /// Whether what the socket sends to groups of IPv4 also goes to sockets of its stack that
+    /// listen to the group on the interface by which it leaves, this one among them (RFC 1112
+    /// section 6.1). Default: yes.
     ///
     /// # Errors
     /// None as yet.

@@ -346,8 +346,8 @@ impl Connecting {
     /// # Errors
     /// [`SocketError::Refused`], [`SocketError::TimedOut`], [`SocketError::Unreachable`],
     /// [`SocketError::NoRoom`], [`SocketError::Down`]; of one that has a [local
-    /// end](super::Sockets::begin_connect_from) [`SocketError::PortTaken`], [`SocketError::NotOurs`]. After an error or a stream it has nothing
-    /// more to say.
+    /// end](super::Sockets::begin_connect_from) [`SocketError::PortTaken`],
+    /// [`SocketError::NotOurs`]. After an error or a stream it has nothing more to say.
     pub fn try_finish(&mut self) -> Result<Option<TcpStream>, SocketError> {
         if self.opened.is_none() {
             let mut table = self.world.socket_table();

@@ -54,8 +54,8 @@
 //! calls of the socket sleep on ([`EventCount::watch`]); so a notification costs a segment the same
 //! instructions whether a poller is there or not, unless it has something to tell it. A notifier
 //! that finds an armed registration looks whether there is news, and if so, moves it to the
-//! poller's queue. A call of the poller takes registrations from the queue, arms them, looks, and reports.
-//! Those that are reported by level stay queued until a look finds them not ready.
+//! poller's queue. A call of the poller takes registrations from the queue, arms them, looks, and
+//! reports. Those that are reported by level stay queued until a look finds them not ready.
 //!
 //! *No news is lost.* A registration is armed before the look, so by the argument of
 //! [`EventCount`] either the look sees a change or its notifier sees the registration. The notifier

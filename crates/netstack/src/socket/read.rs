@@ -196,8 +196,8 @@ impl ReadHalf {
         self.try_peek(into)
     }
 
-    /// Copies what has arrived, and counts it as read if `consumes`. Lends nothing, so that it needs
-    /// no more than a reference.
+    /// Copies what has arrived, and counts it as read if `consumes`. Lends nothing, so that it
+    /// needs no more than a reference.
     fn copy(&self, into: &mut [IoSliceMut<'_>], consumes: bool) -> Result<usize, SocketError> {
         if into.iter().all(|part| part.is_empty()) {
             return Ok(0);

@@ -63,8 +63,8 @@
 //!   nothing of it or behind it is read. A stream that ends without close_notify ends for its
 //!   reader with [`TlsError::Truncated`].
 //! - Keys are replaced when the peer asks, when [`TlsStream::update_keys`] is called, and before
-//!   one has sealed 2^24 records with AES-GCM. The peer may send 32 records in a row that carry nothing
-//!   for the reader, KeyUpdates among them but for those that were asked for.
+//!   one has sealed 2^24 records with AES-GCM. The peer may send 32 records in a row that carry
+//!   nothing for the reader, KeyUpdates among them but for those that were asked for.
 //! - Keys are zeroed when they are replaced and when the connection goes; so is text, and before
 //!   another connection has its memory.
 //! - `Stack::close` lets what was written be sealed, and says close_notify.

@@ -50,8 +50,8 @@ impl Sockets {
         self.bind_udp_for(Families::Both, port)
     }
 
-    /// As [`Sockets::bind_udp`], for datagrams of `families` alone. Another one may have the port for
-    /// those of the other family.
+    /// As [`Sockets::bind_udp`], for datagrams of `families` alone. Another one may have the port
+    /// for those of the other family.
     ///
     /// # Errors
     /// As [`Sockets::bind_udp`].
@@ -60,8 +60,8 @@ impl Sockets {
     }
 
     /// As [`Sockets::bind_udp`], at an address: one of ours, those of this host alone (127.0.0.1,
-    /// `::1`) among them, for datagrams to that alone, none of groups and broadcasts; 0.0.0.0 for all
-    /// of IPv4, or `::` for all. What is bound to an address sends from it. A port may have
+    /// `::1`) among them, for datagrams to that alone, none of groups and broadcasts; 0.0.0.0 for
+    /// all of IPv4, or `::` for all. What is bound to an address sends from it. A port may have
     /// several sockets, if no datagram to one host could be for two of them: a socket at an address
     /// and one at 0.0.0.0 cannot share it.
     ///
@@ -302,8 +302,8 @@ impl UdpSocket {
     }
 
     /// Whether datagrams that come from now on say where they were sent to, by which interface they
-    /// came, and when, in [`Received::info`] and [`Datagram::info`]. Default: no. Each takes 32 bytes
-    /// more of the queue then.
+    /// came, and when, in [`Received::info`] and [`Datagram::info`]. Default: no. Each takes 32
+    /// bytes more of the queue then.
     ///
     /// ```
     /// use dominoes_drivers::memory;

@@ -29,13 +29,13 @@
 //! # Files
 //!
 //! `arrive.rs` is SEGMENT ARRIVES in the order of the RFC. `fast_path.rs` is an equivalent shortcut
-//! for the segments of a bulk transfer. `ack.rs` holds what an acceptable acknowledgment changes, `receive_space.rs` what the peer may
-//! send, `send_space.rs` what we may send, `send.rs` the frames. `recovery.rs` detects loss and
-//! schedules retransmissions, with the scoreboard in `scoreboard.rs` and the times in `rack.rs`;
-//! `undo.rs` reverts a reduction of the window if nothing was lost. `pmtu.rs` handles ICMP errors
-//! and the path MTU, `cookie.rs` handshakes without state. `reassembly.rs`, `retransmit.rs` and
-//! `congestion` are arithmetic; `user.rs` holds the calls of the application. `delayed_ack.rs`
-//! decides when received data is acknowledged.
+//! for the segments of a bulk transfer. `ack.rs` holds what an acceptable acknowledgment changes,
+//! `receive_space.rs` what the peer may send, `send_space.rs` what we may send, `send.rs` the
+//! frames. `recovery.rs` detects loss and schedules retransmissions, with the scoreboard in
+//! `scoreboard.rs` and the times in `rack.rs`; `undo.rs` reverts a reduction of the window if
+//! nothing was lost. `pmtu.rs` handles ICMP errors and the path MTU, `cookie.rs` handshakes without
+//! state. `reassembly.rs`, `retransmit.rs` and `congestion` are arithmetic; `user.rs` holds the
+//! calls of the application. `delayed_ack.rs` decides when received data is acknowledged.
 //!
 //! # Departures from the RFCs
 //!
@@ -76,9 +76,9 @@
 //! - One acknowledgment covers a run, or several: RFC 9293 section 3.8.6.3 wants one for at least
 //!   every second full-sized segment. A run of up to 60 segments, or a frame that a device merged,
 //!   is acknowledged once. Full runs that were claimed from the device together, 120 segments by
-//!   default, are acknowledged with the last ([`Digest::FOLLOWED`](crate::log::request::Digest::FOLLOWED)).
-//!   What is acknowledged later has arrived already, so nothing waits for it. Linux does the same
-//!   after merging, up to 64 KB.
+//!   default, are acknowledged with the last
+//!   ([`Digest::FOLLOWED`](crate::log::request::Digest::FOLLOWED)). What is acknowledged later has
+//!   arrived already, so nothing waits for it. Linux does the same after merging, up to 64 KB.
 //! - Every frame has the don't-fragment bit and identification 0 (RFC 6864 section 4.1). That is
 //!   allowed; a frame that may be fragmented would need a number of its own, and another
 //!   rule in `pmtu.rs`.

@@ -272,8 +272,8 @@ impl Tcb {
         }
     }
 
-    /// Begins a recovery if there is a new reason for it, and sets how much may be sent in it, after
-    /// `delivered` bytes more have arrived; `safe`: with no sign of further loss.
+    /// Begins a recovery if there is a new reason for it, and sets how much may be sent in it,
+    /// after `delivered` bytes more have arrived; `safe`: with no sign of further loss.
     fn recover(&mut self, delivered: u32, safe: bool) {
         let (una, mss) = (self.snd.una, u32::from(self.snd.mss));
         let is_new = self.congestion.is_open() && una.at_or_after(self.congestion.recover());

@@ -357,7 +357,8 @@ impl Tcb {
         self.close_fast_path();
         if self.timers.take(Timer::Linger, now) {
             match self.state {
-                // The end of TIME-WAIT (RFC 9293 section 3.10.8), or of FIN-WAIT-2 without a socket.
+                // The end of TIME-WAIT (RFC 9293 section 3.10.8), or of FIN-WAIT-2 without a
+                // socket.
                 State::TimeWait | State::FinWait2 => self.enter(State::Closed),
                 // What was written has lingered long enough.
                 _ => self.reset(),

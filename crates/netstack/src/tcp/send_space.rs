@@ -197,8 +197,8 @@ impl SendSpace {
         self.max.min(self.una + self.wnd)
     }
 
-    /// Whether a segment that is not full was sent and is not acknowledged, be it lost. (Its end may
-    /// have been long ago, so it is looked for in what is sent.)
+    /// Whether a segment that is not full was sent and is not acknowledged, be it lost. (Its end
+    /// may have been long ago, so it is looked for in what is sent.)
     fn has_small_in_flight(&self) -> bool {
         (1..=self.max.since(self.una)).contains(&self.small.since(self.una))
     }

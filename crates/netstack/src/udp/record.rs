@@ -7,8 +7,8 @@
 //! then payload, padding
 //! ```
 //! The other end's address and port, payload bytes and all that the application may know or choose
-//! of its packet. An IPv4 address stands as its IPv4-mapped one. Everything is in network order; a record takes a multiple of [`HEADER`], so no
-//! header wraps around the ring's end.
+//! of its packet. An IPv4 address stands as its IPv4-mapped one. Everything is in network order; a
+//! record takes a multiple of [`HEADER`], so no header wraps around the ring's end.
 
 use crate::log::request::{Address, Endpoint, Lengths};
 use crate::time::Instant;

@@ -17,8 +17,8 @@
 //! - Datagrams to a multicast group leave by the interface that the routes name, or the first.
 //! - Nothing is forwarded from one to another; [`router`](crate::router) does that.
 //!
-//! - With several groups ([`divide`]) each interface has so many of its own: flows divide among them
-//!   as among those of a stack with one interface, and no connection leaves its interface.
+//! - With several groups ([`divide`]) each interface has so many of its own: flows divide among
+//!   them as among those of a stack with one interface, and no connection leaves its interface.
 //!
 //! Limits hold for each interface, and for each group.
 
@@ -71,9 +71,10 @@ pub fn join(setups: impl IntoIterator<Item = Setup>) -> Result<Vec<Setup>, Confi
 }
 
 /// Makes interfaces of what would be stacks by themselves, and divides each of them among `groups`
-/// as [`groups::divide`](super::groups::divide) does one: returns all groups of the first, then those
-/// of the next, each with its part of the device. The inbox of a part holds `inbox` frames
-/// ([`INBOX`](super::groups::INBOX) will do). A stack of two interfaces by hand, with two groups each:
+/// as [`groups::divide`](super::groups::divide) does one: returns all groups of the first, then
+/// those of the next, each with its part of the device. The inbox of a part holds `inbox` frames
+/// ([`INBOX`](super::groups::INBOX) will do). A stack of two interfaces by hand, with two groups
+/// each:
 ///
 /// ```
 /// use dominoes_drivers::Device;

@@ -106,7 +106,8 @@ impl VariantKind {
 
     /// The variant, to be driven by hand or [divided](Variant::into_parts) among threads.
     /// `layout.replicas` is the number of its workers (of `pipelined`, two of them have no data
-    /// stage, if there are so many), `layout.tuning.log` how many requests may be in flight; the rest of `layout` concerns `replicated` alone.
+    /// stage, if there are so many), `layout.tuning.log` how many requests may be in flight; the
+    /// rest of `layout` concerns `replicated` alone.
     ///
     /// # Errors
     /// If a setting is out of its range, excludes this variant, or needs a feature that this build

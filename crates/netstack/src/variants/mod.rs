@@ -13,9 +13,9 @@
 //!   same state and send the same frames. All but `locked` apply requests in the order of the
 //!   receive pump. Workers of `locked` may overtake each other on the
 //!   way to the lock, so that TCP sees segments out of order that the network did not reorder.
-//! - `single`, `locked` and `pipelined` have one copy of the state: it ends with its thread, or with
-//!   one that fails while it has the lock or some payload. A [`Group`](crate::group::Group) replaces replicas that fail or
-//!   differ, and replicas may join and leave.
+//! - `single`, `locked` and `pipelined` have one copy of the state: it ends with its thread, or
+//!   with one that fails while it has the lock or some payload. A [`Group`](crate::group::Group)
+//!   replaces replicas that fail or differ, and replicas may join and leave.
 //! - No step waits for another thread, but those of `locked` for the lock.
 //! - With several groups side by side ([`groups`]) each is `single` or a
 //!   [`Group`](crate::group::Group). With several [`interfaces`] each is any variant.

@@ -425,8 +425,8 @@ fn halves_of_datagram_sockets_are_sources() {
 }
 
 /// Stacks that threads drive by hand, asleep between two turns: an application, a frame and a
-/// deadline each wake them. A connection is opened and used at once, so a wake-up that is lost, or a
-/// sleep that ignores the deadline of a delayed acknowledgment, stops it.
+/// deadline each wake them. A connection is opened and used at once, so a wake-up that is lost, or
+/// a sleep that ignores the deadline of a delayed acknowledgment, stops it.
 #[test]
 fn a_stack_that_is_driven_by_hand_sleeps_until_there_is_something_to_do() {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! The same actions over sockets of Linux and its `epoll`, and over ours and the poller: both report
-//! the same.
+//! The same actions over sockets of Linux and its `epoll`, and over ours and the poller: both
+//! report the same.
 //!
 //! Ours is driven by hand, so what it reports of an action is known when the action is done. What
 //! Linux reports is awaited: it is asked until it has reported that, and what else it reports by

@@ -1,5 +1,5 @@
-// What programs write over `std::net`. This file is compiled twice, with the types of `std::net` and
-// with ours under the same names; nothing else differs.
+// What programs write over `std::net`. This file is compiled twice, with the types of `std::net`
+// and with ours under the same names; nothing else differs.
 
 fn listen(side: &Side) -> io::Result<(TcpListener, u16)> {
     let _entered = side.enter();

@@ -1,8 +1,8 @@
 //! Changes of our addresses, of the link, and of routes while the stack runs.
 //!
 //! An address is used for what begins from the change on. What is under way from one that is lost
-//! ends: connections by [`Body::AddressLost`], which sends nothing, as the address may be another host's
-//! by now. Listeners and UDP sockets stay, and are reached at the addresses that are there.
+//! ends: connections by [`Body::AddressLost`], which sends nothing, as the address may be another
+//! host's by now. Listeners and UDP sockets stay, and are reached at the addresses that are there.
 //!
 //! Connections whose next hop is another one by a change follow it, by [`Body::NextHop`], once its
 //! link-layer address is known. One that no route leads to any more keeps the next hop that it has.

@@ -186,8 +186,8 @@ impl RxPump {
         }
     }
 
-    /// Another host uses an address of ours. We keep it and defend it, at most every ten seconds (RFC
-    /// 5227 section 2.4, (c)).
+    /// Another host uses an address of ours. We keep it and defend it, at most every ten seconds
+    /// (RFC 5227 section 2.4, (c)).
     fn conflict(&mut self, now: Instant, address: Address, mac: Mac) {
         if mac.0 == self.world.mac || !self.group.is_first() {
             return;

@@ -214,8 +214,8 @@ impl RxPump {
         self.add_datagram(place, (batch, index), udp.payload_len);
     }
 
-    /// Publishes the datagrams of a frame that the device did not divide, for the socket at `place`.
-    /// They share their request with no others.
+    /// Publishes the datagrams of a frame that the device did not divide, for the socket at
+    /// `place`. They share their request with no others.
     fn undivided(
         &mut self,
         now: Instant,

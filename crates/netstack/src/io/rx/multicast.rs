@@ -1,7 +1,7 @@
 //! Multicast groups in the receive pump: which datagrams sockets take, and what routers are told.
 //!
-//! What arrives for a group goes to the first group of the interface, and that one tells routers. The
-//! others know who listens, too, since they send: see [`loopback`](super::loopback).
+//! What arrives for a group goes to the first group of the interface, and that one tells routers.
+//! The others know who listens, too, since they send: see [`loopback`](super::loopback).
 
 use crate::io::rx::RxPump;
 use crate::ip::multicast::{Member, Report};
@@ -44,8 +44,8 @@ impl RxPump {
         self.datagrams.groups.listens_to(group)
     }
 
-    /// Whether frames to `mac` are for a group of IPv4 that a socket listens to, or for the group of
-    /// all hosts, in which routers ask.
+    /// Whether frames to `mac` are for a group of IPv4 that a socket listens to, or for the group
+    /// of all hosts, in which routers ask.
     #[cold]
     pub(crate) fn listens_at(&self, mac: [u8; 6]) -> bool {
         let mut groups = self.datagrams.groups.groups();
@@ -53,8 +53,8 @@ impl RxPump {
         groups.any(|group| group.is_v4() && (mac == all || igmp::group_mac(group) == mac))
     }
 
-    /// Whether the socket at `place` takes a datagram that was not sent to us alone: what is for all
-    /// hosts, and what is for a group that it asked for.
+    /// Whether the socket at `place` takes a datagram that was not sent to us alone: what is for
+    /// all hosts, and what is for a group that it asked for.
     #[cold]
     pub(crate) fn takes_of_group(&self, place: u32, udp: &wire::Udp) -> bool {
         let groups = &self.datagrams.groups;

@@ -72,7 +72,8 @@ impl RxPump {
         }
     }
 
-    /// Whether a packet was addressed to all hosts or a group of ours, and sent in a frame for them.
+    /// Whether a packet was addressed to all hosts or a group of ours, and sent in a frame for
+    /// them.
     pub(crate) fn is_to_all(&self, dst: Address, broadcast: bool) -> bool {
         broadcast && (self.site.classify(dst) == AddressKind::Broadcast || self.listens_to(dst))
     }

@@ -103,10 +103,10 @@ impl<'a> StreamRef<'a> {
 
     /// Bytes that may be written now.
     ///
-    /// A connection may hold [`Streams::first_send`](super::Streams) bytes and twice what its peer has acknowledged so far,
-    /// up to the ring's length. In slow start the congestion window is at most the first window and
-    /// what was acknowledged, so this is always more than two windows; a peer that reads nothing
-    /// costs no more than the first bytes.
+    /// A connection may hold [`Streams::first_send`](super::Streams) bytes and twice what its peer
+    /// has acknowledged so far, up to the ring's length. In slow start the congestion window is at
+    /// most the first window and what was acknowledged, so this is always more than two windows; a
+    /// peer that reads nothing costs no more than the first bytes.
     pub(crate) fn writable(&self) -> usize {
         self.writable_behind(self.stream.app.written.load(Ordering::Relaxed))
     }

@@ -1,8 +1,8 @@
 //! Wake-ups that wait for the end of a worker's turn.
 //!
 //! A batch of frames has news for many connections. Were a thread that waits in a poller woken by
-//! the first, it would run beside the worker, or instead of it, find that one, and sleep again. It is
-//! woken when the turn ends, and finds them all. One that does not sleep finds them earlier.
+//! the first, it would run beside the worker, or instead of it, find that one, and sleep again. It
+//! is woken when the turn ends, and finds them all. One that does not sleep finds them earlier.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;

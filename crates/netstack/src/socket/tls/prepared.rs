@@ -1,5 +1,5 @@
-//! Streams whose handshake was done in memory, for benchmarks and tests that make the peer's records
-//! themselves (feature `prepared`).
+//! Streams whose handshake was done in memory, for benchmarks and tests that make the peer's
+//! records themselves (feature `prepared`).
 
 use std::sync::Arc;
 

@@ -142,8 +142,8 @@ impl UdpReceiver {
         Ok(shared.receiving(|| self.copy(into, first, true))?)
     }
 
-    /// Takes as many datagrams as have arrived and `into` has places for, in the order of arrival of
-    /// each peer; waits for the first. Returns how many.
+    /// Takes as many datagrams as have arrived and `into` has places for, in the order of arrival
+    /// of each peer; waits for the first. Returns how many.
     ///
     /// ```
     /// use dominoes_drivers::memory;

@@ -169,8 +169,9 @@ impl UdpSender {
 
     /// Sends datagrams, each to its own destination, in order, while there is room. Waits for room
     /// for the first one. Returns how many were taken: fewer than given if room ends, or before one
-    /// that [`UdpSender::send_to`] would refuse. What is equally long and goes to one destination may
-    /// leave in one frame ([`Limits::datagrams_per_frame`](crate::Limits::datagrams_per_frame)).
+    /// that [`UdpSender::send_to`] would refuse. What is equally long and goes to one destination
+    /// may leave in one frame
+    /// ([`Limits::datagrams_per_frame`](crate::Limits::datagrams_per_frame)).
     ///
     /// # Errors
     /// As [`UdpSender::send_to`], of the first one.

@@ -241,9 +241,9 @@ impl Replica {
         self.finish(conn, out);
     }
 
-    /// The flow of a new connection between these ends. If our port is 0, a keyed hash gives the port at which the
-    /// search begins (RFC 6056 section 3.3.1), and the first one is taken that is free and with
-    /// which the peer's segments belong to this group.
+    /// The flow of a new connection between these ends. If our port is 0, a keyed hash gives the
+    /// port at which the search begins (RFC 6056 section 3.3.1), and the first one is taken that is
+    /// free and with which the peer's segments belong to this group.
     pub(super) fn choose_port(&self, ends: Flow) -> Option<Flow> {
         if ends.local.port != 0 {
             let is_free = self.demux.find(&ends).is_none() && !self.listeners.has(ends.local.port);

@@ -101,8 +101,8 @@ impl Listeners {
         }
     }
 
-    /// Whether another connection to `local` may enter SYN-RECEIVED. `most` is the length of the SYN
-    /// queue of all ports.
+    /// Whether another connection to `local` may enter SYN-RECEIVED. `most` is the length of the
+    /// SYN queue of all ports.
     fn may_begin(&self, local: Endpoint, most: u32) -> bool {
         let backlog = |listener: &Listener| {
             u64::from(listener.half_open) + listener.queued() < u64::from(listener.backlog)

@@ -180,7 +180,8 @@ impl<K: LockKind> Locks<K> {
         self.state.with(look)
     }
 
-    /// Changes the state under the locks that this takes; `receives` says whether something arrived.
+    /// Changes the state under the locks that this takes; `receives` says whether something
+    /// arrived.
     #[inline]
     pub(super) fn with<R>(
         &self,

@@ -1,9 +1,9 @@
 //! What a packet costs besides the protocol, as in the x-kernel's message tool: memory for its
 //! message, reference counts of the layers that it passes, and its place in the order above TCP.
 //!
-//! Nahum, Yates, Kurose and Towsley measured each of them (sections 4.2, 5.2 and 6). This stack needs
-//! none: frames belong to the pool of their device, states are not counted, and deliveries are
-//! numbered. All are off by default.
+//! Nahum, Yates, Kurose and Towsley measured each of them (sections 4.2, 5.2 and 6). This stack
+//! needs none: frames belong to the pool of their device, states are not counted, and deliveries
+//! are numbered. All are off by default.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
