@@ -37,3 +37,4 @@ mod support;
 mod tls;
 mod tuning;
 mod two_hosts;
+mod workers;

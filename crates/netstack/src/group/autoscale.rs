@@ -267,6 +267,18 @@ impl Autoscaler {
 mod tests {
     use super::*;
 
+    #[test]
+    fn work_is_payload_and_what_each_request_costs_besides() {
+        let done = WorkDone {
+            busy: Duration::from_millis(3),
+            payload_bytes: 10_000,
+            requests: 4,
+        };
+        assert_eq!(done.work(), 10_000 + 4 * REQUEST_WEIGHT);
+        assert_eq!(done.mean_payload(), 2_500);
+        assert_eq!(WorkDone::default().mean_payload(), 0);
+    }
+
     /// A group of up to three replicas. What they do together is in percent of what one does alone,
     /// and `wanted` percent are offered.
     struct Group {

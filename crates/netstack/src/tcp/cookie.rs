@@ -500,6 +500,44 @@ mod tests {
     }
 
     #[test]
+    fn an_echoed_timestamp_says_each_option_that_was_offered() {
+        let (irs, key) = (SeqNum(77), 3);
+        let (iss, echoed) = answered(irs, SynOptions::default(), Some(9), key);
+        let echoed = echoed.expect("a timestamp").wrapping_sub(offset(key)) & !63;
+        for window_scale in [None, Some(0), Some(7), Some(14)] {
+            for (sack_permitted, ecn) in
+                [(false, false), (false, true), (true, false), (true, true)]
+            {
+                let options = SynOptions {
+                    mss: None,
+                    window_scale,
+                    sack_permitted,
+                };
+                let echoed = (echoed | encode_options(&options, ecn)).wrapping_add(offset(key));
+                let ack = Segment {
+                    timestamps: Some((10, echoed)),
+                    ..segment(irs + 1, iss + 1, Flags::ACK, &Options::None)
+                };
+                let whose = (flow(), Mac::default(), offset(key));
+                let now = Instant::from_millis(77_777);
+                let limits = Limits::default();
+                let returned = restore_from_cookie(&ack, whose, &hash(key), &limits, now);
+                let Returned::Connection(tcb) = returned else {
+                    panic!("{options:?}, {ecn}: {returned:?}");
+                };
+                let scale = window_scale.unwrap_or(0);
+                let is = (
+                    tcb.snd.scaled,
+                    tcb.snd.shift,
+                    tcb.rcv.sack_permitted,
+                    tcb.snd.ecn,
+                );
+                assert_eq!(is, (window_scale.is_some(), scale, sack_permitted, ecn));
+            }
+        }
+    }
+
+    #[test]
     fn a_timestamp_is_never_newer_than_the_clock_and_says_what_was_offered() {
         let options = SynOptions {
             mss: None,

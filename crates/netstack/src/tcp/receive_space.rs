@@ -348,6 +348,20 @@ mod tests {
     }
 
     #[test]
+    fn half_of_a_window_is_half_of_what_can_be_advertised() {
+        let mut rcv = rcv(&Limits::default());
+        for (shift, limit, half) in [
+            (0, 60_000, 30_000),
+            (0, 90_000, 32_767),
+            (1, 90_000, 45_000),
+        ] {
+            rcv.shift = shift;
+            rcv.widen(limit);
+            assert_eq!((rcv.limit, rcv.half), (limit, half));
+        }
+    }
+
+    #[test]
     fn the_shift_is_the_smallest_that_names_the_whole_ring() {
         let shift = |receive_buffer| {
             ReceiveSpace::new(&Limits {

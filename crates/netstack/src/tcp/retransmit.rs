@@ -480,6 +480,17 @@ mod tests {
     }
 
     #[test]
+    fn what_is_acknowledged_in_a_measured_round_trip_is_the_delivery_rate() {
+        let (una, at) = (SeqNum(0xffff_fff0), Instant::from_millis(1_000));
+        let mut r = Retransmit::new();
+        r.on_sent(una, una, at);
+        r.on_sent(una + 1000, una, at + Duration::from_millis(1));
+        r.on_ack(una + 3000, None, at + Duration::from_millis(20));
+        assert_eq!(r.delivery_rate, 150_000);
+        assert_eq!(r.min_rtt, Duration::from_millis(20));
+    }
+
+    #[test]
     fn the_timeout_stays_within_its_bounds() {
         let mut r = Retransmit::new();
         r.sample(Duration::ZERO);

@@ -159,3 +159,19 @@ impl Tcb {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_acknowledgment_after_a_retransmission_shows_which_copy_arrived() {
+        let mut undo = Undo::new(SeqNum(70));
+        assert!(!undo.is_awaiting(SeqNum(70)), "nothing was sent again");
+        undo.resent(100, 5);
+        undo.resent(100, 6);
+        assert!(undo.is_awaiting(SeqNum(70)));
+        assert!(!undo.is_awaiting(SeqNum(71)), "an acknowledgment came");
+        assert_eq!((undo.again, undo.resent_at), (200, Some(5)));
+    }
+}

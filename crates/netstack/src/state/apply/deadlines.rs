@@ -108,6 +108,25 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
+    #[test]
+    fn fingerprints_tell_deadlines_apart_and_not_the_order_in_which_they_were_set() {
+        let mut seen = std::collections::BTreeSet::new();
+        for place in 0..40 {
+            for at in 1..200 {
+                let mut deadlines = Deadlines::default();
+                deadlines.set(place, Instant::from_nanos(at));
+                assert!(seen.insert(deadlines.fingerprint()), "{place} at {at}");
+            }
+        }
+        let set = |places: &mut dyn Iterator<Item = u32>| {
+            let mut deadlines = Deadlines::default();
+            places.for_each(|place| deadlines.set(place, Instant::from_nanos(7)));
+            deadlines.fingerprint()
+        };
+        assert_eq!(set(&mut (0..40)), set(&mut (0..40).rev()));
+        assert_ne!(set(&mut (0..40)), set(&mut (0..39)));
+    }
+
     proptest! {
         #[test]
         fn it_answers_as_a_sorted_map_would(steps in proptest::collection::vec((0_u32..20, 0_u64..50, 0_u8..8), 0..300)) {

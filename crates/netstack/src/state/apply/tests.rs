@@ -18,8 +18,13 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     pub(crate) fn listening(backlog: u16) -> Self {
+        Fixture::listening_with(backlog, 4)
+    }
+
+    /// As [`Fixture::listening`], with room for so many connections.
+    fn listening_with(backlog: u16, connections: u32) -> Self {
         let limits = Limits {
-            connections: 4,
+            connections,
             frame_payload: 0,
             ..Limits::default()
         };
@@ -146,6 +151,32 @@ fn cursors_of_the_application_are_those_of_the_connection_that_the_pump_found() 
         fixture.apply(&request);
         assert_eq!(unread(&fixture), Some(left), "{is_the_same}");
     }
+}
+
+#[test]
+fn an_eighth_of_the_connection_table_is_for_established_ones() {
+    let mut fixture = Fixture::listening_with(1000, 16);
+    for from in 0..20 {
+        fixture.segment(4000 + from, 77, 0, Flags::SYN);
+    }
+    assert_eq!(fixture.replica.connections().count(), 14);
+    assert_eq!(fixture.replica.stats().cookies_sent, 6);
+}
+
+#[test]
+fn a_neighbour_that_has_another_address_has_it_for_its_connections_alone() {
+    let (old, new, other) = (Mac([2; 6]), Mac([3; 6]), Mac([4; 6]));
+    let mut fixture = Fixture::listening(4);
+    let (first, _) = fixture.open(4000, 77);
+    let (second, _) = fixture.open(4001, 77);
+    fixture.command(Body::NextHop {
+        conn: second,
+        mac: other,
+    });
+    fixture.command(Body::Neighbor { old, new });
+    let macs = fixture.replica.connections();
+    let macs: Vec<_> = macs.map(|(conn, tcb)| (conn, tcb.mac())).collect();
+    assert_eq!(macs, [(first, new), (second, other)]);
 }
 
 #[test]

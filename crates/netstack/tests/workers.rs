@@ -1,0 +1,130 @@
+//! The steps of the workers of a group, one by one: how much each does, and whose work it is.
+
+#![cfg(feature = "testkit")]
+
+use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
+use dominoes_netstack::group::{Group, Layout, Tuning, Worker};
+use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants::Setup;
+use dominoes_testkit::packet::{self, ACK, TO_STACK};
+
+const NOW: Instant = Instant::from_millis(5);
+
+/// A group, and the far side of its device.
+fn group(layout: Layout) -> (Group, Script) {
+    let mac = packet::mac_of([10, 0, 0, 1]);
+    let (device, script) = scripted_with(MemoryConfig::default().macs(mac, mac));
+    let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+    (Group::new(setup, layout, Box::new(device)).unwrap(), script)
+}
+
+/// Its workers, which drive themselves.
+fn workers(replicas: usize, tuning: Tuning) -> (Vec<Worker>, Script) {
+    let (group, script) = group(Layout::default().replicas(replicas).tuning(tuning));
+    (group.into_workers(), script)
+}
+
+/// Puts segments with `len` bytes of payload into the device, each of a flow of its own. Nothing
+/// listens, so each becomes a request, and its answer is a reset.
+fn receive(script: &Script, ports: core::ops::Range<u16>, len: usize) {
+    for port in ports {
+        let segment = packet::Segment {
+            src_port: 1000 + port,
+            dst_port: 9,
+            seq: 77,
+            ack: 5,
+            flags: ACK,
+            payload: vec![0; len],
+            ..packet::Segment::default()
+        };
+        script.push(segment.frame(TO_STACK));
+    }
+}
+
+#[test]
+fn a_turn_prepares_and_applies_all_that_is_published() {
+    let (mut workers, script) = workers(2, Tuning::default());
+    let [first, second] = &mut workers[..] else {
+        panic!("two workers");
+    };
+    receive(&script, 0..60, 10);
+    assert_eq!(first.pump(NOW), Some(60));
+    let published = first.lag();
+    assert!(published >= 60, "{published}");
+
+    // What belongs to the first worker is left to it, but for one request in a turn that finds
+    // nothing else to do.
+    assert!(second.work() > 0);
+    assert_eq!(second.stats().prepared, 0);
+    assert_eq!(second.work(), 1);
+    assert_eq!(second.stats().prepared, 1);
+    first.work();
+    assert_eq!((first.lag(), first.stats().prepared), (0, 59));
+    second.work();
+    assert_eq!((second.lag(), second.stats().prepared), (0, 1));
+    assert_eq!(first.replica().stats(), second.replica().stats());
+}
+
+#[test]
+fn a_worker_with_enough_to_do_prepares_no_more_and_takes_no_frames() {
+    let (mut workers, script) = workers(2, Tuning::default().ahead_bytes(2_000));
+    let [first, second] = &mut workers[..] else {
+        panic!("two workers");
+    };
+    receive(&script, 0..20, 500);
+    assert_eq!(first.pump(NOW), Some(20));
+    first.prepare_ahead();
+    assert_eq!(first.stats().prepared, 4);
+    first.prepare_ahead();
+    assert_eq!(first.stats().prepared, 4, "nothing was performed since");
+    receive(&script, 20..30, 500);
+    assert_eq!(first.claim(NOW), None);
+    assert_eq!(first.pump_in_turn(NOW), 0);
+    assert!(second.pump_in_turn(NOW) >= 10, "the other one has time");
+
+    // What is performed makes room for more.
+    while first.work() + second.work() > 0 {}
+    receive(&script, 30..40, 500);
+    assert!(first.pump_in_turn(NOW) >= 10);
+}
+
+#[test]
+fn a_worker_claims_two_runs_at_a_time_and_no_more_before_they_are_parsed() {
+    for (request_chunk, most) in [(4, 120), (2, 60), (1, 60)] {
+        let (mut workers, script) = workers(2, Tuning::default().request_chunk(request_chunk));
+        let [first, second] = &mut workers[..] else {
+            panic!("two workers");
+        };
+        receive(&script, 0..250, 10);
+        assert_eq!(first.claim(NOW), Some(most), "chunks of {request_chunk}");
+        assert_eq!(first.claim(NOW), None, "one is not parsed");
+        assert_eq!(second.claim(NOW), Some(most));
+        assert!(first.parse());
+        assert_eq!(first.claim(NOW), Some(most.min(250 - 2 * most)));
+    }
+}
+
+#[test]
+fn a_parked_worker_takes_no_frames() {
+    let (mut group, script) = group(Layout::default().replicas(2).replica_slots(2));
+    group.park();
+    while group.turn(NOW) > 0 {}
+    receive(&script, 0..10, 10);
+    let [first, second] = group.workers() else {
+        panic!("two workers");
+    };
+    assert_eq!((second.claim(NOW), second.pump(NOW)), (None, None));
+    assert_eq!(first.claim(NOW), Some(10));
+}
+
+#[test]
+fn fingerprints_of_replicas_are_compared_at_every_position_where_both_posted() {
+    let tuning = Tuning::default().fingerprint_every(16);
+    let (mut group, script) = group(Layout::default().replicas(2).tuning(tuning));
+    assert_eq!(group.compare().unwrap(), 0);
+    receive(&script, 0..200, 10);
+    while group.turn(NOW) > 0 {}
+    // The last 64 are kept.
+    let compared = group.compare().unwrap();
+    assert!((12..=64).contains(&compared), "{compared}");
+}
