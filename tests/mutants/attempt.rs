@@ -16,8 +16,8 @@ use serde::Deserialize;
 use crate::Mutant;
 use crate::weave::{TESTS, cargo};
 
-/// Into how many shards a list is divided.
-const SHARDS: usize = 100;
+/// Into how many samples a list is divided.
+const SAMPLES: usize = 100;
 /// Tests that take less than this are run together, before the others.
 const SHORT: Duration = Duration::from_millis(100);
 /// Tests that take longer are not run, but for [`WHATEVER_IT_TAKES`].
@@ -248,7 +248,7 @@ pub(crate) fn attempt(
     mutants: &[Mutant],
     sources: &Path,
     results: &Path,
-    shards: &[usize],
+    samples: &[usize],
 ) -> Result<(), Box<dyn Error>> {
     let woven = fs::read_to_string(sources.join("woven.txt"))?;
     let woven: BTreeSet<&str> = woven.lines().collect();
@@ -257,9 +257,9 @@ pub(crate) fn attempt(
         .lines()
         .filter_map(|line| line.split_once('\t'))
         .collect();
-    let left: Vec<usize> = shards
+    let left: Vec<usize> = samples
         .iter()
-        .flat_map(|shard| (*shard..mutants.len()).step_by(SHARDS))
+        .flat_map(|sample| (*sample..mutants.len()).step_by(SAMPLES))
         .filter(|id| {
             let name = mutants[*id].name.as_str();
             woven.contains(name) && !tried.contains_key(name)

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! mutants weave LIST SOURCES                 writes them into a copy of the sources
-//! mutants try LIST SOURCES RESULTS K...      tries shards of those, each every hundredth
+//! mutants try LIST SOURCES RESULTS K...      tries samples of those, each every hundredth
 //! ```
 //!
 //! LIST is what `cargo mutants --list --json` prints. `weave` leaves `woven.txt` in SOURCES: the
@@ -54,13 +54,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.as_slice() {
         ["weave", list, sources] => weave::weave(&listed(list)?, Path::new(sources)),
-        ["try", list, sources, results, shards @ ..] => {
-            let shards: Result<Vec<usize>, _> = shards.iter().map(|shard| shard.parse()).collect();
+        ["try", list, sources, results, samples @ ..] => {
+            let samples: Result<Vec<usize>, _> =
+                samples.iter().map(|sample| sample.parse()).collect();
             attempt::attempt(
                 &listed(list)?,
                 Path::new(sources),
                 Path::new(results),
-                &shards?,
+                &samples?,
             )
         }
         _ => {
