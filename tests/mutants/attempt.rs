@@ -289,7 +289,7 @@ pub(crate) fn attempt(
     thread::scope(|scope| {
         // One more than cores, since some tests wait.
         let threads = 1 + thread::available_parallelism().map_or(1, usize::from);
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(&work)).collect();
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         for thread in threads {
             thread.join().map_err(|_| "a thread panicked")??;
         }
