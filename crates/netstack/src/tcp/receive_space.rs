@@ -362,6 +362,18 @@ mod tests {
     }
 
     #[test]
+    fn a_window_is_not_narrowed_below_what_was_advertised() {
+        for (limit, is) in [(2_000, 6_000), (6_000, 6_000), (7_000, 7_000)] {
+            let mut rcv = rcv(&Limits::default());
+            rcv.widen(50_000);
+            (rcv.offset, rcv.read) = (1_000, 0);
+            rcv.edge = rcv.nxt + 5_000;
+            rcv.narrow(limit);
+            assert_eq!(rcv.limit, is, "{limit}");
+        }
+    }
+
+    #[test]
     fn the_shift_is_the_smallest_that_names_the_whole_ring() {
         let shift = |receive_buffer| {
             ReceiveSpace::new(&Limits {

@@ -477,6 +477,13 @@ mod tests {
         assert_eq!(different.ranges.len(), MAX_RANGES);
         let last = different.last().expect("ranges in flight");
         assert_eq!((last.len(), last.sent_at), (200, at(9_999)));
+
+        // What is behind lost data and has no range of its own counts as lost, too.
+        let mut lost = flight(&sends);
+        lost.mark_lost(|range| range.begin.since(UNA) % 200 == 100);
+        assert_eq!(lost.lost(), 50 * most);
+        lost.sent(UNA, begin, end, at(9_999));
+        assert_eq!(lost.lost(), 50 * most + 100);
     }
 
     proptest! {

@@ -180,6 +180,29 @@ fn a_neighbour_that_has_another_address_has_it_for_its_connections_alone() {
 }
 
 #[test]
+fn a_hint_that_is_out_of_date_costs_no_segment() {
+    let mut fixture = Fixture::listening(4);
+    let (before, ours) = fixture.open(4000, 77);
+    fixture.segment(4000, 78, ours, Flags::RST);
+    assert_eq!(fixture.replica.connections().count(), 0);
+    // Its place is not free before its socket is gone.
+    let (conn, ours) = fixture.open(4000, 77);
+    assert_ne!(before.index, conn.index);
+    let older = ConnId {
+        generation: conn.generation.wrapping_sub(1),
+        ..conn
+    };
+    for (hint, seq) in [before, older, ConnId::NONE, conn].into_iter().zip(78..) {
+        let mut request = fixture.request(4000, seq, ours, Flags::ACK.with(Flags::PSH));
+        (request.digest.seg_len, request.digest.len) = (1, 1);
+        request.digest.hint = hint;
+        fixture.apply(&request);
+        let received = fixture.replica.connections().map(|(_, tcb)| tcb.received());
+        assert_eq!(received.last(), Some(u64::from(seq) - 77), "{hint:?}");
+    }
+}
+
+#[test]
 fn segments_with_bad_checksums_are_counted_and_change_nothing_else() {
     let mut fixture = Fixture::listening(4);
     let (conn, ours) = fixture.open(4000, 77);

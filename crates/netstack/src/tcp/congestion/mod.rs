@@ -591,6 +591,30 @@ mod tests {
     }
 
     #[test]
+    fn another_algorithm_goes_on_with_the_window_and_undoes_nothing() {
+        let mut c = open();
+        c.on_timeout(SeqNum(9000), 8000, MSS, true);
+        let (cwnd, ssthresh) = (c.cwnd(), c.ssthresh());
+        assert!(c.may_undo());
+        for control in [CongestionControl::Cubic, CongestionControl::NewReno] {
+            c.switch(control);
+            assert_eq!(c.growth.control(), control);
+            assert_eq!((c.cwnd(), c.ssthresh()), (cwnd, ssthresh));
+            assert!(!c.may_undo());
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_makes_an_algorithm_another_one() {
+        for control in CongestionControl::ALL {
+            let mut growth = Growth::new(*control);
+            let mut flip = Flip::new(0);
+            growth.flip("growth", &mut flip);
+            assert_ne!(growth.control(), *control);
+        }
+    }
+
+    #[test]
     fn slow_start_doubles_the_window_in_a_round_trip() {
         let mut c = open();
         for i in 0..5 {
