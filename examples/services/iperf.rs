@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dominoes_netstack::{ReadHalf, TcpListener, TcpStream, WriteHalf};
+use dominoes_netstack::{ReadHalf, TcpListener, TcpPolicy, TcpStream, WriteHalf};
 use serde_json::{Value, json};
 
 use crate::{drain, read_array};
@@ -224,12 +224,13 @@ fn results(streams: &[Arc<Stream>], seconds: f64) -> Value {
             })
         })
         .collect();
+    let congestion = format!("{:?}", TcpPolicy::default().congestion);
     json!({
         "cpu_util_total": 0,
         "cpu_util_user": 0,
         "cpu_util_system": 0,
         "sender_has_retransmits": 0,
-        "congestion_used": "newreno",
+        "congestion_used": congestion.to_lowercase(),
         "streams": streams,
     })
 }

@@ -302,7 +302,7 @@ fn limits_for(rng: &mut Rng) -> Limits {
         quantum: [1, 2, 16, 64][rng.index(4)],
         tcp: TcpPolicy::default()
             .ecn([Ecn::Never, Ecn::Accept, Ecn::Request][rng.index(3)])
-            .congestion([CongestionControl::NewReno, CongestionControl::Cubic][rng.index(2)]),
+            .congestion(CongestionControl::ALL[rng.index(CongestionControl::ALL.len())]),
         ..Limits::default()
     }
 }
