@@ -160,3 +160,38 @@ impl Cursor {
         self.number = 0;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::request::{Body, ConnId};
+    use crate::time::Instant;
+
+    #[test]
+    fn what_is_taken_back_is_of_the_request_that_is_applied_alone() {
+        let effect = |index| Effect::Retire {
+            conn: ConnId {
+                index,
+                generation: 0,
+            },
+            held: false,
+        };
+        let all = |pending: &PendingEffects| Vec::from(pending.effects.clone());
+        let mut pending = PendingEffects::from(7);
+        pending.push(effect(0));
+        pending.push(effect(1));
+        pending.commit(&Request::command(Instant::ZERO, 0, Body::None), false);
+        assert_eq!((pending.end(), pending.mark()), (8, 0));
+
+        (2..5).for_each(|index| pending.push(effect(index)));
+        let mark = pending.mark();
+        pending.push(effect(5));
+        pending.take_back(mark);
+        assert_eq!(all(&pending), Vec::from_iter((0..5).map(effect)));
+        pending.take_back(1);
+        assert_eq!(all(&pending), Vec::from_iter((0..3).map(effect)));
+        pending.take_back(0);
+        assert_eq!(all(&pending), Vec::from_iter((0..2).map(effect)));
+        assert_eq!((pending.end(), pending.mark()), (8, 0));
+    }
+}

@@ -394,3 +394,37 @@ impl<T: FaultHooks> Executor<'_, T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::group::Tuning;
+
+    #[test]
+    fn others_are_checked_if_something_is_pending_and_there_is_time_or_need() {
+        let tuning = Tuning::default().steal_after(100).request_chunk(8);
+        let layout = Layout::default().tuning(tuning);
+        let quiet = || {
+            let mut stragglers = Stragglers::new(2);
+            stragglers.now = Instant::from_millis(5);
+            stragglers.next_check = Instant::from_millis(6);
+            stragglers
+        };
+        for (pending, idle, is) in [(0, true, false), (1, true, true), (1, false, false)] {
+            assert_eq!(quiet().is_due(pending, idle, &layout), is);
+        }
+        assert!(!quiet().is_due(108, false, &layout));
+        assert!(quiet().is_due(109, false, &layout));
+        let reasons: [fn(&mut Stragglers); 3] = [
+            |stragglers| stragglers.any = true,
+            |stragglers| stragglers.blocked = true,
+            |stragglers| stragglers.now = stragglers.next_check,
+        ];
+        for reason in reasons {
+            let mut stragglers = quiet();
+            reason(&mut stragglers);
+            assert!(stragglers.is_due(1, false, &layout));
+            assert!(!stragglers.is_due(0, false, &layout));
+        }
+    }
+}
