@@ -160,7 +160,8 @@ impl Ready {
             let mut run = self.command(10 * PATIENCE);
             run.args(["--exact", name]).env("MUTANTS_REACHED", &reached);
             if !run.status()?.success() {
-                return Err(format!("{name} fails without any mutant").into());
+                println!("not run, since it fails without any mutant: {name}");
+                continue;
             }
             let took = start.elapsed();
             if took > LONG

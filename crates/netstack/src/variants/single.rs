@@ -267,3 +267,32 @@ impl Worker for Single {
         Variant::wait(self, now, Instant::NEVER);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dominoes_drivers::memory::{MemoryConfig, scripted_with};
+
+    /// A turn looks at commands first and at sockets later; an application may come between.
+    #[test]
+    fn what_a_socket_sends_before_the_pump_knows_it_is_sent_when_it_does() {
+        let (device, script) = scripted_with(MemoryConfig::default());
+        let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+        let mut single = Single::new(setup, Box::new(device)).expect("a valid setup");
+        let now = Instant::from_millis(1);
+        while single.turn(now) > 0 {}
+        script.take_sent();
+
+        let peer = ([10, 0, 0, 2], 9).into();
+        let mut socket = single.sockets().bind_udp(7).expect("a free port");
+        socket.try_send_to(b"x", peer).expect("room");
+        single.rx.pump.poll_sockets(now, &mut single.direct);
+        while single.turn(now) > 0 {}
+        // It asks for the peer's address.
+        let sent = script.take_sent();
+        assert!(
+            matches!(&sent[..], [(frame, _)] if frame[12..14] == [8, 6]),
+            "{sent:?}"
+        );
+    }
+}

@@ -340,6 +340,8 @@ impl RxPump {
             datagrams.ports.entry(port).or_default().push(socket.index);
         }
         datagrams.last = None;
+        // It may have sent something already, which was looked at before it was known here.
+        datagrams.more.push_back(socket);
         self.publish_command(now, Body::Bind { socket, port }, log);
     }
 
