@@ -6,7 +6,7 @@ use core::num::NonZero;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
-use crate::packet::flow::IpOptions;
+use crate::packet::flow::IpFields;
 use crate::time::Duration;
 
 /// One method for each field of a struct that sets it and returns the struct: so it can be built
@@ -110,7 +110,7 @@ pub struct Settings {
 
 impl Settings {
     /// Hops that packets may make unless something else is set: 64 (RFC 1700).
-    pub const TTL: u8 = IpOptions::DEFAULT.ttl;
+    pub const TTL: u8 = IpFields::DEFAULT.ttl;
 
     setters! {
         nodelay: bool;
@@ -123,8 +123,8 @@ impl Settings {
 
 impl Settings {
     /// What of them stands in IP headers.
-    pub(crate) fn ip(&self) -> IpOptions {
-        IpOptions {
+    pub(crate) fn ip(&self) -> IpFields {
+        IpFields {
             ttl: self.ttl,
             tos: self.tos,
         }
@@ -145,8 +145,8 @@ impl Default for Settings {
             nodelay: false,
             keepalive: None,
             user_timeout: None,
-            ttl: IpOptions::DEFAULT.ttl,
-            tos: IpOptions::DEFAULT.tos,
+            ttl: IpFields::DEFAULT.ttl,
+            tos: IpFields::DEFAULT.tos,
         }
     }
 }

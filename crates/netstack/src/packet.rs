@@ -18,7 +18,7 @@ pub(crate) mod mld;
 pub(crate) mod ndp;
 mod udp;
 
-use crate::packet::flow::{Address, Flow, IpOptions};
+use crate::packet::flow::{Address, Flow, IpFields};
 use core::net::Ipv4Addr;
 
 use smoltcp::wire as sw;
@@ -519,7 +519,7 @@ pub(crate) struct TcpHeaders {
     /// ECN-capable transport, ECT(0) (RFC 3168 section 5).
     pub(crate) ect: bool,
     /// What the user set in IP headers.
-    pub(crate) ip: IpOptions,
+    pub(crate) ip: IpFields,
     /// Flow label of IPv6 (RFC 6437).
     pub(crate) label: u32,
     /// TSval and TSecr.
@@ -710,7 +710,7 @@ pub(crate) mod tests {
             wnd: 512,
             flags: 0x12,
             ect: false,
-            ip: IpOptions::DEFAULT,
+            ip: IpFields::DEFAULT,
             label: 0,
             timestamps: Some((1, 2)),
             mss: Some(1460),

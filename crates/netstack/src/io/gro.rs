@@ -700,7 +700,7 @@ fn options_of(tcp: &wire::Tcp) -> Options {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packet::flow::{Address, Flow, IpOptions};
+    use crate::packet::flow::{Address, Flow, IpFields};
     use crate::packet::{Packet, TcpHeaders};
 
     /// The most acknowledgments of a request.
@@ -719,7 +719,7 @@ mod tests {
             wnd: 100,
             flags: flags.0,
             ect: false,
-            ip: IpOptions::DEFAULT,
+            ip: IpFields::DEFAULT,
             label: 0,
             timestamps: None,
             mss: None,

@@ -7,7 +7,7 @@ use crate::config::{Limits, tx_chunk};
 use crate::ip::identification::Sequence;
 use crate::ip::rate_limit::RateLimit;
 use crate::log::request::{
-    ConnId, Endpoint, Flags, Flow, IpOptions, Lengths, Mac, Sack, SynOptions, words,
+    ConnId, Endpoint, Flags, Flow, IpFields, Lengths, Mac, Sack, SynOptions, words,
 };
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
@@ -294,7 +294,7 @@ pub struct Transmit {
     /// Whether routers may mark them (ECT, RFC 3168 section 5).
     pub ect: bool,
     /// What the user set in IP headers.
-    pub ip: IpOptions,
+    pub ip: IpFields,
     /// Link-layer destination.
     pub mac: Mac,
     /// Both ends.

@@ -4,7 +4,7 @@
 //! an in-order run of segments needs; the [`Body`] behind it is read for the rest. Requests are
 //! plain values: no pointer, no payload byte, nothing that could differ between two replicas.
 
-pub use crate::packet::flow::{Address, Binding, Endpoint, Families, Flow, IpOptions, Mac};
+pub use crate::packet::flow::{Address, Binding, Endpoint, Families, Flow, IpFields, Mac};
 
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};

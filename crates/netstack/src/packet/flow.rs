@@ -269,16 +269,16 @@ impl PartialEq<SocketAddr> for Endpoint {
 /// What a user may set in the IP headers of a connection's segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
-pub struct IpOptions {
+pub struct IpFields {
     /// Time to live, or hop limit.
     pub ttl: u8,
     /// DSCP in the upper six bits (RFC 2474), the others 0.
     pub tos: u8,
 }
 
-impl IpOptions {
+impl IpFields {
     /// What they are unless something else is set: 64 hops (RFC 1700), no DSCP.
-    pub const DEFAULT: IpOptions = IpOptions { ttl: 64, tos: 0 };
+    pub const DEFAULT: IpFields = IpFields { ttl: 64, tos: 0 };
 }
 
 /// The two ends of a connection, ours first. Both are of one family.

@@ -52,7 +52,7 @@ pub(crate) fn parse(ip: &sw::Ipv4Packet<&[u8]>) -> Option<TcpError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packet::flow::{Flow, IpOptions};
+    use crate::packet::flow::{Flow, IpFields};
     use crate::packet::{ETHERNET_HEADER, Packet, TcpHeaders, emit_tcp, parse};
     use proptest::prelude::*;
 
@@ -79,7 +79,7 @@ mod tests {
             sack_permitted: false,
             sack: crate::packet::SackBlocks::default(),
             ect: false,
-            ip: IpOptions::DEFAULT,
+            ip: IpFields::DEFAULT,
             label: 0,
             payload_len: 0,
         };

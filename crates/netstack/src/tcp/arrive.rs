@@ -7,7 +7,7 @@ use super::{Cx, State, Tcb};
 use crate::config::Limits;
 use crate::ip::rate_limit::Rate;
 use crate::log::effect::{Effect, EffectSink, Event, Transmit};
-use crate::log::request::{ConnId, Flags, Flow, IpOptions, Mac, Options, Segment, SynOptions};
+use crate::log::request::{ConnId, Flags, Flow, IpFields, Mac, Options, Segment, SynOptions};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
@@ -99,7 +99,7 @@ fn bare(frame: u64, flow: Flow, mac: Mac, seq: SeqNum, ack: SeqNum, flags: Flags
         header_version: 0,
         flags,
         ect: false,
-        ip: IpOptions::DEFAULT,
+        ip: IpFields::DEFAULT,
         mac,
         flow,
         timestamps: None,

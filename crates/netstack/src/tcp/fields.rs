@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use crate::config::{CongestionControl, Keepalive, Settings, Tuning};
 #[cfg(any(test, feature = "testkit"))]
 use crate::log::request::Address;
-use crate::log::request::{ConnId, Endpoint, Flow, IpOptions, Mac};
+use crate::log::request::{ConnId, Endpoint, Flow, IpFields, Mac};
 use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
 
@@ -346,7 +346,7 @@ collections! {
 
 fields!(ConnId, "conn", { index, generation });
 fields!(Flow, "flow", { local, remote });
-fields!(IpOptions, "ip", { ttl, tos });
+fields!(IpFields, "ip", { ttl, tos });
 fields!(Settings, "settings", { nodelay, keepalive, user_timeout, ttl, tos });
 fields!(Tuning, "tuning", { cork, congestion, max_segment, receive_buffer, linger });
 field_variants!(CongestionControl in CongestionControl::ALL);

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::fields::{field_variants, fields};
 
-use crate::log::request::IpOptions;
+use crate::log::request::IpFields;
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
@@ -83,7 +83,7 @@ pub(super) struct SendSpace {
     /// Only full segments are sent.
     pub(super) cork: bool,
     /// [`Settings::ip`], where every frame finds it.
-    pub(super) ip: IpOptions,
+    pub(super) ip: IpFields,
     /// ISS.
     pub(super) iss: SeqNum,
     /// Largest window the peer ever offered: Max(SND.WND), MAX.SND.WND (RFC 5961 section 5.2).
@@ -137,7 +137,7 @@ impl SendSpace {
             syn_lost: false,
             nodelay: false,
             cork: false,
-            ip: IpOptions::DEFAULT,
+            ip: IpFields::DEFAULT,
             iss,
             wnd_max: 0,
             small: iss,
