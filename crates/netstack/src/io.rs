@@ -9,11 +9,13 @@
 //! |---|---|
 //! | `claim` | takes batches of frames from the device, and gives them back |
 //! | `gro` | parses a batch: its segments become runs |
-//! | `rx` | publishes runs and all else that replicas must know; sends numbered frames |
+//! | `rx` | publishes runs and all else that replicas must know; answers neighbours and ICMP |
+//! | `control` | what `rx` sends, outside of the log |
 //! | `run` | the frames behind a request |
 //! | `prepare` | verifies checksums |
 //! | `perform` | performs the effects of `apply` ([`crate::state`]) |
-//! | `stream`, `udp_queues`, `tx` | memory that primaries share with applications and devices |
+//! | `tx` | holds numbered frames until they are built, and sends them in order |
+//! | `stream`, `udp_queues` | memory that primaries share with applications |
 //! | `processor` | works on every byte of a stream while it is copied |
 //! | `units` | pieces of a stream that any worker may process |
 //! | `direct` | does all steps at once, for a thread that has the state to itself |
@@ -24,6 +26,7 @@
 
 pub(crate) mod accept;
 pub(crate) mod claim;
+pub(crate) mod control;
 pub(crate) mod copy;
 pub(crate) mod direct;
 pub(crate) mod echo;

@@ -132,7 +132,7 @@ pub struct PumpStats {
     pub echo_replies: u64,
     /// ICMP errors about segments and datagrams of ours.
     pub network_errors: u64,
-    /// Answers of ours that found the control queue full.
+    /// Frames of ours (ARP, ICMP, ...) that were dropped because the device took none for long.
     pub control_dropped: u64,
     /// Times the log had no room, and frames waited.
     pub log_full: u64,

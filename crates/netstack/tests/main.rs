@@ -14,6 +14,7 @@ mod given_back;
 mod groups;
 mod idle;
 mod inline;
+mod inner_limits;
 mod interfaces;
 mod ipv6;
 mod joining;

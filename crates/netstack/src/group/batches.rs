@@ -341,12 +341,14 @@ impl Batches for Publishing<'_> {
                 return (done, false);
             };
             let Some(commands) = pump.commands_before_batch(now, log) else {
-                return (done, false);
+                return (done, pump.waits_for_control(now));
             };
             done += commands + parsed.publish(pump, &mut self.intake.parser, now, log);
             if !parsed.is_published() {
-                pump.stats.log_full += 1;
-                return (done, false);
+                // Time goes on meanwhile, as if the device had no more.
+                let waits = pump.waits_for_control(now);
+                pump.stats.log_full += u64::from(!waits);
+                return (done, waits);
             }
             let Some(parsed) = waiting.publish(oldest) else {
                 return (done, false);
@@ -393,7 +395,7 @@ impl Parsed {
             pump.publish_run(now, &mut run.request, (run.flow, hint), frames, log);
         }
         while self.runs.is_empty() && self.handled < self.others.len() {
-            if log.room() <= RESERVED + 2 {
+            if log.room() <= RESERVED + 2 || pump.waits_for_control(now) {
                 break;
             }
             let index = self.others[self.handled];

@@ -27,6 +27,7 @@ use dominoes_drivers::split::Target;
 use crate::groups::balance::Balance;
 use crate::groups::classify;
 use crate::io::claim::ClaimMark;
+use crate::io::control::ControlWait;
 use crate::io::gro::{Found, OpenRun, Parser};
 use crate::io::record::{Entry, Recorder, Written};
 use crate::io::world::World;
@@ -125,6 +126,7 @@ pub(crate) struct RxPump {
     /// Connections whose end was reported before their beginning.
     over: HashSet<ConnId>,
     neighbors: Neighbors,
+    control_wait: ControlWait,
     claims: arp::Claims,
     /// IPv6 on the link, if the stack has it.
     v6: Option<Box<ndp::LinkV6>>,
@@ -178,6 +180,7 @@ impl RxPump {
         recorder: Option<Recorder>,
     ) -> Self {
         let keys = Keys::new(secret);
+        let send_buffer = world.limits.udp_send_buffer as usize;
         RxPump {
             world,
             site,
@@ -203,7 +206,8 @@ impl RxPump {
             hints_version: 0,
             idle: IdleLooks::default(),
             over: HashSet::new(),
-            neighbors: Neighbors::default(),
+            neighbors: Neighbors::new(send_buffer),
+            control_wait: ControlWait::default(),
             claims: arp::Claims::default(),
             v6: None,
             v6_due: Instant::NEVER,
@@ -505,9 +509,16 @@ impl RxPump {
     }
 
     fn control(&mut self, frame: Vec<u8>) {
-        if self.world.control.push(frame).is_err() {
+        if !self.world.control.push(frame) {
             self.stats.control_dropped += 1;
         }
+    }
+
+    /// Whether so many frames of ours wait for the device that whatever may ask for more has to
+    /// wait, too.
+    #[inline]
+    pub(crate) fn waits_for_control(&mut self, now: Instant) -> bool {
+        self.control_wait.has_to_wait(&self.world.control, now)
     }
 
     // Frames.

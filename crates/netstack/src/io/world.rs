@@ -20,6 +20,7 @@ use crate::groups::balance::Load;
 use crate::groups::classify;
 use crate::groups::migrated_flows::MigratedFlows;
 use crate::io::accept::{Arrivals, Listeners};
+use crate::io::control::ControlFrames;
 use crate::io::echo::EchoQueues;
 use crate::io::rx::addresses::InterfaceChange;
 use crate::io::rx::migration::{MigrationMessage, MigrationProgress};
@@ -296,7 +297,7 @@ impl StackShared {
         self.v6_version.load(Ordering::Relaxed)
     }
 
-    /// The door of a group, once it is there.
+    /// The mailbox of a group, once it is there.
     pub(crate) fn mailbox(&self, group: u16) -> Option<&Arc<Mailbox>> {
         self.mailboxes.get(usize::from(group))?.get()
     }
@@ -374,7 +375,7 @@ pub(crate) struct World {
     /// Frames that are done with, of workers that sleep; drained by the pump.
     pub(crate) returned: SegQueue<Frame>,
     /// Whole frames outside the log: ARP and echo replies.
-    pub(crate) control: ArrayQueue<Vec<u8>>,
+    pub(crate) control: ControlFrames,
     /// Opening, listening and accepting: rare, and never on the path of a frame.
     pub(crate) shared: Arc<StackShared>,
     /// Which of the stack's groups this is.
@@ -525,7 +526,7 @@ impl World {
             retired: SegQueue::new(),
             migration_progress: SegQueue::new(),
             returned: SegQueue::new(),
-            control: ArrayQueue::new(64),
+            control: ControlFrames::default(),
             shared,
             group,
             posted: Mutex::default(),

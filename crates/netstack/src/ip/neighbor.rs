@@ -12,7 +12,7 @@
 //! was needed since. There, only the answer to a question makes one reachable; whoever asks becomes
 //! stale.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::ip::rate_limit::TokenBucket;
 use crate::packet::flow::Mac;
@@ -36,11 +36,15 @@ const REACHABLE_V6_BOUNDS: (Duration, Duration) =
 /// How long a stale neighbour of IPv6 that is needed may be heard of before it is asked (RFC 4861
 /// section 10).
 const DELAY_FIRST_PROBE: Duration = Duration::from_secs(5);
-/// Opens that may wait for an answer.
-const MAX_WAITING: usize = 256;
-/// Neighbours that may be asked for at a time, and frames that may wait for each of them.
-const MAX_RESOLVING: usize = 64;
-const MAX_FRAMES: usize = 64;
+/// Bytes that may wait for one neighbour, at least, with [`FRAME_OVERHEAD`] for each frame: as many
+/// as in Linux. A datagram of 65,507 bytes takes 199,436 of them in packets of 68 bytes.
+const LEAST_FOR_ONE: usize = 212_992;
+/// How many times as much as in a socket's send ring datagrams take here, at most.
+const FRAMES_PER_RECORD: usize = 4;
+/// Bytes that may wait for all neighbours together.
+const MOST_FOR_ALL: usize = 4 << 20;
+/// Bytes that a frame counts on top of what it has.
+pub(crate) const FRAME_OVERHEAD: usize = 64;
 /// Time between two requests for the same address (RFC 1122 section 2.3.2.1: at most one a second).
 const RETRY: Duration = Duration::from_secs(1);
 /// A neighbour's address changes no more often: who is right is heard again.
@@ -62,12 +66,21 @@ pub(crate) struct WaitingOpen {
 
 #[derive(Debug)]
 struct Resolution {
-    next_hop: Address,
     tries: u32,
     again_at: Instant,
     opens: Vec<WaitingOpen>,
-    /// Frames of datagrams, newest last.
-    frames: VecDeque<Vec<u8>>,
+    /// The frames of each datagram, newest last.
+    datagrams: VecDeque<Vec<Vec<u8>>>,
+    /// What they count.
+    bytes: usize,
+}
+
+/// What the frames of a datagram count.
+fn cost(frames: &[Vec<u8>]) -> usize {
+    frames
+        .iter()
+        .map(|frame| frame.len() + FRAME_OVERHEAD)
+        .sum()
 }
 
 /// What is known of one neighbour.
@@ -94,7 +107,16 @@ pub(crate) struct Neighbors {
     table: HashMap<Address, Neighbor>,
     /// No poll is due before.
     next_poll: Option<Instant>,
-    resolving: Vec<Resolution>,
+    /// Who is asked for.
+    resolving: BTreeMap<Address, Resolution>,
+    /// Nobody is asked for again before; it may be too early.
+    next_ask: Instant,
+    /// Opens that wait.
+    opens: usize,
+    /// Bytes that may wait for one neighbour.
+    most_for_one: usize,
+    /// Bytes that wait for all of them.
+    bytes: usize,
 }
 
 impl Default for Neighbors {
@@ -104,7 +126,11 @@ impl Default for Neighbors {
             reachable_v6: REACHABLE_V6,
             table: HashMap::new(),
             next_poll: None,
-            resolving: Vec::new(),
+            resolving: BTreeMap::new(),
+            next_ask: Instant::NEVER,
+            opens: 0,
+            most_for_one: LEAST_FOR_ONE,
+            bytes: 0,
         }
     }
 }
@@ -118,9 +144,9 @@ pub(crate) struct Overdue {
     pub(crate) poll: Vec<(Address, Mac)>,
     /// Nobody answered for these.
     pub(crate) failed: Vec<WaitingOpen>,
-    /// Frames that waited for somebody who did not answer.
+    /// Datagrams that waited for somebody who did not answer.
     pub(crate) dropped: u64,
-    /// These frames.
+    /// Their frames.
     pub(crate) unsent: Vec<Vec<u8>>,
     /// Neighbours that did not answer.
     pub(crate) silent: Vec<Address>,
@@ -145,7 +171,7 @@ pub(crate) struct Learned {
 pub(crate) struct Queued {
     /// Whether a request has to be sent now.
     pub(crate) ask: bool,
-    /// Frames for which there was no room, or that made room.
+    /// Datagrams for which there was no room, or that made room.
     pub(crate) dropped: u64,
 }
 
@@ -157,6 +183,15 @@ impl Neighbor {
 }
 
 impl Neighbors {
+    /// For sockets that hold `send_buffer` bytes each: all that one holds may wait for a neighbour.
+    pub(crate) fn new(send_buffer: usize) -> Self {
+        let most = send_buffer.saturating_mul(FRAMES_PER_RECORD);
+        Neighbors {
+            most_for_one: most.clamp(LEAST_FOR_ONE, MOST_FOR_ALL),
+            ..Neighbors::default()
+        }
+    }
+
     /// The link-layer address of a neighbour that is needed now.
     pub(crate) fn lookup(&mut self, address: Address, now: Instant) -> Option<Mac> {
         let known = self.table.get_mut(&address)?;
@@ -305,22 +340,21 @@ impl Neighbors {
             moved,
             ..Learned::default()
         };
-        self.resolving.retain_mut(|asking| {
-            let answered = asking.next_hop == address;
-            if answered {
-                learned.opens.append(&mut asking.opens);
-                learned.frames.append(&mut asking.frames);
+        if let Some(asking) = self.resolving.remove(&address) {
+            self.opens -= asking.opens.len();
+            self.bytes -= asking.bytes;
+            learned.opens = asking.opens;
+            learned.frames = asking.datagrams.into_iter().flatten().collect();
+            if self.resolving.is_empty() {
+                self.next_ask = Instant::NEVER;
             }
-            !answered
-        });
+        }
         learned
     }
 
     /// Whether somebody is asked for and has not answered yet.
     pub(crate) fn is_resolving(&self, address: Address) -> bool {
-        self.resolving
-            .iter()
-            .any(|asking| asking.next_hop == address)
+        self.resolving.contains_key(&address)
     }
 
     /// Forgets all that is known; who is asked for still is.
@@ -342,66 +376,71 @@ impl Neighbors {
         }
     }
 
-    /// Lets the frames of a datagram wait for `next_hop`. The oldest make room for new ones (RFC
-    /// 1122 section 2.3.2.2).
+    /// What waits for `next_hop`, and whether a request has to be sent now.
+    fn asking(&mut self, next_hop: Address, now: Instant) -> (&mut Resolution, bool) {
+        let mut ask = false;
+        let asking = self.resolving.entry(next_hop).or_insert_with(|| {
+            ask = true;
+            Resolution {
+                tries: 1,
+                again_at: now + RETRY,
+                opens: Vec::new(),
+                datagrams: VecDeque::new(),
+                bytes: 0,
+            }
+        });
+        self.next_ask = self.next_ask.min(asking.again_at);
+        (asking, ask)
+    }
+
+    /// Lets the frames of a datagram wait for `next_hop`. The oldest datagrams make room for new
+    /// ones (RFC 1122 section 2.3.2.2).
     pub(crate) fn queue_frames(
         &mut self,
         next_hop: Address,
         frames: Vec<Vec<u8>>,
         now: Instant,
     ) -> Queued {
+        let cost = cost(&frames);
+        let is_new = !self.is_resolving(next_hop);
         let mut held = Queued::default();
-        let at = self.resolving.iter().position(|a| a.next_hop == next_hop);
-        let at = match at {
-            Some(at) => at,
-            None if self.resolving.len() >= MAX_RESOLVING => {
-                held.dropped = frames.len() as u64;
-                return held;
-            }
-            None => {
-                held.ask = true;
-                self.resolving.push(Resolution {
-                    next_hop,
-                    tries: 1,
-                    again_at: now + RETRY,
-                    opens: Vec::new(),
-                    frames: VecDeque::new(),
-                });
-                self.resolving.len() - 1
-            }
-        };
-        let waiting = &mut self.resolving[at].frames;
-        waiting.extend(frames);
-        while waiting.len() > MAX_FRAMES {
-            waiting.pop_front();
+        if is_new && self.resolving.len() >= MAX_NEIGHBORS
+            || self.bytes + cost > MOST_FOR_ALL
+            || cost > self.most_for_one
+        {
+            held.dropped = u64::from(!frames.is_empty());
+            return held;
+        }
+        let most = self.most_for_one;
+        let (asking, ask) = self.asking(next_hop, now);
+        held.ask = ask;
+        let before = asking.bytes;
+        while asking.bytes + cost > most
+            && let Some(oldest) = asking.datagrams.pop_front()
+        {
+            asking.bytes -= self::cost(&oldest);
             held.dropped += 1;
         }
+        if !frames.is_empty() {
+            asking.datagrams.push_back(frames);
+            asking.bytes += cost;
+        }
+        let after = asking.bytes;
+        self.bytes = self.bytes + after - before;
         held
     }
 
-    /// Lets an open wait for `next_hop`. Returns whether a request has to be sent now; an error
-    /// hands the open back if too many wait.
-    pub(crate) fn wait_for(
-        &mut self,
-        next_hop: Address,
-        open: WaitingOpen,
-        now: Instant,
-    ) -> Result<bool, WaitingOpen> {
-        if self.resolving.iter().map(|a| a.opens.len()).sum::<usize>() >= MAX_WAITING {
-            return Err(open);
-        }
-        if let Some(asking) = self.resolving.iter_mut().find(|a| a.next_hop == next_hop) {
-            asking.opens.push(open);
-            return Ok(false);
-        }
-        self.resolving.push(Resolution {
-            next_hop,
-            tries: 1,
-            again_at: now + RETRY,
-            opens: vec![open],
-            frames: VecDeque::new(),
-        });
-        Ok(true)
+    /// Lets an open wait for `next_hop`. Returns whether a request has to be sent now.
+    pub(crate) fn wait_for(&mut self, next_hop: Address, open: WaitingOpen, now: Instant) -> bool {
+        self.opens += 1;
+        let (asking, ask) = self.asking(next_hop, now);
+        asking.opens.push(open);
+        ask
+    }
+
+    /// How many opens wait.
+    pub(crate) fn waiting_opens(&self) -> usize {
+        self.opens
     }
 
     /// Asks for `next_hop`. Returns whether a request has to be sent now.
@@ -415,45 +454,55 @@ impl Neighbors {
         hop: impl Fn(&WaitingOpen) -> Option<Address>,
     ) -> Vec<WaitingOpen> {
         let mut taken = Vec::new();
-        for asking in &mut self.resolving {
+        for (next_hop, asking) in &mut self.resolving {
             let opens = core::mem::take(&mut asking.opens);
             let (waiting, others): (Vec<_>, Vec<_>) = opens
                 .into_iter()
-                .partition(|open| hop(open) == Some(asking.next_hop));
+                .partition(|open| hop(open) == Some(*next_hop));
             asking.opens = waiting;
             taken.extend(others);
         }
+        self.opens -= taken.len();
         taken
     }
 
     pub(crate) fn next_deadline(&self) -> Instant {
-        let next = self.resolving.iter().map(|asking| asking.again_at).min();
-        let poll = self.next_poll.unwrap_or(Instant::NEVER);
-        next.unwrap_or(Instant::NEVER).min(poll)
+        self.next_ask.min(self.next_poll.unwrap_or(Instant::NEVER))
     }
 
     pub(crate) fn on_time(&mut self, now: Instant) -> Overdue {
         let mut overdue = Overdue::default();
-        self.resolving.retain_mut(|asking| {
-            if asking.again_at > now {
-                return true;
-            }
-            if asking.tries == MAX_TRIES {
-                overdue.silent.push(asking.next_hop);
-                overdue.failed.append(&mut asking.opens);
-                overdue.dropped += asking.frames.len() as u64;
-                overdue.unsent.extend(asking.frames.drain(..));
-                return false;
-            }
-            asking.tries += 1;
-            asking.again_at = now + RETRY;
-            overdue.ask.push(asking.next_hop);
-            true
-        });
+        if self.next_ask <= now {
+            self.ask_again(now, &mut overdue);
+        }
         if self.next_poll.is_some_and(|at| at <= now) {
             self.poll(now, &mut overdue);
         }
         overdue
+    }
+
+    /// Asks again for those who did not answer, and gives up who was asked often enough.
+    fn ask_again(&mut self, now: Instant, overdue: &mut Overdue) {
+        self.resolving.retain(|next_hop, asking| {
+            if asking.again_at > now {
+                return true;
+            }
+            if asking.tries == MAX_TRIES {
+                overdue.silent.push(*next_hop);
+                self.opens -= asking.opens.len();
+                overdue.failed.append(&mut asking.opens);
+                self.bytes -= asking.bytes;
+                overdue.dropped += asking.datagrams.len() as u64;
+                overdue.unsent.extend(asking.datagrams.drain(..).flatten());
+                return false;
+            }
+            asking.tries += 1;
+            asking.again_at = now + RETRY;
+            overdue.ask.push(*next_hop);
+            true
+        });
+        let next = self.resolving.values().map(|asking| asking.again_at).min();
+        self.next_ask = next.unwrap_or(Instant::NEVER);
     }
 
     /// Asks those who are due whether they are there, and forgets who did not answer.
@@ -500,8 +549,8 @@ mod tests {
     #[test]
     fn opens_wait_for_the_answer_and_are_asked_for_once() {
         let mut n = Neighbors::default();
-        assert_eq!(n.wait_for(PEER, open(1), Instant::ZERO), Ok(true));
-        assert_eq!(n.wait_for(PEER, open(2), Instant::ZERO), Ok(false));
+        assert!(n.wait_for(PEER, open(1), Instant::ZERO));
+        assert!(!n.wait_for(PEER, open(2), Instant::ZERO));
         let learned = n.learn(PEER, MAC, true, Instant::ZERO);
         assert_eq!(learned.opens, [open(1), open(2)]);
         assert_eq!(learned.moved, None);
@@ -512,7 +561,7 @@ mod tests {
     #[test]
     fn silence_is_asked_three_times_and_then_fails() {
         let mut n = Neighbors::default();
-        assert_eq!(n.wait_for(PEER, open(1), Instant::ZERO), Ok(true));
+        assert!(n.wait_for(PEER, open(1), Instant::ZERO));
         for _ in 0..2 {
             let overdue = n.on_time(n.next_deadline());
             assert_eq!(overdue.ask, [PEER]);
@@ -521,26 +570,26 @@ mod tests {
     }
 
     #[test]
-    fn frames_wait_for_the_answer_and_the_oldest_make_room() {
-        let mut n = Neighbors::default();
-        let frame = |i: usize| vec![i as u8];
-        let held = n.queue_frames(PEER, vec![frame(0), frame(1)], Instant::ZERO);
-        assert_eq!((held.ask, held.dropped), (true, 0));
-        for i in 2..MAX_FRAMES + 2 {
-            let held = n.queue_frames(PEER, vec![frame(i)], Instant::ZERO);
-            assert_eq!(
-                (held.ask, held.dropped),
-                (false, u64::from(i >= MAX_FRAMES))
-            );
+    fn whole_datagrams_wait_for_the_answer_and_the_oldest_make_room() {
+        let mut n = Neighbors::new(0);
+        // 64 KB in packets of 68 bytes: three such do not fit, nor do two.
+        let datagram = |i: u8| vec![vec![i; 82]; 1365];
+        for i in 0..3 {
+            let held = n.queue_frames(PEER, datagram(i), Instant::ZERO);
+            assert_eq!((held.ask, held.dropped), (i == 0, u64::from(i > 0)));
         }
-        let frames = n.learn(PEER, MAC, false, Instant::ZERO).frames;
-        assert_eq!(frames.len(), MAX_FRAMES);
-        assert_eq!(frames.front(), Some(&frame(2)));
-        n = Neighbors::default();
-        n.queue_frames(PEER, vec![frame(0)], Instant::ZERO);
+        let held = n.queue_frames(PEER, vec![vec![3]], Instant::ZERO);
+        assert_eq!(held.dropped, 0, "there is room for a short one");
+        let mut expected = datagram(2);
+        expected.push(vec![3]);
+        assert_eq!(n.learn(PEER, MAC, false, Instant::ZERO).frames, expected);
+        assert_eq!(n.bytes, 0);
+        let mut n = Neighbors::default();
+        n.queue_frames(PEER, vec![vec![0]], Instant::ZERO);
         n.on_time(n.next_deadline());
         n.on_time(n.next_deadline());
         assert_eq!(n.on_time(n.next_deadline()).dropped, 1);
+        assert_eq!((n.bytes, n.next_deadline()), (0, Instant::NEVER));
     }
 
     #[test]
@@ -649,20 +698,26 @@ mod tests {
     fn resolutions_and_waiting_frames_are_bounded() {
         let mut n = Neighbors::default();
         let host = |i: usize| Address::v4(0x0a00_0000 + i as u32);
-        for i in 0..MAX_RESOLVING + 10 {
+        for i in 0..MAX_NEIGHBORS + 10 {
             let held = n.queue_frames(host(i), vec![vec![0]], Instant::ZERO);
-            let fits = i < MAX_RESOLVING;
+            let fits = i < MAX_NEIGHBORS;
             assert_eq!((held.ask, held.dropped), (fits, u64::from(!fits)), "{i}");
         }
+        let mut n = Neighbors::new(usize::MAX);
+        let kept = (0..MAX_NEIGHBORS).filter(|i| {
+            let large = vec![vec![0; 64 << 10]];
+            n.queue_frames(host(*i), large, Instant::ZERO).dropped == 0
+        });
+        assert_eq!(kept.count(), 63, "of 64 KB each, in 4 MB");
+        // Opens are bounded by whoever lets them wait.
         let mut n = Neighbors::default();
-        for i in 0..MAX_WAITING + 10 {
-            let waits = n.wait_for(host(i / 2), open(i as u64), Instant::ZERO);
-            let expected = match i {
-                i if i >= MAX_WAITING => Err(open(i as u64)),
-                i => Ok(i % 2 == 0),
-            };
-            assert_eq!(waits, expected, "{i}");
+        for i in 0..10_000 {
+            let ask = n.wait_for(host(i / 2), open(i as u64), Instant::ZERO);
+            assert_eq!(ask, i % 2 == 0, "{i}");
         }
+        assert_eq!(n.waiting_opens(), 10_000);
+        let failed = (0..3).flat_map(|_| n.on_time(n.next_deadline()).failed);
+        assert_eq!((failed.count(), n.waiting_opens()), (10_000, 0));
     }
 
     #[test]
@@ -686,7 +741,7 @@ mod tests {
     #[test]
     fn an_answer_makes_a_neighbour_of_ipv6_reachable_and_a_question_only_known() {
         let mut n = Neighbors::default();
-        assert_eq!(n.wait_for(PEER_V6, open(1), at(0)), Ok(true));
+        assert!(n.wait_for(PEER_V6, open(1), at(0)));
         let learned = n.advertised(PEER_V6, Some(MAC), (true, true), at(10));
         assert_eq!(learned.opens, [open(1)]);
         assert_eq!(n.lookup(PEER_V6, at(20)), Some(MAC));
@@ -724,7 +779,7 @@ mod tests {
             Learned::default()
         );
         assert_eq!(n.lookup(PEER_V6, at(0)), None);
-        n.wait_for(PEER_V6, open(1), at(0)).expect("room");
+        n.wait_for(PEER_V6, open(1), at(0));
         n.advertised(PEER_V6, Some(MAC), (true, true), at(0));
         let said = n.advertised(PEER_V6, Some(OTHER), (false, false), at(10));
         assert_eq!(said, Learned::default());

@@ -69,7 +69,8 @@ pub struct ReassemblyLimits {
     pub datagrams: usize,
     /// Datagrams of one source that are incomplete at a time. Default 64.
     pub per_source: usize,
-    /// Pieces of one datagram. Default 64: those of 64 KB in frames of 1500.
+    /// Pieces of one datagram. Default 2048: 64 KB in packets of 68 bytes, as any network takes
+    /// them, are 1366.
     pub pieces: usize,
 }
 
@@ -79,7 +80,7 @@ impl Default for ReassemblyLimits {
             bytes: 4 << 20,
             datagrams: 1024,
             per_source: 64,
-            pieces: 64,
+            pieces: 2048,
         }
     }
 }
@@ -163,21 +164,16 @@ struct Partial {
     ecn: u8,
     /// What it counts against the limit.
     cost: usize,
+    /// Bytes of its pieces.
+    held: u32,
     /// Nothing more of it is taken.
     refused: bool,
 }
 
 impl Partial {
-    fn held(&self) -> u32 {
-        self.pieces
-            .iter()
-            .map(|(_, piece)| piece.len() as u32)
-            .sum()
-    }
-
     /// Whether it has no holes and an end.
     fn is_complete(&self) -> bool {
-        self.end == Some(self.held())
+        self.end == Some(self.held)
     }
 
     /// Where `from..to` may be put in; what it is instead if it may not.
@@ -276,6 +272,7 @@ impl Reassembly {
         if partial.ecn & (SAW_CE | SAW_NOT_ECT) == SAW_CE | SAW_NOT_ECT {
             return self.refuse(number, Reassembled::Congested);
         }
+        partial.held += len;
         partial.cost += cost;
         self.bytes += cost;
         if !fragment.more {
@@ -354,6 +351,7 @@ impl Reassembly {
             head: Box::default(),
             ecn: 0,
             cost: OVERHEAD,
+            held: 0,
             refused: false,
         };
         self.bytes += partial.cost;

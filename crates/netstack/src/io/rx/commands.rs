@@ -10,8 +10,8 @@ use crate::time::Instant;
 
 /// Why an open fails: nobody knows the way.
 pub(super) const UNREACHABLE: OpenResult = OpenResult::Failed(SocketError::Unreachable);
-/// ... or too much waits already.
-pub(super) const NO_ROOM: OpenResult = OpenResult::Failed(SocketError::NoRoom);
+/// ... or as many wait as there may be connections.
+const NO_ROOM: OpenResult = OpenResult::Failed(SocketError::NoRoom);
 
 impl RxPump {
     /// Publishes what applications commanded, as far as the log has room. Returns how much was
@@ -20,10 +20,11 @@ impl RxPump {
     pub(super) fn poll_commands(&mut self, now: Instant, log: &mut impl Log) -> usize {
         let mut done = 0;
         // Checking whether there is something is cheaper than an attempt to take it.
-        while !self.world.commands.is_empty() && log.room() > 0 {
-            let Some(command) = self.world.commands.pop() else {
-                break;
-            };
+        while !self.world.commands.is_empty()
+            && log.room() > 0
+            && !self.waits_for_control(now)
+            && let Some(command) = self.world.commands.pop()
+        {
             self.command(now, command, log);
             done += 1;
         }
@@ -75,11 +76,22 @@ impl RxPump {
         if let Some(mac) = self.neighbors.lookup(next_hop, now) {
             return self.publish_open(now, open, mac, log);
         }
-        match self.neighbors.wait_for(next_hop, open, now) {
-            Ok(true) => self.request_address(next_hop, None),
-            Ok(false) => {}
-            Err(open) => self.world.complete_open(open.request_id, NO_ROOM),
+        if !self.may_wait(open) {
+            return;
         }
+        if self.neighbors.wait_for(next_hop, open, now) {
+            self.request_address(next_hop, None);
+        }
+    }
+
+    /// Whether one more open may wait: so many as there may be connections. If not, it fails.
+    pub(super) fn may_wait(&self, open: WaitingOpen) -> bool {
+        let waiting = self.opens.len() + self.neighbors.waiting_opens() + self.without_source();
+        let has_room = waiting < self.world.limits.connections as usize;
+        if !has_room {
+            self.world.complete_open(open.request_id, NO_ROOM);
+        }
+        has_room
     }
 
     pub(super) fn publish_open(

@@ -7,6 +7,7 @@ use dominoes_drivers::Frame;
 
 use crate::io::echo::{EchoReply, EchoRequest};
 use crate::io::rx::RxPump;
+use crate::io::world::Command;
 use crate::ip::fragment::cut_frame;
 use crate::packet as wire;
 use crate::time::Instant;
@@ -37,11 +38,14 @@ impl Echoes {
 }
 
 impl RxPump {
-    /// Sends the echo requests of a socket.
+    /// Sends the echo requests of a socket. Each may be many frames, so others may have to wait.
     pub(super) fn send_echoes(&mut self, now: Instant, ident: u16) {
         let queues = self.world.socket_table().echoes.get(&ident).cloned();
         while let Some(request) = queues.as_ref().and_then(|queues| queues.request()) {
             self.send_echo(now, ident, &request);
+            if self.waits_for_control(now) {
+                return self.world.commands.push(Command::Echo { ident });
+            }
         }
     }
 

@@ -5,7 +5,6 @@
 use std::collections::VecDeque;
 
 use crate::io::Batch;
-use crate::io::rx::commands::NO_ROOM;
 use crate::io::rx::{Log, RxPump};
 use crate::io::world::Command;
 use crate::ip::neighbor::WaitingOpen;
@@ -20,8 +19,6 @@ use crate::packet::mld;
 use crate::packet::ndp::{self, Message};
 use crate::time::{Duration, Instant};
 
-/// Opens that may wait until one of our addresses is known to be ours alone.
-const MAX_WAITING: usize = 256;
 /// How often a neighbour is told that an address is ours that it claims (as RFC 5227 section 1.1).
 const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -357,16 +354,22 @@ impl RxPump {
     /// Whether an open waits, because we have no address yet that is ours alone.
     pub(crate) fn waits_for_source(&mut self, open: WaitingOpen) -> bool {
         let remote = open.remote.address;
-        let Some(v6) = self.v6.as_mut().filter(|_| !remote.is_v4()) else {
+        if remote.is_v4() || self.v6.is_none() {
             return false;
-        };
+        }
         let waits = self.site.source(remote).is_none() && !self.site.v6.tentative.is_empty();
-        if waits && v6.opens.len() < MAX_WAITING {
+        if waits
+            && self.may_wait(open)
+            && let Some(v6) = &mut self.v6
+        {
             v6.opens.push_back(open);
-        } else if waits {
-            self.world.complete_open(open.request_id, NO_ROOM);
         }
         waits
+    }
+
+    /// How many such opens wait.
+    pub(super) fn without_source(&self) -> usize {
+        self.v6.as_ref().map_or(0, |v6| v6.opens.len())
     }
 
     /// Whether a flow that no connection has is none of ours. Who parsed it does not know our

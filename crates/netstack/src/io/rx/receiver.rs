@@ -24,6 +24,10 @@ impl Batches for Claiming<'_> {
             pump.stats.log_full += 1;
             return (0, false);
         }
+        // Time goes on meanwhile, as if the device had none.
+        if pump.waits_for_control(now) {
+            return (0, true);
+        }
         let batch = match self.claimer.unpublished.take() {
             Some(batch) => batch,
             None => {
