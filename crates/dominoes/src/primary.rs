@@ -78,6 +78,7 @@ impl Work {
 /// same answer.
 pub trait PrimaryPolicy {
     /// The replica, below `replicas`, that is primary for chunk number `chunk` of the first kind.
+    /// [`Assignment`] takes a larger number modulo `replicas`, so that somebody does the work.
     fn primary(&self, chunk: u64, replicas: usize) -> usize;
 
     /// The replica, below `replicas`, that is primary for `work`. The kind and the stamp make no
@@ -111,7 +112,8 @@ pub trait Assignment {
 impl<P: PrimaryPolicy> Assignment for P {
     #[inline]
     fn is_mine(&self, work: Work, me: usize, replicas: usize) -> bool {
-        self.primary_of(work, replicas) == me
+        let primary = self.primary_of(work, replicas);
+        primary == me || primary >= replicas && replicas > 0 && primary % replicas == me
     }
 }
 

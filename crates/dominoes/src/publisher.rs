@@ -306,9 +306,10 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
     #[cold]
     fn wait_for(&mut self, n: usize, deadline: Option<Instant>) -> bool {
         let (ring, writer) = (&*self.ring, &mut self.writer);
-        ring.room.wait_until(deadline, || {
-            ring.is_closed() || writer.room(n as u64) >= n as u64
-        })
+        let mut ready = || ring.is_closed() || writer.room(n as u64) >= n as u64;
+        // A strategy that always says yes holds nobody beyond the deadline.
+        ring.room.wait_until(deadline, &mut ready)
+            && (deadline.is_none_or(|deadline| Instant::now() < deadline) || ready())
     }
 
     /// How many entries may be published now without waiting, as seen by this publisher. Other

@@ -29,8 +29,10 @@
 #![forbid(unsafe_code)]
 
 use dominoes::{
-    Attachments, Batch, Buffered, Channel, Exclusive, ExclusiveGuard, Inactive, Lifo, Log, NoBatch,
-    Park, Pin, Publish, Publisher, Receive, SpinYield, Stocker, Subscription, Verdicts, Wait,
+    Assignment, Attachments, Batch, Buffered, Channel, Clock, Context, Domain, Exclusive,
+    ExclusiveGuard, Feed, FeedView, Group, Inactive, Lifo, Log, NoBatch, Observe, Order, Park, Pin,
+    Pool, PrimaryPolicy, Publish, Publisher, Receive, Served, Service, SpinYield, Stocker,
+    Subscription, Then, Tick, TimerPublisher, TryPublishError, Turn, Verdicts, Wait, Work,
     WorkShare, attachments, channel, channel_with_slots,
 };
 use std::{
@@ -1168,4 +1170,209 @@ fn what_may_go_to_another_thread() {
     send::<ExclusiveGuard<'_, std::cell::Cell<u32>>>();
     sync::<ExclusiveGuard<'_, u32>>();
     sync::<Verdicts>();
+}
+
+/// Says yes to everything, at once.
+#[derive(Default)]
+struct Yes;
+
+impl Wait for Yes {
+    fn wait_until(&self, _: Option<Instant>, _: impl FnMut() -> bool) -> bool {
+        true
+    }
+
+    fn notify(&self) {}
+}
+
+#[test]
+fn a_wait_strategy_that_always_says_yes_ends_at_the_deadline() {
+    let (mut publisher, log) = channel::<u32, Yes>(1);
+    let mut subscription = log.subscribe().unwrap();
+    publisher.publish(1).unwrap();
+    let late = publisher.publish_deadline(2, Instant::now());
+    assert!(matches!(late, Err(TryPublishError::Full(2))));
+    assert_eq!(subscription.try_next_batch().unwrap().iter().count(), 1);
+    let late = subscription.next_batch_deadline(Instant::now());
+    assert!(matches!(late, Err(NoBatch::Empty)));
+}
+
+/// Names a replica that there is not.
+struct Nobody;
+
+impl PrimaryPolicy for Nobody {
+    fn primary(&self, chunk: u64, replicas: usize) -> usize {
+        [replicas, usize::MAX, replicas + 1][(chunk % 3) as usize]
+    }
+}
+
+#[test]
+fn a_policy_that_names_nobody_leaves_no_work_undone() {
+    for replicas in 1..5 {
+        for chunk in 0..9 {
+            let takes = |me: &usize| Nobody.is_mine(Work::chunk(chunk), *me, replicas);
+            assert_eq!(
+                (0..replicas).filter(takes).count(),
+                1,
+                "{chunk} of {replicas}"
+            );
+        }
+    }
+    let _ = Nobody.is_mine(Work::chunk(1), 0, 0);
+}
+
+/// A feed whose numbers are nonsense.
+struct Boasting;
+
+impl Feed<()> for Boasting {
+    fn serve(&mut self, (): &mut (), _: usize) -> Served {
+        Served {
+            handled: usize::MAX,
+            then: Then::More,
+        }
+    }
+
+    fn lag(&self) -> u64 {
+        u64::MAX
+    }
+}
+
+/// A domain whose name, number and counts are those of others, and that never has enough.
+struct Busy(usize);
+
+impl Domain for Busy {
+    fn run(&mut self) -> Turn {
+        self.0 += 1;
+        match self.0 {
+            1..9 => Turn::Worked,
+            _ => Turn::Finished,
+        }
+    }
+
+    fn id(&self) -> u64 {
+        u64::MAX
+    }
+}
+
+#[test]
+fn feeds_schedulers_and_domains_that_lie_about_their_numbers_are_counted_no_more() {
+    for place in [0, 1, 2, usize::MAX] {
+        let scheduler = move |_: &[FeedView]| Some(place);
+        let mut service = Service::new(u64::MAX, "s", ()).with_scheduler(scheduler);
+        service.add_feed(0, Boasting);
+        service.add_feed(u8::MAX, Boasting);
+        for _ in 0..3 {
+            let turn = service.run_batch(4);
+            assert_eq!(turn == Turn::Worked, place < 2, "{place}");
+        }
+    }
+    let busy = || Box::new(Busy(0)) as Box<dyn Domain>;
+    let context = Context::spawn("busy", None, vec![busy(), busy()]).unwrap();
+    assert_eq!(context.join().unwrap().len(), 2);
+}
+
+/// A clock that goes back, stands still, and comes to the end of time.
+#[derive(Default)]
+struct Wild(AtomicUsize);
+
+impl Clock for Wild {
+    fn now(&self) -> Tick {
+        let call = self.0.fetch_add(1, Relaxed);
+        [5, 0, 3, 1 << 40, 7, Tick::MAX - 1, 0, Tick::MAX][call % 8]
+    }
+}
+
+#[test]
+fn a_clock_that_goes_back_and_to_the_end_of_time_fires_each_timer_once() {
+    let (publisher, log) = channel::<u64, SpinYield>(64);
+    let mut subscription = log.subscribe().unwrap();
+    let (mut timers, control) =
+        TimerPublisher::new(Wild::default(), publisher, |_, key, (): ()| key);
+    for key in 0..8 {
+        control.start(
+            key,
+            [0, 4, 1 << 39, 1 << 50, Tick::MAX][key as usize % 5],
+            (),
+        );
+    }
+    drop(control);
+    for _ in 0..64 {
+        let _ = timers.turn();
+    }
+    drop(timers);
+    let mut fired = Vec::new();
+    while let Ok(batch) = subscription.try_next_batch() {
+        fired.extend(batch.iter().map(|(_, key)| *key));
+    }
+    fired.sort_unstable();
+    let len = fired.len();
+    fired.dedup();
+    assert_eq!(fired.len(), len, "a timer fired twice");
+    assert!(len >= 6, "{fired:?}");
+}
+
+/// A pool that loses every second value, and says that it has room for more than there are.
+struct Leaky(Lifo<Value>);
+
+impl Pool<Value> for Leaky {
+    const ORDER: Order = Order::Total;
+
+    fn with_capacity(_: usize) -> Self {
+        Leaky(Lifo::with_capacity(4))
+    }
+
+    fn push(&self, value: Value) -> Result<(), Value> {
+        match value.number % 2 {
+            0 => Ok(()),
+            _ => self.0.push(value),
+        }
+    }
+
+    fn pop(&self) -> Option<Value> {
+        self.0.pop()
+    }
+
+    fn len(&self) -> usize {
+        usize::MAX
+    }
+}
+
+#[test]
+fn a_pool_that_loses_values_drops_each_once() {
+    let live = Live::default();
+    let (mut publisher, share) = WorkShare::<Value, Leaky, Yes>::open(1);
+    let mut worker = share.join().unwrap();
+    for number in 0..8 {
+        assert!(publisher.offer(live.value(number)).is_ok());
+    }
+    assert_eq!(share.backlog(), usize::MAX);
+    assert_eq!(std::iter::from_fn(|| worker.try_take().ok()).count(), 4);
+    drop((publisher, share, worker));
+    assert_eq!(live.alive(), 0);
+}
+
+/// Fingerprints that change at every look.
+#[derive(Clone, Default)]
+struct Unsteady(Arc<AtomicUsize>);
+
+impl Observe for Unsteady {
+    const FIELDS: &'static [&'static str] = &["one", "two"];
+
+    fn fingerprints(&self, out: &mut [u64]) {
+        out.fill(self.0.fetch_add(1, Relaxed) as u64);
+    }
+}
+
+#[test]
+fn a_state_whose_fingerprints_change_is_reported_and_keeps_no_replica() {
+    let apply = |_: &mut Unsteady, _, _: &u64| ();
+    let group = Group::builder(Unsteady::default(), 3)
+        .observe(1)
+        .spawn(apply, |(), _| ())
+        .unwrap();
+    let mut publisher = group.publisher();
+    for n in 0..100 {
+        publisher.publish(n).unwrap();
+    }
+    drop(publisher);
+    assert!(group.shut_down().is_ok());
 }

@@ -141,7 +141,7 @@ impl Link {
         self.release_held(now);
         let len = frame.len();
         self.wire.accept(frame, &|| vec![0; len].into(), &drop);
-        self.reorder_timeout = now + REORDER_TIMEOUT;
+        self.reorder_timeout = now.saturating_add(REORDER_TIMEOUT);
         while let Some(frame) = self.wire.pop_due() {
             self.depart(now, frame);
         }
@@ -210,15 +210,16 @@ impl Link {
             }
             let bits = u128::from((len + OVERHEAD) * 8);
             let nanos = (bits * 1_000_000_000).div_ceil(u128::from(self.config.rate));
-            gone = self.free_at.max(now) + Duration::from_nanos(nanos as u64);
+            let wire_time = Duration::from_nanos(nanos as u64);
+            gone = self.free_at.max(now).saturating_add(wire_time);
             self.free_at = gone;
             self.waiting.push_back((gone, len));
             self.waiting_bytes += len;
         }
         let jitter = self.config.jitter.as_nanos() as u64;
         let late = Duration::from_nanos(self.wire.late(number, jitter));
-        self.in_flight
-            .insert((gone + self.config.delay + late, number), frame);
+        let at = gone.saturating_add(self.config.delay).saturating_add(late);
+        self.in_flight.insert((at, number), frame);
     }
 }
 

@@ -30,6 +30,10 @@
 //! - An error means that the device is down or gone; everything else is a count in [`RxStats`] or
 //!   [`TxStats`].
 //!
+//! A device of your own is not believed where it could do harm. Whatever calls one here, or in
+//! `dominoes-netstack`, counts the frames that [`DeviceRx::claim`] appended, gives back those above
+//! `max`, and takes a number of sent frames above what was offered for all that was offered.
+//!
 //! What Linux does without a word, and no device can tell of:
 //!
 //! - A veth interface whose peer has GRO on, or a program in its driver, holds 256 frames for a
@@ -64,6 +68,9 @@
 
 #![deny(unsafe_code)]
 
+// For `dominoes-netstack`.
+#[doc(hidden)]
+pub mod checked;
 pub mod impair;
 pub mod memory;
 pub mod nic;
@@ -353,7 +360,8 @@ impl Capabilities {
         let longest = match frame.meta.gso {
             None => {
                 let tagged = matches!(frame.head.get(12..14), Some([0x81, 0x00] | [0x88, 0xa8]));
-                self.mtu + ETHERNET_HEADER_LEN + if tagged { VLAN_TAG_LEN } else { 0 }
+                let link = ETHERNET_HEADER_LEN + if tagged { VLAN_TAG_LEN } else { 0 };
+                self.mtu.saturating_add(link)
             }
             Some(Gso { size: 0, .. }) => 0,
             Some(gso) if usize::from(gso.header_len) > len => 0,

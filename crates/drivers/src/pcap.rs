@@ -5,7 +5,7 @@
 
 use crate::{
     AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxChecksum,
-    RxStats, TxChecksum, TxFrame, TxStats, Waker, complete_checksum,
+    RxStats, TxChecksum, TxFrame, TxStats, Waker, checked, complete_checksum,
 };
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 use pcap_file::{DataLink, TsResolution};
@@ -33,7 +33,7 @@ type File<W> = Arc<Mutex<Writer<W>>>;
 
 struct Writer<W: Write> {
     /// `None` after an error, since what follows could not be read.
-    writer: Option<PcapWriter<W>>,
+    writer: Option<PcapWriter<checked::Sink<W>>>,
 }
 
 impl<W: Write> fmt::Debug for Writer<W> {
@@ -54,7 +54,8 @@ impl<D: Device, W: Write + Send> Capture<D, W> {
             ts_resolution: TsResolution::NanoSecond,
             ..PcapHeader::default()
         };
-        let writer = PcapWriter::with_header(to, header).map_err(io::Error::other)?;
+        let writer =
+            PcapWriter::with_header(checked::Sink(to), header).map_err(io::Error::other)?;
         let writer = Writer {
             writer: Some(writer),
         };
@@ -121,7 +122,7 @@ struct CaptureRx<W: Write> {
 impl<W: Write + Send> DeviceRx for CaptureRx<W> {
     fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
         let before = out.len();
-        let claimed = self.rx.claim(max, out)?;
+        let claimed = checked::claim(&mut *self.rx, max, out)?;
         if claimed > 0 {
             let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
             for frame in &out[before..] {
@@ -166,7 +167,7 @@ struct CaptureTx<W: Write> {
 impl<W: Write + Send> DeviceTx for CaptureTx<W> {
     fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
         let now = SystemTime::now();
-        let taken = self.tx.transmit(frames)?;
+        let taken = checked::transmit(&mut *self.tx, frames)?;
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         for frame in &frames[..taken] {
             if self.caps.admits(frame) {

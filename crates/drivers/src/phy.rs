@@ -14,7 +14,7 @@ pub use thread::PhyThread;
 use crate::waker::Event;
 use crate::{
     Capabilities, Device, DeviceError, DeviceRx, DeviceTx, ETHERNET_HEADER_LEN, Frame, RxChecksum,
-    RxStats, TxFrame, TxStats, Waker, complete_checksum,
+    RxStats, TxFrame, TxStats, Waker, checked, complete_checksum,
 };
 use ::smoltcp::phy::{self, DeviceCapabilities, Medium, RxToken as _, TxToken as _};
 use ::smoltcp::time;
@@ -118,7 +118,9 @@ impl phy::Device for ToPhy {
             return None;
         }
         if self.claimed.is_empty() {
-            if let Err(error) = self.rx.claim(self.capabilities.max_batch, &mut self.batch) {
+            if let Err(error) =
+                checked::claim(&mut *self.rx, self.capabilities.max_batch, &mut self.batch)
+            {
                 self.tx.error = Some(error);
             }
             self.claimed.extend(self.batch.drain(..));
@@ -141,7 +143,8 @@ impl phy::Device for ToPhy {
     fn capabilities(&self) -> DeviceCapabilities {
         let mut capabilities = DeviceCapabilities::default();
         capabilities.medium = Medium::Ethernet;
-        capabilities.max_transmission_unit = self.capabilities.mtu + ETHERNET_HEADER_LEN;
+        capabilities.max_transmission_unit =
+            self.capabilities.mtu.saturating_add(ETHERNET_HEADER_LEN);
         capabilities.max_burst_size = Some(self.capabilities.max_batch);
         capabilities
     }
@@ -170,7 +173,7 @@ impl phy::RxToken for ReceivedToken<'_> {
         }
         let result = f(frame.bytes());
         self.batch.push(frame);
-        self.rx.release(self.batch);
+        checked::release(self.rx, self.batch);
         result
     }
 }

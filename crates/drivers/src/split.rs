@@ -27,7 +27,7 @@ use rtrb::{Consumer, Producer, RingBuffer};
 use crate::waker::Event;
 use crate::{
     AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame,
-    TxStats, Waker,
+    TxStats, Waker, checked,
 };
 
 /// Frames that a part's inbox holds by default.
@@ -201,7 +201,7 @@ impl Shared {
             side.back.push(frame);
         }
         if !side.back.is_empty() {
-            side.device.release(&mut side.back);
+            checked::release(&mut *side.device, &mut side.back);
         }
     }
 
@@ -221,7 +221,7 @@ impl Shared {
             sorted,
             ..
         } = side;
-        let claimed = device.claim(max, batch)?;
+        let claimed = checked::claim(&mut **device, max, batch)?;
         for frame in batch.drain(..) {
             match (self.classify)(frame.bytes()) {
                 Target::One(part) if part == me => out.push(frame),
@@ -321,7 +321,7 @@ impl SplitRx {
     /// that one.
     fn clear(&mut self) {
         match try_take(&self.shared.rx) {
-            Some(mut side) => side.device.release(&mut self.back),
+            Some(mut side) => checked::release(&mut *side.device, &mut self.back),
             None => self.shared.leave(&mut self.back),
         }
     }
@@ -410,7 +410,7 @@ impl DeviceRx for SplitRx {
     fn release(&mut self, frames: &mut Vec<Frame>) {
         self.back.append(frames);
         match try_take(&self.shared.rx) {
-            Some(mut side) => side.device.release(&mut self.back),
+            Some(mut side) => checked::release(&mut *side.device, &mut self.back),
             None if self.back.len() > KEPT => self.shared.leave(&mut self.back),
             None => {}
         }
@@ -491,7 +491,7 @@ impl DeviceTx for SplitTx {
             self.stats.busy += 1;
             return Ok(0);
         };
-        let taken = device.transmit(frames)?;
+        let taken = checked::transmit(&mut **device, frames)?;
         drop(device);
         let lens = frames[..taken].iter().map(|frame| frame.len() as u64);
         self.stats.bytes += lens.sum::<u64>();

@@ -22,6 +22,7 @@ mod late;
 mod local_ends;
 mod locked;
 mod loopback;
+mod lying;
 mod merged;
 mod migration;
 mod multicast;

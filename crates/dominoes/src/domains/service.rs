@@ -261,8 +261,8 @@ impl<S: Send + 'static> Service<S> {
             }
             if served.handled > 0 {
                 self.meter.handled(served.handled as u64);
-                let lag = |entry: &Entry<S>| entry.feed.lag();
-                self.meter.set_lag(self.feeds.iter().map(lag).sum());
+                let lags = self.feeds.iter().map(|entry| entry.feed.lag());
+                self.meter.set_lag(lags.fold(0, u64::saturating_add));
                 return Turn::Worked;
             }
         }

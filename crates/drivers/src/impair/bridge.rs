@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{Link, LinkConfig, LinkStats};
-use crate::{Device, DeviceError, DeviceRx, DeviceTx, Frame, TxFrame};
+use crate::{Device, DeviceError, DeviceRx, DeviceTx, Frame, TxFrame, checked};
 
 /// Frames moved at once.
 const BATCH: usize = 64;
@@ -56,7 +56,7 @@ fn carry(
     let mut frames = Vec::new();
     // ORDERING: Relaxed, here and where it is stored: it orders nothing, and soon is soon enough.
     while !over.load(Relaxed) {
-        match rx.claim(BATCH, &mut frames) {
+        match checked::claim(&mut *rx, BATCH, &mut frames) {
             Ok(_) => {}
             // Interfaces come up late and go down early.
             Err(DeviceError::Down { .. }) => thread::sleep(POLL_INTERVAL),
@@ -70,11 +70,11 @@ fn carry(
         for frame in &frames {
             link.offer(now, frame.clone());
         }
-        rx.release(&mut frames);
+        checked::release(&mut *rx, &mut frames);
         let arrived: Vec<Frame> = std::iter::from_fn(|| link.take(now)).collect();
         let mut rest: Vec<TxFrame<'_>> = arrived.iter().map(Frame::as_tx).collect();
         while !rest.is_empty() {
-            match tx.transmit(&rest) {
+            match checked::transmit(&mut *tx, &rest) {
                 Ok(0) => thread::yield_now(),
                 Ok(taken) => drop(rest.drain(..taken)),
                 Err(DeviceError::Down { .. }) => rest.clear(),

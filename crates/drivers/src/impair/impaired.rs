@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::{Link, LinkConfig, LinkStats};
 use crate::{
     AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame,
-    TxStats, Waker,
+    TxStats, Waker, checked,
 };
 
 /// How long a busy device is left alone.
@@ -105,7 +105,7 @@ impl<D: Device> Device for Impaired<D> {
         let mut caps = self.device.capabilities();
         caps.tso4_max_bytes = 0;
         caps.uso_max_bytes = 0;
-        caps.added_latency += self.inbound.delay;
+        caps.added_latency = caps.added_latency.saturating_add(self.inbound.delay);
         caps
     }
 
@@ -176,10 +176,10 @@ impl Outlet {
         while !waiting.is_empty() {
             let batch: Vec<TxFrame<'_>> = waiting.iter().take(BATCH).map(Frame::as_tx).collect();
             let offered = batch.len();
-            let taken = tx.transmit(&batch)?;
+            let taken = checked::transmit(&mut **tx, &batch)?;
             waiting.drain(..taken);
             if taken < offered {
-                let pause = now + BUSY_PAUSE;
+                let pause = now.saturating_add(BUSY_PAUSE);
                 return Ok(Some(next.map_or(pause, |next| next.min(pause))));
             }
         }
@@ -199,7 +199,7 @@ impl ImpairedRx {
     /// Moves everything that the device has onto the wire.
     fn pull(&mut self) -> Result<(), DeviceError> {
         loop {
-            let result = self.rx.claim(BATCH, &mut self.batch);
+            let result = checked::claim(&mut *self.rx, BATCH, &mut self.batch);
             let now = self.outlet.now();
             let mut link = lock(&self.inbound);
             for frame in &self.batch {
@@ -207,7 +207,7 @@ impl ImpairedRx {
             }
             drop(link);
             let claimed = self.batch.len();
-            self.rx.release(&mut self.batch);
+            checked::release(&mut *self.rx, &mut self.batch);
             result?;
             if claimed < BATCH {
                 return Ok(());
@@ -268,7 +268,9 @@ impl DeviceRx for ImpairedRx {
         RxStats {
             frames: self.stats.frames,
             bytes: self.stats.bytes,
-            dropped: inner.dropped + link.overflowed + link.faults.lost,
+            dropped: inner
+                .dropped
+                .saturating_add(link.overflowed + link.faults.lost),
             ..inner
         }
     }

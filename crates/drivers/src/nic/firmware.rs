@@ -18,7 +18,7 @@ use super::event::Event;
 use super::host::ReturnDescriptor;
 use super::memory::{FIRST, SendDescriptor, Shared};
 use crate::frame::zeroed;
-use crate::{DeviceError, DeviceRx, DeviceTx, Frame, RxChecksum, RxMeta, TxFrame, TxMeta};
+use crate::{DeviceError, DeviceRx, DeviceTx, Frame, RxChecksum, RxMeta, TxFrame, TxMeta, checked};
 
 /// Frames that the MAC exchanges with the wire at once.
 const MAC_BATCH: usize = 32;
@@ -297,7 +297,7 @@ impl SendHalf {
         if frames.is_empty() {
             return 0;
         }
-        let taken = match self.wire.transmit(&frames) {
+        let taken = match checked::transmit(&mut *self.wire, &frames) {
             Ok(taken) => taken,
             Err(error) => {
                 // As on a cable that is not plugged in.
@@ -464,7 +464,7 @@ impl ReceiveHalf {
     fn begin(&mut self) -> usize {
         if self.shared.receiver_gone.load(SeqCst) {
             self.claimed.extend(self.mac.drain(..));
-            self.wire.release(&mut self.claimed);
+            checked::release(&mut *self.wire, &mut self.claimed);
             return 0;
         }
         self.receivable().min(self.bounds.batch)
@@ -561,7 +561,7 @@ impl ReceiveHalf {
             performed += 1;
         }
         if performed > 0 {
-            self.wire.release(&mut self.claimed);
+            checked::release(&mut *self.wire, &mut self.claimed);
             self.dma_done += performed;
             self.shared.raise(Event::DmaWriteComplete);
         }
@@ -575,7 +575,7 @@ impl ReceiveHalf {
         if max == 0 || self.shared.over.load(Relaxed) {
             return 0;
         }
-        let claimed = match self.wire.claim(max, &mut self.claimed) {
+        let claimed = match checked::claim(&mut *self.wire, max, &mut self.claimed) {
             Ok(claimed) => claimed,
             Err(error) => {
                 self.shared.report(error);

@@ -50,7 +50,7 @@ impl NicTx {
             .rx_max_frame
             .max(caps.tso4_max_bytes)
             .max(caps.tso6_max_bytes);
-        let len = len.max(caps.uso_max_bytes);
+        let len = len.max(caps.uso_max_bytes).max(caps.mtu + super::FRAMING);
         let free = (0..ring.buffer().capacity()).map(|_| zeroed(len)).collect();
         Self {
             caps,

@@ -66,11 +66,14 @@ use std::sync::{Arc, Mutex};
 
 use rtrb::RingBuffer;
 
-use crate::{Capabilities, Device, DeviceRx, DeviceTx, Waker};
+use crate::{Capabilities, Device, DeviceRx, DeviceTx, ETHERNET_HEADER_LEN, VLAN_TAG_LEN, Waker};
 use firmware::{Bounds, ReceiveHalf, SendHalf, SendRings};
 use memory::Shared;
 use processor::Half;
 use threads::Threads;
+
+/// Bytes of a frame before its packet, at most.
+const FRAMING: usize = ETHERNET_HEADER_LEN + VLAN_TAG_LEN;
 
 pub use event::Event;
 pub use firmware::Inspect;
@@ -205,6 +208,17 @@ impl Nic {
         let mac = wire.mac();
         caps.name = format!("nic-{}", caps.name);
         caps.rx_held_max = usize::MAX;
+        // Buffers are as long as the longest frame, whatever the device says: no IP packet is
+        // longer than 65,535 bytes.
+        caps.mtu = caps.mtu.min(usize::from(u16::MAX));
+        for len in [
+            &mut caps.rx_max_frame,
+            &mut caps.tso4_max_bytes,
+            &mut caps.tso6_max_bytes,
+            &mut caps.uso_max_bytes,
+        ] {
+            *len = (*len).min(usize::from(u16::MAX) + FRAMING);
+        }
         let (wire_rx, wire_tx) = wire.split();
         let ring = config.ring.max(1);
         let (send, host_send) = RingBuffer::new(ring);

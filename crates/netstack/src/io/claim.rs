@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dominoes_drivers::{DeviceRx, Frame};
+use dominoes_drivers::{DeviceRx, Frame, checked};
 
 use crate::io::FrameRecycler;
 use crate::io::run::Batch;
@@ -63,7 +63,7 @@ impl ClaimMark {
             return;
         };
         self.frames
-            .store(claimed + waiting as u64, Ordering::Relaxed);
+            .store(claimed.saturating_add(waiting as u64), Ordering::Relaxed);
         // ORDERING: Release, pairs with the Acquire in `answer_to`.
         self.answered.store(asked, Ordering::Release);
     }
@@ -99,7 +99,7 @@ impl Claimer {
     /// Claims at most `most` frames, which go to the end of `batch`. Returns how many.
     #[inline]
     pub(crate) fn claim(&mut self, most: usize, batch: &mut Vec<Frame>) -> usize {
-        let claimed = match self.rx.claim(most, batch) {
+        let claimed = match checked::claim(&mut *self.rx, most, batch) {
             Ok(claimed) => claimed,
             Err(error) => {
                 self.world.device_failed(error);
@@ -151,7 +151,7 @@ impl Claimer {
     pub(crate) fn put_back(&mut self, frames: &mut Vec<Frame>) {
         // Some frames, such as reassembled datagrams, did not come from the device.
         self.held = self.held.saturating_sub(frames.len());
-        self.rx.release(frames);
+        checked::release(&mut *self.rx, frames);
     }
 
     /// Sleeps in the device until a frame arrives, a waker is used, or `timeout` is over.

@@ -97,7 +97,8 @@ pub trait Processor: fmt::Debug + Send + Sync {
         1
     }
 
-    /// Turns received bytes `from` into what the application reads, `to`, which is as long.
+    /// Turns received bytes `from` into what the application reads, `to`, which is as long, and all
+    /// 0 before the call.
     ///
     /// With units, this is one whole unit. Without, `from` lies within one segment.
     ///
@@ -111,13 +112,28 @@ pub trait Processor: fmt::Debug + Send + Sync {
         to: &mut [u8],
     ) -> Result<(), Failure>;
 
-    /// Turns what the application wrote, `from`, into what goes out, `to`, which is as long.
+    /// Turns what the application wrote, `from`, into what goes out, `to`, which is as long, and
+    /// all 0 before the call.
     ///
     /// With units, `offset` is where one begins, and `from` is all of it or only its beginning,
     /// when no more is to be sent yet. What is sent of the beginning must be the same then as when
     /// the unit is complete.
     fn send(&self, stream: &StreamId, offset: u64, from: &[u8], to: &mut [u8]);
+
+    /// Whether every call that does not fail writes all of `to`, so that the stack need not zero it
+    /// before. Only this crate can name the argument, so only its own processors say so.
+    #[doc(hidden)]
+    fn writes_all(&self, _: sealed::Ours) -> bool {
+        false
+    }
 }
+
+mod sealed {
+    /// Says that a processor belongs to this crate.
+    #[derive(Debug)]
+    pub struct Ours;
+}
+use sealed::Ours;
 
 /// Why received bytes cannot be processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,6 +190,8 @@ pub(crate) struct Inline {
     pub(crate) processor: Arc<dyn Processor>,
     /// As the processor said at the beginning.
     pub(crate) unit: u64,
+    /// [`Processor::writes_all`], also said at the beginning.
+    writes_all: bool,
     forged: AtomicU64,
     failed: AtomicU64,
     truncated: AtomicU64,
@@ -184,6 +202,7 @@ impl Inline {
     pub(crate) fn new(processor: Arc<dyn Processor>) -> Self {
         Inline {
             unit: u64::from(processor.unit()),
+            writes_all: processor.writes_all(Ours),
             processor,
             forged: AtomicU64::new(0),
             failed: AtomicU64::new(0),
@@ -207,6 +226,34 @@ impl Inline {
             _ => &self.failed,
         };
         counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// [`Processor::receive`], into memory that other connections have used.
+    #[inline]
+    fn received(
+        &self,
+        id: &StreamId,
+        offset: u64,
+        from: &[u8],
+        to: &mut [u8],
+    ) -> Result<(), Failure> {
+        self.zero(to);
+        self.processor.receive(id, offset, from, to)
+    }
+
+    /// [`Processor::send`], into memory that other connections have used.
+    #[inline]
+    fn sent(&self, id: &StreamId, offset: u64, from: &[u8], to: &mut [u8]) {
+        self.zero(to);
+        self.processor.send(id, offset, from, to);
+    }
+
+    /// What a user's processor leaves as it is must not be what somebody else wrote there.
+    #[inline]
+    fn zero(&self, to: &mut [u8]) {
+        if !self.writes_all {
+            to.fill(0);
+        }
     }
 
     /// Stores `bytes`, the piece of `deliver` that begins `skip` bytes into it, processed. `frame`
@@ -234,7 +281,7 @@ impl Inline {
                 stream.store_by(deliver, skip, left.len(), |done, to| {
                     let from = &left[done..done + to.len()];
                     let offset = here + done as u64;
-                    if let Err(failure) = self.processor.receive(&id, offset, from, to) {
+                    if let Err(failure) = self.received(&id, offset, from, to) {
                         self.fail(world, stream, offset, failure);
                     }
                 });
@@ -251,7 +298,7 @@ impl Inline {
                     // Unless the ring ends within the unit.
                     if to.len() == len {
                         straight = true;
-                        done = self.processor.receive(&id, here, from, to);
+                        done = self.received(&id, here, from, to);
                     }
                 });
                 if !straight {
@@ -272,13 +319,12 @@ impl Inline {
 
     /// Fills `to` with what leaves for the bytes at `offset` of the send stream.
     pub(crate) fn send(&self, stream: &StreamRef<'_>, id: &StreamId, offset: u64, to: &mut [u8]) {
-        let processor = &self.processor;
         if self.unit == 1 {
             let (a, b) = stream.sending(offset, to.len());
             let (front, back) = to.split_at_mut(a.len());
-            processor.send(id, offset, a, front);
+            self.sent(id, offset, a, front);
             if !b.is_empty() {
-                processor.send(id, offset + a.len() as u64, b, back);
+                self.sent(id, offset + a.len() as u64, b, back);
             }
             return;
         }
@@ -291,10 +337,10 @@ impl Inline {
             let to = &mut to[at..at + len];
             // Kept from its beginning on, see `StreamRef::release`.
             match stream.sending(begin, into + len) {
-                (from, []) if into == 0 => processor.send(id, begin, from, to),
+                (from, []) if into == 0 => self.sent(id, begin, from, to),
                 (a, b) => {
                     let mut out = vec![0; into + len];
-                    processor.send(id, begin, &[a, b].concat(), &mut out);
+                    self.processor.send(id, begin, &[a, b].concat(), &mut out);
                     to.copy_from_slice(&out[into..]);
                 }
             }

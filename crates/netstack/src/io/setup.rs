@@ -372,7 +372,7 @@ impl Setup {
         world.salt = self.salt;
         world.filter = filter;
         let world = Arc::new(world);
-        let held_many = caps.rx_held_max.div_ceil(2);
+        let held_many = caps.rx_held_max.max(1).div_ceil(2);
         let claimer = Claimer::new(Arc::clone(&world), rx, held_many);
         let mut rx = RxPump::new(
             Arc::clone(&world),

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use dominoes_drivers::{DeviceError, DeviceRx, Frame, GsoKind, RxChecksum, complete_checksum};
+use dominoes_drivers::{
+    DeviceError, DeviceRx, Frame, GsoKind, RxChecksum, checked, complete_checksum,
+};
 
 use super::{Port, RouterStats, Shared};
 use crate::ip::fragment::{cut_frame, cut_packet};
@@ -77,7 +79,7 @@ impl Input {
     /// One turn: frames in, decisions, frames out, what is due.
     pub(super) fn turn(&mut self, now: Instant) -> usize {
         let mut claimed = std::mem::take(&mut self.claimed);
-        if let Err(error) = self.rx.claim(BATCH, &mut claimed) {
+        if let Err(error) = checked::claim(&mut *self.rx, BATCH, &mut claimed) {
             self.fail(error);
         }
         let mut done = claimed.len();
@@ -90,7 +92,7 @@ impl Input {
         for index in 0..self.outgoing.len() {
             done += self.send(index, now);
         }
-        self.rx.release(&mut self.done);
+        checked::release(&mut *self.rx, &mut self.done);
         if done > 0 {
             *self.port().stats() = self.stats;
         }

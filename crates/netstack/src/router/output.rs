@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use dominoes_drivers::{DeviceError, DeviceTx, Frame, TxFrame};
+use dominoes_drivers::{DeviceError, DeviceTx, Frame, TxFrame, checked};
 
 use super::{Port, RouterStats};
 use crate::ip::neighbor::Neighbors;
@@ -92,7 +92,7 @@ impl Output {
         let mut sent = 0;
         while !self.queue.is_empty() {
             let batch: Vec<TxFrame<'_>> = self.queue.iter().take(BATCH).map(Frame::as_tx).collect();
-            let taken = self.tx.transmit(&batch)?;
+            let taken = checked::transmit(&mut *self.tx, &batch)?;
             let is_busy = taken < batch.len();
             done.extend(self.queue.drain(..taken));
             sent += taken;

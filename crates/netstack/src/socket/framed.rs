@@ -154,7 +154,7 @@ pub trait UnitProcessor: fmt::Debug + Send + Sync {
     }
 
     /// Writes what received unit `number` carries, counted from 0, to the beginning of `payload`,
-    /// which has [`MAX_PAYLOAD`] bytes of any content. Returns how many bytes that are.
+    /// which has [`MAX_PAYLOAD`] bytes, all 0. Returns how many bytes that are.
     ///
     /// # Errors
     /// When this cannot be what the peer sent. `payload` is never read then.
@@ -366,6 +366,8 @@ impl Codec for Units {
 
     fn open(&self, number: u64, unit: &[u8], text: &mut [u8]) -> Result<(u8, usize), Failure> {
         let text = &mut text[..MAX_PAYLOAD];
+        // What an earlier unit carried is not read again.
+        text.fill(0);
         let len = call(|| self.processor.receive(number, unit, text))?;
         match len <= MAX_PAYLOAD {
             true => Ok((Self::TEXT, len)),

@@ -16,6 +16,10 @@ const SLOTS: usize = 1 << BITS;
 /// Levels: together they tell deadlines apart that are up to 2^36 ticks away. One beyond waits in
 /// the top level for more than one round.
 const LEVELS: usize = 6;
+/// log2 of the ticks of a slot in the top level.
+const TOP: u32 = BITS * (LEVELS as u32 - 1);
+/// Ticks of a round of the top level.
+const FAR: u64 = 1 << (TOP + BITS);
 /// The end of a list.
 const NONE: u32 = u32::MAX;
 
@@ -186,6 +190,9 @@ impl<T> Wheel<T> {
                 self.now = now;
                 return None;
             }
+            if now - self.now > FAR {
+                self.skip_rounds(now);
+            }
             // The next tick at which a slot comes up, in any level.
             let next = self.next_event().unwrap_or(Tick::MAX);
             self.quiet_until = next;
@@ -200,6 +207,18 @@ impl<T> Wheel<T> {
                 }
             }
             self.gather(slot(next, 0));
+        }
+    }
+
+    /// Moves time to just before the first timer, or `now`, if that is rounds of the top level away:
+    /// its slots come up once a round, and the end of time is 2^28 rounds away.
+    #[cold]
+    fn skip_rounds(&mut self, now: Tick) {
+        let first = self.next_deadline().unwrap_or(now).min(now);
+        // All timers are in the top level, where a deadline alone says in which slot.
+        if first.saturating_sub(self.now) > FAR {
+            self.now = (first >> TOP << TOP) - 1;
+            self.quiet_until = self.now;
         }
     }
 

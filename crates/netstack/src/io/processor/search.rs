@@ -8,7 +8,7 @@ use aho_corasick::automaton::{Automaton, StateID};
 use aho_corasick::dfa::DFA;
 use aho_corasick::{Anchored, MatchKind};
 
-use super::{Failure, Processor, StreamId};
+use super::{Failure, Ours, Processor, StreamId};
 
 /// Counts occurrences of needles in what is received and in what is sent.
 ///
@@ -110,6 +110,10 @@ impl Processor for Search {
         if found > 0 {
             self.sent.fetch_add(found, Ordering::Relaxed);
         }
+    }
+
+    fn writes_all(&self, _: Ours) -> bool {
+        true
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::io::{self, Read, Write};
 
+use dominoes_drivers::checked::Sink;
 use serde::{Deserialize, Serialize};
 
 use super::Entry;
@@ -16,7 +17,7 @@ const MAX_ENTRY: u32 = 1 << 31;
 
 /// Writes a log.
 pub struct Recorder {
-    out: Box<dyn Write + Send>,
+    out: Sink<Box<dyn Write + Send>>,
     failed: Option<io::Error>,
 }
 
@@ -33,7 +34,8 @@ impl Recorder {
     ///
     /// # Errors
     /// If `out` cannot be written.
-    pub fn new(mut out: Box<dyn Write + Send>, limits: &Limits) -> io::Result<Self> {
+    pub fn new(out: Box<dyn Write + Send>, limits: &Limits) -> io::Result<Self> {
+        let mut out = Sink(out);
         out.write_all(&MAGIC)?;
         write_one(&mut out, limits)?;
         Ok(Recorder { out, failed: None })
@@ -109,7 +111,7 @@ fn read_one<T: for<'de> Deserialize<'de>>(from: &mut impl Read) -> io::Result<Op
     let mut len = [0; 4];
     match from.read(&mut len)? {
         0 => return Ok(None),
-        got => from.read_exact(&mut len[got..])?,
+        got => from.read_exact(&mut len[got.min(4)..])?,
     }
     let len = u32::from_le_bytes(len);
     if len > MAX_ENTRY {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use dominoes_drivers::{DeviceError, DeviceTx, TxFrame};
+use dominoes_drivers::{DeviceError, DeviceTx, TxFrame, checked};
 
 use super::Transmitter;
 use crate::io::claim::DEVICE_RETRY_INTERVAL;
@@ -67,12 +67,13 @@ impl TxPump {
         }
         if self.transmitter.are_prepared() {
             let (first, count) = self.transmitter.ready_in_a_row(below, MAX);
-            let taken = (count > 0).then(|| self.tx.transmit_prepared(first, count));
+            let taken =
+                (count > 0).then(|| checked::transmit_prepared(&mut *self.tx, first, count));
             return taken.inspect(|taken| self.world.set_device_refuses(taken.is_err()));
         }
         let mut frames = ArrayVec::<_, MAX>::new();
         self.transmitter.ready(below, &mut frames);
-        let taken = (!frames.is_empty()).then(|| self.tx.transmit(&frames));
+        let taken = (!frames.is_empty()).then(|| checked::transmit(&mut *self.tx, &frames));
         taken.inspect(|taken| self.world.set_device_refuses(taken.is_err()))
     }
 
@@ -99,9 +100,9 @@ impl TxPump {
         }
         let taken = if self.transmitter.are_prepared() {
             let (first, count) = self.transmitter.ready_in_a_row(below, count);
-            self.tx.transmit_prepared(first, count)
+            checked::transmit_prepared(&mut *self.tx, first, count)
         } else {
-            self.tx.transmit(&frames[..count])
+            checked::transmit(&mut *self.tx, &frames[..count])
         };
         self.world.set_device_refuses(taken.is_err());
         Some(taken)
@@ -128,7 +129,7 @@ impl TxPump {
             let slots = picked.iter().map(|frame| self.transmitter.slot(*frame));
             transmit_one_by_one(&mut *self.tx, slots)
         } else {
-            self.tx.transmit(&frames)
+            checked::transmit(&mut *self.tx, &frames)
         };
         drop(frames);
         match taken {

@@ -1,0 +1,505 @@
+//! Traits that anybody may implement in safe code, by implementations that break every promise:
+//! what they return is not believed, and what they leave undone shows nobody's bytes.
+
+#![cfg(feature = "testkit")]
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration as StdDuration;
+
+use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_drivers::{
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, Gso, GsoKind, RxStats, TxFrame,
+    TxPrepare, TxStats, Waker,
+};
+use dominoes_netstack::framed::{FramedStream, UnitProcessor};
+use dominoes_netstack::processor::{Failure, Processor, StreamId};
+use dominoes_netstack::testkit::Variant;
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::{self, Setup};
+use dominoes_netstack::{Limits, Recorder, TcpStream};
+
+use crate::support::{Ends, setup};
+
+const VARIANTS: [Variant; 5] = [
+    Variant::Single,
+    Variant::Locked(2),
+    Variant::Pipelined(2),
+    Variant::Replicated(1),
+    Variant::Replicated(3),
+];
+
+/// What a device lies about.
+#[derive(Clone, Copy, Debug)]
+enum Lie {
+    TakesMoreThanOffered,
+    TakesHalfAndSaysAll,
+    ClaimsMoreThanItAppends,
+    ClaimsLessThanItAppends,
+    AppendsMoreThanAsked,
+    TakesFramesOfTheCaller,
+    FailsWithFrames,
+    OddFrames,
+}
+
+const LIES: [Lie; 8] = [
+    Lie::TakesMoreThanOffered,
+    Lie::TakesHalfAndSaysAll,
+    Lie::ClaimsMoreThanItAppends,
+    Lie::ClaimsLessThanItAppends,
+    Lie::AppendsMoreThanAsked,
+    Lie::TakesFramesOfTheCaller,
+    Lie::FailsWithFrames,
+    Lie::OddFrames,
+];
+
+struct Liar<D> {
+    device: D,
+    /// In some calls.
+    lie: Option<Lie>,
+    /// What it can do, as it says.
+    caps: Option<Capabilities>,
+}
+
+impl<D: Device + 'static> Device for Liar<D> {
+    fn capabilities(&self) -> Capabilities {
+        let honest = self.device.capabilities();
+        self.caps.clone().unwrap_or(honest)
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        self.device.mac()
+    }
+
+    fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
+        let (rx, tx) = Box::new(self.device).split();
+        let (lie, calls) = (self.lie, 0);
+        (
+            Box::new(Half {
+                half: rx,
+                lie,
+                calls,
+            }),
+            Box::new(Half {
+                half: tx,
+                lie,
+                calls,
+            }),
+        )
+    }
+}
+
+struct Half<H> {
+    half: H,
+    lie: Option<Lie>,
+    calls: usize,
+}
+
+impl<H> Half<H> {
+    fn lie(&mut self) -> Option<Lie> {
+        self.calls += 1;
+        self.lie.filter(|lie| match lie {
+            // Those that lose frames leave time for others.
+            Lie::TakesHalfAndSaysAll | Lie::TakesFramesOfTheCaller => self.calls.is_multiple_of(30),
+            _ => self.calls.is_multiple_of(3),
+        })
+    }
+}
+
+impl DeviceRx for Half<Box<dyn DeviceRx>> {
+    fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
+        let lie = self.lie();
+        let most = match lie {
+            Some(Lie::AppendsMoreThanAsked) => max + 1000,
+            _ => max,
+        };
+        let claimed = self.half.claim(most, out)?;
+        match lie {
+            Some(Lie::ClaimsMoreThanItAppends) => Ok(usize::MAX),
+            Some(Lie::ClaimsLessThanItAppends) => Ok(0),
+            Some(Lie::AppendsMoreThanAsked) => {
+                out.extend((0..1000).map(|_| Frame::from_bytes(&[])));
+                Ok(usize::MAX)
+            }
+            Some(Lie::TakesFramesOfTheCaller) => {
+                out.clear();
+                Ok(claimed)
+            }
+            Some(Lie::FailsWithFrames) => Err(DeviceError::Down {
+                interface: "lie".to_owned(),
+            }),
+            Some(Lie::OddFrames) => {
+                for frame in out.iter_mut() {
+                    frame.meta.gso = Some(Gso {
+                        kind: [GsoKind::Tcp4, GsoKind::Tcp6, GsoKind::Udp][self.calls % 3],
+                        size: [0, 1, u16::MAX][self.calls / 3 % 3],
+                        header_len: u16::MAX,
+                    });
+                }
+                Ok(claimed)
+            }
+            _ => Ok(claimed),
+        }
+    }
+
+    fn release(&mut self, frames: &mut Vec<Frame>) {
+        self.half.release(frames);
+        if self.lie.is_some() {
+            // It does not empty the list.
+            frames.push(Frame::from_bytes(&[]));
+        }
+    }
+
+    fn wait(&mut self, timeout: Option<StdDuration>) -> Result<(), DeviceError> {
+        self.half.wait(timeout)
+    }
+
+    fn waiting(&self) -> Option<usize> {
+        Some(usize::MAX)
+    }
+
+    fn waker(&self) -> Waker {
+        self.half.waker()
+    }
+
+    fn stats(&self) -> RxStats {
+        self.half.stats()
+    }
+}
+
+impl Half<Box<dyn DeviceTx>> {
+    fn taken(
+        &mut self,
+        offered: usize,
+        send: impl FnOnce(&mut dyn DeviceTx, usize) -> Result<usize, DeviceError>,
+    ) -> Result<usize, DeviceError> {
+        match self.lie() {
+            Some(Lie::TakesMoreThanOffered) => {
+                send(&mut *self.half, offered)?;
+                Ok([offered + 1, offered + 64, usize::MAX][self.calls / 3 % 3])
+            }
+            Some(Lie::TakesHalfAndSaysAll) => {
+                send(&mut *self.half, offered.div_ceil(2))?;
+                Ok(usize::MAX)
+            }
+            _ => send(&mut *self.half, offered),
+        }
+    }
+}
+
+impl DeviceTx for Half<Box<dyn DeviceTx>> {
+    fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
+        self.taken(frames.len(), |tx, len| tx.transmit(&frames[..len]))
+    }
+
+    fn preparer(&mut self, slots: usize) -> Option<Arc<dyn TxPrepare>> {
+        self.half.preparer(slots)
+    }
+
+    fn transmit_prepared(&mut self, first: usize, count: usize) -> Result<usize, DeviceError> {
+        self.taken(count, |tx, count| tx.transmit_prepared(first, count))
+    }
+
+    fn stats(&self) -> TxStats {
+        self.half.stats()
+    }
+}
+
+/// Two stacks, by hand.
+struct Pair {
+    stacks: [Box<dyn variants::Variant>; 2],
+    now: Instant,
+}
+
+fn small(last: u8) -> Setup {
+    let limits = Limits::default().connections(4);
+    let limits = limits.receive_buffer(1 << 16).send_buffer(1 << 16);
+    setup(last).limits(limits)
+}
+
+impl Pair {
+    fn new(variant: Variant, setups: [Setup; 2], devices: [Box<dyn Device>; 2]) -> Option<Pair> {
+        let [a, b] = setups;
+        let [left, right] = devices;
+        Some(Pair {
+            stacks: [variant.build(a, left).ok()?, variant.build(b, right).ok()?],
+            now: Instant::ZERO,
+        })
+    }
+
+    fn step(&mut self) {
+        let done: usize = self.stacks.iter_mut().map(|it| it.turn(self.now)).sum();
+        self.now += match done {
+            0 => Duration::from_millis(1),
+            _ => Duration::from_micros(20),
+        };
+        assert!(self.now < Instant::ZERO + Duration::from_secs(900));
+    }
+
+    /// Both ends of a new connection to the first stack.
+    fn connect(&mut self) -> [TcpStream; 2] {
+        let listener = self.stacks[0].sockets().listen(7, 4).unwrap();
+        let at = "10.0.0.1:7".parse().unwrap();
+        let mut opening = self.stacks[1].sockets().begin_connect(at).unwrap();
+        let (mut server, mut client) = (None, None);
+        while server.is_none() || client.is_none() {
+            self.step();
+            client = client.or_else(|| opening.try_finish().unwrap());
+            server = server.or_else(|| listener.try_accept().ok());
+        }
+        [server.unwrap().0, client.unwrap()]
+    }
+
+    /// Writes `len` times `byte` at one end; returns what is read at the other.
+    fn pass(
+        &mut self,
+        (byte, len): (u8, usize),
+        mut write: impl FnMut(&[u8]) -> usize,
+        mut read: impl FnMut(&mut [u8]) -> usize,
+    ) -> Vec<u8> {
+        let (bytes, mut written, mut heard) = (vec![byte; len], 0, Vec::new());
+        let mut buffer = [0; 5000];
+        while heard.len() < len {
+            self.step();
+            if written < len {
+                written += write(&bytes[written..]);
+            }
+            let got = read(&mut buffer);
+            heard.extend_from_slice(&buffer[..got]);
+        }
+        heard
+    }
+}
+
+fn memory_pair() -> [Box<dyn Device>; 2] {
+    let (left, right) = memory::pair(MemoryConfig::default());
+    [Box::new(left), Box::new(right)]
+}
+
+#[test]
+fn a_device_that_lies_about_its_frames_changes_no_byte() {
+    for variant in VARIANTS {
+        for lie in LIES {
+            println!("{variant}, {lie:?}");
+            let devices = memory_pair().map(|device| {
+                let (lie, caps) = (Some(lie), None);
+                Box::new(Liar { device, lie, caps }) as Box<dyn Device>
+            });
+            let mut pair = Pair::new(variant, [small(1), small(2)], devices).unwrap();
+            let [ours, peer] = [0, 1].map(|i| pair.stacks[i].sockets());
+            let mut ends = Ends::open(&ours, &peer, || pair.step());
+            while ends.read < 200_000 {
+                pair.step();
+                ends.go_on(5_000.min(200_000 - ends.written));
+            }
+            for stack in &pair.stacks {
+                assert!(stack.compare().is_ok(), "{variant}, {lie:?}");
+                assert_eq!(stack.stats().state.panicked, 0, "{variant}, {lie:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_device_that_lies_about_what_it_can_do_is_refused_or_used_within_bounds() {
+    const ODD: [usize; 5] = [0, 1, 67, 1 << 20, usize::MAX];
+    let fields: [fn(&mut Capabilities) -> &mut usize; 7] = [
+        |caps| &mut caps.mtu,
+        |caps| &mut caps.tso4_max_bytes,
+        |caps| &mut caps.tso6_max_bytes,
+        |caps| &mut caps.uso_max_bytes,
+        |caps| &mut caps.rx_max_frame,
+        |caps| &mut caps.rx_held_max,
+        |caps| &mut caps.max_batch,
+    ];
+    let mut used = 0;
+    for (at, field) in fields.into_iter().enumerate() {
+        for (i, value) in ODD.into_iter().enumerate() {
+            let variant = VARIANTS[(at + i) % VARIANTS.len()];
+            let devices = memory_pair().map(|device| {
+                let mut caps = device.capabilities();
+                caps.tx_checksum = true;
+                caps.added_latency = StdDuration::MAX;
+                *field(&mut caps) = value;
+                let (lie, caps) = (None, Some(caps));
+                Box::new(Liar { device, lie, caps }) as Box<dyn Device>
+            });
+            let Some(mut pair) = Pair::new(variant, [small(1), small(2)], devices) else {
+                continue;
+            };
+            used += 1;
+            // The device admits less than it says, so not all arrives.
+            for _ in 0..200 {
+                let at = "10.0.0.1:7".parse().unwrap();
+                let _ = pair.stacks[1].sockets().begin_connect(at);
+                pair.step();
+            }
+        }
+    }
+    assert!(used > 20, "{used}");
+}
+
+/// Passes bytes on, until it is told to do nothing.
+#[derive(Debug, Default)]
+struct Lazy {
+    is_idle: AtomicBool,
+    unit: u32,
+}
+
+impl Lazy {
+    fn work(&self, from: &[u8], to: &mut [u8]) {
+        if !self.is_idle.load(Ordering::Relaxed) {
+            to[..from.len()].copy_from_slice(from);
+        }
+    }
+}
+
+impl Processor for Lazy {
+    fn unit(&self) -> u32 {
+        self.unit
+    }
+
+    fn receive(&self, _: &StreamId, _: u64, from: &[u8], to: &mut [u8]) -> Result<(), Failure> {
+        self.work(from, to);
+        Ok(())
+    }
+
+    fn send(&self, _: &StreamId, _: u64, from: &[u8], to: &mut [u8]) {
+        self.work(from, to);
+    }
+}
+
+impl UnitProcessor for Lazy {
+    fn max_payload(&self) -> usize {
+        self.unit as usize
+    }
+
+    fn max_unit(&self) -> usize {
+        self.unit as usize
+    }
+
+    fn receive(&self, _: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure> {
+        self.work(unit, payload);
+        Ok(unit.len())
+    }
+
+    fn send(&self, _: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
+        self.work(payload, unit);
+        Ok(())
+    }
+}
+
+/// What a program writes and nobody else may read.
+const SECRET: u8 = 0xa5;
+/// Several times round the rings, in whole units.
+const LEN: usize = 1000 * 300;
+
+fn or_nothing<E>(moved: Result<usize, E>) -> usize {
+    moved.unwrap_or(0)
+}
+
+/// `first` is the end whose bytes `lazy` processes. What is read at either end, once it is idle,
+/// are zeros, over a connection that carried other bytes before, and over another one.
+fn shows_only_zeros<E>(
+    mut pair: Pair,
+    lazy: &Lazy,
+    mut processed: impl FnMut(TcpStream) -> E,
+    write: impl Fn(&mut E, &[u8]) -> usize,
+    read: impl Fn(&mut E, &mut [u8]) -> usize,
+    what: &str,
+) {
+    for is_idle in [false, true, true] {
+        let [first, mut plain] = pair.connect();
+        let mut first = processed(first);
+        for (byte, is_idle) in [(SECRET, is_idle), (!SECRET, true)] {
+            lazy.is_idle.store(is_idle, Ordering::Relaxed);
+            let expected = if is_idle { 0 } else { byte };
+            let out = pair.pass(
+                (byte, LEN),
+                |from| write(&mut first, from),
+                |to| or_nothing(plain.try_read(to)),
+            );
+            assert!(out.iter().all(|byte| *byte == expected), "sent: {what}");
+            let heard = pair.pass(
+                (byte, LEN),
+                |from| or_nothing(plain.try_write(from)),
+                |to| read(&mut first, to),
+            );
+            assert!(heard.iter().all(|byte| *byte == expected), "read: {what}");
+        }
+    }
+}
+
+#[test]
+fn a_processor_that_leaves_its_output_as_it_is_shows_zeros_and_no_old_bytes() {
+    for variant in VARIANTS {
+        for unit in [1, 100, 1000] {
+            let what = format!("inline, units of {unit}, {variant}");
+            let lazy = Arc::new(Lazy {
+                unit,
+                ..Lazy::default()
+            });
+            let ours = small(1).processor(lazy.clone());
+            let pair = Pair::new(variant, [ours, small(2)], memory_pair()).unwrap();
+            shows_only_zeros(
+                pair,
+                &lazy,
+                |stream| stream,
+                |end, from| or_nothing(end.try_write(from)),
+                |end, to| or_nothing(end.try_read(to)),
+                &what,
+            );
+        }
+    }
+}
+
+#[test]
+fn a_unit_processor_that_leaves_its_output_as_it_is_shows_zeros_and_no_old_bytes() {
+    for variant in VARIANTS {
+        for unit in [100, 1000, 3000] {
+            let what = format!("framed, units of {unit}, {variant}");
+            let lazy = Arc::new(Lazy {
+                unit,
+                ..Lazy::default()
+            });
+            let pair = Pair::new(variant, [small(1), small(2)], memory_pair()).unwrap();
+            shows_only_zeros(
+                pair,
+                &lazy,
+                |stream| FramedStream::new(stream, lazy.clone()).unwrap(),
+                |end, from| or_nothing(end.try_write(from)),
+                |end, to| or_nothing(end.try_read(to)),
+                &what,
+            );
+        }
+    }
+}
+
+/// Takes more bytes than it is given.
+struct Greedy;
+
+impl Write for Greedy {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Ok(usize::MAX)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_recording_into_a_writer_that_lies_harms_no_worker() {
+    let limits = Limits::default().connections(4);
+    let recorder = Recorder::new(Box::new(Greedy), &limits).unwrap();
+    let ours = small(1).recorder(recorder);
+    let mut pair = Pair::new(Variant::Single, [ours, small(2)], memory_pair()).unwrap();
+    let [mut server, mut client] = pair.connect();
+    let heard = pair.pass(
+        (1, 10_000),
+        |from| or_nothing(client.try_write(from)),
+        |to| or_nothing(server.try_read(to)),
+    );
+    assert_eq!(heard, [1; 10_000]);
+}
