@@ -348,7 +348,13 @@ impl Setup {
         let (rx, mut tx) = device.split();
         let slots = limits.tx_slots as usize;
         let preparer = (workers > 1).then(|| tx.preparer(slots)).flatten();
-        let (ring, transmitter) = TxRing::new(slots, slot_len, preparer);
+        // What a segment of the MTU needs, or a longer frame's headers: a device that cuts frames
+        // takes their payload from elsewhere, but for a processor's.
+        let touched = match inline {
+            Some(_) => slot_len,
+            None => MAX_HEADERS + usize::from(limits.mss()),
+        };
+        let (ring, transmitter) = TxRing::new(slots, (slot_len, touched), preparer);
         let mut site = Site::new(Site::NO_V4, 32, None, &self.routes);
         for (address, prefix) in addresses {
             site.add_v4(address.into(), prefix);

@@ -42,6 +42,7 @@ mod pump;
 mod tests;
 
 use core::cell::UnsafeCell;
+use core::hint;
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
@@ -62,12 +63,27 @@ const MAX_CHUNK: usize = 32;
 /// nearest cache when it reads them.
 const PREPARED_TOGETHER: usize = 8;
 
+/// The smallest page of memory of any system, in bytes.
+const PAGE: usize = 4096;
+
 /// Slots behind a hole that one call looks at.
 const MAX_SCAN: u64 = 8;
 
 /// The word of a chunk in lap `lap`, of which 32 bits count.
 const fn word(lap: u64, frames: u32) -> u64 {
     lap << 32 | frames as u64
+}
+
+/// Has the system give memory to these zeros now. Otherwise each page would stop the worker that
+/// is the first to write it: the first lap over the slots would be several times as slow as others.
+fn touch(zeros: &mut [u8]) {
+    for page in zeros.chunks_mut(PAGE) {
+        // A value that the compiler does not know, so it cannot leave the store out.
+        page[0] = hint::black_box(0);
+    }
+    if let Some(last) = zeros.last_mut() {
+        *last = hint::black_box(0);
+    }
 }
 
 /// A bit for each frame of a chunk.
@@ -121,20 +137,21 @@ pub(crate) struct Diverged(pub(crate) u64);
 
 impl TxRing {
     /// `slots` (a power of two) frames of at most `slot_len` bytes, and the one handle that sends
-    /// them. Builders call `preparer`, which is for as many slots.
+    /// them. The first `touched` bytes of each slot are in memory from the start. Builders call
+    /// `preparer`, which is for as many slots.
     pub(crate) fn new(
         slots: usize,
-        slot_len: usize,
+        (slot_len, touched): (usize, usize),
         preparer: Option<Arc<dyn TxPrepare>>,
     ) -> (Arc<TxRing>, Transmitter) {
         let chunk = tx_chunk(slots as u64) as usize;
-        TxRing::with_chunks(slots, slot_len, chunk, preparer)
+        TxRing::with_chunks(slots, (slot_len, touched), chunk, preparer)
     }
 
     /// The same, with chunks of `chunk` frames, a power of two up to 32 and up to `slots`.
     fn with_chunks(
         slots: usize,
-        slot_len: usize,
+        (slot_len, touched): (usize, usize),
         chunk: usize,
         preparer: Option<Arc<dyn TxPrepare>>,
     ) -> (Arc<TxRing>, Transmitter) {
@@ -142,7 +159,10 @@ impl TxRing {
             slots.is_power_of_two() && chunk.is_power_of_two() && chunk <= slots.min(MAX_CHUNK)
         );
         let slot_len = slot_len.next_multiple_of(64);
-        let zeros = vec![0u8; slots * slot_len].into_boxed_slice();
+        let mut zeros = vec![0u8; slots * slot_len].into_boxed_slice();
+        for slot in zeros.chunks_mut(slot_len) {
+            touch(&mut slot[..touched.min(slot_len)]);
+        }
         // SAFETY: `UnsafeCell<u8>` has the layout of `u8`, and the box is the only owner.
         let memory = unsafe { Box::from_raw(Box::into_raw(zeros) as *mut [UnsafeCell<u8>]) };
         let words = |_| {

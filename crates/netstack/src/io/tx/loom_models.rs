@@ -37,7 +37,7 @@ fn send(transmitter: &mut Transmitter) -> Vec<u8> {
 #[test]
 fn two_builders_of_one_frame_and_the_transmitter() {
     loom::model(|| {
-        let (ring, mut transmitter) = TxRing::with_chunks(1, 64, 1, None);
+        let (ring, mut transmitter) = TxRing::with_chunks(1, (64, 0), 1, None);
         let builders = [0; 2].map(|_| {
             let ring = Arc::clone(&ring);
             thread::spawn(move || build(&ring, 0..1))
@@ -56,7 +56,7 @@ fn two_builders_of_one_frame_and_the_transmitter() {
 #[test]
 fn two_builders_of_parts_of_a_chunk_and_the_transmitter() {
     loom::model(|| {
-        let (ring, mut transmitter) = TxRing::with_chunks(4, 64, 4, None);
+        let (ring, mut transmitter) = TxRing::with_chunks(4, (64, 0), 4, None);
         let builders = [0..1, 1..3].map(|frames| {
             let ring = Arc::clone(&ring);
             thread::spawn(move || assert!(build(&ring, frames)))
@@ -75,7 +75,7 @@ fn two_builders_of_parts_of_a_chunk_and_the_transmitter() {
 #[test]
 fn of_two_builders_whose_frames_overlap_one_builds_them() {
     loom::model(|| {
-        let (ring, mut transmitter) = TxRing::with_chunks(4, 64, 4, None);
+        let (ring, mut transmitter) = TxRing::with_chunks(4, (64, 0), 4, None);
         let other = {
             let ring = Arc::clone(&ring);
             thread::spawn(move || build(&ring, 1..3))
@@ -94,7 +94,7 @@ fn of_two_builders_whose_frames_overlap_one_builds_them() {
 #[test]
 fn a_chunk_is_built_in_again_when_the_device_has_done_with_it() {
     loom::model(|| {
-        let (ring, mut transmitter) = TxRing::with_chunks(2, 64, 2, None);
+        let (ring, mut transmitter) = TxRing::with_chunks(2, (64, 0), 2, None);
         assert!(build(&ring, 0..2));
         let builder = {
             let ring = Arc::clone(&ring);
@@ -115,7 +115,7 @@ fn a_chunk_is_built_in_again_when_the_device_has_done_with_it() {
 #[test]
 fn a_claim_that_is_given_up_is_taken_over() {
     loom::model(|| {
-        let (ring, mut transmitter) = TxRing::with_chunks(4, 64, 4, None);
+        let (ring, mut transmitter) = TxRing::with_chunks(4, (64, 0), 4, None);
         let gives_up = {
             let ring = Arc::clone(&ring);
             thread::spawn(move || {
@@ -151,7 +151,7 @@ fn frames_are_prepared_before_they_are_sent_and_after_the_lap_before() {
     loom::model(|| {
         let prepared = Arc::new(Prepared([9, 9].map(AtomicU64::new)));
         let preparer: Arc<dyn TxPrepare> = prepared.clone();
-        let (ring, mut transmitter) = TxRing::with_chunks(2, 64, 2, Some(preparer));
+        let (ring, mut transmitter) = TxRing::with_chunks(2, (64, 0), 2, Some(preparer));
         let mut sent = Vec::new();
         let mut send = || {
             let (first, count) = transmitter.ready_in_a_row(u64::MAX, 2);

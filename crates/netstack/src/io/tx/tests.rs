@@ -34,7 +34,7 @@ fn send_all(transmitter: &mut Transmitter) -> Vec<Vec<u8>> {
 
 #[test]
 fn frames_leave_past_a_hole_once_enough_are_ready_behind_it_and_each_once() {
-    let (ring, mut transmitter) = TxRing::new(8, 64, None);
+    let (ring, mut transmitter) = TxRing::new(8, (64, 0), None);
     transmitter.send_past(3, CALLS);
     assert_eq!(transmitter.journal(), []);
     for k in [1, 2, 4] {
@@ -67,7 +67,7 @@ fn frames_leave_past_a_hole_once_enough_are_ready_behind_it_and_each_once() {
 
 #[test]
 fn a_hole_that_few_frames_wait_behind_is_waited_for() {
-    let (ring, mut transmitter) = TxRing::new(8, 64, None);
+    let (ring, mut transmitter) = TxRing::new(8, (64, 0), None);
     transmitter.send_past(3, CALLS);
     build(&ring, 1, b"b1");
     build(&ring, 7, b"b7");
@@ -80,7 +80,7 @@ fn a_hole_that_few_frames_wait_behind_is_waited_for() {
 
 #[test]
 fn frames_leave_in_the_order_of_their_numbers_however_they_were_built() {
-    let (ring, mut transmitter) = TxRing::new(4, 64, None);
+    let (ring, mut transmitter) = TxRing::new(4, (64, 0), None);
     build(&ring, 1, b"b1");
     assert_eq!(send_all(&mut transmitter), Vec::<Vec<u8>>::new());
     build(&ring, 0, b"a0");
@@ -94,7 +94,7 @@ fn frames_leave_in_the_order_of_their_numbers_however_they_were_built() {
 
 #[test]
 fn a_second_builder_of_a_frame_is_found_out() {
-    let (ring, mut transmitter) = TxRing::new(4, 64, None);
+    let (ring, mut transmitter) = TxRing::new(4, (64, 0), None);
     build(&ring, 0, b"a0");
     assert_eq!(ring.claim(0, 1).err(), Some(Diverged(0)));
     assert_eq!(ring.claim(4, 1).err(), Some(Diverged(4)));
@@ -107,7 +107,7 @@ fn a_second_builder_of_a_frame_is_found_out() {
 fn of_two_builders_one_takes_the_slot_wherever_the_other_comes_in_between() {
     let claim = |ring: &TxRing| ring.claim(0, 1).map(core::mem::forget);
     for step in 0.. {
-        let (ring, _transmitter) = TxRing::new(4, 64, None);
+        let (ring, _transmitter) = TxRing::new(4, (64, 0), None);
         let same = Arc::clone(&ring);
         let (one, other) = interrupted(step, move || claim(&same), || claim(&ring));
         let Some(other) = other else {
@@ -125,7 +125,7 @@ fn of_threads_that_want_every_frame_one_builds_each() {
     const FRAMES: u64 = 20_000;
     const SLOTS: u64 = 64;
     const CHUNK: u64 = tx_chunk(SLOTS);
-    let (ring, mut transmitter) = TxRing::new(SLOTS as usize, 64, None);
+    let (ring, mut transmitter) = TxRing::new(SLOTS as usize, (64, 0), None);
     let build_all = || {
         let mut built = 0;
         for frame in 0..FRAMES {
@@ -154,7 +154,7 @@ fn of_threads_that_want_every_frame_one_builds_each() {
 
 #[test]
 fn a_claim_dropped_unpublished_can_be_taken_again() {
-    let (ring, mut transmitter) = TxRing::new(4, 64, None);
+    let (ring, mut transmitter) = TxRing::new(4, (64, 0), None);
     drop(ring.claim(0, 1).unwrap());
     build(&ring, 0, b"a0");
     assert_eq!(send_all(&mut transmitter), [b"a0"]);
@@ -177,7 +177,7 @@ fn numbers(sent: &[Vec<u8>]) -> Vec<u8> {
 
 #[test]
 fn parts_of_a_chunk_leave_in_order_and_its_slots_are_free_when_all_have() {
-    let (ring, mut transmitter) = TxRing::with_chunks(8, 64, 4, None);
+    let (ring, mut transmitter) = TxRing::with_chunks(8, (64, 0), 4, None);
     for lap in 0..5 {
         let at = 8 * lap;
         build_range(&ring, at + 2..at + 4);
@@ -200,7 +200,7 @@ fn parts_of_a_chunk_leave_in_order_and_its_slots_are_free_when_all_have() {
 
 #[test]
 fn of_a_chunk_that_is_sent_past_a_hole_no_frame_leaves_twice() {
-    let (ring, mut transmitter) = TxRing::with_chunks(8, 64, 4, None);
+    let (ring, mut transmitter) = TxRing::with_chunks(8, (64, 0), 4, None);
     transmitter.send_past(3, 1);
     build_range(&ring, 1..3);
     build_range(&ring, 4..6);
@@ -218,7 +218,7 @@ fn of_a_chunk_that_is_sent_past_a_hole_no_frame_leaves_twice() {
 
 #[test]
 fn a_claim_of_several_frames_has_all_or_none_and_unwinding_gives_them_up() {
-    let (ring, mut transmitter) = TxRing::with_chunks(8, 64, 4, None);
+    let (ring, mut transmitter) = TxRing::with_chunks(8, (64, 0), 4, None);
     build_range(&ring, 1..2);
     assert_eq!(ring.claim(0, 2).err(), Some(Diverged(0)));
     assert_eq!(ring.claim(1, 3).err(), Some(Diverged(1)));
@@ -236,7 +236,7 @@ fn a_claim_of_several_frames_has_all_or_none_and_unwinding_gives_them_up() {
 #[test]
 #[should_panic(expected = "no frame is left to build")]
 fn a_slot_that_is_not_claimed_is_not_written() {
-    let (ring, _transmitter) = TxRing::with_chunks(8, 64, 4, None);
+    let (ring, _transmitter) = TxRing::with_chunks(8, (64, 0), 4, None);
     let mut claim = ring.claim(0, 2).unwrap();
     for _ in 0..2 {
         claim.buffer();
@@ -250,7 +250,7 @@ fn a_borrowed_payload_is_sent_from_the_send_ring() {
     use crate::config::Limits;
     use crate::io::stream::Streams;
     use crate::log::request::ConnId;
-    let (ring, mut transmitter) = TxRing::new(4, 64, None);
+    let (ring, mut transmitter) = TxRing::new(4, (64, 0), None);
     let limits = Limits {
         connections: 1,
         send_buffer: 1024,
@@ -293,7 +293,7 @@ impl TxPrepare for Noting {
 fn frames_are_prepared_when_they_are_built_and_sent_by_slots_in_a_row() {
     let noting = Arc::new(Noting::default());
     let preparer: Arc<dyn TxPrepare> = noting.clone();
-    let (ring, mut transmitter) = TxRing::with_chunks(8, 64, 4, Some(preparer));
+    let (ring, mut transmitter) = TxRing::with_chunks(8, (64, 0), 4, Some(preparer));
     let noted = || core::mem::take(&mut *noting.0.lock().unwrap());
     let build_some = |first: u64, count: u32| {
         let mut claim = ring.claim(first, count).unwrap();
@@ -324,4 +324,33 @@ fn frames_are_prepared_when_they_are_built_and_sent_by_slots_in_a_row() {
     assert_eq!(transmitter.ready_in_a_row(u64::MAX, 8), (6, 2));
     transmitter.advance(2);
     assert_eq!(transmitter.ready_in_a_row(u64::MAX, 8), (0, 2));
+}
+
+/// Pages that this thread was the first to touch, from what Linux counts for it.
+#[cfg(target_os = "linux")]
+fn first_touches() -> u64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("Linux has it");
+    // Behind the name, which may hold anything: `minflt` is the 8th field from there (proc(5)).
+    let fields = stat.rsplit(')').next().expect("there is a rest");
+    let minflt = fields.split_whitespace().nth(7).map(str::parse);
+    minflt.expect("it has so many fields").expect("a number")
+}
+
+/// Slots as long as a frame of a segment, and slots for frames that a device cuts.
+#[cfg(target_os = "linux")]
+#[test]
+fn building_the_first_frames_touches_no_page_for_the_first_time() {
+    const FRAME: usize = 1600;
+    for slot_len in [FRAME, 65_536] {
+        let (ring, _transmitter) = TxRing::new(1024, (slot_len, FRAME), None);
+        let before = first_touches();
+        for frame in 0..1024 {
+            let mut claim = ring.claim(frame, 1).unwrap();
+            claim.buffer()[..FRAME].fill(frame as u8);
+            claim.built(64, FRAME, TxMeta::default());
+            claim.publish();
+        }
+        let touched = first_touches() - before;
+        assert!(touched < 16, "{slot_len}: {touched} pages");
+    }
 }
