@@ -80,13 +80,19 @@ use std::thread;
 
 use dominoes_netstack::{Builder, ReadHalf, Stack, TcpListener, TcpStream, WriteHalf};
 
-use crate::program::Outcome;
-use crate::stack::{StackOptions, count};
+use crate::program::{Arguments, Outcome};
+use crate::stack::{StackOptions, Threads};
 use crate::watch::watch;
 
 fn main() -> ExitCode {
     let usage = [ABOUT, stack::device::USAGE, stack::USAGE, USAGE];
-    program::main("http_server", &usage, Options::from_command_line(), run)
+    program::main(
+        "http_server",
+        &usage,
+        Options::default(),
+        Options::take,
+        run,
+    )
 }
 
 // Command line
@@ -111,36 +117,36 @@ struct Options {
     seconds: Option<u64>,
 }
 
-impl Options {
-    /// `None`: help is asked for.
-    fn from_command_line() -> Outcome<Option<Options>> {
-        use lexopt::prelude::*;
-        let mut options = Options {
+impl Default for Options {
+    fn default() -> Options {
+        Options {
             stack: StackOptions::default(),
             port: 80,
             root: PathBuf::from("."),
             poller: false,
             seconds: None,
-        };
-        let stack = StackOptions::from_command_line(|arg, parser| {
-            match arg {
-                Long("port") => options.port = parser.value()?.parse()?,
-                Long("root") => options.root = PathBuf::from(parser.value()?),
-                Long("poller") => options.poller = true,
-                Long("seconds") => options.seconds = Some(parser.value()?.parse()?),
-                other => return Err(other.unexpected().into()),
-            }
-            Ok(())
-        })?;
-        Ok(stack.map(|stack| Options { stack, ..options }))
+        }
     }
 }
 
-fn builder(addr: &str, replicas: usize, poller: bool) -> Builder {
+impl Options {
+    fn take(&mut self, option: &str, arguments: &mut Arguments) -> Outcome<bool> {
+        match option {
+            "port" => self.port = arguments.number(1..=u16::MAX)?,
+            "root" => self.root = arguments.path()?,
+            "poller" => self.poller = true,
+            "seconds" => self.seconds = Some(arguments.parse()?),
+            _ => return self.stack.take(option, arguments),
+        }
+        Ok(true)
+    }
+}
+
+fn builder(addr: &str, threads: Threads, poller: bool) -> Builder {
     if poller {
-        Stack::builder(addr).replicas(replicas)
+        threads.set_on(Stack::builder(addr))
     } else {
-        stack::builder(addr, replicas)
+        stack::builder(addr, threads)
     }
 }
 
@@ -148,21 +154,21 @@ fn builder(addr: &str, replicas: usize, poller: bool) -> Builder {
 // ------------------------------------------------------------------------------------------------------------
 
 fn run(options: &Options) -> Outcome<()> {
-    let (replicas, poller) = (options.stack.replicas(2), options.poller);
-    let killer = options.stack.killer(replicas)?;
+    let (threads, poller) = (options.stack.threads(2), options.poller);
+    let killer = options.stack.killer(threads.copies())?;
     let root = files::open_root(&options.root)?;
     let Some((device, name)) = options.stack.open()? else {
-        return self_test::run(replicas);
+        return self_test::run(threads);
     };
     let stack = options
         .stack
-        .start(|addr| builder(addr, replicas, poller), device)?;
+        .start(|addr| builder(addr, threads, poller), device)?;
     let end_requested = watch::signals::end_requested()?;
     let listener = stack.listen(options.port, if poller { 1024 } else { 64 })?;
     println!(
         "listening on {}, {}, device {name}",
         options.stack.addresses(&stack, Some(options.port))?,
-        count(replicas, "replica"),
+        threads.name("replica"),
     );
     let server = thread::spawn(move || {
         if poller {

@@ -5,7 +5,7 @@
 //! with tables. The server is the TLS of `rustls` alone, with TLS 1.3 and 1.2:
 //!
 //! ```text
-//! cargo run --release --example https_get
+//! cargo run --release -p dominoes-tls-examples --example https_get
 //! ```
 //!
 //! The package is `dominoes-tls-examples`; the command works from the workspace root.
@@ -20,8 +20,8 @@
 //! openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -subj /CN=server.test \
 //!     -addext subjectAltName=DNS:server.test -addext basicConstraints=critical,CA:FALSE
 //! openssl s_server -accept 4433 -cert cert.pem -key key.pem -WWW &
-//! cargo run --release --example https_get -- --tap tap0 --ca cert.pem --name server.test \
-//!     --output got https://10.78.0.2:4433/some_file
+//! cargo run --release -p dominoes-tls-examples --example https_get -- --tap tap0 \
+//!     --ca cert.pem --name server.test --output got https://10.78.0.2:4433/some_file
 //! ```
 //!
 //! `--packet NAME` and `--xdp NAME` use a network interface instead, as `https_server.rs` shows. It
@@ -42,6 +42,8 @@ mod http;
 mod program;
 #[path = "http_server/serve.rs"]
 mod serve;
+// Made for servers, too; this needs a part of it.
+#[allow(dead_code)]
 #[path = "common/stack.rs"]
 mod stack;
 #[path = "tls/stream.rs"]
@@ -67,10 +69,10 @@ use rustls::{ClientConfig, ServerConfig, ServerConnection};
 
 use crate::certificate::SelfSigned;
 use crate::client::{Client, Temporary, read_head};
-use crate::program::Outcome;
+use crate::program::{Arguments, Outcome, VALUE};
 use crate::serve::{CHUNK, LINGER};
 use crate::stack::killer::Killer;
-use crate::stack::{StackOptions, builder, count};
+use crate::stack::{StackOptions, Threads, builder};
 use crate::while_replicas_die::while_replicas_die;
 
 /// What the server has to acknowledge everything when the client ends.
@@ -81,7 +83,7 @@ const HTTPS: u16 = 443;
 
 fn main() -> ExitCode {
     let usage = [ABOUT, stack::device::USAGE, stack::USAGE, USAGE];
-    program::main("https_get", &usage, Options::from_command_line(), run)
+    program::main("https_get", &usage, Options::default(), Options::take, run)
 }
 
 // Command line
@@ -116,14 +118,12 @@ struct Options {
     output: Option<PathBuf>,
     again: bool,
     update_keys: u64,
-    url: Option<String>,
+    url: Option<Url>,
 }
 
-impl Options {
-    /// `None`: help is asked for.
-    fn from_command_line() -> Outcome<Option<Options>> {
-        use lexopt::prelude::*;
-        let mut options = Options {
+impl Default for Options {
+    fn default() -> Options {
+        Options {
             stack: StackOptions::default(),
             ca: None,
             name: None,
@@ -135,24 +135,26 @@ impl Options {
             again: false,
             update_keys: u64::MAX,
             url: None,
-        };
-        let stack = StackOptions::from_command_line(|arg, parser| {
-            match arg {
-                Long("ca") => options.ca = Some(parser.value()?.into()),
-                Long("name") => options.name = Some(parser.value()?.string()?),
-                Long("cert") => options.cert = Some(parser.value()?.into()),
-                Long("key") => options.key = Some(parser.value()?.into()),
-                Long("tls12") => options.tls12 = true,
-                Long("upload") => options.upload = Some(parser.value()?.into()),
-                Long("output") => options.output = Some(parser.value()?.into()),
-                Long("again") => options.again = true,
-                Long("update-keys") => options.update_keys = parser.value()?.parse()?,
-                Value(url) if options.url.is_none() => options.url = Some(url.string()?),
-                other => return Err(other.unexpected().into()),
-            }
-            Ok(())
-        })?;
-        Ok(stack.map(|stack| Options { stack, ..options }))
+        }
+    }
+}
+
+impl Options {
+    fn take(&mut self, option: &str, arguments: &mut Arguments) -> Outcome<bool> {
+        match option {
+            "ca" => self.ca = Some(arguments.path()?),
+            "name" => self.name = Some(arguments.text()?),
+            "cert" => self.cert = Some(arguments.path()?),
+            "key" => self.key = Some(arguments.path()?),
+            "tls12" => self.tls12 = true,
+            "upload" => self.upload = Some(arguments.path()?),
+            "output" => self.output = Some(arguments.path()?),
+            "again" => self.again = true,
+            "update-keys" => self.update_keys = arguments.number(1..=u64::MAX)?,
+            VALUE if self.url.is_none() => self.url = Some(arguments.parse_with(Url::parse)?),
+            _ => return self.stack.take(option, arguments),
+        }
+        Ok(true)
     }
 
     fn config(&self) -> Outcome<ClientConfig> {
@@ -199,24 +201,22 @@ impl Url {
 // --------------------------------------------------------------------------------------------------------------
 
 fn run(options: &Options) -> Outcome<()> {
-    let replicas = options.stack.replicas(2);
-    let killer = options.stack.killer(replicas)?;
+    let threads = options.stack.threads(2);
+    let killer = options.stack.killer(threads.copies())?;
     let Some((device, name)) = options.stack.open()? else {
-        return test(replicas, killer);
+        return test(threads, killer);
     };
-    let url = Url::parse(options.url.as_deref().ok_or("no URL; see --help")?)?;
+    let url = options.url.as_ref().ok_or("no URL; see --help")?;
     let config = Arc::new(options.config()?);
-    let stack = options
-        .stack
-        .start(|addr| builder(addr, replicas), device)?;
+    let stack = options.stack.start(|addr| builder(addr, threads), device)?;
     eprintln!(
         "{}, {}, device {name}",
         options.stack.addresses(&stack, None)?,
-        count(replicas, "replica"),
+        threads.name("replica"),
     );
     let done = while_replicas_die(&stack, killer, || {
         for _ in 0..1 + usize::from(options.again) {
-            ask(&stack, &url, options, &config)?;
+            ask(&stack, url, options, &config)?;
         }
         Ok(())
     });
@@ -308,16 +308,16 @@ fn ask(stack: &Stack, url: &Url, options: &Options, config: &Arc<ClientConfig>) 
 const UPDATES: u64 = 1 << 20;
 
 /// A server whose TLS is that of `rustls` alone and a client, a stack each, joined in memory.
-fn test(replicas: usize, killer: Option<Killer>) -> Outcome<()> {
+fn test(threads: Threads, killer: Option<Killer>) -> Outcome<()> {
     let (_folder, root) = Temporary::with_files()?;
     let own = SelfSigned::new("10.78.0.2")?;
     let (near, far) = memory::pair(MemoryConfig::default().tso4_max_bytes(65_549));
-    let client = Stack::builder("10.78.0.1/24").replicas(replicas);
+    let client = threads.set_on(Stack::builder("10.78.0.1/24"));
     let client = client.start(near)?;
     let server = Stack::builder("10.78.0.2/24").start(far)?;
     let listener = server.listen(HTTPS, 16)?;
     let config = own.server(None)?;
-    println!("{replicas} replicas, device in memory");
+    println!("{}, device in memory", threads.name("replica"));
     let serving = {
         let root = root.clone();
         thread::spawn(move || accept(&listener, &config, &root))

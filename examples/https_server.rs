@@ -5,7 +5,7 @@
 //! with tables. Its clients are our own TLS and that of `rustls` alone, with TLS 1.3 and 1.2:
 //!
 //! ```text
-//! cargo run --release --example https_server
+//! cargo run --release -p dominoes-tls-examples --example https_server
 //! ```
 //!
 //! The package is `dominoes-tls-examples`; the command works from the workspace root.
@@ -25,8 +25,9 @@
 //! sudo ip link set veth0 up
 //! sudo ip -n peer addr add 10.78.0.2/24 dev veth0
 //! sudo ip -n peer link set veth0 up
-//! cargo build --release --example https_server
-//! sudo target/release/examples/https_server --packet veth0 --root /tmp --save-certificate /tmp/ca.pem
+//! cargo build --release -p dominoes-tls-examples --example https_server
+//! sudo target/release/examples/https_server --packet veth0 --root /tmp \
+//!     --save-certificate /tmp/ca.pem
 //! ```
 //!
 //! Or over a TAP, whose other end is the kernel:
@@ -35,7 +36,8 @@
 //! sudo ip tuntap add dev tap0 mode tap user $USER
 //! sudo ip addr add 10.78.0.2/24 dev tap0
 //! sudo ip link set tap0 up
-//! cargo run --release --example https_server -- --tap tap0 --root /tmp --save-certificate /tmp/ca.pem
+//! cargo run --release -p dominoes-tls-examples --example https_server -- --tap tap0 \
+//!     --root /tmp --save-certificate /tmp/ca.pem
 //! ```
 //!
 //! It prints `listening on 10.78.0.1:443, 2 replicas, device ...`. Then, in another terminal, and
@@ -87,9 +89,9 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
 use crate::certificate::SelfSigned;
 use crate::client::{Client, Temporary};
-use crate::program::Outcome;
+use crate::program::{Arguments, Outcome};
 use crate::stack::killer::Killer;
-use crate::stack::{StackOptions, builder, count};
+use crate::stack::{StackOptions, Threads, builder};
 use crate::watch::watch;
 use crate::while_replicas_die::while_replicas_die;
 
@@ -119,11 +121,9 @@ struct Options {
     seconds: Option<u64>,
 }
 
-impl Options {
-    /// `None`: help is asked for.
-    fn from_command_line() -> Outcome<Option<Options>> {
-        use lexopt::prelude::*;
-        let mut options = Options {
+impl Default for Options {
+    fn default() -> Options {
+        Options {
             stack: StackOptions::default(),
             port: 443,
             root: PathBuf::from("."),
@@ -131,20 +131,22 @@ impl Options {
             clients: None,
             update_keys: u64::MAX,
             seconds: None,
-        };
-        let stack = StackOptions::from_command_line(|arg, parser| {
-            match arg {
-                Long("port") => options.port = parser.value()?.parse()?,
-                Long("root") => options.root = PathBuf::from(parser.value()?),
-                Long("save-certificate") => options.certificate = Some(parser.value()?.into()),
-                Long("client-ca") => options.clients = Some(parser.value()?.into()),
-                Long("update-keys") => options.update_keys = parser.value()?.parse()?,
-                Long("seconds") => options.seconds = Some(parser.value()?.parse()?),
-                other => return Err(other.unexpected().into()),
-            }
-            Ok(())
-        })?;
-        Ok(stack.map(|stack| Options { stack, ..options }))
+        }
+    }
+}
+
+impl Options {
+    fn take(&mut self, option: &str, arguments: &mut Arguments) -> Outcome<bool> {
+        match option {
+            "port" => self.port = arguments.number(1..=u16::MAX)?,
+            "root" => self.root = arguments.path()?,
+            "save-certificate" => self.certificate = Some(arguments.path()?),
+            "client-ca" => self.clients = Some(arguments.path()?),
+            "update-keys" => self.update_keys = arguments.number(1..=u64::MAX)?,
+            "seconds" => self.seconds = Some(arguments.parse()?),
+            _ => return self.stack.take(option, arguments),
+        }
+        Ok(true)
     }
 }
 
@@ -153,15 +155,21 @@ impl Options {
 
 fn main() -> ExitCode {
     let usage = [ABOUT, stack::device::USAGE, stack::USAGE, USAGE];
-    program::main("https_server", &usage, Options::from_command_line(), run)
+    program::main(
+        "https_server",
+        &usage,
+        Options::default(),
+        Options::take,
+        run,
+    )
 }
 
 fn run(options: &Options) -> Outcome<()> {
-    let replicas = options.stack.replicas(2);
-    let killer = options.stack.killer(replicas)?;
+    let threads = options.stack.threads(2);
+    let killer = options.stack.killer(threads.copies())?;
     let own = SelfSigned::new(&options.stack.address()?.to_string())?;
     let Some((device, name)) = options.stack.open()? else {
-        return test(replicas, killer, &own);
+        return test(threads, killer, &own);
     };
     let clients = match &options.clients {
         None => None,
@@ -172,15 +180,13 @@ fn run(options: &Options) -> Outcome<()> {
         fs::write(file, &own.pem)?;
     }
     let root = files::open_root(&options.root)?;
-    let stack = options
-        .stack
-        .start(|addr| builder(addr, replicas), device)?;
+    let stack = options.stack.start(|addr| builder(addr, threads), device)?;
     let end_requested = watch::signals::end_requested()?;
     let listener = TlsListener::new(stack.listen(options.port, 64)?, &config);
     println!(
         "listening on {}, {}, device {name}",
         options.stack.addresses(&stack, Some(options.port))?,
-        count(replicas, "replica"),
+        threads.name("replica"),
     );
     let update_keys = options.update_keys;
     let server = thread::spawn(move || accept(&listener, &root, update_keys));
@@ -206,14 +212,17 @@ fn accept(listener: &TlsListener, root: &Path, update_keys: u64) {
 const UPDATES: u64 = 1 << 20;
 
 /// A server and its clients, a stack each, joined in memory.
-fn test(replicas: usize, killer: Option<Killer>, own: &SelfSigned) -> Outcome<()> {
+fn test(threads: Threads, killer: Option<Killer>, own: &SelfSigned) -> Outcome<()> {
     let (_folder, root) = Temporary::with_files()?;
     let (near, far) = memory::pair(MemoryConfig::default().tso4_max_bytes(65_549));
-    let server = builder("10.78.0.1/24", replicas).start(near)?;
-    let peer = builder("10.78.0.2/24", 1).start(far)?;
+    let server = builder("10.78.0.1/24", threads).start(near)?;
+    let peer = builder("10.78.0.2/24", Threads::fixed(1)).start(far)?;
     let listener = TlsListener::new(server.listen(443, 64)?, &own.server(None)?);
     let at = listener.get_ref().local_addr()?;
-    println!("listening on {at}, {replicas} replicas, device in memory");
+    println!(
+        "listening on {at}, {}, device in memory",
+        threads.name("replica")
+    );
     let serving = {
         let root = root.clone();
         thread::spawn(move || accept(&listener, &root, UPDATES))

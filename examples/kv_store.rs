@@ -1,6 +1,6 @@
 //! A replicated key-value store, without any network.
 //!
-//! `cargo run --release --example kv_store [-- CLIENTS OPERATIONS SEED]`
+//! `cargo run --release --example kv_store [-- --clients N --operations N --seed N]`
 //!
 //! Several clients put, add and delete keys; three replicas apply all of that, each on a thread of
 //! its own, and one of them replies. Some keys expire: the replica that replies starts a timer,
@@ -12,13 +12,16 @@
 //! exits with an error if anything is not as it should be. The package is `dominoes-examples`; the
 //! command works from the workspace root.
 
+#[path = "common/program.rs"]
+mod program;
+
 use dominoes::{
     Clock, Context, Group, Observe, Replica, Seq, SystemClock, TimerControl, TimerPublisher,
     group::Action,
 };
 use std::{
     collections::HashMap,
-    error::Error,
+    process::ExitCode,
     sync::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicBool, Ordering},
@@ -26,6 +29,8 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+
+use program::{Arguments, Outcome};
 
 const KEYS: u64 = 500;
 
@@ -111,11 +116,47 @@ impl Observe for Store {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let mut arguments = std::env::args().skip(1).map(|n| n.parse::<u64>());
-    let clients = arguments.next().transpose()?.unwrap_or(3).max(1);
-    let operations = arguments.next().transpose()?.unwrap_or(60_000).max(10_000);
-    let seed = arguments.next().transpose()?.unwrap_or(1);
+const USAGE: &str = "\
+A replicated key-value store, without any network; one replica dies, one is corrupted.
+
+  --clients N         threads that publish [3]
+  --operations N      operations of all together [60000]
+  --seed N            chooses them [1]
+";
+
+struct Options {
+    clients: u64,
+    operations: u64,
+    seed: u64,
+}
+
+impl Options {
+    fn take(&mut self, option: &str, arguments: &mut Arguments) -> Outcome<bool> {
+        match option {
+            "clients" => self.clients = arguments.number(1..=64)?,
+            "operations" => self.operations = arguments.number(10_000..=100_000_000)?,
+            "seed" => self.seed = arguments.parse()?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+fn main() -> ExitCode {
+    let options = Options {
+        clients: 3,
+        operations: 60_000,
+        seed: 1,
+    };
+    program::main("kv_store", &[USAGE], options, Options::take, run)
+}
+
+fn run(options: &Options) -> Outcome<()> {
+    let &Options {
+        clients,
+        operations,
+        seed,
+    } = options;
 
     // They stand for a network: only the primary of an operation sends its reply.
     let replies = Arc::new(Mutex::new(HashMap::new()));
@@ -202,7 +243,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     expiries.join().map_err(|_| "the timers panicked")?;
 
     // The oracle: one plain store, fed with what the witness saw.
-    let log = witness.join()?;
+    let log = witness.join().map_err(|_| "the witness panicked")?;
     let mut plain = Store::default();
     let effects = (0..)
         .zip(&log)

@@ -22,13 +22,15 @@
 //! same traffic meets the same fate. On Ctrl-C (SIGINT) or SIGTERM it prints what each direction
 //! did, and exits with code 0; the interfaces go with it. A second signal ends it at once.
 
+#[path = "common/program.rs"]
+mod program;
 #[cfg(target_os = "linux")]
 #[path = "common/signals.rs"]
 mod signals;
 
-use std::error::Error;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -36,45 +38,78 @@ use std::time::{Duration, Instant};
 use dominoes_drivers::impair::{LinkConfig, LinkStats, bridge};
 use dominoes_drivers::memory::{self, Faults, MemoryConfig};
 use dominoes_netstack::Stack;
-use lexopt::prelude::*;
 
-type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+use program::{Arguments, Outcome, VALUE};
 
-fn main() -> Outcome<()> {
-    let mut config = LinkConfig::default();
-    let mut names = Vec::new();
-    let mut args = lexopt::Parser::from_env();
-    let mut faulty = false;
-    while let Some(arg) = args.next()? {
+const USAGE: &str = "\
+lossy_wire [OPTIONS] TAP TAP: a bad wire between two TAP devices; without any, tests itself in memory.
+
+  --loss SHARE        frames lost: 1%, or as many of a million [none]
+  --bursts SHARE      frames at which a burst of losses begins [none]
+  --duplicate SHARE   frames that arrive twice [none]
+  --reorder SHARE     frames that later ones overtake [none]
+  --corrupt SHARE     frames of which a bit is flipped [none]
+  --delay TIME        as 5ms [none]
+  --jitter TIME       added to the delay, at most [none]
+  --rate BITS         a second, as 100Mbit [no limit]
+  --queue BYTES       that wait for the rate, as 125kB
+  --seed N            chooses the frames
+";
+
+#[derive(Default)]
+struct Options {
+    config: LinkConfig,
+    /// Something was said of the wire.
+    faulty: bool,
+    taps: Vec<String>,
+}
+
+impl Options {
+    fn take(&mut self, option: &str, arguments: &mut Arguments) -> Outcome<bool> {
+        let (config, mut faulty) = (&mut self.config, true);
         let faults = &mut config.faults;
-        match arg {
-            Long("loss") => faults.loss_ppm = ppm(&args.value()?.string()?)?,
-            Long("bursts") => {
-                faults.burst_ppm = ppm(&args.value()?.string()?)?;
+        match option {
+            "loss" => faults.loss_ppm = arguments.parse_with(ppm)?,
+            "bursts" => {
+                faults.burst_ppm = arguments.parse_with(ppm)?;
                 faults.burst_frames = 8;
             }
-            Long("duplicate") => faults.duplicate_ppm = ppm(&args.value()?.string()?)?,
-            Long("reorder") => {
-                faults.reorder_ppm = ppm(&args.value()?.string()?)?;
+            "duplicate" => faults.duplicate_ppm = arguments.parse_with(ppm)?,
+            "reorder" => {
+                faults.reorder_ppm = arguments.parse_with(ppm)?;
                 faults.reorder_distance = 3;
             }
-            Long("corrupt") => faults.corrupt_ppm = ppm(&args.value()?.string()?)?,
-            Long("seed") => faults.seed = args.value()?.parse()?,
-            Long("delay") => config.delay = time(&args.value()?.string()?)?,
-            Long("jitter") => config.jitter = time(&args.value()?.string()?)?,
-            Long("rate") => config.rate = amount(&args.value()?.string()?, "bit")?,
-            Long("queue") => config.queue = amount(&args.value()?.string()?, "B")?,
-            Value(name) => {
-                names.push(name.string()?);
-                continue;
+            "corrupt" => faults.corrupt_ppm = arguments.parse_with(ppm)?,
+            "seed" => faults.seed = arguments.parse()?,
+            "delay" => config.delay = arguments.parse_with(time)?,
+            "jitter" => config.jitter = arguments.parse_with(time)?,
+            "rate" => config.rate = arguments.parse_with(|text| amount(text, "bit"))?,
+            "queue" => config.queue = arguments.parse_with(|text| amount(text, "B"))?,
+            VALUE => {
+                self.taps.push(arguments.text()?);
+                faulty = false;
             }
-            _ => return Err(arg.unexpected().into()),
+            _ => return Ok(false),
         }
-        faulty = true;
+        self.faulty |= faulty;
+        Ok(true)
     }
-    match names.as_slice() {
-        [] if !faulty => test_itself(),
-        [first, second] => bridge_taps(first, second, &config),
+}
+
+fn main() -> ExitCode {
+    program::main(
+        "lossy_wire",
+        &[USAGE],
+        Options::default(),
+        Options::take,
+        run,
+    )
+}
+
+fn run(options: &Options) -> Outcome<()> {
+    match options.taps.as_slice() {
+        [] if !options.faulty => test_itself(),
+        [first, second] => bridge_taps(first, second, &options.config),
         _ => Err("name two TAP devices, or give no arguments at all".into()),
     }
 }
@@ -188,7 +223,7 @@ fn ppm(text: &str) -> Outcome<u32> {
     if (0.0..=1_000_000.0).contains(&parts) {
         Ok(parts as u32)
     } else {
-        Err(format!("`{text}` is no share").into())
+        Err("no share of a whole".into())
     }
 }
 
@@ -202,7 +237,7 @@ fn time(text: &str) -> Outcome<Duration> {
         "us" => Ok(Duration::from_micros(count)),
         "ms" => Ok(Duration::from_millis(count)),
         "s" => Ok(Duration::from_secs(count)),
-        _ => Err(format!("`{text}` is no time; write it like 5ms").into()),
+        _ => Err("no time; write it like 5ms".into()),
     }
 }
 
@@ -216,7 +251,5 @@ fn amount(text: &str, unit: &str) -> Outcome<u64> {
         _ => (number, 1),
     };
     let count: u64 = digits.parse()?;
-    count
-        .checked_mul(factor)
-        .ok_or_else(|| format!("`{text}` is too much").into())
+    count.checked_mul(factor).ok_or_else(|| "too much".into())
 }

@@ -1,6 +1,6 @@
 //! A replicated order-matching engine, without any network.
 //!
-//! `cargo run --release --example matching_engine [-- TRADERS ORDERS SEED]`
+//! `cargo run --release --example matching_engine [-- --traders N --orders N --seed N]`
 //!
 //! Traders publish limit orders into one log; three replicas keep the book, each on a thread of its
 //! own, and match by price, then by position in the log. The primary of an order reports its trades
@@ -13,13 +13,16 @@
 //! error also the message of that panic; it exits with an error if anything is not as it should be.
 //! The package is `dominoes-examples`; the command works from the workspace root.
 
+#[path = "common/program.rs"]
+mod program;
+
 use dominoes::{
     Channel, Group, NoBatch, Observe, Park, Priority, Publish, Replica, Semaphore, Seq, Service,
     Step, SystemClock, TimerFeed, Unordered, Wheel, WorkShare, channel, group::Action,
 };
 use std::{
     collections::BTreeMap,
-    error::Error,
+    process::ExitCode,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -27,6 +30,8 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+
+use program::{Arguments, Outcome};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Order {
@@ -111,11 +116,47 @@ struct Gateway {
     timers: Wheel<()>,
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let mut arguments = std::env::args().skip(1).map(|n| n.parse::<u64>());
-    let traders = arguments.next().transpose()?.unwrap_or(4).max(1);
-    let orders = arguments.next().transpose()?.unwrap_or(40_000).max(10_000);
-    let seed = arguments.next().transpose()?.unwrap_or(1);
+const USAGE: &str = "\
+A replicated order-matching engine, without any network; one replica dies, one is corrupted.
+
+  --traders N         threads that publish [4]
+  --orders N          orders of all together [40000]
+  --seed N            chooses them [1]
+";
+
+struct Options {
+    traders: u64,
+    orders: u64,
+    seed: u64,
+}
+
+impl Options {
+    fn take(&mut self, option: &str, arguments: &mut Arguments) -> Outcome<bool> {
+        match option {
+            "traders" => self.traders = arguments.number(1..=64)?,
+            "orders" => self.orders = arguments.number(10_000..=100_000_000)?,
+            "seed" => self.seed = arguments.parse()?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+fn main() -> ExitCode {
+    let options = Options {
+        traders: 4,
+        orders: 40_000,
+        seed: 1,
+    };
+    program::main("matching_engine", &[USAGE], options, Options::take, run)
+}
+
+fn run(options: &Options) -> Outcome<()> {
+    let &Options {
+        traders,
+        orders,
+        seed,
+    } = options;
 
     // The gateway: reports wait until there is credit, and its timer does not.
     let (reports, report_log) = channel::<u64, Park>(256);
@@ -153,7 +194,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // Each trade is settled by one of two workers.
     let (settlements, share) = WorkShare::<u64, Unordered<u64>, Park>::open(256);
-    let settle = || -> Result<_, Box<dyn Error>> {
+    let settle = || -> Outcome<_> {
         let mut worker = share.join()?;
         Ok(thread::spawn(move || {
             let mut settled = 0;
@@ -231,7 +272,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // This drops the publishers, which ends the settlement workers.
     let books = group.shut_down()?;
 
-    let all = witness.join()?;
+    let all = witness.join().map_err(|_| "the witness panicked")?;
     let mut plain = Book::default();
     for (seq, order) in (0..).zip(&all) {
         plain.apply(seq, order);
@@ -251,7 +292,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         thread::sleep(Duration::from_millis(1));
     }
     gateway.stop();
-    let gateway = gateway.join()?;
+    let gateway = gateway.join().map_err(|_| "the gateway panicked")?;
     let settled = settling.map(|worker| worker.join().unwrap_or(0));
     if [gateway.sent, settled.iter().sum()] != [plain.volume; 2] {
         return Err(format!("sent {}, settled {settled:?}", gateway.sent).into());

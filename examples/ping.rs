@@ -27,19 +27,25 @@ mod program;
 #[allow(dead_code)]
 #[path = "common/stack.rs"]
 mod stack;
+#[path = "common/while_replicas_die.rs"]
+mod while_replicas_die;
 
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::{EchoSocket, Stack};
 
-use program::Outcome;
+use program::{Arguments, Outcome, VALUE};
 use stack::StackOptions;
+use while_replicas_die::while_replicas_die;
 
 /// How long a reply may take.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Bytes that a request carries, at most: with its header they fill an IPv4 packet.
+const MAX_SIZE: usize = 65_507;
 /// How often a request is sent, at most: it may be lost.
 const ATTEMPTS: u32 = 5;
 
@@ -59,46 +65,44 @@ struct Options {
     hosts: Vec<IpAddr>,
 }
 
-fn main() -> ExitCode {
-    let usage = [ABOUT, stack::device::USAGE, stack::USAGE, USAGE];
-    program::main("ping", &usage, from_command_line(), run)
+impl Options {
+    fn take(&mut self, option: &str, arguments: &mut Arguments) -> Outcome<bool> {
+        match option {
+            "count" => self.count = arguments.parse()?,
+            "size" => self.size = arguments.number(0..=MAX_SIZE)?,
+            VALUE => self.hosts.push(arguments.parse()?),
+            _ => return self.stack.take(option, arguments),
+        }
+        Ok(true)
+    }
 }
 
-/// `None`: help is asked for.
-fn from_command_line() -> Outcome<Option<Options>> {
-    use lexopt::prelude::*;
-    let (mut count, mut size, mut hosts) = (4, 56, Vec::new());
-    let stack = StackOptions::from_command_line(|arg, parser| {
-        match arg {
-            Long("count") => count = parser.value()?.parse()?,
-            Long("size") => size = parser.value()?.parse()?,
-            Value(host) => hosts.push(host.parse()?),
-            other => return Err(other.unexpected().into()),
-        }
-        Ok(())
-    })?;
-    Ok(stack.map(|stack| Options {
-        stack,
-        count,
-        size,
-        hosts,
-    }))
+fn main() -> ExitCode {
+    let usage = [ABOUT, stack::device::USAGE, stack::USAGE, USAGE];
+    let options = Options {
+        stack: StackOptions::default(),
+        count: 4,
+        size: 56,
+        hosts: Vec::new(),
+    };
+    program::main("ping", &usage, options, Options::take, run)
 }
 
 fn run(options: &Options) -> Outcome<()> {
-    let replicas = options.stack.replicas(2);
+    let threads = options.stack.threads(2);
+    let killer = options.stack.killer(threads.copies())?;
     if let Some((device, name)) = options.stack.open()? {
         let stack = options
             .stack
-            .start(|addr| stack::builder(addr, replicas), device)?;
+            .start(|addr| stack::builder(addr, threads), device)?;
         let from = options.stack.addresses(&stack, None)?;
         println!("from {from}, device {name}");
-        return ask(&stack, &options.hosts, options);
+        return while_replicas_die(&stack, killer, || ask(&stack, &options.hosts, options));
     }
     let (near, far) = memory::pair(MemoryConfig::default());
     let both = |last: u8| {
         let addr = format!("10.78.0.{last}/24");
-        stack::builder(&addr, replicas).address(&format!("fd00:78::{last}/64"))
+        stack::builder(&addr, threads).address(&format!("fd00:78::{last}/64"))
     };
     let _other = both(1).start(near)?;
     let stack = both(2).start(far)?;
@@ -108,12 +112,12 @@ fn run(options: &Options) -> Outcome<()> {
         std::thread::sleep(Duration::from_millis(10));
     }
     let own = ["127.0.0.1".parse()?, "::1".parse()?];
-    ask(&stack, &[&other[..], &own].concat(), options)
+    let hosts = [&other[..], &own].concat();
+    while_replicas_die(&stack, killer, || ask(&stack, &hosts, options))
 }
 
 fn ask(stack: &Stack, hosts: &[IpAddr], options: &Options) -> Outcome<()> {
     let socket = stack.sockets().open_echo()?;
-    socket.set_read_timeout(Some(PATIENCE))?;
     for host in hosts {
         for sequence in 1..=options.count {
             one(&socket, *host, sequence, options.size)?;
@@ -122,21 +126,34 @@ fn ask(stack: &Stack, hosts: &[IpAddr], options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// Sends a request until its reply comes, and says how that went.
+/// Sends a request until its reply comes, and says how that went. A reply to an earlier request may
+/// come late, also from another host: it is not what is waited for.
 fn one(socket: &EchoSocket, host: IpAddr, sequence: u16, size: usize) -> Outcome<()> {
     let data: Vec<u8> = (0..size).map(|at| at as u8).collect();
     for _ in 0..ATTEMPTS {
         socket.send(host, sequence, &data)?;
-        match socket.recv() {
-            Ok(reply) if reply.data == data && reply.from == host => {
-                let (ttl, time) = (reply.ttl, reply.round_trip);
-                println!("{size} bytes from {host}: number {sequence}, TTL {ttl}, {time:.1?}");
-                return Ok(());
+        let deadline = Instant::now() + PATIENCE;
+        while let Some(left) = left_until(deadline) {
+            socket.set_read_timeout(Some(left))?;
+            let reply = match socket.recv() {
+                Ok(reply) if (reply.from, reply.sequence) == (host, sequence) => reply,
+                Ok(_) => continue,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error.into()),
+            };
+            if reply.data != data {
+                return Err(format!("{host} answers something else").into());
             }
-            Ok(_) => return Err(format!("{host} answers something else").into()),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error.into()),
+            let (ttl, time) = (reply.ttl, reply.round_trip);
+            println!("{size} bytes from {host}: number {sequence}, TTL {ttl}, {time:.1?}");
+            return Ok(());
         }
     }
     Err(format!("{host} does not answer").into())
+}
+
+/// `None` if it is over.
+fn left_until(deadline: Instant) -> Option<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    (!left.is_zero()).then_some(left)
 }

@@ -52,7 +52,7 @@ use dominoes_netstack::Stack;
 use dominoes_netstack::ip::route::Route;
 use dominoes_netstack::router::{Router, RouterStats};
 
-use program::Outcome;
+use program::{Arguments, Outcome, VALUE};
 
 /// Bytes that the test in memory sends.
 const BYTES: usize = 64 << 20;
@@ -84,61 +84,54 @@ struct Options {
 }
 
 impl Options {
-    /// `None`: help is asked for.
-    fn from_command_line() -> Outcome<Option<Options>> {
-        use lexopt::prelude::*;
-        let mut options = Options::default();
-        let mut parser = lexopt::Parser::from_env();
-        while let Some(arg) = parser.next()? {
-            match arg {
-                Value(text) => options.interfaces.push(interface(&text.string()?)?),
-                Long("route") => options.routes.push(route(&parser.value()?.string()?)?),
-                Long("nic") => options.firmware = Some(firmware(&parser.value()?.string()?)?),
-                Long("no-offloads") => options.no_offloads = true,
-                Long("validate-source") => options.validate_source = true,
-                Long("seconds") => options.seconds = Some(parser.value()?.parse()?),
-                Long("help") | Short('h') => return Ok(None),
-                other => return Err(other.unexpected().into()),
-            }
+    fn take(&mut self, option: &str, arguments: &mut Arguments) -> Outcome<bool> {
+        match option {
+            VALUE => self.interfaces.push(arguments.parse_with(interface)?),
+            "route" => self.routes.push(arguments.parse_with(route)?),
+            "nic" => self.firmware = Some(arguments.parse_with(firmware)?),
+            "no-offloads" => self.no_offloads = true,
+            "validate-source" => self.validate_source = true,
+            "seconds" => self.seconds = Some(arguments.parse()?),
+            _ => return Ok(false),
         }
-        Ok(Some(options))
+        Ok(true)
     }
 }
 
-fn interface(text: &str) -> Outcome<(String, String, String)> {
+fn interface(text: &str) -> Result<(String, String, String), &'static str> {
     let parsed = text.split_once('=').and_then(|(device, address)| {
         let (kind, name) = device.split_once(':')?;
-        Some((kind.to_owned(), name.to_owned(), address.to_owned()))
+        let is_known = kind == "tap" || kind == "packet";
+        is_known.then(|| (kind.to_owned(), name.to_owned(), address.to_owned()))
     });
-    parsed.ok_or_else(|| {
-        format!("`{text}` is no interface; write it like tap:tap0=10.0.1.254/24").into()
-    })
+    parsed.ok_or("no interface; write it like tap:tap0=10.0.1.254/24, or with packet:")
 }
 
-fn route(text: &str) -> Outcome<Route> {
-    let bad = || format!("`{text}` is no route; write it like 192.0.2.0/24=10.0.1.1");
-    let (network, via) = text.split_once('=').ok_or_else(bad)?;
-    let (network, prefix) = network.split_once('/').ok_or_else(bad)?;
-    Ok(Route {
-        network: network.parse().map_err(|_| bad())?,
-        prefix: prefix.parse().map_err(|_| bad())?,
-        via: via.parse().map_err(|_| bad())?,
-        metric: 0,
-    })
+fn route(text: &str) -> Result<Route, &'static str> {
+    let parsed = text.split_once('=').and_then(|(network, via)| {
+        let (network, prefix) = network.split_once('/')?;
+        Some(Route {
+            network: network.parse().ok()?,
+            prefix: prefix.parse().ok()?,
+            via: via.parse().ok()?,
+            metric: 0,
+        })
+    });
+    parsed.ok_or("no route; write it like 192.0.2.0/24=10.0.1.1")
 }
 
-fn firmware(text: &str) -> Outcome<Firmware> {
+fn firmware(text: &str) -> Result<Firmware, &'static str> {
     match text {
         "uniprocessor" => Ok(Firmware::Uniprocessor),
         "partitioned" => Ok(Firmware::Partitioned),
         "dynamic" => Ok(Firmware::Dynamic(2)),
         "copies" => Ok(Firmware::Copies(2)),
-        _ => Err(format!("no firmware is called `{text}`; see --help").into()),
+        _ => Err("no such firmware"),
     }
 }
 
 fn main() -> ExitCode {
-    program::main("router", &[USAGE], Options::from_command_line(), run)
+    program::main("router", &[USAGE], Options::default(), Options::take, run)
 }
 
 /// A device, behind a card if that is asked for.
@@ -164,7 +157,7 @@ fn run(options: &Options) -> Outcome<()> {
     for (kind, name, address) in &options.interfaces {
         let device: Box<dyn Device> = match kind.as_str() {
             "tap" => Box::new(Tap::options().offloads(offloads).open(name)?),
-            "packet" => {
+            _ => {
                 let host = address.split('/').next().unwrap_or_default();
                 let host: Ipv4Addr = host
                     .parse()
@@ -172,7 +165,6 @@ fn run(options: &Options) -> Outcome<()> {
                 let open = AfPacketOptions::default().address(host).offloads(offloads);
                 Box::new(AfPacket::open(name, open)?)
             }
-            _ => return Err(format!("no device is a `{kind}`; see --help").into()),
         };
         builder = builder.interface(address, behind_card(device, options.firmware)?);
     }
@@ -189,7 +181,7 @@ fn run(options: &Options) -> Outcome<()> {
     println!("listening on {}", addresses.join(", "));
     let end = options
         .seconds
-        .map(|seconds| Instant::now() + Duration::from_secs(seconds));
+        .and_then(|seconds| Instant::now().checked_add(Duration::from_secs(seconds)));
     while !end_requested.load(Relaxed) && end.is_none_or(|end| Instant::now() < end) {
         match router.take_device_error() {
             Some(error) if error.is_temporary() => eprintln!("router: {error}"),

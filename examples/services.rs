@@ -8,7 +8,8 @@
 //! cargo run --release --example services
 //! ```
 //!
-//! `--variant locked`, `single` or `replicated` chooses how the stack runs.
+//! `--variant locked`, `single` or `replicated` chooses how the stack runs, `--replicas 4` or `auto`
+//! and `--groups 2` on how many threads.
 //!
 //! The package is `dominoes-services`; the command works from the workspace root.
 //!
@@ -73,8 +74,6 @@ mod web;
 use std::io::{self, BufRead, Read, Write};
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
@@ -82,12 +81,14 @@ use dominoes_netstack::stats::StackStats;
 use dominoes_netstack::variants::VariantKind;
 use dominoes_netstack::{Builder, Sockets, Stack, TcpListener, TcpStream, UdpSocket};
 
-use program::Outcome;
-use stack::{StackOptions, count};
+use program::{Arguments, Outcome};
+use stack::StackOptions;
 use watch::watch;
 
-/// Connections that a service has at a time, a thread each; more are closed at once.
-const CONNECTIONS: usize = 64;
+/// Connections that wait until a service accepts them.
+const BACKLOG: u16 = 256;
+/// Seconds that peers may have to acknowledge everything, at most.
+const MAX_GRACE: u64 = 3600;
 /// Bytes moved at once.
 const CHUNK: usize = 256 << 10;
 /// Bytes of a datagram, at most.
@@ -101,7 +102,7 @@ const IPERF: u16 = 5201;
 
 fn main() -> ExitCode {
     let usage = [ABOUT, stack::device::USAGE, stack::USAGE, USAGE];
-    program::main("services", &usage, Options::from_command_line(), run)
+    program::main("services", &usage, Options::default(), Options::take, run)
 }
 
 // Command line
@@ -119,6 +120,7 @@ const USAGE: &str = "  --variant NAME      single, locked, locked-mcs or replica
   --grace N           seconds that peers have to acknowledge everything when it ends [1]
 ";
 
+#[derive(Default)]
 struct Options {
     stack: StackOptions,
     variant: Option<VariantKind>,
@@ -128,29 +130,15 @@ struct Options {
 }
 
 impl Options {
-    /// `None`: help is asked for.
-    fn from_command_line() -> Outcome<Option<Options>> {
-        use lexopt::prelude::*;
-        let mut options = Options {
-            stack: StackOptions::default(),
-            variant: None,
-            groups: Vec::new(),
-            seconds: None,
-            grace: None,
-        };
-        let stack = StackOptions::from_command_line(|arg, parser| {
-            match arg {
-                Long("variant") => options.variant = Some(parser.value()?.string()?.parse()?),
-                Long("join") => options.groups.push(parser.value()?.parse()?),
-                Long("seconds") => options.seconds = Some(parser.value()?.parse()?),
-                Long("grace") => {
-                    options.grace = Some(Duration::from_secs(parser.value()?.parse()?))
-                }
-                other => return Err(other.unexpected().into()),
-            }
-            Ok(())
-        })?;
-        Ok(stack.map(|stack| Options { stack, ..options }))
+    fn take(&mut self, option: &str, arguments: &mut Arguments) -> Outcome<bool> {
+        match option {
+            "variant" => self.variant = Some(arguments.parse()?),
+            "join" => self.groups.push(arguments.parse()?),
+            "seconds" => self.seconds = Some(arguments.parse()?),
+            "grace" => self.grace = Some(Duration::from_secs(arguments.number(0..=MAX_GRACE)?)),
+            _ => return self.stack.take(option, arguments),
+        }
+        Ok(true)
     }
 
     fn threads(&self) -> Threads {
@@ -160,7 +148,7 @@ impl Options {
         };
         Threads {
             variant: self.variant,
-            replicas: self.stack.replicas(usual),
+            threads: self.stack.threads(usual),
         }
     }
 }
@@ -169,28 +157,28 @@ impl Options {
 #[derive(Clone, Copy)]
 struct Threads {
     variant: Option<VariantKind>,
-    replicas: usize,
+    threads: stack::Threads,
 }
 
 impl Threads {
     /// As in `2 replicas`, or `locked, 2 threads`.
     fn name(self) -> String {
         match self.variant {
-            None => count(self.replicas, "replica"),
-            Some(variant) => format!("{variant}, {}", count(self.replicas, "thread")),
+            None => self.threads.name("replica"),
+            Some(variant) => format!("{variant}, {}", self.threads.name("thread")),
         }
     }
 
     /// How many of them have a copy of the state.
     fn copies(self) -> usize {
         match self.variant {
-            None | Some(VariantKind::Replicated) => self.replicas,
+            None | Some(VariantKind::Replicated) => self.threads.copies(),
             Some(_) => 1,
         }
     }
 
     fn builder(self, addr: &str) -> Builder {
-        let builder = stack::builder(addr, self.replicas);
+        let builder = stack::builder(addr, self.threads);
         match self.variant {
             Some(variant) => builder.variant(variant),
             None => builder,
@@ -233,7 +221,7 @@ impl Services {
         let services: [(u16, Serve); 3] = [(ECHO, echo), (DISCARD, discard), (HTTP, web::serve)];
         let mut threads = Vec::new();
         for (port, serve) in services {
-            let listener = stack.listen(port, 64)?;
+            let listener = stack.listen(port, BACKLOG)?;
             threads.push(thread::spawn(move || accept(&listener, serve)));
         }
         let socket = stack.bind_udp(ECHO)?;
@@ -246,9 +234,9 @@ impl Services {
         threads.push(thread::spawn(move || echo_datagrams(socket)));
         let socket = stack.bind_udp(DISCARD)?;
         threads.push(thread::spawn(move || discard_datagrams(socket)));
-        let (sockets, listener) = (stack.sockets(), stack.listen(NETSTAT, 64)?);
+        let (sockets, listener) = (stack.sockets(), stack.listen(NETSTAT, BACKLOG)?);
         threads.push(thread::spawn(move || netstat(&sockets, &listener)));
-        let listener = stack.listen(IPERF, 64)?;
+        let listener = stack.listen(IPERF, BACKLOG)?;
         threads.push(thread::spawn(move || iperf::serve(&listener)));
         Ok(Services(threads))
     }
@@ -262,33 +250,15 @@ impl Services {
     }
 }
 
-/// Accepts connections until the stack goes down, and serves each on a thread of its own.
+/// Accepts connections until the stack goes down, and serves each on a thread of its own: as many
+/// as the stack has room for.
 fn accept(listener: &TcpListener, serve: Serve) {
-    let busy = Arc::new(AtomicUsize::new(0));
     while let Ok((stream, _)) = listener.accept() {
-        // Only this thread adds, so the bound holds.
-        if busy.load(Relaxed) >= CONNECTIONS {
-            continue;
-        }
-        busy.fetch_add(1, Relaxed);
-        let slot = Slot(Arc::clone(&busy));
-        let spawned = thread::Builder::new().spawn(move || {
-            // A connection that breaks is the client's business, and it knows.
-            let _ = serve(stream);
-            drop(slot);
-        });
+        // A connection that breaks is the client's business, and it knows.
+        let spawned = thread::Builder::new().spawn(move || serve(stream));
         if let Err(error) = spawned {
             eprintln!("services: no thread for a connection: {error}");
         }
-    }
-}
-
-/// A connection's place among [`CONNECTIONS`].
-struct Slot(Arc<AtomicUsize>);
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
     }
 }
 

@@ -30,8 +30,6 @@
 //! late; *waits* are turns in which it could not go on; *parks* is how often it slept; *lag* is how
 //! many requests of the log it has not applied.
 
-#[path = "common/device.rs"]
-mod device;
 #[path = "top/frame.rs"]
 mod frame;
 #[path = "top/load.rs"]
@@ -40,6 +38,12 @@ mod load;
 mod program;
 #[path = "common/signals.rs"]
 mod signals;
+// Made for servers; this needs a part of it.
+#[allow(dead_code)]
+#[path = "common/stack.rs"]
+mod stack;
+#[path = "common/while_replicas_die.rs"]
+mod while_replicas_die;
 
 use std::io::{IsTerminal, stdin, stdout};
 use std::process::ExitCode;
@@ -47,12 +51,13 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use device::DeviceOptions;
 use dominoes_netstack::Stack;
 use frame::Sample;
-use program::Outcome;
+use program::{Arguments, Outcome};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::crossterm::terminal;
+use stack::StackOptions;
+use while_replicas_die::while_replicas_die;
 
 /// Time between two frames.
 const REFRESH: Duration = Duration::from_millis(500);
@@ -73,56 +78,27 @@ A running stack, live. Without a device: in memory, with a load of its own.
 ";
 
 const USAGE: &str = "  --once              print one frame as text, and end
-  --addr CIDR         our address and its prefix [10.78.0.1/24]
-  --replicas N        threads that run a group, each with a copy of its state [2]
-  --groups N          groups side by side, each with connections of its own [1]
 ";
 
+#[derive(Default)]
 struct Options {
     once: bool,
-    device: DeviceOptions,
-    addr: String,
-    replicas: usize,
-    groups: usize,
+    stack: StackOptions,
 }
 
 impl Options {
-    /// `None`: help is asked for.
-    fn from_command_line() -> Outcome<Option<Options>> {
-        use lexopt::prelude::*;
-        let mut options = Options {
-            once: false,
-            device: DeviceOptions::default(),
-            addr: "10.78.0.1/24".to_owned(),
-            replicas: 2,
-            groups: 1,
-        };
-        let mut parser = lexopt::Parser::from_env();
-        while let Some(arg) = parser.next()? {
-            match arg {
-                Long("once") => options.once = true,
-                Long(option) if DeviceOptions::knows(option) => {
-                    let option = option.to_owned();
-                    options.device.take(&option, &mut parser)?;
-                }
-                Long("addr") => options.addr = parser.value()?.string()?,
-                Long("replicas") => options.replicas = parser.value()?.parse()?,
-                Long("groups") => options.groups = parser.value()?.parse()?,
-                Long("help") | Short('h') => return Ok(None),
-                other => return Err(other.unexpected().into()),
-            }
+    fn take(&mut self, option: &str, arguments: &mut Arguments) -> Outcome<bool> {
+        match option {
+            "once" => self.once = true,
+            _ => return self.stack.take(option, arguments),
         }
-        Ok(Some(options))
+        Ok(true)
     }
 }
 
 fn main() -> ExitCode {
-    program::main(
-        "top",
-        &[ABOUT, device::USAGE, USAGE],
-        Options::from_command_line(),
-        run,
-    )
+    let usage = [ABOUT, stack::device::USAGE, stack::USAGE, USAGE];
+    program::main("top", &usage, Options::default(), Options::take, run)
 }
 
 fn run(options: &Options) -> Outcome<()> {
@@ -131,31 +107,31 @@ fn run(options: &Options) -> Outcome<()> {
         return Err(NO_TERMINAL.into());
     }
     let end_requested = signals::end_requested()?;
-    let builder = Stack::builder(&options.addr)
-        .replicas(options.replicas)
-        .groups(options.groups);
-    let (stack, peer, name) = match options
-        .device
-        .open(device::address(&options.addr)?, false)?
-    {
-        Some((device, name)) => (builder.start(device)?, None, name),
+    let threads = options.stack.threads(2);
+    let killer = options.stack.killer(threads.copies())?;
+    let addr = &options.stack.addr;
+    let start = |device| {
+        let builder = |addr: &str| stack::builder(addr, threads);
+        options.stack.start(builder, device)
+    };
+    let (stack, peer, name) = match options.stack.open()? {
+        Some((device, name)) => (start(device)?, None, name),
         None => {
             let (device, far) = load::wire();
-            (builder.start(device)?, Some(far), "memory".to_owned())
+            (start(Box::new(device))?, Some(far), "memory".to_owned())
         }
     };
     load::serve(&stack)?;
-    let peer = peer
-        .map(|far| load::drive(far, &options.addr))
-        .transpose()?;
-    let (groups, replicas) = (options.groups, options.replicas);
-    let title = format!("{} on {name}, {groups} x {replicas} threads", options.addr);
-    let shown = if options.once {
-        once(&stack, &title);
-        Ok(())
-    } else {
-        live(&stack, &title, &end_requested)
-    };
+    let peer = peer.map(|far| load::drive(far, addr)).transpose()?;
+    let title = format!("{addr} on {name}, {}", threads.name("thread"));
+    let shown = while_replicas_die(&stack, killer, || {
+        if options.once {
+            once(&stack, &title);
+            Ok(())
+        } else {
+            live(&stack, &title, &end_requested)
+        }
+    });
     drop(peer);
     // Sends FIN on every connection, and after the grace resets those that are left.
     if let Err(error) = stack.close(GRACE) {

@@ -6,66 +6,100 @@
 //! ```
 //!
 //! It prints one line for each size of datagrams, those above 1472 bytes in fragments, and how long
-//! they took, and ends after about a second. The package is `dominoes-examples`; the command works
+//! they took, and ends after about a second. The package is `dominoes-services`; the command works
 //! from the workspace root.
 //!
-//! With the name of a TAP interface it serves there, as 10.78.0.1/24; the kernel at the other end
-//! is the client:
+//! With a device it serves there, here over a TAP whose other end is the kernel's; `--packet NAME`
+//! and `--xdp NAME` use a network interface instead:
 //!
 //! ```text
 //! sudo ip tuntap add dev tap0 mode tap user $USER
 //! sudo ip addr add 10.78.0.2/24 dev tap0
 //! sudo ip link set tap0 up
-//! cargo run --release --example udp_echo -- tap0
+//! cargo run --release --example udp_echo -- --tap tap0
 //! ```
 //!
-//! It prints `listening on 10.78.0.1, UDP port 7, 2 replicas, device tap0`. In another terminal,
+//! It prints `listening on 10.78.0.1:7, 2 replicas, device tap0 (TAP)`. In another terminal,
 //! `socat - UDP4:10.78.0.1:7` sends each line that is typed and prints the echo. Ctrl-C (SIGINT) or
 //! SIGTERM ends it with code 0; a second signal ends it at once.
 
-#[path = "common/signals.rs"]
-mod signals;
+#[path = "common/program.rs"]
+mod program;
+// Made for servers of any kind; this needs a part of it.
+#[allow(dead_code)]
+#[path = "common/stack.rs"]
+mod stack;
+#[path = "common/watch.rs"]
+mod watch;
 
-use std::error::Error;
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering::Relaxed;
+use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_drivers::tap::Tap;
 use dominoes_netstack::{Stack, UdpSocket};
 
+use program::{Arguments, Outcome};
+use stack::StackOptions;
+use watch::watch;
+
 const ECHO: u16 = 7;
-const REPLICAS: usize = 2;
 /// Datagrams of each size.
 const COUNT: u32 = 2_000;
 /// Of them under way at a time, so that no queue overflows.
 const WINDOW: u32 = 3;
-/// What datagrams have to leave when the server ends.
-const GRACE: Duration = Duration::from_secs(1);
-/// How often the server looks whether a signal came.
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-fn main() -> Result<(), Box<dyn Error>> {
-    if let Some(name) = std::env::args().nth(1) {
-        let stack = Stack::builder("10.78.0.1/24")
-            .replicas(REPLICAS)
-            .start(Tap::open(&name)?)?;
-        let end_requested = signals::end_requested()?;
-        let socket = stack.bind_udp(ECHO)?;
-        println!("listening on 10.78.0.1, UDP port {ECHO}, {REPLICAS} replicas, device {name}");
-        let echo = thread::spawn(move || serve(socket));
-        while !end_requested.load(Relaxed) && !echo.is_finished() {
-            thread::sleep(POLL_INTERVAL);
+const ABOUT: &str = "\
+Sends datagrams back, on port 7; without a device, tests itself in memory.
+
+";
+
+const USAGE: &str = "  --seconds N         stop after this time [never]
+";
+
+#[derive(Default)]
+struct Options {
+    stack: StackOptions,
+    seconds: Option<u64>,
+}
+
+impl Options {
+    fn take(&mut self, option: &str, arguments: &mut Arguments) -> Outcome<bool> {
+        match option {
+            "seconds" => self.seconds = Some(arguments.parse()?),
+            _ => return self.stack.take(option, arguments),
         }
-        stack.close(GRACE)?;
-        return echo.join().map_err(|_| "the server panicked".into());
+        Ok(true)
+    }
+}
+
+fn main() -> ExitCode {
+    let usage = [ABOUT, stack::device::USAGE, stack::USAGE, USAGE];
+    program::main("udp_echo", &usage, Options::default(), Options::take, run)
+}
+
+fn run(options: &Options) -> Outcome<()> {
+    let threads = options.stack.threads(2);
+    let killer = options.stack.killer(threads.copies())?;
+    let builder = |addr: &str| stack::builder(addr, threads);
+    if let Some((device, name)) = options.stack.open()? {
+        let stack = options.stack.start(builder, device)?;
+        let end_requested = watch::signals::end_requested()?;
+        let socket = stack.bind_udp(ECHO)?;
+        println!(
+            "listening on {}, {}, device {name}",
+            options.stack.addresses(&stack, Some(ECHO))?,
+            threads.name("replica"),
+        );
+        let echo = thread::spawn(move || serve(socket));
+        let seconds = options.seconds;
+        let watched = watch("udp_echo", stack, &end_requested, seconds, killer, None);
+        echo.join().map_err(|_| "the server panicked, see above")?;
+        return watched;
     }
     let (near, far) = memory::pair(MemoryConfig::default());
-    let server = Stack::builder("10.78.0.1/24")
-        .replicas(REPLICAS)
-        .start(near)?;
+    let server = builder("10.78.0.1/24").start(near)?;
     let client = Stack::builder("10.78.0.2/24").start(far)?;
     let socket = server.bind_udp(ECHO)?;
     let echo = thread::spawn(move || serve(socket));
@@ -89,7 +123,7 @@ fn serve(socket: UdpSocket) {
 }
 
 /// Sends [`COUNT`] datagrams of `len` bytes, and looks at every answer.
-fn ask(client: &Stack, len: usize) -> Result<Duration, Box<dyn Error>> {
+fn ask(client: &Stack, len: usize) -> Outcome<Duration> {
     let socket = client.bind_udp(0)?;
     socket.connect(SocketAddr::new([10, 78, 0, 1].into(), ECHO))?;
     socket.set_read_timeout(Some(Duration::from_secs(5)))?;

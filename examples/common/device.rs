@@ -8,13 +8,18 @@ use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, Redirect};
 use dominoes_drivers::tap::Tap;
 use dominoes_netstack::StackError;
 
-use crate::Outcome;
+use crate::program::{Arguments, Outcome};
+
+/// Slots of a ring whose slots have a length of their own.
+const SLOTS: usize = 1024;
 
 /// The options that [`DeviceOptions::take`] takes.
 pub(crate) const USAGE: &str = "  --tap NAME          use this TAP interface
   --packet NAME       use this network interface through AF_PACKET
   --xdp NAME          use this network interface through AF_XDP
   --ring KIND         AF_PACKET: slots, blocks or none [slots]
+  --slot-bytes N      AF_PACKET: length of a slot; with 69632 merged frames are read in place, and
+                      there are 1024 slots [4096]
   --no-offloads       leave no checksum and no segmentation to the device
   --trust-checksums   AF_XDP: do not verify checksums
   --guard             start though the kernel owns our address, and keep it silent
@@ -33,6 +38,7 @@ pub(crate) enum Which {
 pub(crate) struct DeviceOptions {
     pub(crate) which: Which,
     ring: RxRing,
+    slot_bytes: Option<usize>,
     offloads: bool,
     trust: bool,
     guard: bool,
@@ -43,6 +49,7 @@ impl Default for DeviceOptions {
         DeviceOptions {
             which: Which::Memory,
             ring: RxRing::Slots,
+            slot_bytes: None,
             offloads: true,
             trust: false,
             guard: false,
@@ -51,36 +58,27 @@ impl Default for DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// Whether an option says something of the device.
-    pub(crate) fn knows(option: &str) -> bool {
-        let named = |line: &str| line.trim_start().split(' ').next() == Some(option);
-        let lines = USAGE
-            .lines()
-            .filter_map(|line| line.trim().strip_prefix("--"));
-        lines.into_iter().any(named)
-    }
-
-    /// Takes an option that it [knows](Self::knows), and its value.
-    pub(crate) fn take(&mut self, option: &str, parser: &mut lexopt::Parser) -> Outcome<()> {
-        use lexopt::ValueExt;
+    /// Takes the value of `option`, and returns whether it is one of these.
+    pub(crate) fn take(&mut self, option: &str, arguments: &mut Arguments) -> Outcome<bool> {
         match option {
-            "tap" => self.which = Which::Tap(parser.value()?.string()?),
-            "packet" => self.which = Which::Packet(parser.value()?.string()?),
-            "xdp" => self.which = Which::Xdp(parser.value()?.string()?),
+            "tap" => self.which = Which::Tap(arguments.text()?),
+            "packet" => self.which = Which::Packet(arguments.text()?),
+            "xdp" => self.which = Which::Xdp(arguments.text()?),
             "ring" => {
-                self.ring = match &*parser.value()?.string()? {
-                    "slots" => RxRing::Slots,
-                    "blocks" => RxRing::Blocks,
-                    "none" => RxRing::None,
-                    other => return Err(format!("no such ring: {other}").into()),
-                }
+                self.ring = arguments.parse_with(|ring| match ring {
+                    "slots" => Ok(RxRing::Slots),
+                    "blocks" => Ok(RxRing::Blocks),
+                    "none" => Ok(RxRing::None),
+                    _ => Err("no such ring"),
+                })?;
             }
+            "slot-bytes" => self.slot_bytes = Some(arguments.number(4096..=1 << 20)?),
             "no-offloads" => self.offloads = false,
             "trust-checksums" => self.trust = true,
             "guard" => self.guard = true,
-            other => return Err(format!("no such option: --{other}").into()),
+            _ => return Ok(false),
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Opens the device, and says what it is; `None`: in memory. The drivers refuse to start if the
@@ -98,11 +96,14 @@ impl DeviceOptions {
                 (Box::new(tap), format!("{name} (TAP)"))
             }
             Which::Packet(name) => {
-                let options = AfPacketOptions::default()
+                let mut options = AfPacketOptions::default()
                     .address(address)
                     .guard(self.guard)
                     .offloads(self.offloads)
                     .ring(self.ring);
+                if let Some(bytes) = self.slot_bytes {
+                    options = options.slot_bytes(bytes).ring_bytes(SLOTS * bytes);
+                }
                 let device = AfPacket::open(name, options)?;
                 let text = format!("{name} (AF_PACKET, ring: {:?})", self.ring);
                 (Box::new(device), text)

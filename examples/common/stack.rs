@@ -6,12 +6,14 @@ pub(crate) mod killer;
 
 use std::iter;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::thread;
 use std::time::Duration;
 
 use dominoes_drivers::Device;
+use dominoes_netstack::variants::groups::MAX_GROUPS;
 use dominoes_netstack::{Builder, Interface, Limits, Stack};
 
-use crate::Outcome;
+use crate::program::{Arguments, Outcome};
 use device::{DeviceOptions, Which};
 use ipv6::Addr6;
 use killer::Killer;
@@ -23,20 +25,81 @@ pub(crate) const USAGE: &str = "  --addr CIDR         our address and its prefix
   --second NAME,CIDR  another interface of the same kind with its address, and behind another comma
                       one of IPv6 if it has that, too [none]
   --gateway IP        who forwards to other networks, once for each family [nobody]
-  --replicas N        threads that run the stack, each with a copy of its state [2]
+  --replicas N        threads that run a group of connections, each with a copy of its state, or auto:
+                      as many as bring something [2]
+  --groups N          groups of connections side by side, with threads of their own [1]
   --kill-every N      for trials: a replica's thread dies each N seconds, 0.05 say, and another joins [never]
 ";
 
 /// The device of a stack, its addresses, and the threads that run it.
 pub(crate) struct StackOptions {
     device: DeviceOptions,
-    addr: String,
+    pub(crate) addr: String,
     also: Vec<String>,
     addr6: Addr6,
     second: Option<Second>,
     gateways: Vec<IpAddr>,
-    replicas: Option<usize>,
+    replicas: Option<Replicas>,
+    groups: usize,
     kill_every: Option<Duration>,
+}
+
+/// The threads of a group.
+#[derive(Clone, Copy, Debug)]
+enum Replicas {
+    /// So many.
+    Fixed(usize),
+    /// One for each core at most.
+    Auto,
+}
+
+/// The threads that run a stack.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Threads {
+    replicas: Replicas,
+    groups: usize,
+}
+
+impl Threads {
+    pub(crate) fn fixed(replicas: usize) -> Threads {
+        Threads {
+            replicas: Replicas::Fixed(replicas),
+            groups: 1,
+        }
+    }
+
+    /// As in `2 replicas`, or `2 groups of 1 to 4 threads`, where `noun` is `thread`.
+    pub(crate) fn name(self, noun: &str) -> String {
+        let each = match self.replicas {
+            Replicas::Fixed(number) => count(number, noun),
+            Replicas::Auto => format!("1 to {}", count(cores(), noun)),
+        };
+        match self.groups {
+            1 => each,
+            groups => format!("{groups} groups of {each}"),
+        }
+    }
+
+    /// How many threads of a group always have a copy of its state.
+    pub(crate) fn copies(self) -> usize {
+        match self.replicas {
+            Replicas::Fixed(number) => number,
+            Replicas::Auto => 1,
+        }
+    }
+
+    pub(crate) fn set_on(self, builder: Builder) -> Builder {
+        let builder = builder.groups(self.groups);
+        match self.replicas {
+            Replicas::Fixed(number) => builder.replicas(number),
+            Replicas::Auto => builder.replicas_up_to(cores()),
+        }
+    }
+}
+
+/// How many threads can run at once.
+fn cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Another interface: its name, and at least one address of it.
@@ -46,12 +109,12 @@ struct Second {
 }
 
 impl Second {
-    fn parse(words: &str) -> Outcome<Second> {
+    fn parse(words: &str) -> Result<Second, &'static str> {
         let mut words = words.split(',').map(str::to_owned);
         let name = words.next().unwrap_or_default();
         let addresses: Vec<_> = words.collect();
         if addresses.is_empty() {
-            return Err("--second needs a name and an address, as in veth1,10.79.0.1/24".into());
+            return Err("no name and address, as in veth1,10.79.0.1/24");
         }
         Ok(Second { name, addresses })
     }
@@ -73,84 +136,61 @@ impl Default for StackOptions {
             second: None,
             gateways: Vec::new(),
             replicas: None,
+            groups: 1,
             kill_every: None,
         }
     }
 }
 
 impl StackOptions {
-    /// What the command line says of the stack and of its device. Every other argument goes to
-    /// `own`, with the parser that has its value. `None`: help is asked for.
-    pub(crate) fn from_command_line(
-        mut own: impl FnMut(lexopt::Arg<'_>, &mut lexopt::Parser) -> Outcome<()>,
-    ) -> Outcome<Option<StackOptions>> {
-        use lexopt::prelude::*;
-        let mut options = StackOptions::default();
-        let mut parser = lexopt::Parser::from_env();
-        while let Some(arg) = parser.next()? {
-            match arg {
-                Long("help") | Short('h') => return Ok(None),
-                Long(option) => {
-                    let option = option.to_owned();
-                    if StackOptions::knows(&option) {
-                        options.take(&option, &mut parser)?;
-                    } else {
-                        own(Long(&option), &mut parser)?;
-                    }
-                }
-                Short(option) => own(Short(option), &mut parser)?,
-                Value(value) => own(Value(value), &mut parser)?,
-            }
-        }
-        Ok(Some(options))
-    }
-
-    /// Whether an option says something of the stack or of its device.
-    fn knows(option: &str) -> bool {
-        let own = [
-            "addr",
-            "also",
-            "addr6",
-            "second",
-            "gateway",
-            "replicas",
-            "kill-every",
-        ];
-        own.contains(&option) || DeviceOptions::knows(option)
-    }
-
-    /// Takes an option that it [knows](Self::knows), and its value.
-    fn take(&mut self, option: &str, parser: &mut lexopt::Parser) -> Outcome<()> {
-        use lexopt::ValueExt;
+    /// Takes the value of `option`, and returns whether it says something of the stack or of its
+    /// device.
+    pub(crate) fn take(&mut self, option: &str, arguments: &mut Arguments) -> Outcome<bool> {
         match option {
-            "addr" => self.addr = parser.value()?.string()?,
-            "also" => self.also.push(parser.value()?.string()?),
-            "addr6" => self.addr6 = Addr6::parse(parser.value()?.string()?),
-            "second" => self.second = Some(Second::parse(&parser.value()?.string()?)?),
-            "gateway" => self.gateways.push(parser.value()?.parse()?),
-            "replicas" => self.replicas = Some(parser.value()?.parse()?),
-            "kill-every" => {
-                let seconds: f64 = parser.value()?.parse()?;
-                self.kill_every = Some(Duration::try_from_secs_f64(seconds)?);
+            "addr" => self.addr = arguments.text()?,
+            "also" => self.also.push(arguments.text()?),
+            "addr6" => self.addr6 = Addr6::parse(arguments.text()?),
+            "second" => self.second = Some(arguments.parse_with(Second::parse)?),
+            "gateway" => self.gateways.push(arguments.parse()?),
+            "replicas" => {
+                let replicas = arguments.parse_with(|text| match text {
+                    "auto" => Ok(Replicas::Auto),
+                    number => number.parse().map(Replicas::Fixed),
+                })?;
+                self.replicas = Some(replicas);
             }
-            other => self.device.take(other, parser)?,
+            "groups" => self.groups = arguments.number(1..=MAX_GROUPS)?,
+            "kill-every" => {
+                let every = arguments.parse_with(|text| {
+                    let seconds: f64 = text.parse().map_err(|_| "no number of seconds")?;
+                    Duration::try_from_secs_f64(seconds).map_err(|_| "no number of seconds")
+                })?;
+                self.kill_every = Some(every);
+            }
+            _ => return self.device.take(option, arguments),
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// How many threads run the stack, where `usual` many do unless told otherwise.
-    pub(crate) fn replicas(&self, usual: usize) -> usize {
-        self.replicas.unwrap_or(usual)
+    /// The threads that run the stack; `usual` many unless told otherwise.
+    pub(crate) fn threads(&self, usual: usize) -> Threads {
+        Threads {
+            replicas: self.replicas.unwrap_or(Replicas::Fixed(usual)),
+            groups: self.groups,
+        }
     }
 
     /// What lets replicas die, if that was asked for, of a state that has `copies`.
     ///
     /// # Errors
-    /// With the last copy the state would be gone.
+    /// With the last copy the state would be gone; or there are several groups.
     pub(crate) fn killer(&self, copies: usize) -> Outcome<Option<Killer>> {
         match self.kill_every {
             Some(_) if copies < 2 => {
                 Err("--kill-every needs two replicas: with the last one the state is gone".into())
+            }
+            Some(_) if self.groups > 1 => {
+                Err("--kill-every counts the replicas of one group: no --groups beside it".into())
             }
             every => Ok(every.map(|every| Killer::new(every, copies))),
         }
@@ -205,16 +245,16 @@ impl StackOptions {
     }
 }
 
-/// A stack of so many replicas.
-pub(crate) fn builder(addr: &str, replicas: usize) -> Builder {
+/// A stack run by these threads.
+pub(crate) fn builder(addr: &str, threads: Threads) -> Builder {
     let mut limits = Limits::default();
     // Connections that we close first stay for a minute, in TIME-WAIT.
     limits.connections = 2048;
-    Stack::builder(addr).replicas(replicas).limits(limits)
+    threads.set_on(Stack::builder(addr)).limits(limits)
 }
 
 /// As in `2 replicas`.
-pub(crate) fn count(number: usize, noun: &str) -> String {
+fn count(number: usize, noun: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {noun}{plural}")
 }

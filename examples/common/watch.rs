@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use dominoes_netstack::Stack;
 
-use crate::Outcome;
+use crate::program::Outcome;
 use crate::stack::killer::Killer;
 
 /// How often a stack is looked after.
@@ -43,7 +43,8 @@ fn watch_until_end(
     seconds: Option<u64>,
     mut killer: Option<Killer>,
 ) -> Outcome<()> {
-    let end = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    // So far away that no clock shows it: never.
+    let end = seconds.and_then(|seconds| Instant::now().checked_add(Duration::from_secs(seconds)));
     while !end_requested.load(Relaxed) && end.is_none_or(|end| Instant::now() < end) {
         match stack.take_device_error() {
             Some(error) if error.is_temporary() => eprintln!("{name}: {error}"),

@@ -5,7 +5,7 @@ use std::thread;
 
 use dominoes_netstack::Stack;
 
-use crate::Outcome;
+use crate::program::Outcome;
 use crate::stack::killer::Killer;
 
 /// Calls `work`, and lets replicas of the stack die meanwhile if there is a killer.

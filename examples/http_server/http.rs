@@ -48,8 +48,33 @@ pub(crate) struct Request {
     pub(crate) path: String,
     pub(crate) framing: Framing,
     pub(crate) expects_continue: bool,
-    /// Whether the connection may serve another one.
-    pub(crate) keep: bool,
+    pub(crate) lasts: Lasts,
+}
+
+/// Whether the connection serves another request (RFC 9112 section 9.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lasts {
+    No,
+    /// The answer has to say so: the client speaks HTTP/1.0.
+    IfSaid,
+    /// The client expects it.
+    UnlessClosed,
+}
+
+impl Lasts {
+    /// The same, unless something is left of the request's body.
+    pub(crate) fn if_read(self, is_read: bool) -> Lasts {
+        if is_read { self } else { Lasts::No }
+    }
+
+    /// The line of the answer's head that says it.
+    pub(crate) fn line(self) -> &'static str {
+        match self {
+            Lasts::No => "Connection: close\r\n",
+            Lasts::IfSaid => "Connection: keep-alive\r\n",
+            Lasts::UnlessClosed => "",
+        }
+    }
 }
 
 /// How long the body of a request is (RFC 9112 section 6).
@@ -103,7 +128,8 @@ impl Request {
         };
         let (mut length, mut chunks) = (None, false);
         let mut expects_continue = false;
-        let mut keep = parsed.version == Some(1);
+        // HTTP/1.1 connections stay unless told otherwise, older ones go (RFC 9112 section 9.3).
+        let (mut close, mut keep_alive) = (false, false);
         for field in parsed.headers.iter() {
             let value = str::from_utf8(field.value).map_err(|_| Status::BAD)?.trim();
             match &*field.name.to_ascii_lowercase() {
@@ -120,8 +146,12 @@ impl Request {
                 "transfer-encoding" => return Err(Status::NOT_IMPLEMENTED),
                 "expect" => expects_continue = value.eq_ignore_ascii_case("100-continue"),
                 "connection" => {
-                    let close = |option: &str| option.trim().eq_ignore_ascii_case("close");
-                    keep &= !value.split(',').any(close);
+                    let names = |name| {
+                        let mut options = value.split(',');
+                        options.any(|option| option.trim().eq_ignore_ascii_case(name))
+                    };
+                    close |= names("close");
+                    keep_alive |= names("keep-alive");
                 }
                 _ => {}
             }
@@ -134,12 +164,17 @@ impl Request {
             (None, false) if method == "PUT" => return Err(Status::LENGTH_REQUIRED),
             (None, false) => Framing::Length(0),
         };
+        let lasts = match parsed.version {
+            Some(1) => Lasts::UnlessClosed,
+            _ if keep_alive && !chunks => Lasts::IfSaid,
+            _ => Lasts::No,
+        };
         Ok(Request {
             method: method.to_owned(),
             path: path.to_owned(),
             framing,
             expects_continue,
-            keep,
+            lasts: if close { Lasts::No } else { lasts },
         })
     }
 }
@@ -247,7 +282,7 @@ impl Answer {
     }
 
     /// What comes before the content.
-    pub(crate) fn write_head(&self, writer: &mut impl Write, keep: bool) -> io::Result<()> {
+    pub(crate) fn write_head(&self, writer: &mut impl Write, lasts: Lasts) -> io::Result<()> {
         let Answer {
             status: Status(code, phrase),
             kind,
@@ -258,9 +293,7 @@ impl Answer {
         if code == Status::METHOD.0 {
             write!(writer, "Allow: GET, HEAD, PUT\r\n")?;
         }
-        if !keep {
-            write!(writer, "Connection: close\r\n")?;
-        }
+        write!(writer, "{}", lasts.line())?;
         let len = match content {
             Content::Text(text) => text.len() as u64,
             Content::File(_, len) => *len,
@@ -275,9 +308,9 @@ impl Answer {
         self,
         writer: &mut impl Write,
         head_only: bool,
-        keep: bool,
+        lasts: Lasts,
     ) -> io::Result<()> {
-        self.write_head(writer, keep)?;
+        self.write_head(writer, lasts)?;
         match self.content {
             _ if head_only => {}
             Content::Text(text) => writer.write_all(text.as_bytes())?,

@@ -12,7 +12,7 @@ use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
 use dominoes_netstack::{SocketError, TcpListener, TcpStream};
 
 use crate::files;
-use crate::http::{Answer, Content, Framing, HEAD, Request, Status};
+use crate::http::{Answer, Content, Framing, HEAD, Lasts, Request, Status};
 use crate::serve::LINGER;
 
 /// Events that are taken at a time.
@@ -171,7 +171,7 @@ impl Connection {
         if self.input.is_empty() {
             self.input = Vec::new();
         }
-        let (answer, head_only, keep) = match request {
+        let (answer, head_only, lasts) = match request {
             Ok(Some(request)) => {
                 let has_body = !matches!(request.framing, Framing::Length(0));
                 let answer = match &*request.method {
@@ -179,20 +179,21 @@ impl Connection {
                     _ => Err(Status::NOT_IMPLEMENTED),
                 };
                 let answer = answer.unwrap_or_else(Answer::from);
-                (answer, request.method == "HEAD", request.keep && !has_body)
+                let lasts = request.lasts.if_read(!has_body);
+                (answer, request.method == "HEAD", lasts)
             }
             Ok(None) => return false,
-            Err(status) => (Answer::from(status), false, false),
+            Err(status) => (Answer::from(status), false, Lasts::No),
         };
         // Writing to memory does not fail.
-        let _ = answer.write_head(&mut self.output, keep);
+        let _ = answer.write_head(&mut self.output, lasts);
         match answer.content {
             _ if head_only => {}
             Content::Text(text) => self.output.extend_from_slice(text.as_bytes()),
             Content::File(_, 0) => {}
             Content::File(file, len) => self.file = Some((file, len)),
         }
-        if !keep {
+        if lasts == Lasts::No {
             self.lingers = Some(LINGER);
         }
         true

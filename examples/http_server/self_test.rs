@@ -12,18 +12,21 @@ use sha2::{Digest, Sha256};
 
 use crate::client::{Client, FILES, Temporary, expect};
 use crate::http::Status;
-use crate::{Outcome, accept, builder, polled};
+use crate::program::Outcome;
+use crate::stack::Threads;
+use crate::{accept, builder, polled};
 
 /// A server and a client, a stack each, joined in memory.
-pub(crate) fn run(replicas: usize) -> Outcome<()> {
+pub(crate) fn run(threads: Threads) -> Outcome<()> {
     let (_folder, root) = Temporary::with_files()?;
     let (near, far) = memory::pair(MemoryConfig::default());
-    let server = builder("10.78.0.1/24", replicas, false).start(near)?;
-    let client = builder("10.78.0.2/24", 1, false).start(far)?;
+    let server = builder("10.78.0.1/24", threads, false).start(near)?;
+    let client = builder("10.78.0.2/24", Threads::fixed(1), false).start(far)?;
     let listener = server.listen(80, 64)?;
     println!(
-        "listening on {}, {replicas} replicas, device in memory",
-        listener.local_addr()?
+        "listening on {}, {}, device in memory",
+        listener.local_addr()?,
+        threads.name("replica"),
     );
     let serving = {
         let root = root.clone();
@@ -39,17 +42,17 @@ pub(crate) fn run(replicas: usize) -> Outcome<()> {
         .join()
         .map_err(|_| "the server panicked, see above")?;
     println!("all as it should be; the log's {compared} last fingerprints agree");
-    run_polled(replicas, &root)
+    run_polled(threads, &root)
 }
 
 /// Connections that the server has on one thread.
 const POLLED: usize = 500;
 
 /// The server that has all connections on one thread: each asks twice, and waits in between.
-fn run_polled(replicas: usize, root: &Path) -> Outcome<()> {
+fn run_polled(threads: Threads, root: &Path) -> Outcome<()> {
     let (near, far) = memory::pair(MemoryConfig::default());
-    let server = builder("10.78.0.1/24", replicas, true).start(near)?;
-    let client = builder("10.78.0.2/24", 1, true).start(far)?;
+    let server = builder("10.78.0.1/24", threads, true).start(near)?;
+    let client = builder("10.78.0.2/24", Threads::fixed(1), true).start(far)?;
     let listener = server.listen(80, 64)?;
     let serving = {
         let root = root.to_owned();

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
 use crate::files::{self, Put};
-use crate::http::{Answer, Body, Request, Status};
+use crate::http::{Answer, Body, Lasts, Request, Status};
 
 /// Connections served at a time, a thread each; more are told to come back.
 const CONNECTIONS: usize = 64;
@@ -73,15 +73,15 @@ pub(crate) fn serve(mut reader: impl BufRead, writer: impl Writer, root: &Path) 
             Ok(Some(request)) => request,
             Ok(None) => break,
             Err(status) => {
-                Answer::from(status).send(&mut writer, false, false)?;
+                Answer::from(status).send(&mut writer, false, Lasts::No)?;
                 break;
             }
         };
         let mut body = Body::new(&mut reader, request.framing);
         let answer = answer(&request, &mut body, &mut writer, root).unwrap_or_else(Answer::from);
-        let keep = request.keep && body.is_read();
-        answer.send(&mut writer, request.method == "HEAD", keep)?;
-        if !keep {
+        let lasts = request.lasts.if_read(body.is_read());
+        answer.send(&mut writer, request.method == "HEAD", lasts)?;
+        if lasts == Lasts::No {
             break;
         }
     }
@@ -93,7 +93,7 @@ pub(crate) fn serve(mut reader: impl BufRead, writer: impl Writer, root: &Path) 
 }
 
 fn turn_away(mut writer: impl Writer) -> io::Result<()> {
-    Answer::from(Status::UNAVAILABLE).send(&mut writer, false, false)
+    Answer::from(Status::UNAVAILABLE).send(&mut writer, false, Lasts::No)
 }
 
 fn answer(

@@ -15,7 +15,8 @@ use crate::iperf::{
     ACCESS_DENIED, COOKIE, CREATE_STREAMS, DISPLAY_RESULTS, EXCHANGE_RESULTS, IPERF_DONE,
     PARAM_EXCHANGE, SERVER_ERROR, TEST_END, TEST_RUNNING, TEST_START, read_json, write_json,
 };
-use crate::{DISCARD, ECHO, HTTP, IPERF, Outcome, Services, Threads, read_array, web};
+use crate::program::Outcome;
+use crate::{DISCARD, ECHO, HTTP, IPERF, Services, Threads, read_array, stack, web};
 
 /// Bytes that go each way in a test.
 const BYTES: usize = 20_000_000;
@@ -28,7 +29,7 @@ pub(crate) fn run(threads: Threads) -> Outcome<()> {
     let server = threads.builder("10.78.0.1/24").start(near)?;
     let one = Threads {
         variant: None,
-        replicas: 1,
+        threads: stack::Threads::fixed(1),
     };
     let client = one.builder("10.78.0.2/24").start(far)?;
     let services = Services::start(&server, &[])?;
@@ -56,7 +57,9 @@ const TESTS: &[(&str, Test)] = &[
     ("echo, UDP", echo_datagrams),
     ("http /bytes", fetch),
     ("http /sum", sum),
+    ("http, HTTP/1.0", old_clients),
     ("http, what is wrong", mistakes),
+    ("echo, many at once", many),
     ("iperf3", |stack| {
         iperf(stack, json!({"tcp": true, "parallel": 2}), &[1, 3])
     }),
@@ -186,6 +189,46 @@ fn sum(stack: &Stack) -> Outcome<String> {
         )?;
     }
     Ok(format!("{BYTES} bytes summed"))
+}
+
+/// Clients of HTTP/1.0 keep a connection if they say so, and are told.
+fn old_clients(stack: &Stack) -> Outcome<String> {
+    let mut stream = BufReader::new(connect(stack, HTTP)?);
+    let said = |stream: &mut BufReader<TcpStream>, field: &str| -> Outcome<String> {
+        let head = format!("GET /bytes/4097 HTTP/1.0\r\n{field}\r\n");
+        stream.get_mut().write_all(head.as_bytes())?;
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            expect(stream.read_line(&mut head)? > 0, "no whole head")?;
+        }
+        let mut body = [0; 4097];
+        stream.read_exact(&mut body)?;
+        expect(body[..] == sample(4097), "the bytes are others")?;
+        Ok(head)
+    };
+    for _ in 0..2 {
+        let head = said(&mut stream, "Connection: Keep-Alive\r\n")?;
+        expect(head.contains("\r\nConnection: keep-alive\r\n"), head)?;
+    }
+    let head = said(&mut stream, "")?;
+    expect(head.contains("\r\nConnection: close\r\n"), head)?;
+    let after = stream.read(&mut [0])?;
+    expect(after == 0, "the connection stays")?;
+    Ok("kept when asked".to_owned())
+}
+
+/// More connections than a service once had threads for.
+fn many(stack: &Stack) -> Outcome<String> {
+    const MANY: usize = 200;
+    let streams = (0..MANY).map(|_| connect(stack, ECHO));
+    let mut streams = streams.collect::<Outcome<Vec<_>>>()?;
+    for stream in &mut streams {
+        stream.write_all(b"hello")?;
+    }
+    for stream in &mut streams {
+        expect(read_array(stream)? == *b"hello", "something else came back")?;
+    }
+    Ok(format!("{MANY} connections"))
 }
 
 fn mistakes(stack: &Stack) -> Outcome<String> {

@@ -6,7 +6,7 @@ use dominoes_netstack::TcpStream;
 use sha2::{Digest, Sha256};
 
 use crate::CHUNK;
-use crate::http::{Answer, Body, Request, Status};
+use crate::http::{Answer, Body, Lasts, Request, Status};
 
 /// Bytes that are read and thrown away after a final answer, so that the client gets to see it.
 const LINGER: u64 = 16 << 20;
@@ -20,21 +20,21 @@ pub(crate) fn serve(stream: TcpStream) -> io::Result<()> {
             Ok(Some(request)) => request,
             Ok(None) => break,
             Err(status) => {
-                Answer::from(status).send(&mut writer, false, false)?;
+                Answer::from(status).send(&mut writer, false, Lasts::No)?;
                 break;
             }
         };
         let mut body = Body::new(&mut reader, request.framing);
         let answer = answer(&request, &mut body, &mut writer);
-        let keep = request.keep && body.is_read();
+        let lasts = request.lasts.if_read(body.is_read());
         match answer {
-            Ok(Some(len)) => send(&mut writer, len, request.method == "HEAD", keep)?,
+            Ok(Some(len)) => send(&mut writer, len, request.method == "HEAD", lasts)?,
             Ok(None) => {}
             Err(status) => {
-                Answer::from(status).send(&mut writer, request.method == "HEAD", keep)?
+                Answer::from(status).send(&mut writer, request.method == "HEAD", lasts)?
             }
         }
-        if !keep {
+        if lasts == Lasts::No {
             break;
         }
     }
@@ -69,7 +69,7 @@ fn answer(
             Answer::text(Status::OK, format!("{}\n", hex(&hash.finalize()))).send(
                 writer,
                 false,
-                request.keep,
+                request.lasts,
             )?;
             Ok(None)
         }
@@ -96,15 +96,12 @@ pub(crate) fn fill_pattern(from: u64, into: &mut [u8]) {
     }
 }
 
-fn send(writer: &mut impl Write, len: u64, head_only: bool, keep: bool) -> io::Result<()> {
+fn send(writer: &mut impl Write, len: u64, head_only: bool, lasts: Lasts) -> io::Result<()> {
     write!(
         writer,
-        "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: {len}\r\n"
+        "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: {len}\r\n{}\r\n",
+        lasts.line()
     )?;
-    if !keep {
-        write!(writer, "Connection: close\r\n")?;
-    }
-    write!(writer, "\r\n")?;
     let mut chunk = vec![
         0;
         if head_only {

@@ -333,7 +333,7 @@ impl Fixture {
     /// The example `udp_echo`, over a TAP.
     pub(crate) fn udp_echo() -> Result<Fixture, Failed> {
         let program = server_program("udp_echo", &UDP_ECHO)?;
-        let arguments = [Device::Tap.interface()];
+        let arguments = ["--tap", Device::Tap.interface()];
         let root = Temporary::new()?;
         Fixture::start_server(Device::Tap, program, &arguments, root, Some(1), |_| Ok(()))
     }
@@ -877,6 +877,11 @@ fn server_program(
         Ok(path) => Ok(path),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Where an example is that needs no fixture, once it is built.
+pub(crate) fn example(name: &str) -> Result<PathBuf, Failed> {
+    Ok(build_server(name)?)
 }
 
 static HTTP_SERVER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
