@@ -56,6 +56,8 @@ mod clients;
 mod datagrams;
 #[path = "host/deaths.rs"]
 mod deaths;
+#[path = "host/examples.rs"]
+mod examples;
 #[path = "host/fixture.rs"]
 mod fixture;
 #[path = "host/floods.rs"]
@@ -268,6 +270,10 @@ fn main() -> ExitCode {
     trials.list.push(Trial::test(
         "top::without_a_terminal_it_names_once_and_fails",
         top_without_a_terminal,
+    ));
+    trials.list.push(Trial::test(
+        "examples::each_has_help_and_names_what_is_wrong",
+        examples::each_has_help_and_names_what_is_wrong,
     ));
     for &(name, test) in signals::TESTS {
         let missing = needs.missing("tap", &needs.tap);

@@ -11,9 +11,13 @@ use std::sync::Arc;
 use dominoes_drivers::memory::peer::headers::Ends;
 #[cfg(feature = "report")]
 use dominoes_netstack::processor::Search;
-use dominoes_netstack::processor::{Aes256Ctr, Aes256Gcm, Failure, Processor, StreamId};
+#[cfg(feature = "tls")]
+use dominoes_netstack::processor::{Aes256Ctr, Aes256Gcm};
+use dominoes_netstack::processor::{Failure, Processor, StreamId};
 
-use crate::workload::{self, Processing, Workload};
+#[cfg(feature = "tls")]
+use crate::workload;
+use crate::workload::{Processing, Workload};
 
 /// Segments after which positions repeat in receiving.
 pub(crate) const RECORDS: usize = 128;
@@ -63,10 +67,8 @@ impl Processor for Circular {
 /// What the workload asks for; `None` if it asks for nothing.
 ///
 /// # Errors
-/// If segments are too short for its records.
+/// If segments are too short for its records, or its feature is not compiled in.
 pub(crate) fn processor(workload: &Workload) -> Result<Option<Arc<dyn Processor>>, String> {
-    let mut key = [0; 32];
-    key.copy_from_slice(&workload::bytes(!workload.seed, 32));
     let inner: Box<dyn Processor> = match workload.processing {
         Processing::None => return Ok(None),
         processing if processing.is_tls() => return Ok(None),
@@ -74,17 +76,31 @@ pub(crate) fn processor(workload: &Workload) -> Result<Option<Arc<dyn Processor>
         Processing::Search => Box::new(search(workload)?),
         #[cfg(not(feature = "report"))]
         Processing::Search => return Err("a search needs the feature `report`".to_owned()),
-        Processing::Aes256Ctr => Box::new(Aes256Ctr::new(&key)),
-        _ => {
-            let gcm = Aes256Gcm::new(&key, workload.segment_bytes as u32);
-            Box::new(gcm.ok_or("segments are too short for records of AES-256-GCM")?)
-        }
+        _ => cipher(workload)?,
     };
     Ok(Some(Arc::new(Circular {
         inner,
         period: (RECORDS * workload.segment_bytes) as u64,
         name: name(),
     })))
+}
+
+#[cfg(feature = "tls")]
+fn cipher(workload: &Workload) -> Result<Box<dyn Processor>, String> {
+    let mut key = [0; 32];
+    key.copy_from_slice(&workload::bytes(!workload.seed, 32));
+    Ok(match workload.processing {
+        Processing::Aes256Ctr => Box::new(Aes256Ctr::new(&key)),
+        _ => {
+            let gcm = Aes256Gcm::new(&key, workload.segment_bytes as u32);
+            Box::new(gcm.ok_or("segments are too short for records of AES-256-GCM")?)
+        }
+    })
+}
+
+#[cfg(not(feature = "tls"))]
+fn cipher(_: &Workload) -> Result<Box<dyn Processor>, String> {
+    Err("a cipher needs the feature `tls`".to_owned())
 }
 
 /// For some words that are found in every segment, and some that hardly ever are.

@@ -10,7 +10,8 @@
 //! their records, the other variants, pictures (`plot`, `svg`, `report`), counts of instructions
 //! (`instructions`), single calls of the log (`micro`), and which target a command line means
 //! (`targets`). Without it there is what the example `throughput` compares, and nothing else, since
-//! that is the first thing that people compile.
+//! that is the first thing that people compile. The feature `tls` adds the ciphers and TLS of the
+//! example `throughput_tls`.
 
 #![forbid(unsafe_code)]
 
