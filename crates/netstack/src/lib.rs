@@ -124,8 +124,6 @@ pub use crate::log::request::Families;
 pub use crate::state::apply::Replica;
 pub use config::{Keepalive, Limits, Settings, TcpPolicy, Tuning};
 pub use error::{CloseError, ConfigError, MembershipError, SocketError, StackError};
-#[cfg(feature = "framed")]
-pub use socket::framed;
 pub use socket::poller;
 #[cfg(feature = "rustls")]
 pub use socket::tls;
@@ -135,4 +133,6 @@ pub use socket::{
     UdpSender, UdpSocket,
 };
 pub use socket::{TcpStream, WriteHalf};
+#[cfg(feature = "framed")]
+pub use socket::{TcpView, framed};
 pub use stack::{Builder, Interface, Stack};

@@ -5,6 +5,8 @@
 //! driven by hand, or from inside a context, uses; the others wait for another thread to drive the
 //! stack.
 
+#[cfg(feature = "framed")]
+mod alone;
 mod current;
 mod echo;
 #[cfg(feature = "framed")]
@@ -50,6 +52,8 @@ use half::Half;
 
 pub(crate) use wait::WaitUntil;
 
+#[cfg(feature = "framed")]
+pub use alone::TcpView;
 pub use current::Entered;
 pub use echo::EchoSocket;
 pub use interfaces::{InterfaceStatus, RouteStatus};
@@ -620,7 +624,10 @@ impl TcpStream {
     /// # Errors
     /// [`SocketError::Invalid`] if a value is out of its range.
     pub fn set_tuning(&self, tuning: Tuning) -> Result<(), SocketError> {
-        self.half.tune(|_| tuning)
+        match tuning.receive_buffer {
+            1.. if tuning.receive_buffer < self.half.least.receive => Err(SocketError::Invalid),
+            _ => self.half.tune(|_| tuning),
+        }
     }
 
     /// As [`TcpStream::set_tuning`] set it.
@@ -656,7 +663,7 @@ impl TcpStream {
     /// # Errors
     /// [`SocketError::Invalid`] if it is smaller.
     pub fn set_send_buffer(&self, bytes: Option<u32>) -> Result<(), SocketError> {
-        if bytes.is_some_and(|bytes| bytes < 1 << 10) {
+        if bytes.is_some_and(|bytes| bytes < self.half.least.send.max(1 << 10)) {
             return Err(SocketError::Invalid);
         }
         let stream = self.half.stream()?;

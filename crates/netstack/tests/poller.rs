@@ -9,7 +9,9 @@ mod echo;
 #[cfg(target_os = "linux")]
 mod reference;
 mod threads;
+mod units;
 
+use dominoes_netstack::SocketError;
 use dominoes_netstack::poller::{Event, Events, Interest, Poller, Token, Trigger};
 
 const TRIGGERS: [Trigger; 2] = [Trigger::Level, Trigger::Edge];

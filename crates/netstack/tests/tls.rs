@@ -4,7 +4,7 @@
 
 #![cfg(feature = "testkit")]
 
-mod fixture;
+pub(crate) mod fixture;
 mod hostile;
 mod schedules;
 
@@ -374,7 +374,11 @@ fn what_is_no_tls_is_refused_and_nothing_panics() {
         match done {
             Err(TlsError::Refused(_)) if is_finished => Ok(()),
             // It may wait for the rest of a message.
-            Err(TlsError::Handshake(_) | TlsError::Truncated) if !is_finished => Ok(()),
+            Err(TlsError::Handshake(_) | TlsError::Refused(_) | TlsError::Truncated)
+                if !is_finished =>
+            {
+                Ok(())
+            }
             done => Err(format!("{done:?}, {is_finished}")),
         }
     });
@@ -474,6 +478,7 @@ enum Ending {
     Shutdown,
     Drop,
     Close,
+    CloseWithin,
 }
 
 /// Both workers stand in the middle of a record when the stream ends: the peer reads what was
@@ -486,6 +491,8 @@ fn an_end_waits_for_records_that_workers_are_sealing() {
         (Ending::Drop, TLS12),
         (Ending::Close, TLS13),
         (Ending::Close, TLS12),
+        (Ending::CloseWithin, TLS13),
+        (Ending::CloseWithin, TLS12),
     ] {
         let (server_config, client_config) = configs(suite);
         let (left, right) = memory::pair(MemoryConfig::default());
@@ -520,8 +527,13 @@ fn an_end_waits_for_records_that_workers_are_sealing() {
                 None
             }
             Ending::Close => Some(thread::spawn(move || {
-                let done = client.close(std::time::Duration::from_secs(60));
-                (done, stream)
+                let closed = client.close(std::time::Duration::from_secs(60));
+                assert!(closed.is_ok(), "{closed:?}");
+                drop(stream);
+            })),
+            Ending::CloseWithin => Some(thread::spawn(move || {
+                let closed = stream.close_within(std::time::Duration::from_secs(60));
+                assert_eq!(closed, Ok(()));
             })),
         };
         // What ends without waiting has time to do so.
@@ -536,9 +548,7 @@ fn an_end_waits_for_records_that_workers_are_sealing() {
         assert!(text == sent, "{ending:?}");
         serving.join().unwrap();
         if let Some(closing) = done {
-            let (closed, stream) = closing.join().unwrap();
-            assert!(closed.is_ok(), "{closed:?}");
-            drop(stream);
+            closing.join().unwrap();
         }
         if ending == Ending::Drop {
             // The worker that had the connection last lets it go.
@@ -582,4 +592,48 @@ fn dropping_a_stream_sends_what_was_written_and_close_notify() {
     assert_eq!(pair.ends[0].write(&sent), Ok(sent.len()));
     pair.ends[0] = End::Gone;
     assert_eq!(pair.read_to_end(1), Ok(sent));
+}
+
+#[test]
+fn a_handshake_that_takes_too_long_fails_and_its_connection_is_closed() {
+    let late = TlsError::Socket(SocketError::TimedOut);
+    for (who, at) in [(SERVER, 0), (CLIENT, 1)] {
+        for waits in [false, true] {
+            let mut pair = Plan::new(Variant::Single, who, TLS13).build(1);
+            assert_eq!(pair.ends[at].go_on(), Ok(false), "it has time");
+            let End::Begun(mut handshake) = std::mem::replace(&mut pair.ends[at], End::Gone) else {
+                panic!("it is not ours");
+            };
+            let left = handshake.time_left().unwrap();
+            let usual = std::time::Duration::from_secs(30);
+            assert!(left <= usual && !left.is_zero(), "{left:?}");
+            handshake.set_timeout(Some(std::time::Duration::from_nanos(1)));
+            // Bytes that have arrived do not make it less late.
+            let (session, stream) = pair.ends[1 - at].rustls_parts();
+            let _ = stream.try_write(&raw(session));
+            pair.net.pass(Duration::from_millis(100));
+            let done = match waits {
+                false => {
+                    let done = handshake.try_finish().map(drop);
+                    assert_eq!(handshake.try_finish().map(drop), done);
+                    drop(handshake);
+                    done
+                }
+                true => handshake.finish().map(drop),
+            };
+            assert_eq!(done, Err(late.clone()));
+            pair.net.pass(Duration::from_millis(100));
+            let (_, stream) = pair.ends[1 - at].rustls_parts();
+            let ended = loop {
+                match stream.try_read(&mut [0; 5_000]) {
+                    Ok(1..) => {}
+                    ended => break ended,
+                }
+            };
+            assert!(
+                matches!(ended, Ok(0) | Err(SocketError::Reset)),
+                "{ended:?}"
+            );
+        }
+    }
 }

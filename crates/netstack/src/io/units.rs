@@ -217,7 +217,8 @@ impl<T> UnitRing<T> {
         // ORDERING: Release, pairs with the Acquire in `push`.
         slot.word
             .store(word(next, UnitState::Free), Ordering::Release);
-        self.taken.store(number + 1, Ordering::Relaxed);
+        // ORDERING: Release, pairs with the Acquire fence in `Stage::look`.
+        self.taken.store(number + 1, Ordering::Release);
         Some(taken)
     }
 }

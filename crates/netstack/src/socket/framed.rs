@@ -108,7 +108,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::TcpStream;
-use super::stage::{Codec, MAX_HEADER, Reader, Receiver, Sender, Shared, Stage, stream_of_units};
+use super::alone::{Alone, TcpView, Unfit};
+use super::half::Least;
+use super::poller::{Interest, Registered, Sealed, Watched};
+use super::stage::{Codec, MAX_HEADER, Reader, Sender, Shared, Stage, stream_of_units};
 use super::wait::WaitUntil;
 use crate::error::SocketError;
 use crate::io::processor::Failure;
@@ -119,8 +122,6 @@ use crate::log::request::ConnId;
 pub const MAX_PAYLOAD: usize = 16 << 10;
 /// The most bytes of a unit: 32 KiB.
 pub const MAX_UNIT: usize = 32 << 10;
-/// A framed stream is the stream, and its two halves.
-const HOLDS: usize = 3;
 
 /// Where units of a stream end, and what is done to them.
 ///
@@ -233,6 +234,16 @@ impl From<SocketError> for FramedError {
     }
 }
 
+impl From<Unfit> for FramedError {
+    fn from(unfit: Unfit) -> Self {
+        match unfit {
+            Unfit::NotAlone => FramedError::NotAlone,
+            Unfit::BufferTooShort => FramedError::BufferTooShort,
+            Unfit::Socket(error) => FramedError::Socket(error),
+        }
+    }
+}
+
 impl From<FramedError> for io::Error {
     fn from(error: FramedError) -> Self {
         match error {
@@ -248,12 +259,14 @@ impl From<FramedError> for io::Error {
 /// Dropping it, or both halves, closes it as [`TcpStream`] does.
 #[derive(Debug)]
 pub struct FramedStream {
+    watched: Watched,
     reader: FramedReadHalf,
     writer: FramedWriteHalf,
 }
 
 /// The half of a framed connection that reads.
 pub struct FramedReadHalf {
+    watched: Watched,
     // Dropped before the connection ends.
     reader: Reader<Units>,
     shared: Arc<Shared<Units>>,
@@ -261,6 +274,7 @@ pub struct FramedReadHalf {
 
 /// The half of a framed connection that writes.
 pub struct FramedWriteHalf {
+    watched: Watched,
     shared: Arc<Shared<Units>>,
 }
 
@@ -284,32 +298,21 @@ impl FramedStream {
         stream: TcpStream,
         processor: Arc<dyn UnitProcessor>,
     ) -> Result<FramedStream, FramedError> {
-        let half = Arc::clone(&stream.half);
-        if Arc::strong_count(&half) != HOLDS + 1 {
-            return Err(FramedError::NotAlone);
-        }
         let units = Arc::new(Units {
             max_payload: processor.max_payload(),
             max_unit: processor.max_unit(),
             header_len: processor.header_len(),
             processor: Arc::clone(&processor),
         });
-        if !units.is_valid() || half.world.streams.inline.is_some() {
+        if !units.is_valid() {
             return Err(SocketError::Invalid.into());
         }
-        let connection = half.stream()?;
-        let ring = half.world.limits.send_buffer;
-        let send = match connection.send_limit() {
-            0 => ring,
-            limit => limit.min(ring),
+        let least = Least {
+            receive: 2 * units.max_unit as u32,
+            send: units.max_unit as u32,
         };
-        if (half.receive_buffer() / 2).min(send) < units.max_unit as u32 {
-            return Err(FramedError::BufferTooShort);
-        }
-        let (read, written) = connection.cursors();
-        let sender = Sender::new(Arc::clone(&units), 0, written);
-        let receiver = Receiver::new(&units, 0, read);
-        let stage = Stage::new(half, processor, sender, receiver);
+        let alone = Alone::new(stream, least)?;
+        let stage = Stage::new(alone, processor, (Arc::clone(&units), 0), (&units, 0))?;
         let reader = Reader::new(&stage, units, 0);
         Ok(FramedStream::over(&stage, reader))
     }
@@ -384,6 +387,10 @@ impl Codec for Units {
     fn fit(&self, len: usize, room: usize) -> usize {
         let len = len.min(self.max_payload);
         if self.sealed_len(len) <= room { len } else { 0 }
+    }
+
+    fn least_room(&self) -> usize {
+        self.max_unit
     }
 
     fn seal(&self, number: u64, _: u8, text: &[u8], unit: &mut [u8]) -> Result<(), Failure> {

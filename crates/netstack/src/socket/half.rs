@@ -25,8 +25,17 @@ pub(super) struct Half {
     pub(super) writer: Shared<bool>,
     pub(super) read_wait: WaitPolicy,
     pub(super) write_wait: WaitPolicy,
+    /// Its buffers may not be shorter. 0 for streams without units.
+    pub(super) least: Least,
     /// Whether its end was told by `take_error`.
     told: AtomicBool,
+}
+
+/// The shortest buffers that a connection may have, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Least {
+    pub(super) receive: u32,
+    pub(super) send: u32,
 }
 
 impl Half {
@@ -39,6 +48,7 @@ impl Half {
             writer: Shared::new(false),
             read_wait: WaitPolicy::default(),
             write_wait: WaitPolicy::default(),
+            least: Least::default(),
             told: AtomicBool::new(false),
         }
     }
@@ -57,6 +67,8 @@ impl Half {
             world: Arc::clone(&self.world),
             stream: self.stream,
             can,
+            #[cfg(feature = "framed")]
+            units: None,
         }
     }
 
@@ -179,12 +191,9 @@ impl Half {
         }
     }
 
-    /// Waits until the peer has all that was written and our FIN, or nothing more will come of it.
+    /// Waits until the peer has all that was written and our FIN, which was asked for, or nothing
+    /// more will come of it.
     pub(super) fn await_end(&self, until: WaitUntil) -> Result<(), SocketError> {
-        self.request(AppRequest {
-            shutdown: true,
-            ..AppRequest::default()
-        });
         let stream = self.stream()?;
         let over = || {
             let status = stream.status();

@@ -80,11 +80,12 @@ use dominoes::EventCount;
 use dominoes_drivers::EventFd;
 
 use self::registration::{Collected, Registration};
-use self::source::Registered;
 use super::WaitUntil;
 
 pub(crate) use self::held::hold_wakeups;
-pub(super) use self::source::{Target, Watched};
+#[cfg(feature = "framed")]
+pub(super) use self::source::Sealed;
+pub(super) use self::source::{Registered, Target, Watched};
 
 pub use self::source::Source;
 

@@ -7,15 +7,17 @@ mod sending;
 mod streams;
 
 use core::ops::ControlFlow;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use dominoes::{Exclusive, Watch};
 
+use super::alone::{Alone, TcpView};
 use super::half::Half;
+use super::poller::{Interest, Target};
 use crate::error::SocketError;
-use crate::io::stream::{Handle, StreamRef};
-use crate::io::units::{Owner, Serial, TextBuffer, UnitRing, UnitWork};
+use crate::io::stream::{Handle, Look, StreamRef};
+use crate::io::units::{Owner, Serial, TextBuffer, UnitRing, UnitState, UnitWork};
 
 pub(super) use receiving::{OpenUnit, Reader, Receiver};
 pub(super) use sending::{SealUnit, Sender};
@@ -64,6 +66,9 @@ pub(super) trait Codec: Sized + Send + Sync + 'static {
 
     /// How much of `len` bytes of text the next unit takes, if it finds `room` bytes; 0: none.
     fn fit(&self, len: usize, room: usize) -> usize;
+
+    /// How many bytes of room let [`Codec::fit`] take some of any text.
+    fn least_room(&self) -> usize;
 
     /// Makes unit `number`, which is [`Codec::sealed_len`] long.
     fn seal(
@@ -117,6 +122,8 @@ pub(super) trait Codec: Sized + Send + Sync + 'static {
 ///
 /// Neither changes what it reads, so a unit whose thread unwinds is begun anew.
 pub(super) struct Stage<C: Codec> {
+    /// Its only owner reads and writes the connection.
+    alone: Alone,
     pub(super) half: Arc<Half>,
     /// Of its text.
     owner: Owner,
@@ -127,6 +134,10 @@ pub(super) struct Stage<C: Codec> {
     sender: Mutex<Sender<C>>,
     pub(super) sealing: UnitRing<SealUnit<C>>,
     publishing: Serial,
+    /// The end of the last unit in the send stream. Other threads than the writer read it.
+    ahead: AtomicU64,
+    /// As [`Codec::least_room`].
+    least_room: usize,
     /// The stream ends behind the last unit.
     is_ending: AtomicBool,
     /// The stack was told so.
@@ -134,6 +145,8 @@ pub(super) struct Stage<C: Codec> {
 
     receiver: Exclusive<Receiver<C>>,
     pub(super) opening: UnitRing<OpenUnit<C>>,
+    /// Whether the reader has text, or the end, or is taking a unit that may contain one of them.
+    has_text: AtomicBool,
     /// What the connection's news calls.
     arrivals: Arc<dyn Watch>,
     /// Whether it is called.
@@ -143,17 +156,29 @@ pub(super) struct Stage<C: Codec> {
 }
 
 impl<C: Codec> Stage<C> {
+    /// Begins at the present cursors of the connection. `sealing` and `opening` are the codecs of
+    /// the two directions, each with the number of its first unit.
     pub(super) fn new(
-        half: Arc<Half>,
+        alone: Alone,
         extra: C::Extra,
-        sender: Sender<C>,
-        receiver: Receiver<C>,
-    ) -> Arc<Stage<C>> {
-        if let Ok(stream) = half.stream() {
-            stream.write_units();
+        (sealing, first_sealed): (Arc<C>, u64),
+        (opening, first_opened): (&Arc<C>, u64),
+    ) -> Result<Arc<Stage<C>>, SocketError> {
+        let half = Arc::clone(alone.half());
+        let stream = half.stream()?;
+        stream.write_units();
+        let (read, written) = stream.cursors();
+        let least_room = sealing.least_room();
+        let receiver = Receiver::new(opening, first_opened, read);
+        let mut sender = Sender::new(sealing, first_sealed, written);
+        // A stream has no units after its end.
+        let is_shut = half.writer.with(|is_shut| *is_shut);
+        if is_shut {
+            sender.over = Some(SocketError::ShutDown.into());
         }
         let owner = half.world.units.owner();
         let stage = Arc::new_cyclic(|stage: &Weak<Stage<C>>| Stage {
+            alone,
             half,
             owner,
             extra,
@@ -161,10 +186,13 @@ impl<C: Codec> Stage<C> {
             sender: Mutex::new(sender),
             sealing: UnitRing::new(UNITS),
             publishing: Serial::default(),
-            is_ending: AtomicBool::new(false),
-            has_ended: AtomicBool::new(false),
+            ahead: AtomicU64::new(written),
+            least_room,
+            is_ending: AtomicBool::new(is_shut),
+            has_ended: AtomicBool::new(is_shut),
             receiver: Exclusive::new(receiver),
             opening: UnitRing::new(UNITS),
+            has_text: AtomicBool::new(false),
             arrivals: Arc::new(Arrivals(Weak::clone(stage))),
             is_armed: AtomicBool::new(false),
             is_queued: AtomicBool::new(false),
@@ -172,7 +200,23 @@ impl<C: Codec> Stage<C> {
         let weak: Weak<Stage<C>> = Arc::downgrade(&stage);
         stage.half.world.register_units(weak);
         stage.watch();
-        stage
+        Ok(stage)
+    }
+
+    /// The connection, without its bytes.
+    pub(super) fn view(&self) -> TcpView<'_> {
+        self.alone.view(Some(self))
+    }
+
+    /// For pollers.
+    pub(super) fn target(self: &Arc<Self>, can: Interest) -> Target {
+        let units: Weak<Stage<C>> = Arc::downgrade(self);
+        Target::Stream {
+            world: Arc::clone(&self.half.world),
+            stream: self.half.stream,
+            can,
+            units: Some(units),
+        }
     }
 
     /// Applications take it, workers do not.
@@ -219,6 +263,50 @@ impl<C: Codec> Stage<C> {
     fn unwatch(&self) {
         if let Ok(stream) = self.half.stream() {
             stream.waiting().unwatch(&self.arrivals);
+        }
+    }
+}
+
+/// The part of a stage that does not depend on its codec.
+pub(super) trait Staged: Send + Sync {
+    /// Ends the stream after the last unit.
+    fn end_writing(&self);
+
+    /// Whether a read, and a write, would find something, if the connection below looks like this.
+    fn look(&self, stream: &StreamRef<'_>, below: &Look) -> StageLook;
+}
+
+/// Whether calls would have to wait.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StageLook {
+    pub(super) is_readable: bool,
+    pub(super) is_writable: bool,
+    /// Whether nothing can be written any more.
+    pub(super) is_write_over: bool,
+}
+
+impl<C: Codec> Staged for Stage<C> {
+    fn end_writing(&self) {
+        self.end(None);
+    }
+
+    fn look(&self, stream: &StreamRef<'_>, below: &Look) -> StageLook {
+        let first = self.opening.first();
+        // ORDERING: Acquire fence, pairs with the Release by which a unit is taken: a thread that
+        // does not find the unit finds the flag that its reader stored before.
+        fence(Ordering::Acquire);
+        let has_more = match first {
+            UnitState::Ready | UnitState::Done => true,
+            UnitState::Claimed => false,
+            UnitState::Free => below.is_at_end || self.has_unit(),
+        };
+        let has_place = self.sealing.len() + C::CONTROL_UNITS < UNITS || self.sealing.has_ready();
+        let ahead = self.ahead.load(Ordering::Relaxed);
+        let is_write_over = self.is_ending.load(Ordering::Relaxed) || self.failed.get().is_some();
+        StageLook {
+            is_readable: has_more || self.has_text.load(Ordering::Relaxed),
+            is_writable: has_place && stream.has_room_behind(ahead, self.least_room),
+            is_write_over,
         }
     }
 }

@@ -47,6 +47,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! The handshake's cryptography is the program's choice: `rustls` has the provider that the program
+//! enables as a feature of it, such as `aws_lc_rs` or `ring`, or that it puts into its
+//! configuration. Records are sealed and opened by `aws-lc-rs`, whatever provider that is.
+//!
 //! # What is sent when
 //! Every write makes records of what it is given, the last of any length; flushing does nothing.
 //! Small writes cost a record each: wrap the stream in a [`BufWriter`](std::io::BufWriter).
@@ -60,11 +64,12 @@
 //!   byte that is not sealed. A worker that dies leaves its record to another, which makes the same
 //!   bytes of it.
 //! - A record that is not authentic, or breaks another rule, ends the connection with its alert;
-//!   nothing of it or behind it is read. A stream that ends without close_notify ends for its
-//!   reader with [`TlsError::Truncated`].
+//!   nothing of it or behind it is read. Bytes that begin no record get their alert at once, and a
+//!   handshake that takes too long ends ([`TlsHandshake::set_timeout`]). A stream that ends without
+//!   close_notify ends for its reader with [`TlsError::Truncated`].
 //! - Keys are replaced when the peer asks, when [`TlsStream::update_keys`] is called, and before
-//!   one has sealed 2^24 records with AES-GCM. The peer may send 32 records in a row that carry
-//!   nothing for the reader, KeyUpdates among them but for those that were asked for.
+//!   one has sealed 2^24 records with AES-GCM. The peer may send 32 records or messages in a row
+//!   that carry nothing for the reader, KeyUpdates among them that we did not ask for.
 //! - Keys are zeroed when they are replaced and when the connection goes; so is text, and before
 //!   another connection has its memory.
 //! - `Stack::close` lets what was written be sealed, and says close_notify.
@@ -87,6 +92,8 @@ use rustls::pki_types::ServerName;
 use rustls::server::ServerConfig;
 
 use self::record::Keys;
+use super::alone::TcpView;
+use super::poller::{Interest, Registered, Sealed, Watched};
 use super::stage::{Reader, Shared, Stage, stream_of_units};
 use super::wait::WaitUntil;
 use super::{TcpListener, TcpStream};
@@ -106,12 +113,14 @@ pub use record::nonces::{NonceTally, count_nonces};
 /// Dropping it, or both halves, sends close_notify and closes it as [`TcpStream`] does.
 #[derive(Debug)]
 pub struct TlsStream {
+    watched: Watched,
     reader: TlsReadHalf,
     writer: TlsWriteHalf,
 }
 
 /// The half of a TLS connection that reads.
 pub struct TlsReadHalf {
+    watched: Watched,
     // Dropped before the connection ends.
     reader: Reader<Keys>,
     shared: Arc<Shared<Keys>>,
@@ -119,6 +128,7 @@ pub struct TlsReadHalf {
 
 /// The half of a TLS connection that writes.
 pub struct TlsWriteHalf {
+    watched: Watched,
     shared: Arc<Shared<Keys>>,
 }
 
@@ -206,7 +216,8 @@ impl TlsListener {
     }
 
     /// Takes the next connection, whose handshake begins. [Finish](TlsHandshake::finish) it where
-    /// it may take its time: a client that says nothing holds up whoever waits for it.
+    /// it may take its time: a client that says nothing delays its caller by up to
+    /// [`TlsHandshake::time_left`].
     ///
     /// # Errors
     /// As [`TcpListener::accept`].

@@ -66,6 +66,16 @@ impl WaitUntil {
             .map_or(WaitUntil::Never, WaitUntil::At)
     }
 
+    /// No longer than until `deadline`.
+    #[cfg(feature = "rustls")]
+    pub(super) fn before(self, deadline: Option<Instant>) -> WaitUntil {
+        match (self, deadline) {
+            (WaitUntil::At(end), Some(deadline)) => WaitUntil::At(end.min(deadline)),
+            (WaitUntil::Never, Some(deadline)) => WaitUntil::At(deadline),
+            (until, _) => until,
+        }
+    }
+
     /// How long the call may go on waiting; `None`: for ever.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use dominoes_netstack::poller::Source;
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::{self, Setup};
-use dominoes_netstack::{Connecting, SocketError, TcpListener, TcpStream};
+use dominoes_netstack::{Connecting, TcpListener, TcpStream};
 
 use super::*;
 

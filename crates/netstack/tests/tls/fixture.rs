@@ -31,10 +31,10 @@ pub(super) const SUITES: [SupportedCipherSuite; 6] = [
     provider::cipher_suite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
     provider::cipher_suite::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
 ];
-pub(super) const TLS13: SupportedCipherSuite = SUITES[1];
-pub(super) const TLS12: SupportedCipherSuite = SUITES[4];
+pub(crate) const TLS13: SupportedCipherSuite = SUITES[1];
+pub(crate) const TLS12: SupportedCipherSuite = SUITES[4];
 
-pub(super) fn configs(suite: SupportedCipherSuite) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
+pub(crate) fn configs(suite: SupportedCipherSuite) -> (Arc<ServerConfig>, Arc<ClientConfig>) {
     let mut with = provider::default_provider();
     with.cipher_suites = vec![suite];
     let with = Arc::new(with);
@@ -59,7 +59,7 @@ pub(super) fn configs(suite: SupportedCipherSuite) -> (Arc<ServerConfig>, Arc<Cl
     (Arc::new(server.unwrap()), Arc::new(client))
 }
 
-pub(super) fn name() -> ServerName<'static> {
+pub(crate) fn name() -> ServerName<'static> {
     ServerName::try_from("server.test").unwrap()
 }
 

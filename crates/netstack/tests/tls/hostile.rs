@@ -566,3 +566,114 @@ fn a_peer_whose_text_is_not_read_is_stopped() {
     assert!((64 << 10..most).contains(&sent), "{sent} bytes are sent");
     assert_eq!(pair.net.host(ours).unexpected_panics(), 0);
 }
+
+/// Content type, version and length are looked at before anything else is waited for.
+#[test]
+fn what_is_not_tls_hears_an_alert_and_the_end_at_its_first_bytes() {
+    const UNEXPECTED: AlertDescription = AlertDescription::UnexpectedMessage;
+    for (said, alert) in [
+        (
+            &b"GET / HTTP/1.1\r\nHost: server.test\r\n\r\n"[..],
+            UNEXPECTED,
+        ),
+        (b"S", UNEXPECTED),
+        (b"\x18\x03\x03", UNEXPECTED),
+        (b"\x17\x03\x03\x00\x20", UNEXPECTED),
+        (b"\x16\x03\x01\x00\x00", UNEXPECTED),
+        (b"\x16\x45", AlertDescription::ProtocolVersion),
+        (b"\x16\x03\x01\x40\x01", AlertDescription::RecordOverflow),
+    ] {
+        for (who, at) in [(SERVER, 0), (CLIENT, 1)] {
+            let mut pair = Plan::new(Variant::Single, who, TLS13).build(1);
+            let (_, stream) = pair.ends[1 - at].rustls_parts();
+            assert_eq!(stream.try_write(said), Ok(said.len()));
+            let refused = pair.both(|ends| ends[at].go_on());
+            assert_eq!(refused, Err(TlsError::Refused(alert)), "{said:?}");
+            let again = pair.ends[at].go_on();
+            assert_eq!(again, Err(TlsError::Refused(alert)), "for good");
+            pair.ends[at] = End::Gone;
+            let (_, stream) = pair.ends[1 - at].rustls_parts();
+            let (mut heard, mut buffer) = (Vec::new(), [0; 5_000]);
+            let done = go_on(&mut pair.net, || match stream.try_read(&mut buffer) {
+                Ok(len) => {
+                    heard.extend_from_slice(&buffer[..len]);
+                    Ok(len == 0)
+                }
+                Err(SocketError::WouldBlock) => Ok(false),
+                Err(error) => Err(error),
+            });
+            assert_eq!(done, Ok(()), "{said:?}");
+            assert!(heard.ends_with(&[21, 3, 3, 0, 2, 2, alert.into()]));
+        }
+    }
+}
+
+/// Also when its keys are there: `rustls` seals the alert then.
+#[test]
+fn what_is_not_tls_is_refused_in_the_middle_of_a_handshake() {
+    for said in [&b"GET "[..], b"\x16\x45", b"\x16\x03\x03\x50\x01"] {
+        let mut pair = Plan::new(Variant::Single, SERVER, TLS13).build(1);
+        let mut begun = false;
+        let done = pair.both(|ends| {
+            let (session, stream) = ends[1].rustls_parts();
+            if !begun {
+                let hello = raw(session);
+                assert_eq!(stream.try_write(&hello), Ok(hello.len()));
+                begun = true;
+            }
+            // The server's flight.
+            if stream.try_read(&mut [0; 5_000]).is_ok() {
+                assert_eq!(stream.try_write(said), Ok(said.len()));
+            }
+            ends[0].go_on()
+        });
+        assert!(matches!(done, Err(TlsError::Handshake(_))), "{done:?}");
+    }
+}
+
+#[test]
+fn an_empty_alert_is_no_alert_that_could_be_decoded() {
+    let alert = AlertDescription::UnexpectedMessage;
+    let (read, done) = read_records(&[(23, b"before"), (21, &[])]);
+    assert_eq!(
+        (&read[..], done),
+        (&b"before"[..], Err(TlsError::Refused(alert)))
+    );
+}
+
+/// However many messages a record has, each of them counts.
+#[test]
+fn a_flood_of_messages_in_one_record_ends_the_connection() {
+    // A lifetime, an obfuscation of the age, no nonce, a ticket of one byte, no extensions.
+    let ticket = [4, 0, 0, 14, 0, 0, 0, 9, 1, 2, 3, 4, 0, 0, 1, 7, 0, 0];
+    for count in [32, 33, 600] {
+        let (mut server, client) = configs(TLS13);
+        let config = Arc::make_mut(&mut server);
+        (config.enable_secret_extraction, config.send_tls13_tickets) = (true, 0);
+        let plan = Plan::new(Variant::Single, CLIENT, TLS13);
+        let mut pair = plan.build_with(1, &(server, client));
+        pair.handshake();
+        let End::Rustls(session, mut wire) = std::mem::replace(&mut pair.ends[0], End::Gone) else {
+            panic!("it is ours");
+        };
+        let secrets = session.dangerous_extract_secrets().unwrap();
+        let key = RecordKey::new(&secrets.tx.1).unwrap();
+        for (number, (content, text)) in [(22, ticket.repeat(count)), (23, b"behind".to_vec())]
+            .into_iter()
+            .enumerate()
+        {
+            let mut record = vec![0; text.len() + RecordKey::OVERHEAD];
+            let number = secrets.tx.0 + number as u64;
+            key.seal_as(number, content, &text, &mut record);
+            assert_eq!(wire.stream.try_write(&record), Ok(record.len()));
+        }
+        wire.stream.shutdown_write();
+        let alert = AlertDescription::UnexpectedMessage;
+        let expected: (&[u8], _) = match count {
+            32 => (b"behind", Err(TlsError::Truncated)),
+            _ => (b"", Err(TlsError::Refused(alert))),
+        };
+        let (read, done) = read_out(&mut pair, 1, |_| ());
+        assert_eq!((&read[..], done), expected, "{count}");
+    }
+}

@@ -100,10 +100,7 @@ impl StreamRef<'_> {
         }
         let is_last = |end: u64| end == received || end == seen.arrived;
         let ended = status.end_reason().is_some() && self.ended_at() <= received;
-        let room = self.writable() as u64;
-        // ORDERING: Relaxed: see `fell_short`.
         let written = app.written.load(Ordering::Relaxed);
-        let released = self.stream.stack.released.load(Ordering::Relaxed);
         Look {
             received,
             misses: app.misses.load(Ordering::Relaxed),
@@ -122,7 +119,7 @@ impl StreamRef<'_> {
                 || ended
                 || is_read_shut
                 || failed && self.failed_at() <= received,
-            has_room: room > 0 && room >= written.saturating_sub(released) / 2,
+            has_room: self.has_room_behind(written, 1),
         }
     }
 }

@@ -124,7 +124,15 @@ impl<'a> StreamRef<'a> {
             0 => most,
             limit => most.min(u64::from(limit).max(2 * unit)),
         };
-        most.saturating_sub(written - released) as usize
+        most.saturating_sub(written.saturating_sub(released)) as usize
+    }
+
+    /// Whether `least` bytes after `written`, and at least a third of the room, are free.
+    pub(crate) fn has_room_behind(&self, written: u64, least: usize) -> bool {
+        let room = self.writable_behind(written);
+        // ORDERING: Relaxed: see `fell_short`. It may have gone on since `written` was read.
+        let released = self.stream.stack.released.load(Ordering::Relaxed);
+        room >= least && room as u64 >= written.saturating_sub(released) / 2
     }
 
     /// Bounds what may be written ahead of what is released; 0: by the ring alone.
@@ -194,11 +202,15 @@ impl<'a> StreamRef<'a> {
 
     /// Copies the part of `from` for which there is room; returns its length.
     pub(crate) fn write(&self, from: &[u8]) -> usize {
+        self.write_in(&self.begin_writing(), from)
+    }
+
+    /// As [`StreamRef::write`], of a writer that has begun.
+    pub(crate) fn write_in(&self, _: &Writing<'_>, from: &[u8]) -> usize {
         if from.is_empty() {
             return 0;
         }
         let len = self.room_for(from.len());
-        let writing = self.begin_writing();
         let written = self.stream.app.written.load(Ordering::Relaxed);
         // SAFETY: above `written` and below `released` plus the ring's length no frame refers to
         // anything, and the connection's one writer is here.
@@ -208,7 +220,6 @@ impl<'a> StreamRef<'a> {
             .app
             .written
             .store(written + len as u64, Ordering::Release);
-        drop(writing);
         len
     }
 
@@ -282,10 +293,16 @@ impl<'a> StreamRef<'a> {
     /// Declares `len` more bytes of the send ring written, with the contents of one round before;
     /// returns how many fit. None before there was such a round.
     pub(crate) fn write_again(&self, len: usize) -> usize {
-        let _writing = self.begin_writing();
-        if !self.was_filled() {
-            return 0;
+        let writing = self.begin_writing();
+        match self.was_filled() {
+            true => self.write_again_in(&writing, len),
+            false => 0,
         }
+    }
+
+    /// As [`StreamRef::write_again`], of a writer that has begun and found that it [was
+    /// filled](Self::was_filled).
+    pub(crate) fn write_again_in(&self, _: &Writing<'_>, len: usize) -> usize {
         let len = self.room_for(len);
         let written = self.stream.app.written.load(Ordering::Relaxed);
         // ORDERING: Release, pairs with the Acquire in `progress`.

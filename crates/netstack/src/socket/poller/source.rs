@@ -2,6 +2,8 @@
 
 use core::fmt;
 use core::sync::atomic::Ordering;
+#[cfg(feature = "framed")]
+use std::sync::Weak;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use dominoes::{EventCount, Watch};
@@ -10,9 +12,13 @@ use super::Interest;
 use super::registration::Registration;
 use crate::io::accept::QueueNews;
 use crate::io::echo::EchoQueues;
+#[cfg(feature = "framed")]
+use crate::io::stream::StreamRef;
 use crate::io::stream::{Handle, Look};
 use crate::io::world::{OpenResult, World};
 use crate::log::request::ConnId;
+#[cfg(feature = "framed")]
+use crate::socket::stage::Staged;
 use crate::socket::{
     Connecting, EchoSocket, ReadHalf, TcpListener, TcpStream, UdpReceiver, UdpSender, UdpSocket,
     WriteHalf,
@@ -22,10 +28,14 @@ use crate::socket::{
 ///
 /// | socket | can be |
 /// |---|---|
-/// | [`TcpStream`], [`UdpSocket`] | readable, writable |
-/// | [`ReadHalf`], [`UdpReceiver`], [`TcpListener`], [`EchoSocket`] | readable |
-/// | [`WriteHalf`], [`UdpSender`] | writable |
+/// | [`TcpStream`], [`UdpSocket`]; TLS and framed streams, TLS handshakes | readable, writable |
+/// | [`ReadHalf`], [`UdpReceiver`], [`TcpListener`], [`EchoSocket`]; halves that read | readable |
+/// | [`WriteHalf`], [`UdpSender`]; halves that write | writable |
 /// | [`Connecting`] | writable: established, or failed |
+///
+/// A TLS or framed stream is readable when it has text, or when a whole unit or record has arrived.
+/// A record without text makes it readable too, and a read then returns
+/// [`SocketError::WouldBlock`](crate::SocketError::WouldBlock).
 pub trait Source: Sealed {}
 
 impl<S: Sealed> Source for S {}
@@ -42,6 +52,13 @@ pub trait Sealed {
 pub struct Registered<'a> {
     pub(super) target: Target,
     pub(super) watched: &'a Watched,
+}
+
+#[cfg(feature = "framed")]
+impl<'a> Registered<'a> {
+    pub(in crate::socket) fn new(target: Target, watched: &'a Watched) -> Registered<'a> {
+        Registered { target, watched }
+    }
 }
 
 /// The registrations of a socket. They end when it is dropped.
@@ -82,6 +99,9 @@ pub(in crate::socket) enum Target {
         stream: Handle,
         /// What it can be.
         can: Interest,
+        /// The units between it and its application.
+        #[cfg(feature = "framed")]
+        units: Option<Weak<dyn Staged>>,
     },
     Datagrams {
         /// One for each group.
@@ -188,6 +208,23 @@ impl Sight {
     }
 }
 
+#[cfg(feature = "framed")]
+impl Sight {
+    /// Of a stream whose bytes are units.
+    fn of_units(world: &World, stream: &StreamRef<'_>, units: &dyn Staged) -> Sight {
+        let below = stream.look();
+        let look = units.look(stream, &below);
+        let sight = Sight::of(world, &below);
+        let write_closed = sight.write_closed || look.is_write_over;
+        Sight {
+            readable: look.is_readable || world.is_down(),
+            writable: look.is_writable || write_closed,
+            write_closed,
+            ..sight
+        }
+    }
+}
+
 impl Target {
     /// Whether it can be what is asked for.
     pub(super) fn allows(&self, interest: Interest) -> bool {
@@ -281,6 +318,16 @@ impl Target {
     /// What there is.
     pub(super) fn see(&self) -> Sight {
         match self {
+            #[cfg(feature = "framed")]
+            Target::Stream {
+                world,
+                stream,
+                units: Some(units),
+                ..
+            } => match (world.streams.held(*stream), units.upgrade()) {
+                (Some(held), Some(units)) => Sight::of_units(world, &held, &*units),
+                _ => Sight::gone(),
+            },
             Target::Stream { world, stream, .. } => match world.streams.held(*stream) {
                 Some(held) => Sight::of(world, &held.look()),
                 None => Sight::gone(),

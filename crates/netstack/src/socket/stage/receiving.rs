@@ -1,5 +1,6 @@
 //! From units in the receive ring to text that is read.
 
+use core::sync::atomic::{Ordering, fence};
 use std::sync::Arc;
 
 use dominoes::ExclusiveGuard;
@@ -263,6 +264,22 @@ impl<C: Codec> Reader<C> {
 
     /// Text that is opened and not read, of one unit; empty at the end of the stream.
     pub(in crate::socket) fn fill(&mut self) -> Result<(), C::Error> {
+        if self.at < self.end {
+            return Ok(());
+        }
+        let filled = self.fill_anew();
+        self.note_text();
+        filled
+    }
+
+    /// Stores for pollers whether there is text, or the end.
+    fn note_text(&self) {
+        let has_text = self.at < self.end || self.over.is_some();
+        self.stage.has_text.store(has_text, Ordering::Relaxed);
+    }
+
+    fn fill_anew(&mut self) -> Result<(), C::Error> {
+        let mut has_missed = false;
         while self.at == self.end {
             if let Some(over) = &self.over {
                 return over.clone();
@@ -274,6 +291,8 @@ impl<C: Codec> Reader<C> {
             }
             match stage.opening.first() {
                 UnitState::Done => {
+                    // Before the unit is gone: a poller finds one or the other.
+                    stage.has_text.store(true, Ordering::Relaxed);
                     let unit = stage.opening.take(core::mem::take);
                     if stage.scan() {
                         stage.share();
@@ -289,7 +308,15 @@ impl<C: Codec> Reader<C> {
                     }
                 }
                 // The worker that is at it notifies us.
-                UnitState::Claimed => return Err(SocketError::WouldBlock.into()),
+                UnitState::Claimed if has_missed => return Err(SocketError::WouldBlock.into()),
+                UnitState::Claimed => {
+                    has_missed = true;
+                    stream.missed();
+                    // ORDERING: SeqCst fence, pairs with the one in `EventCount::notify_all`, which
+                    // comes between the end of a unit and its notifier's look: either that finds
+                    // the miss, or we find the unit.
+                    fence(Ordering::SeqCst);
+                }
                 UnitState::Free => self.find_more(&stream)?,
             }
         }
@@ -304,6 +331,7 @@ impl<C: Codec> Reader<C> {
         let left = self.end - self.at;
         assert!(len <= left, "{len} bytes are given back of {left}");
         self.at += len;
+        self.note_text();
     }
 
     /// The first `len` bytes of what was opened are text for the application.

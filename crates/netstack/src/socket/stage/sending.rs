@@ -77,51 +77,62 @@ impl<C: Codec> Stage<C> {
         let mut sender = self.sender();
         let stream = self.half.stream()?;
         self.check_open(&sender, &stream)?;
-        let mut done = 0;
+        let (mut done, mut has_missed) = (0, false);
         while done < from.len() {
-            if self.sealing.len() + C::CONTROL_UNITS >= UNITS {
-                // Instead of waiting for a worker.
-                if self.seal_one() {
-                    continue;
+            match self.write_unit(&mut sender, &stream, &from[done..], done == 0)? {
+                0 if has_missed => break,
+                // Pollers report room from now on. There may have been some before.
+                0 => {
+                    stream.fell_short();
+                    has_missed = true;
                 }
-                break;
+                len => (done, has_missed) = (done + len, false),
             }
-            match C::before_unit(self, &mut sender, &stream, done == 0)? {
-                ControlFlow::Continue(true) => {}
-                ControlFlow::Continue(false) => continue,
-                ControlFlow::Break(()) => break,
-            }
-            let left = &from[done..];
-            let fit = |sender: &Sender<C>| {
-                let room = stream.writable_behind(sender.end);
-                sender.codec.fit(left.len(), room)
-            };
-            let mut len = fit(&sender);
-            if len == 0 {
-                stream.fell_short();
-                len = fit(&sender);
-            }
-            if len == 0 {
-                break;
-            }
-            let text = &left[..len];
-            // While each worker has a unit to seal, sealing at once saves a copy.
-            let at_once = len <= C::AT_ONCE || self.sealing.are_ready(self.half.world.workers);
-            let made = if at_once {
-                self.seal_at_once(&mut sender, &stream, text)
-            } else {
-                self.push(&mut sender, &stream, C::TEXT, text)
-            };
-            if !made {
-                break;
-            }
-            done += len;
         }
         if done == 0 && !from.is_empty() {
             return Err(SocketError::WouldBlock.into());
         }
         self.share();
         Ok(done)
+    }
+
+    /// Makes a unit of as much of `left` as there is room for, and returns how much; `is_first`: of
+    /// this call.
+    fn write_unit(
+        &self,
+        sender: &mut Sender<C>,
+        stream: &StreamRef<'_>,
+        left: &[u8],
+        is_first: bool,
+    ) -> Result<usize, C::Error> {
+        loop {
+            if self.sealing.len() + C::CONTROL_UNITS >= UNITS {
+                // Instead of waiting for a worker.
+                if self.seal_one() {
+                    continue;
+                }
+                return Ok(0);
+            }
+            match C::before_unit(self, sender, stream, is_first)? {
+                ControlFlow::Continue(true) => break,
+                ControlFlow::Continue(false) => {}
+                ControlFlow::Break(()) => return Ok(0),
+            }
+        }
+        let room = stream.writable_behind(sender.end);
+        let len = sender.codec.fit(left.len(), room);
+        if len == 0 {
+            return Ok(0);
+        }
+        let text = &left[..len];
+        // While each worker has a unit to seal, sealing at once saves a copy.
+        let at_once = len <= C::AT_ONCE || self.sealing.are_ready(self.half.world.workers);
+        let made = if at_once {
+            self.seal_at_once(sender, stream, text)
+        } else {
+            self.push(sender, stream, C::TEXT, text)
+        };
+        Ok(if made { len } else { 0 })
     }
 
     /// Whether anything may be written.
@@ -182,10 +193,16 @@ impl<C: Codec> Stage<C> {
             };
         });
         if pushed {
-            sender.number += 1;
-            sender.end += unit_len as u64;
+            self.goes_on(sender, unit_len);
         }
         pushed
+    }
+
+    /// A unit of this length was made.
+    fn goes_on(&self, sender: &mut Sender<C>, unit_len: usize) {
+        sender.number += 1;
+        sender.end += unit_len as u64;
+        self.ahead.store(sender.end, Ordering::Relaxed);
     }
 
     /// Makes a unit of text where it is to stand, which no other thread could claim. False if there
@@ -211,8 +228,7 @@ impl<C: Codec> Stage<C> {
             };
         });
         debug_assert!(pushed, "only the one who has the sender pushes");
-        sender.number += 1;
-        sender.end += unit_len as u64;
+        self.goes_on(sender, unit_len);
         self.publish();
         true
     }

@@ -8,10 +8,16 @@ macro_rules! stream_of_units {
             fn over(stage: &std::sync::Arc<Stage<$codec>>, reader: Reader<$codec>) -> $stream {
                 let shared = std::sync::Arc::new(Shared(std::sync::Arc::clone(stage)));
                 $stream {
+                    watched: Watched::default(),
                     writer: $write {
+                        watched: Watched::default(),
                         shared: std::sync::Arc::clone(&shared),
                     },
-                    reader: $read { shared, reader },
+                    reader: $read {
+                        watched: Watched::default(),
+                        shared,
+                        reader,
+                    },
                 }
             }
 
@@ -27,6 +33,11 @@ macro_rules! stream_of_units {
             /// Both halves by reference.
             pub fn halves(&mut self) -> (&mut $read, &mut $write) {
                 (&mut self.reader, &mut self.writer)
+            }
+
+            /// The connection below: options, information, shutdown.
+            pub fn get_ref(&self) -> TcpView<'_> {
+                self.stage().view()
             }
 
             /// Our end.
@@ -106,11 +117,16 @@ macro_rules! stream_of_units {
             pub fn close_within(mut self, timeout: core::time::Duration) -> Result<(), $error> {
                 self.shutdown_write();
                 let until = WaitUntil::after(timeout);
-                Ok(self.stage().half.await_end(until)?)
+                Ok(self.writer.shared.0.half.await_end(until)?)
             }
         }
 
         impl $read {
+            #[doc = concat!("As [`", stringify!($stream), "::get_ref`].")]
+            pub fn get_ref(&self) -> TcpView<'_> {
+                self.shared.0.view()
+            }
+
             /// What was processed and is not read, in place, of one unit; empty at the end of the
             /// stream.
             ///
@@ -146,6 +162,11 @@ macro_rules! stream_of_units {
         }
 
         impl $write {
+            #[doc = concat!("As [`", stringify!($stream), "::get_ref`].")]
+            pub fn get_ref(&self) -> TcpView<'_> {
+                self.shared.0.view()
+            }
+
             /// Writes as much as there is room for, at least one byte.
             ///
             /// # Errors
@@ -220,7 +241,20 @@ macro_rules! stream_of_units {
         }
 
         stream_of_units!(@debug $read, $write);
+        stream_of_units!(@source
+            $stream: this => this.stage(), BOTH;
+            $read: this => &this.shared.0, READABLE;
+            $write: this => &this.shared.0, WRITABLE;
+        );
     };
+    (@source $($source:ident: $this:ident => $stage:expr, $can:ident;)*) => {$(
+        impl Sealed for $source {
+            fn registered(&self) -> Registered<'_> {
+                let $this = self;
+                Registered::new($stage.target(Interest::$can), &self.watched)
+            }
+        }
+    )*};
     (@debug $($half:ident),*) => {$(
         impl core::fmt::Debug for $half {
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {

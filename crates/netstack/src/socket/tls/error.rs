@@ -5,6 +5,7 @@ use std::io;
 
 use rustls::AlertDescription;
 
+use super::super::alone::Unfit;
 use crate::error::SocketError;
 
 /// Why a call on a [`TlsStream`](super::TlsStream) failed.
@@ -17,8 +18,9 @@ pub enum TlsError {
     Handshake(rustls::Error),
     /// The peer ended the connection with this alert.
     PeerAlert(AlertDescription),
-    /// The peer sent what it must not; it was sent this alert, and nothing of the record or behind
-    /// it is read. [`BadRecordMac`](AlertDescription::BadRecordMac): the record is not authentic.
+    /// The peer broke a rule of TLS, or does not speak TLS. It was sent this alert, and the stream
+    /// ends before that record. [`BadRecordMac`](AlertDescription::BadRecordMac): the record is not
+    /// authentic.
     Refused(AlertDescription),
     /// The stream ended without the peer's close_notify: somebody may have cut it (RFC 8446 section
     /// 6.1).
@@ -77,6 +79,16 @@ impl std::error::Error for TlsError {
 impl From<SocketError> for TlsError {
     fn from(error: SocketError) -> Self {
         TlsError::Socket(error)
+    }
+}
+
+impl From<Unfit> for TlsError {
+    fn from(unfit: Unfit) -> Self {
+        match unfit {
+            Unfit::NotAlone => TlsError::NotAlone,
+            Unfit::BufferTooShort => TlsError::BufferTooShort,
+            Unfit::Socket(error) => TlsError::Socket(error),
+        }
     }
 }
 

@@ -2,21 +2,29 @@
 //! ring.
 
 use core::net::SocketAddr;
-use std::io::{self, Read, Write};
+use core::time::Duration;
+use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustls::client::{ClientConfig, UnbufferedClientConnection};
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::{ServerConfig, UnbufferedServerConnection};
 use rustls::unbuffered::{ConnectionState, EncodeError, UnbufferedStatus};
-use rustls::{CommonState, ConnectionTrafficSecrets, Error, ProtocolVersion, SupportedCipherSuite};
+use rustls::{AlertDescription, CommonState, ConnectionTrafficSecrets, Error};
+use rustls::{ProtocolVersion, SupportedCipherSuite};
 
 use super::super::TcpStream;
-use super::super::stage::Receiver;
+use super::super::alone::{Alone, TcpView};
+use super::super::half::Least;
+use super::super::poller::{Registered, Sealed};
+use super::super::wait::{WaitPolicy, WaitUntil};
 use super::TlsStream;
 use super::error::TlsError;
-use super::record::{APPLICATION_DATA, HEADER, Keys, Version};
-use super::session::{Kernel, Protocol, Reader, Sender, Session};
+use super::record::{ALERT, APPLICATION_DATA, CHANGE_CIPHER_SPEC, HANDSHAKE, HEADER, HEARTBEAT};
+use super::record::{Keys, Version};
+use super::session::{Kernel, Protocol, Reader, Session};
+use crate::clock::now;
 use crate::error::SocketError;
 
 /// The shortest receive buffer that takes a record of any length, and lets the window open again.
@@ -25,8 +33,10 @@ const MIN_RECEIVE_BUFFER: u32 = 32 << 10;
 const DISCARDED: usize = 64;
 /// What may stand behind a record's header is shorter than 2^14 + 2048 bytes.
 const LONGEST: u16 = (1 << 14) + 2047;
-/// A TLS stream is the stream, and its two halves.
-const HOLDS: usize = 3;
+/// The most time for a handshake, by default.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// The most bytes after the header of the first record, which is not sealed (RFC 8446 section 5.1).
+const LONGEST_FIRST: u16 = 1 << 14;
 
 /// What both ends agreed on.
 #[derive(Clone, Debug)]
@@ -47,16 +57,19 @@ pub struct TlsInfo {
 /// A connection whose TLS handshake is under way.
 ///
 /// [`TlsHandshake::finish`] waits for it, as long as the stream's timeouts allow for each step;
-/// [`TlsHandshake::try_finish`] does not wait.
+/// [`TlsHandshake::try_finish`] does not wait. Either gives up when it takes too long:
+/// [`TlsHandshake::set_timeout`].
 pub struct TlsHandshake {
-    stream: TcpStream,
+    stream: Alone,
+    /// When it gives up.
+    deadline: Option<Instant>,
     /// `None` once it is finished.
     side: Option<Side>,
     /// Records that the side has not used up; the last may be incomplete.
     incoming: Vec<u8>,
     /// Where the last one begins.
     last: usize,
-    /// Bytes of the whole record before that.
+    /// Bytes of the whole record before that; 0 before the first.
     record_len: usize,
     outgoing: Vec<u8>,
     sent: usize,
@@ -112,18 +125,13 @@ impl TlsHandshake {
     }
 
     pub(super) fn new(stream: TcpStream, side: Side) -> Result<TlsHandshake, TlsError> {
-        let half = &stream.half;
-        if Arc::strong_count(half) != HOLDS {
-            return Err(TlsError::NotAlone);
-        }
-        if half.world.streams.inline.is_some() {
-            return Err(SocketError::Invalid.into());
-        }
-        if half.receive_buffer() < MIN_RECEIVE_BUFFER {
-            return Err(TlsError::BufferTooShort);
-        }
+        let least = Least {
+            receive: MIN_RECEIVE_BUFFER,
+            send: 0,
+        };
         Ok(TlsHandshake {
-            stream,
+            stream: Alone::new(stream, least)?,
+            deadline: now().checked_add(TIMEOUT),
             side: Some(side),
             incoming: Vec::new(),
             last: 0,
@@ -134,9 +142,10 @@ impl TlsHandshake {
         })
     }
 
-    /// The stream below, to set options.
-    pub fn get_ref(&self) -> &TcpStream {
-        &self.stream
+    /// The connection below: options, information, shutdown. After the handshake it is a connection
+    /// that has gone.
+    pub fn get_ref(&self) -> TcpView<'_> {
+        self.stream.view(None)
     }
 
     /// The peer's end.
@@ -144,7 +153,21 @@ impl TlsHandshake {
     /// # Errors
     /// None as yet.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        self.stream.peer_addr()
+        Ok(self.stream.half().flow.remote.into())
+    }
+
+    /// How long the handshake may take at most from now on; `None`: for ever. Default: 30 seconds
+    /// from its beginning. After that it has failed with [`SocketError::TimedOut`], and dropping it
+    /// closes the connection. One that only a [`Poller`](crate::poller::Poller) waits for has no
+    /// event then: the program looks when [`TlsHandshake::time_left`] is over.
+    pub fn set_timeout(&mut self, timeout: Option<Duration>) {
+        self.deadline = timeout.and_then(|timeout| now().checked_add(timeout));
+    }
+
+    /// How long it may still take, by [`TlsHandshake::set_timeout`]; `None`: for ever.
+    pub fn time_left(&self) -> Option<Duration> {
+        let deadline = self.deadline?;
+        Some(deadline.saturating_duration_since(now()))
     }
 
     /// Goes on as far as possible without waiting. Returns the stream once the handshake is
@@ -152,37 +175,54 @@ impl TlsHandshake {
     ///
     /// # Errors
     /// [`TlsError::Handshake`], after the peer was sent the alert that says why;
-    /// [`TlsError::Truncated`] if the stream ends; as [`TcpStream::try_read`] and
+    /// [`TlsError::Refused`] if the peer does not speak TLS; [`TlsError::Truncated`] if the stream
+    /// ends; [`SocketError::TimedOut`] if all took too long; as [`TcpStream::try_read`] and
     /// [`TcpStream::try_write`], but for `WouldBlock`.
     pub fn try_finish(&mut self) -> Result<Option<TlsStream>, TlsError> {
-        match self.go_on(TcpStream::try_read, TcpStream::try_write) {
+        match self.go_on(false) {
             Ok(stream) => Ok(Some(stream)),
             Err(TlsError::Socket(SocketError::WouldBlock)) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Waits until the handshake is finished.
+    /// Waits until the handshake is finished, or takes too long.
     ///
     /// # Errors
     /// As [`TlsHandshake::try_finish`]; [`SocketError::WouldBlock`] where the stream's calls would
     /// return it.
     pub fn finish(mut self) -> Result<TlsStream, TlsError> {
-        let wait = |error: io::Error| SocketError::of(&error).unwrap_or(SocketError::Aborted);
-        self.go_on(
-            |stream, into| stream.read(into).map_err(wait),
-            |stream, from| stream.write(from).map_err(wait),
-        )
+        self.go_on(true)
     }
 
-    fn go_on(
-        &mut self,
-        read: impl Fn(&mut TcpStream, &mut [u8]) -> Result<usize, SocketError>,
-        write: impl Fn(&mut TcpStream, &[u8]) -> Result<usize, SocketError>,
-    ) -> Result<TlsStream, TlsError> {
+    fn go_on(&mut self, waits: bool) -> Result<TlsStream, TlsError> {
+        let blocked = TlsError::Socket(SocketError::WouldBlock);
+        match self.take_steps(waits) {
+            Err(error) if error == blocked && self.is_late() => Err(SocketError::TimedOut.into()),
+            done => done,
+        }
+    }
+
+    fn is_late(&self) -> bool {
+        self.deadline.is_some_and(|deadline| now() >= deadline)
+    }
+
+    /// How long a call waits.
+    fn patience(&self, waits: bool, policy: &WaitPolicy) -> WaitUntil {
+        match waits {
+            true => policy.begin().before(self.deadline),
+            false => WaitUntil::Now,
+        }
+    }
+
+    fn take_steps(&mut self, waits: bool) -> Result<TlsStream, TlsError> {
         loop {
+            // A peer that sends a byte now and then is never late for a step.
+            if self.is_late() {
+                return Err(SocketError::TimedOut.into());
+            }
             while self.sent < self.outgoing.len() {
-                self.sent += write(&mut self.stream, &self.outgoing[self.sent..])?;
+                self.sent += self.write(waits)?;
             }
             self.outgoing.clear();
             self.sent = 0;
@@ -211,7 +251,7 @@ impl TlsHandshake {
                         self.discard();
                         return Err(failed);
                     }
-                    None => self.read_record(&read)?,
+                    None => self.read_record(waits)?,
                 },
                 Err(error) => match self.failed.clone() {
                     // Its alert is sent.
@@ -255,13 +295,14 @@ impl TlsHandshake {
         }
     }
 
-    /// Reads a whole record, and no byte of the next.
-    fn read_record(
-        &mut self,
-        read: impl Fn(&mut TcpStream, &mut [u8]) -> Result<usize, SocketError>,
-    ) -> Result<(), TlsError> {
+    /// Reads a whole record, and no byte of the next. Refuses bytes that begin no record.
+    fn read_record(&mut self, waits: bool) -> Result<(), TlsError> {
         loop {
             let begun = &self.incoming[self.last..];
+            if let Err(alert) = check_header(begun, self.record_len == 0) {
+                self.refuse(alert);
+                return Ok(());
+            }
             let len = match begun {
                 [_, _, _, high, low, ..] => HEADER + usize::from(u16::from_be_bytes([*high, *low])),
                 _ => HEADER,
@@ -272,15 +313,54 @@ impl TlsHandshake {
                 self.record_len = len;
                 return Ok(());
             }
+            if self.is_late() {
+                return Err(SocketError::TimedOut.into());
+            }
             let from = self.incoming.len();
             self.incoming.resize(from + len - had, 0);
-            let done = read(&mut self.stream, &mut self.incoming[from..]);
+            let done = self.read(from, waits);
             let arrived = *done.as_ref().unwrap_or(&0);
             self.incoming.truncate(from + arrived);
             if done? == 0 {
                 return Err(TlsError::Truncated);
             }
         }
+    }
+
+    /// Reads to `incoming`, from place `from` on.
+    fn read(&mut self, from: usize, waits: bool) -> Result<usize, SocketError> {
+        let half = Arc::clone(self.stream.half());
+        let until = self.patience(waits, &half.read_wait);
+        until.retry(half.stream()?.waiting(), || {
+            self.stream.try_read(&mut self.incoming[from..])
+        })
+    }
+
+    /// Writes more of `outgoing`.
+    fn write(&mut self, waits: bool) -> Result<usize, SocketError> {
+        let half = Arc::clone(self.stream.half());
+        let until = self.patience(waits, &half.write_wait);
+        until.retry(half.stream()?.waiting(), || {
+            self.stream.try_write(&self.outgoing[self.sent..])
+        })
+    }
+
+    /// The bytes that arrived begin no record.
+    fn refuse(&mut self, alert: AlertDescription) {
+        if self.record_len == 0 {
+            // There are no keys yet.
+            self.outgoing = vec![ALERT, 3, 3, 0, 2, 2, alert.into()];
+            self.failed = Some(TlsError::Refused(alert));
+            return;
+        }
+        // `rustls` may have keys by now, so it sends the alert. It refuses such headers, too.
+        let mut header = [0, 3, 3, 0, 1];
+        for (to, from) in header.iter_mut().zip(self.incoming.drain(self.last..)) {
+            *to = from;
+        }
+        self.incoming.extend(header);
+        self.last = self.incoming.len();
+        self.record_len = HEADER;
     }
 
     /// Takes the secrets over.
@@ -323,14 +403,36 @@ impl TlsHandshake {
         });
         let sealing = Arc::new(sealing.map_err(TlsError::Handshake)?);
         let opening = Arc::new(opening.map_err(TlsError::Handshake)?);
-        let half = Arc::clone(&self.stream.half);
-        let (read, written) = half.stream()?.cursors();
         let protocol = Protocol::new(info, version, kernel, record_limit(&secrets.tx.1));
-        let sender = Sender::new(sealing, secrets.tx.0, written);
-        let receiver = Receiver::new(&opening, secrets.rx.0, read);
-        let session = Session::new(half, protocol, sender, receiver);
-        let reader = Reader::new(&session, opening, secrets.rx.0);
+        // The session owns the connection from now on.
+        let gone = self.stream.gone();
+        let alone = core::mem::replace(&mut self.stream, gone);
+        let (sealed, opened) = (secrets.tx.0, secrets.rx.0);
+        let session = Session::new(alone, protocol, (sealing, sealed), (&opening, opened))?;
+        let reader = Reader::new(&session, opening, opened);
         Ok(TlsStream::over(&session, reader))
+    }
+}
+
+/// Checks the bytes of a record's header that have arrived, so that text is not taken for a length.
+///
+/// # Errors
+/// The alert for the peer. If the record is not the first, `rustls` refuses the header, too.
+fn check_header(begun: &[u8], is_first: bool) -> Result<(), AlertDescription> {
+    let kinds = match is_first {
+        true => ALERT..=HANDSHAKE,
+        false => CHANGE_CIPHER_SPEC..=HEARTBEAT,
+    };
+    let longest = if is_first { LONGEST_FIRST } else { LONGEST };
+    match *begun {
+        [kind, ..] if !kinds.contains(&kind) => Err(AlertDescription::UnexpectedMessage),
+        [_, major, ..] if major != 3 => Err(AlertDescription::ProtocolVersion),
+        [kind, _, _, high, low, ..] => match u16::from_be_bytes([high, low]) {
+            0 if kind != APPLICATION_DATA => Err(AlertDescription::UnexpectedMessage),
+            len if len > longest => Err(AlertDescription::RecordOverflow),
+            _ => Ok(()),
+        },
+        _ => Ok(()),
     }
 }
 
@@ -400,5 +502,11 @@ impl core::fmt::Debug for TlsHandshake {
         f.debug_struct("TlsHandshake")
             .field("stream", &self.stream)
             .finish_non_exhaustive()
+    }
+}
+
+impl Sealed for TlsHandshake {
+    fn registered(&self) -> Registered<'_> {
+        self.stream.registered()
     }
 }

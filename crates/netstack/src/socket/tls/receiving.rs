@@ -9,8 +9,9 @@ use super::error::TlsError;
 use super::record::{ALERT, APPLICATION_DATA, HANDSHAKE, Version};
 use super::session::Reader;
 
-/// Records in a row that bring the reader nothing, besides the KeyUpdates that we asked for. More
-/// of them are a flood: each costs us more than the peer, a KeyUpdate most.
+/// Records and messages in a row that bring the reader nothing; KeyUpdates that we asked for do not
+/// count. A record counts as one, or as the messages that end in it. More of them are a flood: each
+/// costs us more than the peer, a KeyUpdate most.
 const MAX_QUIET: u32 = 32;
 /// The longest message after the handshake. A ticket, the only long one, has up to 2^16 bytes and a
 /// little more (RFC 8446 section 4.6.1), but none that a server of today sends comes near.
@@ -26,7 +27,7 @@ const KEY_UPDATE: u8 = 24;
 pub(super) struct Messages {
     /// One that is not complete.
     begun: Vec<u8>,
-    /// Records since the last that brought something.
+    /// Records and messages since the last that brought something, as [`MAX_QUIET`] counts them.
     quiet: u32,
 }
 
@@ -49,19 +50,27 @@ impl Reader {
             }
             ALERT => match *self.opened(len) {
                 [level, alert] => self.take_alert(level, alert.into()),
+                // RFC 8446 section 5.4.
+                [] => Err(UNEXPECTED),
                 _ => Err(AlertDescription::DecodeError),
             },
             HANDSHAKE if len > 0 => {
                 let mut begun = core::mem::take(&mut self.reading.begun);
                 begun.extend_from_slice(self.opened(len));
+                let used = self.take_messages(&begun)?;
+                begun.drain(..used);
                 self.reading.begun = begun;
-                self.take_messages()
+                Ok(())
             }
             _ => Err(UNEXPECTED),
         }?;
-        // Known now: an answer to a KeyUpdate of ours is not counted.
+        self.check_flood()
+    }
+
+    /// To be called when it is known whether what came last was asked for.
+    fn check_flood(&self) -> Result<(), AlertDescription> {
         match self.reading.quiet > MAX_QUIET {
-            true => Err(UNEXPECTED),
+            true => Err(AlertDescription::UnexpectedMessage),
             false => Ok(()),
         }
     }
@@ -84,30 +93,40 @@ impl Reader {
         Ok(())
     }
 
-    fn take_messages(&mut self) -> Result<(), AlertDescription> {
-        while let [kind, a, b, c, ..] = self.reading.begun[..] {
-            let end = 4 + u32::from_be_bytes([0, a, b, c]) as usize;
-            if end > MAX_MESSAGE {
+    /// Takes the whole messages of `begun`, and returns how many bytes they are.
+    fn take_messages(&mut self, begun: &[u8]) -> Result<usize, AlertDescription> {
+        let mut used = 0;
+        while let [kind, a, b, c, ..] = begun[used..] {
+            let len = 4 + u32::from_be_bytes([0, a, b, c]) as usize;
+            if len > MAX_MESSAGE {
                 return Err(AlertDescription::DecodeError);
             }
-            if self.reading.begun.len() < end {
+            let Some(message) = begun[used..].get(..len) else {
                 break;
-            }
-            let rest = self.reading.begun.split_off(end);
-            let message = core::mem::replace(&mut self.reading.begun, rest);
-            self.take_message(kind, &message[4..])?;
+            };
+            // The first is counted as its record.
+            self.reading.quiet += u32::from(used > 0);
+            used += len;
+            self.take_message(kind, &message[4..], used == begun.len())?;
+            self.check_flood()?;
         }
-        Ok(())
+        Ok(used)
     }
 
-    fn take_message(&mut self, kind: u8, body: &[u8]) -> Result<(), AlertDescription> {
+    /// `is_last`: it is the last of its record.
+    fn take_message(
+        &mut self,
+        kind: u8,
+        body: &[u8],
+        is_last: bool,
+    ) -> Result<(), AlertDescription> {
         let session = Arc::clone(&self.stage);
         let protocol = &session.extra;
         match (protocol.version, kind) {
             (Version::Tls13, NEW_SESSION_TICKET) => protocol.kernel().keep_ticket(body),
             (Version::Tls13, KEY_UPDATE) => {
                 // The next record has another key, so this one ends here (RFC 8446 section 5.1).
-                if !self.reading.begun.is_empty() {
+                if !is_last {
                     return Err(AlertDescription::UnexpectedMessage);
                 }
                 let asks = match body {

@@ -23,9 +23,12 @@ const EXPLICIT: usize = 8;
 /// What the sealed part of a record of TLS 1.3 may be longer than its text (RFC 8446 section 5.2).
 const MAX_EXPANSION: usize = 256;
 
+pub(super) const CHANGE_CIPHER_SPEC: u8 = 20;
 pub(super) const ALERT: u8 = 21;
 pub(super) const HANDSHAKE: u8 = 22;
 pub(super) const APPLICATION_DATA: u8 = 23;
+/// Of an extension that is never offered here (RFC 6520).
+pub(super) const HEARTBEAT: u8 = 24;
 
 /// Versions that differ in what a record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,6 +185,8 @@ impl Keys {
         opened.map_err(|_| FORGED)?;
         let (content, len) = match self.version {
             Version::Tls12 => (header[0], len),
+            // With its padding it is no longer (RFC 8446 section 5.2).
+            Version::Tls13 if len > MAX_TEXT + 1 => return Err(AlertDescription::RecordOverflow),
             // Zeros stand behind the type (RFC 8446 section 5.4).
             Version::Tls13 => {
                 let at = text.iter().rposition(|byte| *byte != 0);
@@ -326,6 +331,36 @@ mod tests {
         );
     }
 
+    /// The record of an inner plaintext (RFC 8446 section 5.2) of any length.
+    fn authentic(keys: &Keys, mut inner: Vec<u8>) -> Vec<u8> {
+        let [high, low] = ((inner.len() + TAG) as u16).to_be_bytes();
+        let header = [APPLICATION_DATA, 3, 3, high, low];
+        let nonce = Nonce::assume_unique_for_key(keys.nonce(0));
+        let sealed = keys
+            .key
+            .seal_in_place_append_tag(nonce, Aad::from(&header), &mut inner);
+        sealed.unwrap();
+        [&header[..], &inner].concat()
+    }
+
+    #[test]
+    fn padding_does_not_make_a_record_longer_than_it_may_be() {
+        let keys = all().last().unwrap();
+        for (len, is_refused) in [
+            (MAX_TEXT + 1, false),
+            (MAX_TEXT + 2, true),
+            (MAX_TEXT + 240, true),
+        ] {
+            let mut inner = vec![0; len];
+            inner[..4].copy_from_slice(&[1, 2, 3, APPLICATION_DATA]);
+            let opened = opened(&keys, 0, &authentic(&keys, inner));
+            match is_refused {
+                true => assert_eq!(opened, Err(AlertDescription::RecordOverflow), "{len}"),
+                false => assert_eq!(opened, Ok((APPLICATION_DATA, vec![1, 2, 3]))),
+            }
+        }
+    }
+
     #[test]
     fn more_text_than_a_record_may_have_is_refused_though_it_is_authentic() {
         let keys = all().last().unwrap();
@@ -336,14 +371,7 @@ mod tests {
         ] {
             let mut inner = vec![1; len];
             inner.push(APPLICATION_DATA);
-            let [high, low] = ((inner.len() + TAG) as u16).to_be_bytes();
-            let header = [APPLICATION_DATA, 3, 3, high, low];
-            let nonce = Nonce::assume_unique_for_key(keys.nonce(0));
-            let sealed = keys
-                .key
-                .seal_in_place_append_tag(nonce, Aad::from(&header), &mut inner);
-            sealed.unwrap();
-            let record = [&header[..], &inner].concat();
+            let record = authentic(&keys, inner);
             let opened = opened(&keys, 0, &record).map(|(_, text)| text.len());
             match is_refused {
                 true => assert_eq!(opened, Err(AlertDescription::RecordOverflow), "{len}"),

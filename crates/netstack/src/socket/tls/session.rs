@@ -145,6 +145,10 @@ impl Codec for Keys {
         if len < wanted.min(MIN_PIECE) { 0 } else { len }
     }
 
+    fn least_room(&self) -> usize {
+        MIN_PIECE + self.overhead() + CONTROL_ROOM
+    }
+
     fn seal(
         &self,
         number: u64,

@@ -237,13 +237,16 @@ impl UdpShared {
         if let Some(remote) = remote {
             self.check(remote)?;
         }
-        self.remote.with(|place| *place = remote);
-        for world in &*self.worlds {
-            world.command(Command::Connect {
-                socket: self.socket,
-                remote: remote.map(Into::into),
-            });
-        }
+        // In one step: if several threads connect at once, pumps and socket have the same peer.
+        self.remote.with(|place| {
+            *place = remote;
+            for world in &*self.worlds {
+                world.command(Command::Connect {
+                    socket: self.socket,
+                    remote: remote.map(Into::into),
+                });
+            }
+        });
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use super::{UdpReceiver, UdpShared};
 use crate::error::SocketError;
 use crate::io::stream::{DeliveryCursor, StreamRef};
 use crate::socket::interfaces;
+use crate::socket::shared::Taken;
 use crate::time::Instant;
 use crate::udp::record::{HEADER, Header, MORE, More};
 
@@ -108,12 +109,20 @@ impl UdpReceiver {
         Ok(received.at(&self.shared, group))
     }
 
-    /// The oldest datagram is not needed any more. Does nothing if there is none.
+    /// The oldest datagram, or the one that [`UdpReceiver::try_peek`] showed, is not needed any
+    /// more. Does nothing if there is none, or if the socket was read by reference since then.
     pub fn consume(&mut self) {
         let shared = &*self.shared;
-        for group in shared.in_turn(self.lent_in.take()) {
-            if let Ok(queue) = shared.queue(group)
-                && let Ok(mut seen) = shared.readers[group].take(self.user, queue.waiting())
+        let lent_in = self.lent_in.take();
+        for group in shared.in_turn(lent_in) {
+            let Ok(queue) = shared.queue(group) else {
+                return;
+            };
+            let taken = shared.readers[group].take(self.user, queue.waiting());
+            if lent_in == Some(group) && !taken.as_ref().is_ok_and(Taken::was_kept) {
+                return;
+            }
+            if let Ok(mut seen) = taken
                 && consume_first(&queue, &mut seen)
             {
                 return shared.taken(group);

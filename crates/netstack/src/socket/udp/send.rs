@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use super::UdpSender;
 use crate::error::SocketError;
-use crate::io::stream::StreamRef;
 use crate::log::request::Endpoint;
 use crate::socket::wait::WaitUntil;
 use crate::udp::record::{self, HEADER, Header, MAX_PAYLOAD};
@@ -98,18 +97,16 @@ impl UdpSender {
     }
 
     pub(super) fn put(&self, from: &[u8], remote: Option<SocketAddr>) -> Result<(), SocketError> {
-        self.put_by(from.len(), remote, |queue| {
-            queue.write(from);
-        })
+        self.put_bytes(from.len(), Some(from), remote)
     }
 
-    /// Sends `len` bytes, which `write` puts into the ring behind the record's header, to `remote`
-    /// or the peer that the socket is connected to.
-    fn put_by(
+    /// Sends `bytes` bytes to `remote`, or the peer that the socket is connected to: `from`, or the
+    /// bytes that the ring has in that place already.
+    fn put_bytes(
         &self,
         bytes: usize,
+        from: Option<&[u8]>,
         remote: Option<SocketAddr>,
-        write: impl FnOnce(&StreamRef<'_>),
     ) -> Result<(), SocketError> {
         let place = &*self.shared;
         if let Some(remote) = remote {
@@ -142,10 +139,19 @@ impl UdpSender {
             has_more: false,
             loops: loops.load(Ordering::Relaxed),
         };
-        queue.write(&header.to_bytes());
-        write(&queue);
+        let writing = queue.begin_writing();
+        // While `writing` keeps the ring's memory: the pump could give it back and change that.
+        if from.is_none() && !queue.was_filled() {
+            return Err(SocketError::Invalid);
+        }
+        queue.write_in(&writing, &header.to_bytes());
+        match from {
+            Some(from) => queue.write_in(&writing, from),
+            None => queue.write_again_in(&writing, bytes),
+        };
         // What pads a record is overwritten, too: it may be sent again.
-        queue.write(&[0; HEADER][..record - HEADER - bytes]);
+        queue.write_in(&writing, &[0; HEADER][..record - HEADER - bytes]);
+        drop(writing);
         world.raise_socket(&queue);
         Ok(())
     }
@@ -158,13 +164,7 @@ impl UdpSender {
     /// As [`UdpSender::try_send`]; [`SocketError::Invalid`] until the socket has sent as much as
     /// the queue holds.
     pub fn try_send_again(&mut self, len: usize) -> Result<(), SocketError> {
-        let group = self.shared.group_of(None);
-        if !self.shared.queue(group)?.was_filled() {
-            return Err(SocketError::Invalid);
-        }
-        self.put_by(len, None, |queue| {
-            queue.write_again(len);
-        })
+        self.put_bytes(len, None, None)
     }
 
     /// Sends datagrams, each to its own destination, in order, while there is room. Waits for room
