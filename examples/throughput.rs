@@ -2,7 +2,7 @@
 //! needed.
 //!
 //! ```text
-//! cargo run --release --example throughput                  # a quarter of a minute
+//! cargo run --release --example throughput                  # ten seconds
 //! cargo run --release --example throughput -- --rounds 3    # shorter, and less sure
 //! ```
 //!

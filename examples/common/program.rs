@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::ffi::OsString;
 use std::fmt::Display;
+use std::io::{self, Write};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -80,7 +81,8 @@ pub(crate) fn main<O>(
 ) -> ExitCode {
     let done = read(options, take).and_then(|options| match options {
         None => {
-            print!("{}", usage.concat());
+            // Whoever has read enough of it closes the pipe.
+            let _ = io::stdout().write_all(usage.concat().as_bytes());
             Ok(())
         }
         Some(options) => run(&options),
