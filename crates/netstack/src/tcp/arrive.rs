@@ -446,7 +446,8 @@ impl Tcb {
         }
         // RFC 5681 section 4.2: what is out of order, or fills a gap, is acknowledged at once.
         self.ack_now();
-        self.take_out_of_order(run_offset, first as u64, last as u64, cx) && last == end
+        let place = (first as u64, last as u64);
+        self.take_out_of_order(run_offset, place, from < 0, cx) && last == end
     }
 
     /// Accepts data at RCV.NXT while nothing is out of order.
@@ -464,12 +465,14 @@ impl Tcb {
     }
 
     /// Accepts data `first..last`, relative to RCV.NXT: it is stored at its place, one delivery for
-    /// each gap that it fills. Returns false if the range list was full and it was dropped.
+    /// each gap that it fills. Of what came twice the first part is reported (RFC 2883 section 4),
+    /// which stands before RCV.NXT if the segment `is_partly_old`. Returns false if the range list
+    /// was full and it was dropped.
     fn take_out_of_order<S: EffectSink>(
         &mut self,
         run_offset: u32,
-        first: u64,
-        last: u64,
+        (first, last): (u64, u64),
+        is_partly_old: bool,
         cx: &mut Cx<'_, S>,
     ) -> bool {
         let rcv = &mut self.rcv;
@@ -478,22 +481,24 @@ impl Tcb {
             let at = run_offset.wrapping_add((from - start) as u32);
             rcv.deliver(self.conn, at, from, (to - from) as u32, cx);
         };
-        if first > 0 {
-            let (nxt, offset) = (rcv.nxt, rcv.offset);
-            let twice = self.reassembly.overlap(start, end);
+        let twice = self.reassembly.overlap(start, end);
+        let (taken, reached) = if first > 0 {
             let taken = self.reassembly.insert(start, end, deliver);
-            if let Some((from, to)) = twice {
-                let seq = |at: u64| nxt + (at - offset) as u32;
-                self.rcv.record_duplicate(seq(from), seq(to));
-            }
-            self.rcv.update_sack(!self.reassembly.is_empty());
-            return taken;
+            (taken, rcv.offset)
+        } else {
+            (true, self.reassembly.advance(start, end, deliver))
+        };
+        if let Some((from, to)) = twice
+            && !is_partly_old
+        {
+            let seq = |at: u64| rcv.nxt + (at - rcv.offset) as u32;
+            let (left, right) = (seq(from), seq(to));
+            rcv.record_duplicate(left, right);
         }
-        let reached = self.reassembly.advance(start, end, deliver);
-        rcv.nxt += (reached - start) as u32;
+        rcv.nxt += (reached - rcv.offset) as u32;
         rcv.offset = reached;
         rcv.update_sack(!self.reassembly.is_empty());
-        true
+        taken
     }
 
     /// Eighth, the FIN bit; a FIN after a gap is stored. `complete` means that no data before it
