@@ -459,3 +459,36 @@ fn no_destination_keeps_another_from_its_errors_resets_and_challenges() {
         assert_eq!(withheld, 2000 - greedy as u64);
     }
 }
+
+#[test]
+fn questions_of_honest_peers_are_answered_however_many_connections_one_host_has() {
+    const CONNECTIONS: u16 = 600;
+    for variant in Variant::ALL {
+        let mut scene = Fixture::new(variant, Limits::default(), [5, 6]);
+        let listener = scene.host.sockets().listen(80, CONNECTIONS).unwrap();
+        scene.pass(Duration::from_millis(1));
+        let mut probes = Vec::new();
+        let mut streams = Vec::new();
+        for port in 1000..1000 + CONNECTIONS {
+            let mut segment = Segment {
+                src_port: port,
+                dst_port: 80,
+                seq: 1000,
+                flags: SYN,
+                wnd: 60_000,
+                ..Segment::default()
+            };
+            let answers = scene.answers([segment.frame(from(PEER))]);
+            let syn_ack = Segment::read(&answers[0]).expect("a SYN-ACK");
+            (segment.seq, segment.ack, segment.flags) = (1001, syn_ack.seq.wrapping_add(1), ACK);
+            scene.answers([segment.frame(from(PEER))]);
+            streams.push(listener.try_accept().expect("it is established"));
+            segment.seq = 1000;
+            probes.push(segment.frame(from(PEER)));
+        }
+        scene.now += Duration::from_secs(2);
+        let answered = scene.answers(probes).len();
+        assert_eq!(answered, usize::from(CONNECTIONS), "{variant}");
+        assert_eq!(scene.host.state_stats().challenges_withheld, 0);
+    }
+}

@@ -334,7 +334,8 @@ pub struct Limits {
     /// 2). SYNs beyond it, or beyond the backlog of their port, are answered by cookies, which take
     /// no memory. Never more than seven eighths of `connections`. 1 to 2^20. Default 128.
     pub syn_queue: u32,
-    /// Resets per second of segments that no connection accepts, about; 0: none. Default 1000.
+    /// Resets per second of segments that no connection accepts, about; 0: none. Default 1000. What
+    /// we send to ourselves is not counted, here and below.
     ///
     /// "About" holds for all limits of answers: each second has another limit, between half of this
     /// number and one and a half times it.
@@ -342,7 +343,9 @@ pub struct Limits {
     /// Of these, to one destination; 0: none. Default 250.
     pub resets_per_destination: u32,
     /// Challenge acknowledgments per second, over all connections, about (RFC 5961 section 7); 0:
-    /// none. Default 1000.
+    /// none. Default 1000. They answer what anybody may have forged: RST, SYN, and acknowledgments
+    /// of what was never sent. Other segments that are not acceptable, such as keepalive and window
+    /// probes, are answered ten times a second for each connection.
     pub challenges_per_second: u32,
     /// Of these, to one destination; 0: none. Default 100.
     pub challenges_per_destination: u32,

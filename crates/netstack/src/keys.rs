@@ -31,6 +31,8 @@ pub(crate) enum Domain {
     Cookie = 6,
     /// How many ICMP errors may leave in a second, and which share a count.
     ErrorLimit = 7,
+    /// The same for reports of packets that are too long.
+    TooLongLimit = 19,
     /// The same for resets.
     ResetLimit = 8,
     /// The same for challenge acknowledgments.

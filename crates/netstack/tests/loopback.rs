@@ -11,7 +11,7 @@ use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::groups;
 use dominoes_netstack::{
-    Ipv6Config, SocketError, Sockets, Stack, TcpListener, TcpStream, UdpSocket,
+    Ipv6Config, Limits, SocketError, Sockets, Stack, TcpListener, TcpStream, UdpSocket,
 };
 use dominoes_testkit::packet::v6::{self, ICMPV6};
 use dominoes_testkit::packet::{self, Mac, SYN, Segment, TCP, UDP};
@@ -52,8 +52,12 @@ struct Fixture {
 
 impl Fixture {
     fn new(variant: Variant) -> Fixture {
+        Fixture::with(variant, setup())
+    }
+
+    fn with(variant: Variant, setup: Setup) -> Fixture {
         let (device, script) = scripted_with(MemoryConfig::default().macs(MAC, MAC));
-        let stack = variant.build(setup(), Box::new(device)).unwrap();
+        let stack = variant.build(setup, Box::new(device)).unwrap();
         Fixture::over(vec![stack], script)
     }
 
@@ -160,6 +164,25 @@ fn connections_to_ourselves_carry_bytes_and_reach_no_device() {
             fixture.check_connection(&listener, ip);
             let closed = fixture.connect(SocketAddr::new(ip, PORT + 1));
             assert_eq!(closed.err(), Some(SocketError::Refused), "{variant}");
+        }
+    }
+}
+
+#[test]
+fn whatever_we_refuse_ourselves_we_are_told() {
+    for variant in Variant::ALL {
+        let setup = setup().limits(Limits::default().resets_per_second(0).errors_per_second(0));
+        let mut fixture = Fixture::with(variant, setup);
+        for ip in OWN {
+            let to = SocketAddr::new(ip, PORT);
+            let closed = fixture.connect(to);
+            assert_eq!(closed.err(), Some(SocketError::Refused), "{variant}");
+            let mut datagrams = fixture.sockets().bind_udp(0).unwrap();
+            datagrams.connect(to).unwrap();
+            datagrams.try_send(b"hello").unwrap();
+            fixture.turn();
+            let refused = datagrams.try_recv_from(&mut [0; 8]);
+            assert_eq!(refused.err(), Some(SocketError::Refused), "{variant}: {ip}");
         }
     }
 }

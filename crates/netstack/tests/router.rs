@@ -660,6 +660,20 @@ fn errors_are_limited_and_echo_requests_are_put_together_and_answered_in_pieces(
 }
 
 #[test]
+fn errors_about_a_host_do_not_use_up_reports_that_its_packets_are_too_long() {
+    let mut fixture = Fixture::new(|builder| builder);
+    for _ in 0..100 {
+        fixture.scripts[0].push(changed(NEAR, 18, |frame| frame[22] = 1));
+    }
+    let expired = fixture.left()[0].len();
+    assert!((5..=15).contains(&expired), "{expired}");
+    for _ in 0..60 {
+        fixture.scripts[0].push(changed(NARROW, 1472, |frame| frame[20] = DONT_FRAGMENT));
+    }
+    assert_eq!(fixture.left()[0].len(), 60);
+}
+
+#[test]
 fn the_router_announces_and_defends_its_addresses_and_answers_for_no_other() {
     let (device, script) = device(0);
     let builder = Router::builder()

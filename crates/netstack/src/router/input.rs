@@ -30,6 +30,9 @@ pub(super) struct Input {
     pub(super) shared: Arc<Shared>,
     reassembly: Reassembly,
     reports: RateLimit,
+    /// Reports of packets that are too long. Connections stand still without them, so errors that
+    /// anybody can cause in their host's name do not use them up.
+    too_long: RateLimit,
     idents: Identifications,
     defences: TokenBucket,
     is_announced: bool,
@@ -60,6 +63,7 @@ impl Input {
             shared,
             reassembly: Reassembly::new(ReassemblyLimits::default()),
             reports: RateLimit::new(keys, Domain::ErrorLimit),
+            too_long: RateLimit::new(keys, Domain::TooLongLimit),
             idents: Identifications::new(keys, index as u16, count),
             defences: TokenBucket::new(1, DEFEND_INTERVAL),
             is_announced: false,
@@ -376,7 +380,11 @@ impl Input {
         let Some(mut error) = error else {
             return;
         };
-        if self.reports.admits(now, sender, shared.rate) {
+        let (limit, rate) = match report {
+            Report::FragmentationNeeded(_) => (&mut self.too_long, shared.too_long_rate()),
+            _ => (&mut self.reports, shared.rate),
+        };
+        if limit.admits(now, sender, rate) {
             wire::set_internetwork_control(&mut error);
             self.stats.reports += 1;
             self.outgoing[out].push((next_hop, Frame::from_bytes(&error)));

@@ -109,6 +109,9 @@ impl Builder {
 
     /// ICMP errors per second at each interface, to all hosts and to one of them, about. Default
     /// 1000 and 10.
+    ///
+    /// Reports that a packet is too long (RFC 1191 section 4) are counted apart, and a quarter of
+    /// the total may go to one host: all its connections may wait for them.
     #[must_use]
     pub fn errors_per_second(mut self, total: u32, per_destination: u32) -> Self {
         self.rate = Some(Rate {
@@ -290,6 +293,18 @@ impl Shared {
     fn route(&self, destination: Address) -> Option<(usize, Address)> {
         let hop = self.table.lookup(destination)?;
         Some((hop.port, hop.via.unwrap_or(destination)))
+    }
+
+    /// How many reports may leave that a packet is too long.
+    fn too_long_rate(&self) -> Rate {
+        let Rate {
+            total,
+            per_destination,
+        } = self.rate;
+        Rate {
+            total,
+            per_destination: per_destination.max(total / 4),
+        }
     }
 
     /// Whether an interface has this address.

@@ -47,13 +47,11 @@ impl Tcb {
         cx: &mut Cx<'_, S>,
     ) -> bool {
         let seg = acceptable.segment();
-        let snd = &self.snd;
-        // RFC 5961 section 5.2: acknowledges neither unsent data nor data older than any window.
-        if seg.ack.after(snd.max) || seg.ack.before(snd.una - snd.wnd_max) {
+        if !self.may_acknowledge(seg.ack) {
             self.challenge(cx);
             return false;
         }
-        if seg.len == 0 && seg.ack == snd.una {
+        if seg.len == 0 && seg.ack == self.snd.una {
             self.on_peer_response(cx.now);
         }
         if self.persists() {

@@ -38,23 +38,35 @@ impl<'s, 'o> Acceptable<'s, 'o> {
 
 /// CLOSED (RFC 9293 section 3.10.7.1): sends the reset that answers a segment without a connection,
 /// if the RFC requires one. Returns whether it was sent; it is not without room for a frame, or
-/// beyond the limit of a second.
+/// beyond the limit of a second, which spares what we send to ourselves.
 pub fn reset_for<S: EffectSink>(
     seg: &Segment<'_>,
     flow: Flow,
     mac: Mac,
     cx: &mut Cx<'_, S>,
 ) -> bool {
-    if seg.flags.has(Flags::RST) || cx.frames.next >= cx.frames.limit {
-        return false;
-    }
     let rate = Rate {
         total: cx.limits.resets_per_second,
         per_destination: cx.limits.resets_per_destination,
     };
-    if !cx.frames.resets.admits(cx.now, flow.remote.address, rate) {
-        return false;
+    let peer = flow.remote.address;
+    // No stranger can send in the name of these: such packets are martian.
+    let is_looped = peer == flow.local.address || peer.ip().is_loopback();
+    let may_reset =
+        may_reset(seg, cx) && (is_looped || cx.frames.resets.admits(cx.now, peer, rate));
+    if may_reset {
+        push_reset(seg, flow, mac, cx);
     }
+    may_reset
+}
+
+/// Whether a segment may be answered by a reset, and a frame has room for it.
+fn may_reset<S: EffectSink>(seg: &Segment<'_>, cx: &Cx<'_, S>) -> bool {
+    !seg.flags.has(Flags::RST) && cx.frames.room() > 0
+}
+
+/// Sends the reset that answers `seg`.
+fn push_reset<S: EffectSink>(seg: &Segment<'_>, flow: Flow, mac: Mac, cx: &mut Cx<'_, S>) {
     let (seq, ack, flags) = if seg.flags.has(Flags::ACK) {
         (seg.ack, SeqNum(0), Flags::RST)
     } else {
@@ -65,7 +77,6 @@ pub fn reset_for<S: EffectSink>(
     cx.out
         .push(bare(cx.frames.next, flow, mac, seq, ack, flags));
     cx.frames.next += 1;
-    true
 }
 
 /// Sends the reset of a connection whose state may be corrupted, with numbers saved before. Returns
@@ -124,7 +135,7 @@ impl Tcb {
         // First, the ACK bit. Only our SYN can have been acknowledged.
         let acknowledges = seg.flags.has(Flags::ACK);
         if acknowledges && (seg.ack != self.snd.iss + 1 || self.snd.max == self.snd.iss) {
-            reset_for(seg, self.flow, self.mac, cx);
+            self.refuse(seg, cx);
             return;
         }
         // Second, the RST bit.
@@ -163,6 +174,16 @@ impl Tcb {
         self.check_urg();
         let complete = self.process_payload(&acceptable, cx);
         self.check_fin(&acceptable, complete, cx);
+    }
+
+    /// Answers an unacceptable ACK of a handshake by a reset. Returns whether it did. Only the limit
+    /// of this connection applies: what is sent in its peer's name to others does not hinder it.
+    fn refuse<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) -> bool {
+        let refuses = may_reset(seg, cx) && self.challenges.allow_forged(cx.now);
+        if refuses {
+            push_reset(seg, self.flow, self.mac, cx);
+        }
+        refuses
     }
 
     /// Takes IRS and options from the peer's SYN; of both sides' options the smaller ones apply.
@@ -224,7 +245,7 @@ impl Tcb {
     /// open, and the rest of the segment counts.
     fn repeated_syn<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
         if !seg.flags.has(Flags::ACK) {
-            if self.challenges.allow(cx.now) {
+            if self.challenges.allow_forged(cx.now) {
                 self.snd.repeat_syn();
             }
             return;
@@ -312,21 +333,38 @@ impl Tcb {
             self.enter_time_wait(cx);
         }
         if seg.len > 0 || seg.flags.has(Flags::FIN) {
-            self.ack_now();
+            return self.ack_now();
+        }
+        // A question whether we are there, or whether the window is open (RFC 1122 sections 4.2.2.17
+        // and 4.2.3.6), or the acknowledgment of who knows the connection.
+        let is_question = seg.seq + 1 == self.rcv.nxt;
+        let knows = seg.flags.has(Flags::ACK) && self.may_acknowledge(seg.ack);
+        if !seg.flags.has(Flags::SYN) && (is_question || knows) {
+            if self.challenges.allow_honest(cx.now) {
+                self.ack_now();
+            }
         } else {
             self.challenge(cx);
         }
     }
 
-    /// Sends a challenge acknowledgment (RFC 5961), within the limits of this connection, of its
-    /// peer, and of all connections.
+    /// RFC 5961 section 5.2: `ack` acknowledges neither unsent data nor data older than any window.
+    pub(super) fn may_acknowledge(&self, ack: SeqNum) -> bool {
+        let snd = &self.snd;
+        !ack.after(snd.max) && !ack.before(snd.una - snd.wnd_max)
+    }
+
+    /// Sends a challenge acknowledgment (RFC 5961) for what anybody may have forged, within the
+    /// limits of this connection, of its peer, and of all connections. What only the peer is likely
+    /// to send has a limit for each connection alone: a flood, or many honest peers behind one
+    /// address, cannot use it up.
     pub(super) fn challenge<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         let rate = Rate {
             total: cx.limits.challenges_per_second,
             per_destination: cx.limits.challenges_per_destination,
         };
         let peer = self.flow.remote.address;
-        if self.challenges.allow(cx.now) && cx.frames.challenges.admits(cx.now, peer, rate) {
+        if self.challenges.allow_forged(cx.now) && cx.frames.challenges.admits(cx.now, peer, rate) {
             self.ack_now();
         }
     }
@@ -390,7 +428,7 @@ impl Tcb {
         }
         if self.state == State::SynReceived {
             if seg.ack != self.snd.iss + 1 || self.snd.max == self.snd.iss {
-                reset_for(seg, self.flow, self.mac, cx);
+                self.refuse(seg, cx);
                 return false;
             }
             self.establish(seg, cx);

@@ -180,7 +180,8 @@ pub const SYN_ACK_RETRIES: u8 = 5;
 /// 3.8.3.
 pub const DATA_RETRIES: u8 = 15;
 
-/// The most challenge acknowledgments (RFC 5961) of one connection within a second.
+/// The most challenge acknowledgments (RFC 5961) of one connection within a second; as many answers
+/// may leave to segments without text that the peer itself is likely to have sent.
 pub const CHALLENGES_PER_SECOND: u8 = 10;
 
 /// The context of a request: everything that a [`Tcb`] needs from outside while it handles one.
@@ -438,26 +439,43 @@ pub struct Info {
     pub is_recovering: bool,
 }
 
-/// Counts challenge acknowledgments (RFC 5961 section 7).
+/// Counts the answers to unacceptable segments without text (RFC 5961 section 7).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 struct Challenges {
-    /// The beginning of the second in which `sent` were sent.
+    /// The beginning of the second that both counts are for.
     since: Instant,
-    sent: u8,
+    /// To what anybody may have forged.
+    forged: u8,
+    /// To what only the peer is likely to send. Forgeries do not use these up.
+    honest: u8,
 }
 
-fields!(Challenges, "challenges", { since, sent });
+fields!(Challenges, "challenges", { since, forged, honest });
 
 impl Challenges {
-    /// Whether another one may be sent at `now`.
-    fn allow(&mut self, now: Instant) -> bool {
+    fn allow_forged(&mut self, now: Instant) -> bool {
+        self.begin_second(now);
+        Self::count(&mut self.forged)
+    }
+
+    fn allow_honest(&mut self, now: Instant) -> bool {
+        self.begin_second(now);
+        Self::count(&mut self.honest)
+    }
+
+    fn begin_second(&mut self, now: Instant) {
         if now.since(self.since) >= Duration::from_secs(1) {
-            self.since = now;
-            self.sent = 0;
+            *self = Challenges {
+                since: now,
+                ..Challenges::default()
+            };
         }
-        let allowed = self.sent < CHALLENGES_PER_SECOND;
-        self.sent += u8::from(allowed);
+    }
+
+    fn count(sent: &mut u8) -> bool {
+        let allowed = *sent < CHALLENGES_PER_SECOND;
+        *sent += u8::from(allowed);
         allowed
     }
 }

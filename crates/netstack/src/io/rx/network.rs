@@ -200,7 +200,9 @@ impl RxPump {
             total: limits.errors_per_second,
             per_destination: limits.errors_per_destination,
         };
-        if self.reports.admits(now, sender, rate) {
+        // What we send to ourselves is no stranger's doing.
+        let is_looped = self.is_looping() && self.site.is_ourselves(sender);
+        if is_looped || self.reports.admits(now, sender, rate) {
             self.stats.reports += 1;
             self.control(error);
         } else {

@@ -48,10 +48,13 @@ fn the_diagram_has_these_edges_and_no_others() {
 }
 
 #[test]
-fn ten_challenges_leave_in_a_second_and_no_more() {
+fn ten_challenges_leave_in_a_second_and_no_more_and_do_not_use_up_other_answers() {
     let mut challenges = Challenges::default();
     let start = Instant::from_millis(5_000);
-    let allowed = (0..100).filter(|_| challenges.allow(start)).count();
-    assert_eq!(allowed, usize::from(CHALLENGES_PER_SECOND));
-    assert!(challenges.allow(start + Duration::from_secs(1)));
+    let forged = (0..100).filter(|_| challenges.allow_forged(start)).count();
+    assert_eq!(forged, usize::from(CHALLENGES_PER_SECOND));
+    let honest = (0..100).filter(|_| challenges.allow_honest(start)).count();
+    assert_eq!(honest, usize::from(CHALLENGES_PER_SECOND));
+    let later = start + Duration::from_secs(1);
+    assert!(challenges.allow_forged(later) && challenges.allow_honest(later));
 }
