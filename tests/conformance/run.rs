@@ -434,6 +434,7 @@ impl Runner {
                         ));
                     }
                 }
+                "options" => segment.more_options = bytes(value)?,
                 "urg" => urgent = number(value)? as u16,
                 "srcport" => segment.src_port = number(value)? as u16,
                 "port" => segment.dst_port = number(value)? as u16,
@@ -862,6 +863,14 @@ fn number(text: &str) -> Result<i64, String> {
         let number: Result<i64, _> = part.parse();
         Ok(sum + number.map_err(|_| format!("`{text}` is no number"))?)
     })
+}
+
+/// Bytes that are written as hexadecimal digits.
+fn bytes(text: &str) -> Result<Vec<u8>, String> {
+    let digits = text.as_bytes().chunks(2).map(std::str::from_utf8);
+    let bytes = digits.map(|two| u8::from_str_radix(two.unwrap_or(""), 16).ok());
+    let bytes: Option<Vec<u8>> = bytes.collect();
+    bytes.ok_or_else(|| format!("`{text}` are no bytes"))
 }
 
 fn span(text: &str) -> Result<Duration, String> {

@@ -27,7 +27,8 @@
 //!
 //! `FLAGS` are names joined by `-`, such as `SYN-ACK`, or `none`; `|` stands between alternatives.
 //! PSH is compared only if the script names it. `ts=V/E` is TSval and TSecr of the peer: a number,
-//! `last` for the newest TSval of the stack, `last-N` for one N ticks older. `seq` and `ack` count
+//! `last` for the newest TSval of the stack, `last-N` for one N ticks older. `options=HEX`
+//! are bytes of options behind those that have names. `seq` and `ack` count
 //! from the SYN of the side whose bytes they name; `len` is text. Text is always a pattern that
 //! depends on its place in the stream, and is compared. `ce` marks a segment of the peer, `ect` and
 //! `no-ect` ask whether those of the stack may be marked. Times: `10ms`, `2s`, `500us`. `#` begins

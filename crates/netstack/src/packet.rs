@@ -381,7 +381,7 @@ fn parse_tcp(
     let (timestamps, options) = if header_len == 20 {
         (None, TcpOptions::default())
     } else {
-        parse_options(tcp.options())?
+        parse_options(tcp.options())
     };
     Ok(Packet::Tcp(Tcp {
         src,
@@ -414,16 +414,19 @@ fn only_timestamps(options: &[u8; 12]) -> Option<(u32, u32)> {
     ([a, b, c, d] == ONLY_TIMESTAMPS).then_some((val, u32::from_be_bytes([e0, e1, e2, e3])))
 }
 
-fn parse_options(mut bytes: &[u8]) -> Result<(Option<(u32, u32)>, TcpOptions), Malformed> {
+fn parse_options(mut bytes: &[u8]) -> (Option<(u32, u32)>, TcpOptions) {
     let mut timestamps = None;
     let mut options = TcpOptions::default();
     if let Ok(bytes) = bytes.try_into()
         && let Some(timestamps) = only_timestamps(bytes)
     {
-        return Ok((Some(timestamps), options));
+        return (Some(timestamps), options);
     }
     while !bytes.is_empty() {
-        let (rest, option) = sw::TcpOption::parse(bytes).map_err(|_| Malformed::Options)?;
+        // RFC 9293 section 3.1, MUST-7: nobody knows what stands behind an illegal length.
+        let Ok((rest, option)) = sw::TcpOption::parse(bytes) else {
+            break;
+        };
         if bytes[0] == SACK {
             options.sack = parse_sack(&bytes[2..bytes.len() - rest.len()]);
             options.any = true;
@@ -447,7 +450,7 @@ fn parse_options(mut bytes: &[u8]) -> Result<(Option<(u32, u32)>, TcpOptions), M
         }
         bytes = rest;
     }
-    Ok((timestamps, options))
+    (timestamps, options)
 }
 
 /// The blocks of a SACK option, of which the header-parsing crate knows three only.

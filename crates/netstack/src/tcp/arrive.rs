@@ -135,7 +135,11 @@ impl Tcb {
         // First, the ACK bit. Only our SYN can have been acknowledged.
         let acknowledges = seg.flags.has(Flags::ACK);
         if acknowledges && (seg.ack != self.snd.iss + 1 || self.snd.max == self.snd.iss) {
-            self.refuse(seg, cx);
+            // What the peer keeps of an older connection ends with the reset, so our SYN leaves again
+            // without waiting, if it left once (a SYN is timed until it is repeated).
+            if self.refuse(seg, cx) && self.retransmit.timing {
+                self.snd.nxt = self.snd.iss;
+            }
             return;
         }
         // Second, the RST bit.
@@ -155,6 +159,7 @@ impl Tcb {
             self.enter(State::SynReceived);
             self.snd.nxt = self.snd.iss;
             self.retransmit.retries = 0;
+            self.keep_text_of_syn(seg, cx);
             return;
         }
         self.establish(seg, cx);
@@ -184,6 +189,18 @@ impl Tcb {
             push_reset(seg, self.flow, self.mac, cx);
         }
         refuses
+    }
+
+    /// Text and FIN of a SYN that led from SYN-SENT to SYN-RECEIVED: text goes to its place, where
+    /// nobody sees it before ESTABLISHED, and the FIN counts then (RFC 9293 section 3.10.7.3).
+    fn keep_text_of_syn<S: EffectSink>(&mut self, syn: &Segment<'_>, cx: &mut Cx<'_, S>) {
+        let len = syn.len.min(self.rcv.room());
+        if len > 0 {
+            self.take_in_order(syn.run_offset, len, cx);
+        }
+        if syn.flags.has(Flags::FIN) && len == syn.len {
+            self.rcv.fin_at = self.rcv.offset;
+        }
     }
 
     /// Takes IRS and options from the peer's SYN; of both sides' options the smaller ones apply.
@@ -250,8 +267,14 @@ impl Tcb {
             }
             return;
         }
+        let first = seg.seq + 1;
+        // Text that the first SYN brought need not be on this one.
+        let known = seg.len.min(self.rcv.nxt.since(first));
+        self.rcv.record_duplicate(first, first + known);
         let behind = Segment {
-            seq: seg.seq + 1,
+            seq: self.rcv.nxt,
+            len: seg.len - known,
+            run_offset: seg.run_offset.wrapping_add(known),
             flags: seg.flags.without(Flags::SYN),
             // The window of a segment with SYN is never scaled (RFC 7323 section 2.2).
             wnd: seg.wnd >> self.snd.shift,
@@ -605,7 +628,9 @@ impl Tcb {
             return false;
         }
         match syn.timestamps {
-            Some((ts_val, _)) if self.rcv.timestamps && ts_val != self.rcv.ts_recent => {
+            // None that is still on its way has them.
+            Some(_) if !self.rcv.timestamps => true,
+            Some((ts_val, _)) if ts_val != self.rcv.ts_recent => {
                 (ts_val.wrapping_sub(self.rcv.ts_recent) as i32) > 0
             }
             _ => syn.seq.after(self.rcv.nxt),

@@ -51,7 +51,7 @@
 //!   the same section drops it, but devices merge segments.
 //! - The urgent pointer is ignored and urgent data taken inline (RFC 6093 says that new
 //!   applications should not use it).
-//! - Data on a SYN is not taken; the peer sends it again after the handshake.
+//! - Data on a SYN for a listening port is not taken; the peer sends it again after the handshake.
 //! - CLOSE in SYN-SENT keeps what was written and sends FIN behind it, where RFC 9293 section
 //!   3.10.4 deletes the connection; when nobody holds the connection any more it is deleted.
 //! - A SYN-ACK is sent for a minute, where RFC 9293 section 3.8.3 wants three for every SYN: what

@@ -117,6 +117,8 @@ pub struct Segment {
     pub timestamps: Option<(u32, u32)>,
     /// Left and right edges of SACK blocks (RFC 2018).
     pub sack: Vec<(u32, u32)>,
+    /// Bytes of options behind these, of a segment that is written.
+    pub more_options: Vec<u8>,
     /// What it carries.
     pub payload: Vec<u8>,
 }
@@ -156,6 +158,7 @@ impl Segment {
                 out.extend(right.to_be_bytes());
             }
         }
+        out.extend(&self.more_options);
         out
     }
 
