@@ -109,7 +109,10 @@ struct Shape {
     cut: i8,
     wrong: Option<u8>,
     from: u8,
-    tagged: bool,
+    /// The VLAN of its tag; 0 says only what its priority is.
+    tag: Option<u8>,
+    /// Whether a packet of IPv6 has a fragment header though it is whole (RFC 6946).
+    is_atomic: bool,
     meta: Option<[u8; 6]>,
 }
 
@@ -289,7 +292,8 @@ impl Shape {
         if bits & 8 != 0 {
             shape.from = u.arbitrary()?;
         }
-        shape.tagged = bits & 16 != 0;
+        shape.tag = (bits & 16 != 0).then_some(if bits & 64 != 0 { 0 } else { 5 });
+        shape.is_atomic = bits & 128 != 0;
         if bits & 32 != 0 {
             shape.meta = Some(u.arbitrary()?);
         }
@@ -329,8 +333,16 @@ impl Shape {
         let is_v6 = frame.get(12..14) == Some(&[0x86, 0xdd]);
         let family = if is_v6 { Family::V6 } else { Family::V4 };
         family.finish(frame, right);
-        if self.tagged && frame.len() >= 12 {
-            frame.splice(12..12, [0x81, 0, 0, 5]);
+        if self.is_atomic && is_v6 && frame.len() >= 54 {
+            let len = u16::from_be_bytes([frame[18], frame[19]]).wrapping_add(8);
+            frame[18..20].copy_from_slice(&len.to_be_bytes());
+            let next = std::mem::replace(&mut frame[20], 44);
+            frame.splice(54..54, [next, 0, 0, 0, 0, 0, 0, 1]);
+        }
+        if let Some(vlan) = self.tag
+            && frame.len() >= 12
+        {
+            frame.splice(12..12, [0x81, 0, 0xa0, vlan]);
         }
         let mut meta = RxMeta::default();
         if let Some([kind, size, a, b, c, d]) = self.meta {
@@ -516,6 +528,27 @@ impl World {
                 kind,
                 mtu,
             } => self.far.error(flow, seq, kind, mtu)?,
+            Sent::ErrorAboutLast { kind, mtu } if self.stack.family == Family::V6 => {
+                let about = self.sent.get(14..).filter(|about| about.len() >= 40)?;
+                let numbers = match kind {
+                    [3, 2] => [137, 0],
+                    [3, 3] => [1, 4],
+                    [3, 4] => [2, 0],
+                    [11, code] => [3, code],
+                    [12, _] => [4, 0],
+                    _ => [1, 0],
+                };
+                let mut message = vec![numbers[0], numbers[1], 0, 0, 0, 0];
+                message.extend(mtu.to_be_bytes());
+                if numbers[0] == 137 {
+                    // A redirect: the destination is a neighbour (RFC 4861 section 8).
+                    message.extend(&about[24..40]);
+                    message.extend(&about[24..40]);
+                } else {
+                    message.extend(&about[..about.len().min(96)]);
+                }
+                packets::packet_v6(ICMP, &message)
+            }
             Sent::ErrorAboutLast { kind, mtu } => {
                 let about = self
                     .sent

@@ -100,6 +100,9 @@ pub(crate) struct Peer {
 /// What the far side offers in its SYN.
 const MSS: u16 = 1460;
 
+/// Options of illegal length, which end the options of a segment.
+const ILLEGAL: [&[u8]; 4] = [&[0xfd, 0], &[3, 1], &[8, 40, 1], &[2]];
+
 impl Peer {
     pub(crate) fn new(
         index: usize,
@@ -290,9 +293,46 @@ impl Peer {
         syn
     }
 
-    /// One opportunity to send: what is overdue, something again in other pieces, something new, or
-    /// a bare acknowledgment.
+    /// Text that comes with a SYN: who listens does not take it, and gets it again.
+    fn add_text(&mut self, syn: &mut Segment, rng: &mut Rng) {
+        let end = if self.quiet { Some(self.nxt) } else { self.end };
+        let len = rng.below(100).min(end.unwrap_or(u64::MAX));
+        syn.payload = pattern(self.key_out, 0, len as usize);
+        self.nxt = self.nxt.max(len);
+    }
+
+    /// One opportunity to send, and now and then something odd about it.
     pub(crate) fn emit(
+        &mut self,
+        now: u64,
+        style: &Peers,
+        bad: &LinkFaults,
+        rng: &mut Rng,
+        seen: &mut Coverage,
+    ) -> Vec<Segment> {
+        let mut out = self.emit_plain(now, style, bad, rng, seen);
+        if !rng.per_mille(bad.oddities) {
+            return out;
+        }
+        match &mut out[..] {
+            [] if self.phase == Phase::Open => {
+                let next = self.nxt + u64::from(self.fin_sent);
+                let owed = self.ack_due;
+                out.push(self.segment(ACK, next.wrapping_sub(1), 0, now, seen));
+                self.ack_due = owed;
+            }
+            [] => return out,
+            [syn] if syn.has(SYN) && rng.per_mille(700) => self.add_text(syn, rng),
+            [.., segment] => {
+                segment.more_options = ILLEGAL[rng.index(ILLEGAL.len())].to_vec();
+            }
+        }
+        seen.odd = true;
+        out
+    }
+
+    /// What is overdue, something again in other pieces, something new, or a bare acknowledgment.
+    fn emit_plain(
         &mut self,
         now: u64,
         style: &Peers,

@@ -100,6 +100,9 @@ pub(crate) struct LinkFaults {
     pub(crate) strays: u32,
     /// UDP datagrams, some of them for nobody.
     pub(crate) datagrams: u32,
+    /// What honest peers seldom do, of what they send: text on a SYN, options of illegal length,
+    /// questions whether the stack is there.
+    pub(crate) oddities: u32,
 }
 
 /// How the far side behaves.
@@ -183,10 +186,17 @@ fn bad() -> impl Strategy<Value = LinkFaults> {
         rate(300),
         rate(120),
         rate(250),
-        (rate(20), rate(400)),
+        (rate(20), rate(400), rate(300)),
     )
         .prop_map(
-            |(loss, duplication, reordering, corruption, overlap, (strays, datagrams))| {
+            |(
+                loss,
+                duplication,
+                reordering,
+                corruption,
+                overlap,
+                (strays, datagrams, oddities),
+            )| {
                 LinkFaults {
                     loss,
                     duplication,
@@ -196,6 +206,7 @@ fn bad() -> impl Strategy<Value = LinkFaults> {
                     delayed_acks: DELAYED_ACKS,
                     strays,
                     datagrams,
+                    oddities,
                 }
             },
         )

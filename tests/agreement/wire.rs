@@ -44,10 +44,11 @@ pub(crate) struct Coverage {
     pub(crate) joined_beside_flipped: bool,
     pub(crate) helped: bool,
     pub(crate) over_ipv6: bool,
+    pub(crate) odd: bool,
 }
 
 impl Coverage {
-    pub(crate) const COUNT: usize = 35;
+    pub(crate) const COUNT: usize = 36;
 
     /// What there is to count, and whether a run must have it in one case of twenty.
     pub(crate) const NAMES: [(&'static str, bool); Coverage::COUNT] = [
@@ -89,6 +90,7 @@ impl Coverage {
             true,
         ),
         ("segments of IPv6", true),
+        ("what honest peers seldom send", true),
     ];
 
     pub(crate) fn all(&self) -> [bool; Coverage::COUNT] {
@@ -128,6 +130,7 @@ impl Coverage {
             self.joined_beside_flipped,
             self.helped,
             self.over_ipv6,
+            self.odd,
         ]
     }
 }

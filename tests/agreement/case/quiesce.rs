@@ -18,6 +18,7 @@ const GOOD: LinkFaults = LinkFaults {
     delayed_acks: 0,
     strays: 0,
     datagrams: 0,
+    oddities: 0,
 };
 
 /// Jumps to the next deadline after the faults have ended, without a byte arriving.
