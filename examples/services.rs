@@ -31,6 +31,9 @@
 //! sudo target/release/examples/services --packet veth0
 //! ```
 //!
+//! With `--slot-bytes 69632` frames that the kernel has merged are read in place, in a ring that has
+//! room for 256 frames instead of 4096.
+//!
 //! With `--addr6 fd00:78::1/64` it serves over IPv6 as well, and with `--addr6 auto` at an address
 //! that it makes of what a router advertises. With `--second veth1,10.79.0.1/24` it serves the
 //! network of another interface, too. With `--join 239.1.2.3` it also echoes datagrams that are
