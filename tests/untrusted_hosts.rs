@@ -173,7 +173,7 @@ fn opens_to_what_cannot_be_one_host_fail_at_once() {
             ("255.255.255.255:80", SocketError::Unreachable),
             ("224.0.0.1:80", SocketError::Unreachable),
             ("240.0.0.1:80", SocketError::Unreachable),
-            ("10.0.0.2:0", SocketError::Invalid),
+            ("10.0.0.2:0", SocketError::PortZero),
         ] {
             let to = to.parse().unwrap();
             assert_eq!(sockets.begin_connect(to).err(), Some(error), "{to}");
@@ -182,7 +182,7 @@ fn opens_to_what_cannot_be_one_host_fail_at_once() {
         for (to, error) in [
             ("0.0.0.0:80", SocketError::Unreachable),
             ("240.0.0.1:80", SocketError::Unreachable),
-            ("10.0.0.2:0", SocketError::Invalid),
+            ("10.0.0.2:0", SocketError::PortZero),
         ] {
             let to = to.parse().unwrap();
             assert_eq!(udp.try_send_to(b"x", to), Err(error), "{to}");

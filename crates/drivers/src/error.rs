@@ -96,6 +96,16 @@ impl DeviceError {
         }
     }
 
+    /// The number of the operating system's error, if one is behind this.
+    pub fn raw_os_error(&self) -> Option<i32> {
+        match self {
+            Self::Privilege { errno, .. }
+            | Self::Unsupported { errno, .. }
+            | Self::System { errno, .. } => Some(*errno).filter(|errno| *errno != 0),
+            _ => None,
+        }
+    }
+
     /// Whether the device can work again without being opened anew.
     pub fn is_temporary(&self) -> bool {
         matches!(self, Self::Down { .. })

@@ -155,6 +155,15 @@ pub trait Device: Send {
         None
     }
 
+    /// Checks that a stack over this device may have `address`. The default knows of nobody else.
+    ///
+    /// # Errors
+    /// [`DeviceError::AddressInUse`]: somebody on this machine has it who would answer, too.
+    fn check_address(&self, address: IpAddr) -> Result<(), DeviceError> {
+        let _ = address;
+        Ok(())
+    }
+
     /// Divides the device into its two halves, each for one thread at a time.
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>);
 }
@@ -188,6 +197,10 @@ impl Device for Box<dyn Device> {
 
     fn address_filter(&self) -> Option<Arc<dyn AddressFilter>> {
         (**self).address_filter()
+    }
+
+    fn check_address(&self, address: IpAddr) -> Result<(), DeviceError> {
+        (**self).check_address(address)
     }
 
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {

@@ -11,6 +11,7 @@ use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 use pcap_file::{DataLink, TsResolution};
 use std::fmt;
 use std::io::{self, Write};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -100,6 +101,10 @@ impl<D: Device, W: Write + Send + 'static> Device for Capture<D, W> {
 
     fn address_filter(&self) -> Option<Arc<dyn AddressFilter>> {
         self.device.address_filter()
+    }
+
+    fn check_address(&self, address: IpAddr) -> Result<(), DeviceError> {
+        self.device.check_address(address)
     }
 
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {

@@ -10,6 +10,7 @@
 //! $ sudo ip link set tap0 up
 //! ```
 
+use crate::af_packet::refuse_owned;
 use crate::fd_event::FdEvent;
 use crate::interface::{check_name, local_mac};
 use crate::pool::{MAX_FRAME_LEN, Pool};
@@ -19,6 +20,7 @@ use crate::{
     RxChecksumSupport, RxStats, TxFrame, TxStats, Waker, sys,
 };
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -228,6 +230,16 @@ impl Device for Tap {
 
     fn mac(&self) -> [u8; 6] {
         self.mac
+    }
+
+    /// The kernel's end of the interface is another host on the link.
+    fn check_address(&self, address: IpAddr) -> Result<(), DeviceError> {
+        let name = &self.caps.name;
+        let owned = sys::addresses();
+        let mut owned =
+            owned.map_err(|error| DeviceError::system("read addresses", name, &error))?;
+        owned.retain(|owned| owned.interface == *name);
+        refuse_owned(&[address], owned)
     }
 
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {

@@ -1,7 +1,21 @@
 //! What can go wrong, sorted by who can do something about it.
 
 use core::fmt;
+use core::net::IpAddr;
 use std::io;
+
+/// What the variants are called, in the order of [`VariantKind`](crate::variants::VariantKind).
+pub(crate) const VARIANT_NAMES: [&str; 9] = [
+    "single",
+    "locked",
+    "locked-mcs",
+    "locked-2",
+    "locked-2-mcs",
+    "locked-6",
+    "locked-6-mcs",
+    "pipelined",
+    "replicated",
+];
 
 /// A setting that cannot be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +38,11 @@ pub enum ConfigError {
         with: &'static str,
         /// What to do instead.
         instead: &'static str,
+    },
+    /// A gateway is on no network of its interface, or is the stack itself.
+    NotNeighbor {
+        /// The gateway.
+        gateway: IpAddr,
     },
     /// Something was asked for that this build leaves out.
     MissingFeature {
@@ -49,14 +68,19 @@ impl fmt::Display for ConfigError {
                 with,
                 instead,
             } => write!(f, "{what} cannot be had with {with}; {instead}"),
+            ConfigError::NotNeighbor { gateway } => write!(
+                f,
+                "the gateway {gateway} is on no network of the interface; give it an address there"
+            ),
             ConfigError::MissingFeature { what, feature } => write!(
                 f,
                 "{what} is not in this build; enable the feature `{feature}` of dominoes-netstack"
             ),
-            ConfigError::UnknownVariant(name) => write!(
-                f,
-                "no variant is called `{name}`; say single, locked, locked-mcs or replicated"
-            ),
+            ConfigError::UnknownVariant(name) => {
+                let [others @ .., last] = VARIANT_NAMES;
+                let others = others.join(", ");
+                write!(f, "no variant is called `{name}`; say {others} or {last}")
+            }
         }
     }
 }
@@ -87,8 +111,23 @@ pub enum SocketError {
     NotNeighbor,
     /// Nobody knows the way to the peer.
     Unreachable,
-    /// The connection table or the range of ports is full.
+    /// There are, or are to be, as many connections as [`Limits::connections`] allows.
+    ///
+    /// [`Limits::connections`]: crate::Limits::connections
     NoRoom,
+    /// Of the ports, or identifiers of echo requests, that are given to who names none, all are
+    /// taken.
+    NoPort,
+    /// There are as many UDP sockets as [`Limits::udp_sockets`] allows.
+    ///
+    /// [`Limits::udp_sockets`]: crate::Limits::udp_sockets
+    TooManySockets,
+    /// The socket listens to 64 groups and sources.
+    TooManyGroups,
+    /// The interface has 64 addresses of this family.
+    TooManyAddresses,
+    /// The interface has 1024 routes of this family.
+    TooManyRoutes,
     /// Somebody listens on the port already.
     PortTaken,
     /// What the peer sent is not what its inline processor would have: the connection was reset.
@@ -97,10 +136,16 @@ pub enum SocketError {
     ShutDown,
     /// The stack was shut down.
     Down,
-    /// The call would have had to wait, or has waited for as long as it may.
+    /// The call would have had to wait, and may not.
     WouldBlock,
+    /// The call has waited for as long as its timeout allows.
+    WaitedTooLong,
     /// A setting is out of its range.
     Invalid,
+    /// The text is no address with a port, and no name that stands for one.
+    NoAddress,
+    /// Port 0 is nobody's.
+    PortZero,
     /// The message is longer than a datagram can be, or than the send ring.
     TooLong,
     /// The socket is not connected, and the call names no destination.
@@ -133,14 +178,21 @@ impl SocketError {
             SocketError::RouteTaken => io::ErrorKind::AlreadyExists,
             SocketError::NoSuchRoute => io::ErrorKind::NotFound,
             SocketError::NoStack => io::ErrorKind::NetworkDown,
-            SocketError::NotOurs => io::ErrorKind::AddrNotAvailable,
-            SocketError::NoRoom => io::ErrorKind::OutOfMemory,
+            SocketError::NotOurs | SocketError::NoPort => io::ErrorKind::AddrNotAvailable,
+            SocketError::NoRoom
+            | SocketError::TooManySockets
+            | SocketError::TooManyGroups
+            | SocketError::TooManyAddresses
+            | SocketError::TooManyRoutes => io::ErrorKind::OutOfMemory,
             SocketError::PortTaken | SocketError::AddressTaken => io::ErrorKind::AddrInUse,
             SocketError::ShutDown => io::ErrorKind::BrokenPipe,
-            SocketError::WouldBlock => io::ErrorKind::WouldBlock,
-            SocketError::Invalid | SocketError::TooLong | SocketError::Closed => {
-                io::ErrorKind::InvalidInput
-            }
+            // As with the timeouts of `std::net` on Unix.
+            SocketError::WouldBlock | SocketError::WaitedTooLong => io::ErrorKind::WouldBlock,
+            SocketError::Invalid
+            | SocketError::NoAddress
+            | SocketError::PortZero
+            | SocketError::TooLong
+            | SocketError::Closed => io::ErrorKind::InvalidInput,
             SocketError::NotConnected => io::ErrorKind::NotConnected,
             SocketError::NotAllowed => io::ErrorKind::PermissionDenied,
         }
@@ -152,20 +204,27 @@ impl SocketError {
     pub const fn errno(self) -> i32 {
         match self {
             SocketError::NoSuchRoute => 2,
-            SocketError::WouldBlock => 11,
+            SocketError::WouldBlock | SocketError::WaitedTooLong => 11,
             SocketError::NoRoom => 12,
             SocketError::NotAllowed => 13,
             SocketError::RouteTaken => 17,
-            SocketError::Invalid | SocketError::Closed => 22,
+            SocketError::Invalid
+            | SocketError::NoAddress
+            | SocketError::PortZero
+            | SocketError::Closed => 22,
             SocketError::ShutDown => 32,
             SocketError::Processing => 74,
             SocketError::TooLong => 90,
             SocketError::PortTaken | SocketError::AddressTaken => 98,
-            SocketError::NotOurs => 99,
+            SocketError::NotOurs | SocketError::NoPort => 99,
             SocketError::NoStack => 100,
             SocketError::NoRoute | SocketError::NotNeighbor => 101,
             SocketError::Aborted | SocketError::AddressLost => 103,
             SocketError::Reset => 104,
+            SocketError::TooManySockets
+            | SocketError::TooManyGroups
+            | SocketError::TooManyAddresses
+            | SocketError::TooManyRoutes => 105,
             SocketError::NotConnected => 107,
             SocketError::Down => 108,
             SocketError::TimedOut => 110,
@@ -191,6 +250,15 @@ impl fmt::Display for SocketError {
             }
             SocketError::Unreachable => "there is no way to the peer; is the gateway set?",
             SocketError::NoRoom => "the connection table is full; raise `Limits::connections`",
+            SocketError::NoPort => "every port that is given out is taken; name one",
+            SocketError::TooManySockets => {
+                "there are as many UDP sockets as may be; raise `Limits::udp_sockets`"
+            }
+            SocketError::TooManyGroups => {
+                "the socket listens to 64 groups and sources; use another socket"
+            }
+            SocketError::TooManyAddresses => "the interface has 64 addresses; remove one",
+            SocketError::TooManyRoutes => "the interface has 1024 routes; remove one",
             SocketError::PortTaken => "the port is taken",
             SocketError::Processing => {
                 "what the peer sent cannot be processed; do both ends use one processor and key?"
@@ -198,8 +266,15 @@ impl fmt::Display for SocketError {
             SocketError::ShutDown => "the sending side was shut down",
             SocketError::Down => "the stack was shut down",
             SocketError::WouldBlock => "the call would have to wait",
+            SocketError::WaitedTooLong => "the call has waited for as long as its timeout allows",
             SocketError::Invalid => "a setting is out of its range",
-            SocketError::TooLong => "the message is longer than a datagram can be",
+            SocketError::NoAddress => {
+                "no address; write it like 10.0.0.2:80 or [2001:db8::2]:80, or name a host and port"
+            }
+            SocketError::PortZero => "port 0 is nobody's; name another one",
+            SocketError::TooLong => {
+                "the message is longer than a datagram can be, or than `Limits::udp_send_buffer`"
+            }
             SocketError::NotConnected => "the socket is not connected; name a destination",
             SocketError::NotAllowed => "this goes to everybody; call `set_broadcast` first",
             SocketError::NoRoute => "no route leads there; is the gateway set?",
@@ -233,7 +308,8 @@ pub enum StackError {
     Config(ConfigError),
     /// The address is not of the form `10.0.0.1/24`.
     Address(String),
-    /// No thread could be started, or no random numbers be had.
+    /// No thread could be started, or no random numbers be had, or the device refuses an address,
+    /// since the kernel's end of it has it.
     Io(io::Error),
     /// No replica can be added, or removed.
     Membership(MembershipError),
@@ -293,6 +369,16 @@ impl fmt::Display for StackError {
             }
             StackError::Io(error) => write!(f, "the stack cannot start: {error}"),
             StackError::Membership(error) => error.fmt(f),
+        }
+    }
+}
+
+impl StackError {
+    /// The number of the operating system's error, if one is behind this.
+    pub fn raw_os_error(&self) -> Option<i32> {
+        match self {
+            StackError::Io(error) => error.raw_os_error(),
+            _ => None,
         }
     }
 }

@@ -11,8 +11,8 @@
 //! 3. apply the ready prefix of the log;
 //! 4. perform the effects whose primary this worker is;
 //! 5. with the transmit pump, if no other worker has it, send what is ready;
-//! 6. steal late work; if there was nothing to do, prepare the next request for a worker that is
-//!    late.
+//! 6. steal late work; if there was nothing to do, prepare the next request of another worker,
+//!    whether or not that is late.
 //!
 //! No step waits for another worker. [`Primaries`] chooses the primary of a request. Outgoing
 //! frames are assigned by chunks of their own numbers, so that many workers share the work of a

@@ -180,7 +180,7 @@ impl Sockets {
     /// # Errors
     /// [`SocketError::Down`]; [`SocketError::Unreachable`] if `remote` is not that of a single host,
     /// such as a broadcast or multicast address, 0.0.0.0 or 240.0.0.0/4 (RFC 1122 section
-    /// 4.2.3.10, RFC 6890), [`SocketError::Invalid`] if its port is 0, and
+    /// 4.2.3.10, RFC 6890), [`SocketError::PortZero`] if its port is 0, and
     /// [`SocketError::NoRoute`] if no route leads there.
     pub fn begin_connect(&self, remote: SocketAddr) -> Result<Connecting, SocketError> {
         let any = SocketAddr::new(Address::UNSPECIFIED.ip(), 0);
@@ -237,7 +237,7 @@ impl Sockets {
                 return Err(SocketError::Unreachable);
             }
             if remote.port() == 0 {
-                return Err(SocketError::Invalid);
+                return Err(SocketError::PortZero);
             }
             let is_local = address.ip().is_loopback() || from.ip().is_loopback();
             let is_there = || is_up && !is_local && site.next_hop(address).is_some();
@@ -290,11 +290,11 @@ impl Sockets {
     /// Opens a connection, and waits until it is established.
     ///
     /// # Errors
-    /// As [`Sockets::begin_connect`] and [`Connecting::try_finish`]; [`SocketError::Invalid`] if
-    /// `remote` is text that is no address.
+    /// As [`Sockets::begin_connect`] and [`Connecting::try_finish`]; [`SocketError::NoAddress`] if
+    /// `remote` is text that is no address, or a name that stands for none.
     pub fn connect(&self, remote: impl ToSocketAddrs) -> Result<TcpStream, SocketError> {
         let opened = each_address(remote, |remote| self.begin_connect(remote)?.finish());
-        opened.map_err(|error| SocketError::of(&error).unwrap_or(SocketError::Invalid))
+        opened.map_err(|error| SocketError::of(&error).unwrap_or(SocketError::NoAddress))
     }
 
     /// As [`Sockets::connect`], and gives up after `timeout`.

@@ -106,7 +106,8 @@ impl Builder {
     }
 
     /// The gateway of networks that have no route of their own, of either family; the first of each
-    /// counts. Default: none, and of IPv6 those that advertise themselves.
+    /// counts. It is on a network of the interface, or starting fails. Default: none, and of IPv6
+    /// those that advertise themselves.
     #[must_use]
     pub fn gateway(mut self, gateway: IpAddr) -> Self {
         self.interface = self.interface.gateway(gateway);
@@ -223,7 +224,7 @@ impl Builder {
     }
 
     /// Pins thread i to `cores[i]`, as far as there are any; those of the first group come first.
-    /// Default: none is pinned.
+    /// Default: none is pinned. A core that this process may not use is an error.
     #[must_use]
     pub fn pin(mut self, cores: &[usize]) -> Self {
         self.cores = cores.to_vec();
@@ -340,7 +341,8 @@ impl Builder {
     /// Starts the stack over `device`.
     ///
     /// # Errors
-    /// If a setting is wrong, or a thread cannot be started.
+    /// If a setting is wrong, somebody else on this machine has an address, or a thread cannot be
+    /// started.
     pub fn start(mut self, device: impl Device + 'static) -> Result<Stack, StackError> {
         let secret = match self.secret {
             Some(secret) => secret,
@@ -354,6 +356,10 @@ impl Builder {
         let mut devices = Vec::new();
         for Attached { interface, device } in [first].into_iter().chain(self.others) {
             let mut setup = interface.setup(secret)?;
+            for (address, _) in setup.all_addresses() {
+                let checked = device.check_address(address);
+                checked.map_err(std::io::Error::other)?;
+            }
             setup.limits = self.limits;
             setup.announce = true;
             setup.recorder = self.recorder.take();
@@ -472,7 +478,7 @@ impl Drop for Running {
 /// Sixteen random bytes.
 pub(crate) fn random() -> std::io::Result<[u64; 2]> {
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
+    getrandom::fill(&mut bytes).map_err(std::io::Error::from)?;
     let [a, b] = [0, 8].map(|i| {
         let mut word = [0; 8];
         word.copy_from_slice(&bytes[i..i + 8]);

@@ -449,10 +449,16 @@ fn the_place_of_a_udp_socket_is_free_when_all_groups_have_done_with_it() {
     let sockets = wire.sockets();
     for round in 0..20 {
         let bound = [0, 0].map(|_| sockets.bind_udp(0).unwrap());
-        assert_eq!(sockets.bind_udp(0).unwrap_err(), SocketError::NoRoom);
+        assert_eq!(
+            sockets.bind_udp(0).unwrap_err(),
+            SocketError::TooManySockets
+        );
         wire.turn();
         drop(bound);
-        assert_eq!(sockets.bind_udp(0).unwrap_err(), SocketError::NoRoom);
+        assert_eq!(
+            sockets.bind_udp(0).unwrap_err(),
+            SocketError::TooManySockets
+        );
         // One group is behind.
         for group in &mut wire.groups[1..] {
             wire.now += Duration::from_micros(10);
@@ -461,7 +467,7 @@ fn the_place_of_a_udp_socket_is_free_when_all_groups_have_done_with_it() {
         }
         assert_eq!(
             sockets.bind_udp(0).unwrap_err(),
-            SocketError::NoRoom,
+            SocketError::TooManySockets,
             "round {round}"
         );
         wire.turn();

@@ -267,6 +267,31 @@ fn as_many_opens_wait_for_a_neighbour_as_there_may_be_connections() {
     }
 }
 
+#[test]
+fn who_finds_no_port_and_no_socket_hears_so() {
+    for variant in Variant::ALL {
+        let mut fixture = Fixture::new(variant, Limits::default().udp_sockets(2));
+        let sockets = fixture.stack.sockets();
+        let bound = [7, 8].map(|port| sockets.bind_udp(port).unwrap());
+        let error = sockets.bind_udp(9).unwrap_err();
+        assert_eq!(error, SocketError::TooManySockets);
+        assert!(error.to_string().contains("`Limits::udp_sockets`"));
+        drop(bound);
+        // Listeners have every port that is given to who names none.
+        let listen = |port| sockets.listen(port, 1).unwrap();
+        let _listeners: Vec<_> = (32_768..=u16::MAX).map(listen).collect();
+        let mut open = sockets
+            .begin_connect((IpAddr::from(packet::FAR), 80).into())
+            .unwrap();
+        fixture.turn();
+        assert_eq!(
+            open.try_finish().unwrap_err(),
+            SocketError::NoPort,
+            "{variant}"
+        );
+    }
+}
+
 fn receive(socket: &mut UdpSocket) -> Option<Vec<u8>> {
     let mut buffer = vec![0; 65_536];
     match socket.try_recv_from(&mut buffer) {

@@ -456,7 +456,7 @@ fn routes_are_listed_and_what_cannot_be_one_is_refused() {
         }
         turn();
         // The default route, two of before, and these.
-        assert_eq!(sockets.add_route(1, first), Err(SocketError::NoRoom));
+        assert_eq!(sockets.add_route(1, first), Err(SocketError::TooManyRoutes));
         drop(stack);
         assert_eq!(sockets.add_route(1, first), Err(SocketError::Down));
     }

@@ -281,7 +281,10 @@ fn an_interface_has_room_for_sixty_four_addresses() {
         ours.add_address(1, own(number), 24).unwrap();
         fixture.turn();
     }
-    assert_eq!(ours.add_address(1, own(64), 24), Err(SocketError::NoRoom));
+    assert_eq!(
+        ours.add_address(1, own(64), 24),
+        Err(SocketError::TooManyAddresses)
+    );
     ours.remove_address(own(7)).unwrap();
     fixture.turn();
     ours.add_address(1, own(64), 24).unwrap();

@@ -14,7 +14,7 @@ use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::variants::{Setup, VariantKind};
 use dominoes_netstack::{
-    Builder, Keepalive, MembershipError, SocketError, Stack, StackError, TcpStream,
+    Builder, Ipv6Config, Keepalive, MembershipError, SocketError, Stack, StackError, TcpStream,
 };
 
 /// Long enough for anything but a call that never returns.
@@ -273,6 +273,71 @@ fn a_variant_that_a_setting_excludes_is_refused_with_what_to_do() {
     let groups = |builder: Builder| builder.groups(2);
     assert_eq!(start(VariantKind::Single, groups), Ok(()));
     assert_eq!(start(VariantKind::Replicated, groups), Ok(()));
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_an_error_that_names_it() {
+    type Change = fn(Builder) -> Builder;
+    let start = |change: Change| {
+        let (device, _) = memory::pair(MemoryConfig::default());
+        let stack = change(Stack::builder("10.0.0.1/24")).start(device);
+        stack.map_err(|error| error.to_string())
+    };
+    let refused: [(Change, &str); 7] = [
+        (|b| b.gateway([10, 0, 1, 9].into()), "10.0.1.9"),
+        (|b| b.gateway([10, 0, 0, 1].into()), "10.0.0.1"),
+        (|b| b.gateway("2001:db8::9".parse().unwrap()), "`ipv6`"),
+        (
+            |b| {
+                let ipv6 = Ipv6Config::default().autoconfigure(false);
+                let b = b.address("2001:db8::1/64").ipv6(ipv6);
+                b.gateway("2001:db8:1::9".parse().unwrap())
+            },
+            "2001:db8:1::9",
+        ),
+        (|b| b.replicas(3).replicas_up_to(2), "`replicas_up_to`"),
+        (|b| b.pin(&[99]), "`pin` is 99"),
+        (|b| b.pin(&[5000]), "`pin` is 5000"),
+    ];
+    for (change, named) in refused {
+        let error = start(change).unwrap_err();
+        assert!(error.contains(named), "{error}");
+    }
+    let fine: [Change; 4] = [
+        |b| b.gateway([10, 0, 0, 9].into()),
+        |b| {
+            b.address("2001:db8::1/64")
+                .gateway("fe80::9".parse().unwrap())
+        },
+        |b| {
+            b.address("2001:db8::1/64")
+                .gateway("2001:db8:1::9".parse().unwrap())
+        },
+        |b| b.replicas(2).replicas_up_to(2),
+    ];
+    for change in fine {
+        let stack = start(change).unwrap();
+        let sockets = stack.sockets();
+        for text in ["nonsense", "10.0.0.2", ""] {
+            let error = sockets.connect(text).unwrap_err();
+            assert_eq!(error, SocketError::NoAddress, "{text}");
+        }
+        let error = sockets.connect("10.0.0.2:0").unwrap_err();
+        assert_eq!(error, SocketError::PortZero);
+        assert!(error.to_string().contains("port 0"));
+        let listener = stack.listen(7, 1).unwrap();
+        let late = listener
+            .accept_within(Duration::from_millis(1))
+            .unwrap_err();
+        assert_eq!(late, SocketError::WaitedTooLong);
+        assert_eq!(late.kind(), std::io::ErrorKind::WouldBlock, "as on Unix");
+        assert!(late.to_string().contains("has waited"));
+    }
+    let error = "two-locks".parse::<VariantKind>().unwrap_err().to_string();
+    for kind in VariantKind::ALL {
+        assert!(error.contains(&kind.to_string()), "{error}");
+        assert_eq!(kind.to_string().parse(), Ok(*kind));
+    }
 }
 
 #[test]

@@ -113,7 +113,7 @@ fn a_listener_that_is_closed_ends_the_accepts_that_wait() {
     let listener = server.listen(7, 4).unwrap();
     let soon = Duration::from_millis(20);
     let late = listener.accept_within(soon).map(drop);
-    assert_eq!(late, Err(SocketError::WouldBlock));
+    assert_eq!(late, Err(SocketError::WaitedTooLong));
     listener.set_accept_timeout(Some(soon)).unwrap();
     assert!(listener.accept().is_err());
     listener.set_accept_timeout(None).unwrap();

@@ -29,23 +29,40 @@
 //! use dominoes_testkit::link::{Faults, LinkConfig};
 //! use dominoes_testkit::{HostConfig, Net, Traffic, Variant};
 //!
-//! let mut net = Net::new(7); let bad =
-//! LinkConfig::default().faults(Faults::new(1).loss(50_000)).delay(core::time::Duration::from_millis(5));
-//! let server = net.add(HostConfig::new(Variant::Replicated(2)))?; let client =
-//! net.add(HostConfig::new(Variant::Single).wires(bad.clone(), bad))?;
+//! let mut net = Net::new(7);
+//! let faults = Faults::new(1).loss(50_000);
+//! let delay = core::time::Duration::from_millis(5);
+//! let bad = LinkConfig::default().faults(faults).delay(delay);
+//! let server = net.add(HostConfig::new(Variant::Replicated(2)))?;
+//! let client = net.add(HostConfig::new(Variant::Single).wires(bad.clone(), bad))?;
 //!
-//! let listener = net.sockets(server).listen(7, 4)?; let mut connecting =
-//! net.sockets(client).begin_connect(net.address_of(server, 7))?; let (mut ours, mut theirs) =
-//! (None, None); net.run(Duration::from_secs(60), |_| { if theirs.is_none() && let Ok((stream, _))
-//! = listener.try_accept() { theirs = Some(Traffic::new(stream, 2, 1, 0, 20_000)); } if
-//! ours.is_none() && let Some(stream) = connecting.try_finish()? { ours = Some(Traffic::new(stream,
-//! 1, 2, 20_000, 0)); } let all_traffic = [&mut ours, &mut theirs].into_iter().flatten(); let mut
-//! done = 0; for traffic in all_traffic { done += traffic.step().expect("what was written is what
-//! is read"); } let over = |traffic: &Option<Traffic>|
-//! traffic.as_ref().is_some_and(Traffic::is_over); Ok(if over(&ours) && over(&theirs) {
-//! ControlFlow::Break(()) } else { ControlFlow::Continue(done) }) })?;
-//! assert!(theirs.is_some_and(|traffic| traffic.received() == 20_000)); net.check().expect("the
-//! replicas agree");
+//! let listener = net.sockets(server).listen(7, 4)?;
+//! let to = net.address_of(server, 7);
+//! let mut connecting = net.sockets(client).begin_connect(to)?;
+//! let (mut ours, mut theirs) = (None, None);
+//! net.run(Duration::from_secs(60), |_| {
+//!     if theirs.is_none()
+//!         && let Ok((stream, _)) = listener.try_accept()
+//!     {
+//!         theirs = Some(Traffic::new(stream, 2, 1, 0, 20_000));
+//!     }
+//!     if ours.is_none()
+//!         && let Some(stream) = connecting.try_finish()?
+//!     {
+//!         ours = Some(Traffic::new(stream, 1, 2, 20_000, 0));
+//!     }
+//!     let mut done = 0;
+//!     for traffic in [&mut ours, &mut theirs].into_iter().flatten() {
+//!         done += traffic.step().expect("what was written is what is read");
+//!     }
+//!     let is_over = |traffic: &Option<Traffic>| traffic.as_ref().is_some_and(Traffic::is_over);
+//!     Ok(match is_over(&ours) && is_over(&theirs) {
+//!         true => ControlFlow::Break(()),
+//!         false => ControlFlow::Continue(done),
+//!     })
+//! })?;
+//! assert!(theirs.is_some_and(|traffic| traffic.received() == 20_000));
+//! net.check().expect("the replicas agree");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 

@@ -483,7 +483,7 @@ impl Client {
                         last = Instant::now();
                     }
                     // As above.
-                    Err(SocketError::NoRoom) => {}
+                    Err(SocketError::NoRoom | SocketError::NoPort) => {}
                     Err(error) => return Err(error.to_string()),
                 }
             }

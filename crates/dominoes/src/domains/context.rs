@@ -17,6 +17,8 @@ use std::{
     thread,
 };
 
+/// Cores that a thread can be pinned to, by number (`CPU_SETSIZE` of Linux).
+const MOST_CORES: usize = 1024;
 /// Idle rounds with pauses before the first yield: between these, by what came of it before.
 const SPIN_LEAST: u32 = 16;
 const SPIN_MOST: u32 = 1024;
@@ -94,6 +96,8 @@ impl Context {
             thread::Builder::new()
                 .name(name.to_string())
                 .spawn(move || {
+                    // Others have no bit in what the system is told.
+                    let core = core.filter(|id| *id < MOST_CORES);
                     let pinned = core.is_some_and(|id| {
                         core_affinity::set_for_current(core_affinity::CoreId { id })
                     });

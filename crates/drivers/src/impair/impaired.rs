@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -115,6 +116,10 @@ impl<D: Device> Device for Impaired<D> {
 
     fn address_filter(&self) -> Option<Arc<dyn AddressFilter>> {
         self.device.address_filter()
+    }
+
+    fn check_address(&self, address: IpAddr) -> Result<(), DeviceError> {
+        self.device.check_address(address)
     }
 
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {

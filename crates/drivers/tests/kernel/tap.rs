@@ -5,8 +5,9 @@ use super::interfaces::{NEXT_SUBNET, TapInterface, bring_up, ip};
 use super::support::packet::{self, Path};
 use super::support::{Port, TIMEOUT};
 use dominoes_drivers::tap::Tap;
-use dominoes_drivers::{DeviceError, RxChecksum};
+use dominoes_drivers::{Device, DeviceError, RxChecksum};
 use libtest_mimic::Trial;
+use std::net::IpAddr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
@@ -28,7 +29,35 @@ pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
             "tap::addresses_on_both_sides_differ",
             addresses_on_both_sides_differ,
         ),
+        missing.tap(
+            "tap::what_the_kernels_end_has_is_refused",
+            what_the_kernels_end_has_is_refused,
+        ),
     ]
+}
+
+fn what_the_kernels_end_has_is_refused() {
+    let subnet = NEXT_SUBNET.fetch_add(1, Relaxed);
+    let name = format!("tap{subnet}");
+    let tap = Tap::open(&name).unwrap();
+    ip(&format!("addr add 10.78.{subnet}.2/24 dev {name}"));
+    ip(&format!("addr add fd78::{subnet}/64 dev {name}"));
+    bring_up(&name);
+    let address = |text: String| text.parse::<IpAddr>().unwrap();
+    for own in [format!("10.78.{subnet}.2"), format!("fd78::{subnet}")] {
+        let error = tap.check_address(address(own)).unwrap_err();
+        let is_named =
+            matches!(&error, DeviceError::AddressInUse { interface, .. } if *interface == name);
+        assert!(is_named, "{error}");
+    }
+    // What other interfaces have may be the same on this link.
+    for other in [
+        format!("10.78.{subnet}.1"),
+        "127.0.0.1".into(),
+        "::1".into(),
+    ] {
+        assert_eq!(tap.check_address(address(other)), Ok(()));
+    }
 }
 
 fn a_second_opening_finds_it_busy() {

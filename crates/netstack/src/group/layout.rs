@@ -150,6 +150,13 @@ impl Layout {
         if self.replica_slots > MAX_REPLICAS {
             return fail("replica_slots", self.replica_slots, "0 to 56");
         }
+        if (1..self.replicas).contains(&self.replica_slots) {
+            return Err(ConfigError::Conflict {
+                what: "so many `replicas`",
+                with: "so few of `replicas_up_to` or `replica_slots`",
+                instead: "raise these, or lower `replicas`",
+            });
+        }
         if self.primaries == Primaries::ByLoad && self.slot_count() > 8 {
             return fail(
                 "replica_slots",

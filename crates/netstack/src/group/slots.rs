@@ -12,7 +12,7 @@
 //!
 //! Any worker may do the share of a failed worker at once. The progress of a failed worker is
 //! needed until the log has passed the epochs that contain it, and the frames of those epochs are
-//! done. [`Stack`](crate::Stack) starts another thread in the slot, unless `Layout::revive` is
+//! done. [`Stack`](crate::Stack) starts another thread in the slot, unless `Tuning::revive` is
 //! false.
 
 use core::sync::atomic::Ordering;
@@ -169,7 +169,7 @@ pub struct MembershipHandle {
 
 impl core::fmt::Debug for MembershipHandle {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Door").finish_non_exhaustive()
+        f.debug_struct("MembershipHandle").finish_non_exhaustive()
     }
 }
 

@@ -178,8 +178,12 @@ pub(crate) fn notify(world: &World, effect: &Effect, stats: &mut EffectStats) {
             };
             world.complete_open(request_id, answer);
         }
-        Effect::PortTaken { request_id } => {
-            world.complete_open(request_id, OpenResult::Failed(SocketError::PortTaken));
+        Effect::NoPort { request_id, port } => {
+            let error = match port {
+                0 => SocketError::NoPort,
+                _ => SocketError::PortTaken,
+            };
+            world.complete_open(request_id, OpenResult::Failed(error));
         }
         Effect::MigrationReserved { request_id, conn } => {
             world.report_migration(MigrationProgress::Reserved { request_id, conn })

@@ -17,9 +17,9 @@ use crate::io::tx::TxRing;
 use crate::io::world::{StackShared, World};
 use crate::ip::reassembly::ReassemblyLimits;
 use crate::ip::route::{MAX_ADDRESSES, Route, Site, may_be_ours_v4};
-use crate::ip::v6::{Ipv6Config, may_be_ours};
+use crate::ip::v6::{Ipv6Config, is_in, may_be_ours};
 use crate::keys::Keys;
-use crate::log::request::GroupIndex;
+use crate::log::request::{Address, GroupIndex};
 use crate::packet::{ETHERNET_HEADER, IPV6_MIN_MTU, MAX_HEADERS};
 use crate::udp::gather::FrameBounds;
 
@@ -270,6 +270,30 @@ impl Setup {
         Ok(())
     }
 
+    /// Checks that every gateway is a neighbour. Over IPv6 routers may say later who is.
+    fn check_gateways(&self, ipv6: Option<&Ipv6Config>) -> Result<(), ConfigError> {
+        let v6 = ipv6.map_or([].as_slice(), |config| &config.addresses);
+        let v6 = v6.iter().map(|(own, prefix)| (IpAddr::from(*own), *prefix));
+        let v4 = self.addresses_v4();
+        // IPv4 is the last 32 bits.
+        let v4 = v4.map(|(own, prefix)| (own.into(), 96 + prefix));
+        let own: Vec<(IpAddr, u8)> = v4.chain(v6).collect();
+        let learns = ipv6.is_some_and(|config| config.autoconfigure);
+        let is_near = |via: IpAddr| {
+            let address = Address::from(via);
+            let is_ours = own.iter().any(|(own, _)| *own == via);
+            let is_near = |(own, prefix): &(IpAddr, u8)| {
+                own.is_ipv4() == via.is_ipv4() && is_in(address, (*own).into(), *prefix)
+            };
+            let may_be = via.is_ipv6() && (learns || address.is_link_local());
+            !is_ours && (may_be || own.iter().any(is_near))
+        };
+        match self.routes.iter().find(|route| !is_near(route.via)) {
+            Some(Route { via, .. }) => Err(ConfigError::NotNeighbor { gateway: *via }),
+            None => Ok(()),
+        }
+    }
+
     /// Fits the bounds to the device and builds what all variants share. If there may be several
     /// `workers`, those that build frames prepare them for the device.
     pub(crate) fn build(
@@ -282,6 +306,7 @@ impl Setup {
         self.check_ipv4()?;
         let ipv6 = self.take_ipv6();
         self.check_ipv6(ipv6.as_ref())?;
+        self.check_gateways(ipv6.as_ref())?;
         let addresses: Vec<_> = self.addresses_v4().collect();
         let caps = device.capabilities();
         let limits = &mut self.limits;

@@ -151,7 +151,7 @@ impl Bindings {
         random: impl Fn(u64) -> u64,
     ) -> Result<(ConnId, u16), SocketError> {
         let port = match port {
-            0 => self.choose(random).ok_or(SocketError::NoRoom)?,
+            0 => self.choose(random).ok_or(SocketError::NoPort)?,
             port if self.is_taken(port, &binding) => return Err(SocketError::PortTaken),
             port => port,
         };
@@ -164,7 +164,7 @@ impl Bindings {
                     generation: 0,
                 }
             }
-            None => return Err(SocketError::NoRoom),
+            None => return Err(SocketError::TooManySockets),
         };
         self.ports.entry(port).or_default().push(binding);
         self.ports_by_socket.insert(socket, (port, binding));
@@ -236,12 +236,12 @@ mod tests {
         assert!(chosen >= crate::state::ports::EPHEMERAL && second.index != first.index);
         assert_eq!(
             bindings.bind(all(54), &limits(), |n| n),
-            Err(SocketError::NoRoom)
+            Err(SocketError::TooManySockets)
         );
         bindings.unbind(first);
         assert_eq!(
             bindings.bind(all(53), &limits(), |n| n),
-            Err(SocketError::NoRoom),
+            Err(SocketError::TooManySockets),
             "its place may still have work to do"
         );
         let next = ConnId {
@@ -251,7 +251,7 @@ mod tests {
         bindings.free(next, 2);
         assert_eq!(
             bindings.bind(all(53), &limits(), |n| n),
-            Err(SocketError::NoRoom),
+            Err(SocketError::TooManySockets),
             "another group may still have work to do"
         );
         bindings.free(next, 2);

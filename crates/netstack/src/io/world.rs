@@ -220,7 +220,7 @@ fn dimensions(limits: &Limits, slots: usize) -> StreamDimensions {
 
 impl core::fmt::Debug for StackShared {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Front").finish_non_exhaustive()
+        f.debug_struct("StackShared").finish_non_exhaustive()
     }
 }
 
@@ -336,7 +336,8 @@ impl SocketTable {
     }
 }
 
-/// Shared by everything that belongs to one stack.
+/// Shared by everything that belongs to one group of a stack; what all groups share is
+/// [`StackShared`].
 pub(crate) struct World {
     pub(crate) limits: Limits,
     /// How many workers there are, or may be.

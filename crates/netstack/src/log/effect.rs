@@ -74,10 +74,12 @@ pub enum Effect {
         flow: Flow,
     },
     /// An active open failed: a listener has the port that it names, or there is a connection
-    /// between its two ends.
-    PortTaken {
+    /// between its two ends; or it names none, and that is so with all.
+    NoPort {
         /// Who asked.
         request_id: u64,
+        /// The port that it names, or 0.
+        port: u16,
     },
     /// A connection to a listening port is established and waits to be accepted.
     Accept {

@@ -113,13 +113,20 @@ impl Sockets {
 /// Tries all addresses that `addresses` stands for, in their order.
 ///
 /// # Errors
-/// That of the last, or [`SocketError::Invalid`] if there are none.
+/// That of the last, or [`SocketError::NoAddress`] if there are none, or `addresses` is text that
+/// is none. What the system's resolver says stays as it is.
 pub(super) fn each_address<T>(
     addresses: impl ToSocketAddrs,
     mut attempt: impl FnMut(SocketAddr) -> Result<T, SocketError>,
 ) -> io::Result<T> {
-    let mut last = SocketError::Invalid;
-    for address in addresses.to_socket_addrs()? {
+    let mut last = SocketError::NoAddress;
+    let addresses = addresses
+        .to_socket_addrs()
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput => SocketError::NoAddress.into(),
+            _ => error,
+        })?;
+    for address in addresses {
         match attempt(address) {
             Ok(done) => return Ok(done),
             Err(error) => last = error,

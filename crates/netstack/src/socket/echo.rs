@@ -50,7 +50,7 @@ impl Sockets {
     /// A socket for echo requests, with an identifier that no other socket of the stack has.
     ///
     /// # Errors
-    /// [`SocketError::NoRoom`] if all identifiers are taken; [`SocketError::Down`].
+    /// [`SocketError::NoPort`] if all identifiers are taken; [`SocketError::Down`].
     pub fn open_echo(&self) -> Result<EchoSocket, SocketError> {
         self.check_up()?;
         let world = self.world();
@@ -58,7 +58,7 @@ impl Sockets {
         let start = world.random_port(Domain::UdpPort, table.next_request_id()) as u16;
         let mut all = (0..=u16::MAX).map(|i| start.wrapping_add(i));
         let ident = all.find(|ident| !table.echoes.contains_key(ident));
-        let ident = ident.ok_or(SocketError::NoRoom)?;
+        let ident = ident.ok_or(SocketError::NoPort)?;
         let queues = Arc::new(EchoQueues::new());
         table.echoes.insert(ident, Arc::clone(&queues));
         drop(table);

@@ -71,8 +71,8 @@ impl Sockets {
     /// # Errors
     /// [`SocketError::Invalid`] if there is no such interface, the address is not that of a single
     /// host, the prefix is longer than an address, or the interface has no IPv6;
-    /// [`SocketError::AddressTaken`] if the stack has it; [`SocketError::NoRoom`] if the interface has
-    /// as many as it may; [`SocketError::Down`].
+    /// [`SocketError::AddressTaken`] if the stack has it; [`SocketError::TooManyAddresses`] if the
+    /// interface has 64 of this family; [`SocketError::Down`].
     pub fn add_address(
         &self,
         interface: u32,
@@ -97,7 +97,7 @@ impl Sockets {
             IpAddr::V6(_) => world.v6().addresses.len(),
         };
         if count >= MAX_ADDRESSES {
-            return Err(SocketError::NoRoom);
+            return Err(SocketError::TooManyAddresses);
         }
         self.change(group, InterfaceChange::Add { address, prefix });
         Ok(())
@@ -209,8 +209,8 @@ impl Sockets {
     /// [`SocketError::Invalid`] if there is no such interface, the gateway is of another family than
     /// the network, the prefix is longer than an address, or the interface has no IPv6;
     /// [`SocketError::NotNeighbor`] if the gateway is on no network of the interface;
-    /// [`SocketError::RouteTaken`] if the interface has the route; [`SocketError::NoRoom`] if it has
-    /// 1,024 others of this family; [`SocketError::Down`].
+    /// [`SocketError::RouteTaken`] if the interface has the route; [`SocketError::TooManyRoutes`] if
+    /// it has 1,024 others of this family; [`SocketError::Down`].
     pub fn add_route(&self, interface: u32, route: Route) -> Result<(), SocketError> {
         self.check_up()?;
         let group = self.numbered(interface)?;
@@ -230,7 +230,7 @@ impl Sockets {
                 return Err(SocketError::RouteTaken);
             }
             match known.len() {
-                MAX_ROUTES.. => Err(SocketError::NoRoom),
+                MAX_ROUTES.. => Err(SocketError::TooManyRoutes),
                 _ => Ok(()),
             }
         })?;

@@ -43,7 +43,7 @@ impl UdpSocket {
     /// # Errors
     /// [`SocketError::Invalid`] if it is no group, or one that the socket listens to already;
     /// [`SocketError::NoRoute`] for another interface, or if the stack or the socket has no IPv4;
-    /// [`SocketError::NoRoom`] after 64 groups and sources; [`SocketError::Down`].
+    /// [`SocketError::TooManyGroups`] after 64 groups and sources; [`SocketError::Down`].
     pub fn join_multicast_v4(&self, group: &Ipv4Addr, interface: &Ipv4Addr) -> io::Result<()> {
         let interface = self.shared().interface_v4(*interface)?;
         Ok(self.shared().join(interface, (*group).into(), None)?)
@@ -217,7 +217,7 @@ impl UdpShared {
                 return Err(SocketError::Invalid);
             }
             if groups.len() == MAX_MEMBERSHIPS {
-                return Err(SocketError::NoRoom);
+                return Err(SocketError::TooManyGroups);
             }
             groups.push(new);
             self.tell(new, true);

@@ -100,7 +100,7 @@ impl TcpListener {
     /// As [`TcpListener::accept`], waiting no longer than `timeout`.
     ///
     /// # Errors
-    /// As [`TcpListener::accept`]; [`SocketError::WouldBlock`] after `timeout`.
+    /// As [`TcpListener::accept`]; [`SocketError::WaitedTooLong`] after `timeout`.
     pub fn accept_within(&self, timeout: Duration) -> Result<(TcpStream, SocketAddr), SocketError> {
         self.accept_until(WaitUntil::after(timeout))
     }
@@ -345,8 +345,8 @@ impl Connecting {
     ///
     /// # Errors
     /// [`SocketError::Refused`], [`SocketError::TimedOut`], [`SocketError::Unreachable`],
-    /// [`SocketError::NoRoom`], [`SocketError::Down`]; of one that has a [local
-    /// end](super::Sockets::begin_connect_from) [`SocketError::PortTaken`],
+    /// [`SocketError::NoRoom`], [`SocketError::NoPort`], [`SocketError::Down`]; of one that has a
+    /// [local end](super::Sockets::begin_connect_from) [`SocketError::PortTaken`],
     /// [`SocketError::NotOurs`]. After an error or a stream it has nothing more to say.
     pub fn try_finish(&mut self) -> Result<Option<TcpStream>, SocketError> {
         if self.opened.is_none() {
@@ -417,7 +417,7 @@ impl Connecting {
     pub fn finish_within(self, timeout: Duration) -> Result<TcpStream, SocketError> {
         let finished = self.finish_until(WaitUntil::after(timeout));
         finished.map_err(|error| match error {
-            SocketError::WouldBlock => SocketError::TimedOut,
+            SocketError::WaitedTooLong => SocketError::TimedOut,
             other => other,
         })
     }

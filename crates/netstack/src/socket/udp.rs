@@ -45,7 +45,8 @@ impl Sockets {
     /// A UDP socket at `port`, or with 0 at a port that is free. Never blocks.
     ///
     /// # Errors
-    /// [`SocketError::PortTaken`], [`SocketError::NoRoom`], [`SocketError::Down`].
+    /// [`SocketError::PortTaken`]; [`SocketError::NoPort`]; [`SocketError::TooManySockets`];
+    /// [`SocketError::Down`].
     pub fn bind_udp(&self, port: u16) -> Result<UdpSocket, SocketError> {
         self.bind_udp_for(Families::Both, port)
     }

@@ -79,13 +79,13 @@ impl WaitUntil {
     /// How long the call may go on waiting; `None`: for ever.
     ///
     /// # Errors
-    /// [`SocketError::WouldBlock`]: not any more.
+    /// [`SocketError::WouldBlock`]: it may not wait. [`SocketError::WaitedTooLong`]: not any more.
     pub(crate) fn left(self) -> Result<Option<Duration>, SocketError> {
         match self {
             WaitUntil::Now => Err(SocketError::WouldBlock),
             WaitUntil::Never => Ok(None),
             WaitUntil::At(end) => match end.saturating_duration_since(now()) {
-                Duration::ZERO => Err(SocketError::WouldBlock),
+                Duration::ZERO => Err(SocketError::WaitedTooLong),
                 left => Ok(Some(left)),
             },
         }

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use dominoes::{Context, ContextHandle, Domain, Meter, Turn};
 
 use super::Clock;
-use crate::error::StackError;
+use crate::error::{ConfigError, StackError};
 use crate::io::view::Gauge;
 use crate::io::world::World;
 use crate::socket::poller::hold_wakeups;
@@ -95,8 +95,16 @@ impl Threads {
         let context = Context::spawn(&format!("dominoes-{id}"), core, vec![Box::new(domain)])?;
         let mut contexts = self.contexts();
         contexts.retain(|context| !context.is_finished());
+        let is_pinned = context.pinned();
         contexts.push(context);
-        Ok(())
+        match core.filter(|_| !is_pinned) {
+            Some(core) => Err(StackError::Config(ConfigError::OutOfRange {
+                field: "pin",
+                value: core as u64,
+                allowed: "the number of a core that this process may use",
+            })),
+            None => Ok(()),
+        }
     }
 
     /// Starts the thread that replaces those that fail.

@@ -11,7 +11,7 @@ use super::locked;
 use super::pipelined;
 use super::single::Single;
 use super::{Setup, Variant};
-use crate::error::ConfigError;
+use crate::error::{ConfigError, VARIANT_NAMES};
 use crate::group::{Group, Layout};
 use crate::log::request::GroupIndex;
 
@@ -91,17 +91,7 @@ impl VariantKind {
     }
 
     const fn name(self) -> &'static str {
-        match self {
-            VariantKind::Single => "single",
-            VariantKind::Locked => "locked",
-            VariantKind::LockedMcs => "locked-mcs",
-            VariantKind::LockedTwo => "locked-2",
-            VariantKind::LockedTwoMcs => "locked-2-mcs",
-            VariantKind::LockedSix => "locked-6",
-            VariantKind::LockedSixMcs => "locked-6-mcs",
-            VariantKind::Pipelined => "pipelined",
-            VariantKind::Replicated => "replicated",
-        }
+        VARIANT_NAMES[self as usize]
     }
 
     /// The variant, to be driven by hand or [divided](Variant::into_parts) among threads.

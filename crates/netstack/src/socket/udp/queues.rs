@@ -198,7 +198,7 @@ impl UdpShared {
     fn check_at(&self, site: &Site, is_up: bool, remote: SocketAddr) -> Result<(), SocketError> {
         let address = Address::from(remote.ip());
         if remote.port() == 0 {
-            return Err(SocketError::Invalid);
+            return Err(SocketError::PortZero);
         }
         let bound = self.binding.address;
         if bound.is_some_and(|bound| !site.is_ourselves(bound)) {

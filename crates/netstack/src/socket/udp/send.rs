@@ -17,7 +17,7 @@ impl UdpSender {
     /// has arrived already stays.
     ///
     /// # Errors
-    /// [`SocketError::NoRoute`] if there is no way, [`SocketError::Invalid`] for port 0,
+    /// [`SocketError::NoRoute`] if there is no way, [`SocketError::PortZero`] for port 0,
     /// [`SocketError::NotAllowed`] for a broadcast address.
     pub fn connect(&mut self, remote: SocketAddr) -> Result<(), SocketError> {
         self.shared.connect(Some(remote))
@@ -60,7 +60,7 @@ impl UdpSender {
     /// # Errors
     /// [`SocketError::WouldBlock`] if too much is under way, [`SocketError::TooLong`] above 65,507
     /// bytes or the send ring's length, [`SocketError::NoRoute`] if no route leads there,
-    /// [`SocketError::Unreachable`] if it is not the address of one host, [`SocketError::Invalid`]
+    /// [`SocketError::Unreachable`] if it is not the address of one host, [`SocketError::PortZero`]
     /// for port 0, [`SocketError::NotAllowed`] for a broadcast address without
     /// [`UdpSender::set_broadcast`], or as [`try_peek`](super::UdpReceiver::try_peek).
     pub fn try_send_to(&mut self, from: &[u8], remote: SocketAddr) -> Result<(), SocketError> {

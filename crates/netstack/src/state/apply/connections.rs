@@ -214,8 +214,9 @@ impl Replica {
     ) {
         self.evict_time_wait(out);
         let flow = self.choose_port(ends);
-        if flow.is_none() && ends.local.port != 0 {
-            out.push(Effect::PortTaken { request_id });
+        let port = ends.local.port;
+        if flow.is_none() && (port != 0 || self.has_place()) {
+            out.push(Effect::NoPort { request_id, port });
             return;
         }
         let conn = flow.and_then(|flow| Some((flow, self.allocate()?)));
