@@ -39,4 +39,5 @@ mod support;
 mod tls;
 mod tuning;
 mod two_hosts;
+mod unread;
 mod workers;

@@ -25,12 +25,20 @@ pub struct Greedy {
     words: Box<[Box<[AtomicU64]>]>,
 }
 
-/// Bits of a word that name the taker; those above hold the chunk's number plus one.
+/// Bits of a word that name the taker; those above hold the chunk's number plus one, modulo 2^48.
 const TAKER_BITS: u32 = 16;
 
 #[inline]
 fn word(chunk: u64, taker: usize) -> u64 {
     (chunk + 1) << TAKER_BITS | taker as u64
+}
+
+/// How the chunk of the word `found` compares with `chunk`, modulo 2^48: chunks of one word that
+/// are compared are far less than 2^47 apart, as they are open or were a moment ago.
+#[inline]
+fn compare(found: u64, chunk: u64) -> std::cmp::Ordering {
+    let ahead = (found >> TAKER_BITS).wrapping_sub(chunk + 1) << TAKER_BITS;
+    (ahead as i64).cmp(&0)
 }
 
 impl Greedy {
@@ -54,7 +62,8 @@ impl Greedy {
     /// If there are no words for that kind.
     pub fn taker(&self, work: Work) -> Option<usize> {
         let found = self.at(work.kind, work.chunk).load(Ordering::Relaxed);
-        (found >> TAKER_BITS == work.chunk + 1)
+        compare(found, work.chunk)
+            .is_eq()
             .then_some((found & ((1 << TAKER_BITS) - 1)) as usize)
     }
 
@@ -64,7 +73,7 @@ impl Greedy {
     /// If there are no words for that kind.
     pub fn is_past(&self, work: Work) -> bool {
         let found = self.at(work.kind, work.chunk).load(Ordering::Relaxed);
-        found >> TAKER_BITS > work.chunk + 1
+        compare(found, work.chunk).is_gt()
     }
 
     #[inline]
@@ -87,7 +96,7 @@ impl Assignment for Greedy {
         // Relaxed throughout: the word decides who works and publishes nothing. What there is to
         // do came with the log.
         let found = at.load(Ordering::Relaxed);
-        if found >> TAKER_BITS > work.chunk {
+        if compare(found, work.chunk).is_ge() {
             return found == mine;
         }
         // Only takers of this very chunk can come between, or the chunks would both be open.
@@ -134,6 +143,23 @@ mod tests {
         }
         assert!(!greedy.is_past(Work::chunk(10)));
         assert!(greedy.is_mine(Work::chunk(10), 1, 2));
+    }
+
+    #[test]
+    fn one_takes_a_chunk_where_the_numbers_in_its_word_begin_anew() {
+        let greedy = Greedy::new(&[4]);
+        for chunk in (1 << 48) - 9..(1 << 48) + 9 {
+            let work = Work::chunk(chunk);
+            // The word as one that was taken a lap before left it.
+            let last = word(chunk - 4, 1);
+            greedy.at(work.kind, chunk).store(last, Ordering::Relaxed);
+            assert_eq!(greedy.taker(work), None);
+            assert!(greedy.is_mine(work, 0, 2) && greedy.is_mine(work, 0, 2));
+            assert!(!greedy.is_mine(work, 1, 2));
+            assert_eq!(greedy.taker(work), Some(0));
+            assert!(greedy.is_past(Work::chunk(chunk - 4)));
+            assert!(!greedy.is_mine(Work::chunk(chunk - 4), 1, 2));
+        }
     }
 
     #[test]

@@ -61,8 +61,9 @@ impl Load {
     /// What it says at `now`; `None` if it has not said anything for long.
     fn at(&self, now: Instant) -> Option<u32> {
         let word = self.0.load(Ordering::Relaxed);
-        let then = Instant::from_nanos((word >> 16) * 1_000);
-        let is_old = now.since(then) > STALE;
+        // The upper 48 bits, modulo which times are compared, come round after nine years.
+        let age = ((now.as_nanos() / 1_000) << 16).wrapping_sub(word & !0xffff) as i64 >> 16;
+        let is_old = age > (STALE.as_nanos() / 1_000) as i64;
         match word & ASLEEP != 0 {
             true if is_old => Some(0),
             false if is_old => None,

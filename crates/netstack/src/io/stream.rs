@@ -36,8 +36,9 @@
 //!
 //! *Stored ahead.* The pump may let the payload of a run be stored while its checksums are
 //! verified, before `apply` names it. For that it reserves, for one run each, only bytes that no
-//! earlier request of the log can have named or stored: those at and above `published_end`. This is
-//! never below the end of any published run, and begins at `app_read + length` of the moment when
+//! earlier request of the log can have named or stored: those at `published_end`. (Those behind a
+//! gap could be reserved as well, but apply may refuse them, and a page would be touched for
+//! nothing.) This is never below the end of any published run, and begins at `app_read + length` of the moment when
 //! the pump first knew the connection, so everything before is below it. The pump of another group,
 //! to which the connection migrates, begins in the same way. The worker that determines the verdict
 //! of such a run makes the copy; it has begun the verdict, so no other worker does
@@ -146,9 +147,9 @@ struct AppSide {
     /// Bytes written.
     written: AtomicU64,
     /// How often there was less room than it wanted to write, or another user kept the room.
-    shortages: AtomicU32,
+    shortages: AtomicU64,
     /// How often it wanted to read what another user kept.
-    misses: AtomicU32,
+    misses: AtomicU64,
     /// SHUTDOWN, ORPHAN, ABORT, SET, TUNE, for the pump; SHUT_READ, for applications alone.
     requests: AtomicU32,
     options: SharedOptions,
@@ -231,8 +232,8 @@ impl Stream {
                 read: AtomicU64::new(0),
                 next: AtomicU64::new(0),
                 written: AtomicU64::new(0),
-                shortages: AtomicU32::new(0),
-                misses: AtomicU32::new(0),
+                shortages: AtomicU64::new(0),
+                misses: AtomicU64::new(0),
                 requests: AtomicU32::new(0),
                 options: SharedOptions::default(),
                 send_limit: AtomicU32::new(0),

@@ -32,7 +32,7 @@ use dominoes::{Exclusive, ExclusiveGuard};
 use zeroize::Zeroize;
 
 use crate::io::stream::Handle;
-use crate::io::sync::{AtomicU32, AtomicU64, Shadow};
+use crate::io::sync::{AtomicU64, Shadow};
 
 /// A bounded ring of units; the module's documentation says how it works.
 pub(crate) struct UnitRing<T> {
@@ -284,7 +284,7 @@ impl<T> Drop for Claim<'_, T> {
 #[derive(Default)]
 pub(crate) struct Serial {
     /// Calls since the thread that is at it began.
-    calls: AtomicU32,
+    calls: AtomicU64,
 }
 
 impl Serial {
@@ -297,7 +297,7 @@ impl Serial {
             return;
         }
         let unwound = Unwound(self);
-        let mut seen = 1u32;
+        let mut seen = 1u64;
         while seen != 0 {
             work();
             // ORDERING: AcqRel, as above.

@@ -1,7 +1,7 @@
 //! What the clones of a socket share, and take in turn.
 
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use dominoes::{EventCount, Exclusive, ExclusiveGuard};
 
@@ -11,7 +11,7 @@ use crate::error::SocketError;
 /// may keep it between two calls, because it was lent bytes in place.
 pub(super) struct Shared<T> {
     inner: Exclusive<Inner<T>>,
-    users: AtomicU32,
+    users: AtomicU64,
 }
 
 struct Inner<T> {
@@ -22,9 +22,9 @@ struct Inner<T> {
     wanted: bool,
 }
 
-/// One user of a [`Shared`].
+/// One user of a [`Shared`]: no other one has had its number, or ever will.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct UserId(u32);
+pub(super) struct UserId(u64);
 
 impl<T: Default> Default for Shared<T> {
     fn default() -> Self {
@@ -40,7 +40,7 @@ impl<T> Shared<T> {
                 keeper: None,
                 wanted: false,
             }),
-            users: AtomicU32::new(0),
+            users: AtomicU64::new(0),
         }
     }
 

@@ -24,11 +24,12 @@ const FAR: u64 = 1 << (TOP + BITS);
 const NONE: u32 = u32::MAX;
 
 /// Names a timer that was started. One that has fired or was cancelled is never confused with a
-/// later one, for 2^32 uses of its place.
+/// later one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TimerId {
     place: u32,
-    generation: u32,
+    /// Starts before it.
+    started: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -36,9 +37,9 @@ struct Node<T> {
     /// `None`: the place is free.
     value: Option<T>,
     deadline: Tick,
-    /// Starts so far, for the order among equal deadlines.
+    /// Starts before it, for the order among equal deadlines, and to tell it from others that had
+    /// this place.
     started: u64,
-    generation: u32,
     next: u32,
     previous: u32,
     /// Level and slot of the list that this is in.
@@ -75,9 +76,8 @@ pub struct Wheel<T> {
     occupied: [u64; LEVELS],
     len: usize,
     started: u64,
-    /// Timers of the tick that fires now: start, place and generation of each, the first at the
-    /// end.
-    firing: Vec<(u64, u32, u32)>,
+    /// Timers of the tick that fires now: start and place of each, the first at the end.
+    firing: Vec<(u64, u32)>,
 }
 
 impl<T> Wheel<T> {
@@ -125,7 +125,6 @@ impl<T> Wheel<T> {
                     value: None,
                     deadline: 0,
                     started: 0,
-                    generation: 0,
                     next: NONE,
                     previous: NONE,
                     list: (0, 0),
@@ -140,23 +139,28 @@ impl<T> Wheel<T> {
         let node = &mut self.nodes[place as usize];
         node.value = Some(value);
         node.deadline = deadline.max(self.now.saturating_add(1));
-        node.started = self.started;
-        let generation = node.generation;
+        let started = self.started;
+        node.started = started;
         self.started += 1;
         self.len += 1;
         self.link(place);
-        TimerId { place, generation }
+        TimerId { place, started }
     }
 
     /// Stops a timer and gives its value back; `None` if it has fired or was cancelled. Constant
     /// time.
     pub fn cancel(&mut self, id: TimerId) -> Option<T> {
-        let node = self.nodes.get(id.place as usize)?;
-        if node.generation != id.generation || node.value.is_none() {
+        if !self.runs(id.place, id.started) {
             return None;
         }
         self.unlink(id.place);
         self.release(id.place)
+    }
+
+    /// Whether the timer that was started after so many others waits at `place`.
+    fn runs(&self, place: u32, started: u64) -> bool {
+        let node = self.nodes.get(place as usize);
+        node.is_some_and(|node| node.started == started && node.value.is_some())
     }
 
     /// Moves time on to `now` and fires what is due. Time does not go back: an earlier `now` does
@@ -175,8 +179,8 @@ impl<T> Wheel<T> {
     /// cancel between two expiries; a timer that has not been returned can still be cancelled.
     pub fn pop_due(&mut self, now: Tick) -> Option<(Tick, T)> {
         loop {
-            while let Some((_, place, generation)) = self.firing.pop() {
-                if self.nodes[place as usize].generation != generation {
+            while let Some((started, place)) = self.firing.pop() {
+                if !self.runs(place, started) {
                     continue; // it was cancelled meanwhile
                 }
                 self.unlink(place);
@@ -225,10 +229,8 @@ impl<T> Wheel<T> {
     /// When the next timer fires, exactly; `None` if none runs. Looks at the timers of one slot per
     /// level.
     pub fn next_deadline(&self) -> Option<Tick> {
-        let due = |(_, place, generation): &(u64, u32, u32)| {
-            self.nodes[*place as usize].generation == *generation
-        };
-        if self.firing.iter().any(due) {
+        let mut firing = self.firing.iter();
+        if firing.any(|&(started, place)| self.runs(place, started)) {
             return Some(self.now);
         }
         (0..LEVELS)
@@ -338,7 +340,6 @@ impl<T> Wheel<T> {
     /// Takes the value out and makes the place free.
     fn release(&mut self, place: u32) -> Option<T> {
         let node = &mut self.nodes[place as usize];
-        node.generation = node.generation.wrapping_add(1);
         node.next = self.free;
         self.free = place;
         self.len -= 1;
@@ -367,7 +368,7 @@ impl<T> Wheel<T> {
         while at != NONE {
             let node = &self.nodes[at as usize];
             debug_assert_eq!(node.deadline, self.now, "level 0 has one tick per slot");
-            self.firing.push((node.started, at, node.generation));
+            self.firing.push((node.started, at));
             at = node.next;
         }
         // A list keeps the order of starts, except that what came down stands behind what did not.

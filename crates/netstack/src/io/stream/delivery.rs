@@ -15,9 +15,9 @@ use crate::log::effect::Deliver;
 use crate::log::request::{Address, Endpoint};
 use crate::seqnum::SeqNum;
 
-/// Bits of a delivery stamp that hold the stream's end; the other bits distinguish rounds.
-const END_BITS: u32 = 48;
-const END_MASK: u64 = (1 << END_BITS) - 1;
+/// Bits of a delivery stamp that hold the stream's end, modulo 2^35; the other bits distinguish
+/// rounds.
+const END_BITS: u32 = 35;
 
 /// The receive side of a stream, made for the first byte that arrives.
 pub(super) struct Incoming {
@@ -26,6 +26,34 @@ pub(super) struct Incoming {
     pub(super) delivered: Words,
     /// One bit per unit in the receive ring: whether the unit came in pieces. Empty without units.
     pub(super) split: Box<[AtomicU64]>,
+}
+
+impl Incoming {
+    /// The end of what was delivered, according to the newest stamp, whether the stamps before it
+    /// are there or not; at least `read`.
+    #[cold]
+    pub(super) fn delivered_end(&self, read: u64) -> u64 {
+        // ORDERING: Relaxed: the caller knows that no stamp is on its way.
+        let found = self
+            .delivered
+            .iter()
+            .map(|slot| slot.load(Ordering::Relaxed));
+        let stamps = found.filter(|&found| found != 0);
+        stamps.fold(read, |end, found| end.max(end_of(found, read)))
+    }
+
+    /// Gives the memory of the ring and of the slots back to the system.
+    ///
+    /// # Safety
+    /// No primary stores or stamps meanwhile, and no reader has a slice of the ring, or relies on
+    /// what it or a slot holds.
+    pub(super) unsafe fn discard(&self) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.delivered.discard();
+            self.ring.discard();
+        }
+    }
 }
 
 #[cfg(all(test, not(netstack_loom)))]
@@ -101,8 +129,9 @@ impl<'a> StreamRef<'a> {
         let ahead = seq.0.wrapping_sub(first as u32).wrapping_sub(mark as u32) as i32;
         let offset = mark.checked_add_signed(i64::from(ahead))?;
         let end = offset + u64::from(len);
-        let fits = ahead >= 0 && end <= edge && offset % size + u64::from(len) <= size;
-        // What lies beyond the edge is not taken.
+        let fits = ahead == 0 && end <= edge && offset % size + u64::from(len) <= size;
+        // What lies behind a gap may not be taken, and would take memory all the same. What lies
+        // beyond the edge is not taken.
         self.stream
             .pump
             .published_end
@@ -243,6 +272,8 @@ impl<'a> StreamRef<'a> {
             mut arrived,
             ..
         } = *seen;
+        // The last stamp that was followed, of which only the end counts.
+        let mut last = arrived;
         'round: loop {
             let tag = lap_tag(next, slots);
             for slot in &incoming.delivered[(next & (slots - 1)) as usize..] {
@@ -253,7 +284,8 @@ impl<'a> StreamRef<'a> {
                         let Some(skipped) = self.skip_unstamped(found, next) else {
                             break 'round;
                         };
-                        (next, arrived) = (skipped.0, arrived.max(skipped.1));
+                        arrived = end_of(last, arrived).max(skipped.1);
+                        (next, last) = (skipped.0, arrived);
                         continue 'round;
                     };
                     // A newer stamp: all deliveries up to one round before it are complete, and so
@@ -261,11 +293,11 @@ impl<'a> StreamRef<'a> {
                     next += (laps.max(1) - 1) * slots + 1;
                     continue 'round;
                 }
-                arrived = arrived.max(found & END_MASK);
+                last = found;
                 next += 1;
             }
         }
-        (seen.next, seen.arrived) = (next, arrived);
+        (seen.next, seen.arrived) = (next, end_of(last, arrived));
     }
 
     /// If `found` is blank because the stamp of delivery `next` is gone with the memory of its
@@ -312,7 +344,9 @@ impl<'a> StreamRef<'a> {
             return true;
         };
         let (is_unread, next) = self.unread();
-        if is_unread {
+        // That the reader would find nothing does not say that nothing is there.
+        let read = self.stream.app.read.load(Ordering::Relaxed);
+        if is_unread || incoming.delivered_end(read) > read {
             return false;
         }
         let unstamped = &self.stream.stack.unstamped;
@@ -322,10 +356,7 @@ impl<'a> StreamRef<'a> {
             // SAFETY: no primary stores or stamps, and the pump, which is here, publishes nothing
             // that would let one; the application reads no byte of the ring, as all that arrived is
             // read, and takes a stamp that is blank for none or, by `unstamped`, for what it was.
-            unsafe {
-                incoming.delivered.discard();
-                incoming.ring.discard();
-            }
+            unsafe { incoming.discard() };
         }
         true
     }
@@ -488,11 +519,25 @@ impl DeliveryCursor {
 
 /// Tag 0 is "never stamped", so laps are counted from 1.
 fn stamp(delivery: u64, slots: u64, end: u64) -> u64 {
-    (lap_tag(delivery, slots) << END_BITS) | (end & END_MASK)
+    (lap_tag(delivery, slots) << END_BITS) | (end & ((1 << END_BITS) - 1))
+}
+
+/// The end that `stamp` names, for a reader who knows of the stream up to `arrived`: the nearest
+/// offset with these bits, or `arrived` if that is behind it.
+#[inline(always)]
+fn end_of(stamp: u64, arrived: u64) -> u64 {
+    let ahead = (stamp.wrapping_sub(arrived) << (64 - END_BITS)) as i64 >> (64 - END_BITS);
+    arrived.wrapping_add(ahead.max(0) as u64)
 }
 
 /// A power of two, which is quick to divide by, and less than there are tags.
 const LAP_TAGS: u64 = 1 << (63 - END_BITS);
+
+/// The fewest delivery slots with which every stamp that a reader can find is told from an older
+/// one, in a ring of `receive_len` bytes. Each delivery that is not read has a byte there.
+pub(super) const fn fewest_slots(receive_len: u64) -> u64 {
+    receive_len / (LAP_TAGS / 2 - 1) + 1
+}
 
 fn lap_tag(delivery: u64, slots: u64) -> u64 {
     (delivery >> slots.trailing_zeros()) % LAP_TAGS + 1
@@ -506,4 +551,45 @@ fn laps_ahead(found: u64, delivery: u64, slots: u64) -> Option<u64> {
     }
     let ahead = (tag + LAP_TAGS - lap_tag(delivery, slots)) % LAP_TAGS;
     (ahead < LAP_TAGS / 2).then_some(ahead)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stamp_is_told_from_one_of_the_round_before_whatever_is_not_read_between_them() {
+        for len in [1 << 10, 1 << 20, 1 << 23, 1 << 30] {
+            let fewest = fewest_slots(len).next_power_of_two();
+            for slots in [fewest, 16, 128, 512, 1 << 16].map(|slots| slots.max(fewest)) {
+                // A byte each, and the delivery that the reader saw last.
+                let most = (len + 1) / slots;
+                for next in [slots, 3 * slots + 1, LAP_TAGS * slots - 1, 1 << 60] {
+                    for laps in [0, 1, 2, most / 2, most.saturating_sub(1), most] {
+                        let found = stamp(next + laps * slots, slots, 7);
+                        let ahead = laps_ahead(found, next, slots);
+                        assert_eq!(ahead, Some(laps), "{slots} slots for {len} bytes, {next}");
+                    }
+                    let older = stamp(next - slots, slots, 7);
+                    assert_eq!(laps_ahead(older, next, slots), None, "{slots} slots");
+                }
+            }
+        }
+        assert_eq!(fewest_slots(1 << 30).next_power_of_two(), 16);
+        assert_eq!(laps_ahead(0, 5, 16), None);
+    }
+
+    #[test]
+    fn an_end_is_the_nearest_one_that_is_not_behind() {
+        for arrived in [0, 5, (1 << 35) - 1, 1 << 35, (1 << 48) - 1, (1 << 60) + 7] {
+            for more in [0, 1, 1 << 30, (1 << 34) - 1] {
+                let found = stamp(9, 16, arrived + more);
+                assert_eq!(end_of(found, arrived), arrived + more);
+                assert_eq!(
+                    end_of(stamp(9, 16, arrived), arrived + more),
+                    arrived + more
+                );
+            }
+        }
+    }
 }

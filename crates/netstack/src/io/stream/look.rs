@@ -16,9 +16,9 @@ pub(crate) struct Look {
     /// Where the received bytes end.
     pub(crate) received: u64,
     /// How often a read found that another user kept the bytes.
-    pub(crate) misses: u32,
+    pub(crate) misses: u64,
     /// How often there was too little room for a write.
-    pub(crate) shortages: u32,
+    pub(crate) shortages: u64,
     /// Of the life of the connection: [`Look::END`] and other bits.
     pub(crate) status: u32,
     /// There are bytes to read.

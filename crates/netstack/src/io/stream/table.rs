@@ -6,6 +6,7 @@ use core::sync::atomic::Ordering;
 use std::sync::{Arc, Once};
 
 use super::byte_ring::RingBlocks;
+use super::delivery::fewest_slots;
 use super::send::FIRST_SEND;
 use super::{Stream, StreamRef, UNKNOWN, flag};
 use crate::config::Limits;
@@ -102,9 +103,12 @@ struct MadeStreams {
 }
 
 impl StreamTable {
-    /// `delivery_slots` is a power of two, at least as large as the log.
+    /// `delivery_slots` is a power of two, at least as large as the log; there are more if stamps
+    /// in a ring of this length need them.
     pub(crate) fn new(limits: &Limits, delivery_slots: usize, groups: u16) -> StreamTable {
         assert!(delivery_slots.is_power_of_two());
+        let fewest = fewest_slots(u64::from(limits.receive_buffer)).next_power_of_two();
+        let delivery_slots = delivery_slots.max(fewest as usize);
         let each = limits.connections;
         let len = usize::from(groups) * each as usize;
         let slots = Arc::<[Slot]>::new_uninit_slice(len);

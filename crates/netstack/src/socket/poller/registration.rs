@@ -28,7 +28,7 @@ pub(super) struct Registration {
 struct Seen {
     arrived: AtomicU64,
     status: AtomicU32,
-    shortages: AtomicU32,
+    shortages: AtomicU64,
     is_writable: AtomicBool,
 }
 

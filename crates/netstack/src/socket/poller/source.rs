@@ -138,7 +138,7 @@ pub(super) struct Sight {
     /// Counts what can be read, and reads that another user of the socket had to end first.
     pub(super) arrived: u64,
     /// Counts writes that found too little room.
-    pub(super) shortages: u32,
+    pub(super) shortages: u64,
     /// Bits that stay once they are set, but for [`Sight::PASSING`].
     pub(super) status: u32,
 }
@@ -199,7 +199,7 @@ impl Sight {
             read_closed: look.is_read_over() || down,
             write_closed,
             error: look.has_error(),
-            arrived: look.received + u64::from(look.misses),
+            arrived: look.received + look.misses,
             shortages: look.shortages,
             status: look.status
                 | if down { Sight::DOWN } else { 0 }
