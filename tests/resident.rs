@@ -7,9 +7,10 @@
 use std::net::Ipv4Addr;
 use std::process::Command;
 
-use dominoes_netstack::time::Instant;
+use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
-use dominoes_testkit::packet::{ACK, Path, SYN};
+use dominoes_netstack::{TcpListener, TcpStream};
+use dominoes_testkit::packet::{ACK, Path, RST, SYN};
 use dominoes_testkit::peer::Peer;
 use dominoes_testkit::{Host, Variant};
 
@@ -42,19 +43,152 @@ const VARIANT: &str = "RESIDENT_VARIANT";
 
 #[test]
 fn an_idle_connection_holds_little_whatever_it_has_carried() {
+    in_processes_of_their_own(
+        "an_idle_connection_holds_little_whatever_it_has_carried",
+        measure,
+    );
+}
+
+#[test]
+fn bytes_behind_gaps_and_closed_connections_hold_little() {
+    in_processes_of_their_own(
+        "bytes_behind_gaps_and_closed_connections_hold_little",
+        behind_gaps_and_closed,
+    );
+}
+
+/// Calls `measure` for each variant, in a process that runs the test `name` alone.
+fn in_processes_of_their_own(name: &str, measure: fn(Variant)) {
     let variants = [Variant::Single, Variant::Replicated(2)];
-    if let Ok(name) = std::env::var(VARIANT) {
-        let named = variants.iter().find(|one| one.to_string() == name);
+    if let Ok(variant) = std::env::var(VARIANT) {
+        let named = variants.iter().find(|one| one.to_string() == variant);
         return measure(*named.expect("it is one of them"));
     }
     for variant in variants {
         let program = std::env::current_exe().expect("it is running");
         let status = Command::new(program)
-            .arg("--nocapture")
+            .args(["--nocapture", "--exact", name])
             .env(VARIANT, variant.to_string())
             .status();
         assert!(status.expect("it starts").success(), "{variant}");
     }
+}
+
+/// Connections whose peers send bytes far apart, and others that carry much.
+const SPARSE: u16 = 1000;
+const BULKY: u16 = 180;
+/// Bytes that a bulky one carries.
+const BULK: usize = 1 << 20;
+
+/// From every peer to us.
+fn path() -> Path {
+    Path::new([10, 0, 1, 1], US.octets()).from_mac([2, 0xee, 0, 0, 0, 1])
+}
+
+/// Opens a connection.
+fn open(host: &mut Host, listener: &TcpListener, peer: &mut Peer) -> TcpStream {
+    // With a scale, our window is the whole ring.
+    let mut syn = peer.segment(SYN, &[]);
+    syn.scale = Some(0);
+    peer.next = syn.end();
+    host.inject(syn.frame(path()));
+    host.turn(NOW);
+    peer.hears(&host.take_sent()[0]).expect("a SYN-ACK");
+    host.inject(peer.says(ACK, &[]));
+    host.turn(NOW);
+    let (stream, _) = listener.try_accept().expect("it is established");
+    stream
+}
+
+fn behind_gaps_and_closed(variant: Variant) {
+    let mut setup = Setup::new(US.into(), 24, [1, 2]);
+    setup.limits.connections = 1 << 11;
+    let budget = setup.limits.out_of_order as usize;
+    let mut host = Host::new(variant, setup, 1).expect("its bounds are right");
+    let listener = host.sockets().listen(PORT, u16::MAX);
+    let listener = listener.expect("the port is free");
+    host.turn(NOW);
+    let mut peers: Vec<_> = (0..SPARSE)
+        .map(|i| Peer::new(path(), (4000 + i, PORT), 100))
+        .collect();
+    let mut streams: Vec<_> = peers
+        .iter_mut()
+        .map(|peer| open(&mut host, &listener, peer))
+        .collect();
+
+    let before = resident();
+    for round in 1..=150 {
+        for peer in &mut peers {
+            let mut segment = peer.segment(ACK, b"x");
+            segment.seq = segment.seq.wrapping_add(round * 4096);
+            host.inject(segment.frame(path()));
+        }
+        host.turn(NOW);
+        host.take_sent();
+    }
+    let taken = resident().saturating_sub(before);
+    println!("{variant}: {} KiB behind gaps", taken >> 10);
+    assert!(taken < budget + (16 << 20), "{variant}: {taken} bytes");
+
+    // One that came later carries its bytes all the same.
+    let mut late = Peer::new(path(), (3000, PORT), 100);
+    let mut stream = open(&mut host, &listener, &mut late);
+    let mut second = late.segment(ACK, b"world");
+    second.seq = second.seq.wrapping_add(5);
+    host.inject(second.frame(path()));
+    host.turn(NOW);
+    host.inject(late.says(ACK, b"hello"));
+    host.turn(NOW);
+    host.take_sent();
+    let mut buffer = [0; 16];
+    assert_eq!(stream.try_read(&mut buffer), Ok(10));
+    assert_eq!(&buffer[..10], b"helloworld");
+
+    for (stream, peer) in streams.drain(..).zip(&mut peers) {
+        host.inject(peer.says(RST, &[]));
+        drop(stream);
+    }
+    let mut now = NOW;
+    let mut settle = |host: &mut Host| {
+        for _ in 0..2000 {
+            now += Duration::from_millis(5);
+            host.turn(now);
+            host.take_sent();
+        }
+    };
+    settle(&mut host);
+
+    let before = resident();
+    for i in 0..BULKY {
+        let mut peer = Peer::new(path(), (6000 + i, PORT), 100);
+        let mut stream = open(&mut host, &listener, &mut peer);
+        let mut carried = 0;
+        while carried < BULK {
+            host.inject(peer.says(ACK, &[7; 1400]));
+            host.turn(NOW);
+            host.take_sent();
+            carried += stream.try_read(&mut [0; 2000]).expect("bytes arrived");
+        }
+        streams.push(stream);
+        peers[usize::from(i)] = peer;
+    }
+    let open = resident().saturating_sub(before);
+    for (stream, peer) in streams.drain(..).zip(&mut peers) {
+        host.inject(peer.says(RST, &[]));
+        drop(stream);
+    }
+    settle(&mut host);
+    let closed = resident().saturating_sub(before);
+    println!(
+        "{variant}: {} KiB open, {} KiB closed",
+        open >> 10,
+        closed >> 10
+    );
+    assert!(
+        open > usize::from(BULKY) * BULK / 2,
+        "{variant}: {open} bytes"
+    );
+    assert!(closed < open / 16, "{variant}: {closed} of {open} bytes");
 }
 
 fn measure(variant: Variant) {
@@ -65,23 +199,16 @@ fn measure(variant: Variant) {
     let listener = sockets.listen(PORT, u16::MAX).expect("the port is free");
     host.turn(NOW);
     // Only what the connections hold is counted, not what the test does.
-    let mut open = Vec::with_capacity(CONNECTIONS.into());
-    let path = Path::new([10, 0, 1, 1], US.octets()).from_mac([2, 0xee, 0, 0, 0, 1]);
+    let mut held = Vec::with_capacity(CONNECTIONS.into());
     let mut peers: Vec<_> = (0..CONNECTIONS)
-        .map(|i| Peer::new(path, (4000 + i, PORT), 100))
+        .map(|i| Peer::new(path(), (4000 + i, PORT), 100))
         .collect();
     let empty = resident();
     for peer in &mut peers {
-        host.inject(peer.says(SYN, &[]));
-        host.turn(NOW);
-        peer.hears(&host.take_sent()[0]).expect("a SYN-ACK");
-        host.inject(peer.says(ACK, &[]));
-        host.turn(NOW);
-        let (stream, _) = listener.try_accept().expect("it is established");
-        open.push(stream);
+        held.push(open(&mut host, &listener, peer));
     }
     let before = resident();
-    for (stream, peer) in open.iter_mut().zip(&mut peers) {
+    for (stream, peer) in held.iter_mut().zip(&mut peers) {
         host.inject(peer.says(ACK, b"hello"));
         host.turn(NOW);
         assert_eq!(stream.try_read(&mut [0; 16]), Ok(5));
@@ -112,7 +239,7 @@ fn measure(variant: Variant) {
     assert!(idle <= IDLE, "{variant}: {idle} of {IDLE}");
 
     // What was given back is there again when it is needed.
-    let (stream, peer) = (&mut open[7], &mut peers[7]);
+    let (stream, peer) = (&mut held[7], &mut peers[7]);
     host.inject(peer.says(ACK, b"again"));
     host.turn(now);
     let mut buffer = [0; 16];

@@ -365,7 +365,8 @@ pub struct Limits {
     ///   stack never has more than `connections` of each. They are in memory page by page as they
     ///   are used (Linux). The pages of a connection that has been idle for one or two seconds
     ///   return to the system if all is read that arrived, and acknowledged that was written; the
-    ///   send ring of a stream of units (TLS) stays.
+    ///   send ring of a stream of units (TLS) stays. Of a closed connection they return if it has
+    ///   carried 64 KiB in their direction.
     /// - A replica that joins a running group gets a copy of the state, about 1 KiB for each open
     ///   connection. The replica that makes the copy does nothing else meanwhile.
     pub connections: u32,
@@ -375,6 +376,13 @@ pub struct Limits {
     /// 64 KiB of it and twice what its peer has acknowledged so far, so a peer that reads nothing
     /// takes little memory. Default 1 MiB.
     pub send_buffer: u32,
+    /// Bytes that segments behind a gap may take in the receive rings of all connections, in whole
+    /// pages of 4 KiB, of which a byte may take one; counts as at least twice `receive_buffer`. Any
+    /// value. Default 32 MiB.
+    ///
+    /// A connection may take as much as is left, or a sixteenth of that before it has received as
+    /// much in order. More is dropped, and [counted](crate::stats::StateStats::gaps_refused).
+    pub out_of_order: u32,
     /// Frames that are numbered and not sent yet, a power of two from 4 to 2^20. Default 512.
     pub tx_slots: u32,
     /// Largest IP packet in bytes, 68 to 65,535 (RFC 791). Default 1500.
@@ -448,6 +456,7 @@ impl Default for Limits {
             connections: 16_384,
             receive_buffer: 1 << 20,
             send_buffer: 1 << 20,
+            out_of_order: 32 << 20,
             tx_slots: 512,
             mtu: 1500,
             frame_payload: Self::MAX_FRAME_PAYLOAD,
@@ -488,6 +497,7 @@ impl Limits {
         connections: u32;
         receive_buffer: u32;
         send_buffer: u32;
+        out_of_order: u32;
         tx_slots: u32;
         mtu: u16;
         frame_payload: u32;

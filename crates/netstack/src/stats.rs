@@ -39,6 +39,10 @@ pub struct StateStats {
     pub resets_withheld: u64,
     /// Challenge acknowledgments that did not leave for the same reason (RFC 5961 section 7).
     pub challenges_withheld: u64,
+    /// Segments behind a gap that were dropped because the pages of all such segments would have
+    /// been too many ([`Limits::out_of_order`](crate::Limits::out_of_order)). Their peers send them
+    /// again.
+    pub gaps_refused: u64,
     /// Connections that were opened, by us or by a peer.
     pub opened: u64,
     /// Connections that ended.
@@ -233,7 +237,7 @@ macro_rules! sums {
 
 sums! {
     StateStats: requests segments bad_checksum no_connection refused_syn table_full cookies_sent cookies_returned
-        resets_withheld challenges_withheld opened closed ignored_errors time_wait_evicted panicked migrated_out migrated_in migration_declined
+        resets_withheld challenges_withheld gaps_refused opened closed ignored_errors time_wait_evicted panicked migrated_out migrated_in migration_declined
         dropped_while_migrating datagrams
         bad_datagrams no_socket queue_full sent_datagrams;
     PumpStats: frames looped segments runs requests malformed not_ours martians unknown datagrams split pieces no_port

@@ -363,6 +363,10 @@ pub struct FrameNumbers {
     pub resets: RateLimit,
     /// Acknowledgments that nobody had a right to (RFC 5961).
     pub challenges: RateLimit,
+    /// Pages that text behind gaps takes in the receive rings of all connections.
+    pub gap_pages: u64,
+    /// Segments that were dropped because these were too many.
+    pub gaps_refused: u64,
 }
 
 impl FrameNumbers {

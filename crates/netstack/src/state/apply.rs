@@ -585,6 +585,7 @@ impl Replica {
             requests: self.applied(),
             resets_withheld: self.frames.resets.refused(),
             challenges_withheld: self.frames.challenges.refused(),
+            gaps_refused: self.frames.gaps_refused,
             ..self.stats
         }
     }

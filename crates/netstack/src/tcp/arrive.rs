@@ -1,6 +1,7 @@
 //! SEGMENT ARRIVES, in the order of RFC 9293 section 3.10.7; each step is a function named after
 //! it.
 
+use super::reassembly::{Refused, most_pages};
 use super::receive_space::SHIFT_MAX;
 use super::send_space::Due;
 use super::{Cx, State, Tcb};
@@ -527,8 +528,8 @@ impl Tcb {
 
     /// Accepts data `first..last`, relative to RCV.NXT: it is stored at its place, one delivery for
     /// each gap that it fills. Of what came twice the first part is reported (RFC 2883 section 4),
-    /// which stands before RCV.NXT if the segment `is_partly_old`. Returns false if the range list
-    /// was full and it was dropped.
+    /// which stands before RCV.NXT if the segment `is_partly_old`. Returns false if there was no
+    /// room for another range or its pages, and it was dropped.
     fn take_out_of_order<S: EffectSink>(
         &mut self,
         run_offset: u32,
@@ -536,6 +537,9 @@ impl Tcb {
         is_partly_old: bool,
         cx: &mut Cx<'_, S>,
     ) -> bool {
+        let own = self.reassembly.pages();
+        let others = cx.frames.gap_pages.saturating_sub(own);
+        let most = most_pages(cx.limits, cx.frames.gap_pages, own, self.rcv.offset);
         let rcv = &mut self.rcv;
         let (start, end) = (rcv.offset + first, rcv.offset + last);
         let deliver = |from: u64, to: u64| {
@@ -544,11 +548,13 @@ impl Tcb {
         };
         let twice = self.reassembly.overlap(start, end);
         let (taken, reached) = if first > 0 {
-            let taken = self.reassembly.insert(start, end, deliver);
-            (taken, rcv.offset)
+            let taken = self.reassembly.insert(start, end, most, deliver);
+            cx.frames.gaps_refused += u64::from(taken == Err(Refused::Pages));
+            (taken.is_ok(), rcv.offset)
         } else {
             (true, self.reassembly.advance(start, end, deliver))
         };
+        cx.frames.gap_pages = others + self.reassembly.pages();
         if let Some((from, to)) = twice
             && !is_partly_old
         {

@@ -535,6 +535,11 @@ impl Tcb {
         self.conn = conn;
     }
 
+    /// Pages of its receive ring that hold text behind gaps.
+    pub(crate) const fn gap_pages(&self) -> u64 {
+        self.reassembly.pages()
+    }
+
     /// The link-layer address that its frames are sent to.
     pub const fn mac(&self) -> Mac {
         self.mac

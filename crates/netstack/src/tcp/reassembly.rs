@@ -2,16 +2,55 @@
 //!
 //! Only ranges are stored here: the bytes themselves are in the receive ring. Each byte of a new
 //! range is reported in exactly one gap.
+//!
+//! # Memory
+//! A byte behind a gap takes the page of the receive ring that it lies in, so single bytes far
+//! apart take much more than they are. Each range counts with the pages that it touches, and the
+//! ranges of all connections of a group have one budget ([`Limits::out_of_order`]). A connection
+//! may take as many pages as are left of it; before it has received as much in order, a sixteenth.
+//! So something is always left for connections that come later, most of all for those whose gaps
+//! are likely to be filled. Nothing is taken back: selectively acknowledged text stays (RFC 2018
+//! section 8).
 
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use super::fields::fields;
+use crate::config::Limits;
 use crate::log::request::Sack;
 
 /// The most ranges that are stored; a segment that would need one more is dropped and retransmitted
 /// by the peer. A megabyte in flight may lose a third of its segments before that.
 pub(super) const MAX_RANGES: usize = 256;
+
+/// Bytes of a page, by which memory is counted. Part of the state: it is the same on every machine.
+pub(super) const PAGE: u64 = 4096;
+
+/// Pages that may be taken for text behind gaps, of `held` ones of all connections, by one that has
+/// `own` of them and has received `in_order` bytes.
+pub(super) fn most_pages(limits: &Limits, held: u64, own: u64, in_order: u64) -> u64 {
+    let budget = u64::from(limits.out_of_order).max(2 * u64::from(limits.receive_buffer));
+    let free = (budget / PAGE).saturating_sub(held);
+    if in_order / PAGE > own {
+        free
+    } else {
+        free / 16
+    }
+}
+
+/// Pages that `range` touches.
+const fn pages(range: (u64, u64)) -> u64 {
+    (range.1 - 1) / PAGE - range.0 / PAGE + 1
+}
+
+/// Why text was not added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// There are [`MAX_RANGES`] already.
+    Ranges,
+    /// It would take too many pages.
+    Pages,
+}
 
 /// Accepted ranges of the receive stream beyond its gap-free part, ascending and not adjacent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,9 +60,11 @@ pub(super) struct Reassembly {
     ranges: Vec<(u64, u64)>,
     /// A byte of each of the ranges that changed last, newest first; 0 for none.
     newest: [u64; Sack::MOST],
+    /// Pages of all ranges; one that two of them touch counts twice.
+    pages: u64,
 }
 
-fields!(Reassembly, "reassembly", { ranges, newest });
+fields!(Reassembly, "reassembly", { ranges, newest, pages });
 
 impl Reassembly {
     /// With nothing out of order.
@@ -31,7 +72,13 @@ impl Reassembly {
         Reassembly {
             ranges: Vec::new(),
             newest: [0; Sack::MOST],
+            pages: 0,
         }
+    }
+
+    /// Pages of the receive ring that the ranges touch, or a few more.
+    pub(super) const fn pages(&self) -> u64 {
+        self.pages
     }
 
     /// Whether nothing is out of order.
@@ -64,23 +111,39 @@ impl Reassembly {
     }
 
     /// Adds `start..end`, which lies beyond the gap-free part, and calls `gap` for each part that
-    /// had not arrived. Returns false, and adds nothing, if the list is full.
-    pub(super) fn insert(&mut self, start: u64, end: u64, mut gap: impl FnMut(u64, u64)) -> bool {
+    /// had not arrived.
+    ///
+    /// # Errors
+    /// If the list is full, or the ranges would touch more pages than before, and more than
+    /// `most_pages`. Nothing is added then.
+    pub(super) fn insert(
+        &mut self,
+        start: u64,
+        end: u64,
+        most_pages: u64,
+        mut gap: impl FnMut(u64, u64),
+    ) -> Result<(), Refused> {
         debug_assert!(start < end, "empty stretch {start}..{end}");
         // first..last: the ranges that touch the new one and are merged with it.
         let first = self.ranges.partition_point(|range| range.1 < start);
         let last = self.ranges.partition_point(|range| range.0 <= end);
         if first == last && self.ranges.len() == MAX_RANGES {
-            return false;
+            return Err(Refused::Ranges);
         }
         let touched = &self.ranges[first..last];
-        gaps(touched, start, end, &mut gap);
         let merged = touched.iter().fold((start, end), |all, range| {
             (all.0.min(range.0), all.1.max(range.1))
         });
+        let before: u64 = touched.iter().copied().map(pages).sum();
+        let now = self.pages.saturating_sub(before) + pages(merged);
+        if now > self.pages.max(most_pages) {
+            return Err(Refused::Pages);
+        }
+        gaps(touched, start, end, &mut gap);
         self.ranges.splice(first..last, [merged]);
+        self.pages = now;
         self.remember(merged);
-        true
+        Ok(())
     }
 
     /// Adds `start..end`, which begins at the end of the gap-free part; calls `gap` as above and
@@ -90,7 +153,8 @@ impl Reassembly {
         let touched = &self.ranges[..last];
         gaps(touched, start, end, &mut gap);
         let reached = touched.last().map_or(end, |range| range.1.max(end));
-        self.ranges.drain(..last);
+        let drained: u64 = self.ranges.drain(..last).map(pages).sum();
+        self.pages = self.pages.saturating_sub(drained);
         if self.ranges.is_empty() {
             *self = Reassembly::new();
         }
@@ -131,8 +195,9 @@ mod tests {
 
     fn insert(r: &mut Reassembly, start: u64, end: u64) -> Option<Vec<(u64, u64)>> {
         let mut seen = Vec::new();
-        r.insert(start, end, |a, b| seen.push((a, b)))
-            .then_some(seen)
+        r.insert(start, end, u64::MAX, |a, b| seen.push((a, b)))
+            .ok()
+            .map(|()| seen)
     }
 
     #[test]
@@ -160,6 +225,38 @@ mod tests {
         assert_eq!(insert(&mut r, 15, 20), Some(vec![(15, 20)]));
         assert_eq!(r.ranges.len(), MAX_RANGES - 1);
         assert_eq!(r.advance(0, 1, |_, _| ()), 1);
+    }
+
+    #[test]
+    fn a_range_counts_with_the_pages_that_it_touches() {
+        let mut r = Reassembly::new();
+        let mut insert = |start, end, most| r.insert(start, end, most, |_, _| ());
+        assert_eq!(insert(PAGE - 1, PAGE + 1, 1), Err(Refused::Pages));
+        assert_eq!(insert(PAGE - 1, PAGE + 1, 2), Ok(()));
+        assert_eq!(insert(9 * PAGE, 9 * PAGE + 1, 2), Err(Refused::Pages));
+        assert_eq!(insert(9 * PAGE, 9 * PAGE + 1, 3), Ok(()));
+        // What takes no other page is taken, whatever is left.
+        assert_eq!(insert(9 * PAGE + 1, 10 * PAGE, 0), Ok(()));
+        assert_eq!(r.pages(), 3);
+        r.advance(0, PAGE, |_, _| ());
+        assert_eq!(r.pages(), 1);
+        r.advance(PAGE + 1, 9 * PAGE, |_, _| ());
+        assert_eq!(r.pages(), 0);
+    }
+
+    #[test]
+    fn a_connection_has_what_is_left_and_a_sixteenth_before_it_has_proved_itself() {
+        let limits = Limits::default()
+            .out_of_order(64 << 20)
+            .receive_buffer(1 << 20);
+        let most = |held, own, in_order| most_pages(&limits, held, own, in_order);
+        assert_eq!((most(0, 0, PAGE), most(0, 0, PAGE - 1)), (16_384, 1024));
+        assert_eq!(most(16_000, 9, 10 * PAGE), 384);
+        assert_eq!(most(16_000, 10, 10 * PAGE), 24);
+        assert_eq!(most(17_000, 0, PAGE), 0);
+        // One that is alone can fill its ring.
+        let limits = limits.out_of_order(0);
+        assert_eq!(most_pages(&limits, 256, 256, 1 << 30), 256);
     }
 
     #[test]
@@ -197,9 +294,10 @@ mod tests {
                 };
                 if start == reached {
                     reached = r.advance(start, end, &mut gap);
-                } else if !r.insert(start, end, &mut gap) {
+                } else if r.insert(start, end, u64::MAX, &mut gap).is_err() {
                     continue;
                 }
+                prop_assert_eq!(r.pages, r.ranges.iter().copied().map(pages).sum::<u64>());
                 prop_assert!((start..end).all(|i| seen[i as usize] == 1));
                 prop_assert!(r.ranges.windows(2).all(|w| w[0].1 < w[1].0));
                 prop_assert!(r.ranges.iter().all(|w| w.0 > reached && w.0 < w.1));

@@ -1,7 +1,7 @@
 //! The requests of applications in the receive pump: opens, listeners, progress of streams, and the
 //! end of connections.
 
-use super::{Log, RxPump};
+use super::{Log, RxPump, idle};
 use crate::error::SocketError;
 use crate::io::world::{Command, OpenResult};
 use crate::ip::neighbor::WaitingOpen;
@@ -179,9 +179,9 @@ impl RxPump {
         {
             self.closing.push_back((log.published(), conn));
         }
-        let mut done = 0;
+        let (mut done, mut discarded) = (0, 0);
         while let Some(&(position, conn)) = self.closing.front() {
-            if position > log.performed() || log.room() == 0 {
+            if position > log.performed() || log.room() == 0 || discarded == idle::LOOKS {
                 break;
             }
             // All frames of the connection are built by now. Some may still wait for the device,
@@ -196,7 +196,7 @@ impl RxPump {
             if let Some(stream) = self.world.streams.get(conn) {
                 stream.all_sent();
                 if stream.is_orphan() {
-                    self.free(now, conn, log);
+                    discarded += usize::from(self.free(now, conn, log));
                 } else {
                     self.lingering.insert(conn);
                 }
@@ -206,11 +206,13 @@ impl RxPump {
         done
     }
 
-    fn free(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
+    /// Returns whether memory was given back.
+    fn free(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) -> bool {
         self.recorded.remove(&conn);
         self.over.remove(&conn);
         self.idle.forget(conn);
-        self.world.streams.recycle(conn);
+        let is_discarded = self.world.streams.recycle(conn);
         self.publish_command(now, Body::Free { conn }, log);
+        is_discarded
     }
 }

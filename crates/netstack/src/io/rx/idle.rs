@@ -40,8 +40,9 @@
 //!   which workers write ahead, has begun for good: its send ring stays.
 //! - *Migration.* A connection that leaves is in no table of hints, so it is not looked at; the
 //!   group that it arrives in looks at it anew. Nothing is performed for it in between.
-//! - *Closing.* A closed connection is in no table of hints either. Its pages stay for the next
-//!   connection with its stream.
+//! - *Closing.* A closed connection is in no table of hints either. When its entry is recycled, its
+//!   pages are given back if it has carried much ([`Streams::recycle`](crate::io::stream::Streams));
+//!   a few stay for the next connection with its stream.
 //!
 //! The state of replicas, and thus the log and a recording of it, does not depend on any of this.
 
@@ -59,7 +60,7 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(500);
 const ATTEMPTS: u8 = 4;
 /// Connections that are looked at in one turn of the pump, so that it is not held for long: to give
 /// memory back takes some microseconds.
-const LOOKS: usize = 8;
+pub(super) const LOOKS: usize = 8;
 /// No such position.
 const UNWATCHED: u64 = u64::MAX;
 

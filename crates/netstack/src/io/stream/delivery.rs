@@ -42,6 +42,27 @@ impl Incoming {
         stamps.fold(read, |end, found| end.max(end_of(found, read)))
     }
 
+    /// Clears the slots and the bits of units for the next connection. Returns the end of what was
+    /// delivered; at least `read`.
+    pub(super) fn clear(&self, read: u64) -> u64 {
+        let mut end = read;
+        for slot in self.delivered.iter() {
+            // ORDERING: Relaxed both, as above. Looking takes no memory where a page was given
+            // back.
+            let found = slot.load(Ordering::Relaxed);
+            if found != 0 {
+                end = end_of(found, end);
+                slot.store(0, Ordering::Relaxed);
+            }
+        }
+        for word in &self.split {
+            if word.load(Ordering::Relaxed) != 0 {
+                word.store(0, Ordering::Relaxed);
+            }
+        }
+        end
+    }
+
     /// Gives the memory of the ring and of the slots back to the system.
     ///
     /// # Safety

@@ -14,6 +14,10 @@ use crate::io::processor::Inline;
 use crate::io::sync::{AtomicU32, AtomicU64, fence};
 use crate::log::request::ConnId;
 
+/// Bytes of a ring that a closed connection leaves to the next one with its stream: to take them
+/// from the system once more costs more than they are.
+const KEPT: u64 = 64 << 10;
+
 /// A stream as its application refers to it, whichever group has the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Handle {
@@ -330,21 +334,17 @@ impl Streams {
         }
     }
 
-    /// Makes an entry available to its next connection.
+    /// Makes an entry available to its next connection. The memory of a ring returns to the system
+    /// if much of it was used; returns whether that was so.
     ///
     /// Only the pump may call this, when all work of the former connection is done and its socket
     /// is gone.
-    pub(crate) fn recycle(&self, conn: ConnId) {
-        let Some(held) = self.get(conn) else { return };
+    pub(crate) fn recycle(&self, conn: ConnId) -> bool {
+        let Some(held) = self.get(conn) else {
+            return false;
+        };
         let stream = held.stream;
-        if let Some(incoming) = stream.incoming.get() {
-            for slot in incoming.delivered.iter().chain(&incoming.split) {
-                // Looking takes no memory where a page was given back.
-                if slot.load(Ordering::Relaxed) != 0 {
-                    slot.store(0, Ordering::Relaxed);
-                }
-            }
-        }
+        let is_discarded = held.clear_rings();
         stream.app.read.store(0, Ordering::Relaxed);
         stream.app.next.store(0, Ordering::Relaxed);
         stream.app.written.store(0, Ordering::Relaxed);
@@ -378,6 +378,7 @@ impl Streams {
             ..conn
         };
         self.assign(next, self.stream_of(conn));
+        is_discarded
     }
 
     /// The streams of this group's connections, including those that have left and not arrived
@@ -413,6 +414,32 @@ impl Streams {
         for stream in self.table.all() {
             stream.waiting.notify_all();
         }
+    }
+}
+
+impl StreamRef<'_> {
+    /// Prepares the rings for the next connection. Gives the memory of those back of which this one
+    /// has used much: the next one may be long in coming, and need less. Returns whether there is
+    /// such a ring.
+    #[cold]
+    fn clear_rings(&self) -> bool {
+        let (read, written) = self.cursors();
+        let gap_end = self.stream.stack.gap_end.load(Ordering::Relaxed);
+        let incoming = self.stream.incoming.get();
+        let incoming = incoming.filter(|one| one.clear(read).max(gap_end) >= KEPT);
+        let outgoing = self.stream.outgoing.get().filter(|_| written >= KEPT);
+        // SAFETY: all work of the connection is done, so no primary stores, stamps or sends, and
+        // its socket is gone, so nobody reads or writes. The next connection has another
+        // generation, and relies on no byte or stamp of this one.
+        unsafe {
+            if let Some(incoming) = incoming {
+                incoming.discard();
+            }
+            if let Some(outgoing) = outgoing {
+                outgoing.discard();
+            }
+        }
+        incoming.is_some() || outgoing.is_some()
     }
 }
 

@@ -279,6 +279,54 @@ fn nothing_is_reserved_before_the_stream_is_known_and_nothing_that_may_have_been
     assert_eq!(stream.reserve(behind + 16, 5, 100), NonZeroU64::new(1040));
 }
 
+#[test]
+fn a_closed_connection_gives_back_a_ring_of_which_much_was_used() {
+    const LEN: u64 = 1 << 17;
+    let limits = Limits {
+        connections: 1,
+        receive_buffer: LEN as u32,
+        send_buffer: LEN as u32,
+        ..Limits::default()
+    };
+    let streams = Streams::new(&limits, 4);
+    let mut conn = CONN;
+    for (offset, is_gap, is_kept) in [
+        (0, false, true),
+        (LEN / 2 - 1, false, false),
+        (0, true, true),
+        (LEN / 2 - 1, true, false),
+    ] {
+        let stream = streams.get(conn).unwrap();
+        // It ends there, in order or behind a gap.
+        let end = offset + 1;
+        let d = deliver(0, offset, 1, if is_gap { 0 } else { end });
+        stream.store(&d, 0, b"x");
+        if is_gap {
+            stream.stored_behind_gap(end);
+        }
+        stream.stamp(&d);
+        let incoming = stream.stream.incoming.get().unwrap();
+        assert_eq!(incoming.bytes_at(offset, 1), b"x");
+        assert_eq!(streams.recycle(conn), !is_kept);
+        if !is_kept && cfg!(target_os = "linux") {
+            assert_eq!(incoming.bytes_at(offset, 1), [0]);
+        }
+        conn.generation += 1;
+    }
+    let stream = streams.get(conn).unwrap();
+    assert_eq!(stream.write(&[1; 60_000]), 60_000);
+    stream.release(60_000);
+    assert_eq!(stream.write(&[2; 6_000]), 6_000);
+    assert!(streams.recycle(conn));
+    conn.generation += 1;
+    let stream = streams.get(conn).unwrap();
+    assert_eq!(stream.write(b"abc"), 3);
+    assert_eq!(stream.sending(0, 3).0, b"abc");
+    if cfg!(target_os = "linux") {
+        assert_eq!(stream.sending(100, 1).0, [0]);
+    }
+}
+
 proptest::proptest! {
     /// In whatever order segments arrive, a reserved range was in no earlier segment, ends
     /// within the window, and does not wrap.

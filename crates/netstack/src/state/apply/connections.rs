@@ -191,6 +191,8 @@ impl Replica {
     pub(super) fn close(&mut self, conn: ConnId, out: &mut impl EffectSink) {
         let place = &mut self.places[conn.index as usize];
         let Some(tcb) = place.tcb.take() else { return };
+        let pages = &mut self.frames.gap_pages;
+        *pages = pages.saturating_sub(tcb.gap_pages());
         place.armed = Instant::NEVER;
         self.deadlines.remove(conn.index);
         let held = place.held;

@@ -48,6 +48,7 @@ impl Replica {
         self.listeners.fold(&mut add);
         add(self.frames.resets.fingerprint());
         add(self.frames.challenges.fingerprint());
+        add(self.frames.gap_pages);
         for conn in &self.waiting {
             add(u64::from(conn.index));
         }

@@ -77,6 +77,8 @@ impl Replica {
             self.stats.migration_declined += 1;
             return out.push(Effect::Serialized(SerializedPart::declined(conn)));
         };
+        let pages = &mut self.frames.gap_pages;
+        *pages = pages.saturating_sub(tcb.gap_pages());
         let flow = tcb.flow();
         self.demux.remove(&flow);
         if self.is_at_home(&flow) {
@@ -131,6 +133,7 @@ impl Replica {
         };
         tcb.complete_migration(conn);
         let flow = tcb.flow();
+        self.frames.gap_pages += tcb.gap_pages();
         place.tcb = Some(tcb);
         if self.demux.find(&flow).is_some() {
             self.migrated_away ^= self.keys.of_flow(Domain::Migrated, &flow, 0);
