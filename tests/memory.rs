@@ -2,13 +2,13 @@
 //! binary of its own.
 
 use std::io::{BufRead, ErrorKind, Read};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::{Limits, SocketError, TcpListener, TcpStream, testkit};
-use dominoes_testkit::packet::{ACK, Path, SYN};
+use dominoes_netstack::{Ipv6Config, Limits, SocketError, TcpListener, TcpStream, testkit};
+use dominoes_testkit::packet::{ACK, Path, SYN, v6};
 use dominoes_testkit::peer::Peer;
 use dominoes_testkit::{Host, HostConfig, LinkConfig, Net, Rng, Traffic, Variant};
 use peak_alloc::PeakAlloc;
@@ -111,6 +111,54 @@ fn idle(variant: Variant, connections: u32) -> (usize, usize) {
         connections as usize
     );
     (empty - before, full - empty)
+}
+
+/// Anybody on the link can advertise routers: however many connections there are, what they all say
+/// takes no more memory than the first of it.
+#[test]
+fn routers_that_come_and_go_and_never_answer_take_no_memory() {
+    let _turn = turn();
+    let config = Ipv6Config::default().duplicate_probes(0);
+    let setup = Setup::new(US.into(), 24, [1, 2]).ipv6(config);
+    let mut host = Host::new(Variant::Single, setup, 1).expect("its bounds are right");
+    let [network, far] = [0x5, 0xf].map(|net| Ipv6Addr::new(0x2001, 0xdb8, 0, net, 0, 0, 0, 1));
+    let mut now = NOW;
+    let mut say = |host: &mut Host, router: u16, lifetime: u8| {
+        let mut says = vec![134, 0, 0, 0, 64, 0, 0, lifetime, 0, 0, 0, 0, 0, 0, 0, 0];
+        says.extend([3, 4, 64, 0xc0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
+        says.extend(network.octets());
+        if router == 1 {
+            says.extend([1, 1, 2, 0xee, 0, 0, 0, 1]);
+        }
+        let path = v6::Path {
+            from_mac: [2, 0xee, 0, 0, 0, router as u8],
+            to_mac: [0x33, 0x33, 0, 0, 0, 1],
+            from: Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, router),
+            to: Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1),
+            hop_limit: 255,
+        };
+        host.inject(v6::frame(path, v6::ICMPV6, &says));
+        now += Duration::from_millis(2);
+        host.turn(now);
+        host.take_sent();
+    };
+    say(&mut host, 1, 200);
+    let opening = |port| host.sockets().begin_connect((far, port).into());
+    let opening: Vec<_> = (1..=1000).map(opening).collect();
+    assert!(opening.iter().all(Result::is_ok));
+    let mut grown = 0;
+    for round in 0..1_200 {
+        for router in [1, 2, 3] {
+            say(&mut host, router, 200);
+            say(&mut host, router, 0);
+        }
+        if round == 100 {
+            grown = HEAP.current_usage();
+        }
+    }
+    let grown = HEAP.current_usage().saturating_sub(grown);
+    println!("{grown} bytes for 6,600 advertisements");
+    assert!(grown < 1 << 20, "{grown} bytes");
 }
 
 /// What `Limits::connections` says of a connection that has not carried text.

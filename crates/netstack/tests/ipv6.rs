@@ -353,21 +353,99 @@ fn an_open_waits_until_its_address_is_known_to_be_ours() {
     }
 }
 
-#[test]
-fn routers_give_an_address_and_the_way_out() {
-    let mut says = vec![
-        134, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1,
-    ];
-    says.extend(PEER_MAC);
+/// What a router says of itself, for so many seconds: where it is, and a network.
+fn router_says(lifetime: u16, mac: Option<Mac>) -> Vec<u8> {
+    let [a, b] = lifetime.to_be_bytes();
+    let mut says = vec![134, 0, 0, 0, 64, 0, a, b, 0, 0, 0, 0, 0, 0, 0, 0];
+    if let Some(mac) = mac {
+        says.extend([1, 1]);
+        says.extend(mac);
+    }
     says.extend([3, 4, 64, 0xc0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
     says.extend(Ipv6Addr::new(0x2001, 0xdb8, 0, 5, 0, 0, 0, 0).octets());
-    let path = Path {
-        from: ROUTER,
-        to: ALL_NODES,
-        to_mac: group_mac(ALL_NODES),
-        hop_limit: 255,
-        ..PATH
+    says
+}
+
+/// From a router to all hosts.
+const FROM_ROUTER: Path = Path {
+    from: ROUTER,
+    to: ALL_NODES,
+    to_mac: [0x33, 0x33, 0, 0, 0, 1],
+    hop_limit: 255,
+    ..PATH
+};
+
+/// How many connections are open in [`behind_a_router`].
+const CONNECTIONS: u64 = 100;
+
+/// A host that opens connections through the router, which it knows.
+fn behind_a_router(variant: Variant) -> Host {
+    let mut host = Host::with(variant, Ipv6Config::default().duplicate_probes(0));
+    host.receive(FROM_ROUTER, ICMPV6, &router_says(1800, Some(PEER_MAC)));
+    host.pass(Duration::from_secs(3));
+    for port in 0..CONNECTIONS {
+        let to = SocketAddr::new(FAR.into(), 1000 + port as u16);
+        let _ = host.sockets().begin_connect(to).unwrap();
+    }
+    host.turn();
+    host
+}
+
+fn requests(host: &Host) -> u64 {
+    host.stack.stats().pump.requests
+}
+
+#[test]
+fn an_advertisement_that_says_nothing_new_is_no_work_for_connections() {
+    for variant in Variant::ALL {
+        let mut host = behind_a_router(variant);
+        let before = requests(&host);
+        for _ in 0..500 {
+            host.receive(FROM_ROUTER, ICMPV6, &router_says(1800, Some(PEER_MAC)));
+        }
+        let work = requests(&host) - before;
+        assert!(work < 10, "{variant}: {work} requests");
+    }
+}
+
+#[test]
+fn routers_that_come_and_go_at_once_cost_each_connection_few_changes() {
+    let other = Path {
+        from: Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0xb),
+        from_mac: [2, 0, 0, 0, 0, 3],
+        ..FROM_ROUTER
     };
+    for variant in Variant::ALL {
+        let mut host = behind_a_router(variant);
+        host.receive(other, ICMPV6, &router_says(1800, Some(other.from_mac)));
+        let before = requests(&host);
+        // The first one in the list goes and comes back behind the other.
+        for lifetime in [0, 1800].repeat(500) {
+            for (path, mac) in [(FROM_ROUTER, PEER_MAC), (other, other.from_mac)] {
+                host.receive(path, ICMPV6, &router_says(lifetime, Some(mac)));
+            }
+        }
+        let work = requests(&host) - before;
+        assert!(work < 20 * CONNECTIONS, "{variant}: {work} requests");
+        // What they said last is heeded a moment later.
+        host.receive(other, ICMPV6, &router_says(0, Some(other.from_mac)));
+        host.receive(FROM_ROUTER, ICMPV6, &router_says(0, Some(PEER_MAC)));
+        host.receive(other, ICMPV6, &router_says(1800, Some(other.from_mac)));
+        host.pass(Duration::from_millis(200));
+        let to = SocketAddr::new(FAR.into(), 999);
+        let _opening = host.sockets().begin_connect(to).unwrap();
+        let sent = host.turn();
+        let syns = sent.iter().filter_map(|frame| Packet::read(frame));
+        let mut syns = syns.filter(|packet| packet.next == TCP);
+        assert!(
+            syns.all(|syn| syn.path.to_mac == other.from_mac),
+            "{variant}"
+        );
+    }
+}
+
+#[test]
+fn routers_give_an_address_and_the_way_out() {
     for variant in Variant::ALL {
         let mut host = Host::with(variant, Ipv6Config::default());
         let sent = host.pass(Duration::from_secs(3));
@@ -376,7 +454,7 @@ fn routers_give_an_address_and_the_way_out() {
         let far = SocketAddr::new(FAR.into(), PORT);
         let refused = host.sockets().begin_connect(far).unwrap_err();
         assert_eq!(refused, SocketError::NoRoute);
-        host.receive(path, ICMPV6, &says);
+        host.receive(FROM_ROUTER, ICMPV6, &router_says(1800, Some(PEER_MAC)));
         host.pass(Duration::from_secs(3));
         let addresses = host.sockets().ipv6_addresses();
         let made = addresses

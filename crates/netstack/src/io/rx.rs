@@ -18,7 +18,7 @@ mod ndp;
 mod network;
 mod receiver;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use dominoes_drivers::Frame;
@@ -147,7 +147,7 @@ pub(crate) struct RxPump {
     /// known.
     numbered: Option<u64>,
     /// Connections of addresses that are not ours any more.
-    lost: VecDeque<ConnId>,
+    lost: BTreeSet<ConnId>,
     /// Connections that follow a change of routes.
     rerouting: addresses::Rerouting,
     /// Closed connections whose socket still exists.
@@ -214,7 +214,7 @@ impl RxPump {
             opens: VecDeque::new(),
             closing: VecDeque::new(),
             numbered: None,
-            lost: VecDeque::new(),
+            lost: BTreeSet::new(),
             rerouting: addresses::Rerouting::default(),
             lingering: HashSet::new(),
             published_time: Instant::ZERO,
@@ -486,7 +486,7 @@ impl RxPump {
         for address in overdue.silent {
             self.neighbor_is_silent(address);
         }
-        self.retry_routes();
+        self.retry_routes(now);
         overdue.failed
     }
 

@@ -176,6 +176,14 @@ impl TokenBucket {
         self.tokens -= u64::from(admits);
         admits
     }
+
+    /// When one more is admitted, at the latest.
+    pub(crate) fn next(&self) -> Instant {
+        match self.tokens {
+            0 => self.since + self.period,
+            _ => Instant::ZERO,
+        }
+    }
 }
 
 #[cfg(test)]

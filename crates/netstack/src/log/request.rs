@@ -27,7 +27,7 @@ pub const MORE_ACKS: usize = 6;
 pub const MORE_ALIKE: usize = 31;
 
 /// A connection: an entry of the connection table, and which of its connections is meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct ConnId {
     /// The entry of the connection table.

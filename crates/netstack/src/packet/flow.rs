@@ -282,7 +282,7 @@ impl IpFields {
 }
 
 /// The two ends of a connection, ours first. Both are of one family.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Flow {
     /// Our address and port.

@@ -9,7 +9,7 @@
 
 use core::net::IpAddr;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::io::rx::{BATCH, Log, RxPump};
 use crate::io::world::Command;
@@ -19,6 +19,8 @@ use crate::time::{Duration, Instant};
 
 /// How long after a change of routes a connection may be heard of that began before it.
 const LATE: Duration = Duration::from_secs(60);
+/// How long until a next hop is asked for again while too many are.
+const ASK_INTERVAL: Duration = Duration::from_secs(1);
 /// Changes that are kept for that, at most; the oldest are forgotten.
 const MAX_CHANGES: usize = 16;
 
@@ -27,10 +29,14 @@ const MAX_CHANGES: usize = 16;
 pub(crate) struct Rerouting {
     /// What our place was before it changed, and until when that matters.
     before: VecDeque<(Instant, Site)>,
-    /// Those that follow as the log has room.
-    queue: VecDeque<Flow>,
-    /// Those whose next hop is asked for.
-    waiting: Vec<(Address, Flow)>,
+    /// Those that follow as the log has room, each once, however often its next hop changes before.
+    /// Their order does not depend on that of the table.
+    queue: BTreeSet<Flow>,
+    /// Those that wait for the link-layer address of their next hop. A flow waits for one: a change
+    /// of our place queues all of them anew.
+    waiting: BTreeMap<Address, BTreeSet<Flow>>,
+    /// When a next hop is asked for that could not be asked for.
+    pub(super) ask_at: Option<Instant>,
 }
 
 impl Rerouting {
@@ -64,22 +70,22 @@ impl RxPump {
             InterfaceChange::Add { address, prefix } => match address {
                 IpAddr::V4(address) => self.add_v4(now, address.into(), prefix),
                 IpAddr::V6(address) => {
-                    self.with_link(now, |link| link.add_by_hand(address, prefix, now));
+                    self.change_link(now, |link| link.add_by_hand(address, prefix, now));
                 }
             },
             InterfaceChange::Remove { address } => match address {
                 IpAddr::V4(address) => self.remove_v4(now, address.into()),
                 IpAddr::V6(address) => {
-                    self.with_link(now, |link| link.remove(address.into()));
+                    self.change_link(now, |link| link.remove(address.into()));
                 }
             },
             InterfaceChange::AddRoute(route) => match route.network {
                 IpAddr::V4(_) => self.change_v4(now, |site| site.add_route(route)),
-                IpAddr::V6(_) => self.with_link(now, |link| link.add_route(route)),
+                IpAddr::V6(_) => self.change_link(now, |link| link.add_route(route)),
             },
             InterfaceChange::RemoveRoute(route) => match route.network {
                 IpAddr::V4(_) => self.change_v4(now, |site| site.remove_route(&route)),
-                IpAddr::V6(_) => self.with_link(now, |link| link.remove_route(&route)),
+                IpAddr::V6(_) => self.change_link(now, |link| link.remove_route(&route)),
             },
             InterfaceChange::Returned => self.link_is_up(now),
             InterfaceChange::Link { is_up } => {
@@ -138,7 +144,7 @@ impl RxPump {
     fn link_is_up(&mut self, now: Instant) {
         self.neighbors.forget();
         self.announce_again(now);
-        self.with_link(now, |link| link.ask_again(now));
+        self.change_link(now, |link| link.ask_again(now));
     }
 
     /// Finds connections of addresses that are not ours any more. They end as the log has room (RFC
@@ -148,12 +154,8 @@ impl RxPump {
             .hints
             .iter()
             .filter(|(flow, _)| self.is_lost(flow.local.address));
-        let mut lost: Vec<_> = lost
-            .map(|(flow, hint)| (flow.local, flow.remote, hint.conn))
-            .collect();
-        // In an order that does not depend on the table.
-        lost.sort_unstable_by_key(|(local, remote, _)| (*local, *remote));
-        self.lost.extend(lost.into_iter().map(|(_, _, conn)| conn));
+        let lost: Vec<_> = lost.map(|(_, hint)| hint.conn).collect();
+        self.lost.extend(lost);
         if !self.lost.is_empty() {
             // The next turn takes them.
             self.v6_due = Instant::ZERO;
@@ -165,7 +167,8 @@ impl RxPump {
     pub(super) fn connection_begins(&mut self, now: Instant, flow: Flow, conn: ConnId) {
         self.add_hint(now, flow, conn);
         if self.is_lost(flow.local.address) {
-            self.find_lost_connections();
+            self.lost.insert(conn);
+            self.v6_due = Instant::ZERO;
         }
         let changes = &mut self.rerouting.before;
         while changes.front().is_some_and(|(until, _)| *until <= now) {
@@ -175,7 +178,7 @@ impl RxPump {
         let led = |before: &Site| before.next_hop(remote).is_some();
         let mut changes = self.rerouting.before.iter();
         if changes.any(|(_, before)| led(before) && self.is_rerouted(before, remote)) {
-            self.rerouting.queue.push_back(flow);
+            self.rerouting.queue.insert(flow);
             self.v6_due = Instant::ZERO;
         }
     }
@@ -190,12 +193,11 @@ impl RxPump {
     /// and opens that wait for another one.
     pub(super) fn find_rerouted(&mut self, now: Instant, before: Site) {
         let flows = self.hints.keys().copied();
-        let mut flows: Vec<_> = flows
-            .filter(|flow| self.is_rerouted(&before, flow.remote.address))
-            .collect();
-        // In an order that does not depend on the table.
-        flows.sort_unstable_by_key(|flow| (flow.local, flow.remote));
-        self.rerouting.queue.extend(flows);
+        let flows = flows.filter(|flow| self.is_rerouted(&before, flow.remote.address));
+        let flows: Vec<_> = flows.collect();
+        let waiting = core::mem::take(&mut self.rerouting.waiting);
+        let waiting = waiting.into_values().flatten();
+        self.rerouting.queue.extend(waiting.chain(flows));
         let site = &self.site;
         let hop = |remote| site.next_hop(remote);
         let opens = self.neighbors.take_opens(|open| hop(open.remote.address));
@@ -221,7 +223,7 @@ impl RxPump {
     /// asked for.
     pub(super) fn follow_routes(&mut self, now: Instant, log: &mut impl Log) {
         while log.room() > BATCH
-            && let Some(flow) = self.rerouting.queue.pop_front()
+            && let Some(flow) = self.rerouting.queue.pop_first()
         {
             let remote = flow.remote.address;
             let (conn, hop) = (
@@ -235,28 +237,51 @@ impl RxPump {
                 self.publish_command(now, Body::NextHop { conn, mac }, log);
                 continue;
             }
-            self.rerouting.waiting.push((hop, flow));
-            if self.neighbors.ask_for(hop, now) {
-                self.request_address(hop, None);
-            }
+            let waiting = &mut self.rerouting.waiting;
+            waiting.entry(hop).or_default().insert(flow);
+            self.ask_for_hop(hop, now);
         }
     }
 
-    /// Somebody answered, or does not: looks again for connections that waited for it.
-    pub(super) fn retry_routes(&mut self) {
-        if self.rerouting.waiting.is_empty() {
-            return;
+    fn ask_for_hop(&mut self, hop: Address, now: Instant) {
+        if self.neighbors.ask_for(hop, now) {
+            self.request_address(hop, None);
+        } else if !self.neighbors.is_resolving(hop) {
+            // So many are asked for that there is no room.
+            self.rerouting.ask_at = Some(now + ASK_INTERVAL);
         }
-        let neighbors = &self.neighbors;
-        let waiting = core::mem::take(&mut self.rerouting.waiting);
-        let (waiting, ready): (Vec<_>, Vec<_>) = waiting
-            .into_iter()
-            .partition(|(hop, _)| neighbors.is_resolving(*hop));
-        self.rerouting.waiting = waiting;
-        let ready = ready.into_iter().map(|(_, flow)| flow);
-        self.rerouting.queue.extend(ready);
-        if self.rerouting.is_due() {
+    }
+
+    /// Somebody said which link-layer address `hop` has: connections that waited for that follow.
+    pub(super) fn routes_to(&mut self, hop: Address, now: Instant) {
+        if self.rerouting.waiting.contains_key(&hop) && self.neighbors.lookup(hop, now).is_some() {
+            let flows = self.rerouting.waiting.remove(&hop);
+            self.rerouting.queue.extend(flows.into_iter().flatten());
             self.v6_due = Instant::ZERO;
+        }
+    }
+
+    /// Asks again for the next hops of connections that nobody is asked for.
+    pub(super) fn retry_routes(&mut self, now: Instant) {
+        let (hints, neighbors) = (&self.hints, &self.neighbors);
+        let mut hops = Vec::new();
+        self.rerouting.waiting.retain(|hop, flows| {
+            if !neighbors.is_resolving(*hop) {
+                flows.retain(|flow| hints.contains_key(flow));
+                hops.extend((!flows.is_empty()).then_some(*hop));
+            }
+            !flows.is_empty()
+        });
+        for hop in hops {
+            self.ask_for_hop(hop, now);
+        }
+    }
+
+    /// The same, if that is due.
+    pub(super) fn retry_routes_if_due(&mut self, now: Instant) {
+        let ask_at = &mut self.rerouting.ask_at;
+        if ask_at.take_if(|at| *at <= now).is_some() {
+            self.retry_routes(now);
         }
     }
 
@@ -268,7 +293,7 @@ impl RxPump {
     /// Ends connections of lost addresses.
     pub(super) fn end_lost_connections(&mut self, now: Instant, log: &mut impl Log) {
         while log.room() > BATCH
-            && let Some(conn) = self.lost.pop_front()
+            && let Some(conn) = self.lost.pop_first()
         {
             self.publish_command(now, Body::AddressLost { conn }, log);
         }

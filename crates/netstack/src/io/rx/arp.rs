@@ -162,6 +162,7 @@ impl RxPump {
     fn learn(&mut self, now: Instant, arp: &wire::Arp, for_us: bool, log: &mut impl Log) {
         let mac = Mac(arp.sender_mac);
         let learned = self.neighbors.learn(arp.sender, mac, for_us, now);
+        self.routes_to(arp.sender, now);
         self.learned(now, mac, learned, log);
     }
 
@@ -174,7 +175,6 @@ impl RxPump {
             is_move_rejected,
         } = learned;
         self.stats.neighbor_moves_rejected += u64::from(is_move_rejected);
-        self.retry_routes();
         self.opens.extend(opens.into_iter().map(|open| (open, mac)));
         for mut frame in frames {
             wire::set_link_dst(&mut frame, mac.0);

@@ -9,6 +9,7 @@ use crate::io::rx::{Log, RxPump};
 use crate::io::world::Command;
 use crate::ip::neighbor::WaitingOpen;
 use crate::ip::pmtu::PathMtus;
+use crate::ip::rate_limit::TokenBucket;
 use crate::ip::route::is_martian_v6;
 use crate::ip::v6::{Action, Ipv6Config, Link, Place};
 use crate::keys::Keys;
@@ -22,6 +23,10 @@ use crate::time::{Duration, Instant};
 /// How often a neighbour is told that an address is ours that it claims (as RFC 5227 section 1.1).
 const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Changes of our place that messages of others cause, in a row, and how long until one more may:
+/// every group looks at all connections for each. What changes meanwhile is one change.
+const PLACE_CHANGES: (u64, Duration) = (16, Duration::from_millis(100));
+
 /// IPv6 on the link of a pump.
 pub(crate) struct LinkV6 {
     /// `None` in all groups but the first.
@@ -32,6 +37,7 @@ pub(crate) struct LinkV6 {
     /// Opens without an address to come from.
     opens: VecDeque<WaitingOpen>,
     defended: Option<Instant>,
+    changes: TokenBucket,
 }
 
 impl RxPump {
@@ -56,6 +62,7 @@ impl RxPump {
             path_mtus: PathMtus::default(),
             opens: VecDeque::new(),
             defended: None,
+            changes: TokenBucket::new(PLACE_CHANGES.0, PLACE_CHANGES.1),
         }));
     }
 
@@ -64,12 +71,16 @@ impl RxPump {
         if !self.lost.is_empty() || self.rerouting.is_due() {
             return Instant::ZERO;
         }
-        let groups = self.group_deadline();
+        let ask_at = self.rerouting.ask_at.unwrap_or(Instant::NEVER);
+        let groups = self.group_deadline().min(ask_at);
         let Some(v6) = &self.v6 else {
             return groups;
         };
         let link = v6.link.as_ref();
-        let link = link.map_or(Instant::NEVER, Link::next_deadline);
+        let link = link.map_or(Instant::NEVER, |link| match link.has_changed() {
+            true => link.next_deadline().min(v6.changes.next()),
+            false => link.next_deadline(),
+        });
         link.min(v6.path_mtus.next_deadline()).min(groups)
     }
 
@@ -79,6 +90,7 @@ impl RxPump {
         self.report_groups(now);
         self.end_lost_connections(now, log);
         self.follow_routes(now, log);
+        self.retry_routes_if_due(now);
         let Some(v6) = &mut self.v6 else {
             self.v6_due = self.v6_deadline();
             return;
@@ -88,27 +100,41 @@ impl RxPump {
             return self.follow_v6(now);
         };
         let actions = link.on_time(now);
-        self.take_place(now);
+        self.take_place(now, true);
         for action in actions {
             self.act(action);
         }
-        self.take_place(now);
-        self.v6_due = self.v6_deadline();
     }
 
-    /// Our place, if it has changed: for us, sockets, and the other groups.
-    fn take_place(&mut self, now: Instant) {
-        let Some(link) = self.v6.as_mut().and_then(|v6| v6.link.as_mut()) else {
-            return;
-        };
-        self.stats.duplicate_addresses = link.duplicates();
-        if link.take_changed() {
-            let place = link.place();
+    /// Our place, if it has changed: for us, sockets, and the other groups. `limited`: it may be
+    /// others who change it, so it is taken only so often.
+    fn take_place(&mut self, now: Instant, limited: bool) {
+        if let Some(place) = self.changed_place(now, limited) {
             self.filter_v6(&place);
             self.world.set_v6(place);
             self.follow_v6(now);
         }
         self.v6_due = self.v6_deadline();
+    }
+
+    /// Another place than the one that is known, if it may be taken now.
+    fn changed_place(&mut self, now: Instant, limited: bool) -> Option<Place> {
+        let v6 = self.v6.as_mut()?;
+        let link = v6.link.as_mut()?;
+        self.stats.duplicate_addresses = link.duplicates();
+        if !link.has_changed() {
+            return None;
+        }
+        let place = link.place();
+        if place == self.site.v6 && v6.version > 0 {
+            link.take_changed();
+            return None;
+        }
+        if limited && !v6.changes.admits(now) {
+            return None;
+        }
+        link.take_changed();
+        Some(place)
     }
 
     /// Lets the device take frames to our addresses of IPv6, and those that may become ours; and
@@ -249,6 +275,7 @@ impl RxPump {
                 }
                 let flags = (solicited, overrides);
                 let learned = self.neighbors.advertised(target, mac, flags, now);
+                self.routes_to(target, now);
                 if let Some(mac) = mac {
                     self.learned(now, mac, learned, log);
                 }
@@ -259,6 +286,7 @@ impl RxPump {
             Some(Message::Router(said)) => {
                 if let Some(mac) = said.mac.map(Mac).filter(|mac| mac.0[0] & 1 == 0) {
                     let learned = self.neighbors.heard(said.router, mac, now);
+                    self.routes_to(said.router, now);
                     self.learned(now, mac, learned, log);
                 }
                 if said.reachable_ms > 0 {
@@ -274,10 +302,19 @@ impl RxPump {
         }
     }
 
-    pub(super) fn with_link(&mut self, now: Instant, what: impl FnOnce(&mut Link)) {
+    /// Tells the link what others say.
+    fn with_link(&mut self, now: Instant, what: impl FnOnce(&mut Link)) {
         if let Some(link) = self.v6.as_mut().and_then(|v6| v6.link.as_mut()) {
             what(link);
-            self.take_place(now);
+            self.take_place(now, true);
+        }
+    }
+
+    /// Changes the link as the application wants it.
+    pub(super) fn change_link(&mut self, now: Instant, what: impl FnOnce(&mut Link)) {
+        if let Some(link) = self.v6.as_mut().and_then(|v6| v6.link.as_mut()) {
+            what(link);
+            self.take_place(now, false);
         }
     }
 
@@ -305,6 +342,7 @@ impl RxPump {
         let mac = mac.filter(|mac| mac.0[0] & 1 == 0);
         if let Some(mac) = mac.filter(|_| !is_probe && !self.site.v6.has(src)) {
             let learned = self.neighbors.heard(src, mac, now);
+            self.routes_to(src, now);
             self.learned(now, mac, learned, log);
         }
         if !self.group.is_first() {

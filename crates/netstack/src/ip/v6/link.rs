@@ -484,9 +484,13 @@ impl Link {
             .position(|one| one.address == said.router);
         let until = now + Duration::from_secs(said.lifetime_s.into());
         match known {
-            Some(at) if said.lifetime_s == 0 => drop(self.routers.remove(at)),
+            Some(at) if said.lifetime_s == 0 => {
+                self.routers.remove(at);
+                self.has_changed = true;
+            }
             Some(at) => self.routers[at].until = until,
             None if said.lifetime_s > 0 && self.routers.len() < MAX_ROUTERS => {
+                self.has_changed = true;
                 self.routers.push(Router {
                     address: said.router,
                     until,
@@ -500,7 +504,6 @@ impl Link {
         for prefix in &said.prefixes {
             self.on_prefix(prefix, now);
         }
-        self.has_changed = true;
     }
 
     fn on_prefix(&mut self, said: &Prefix, now: Instant) {
@@ -515,9 +518,13 @@ impl Link {
             match self.on_link.iter().position(is) {
                 // What was configured by hand stays.
                 Some(at) if self.on_link[at].until == Instant::NEVER && self.is_by_hand(at) => {}
-                Some(at) if said.valid_s == 0 => drop(self.on_link.remove(at)),
+                Some(at) if said.valid_s == 0 => {
+                    self.on_link.remove(at);
+                    self.has_changed = true;
+                }
                 Some(at) => self.on_link[at].until = valid_until,
                 None if said.valid_s > 0 && self.on_link.len() < MAX_PREFIXES => {
+                    self.has_changed = true;
                     self.on_link.push(OnLink {
                         prefix: said.prefix,
                         len: said.len,
@@ -557,7 +564,9 @@ impl Link {
             known.valid_until = in_two_hours;
         }
         known.preferred_until = preferred_until.min(known.valid_until);
-        known.is_deprecated = known.preferred_until <= now;
+        let is_deprecated = known.preferred_until <= now;
+        self.has_changed |= is_deprecated != known.is_deprecated;
+        known.is_deprecated = is_deprecated;
     }
 
     /// A router does not answer, so another one is asked first (RFC 4861 section 6.3.6).
@@ -576,7 +585,12 @@ impl Link {
         self.has_changed |= self.routers.len() != before;
     }
 
-    /// Whether [`Link::place`] may be another one since this was asked last.
+    /// Whether [`Link::place`] may be another one since it was taken last.
+    pub(crate) const fn has_changed(&self) -> bool {
+        self.has_changed
+    }
+
+    /// [`Link::place`] is taken as it is now.
     pub(crate) const fn take_changed(&mut self) -> bool {
         core::mem::replace(&mut self.has_changed, false)
     }
