@@ -170,6 +170,28 @@ impl Frame {
         self.start = 0;
     }
 
+    /// A copy without its tag, if the frame has one that names a priority and no VLAN (identifier 0,
+    /// IEEE 802.1Q section 6.9.1), and no other tag behind it: it means the same.
+    #[cold]
+    pub fn without_priority_tag(&self) -> Option<Frame> {
+        let is_tag = |kind: &[u8]| matches!(kind, [0x81, 0x00] | [0x88, 0xa8]);
+        let bytes = self.bytes();
+        let [kind, control, behind] = [12, 14, 16].map(|at| bytes.get(at..at + 2));
+        if !is_tag(kind?) || control?[0] & 0x0f != 0 || control?[1] != 0 || is_tag(behind?) {
+            return None;
+        }
+        let mut meta = self.meta;
+        if let RxChecksum::Partial { start, .. } = &mut meta.checksum {
+            *start = start.checked_sub(VLAN_TAG_LEN as u16)?;
+        }
+        if let Some(gso) = &mut meta.gso {
+            gso.header_len = gso.header_len.saturating_sub(VLAN_TAG_LEN as u16);
+        }
+        let bytes = [&bytes[..12], &bytes[12 + VLAN_TAG_LEN..]].concat();
+        let len = bytes.len();
+        Some(Frame::from_buffer(bytes.into(), 0, len, meta))
+    }
+
     /// When the kernel received the frame, if its device notes that: those with a mapped packet
     /// ring do, for frames that lie in it.
     pub fn timestamp(&self) -> Option<SystemTime> {
@@ -415,6 +437,32 @@ pub fn complete_checksum(frame: &mut [u8], start: u16, offset: u16) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tag_goes_if_it_names_no_vlan_and_offsets_move_with_it() {
+        let mut bytes = vec![7; 64];
+        bytes[12..18].copy_from_slice(&[0x81, 0, 0xe0, 0, 8, 0]);
+        let (start, offset) = (38, 16);
+        let checksum = RxChecksum::Partial { start, offset };
+        let gso = None;
+        let frame = |bytes: &[u8]| {
+            Frame::from_buffer(bytes.into(), 0, bytes.len(), RxMeta { checksum, gso })
+        };
+        let plain = frame(&bytes).without_priority_tag().expect("a tag");
+        assert_eq!(plain[..12], bytes[..12]);
+        assert_eq!(plain[12..], bytes[16..]);
+        let start = 34;
+        assert_eq!(plain.meta.checksum, RxChecksum::Partial { start, offset });
+        assert!(plain.without_priority_tag().is_none());
+        assert!(frame(&bytes[..17]).without_priority_tag().is_none());
+        for (at, byte) in [(15, 1), (14, 0xe1), (12, 0x82)] {
+            let mut other = bytes.clone();
+            other[at] = byte;
+            assert!(frame(&other).without_priority_tag().is_none());
+        }
+        bytes[16..18].copy_from_slice(&[0x81, 0]);
+        assert!(frame(&bytes).without_priority_tag().is_none());
+    }
 
     #[test]
     fn a_frame_reaches_exactly_its_own_bytes() {

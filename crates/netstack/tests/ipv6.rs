@@ -11,7 +11,7 @@ use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::{self, Setup};
 use dominoes_netstack::{Families, Ipv6Config, SocketError, Sockets, TcpStream, UdpSocket};
 use dominoes_testkit::packet::v6::{self, ICMPV6, Packet, Path, group_mac, solicited_node};
-use dominoes_testkit::packet::{Mac, TCP, UDP};
+use dominoes_testkit::packet::{self, Mac, TCP, UDP};
 use dominoes_testkit::rng::Rng;
 
 const US: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
@@ -441,6 +441,36 @@ fn routers_that_come_and_go_at_once_cost_each_connection_few_changes() {
             syns.all(|syn| syn.path.to_mac == other.from_mac),
             "{variant}"
         );
+    }
+}
+
+#[test]
+fn a_tag_without_a_vlan_is_no_tag() {
+    let request = [128, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7];
+    let tagged = |mut frame: Vec<u8>, control: u8| {
+        frame.splice(12..12, [0x81, 0, 0xe0, control]);
+        frame
+    };
+    let arp = packet::Path::new([10, 0, 0, 2], [10, 0, 0, 1]).to_mac(packet::EVERY_MAC);
+    let arp = packet::arp_request(arp);
+    for variant in Variant::ALL {
+        let mut host = Host::ours(variant);
+        let to_all = Path {
+            to: ALL_NODES,
+            to_mac: group_mac(ALL_NODES),
+            ..PATH
+        };
+        let frames = [PATH, to_all].map(|path| v6::frame(path, ICMPV6, &request));
+        for frame in frames.into_iter().chain([arp.clone()]) {
+            host.script.push(frame.clone());
+            let plain = host.turn();
+            host.script.push(tagged(frame.clone(), 0));
+            assert_eq!(host.turn(), plain, "{variant}");
+            assert_eq!(plain.len(), 1);
+            host.script.push(tagged(tagged(frame.clone(), 0), 0));
+            host.script.push(tagged(frame, 1));
+            assert!(host.turn().is_empty());
+        }
     }
 }
 

@@ -130,6 +130,14 @@ fn datagram(to: Address, len: usize) -> Vec<u8> {
     packet::udp(path, (4000, 9), &vec![0x5a; len])
 }
 
+/// A datagram with a tag.
+fn tagged(control: u16) -> Vec<u8> {
+    let mut frame = datagram(NEAR, 8);
+    let [a, b] = control.to_be_bytes();
+    frame.splice(12..12, [0x81, 0, a, b]);
+    frame
+}
+
 /// The same with a change of its header.
 fn changed(to: Address, len: usize, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut frame = datagram(to, len);
@@ -317,6 +325,12 @@ const RULES: &[Rule] = &[
         "from all hosts of the link",
         "RFC 1812 5.3.7",
         || from([10, 0, 1, 255]),
+        Becomes::Dropped("martians"),
+    ),
+    (
+        "from all hosts of another link",
+        "RFC 1812 5.3.7",
+        || from([10, 0, 2, 255]),
         Becomes::Dropped("martians"),
     ),
     (
@@ -586,6 +600,18 @@ fn every_rule_of_forwarding() {
             }
         }
     }
+}
+
+/// IEEE 802.1Q section 6.9.1.
+#[test]
+fn a_tag_without_a_vlan_is_no_tag() {
+    let mut fixture = Fixture::new(|builder| builder);
+    let left = fixture.pass(tagged(0x6000));
+    assert_eq!(left[1].len(), 1);
+    check_forwarded(&datagram(NEAR, 8), &left[1][0], 1, NEAR);
+    let left = fixture.pass(tagged(0x6001));
+    assert!(left.iter().all(Vec::is_empty));
+    assert_eq!(fixture.router.stats().not_ours, 1);
 }
 
 #[test]

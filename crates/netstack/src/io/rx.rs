@@ -574,7 +574,10 @@ impl RxPump {
         }
         let broadcast = dst == [0xff; 6] || dst[0] & 1 != 0 && self.listens_at(dst);
         if dst != self.world.mac && !broadcast {
-            self.stats.not_ours += 1;
+            // A group of IPv6 is found behind a tag only.
+            if dst[0] & 1 == 0 || !self.untagged(now, &batch[index], log) {
+                self.stats.not_ours += 1;
+            }
             return;
         }
         if src[0] & 1 != 0 || wire::ends_v4(bytes).is_some_and(|ends| self.is_martian(ends)) {
@@ -608,6 +611,22 @@ impl RxPump {
                 | Malformed::Options,
             ) => self.stats.malformed += 1,
         }
+    }
+
+    /// Handles a frame of no known type without its tag, if that names no VLAN. Returns whether it
+    /// has such a tag.
+    #[cold]
+    pub(crate) fn untagged(&mut self, now: Instant, frame: &Frame, log: &mut impl Log) -> bool {
+        let Some(frame) = frame.without_priority_tag() else {
+            return false;
+        };
+        // All groups see a frame with a tag.
+        if self.is_for_this_group(&frame) {
+            self.parse_and_publish(now, &Arc::new(vec![frame]), log);
+        } else {
+            self.stats.not_ours += 1;
+        }
+        true
     }
 
     /// An ICMP error about a segment of ours (RFC 1122 sections 3.2.2 and 4.2.3.9, RFC 4443 section

@@ -217,7 +217,10 @@ impl Input {
             }
             [0x08, 0x00] => self.packet(now, frame, is_to_all),
             _ => {
-                self.stats.not_ours += 1;
+                match frame.without_priority_tag() {
+                    Some(untagged) => self.frame(now, untagged),
+                    None => self.stats.not_ours += 1,
+                }
                 self.done.push(frame);
             }
         }
@@ -274,7 +277,8 @@ impl Input {
         // What the link has padded.
         frame.set_len(ETHERNET_HEADER + packet.total_len);
         let Forwarded { src, dst, .. } = packet;
-        if self.port().site.is_martian((src, dst)) || self.shared.is_own(src) || is_nowhere(dst) {
+        let is_from_us_or_all = self.shared.is_own(src) || self.shared.is_broadcast(src);
+        if self.port().site.is_martian((src, dst)) || is_from_us_or_all || is_nowhere(dst) {
             self.stats.martians += 1;
         } else if is_to_all || dst.is_multicast() || self.shared.is_broadcast(dst) {
             self.stats.not_forwarded += 1;

@@ -67,6 +67,7 @@ impl RxPump {
             Packet::UdpError { error, dst } if ours(dst) => {
                 self.datagram_error(now, dst, &error);
             }
+            Packet::Unknown if self.untagged(now, frame, log) => {}
             Packet::Unknown | Packet::Arp(_) => self.stats.unknown += 1,
             _ => self.stats.not_ours += 1,
         }
