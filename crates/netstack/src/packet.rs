@@ -85,6 +85,17 @@ pub(crate) enum Packet {
         /// Who is told.
         dst: Address,
     },
+    /// A router says that another packet of ours, or a fragment, was too big for its next link.
+    TooBig {
+        /// Who is told.
+        dst: Address,
+        /// Source and destination of the packet.
+        sent: (Address, Address),
+        /// How long it was, in bytes.
+        len: u16,
+        /// What the link takes.
+        mtu: u16,
+    },
     /// A fragment of a packet.
     Fragment {
         /// Whom it is for.

@@ -126,6 +126,9 @@ pub struct PumpStats {
     pub neighbor_moves_rejected: u64,
     /// Messages of neighbours, routers and multicast listeners of IPv6.
     pub neighbor_messages: u64,
+    /// Redirects that did not come from who forwards to their destination, or that are not heeded
+    /// (RFC 4861 section 8).
+    pub redirects_ignored: u64,
     /// Addresses of IPv6 that were another host's already (RFC 4862 section 5.4).
     pub duplicate_addresses: u64,
     /// Segments for addresses that are not ours: of IPv6, or of an address of IPv4 that was.
@@ -186,6 +189,7 @@ impl PumpStats {
             duplicate_addresses: _,
             foreign: _,
             neighbor_moves_rejected: _,
+            redirects_ignored: _,
             runs: _,
             requests: _,
             unresolved: _,
@@ -242,7 +246,7 @@ sums! {
         bad_datagrams no_socket queue_full sent_datagrams;
     PumpStats: frames looped segments runs requests malformed not_ours martians unknown datagrams split pieces no_port
         unresolved fragments reassembled bad_fragments reports reports_limited arp conflicts neighbor_messages duplicate_addresses foreign echo echo_replies
-        network_errors control_dropped log_full helped neighbor_moves_rejected deferred forwarded deferred_dropped rebalanced given_back;
+        network_errors control_dropped log_full helped neighbor_moves_rejected redirects_ignored deferred forwarded deferred_dropped rebalanced given_back;
     EffectStats: prepared stored_ahead deliveries delivered_bytes frames sent_bytes diverged stolen requests;
 }
 

@@ -639,6 +639,148 @@ fn what_routers_say_of_a_connection_holds_for_datagrams() {
     }
 }
 
+/// RFC 8201 section 4: a packet too big may be about any packet; one path has one MTU.
+#[test]
+fn what_routers_say_of_echo_replies_and_fragments_holds_for_all() {
+    for variant in Variant::ALL {
+        for kind in ["echo", "fragmented echo", "second fragment of a datagram"] {
+            let mut pair = Pair::new(variant);
+            let (mut ours, theirs) = pair.connect();
+            let host = &mut pair.0;
+            let socket = host.sockets().bind_udp(53).unwrap();
+            let mut request = vec![128, 0, 0, 0, 1, 2, 3, 4];
+            request.resize(1_400, 9);
+            // Nothing of that size has left yet.
+            let back = Path {
+                from: US,
+                to: PEER,
+                ..PATH
+            };
+            let reply = v6::frame(back, ICMPV6, &request);
+            host.receive(PATH, ICMPV6, &too_big(1_300, &reply));
+            assert_eq!(send_long(host, &socket).0, 1_496, "{variant}, {kind}");
+            let sent = match kind {
+                "echo" => host.receive(PATH, ICMPV6, &request),
+                "fragmented echo" => {
+                    let mut all = Vec::new();
+                    request.resize(3_000, 9);
+                    let whole = v6::frame(PATH, ICMPV6, &request);
+                    for (at, more) in [(0, 1), (1_000, 1), (2_000, 0)] {
+                        let [a, b] = (at as u16 | more).to_be_bytes();
+                        let end = if more == 1 { at + 1_000 } else { 3_000 };
+                        let piece = [&[ICMPV6, 0, a, b, 0, 0, 0, 5], &whole[54 + at..54 + end]];
+                        all.extend(host.receive(PATH, 44, &piece.concat()));
+                    }
+                    all
+                }
+                _ => send_long(host, &socket).1.split_off(1),
+            };
+            host.receive(PATH, ICMPV6, &too_big(1_300, &sent[0]));
+            let most = send_long(host, &socket).0;
+            assert!((1_292..=1_300).contains(&most), "{variant}, {kind}: {most}");
+            let most = |pair: &mut Pair, stream: &mut TcpStream| {
+                stream.try_write(&[7; 20_000]).unwrap();
+                let passed = pair.settle();
+                let segments = passed.iter().filter(|frame| frame[20] == TCP);
+                segments.map(Vec::len).max().expect("a segment") - 14
+            };
+            assert_eq!(most(&mut pair, &mut ours), 1_300, "{variant}, {kind}");
+            // What begins later knows it, too.
+            let listener = pair.1.sockets().listen(PORT, 4).unwrap();
+            let to = SocketAddr::new(PEER.into(), PORT);
+            let mut opening = pair.0.sockets().begin_connect(to).unwrap();
+            pair.settle();
+            let mut later = opening.try_finish().unwrap().expect("it is open");
+            let accepted = listener.try_accept().unwrap();
+            assert_eq!(most(&mut pair, &mut later), 1_300, "{variant}, {kind}");
+            drop((theirs, accepted));
+        }
+    }
+}
+
+/// RFC 4861 section 6.3.4.
+#[test]
+fn packets_begin_with_the_hop_limit_and_are_as_long_as_routers_say() {
+    let mut says = router_says(1800, Some(PEER_MAC));
+    says[4] = 17;
+    says.extend([5, 1, 0, 0, 0, 0, 0x05, 0x78]);
+    for variant in Variant::ALL {
+        for heeds in [true, false] {
+            let config = config().address(US, 64).autoconfigure(heeds);
+            let mut host = Host::with(variant, config);
+            host.learn(PEER);
+            host.pass(Duration::from_secs(3));
+            host.receive(FROM_ROUTER, ICMPV6, &says);
+            let limit = if heeds { 17 } else { 64 };
+            let socket = host.sockets().bind_udp(53).unwrap();
+            let (most, sent) = send_long(&mut host, &socket);
+            let expected = if heeds { 1_400 } else { 1_496 };
+            assert_eq!(most, expected, "{variant}");
+            assert!(sent.iter().all(|frame| frame[21] == limit), "{variant}");
+            let request = [128, 0, 0, 0, 1, 2, 3, 4];
+            let reply = host.receive(PATH, ICMPV6, &request);
+            assert_eq!(only(&reply).path.hop_limit, limit);
+            let to = SocketAddr::new(PEER.into(), PORT);
+            let _opening = host.sockets().begin_connect(to).unwrap();
+            let syn = host.turn();
+            assert_eq!(only(&syn).path.hop_limit, limit);
+        }
+    }
+}
+
+/// RFC 4861 sections 8.1 and 8.3.
+#[test]
+fn a_redirect_counts_from_who_forwards_and_moves_what_is_under_way() {
+    let better = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0xc);
+    let better_mac = [2, 0, 0, 0, 0, 0xc];
+    let redirect = |target: Ipv6Addr, destination: Ipv6Addr| {
+        let mut says = vec![137, 0, 0, 0, 0, 0, 0, 0];
+        says.extend(target.octets());
+        says.extend(destination.octets());
+        says.extend([2, 1]);
+        says.extend(better_mac);
+        says
+    };
+    let to_us = |from, hop_limit| Path {
+        from,
+        hop_limit,
+        to: US,
+        ..PATH
+    };
+    let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 5);
+    let ignored = [
+        (to_us(better, 255), redirect(better, FAR)),
+        (to_us(ROUTER, 254), redirect(better, FAR)),
+        (to_us(ROUTER, 255), redirect(US, FAR)),
+        (to_us(ROUTER, 255), redirect(better, group)),
+        (to_us(ROUTER, 255), redirect(better, PEER)),
+        (to_us(ROUTER, 255), redirect(better, US)),
+    ];
+    for variant in Variant::ALL {
+        for heeds in [true, false] {
+            let config = Ipv6Config::default().duplicate_probes(0).address(US, 64);
+            let mut host = Host::with(variant, config.redirects(heeds));
+            host.receive(FROM_ROUTER, ICMPV6, &router_says(1800, Some(PEER_MAC)));
+            host.pass(Duration::from_secs(3));
+            let far = SocketAddr::new(FAR.into(), PORT);
+            let _opening = host.sockets().begin_connect(far).unwrap();
+            assert_eq!(only(&host.turn()).path.to_mac, PEER_MAC);
+            for (path, says) in &ignored {
+                assert!(host.receive(*path, ICMPV6, says).is_empty());
+            }
+            let again = host.pass(Duration::from_millis(1_500));
+            assert_eq!(only(&again).path.to_mac, PEER_MAC, "{variant}");
+            host.receive(to_us(ROUTER, 255), ICMPV6, &redirect(better, FAR));
+            let again = host.pass(Duration::from_millis(2_000));
+            let expected = if heeds { better_mac } else { PEER_MAC };
+            let syns = again.iter().filter_map(|frame| Packet::read(frame));
+            let mut syns = syns.filter(|packet| packet.next == TCP);
+            let syn = syns.next().expect("a SYN");
+            assert_eq!(syn.path.to_mac, expected, "{variant}, {heeds}");
+        }
+    }
+}
+
 #[test]
 fn listeners_and_sockets_take_the_families_that_they_are_bound_to() {
     for (families, v4, v6) in [

@@ -508,7 +508,8 @@ impl RxPump {
         self.control(frame);
     }
 
-    fn control(&mut self, frame: Vec<u8>) {
+    fn control(&mut self, mut frame: Vec<u8>) {
+        wire::ipv6::map_hop_limit(&mut frame, |dst, own| self.world.hop_limit(dst, own));
         if !self.world.control.push(frame) {
             self.stats.control_dropped += 1;
         }

@@ -37,7 +37,7 @@ use crate::ip::v6::Place;
 use crate::keys::{Domain, Keys};
 use crate::log::effect::Effect;
 use crate::log::request::{Body, ConnId, Flow};
-use crate::packet::flow::{Address, Binding, Endpoint, Families};
+use crate::packet::flow::{Address, Binding, Endpoint, Families, IpFields};
 #[cfg(feature = "testkit")]
 use crate::state::apply::Replica;
 use crate::state::demux::Grouping;
@@ -399,6 +399,8 @@ pub(crate) struct World {
     v4: AtomicU64,
     /// What keeps frames from going to the device: [`LOOPED`], [`LINK_DOWN`].
     detours: AtomicU8,
+    /// What routers say that packets of IPv6 begin with; 0: nothing.
+    hop_limit: AtomicU8,
     /// The device took no frame when it was last offered some: it is down or gone.
     device_refuses: AtomicBool,
     /// Nothing begins any more.
@@ -541,6 +543,7 @@ impl World {
             down: AtomicBool::new(false),
             v4: AtomicU64::new(v4),
             detours: AtomicU8::new(0),
+            hop_limit: AtomicU8::new(0),
             device_refuses: AtomicBool::new(false),
             closing: AtomicBool::new(false),
         }
@@ -646,6 +649,26 @@ impl World {
     /// Whether the stack takes part in IPv6 on our interface.
     pub(crate) fn has_v6(&self) -> bool {
         self.socket_table().v6.contains_key(&self.interface())
+    }
+
+    /// The hop limit of packets to `destination`, where `own` is the sender's: if that is as by
+    /// default, what routers say (RFC 4861 section 6.3.4).
+    #[inline]
+    pub(crate) fn hop_limit(&self, destination: Address, own: u8) -> u8 {
+        if destination.is_v4() || own != IpFields::DEFAULT.ttl {
+            return own;
+        }
+        // ORDERING: Relaxed, a number by itself; any frame may have the older one.
+        match self.hop_limit.load(Ordering::Relaxed) {
+            0 => own,
+            said => said,
+        }
+    }
+
+    /// Routers say that packets begin with this hop limit, or nothing.
+    pub(crate) fn set_hop_limit(&self, said: Option<u8>) {
+        // ORDERING: Relaxed, as in `hop_limit`.
+        self.hop_limit.store(said.unwrap_or(0), Ordering::Relaxed);
     }
 
     /// Our place in IPv6 on our interface is this from now on.

@@ -55,6 +55,11 @@ impl Cut {
         ((self.mtu - self.piece) & !7) as u32
     }
 
+    /// Bytes of the frame of every piece but the last.
+    pub(crate) const fn longest_frame(self) -> usize {
+        ETHERNET_HEADER + self.piece as usize + self.step() as usize
+    }
+
     /// How many packets carry `len` bytes; at least one.
     pub(crate) const fn count(self, len: u32) -> u32 {
         if len + self.whole as u32 <= self.mtu as u32 {

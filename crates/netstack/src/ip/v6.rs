@@ -37,6 +37,9 @@ pub struct Ipv6Config {
     /// How often, a second apart, it is asked whether another host has an address, before it is
     /// used (`DupAddrDetectTransmits` of RFC 4862 section 5.1). 0: it is used at once. Default: 1.
     pub duplicate_probes: u8,
+    /// Whether routers may say that another neighbour forwards better to a destination, or that it
+    /// is a neighbour itself (RFC 4861 section 8.3). Default: yes.
+    pub redirects: bool,
     /// Key of the addresses that the stack makes (RFC 7217 section 5): with the same key they are
     /// the same at every start, on every link another one. Default: the secret of the stack.
     pub stable_secret: Option<[u64; 2]>,
@@ -48,6 +51,7 @@ impl Default for Ipv6Config {
             addresses: Vec::new(),
             autoconfigure: true,
             duplicate_probes: 1,
+            redirects: true,
             stable_secret: None,
         }
     }
@@ -60,6 +64,7 @@ impl core::fmt::Debug for Ipv6Config {
             .field("addresses", &self.addresses)
             .field("autoconfigure", &self.autoconfigure)
             .field("duplicate_probes", &self.duplicate_probes)
+            .field("redirects", &self.redirects)
             .finish_non_exhaustive()
     }
 }
@@ -83,6 +88,13 @@ impl Ipv6Config {
     #[must_use]
     pub const fn duplicate_probes(mut self, probes: u8) -> Self {
         self.duplicate_probes = probes;
+        self
+    }
+
+    /// Sets [`redirects`](Self::redirects).
+    #[must_use]
+    pub const fn redirects(mut self, redirects: bool) -> Self {
+        self.redirects = redirects;
         self
     }
 
@@ -114,6 +126,11 @@ pub(crate) struct Place {
     pub(crate) routes: Vec<Route>,
     /// Routers for what no route is for, the best first.
     pub(crate) routers: Vec<Address>,
+    /// Destinations that others forward to than routes say, or that are neighbours.
+    pub(crate) redirects: Vec<(Address, Address)>,
+    /// What routers say that packets begin with, and how long they may be, if they do.
+    pub(crate) hop_limit: Option<u8>,
+    pub(crate) mtu: Option<u16>,
 }
 
 /// Bits of the prefix of link-local addresses (RFC 4291 section 2.5.6).
@@ -181,6 +198,9 @@ impl Place {
         if remote.is_link_local() {
             let near = Way::near(remote, LINK_LOCAL_PREFIX);
             return self.is_anywhere().then_some(near);
+        }
+        if let Some((_, hop)) = self.redirects.iter().find(|(to, _)| *to == remote) {
+            return Some(Way::near(*hop, 128));
         }
         let near = self
             .on_link
@@ -267,6 +287,8 @@ mod tests {
                 },
             ],
             routers: vec![address("fe80::a"), address("fe80::b")],
+            redirects: vec![(address("2001:db8:7::5"), address("fe80::c"))],
+            ..Place::default()
         }
     }
 
@@ -278,6 +300,7 @@ mod tests {
         assert_eq!(hop("2001:db8:1:0:8000::5").as_deref(), Some("fe80::7"));
         assert_eq!(hop("2001:db8:5::5").as_deref(), Some("fe80::8"));
         assert_eq!(hop("2001:db8:6::5").as_deref(), Some("fe80::a"));
+        assert_eq!(hop("2001:db8:7::5").as_deref(), Some("fe80::c"));
         assert_eq!(Place::default().next_hop(address("2001:db8::1")), None);
         assert_eq!(Place::default().next_hop(address("fe80::1")), None);
     }

@@ -533,6 +533,14 @@ pub enum Body {
         /// The neighbour's link-layer address.
         mac: Mac,
     },
+    /// The path of a connection takes packets of so many bytes only, as is known from others that
+    /// went there, or from routers of the link (RFC 8201 section 4).
+    PathMtu {
+        /// The connection.
+        conn: ConnId,
+        /// Bytes of a packet.
+        mtu: u16,
+    },
     /// A neighbour's link-layer address changed: frames that went to `old` go to `new`.
     Neighbor {
         /// What it was.

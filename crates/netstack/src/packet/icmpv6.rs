@@ -15,7 +15,7 @@ const LAST_ERROR: u8 = 127;
 /// A redirect, about which no error is reported (RFC 4443 section 2.4 (e.2)).
 const REDIRECT: u8 = 137;
 /// What multicast listeners and neighbours say to each other (RFC 2710, RFC 3810, RFC 4861).
-const LINK_MESSAGES: [u8; 8] = [130, 131, 132, 133, 134, 135, 136, 143];
+const LINK_MESSAGES: [u8; 9] = [130, 131, 132, 133, 134, 135, 136, REDIRECT, 143];
 /// Bytes of a header, of an echo or of an error.
 const HEADER: usize = 8;
 
@@ -47,15 +47,32 @@ pub(crate) fn parse(message: &[u8], src: Address, dst: Address) -> Result<Packet
 fn about(numbers: [u8; 2], mtu: u16, dst: Address, quoted: &[u8]) -> Option<Packet> {
     // A quoted packet is cut off, and its length field is not.
     let mut frame = [&[0; 12][..], &[0x86, 0xdd], quoted].concat();
+    let len = u16::from_be_bytes(*frame.get(18..20)?.first_chunk()?).saturating_add(40);
     let payload_len = u16::try_from(frame.len().checked_sub(IPV6_HEADERS)?).unwrap_or(u16::MAX);
     frame[18..20].copy_from_slice(&payload_len.to_be_bytes());
     let (local, remote) = ipv6::ends(&frame)?;
+    // Of what no socket sent, only the size matters (RFC 8201 section 4).
+    let too_big = || {
+        (numbers[0] == 2).then_some(Packet::TooBig {
+            dst,
+            sent: (local, remote),
+            len,
+            mtu,
+        })
+    };
     let (protocol, at) = match ipv6::walk(&frame).ok()?.content {
+        Content::Upper {
+            protocol: ICMPV6, ..
+        } => return too_big(),
         Content::Upper { protocol, at, .. } => (protocol, at),
         // The first one of a datagram has its header.
         Content::Fragment { at, .. } if ipv6::fragment_fields(&frame)?.offset == 0 => {
-            (frame[at], at + ipv6::FRAGMENT_HEADER)
+            match frame[at] {
+                ICMPV6 => return too_big(),
+                protocol => (protocol, at + ipv6::FRAGMENT_HEADER),
+            }
         }
+        Content::Fragment { .. } => return too_big(),
         _ => return None,
     };
     let [a, b, c, d, e, f, g, h] = *frame.get(at..)?.first_chunk()?;

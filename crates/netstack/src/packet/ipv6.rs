@@ -109,6 +109,13 @@ pub(crate) fn hop_limit(frame: &[u8]) -> u8 {
     frame.get(ETHERNET_HEADER + 7).copied().unwrap_or(0)
 }
 
+/// Gives the packet of an IPv6 frame the hop limit that `map` says for its destination and its own.
+pub(crate) fn map_hop_limit(frame: &mut [u8], map: impl FnOnce(Address, u8) -> u8) {
+    if let Some((_, dst)) = ends(frame) {
+        frame[ETHERNET_HEADER + 7] = map(dst, frame[ETHERNET_HEADER + 7]);
+    }
+}
+
 /// DSCP and ECN of an IPv6 frame.
 pub(crate) fn traffic_class(frame: &[u8]) -> u8 {
     match frame.get(ETHERNET_HEADER..ETHERNET_HEADER + 2) {

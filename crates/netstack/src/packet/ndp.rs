@@ -13,11 +13,13 @@ const ROUTER_SOLICITATION: u8 = 133;
 const ROUTER_ADVERTISEMENT: u8 = 134;
 const NEIGHBOR_SOLICITATION: u8 = 135;
 const NEIGHBOR_ADVERTISEMENT: u8 = 136;
+const REDIRECT: u8 = 137;
 
 /// Options (RFC 4861 section 4.6).
 const SOURCE_LINK_ADDRESS: u8 = 1;
 const TARGET_LINK_ADDRESS: u8 = 2;
 const PREFIX: u8 = 3;
+const MTU: u8 = 5;
 
 /// Prefixes of a router advertisement that are looked at.
 pub(crate) const MAX_PREFIXES: usize = 8;
@@ -56,14 +58,21 @@ pub(crate) struct Prefix {
 pub(crate) struct RouterAdvertisement {
     pub(crate) router: Address,
     pub(crate) mac: Option<[u8; 6]>,
+    /// What packets of hosts begin with; 0: not said.
+    pub(crate) hop_limit: u8,
     /// Seconds that it is a default router; 0: it is none.
     pub(crate) lifetime_s: u16,
     /// Milliseconds that a neighbour counts as reachable; 0: not said.
     pub(crate) reachable_ms: u32,
+    /// Milliseconds between two questions for a neighbour; 0: not said.
+    pub(crate) retransmit_ms: u32,
+    /// Bytes of a packet that all links here take, if it said so.
+    pub(crate) mtu: Option<u32>,
     pub(crate) prefixes: Vec<Prefix>,
 }
 
-/// A message of neighbour discovery that is valid by RFC 4861 sections 6.1.2, 7.1.1 and 7.1.2.
+/// A message of neighbour discovery that is valid by RFC 4861 sections 6.1.2, 7.1.1, 7.1.2 and 8.1,
+/// as far as the message alone tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     Solicitation {
@@ -80,6 +89,13 @@ pub(crate) enum Message {
         router: bool,
     },
     Router(RouterAdvertisement),
+    /// A router says who forwards to `destination` better than itself.
+    Redirect {
+        router: Address,
+        target: Address,
+        destination: Address,
+        mac: Option<[u8; 6]>,
+    },
 }
 
 /// Options of a message, as far as they matter here.
@@ -88,6 +104,7 @@ struct Options {
     source_mac: Option<[u8; 6]>,
     target_mac: Option<[u8; 6]>,
     prefixes: Vec<Prefix>,
+    mtu: Option<u32>,
 }
 
 /// Reads the options. `None` if one has no length, or a wrong one (RFC 4861 section 4.6).
@@ -105,6 +122,10 @@ fn options(mut bytes: &[u8]) -> Option<Options> {
             TARGET_LINK_ADDRESS => options.target_mac = mac(),
             PREFIX if len == 32 && options.prefixes.len() < MAX_PREFIXES => {
                 options.prefixes.push(prefix(option));
+            }
+            MTU if len == 8 => {
+                let mtu = option.last_chunk();
+                options.mtu = mtu.map(|mtu| u32::from_be_bytes(*mtu));
             }
             _ => {}
         }
@@ -129,7 +150,7 @@ fn prefix(option: &[u8]) -> Prefix {
 }
 
 /// Reads a message out of a frame whose ICMPv6 checksum is right. `None` if it is invalid, or not
-/// for hosts that heed no redirects.
+/// for hosts.
 pub(crate) fn parse(frame: &[u8]) -> Option<Message> {
     let (src, dst) = ipv6::ends(frame)?;
     let found = ipv6::walk(frame).ok()?;
@@ -172,15 +193,34 @@ pub(crate) fn parse(frame: &[u8]) -> Option<Message> {
         ROUTER_ADVERTISEMENT => {
             let fields: &[u8; 16] = bytes.first_chunk()?;
             let options = options(&bytes[16..])?;
-            let reachable = u32::from_be_bytes([8, 9, 10, 11].map(|at| fields[at]));
+            let long = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|i| fields[at + i]));
             src.is_link_local().then(|| {
                 Message::Router(RouterAdvertisement {
                     router: src,
                     mac: options.source_mac,
+                    hop_limit: fields[4],
                     lifetime_s: u16::from_be_bytes([fields[6], fields[7]]),
-                    reachable_ms: reachable,
+                    reachable_ms: long(8),
+                    retransmit_ms: long(12),
+                    mtu: options.mtu,
                     prefixes: options.prefixes,
                 })
+            })
+        }
+        REDIRECT => {
+            let address = |at: usize| -> Option<Address> {
+                Some(Address::v6(*bytes.get(at..)?.first_chunk()?))
+            };
+            let (target, destination) = (address(8)?, address(24)?);
+            let options = options(bytes.get(40..)?)?;
+            let is_valid = src.is_link_local()
+                && !destination.is_multicast()
+                && (target.is_link_local() || target == destination);
+            is_valid.then_some(Message::Redirect {
+                router: src,
+                target,
+                destination,
+                mac: options.target_mac,
             })
         }
         _ => None,
@@ -337,8 +377,9 @@ mod tests {
     #[test]
     fn a_router_advertisement_is_read_field_by_field() {
         let mut bytes = vec![ROUTER_ADVERTISEMENT, 0, 0, 0, 64, 0, 0x07, 0x08];
-        bytes.extend([0, 0, 0x75, 0x30, 0, 0, 0, 0]);
+        bytes.extend([0, 0, 0x75, 0x30, 0, 0, 0x03, 0xe8]);
         bytes.extend(link_address(SOURCE_LINK_ADDRESS, PEER_MAC));
+        bytes.extend([5, 1, 0, 0, 0, 0, 0x05, 0x78]);
         bytes.extend([
             3, 4, 64, 0xc0, 0, 0, 0x0e, 0x10, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0,
         ]);
@@ -348,8 +389,11 @@ mod tests {
         let expected = RouterAdvertisement {
             router: PEER,
             mac: Some(PEER_MAC),
+            hop_limit: 64,
             lifetime_s: 1800,
             reachable_ms: 30_000,
+            retransmit_ms: 1000,
+            mtu: Some(1400),
             prefixes: vec![Prefix {
                 prefix,
                 len: 64,

@@ -517,6 +517,7 @@ impl Replica {
                     }
                 });
             }
+            Body::PathMtu { conn, mtu } => self.with(conn, out, |tcb, cx| tcb.path_mtu(mtu, cx)),
             Body::Neighbor { old, new } => {
                 for tcb in self
                     .places

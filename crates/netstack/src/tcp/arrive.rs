@@ -232,6 +232,9 @@ impl Tcb {
         snd.wl1 = syn.seq;
         snd.wl2 = snd.iss;
         self.pmtu.set_negotiated(snd.mss);
+        if self.pmtu.is_path_known() {
+            self.fit_path(now);
+        }
     }
 
     /// RFC 9293 section 3.10.7.4.

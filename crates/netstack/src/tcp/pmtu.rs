@@ -53,6 +53,8 @@ pub(super) struct PathMtu {
     full: u16,
     /// The payload that segments had before the last increase.
     proven: u16,
+    /// Bytes of a packet that the path takes, as was known before both ends negotiated.
+    path: u16,
     /// The payload size of an error that is not confirmed yet, and SND.UNA when it arrived.
     claimed: Option<(u16, SeqNum)>,
     /// Bytes of the stream that were acknowledged when the payload last changed.
@@ -61,7 +63,7 @@ pub(super) struct PathMtu {
     pub(super) raise_at: Instant,
 }
 
-fields!(PathMtu, "pmtu", { soft_error, full, proven, claimed, changed_at, raise_at });
+fields!(PathMtu, "pmtu", { soft_error, full, proven, path, claimed, changed_at, raise_at });
 
 impl PathMtu {
     pub(super) const fn new() -> Self {
@@ -69,6 +71,7 @@ impl PathMtu {
             soft_error: None,
             full: 0,
             proven: 0,
+            path: u16::MAX,
             claimed: None,
             changed_at: 0,
             raise_at: Instant::NEVER,
@@ -79,6 +82,11 @@ impl PathMtu {
     pub(super) const fn set_negotiated(&mut self, mss: u16) {
         self.full = mss;
         self.proven = mss;
+    }
+
+    /// Whether something was known of the path before.
+    pub(super) const fn is_path_known(&self) -> bool {
+        self.path != u16::MAX
     }
 
     /// The peer responded: clears the reported error.
@@ -139,6 +147,28 @@ impl Tcb {
             Event::Unreachable
         } else {
             Event::TimedOut
+        }
+    }
+
+    /// Packets of more than `mtu` bytes do not get through, as is known from others that went to the
+    /// peer.
+    pub fn path_mtu<S: EffectSink>(&mut self, mtu: u16, cx: &Cx<'_, S>) {
+        if self.state.is_synchronized() {
+            self.on_packet_too_big(mtu, cx);
+            return;
+        }
+        self.pmtu.path = mtu;
+        if self.state == State::SynReceived {
+            self.fit_path(cx.now);
+        }
+    }
+
+    /// Both ends have negotiated: segments are no longer than the path is known to take.
+    #[cold]
+    pub(super) fn fit_path(&mut self, now: Instant) {
+        let mtu = self.pmtu.path.max(self.min_packet());
+        if mtu < self.snd.mss + self.overhead() {
+            self.shrink(mtu - self.overhead(), now);
         }
     }
 

@@ -298,7 +298,7 @@ fn ip_headers(
         src: local.address,
         dst: header.remote.address,
         protocol: UDP,
-        ttl: header.ttl,
+        ttl: world.hop_limit(header.remote.address, header.ttl),
         tos: header.tos,
         ident,
         label: flow_label(

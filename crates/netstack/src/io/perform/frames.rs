@@ -11,7 +11,7 @@ use crate::io::tx::TxClaim;
 use crate::io::world::World;
 use crate::keys::Domain;
 use crate::log::effect::Transmit;
-use crate::log::request::{ConnId, Flags, Flow, Sack};
+use crate::log::request::{ConnId, Flags, Flow, IpFields, Sack};
 use crate::packet as wire;
 use crate::packet::checksum::Sum;
 use crate::packet::{ETHERNET_HEADER, MAX_HEADERS, SackBlocks, TcpHeaders};
@@ -217,7 +217,10 @@ fn emit_once(
         wnd: t.wnd,
         flags: flags.0,
         ect: t.ect,
-        ip: t.ip,
+        ip: IpFields {
+            ttl: world.hop_limit(t.flow.remote.address, t.ip.ttl),
+            ..t.ip
+        },
         label: flow_label(world, &t.flow),
         timestamps: t.timestamps,
         mss: syn.mss,

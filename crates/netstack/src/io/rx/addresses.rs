@@ -170,6 +170,7 @@ impl RxPump {
             self.lost.insert(conn);
             self.v6_due = Instant::ZERO;
         }
+        self.path_begins(flow);
         let changes = &mut self.rerouting.before;
         while changes.front().is_some_and(|(until, _)| *until <= now) {
             changes.pop_front();

@@ -16,7 +16,7 @@ use crate::io::rx::{BATCH, Log, RxPump};
 use crate::io::stream::{Parts, StreamRef};
 use crate::io::udp_queues::PendingError;
 use crate::io::{Batch, Indices, Run};
-use crate::ip::fragment::cut_frame;
+use crate::ip::fragment::{Cut, cut_frame};
 use crate::ip::multicast::Memberships;
 use crate::ip::route::AddressKind;
 use crate::log::request::{
@@ -294,7 +294,11 @@ impl RxPump {
             (true, [3, 2 | 3]) | (false, [1, 4] | [4, 1]) => PendingError::Refused,
             (true, [3, 0 | 1 | 5 | 6..=15]) | (false, [1, _]) => PendingError::Unreachable,
             (false, [2, _]) => {
-                return self.packet_too_big(now, error.remote.address, error.mtu);
+                // Whoever forges it has to know a port.
+                if self.datagrams.at(end).is_some() {
+                    self.packet_too_big(now, error.remote.address, error.mtu);
+                }
+                return;
             }
             _ => return,
         };
@@ -487,6 +491,10 @@ impl RxPump {
         };
         if count == 0 {
             return first.offset;
+        }
+        let cut = Cut::new(remote.address, mtu);
+        if cut.count(u32::from(first.header.len) + wire::UDP_HEADER as u32) > 1 {
+            self.remember_sent(now, remote.address, Some(cut.longest_frame()));
         }
         let body = Body::Sends {
             socket: bound.socket,

@@ -66,6 +66,7 @@ impl RxPump {
         );
         let mut frames = cut_frame(frame, self.path_mtu(to), number);
         self.echoes.sent(ident, sequence, now);
+        self.remember_sent(now, to, frames.iter().map(Vec::len).max());
         if let Some(mac) = self.resolve_next_hop(now, to) {
             for frame in &mut frames {
                 wire::set_link_dst(frame, mac.0);

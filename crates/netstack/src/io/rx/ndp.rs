@@ -2,10 +2,10 @@
 //!
 //! The first group keeps the [`Link`], and says where we are in the network. The others follow.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use crate::io::Batch;
-use crate::io::rx::{Log, RxPump};
+use crate::io::rx::{BATCH, Log, RxPump};
 use crate::io::world::Command;
 use crate::ip::neighbor::WaitingOpen;
 use crate::ip::pmtu::PathMtus;
@@ -13,7 +13,7 @@ use crate::ip::rate_limit::TokenBucket;
 use crate::ip::route::is_martian_v6;
 use crate::ip::v6::{Action, Ipv6Config, Link, Place};
 use crate::keys::Keys;
-use crate::log::request::{Address, Flow, Mac};
+use crate::log::request::{Address, Body, Flow, Mac};
 use crate::packet as wire;
 use crate::packet::igmp::{Mode, Record};
 use crate::packet::mld;
@@ -27,6 +27,10 @@ const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
 /// every group looks at all connections for each. What changes meanwhile is one change.
 const PLACE_CHANGES: (u64, Duration) = (16, Duration::from_millis(100));
 
+/// Destinations whose connections are told together that less passes; of more, datagrams alone
+/// know.
+const MAX_NARROWED: usize = 256;
+
 /// IPv6 on the link of a pump.
 pub(crate) struct LinkV6 {
     /// `None` in all groups but the first.
@@ -34,7 +38,16 @@ pub(crate) struct LinkV6 {
     /// The version of our place that is known.
     version: u64,
     path_mtus: PathMtus,
+    /// Those among them that connections are told of: an error about a segment has to name a number
+    /// that is in flight, which its own connection alone knows.
+    told: PathMtus,
     /// Opens without an address to come from.
+    /// Destinations to which less is known to pass than connections may know, and the connections
+    /// that are told as the log has room.
+    narrowed: BTreeSet<Address>,
+    narrow: BTreeSet<Flow>,
+    heeds_routers: bool,
+    heeds_redirects: bool,
     opens: VecDeque<WaitingOpen>,
     defended: Option<Instant>,
     changes: TokenBucket,
@@ -48,6 +61,7 @@ impl RxPump {
         routes: &[crate::ip::route::Route],
         keys: &Keys,
     ) {
+        let (heeds_routers, heeds_redirects) = (config.autoconfigure, config.redirects);
         let mut link = Link::new(self.world.mac, config, routes, keys);
         // The age of the stack is its time. Sockets may ask before the first turn.
         link.begin(Instant::ZERO);
@@ -60,6 +74,11 @@ impl RxPump {
             link: self.group.is_first().then_some(link),
             version: 0,
             path_mtus: PathMtus::default(),
+            told: PathMtus::default(),
+            narrowed: BTreeSet::new(),
+            narrow: BTreeSet::new(),
+            heeds_routers,
+            heeds_redirects,
             opens: VecDeque::new(),
             defended: None,
             changes: TokenBucket::new(PLACE_CHANGES.0, PLACE_CHANGES.1),
@@ -76,12 +95,20 @@ impl RxPump {
         let Some(v6) = &self.v6 else {
             return groups;
         };
+        if !v6.narrow.is_empty() {
+            return Instant::ZERO;
+        }
         let link = v6.link.as_ref();
-        let link = link.map_or(Instant::NEVER, |link| match link.has_changed() {
-            true => link.next_deadline().min(v6.changes.next()),
-            false => link.next_deadline(),
-        });
-        link.min(v6.path_mtus.next_deadline()).min(groups)
+        let waits = !v6.narrowed.is_empty() || link.is_some_and(Link::has_changed);
+        let change = match waits {
+            true => v6.changes.next(),
+            false => Instant::NEVER,
+        };
+        let link = link.map_or(Instant::NEVER, Link::next_deadline);
+        link.min(change)
+            .min(v6.path_mtus.next_deadline())
+            .min(v6.told.next_deadline())
+            .min(groups)
     }
 
     /// Does what is due on the link, and follows where it puts us.
@@ -91,11 +118,13 @@ impl RxPump {
         self.end_lost_connections(now, log);
         self.follow_routes(now, log);
         self.retry_routes_if_due(now);
+        self.follow_paths(now, log);
         let Some(v6) = &mut self.v6 else {
             self.v6_due = self.v6_deadline();
             return;
         };
         v6.path_mtus.expire(now);
+        v6.told.expire(now);
         let Some(link) = &mut v6.link else {
             return self.follow_v6(now);
         };
@@ -172,6 +201,12 @@ impl RxPump {
         let opens = core::mem::take(&mut v6.opens);
         let before = self.site.clone();
         self.site.v6 = self.world.v6();
+        self.world.set_hop_limit(self.site.v6.hop_limit);
+        if self.site.v6.mtu != before.v6.mtu {
+            let flows = self.hints.keys().copied();
+            v6.narrow
+                .extend(flows.filter(|flow| !flow.remote.address.is_v4()));
+        }
         self.find_lost_connections();
         self.find_rerouted(now, before);
         for open in opens {
@@ -289,12 +324,27 @@ impl RxPump {
                     self.routes_to(said.router, now);
                     self.learned(now, mac, learned, log);
                 }
-                if said.reachable_ms > 0 {
+                let heeds = self.v6.as_ref().is_some_and(|v6| v6.heeds_routers);
+                if heeds && said.reachable_ms > 0 {
                     let reachable = Duration::from_millis(said.reachable_ms.into());
                     self.neighbors.set_reachable(reachable);
                 }
                 self.with_link(now, |link| link.on_router(&said, now));
             }
+            Some(Message::Redirect {
+                router,
+                target,
+                destination,
+                mac,
+            }) if self.may_redirect(router, [target, destination]) => {
+                if let Some(mac) = mac.map(Mac).filter(|mac| mac.0[0] & 1 == 0) {
+                    let learned = self.neighbors.heard(target, mac, now);
+                    self.routes_to(target, now);
+                    self.learned(now, mac, learned, log);
+                }
+                self.with_link(now, |link| link.on_redirect(destination, target));
+            }
+            Some(Message::Redirect { .. }) => self.stats.redirects_ignored += 1,
             None => {
                 self.stats.neighbor_messages -= 1;
                 self.stats.unknown += 1;
@@ -356,6 +406,15 @@ impl RxPump {
         if let Some(mac) = known {
             self.control(ndp::advertisement(own, target, Some((mac.0, src))));
         }
+    }
+
+    /// Whether a redirect counts: from who forwards to its destination now (RFC 4861 section 8.1).
+    fn may_redirect(&self, router: Address, [target, destination]: [Address; 2]) -> bool {
+        let heeds = self.v6.as_ref().is_some_and(|v6| v6.heeds_redirects);
+        heeds
+            && !self.site.is_ourselves(target)
+            && !self.site.is_ourselves(destination)
+            && self.site.next_hop(destination) == Some(router)
     }
 
     /// Whether somebody advertises an address that is ours, or may become ours. One that may does
@@ -430,24 +489,95 @@ impl RxPump {
 
     /// Bytes of a packet to `remote`, at most.
     pub(crate) fn path_mtu(&self, remote: Address) -> u16 {
+        self.mtu_by(remote, |v6| &v6.path_mtus)
+    }
+
+    /// What the link takes, and what the path takes as these know.
+    fn mtu_by(&self, remote: Address, paths: impl FnOnce(&LinkV6) -> &PathMtus) -> u16 {
         let mtu = self.world.limits.mtu;
         let known = self.v6.as_ref().filter(|_| !remote.is_v4());
-        known.map_or(mtu, |v6| v6.path_mtus.get(remote).min(mtu))
+        let link = self.site.v6.mtu.unwrap_or(u16::MAX);
+        known.map_or(mtu, |v6| paths(v6).get(remote).min(link).min(mtu))
     }
 
     /// A router says the same of a segment of `flow`. It is believed of datagrams, too, if there is
     /// such a connection, which whoever forges it has to know.
     pub(crate) fn connection_too_big(&mut self, now: Instant, flow: &Flow, mtu: u16) {
-        if !flow.remote.address.is_v4() && self.hints.contains_key(flow) {
-            self.packet_too_big(now, flow.remote.address, mtu);
+        let remote = flow.remote.address;
+        if !remote.is_v4()
+            && self.hints.contains_key(flow)
+            && let Some(v6) = &mut self.v6
+        {
+            v6.path_mtus.too_big(remote, mtu, now);
+            self.v6_due = self.v6_due.min(v6.path_mtus.next_deadline());
         }
     }
 
     /// A router says that packets to `remote` are too big (RFC 8201 section 4).
     pub(crate) fn packet_too_big(&mut self, now: Instant, remote: Address, mtu: u16) {
-        if let Some(v6) = &mut self.v6 {
-            v6.path_mtus.too_big(remote, mtu, now);
-            self.v6_due = self.v6_due.min(v6.path_mtus.next_deadline());
+        let Some(v6) = &mut self.v6 else {
+            return;
+        };
+        v6.path_mtus.too_big(remote, mtu, now);
+        if v6.told.too_big(remote, mtu, now) {
+            if v6.narrowed.len() < MAX_NARROWED {
+                v6.narrowed.insert(remote);
+            }
+            self.v6_due = self.v6_deadline();
+        }
+    }
+
+    /// The same of a packet of `len` bytes that no socket sent, or of a part of one. It is believed
+    /// if such a packet left lately: whoever forges it has to know how much was asked of us.
+    pub(super) fn other_too_big(&mut self, now: Instant, remote: Address, len: u16, mtu: u16) {
+        let v6 = self.v6.as_ref().filter(|_| mtu < len);
+        if v6.is_some_and(|v6| v6.path_mtus.has_sent(remote, len, now)) {
+            self.packet_too_big(now, remote, mtu);
+        }
+    }
+
+    /// A packet in frames of so many bytes at most leaves, and no socket and no connection knows of
+    /// its size.
+    pub(super) fn remember_sent(&mut self, now: Instant, remote: Address, frame: Option<usize>) {
+        if let Some(v6) = self.v6.as_mut().filter(|_| !remote.is_v4()) {
+            let len = frame.unwrap_or(0).saturating_sub(wire::ETHERNET_HEADER);
+            v6.path_mtus.sent(remote, len, now);
+        }
+    }
+
+    /// Bytes of a packet of a connection to `remote`, at most, as far as others know.
+    fn told_mtu(&self, remote: Address) -> u16 {
+        self.mtu_by(remote, |v6| &v6.told)
+    }
+
+    /// A connection begins: its path may be known already.
+    pub(super) fn path_begins(&mut self, flow: Flow) {
+        let is_narrow = self.told_mtu(flow.remote.address) < self.world.limits.mtu;
+        if let Some(v6) = self.v6.as_mut().filter(|_| is_narrow) {
+            v6.narrow.insert(flow);
+            self.v6_due = Instant::ZERO;
+        }
+    }
+
+    /// Tells connections what is known of their paths, as far as the log has room. All are looked
+    /// at for it, so that is done only so often.
+    fn follow_paths(&mut self, now: Instant, log: &mut impl Log) {
+        let Some(v6) = &mut self.v6 else {
+            return;
+        };
+        if !v6.narrowed.is_empty() && v6.changes.admits(now) {
+            let narrowed = core::mem::take(&mut v6.narrowed);
+            let flows = self.hints.keys().copied();
+            v6.narrow
+                .extend(flows.filter(|flow| narrowed.contains(&flow.remote.address)));
+        }
+        while log.room() > BATCH
+            && let Some(flow) = self.v6.as_mut().and_then(|v6| v6.narrow.pop_first())
+        {
+            if let Some(conn) = self.hints.get(&flow).map(|hint| hint.conn) {
+                let mtu = self.told_mtu(flow.remote.address);
+                self.publish_command(now, Body::PathMtu { conn, mtu }, log);
+            }
         }
     }
 }

@@ -30,11 +30,11 @@ impl RxPump {
         // section 3.3.6).
         let ours = |dst| self.is_ours(dst) && !broadcast;
         match *packet {
-            Packet::EchoRequest { dst } if ours(dst) => self.echo(frame, dst),
+            Packet::EchoRequest { dst } if ours(dst) => self.echo(now, frame, dst),
             Packet::EchoReply { dst } if ours(dst) => self.take_echo_reply(now, frame),
             // One of IPv6 to a group is answered, too (RFC 4443 section 4.2).
             Packet::EchoRequest { dst } if !dst.is_v4() && self.is_to_all(dst, broadcast) => {
-                self.echo(frame, dst);
+                self.echo(now, frame, dst);
             }
             Packet::Fragment { dst } if ours(dst) || self.is_to_all(dst, broadcast) => {
                 if !self.may_be_reassembled(now, frame) {
@@ -61,6 +61,15 @@ impl RxPump {
                 self.stats.unknown += 1;
                 self.report(now, frame, Report::Problem(problem));
             }
+            Packet::TooBig {
+                dst,
+                sent: (local, remote),
+                len,
+                mtu,
+            } if ours(dst) && self.is_ours(local) => {
+                self.stats.network_errors += 1;
+                self.other_too_big(now, remote, len, mtu);
+            }
             Packet::Link { dst } if ours(dst) || self.is_to_all(dst, broadcast) => {
                 self.link_message(now, frame.bytes(), log);
             }
@@ -80,7 +89,7 @@ impl RxPump {
     }
 
     /// Answers an echo request to `dst`, in fragments if need be (RFC 1122 section 3.2.2.6).
-    fn echo(&mut self, frame: &Frame, dst: Address) {
+    fn echo(&mut self, now: Instant, frame: &Frame, dst: Address) {
         let mac = self.world.mac;
         let bytes = frame.bytes();
         let sender = wire::ends(bytes).map_or(Address::UNSPECIFIED, |(sender, _)| sender);
@@ -101,8 +110,9 @@ impl RxPump {
             return;
         };
         self.stats.echo += 1;
-        let mtu = self.path_mtu(sender);
-        for frame in cut_frame(reply, mtu, ident) {
+        let frames = cut_frame(reply, self.path_mtu(sender), ident);
+        self.remember_sent(now, sender, frames.iter().map(Vec::len).max());
+        for frame in frames {
             self.control(frame);
         }
     }

@@ -5,6 +5,7 @@ use core::net::Ipv6Addr;
 use super::{Ipv6Config, Own, Place};
 use crate::ip::route::Route;
 use crate::keys::{Domain, Keys};
+use crate::packet::IPV6_MIN_MTU;
 use crate::packet::flow::Address;
 use crate::packet::mld::Query;
 use crate::packet::ndp::{self, Prefix, RouterAdvertisement};
@@ -28,6 +29,9 @@ const IDGEN_RETRIES: u64 = 3;
 const MAX_ADDRESSES: usize = 16;
 const MAX_PREFIXES: usize = 16;
 const MAX_ROUTERS: usize = 8;
+const MAX_REDIRECTS: usize = 64;
+/// Between which bounds the time between two solicitations may be that routers ask for.
+const RETRANS_BOUNDS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 /// A lifetime is not cut below this by what nobody proved to have sent (RFC 4862 section 5.5.3
 /// (e)).
 const TWO_HOURS: Duration = Duration::from_secs(7200);
@@ -123,6 +127,11 @@ pub(crate) struct Link {
     candidates: Vec<Candidate>,
     on_link: Vec<OnLink>,
     routers: Vec<Router>,
+    /// Destinations, and who forwards to them, oldest first.
+    redirects: Vec<(Address, Address)>,
+    hop_limit: Option<u8>,
+    mtu: Option<u16>,
+    retransmit: Duration,
     /// How often routers were asked, and when they are next.
     asked: u8,
     ask_at: Instant,
@@ -169,6 +178,10 @@ impl Link {
             candidates: Vec::new(),
             on_link: Vec::new(),
             routers: Vec::new(),
+            redirects: Vec::new(),
+            hop_limit: None,
+            mtu: None,
+            retransmit: RETRANS_TIMER,
             asked: 0,
             ask_at: Instant::NEVER,
             changes: Vec::new(),
@@ -365,7 +378,7 @@ impl Link {
             }
             if *probes < self.config.duplicate_probes {
                 *probes += 1;
-                *next = now + RETRANS_TIMER;
+                *next = now + self.retransmit;
                 actions.push(Action::Probe(candidate.address));
             } else {
                 candidate.state = State::Assigned;
@@ -486,6 +499,7 @@ impl Link {
         match known {
             Some(at) if said.lifetime_s == 0 => {
                 self.routers.remove(at);
+                self.forwards_no_more(said.router);
                 self.has_changed = true;
             }
             Some(at) => self.routers[at].until = until,
@@ -501,9 +515,42 @@ impl Link {
         if said.lifetime_s > 0 && self.asked > 0 {
             self.ask_at = Instant::NEVER;
         }
+        if said.retransmit_ms > 0 {
+            let (least, most) = RETRANS_BOUNDS;
+            let said = Duration::from_millis(said.retransmit_ms.into());
+            self.retransmit = said.clamp(least, most);
+        }
+        let hop_limit = Some(said.hop_limit).filter(|limit| *limit > 0);
+        let mtu = said.mtu.map(|mtu| u16::try_from(mtu).unwrap_or(u16::MAX));
+        let mtu = mtu.filter(|mtu| *mtu >= IPV6_MIN_MTU);
+        // What it does not say stays as it was.
+        let before = (self.hop_limit, self.mtu);
+        (self.hop_limit, self.mtu) = (hop_limit.or(self.hop_limit), mtu.or(self.mtu));
+        self.has_changed |= before != (self.hop_limit, self.mtu);
         for prefix in &said.prefixes {
             self.on_prefix(prefix, now);
         }
+    }
+
+    /// A router that forwards to `destination` says that `target` does so better; if they are the
+    /// same, it is a neighbour (RFC 4861 section 8.3).
+    pub(crate) fn on_redirect(&mut self, destination: Address, target: Address) {
+        if self.redirects.contains(&(destination, target)) {
+            return;
+        }
+        self.redirects.retain(|(to, _)| *to != destination);
+        if self.redirects.len() == MAX_REDIRECTS {
+            self.redirects.remove(0);
+        }
+        self.redirects.push((destination, target));
+        self.has_changed = true;
+    }
+
+    /// Routes and routers say again how packets get on that were redirected to `neighbor`.
+    fn forwards_no_more(&mut self, neighbor: Address) {
+        let before = self.redirects.len();
+        self.redirects.retain(|(_, hop)| *hop != neighbor);
+        self.has_changed |= self.redirects.len() != before;
     }
 
     fn on_prefix(&mut self, said: &Prefix, now: Instant) {
@@ -571,6 +618,7 @@ impl Link {
 
     /// A router does not answer, so another one is asked first (RFC 4861 section 6.3.6).
     pub(crate) fn on_router_silent(&mut self, address: Address) {
+        self.forwards_no_more(address);
         if let Some(at) = self.routers.iter().position(|one| one.address == address) {
             let silent = self.routers.remove(at);
             self.routers.push(silent);
@@ -580,9 +628,12 @@ impl Link {
 
     /// A neighbour says that it is no router (RFC 4861 section 7.2.5).
     pub(crate) fn on_no_router(&mut self, address: Address) {
-        let before = self.routers.len();
+        let before = (self.routers.len(), self.redirects.len());
         self.routers.retain(|one| one.address != address);
-        self.has_changed |= self.routers.len() != before;
+        // Who is a neighbour itself needs to be no router.
+        self.redirects
+            .retain(|(to, hop)| *hop != address || to == hop);
+        self.has_changed |= (self.routers.len(), self.redirects.len()) != before;
     }
 
     /// Whether [`Link::place`] may be another one since it was taken last.
@@ -614,6 +665,9 @@ impl Link {
                 .collect(),
             routes: self.routes.clone(),
             routers: self.routers.iter().map(|one| one.address).collect(),
+            redirects: self.redirects.clone(),
+            hop_limit: self.hop_limit,
+            mtu: self.mtu,
         }
     }
 }

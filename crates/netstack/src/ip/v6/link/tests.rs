@@ -49,8 +49,11 @@ fn said(lifetime_s: u16, prefixes: &[Prefix]) -> RouterAdvertisement {
     RouterAdvertisement {
         router: ROUTER,
         mac: None,
+        hop_limit: 0,
         lifetime_s,
         reachable_ms: 0,
+        retransmit_ms: 0,
+        mtu: None,
         prefixes: prefixes.to_vec(),
     }
 }
@@ -226,6 +229,54 @@ fn routers_come_and_go_as_they_say_or_with_their_lifetime() {
     link.on_router(&other, at(12));
     link.on_no_router(other.router);
     assert!(link.place().routers.is_empty());
+}
+
+/// RFC 4861 section 6.3.4: what is not said, or cannot be, leaves what was said before.
+#[test]
+fn hop_limit_mtu_and_time_between_questions_are_what_routers_say() {
+    let mut link = link_with(Ipv6Config::default());
+    let say = |hop_limit, mtu, retransmit_ms| RouterAdvertisement {
+        hop_limit,
+        mtu,
+        retransmit_ms,
+        ..said(0, &[])
+    };
+    link.on_router(&say(5, Some(1400), 3000), at(0));
+    for nothing in [say(0, None, 0), say(0, Some(1279), 0)] {
+        link.on_router(&nothing, at(0));
+        let place = link.place();
+        assert_eq!((place.hop_limit, place.mtu), (Some(5), Some(1400)));
+    }
+    let probes = run(&mut link, at(10));
+    let probe = probes
+        .iter()
+        .find(|(_, action)| matches!(action, Action::Probe(_)));
+    let (asked, _) = probe.expect("a probe");
+    let mut link = link_with(Ipv6Config::default());
+    link.on_router(&say(0, None, 3000), at(0));
+    run(&mut link, *asked + Duration::from_millis(2_999));
+    assert!(link.place().addresses.is_empty());
+    run(&mut link, *asked + Duration::from_millis(3_000));
+    assert!(!link.place().addresses.is_empty());
+}
+
+#[test]
+fn redirects_are_bounded_and_end_with_who_forwards() {
+    let mut link = at_once();
+    let to = |i| Address::of_words([0x2001_0db8_0000_000f, i]);
+    for i in 0..200 {
+        link.on_redirect(to(i), ROUTER);
+    }
+    assert_eq!(link.place().redirects.len(), MAX_REDIRECTS);
+    link.take_changed();
+    link.on_redirect(to(199), ROUTER);
+    assert!(!link.has_changed());
+    link.on_redirect(to(199), to(199));
+    link.on_no_router(to(199));
+    link.on_no_router(ROUTER);
+    assert_eq!(link.place().redirects, [(to(199), to(199))]);
+    link.on_router_silent(to(199));
+    assert!(link.place().redirects.is_empty());
 }
 
 #[test]
