@@ -21,6 +21,7 @@ use channel::{
 };
 use dominoes::{Channel, Lifo, Pool, Publish, SpinYield, Unordered, WorkShare};
 use dominoes_bench::{targets, topology::Machine};
+use lexopt::prelude::*;
 use std::{
     path::Path,
     process::ExitCode,
@@ -43,7 +44,7 @@ struct Options {
     patience: Duration,
 }
 
-fn options(arguments: Vec<String>) -> Options {
+fn options(mut arguments: lexopt::Parser) -> Result<Options, lexopt::Error> {
     let mut options = Options {
         rounds: 9,
         window: Duration::from_millis(60),
@@ -65,42 +66,48 @@ fn options(arguments: Vec<String>) -> Options {
         latency: true,
         patience: Duration::from_secs(120),
     };
-    let mut args = arguments.into_iter();
     let mut peers = Vec::new();
-    while let Some(arg) = args.next() {
-        let chosen = ["--capacity", "--batch", "--shape", "--peer"];
-        options.is_whole &= !chosen.contains(&arg.as_str());
-        let mut value = || args.next().expect("an option is followed by its value");
-        match arg.as_str() {
-            "--quick" => (options.rounds, options.window) = (5, Duration::from_millis(25)),
-            "--rounds" => options.rounds = value().parse().expect("a number"),
-            "--millis" => {
-                options.window = Duration::from_millis(value().parse().expect("a number"))
+    while let Some(argument) = arguments.next()? {
+        match argument {
+            Long("quick") => (options.rounds, options.window) = (5, Duration::from_millis(25)),
+            Long("rounds") => options.rounds = arguments.value()?.parse()?,
+            Long("millis") => options.window = Duration::from_millis(arguments.value()?.parse()?),
+            Long("patience") => {
+                options.patience = Duration::from_secs(arguments.value()?.parse()?);
             }
-            "--capacity" => options.capacities = vec![value().parse().expect("a number")],
-            "--batch" => options.batches = vec![value().parse().expect("a number")],
-            "--shape" => {
-                let shape = value();
-                let (p, s) = shape
-                    .split_once('x')
-                    .expect("publishers x subscribers, like 2x4");
-                options.shapes = vec![(p.parse().expect("a number"), s.parse().expect("a number"))];
+            Long("no-latency") => options.latency = false,
+            Long(name @ ("capacity" | "batch" | "shape" | "peer")) => {
+                options.is_whole = false;
+                let name = name.to_owned();
+                let value = arguments.value()?;
+                match name.as_str() {
+                    "capacity" => options.capacities = vec![value.parse()?],
+                    "batch" => options.batches = vec![value.parse()?],
+                    "shape" => options.shapes = vec![value.parse_with(shape)?],
+                    _ => peers.push(value.parse_with(peer)?),
+                }
             }
-            "--peer" => {
-                let name = value();
-                peers.extend(Peer::ALL.into_iter().filter(|peer| peer.name() == name));
-            }
-            "--patience" => {
-                options.patience = Duration::from_secs(value().parse().expect("seconds"))
-            }
-            "--no-latency" => options.latency = false,
-            other => unreachable!("{other} is no option of the table of targets"),
+            other => return Err(other.unexpected()),
         }
     }
     if !peers.is_empty() {
         options.peers = peers;
     }
-    options
+    Ok(options)
+}
+
+fn shape(text: &str) -> Result<(usize, usize), &'static str> {
+    let numbers = text.split_once('x');
+    let numbers = numbers.and_then(|(p, s)| Some((p.parse().ok()?, s.parse().ok()?)));
+    numbers.ok_or("publishers x subscribers, like 2x4")
+}
+
+fn peer(name: &str) -> Result<Peer, String> {
+    let found = Peer::ALL.into_iter().find(|peer| peer.name() == name);
+    found.ok_or_else(|| {
+        let names = Peer::ALL.map(Peer::name).join(", ");
+        format!("the channels are {names}")
+    })
 }
 
 /// What table 5.2 and figure 5.3 have besides: ours alone, one message at a time.
@@ -126,10 +133,11 @@ fn published_shapes(options: &Options) -> Vec<Row> {
 }
 
 fn main() -> ExitCode {
-    let options = match targets::arguments("channel") {
-        Ok(arguments) => options(arguments),
-        Err(code) => return code,
-    };
+    targets::main("channel", run)
+}
+
+fn run(arguments: lexopt::Parser) -> Result<(), String> {
+    let options = options(arguments).map_err(|error| error.to_string())?;
     let begin = Instant::now();
     let mut report = Report::default();
     for &capacity in &options.capacities {
@@ -203,14 +211,14 @@ fn main() -> ExitCode {
         eprintln!("channel: {error}");
     }
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("channel");
-    match report.write(&directory) {
-        Ok(()) => println!(
-            "channel.json and a picture for each capacity and number of publishers are in {}",
-            directory.display()
-        ),
-        Err(error) => eprintln!("{error}"),
-    }
-    ExitCode::SUCCESS
+    report
+        .write(&directory)
+        .map_err(|error| error.to_string())?;
+    println!(
+        "channel.json and a picture for each capacity and number of publishers are in {}",
+        directory.display()
+    );
+    Ok(())
 }
 
 /// Messages per second through the kinds of channel that give each entry to one worker, the same

@@ -179,7 +179,7 @@ mod run {
     }
 
     /// `None`: it was another process, and is done.
-    fn options(arguments: Vec<String>) -> Outcome<Option<Options>> {
+    fn options(mut args: lexopt::Parser) -> Outcome<Option<Options>> {
         use lexopt::prelude::*;
         let mut options = Options {
             servers: list("tap-1,tap-2,linux", server_named)?,
@@ -193,7 +193,6 @@ mod run {
             lasting: Duration::from_secs(20),
             json: None,
         };
-        let mut args = lexopt::Parser::from_args(arguments);
         while let Some(arg) = args.next()? {
             let Long(name) = arg else {
                 return Err(arg.unexpected().into());
@@ -229,7 +228,7 @@ mod run {
         targets::main("floods", run)
     }
 
-    fn run(arguments: Vec<String>) -> Outcome<()> {
+    fn run(arguments: lexopt::Parser) -> Outcome<()> {
         let Some(options) = options(arguments)? else {
             return Ok(());
         };

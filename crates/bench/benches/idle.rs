@@ -23,6 +23,7 @@ use dominoes_netstack::time;
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Limits, SocketError, Stack, TcpStream};
+use lexopt::prelude::*;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 
@@ -44,28 +45,23 @@ struct Options {
     check: bool,
 }
 
-fn options(arguments: Vec<String>) -> Options {
+fn options(mut arguments: lexopt::Parser) -> Result<Options, lexopt::Error> {
     let mut options = Options {
         connections: 1000,
         seconds: 5,
         samples: 200,
         check: false,
     };
-    let mut args = arguments.into_iter();
-    while let Some(arg) = args.next() {
-        let mut value = || -> u64 {
-            let text = args.next().expect("an option is followed by its value");
-            text.parse().expect("a number")
-        };
-        match arg.as_str() {
-            "--connections" => options.connections = value() as usize,
-            "--seconds" => options.seconds = value(),
-            "--samples" => options.samples = value() as usize,
-            "--check" => options.check = true,
-            other => unreachable!("{other} is no option of the table of targets"),
+    while let Some(argument) = arguments.next()? {
+        match argument {
+            Long("connections") => options.connections = arguments.value()?.parse()?,
+            Long("seconds") => options.seconds = arguments.value()?.parse()?,
+            Long("samples") => options.samples = arguments.value()?.parse()?,
+            Long("check") => options.check = true,
+            other => return Err(other.unexpected()),
         }
     }
-    options
+    Ok(options)
 }
 
 /// Processor time of the whole process but for this thread.
@@ -197,10 +193,11 @@ fn percentiles(sorted: &[Duration]) -> [String; 4] {
 }
 
 fn main() -> ExitCode {
-    let options = match targets::arguments("idle") {
-        Ok(arguments) => options(arguments),
-        Err(code) => return code,
-    };
+    targets::main("idle", run)
+}
+
+fn run(arguments: lexopt::Parser) -> Result<(), String> {
+    let options = options(arguments).map_err(|error| error.to_string())?;
     let title = format!(
         "{} connections, {} s each; wake-up in us, {} samples",
         options.connections, options.seconds, options.samples
@@ -256,10 +253,11 @@ fn main() -> ExitCode {
         }
     }
     let verdict = if met { "ok  " } else { "MISS" };
-    table.note(format!(
-        "{verdict} an idle stack uses less than {} % of a core",
-        MOST * 100.0
-    ));
+    let goal = format!("an idle stack uses less than {} % of a core", MOST * 100.0);
+    table.note(format!("{verdict} {goal}"));
     print!("{table}");
-    ExitCode::from(u8::from(options.check && !met))
+    match options.check && !met {
+        true => Err(format!("missed: {goal}")),
+        false => Ok(()),
+    }
 }

@@ -27,9 +27,8 @@ struct Options {
 }
 
 impl Options {
-    fn parse(arguments: Vec<String>) -> Result<Options, lexopt::Error> {
+    fn parse(mut parser: lexopt::Parser) -> Result<Options, lexopt::Error> {
         let mut options = Options::default();
-        let mut parser = lexopt::Parser::from_args(arguments);
         while let Some(arg) = parser.next()? {
             match arg {
                 Long("check") => options.check = true,
@@ -45,33 +44,21 @@ impl Options {
 }
 
 fn main() -> ExitCode {
-    let arguments = match targets::arguments("instructions") {
-        Ok(arguments) => arguments,
-        Err(code) => return code,
-    };
-    let result = Options::parse(arguments)
-        .map_err(|e| e.to_string())
-        .and_then(|options| {
-            if options.count {
-                println!("{}", processor());
-                cases(&options.filter).iter().for_each(|case| case.count());
-                return Ok(());
-            }
-            if options.list {
-                cases(&options.filter)
-                    .iter()
-                    .for_each(|case| println!("{}", case.name));
-                return Ok(());
-            }
-            run(&options)
-        });
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(what) => {
-            eprintln!("{what}");
-            ExitCode::FAILURE
+    targets::main("instructions", |arguments| {
+        let options = Options::parse(arguments).map_err(|error| error.to_string())?;
+        if options.count {
+            println!("{}", processor());
+            cases(&options.filter).iter().for_each(|case| case.count());
+            return Ok(());
         }
-    }
+        if options.list {
+            for case in cases(&options.filter) {
+                println!("{}", case.name);
+            }
+            return Ok(());
+        }
+        run(&options)
+    })
 }
 
 fn run(options: &Options) -> Result<(), String> {

@@ -159,7 +159,7 @@ mod run {
     }
 
     /// `None`: it was one end, and is done.
-    fn options(arguments: Vec<String>) -> Outcome<Option<Options>> {
+    fn options(mut args: lexopt::Parser) -> Outcome<Option<Options>> {
         use lexopt::prelude::*;
         let mut options = Options {
             devices: Device::ALL.to_vec(),
@@ -178,7 +178,6 @@ mod run {
             delay: 5,
             queue: 125_000,
         };
-        let mut args = lexopt::Parser::from_args(arguments);
         while let Some(arg) = args.next()? {
             let Long(name) = arg else {
                 return Err(arg.unexpected().into());
@@ -209,7 +208,7 @@ mod run {
         Ok(Some(options))
     }
 
-    fn run(arguments: Vec<String>) -> Outcome<()> {
+    fn run(arguments: lexopt::Parser) -> Outcome<()> {
         let Some(options) = options(arguments)? else {
             return Ok(());
         };

@@ -14,6 +14,7 @@ use dominoes::{EventCount, Exclusive, Park, Spin, SpinYield, Verdicts, Wait, att
 use dominoes_bench::micro::{CAPACITY, Others, Ring};
 use dominoes_bench::targets;
 use std::{
+    ffi::OsString,
     hint::black_box,
     process::{Command, ExitCode},
     time::{Duration, Instant},
@@ -29,8 +30,8 @@ const SUBSCRIBERS: [usize; 3] = [1, 2, 4];
 fn main() -> ExitCode {
     if std::env::var_os(ARGUMENTS_ARE_CLEAN).is_none() {
         return match targets::arguments("micro") {
-            Ok(arguments) => again(&arguments),
-            Err(code) => code,
+            Some(arguments) => again(&arguments),
+            None => ExitCode::SUCCESS,
         };
     }
     let mut criterion = Criterion::default()
@@ -49,7 +50,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs this program with `arguments` alone.
-fn again(arguments: &[String]) -> ExitCode {
+fn again(arguments: &[OsString]) -> ExitCode {
     let run = std::env::current_exe().and_then(|program| {
         Command::new(program)
             .args(arguments)

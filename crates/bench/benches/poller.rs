@@ -178,7 +178,7 @@ mod run {
     }
 
     impl Options {
-        fn parse(arguments: Vec<String>) -> Outcome<Options> {
+        fn parse(mut parser: lexopt::Parser) -> Outcome<Options> {
             use lexopt::prelude::*;
             let mut options = Options {
                 servers: vec![Server::Hand, Server::Threads],
@@ -190,7 +190,6 @@ mod run {
                 serve: None,
                 hold: None,
             };
-            let mut parser = lexopt::Parser::from_args(arguments);
             while let Some(argument) = parser.next()? {
                 match argument {
                     Long("server") => {

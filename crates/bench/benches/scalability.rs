@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use dominoes_bench::drivers::VARIANTS;
 use dominoes_bench::experiments::{self, EXPERIMENTS, Experiment, Wanted};
 use dominoes_bench::report::{self, Directory, Section};
-use dominoes_bench::targets;
+use dominoes_bench::targets::{self, TARGETS};
 use dominoes_bench::topology::{self, Machine};
 use dominoes_bench::workload::Workload;
 use lexopt::prelude::*;
@@ -61,7 +61,7 @@ fn numbers(
 }
 
 impl Options {
-    fn parse(arguments: Vec<String>) -> Result<Options, lexopt::Error> {
+    fn parse(mut parser: lexopt::Parser) -> Result<Options, lexopt::Error> {
         let mut options = Options {
             experiments: Vec::new(),
             wanted: Wanted {
@@ -81,7 +81,6 @@ impl Options {
         };
         let wanted = &mut options.wanted;
         let mut rounds = FULL;
-        let mut parser = lexopt::Parser::from_args(arguments);
         while let Some(arg) = parser.next()? {
             match arg {
                 Long("list") => options.list = true,
@@ -129,7 +128,11 @@ impl Options {
                     }
                 }
                 Long("cores") => wanted.cores = numbers(&mut parser, "--cores", 1..=56)?,
-                Value(word) if EXPERIMENTS.iter().any(|e| word == e.name) => {
+                Value(word) if !EXPERIMENTS.iter().any(|e| word == e.name) => {
+                    let word = word.display();
+                    return Err(format!("there is no experiment {word}; see --list").into());
+                }
+                Value(word) => {
                     let chosen = EXPERIMENTS.iter().filter(|e| word == e.name);
                     options.experiments.extend(chosen);
                 }
@@ -146,22 +149,26 @@ impl Options {
 }
 
 fn list() {
-    println!("experiments:");
+    println!("bench targets, by `cargo bench NAME`:");
+    for target in TARGETS {
+        println!("  {:<13} {} ({})", target.name, target.about, target.takes);
+    }
+    println!("experiments of scalability:");
     for experiment in EXPERIMENTS {
         let note = if experiment.is_by_name() {
             " (only by its name)"
         } else {
             ""
         };
-        println!("  {:<11} {}{note}", experiment.name, experiment.about);
+        println!("  {:<13} {}{note}", experiment.name, experiment.about);
     }
     println!("variants:");
     for variant in VARIANTS {
-        println!("  {:<11} {}", variant.name, variant.about);
+        println!("  {:<13} {}", variant.name, variant.about);
     }
     println!("published figures, and the experiment or bench target that measures them:");
     for (name, figure) in report::figures() {
-        println!("  {:<11} {}, {}", name, figure.source, figure.place);
+        println!("  {:<13} {}, {}", name, figure.source, figure.place);
     }
 }
 
@@ -369,26 +376,12 @@ fn main() -> ExitCode {
     if let Some(code) = experiments::play() {
         return code;
     }
-    let arguments = match targets::arguments(OWN_NAME) {
-        Ok(arguments) => arguments,
-        Err(code) => return code,
-    };
-    let options = match Options::parse(arguments) {
-        Ok(options) => options,
-        Err(error) => {
-            eprintln!("scalability: {error}");
-            return ExitCode::from(2);
+    targets::main(OWN_NAME, |arguments| {
+        let options = Options::parse(arguments).map_err(|error| error.to_string())?;
+        match options.list {
+            true => list(),
+            false => run(&options)?,
         }
-    };
-    if options.list {
-        list();
-        return ExitCode::SUCCESS;
-    }
-    match run(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("scalability: {error}");
-            ExitCode::FAILURE
-        }
-    }
+        Ok::<(), String>(())
+    })
 }

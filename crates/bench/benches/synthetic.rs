@@ -17,6 +17,7 @@ mod synthetic;
 use core_affinity::CoreId;
 use dominoes_bench::targets;
 use dominoes_bench::topology::{self, Machine};
+use lexopt::prelude::*;
 use std::{process::ExitCode, sync::OnceLock, thread, time::Instant};
 use synthetic::{
     RATIOS, Work,
@@ -47,7 +48,7 @@ struct Options {
     seed: u64,
 }
 
-fn options(arguments: Vec<String>) -> Options {
+fn options(mut arguments: lexopt::Parser) -> Result<Options, lexopt::Error> {
     let mut options = Options {
         rounds: 9,
         millis: 10.0,
@@ -55,31 +56,27 @@ fn options(arguments: Vec<String>) -> Options {
         sequential_ns: 100.0,
         seed: 1,
     };
-    let mut args = arguments.into_iter();
-    while let Some(arg) = args.next() {
-        let mut value = || args.next().expect("an option is followed by its value");
-        match arg.as_str() {
-            "--quick" => (options.rounds, options.threads) = (5, vec![1, 2, 4]),
-            "--rounds" => options.rounds = value().parse().expect("a number"),
-            "--millis" => options.millis = value().parse().expect("a number"),
-            "--sequential" => options.sequential_ns = value().parse().expect("nanoseconds"),
-            "--seed" => options.seed = value().parse().expect("a number"),
-            "--threads" => {
-                let list = value();
-                let parse = |n: &str| n.parse().expect("numbers, like 1,2,4");
-                options.threads = list.split(',').map(parse).collect();
-            }
-            other => unreachable!("{other} is no option of the table of targets"),
+    let numbers = |list: &str| list.split(',').map(str::parse).collect::<Result<_, _>>();
+    while let Some(argument) = arguments.next()? {
+        match argument {
+            Long("quick") => (options.rounds, options.threads) = (5, vec![1, 2, 4]),
+            Long("rounds") => options.rounds = arguments.value()?.parse()?,
+            Long("millis") => options.millis = arguments.value()?.parse()?,
+            Long("sequential") => options.sequential_ns = arguments.value()?.parse()?,
+            Long("seed") => options.seed = arguments.value()?.parse()?,
+            Long("threads") => options.threads = arguments.value()?.parse_with(numbers)?,
+            other => return Err(other.unexpected()),
         }
     }
-    options
+    Ok(options)
 }
 
 fn main() -> ExitCode {
-    let options = match targets::arguments("synthetic") {
-        Ok(arguments) => options(arguments),
-        Err(code) => return code,
-    };
+    targets::main("synthetic", run)
+}
+
+fn run(arguments: lexopt::Parser) -> Result<(), String> {
+    let options = options(arguments).map_err(|error| error.to_string())?;
     let cores = cores().len().max(1);
     let (begin, machine) = (Instant::now(), Machine::here());
     let calibrate = || {
@@ -166,11 +163,5 @@ fn main() -> ExitCode {
     );
     let settings = format!("{options:?}");
     let result = report.result(begin.elapsed().as_secs_f64());
-    match dominoes_bench::report::publish(&result, settings, &machine) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("synthetic: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    dominoes_bench::report::publish(&result, settings, &machine).map_err(|error| error.to_string())
 }

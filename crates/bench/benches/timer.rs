@@ -13,24 +13,30 @@ use dominoes_bench::{
     targets,
     topology::{self, Machine},
 };
+use lexopt::prelude::*;
 use std::{path::Path, process::ExitCode};
 use timer::{Heap, Map, Report, Row, Timers, Wheels, fire, start_cancel};
 
 fn main() -> ExitCode {
+    targets::main("timer", run)
+}
+
+/// Rounds, the largest number of timers, and the seed.
+fn options(mut arguments: lexopt::Parser) -> Result<(usize, usize, u64), lexopt::Error> {
     let (mut rounds, mut most, mut seed) = (15, 1_000_000, 1);
-    let mut args = match targets::arguments("timer") {
-        Ok(arguments) => arguments.into_iter(),
-        Err(code) => return code,
-    };
-    while let Some(arg) = args.next() {
-        let mut value = || args.next().expect("an option is followed by its value");
-        match arg.as_str() {
-            "--quick" => (rounds, most) = (5, 100_000),
-            "--rounds" => rounds = value().parse().expect("a number"),
-            "--seed" => seed = value().parse().expect("a number"),
-            other => unreachable!("{other} is no option of the table of targets"),
+    while let Some(argument) = arguments.next()? {
+        match argument {
+            Long("quick") => (rounds, most) = (5, 100_000),
+            Long("rounds") => rounds = arguments.value()?.parse()?,
+            Long("seed") => seed = arguments.value()?.parse()?,
+            other => return Err(other.unexpected()),
         }
     }
+    Ok((rounds, most, seed))
+}
+
+fn run(arguments: lexopt::Parser) -> Result<(), String> {
+    let (rounds, most, seed) = options(arguments).map_err(|error| error.to_string())?;
     let machine = Machine::here();
     if let Some(core) = topology::cores().first() {
         core_affinity::set_for_current(*core);
@@ -66,11 +72,11 @@ fn main() -> ExitCode {
     }
     print!("{}", report.table());
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("timer");
-    match report.write(&directory) {
-        Ok(()) => println!("wrote timer.json and timer.svg to {}", directory.display()),
-        Err(error) => eprintln!("{error}"),
-    }
-    ExitCode::SUCCESS
+    report
+        .write(&directory)
+        .map_err(|error| error.to_string())?;
+    println!("wrote timer.json and timer.svg to {}", directory.display());
+    Ok(())
 }
 
 fn measure<T: Timers>(samples: &mut [Vec<f64>; 2], running: usize, seed: u64) {

@@ -8,10 +8,10 @@
 //!
 //! The feature `report`, on by default, adds what the bench targets need besides: experiments and
 //! their records, the other variants, pictures (`plot`, `svg`, `report`), counts of instructions
-//! (`instructions`), single calls of the log (`micro`), and which target a command line means
-//! (`targets`). Without it there is what the example `throughput` compares, and nothing else, since
-//! that is the first thing that people compile. The feature `tls` adds the ciphers and TLS of the
-//! example `throughput_tls`.
+//! (`instructions`), single calls of the log (`micro`), and the list of bench targets (`targets`).
+//! Without it there is what the example `throughput` compares, and nothing else, since that is the
+//! first thing that people compile. The feature `tls` adds the ciphers and TLS of the example
+//! `throughput_tls`.
 
 #![forbid(unsafe_code)]
 

@@ -1,25 +1,39 @@
-//! Runs the benchmarks of `crates/bench`: `cargo bench WORDS` in the root of the workspace.
+//! `cargo bench [NAME | EXPERIMENT]... [-- OPTIONS]` in the root of the workspace: runs bench
+//! targets of `crates/bench`, by default `scalability`.
 //!
-//! The packages that cargo takes there by default are those of the examples, so that the first
-//! build needs little. The benchmarks need much more, so this target calls
-//! `cargo bench -p dominoes-bench -- WORDS`.
+//! The packages that Cargo takes there by default are those of the examples, so that the first
+//! build needs little. The benchmarks need much more, so this target calls Cargo once more.
 
 use std::env;
+use std::ffi::OsString;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 fn main() -> ExitCode {
-    if the_benchmarks_run_anyway() {
-        return ExitCode::SUCCESS;
+    let manifest = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"));
+    let benches = manifest.with_file_name("benches");
+    let is_option = |word: &OsString| word.to_string_lossy().starts_with('-');
+    let is_target = |word: &OsString| benches.join(word).with_extension("rs").is_file();
+    // Cargo adds `--bench` to the arguments of every target, and will add it again.
+    let arguments = env::args_os().skip(1).filter(|word| word != "--bench");
+    let (options, words): (Vec<_>, Vec<_>) = {
+        let mut after = false;
+        arguments.partition(|word| {
+            after |= is_option(word);
+            after
+        })
+    };
+    let (mut targets, words): (Vec<_>, Vec<_>) = words.into_iter().partition(is_target);
+    if targets.is_empty() {
+        targets.push("scalability".into());
     }
-    // Cargo says `--bench` to every bench target, and will say it again.
-    let words = env::args_os().skip(1).filter(|word| word != "--bench");
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
-    let status = Command::new(&cargo)
-        .args(["bench", "--manifest-path", manifest, "--"])
-        .args(words)
-        .status();
-    match status {
+    let mut command = Command::new(&cargo);
+    command.arg("bench").arg("--manifest-path").arg(manifest);
+    for target in targets {
+        command.arg("--bench").arg(target);
+    }
+    match command.arg("--").args(words).args(options).status() {
         Ok(status) if status.success() => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
@@ -30,26 +44,4 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Whether cargo was asked for all packages, so that it runs the benchmarks itself.
-fn the_benchmarks_run_anyway() -> bool {
-    let parent = |stat: String| {
-        Some(
-            stat.rsplit_once(')')?
-                .1
-                .split_whitespace()
-                .nth(1)?
-                .to_owned(),
-        )
-    };
-    let parent = std::fs::read_to_string("/proc/self/stat")
-        .ok()
-        .and_then(parent);
-    let words = parent.and_then(|id| std::fs::read(format!("/proc/{id}/cmdline")).ok());
-    let words = words.unwrap_or_default();
-    let mut words = words
-        .split(|byte| *byte == 0)
-        .take_while(|word| *word != b"--");
-    words.any(|word| word == b"--workspace" || word == b"--all")
 }

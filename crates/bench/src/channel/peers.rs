@@ -24,15 +24,13 @@ pub(crate) enum Peer {
     Bus,
     /// `crossbeam-channel`, a channel for each subscriber; no common order.
     Crossbeam,
-    /// `multiqueue2`, broadcast.
-    Multiqueue,
     /// A mutex, two condition variables and a deque.
     Mutex,
 }
 
 impl Peer {
     /// All of them.
-    pub(crate) const ALL: [Peer; 9] = [
+    pub(crate) const ALL: [Peer; 8] = [
         Peer::Dominoes,
         Peer::DisruptorSingle,
         Peer::DisruptorMulti,
@@ -40,7 +38,6 @@ impl Peer {
         Peer::Photon,
         Peer::Bus,
         Peer::Crossbeam,
-        Peer::Multiqueue,
         Peer::Mutex,
     ];
 
@@ -54,7 +51,6 @@ impl Peer {
             Peer::Photon => "photon-bounded",
             Peer::Bus => "bus",
             Peer::Crossbeam => "crossbeam-fanout",
-            Peer::Multiqueue => "multiqueue2",
             Peer::Mutex => "mutex-condvar",
         }
     }
@@ -134,23 +130,6 @@ impl Peer {
                     .map(|receiver| CrossbeamRx(receiver, Backoff::default()))
                     .collect();
                 drive(point, false, window, txs, rxs)
-            }
-            Peer::Multiqueue => {
-                let (sender, receiver) = multiqueue2::broadcast_queue::<Message>(capacity as u64);
-                let rxs = (0..subscribers)
-                    .map(|_| {
-                        MultiqueueRx(
-                            receiver.add_stream().into_single().ok().unwrap(),
-                            Backoff::default(),
-                        )
-                    })
-                    .collect();
-                receiver.unsubscribe();
-                let mut txs: Vec<_> = (1..publishers)
-                    .map(|_| MultiqueueTx(sender.clone()))
-                    .collect();
-                txs.push(MultiqueueTx(sender));
-                drive(point, true, window, txs, rxs)
             }
             Peer::Mutex => {
                 let shared = Arc::new(Floor {
@@ -460,27 +439,6 @@ impl Tx for CrossbeamTx {
 }
 
 receiver!(CrossbeamRx, crossbeam_channel::Receiver<Message>);
-
-struct MultiqueueTx(multiqueue2::BroadcastSender<Message>);
-
-impl Tx for MultiqueueTx {
-    #[inline]
-    fn one(&mut self, message: Message) {
-        until_accepted(|| self.0.try_send(message).is_ok());
-    }
-}
-
-struct MultiqueueRx(multiqueue2::BroadcastUniReceiver<Message>, Backoff);
-
-impl Rx for MultiqueueRx {
-    #[inline]
-    fn some(&mut self, check: &mut Check) {
-        match self.0.try_recv_view(|message| check.see(message)) {
-            Ok(()) => self.1.reset(),
-            Err(_) => self.1.wait(),
-        }
-    }
-}
 
 /// What one writes without thinking: a lock around a deque, and a copy of each message for each
 /// subscriber.

@@ -156,14 +156,14 @@ impl Report {
         );
         for batch in [1, 16] {
             let name = format!(
-                "several publishers, batch {batch}, against the best of disruptor-mp, multiqueue2, bus"
+                "several publishers, batch {batch}, against the best of disruptor-mp and bus"
             );
             self.bound(
                 &name,
                 1.0,
                 |p| several(p) && p.batch == batch,
                 |r, p| {
-                    [DisruptorMulti, Multiqueue, Bus]
+                    [DisruptorMulti, Bus]
                         .into_iter()
                         .filter_map(|peer| r.rate(p, peer))
                         .reduce(f64::max)
@@ -432,6 +432,5 @@ const SCALE: f64 = 1e4;
 
 /// A colour for each peer.
 const COLOURS: [&str; Peer::ALL.len()] = [
-    "#c22222", "#225ea8", "#41b6c4", "#7fbc41", "#984ea3", "#ff7f00", "#a65628", "#f781bf",
-    "#999999",
+    "#c22222", "#225ea8", "#41b6c4", "#7fbc41", "#984ea3", "#ff7f00", "#a65628", "#999999",
 ];
