@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
 
 use dominoes_netstack::Replica;
-use dominoes_netstack::config::Limits;
+use dominoes_netstack::config::{Limits, Settings};
 use dominoes_netstack::log::effect::{Effect, EffectSink, Event, Transmit};
 use dominoes_netstack::log::request::{
     Binding, Body, ConnId, Digest, Flags, Flow, GroupIndex, Kind, Mac, Options, Request,
@@ -289,6 +289,7 @@ impl World {
                 local,
                 remote,
                 mac,
+                settings: Settings::default(),
             },
         );
     }

@@ -309,6 +309,9 @@ pub struct TcpPolicy {
     /// reads more in a round trip than half of it. Default 2^30: all of the ring from the
     /// beginning.
     pub receive_window: u32,
+    /// Probes of an idle peer, unless [`Settings::keepalive`] of a connection says something else.
+    /// Default: none.
+    pub keepalive: Option<Keepalive>,
 }
 
 impl TcpPolicy {
@@ -316,6 +319,7 @@ impl TcpPolicy {
         congestion: CongestionControl;
         ecn: Ecn;
         receive_window: u32;
+        keepalive: Option<Keepalive>;
     }
 }
 
@@ -325,6 +329,7 @@ impl Default for TcpPolicy {
             congestion: CongestionControl::default(),
             ecn: Ecn::default(),
             receive_window: 1 << 30,
+            keepalive: None,
         }
     }
 }
@@ -528,6 +533,11 @@ impl Limits {
         self.mtu.saturating_sub(Self::HEADERS_V6)
     }
 
+    /// What a connection has unless something else is set.
+    pub(crate) fn settings(&self) -> Settings {
+        Settings::default().keepalive(self.tcp.keepalive)
+    }
+
     /// Checks every bound.
     ///
     /// # Errors
@@ -566,6 +576,13 @@ impl Limits {
             1 << 30,
             "1024 to 2^30",
         )?;
+        if let Some(keepalive) = self.tcp.keepalive.filter(|it| !it.is_valid()) {
+            return Err(ConfigError::OutOfRange {
+                field: "TcpPolicy::keepalive",
+                value: keepalive.idle.as_nanos(),
+                allowed: "times from 1 ms to 1 year",
+            });
+        }
         within("mtu", u64::from(self.mtu), 68, 65_535, "68 to 65535")?;
         within(
             "connections",

@@ -132,7 +132,7 @@ pub use socket::{
     Datagram, EchoSocket, InterfaceStatus, PacketInfo, Received, RouteStatus, UdpReceiver,
     UdpSender, UdpSocket,
 };
-pub use socket::{TcpStream, WriteHalf};
+pub use socket::{TcpStream, WriteHalf, WriteMark};
 #[cfg(feature = "framed")]
 pub use socket::{TcpView, framed};
 pub use stack::{Builder, Interface, Stack};

@@ -60,7 +60,7 @@ pub use interfaces::{InterfaceStatus, RouteStatus};
 pub use open::{Connecting, Incoming, TcpListener};
 pub use read::ReadHalf;
 pub use udp::{Datagram, PacketInfo, Received, UdpReceiver, UdpSender, UdpSocket};
-pub use write::{Reserved, WriteHalf};
+pub use write::{Reserved, WriteHalf, WriteMark};
 
 /// The sockets of a stack: from here connections are opened and listened for.
 #[derive(Clone)]
@@ -155,6 +155,11 @@ impl Sockets {
         }
         let queue = AcceptQueue {
             accepted: vec![0; self.worlds.len()],
+            is_told: vec![true; self.worlds.len()],
+            options: Options {
+                settings: self.world().limits.settings(),
+                ..Options::default()
+            },
             ..AcceptQueue::default()
         };
         let news = Arc::clone(&queue.news);
@@ -249,7 +254,7 @@ impl Sockets {
         let (local, remote) = (Endpoint::new(from, local.port()), remote.into());
         let group = self.opening_group(Flow { local, remote }, groups.len());
         let world = &self.worlds[groups.start + group];
-        let request_id = world.socket_table().new_request();
+        let request_id = world.socket_table().new_request(world.limits.settings());
         world.command(Command::Open(WaitingOpen {
             request_id,
             local,
@@ -258,7 +263,6 @@ impl Sockets {
         Ok(Connecting {
             world: Arc::clone(world),
             request_id,
-            options: Options::default(),
             watched: poller::Watched::default(),
             opened: None,
         })
@@ -740,6 +744,14 @@ impl TcpStream {
     /// As [`WriteHalf::try_write`].
     pub fn try_write(&mut self, from: &[u8]) -> Result<usize, SocketError> {
         self.writer.try_write(from)
+    }
+
+    /// As [`WriteHalf::try_write_marked`].
+    ///
+    /// # Errors
+    /// As [`WriteHalf::try_write`].
+    pub fn try_write_marked(&self, from: &[u8], mark: WriteMark) -> Result<usize, SocketError> {
+        self.writer.write_marked(from, mark)
     }
 }
 

@@ -45,6 +45,16 @@ pub struct StateStats {
     pub gaps_refused: u64,
     /// Connections that were opened, by us or by a peer.
     pub opened: u64,
+    /// Of these, by us (`ActiveOpens` of RFC 4022).
+    pub opened_by_us: u64,
+    /// Segments sent again, with text or a FIN (`RetransSegs`).
+    pub retransmitted: u64,
+    /// Retransmission timeouts (RFC 6298 section 5).
+    pub timeouts: u64,
+    /// Segments that arrived before an earlier one.
+    pub out_of_order: u64,
+    /// Segments with text that had arrived before.
+    pub duplicates: u64,
     /// Connections that ended.
     pub closed: u64,
     /// ICMP errors that quoted nothing in flight, or said nothing new, and were ignored (RFC 5927).
@@ -241,7 +251,7 @@ macro_rules! sums {
 
 sums! {
     StateStats: requests segments bad_checksum no_connection refused_syn table_full cookies_sent cookies_returned
-        resets_withheld challenges_withheld gaps_refused opened closed ignored_errors time_wait_evicted panicked migrated_out migrated_in migration_declined
+        resets_withheld challenges_withheld gaps_refused opened opened_by_us retransmitted timeouts out_of_order duplicates closed ignored_errors time_wait_evicted panicked migrated_out migrated_in migration_declined
         dropped_while_migrating datagrams
         bad_datagrams no_socket queue_full sent_datagrams;
     PumpStats: frames looped segments runs requests malformed not_ours martians unknown datagrams split pieces no_port

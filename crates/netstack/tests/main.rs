@@ -26,6 +26,7 @@ mod lying;
 mod merged;
 mod migration;
 mod multicast;
+mod option_order;
 mod packet_info;
 mod pipelined;
 mod poller;

@@ -21,6 +21,10 @@ use crate::log::request::{Binding, Endpoint, Flow};
 pub(crate) struct AcceptQueue {
     pub(crate) options: Options,
     pub(crate) ready: VecDeque<Ready>,
+    /// For each group, whether its pump knows their settings.
+    pub(crate) is_told: Vec<bool>,
+    /// Whether they were ever set.
+    pub(crate) has_options: bool,
     /// For each group, how many of its connections were accepted.
     pub(crate) accepted: Vec<u64>,
     /// For pollers.

@@ -47,7 +47,7 @@ use crate::seqnum::SeqNum;
 use crate::state::demux::Grouping;
 use crate::stats::PumpStats;
 use crate::time::Instant;
-use commands::UNREACHABLE;
+use commands::{ROOM_OF_CHANGE, UNREACHABLE};
 use datagrams::Datagrams;
 use echo::Echoes;
 use idle::{Hint, IdleLooks};
@@ -454,8 +454,8 @@ impl RxPump {
         for _ in 0..BATCH {
             let mailbox = &self.world.mailbox;
             let is_quiet = mailbox.dirty.is_empty() && mailbox.overflow.is_empty();
-            // The settings and the progress of a connection are two requests.
-            if is_quiet || log.room() < 3 {
+            // The progress of a connection follows its options.
+            if is_quiet || log.room() <= ROOM_OF_CHANGE {
                 break;
             }
             let Some(conn) = mailbox.dirty.pop().or_else(|| mailbox.overflow.pop()) else {
@@ -772,6 +772,10 @@ impl<L: Log> Found for RunPublisher<'_, L> {
 fn sample_cursors(world: &World, digest: &mut Digest, ahead: Option<bool>, run: &mut Run) {
     if let Some(stream) = world.streams.get(digest.hint) {
         let (app_read, app_written) = stream.cursors();
+        if stream.has_changes() {
+            // They come before what is written behind them.
+            return;
+        }
         digest.app_read = app_read as u32;
         digest.app_written = app_written as u32;
         digest.bits |= Digest::PROGRESS;

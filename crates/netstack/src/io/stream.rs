@@ -98,11 +98,13 @@ pub(crate) use self::byte_ring::Parts;
 pub(crate) use self::delivery::DeliveryCursor;
 use self::delivery::Incoming;
 pub(crate) use self::look::Look;
+pub(crate) use self::options::Change;
 use self::options::SharedOptions;
 pub(crate) use self::send::{BorrowedPayload, Writing};
 pub(crate) use self::status::{ConnectionStatus, EndReason};
 use self::table::HomeSlot;
 pub(crate) use self::table::{Handle, StreamTable, Streams};
+use crate::config::Settings;
 use crate::io::sync::{AtomicU32, AtomicU64};
 use crate::log::request::ConnId;
 
@@ -150,7 +152,7 @@ struct AppSide {
     shortages: AtomicU64,
     /// How often it wanted to read what another user kept.
     misses: AtomicU64,
-    /// SHUTDOWN, ORPHAN, ABORT, SET, TUNE, for the pump; SHUT_READ, for applications alone.
+    /// SHUTDOWN, ORPHAN, ABORT, SET, for the pump; SHUT_READ and MORE, for applications alone.
     requests: AtomicU32,
     options: SharedOptions,
     /// Bytes that may be written ahead of what was released; 0: what the ring holds.
@@ -208,21 +210,19 @@ pub(crate) struct AppRequest {
     pub(crate) shutdown: bool,
     pub(crate) orphan: bool,
     pub(crate) abort: bool,
-    /// Its [`Settings`](crate::config::Settings) have changed.
+    /// Its options have changed.
     pub(crate) set: bool,
-    /// Its [`Tuning`](crate::config::Tuning) has changed.
-    pub(crate) tune: bool,
 }
 
 const SHUTDOWN: u32 = 1;
 const ORPHAN: u32 = 2;
 const ABORT: u32 = 4;
 const SET: u32 = 8;
-const TUNE: u32 = 16;
-const SHUT_READ: u32 = 32;
+const SHUT_READ: u32 = 16;
+const MORE: u32 = 32;
 
 impl Stream {
-    fn new(number: u32, group: u16, index: u32) -> Self {
+    fn new((number, group, index): (u32, u16, u32), settings: Settings) -> Self {
         Stream {
             number,
             generation: AtomicU32::new(0),
@@ -235,7 +235,7 @@ impl Stream {
                 shortages: AtomicU64::new(0),
                 misses: AtomicU64::new(0),
                 requests: AtomicU32::new(0),
-                options: SharedOptions::default(),
+                options: SharedOptions::new(settings),
                 send_limit: AtomicU32::new(0),
                 send_user: AtomicU32::new(0),
                 dirty: AtomicU64::new(flag(0, false)),
@@ -288,11 +288,26 @@ impl<'a> StreamRef<'a> {
         let bits = if what.shutdown { SHUTDOWN } else { 0 }
             | if what.orphan { ORPHAN } else { 0 }
             | if what.abort { ABORT } else { 0 }
-            | if what.set { SET } else { 0 }
-            | if what.tune { TUNE } else { 0 };
+            | if what.set { SET } else { 0 };
         // ORDERING: Release, pairs with the Acquire in `progress`: cursors stored before are seen
         // with it.
         self.stream.app.requests.fetch_or(bits, Ordering::Release);
+    }
+
+    /// Notes whether what was written last waits for more.
+    pub(crate) fn set_more(&self, more: bool) {
+        // ORDERING: Relaxed: the connection's one writer alone reads it.
+        let requests = &self.stream.app.requests;
+        match more {
+            true => requests.fetch_or(MORE, Ordering::Relaxed),
+            false => requests.fetch_and(!MORE, Ordering::Relaxed),
+        };
+    }
+
+    /// Whether what was written last waits for more.
+    #[inline]
+    pub(crate) fn waits_for_more(&self) -> bool {
+        self.stream.app.requests.load(Ordering::Relaxed) & MORE != 0
     }
 
     /// Nothing more will be read. The caller wakes those that wait for bytes.
@@ -333,14 +348,15 @@ impl<'a> StreamRef<'a> {
         // ORDERING: Acquire, pairs with the Release in `request`. Read before the cursors: an
         // application that shuts down or releases the connection has written its last byte, and the
         // last cursor must be seen with that request.
-        let mut asked = self.stream.app.requests.load(Ordering::Acquire);
-        if asked & (SET | TUNE) != 0 {
-            // Cleared before the settings are read: a setting changed after that raises the request
-            // again.
-            let requests = &self.stream.app.requests;
-            asked = requests.fetch_and(!(SET | TUNE), Ordering::Acquire);
-        }
+        let asked = self.stream.app.requests.load(Ordering::Acquire);
         let (read, written) = self.cursors();
+        let set = self.has_changes();
+        if set {
+            // Cleared before the changes are read: one that is made after that raises the request
+            // again.
+            // ORDERING: Acquire, pairs with the Release in `request`.
+            self.stream.app.requests.fetch_and(!SET, Ordering::Acquire);
+        }
         (
             read,
             written,
@@ -348,8 +364,7 @@ impl<'a> StreamRef<'a> {
                 shutdown: asked & SHUTDOWN != 0,
                 orphan: asked & ORPHAN != 0,
                 abort: asked & ABORT != 0,
-                set: asked & SET != 0,
-                tune: asked & TUNE != 0,
+                set,
             },
         )
     }

@@ -59,6 +59,12 @@ pub(crate) enum Command {
     Open(WaitingOpen),
     /// A request that goes into the log as it is: a listener begins, is accepted from, or ends.
     Publish(Body),
+    /// The settings of a listener have changed, which the log of a group does not say yet.
+    SetListener {
+        port: u16,
+        binding: Binding,
+        group: u16,
+    },
     Bind {
         socket: ConnId,
         port: u16,
@@ -105,6 +111,14 @@ pub(crate) enum OpenResult {
     Failed(SocketError),
 }
 
+/// What a connection that is being opened begins with.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct OpenOptions {
+    pub(crate) options: Options,
+    /// What its request in the log says of it.
+    published: Settings,
+}
+
 /// What a connection begins with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
@@ -115,6 +129,8 @@ pub(crate) struct Options {
 #[derive(Debug, Default)]
 pub(crate) struct SocketTable {
     pub(crate) open_results: HashMap<u64, Option<OpenResult>>,
+    /// What those without a result begin with.
+    pub(crate) open_options: HashMap<u64, OpenOptions>,
     /// Of those without a result that a poller waits for: what is notified.
     pub(crate) open_events: HashMap<u64, Arc<EventCount>>,
     /// By port and by what each is bound to. No connection could be for two of them.
@@ -329,9 +345,18 @@ impl SocketTable {
         self.next_request_id
     }
 
-    pub(crate) fn new_request(&mut self) -> u64 {
+    pub(crate) fn new_request(&mut self, settings: Settings) -> u64 {
         let request_id = self.next_request_id();
         self.open_results.insert(request_id, None);
+        let options = Options {
+            settings,
+            ..Options::default()
+        };
+        let begins = OpenOptions {
+            options,
+            ..OpenOptions::default()
+        };
+        self.open_options.insert(request_id, begins);
         request_id
     }
 }
@@ -919,6 +944,14 @@ impl World {
         let mut table = self.socket_table();
         if let Some(place) = table.open_results.get_mut(&request_id) {
             *place = Some(answer);
+            let begins = table.open_options.remove(&request_id);
+            if let (Some(begins), OpenResult::Opened { stream, .. }) = (begins, answer)
+                && let Some(stream) = self.streams.held(stream)
+            {
+                let Options { settings, tuning } = begins.options;
+                stream.begin_with(settings, tuning, begins.published);
+                self.raise(&stream);
+            }
             let event = table.open_events.remove(&request_id);
             drop(table);
             self.shared.socket_table_changed.notify_all();
@@ -927,6 +960,30 @@ impl World {
             drop(table);
             self.abandon(stream);
         }
+    }
+
+    /// What a connection begins with that is being opened; its request says so.
+    pub(crate) fn settings_of_open(&self, request_id: u64) -> Settings {
+        let mut table = self.socket_table();
+        let begins = table.open_options.get_mut(&request_id);
+        begins.map_or_else(Settings::default, |begins| {
+            begins.published = begins.options.settings;
+            begins.published
+        })
+    }
+
+    /// What connections of a listener begin with, which group `group` has to learn; `None` once it
+    /// knows.
+    pub(crate) fn settings_of_listener(
+        &self,
+        port: u16,
+        binding: Binding,
+        group: u16,
+    ) -> Option<Settings> {
+        let mut table = self.socket_table();
+        let queue = table.listeners.get_mut(port, binding)?;
+        let is_told = queue.is_told.get_mut(usize::from(group))?;
+        (!core::mem::replace(is_told, true)).then_some(queue.options.settings)
     }
 
     /// Nobody will ever hold this connection: it is aborted, and its place free when that is done.

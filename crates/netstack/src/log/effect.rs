@@ -367,6 +367,21 @@ pub struct FrameNumbers {
     pub gap_pages: u64,
     /// Segments that were dropped because these were too many.
     pub gaps_refused: u64,
+    /// What connections met that is rare.
+    pub counts: TcpCounts,
+}
+
+/// What the connections of a group met so far, off the fast path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpCounts {
+    /// Segments sent again.
+    pub retransmitted: u64,
+    /// Retransmission timeouts.
+    pub timeouts: u64,
+    /// Segments that were stored behind a gap.
+    pub out_of_order: u64,
+    /// Segments with text that had arrived before.
+    pub duplicates: u64,
 }
 
 impl FrameNumbers {

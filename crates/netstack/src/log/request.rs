@@ -383,6 +383,17 @@ pub enum Body {
         remote: Endpoint,
         /// Link-layer address of the next hop.
         mac: Mac,
+        /// What the connection begins with; the SYN has it, too.
+        settings: Settings,
+    },
+    /// What connections of a listener begin with; the SYN-ACK has it, too.
+    SetListener {
+        /// The port.
+        port: u16,
+        /// What the listener is bound to.
+        binding: Binding,
+        /// From now on.
+        settings: Settings,
     },
     /// Passive OPEN.
     Listen {
@@ -435,6 +446,10 @@ pub enum Body {
         conn: ConnId,
         /// All of its tuning from now on.
         tuning: Tuning,
+        /// What was written last waits for more.
+        more: bool,
+        /// What was written so far does not wait for more.
+        push: bool,
     },
     /// ABORT (RFC 9293 section 3.10.5).
     Abort {

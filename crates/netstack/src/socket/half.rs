@@ -8,7 +8,7 @@ use super::shared::{Shared, Taken, UserId};
 use super::wait::{WaitPolicy, WaitUntil};
 use crate::config::{Settings, Tuning};
 use crate::error::SocketError;
-use crate::io::stream::{AppRequest, DeliveryCursor, Handle, StreamRef};
+use crate::io::stream::{AppRequest, Change, DeliveryCursor, Handle, StreamRef};
 use crate::io::world::{Options, World};
 use crate::log::request::Flow;
 
@@ -129,29 +129,45 @@ impl Half {
 
     /// Changes settings, and tells the pump. Those of a connection that has gone stay as they are.
     pub(super) fn set(&self, change: impl Fn(Settings) -> Settings) -> Result<(), SocketError> {
+        self.change(|before| {
+            let settings = change(before.settings);
+            // Switching Nagle's algorithm off sends what waits, as Linux does.
+            let push = before.push || settings.nodelay && !before.settings.nodelay;
+            Change {
+                settings,
+                push,
+                ..before
+            }
+        })
+    }
+
+    /// As [`Half::set`], of all options.
+    pub(super) fn change(&self, change: impl Fn(Change) -> Change) -> Result<(), SocketError> {
         let is_valid = match self.stream() {
-            Ok(stream) => stream.change_settings(change),
-            Err(_) => change(Settings::default()).checked().is_some(),
+            Ok(stream) => {
+                let is_valid = stream.change(change);
+                self.world.raise(&stream);
+                is_valid
+            }
+            Err(_) => {
+                let changed = change(Change::default());
+                changed.settings.checked().is_some() && changed.tuning.checked().is_some()
+            }
         };
-        if !is_valid {
-            return Err(SocketError::Invalid);
-        }
-        self.request(AppRequest {
-            set: true,
-            ..AppRequest::default()
-        });
-        Ok(())
+        is_valid.then_some(()).ok_or(SocketError::Invalid)
     }
 
     pub(super) fn settings(&self) -> Settings {
-        self.stream()
-            .map_or_else(|_| Settings::default(), |stream| stream.settings())
+        self.stream().map_or_else(
+            |_| self.world.limits.settings(),
+            |stream| stream.options().settings,
+        )
     }
 
     /// How it is tuned.
     pub(super) fn tuning(&self) -> Tuning {
         self.stream()
-            .map_or_else(|_| Tuning::default(), |stream| stream.tuning())
+            .map_or_else(|_| Tuning::default(), |stream| stream.options().tuning)
     }
 
     /// The most bytes of its receive buffer.
@@ -166,29 +182,21 @@ impl Half {
 
     /// As [`Half::set`], of its tuning.
     pub(super) fn tune(&self, change: impl Fn(Tuning) -> Tuning) -> Result<(), SocketError> {
-        let is_valid = match self.stream() {
-            Ok(stream) => stream.change_tuning(change),
-            Err(_) => change(Tuning::default()).checked().is_some(),
-        };
-        if !is_valid {
-            return Err(SocketError::Invalid);
-        }
-        self.request(AppRequest {
-            tune: true,
-            ..AppRequest::default()
-        });
-        Ok(())
+        self.change(|before| Change {
+            tuning: change(before.tuning),
+            ..before
+        })
     }
 
-    /// What it begins with, if that is not the default.
+    /// What it begins with.
     pub(super) fn begin_with(&self, options: &Options) {
+        let Options { settings, tuning } = *options;
         // They were checked before.
-        if options.settings != Settings::default() {
-            let _ = self.set(|_| options.settings);
-        }
-        if options.tuning != Tuning::default() {
-            let _ = self.tune(|_| options.tuning);
-        }
+        let _ = self.change(|before| Change {
+            settings,
+            tuning,
+            ..before
+        });
     }
 
     /// Waits until the peer has all that was written and our FIN, which was asked for, or nothing

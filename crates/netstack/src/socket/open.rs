@@ -11,7 +11,7 @@ use super::wait::{WaitPolicy, WaitUntil, wait_for_socket_table};
 use super::{TcpStream, valid_ttl};
 use crate::config::{Settings, Tuning};
 use crate::error::SocketError;
-use crate::io::accept::{QueueNews, Ready};
+use crate::io::accept::{AcceptQueue, QueueNews, Ready};
 use crate::io::stream::EndReason;
 use crate::io::world::{Command, OpenResult, Options, SocketTable, World};
 use crate::log::request::{Binding, Body};
@@ -149,7 +149,7 @@ impl TcpListener {
         else {
             return Err(SocketError::WouldBlock);
         };
-        let options = queue.options;
+        let (options, has_options) = (queue.options, queue.has_options);
         let accepted = &mut queue.accepted[usize::from(group)];
         *accepted += 1;
         let world = &worlds[usize::from(group)];
@@ -159,7 +159,9 @@ impl TcpListener {
             accepted: *accepted,
         }));
         let stream = TcpStream::new(world, stream, flow);
-        stream.half.begin_with(&options);
+        if has_options {
+            stream.half.begin_with(&options);
+        }
         Ok((stream, flow.remote.into()))
     }
 
@@ -182,31 +184,35 @@ impl TcpListener {
         Ok(self.shared.local_addr())
     }
 
-    /// What connections have from the moment when they are accepted.
+    /// What connections have whose SYN comes from now on, their SYN-ACK included, and those that
+    /// are accepted from now on.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if a value is out of its range, [`SocketError::Closed`].
     pub fn set_settings(&self, settings: Settings) -> Result<(), SocketError> {
         let settings = settings.checked().ok_or(SocketError::Invalid)?;
-        self.options(|options| options.settings = settings)
+        self.change_settings(|before| *before = settings)
     }
 
-    /// As [`TcpListener::set_settings`], for the rest.
+    /// As [`TcpListener::set_settings`], for the rest, from the moment when they are accepted.
     ///
     /// # Errors
     /// As [`TcpListener::set_settings`].
     pub fn set_tuning(&self, tuning: Tuning) -> Result<(), SocketError> {
         let tuning = tuning.checked().ok_or(SocketError::Invalid)?;
-        self.options(|options| options.tuning = tuning)
+        self.queue(|queue| {
+            queue.options.tuning = tuning;
+            queue.has_options = true;
+        })
     }
 
-    /// As [`Settings::ttl`], for connections from the moment when they are accepted.
+    /// As [`Settings::ttl`], for the connections of [`TcpListener::set_settings`].
     ///
     /// # Errors
     /// As [`TcpListener::set_settings`].
     pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
         let ttl = valid_ttl(ttl)?;
-        Ok(self.options(|options| options.settings.ttl = ttl)?)
+        Ok(self.change_settings(|settings| settings.ttl = ttl)?)
     }
 
     /// As [`TcpListener::set_ttl`] set it.
@@ -214,17 +220,45 @@ impl TcpListener {
     /// # Errors
     /// [`SocketError::Closed`].
     pub fn ttl(&self) -> io::Result<u32> {
-        Ok(self.options(|options| options.settings.ttl.into())?)
+        Ok(self.queue(|queue| queue.options.settings.ttl.into())?)
     }
 
-    fn options<T>(&self, look: impl FnOnce(&mut Options) -> T) -> Result<T, SocketError> {
+    fn change_settings(&self, change: impl FnOnce(&mut Settings)) -> Result<(), SocketError> {
+        let Listening {
+            port,
+            binding,
+            worlds,
+            ..
+        } = &*self.shared;
+        let (port, binding) = (*port, *binding);
+        let untold = self.queue(|queue| {
+            change(&mut queue.options.settings);
+            queue.has_options = true;
+            // Those that do not know the former ones yet look when they come to it.
+            let told = queue.is_told.iter_mut();
+            let told = told.map(|is_told| core::mem::replace(is_told, false));
+            told.collect::<Vec<_>>()
+        })?;
+        for ((world, was_told), group) in worlds.iter().zip(untold).zip(0..) {
+            if was_told {
+                world.command(Command::SetListener {
+                    port,
+                    binding,
+                    group,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn queue<T>(&self, look: impl FnOnce(&mut AcceptQueue) -> T) -> Result<T, SocketError> {
         let mut table = self.shared.world().socket_table();
         if self.shared.closed.load(Ordering::Relaxed) {
             return Err(SocketError::Closed);
         }
         let Listening { port, binding, .. } = *self.shared;
         let queue = table.listeners.get_mut(port, binding);
-        Ok(look(&mut queue.ok_or(SocketError::Down)?.options))
+        Ok(look(queue.ok_or(SocketError::Down)?))
     }
 
     /// Always `None`: a listener has no errors but those of its calls.
@@ -311,33 +345,76 @@ impl core::iter::FusedIterator for Incoming<'_> {}
 pub struct Connecting {
     pub(super) world: Arc<World>,
     pub(super) request_id: u64,
-    pub(super) options: Options,
     pub(super) watched: Watched,
     pub(super) opened: Option<TcpStream>,
 }
 
 impl Connecting {
-    /// What the connection has as soon as it has a place, before the handshake ends.
+    /// What the connection has from now on. Its SYN has it if that was not sent yet: a stack sends
+    /// it in its next turn, or when it knows the way.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if a value is out of its range.
     pub fn set_settings(&mut self, settings: Settings) -> Result<(), SocketError> {
-        self.options.settings = settings.checked().ok_or(SocketError::Invalid)?;
-        match &self.opened {
-            Some(stream) => stream.set_settings(self.options.settings),
+        let settings = settings.checked().ok_or(SocketError::Invalid)?;
+        match self.set(|options| options.settings = settings) {
+            Some(stream) => stream.set_settings(settings),
             None => Ok(()),
         }
     }
 
-    /// As [`Connecting::set_settings`], for the rest.
+    /// As [`Connecting::set_settings`], for the rest, which does not change the SYN.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if a value is out of its range.
     pub fn set_tuning(&mut self, tuning: Tuning) -> Result<(), SocketError> {
-        self.options.tuning = tuning.checked().ok_or(SocketError::Invalid)?;
-        match &self.opened {
+        let tuning = tuning.checked().ok_or(SocketError::Invalid)?;
+        match self.set(|options| options.tuning = tuning) {
             Some(stream) => stream.set_tuning(tuning),
             None => Ok(()),
+        }
+    }
+
+    /// Changes what it begins with; if it has begun, returns the stream, to be changed itself.
+    fn set(&mut self, change: impl FnOnce(&mut Options)) -> Option<&TcpStream> {
+        if self.opened.is_none() {
+            let mut table = self.world.socket_table();
+            if let Some(begins) = table.open_options.get_mut(&self.request_id) {
+                change(&mut begins.options);
+                return None;
+            }
+            let answer = table.open_results.get(&self.request_id);
+            let has_failed = matches!(answer, Some(Some(OpenResult::Failed(_))));
+            drop(table);
+            if !has_failed {
+                // It says so again.
+                let _ = self.look();
+            }
+        }
+        self.opened.as_ref()
+    }
+
+    /// Looks whether the open has been answered. If the connection has a place, `opened` is it.
+    fn look(&mut self) -> Result<(), SocketError> {
+        if self.opened.is_some() {
+            return Ok(());
+        }
+        let mut table = self.world.socket_table();
+        if self.world.is_down() {
+            return Err(SocketError::Down);
+        }
+        let Some(&Some(answer)) = table.open_results.get(&self.request_id) else {
+            return Ok(());
+        };
+        table.open_results.remove(&self.request_id);
+        drop(table);
+        match answer {
+            OpenResult::Opened { stream, flow } => {
+                self.watched.opened(stream);
+                self.opened = Some(TcpStream::new(&self.world, stream, flow));
+                Ok(())
+            }
+            OpenResult::Failed(error) => Err(error),
         }
     }
 
@@ -349,26 +426,7 @@ impl Connecting {
     /// [local end](super::Sockets::begin_connect_from) [`SocketError::PortTaken`],
     /// [`SocketError::NotOurs`]. After an error or a stream it has nothing more to say.
     pub fn try_finish(&mut self) -> Result<Option<TcpStream>, SocketError> {
-        if self.opened.is_none() {
-            let mut table = self.world.socket_table();
-            if self.world.is_down() {
-                return Err(SocketError::Down);
-            }
-            let Some(&Some(answer)) = table.open_results.get(&self.request_id) else {
-                return Ok(None);
-            };
-            table.open_results.remove(&self.request_id);
-            drop(table);
-            match answer {
-                OpenResult::Opened { stream, flow } => {
-                    self.watched.opened(stream);
-                    let stream = TcpStream::new(&self.world, stream, flow);
-                    stream.half.begin_with(&self.options);
-                    self.opened = Some(stream);
-                }
-                OpenResult::Failed(error) => return Err(error),
-            }
-        }
+        self.look()?;
         let Some(stream) = &self.opened else {
             return Ok(None);
         };
@@ -455,6 +513,7 @@ impl Drop for Connecting {
         let mut table = self.world.socket_table();
         let answer = table.open_results.remove(&self.request_id);
         table.open_events.remove(&self.request_id);
+        table.open_options.remove(&self.request_id);
         drop(table);
         if let Some(Some(OpenResult::Opened { stream, .. })) = answer {
             self.world.abandon(stream);

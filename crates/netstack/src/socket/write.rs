@@ -9,7 +9,7 @@ use super::half::Half;
 use super::poller::Watched;
 use super::shared::{Taken, UserId};
 use crate::error::SocketError;
-use crate::io::stream::{StreamRef, Writing};
+use crate::io::stream::{Change, StreamRef, Writing};
 
 /// The half of a connection that writes.
 ///
@@ -75,6 +75,57 @@ impl WriteHalf {
         self.write_parts(from)
     }
 
+    /// As [`WriteHalf::try_write`], and says how what is written ends.
+    ///
+    /// # Errors
+    /// As [`WriteHalf::try_write`].
+    pub fn try_write_marked(&mut self, from: &[u8], mark: WriteMark) -> Result<usize, SocketError> {
+        self.write_marked(from, mark)
+    }
+
+    pub(super) fn write_marked(&self, from: &[u8], mark: WriteMark) -> Result<usize, SocketError> {
+        match mark {
+            WriteMark::More => {
+                // The pump must not see the bytes before the mark.
+                let (stream, turn) = self.begin()?;
+                if stream.writable() < from.len().min(1) && stream.fell_short() == 0 {
+                    return Err(SocketError::WouldBlock);
+                }
+                if !stream.waits_for_more() {
+                    stream.set_more(true);
+                    stream.change(|before| Change {
+                        more: true,
+                        ..before
+                    });
+                }
+                let len = stream.write(from);
+                drop(turn);
+                self.half.world.raise(&stream);
+                Ok(len)
+            }
+            WriteMark::End => {
+                let len = self.write_parts(&[IoSlice::new(from)])?;
+                if len == from.len() {
+                    self.half.change(|before| Change {
+                        push: true,
+                        ..before
+                    })?;
+                }
+                Ok(len)
+            }
+        }
+    }
+
+    /// What was written waits for more no longer.
+    #[cold]
+    fn end_more(stream: &StreamRef<'_>) {
+        stream.set_more(false);
+        stream.change(|before| Change {
+            more: false,
+            ..before
+        });
+    }
+
     fn write_parts(&self, from: &[IoSlice<'_>]) -> Result<usize, SocketError> {
         let (stream, _turn) = self.begin()?;
         let mut len = 0;
@@ -87,6 +138,9 @@ impl WriteHalf {
         }
         if len == 0 && from.iter().any(|part| !part.is_empty()) {
             return Err(SocketError::WouldBlock);
+        }
+        if stream.waits_for_more() {
+            WriteHalf::end_more(&stream);
         }
         self.half.world.raise(&stream);
         Ok(len)
@@ -182,6 +236,20 @@ impl WriteHalf {
     }
 }
 
+/// How what is written ends, as [`WriteHalf::try_write_marked`] takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WriteMark {
+    /// More follows at once: what does not fill a segment waits for the next write without this
+    /// mark, as if the connection were corked until then ([`Tuning::cork`](crate::Tuning::cork)).
+    /// Linux calls it `MSG_MORE`.
+    More,
+    /// A record ends here, if all of it is written: it waits for nothing that follows, whatever
+    /// Nagle's algorithm, a cork or an earlier mark says. Bytes written later share a segment with
+    /// it only if the peer's window or congestion holds both up. Linux calls it `MSG_EOR`.
+    End,
+}
+
 /// Room in the send ring, as [`WriteHalf::reserve`] gives it: bytes to be written in place.
 pub struct Reserved<'a> {
     writer: &'a WriteHalf,
@@ -203,6 +271,9 @@ impl Reserved<'_> {
         // Nobody else wrote while they were kept.
         debug_assert!(turn.was_kept());
         stream.commit_written(len);
+        if stream.waits_for_more() {
+            WriteHalf::end_more(&stream);
+        }
         self.writing = None;
         self.writer.half.world.raise(&stream);
         Ok(())

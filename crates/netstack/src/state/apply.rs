@@ -18,7 +18,7 @@ use crate::config::Limits;
 use crate::hash::mix;
 use crate::ip::rate_limit::RateLimit;
 use crate::keys::{Domain, Keys};
-use crate::log::effect::{EffectSink, FrameNumbers};
+use crate::log::effect::{EffectSink, FrameNumbers, TcpCounts};
 use crate::log::request::{
     Body, ConnId, Digest, Flags, Flow, GroupIndex, Kind, Mac, Options, Request, Segment, Verdict,
 };
@@ -453,7 +453,13 @@ impl Replica {
                 local,
                 remote,
                 mac,
-            } => self.open(request_id, Flow { local, remote }, mac, out),
+                settings,
+            } => self.open(request_id, Flow { local, remote }, (mac, settings), out),
+            Body::SetListener {
+                port,
+                binding,
+                settings,
+            } => self.listeners.set(port, binding, settings),
             Body::Listen {
                 port,
                 backlog,
@@ -483,9 +489,12 @@ impl Replica {
             Body::Set { conn, settings } => {
                 self.with(conn, out, |tcb, cx| tcb.set(settings, cx));
             }
-            Body::Tune { conn, tuning } => {
-                self.with(conn, out, |tcb, cx| tcb.tune(tuning, cx));
-            }
+            Body::Tune {
+                conn,
+                tuning,
+                more,
+                push,
+            } => self.with(conn, out, |tcb, cx| tcb.tune(tuning, (more, push), cx)),
             Body::Abort { conn } => self.with(conn, out, |tcb, cx| tcb.abort(cx)),
             Body::AddressLost { conn } => self.with(conn, out, |tcb, cx| tcb.lose_address(cx)),
             Body::Free { conn } => {
@@ -582,11 +591,21 @@ impl Replica {
 
     /// Counters of the state.
     pub fn stats(&self) -> StateStats {
+        let TcpCounts {
+            retransmitted,
+            timeouts,
+            out_of_order,
+            duplicates,
+        } = self.frames.counts;
         StateStats {
             requests: self.applied(),
             resets_withheld: self.frames.resets.refused(),
             challenges_withheld: self.frames.challenges.refused(),
             gaps_refused: self.frames.gaps_refused,
+            retransmitted,
+            timeouts,
+            out_of_order,
+            duplicates,
             ..self.stats
         }
     }

@@ -493,6 +493,7 @@ impl Tcb {
         }
         if from < 0 {
             self.rcv.record_duplicate(seg.seq, seg.seq + seg.len);
+            cx.frames.counts.duplicates += u64::from(seg.count);
         }
         if first >= last {
             self.ack_now();
@@ -511,6 +512,7 @@ impl Tcb {
         }
         // RFC 5681 section 4.2: what is out of order, or fills a gap, is acknowledged at once.
         self.ack_now();
+        cx.frames.counts.out_of_order += u64::from(seg.count) * u64::from(first > 0);
         let place = (first as u64, last as u64);
         self.take_out_of_order(run_offset, place, from < 0, cx) && last == end
     }

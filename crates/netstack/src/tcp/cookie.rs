@@ -27,7 +27,7 @@ use super::retransmit::timestamp;
 use super::{Cx, Tcb};
 use crate::config::Limits;
 use crate::log::effect::{Effect, EffectSink, FrameNumbers};
-use crate::log::request::{ConnId, Flags, Flow, Mac, Options, Segment, SynOptions};
+use crate::log::request::{ConnId, Flags, Flow, IpFields, Mac, Options, Segment, SynOptions};
 use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
 
@@ -168,7 +168,7 @@ fn options_of(syn: &Segment<'_>) -> SynOptions {
 pub fn answer_with_cookie<S: EffectSink>(
     syn: &Segment<'_>,
     (flow, mac, offset): (Flow, Mac, u32),
-    hash: &impl Fn(u64) -> u64,
+    (ip, hash): (IpFields, &impl Fn(u64) -> u64),
     cx: &mut Cx<'_, S>,
 ) -> bool {
     if cx.frames.room() == 0 {
@@ -187,6 +187,7 @@ pub fn answer_with_cookie<S: EffectSink>(
     let options = Options::Syn(options);
     kept.options = &options;
     let mut tcb = Tcb::passive(ConnId::NONE, flow, mac, iss, &kept, cx.limits, cx.now);
+    tcb.snd.ip = ip;
     let mut one = OnlyTransmit(None);
     tcb.finish(&mut Cx::new(cx.now, cx.frames, cx.limits, &mut one));
     let Some(mut effect) = one.0 else {
@@ -403,7 +404,12 @@ mod tests {
             ..segment(irs, SeqNum(0), Flags::SYN, &options)
         };
         let whose = (flow(), Mac::default(), offset(key));
-        assert!(answer_with_cookie(&syn, whose, &hash(key), &mut cx));
+        assert!(answer_with_cookie(
+            &syn,
+            whose,
+            (IpFields::DEFAULT, &hash(key)),
+            &mut cx
+        ));
         match out[..] {
             [Effect::Transmit(t)] => (t.seq, t.timestamps.map(|(value, _)| value)),
             ref other => panic!("{other:?}"),

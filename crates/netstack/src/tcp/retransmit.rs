@@ -399,6 +399,7 @@ impl Tcb {
         // unacknowledged data was sent.
         self.waits_since(cx.now.before(self.retransmit.rto), cx);
         self.retransmit.back_off();
+        cx.frames.counts.timeouts += 1;
         if self.retransmit.retries > limit {
             return self.fail_with(self.timeout_event(), cx);
         }

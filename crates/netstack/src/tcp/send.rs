@@ -468,6 +468,8 @@ impl Tcb {
         let count = bytes.div_ceil(frame_len).max(1);
         self.retransmit.on_resent();
         self.retransmit.resent += u64::from(bytes);
+        let segments = bytes.div_ceil(u32::from(snd.mss).max(1)).max(1);
+        cx.frames.counts.retransmitted += u64::from(segments);
         self.transmit_payload(begin, count, bytes, frame_len, fin, false, cx);
         self.scoreboard.on_retransmitted(begin, begin + len, cx.now);
         self.undo.resent(len, timestamp(cx.now));

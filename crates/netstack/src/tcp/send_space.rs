@@ -82,6 +82,8 @@ pub(super) struct SendSpace {
     pub(super) nodelay: bool,
     /// Only full segments are sent.
     pub(super) cork: bool,
+    /// If `end` is here, nothing before it waits for more.
+    pub(super) pushed: SeqNum,
     /// [`Settings::ip`], where every frame finds it.
     pub(super) ip: IpFields,
     /// ISS.
@@ -101,7 +103,7 @@ pub(super) struct SendSpace {
 
 fields!(SendSpace, "snd", {
     una, nxt, max, end, una_offset, written, released, wnd, wl1, wl2, mss, shift, fin, due,
-    ecn, cwr, scaled, syn_lost, nodelay, cork, ip, iss, wnd_max, small, sent_at, frames_end,
+    ecn, cwr, scaled, syn_lost, nodelay, cork, pushed, ip, iss, wnd_max, small, sent_at, frames_end,
     release_upto, release_frame,
 });
 
@@ -137,6 +139,7 @@ impl SendSpace {
             syn_lost: false,
             nodelay: false,
             cork: false,
+            pushed: iss,
             ip: IpFields::DEFAULT,
             iss,
             wnd_max: 0,
@@ -215,7 +218,7 @@ impl SendSpace {
         if left <= usable {
             let small = left % mss;
             let held = self.cork || !self.nodelay && self.has_small_in_flight();
-            let waits = !self.fin && held;
+            let waits = !self.fin && held && self.pushed != self.end;
             let bytes = if small > 0 && waits {
                 left - small
             } else {

@@ -157,14 +157,23 @@ impl Tcb {
         }
     }
 
-    /// The application tuned the connection.
-    pub fn tune<S: EffectSink>(&mut self, tuning: Tuning, cx: &mut Cx<'_, S>) {
+    /// The application tuned the connection. `more`: what was written last waits for more, as if
+    /// corked. `push`: what was written so far does not wait.
+    pub fn tune<S: EffectSink>(
+        &mut self,
+        tuning: Tuning,
+        (more, push): (bool, bool),
+        cx: &mut Cx<'_, S>,
+    ) {
         if matches!(self.state, State::Closed | State::TimeWait) {
             return;
         }
         let before = core::mem::replace(&mut self.tuning, tuning);
         self.close_fast_path();
-        self.snd.cork = tuning.cork;
+        self.snd.cork = tuning.cork || more;
+        if push {
+            self.snd.pushed = self.snd.end;
+        }
         if tuning.congestion != before.congestion {
             let control = tuning.congestion.unwrap_or(cx.limits.tcp.congestion);
             self.congestion.switch(control);

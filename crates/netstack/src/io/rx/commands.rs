@@ -3,10 +3,14 @@
 
 use super::{Log, RxPump, idle};
 use crate::error::SocketError;
+use crate::io::stream::{AppRequest, Change};
 use crate::io::world::{Command, OpenResult};
 use crate::ip::neighbor::WaitingOpen;
 use crate::log::request::{Body, ConnId, Endpoint, Mac};
 use crate::time::Instant;
+
+/// Requests that a change of options is, at most.
+pub(super) const ROOM_OF_CHANGE: usize = 3;
 
 /// Why an open fails: nobody knows the way.
 pub(super) const UNREACHABLE: OpenResult = OpenResult::Failed(SocketError::Unreachable);
@@ -48,6 +52,20 @@ impl RxPump {
         match command {
             Command::Open(open) => self.resolve(now, open, log),
             Command::Publish(body) => self.publish_command(now, body, log),
+            Command::SetListener {
+                port,
+                binding,
+                group,
+            } => {
+                if let Some(settings) = self.world.settings_of_listener(port, binding, group) {
+                    let body = Body::SetListener {
+                        port,
+                        binding,
+                        settings,
+                    };
+                    self.publish_command(now, body, log);
+                }
+            }
             Command::Bind {
                 socket,
                 port,
@@ -120,8 +138,10 @@ impl RxPump {
             return self.world.complete_open(request_id, failed);
         };
         let local = Endpoint::new(source, local.port);
+        let settings = self.world.settings_of_open(request_id);
         let body = Body::Open {
             request_id,
+            settings,
             local,
             remote,
             mac,
@@ -142,7 +162,7 @@ impl RxPump {
         let Some(stream) = self.world.streams.get(conn) else {
             return;
         };
-        let (app_read, app_written, asked) = stream.progress();
+        let (app_read, mut app_written, asked) = stream.progress();
         if self.lingering.contains(&conn) {
             if asked.orphan {
                 self.lingering.remove(&conn);
@@ -150,13 +170,12 @@ impl RxPump {
             }
             return;
         }
-        let settings = asked.set.then(|| stream.settings());
-        let tuning = asked.tune.then(|| stream.tuning());
-        if let Some(settings) = settings {
-            self.publish_command(now, Body::Set { conn, settings }, log);
-        }
-        if let Some(tuning) = tuning {
-            self.publish_command(now, Body::Tune { conn, tuning }, log);
+        if asked.set {
+            match self.publish_changes(now, (conn, app_read), log) {
+                Some(written) => app_written = app_written.max(written),
+                // The rest of it comes when the log has room.
+                None => return,
+            }
         }
         let body = if asked.abort {
             Body::Abort { conn }
@@ -170,6 +189,66 @@ impl RxPump {
             }
         };
         self.publish_command(now, body, log);
+    }
+
+    /// Publishes the changed options of a connection, each behind what was written before it.
+    /// Returns how much was written before the last of them; `None` if the log has no room for all.
+    #[cold]
+    fn publish_changes(
+        &mut self,
+        now: Instant,
+        (conn, app_read): (ConnId, u64),
+        log: &mut impl Log,
+    ) -> Option<u64> {
+        let mut last = None;
+        let mut more = true;
+        while more {
+            let stream = self.world.streams.get(conn)?;
+            if log.room() <= ROOM_OF_CHANGE {
+                stream.request(AppRequest {
+                    set: true,
+                    ..AppRequest::default()
+                });
+                self.world.raise(&stream);
+                return None;
+            }
+            let next = stream.next_change();
+            more = next.is_some();
+            let change = match next {
+                Some(change) => change,
+                None if last == Some(stream.options()) => break,
+                // What was written under options that were not kept does not wait.
+                None => Change {
+                    push: true,
+                    ..stream.options()
+                },
+            };
+            last = Some(change);
+            let Change {
+                settings,
+                tuning,
+                more: waits,
+                push,
+                written: app_written,
+            } = change;
+            let progress = Body::Progress {
+                conn,
+                app_read,
+                app_written,
+                shutdown: false,
+                orphan: false,
+            };
+            let tune = Body::Tune {
+                conn,
+                tuning,
+                more: waits,
+                push,
+            };
+            self.publish_command(now, progress, log);
+            self.publish_command(now, Body::Set { conn, settings }, log);
+            self.publish_command(now, tune, log);
+        }
+        last.map(|change| change.written)
     }
 
     /// Frees the places of closed connections whose work is done and whose sockets are gone.

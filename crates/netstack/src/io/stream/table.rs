@@ -9,7 +9,7 @@ use super::byte_ring::RingBlocks;
 use super::delivery::fewest_slots;
 use super::send::FIRST_SEND;
 use super::{Stream, StreamRef, UNKNOWN, flag};
-use crate::config::Limits;
+use crate::config::{Limits, Settings};
 use crate::io::processor::Inline;
 use crate::io::sync::{AtomicU32, AtomicU64, fence};
 use crate::log::request::ConnId;
@@ -104,6 +104,8 @@ struct MadeStreams {
     send: RingBlocks,
     /// Memory of the delivery slots.
     delivery: RingBlocks,
+    /// What each begins with.
+    settings: Settings,
 }
 
 impl StreamTable {
@@ -125,6 +127,7 @@ impl StreamTable {
             receive: RingBlocks::new(len, limits.receive_buffer as usize),
             send: RingBlocks::new(len, limits.send_buffer as usize),
             delivery: RingBlocks::new(len, delivery_slots * size_of::<u64>()),
+            settings: limits.settings(),
         };
         StreamTable {
             slots,
@@ -155,7 +158,9 @@ impl StreamTable {
         self.made.once[number as usize].call_once(|| {
             // SAFETY: it was not made, so there is no reference to it, and `call_once` lets one
             // thread do this, once.
-            unsafe { (*slot.0.get()).write(Stream::new(number, group, index)) };
+            unsafe {
+                (*slot.0.get()).write(Stream::new((number, group, index), self.made.settings))
+            };
         });
         Some(number)
     }
@@ -351,7 +356,7 @@ impl Streams {
         stream.app.shortages.store(0, Ordering::Relaxed);
         stream.app.misses.store(0, Ordering::Relaxed);
         stream.app.requests.store(0, Ordering::Relaxed);
-        stream.app.options.reset();
+        stream.app.options.reset(self.table.made.settings);
         stream.app.send_limit.store(0, Ordering::Relaxed);
         stream.app.send_user.store(0, Ordering::Relaxed);
         let generation = held.generation.wrapping_add(1);

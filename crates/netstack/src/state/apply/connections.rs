@@ -2,16 +2,17 @@
 
 use super::Replica;
 use super::schedule::waits;
+use crate::config::Settings;
 use crate::keys::Domain;
 use crate::log::effect::{Effect, EffectSink};
 use crate::log::request::Endpoint;
 use crate::log::request::{Body, ConnId, Flow, GroupIndex, Mac, Request};
 use crate::seqnum::SeqNum;
 use crate::state::ports::ephemeral_from;
-use crate::tcp::Tcb;
 use crate::tcp::fields::Fields;
 #[cfg(any(test, feature = "testkit"))]
 use crate::tcp::fields::Flip;
+use crate::tcp::{Cx, Tcb};
 use crate::time::Instant;
 
 /// An entry of the connection table.
@@ -211,7 +212,7 @@ impl Replica {
         &mut self,
         request_id: u64,
         ends: Flow,
-        mac: Mac,
+        (mac, settings): (Mac, Settings),
         out: &mut impl EffectSink,
     ) {
         self.evict_time_wait(out);
@@ -234,7 +235,10 @@ impl Replica {
         let iss = self.initial_sequence_number(&flow);
         let mut tcb = Tcb::open(conn, flow, mac, iss, &self.limits, self.now);
         tcb.set_timestamp_offset(self.timestamp_offset(&flow));
+        let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
+        tcb.set(settings, &mut cx);
         self.insert(conn, tcb, None, out);
+        self.stats.opened_by_us += 1;
         self.places[conn.index as usize].held = true;
         out.push(Effect::Opened {
             request_id,

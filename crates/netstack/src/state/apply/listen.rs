@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::config::{Limits, Settings};
 use crate::keys::Domain;
 use crate::log::effect::{Effect, EffectSink};
 use crate::log::request::{
@@ -16,6 +17,7 @@ use crate::log::request::{
 };
 use crate::seqnum::SeqNum;
 use crate::state::apply::{Replica, State};
+use crate::tcp::fields::Fields;
 use crate::tcp::{self, Cx, Tcb};
 use crate::time::Instant;
 
@@ -30,6 +32,8 @@ struct Listener {
     accepted: u64,
     /// The time until which a cookie may be returned.
     cookies_until: Instant,
+    /// What its connections begin with, if that was set.
+    settings: Option<Settings>,
 }
 
 impl Listener {
@@ -81,7 +85,22 @@ impl Listeners {
             established: 0,
             accepted: 0,
             cookies_until: Instant::ZERO,
+            settings: None,
         });
+    }
+
+    /// What connections of the listener begin with from now on.
+    pub(crate) fn set(&mut self, port: u16, binding: Binding, settings: Settings) {
+        let of_port = self.ports.get_mut(&port);
+        if let Some(listener) = of_port.and_then(|of_port| of_port.get_mut(&binding)) {
+            listener.settings = Some(settings);
+        }
+    }
+
+    /// What connections to `local` begin with.
+    fn settings(&self, local: Endpoint, limits: &Limits) -> Settings {
+        let set = self.at(local).and_then(|listener| listener.settings);
+        set.unwrap_or_else(|| limits.settings())
     }
 
     fn close(&mut self, port: u16, binding: Binding) -> Option<Listener> {
@@ -154,7 +173,9 @@ impl Listeners {
                 established,
                 accepted,
                 cookies_until,
+                settings,
             } = listener;
+            settings.visit("settings", &mut |_, value| add(value));
             add(u64::from(port) << 48 | u64::from(backlog) << 32 | u64::from(half_open));
             add(established);
             let Binding { families, address } = binding;
@@ -212,6 +233,8 @@ impl Replica {
         }
         let mut tcb = Tcb::passive(conn, flow, mac, iss, segment, &self.limits, self.now);
         tcb.set_timestamp_offset(self.timestamp_offset(&flow));
+        let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
+        tcb.set(self.listeners.settings(flow.local, &self.limits), &mut cx);
         self.listeners.begin(flow.local);
         self.insert(conn, tcb, Some(flow.local.port), out);
         self.finish(conn, out);
@@ -235,8 +258,9 @@ impl Replica {
         }
         let (keys, offset) = (self.keys, self.timestamp_offset(&flow));
         let hash = |use_of_it| keys.of_flow(Domain::Cookie, &flow, use_of_it);
+        let ip = self.listeners.settings(flow.local, &self.limits).ip();
         let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
-        if tcp::answer_with_cookie(syn, (flow, mac, offset), &hash, &mut cx) {
+        if tcp::answer_with_cookie(syn, (flow, mac, offset), (ip, &hash), &mut cx) {
             self.stats.cookies_sent += 1;
             if let Some(listener) = self.listeners.at_mut(flow.local) {
                 listener.cookies_until = self.now + tcp::COOKIE_LIFE;
@@ -290,6 +314,8 @@ impl Replica {
         };
         self.stats.cookies_returned += 1;
         tcb.set_conn(conn);
+        let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
+        tcb.set(self.listeners.settings(flow.local, &self.limits), &mut cx);
         self.listeners.begin(flow.local);
         self.insert(conn, tcb, Some(flow.local.port), out);
         Returned::Connection(conn)
@@ -379,6 +405,7 @@ mod tests {
             established: 0,
             accepted: 0,
             cookies_until: Instant::ZERO,
+            settings: None,
         };
         let at = |port, binding, listener| {
             let of_port = BTreeMap::from([(binding, listener)]);
@@ -400,6 +427,7 @@ mod tests {
         ];
         let all_families = Binding::default();
         for number in [1, 2, 3, 0x100, 0xff00] {
+            let timeout = crate::time::Duration::from_millis(number.into());
             let listeners = [
                 Listener {
                     backlog: number + 1,
@@ -419,6 +447,10 @@ mod tests {
                 },
                 Listener {
                     cookies_until: Instant::from_nanos(number.into()),
+                    ..plain
+                },
+                Listener {
+                    settings: Some(Settings::default().user_timeout(Some(timeout))),
                     ..plain
                 },
             ];

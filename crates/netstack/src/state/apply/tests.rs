@@ -1,5 +1,6 @@
 use super::*;
 
+use crate::config::Settings;
 use crate::log::effect::{Effect, Transmit};
 use crate::log::request::{Address, Binding, Endpoint, NetworkError};
 
@@ -394,6 +395,7 @@ fn whatever_finds_the_connection_table_full_is_counted() {
         local: Endpoint::new(US, 0),
         remote: fixture.flow(6000).remote,
         mac: Mac([2; 6]),
+        settings: Settings::default(),
     });
     let answers = fixture
         .effects
