@@ -375,11 +375,14 @@ struct Lone {
 
 impl Lone {
     fn new(variant: Variant) -> Self {
-        let setup = Setup::new(STACK.into(), 24, [1, 2]);
-        Lone {
+        let setup = Setup::new(STACK.into(), 24, [1, 2]).gateway(FAR.into());
+        let mut lone = Lone {
             host: Host::new(variant, setup, 1).unwrap(),
             now: Instant::from_millis(1),
-        }
+        };
+        // The peer is known, and forwards.
+        lone.inject(packet::arp_request(TO_STACK));
+        lone
     }
 
     fn inject(&mut self, frame: Vec<u8>) -> VecDeque<Vec<u8>> {
@@ -474,9 +477,9 @@ fn a_lone_first_fragment_is_reported_after_the_timeout() {
     assert_eq!(lone.inject(without_first.remove(2)).len(), 0);
     assert_eq!(
         lone.host.next_event(lone.now),
-        lone.now + Duration::from_secs(30)
+        lone.now + Duration::from_secs(60)
     );
-    let sent = lone.pass(Duration::from_secs(31));
+    let sent = lone.pass(Duration::from_secs(60));
     assert_eq!(sent.len(), 1);
     // Time exceeded, fragment reassembly; quoted is the first fragment's header and eight bytes.
     assert_eq!(sent[0][34..36], [11, 1]);

@@ -23,11 +23,15 @@ struct Fixture {
 impl Fixture {
     fn new(variant: Variant, limits: Limits, secret: [u64; 2]) -> Fixture {
         let setup = Setup::new(STACK.into(), 24, secret).limits(limits);
+        let setup = setup.gateway(PEER.into());
         let host = Host::new(variant, setup, 1).expect("the setup is right");
-        Fixture {
+        let mut fixture = Fixture {
             host,
             now: Instant::from_millis(7),
-        }
+        };
+        // The peer is known, and forwards.
+        fixture.answers([arp()]);
+        fixture
     }
 
     /// What leaves after these frames came.
@@ -404,6 +408,9 @@ fn counting_icmp_errors_does_not_reveal_the_port_of_a_socket() {
     let mut seen = Vec::new();
     for round in 0..656_u16 {
         scene.now += Duration::from_secs(1);
+        // Both say how they are reached.
+        let asks = |host| packet::arp_request(from(host).to_mac(EVERY_MAC));
+        scene.answers([SERVER, UNKNOWN_HOST].map(asks));
         let ports = (0..50).map(|n| 32_768_u16.saturating_add(50 * round + n));
         let probes = ports.map(|port| packet::udp(from(SERVER), (53, port), b"x"));
         let own = (0..50).map(|n| closed_port(UNKNOWN_HOST, 9000 + n));

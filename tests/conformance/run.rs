@@ -758,16 +758,22 @@ impl Runner {
     // ICMP.
 
     fn echo(&mut self, fields: &[&str]) -> Result<(), String> {
-        let (mut len, mut id, mut bad) = (0, 1, false);
+        let (mut len, mut id, mut bad, mut mac) = (0, 1, false, None);
         for field in fields {
             match field.split_once('=') {
                 Some(("len", value)) => len = number(value)? as usize,
                 Some(("id", value)) => id = number(value)? as u16,
+                Some(("mac", value)) => mac = Some(number(value)? as u8),
                 None if *field == "bad-checksum" => bad = true,
                 _ => return Err(format!("`{field}` is no field")),
             }
         }
-        self.inject(message(packet::echo(id, &payload(0, len)), bad))
+        let mut request = message(packet::echo(id, &payload(0, len)), bad);
+        // Another neighbour brings it.
+        if let Some(mac) = mac {
+            request[11] = mac;
+        }
+        self.inject(request)
     }
 
     /// Somebody on the way reports an error about a segment of the stack.

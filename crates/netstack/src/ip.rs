@@ -7,9 +7,8 @@
 //!
 //! Those of TCP are listed in [`tcp`](crate::tcp).
 //!
-//! - Reassembly gives up after 30 s. RFC 1122 section 3.3.2 wants 60 s to 120 s; what is slower is
-//!   lost today, and its identification may come again (RFC 4963). Linux waits as long. Overlaps
-//!   cost a datagram in IPv4 as well, as RFC 5722 section 3 has it for IPv6.
+//! - Fragments that overlap cost their datagram in IPv4 as well, as RFC 5722 section 3 has it for
+//!   IPv6.
 //! - Routers may fragment datagrams. There is no path MTU discovery for UDP (RFC 1191 leaves it to
 //!   the application): datagrams leave without the don't-fragment bit, those longer than the MTU as
 //!   fragments.
@@ -19,8 +18,7 @@
 //! - An address is used at once. It is announced and defended (RFC 5227 sections 2.3 and 2.4 (c)),
 //!   but not probed for first (section 2.1), which would take seconds; and it is never given up.
 //! - A new link-layer address of a neighbour is believed once a second, and 10 times a second for
-//!   all neighbours. RFC 826 has no such bound, but every replica looks at all connections for
-//!   each.
+//!   all neighbours. RFC 826 has no such bound, but the pump looks at all connections for each.
 //! - Joining and leaving are reported in IGMPv3 and MLDv2 even where a router speaks an older
 //!   version (RFC 3376 section 7.2.1); its queries are answered in its own.
 //! - The time between solicitations that routers advertise (RFC 4861 section 6.3.4) holds for the
@@ -35,8 +33,10 @@
 //!   begins to need it, not while segments go unanswered (RFC 4861 section 7.3.3). A connection
 //!   follows a neighbour that says that its link-layer address has changed, and a change of routes;
 //!   when no route is left for it, it keeps its next hop.
-//! - IPv6 reassembly gives up after 30 s as well (RFC 8200 section 4.5 has 60 s). Packets with more
-//!   than eight extension headers, or eight options in one, are dropped (RFC 8504 section 5.3).
+//! - Packets with more than eight extension headers, or eight options in one, are dropped (RFC 8504
+//!   section 5.3).
+//! - What TCP sends for a segment of no connection, and on a connection that the peer began, goes to
+//!   the link-layer address that the segment came from, until its next hop is another one.
 //! - Queries for members of multicast groups are answered together, after one random delay, and
 //!   with all sources of a group (RFC 3376 section 5.2 and RFC 3810 section 6.2 have a timer for
 //!   each group, and answer of the sources that are asked for).

@@ -305,12 +305,13 @@ fn a_datagram_that_stays_incomplete_is_given_up_by_its_deadline() {
     for variant in Variant::ALL {
         let mut host = Host::new(variant, US);
         let mut now = Instant::from_millis(1);
+        host.script.push(packet::arp_request(TO_STACK));
         host.turn(now);
         assert_eq!(host.next_deadline(), Instant::NEVER, "{variant}");
         // The first of several: more fragments follow.
         host.script.push(packet(17, 0x2000, &[7; 64]));
         assert_eq!(host.turn(now), Vec::<Vec<u8>>::new());
-        let sent = host.jump(&mut now, Duration::from_secs(30));
+        let sent = host.jump(&mut now, Duration::from_secs(60));
         let [report] = &sent[..] else {
             panic!("{variant}: {} frames", sent.len());
         };
@@ -320,6 +321,10 @@ fn a_datagram_that_stays_incomplete_is_given_up_by_its_deadline() {
             (1, &[11, 1][..]),
             "{variant}"
         );
+        // The report needed a neighbour that was not heard of for a minute.
+        host.script.push(packet::arp_request(TO_STACK));
+        host.turn(now);
+        assert!(host.jump(&mut now, Duration::from_secs(1)).is_empty());
         assert_eq!(host.next_deadline(), Instant::NEVER, "{variant}");
     }
 }

@@ -507,6 +507,7 @@ fn echo_requests_to_us_and_to_groups_are_answered_by_us() {
     let request = [128, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7];
     for variant in Variant::ALL {
         let mut host = Host::ours(variant);
+        host.learn(PEER);
         for (to, to_mac) in [(US, MAC), (ALL_NODES, group_mac(ALL_NODES))] {
             let sent = host.receive(Path { to, to_mac, ..PATH }, ICMPV6, &request);
             let reply = only(&sent);
@@ -554,7 +555,7 @@ fn echo_requests_to_us_and_to_groups_are_answered_by_us() {
 fn what_cannot_be_served_is_reported_with_its_place() {
     // Number of the first header, what follows, and type, code and pointer of the error.
     type Case<'a> = (u8, &'a [u8], Option<[u8; 3]>);
-    let cases: [Case<'_>; 8] = [
+    let cases: [Case<'_>; 11] = [
         (200, &[0; 8], Some([4, 1, 6])),
         (60, &[59, 0, 1, 4, 0, 0, 0, 0], None),
         (60, &[59, 0, 0x9e, 4, 0, 0, 0, 0], Some([4, 2, 42])),
@@ -563,10 +564,23 @@ fn what_cannot_be_served_is_reported_with_its_place() {
         (43, &[59, 0, 0, 0, 0, 0, 0, 0], None),
         (44, &[17, 0, 0, 1, 0, 0, 0, 1, 9], Some([4, 0, 4])),
         (UDP, &[0, 5, 0, 9, 0, 9, 0, 0, 1], Some([1, 4, 0])),
+        // Behind the header of an atomic fragment.
+        (44, &[200, 0, 0, 0, 0, 0, 0, 1, 0], Some([4, 1, 40])),
+        (
+            44,
+            &[60, 9, 0, 6, 0, 0, 0, 1, 59, 0, 0x9e, 4, 0, 0, 0, 0],
+            Some([4, 2, 50]),
+        ),
+        (
+            60,
+            &[44, 0, 1, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
+            Some([4, 1, 48]),
+        ),
     ];
     for variant in Variant::ALL {
         for (next, payload, expected) in cases {
             let mut host = Host::ours(variant);
+            host.learn(PEER);
             let sent = host.receive(PATH, next, payload);
             let got = sent.first().map(|frame| {
                 let error = Packet::read(frame).expect("IPv6");
@@ -579,6 +593,7 @@ fn what_cannot_be_served_is_reported_with_its_place() {
         }
         // Every answer is limited, as those of IPv4 are.
         let mut host = Host::ours(variant);
+        host.learn(PEER);
         let answers: usize = (0..2_000)
             .map(|_| host.receive(PATH, 200, &[0; 8]).len())
             .sum();
@@ -587,6 +602,206 @@ fn what_cannot_be_served_is_reported_with_its_place() {
 }
 
 /// A packet too big about a packet of ours.
+/// A message of a neighbour about `address`, with an option of its link-layer address if it has
+/// one.
+fn message(kind: u8, flags: u8, address: Ipv6Addr, option: Option<(u8, Mac)>) -> Vec<u8> {
+    let mut message = vec![kind, 0, 0, 0, flags, 0, 0, 0];
+    message.extend(address.octets());
+    if let Some((kind, mac)) = option {
+        message.extend([kind, 1]);
+        message.extend(mac);
+    }
+    message
+}
+
+/// As [`router_says`], without the network.
+fn router_is_there(mac: Option<Mac>) -> Vec<u8> {
+    let mut says = router_says(1800, mac);
+    says.truncate(says.len() - 32);
+    says
+}
+
+/// From a neighbour to us, and not from farther away.
+const NEAR: Path = Path {
+    hop_limit: 255,
+    ..PATH
+};
+
+/// From a router to everybody.
+fn router_path() -> Path {
+    Path {
+        from: ROUTER,
+        to: ALL_NODES,
+        to_mac: group_mac(ALL_NODES),
+        ..NEAR
+    }
+}
+
+/// Whom these frames ask for, and by which link-layer addresses.
+fn asked(frames: &[Vec<u8>]) -> Vec<(Ipv6Addr, Mac)> {
+    let packets = frames.iter().filter_map(|frame| Packet::read(frame));
+    let questions = packets.filter(|packet| packet.next == ICMPV6 && packet.payload[0] == 135);
+    let asked = questions.map(|packet| {
+        let mut target = [0; 16];
+        target.copy_from_slice(&packet.payload[8..24]);
+        (target.into(), packet.path.to_mac)
+    });
+    asked.collect()
+}
+
+/// By which link-layer address everybody hears who is asked for.
+fn by_group(address: Ipv6Addr) -> Mac {
+    group_mac(solicited_node(address))
+}
+
+#[test]
+fn a_question_that_does_not_say_who_asks_is_answered_after_asking() {
+    for variant in Variant::ALL {
+        let mut host = Host::ours(variant);
+        let asks = message(135, 0, US, None);
+        let sent = host.receive(NEAR, ICMPV6, &asks);
+        assert_eq!(asked(&sent), [(PEER, by_group(PEER))], "{variant}");
+        assert_eq!(sent.len(), 1);
+        let says = message(136, 0x60, PEER, Some((2, PEER_MAC)));
+        let sent = host.receive(NEAR, ICMPV6, &says);
+        let answer = only(&sent);
+        assert_eq!((answer.path.to, answer.path.to_mac), (PEER, PEER_MAC));
+        assert_eq!(
+            answer.payload[..5],
+            [136, 0, answer.payload[2], answer.payload[3], 0x60]
+        );
+        // Now it is known.
+        assert_eq!(only(&host.receive(NEAR, ICMPV6, &asks)).payload[0], 136);
+    }
+}
+
+#[test]
+fn who_answers_no_question_but_is_needed_is_asked_five_seconds_later() {
+    let says = message(136, 0x20, PEER, Some((2, PEER_MAC)));
+    let asks = message(135, 0, US, Some((1, PEER_MAC)));
+    let router_says = [router_is_there(None), router_is_there(Some(PEER_MAC))];
+    for variant in Variant::ALL {
+        // A datagram waited, and what came says by itself how its neighbour is reached.
+        let mut host = Host::ours(variant);
+        let mut socket = host.sockets().bind_udp(0).unwrap();
+        socket.try_send_to(b"x", (PEER, PORT).into()).unwrap();
+        assert_eq!(asked(&host.turn()), [(PEER, by_group(PEER))]);
+        assert_eq!(only(&host.receive(NEAR, ICMPV6, &says)).next, UDP);
+        assert!(asked(&host.pass(Duration::from_millis(4_900))).is_empty());
+        let sent = host.pass(Duration::from_secs(3));
+        assert_eq!(asked(&sent), [(PEER, PEER_MAC); 3], "{variant}");
+
+        // So it is with a router.
+        let heeds_routers = Ipv6Config::default().duplicate_probes(0);
+        let mut host = Host::with(variant, heeds_routers.address(US, 64));
+        host.receive(router_path(), ICMPV6, &router_says[0]);
+        let mut socket = host.sockets().bind_udp(0).unwrap();
+        socket.try_send_to(b"x", (FAR, PORT).into()).unwrap();
+        assert_eq!(asked(&host.turn()), [(ROUTER, by_group(ROUTER))]);
+        let sent = host.receive(router_path(), ICMPV6, &router_says[1]);
+        assert_eq!(only(&sent).next, UDP);
+        assert!(asked(&host.pass(Duration::from_millis(4_900))).is_empty());
+        let sent = host.pass(Duration::from_millis(200));
+        assert_eq!(asked(&sent), [(ROUTER, PEER_MAC)], "{variant}");
+
+        // Our answer to who is stale needs it, too.
+        let mut host = Host::ours(variant);
+        assert_eq!(only(&host.receive(NEAR, ICMPV6, &asks)).payload[0], 136);
+        assert!(asked(&host.pass(Duration::from_millis(4_900))).is_empty());
+        let sent = host.pass(Duration::from_millis(200));
+        assert_eq!(asked(&sent), [(PEER, PEER_MAC)], "{variant}");
+        // What it says makes it reachable, and nobody is asked again.
+        let answers = message(136, 0x60, PEER, Some((2, PEER_MAC)));
+        assert!(host.receive(NEAR, ICMPV6, &answers).is_empty());
+        assert!(asked(&host.pass(Duration::from_secs(20))).is_empty());
+    }
+}
+
+#[test]
+fn what_neighbours_say_in_fragments_is_ignored() {
+    let asks = message(135, 0, US, Some((1, PEER_MAC)));
+    let says = message(136, 0x60, PEER, Some((2, PEER_MAC)));
+    let [from_peer, from_router] = [NEAR, router_path()];
+    let messages = [
+        (from_peer, asks),
+        (from_peer, says),
+        (from_router, router_is_there(Some(PEER_MAC))),
+    ];
+    for variant in Variant::ALL {
+        let mut host = Host::ours(variant);
+        let mut socket = host.sockets().bind_udp(0).unwrap();
+        socket.try_send_to(b"x", (PEER, PORT).into()).unwrap();
+        assert_eq!(asked(&host.turn()).len(), 1);
+        for (path, message) in &messages {
+            // The checksum of the whole.
+            let whole = v6::frame(*path, ICMPV6, message);
+            let atomic = [&[ICMPV6, 0, 0, 0, 0, 0, 0, 7], &whole[54..]].concat();
+            assert!(host.receive(*path, 44, &atomic).is_empty(), "{variant}");
+            let first = [&[ICMPV6, 0, 0, 1, 0, 0, 0, 8], &whole[54..70]].concat();
+            let rest = [&[ICMPV6, 0, 0, 16, 0, 0, 0, 8], &whole[70..]].concat();
+            assert!(host.receive(*path, 44, &first).is_empty());
+            assert!(host.receive(*path, 44, &rest).is_empty(), "{variant}");
+        }
+        let mut to_far = host.sockets().bind_udp(0).unwrap();
+        let refused = to_far.try_send_to(b"x", (FAR, PORT).into());
+        assert_eq!(refused, Err(SocketError::NoRoute));
+        // The same in one piece is believed.
+        let sent = host.receive(from_peer, ICMPV6, &messages[1].1);
+        assert_eq!(only(&sent).next, UDP);
+    }
+}
+
+#[test]
+fn an_atomic_fragment_is_a_packet_by_itself() {
+    let datagram = |len: usize| {
+        let mut datagram = [
+            &[0, 5, 0, PORT as u8, 0, 8 + len as u8, 0, 0][..],
+            &vec![9; len],
+        ]
+        .concat();
+        let whole = v6::frame(PATH, UDP, &datagram);
+        datagram.copy_from_slice(&whole[54..]);
+        datagram
+    };
+    for variant in Variant::ALL {
+        let mut host = Host::ours(variant);
+        let mut socket = host.sockets().bind_udp(PORT).unwrap();
+        host.turn();
+        let long = datagram(24);
+        let first = [&[UDP, 0, 0, 1, 0, 0, 0, 7], &long[..16]].concat();
+        let atomic = [&[UDP, 0, 0, 0, 0, 0, 0, 7][..], &datagram(5)].concat();
+        let rest = [&[UDP, 0, 0, 16, 0, 0, 0, 7], &long[16..]].concat();
+        for fragment in [first, atomic, rest] {
+            host.receive(PATH, 44, &fragment);
+        }
+        let mut buffer = [0; 64];
+        let mut lens = || socket.try_recv_from(&mut buffer).unwrap().0;
+        assert_eq!([lens(), lens()], [5, 24], "{variant}");
+    }
+}
+
+#[test]
+fn what_comes_over_the_link_from_an_address_of_ours_is_martian() {
+    let from_us = Path { from: US, ..PATH };
+    let echo = [128, 0, 0, 0, 1, 2, 3, 4];
+    let cases: [(u8, &[u8]); 5] = [
+        (ICMPV6, &echo),
+        (ICMPV6, &[129, 0, 0, 0, 1, 2, 3, 4]),
+        (44, &[UDP, 0, 0, 1, 0, 0, 0, 1, 0, 5, 0, 53, 0, 24, 0, 0]),
+        (200, &[0; 8]),
+        (UDP, &[0, 5, 0, 9, 0, 9, 0, 0, 1]),
+    ];
+    for variant in Variant::ALL {
+        let mut host = Host::ours(variant);
+        host.learn(PEER);
+        for (martians, (next, payload)) in (1..).zip(cases) {
+            assert!(host.receive(from_us, next, payload).is_empty(), "{variant}");
+            assert_eq!(host.stack.stats().pump.martians, martians, "{next}");
+        }
+        assert_eq!(host.receive(PATH, ICMPV6, &echo).len(), 1);
+    }
+}
+
 fn too_big(mtu: u32, quoted: &[u8]) -> Vec<u8> {
     let mut message = vec![2, 0, 0, 0];
     message.extend(mtu.to_be_bytes());
@@ -946,6 +1161,7 @@ fn whatever_arrives_an_echo_is_answered_afterwards() {
             }
         }
         host.pass(Duration::from_secs(60));
+        host.learn(PEER);
         let sent = host.receive(PATH, ICMPV6, &[128, 0, 0, 0, 1, 2, 3, 4]);
         assert_eq!(only(&sent).payload[0], 129, "{variant}");
     }

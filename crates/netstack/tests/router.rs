@@ -768,7 +768,9 @@ fn merged_and_unfinished_frames_leave_as_the_next_device_can_send_them() {
         fixture.scripts[port].push(packet::arp_request(Path::new(address, PORTS[port].0)));
     }
     fixture.left();
-    for (to, port, fits) in [(NEAR, 1, true), (NARROW, 2, false)] {
+    // So they do while they wait for a neighbour.
+    let unknown = [10, 0, 2, 77];
+    for (to, port, fits) in [(NEAR, 1, true), (NARROW, 2, false), (unknown, 1, true)] {
         let path = Path::new(HOST, to).to_mac(mac_of(PORTS[0].0));
         let segment = Segment {
             flags: ACK,
@@ -790,12 +792,22 @@ fn merged_and_unfinished_frames_leave_as_the_next_device_can_send_them() {
         });
         fixture.scripts[0].push_frame(frame.clone());
         while fixture.router.turn(fixture.now) > 0 {}
+        if to == unknown {
+            let asks = fixture.scripts[port].take_sent();
+            assert_eq!(packet::asked(&asks[0].0), Some(unknown));
+            let answer = packet::arp_reply(Path::new(unknown, PORTS[port].0));
+            fixture.scripts[port].push(answer);
+            while fixture.router.turn(fixture.now) > 0 {}
+        }
         let sent = fixture.scripts[port].take_sent();
         assert_eq!(sent.len(), usize::from(fits));
         let errors = fixture.scripts[0].take_sent();
         assert_eq!(errors.len(), usize::from(!fits));
         match sent.first() {
-            Some((_, meta)) => assert_eq!(meta.gso, frame.meta.gso),
+            Some((sent, meta)) => {
+                assert_eq!((&sent[..6], meta.gso), (&mac_of(to)[..], frame.meta.gso));
+                assert_eq!(sent[LOWER..], bytes[LOWER..]);
+            }
             None => assert_eq!(errors[0].0[LOWER..LOWER + 2], [3, 4]),
         }
     }

@@ -130,6 +130,13 @@ impl Wire {
         self.script.push(self.family.write(&frame).unwrap());
     }
 
+    /// A neighbour says that it is reached by the link-layer address of another one.
+    fn claim(&mut self, neighbor: Address, of: Address) {
+        let asks = Path::new(neighbor, US).from_mac(mac_of(of));
+        self.push(packet::arp_request(asks));
+        self.turn();
+    }
+
     /// Lets so much time pass.
     fn pass(&mut self, time: Duration) {
         let until = self.now + time;
@@ -292,6 +299,60 @@ fn connections_follow_a_route_that_comes_and_goes_and_others_stay() {
         wire.turn();
         for connection in &mut far {
             wire.check(connection, SECOND);
+        }
+    }
+}
+
+#[test]
+fn a_neighbour_that_moves_takes_along_what_goes_through_it_and_nothing_else() {
+    const BESIDE: Address = [10, 0, 0, 14];
+    const CLAIMANT: Address = [10, 0, 0, 66];
+    for mut wire in Wire::all() {
+        let sockets = wire.sockets();
+        let listener = sockets.listen(PORT, 8).unwrap();
+        // Two hosts share a link-layer address, and one claims to have the router's.
+        let known = [
+            (FIRST, FIRST),
+            (NEAR, NEAR),
+            (BESIDE, NEAR),
+            (CLAIMANT, FIRST),
+        ];
+        for (neighbor, of) in known {
+            wire.claim(neighbor, of);
+        }
+        let mut near = [wire.connect(NEAR, NEAR), wire.accept(&listener, NEAR, NEAR)];
+        let mut beside = [
+            wire.connect(BESIDE, NEAR),
+            wire.accept(&listener, BESIDE, NEAR),
+        ];
+        let mut far = [
+            wire.connect(FAR, FIRST),
+            wire.connect(FARTHER, FIRST),
+            wire.accept(&listener, FAR, FIRST),
+        ];
+        let mut strange = [wire.connect(CLAIMANT, FIRST)];
+        let mut through = [NEAR, NEAR, FIRST, FIRST];
+        // From now on they say by themselves how they are reached.
+        wire.present.clear();
+        let moves = [
+            (0, NEAR, NEAR),
+            (1, BESIDE, SECOND),
+            (3, CLAIMANT, CLAIMANT),
+            (2, FIRST, BESIDE),
+            (0, NEAR, SECOND),
+            (1, BESIDE, NEAR),
+            (2, FIRST, FIRST),
+        ];
+        for (which, neighbor, of) in moves {
+            wire.pass(Duration::from_secs(2));
+            wire.claim(neighbor, of);
+            through[which] = of;
+            let all: [&mut [Connection]; 4] = [&mut near, &mut beside, &mut far, &mut strange];
+            for (connections, through) in all.into_iter().zip(through) {
+                for connection in connections {
+                    wire.check(connection, through);
+                }
+            }
         }
     }
 }

@@ -99,12 +99,14 @@ fn target_v6(grouping: &Grouping, moved: &MigratedFlows, frame: &[u8]) -> Target
     }
 }
 
-/// The protocol behind extension headers, and where it begins; `None` of a fragment, or of more
+/// The protocol behind extension headers, and where it begins; `None` of one of several fragments, or of more
 /// than eight of them.
 fn upper(frame: &[u8], first: u8) -> Option<(u8, usize)> {
     const HOP_BY_HOP: u8 = 0;
     const ROUTING: u8 = 43;
     const FRAGMENT: u8 = 44;
+    const FRAGMENT_HEADER: usize = 8;
+    const RESERVED_BITS: u16 = 0b110;
     const DESTINATION: u8 = 60;
     let (mut protocol, mut at) = (first, ETHERNET + 40);
     for _ in 0..=8 {
@@ -113,7 +115,14 @@ fn upper(frame: &[u8], first: u8) -> Option<(u8, usize)> {
                 let [next, len] = *frame.get(at..)?.first_chunk()?;
                 (protocol, at) = (next, at + 8 * (usize::from(len) + 1));
             }
-            FRAGMENT => return None,
+            FRAGMENT => {
+                let [next, _, high, low] = *frame.get(at..)?.first_chunk()?;
+                // An atomic one is whole (RFC 6946).
+                if u16::from_be_bytes([high, low]) & !RESERVED_BITS != 0 {
+                    return None;
+                }
+                (protocol, at) = (next, at + FRAGMENT_HEADER);
+            }
             _ => return Some((protocol, at)),
         }
     }

@@ -585,24 +585,29 @@ impl RxPump {
             self.stats.martians += 1;
             return;
         }
-        self.parsed(now, broadcast, (batch, index), log);
+        self.parsed(now, (broadcast, false), (batch, index), log);
     }
 
-    /// Handles a frame of which addresses and link are in order. `broadcast`: it was sent to all
-    /// hosts, or a group of them.
+    /// Handles a frame of which addresses and link are in order, but that its source may be an
+    /// address of ours, of IPv6: `is_from_us`. `broadcast`: it was sent to all hosts, or a group of
+    /// them.
     fn parsed(
         &mut self,
         now: Instant,
-        broadcast: bool,
+        (broadcast, is_from_us): (bool, bool),
         (batch, index): (&Batch, usize),
         log: &mut impl Log,
     ) {
         let ours = |address| self.is_ours(address) && !broadcast;
         match wire::parse(batch[index].bytes()) {
+            // Neighbours may say that an address of ours is theirs; that is all they may.
+            Ok(packet) if is_from_us && !matches!(packet, Packet::Link { .. }) => {
+                self.stats.martians += 1;
+            }
             Ok(Packet::TcpError(error)) if ours(error.dst) => {
                 self.network_error(now, &error, log);
             }
-            Ok(Packet::Arp(arp)) => self.arp(now, &arp, log),
+            Ok(Packet::Arp(arp)) => self.arp(now, &arp),
             Ok(Packet::Udp(udp)) => self.datagram(now, &udp, broadcast, (batch, index), log),
             Ok(packet) => self.packet(now, &packet, broadcast, &batch[index], log),
             Err(

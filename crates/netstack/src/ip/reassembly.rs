@@ -15,10 +15,9 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use crate::packet::flow::Address;
 use crate::time::{Duration, Instant};
 
-/// How long a datagram may take to become whole. RFC 1122 section 3.3.2 wants 60 s to 120 s; what
-/// is slower than this on today's networks is lost, and its identification may come again (RFC
-/// 4963).
-pub const TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a datagram may take to become whole (RFC 8200 section 4.5; RFC 1122 section 3.3.2: 60 s
+/// to 120 s).
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Bytes that a fragmented datagram of IPv4 may carry: 65,535 less the header.
 const PAYLOAD_MAX: u32 = 65_515;

@@ -541,7 +541,8 @@ pub enum Body {
         /// DSCP and ECN.
         tos: u8,
     },
-    /// Another neighbour forwards the frames of a connection from now on.
+    /// The frames of a connection go to another link-layer address from now on: another neighbour
+    /// forwards them, or the same one has another address.
     NextHop {
         /// The connection.
         conn: ConnId,
@@ -555,13 +556,6 @@ pub enum Body {
         conn: ConnId,
         /// Bytes of a packet.
         mtu: u16,
-    },
-    /// A neighbour's link-layer address changed: frames that went to `old` go to `new`.
-    Neighbor {
-        /// What it was.
-        old: Mac,
-        /// What it is.
-        new: Mac,
     },
 }
 

@@ -77,7 +77,7 @@ pub(crate) struct UdpError {
 const QUOTE: usize = 576 - 20 - 8;
 
 /// The reply to an ICMP echo request (RFC 792), or `None` if its checksum is wrong. The packet may
-/// be longer than the MTU.
+/// be longer than the MTU, and says not which neighbour gets it.
 pub(crate) fn echo_reply(frame: &[u8], src_mac: [u8; 6], ident: u32) -> Option<Vec<u8>> {
     let eth = sw::EthernetFrame::new_checked(frame).ok()?;
     let ip = sw::Ipv4Packet::new_checked(eth.payload()).ok()?;
@@ -87,7 +87,7 @@ pub(crate) fn echo_reply(frame: &[u8], src_mac: [u8; 6], ident: u32) -> Option<V
     }
     let headers = IpHeaders {
         src_mac,
-        dst_mac: eth.src_addr().0,
+        dst_mac: [0; 6],
         src: ip.dst_addr().into(),
         dst: ip.src_addr().into(),
         protocol: ICMP,
@@ -110,7 +110,7 @@ pub(crate) fn echo_reply(frame: &[u8], src_mac: [u8; 6], ident: u32) -> Option<V
 
 /// The frame that reports `report` about `frame`, from us at `src`; `None` about what no error may
 /// be reported (RFC 1122 section 3.2.2): errors, later fragments, and what came from no single
-/// host. Whether it was sent to one host, the caller knows.
+/// host. Whether it was sent to one host, the caller knows, and which neighbour gets the error.
 pub(crate) fn error_about(
     frame: &[u8],
     report: Report,
@@ -139,7 +139,7 @@ pub(crate) fn error_about(
     let len = packet.len().min(usize::from(ip.total_len())).min(room);
     let headers = IpHeaders {
         src_mac,
-        dst_mac: link.src_addr().0,
+        dst_mac: [0; 6],
         src,
         dst: from.into(),
         protocol: ICMP,

@@ -128,14 +128,14 @@ pub(super) fn set_checksum(message: &mut [u8], src: Address, dst: Address) {
 }
 
 /// The reply from `src` to an echo request that [`parse`] read (RFC 4443 section 4.2). The packet
-/// may be longer than the MTU.
+/// may be longer than the MTU, and says not which neighbour gets it.
 pub(crate) fn echo_reply(request: &[u8], src_mac: [u8; 6], src: Address) -> Option<Vec<u8>> {
     let (sender, _, range) = ipv6::upper(request)?;
     let mut message = request[range].to_vec();
     *message.first_mut()? = ECHO_REPLY;
     let header = Header {
         src_mac,
-        dst_mac: link(request)?.0,
+        dst_mac: [0; 6],
         src,
         dst: sender,
         next_header: ICMPV6,
@@ -182,7 +182,8 @@ fn fields(report: Report) -> Option<([u8; 2], u32)> {
 }
 
 /// The frame that reports `report` about `about`, from us at `src`; `None` about what no error may
-/// be reported. It quotes as much as fits the least MTU (RFC 4443 section 2.4 (c)).
+/// be reported. It quotes as much as fits the least MTU (RFC 4443 section 2.4 (c)), and says not
+/// which neighbour gets it.
 pub(crate) fn error_about(
     about: &[u8],
     report: Report,
@@ -191,7 +192,7 @@ pub(crate) fn error_about(
 ) -> Option<Vec<u8>> {
     const ROOM: usize = IPV6_MIN_MTU as usize - 40 - HEADER;
     let (from, to) = ipv6::ends(about)?;
-    let (sender, receiver) = link(about)?;
+    let (_, receiver) = link(about)?;
     let to_group = to.is_multicast() || receiver[0] & 1 != 0;
     if !may_report(about, report, to_group) {
         return None;
@@ -203,7 +204,7 @@ pub(crate) fn error_about(
     let message = [&[kind, code, 0, 0], &field.to_be_bytes()[..], quoted].concat();
     let header = Header {
         src_mac,
-        dst_mac: sender,
+        dst_mac: [0; 6],
         src,
         dst: from,
         next_header: ICMPV6,

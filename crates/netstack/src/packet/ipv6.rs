@@ -10,6 +10,8 @@ use crate::packet::{ETHERNET_HEADER, Malformed, Packet, Tcp, TcpOptions, icmpv6}
 pub(crate) const IPV6_HEADERS: usize = ETHERNET_HEADER + 40;
 /// Bytes of a fragment header (RFC 8200 section 4.5).
 pub(crate) const FRAGMENT_HEADER: usize = 8;
+/// What a fragment header has between a fragment's place and whether others follow.
+const RESERVED_BITS: u16 = 0b110;
 /// The least that any link carries, in bytes of a packet (RFC 8200 section 5).
 pub(crate) const IPV6_MIN_MTU: u16 = 1280;
 /// Protocol number of ICMPv6.
@@ -79,6 +81,8 @@ pub(crate) enum Content {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) content: Content,
+    /// Whether it is an atomic fragment: a whole packet with a fragment header (RFC 6946).
+    pub(crate) is_fragment: bool,
     /// Bytes of the frame up to the end of the packet.
     pub(crate) end: usize,
 }
@@ -125,7 +129,8 @@ pub(crate) fn traffic_class(frame: &[u8]) -> u8 {
 }
 
 /// Walks the headers of an IPv6 packet, in whatever order they are (RFC 8200 section 4.1), as far
-/// as they are in the frame.
+/// as they are in the frame. The fragment header of an atomic fragment is as any other that is for
+/// every packet (RFC 6946 section 4).
 ///
 /// # Errors
 /// If a length field or the frame is too short.
@@ -136,11 +141,17 @@ pub(crate) fn walk(frame: &[u8]) -> Result<Found, Malformed> {
     if !is_ipv6(frame) || end > frame.len() {
         return Err(Malformed::Truncated);
     }
-    let content = walk_extensions(&frame[..end])?;
-    Ok(Found { content, end })
+    let mut is_fragment = false;
+    let content = walk_extensions(&frame[..end], &mut is_fragment)?;
+    Ok(Found {
+        content,
+        is_fragment,
+        end,
+    })
 }
 
-fn walk_extensions(packet: &[u8]) -> Result<Content, Malformed> {
+/// As [`walk`]. Sets `is_fragment` if there is the header of an atomic fragment.
+fn walk_extensions(packet: &[u8], is_fragment: &mut bool) -> Result<Content, Malformed> {
     let (mut number_at, mut at) = (ETHERNET_HEADER + 6, IPV6_HEADERS);
     for _ in 0..=MAX_EXTENSIONS {
         let protocol = packet[number_at];
@@ -154,9 +165,16 @@ fn walk_extensions(packet: &[u8]) -> Result<Content, Malformed> {
             DESTINATION_OPTIONS => true,
             ROUTING => false,
             FRAGMENT => {
-                let whole = packet.len() >= at + FRAGMENT_HEADER;
-                let found = Content::Fragment { number_at, at };
-                return whole.then_some(found).ok_or(Malformed::Truncated);
+                let header = packet.get(at..).and_then(|rest| rest.first_chunk());
+                let [_, _, high, low, ..]: [u8; FRAGMENT_HEADER] =
+                    *header.ok_or(Malformed::Truncated)?;
+                // A place of its own, or others that follow.
+                if u16::from_be_bytes([high, low]) & !RESERVED_BITS != 0 {
+                    return Ok(Content::Fragment { number_at, at });
+                }
+                *is_fragment = true;
+                (number_at, at) = (at, at + FRAGMENT_HEADER);
+                continue;
             }
             NO_NEXT_HEADER => return Ok(Content::Nothing),
             _ => {
@@ -225,7 +243,7 @@ pub(crate) fn parse(frame: &[u8]) -> Result<Packet, Malformed> {
         return Ok(Packet::Tcp(tcp));
     }
     let (src, dst) = ends(frame).ok_or(Malformed::Truncated)?;
-    let Found { content, end } = walk(frame)?;
+    let Found { content, end, .. } = walk(frame)?;
     match content {
         Content::Upper {
             protocol,
@@ -306,7 +324,7 @@ pub(crate) fn plain_tcp_flow(frame: &[u8]) -> Option<[u32; 3]> {
 /// The TCP segment or UDP datagram in a frame that [`parse`] called one, and both addresses.
 pub(crate) fn upper(frame: &[u8]) -> Option<(Address, Address, core::ops::Range<usize>)> {
     let (src, dst) = ends(frame)?;
-    let Found { content, end } = walk(frame).ok()?;
+    let Found { content, end, .. } = walk(frame).ok()?;
     match content {
         Content::Upper { at, .. } => Some((src, dst, at..end)),
         _ => None,
@@ -413,7 +431,7 @@ pub(crate) struct FragmentFields {
 
 /// Reads the fragment header of a frame. `None` if it has none.
 pub(crate) fn fragment_fields(frame: &[u8]) -> Option<FragmentFields> {
-    let Found { content, end } = walk(frame).ok()?;
+    let Found { content, end, .. } = walk(frame).ok()?;
     let Content::Fragment { at, .. } = content else {
         return None;
     };
@@ -475,7 +493,7 @@ pub(crate) fn without_fragment_header(head: &[u8], payload: &[u8], ce: bool) -> 
     let mut frame = [&head[..headers], payload].concat();
     let payload_len = u16::try_from(frame.len().checked_sub(IPV6_HEADERS)?).ok()?;
     // The header before names what was cut.
-    let Content::Fragment { number_at, at } = walk_extensions(head).ok()? else {
+    let Content::Fragment { number_at, at } = walk_extensions(head, &mut false).ok()? else {
         return None;
     };
     if at != headers {

@@ -149,8 +149,18 @@ fn prefix(option: &[u8]) -> Prefix {
     }
 }
 
-/// Reads a message out of a frame whose ICMPv6 checksum is right. `None` if it is invalid, or not
-/// for hosts.
+/// Whether the packet in a frame is a message of neighbour discovery, valid or not.
+pub(crate) fn is_message(frame: &[u8]) -> bool {
+    let found = ipv6::walk(frame).map(|found| found.content);
+    let Ok(Content::Upper { protocol, at, .. }) = found else {
+        return false;
+    };
+    let kind = frame.get(at).copied().unwrap_or_default();
+    protocol == ipv6::ICMPV6 && (ROUTER_SOLICITATION..=REDIRECT).contains(&kind)
+}
+
+/// Reads a message out of a frame whose ICMPv6 checksum is right. `None` if it is invalid, has a
+/// fragment header (RFC 6980 section 5), or is not for hosts.
 pub(crate) fn parse(frame: &[u8]) -> Option<Message> {
     let (src, dst) = ipv6::ends(frame)?;
     let found = ipv6::walk(frame).ok()?;
@@ -159,7 +169,7 @@ pub(crate) fn parse(frame: &[u8]) -> Option<Message> {
     };
     let bytes = frame.get(at..found.end)?;
     let message = sw::Icmpv6Packet::new_checked(bytes).ok()?;
-    if ipv6::hop_limit(frame) != HOP_LIMIT || message.msg_code() != 0 {
+    if found.is_fragment || ipv6::hop_limit(frame) != HOP_LIMIT || message.msg_code() != 0 {
         return None;
     }
     match bytes[0] {
@@ -267,16 +277,13 @@ pub(crate) fn solicitation(
     }
 }
 
-/// A frame that says that `target` is ours: to whom that asked, at `to`, or to all.
-pub(crate) fn advertisement(
-    src_mac: [u8; 6],
-    target: Address,
-    to: Option<([u8; 6], Address)>,
-) -> Vec<u8> {
+/// A frame that says that `target` is ours: to whom that asked, for whose link-layer address there
+/// is room, or to all.
+pub(crate) fn advertisement(src_mac: [u8; 6], target: Address, to: Option<Address>) -> Vec<u8> {
     const SOLICITED: u8 = 0x40;
     const OVERRIDE: u8 = 0x20;
     let flags = OVERRIDE | if to.is_some() { SOLICITED } else { 0 };
-    let (mac, dst) = to.unwrap_or((group_mac(ALL_NODES), ALL_NODES));
+    let (mac, dst) = to.map_or((group_mac(ALL_NODES), ALL_NODES), |to| ([0; 6], to));
     let mut bytes = vec![NEIGHBOR_ADVERTISEMENT, 0, 0, 0, flags, 0, 0, 0];
     bytes.extend(target.bytes());
     bytes.extend(link_address(TARGET_LINK_ADDRESS, src_mac));
@@ -333,7 +340,7 @@ mod tests {
             overrides: true,
             router: false,
         };
-        let answer = advertisement(MAC, US, Some((PEER_MAC, PEER)));
+        let answer = advertisement(MAC, US, Some(PEER));
         assert_eq!(read(&answer), Some(expected(true)));
         assert_eq!(read(&advertisement(MAC, US, None)), Some(expected(false)));
         assert_eq!(read(&router_solicitation(MAC, US)), None);

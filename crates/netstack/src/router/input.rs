@@ -254,8 +254,8 @@ impl Input {
             let mac = Mac(arp.sender_mac);
             let learned = output.neighbors.learn(arp.sender, mac, for_us, now);
             for mut frame in learned.frames {
-                wire::set_link_dst(&mut frame, arp.sender_mac);
-                output.push(Frame::from_bytes(&frame));
+                wire::set_link_dst(frame.bytes_mut(), arp.sender_mac);
+                output.push(frame);
             }
         }
         if arp.request && for_us {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use dominoes_drivers::{DeviceError, DeviceTx, Frame, TxFrame, checked};
 
 use super::{Port, RouterStats};
-use crate::ip::neighbor::Neighbors;
+use crate::ip::neighbor::{Cause, Neighbors};
 use crate::packet as wire;
 use crate::packet::flow::Address;
 use crate::time::Instant;
@@ -18,7 +18,7 @@ const BATCH: usize = 64;
 /// What sends at one interface.
 pub(super) struct Output {
     tx: Box<dyn DeviceTx>,
-    pub(super) neighbors: Neighbors,
+    pub(super) neighbors: Neighbors<Frame>,
     queue: VecDeque<Frame>,
     overflowed: u64,
     unresolved: u64,
@@ -63,12 +63,12 @@ impl Output {
             return self.push(frame);
         }
         wire::set_link(frame.bytes_mut(), port.mac, [0; 6]);
-        let mut bytes = frame.to_vec();
-        if let dominoes_drivers::RxChecksum::Partial { start, offset } = frame.meta.checksum {
-            // Nothing else is known of it when it leaves.
-            dominoes_drivers::complete_checksum(&mut bytes, start, offset);
-        }
-        let queued = self.neighbors.queue_frames(next_hop, vec![bytes], now);
+        // The device it came from wants its memory back, but not what it knows of the frame.
+        let mut waiting = Frame::from_bytes(&frame);
+        waiting.meta = frame.meta;
+        let queued = self
+            .neighbors
+            .queue_frames(Cause::Ours, next_hop, vec![waiting], now);
         self.unresolved += queued.dropped;
         if queued.ask {
             self.ask(port, next_hop, None);

@@ -527,17 +527,6 @@ impl Replica {
                 });
             }
             Body::PathMtu { conn, mtu } => self.with(conn, out, |tcb, cx| tcb.path_mtu(mtu, cx)),
-            Body::Neighbor { old, new } => {
-                for tcb in self
-                    .places
-                    .iter_mut()
-                    .filter_map(|place| place.tcb.as_mut())
-                {
-                    if tcb.mac() == old {
-                        tcb.set_mac(new);
-                    }
-                }
-            }
         }
     }
 

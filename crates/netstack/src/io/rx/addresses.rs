@@ -4,20 +4,22 @@
 //! ends: connections by [`Body::AddressLost`], which sends nothing, as the address may be another
 //! host's by now. Listeners and UDP sockets stay, and are reached at the addresses that are there.
 //!
-//! Connections whose next hop is another one by a change follow it, by [`Body::NextHop`], once its
-//! link-layer address is known. One that no route leads to any more keeps the next hop that it has.
+//! Connections whose next hop is another one by a change, or has another link-layer address, follow
+//! it, by [`Body::NextHop`], once that address is known. One that no route leads to any more keeps
+//! the next hop that it has.
 
 use core::net::IpAddr;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::io::rx::{BATCH, Log, RxPump};
+use crate::io::rx::{Log, RESERVED, RxPump};
 use crate::io::world::Command;
 use crate::ip::route::{Route, Site};
 use crate::log::request::{Address, Body, ConnId, Flow};
 use crate::time::{Duration, Instant};
 
-/// How long after a change of routes a connection may be heard of that began before it.
+/// How long after a change of routes or neighbours a connection may be heard of that began before
+/// it.
 const LATE: Duration = Duration::from_secs(60);
 /// How long until a next hop is asked for again while too many are.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
@@ -178,8 +180,29 @@ impl RxPump {
         let remote = flow.remote.address;
         let led = |before: &Site| before.next_hop(remote).is_some();
         let mut changes = self.rerouting.before.iter();
-        if changes.any(|(_, before)| led(before) && self.is_rerouted(before, remote)) {
+        let is_rerouted =
+            changes.any(|(_, before)| led(before) && self.is_rerouted(before, remote));
+        if is_rerouted || self.has_moved_lately(now, remote) {
             self.rerouting.queue.insert(flow);
+            self.v6_due = Instant::ZERO;
+        }
+    }
+
+    /// Whether the next hop of packets to `remote` had another link-layer address a while ago.
+    fn has_moved_lately(&self, now: Instant, remote: Address) -> bool {
+        let since = now.before(LATE);
+        let hop = self.site.next_hop(remote);
+        hop.is_some_and(|hop| self.neighbors.has_moved(hop, since))
+    }
+
+    /// A neighbour has another link-layer address. Finds the connections whose next hop it is; what
+    /// others reach by the same link-layer address says nothing about them.
+    pub(super) fn neighbor_moved(&mut self, neighbor: Address) {
+        let (site, flows) = (&self.site, self.hints.keys().copied());
+        let flows = flows.filter(|flow| site.next_hop(flow.remote.address) == Some(neighbor));
+        self.rerouting.queue.extend(flows);
+        if self.rerouting.is_due() {
+            // The next turn takes them.
             self.v6_due = Instant::ZERO;
         }
     }
@@ -223,7 +246,7 @@ impl RxPump {
     /// Lets connections go through their next hops, as far as the log has room. Who is not known is
     /// asked for.
     pub(super) fn follow_routes(&mut self, now: Instant, log: &mut impl Log) {
-        while log.room() > BATCH
+        while log.room() > RESERVED
             && let Some(flow) = self.rerouting.queue.pop_first()
         {
             let remote = flow.remote.address;
@@ -293,7 +316,7 @@ impl RxPump {
 
     /// Ends connections of lost addresses.
     pub(super) fn end_lost_connections(&mut self, now: Instant, log: &mut impl Log) {
-        while log.room() > BATCH
+        while log.room() > RESERVED
             && let Some(conn) = self.lost.pop_first()
         {
             self.publish_command(now, Body::AddressLost { conn }, log);

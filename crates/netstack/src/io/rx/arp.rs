@@ -1,8 +1,8 @@
 //! ARP in the receive pump (RFC 826), and the defence of our addresses (RFC 5227).
 
-use crate::io::rx::{Log, RxPump};
+use crate::io::rx::RxPump;
 use crate::ip::neighbor::Learned;
-use crate::log::request::{Address, Body, Mac};
+use crate::log::request::{Address, Mac};
 use crate::packet as wire;
 use crate::time::{Duration, Instant};
 
@@ -134,7 +134,7 @@ impl RxPump {
     }
 
     /// RFC 826: learns the sender's address, and answers requests for ours.
-    pub(crate) fn arp(&mut self, now: Instant, arp: &wire::Arp, log: &mut impl Log) {
+    pub(crate) fn arp(&mut self, now: Instant, arp: &wire::Arp) {
         let mac = Mac(arp.sender_mac);
         // A host without an address asks whether one is in use (RFC 5227 section 2.1.1).
         let is_probe = arp.sender.is_unspecified();
@@ -151,7 +151,7 @@ impl RxPump {
         let for_us = self.site.is_own_v4(arp.target);
         // A host of another network is no neighbour.
         if !is_probe && self.site.next_hop(arp.sender) == Some(arp.sender) {
-            self.learn(now, arp, for_us, log);
+            self.learn(now, arp, for_us);
         }
         if arp.request && for_us && self.group.is_first() {
             let (own, to) = (self.world.mac, Some(arp.sender_mac));
@@ -159,15 +159,15 @@ impl RxPump {
         }
     }
 
-    fn learn(&mut self, now: Instant, arp: &wire::Arp, for_us: bool, log: &mut impl Log) {
+    fn learn(&mut self, now: Instant, arp: &wire::Arp, for_us: bool) {
         let mac = Mac(arp.sender_mac);
         let learned = self.neighbors.learn(arp.sender, mac, for_us, now);
         self.routes_to(arp.sender, now);
-        self.learned(now, mac, learned, log);
+        self.learned((arp.sender, mac), learned);
     }
 
     /// Does what follows from learning that a neighbour has `mac`.
-    pub(crate) fn learned(&mut self, now: Instant, mac: Mac, learned: Learned, log: &mut impl Log) {
+    pub(crate) fn learned(&mut self, (neighbor, mac): (Address, Mac), learned: Learned<Vec<u8>>) {
         let Learned {
             opens,
             frames,
@@ -176,13 +176,9 @@ impl RxPump {
         } = learned;
         self.stats.neighbor_moves_rejected += u64::from(is_move_rejected);
         self.opens.extend(opens.into_iter().map(|open| (open, mac)));
-        for mut frame in frames {
-            wire::set_link_dst(&mut frame, mac.0);
-            self.control(frame);
-        }
-        if let Some(old) = moved {
-            self.migration.neighbor_changed(old, mac);
-            self.publish_command(now, Body::Neighbor { old, new: mac }, log);
+        self.deliver(frames, mac);
+        if moved.is_some() {
+            self.neighbor_moved(neighbor);
         }
     }
 

@@ -18,6 +18,7 @@ use crate::io::udp_queues::PendingError;
 use crate::io::{Batch, Indices, Run};
 use crate::ip::fragment::{Cut, cut_frame};
 use crate::ip::multicast::Memberships;
+use crate::ip::neighbor::Cause;
 use crate::ip::route::AddressKind;
 use crate::log::request::{
     Body, ConnId, Digest, Flow, Kind, Lengths, MAX_DATAGRAMS, Mac, Merged, Request,
@@ -159,11 +160,6 @@ impl RxPump {
         log: &mut impl Log,
     ) {
         let frame = &batch[index];
-        // Neighbours may say over IPv6 that an address of ours is theirs; that is all they may.
-        if !udp.src.is_v4() && self.is_martian((udp.src, udp.dst)) {
-            self.stats.martians += 1;
-            return;
-        }
         let ours = self.is_ours(udp.dst) && !broadcast;
         if !ours && !self.is_to_all(udp.dst, broadcast) {
             self.stats.not_ours += 1;
@@ -562,7 +558,17 @@ impl RxPump {
     }
 
     /// The link-layer address for packets to `remote`, if known.
-    pub(super) fn resolve_next_hop(&mut self, now: Instant, remote: Address) -> Option<Mac> {
+    fn resolve_next_hop(&mut self, now: Instant, remote: Address) -> Option<Mac> {
+        self.resolve_for(Cause::Ours, now, remote)
+    }
+
+    /// The same, of packets that leave for this cause.
+    pub(super) fn resolve_for(
+        &mut self,
+        cause: Cause,
+        now: Instant,
+        remote: Address,
+    ) -> Option<Mac> {
         if !remote.is_v4() && remote.is_multicast() {
             return Some(Mac(wire::ndp::group_mac(remote)));
         }
@@ -573,7 +579,10 @@ impl RxPump {
             return Some(Mac(wire::igmp::group_mac(remote)));
         }
         let own = self.own_mac_for(remote);
-        own.or_else(|| self.neighbors.lookup(self.site.next_hop(remote)?, now))
+        own.or_else(|| {
+            let next_hop = self.site.next_hop(remote)?;
+            self.neighbors.lookup_for(cause, next_hop, now)
+        })
     }
 
     /// Where datagrams of a socket to `remote` come from, if there is such an address. What is
@@ -610,11 +619,7 @@ impl RxPump {
             let local = Endpoint::new(source, bound.port);
             let datagram = whole_datagram(&self.world, local, &found.header, ident, payload);
             let frames = cut_frame(datagram, mtu, ident);
-            let held = self.neighbors.queue_frames(next_hop, frames, now);
-            self.stats.unresolved += held.dropped;
-            if held.ask {
-                self.request_address(next_hop, None);
-            }
+            self.hold(now, Cause::Ours, next_hop, frames);
         } else {
             self.stats.unresolved += 1;
         }

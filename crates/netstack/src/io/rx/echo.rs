@@ -9,6 +9,7 @@ use crate::io::echo::{EchoReply, EchoRequest};
 use crate::io::rx::RxPump;
 use crate::io::world::Command;
 use crate::ip::fragment::cut_frame;
+use crate::ip::neighbor::Cause;
 use crate::packet as wire;
 use crate::time::Instant;
 
@@ -64,23 +65,10 @@ impl RxPump {
             (ident, sequence),
             &request.data,
         );
-        let mut frames = cut_frame(frame, self.path_mtu(to), number);
+        let frames = cut_frame(frame, self.path_mtu(to), number);
         self.echoes.sent(ident, sequence, now);
         self.remember_sent(now, to, frames.iter().map(Vec::len).max());
-        if let Some(mac) = self.resolve_next_hop(now, to) {
-            for frame in &mut frames {
-                wire::set_link_dst(frame, mac.0);
-            }
-            frames.into_iter().for_each(|frame| self.control(frame));
-        } else if let Some(next_hop) = self.site.next_hop(to) {
-            let held = self.neighbors.queue_frames(next_hop, frames, now);
-            self.stats.unresolved += held.dropped;
-            if held.ask {
-                self.request_address(next_hop, None);
-            }
-        } else {
-            self.stats.unresolved += 1;
-        }
+        self.send_frames(now, Cause::Ours, to, frames);
     }
 
     /// A reply came, to somebody's request.

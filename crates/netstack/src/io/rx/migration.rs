@@ -55,14 +55,13 @@
 //!   losses on its scoreboard to be serialized in 16 KB. One that waits to be accepted may migrate,
 //!   and counts in the backlog of the group in which it began.
 
-use core::mem::take;
 use std::collections::HashMap;
 
 use crate::groups::balance::{Balance, Weighed};
 use crate::io::Run;
 use crate::io::rx::{Log, RESERVED, RxPump, sample_cursors};
 use crate::log::effect::SerializedPart;
-use crate::log::request::{Body, ConnId, Digest, Flow, Mac, MigrationParts, Request, Verdict};
+use crate::log::request::{Body, ConnId, Digest, Flow, MigrationParts, Request, Verdict};
 use crate::state::apply::Replica;
 use crate::time::{Duration, Instant};
 
@@ -159,8 +158,6 @@ struct Incoming {
     is_begun: bool,
     /// The requests that the other group deferred, then those of this group.
     deferred: [Vec<DeferredRequest>; 2],
-    /// Changed link-layer addresses of neighbours that it may not know.
-    neighbor_changes: Vec<(Mac, Mac)>,
 }
 
 /// The migrations of a pump's group.
@@ -226,13 +223,6 @@ impl Migrations {
     pub(crate) fn has_work(&self) -> bool {
         let packing = |one: &Outgoing| matches!(one.step, Step::Serializing { .. });
         self.outgoing.iter().any(packing) || self.incoming.iter().any(|one| one.is_complete)
-    }
-
-    /// A neighbour's address changed; arriving connections may not know it.
-    pub(crate) fn neighbor_changed(&mut self, old: Mac, new: Mac) {
-        for incoming in &mut self.incoming {
-            incoming.neighbor_changes.push((old, new));
-        }
     }
 }
 
@@ -511,7 +501,6 @@ impl RxPump {
             is_complete: false,
             is_begun: false,
             deferred: [Vec::new(), Vec::new()],
-            neighbor_changes: Vec::new(),
         });
         self.publish_command(now, Body::MigrationReserve { request_id }, log);
     }
@@ -576,19 +565,15 @@ impl RxPump {
             }
             if len > 0 {
                 // The effects of the installation, and the application's progress, at once.
-                if log.room() <= RESERVED + 3 + incoming.neighbor_changes.len() {
+                if log.room() <= RESERVED + 3 {
                     break;
                 }
-                let renamed = take(&mut incoming.neighbor_changes);
                 incoming.bytes = Vec::new();
                 if let Some(balance) = &mut self.balance {
                     balance.connection_arrived();
                 }
                 let len = len as u32;
                 self.publish_command(now, Body::MigrationArrive { conn, len }, log);
-                for (old, new) in renamed {
-                    self.publish_command(now, Body::Neighbor { old, new }, log);
-                }
                 self.publish_progress(now, conn, log);
                 done += 1;
                 continue;

@@ -5,9 +5,9 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::io::Batch;
-use crate::io::rx::{BATCH, Log, RxPump};
+use crate::io::rx::{Log, RESERVED, RxPump};
 use crate::io::world::Command;
-use crate::ip::neighbor::WaitingOpen;
+use crate::ip::neighbor::{Cause, WaitingOpen};
 use crate::ip::pmtu::PathMtus;
 use crate::ip::rate_limit::TokenBucket;
 use crate::ip::route::is_martian_v6;
@@ -274,11 +274,12 @@ impl RxPump {
             self.stats.martians += 1;
             return;
         }
-        self.parsed(now, to_group, (batch, index), log);
+        let is_from_us = !self.is_looping() && self.site.v6.has(from);
+        self.parsed(now, (to_group, is_from_us), (batch, index), log);
     }
 
     /// A message of a neighbour, a router, or a router that asks for listeners.
-    pub(crate) fn link_message(&mut self, now: Instant, frame: &[u8], log: &mut impl Log) {
+    pub(crate) fn link_message(&mut self, now: Instant, frame: &[u8]) {
         self.stats.neighbor_messages += 1;
         if let Some(query) = mld::parse(frame) {
             if let Some(link) = self.v6.as_mut().and_then(|v6| v6.link.as_mut()) {
@@ -295,7 +296,7 @@ impl RxPump {
         }
         match ndp::parse(frame) {
             Some(Message::Solicitation { src, target, mac }) => {
-                self.solicited(now, src, target, mac.map(Mac), log);
+                self.solicited(now, src, target, mac.map(Mac));
             }
             Some(Message::Advertisement {
                 target,
@@ -312,7 +313,7 @@ impl RxPump {
                 let learned = self.neighbors.advertised(target, mac, flags, now);
                 self.routes_to(target, now);
                 if let Some(mac) = mac {
-                    self.learned(now, mac, learned, log);
+                    self.learned((target, mac), learned);
                 }
                 if !router {
                     self.with_link(now, |link| link.on_no_router(target));
@@ -322,7 +323,7 @@ impl RxPump {
                 if let Some(mac) = said.mac.map(Mac).filter(|mac| mac.0[0] & 1 == 0) {
                     let learned = self.neighbors.heard(said.router, mac, now);
                     self.routes_to(said.router, now);
-                    self.learned(now, mac, learned, log);
+                    self.learned((said.router, mac), learned);
                 }
                 let heeds = self.v6.as_ref().is_some_and(|v6| v6.heeds_routers);
                 if heeds && said.reachable_ms > 0 {
@@ -340,7 +341,7 @@ impl RxPump {
                 if let Some(mac) = mac.map(Mac).filter(|mac| mac.0[0] & 1 == 0) {
                     let learned = self.neighbors.heard(target, mac, now);
                     self.routes_to(target, now);
-                    self.learned(now, mac, learned, log);
+                    self.learned((target, mac), learned);
                 }
                 self.with_link(now, |link| link.on_redirect(destination, target));
             }
@@ -369,14 +370,7 @@ impl RxPump {
     }
 
     /// Somebody asks for `target` (RFC 4861 section 7.2.3, RFC 4862 section 5.4.3).
-    fn solicited(
-        &mut self,
-        now: Instant,
-        src: Address,
-        target: Address,
-        mac: Option<Mac>,
-        log: &mut impl Log,
-    ) {
+    fn solicited(&mut self, now: Instant, src: Address, target: Address, mac: Option<Mac>) {
         let is_probe = src.is_unspecified();
         let link = self.v6.as_ref().and_then(|v6| v6.link.as_ref());
         if link.is_some_and(|link| link.is_tentative(target)) {
@@ -386,14 +380,15 @@ impl RxPump {
             }
             return;
         }
-        if !self.site.v6.has(target) {
+        // What came from an address of ours would be answered to ourselves.
+        if !self.site.v6.has(target) || self.site.v6.has(src) {
             return;
         }
         let mac = mac.filter(|mac| mac.0[0] & 1 == 0);
-        if let Some(mac) = mac.filter(|_| !is_probe && !self.site.v6.has(src)) {
+        if let Some(mac) = mac.filter(|_| !is_probe) {
             let learned = self.neighbors.heard(src, mac, now);
             self.routes_to(src, now);
-            self.learned(now, mac, learned, log);
+            self.learned((src, mac), learned);
         }
         if !self.group.is_first() {
             return;
@@ -402,9 +397,11 @@ impl RxPump {
         if is_probe {
             return self.control(ndp::advertisement(own, target, None));
         }
-        let known = mac.or_else(|| self.neighbors.lookup(src, now));
-        if let Some(mac) = known {
-            self.control(ndp::advertisement(own, target, Some((mac.0, src))));
+        // One that did not say how it is reached may have to be asked first (section 7.2.4).
+        let answer = ndp::advertisement(own, target, Some(src));
+        match self.neighbors.lookup_for(Cause::Answer, src, now) {
+            Some(mac) => self.deliver([answer], mac),
+            None => self.hold(now, Cause::Answer, src, vec![answer]),
         }
     }
 
@@ -571,7 +568,7 @@ impl RxPump {
             v6.narrow
                 .extend(flows.filter(|flow| narrowed.contains(&flow.remote.address)));
         }
-        while log.room() > BATCH
+        while log.room() > RESERVED
             && let Some(flow) = self.v6.as_mut().and_then(|v6| v6.narrow.pop_first())
         {
             if let Some(conn) = self.hints.get(&flow).map(|hint| hint.conn) {

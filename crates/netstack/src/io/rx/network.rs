@@ -7,12 +7,13 @@ use dominoes_drivers::Frame;
 
 use crate::io::rx::{Log, RxPump};
 use crate::ip::fragment::cut_frame;
+use crate::ip::neighbor::Cause;
 use crate::ip::rate_limit::Rate;
 use crate::ip::reassembly::Reassembled;
 use crate::ip::route::AddressKind;
 use crate::ip::{fragment, whole};
 use crate::packet as wire;
-use crate::packet::flow::Address;
+use crate::packet::flow::{Address, Mac};
 use crate::packet::{Packet, Report};
 use crate::time::Instant;
 
@@ -71,7 +72,7 @@ impl RxPump {
                 self.other_too_big(now, remote, len, mtu);
             }
             Packet::Link { dst } if ours(dst) || self.is_to_all(dst, broadcast) => {
-                self.link_message(now, frame.bytes(), log);
+                self.link_message(now, frame.bytes());
             }
             Packet::UdpError { error, dst } if ours(dst) => {
                 self.datagram_error(now, dst, &error);
@@ -112,8 +113,53 @@ impl RxPump {
         self.stats.echo += 1;
         let frames = cut_frame(reply, self.path_mtu(sender), ident);
         self.remember_sent(now, sender, frames.iter().map(Vec::len).max());
-        for frame in frames {
+        self.send_answer(now, sender, frames);
+    }
+
+    /// Sends the packet in `frames`, which answers one of `to`. It goes the way of all packets,
+    /// wherever the other came from.
+    pub(super) fn send_answer(&mut self, now: Instant, to: Address, frames: Vec<Vec<u8>>) {
+        self.send_frames(now, Cause::Answer, to, frames);
+    }
+
+    /// Sends the packet in `frames` to `to`, whose next hop gets its frames. They wait while that
+    /// is not known.
+    pub(super) fn send_frames(
+        &mut self,
+        now: Instant,
+        cause: Cause,
+        to: Address,
+        frames: Vec<Vec<u8>>,
+    ) {
+        if let Some(mac) = self.resolve_for(cause, now, to) {
+            self.deliver(frames, mac);
+        } else if let Some(next_hop) = self.site.next_hop(to) {
+            self.hold(now, cause, next_hop, frames);
+        } else {
+            self.stats.unresolved += 1;
+        }
+    }
+
+    /// Sends frames to a neighbour.
+    pub(super) fn deliver(&mut self, frames: impl IntoIterator<Item = Vec<u8>>, to: Mac) {
+        for mut frame in frames {
+            wire::set_link_dst(&mut frame, to.0);
             self.control(frame);
+        }
+    }
+
+    /// Holds frames for a neighbour that is not known yet, and asks for it.
+    pub(super) fn hold(
+        &mut self,
+        now: Instant,
+        cause: Cause,
+        next_hop: Address,
+        frames: Vec<Vec<u8>>,
+    ) {
+        let held = self.neighbors.queue_frames(cause, next_hop, frames, now);
+        self.stats.unresolved += held.dropped;
+        if held.ask {
+            self.request_address(next_hop, None);
         }
     }
 
@@ -158,6 +204,11 @@ impl RxPump {
         match self.reassembly.insert(&fragment(frame.bytes())?, now) {
             Reassembled::Complete(datagram) => {
                 let bytes = whole(&datagram)?;
+                // Neighbours must not say anything in fragments (RFC 6980 section 5).
+                if wire::ndp::is_message(&bytes) {
+                    self.stats.bad_fragments += 1;
+                    return None;
+                }
                 self.stats.reassembled += 1;
                 Some(Frame::from_bytes(&bytes))
             }
@@ -215,7 +266,7 @@ impl RxPump {
         let is_looped = self.is_looping() && self.site.is_ourselves(sender);
         if is_looped || self.reports.admits(now, sender, rate) {
             self.stats.reports += 1;
-            self.control(error);
+            self.send_answer(now, sender, vec![error]);
         } else {
             self.stats.reports_limited += 1;
         }
