@@ -455,6 +455,7 @@ fn a_tag_without_a_vlan_is_no_tag() {
     let arp = packet::arp_request(arp);
     for variant in Variant::ALL {
         let mut host = Host::ours(variant);
+        host.learn(PEER);
         let to_all = Path {
             to: ALL_NODES,
             to_mac: group_mac(ALL_NODES),
@@ -601,7 +602,6 @@ fn what_cannot_be_served_is_reported_with_its_place() {
     }
 }
 
-/// A packet too big about a packet of ours.
 /// A message of a neighbour about `address`, with an option of its link-layer address if it has
 /// one.
 fn message(kind: u8, flags: u8, address: Ipv6Addr, option: Option<(u8, Mac)>) -> Vec<u8> {
@@ -802,6 +802,7 @@ fn what_comes_over_the_link_from_an_address_of_ours_is_martian() {
     }
 }
 
+/// A packet too big about a packet of ours.
 fn too_big(mtu: u32, quoted: &[u8]) -> Vec<u8> {
     let mut message = vec![2, 0, 0, 0];
     message.extend(mtu.to_be_bytes());
