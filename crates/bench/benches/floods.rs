@@ -26,6 +26,8 @@
 //! | `fragments` | pieces of datagrams that never become whole |
 //! | `icmp`, `udp` | echo requests; datagrams for ports without a socket |
 //! | `arp` | requests for the server's address, from 64,516 neighbours |
+//! | `rs`, `ra`, `ns`, `na`, `mld` | over IPv6: questions for routers; routers and networks that come and go; questions for the server; advertisements nobody asked for; questions for listeners; from 65,536 neighbours |
+//! | `too-big`, `fragments6`, `extensions` | over IPv6: packets too big that were never sent; pieces of datagrams that never become whole; datagrams behind eight headers |
 //! | `readers` | 1,000 clients read one byte a second of a long answer |
 //! | `windows` | 1,000 clients announce a window of zero, and answer every probe so |
 //! | `connections` | 5,000 connections a second for 20 s, with a request and a short answer each |

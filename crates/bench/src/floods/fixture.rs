@@ -9,7 +9,7 @@ use dominoes_bench::namespaces::{CubicAllowed, Namespace, Outcome, Process, run}
 use serde::{Deserialize, Serialize};
 
 use super::server::{Said, Server, Start};
-use super::{CLIENT, INTERFACE, SERVER};
+use super::{CLIENT, INTERFACE, SERVER, SERVER_V6};
 
 /// How long something may take that takes moments.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -276,6 +276,7 @@ impl Link {
         if let (Server::Linux, Some(far)) = (server, far) {
             far.ip(&format!("addr add {SERVER}/16 dev {INTERFACE}"))?;
             far.ip(&format!("route add 10.99.0.0/16 via {CLIENT}"))?;
+            far.ip(&format!("addr add {SERVER_V6}/64 dev {INTERFACE} nodad"))?;
         }
         Ok(())
     }

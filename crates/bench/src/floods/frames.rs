@@ -1,14 +1,21 @@
 //! The frames of a flood: valid, addressed to a server, from many senders that do not exist, in an
 //! order that a seed fixes.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use dominoes_testkit::Rng;
+use dominoes_testkit::packet::v6::{self, ICMPV6, group_mac, solicited_node};
 use dominoes_testkit::packet::{self, ACK, EVERY_MAC, FIN, ICMP, Path, RST, SYN, Segment, UDP};
+
+use super::SERVER_V6;
 
 /// Bytes that a fragment, and an echo request, carry.
 const FRAGMENT: usize = 512;
 const ECHO: usize = 56;
+
+/// Groups of all nodes and all routers of a link, and of those that report listeners.
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 
 /// What a flood consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,11 +36,25 @@ pub(crate) enum Kind {
     Arp,
     /// Datagrams for ports without a socket.
     Udp,
+    /// Over IPv6, messages of neighbours and routers: questions for routers, advertisements of
+    /// routers and networks that come and go, questions for the server, advertisements that nobody
+    /// asked for, and questions for multicast listeners.
+    RouterSolicitation,
+    RouterAdvertisement,
+    NeighborSolicitation,
+    NeighborAdvertisement,
+    Mld,
+    /// Over IPv6, packets too big that the server has not sent.
+    TooBig,
+    /// Over IPv6, fragments of datagrams that never become whole.
+    FragmentV6,
+    /// Over IPv6, datagrams for ports without a socket behind as many headers as are passed over.
+    Extensions,
 }
 
 impl Kind {
     /// All of them.
-    pub(crate) const ALL: [Kind; 8] = [
+    pub(crate) const ALL: [Kind; 16] = [
         Kind::Syn,
         Kind::Ack,
         Kind::Rst,
@@ -42,6 +63,14 @@ impl Kind {
         Kind::Icmp,
         Kind::Arp,
         Kind::Udp,
+        Kind::RouterSolicitation,
+        Kind::RouterAdvertisement,
+        Kind::NeighborSolicitation,
+        Kind::NeighborAdvertisement,
+        Kind::Mld,
+        Kind::TooBig,
+        Kind::FragmentV6,
+        Kind::Extensions,
     ];
 
     /// As on the command line.
@@ -55,6 +84,14 @@ impl Kind {
             Kind::Icmp => "icmp",
             Kind::Arp => "arp",
             Kind::Udp => "udp",
+            Kind::RouterSolicitation => "rs",
+            Kind::RouterAdvertisement => "ra",
+            Kind::NeighborSolicitation => "ns",
+            Kind::NeighborAdvertisement => "na",
+            Kind::Mld => "mld",
+            Kind::TooBig => "too-big",
+            Kind::FragmentV6 => "fragments6",
+            Kind::Extensions => "extensions",
         }
     }
 
@@ -117,6 +154,14 @@ impl Frames {
             Kind::Icmp => self.echo(source),
             Kind::Arp => self.arp(),
             Kind::Udp => self.datagram(source),
+            Kind::RouterSolicitation => self.link_message(ALL_ROUTERS, &[133, 0, 0, 0, 0, 0, 0, 0]),
+            Kind::RouterAdvertisement => self.router(),
+            Kind::NeighborSolicitation => self.neighbor([135, 0], solicited_node(SERVER_V6)),
+            Kind::NeighborAdvertisement => self.neighbor([136, 0x20], ALL_NODES),
+            Kind::Mld => self.listeners(),
+            Kind::TooBig => self.too_big(),
+            Kind::FragmentV6 => self.fragment_v6(),
+            Kind::Extensions => self.extensions(),
         }
     }
 
@@ -175,6 +220,107 @@ impl Frames {
         let path = self.link.path(Ipv4Addr::new(a, b, high, low));
         let mac = [2, 0x99, 0, 0, high, low];
         packet::arp_request(path.from_mac(mac).to_mac(EVERY_MAC))
+    }
+
+    /// From one of 65,536 hosts whose addresses begin so, to the server.
+    fn path_v6(&mut self, network: u16) -> v6::Path {
+        let host = self.rng.next() as u16;
+        let [a, b] = host.to_be_bytes();
+        v6::Path {
+            from_mac: [2, 0x99, 0, 0, a, b],
+            to_mac: self.link.server_mac,
+            from: Ipv6Addr::new(network, 0, 0, 0, 0, 0, 1, host),
+            to: SERVER_V6,
+            hop_limit: 64,
+        }
+    }
+
+    /// What a neighbour says to a group.
+    fn link_message(&mut self, to: Ipv6Addr, message: &[u8]) -> Vec<u8> {
+        let path = v6::Path {
+            to,
+            to_mac: group_mac(to),
+            hop_limit: 255,
+            ..self.path_v6(0xfe80)
+        };
+        v6::frame(path, ICMPV6, message)
+    }
+
+    /// A router and a network, for a short time or no longer.
+    fn router(&mut self) -> Vec<u8> {
+        let lifetime = self.rng.below(2) as u8;
+        let mut says = vec![134, 0, 0, 0, 64, 0, 0, lifetime, 0, 0, 0, 0, 0, 0, 0, 0];
+        says.extend([
+            3, 4, 64, 0xc0, 0, 0, 0, lifetime, 0, 0, 0, lifetime, 0, 0, 0, 0,
+        ]);
+        let network = Ipv6Addr::new(0xfd79, 0, 0, self.rng.below(32) as u16, 0, 0, 0, 0);
+        says.extend(network.octets());
+        self.link_message(ALL_NODES, &says)
+    }
+
+    /// A question for the server, or an advertisement of a neighbour, with a link-layer address.
+    fn neighbor(&mut self, [kind, flags]: [u8; 2], to: Ipv6Addr) -> Vec<u8> {
+        let [a, b] = (self.rng.next() as u16).to_be_bytes();
+        let (target, option) = match kind {
+            135 => (SERVER_V6, 1),
+            _ => (self.path_v6(0xfe80).from, 2),
+        };
+        let mut says = vec![kind, 0, 0, 0, flags, 0, 0, 0];
+        says.extend(target.octets());
+        says.extend([option, 1, 2, 0x99, 0, 0, a, b]);
+        self.link_message(to, &says)
+    }
+
+    /// A question for the listeners of all groups, behind a router alert (RFC 3810 section 5.1).
+    fn listeners(&mut self) -> Vec<u8> {
+        let mut query = vec![130, 0, 0, 0, 0, 10, 0, 0];
+        query.extend([0; 16]);
+        query.extend([2, 1, 0, 0]);
+        let path = v6::Path {
+            to: ALL_NODES,
+            to_mac: group_mac(ALL_NODES),
+            hop_limit: 1,
+            ..self.path_v6(0xfe80)
+        };
+        // The checksum is that of the message, whatever stands before it.
+        let message = v6::frame(path, ICMPV6, &query);
+        let options = [ICMPV6, 0, 5, 2, 0, 0, 1, 0];
+        v6::frame(path, 0, &[&options, &message[v6::LOWER..]].concat())
+    }
+
+    fn too_big(&mut self) -> Vec<u8> {
+        let path = self.path_v6(0xfd78);
+        let sent = v6::Path {
+            from: SERVER_V6,
+            to: self.path_v6(0xfd79).from,
+            ..path
+        };
+        let [a, b] = self.high_port().to_be_bytes();
+        let quoted = v6::frame(
+            sent,
+            UDP,
+            &[&[a, b, 0, 9, 4, 0, 0, 0], &[0x55; 1016][..]].concat(),
+        );
+        let message = [&[2, 0, 0, 0, 0, 0, 5, 0], &quoted[14..]].concat();
+        v6::frame(path, ICMPV6, &message)
+    }
+
+    fn fragment_v6(&mut self) -> Vec<u8> {
+        let [a, b] = (1 | (self.rng.index(3) * FRAGMENT) as u16).to_be_bytes();
+        let [c, d, e, f] = (self.rng.next() as u32).to_be_bytes();
+        let piece = [&[UDP, 0, a, b, c, d, e, f], &[0; FRAGMENT][..]].concat();
+        v6::frame(self.path_v6(0xfd78), 44, &piece)
+    }
+
+    fn extensions(&mut self) -> Vec<u8> {
+        const OPTIONS: u8 = 60;
+        let [a, b] = self.high_port().to_be_bytes();
+        let path = self.path_v6(0xfd78);
+        let datagram = v6::frame(path, UDP, &[a, b, a, b, 0, 12, 0, 0, 1, 2, 3, 4]);
+        let more = [OPTIONS, 0, 1, 4, 0, 0, 0, 0].repeat(7);
+        let last = [UDP, 0, 1, 4, 0, 0, 0, 0];
+        let packet = [&more, &last[..], &datagram[v6::LOWER..]].concat();
+        v6::frame(path, OPTIONS, &packet)
     }
 
     fn datagram(&mut self, source: Ipv4Addr) -> Vec<u8> {

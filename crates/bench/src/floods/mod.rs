@@ -12,7 +12,7 @@ pub(crate) mod inject;
 pub(crate) mod processor;
 pub(crate) mod server;
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use frames::Kind;
 
@@ -21,6 +21,8 @@ pub(crate) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
 /// The client's address; it forwards to the senders of floods, 10.99.0.0/16, or so the server
 /// believes.
 pub(crate) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
+/// The server's address of IPv6, in a network with a prefix of 64 bits.
+pub(crate) const SERVER_V6: Ipv6Addr = Ipv6Addr::new(0xfd78, 0, 0, 0, 0, 0, 0, 1);
 /// Where the server listens.
 pub(crate) const PORT: u16 = 80;
 /// The name of the interface at each end.

@@ -17,10 +17,10 @@ use dominoes_drivers::Device;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
 use dominoes_drivers::tap::Tap;
 use dominoes_netstack::stats::StackStats;
-use dominoes_netstack::{Limits, Stack};
+use dominoes_netstack::{Ipv6Config, Limits, Stack};
 use serde::{Deserialize, Serialize};
 
-use super::{CLIENT, INTERFACE, PORT, SERVER};
+use super::{CLIENT, INTERFACE, PORT, SERVER, SERVER_V6};
 
 /// Connections that wait to be accepted.
 const BACKLOG: u16 = 1_024;
@@ -188,6 +188,11 @@ fn start(server: Server) -> Outcome<Stack> {
         .send_buffer(1 << 20);
     let stack = Stack::builder(&format!("{SERVER}/16"))
         .gateway(CLIENT.into())
+        .ipv6(
+            Ipv6Config::default()
+                .address(SERVER_V6, 64)
+                .duplicate_probes(0),
+        )
         .replicas(replicas)
         .limits(limits)
         .start(device)?;
