@@ -40,6 +40,9 @@ fn what_the_kernels_end_has_is_refused() {
     let subnet = NEXT_SUBNET.fetch_add(1, Relaxed);
     let name = format!("tap{subnet}");
     let tap = Tap::open(&name).unwrap();
+    // Off in the namespace of these tests.
+    let switch = format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6");
+    std::fs::write(switch, "0").unwrap();
     ip(&format!("addr add 10.78.{subnet}.2/24 dev {name}"));
     ip(&format!("addr add fd78::{subnet}/64 dev {name}"));
     bring_up(&name);
