@@ -13,7 +13,7 @@ mod inject;
 use std::error::Error;
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -76,7 +76,16 @@ pub(crate) const REOPENED: &[(&str, &str)] = &[
 
 /// Arguments of the server: its neighbours are those that floods pretend, and the peer forwards to
 /// all other senders.
-pub(crate) const NETWORK: [&str; 4] = ["--addr", "10.78.0.1/16", "--gateway", "10.78.0.2"];
+pub(crate) const NETWORK: [&str; 6] = [
+    "--addr",
+    "10.78.0.1/16",
+    "--gateway",
+    "10.78.0.2",
+    "--addr6",
+    "fd78::1/64",
+];
+/// The server's address of IPv6.
+const SERVER_V6: Ipv6Addr = Ipv6Addr::new(0xfd78, 0, 0, 0, 0, 0, 0, 1);
 
 /// Frames of a flood in a second, and how many of them a test waits for.
 const RATE: u64 = 10_000;
@@ -148,10 +157,17 @@ fn shown_by(kind: Kind) -> &'static str {
     match kind {
         Kind::Syn => "cookies_sent",
         Kind::Ack | Kind::Rst | Kind::Fin => "segments",
-        Kind::Fragment => "fragments",
+        Kind::Fragment | Kind::FragmentV6 => "fragments",
         Kind::Icmp => "echo",
         Kind::Arp => "arp",
-        Kind::Udp => "no_port",
+        Kind::Udp | Kind::Extensions => "no_port",
+        // A host is in no group of routers.
+        Kind::RouterSolicitation => "not_ours",
+        Kind::RouterAdvertisement
+        | Kind::NeighborSolicitation
+        | Kind::NeighborAdvertisement
+        | Kind::Mld => "neighbor_messages",
+        Kind::TooBig => "network_errors",
     }
 }
 
