@@ -312,6 +312,7 @@ fn netstat(sockets: &Sockets, listener: &TcpListener) {
             ("no_port", pump.no_port),
             ("arp", pump.arp),
             ("echo", pump.echo),
+            ("neighbor_messages", pump.neighbor_messages),
             ("network_errors", pump.network_errors),
             ("control_dropped", pump.control_dropped),
             ("segments", state.segments),
