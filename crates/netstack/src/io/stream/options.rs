@@ -38,7 +38,7 @@ pub(crate) struct Change {
 pub(super) struct SharedOptions {
     latest: AtomicCell<Change>,
     /// Allocated by the first change.
-    waiting: OnceLock<ArrayQueue<Change>>,
+    waiting: OnceLock<Box<ArrayQueue<Change>>>,
 }
 
 impl SharedOptions {
@@ -88,7 +88,9 @@ impl StreamRef<'_> {
         let Some(change) = made.filter(|_| changed.is_ok()) else {
             return false;
         };
-        let waiting = options.waiting.get_or_init(|| ArrayQueue::new(KEPT));
+        let waiting = options
+            .waiting
+            .get_or_init(|| Box::new(ArrayQueue::new(KEPT)));
         // Without room it is the latest, which the pump publishes behind all that wait.
         let _ = waiting.push(change);
         self.request(AppRequest {
