@@ -276,6 +276,9 @@ impl Link {
         if let (Server::Linux, Some(far)) = (server, far) {
             far.ip(&format!("addr add {SERVER}/16 dev {INTERFACE}"))?;
             far.ip(&format!("route add 10.99.0.0/16 via {CLIENT}"))?;
+            far.shell(&format!(
+                "echo 0 > /proc/sys/net/ipv6/conf/{INTERFACE}/disable_ipv6"
+            ))?;
             far.ip(&format!("addr add {SERVER_V6}/64 dev {INTERFACE} nodad"))?;
         }
         Ok(())
