@@ -71,6 +71,7 @@ impl core::fmt::Debug for Keys {
 }
 
 impl Keys {
+    /// Keys that are derived from `secret`, which must be random and unknown to peers.
     pub(crate) const fn new(secret: [u64; 2]) -> Self {
         Keys { secret }
     }

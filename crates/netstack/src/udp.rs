@@ -50,9 +50,13 @@ struct Socket {
 
 /// What a change asks for.
 pub(crate) struct Cx<'a, S> {
+    /// Numbers of the frames that are sent.
     pub(crate) frames: &'a mut FrameNumbers,
+    /// The limits of the group.
     pub(crate) limits: &'a Limits,
+    /// Where it is counted.
     pub(crate) stats: &'a mut StateStats,
+    /// Takes the effects.
     pub(crate) out: &'a mut S,
 }
 

@@ -24,14 +24,18 @@ const MAX_REPORT: usize = 1100;
 /// A socket, which `S` names, listens to a group: to one source of it, or to all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Member<S> {
+    /// The socket.
     pub(crate) socket: S,
+    /// The group.
     pub(crate) group: Address,
+    /// The only source that the socket hears; `None` is all of them.
     pub(crate) source: Option<Address>,
 }
 
 /// What is to be sent. All addresses of one report are of one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
+    /// Records of IGMPv3 or MLDv2.
     Records(Vec<Record>),
     /// One group, for a router of this version of IGMP, or of version 1 of MLD.
     Old(Address, u8),

@@ -63,9 +63,11 @@ const MAX_TRIES: u32 = 3;
 /// An active open that waits for its next hop's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WaitingOpen {
+    /// The call of the socket that waits for it.
     pub(crate) request_id: u64,
     /// Our end: an unspecified address and port 0 are chosen.
     pub(crate) local: Endpoint,
+    /// The other end.
     pub(crate) remote: Endpoint,
 }
 
@@ -587,10 +589,12 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
         taken
     }
 
+    /// When [`on_time`](Self::on_time) has something to do next.
     pub(crate) fn next_deadline(&self) -> Instant {
         self.next_ask.min(self.next_poll.unwrap_or(Instant::NEVER))
     }
 
+    /// Asks again and gives up, as far as that is due at `now`.
     pub(crate) fn on_time(&mut self, now: Instant) -> Overdue<F> {
         let mut overdue = Overdue::default();
         if self.next_ask <= now {

@@ -79,6 +79,7 @@ pub(crate) struct Way {
     pub(crate) hop: Address,
     /// Length of the prefix that said so.
     pub(crate) prefix: u8,
+    /// Of equal prefixes, the one of the least metric is taken.
     pub(crate) metric: u32,
 }
 
@@ -104,8 +105,11 @@ impl Way {
 /// A way as it is listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ListedWay {
+    /// First address of the destinations.
     pub(crate) network: Address,
+    /// Length of its prefix, in bits.
     pub(crate) prefix: u8,
+    /// Of equal prefixes, the one of the least metric is taken.
     pub(crate) metric: u32,
     /// Who forwards, unless the network is that of the link.
     pub(crate) via: Option<Address>,
@@ -151,6 +155,7 @@ pub(crate) enum AddressKind {
 pub(crate) struct Site {
     /// Our first IPv4 address; [`Site::NO_V4`] if there is none.
     pub(crate) address: Address,
+    /// Length of its prefix, in bits.
     pub(crate) prefix: u8,
     /// The others, in the order in which we got them.
     others: Vec<PlaceV4>,
@@ -415,6 +420,7 @@ impl Site {
 pub(crate) struct PlaceV4 {
     /// Our address; [`Site::NO_V4`] if there is none.
     pub(crate) address: Address,
+    /// Length of its prefix, in bits.
     pub(crate) prefix: u8,
 }
 
@@ -502,6 +508,7 @@ pub(crate) struct RouteTable<T> {
 }
 
 impl<T> RouteTable<T> {
+    /// An empty table.
     pub(crate) const fn new() -> Self {
         RouteTable {
             lengths: Vec::new(),

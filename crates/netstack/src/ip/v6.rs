@@ -109,6 +109,7 @@ impl Ipv6Config {
 /// An address that is ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Own {
+    /// The address.
     pub(crate) address: Address,
     /// Nothing new should begin from it (RFC 4862 section 5.5.4).
     pub(crate) is_deprecated: bool,
@@ -117,6 +118,7 @@ pub(crate) struct Own {
 /// Where we are in the IPv6 network at a moment, and the ways out of it. By default nowhere.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Place {
+    /// Our addresses that are in use.
     pub(crate) addresses: Vec<Own>,
     /// Ours unless another host turns out to have them: not used yet.
     pub(crate) tentative: Vec<Address>,
@@ -128,8 +130,9 @@ pub(crate) struct Place {
     pub(crate) routers: Vec<Address>,
     /// Destinations that others forward to than routes say, or that are neighbours.
     pub(crate) redirects: Vec<(Address, Address)>,
-    /// What routers say that packets begin with, and how long they may be, if they do.
+    /// The hop limit that routers tell hosts to use, if they do.
     pub(crate) hop_limit: Option<u8>,
+    /// Bytes that packets on this link may have, if routers say so.
     pub(crate) mtu: Option<u16>,
 }
 

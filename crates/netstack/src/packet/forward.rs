@@ -8,13 +8,19 @@ use crate::packet::{ETHERNET_HEADER, Malformed};
 /// The header of a packet that is for another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Forwarded {
+    /// Source address.
     pub(crate) src: Address,
+    /// Destination address.
     pub(crate) dst: Address,
+    /// Hops that it may still make.
     pub(crate) ttl: u8,
+    /// Number of the protocol behind its header.
     pub(crate) protocol: u8,
-    /// Bytes of its header, and of all of it.
+    /// Bytes of its header.
     pub(crate) header_len: usize,
+    /// Bytes of the packet, header included.
     pub(crate) total_len: usize,
+    /// Whether it must not be divided.
     pub(crate) dont_fragment: bool,
     /// Whether its header names routers that it is to pass.
     pub(crate) is_source_routed: bool,

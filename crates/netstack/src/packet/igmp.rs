@@ -40,8 +40,11 @@ pub(crate) enum Mode {
 /// A part of a report: one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
+    /// What the record says of the sources.
     pub(crate) mode: Mode,
+    /// The group.
     pub(crate) group: Address,
+    /// The sources, of the family of the group.
     pub(crate) sources: Vec<Address>,
 }
 

@@ -24,18 +24,25 @@ pub(crate) const fn ip_headers_len(dst: Address, is_fragment: bool) -> usize {
     }
 }
 
-/// Protocol numbers.
+/// Protocol number of ICMP.
 pub(crate) const ICMP: u8 = 1;
+/// Protocol number of UDP.
 pub(crate) const UDP: u8 = 17;
 
 /// What the headers of an outgoing packet say.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IpHeaders {
+    /// Link-layer address of the sender.
     pub(crate) src_mac: [u8; 6],
+    /// Link-layer address of the next hop.
     pub(crate) dst_mac: [u8; 6],
+    /// Source address.
     pub(crate) src: Address,
+    /// Destination address, of the same family.
     pub(crate) dst: Address,
+    /// Number of the protocol behind the header.
     pub(crate) protocol: u8,
+    /// Hops that the packet may make.
     pub(crate) ttl: u8,
     /// DSCP (RFC 2474) and ECN (RFC 3168).
     pub(crate) tos: u8,
@@ -114,7 +121,9 @@ fn emit_ipv6(buffer: &mut [u8], h: &IpHeaders) {
 /// What the header of a fragment says, and where its payload lies in the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FragmentHeader {
+    /// Source address.
     pub(crate) src: Address,
+    /// Destination address, of the same family.
     pub(crate) dst: Address,
     /// 0 of IPv6, where it is no part of a datagram's name (RFC 8200 section 4.5).
     pub(crate) protocol: u8,

@@ -37,6 +37,7 @@ const UNKNOWN_OPTION: u8 = 2;
 /// What is wrong with a packet, as an error reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
+    /// The code of an ICMPv6 Parameter Problem (RFC 4443 section 3.4).
     pub(crate) code: u8,
     /// Where, in bytes from the beginning of the IPv6 header.
     pub(crate) pointer: u32,
@@ -65,12 +66,20 @@ pub(crate) enum Content {
     /// A header that is no extension header begins at `at` of the frame; its number stands at
     /// `number_at`.
     Upper {
+        /// Number of the header.
         protocol: u8,
+        /// Byte of the frame at which that number stands.
         number_at: usize,
+        /// Byte of the frame at which the header begins.
         at: usize,
     },
     /// A fragment header begins at `at`, and its number stands at `number_at`.
-    Fragment { number_at: usize, at: usize },
+    Fragment {
+        /// Byte of the frame at which the number of that header stands.
+        number_at: usize,
+        /// Byte of the frame at which the header begins.
+        at: usize,
+    },
     /// Nothing.
     Nothing,
     /// It must be dropped, and this be reported if there is something to report.
@@ -80,6 +89,7 @@ pub(crate) enum Content {
 /// Where the packet in a frame ends, and what it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
+    /// What follows the headers.
     pub(crate) content: Content,
     /// Whether it is an atomic fragment: a whole packet with a fragment header (RFC 6946).
     pub(crate) is_fragment: bool,
@@ -346,11 +356,17 @@ pub(crate) fn checksummed_at_once(frame: &[u8]) -> Option<&[u8]> {
 /// What an outgoing IPv6 header says.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header {
+    /// Number of the header that follows.
     pub(crate) next_header: u8,
+    /// Source address.
     pub(crate) src: Address,
+    /// Destination address.
     pub(crate) dst: Address,
+    /// Link-layer address of the sender.
     pub(crate) src_mac: [u8; 6],
+    /// Link-layer address of the next hop.
     pub(crate) dst_mac: [u8; 6],
+    /// Hops that the packet may make.
     pub(crate) hop_limit: u8,
     /// DSCP (RFC 2474) and ECN (RFC 3168).
     pub(crate) traffic_class: u8,
@@ -420,8 +436,11 @@ pub(crate) fn make_fragment(
 /// The fields of a fragment header, whose frame [`walk`] called a fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FragmentFields {
+    /// Bytes of the packet before this fragment, a multiple of 8.
     pub(crate) offset: u32,
+    /// Whether another fragment follows.
     pub(crate) more: bool,
+    /// Identification: equal in all fragments of a packet.
     pub(crate) ident: u32,
     /// Bytes of the frame before the payload, the fragment header included.
     pub(crate) head: usize,

@@ -44,19 +44,26 @@ pub(crate) const fn group_mac(group: Address) -> [u8; 6] {
 /// A prefix that a router advertises (RFC 4861 section 4.6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Prefix {
+    /// Its first address.
     pub(crate) prefix: Address,
+    /// Its length, in bits.
     pub(crate) len: u8,
+    /// Whether its addresses are on this link.
     pub(crate) on_link: bool,
+    /// Whether hosts make addresses of it (RFC 4862).
     pub(crate) autonomous: bool,
     /// Seconds; [`u32::MAX`] is for ever.
     pub(crate) valid_s: u32,
+    /// Seconds until its addresses are deprecated; [`u32::MAX`] is for ever.
     pub(crate) preferred_s: u32,
 }
 
 /// What a router advertises (RFC 4861 section 4.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RouterAdvertisement {
+    /// The link-local address of the router.
     pub(crate) router: Address,
+    /// Its link-layer address, if the message tells it.
     pub(crate) mac: Option<[u8; 6]>,
     /// What packets of hosts begin with; 0: not said.
     pub(crate) hop_limit: u8,
@@ -68,6 +75,7 @@ pub(crate) struct RouterAdvertisement {
     pub(crate) retransmit_ms: u32,
     /// Bytes of a packet that all links here take, if it said so.
     pub(crate) mtu: Option<u32>,
+    /// Its prefixes, in their order.
     pub(crate) prefixes: Vec<Prefix>,
 }
 
@@ -75,25 +83,39 @@ pub(crate) struct RouterAdvertisement {
 /// as far as the message alone tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
+    /// Asks for the link-layer address of `target`.
     Solicitation {
         /// [`Address`] of zeros if the sender does not have one yet.
         src: Address,
+        /// The address that the message is about.
         target: Address,
+        /// The link-layer address that the message tells.
         mac: Option<[u8; 6]>,
     },
+    /// Tells the link-layer address of `target`.
     Advertisement {
+        /// The address that the message is about.
         target: Address,
+        /// The link-layer address that the message tells.
         mac: Option<[u8; 6]>,
+        /// Whether it answers a question.
         solicited: bool,
+        /// Whether it replaces what was known.
         overrides: bool,
+        /// Whether the sender is a router.
         router: bool,
     },
+    /// A router advertises itself.
     Router(RouterAdvertisement),
     /// A router says who forwards to `destination` better than itself.
     Redirect {
+        /// The router that says so.
         router: Address,
+        /// The address that the message is about.
         target: Address,
+        /// The destination that `target` forwards to.
         destination: Address,
+        /// The link-layer address that the message tells.
         mac: Option<[u8; 6]>,
     },
 }

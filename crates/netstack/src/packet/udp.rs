@@ -150,7 +150,9 @@ pub(crate) fn udp_checksummed(frame: &[u8]) -> Option<Option<(Address, Address, 
 /// What the UDP header of an outgoing datagram says.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UdpHeaders {
+    /// Source port.
     pub(crate) src_port: u16,
+    /// Destination port.
     pub(crate) dst_port: u16,
     /// Bytes behind the header.
     pub(crate) payload_len: usize,

@@ -52,20 +52,24 @@ pub(crate) struct Demux {
 }
 
 impl Demux {
+    /// An empty table that hashes with `key`.
     pub(crate) fn new(key: TableKey) -> Self {
         Demux {
             table: HashMap::with_hasher(key),
         }
     }
 
+    /// The connection that has `flow`.
     pub(crate) fn find(&self, flow: &Flow) -> Option<ConnId> {
         self.table.get(flow).copied()
     }
 
+    /// Gives `flow` to `conn`.
     pub(crate) fn insert(&mut self, flow: Flow, conn: ConnId) {
         self.table.insert(flow, conn);
     }
 
+    /// Forgets `flow`.
     pub(crate) fn remove(&mut self, flow: &Flow) {
         self.table.remove(flow);
     }

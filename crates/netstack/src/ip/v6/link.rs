@@ -49,7 +49,12 @@ pub(crate) enum Action {
     /// The question for routers.
     SolicitRouters,
     /// A report of groups: that we began to listen to them, or do so.
-    Report { groups: Vec<Address>, is_new: bool },
+    Report {
+        /// The groups.
+        groups: Vec<Address>,
+        /// Whether we began to listen to them.
+        is_new: bool,
+    },
     /// The same of one group, for a router of version 1.
     ReportV1(Address),
 }

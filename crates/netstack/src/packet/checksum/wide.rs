@@ -19,10 +19,14 @@ const BLOCK: usize = 1 << 16;
 
 /// What a processor can do with `N` bytes at once, as 64-bit numbers side by side.
 pub(crate) trait Vectors<const N: usize>: Copy {
+    /// The register that holds `N` bytes.
     type Vector: Copy;
 
+    /// A vector of zeros.
     fn zero(self) -> Self::Vector;
+    /// Reads `bytes`, in the byte order of the processor.
     fn load(self, bytes: &[u8; N]) -> Self::Vector;
+    /// Writes `vector` to `place`.
     fn store(self, vector: Self::Vector, place: &mut [u8; N]);
     /// Sums, which wrap around.
     fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
