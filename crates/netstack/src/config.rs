@@ -226,6 +226,11 @@ pub struct Tuning {
     /// advertised is not taken back (RFC 9293 section 3.8.6.2.1), so a smaller one takes effect as
     /// data arrives.
     pub receive_buffer: u32,
+    /// Bytes that may be written and not sent yet, at least 1; 0, the default: what the send ring
+    /// holds. Writes take no more, and pollers report room while fewer than half of them wait, as
+    /// Linux does it for `TCP_NOTSENT_LOWAT`. So a program decides late what it sends next, though
+    /// much is in flight. Text counts as sent when windows and transmit slots let it leave.
+    pub notsent_lowat: u32,
     /// How long a connection that was let go of goes on with what was written, before it is reset.
     /// Zero: not at all. Default: until the peer has it or does not answer any more.
     pub linger: Option<Duration>,
@@ -237,6 +242,7 @@ impl Tuning {
         congestion: Option<CongestionControl>;
         max_segment: u16;
         receive_buffer: u32;
+        notsent_lowat: u32;
         linger: Option<Duration>;
     }
 

@@ -628,10 +628,7 @@ impl TcpStream {
     /// # Errors
     /// [`SocketError::Invalid`] if a value is out of its range.
     pub fn set_tuning(&self, tuning: Tuning) -> Result<(), SocketError> {
-        match tuning.receive_buffer {
-            1.. if tuning.receive_buffer < self.half.least.receive => Err(SocketError::Invalid),
-            _ => self.half.tune(|_| tuning),
-        }
+        self.half.tune(|_| tuning)
     }
 
     /// As [`TcpStream::set_tuning`] set it.
@@ -652,6 +649,23 @@ impl TcpStream {
     /// As [`TcpStream::set_linger`] set it.
     pub fn linger(&self) -> Option<Duration> {
         self.tuning().linger.map(Into::into)
+    }
+
+    /// As [`Tuning::notsent_lowat`]; `None`, the default: no bound.
+    ///
+    /// # Errors
+    /// [`SocketError::Invalid`] if it is 0, or of a stream of units shorter than a unit may be.
+    pub fn set_notsent_lowat(&self, bytes: Option<u32>) -> Result<(), SocketError> {
+        if bytes == Some(0) {
+            return Err(SocketError::Invalid);
+        }
+        let bytes = bytes.unwrap_or(0);
+        self.half.tune(|tuning| tuning.notsent_lowat(bytes))
+    }
+
+    /// As [`TcpStream::set_notsent_lowat`] set it.
+    pub fn notsent_lowat(&self) -> Option<u32> {
+        Some(self.tuning().notsent_lowat).filter(|bytes| *bytes > 0)
     }
 
     /// As [`Tuning::cork`].

@@ -1,18 +1,24 @@
 //! Options take effect in the order of the calls, between the bytes written before and after them
-//! (RFC 9293 section 3.9.1.8), and from the first segment on.
+//! (RFC 9293 section 3.9.1.8), and from the first segment on. What one of them bounds.
 
 #![cfg(feature = "testkit")]
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
+use dominoes_netstack::framed::{FramedStream, UnitProcessor};
+use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
+use dominoes_netstack::processor::Failure;
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::Duration;
-use dominoes_netstack::{Limits, Settings, TcpStream, WriteMark};
+use dominoes_netstack::tls::{TlsHandshake, TlsStream};
+use dominoes_netstack::{Limits, Settings, SocketError, TcpStream, TcpView, Tuning, WriteMark};
 use dominoes_testkit::net::{HostConfig, HostId, Net};
 use dominoes_testkit::packet::Family;
 
 use crate::support::connect;
+use crate::tls::fixture::{TLS13, configs, name};
 
 /// A segment on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,6 +166,114 @@ fn of_more_changes_than_are_kept_the_latest_takes_effect_where_it_was_made() {
     });
 }
 
+/// Units of a length and as much text.
+#[derive(Debug)]
+struct Units;
+
+impl UnitProcessor for Units {
+    fn max_payload(&self) -> usize {
+        4000
+    }
+
+    fn max_unit(&self) -> usize {
+        4002
+    }
+
+    fn header_len(&self) -> usize {
+        2
+    }
+
+    fn received_len(&self, header: &[u8]) -> Result<usize, Failure> {
+        Ok(2 + usize::from(u16::from_be_bytes([header[0], header[1]])))
+    }
+
+    fn receive(&self, _: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure> {
+        payload[..unit.len() - 2].copy_from_slice(&unit[2..]);
+        Ok(unit.len() - 2)
+    }
+
+    fn sent_len(&self, payload_len: usize) -> usize {
+        2 + payload_len
+    }
+
+    fn send(&self, _: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
+        unit[..2].copy_from_slice(&(payload.len() as u16).to_be_bytes());
+        unit[2..].copy_from_slice(payload);
+        Ok(())
+    }
+}
+
+/// Sets options of `view` between writes to its units, the first of which is so long that workers
+/// seal it, and is not sealed yet. `sealed`: how long the units of so much text are.
+fn options_between_units(
+    mut hosts: Hosts,
+    view: TcpView<'_>,
+    mut write: impl FnMut(&[u8]),
+    sealed: impl Fn(usize) -> usize,
+) {
+    view.set_nodelay(true).unwrap();
+    hosts.after(20);
+    write(&[1; 8000]);
+    view.set_tos(0x28);
+    write(&[2; 50]);
+    view.set_ttl(5).unwrap();
+    write(&[3; 30]);
+    let settings = Settings::default().nodelay(true);
+    view.set_settings(settings).unwrap();
+    write(&[4; 20]);
+    assert_eq!(view.settings(), settings);
+    let mut sums: Vec<(usize, u8, u8)> = Vec::new();
+    for (len, ttl, tos) in hosts.text_after(200) {
+        match sums.last_mut() {
+            Some(sum) if (sum.1, sum.2) == (ttl, tos) => sum.0 += len,
+            _ => sums.push((len, ttl, tos)),
+        }
+    }
+    let sent = [(8000, 64, 0), (50, 64, 0x28), (30, 5, 0x28), (20, 64, 0)];
+    assert_eq!(sums, sent.map(|(len, ttl, tos)| (sealed(len), ttl, tos)));
+
+    write(&[5; 8000]);
+    view.set_cork(true);
+    write(&[6; 10]);
+    let sent: usize = hosts.text_after(50).iter().map(|(len, ..)| len).sum();
+    assert_eq!(sent, sealed(8000));
+    view.set_cork(false);
+    assert_eq!(hosts.text_after(50), [(sealed(10), 64, 0)]);
+}
+
+#[test]
+fn an_option_of_a_framed_stream_takes_effect_behind_what_workers_seal() {
+    Hosts::connected(|hosts, _server, client| {
+        let client = FramedStream::new(client, Arc::new(Units)).unwrap();
+        let (read, mut write) = client.split();
+        let written = |bytes: &[u8]| assert_eq!(write.try_write(bytes), Ok(bytes.len()));
+        let sealed = |len: usize| len + 2 * len.div_ceil(4000);
+        options_between_units(hosts, read.get_ref(), written, sealed);
+    });
+}
+
+#[test]
+fn an_option_of_a_tls_stream_takes_effect_behind_what_workers_seal() {
+    let (server_config, client_config) = configs(TLS13);
+    Hosts::connected(|mut hosts, server, client| {
+        let mut server = TlsHandshake::server(server, &server_config).unwrap();
+        let mut client = TlsHandshake::client(client, &client_config, name()).unwrap();
+        let mut ends: [Option<TlsStream>; 2] = [None, None];
+        while ends.iter().any(Option::is_none) {
+            for (end, handshake) in ends.iter_mut().zip([&mut server, &mut client]) {
+                if end.is_none() {
+                    *end = handshake.try_finish().unwrap();
+                }
+            }
+            hosts.after(5);
+        }
+        let [_server, client] = ends.map(Option::unwrap);
+        let (read, mut write) = client.split();
+        let written = |bytes: &[u8]| assert_eq!(write.try_write(bytes).unwrap(), bytes.len());
+        options_between_units(hosts, read.get_ref(), written, |len| len + 22);
+    });
+}
+
 #[test]
 fn what_is_marked_to_be_followed_waits_for_the_next_write() {
     Hosts::connected(|mut hosts, _server, mut client| {
@@ -256,6 +370,76 @@ fn a_listener_has_its_settings_on_the_syn_ack_with_a_place_and_without() {
             client.try_write(&[1; 10]).unwrap();
             let seen = hosts.after(300);
             assert!(seen.iter().all(|seen| seen.ttl == 64), "{seen:?}");
+        }
+    });
+}
+
+#[test]
+fn a_bound_of_unsent_text_holds_for_writes_and_for_readiness_whatever_is_in_flight() {
+    const BOUND: usize = 6000;
+    let window = 1 << 14;
+    Hosts::each(limits().receive_buffer(window as u32), |mut hosts| {
+        let [mut server, mut client] = connect(&mut hosts.net, hosts.ids, 7);
+        client.set_notsent_lowat(Some(BOUND as u32)).unwrap();
+        assert_eq!(client.notsent_lowat(), Some(BOUND as u32));
+        assert_eq!(client.set_notsent_lowat(Some(0)), Err(SocketError::Invalid));
+        let poller = Poller::new().unwrap();
+        let (writable, level) = (Interest::WRITABLE, Trigger::Level);
+        poller.register(&client, Token(1), writable, level).unwrap();
+        let mut events = Events::with_capacity(4);
+        let mut is_writable = || {
+            poller.events(&mut events);
+            events.iter().count() > 0
+        };
+        // What was sent makes room, though nobody reads it.
+        let mut written = 0;
+        while let Ok(len) = client.try_write(&[1; 100_000]) {
+            assert!(len <= BOUND);
+            written += len;
+            hosts.after(300);
+        }
+        assert_eq!(written, window + BOUND);
+        assert!(!is_writable());
+        // Text that leaves tells of it, once half of it has.
+        assert_eq!(server.try_read(&mut [0; 4000]), Ok(4000));
+        hosts.after(300);
+        let unsent = BOUND - 4000;
+        let room = client.halves().1.room().unwrap();
+        assert!((4000 - 1460..=4000).contains(&room), "{room}");
+        assert_eq!(is_writable(), 2 * (BOUND - room) < BOUND, "{unsent}");
+        while server.try_read(&mut [0; 4000]).is_ok() {
+            hosts.after(300);
+        }
+        assert_eq!(client.halves().1.room(), Ok(BOUND));
+        assert!(is_writable());
+        // Without a bound a write takes more.
+        client.set_notsent_lowat(None).unwrap();
+        assert!(client.try_write(&[1; 100_000]).unwrap() > 5 * BOUND);
+    });
+}
+
+#[test]
+fn accepted_and_opened_connections_and_streams_of_units_have_a_bound_of_unsent_text() {
+    Hosts::each(limits(), |mut hosts| {
+        let listener = hosts.net.sockets(hosts.ids[0]).listen(7, 4).unwrap();
+        let tuning = Tuning::default().notsent_lowat(5000);
+        listener.set_tuning(tuning).unwrap();
+        let remote = hosts.net.address_of(hosts.ids[0], 7);
+        let sockets = hosts.net.sockets(hosts.ids[1]).clone();
+        let mut opening = sockets.begin_connect(remote).unwrap();
+        opening.set_tuning(tuning).unwrap();
+        hosts.after(300);
+        let mut server = listener.try_accept().unwrap().0;
+        let client = opening.try_finish().unwrap().unwrap();
+        assert_eq!(server.try_write(&[1; 9000]), Ok(5000));
+        let mut client = FramedStream::new(client, Arc::new(Units)).unwrap();
+        let too_short = client.get_ref().set_notsent_lowat(Some(4001));
+        assert_eq!(too_short, Err(SocketError::Invalid));
+        assert_eq!(client.get_ref().notsent_lowat(), Some(5000));
+        for _ in 0..5 {
+            // A unit, and too little room for another.
+            assert_eq!(client.try_write(&[1; 8000]), Ok(4000));
+            hosts.after(300);
         }
     });
 }

@@ -125,6 +125,24 @@ fn a_send_buffer_bounds_what_may_be_written_ahead() {
 }
 
 #[test]
+fn a_write_that_waits_for_text_to_be_sent_goes_on_when_it_is() {
+    for variant in VARIANTS {
+        let [server, client] = stacks(variant);
+        let listener = server.listen(7, 4).unwrap();
+        let tuning = Tuning::default().receive_buffer(10_000);
+        listener.set_tuning(tuning).unwrap();
+        let (mut theirs, mut ours) = connect(&listener, &client);
+        ours.set_notsent_lowat(Some(3000)).unwrap();
+        let writing = thread::spawn(move || {
+            ours.write_all(&vec![5; 3_000_000]).unwrap();
+            ours
+        });
+        theirs.read_exact(&mut vec![0; 3_000_000]).unwrap();
+        writing.join().unwrap();
+    }
+}
+
+#[test]
 fn what_a_connection_says_of_itself_follows_what_it_does() {
     for variant in VARIANTS {
         let [server, client] = stacks(variant);

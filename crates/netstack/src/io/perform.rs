@@ -155,6 +155,10 @@ pub(crate) fn notify(world: &World, effect: &Effect, stats: &mut EffectStats) {
             Some(stream) => stream.release(upto),
             None => stats.diverged += 1,
         },
+        Effect::Numbered { conn, upto } => match world.streams.get(conn) {
+            Some(stream) => stream.numbered(upto),
+            None => stats.diverged += 1,
+        },
         Effect::Event {
             conn,
             event,

@@ -157,6 +157,8 @@ struct AppSide {
     options: SharedOptions,
     /// Bytes that may be written ahead of what was released; 0: what the ring holds.
     send_limit: AtomicU32,
+    /// As [`Tuning::notsent_lowat`](crate::Tuning::notsent_lowat).
+    notsent_lowat: AtomicU32,
     /// Who uses the send ring: nobody, its writer, or the pump, which gives its memory back
     /// (`send.rs`).
     send_user: AtomicU32,
@@ -169,6 +171,8 @@ struct AppSide {
 struct StackSide {
     /// The end of the bytes in the send ring that may be overwritten.
     released: AtomicU64,
+    /// The end of the bytes that have frames, if the connection bounds those that have none.
+    numbered: AtomicU64,
     /// Where the receive stream ends, once the peer finished.
     peer_end: AtomicU64,
     /// Right edge of the latest advertised window.
@@ -237,11 +241,13 @@ impl Stream {
                 requests: AtomicU32::new(0),
                 options: SharedOptions::new(settings),
                 send_limit: AtomicU32::new(0),
+                notsent_lowat: AtomicU32::new(0),
                 send_user: AtomicU32::new(0),
                 dirty: AtomicU64::new(flag(0, false)),
             }),
             stack: CachePadded::new(StackSide {
                 released: AtomicU64::new(0),
+                numbered: AtomicU64::new(0),
                 peer_end: AtomicU64::new(UNKNOWN),
                 advertised: AtomicU64::new(0),
                 limit: AtomicU32::new(0),
@@ -350,13 +356,6 @@ impl<'a> StreamRef<'a> {
         // last cursor must be seen with that request.
         let asked = self.stream.app.requests.load(Ordering::Acquire);
         let (read, written) = self.cursors();
-        let set = self.has_changes();
-        if set {
-            // Cleared before the changes are read: one that is made after that raises the request
-            // again.
-            // ORDERING: Acquire, pairs with the Release in `request`.
-            self.stream.app.requests.fetch_and(!SET, Ordering::Acquire);
-        }
         (
             read,
             written,
@@ -364,7 +363,7 @@ impl<'a> StreamRef<'a> {
                 shutdown: asked & SHUTDOWN != 0,
                 orphan: asked & ORPHAN != 0,
                 abort: asked & ABORT != 0,
-                set,
+                set: self.has_changes(),
             },
         )
     }

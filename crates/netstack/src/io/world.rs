@@ -473,7 +473,7 @@ impl<'a> Wakes<'a> {
     #[inline]
     pub(crate) fn after(&mut self, effect: &Effect) {
         match effect {
-            Effect::Release { conn, .. } => self.add(*conn),
+            Effect::Release { conn, .. } | Effect::Numbered { conn, .. } => self.add(*conn),
             Effect::Sent { socket, .. } => self.add_socket(*socket),
             _ => {}
         }

@@ -55,6 +55,14 @@ pub enum Effect {
         /// Stream offset.
         upto: u64,
     },
+    /// The first `upto` bytes that the application wrote have frames. Only of a connection that
+    /// bounds those that have none.
+    Numbered {
+        /// The connection.
+        conn: ConnId,
+        /// Stream offset.
+        upto: u64,
+    },
     /// The connection's life moved on, as its socket sees it.
     Event {
         /// The connection.

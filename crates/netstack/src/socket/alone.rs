@@ -68,7 +68,8 @@ impl Alone {
             0 => ring,
             limit => limit.min(ring),
         };
-        if half.receive_buffer() < least.receive || send < least.send {
+        let is_too_short = half.receive_buffer() < least.receive || send < least.send;
+        if is_too_short || !least.allows(&half.tuning()) {
             return Err(Unfit::BufferTooShort);
         }
         // Views cannot make them shorter later.
@@ -189,6 +190,8 @@ as_of_stream! {
     set_linger(linger: Option<Duration>);
     linger() -> Option<Duration>;
     set_cork(cork: bool);
+    set_notsent_lowat(bytes: Option<u32>) -> Result<(), SocketError>;
+    notsent_lowat() -> Option<u32>;
     set_send_buffer(bytes: Option<u32>) -> Result<(), SocketError>;
     send_buffer() -> Result<Option<u32>, SocketError>;
 }

@@ -1,6 +1,6 @@
 //! What both halves of a connection, and all its clones, share.
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use super::poller::{Interest, Target};
@@ -27,6 +27,8 @@ pub(super) struct Half {
     pub(super) write_wait: WaitPolicy,
     /// Its buffers may not be shorter. 0 for streams without units.
     pub(super) least: Least,
+    /// Where the last unit ends that was made, sealed or not, of a stream of units; 0 of others.
+    pub(super) ahead: AtomicU64,
     /// Whether its end was told by `take_error`.
     told: AtomicBool,
 }
@@ -36,6 +38,14 @@ pub(super) struct Half {
 pub(super) struct Least {
     pub(super) receive: u32,
     pub(super) send: u32,
+}
+
+impl Least {
+    /// Whether units fit what is set.
+    pub(super) fn allows(&self, tuning: &Tuning) -> bool {
+        let allows = |bytes: u32, least: u32| bytes == 0 || bytes >= least;
+        allows(tuning.receive_buffer, self.receive) && allows(tuning.notsent_lowat, self.send)
+    }
 }
 
 impl Half {
@@ -49,6 +59,7 @@ impl Half {
             read_wait: WaitPolicy::default(),
             write_wait: WaitPolicy::default(),
             least: Least::default(),
+            ahead: AtomicU64::new(0),
             told: AtomicBool::new(false),
         }
     }
@@ -142,10 +153,11 @@ impl Half {
     }
 
     /// As [`Half::set`], of all options.
-    pub(super) fn change(&self, change: impl Fn(Change) -> Change) -> Result<(), SocketError> {
+    pub(super) fn change(&self, change: impl FnOnce(Change) -> Change) -> Result<(), SocketError> {
         let is_valid = match self.stream() {
             Ok(stream) => {
-                let is_valid = stream.change(change);
+                let ahead = self.ahead.load(Ordering::Relaxed);
+                let is_valid = stream.change(ahead, change);
                 self.world.raise(&stream);
                 is_valid
             }
@@ -182,6 +194,9 @@ impl Half {
 
     /// As [`Half::set`], of its tuning.
     pub(super) fn tune(&self, change: impl Fn(Tuning) -> Tuning) -> Result<(), SocketError> {
+        if !self.least.allows(&change(self.tuning())) {
+            return Err(SocketError::Invalid);
+        }
         self.change(|before| Change {
             tuning: change(before.tuning),
             ..before

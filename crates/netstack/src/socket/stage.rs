@@ -7,7 +7,7 @@ mod sending;
 mod streams;
 
 use core::ops::ControlFlow;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use dominoes::{Exclusive, Watch};
@@ -134,8 +134,6 @@ pub(super) struct Stage<C: Codec> {
     sender: Mutex<Sender<C>>,
     pub(super) sealing: UnitRing<SealUnit<C>>,
     publishing: Serial,
-    /// The end of the last unit in the send stream. Other threads than the writer read it.
-    ahead: AtomicU64,
     /// As [`Codec::least_room`].
     least_room: usize,
     /// The stream ends behind the last unit.
@@ -176,6 +174,7 @@ impl<C: Codec> Stage<C> {
         if is_shut {
             sender.over = Some(SocketError::ShutDown.into());
         }
+        half.ahead.store(written, Ordering::Relaxed);
         let owner = half.world.units.owner();
         let stage = Arc::new_cyclic(|stage: &Weak<Stage<C>>| Stage {
             alone,
@@ -186,7 +185,6 @@ impl<C: Codec> Stage<C> {
             sender: Mutex::new(sender),
             sealing: UnitRing::new(UNITS),
             publishing: Serial::default(),
-            ahead: AtomicU64::new(written),
             least_room,
             is_ending: AtomicBool::new(is_shut),
             has_ended: AtomicBool::new(is_shut),
@@ -301,7 +299,7 @@ impl<C: Codec> Staged for Stage<C> {
             UnitState::Free => below.is_at_end || self.has_unit(),
         };
         let has_place = self.sealing.len() + C::CONTROL_UNITS < UNITS || self.sealing.has_ready();
-        let ahead = self.ahead.load(Ordering::Relaxed);
+        let ahead = self.half.ahead.load(Ordering::Relaxed);
         let is_write_over = self.is_ending.load(Ordering::Relaxed) || self.failed.get().is_some();
         StageLook {
             is_readable: has_more || self.has_text.load(Ordering::Relaxed),

@@ -93,7 +93,7 @@ impl WriteHalf {
                 }
                 if !stream.waits_for_more() {
                     stream.set_more(true);
-                    stream.change(|before| Change {
+                    stream.change(0, |before| Change {
                         more: true,
                         ..before
                     });
@@ -120,7 +120,7 @@ impl WriteHalf {
     #[cold]
     fn end_more(stream: &StreamRef<'_>) {
         stream.set_more(false);
-        stream.change(|before| Change {
+        stream.change(0, |before| Change {
             more: false,
             ..before
         });

@@ -348,7 +348,7 @@ fields!(ConnId, "conn", { index, generation });
 fields!(Flow, "flow", { local, remote });
 fields!(IpFields, "ip", { ttl, tos });
 fields!(Settings, "settings", { nodelay, keepalive, user_timeout, ttl, tos });
-fields!(Tuning, "tuning", { cork, congestion, max_segment, receive_buffer, linger });
+fields!(Tuning, "tuning", { cork, congestion, max_segment, receive_buffer, notsent_lowat, linger });
 field_variants!(CongestionControl in CongestionControl::ALL);
 fields!(Keepalive, "settings.keepalive", { idle, interval, probes });
 

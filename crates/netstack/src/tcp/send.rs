@@ -153,8 +153,24 @@ impl Tcb {
         match self.state {
             State::Closed => self.send_reset(room, cx),
             State::SynSent | State::SynReceived => self.send_syn(room, cx),
-            _ => self.send_payload(room, cx),
+            _ => {
+                let is_blocked = self.send_payload(room, cx);
+                if self.tuning.notsent_lowat != 0 {
+                    self.tell_numbered(cx);
+                }
+                is_blocked
+            }
         }
+    }
+
+    /// Tells the socket how much of what was written has frames.
+    #[cold]
+    pub(super) fn tell_numbered<S: EffectSink>(&self, cx: &mut Cx<'_, S>) {
+        let snd = &self.snd;
+        cx.out.push(Effect::Numbered {
+            conn: self.conn,
+            upto: snd.una_offset + u64::from(snd.nxt.since(snd.una)),
+        });
     }
 
     /// Numbers the frames of `what` and emits the effect. The frames carry the current receive

@@ -184,6 +184,9 @@ impl Tcb {
         if tuning.receive_buffer != before.receive_buffer {
             self.bound_receive_window(cx.limits);
         }
+        if tuning.notsent_lowat != before.notsent_lowat && self.state.is_synchronized() {
+            self.tell_numbered(cx);
+        }
     }
 
     /// CLOSE (section 3.10.4), of our side: FIN follows what was written. The peer may go on.

@@ -3,7 +3,7 @@
 
 use super::{Log, RxPump, idle};
 use crate::error::SocketError;
-use crate::io::stream::{AppRequest, Change};
+use crate::io::stream::Change;
 use crate::io::world::{Command, OpenResult};
 use crate::ip::neighbor::WaitingOpen;
 use crate::log::request::{Body, ConnId, Endpoint, Mac};
@@ -171,6 +171,7 @@ impl RxPump {
             return;
         }
         if asked.set {
+            // What is not sealed raises the flag when it is.
             match self.publish_changes(now, (conn, app_read), log) {
                 Some(written) => app_written = app_written.max(written),
                 // The rest of it comes when the log has room.
@@ -191,8 +192,9 @@ impl RxPump {
         self.publish_command(now, body, log);
     }
 
-    /// Publishes the changed options of a connection, each behind what was written before it.
-    /// Returns how much was written before the last of them; `None` if the log has no room for all.
+    /// Publishes the changed options of a connection, each behind what was written before it, and
+    /// none behind text that is not sealed yet. Returns how much was written before the last of
+    /// them, or 0; `None` if the log has no room for all.
     #[cold]
     fn publish_changes(
         &mut self,
@@ -200,30 +202,16 @@ impl RxPump {
         (conn, app_read): (ConnId, u64),
         log: &mut impl Log,
     ) -> Option<u64> {
-        let mut last = None;
-        let mut more = true;
-        while more {
+        let mut last = 0;
+        loop {
             let stream = self.world.streams.get(conn)?;
             if log.room() <= ROOM_OF_CHANGE {
-                stream.request(AppRequest {
-                    set: true,
-                    ..AppRequest::default()
-                });
                 self.world.raise(&stream);
                 return None;
             }
-            let next = stream.next_change();
-            more = next.is_some();
-            let change = match next {
-                Some(change) => change,
-                None if last == Some(stream.options()) => break,
-                // What was written under options that were not kept does not wait.
-                None => Change {
-                    push: true,
-                    ..stream.options()
-                },
+            let Some(change) = stream.next_change() else {
+                return Some(last);
             };
-            last = Some(change);
             let Change {
                 settings,
                 tuning,
@@ -231,6 +219,7 @@ impl RxPump {
                 push,
                 written: app_written,
             } = change;
+            last = app_written;
             let progress = Body::Progress {
                 conn,
                 app_read,
@@ -248,7 +237,6 @@ impl RxPump {
             self.publish_command(now, Body::Set { conn, settings }, log);
             self.publish_command(now, tune, log);
         }
-        last.map(|change| change.written)
     }
 
     /// Frees the places of closed connections whose work is done and whose sockets are gone.

@@ -3,19 +3,21 @@
 //! An option takes effect between the bytes that were written before the call and those after it
 //! (RFC 9293 section 3.9.1.8). The pump samples what was written less often than applications call,
 //! so each change notes how much was written by then, and waits in a short queue. While one waits,
-//! the pump publishes the cursors with it alone. If more than [`KEPT`] changes wait, only the latest
-//! of those behind them takes effect, and what was written before it leaves at once.
-
-use std::sync::OnceLock;
+//! the pump publishes the cursors with it alone. A stream of units writes text before it is sealed:
+//! a change that was made behind such text waits until the cursor has passed it. If more than
+//! [`KEPT`] changes wait, the last one takes up those behind it, and what was written before it
+//! leaves at once.
 
 use core::sync::atomic::Ordering;
-use crossbeam_queue::ArrayQueue;
-use crossbeam_utils::atomic::AtomicCell;
+use std::collections::VecDeque;
+
+use dominoes::{Exclusive, ExclusiveGuard};
 
 use super::{AppRequest, SET, StreamRef};
 use crate::config::{Settings, Tuning};
+use crate::io::sync::yield_now;
 
-/// Changes of one connection that wait for the pump in their order.
+/// Changes of one connection that wait for the pump one by one.
 const KEPT: usize = 16;
 
 /// The options of a connection from a position of its send stream on.
@@ -32,13 +34,15 @@ pub(crate) struct Change {
 }
 
 /// The options of a connection. Threads may change them at the same time; each change is one step.
-/// They are longer than a word: who reads one, as the receive pump does after a request, waits
-/// while another thread stores it, which takes a few instructions.
+/// A thread has them for a few instructions, in which others, the receive pump too, wait for it.
 #[derive(Default)]
-pub(super) struct SharedOptions {
-    latest: AtomicCell<Change>,
-    /// Allocated by the first change.
-    waiting: OnceLock<Box<ArrayQueue<Change>>>,
+pub(super) struct SharedOptions(Exclusive<Options>);
+
+#[derive(Default)]
+struct Options {
+    latest: Change,
+    /// Those that the pump has not taken, oldest first. An empty one takes no memory.
+    waiting: VecDeque<Change>,
 }
 
 impl SharedOptions {
@@ -50,12 +54,21 @@ impl SharedOptions {
 
     /// They are the defaults again.
     pub(super) fn reset(&self, settings: Settings) {
-        self.latest.store(Change {
-            settings,
-            ..Change::default()
-        });
-        if let Some(waiting) = self.waiting.get() {
-            while waiting.pop().is_some() {}
+        *self.take() = Options {
+            latest: Change {
+                settings,
+                ..Change::default()
+            },
+            waiting: VecDeque::new(),
+        };
+    }
+
+    fn take(&self) -> ExclusiveGuard<'_, Options> {
+        loop {
+            match self.0.try_take() {
+                Some(options) => return options,
+                None => yield_now(),
+            }
         }
     }
 }
@@ -63,56 +76,73 @@ impl SharedOptions {
 impl StreamRef<'_> {
     /// What the application has set last.
     pub(crate) fn options(&self) -> Change {
-        self.stream.app.options.latest.load()
+        self.stream.app.options.take().latest
     }
 
-    /// Changes options from what is written now on. Returns whether the new ones are valid; others
-    /// change nothing. The caller raises the flag.
-    pub(crate) fn change(&self, what: impl Fn(Change) -> Change) -> bool {
-        let options = &self.stream.app.options;
-        let written = self.stream.app.written.load(Ordering::Relaxed);
-        let mut made = None;
-        let changed = options.latest.fetch_update(|before| {
-            let next = what(Change {
-                push: false,
-                ..before
-            });
-            made = Some(Change {
-                settings: next.settings.checked()?,
-                tuning: next.tuning.checked()?,
-                written: written.max(before.written),
-                ..next
-            });
-            made
+    /// Changes options from what is written now on, or from `ahead` on if that is more. Returns
+    /// whether the new ones are valid; others change nothing. The caller raises the flag.
+    pub(crate) fn change(&self, ahead: u64, what: impl FnOnce(Change) -> Change) -> bool {
+        let mut options = self.stream.app.options.take();
+        let written = self.stream.app.written.load(Ordering::Relaxed).max(ahead);
+        let before = options.latest;
+        let next = what(Change {
+            push: false,
+            ..before
         });
-        let Some(change) = made.filter(|_| changed.is_ok()) else {
+        let (Some(settings), Some(tuning)) = (next.settings.checked(), next.tuning.checked())
+        else {
             return false;
         };
-        let waiting = options
-            .waiting
-            .get_or_init(|| Box::new(ArrayQueue::new(KEPT)));
-        // Without room it is the latest, which the pump publishes behind all that wait.
-        let _ = waiting.push(change);
-        self.request(AppRequest {
-            set: true,
-            ..AppRequest::default()
-        });
+        let change = Change {
+            settings,
+            tuning,
+            written: written.max(before.written),
+            ..next
+        };
+        self.set_latest(&mut options, change);
+        if options.waiting.len() >= KEPT
+            && let Some(last) = options.waiting.back_mut()
+        {
+            *last = Change {
+                push: true,
+                ..change
+            };
+        } else {
+            options.waiting.push_back(change);
+        }
+        self.changes_wait();
         true
     }
 
     /// The connection begins with these, of which `known` are in the log.
     pub(crate) fn begin_with(&self, settings: Settings, tuning: Tuning, known: Settings) {
-        self.stream.app.options.latest.store(Change {
+        let mut options = self.stream.app.options.take();
+        let change = Change {
             settings,
             tuning,
             ..Change::default()
-        });
+        };
+        self.set_latest(&mut options, change);
         if settings != known || tuning != Tuning::default() {
-            self.request(AppRequest {
-                set: true,
-                ..AppRequest::default()
-            });
+            options.waiting.push_back(change);
+            self.changes_wait();
         }
+    }
+
+    fn set_latest(&self, options: &mut Options, change: Change) {
+        options.latest = change;
+        // ORDERING: Relaxed: only its own value counts.
+        let notsent_lowat = change.tuning.notsent_lowat;
+        let bound = &self.stream.app.notsent_lowat;
+        bound.store(notsent_lowat, Ordering::Relaxed);
+    }
+
+    /// Whoever calls this has the options.
+    fn changes_wait(&self) {
+        self.request(AppRequest {
+            set: true,
+            ..AppRequest::default()
+        });
     }
 
     /// Whether changes wait. Bytes behind them must not be published before. To be asked after the
@@ -124,8 +154,19 @@ impl StreamRef<'_> {
         self.stream.app.requests.load(Ordering::Relaxed) & SET != 0
     }
 
-    /// The next change that waits. Only the pump takes them.
+    /// The next change that waits, unless something before it is not written yet. Only the pump
+    /// takes them.
     pub(crate) fn next_change(&self) -> Option<Change> {
-        self.stream.app.options.waiting.get()?.pop()
+        let mut options = self.stream.app.options.take();
+        let (_, written) = self.cursors();
+        let next = options.waiting.front();
+        let is_due = next.is_some_and(|change| change.written <= written);
+        let change = is_due.then(|| options.waiting.pop_front()).flatten();
+        if options.waiting.is_empty() {
+            options.waiting = VecDeque::new();
+            // ORDERING: Relaxed: a change that is made after this asks again.
+            self.stream.app.requests.fetch_and(!SET, Ordering::Relaxed);
+        }
+        change
     }
 }

@@ -114,10 +114,19 @@ impl<'a> StreamRef<'a> {
     /// As [`StreamRef::writable`], behind `written`, which is not below what was written.
     #[inline]
     pub(crate) fn writable_behind(&self, written: u64) -> usize {
+        let room = self.ring_room_behind(written);
+        match self.stream.app.notsent_lowat.load(Ordering::Relaxed) {
+            0 => room,
+            bound => room.min(self.unsent_room_behind(written, bound)),
+        }
+    }
+
+    /// As [`StreamRef::writable_behind`], however much of it is not sent.
+    #[inline]
+    pub(crate) fn ring_room_behind(&self, written: u64) -> usize {
         // ORDERING: Acquire, pairs with the Release in `release`.
         let released = self.stream.stack.released.load(Ordering::Acquire);
-        // A unit is released as a whole, so one must fit that has only begun.
-        let unit = self.streams.inline.as_ref().map_or(0, |inline| inline.unit);
+        let unit = self.unit();
         let first = self.streams.first_send.max(2 * unit);
         let most = (self.streams.send_len as u64).min(first.saturating_add(2 * released));
         let most = match self.stream.app.send_limit.load(Ordering::Relaxed) {
@@ -127,12 +136,48 @@ impl<'a> StreamRef<'a> {
         most.saturating_sub(written.saturating_sub(released)) as usize
     }
 
-    /// Whether `least` bytes after `written`, and at least a third of the room, are free.
+    /// A unit is released as a whole, so one must fit that has only begun. 0 without a processor.
+    fn unit(&self) -> u64 {
+        self.streams.inline.as_ref().map_or(0, |inline| inline.unit)
+    }
+
+    #[cold]
+    fn unsent_room_behind(&self, written: u64, bound: u32) -> usize {
+        let bound = u64::from(bound).max(2 * self.unit());
+        bound.saturating_sub(self.unsent_before(written)) as usize
+    }
+
+    /// Bytes before `written` that have no frames yet, of a connection that bounds them.
+    #[cold]
+    fn unsent_before(&self, written: u64) -> u64 {
+        // ORDERING: Relaxed both: a bound for a number. Frames are released after they are numbered.
+        let released = self.stream.stack.released.load(Ordering::Relaxed);
+        let numbered = self.stream.stack.numbered.load(Ordering::Relaxed);
+        written.saturating_sub(numbered.max(released))
+    }
+
+    /// Whether `least` bytes after `written`, and at least a third of the room, are free, and fewer
+    /// than half of those wait that may wait to be sent.
     pub(crate) fn has_room_behind(&self, written: u64, least: usize) -> bool {
         let room = self.writable_behind(written);
+        if room < least {
+            return false;
+        }
         // ORDERING: Relaxed: see `fell_short`. It may have gone on since `written` was read.
+        let bound = self.stream.app.notsent_lowat.load(Ordering::Relaxed);
+        if bound != 0 {
+            return 2 * self.unsent_before(written) < u64::from(bound);
+        }
         let released = self.stream.stack.released.load(Ordering::Relaxed);
-        room >= least && room as u64 >= written.saturating_sub(released) / 2
+        room as u64 >= written.saturating_sub(released) / 2
+    }
+
+    /// The first `upto` bytes of the send stream have frames. The caller wakes the application
+    /// afterwards.
+    pub(crate) fn numbered(&self, upto: u64) {
+        // ORDERING: Relaxed: see `unsent_before`.
+        let numbered = &self.stream.stack.numbered;
+        numbered.fetch_max(upto, Ordering::Relaxed);
     }
 
     /// Bounds what may be written ahead of what is released; 0: by the ring alone.

@@ -358,6 +358,7 @@ impl Streams {
         stream.app.requests.store(0, Ordering::Relaxed);
         stream.app.options.reset(self.table.made.settings);
         stream.app.send_limit.store(0, Ordering::Relaxed);
+        stream.app.notsent_lowat.store(0, Ordering::Relaxed);
         stream.app.send_user.store(0, Ordering::Relaxed);
         let generation = held.generation.wrapping_add(1);
         stream
@@ -365,6 +366,7 @@ impl Streams {
             .dirty
             .store(flag(generation, false), Ordering::Relaxed);
         stream.stack.released.store(0, Ordering::Relaxed);
+        stream.stack.numbered.store(0, Ordering::Relaxed);
         stream.stack.peer_end.store(UNKNOWN, Ordering::Relaxed);
         stream.stack.advertised.store(0, Ordering::Relaxed);
         stream.stack.limit.store(0, Ordering::Relaxed);

@@ -175,7 +175,7 @@ impl<C: Codec> Stage<C> {
         text: &[u8],
     ) -> bool {
         let unit_len = sender.codec.sealed_len(text.len());
-        if stream.writable_behind(sender.end) < unit_len {
+        if stream.ring_room_behind(sender.end) < unit_len {
             return false;
         }
         let pushed = self.sealing.push(|unit| {
@@ -202,7 +202,7 @@ impl<C: Codec> Stage<C> {
     fn goes_on(&self, sender: &mut Sender<C>, unit_len: usize) {
         sender.number += 1;
         sender.end += unit_len as u64;
-        self.ahead.store(sender.end, Ordering::Relaxed);
+        self.half.ahead.store(sender.end, Ordering::Relaxed);
     }
 
     /// Makes a unit of text where it is to stand, which no other thread could claim. False if there
@@ -212,7 +212,7 @@ impl<C: Codec> Stage<C> {
     /// nothing behind the sealed prefix leaves.
     fn seal_at_once(&self, sender: &mut Sender<C>, stream: &StreamRef<'_>, text: &[u8]) -> bool {
         let unit_len = sender.codec.sealed_len(text.len());
-        if stream.writable_behind(sender.end) < unit_len || !self.sealing.has_room() {
+        if stream.ring_room_behind(sender.end) < unit_len || !self.sealing.has_room() {
             return false;
         }
         let mut sealed = Ok(());

@@ -127,7 +127,7 @@ impl TlsHandshake {
     pub(super) fn new(stream: TcpStream, side: Side) -> Result<TlsHandshake, TlsError> {
         let least = Least {
             receive: MIN_RECEIVE_BUFFER,
-            send: 0,
+            send: 1 << 10,
         };
         Ok(TlsHandshake {
             stream: Alone::new(stream, least)?,

@@ -48,7 +48,7 @@ impl Session {
     /// is to do the same. False if there is no room for it.
     fn update(&self, sender: &mut Sender, stream: &StreamRef<'_>, asks: bool) -> bool {
         let message = [24, 0, 0, 1, u8::from(asks)];
-        let room = stream.writable_behind(sender.end);
+        let room = stream.ring_room_behind(sender.end);
         if self.sealing.len() >= UNITS || room < sender.codec.sealed_len(message.len()) {
             return false;
         }
