@@ -14,16 +14,15 @@
 mod channel;
 
 use channel::{
-    Distance, Message, Point, median,
+    Distance, Message, Point,
     peers::Peer,
     pin,
     report::{FIGURE_5_3, PUBLISHED_CAPACITY, Report, Row, TABLE_5_2},
 };
 use dominoes::{Channel, Lifo, Pool, Publish, SpinYield, Unordered, WorkShare};
-use dominoes_bench::{targets, topology::Machine};
+use dominoes_bench::{report::Run, rounds, spread::Spread, targets};
 use lexopt::prelude::*;
 use std::{
-    path::Path,
     process::ExitCode,
     thread,
     time::{Duration, Instant},
@@ -118,16 +117,14 @@ fn published_shapes(options: &Options) -> Vec<Row> {
     shapes.sort_unstable();
     shapes.dedup();
     shapes.retain(|shape| !options.shapes.contains(shape));
-    let row = |(publishers, subscribers)| Row {
-        point: Point {
+    let row = |(publishers, subscribers)| {
+        let point = Point {
             publishers,
             subscribers,
             batch: 1,
             capacity: PUBLISHED_CAPACITY,
-        },
-        peer: Peer::Dominoes,
-        rates: Vec::new(),
-        apart: Vec::new(),
+        };
+        Row::new(point, Peer::Dominoes)
     };
     shapes.into_iter().map(row).collect()
 }
@@ -138,7 +135,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: lexopt::Parser) -> Result<(), String> {
     let options = options(arguments).map_err(|error| error.to_string())?;
-    let begin = Instant::now();
+    let run = Run::begin("channel", &options);
     let mut report = Report::default();
     for &capacity in &options.capacities {
         for &batch in &options.batches {
@@ -149,14 +146,8 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
                     batch,
                     capacity,
                 };
-                for &peer in options.peers.iter().filter(|peer| peer.can(point)) {
-                    report.rows.push(Row {
-                        point,
-                        peer,
-                        rates: Vec::new(),
-                        apart: Vec::new(),
-                    });
-                }
+                let peers = options.peers.iter().filter(|peer| peer.can(point));
+                report.rows.extend(peers.map(|peer| Row::new(point, *peer)));
             }
         }
     }
@@ -175,21 +166,18 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
         "publishers on core 0, subscribers on core 1, {} rounds of {:?} a point",
         options.rounds, options.window
     );
-    let (mut distance, mut apart) = (Distance::new(options.patience), 0);
-    for round in 0..options.rounds {
-        for row in &mut report.rows {
-            let (rate, close) = distance.measure(|| row.peer.run(row.point, options.window));
-            let rates = if close {
-                &mut row.rates
-            } else {
-                &mut row.apart
-            };
-            rates.push(rate);
-            apart += usize::from(!close);
-        }
-        eprintln!("round {} of {}", round + 1, options.rounds);
+    let mut distance = Distance::new(options.patience);
+    let all = rounds::by_turns(
+        &mut report.rows,
+        options.rounds,
+        &mut rounds::tell,
+        |row, _| Ok::<_, String>(distance.measure(|| row.peer.run(row.point, options.window))),
+    )?;
+    let apart = all.iter().flatten().filter(|reading| !reading.is_calm);
+    let share = 100.0 * apart.count() as f64 / (options.rounds * report.rows.len()) as f64;
+    for (row, readings) in report.rows.iter_mut().zip(all) {
+        row.messages_per_second = readings;
     }
-    let share = 100.0 * apart as f64 / (options.rounds * report.rows.len()) as f64;
     report.figures.push((
         "round trip of a line between the cores, ns".to_string(),
         distance.best_ns,
@@ -203,22 +191,12 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
         micro(&mut report);
         latency(&mut report, if options.rounds > 5 { 4000 } else { 1500 });
     }
-    report.compare();
-    let result = report.result(begin.elapsed().as_secs_f64());
-    if let Err(error) =
-        dominoes_bench::report::publish(&result, format!("{options:?}"), &Machine::here())
-    {
-        eprintln!("channel: {error}");
-    }
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("channel");
-    report
-        .write(&directory)
-        .map_err(|error| error.to_string())?;
-    println!(
-        "channel.json and a picture for each capacity and number of publishers are in {}",
-        directory.display()
-    );
-    Ok(())
+    run.end(report.tables())
+}
+
+/// The median; not a number of nothing.
+fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    Spread::of(values).map_or(f64::NAN, |spread| spread.median)
 }
 
 /// Messages per second through the kinds of channel that give each entry to one worker, the same
@@ -273,19 +251,15 @@ fn work_sharing(report: &mut Report, window: Duration) {
         taken.0 as f64 / start.elapsed().as_secs_f64()
     }
     for sides in [1, 2, 4] {
-        let lifo: Vec<f64> = (0..7)
-            .map(|_| run::<Lifo<Message>>(sides, window))
-            .collect();
-        let unordered: Vec<f64> = (0..7)
-            .map(|_| run::<Unordered<Message>>(sides, window))
-            .collect();
+        let lifo = (0..7).map(|_| run::<Lifo<Message>>(sides, window));
+        let unordered = (0..7).map(|_| run::<Unordered<Message>>(sides, window));
         report.figures.push((
             format!("work sharing, LIFO, {sides}x{sides}, million/s"),
-            median(&lifo) / 1e6,
+            median(lifo) / 1e6,
         ));
         report.figures.push((
             format!("work sharing, unordered, {sides}x{sides}, million/s"),
-            median(&unordered) / 1e6,
+            median(unordered) / 1e6,
         ));
     }
 }
@@ -300,7 +274,7 @@ fn micro(report: &mut Report) {
             run(200_000);
             costs.push(start.elapsed().as_nanos() as f64 / 200_000.0);
         }
-        report.figures.push((format!("{name}, ns"), median(&costs)));
+        report.figures.push((format!("{name}, ns"), median(costs)));
     };
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -402,18 +376,12 @@ fn latency(report: &mut Report, times: usize) {
         here.extend(ours(times / 10));
         there.extend(theirs(times / 10));
     }
-    let (here, there) = (median(&here), median(&there));
+    let (here, there) = (median(here), median(there));
     report
         .figures
         .push(("publish to wake-up (Park), ns".to_string(), here));
     report
         .figures
         .push(("crossbeam-channel send to wake-up, ns".to_string(), there));
-    let name = "wake-up latency against crossbeam-channel: at most 1.2x".to_string();
-    report.verdicts.push((
-        name,
-        here / there,
-        "median".to_string(),
-        here / there <= 1.2,
-    ));
+    report.waking = Some(here / there);
 }

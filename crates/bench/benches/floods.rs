@@ -70,9 +70,9 @@ mod run {
     use super::floods::{INTERFACE, PORT, SERVER, Scenario, clients};
     use core_affinity::CoreId;
     use dominoes_bench::namespaces::{CubicAllowed, Outcome};
-    use dominoes_bench::record::Table;
     use dominoes_bench::report;
     use dominoes_bench::spread::Spread;
+    use dominoes_bench::table::Table;
     use dominoes_bench::targets;
     use dominoes_bench::topology::Machine;
     use serde::Serialize;

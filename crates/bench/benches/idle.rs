@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::thread::{sleep, yield_now};
 use std::time::{Duration, Instant};
 
-use dominoes_bench::record::Table;
+use dominoes_bench::table::Table;
 use dominoes_bench::targets;
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::config::Keepalive;

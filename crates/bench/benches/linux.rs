@@ -77,8 +77,8 @@ mod run {
     use super::linux::report::{self, Row};
     use super::linux::wire::{self, RunningWire, Wire};
     use super::linux::{Device, Frames, OURS, PEER, TAP_OURS, TAP_PEER, Way};
-    use dominoes_bench::record::Table;
     use dominoes_bench::spread::Spread;
+    use dominoes_bench::table::Table;
     use dominoes_bench::targets;
     use dominoes_bench::topology::{Distance, Machine};
     use std::process::ExitCode;

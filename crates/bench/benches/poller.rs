@@ -57,8 +57,8 @@ mod run {
 
     use core_affinity::CoreId;
     use dominoes_bench::namespaces::{self, CubicAllowed, Namespace, Outcome, Process};
-    use dominoes_bench::record::Table;
     use dominoes_bench::spread::Spread;
+    use dominoes_bench::table::Table;
     use dominoes_bench::{targets, topology};
     use dominoes_drivers::Device;
     use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};

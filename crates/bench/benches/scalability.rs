@@ -142,7 +142,7 @@ impl Options {
         (wanted.base.rounds, wanted.side_rounds) = rounds;
         wanted.base.segment_bytes = wanted.segments[0];
         if options.experiments.is_empty() {
-            options.experiments = EXPERIMENTS.iter().filter(|e| !e.is_by_name()).collect();
+            options.experiments = EXPERIMENTS.iter().filter(|e| !e.is_by_name).collect();
         }
         Ok(options)
     }
@@ -155,7 +155,7 @@ fn list() {
     }
     println!("experiments of scalability:");
     for experiment in EXPERIMENTS {
-        let note = if experiment.is_by_name() {
+        let note = if experiment.is_by_name {
             " (only by its name)"
         } else {
             ""
@@ -225,16 +225,16 @@ fn summary(sections: &[Section]) {
     let (mut met, mut with_target, mut missing, mut disturbed) = (0, 0, 0, 0);
     let (mut pairs, mut left_out) = (0, 0);
     for section in sections {
-        for ratio in &section.ratios {
-            if let Some(line) = &ratio.line {
-                println!("{:<11} {line}", section.name);
+        for bound in &section.bounds {
+            if bound.is_measured || bound.has_target {
+                println!("{:<11} {}", section.name, bound.line);
             }
-            with_target += usize::from(ratio.has_target);
-            met += usize::from(ratio.is_met);
-            missing += usize::from(ratio.has_target && !ratio.is_measured);
-            disturbed += usize::from(ratio.has_target && ratio.is_disturbed);
-            pairs += ratio.pairs[0];
-            left_out += ratio.pairs[1];
+            with_target += usize::from(bound.has_target);
+            met += usize::from(bound.is_met == Some(true));
+            missing += usize::from(bound.has_target && !bound.is_measured);
+            disturbed += usize::from(bound.has_target && bound.is_disturbed);
+            pairs += bound.pairs[0];
+            left_out += bound.pairs[1];
         }
     }
     println!(
@@ -297,7 +297,7 @@ fn run(options: &Options) -> Result<(), String> {
         let result = experiment.run(wanted, &mut tell);
         progress.expected.0 += takes(experiment);
         progress.clear();
-        println!("\n{}({:.0} s)", result.table(), result.seconds);
+        println!("\n{result}({:.0} s)", result.seconds);
         let section = Section::of(&result, settings.clone(), &machine);
         let section = section.map_err(|e| e.to_string())?;
         out.keep(&section)?;

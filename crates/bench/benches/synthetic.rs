@@ -16,9 +16,13 @@ mod synthetic;
 
 use core_affinity::CoreId;
 use dominoes_bench::targets;
-use dominoes_bench::topology::{self, Machine};
+use dominoes_bench::{
+    report::Run,
+    rounds::{self, Reading},
+    topology,
+};
 use lexopt::prelude::*;
-use std::{process::ExitCode, sync::OnceLock, thread, time::Instant};
+use std::{process::ExitCode, sync::OnceLock, thread};
 use synthetic::{
     RATIOS, Work,
     report::{Report, Row},
@@ -37,6 +41,9 @@ pub(crate) fn pin(core: usize) -> bool {
     let cores = cores();
     !cores.is_empty() && core_affinity::set_for_current(cores[core % cores.len()])
 }
+
+/// How often a slice is measured at most in which somebody else had a core.
+const ATTEMPTS: usize = 9;
 
 #[derive(Debug)]
 struct Options {
@@ -78,7 +85,7 @@ fn main() -> ExitCode {
 fn run(arguments: lexopt::Parser) -> Result<(), String> {
     let options = options(arguments).map_err(|error| error.to_string())?;
     let cores = cores().len().max(1);
-    let (begin, machine) = (Instant::now(), Machine::here());
+    let this_run = Run::begin("synthetic", &options);
     let calibrate = || {
         pin(0);
         synthetic::calibrate()
@@ -114,43 +121,43 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
                 rows.push(Row {
                     ratio,
                     strategy,
+                    strategy_name: strategy.name(),
                     threads,
-                    rates: Vec::new(),
-                    disturbed: Vec::new(),
+                    requests_per_second: Vec::new(),
                 });
             }
         }
     }
     let before = topology::line_transfer_ns();
-    let (mut repeated, mut disturbed) = (0, 0);
-    for round in 0..options.rounds {
-        for row in &mut rows {
-            let at = RATIOS.iter().position(|r| *r == row.ratio).expect("listed");
-            // A slice in which somebody else had a core says little: again, if not for ever. With
-            // more threads than cores they always wait, for each other.
-            let mut patience = if row.threads <= cores { 8 } else { 0 };
-            let slice = loop {
-                // Cores differ, on virtual machines from moment to moment: one thread runs on each
-                // in turn.
-                let on = On {
-                    threads: row.threads,
-                    cores,
-                    first: round % cores,
-                };
-                let (slice, _) = row.strategy.run(works[at], on);
-                if slice.waited < slice.took / 50 || patience == 0 {
-                    break slice;
-                }
-                patience -= 1;
-                repeated += 1;
-            };
-            let is_disturbed = row.threads <= cores && slice.waited >= slice.took / 50;
-            disturbed += usize::from(is_disturbed);
-            row.disturbed.push(is_disturbed);
-            row.rates
-                .push(works[at].requests as f64 / slice.took.as_secs_f64());
-        }
+    let mut repeated = 0;
+    let all = rounds::by_turns(&mut rows, options.rounds, &mut |_, _| (), |row, round| {
+        let at = RATIOS.iter().position(|r| *r == row.ratio).expect("listed");
+        // Cores differ, on virtual machines from moment to moment: one thread runs on each in turn.
+        let on = On {
+            threads: row.threads,
+            cores,
+            first: round % cores,
+        };
+        // With more threads than cores they always wait, for each other.
+        let (attempts, may_wait) = match row.threads <= cores {
+            true => (ATTEMPTS, false),
+            false => (1, true),
+        };
+        let (reading, again) = rounds::until_calm(attempts, || {
+            let (slice, _) = row.strategy.run(works[at], on);
+            Ok::<_, String>(Reading {
+                value: works[at].requests as f64 / slice.took.as_secs_f64(),
+                is_calm: may_wait || slice.waited < slice.took / 50,
+            })
+        })?;
+        repeated += again;
+        Ok::<_, String>(reading)
+    })?;
+    for (row, readings) in rows.iter_mut().zip(all) {
+        row.requests_per_second = readings;
     }
+    let readings = rows.iter().flat_map(|row| &row.requests_per_second);
+    let disturbed = readings.filter(|reading| !reading.is_calm).count();
     let report = Report {
         cores,
         seed: options.seed,
@@ -161,7 +168,5 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
     println!(
         "{repeated} slices were measured again because a thread had to wait for its core, {disturbed} kept although one had"
     );
-    let settings = format!("{options:?}");
-    let result = report.result(begin.elapsed().as_secs_f64());
-    dominoes_bench::report::publish(&result, settings, &machine).map_err(|error| error.to_string())
+    this_run.end(report.tables())
 }

@@ -7,7 +7,8 @@
 //! disturbs them alike, and are compared pair by pair within a round (`ratio`, `record`).
 //!
 //! The feature `report`, on by default, adds what the bench targets need besides: experiments and
-//! their records, the other variants, pictures (`plot`, `svg`, `report`), counts of instructions
+//! their records, the other variants, the frame of rows that take turns (`rounds`), the one form of
+//! results (`table`) with its pictures (`plot`) and its page (`report`), counts of instructions
 //! (`instructions`), single calls of the log (`micro`), and the list of bench targets (`targets`).
 //! Without it there is what the example `throughput` compares, and nothing else, since that is the
 //! first thing that people compile. The feature `tls` adds the ciphers and TLS of the example
@@ -36,10 +37,14 @@ pub mod ratio;
 pub mod record;
 #[cfg(feature = "report")]
 pub mod report;
+#[cfg(feature = "report")]
+pub mod rounds;
 pub mod slices;
 pub mod spread;
 #[cfg(feature = "report")]
-pub mod svg;
+mod svg;
+#[cfg(feature = "report")]
+pub mod table;
 #[cfg(feature = "report")]
 pub mod targets;
 pub mod topology;

@@ -1,17 +1,16 @@
-//! Rows of a result: figures with their spread, as a table and as JSON.
+//! What an experiment found: panels of rows that took turns, and tables.
 
-mod measures;
-pub mod nic;
-mod text;
+pub(crate) mod text;
 
 use serde::Serialize;
 
 use crate::drivers::{Account, Direction, LOCKS};
 use crate::experiments::Panel;
-use crate::paper::{Figure, Measure, Measures};
+use crate::paper::{Figure, Measures};
 use crate::ratio::{Kept, Pick, Quotient, RatioLine, Rounds, Target};
 use crate::slices::{Measured, Sample};
 use crate::spread::Spread;
+use crate::table::Table;
 use crate::topology;
 use crate::workload::Workload;
 
@@ -111,185 +110,6 @@ pub struct PanelResult {
     pub disturbed: Option<String>,
 }
 
-/// Shares of replicas over time.
-#[derive(Clone, Debug, Serialize)]
-pub struct SharesResult {
-    /// Requests between two samples.
-    pub every_requests: u64,
-    /// What was done.
-    pub workload: Workload,
-    /// The variants that have primaries.
-    pub rows: Vec<SharesRow>,
-}
-
-/// One of them.
-#[derive(Clone, Debug, Serialize)]
-pub struct SharesRow {
-    /// Name of the variant.
-    pub variant: &'static str,
-    /// Its replicas.
-    pub cores: usize,
-    /// Nanoseconds for a cache line from the first core to the second, just before.
-    pub line_transfer_ns: Option<f64>,
-    /// Share of each replica.
-    pub share: Vec<Spread>,
-    /// As they came.
-    pub samples: Vec<ShareSample>,
-    /// What to know about them: that the machine was disturbed, or that there are few.
-    pub note: Option<String>,
-}
-
-/// What applications got while a replica stood still.
-#[derive(Clone, Debug, Serialize)]
-pub struct StallsResult {
-    /// For how long it stood, in milliseconds.
-    pub stall_ms: f64,
-    /// What was done.
-    pub workload: Workload,
-    /// The variants that have replicas.
-    pub rows: Vec<StallRow>,
-}
-
-/// One of them.
-#[derive(Clone, Debug, Serialize)]
-pub struct StallRow {
-    /// Name of the variant.
-    pub variant: &'static str,
-    /// Which way the payload goes.
-    pub direction: Direction,
-    /// Its replicas.
-    pub cores: usize,
-    /// As they came.
-    pub samples: Vec<StallSample>,
-    /// What to know about them: that the machine was disturbed, or that there are few.
-    pub note: Option<String>,
-}
-
-/// One stall.
-#[derive(Clone, Debug, Serialize)]
-pub struct StallSample {
-    /// How long it was, in milliseconds, as the application's driver saw it.
-    pub ms: f64,
-    /// Payload bytes that the application moved meanwhile.
-    pub bytes: u64,
-    /// The longest time without any, in milliseconds.
-    pub longest_wait_ms: f64,
-    /// Requests that the late replica had to apply when it came back: what the log has to hold.
-    pub depth_requests: u64,
-    /// Segments that were sent again meanwhile.
-    pub sent_again: u64,
-}
-
-/// What an application got while a replica left and joined again.
-#[derive(Clone, Debug, Serialize)]
-pub struct JoinsResult {
-    /// From one join to the next, in milliseconds; half of it the replica is away.
-    pub period_ms: f64,
-    /// What was counted at once, in milliseconds.
-    pub slice_ms: f64,
-    /// What was done.
-    pub workload: Workload,
-    /// By direction.
-    pub rows: Vec<JoinRow>,
-}
-
-/// One direction.
-#[derive(Clone, Debug, Serialize)]
-pub struct JoinRow {
-    /// Which way the payload goes.
-    pub direction: Direction,
-    /// Replicas, the one that joins among them.
-    pub cores: usize,
-    /// As they came.
-    pub samples: Vec<JoinSample>,
-    /// What to know about them: that the machine was disturbed, or that there are few.
-    pub note: Option<String>,
-}
-
-/// One join.
-#[derive(Clone, Debug, Serialize)]
-pub struct JoinSample {
-    /// The median of the slices before.
-    pub before_gbit_per_s: f64,
-    /// The slice behind it with the least, as a share of that.
-    pub worst_share: f64,
-    /// The longest time below 80 % of that, in milliseconds.
-    pub below_ms: f64,
-    /// From asking for a state to taking part, in milliseconds.
-    pub took_ms: f64,
-}
-
-/// One look at the shares.
-#[derive(Clone, Debug, Serialize)]
-pub struct ShareSample {
-    /// Milliseconds since the one before.
-    pub ms: f64,
-    /// Share of each replica since then, in payload bytes.
-    pub share: Vec<f64>,
-}
-
-/// Figures that compare no rows.
-#[derive(Clone, Debug, Serialize)]
-pub struct Table {
-    /// What it shows.
-    pub title: String,
-    /// Names of the columns.
-    pub columns: Vec<&'static str>,
-    /// A value for each column.
-    pub rows: Vec<Vec<String>>,
-    /// What follows from it.
-    pub notes: Vec<String>,
-    /// What published figures are compared with.
-    pub measures: Measures,
-    /// Its picture, if it has one.
-    pub chart: Option<Chart>,
-}
-
-/// Lines over a common axis.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Chart {
-    /// What stands on the horizontal axis, with its unit.
-    pub x: String,
-    /// What stands on the vertical axis, with its unit.
-    pub y: String,
-    /// Whether each step of the horizontal axis is a doubling.
-    pub doubling: bool,
-    /// Name of each line, and its points.
-    pub lines: Vec<(String, Vec<(f64, f64)>)>,
-}
-
-impl Table {
-    /// Without rows.
-    pub fn new(title: impl Into<String>, columns: &[&'static str]) -> Table {
-        Table {
-            title: title.into(),
-            columns: columns.to_vec(),
-            rows: Vec::new(),
-            notes: Vec::new(),
-            measures: Measures::new(),
-            chart: None,
-        }
-    }
-
-    /// Says what published figures may be compared with, and whether the machine was disturbed.
-    pub fn measure(&mut self, name: impl Into<String>, value: f64, disturbed: bool) {
-        if value.is_finite() {
-            let measure = Measure { value, disturbed };
-            self.measures.insert(name.into(), measure);
-        }
-    }
-
-    /// Adds a row.
-    pub fn row(&mut self, values: Vec<String>) {
-        self.rows.push(values);
-    }
-
-    /// Adds what follows from it.
-    pub fn note(&mut self, note: String) {
-        self.notes.push(note);
-    }
-}
-
 /// An experiment with all its panels.
 #[derive(Clone, Debug, Serialize)]
 pub struct ExperimentResult {
@@ -299,15 +119,7 @@ pub struct ExperimentResult {
     pub about: &'static str,
     /// Comparisons.
     pub panels: Vec<PanelResult>,
-    /// Shares over time, if that is what was asked for.
-    pub shares: Option<SharesResult>,
-    /// Stalls, if that is what was asked for.
-    pub stalls: Option<StallsResult>,
-    /// Joins, if that is what was asked for.
-    pub joins: Option<JoinsResult>,
-    /// The network card, if that is what was asked for.
-    pub nic: Option<nic::NicResult>,
-    /// Tables, if that is what was asked for.
+    /// What follows from them, and what was measured besides.
     pub tables: Vec<Table>,
     /// Published figures on the same question.
     pub published: Vec<Figure>,
@@ -328,15 +140,22 @@ impl ExperimentResult {
             experiment,
             about,
             panels: Vec::new(),
-            shares: None,
-            stalls: None,
-            joins: None,
-            nic: None,
             tables: Vec::new(),
             published: published.to_vec(),
             failures: Vec::new(),
             seconds: 0.0,
         }
+    }
+
+    /// All its tables.
+    pub fn all_tables(&self) -> impl Iterator<Item = Table> {
+        let panels = self.panels.iter().map(PanelResult::table);
+        panels.chain(self.tables.iter().cloned())
+    }
+
+    /// What published figures are compared with.
+    pub fn measures(&self) -> Measures {
+        self.all_tables().flat_map(|table| table.measures).collect()
     }
 }
 
@@ -599,8 +418,7 @@ mod tests {
         measured.rounds[0][0].waited = 0.5;
         let result = PanelResult::new(&panel, &measured, [None; 2]);
         assert!(result.rows[0].all_disturbed);
-        let mut table = String::new();
-        result.write(&mut table).unwrap();
+        let table = result.table().to_string();
         assert!(table.contains("single/1: ALL samples disturbed"), "{table}");
     }
 
@@ -608,8 +426,7 @@ mod tests {
     fn a_lock_shows_its_waits_and_its_misordering() {
         let (panel, measured) = panel();
         let result = PanelResult::new(&panel, &measured, [Some(30.0), Some(250.0)]);
-        let mut table = String::new();
-        result.write(&mut table).unwrap();
+        let table = result.table().to_string();
         assert!(table.contains("waits for the lock 85/85 %"), "{table}");
         assert!(table.contains("10.0 segments a lock, 2.50 % misordered"));
         assert!(table.contains("3 segments sent again, a thread having been held up for 300 ms"));

@@ -10,17 +10,20 @@
 
 mod html;
 
+use core::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
 use crate::experiments::EXPERIMENTS;
 use crate::paper::{Figure, Measures, PAPERS};
+use crate::plot;
 use crate::record::ExperimentResult;
+use crate::table::{Bound, Table};
 use crate::targets::TARGETS;
 use crate::topology::Machine;
-use crate::{plot, ratio};
 
 /// What one experiment has to say.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -39,8 +42,8 @@ pub struct Section {
     pub picture: Option<String>,
     /// What published figures are compared with.
     pub measures: Measures,
-    /// Ratios, and what became of their targets.
-    pub ratios: Vec<Ratio>,
+    /// Ratios and other figures, and what became of what they have to be.
+    pub bounds: Vec<Bound>,
     /// Panels without figures since the machine was disturbed.
     pub disturbed_panels: usize,
     /// What makes the run fail.
@@ -49,37 +52,6 @@ pub struct Section {
     pub figures: serde_json::Value,
     /// How long it took.
     pub seconds: f64,
-}
-
-/// A line of the summary.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub struct Ratio {
-    /// The ratio, in words; `None` if it was not measured and has no target.
-    pub line: Option<String>,
-    /// Whether there is a target.
-    pub has_target: bool,
-    /// Whether it is met.
-    pub is_met: bool,
-    /// Whether there is a ratio.
-    pub is_measured: bool,
-    /// Whether all pairs were disturbed.
-    pub is_disturbed: bool,
-    /// Pairs of slices that it comes from, and those that were left out.
-    pub pairs: [usize; 2],
-}
-
-impl Ratio {
-    fn of(line: &ratio::RatioLine) -> Ratio {
-        let has_target = line.at_least.is_some();
-        Ratio {
-            line: (line.ratio.is_some() || has_target).then(|| line.to_string()),
-            has_target,
-            is_met: line.met == Some(true),
-            is_measured: line.ratio.is_some(),
-            is_disturbed: line.all_disturbed,
-            pairs: [line.pairs, line.disturbed],
-        }
-    }
 }
 
 impl Section {
@@ -96,17 +68,16 @@ impl Section {
             let why = panel.failed.as_ref()?;
             Some(format!("{} {}: {why}", result.experiment, panel.name))
         });
-        let lines = result.panels.iter().flat_map(|panel| &panel.ratios);
         let disturbed = result.panels.iter().filter(|p| p.disturbed.is_some());
         Ok(Section {
             name: result.experiment.to_owned(),
             about: result.about.to_owned(),
             settings,
             machine: machine.clone(),
-            table: result.table(),
+            table: result.to_string(),
             picture: plot::svg(result),
             measures: result.measures(),
-            ratios: lines.map(Ratio::of).collect(),
+            bounds: result.all_tables().flat_map(|table| table.bounds).collect(),
             disturbed_panels: disturbed.count(),
             failures: failures.chain(result.failures.clone()).collect(),
             figures: serde_json::to_value(result)?,
@@ -122,11 +93,10 @@ impl Section {
     }
 }
 
-/// Everything that has a section: experiments of `scalability` and other bench targets with
-/// published figures. Name, question and figures of each, in the order of the page.
+/// Everything that has a section: experiments of `scalability`, and other bench targets. Name, question and figures of each, in the order of the page.
 pub fn contents() -> impl Iterator<Item = (&'static str, &'static str, &'static [Figure])> {
     let experiments = EXPERIMENTS.iter().map(|e| (e.name, e.about, e.published));
-    let targets = TARGETS.iter().filter(|target| !target.published.is_empty());
+    let targets = TARGETS.iter().filter(|target| target.has_section());
     experiments.chain(targets.map(|t| (t.name, t.about, t.published)))
 }
 
@@ -190,8 +160,7 @@ impl Directory {
     /// If a file cannot be written.
     pub fn keep(&self, section: &Section) -> Result<(), String> {
         let file = self.file(&section.name);
-        let json = serde_json::to_string(section).map_err(|e| e.to_string())?;
-        write(&file, &json)?;
+        write_json(&file, section)?;
         if let Some(picture) = &section.picture {
             write(&self.0.join(&section.name).with_extension("svg"), picture)?;
         }
@@ -220,22 +189,66 @@ pub fn usual() -> PathBuf {
     target.unwrap_or_else(fallback).join("scalability")
 }
 
-/// Prints what a bench target other than `scalability` found, and makes it a section of the usual
-/// report.
-///
-/// # Errors
-/// If it cannot be written.
-pub fn publish(
-    result: &ExperimentResult,
+/// A run of a bench target other than `scalability`, which becomes a section of the usual report.
+#[derive(Debug)]
+pub struct Run {
     settings: String,
-    machine: &Machine,
-) -> Result<(), String> {
-    print!("{}", result.table());
-    let section = Section::of(result, settings, machine).map_err(|e| e.to_string())?;
-    let directory = Directory::new(usual());
-    directory.keep(&section)?;
-    println!("a section of {}", directory.page().display());
-    Ok(())
+    machine: Machine,
+    begin: Instant,
+    result: ExperimentResult,
+}
+
+impl Run {
+    /// The target `name` begins to measure with these options. Prints what it asks, and where.
+    ///
+    /// # Panics
+    /// If there is no such target.
+    pub fn begin(name: &str, options: &impl fmt::Debug) -> Run {
+        let target = TARGETS.iter().find(|target| target.name == name);
+        let target = target.expect("a target of this package");
+        let machine = Machine::here();
+        println!("== {}: {}\n{machine}", target.name, target.about);
+        Run {
+            settings: format!("{options:?}"),
+            machine,
+            begin: Instant::now(),
+            result: ExperimentResult::new(target.name, target.about, target.published),
+        }
+    }
+
+    /// Prints a table and keeps it, so that a run that is interrupted leaves what it had.
+    ///
+    /// # Errors
+    /// If its figures have no JSON.
+    pub fn add(&mut self, table: Table) -> Result<(), String> {
+        print!("{table}");
+        self.result.tables.push(table);
+        self.keep().map(drop)
+    }
+
+    /// Prints the last tables, what they say of published figures, and where the report is.
+    ///
+    /// # Errors
+    /// If its figures have no JSON.
+    pub fn end(mut self, tables: Vec<Table>) -> Result<(), String> {
+        tables.iter().for_each(|table| print!("{table}"));
+        self.result.tables.extend(tables);
+        print!("{}", self.result.verdicts());
+        match self.keep()? {
+            Ok(page) => println!("a section of {}", page.display()),
+            Err(error) => println!("no report is kept: {error}"),
+        }
+        Ok(())
+    }
+
+    /// Writes the report, if this user can.
+    fn keep(&mut self) -> Result<Result<PathBuf, String>, String> {
+        self.result.seconds = self.begin.elapsed().as_secs_f64();
+        let section = Section::of(&self.result, self.settings.clone(), &self.machine);
+        let section = section.map_err(|error| error.to_string())?;
+        let directory = Directory::new(usual());
+        Ok(directory.keep(&section).map(|()| directory.page()))
+    }
 }
 
 /// Writes figures as JSON that people can read.
@@ -275,7 +288,7 @@ mod tests {
             table: "a table".to_owned(),
             picture: Some("<svg></svg>".to_owned()),
             measures: Measures::new(),
-            ratios: Vec::new(),
+            bounds: Vec::new(),
             disturbed_panels: 0,
             failures: Vec::new(),
             figures: serde_json::Value::Null,

@@ -13,6 +13,24 @@ pub struct Spread {
 }
 
 impl Spread {
+    /// Of one value.
+    pub fn one(value: f64) -> Spread {
+        Spread {
+            q1: value,
+            median: value,
+            q3: value,
+        }
+    }
+
+    /// Each of them times so much.
+    pub fn times(self, factor: f64) -> Spread {
+        Spread {
+            q1: self.q1 * factor,
+            median: self.median * factor,
+            q3: self.q3 * factor,
+        }
+    }
+
     /// Of at least one value.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
         let mut values: Vec<f64> = values.into_iter().collect();

@@ -10,18 +10,18 @@ use core::fmt::Write;
 /// lower-case letters of common sans-serif fonts are narrower.
 const CHARACTER: f64 = 0.6;
 /// Pixels around everything.
-pub const MARGIN: f64 = 12.0;
+pub(crate) const MARGIN: f64 = 12.0;
 /// Distance of two lines of a paragraph, in parts of the size of the text.
 const LINE: f64 = 1.4;
 
 /// Colour of axes, labels and notes.
-pub const INK: &str = "#222";
+pub(crate) const INK: &str = "#222";
 /// Colour of grid lines.
-pub const GRID: &str = "#ddd";
+pub(crate) const GRID: &str = "#ddd";
 
 /// Which point of a text stands at its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Anchor {
+pub(crate) enum Anchor {
     /// Its left end.
     Start,
     /// Its middle.
@@ -31,13 +31,13 @@ pub enum Anchor {
 }
 
 /// Pixels that a text of so many pixels takes, estimated from above.
-pub fn text_width(text: &str, size: f64) -> f64 {
+pub(crate) fn text_width(text: &str, size: f64) -> f64 {
     text.chars().count() as f64 * size * CHARACTER
 }
 
 /// A picture that is being drawn.
 #[derive(Debug)]
-pub struct Canvas {
+pub(crate) struct Canvas {
     width: f64,
     right: f64,
     bottom: f64,
@@ -46,7 +46,7 @@ pub struct Canvas {
 
 impl Canvas {
     /// An empty one, so many pixels wide.
-    pub fn new(width: f64) -> Canvas {
+    pub(crate) fn new(width: f64) -> Canvas {
         Canvas {
             width,
             right: 0.0,
@@ -56,19 +56,15 @@ impl Canvas {
     }
 
     /// Pixels from left to right.
-    pub fn width(&self) -> f64 {
+    pub(crate) fn width(&self) -> f64 {
         self.width
     }
 
     /// The right end of what was drawn, in pixels. At most [`Canvas::width`] if everything can be
     /// seen.
-    pub fn right(&self) -> f64 {
+    #[cfg(test)]
+    pub(crate) fn right(&self) -> f64 {
         self.right
-    }
-
-    /// The lower end of what was drawn, in pixels.
-    pub fn bottom(&self) -> f64 {
-        self.bottom
     }
 
     fn reach(&mut self, x: f64, y: f64) {
@@ -79,7 +75,7 @@ impl Canvas {
     // Writing to a string cannot fail, here and below.
 
     /// A filled rectangle with its upper left corner at `(x, y)`.
-    pub fn rect(&mut self, (x, y): (f64, f64), (width, height): (f64, f64), fill: &str) {
+    pub(crate) fn rect(&mut self, (x, y): (f64, f64), (width, height): (f64, f64), fill: &str) {
         self.reach(x + width, y + height);
         let _ = writeln!(
             self.body,
@@ -88,7 +84,7 @@ impl Canvas {
     }
 
     /// A line through all `points`.
-    pub fn line(&mut self, points: &[(f64, f64)], stroke: &str, width: f64) {
+    pub(crate) fn line(&mut self, points: &[(f64, f64)], stroke: &str, width: f64) {
         let mut list = String::new();
         for &(x, y) in points {
             self.reach(x, y);
@@ -102,7 +98,7 @@ impl Canvas {
     }
 
     /// One line of text, its baseline at `y`.
-    pub fn text(&mut self, (x, y): (f64, f64), size: f64, anchor: Anchor, text: &str) {
+    pub(crate) fn text(&mut self, (x, y): (f64, f64), size: f64, anchor: Anchor, text: &str) {
         let wide = text_width(text, size);
         let (name, right) = match anchor {
             Anchor::Start => ("start", x + wide),
@@ -119,7 +115,7 @@ impl Canvas {
 
     /// Text from `x` to the right margin in as many lines as it takes, the first with its baseline
     /// at `y`. Returns the baseline of the line that would follow.
-    pub fn paragraph(&mut self, (x, mut y): (f64, f64), size: f64, text: &str) -> f64 {
+    pub(crate) fn paragraph(&mut self, (x, mut y): (f64, f64), size: f64, text: &str) -> f64 {
         let room = self.width - MARGIN - x;
         for line in wrapped(text, room, size) {
             self.text((x, y), size, Anchor::Start, &line);
@@ -129,7 +125,7 @@ impl Canvas {
     }
 
     /// The document.
-    pub fn finish(self) -> String {
+    pub(crate) fn finish(self) -> String {
         let Canvas {
             width,
             bottom,
@@ -169,7 +165,7 @@ pub(crate) fn escaped(text: &str) -> String {
 }
 
 /// Round values from 0 up to `most` for an axis: at least two, about `count`.
-pub fn ticks(most: f64, count: usize) -> Vec<f64> {
+pub(crate) fn ticks(most: f64, count: usize) -> Vec<f64> {
     let most = most.max(f64::MIN_POSITIVE);
     let rough = most / count.max(1) as f64;
     let power = 10f64.powf(rough.log10().floor());
@@ -182,7 +178,7 @@ pub fn ticks(most: f64, count: usize) -> Vec<f64> {
 }
 
 /// A value of an axis: up to three digits behind the point, none that say nothing.
-pub fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }

@@ -23,6 +23,14 @@ pub struct Target {
     pub published: &'static [Figure],
 }
 
+impl Target {
+    /// Whether it has a section of the report: not `scalability`, whose experiments have one each,
+    /// nor `micro`, of which criterion reports.
+    pub fn has_section(&self) -> bool {
+        !["scalability", "micro"].contains(&self.name)
+    }
+}
+
 /// All of them.
 pub const TARGETS: &[Target] = &[
     Target {

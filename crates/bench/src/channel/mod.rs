@@ -9,6 +9,7 @@
 pub(crate) mod peers;
 pub(crate) mod report;
 
+use dominoes_bench::rounds::Reading;
 use std::{
     hint::black_box,
     sync::{
@@ -165,7 +166,7 @@ pub(crate) trait Rx: Send + 'static {
 }
 
 /// A point of the measurement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Point {
     /// Number of publishers.
     pub(crate) publishers: usize,
@@ -224,8 +225,8 @@ impl Distance {
         one.join().unwrap().min(other.join().unwrap())
     }
 
-    /// Measures once while the cores are close, before and after; says whether they were.
-    pub(crate) fn measure(&mut self, mut run: impl FnMut() -> f64) -> (f64, bool) {
+    /// Measures once while the cores are close, before and after; calm if they were.
+    pub(crate) fn measure(&mut self, mut run: impl FnMut() -> f64) -> Reading<f64> {
         let mut close = || {
             let now = Self::round_trip_ns();
             self.best_ns = self.best_ns.min(now);
@@ -236,13 +237,18 @@ impl Distance {
             if close() {
                 let rate = run();
                 if close() {
-                    return (rate, true);
+                    return Reading::calm(rate);
                 }
             }
             thread::sleep(Duration::from_millis(5));
             match self.budget.checked_sub(start.elapsed()) {
                 Some(left) => self.budget = left,
-                None => return (run(), false),
+                None => {
+                    return Reading {
+                        value: run(),
+                        is_calm: false,
+                    };
+                }
             }
         }
     }
@@ -332,15 +338,4 @@ pub(crate) fn drive<X: Tx, R: Rx>(
     let end = seen.iter().map(|(_, end)| *end).max().unwrap();
     black_box(published);
     total as f64 / (end - begin).as_secs_f64()
-}
-
-/// The median; `NaN` of nothing.
-pub(crate) fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    match sorted.len() {
-        0 => f64::NAN,
-        n if n % 2 == 1 => sorted[n / 2],
-        n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
-    }
 }

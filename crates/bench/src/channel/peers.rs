@@ -28,6 +28,12 @@ pub(crate) enum Peer {
     Mutex,
 }
 
+impl serde::Serialize for Peer {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
 impl Peer {
     /// All of them.
     pub(crate) const ALL: [Peer; 8] = [

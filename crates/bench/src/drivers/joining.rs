@@ -1,15 +1,15 @@
 //! A driver whose replica leaves and joins again, and what the application gets meanwhile.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dominoes_netstack::group::{JoiningWorker, MembershipHandle};
 use dominoes_netstack::time::Instant;
 
 use super::replicated::{self, ReplicaDriver};
+use crate::drivers::samples::Samples;
 use crate::drivers::{Direction, Driver, Row};
-use crate::record::JoinSample;
 use crate::workload::Workload;
 
 /// From one join to the next; half of it the replica is away.
@@ -23,35 +23,26 @@ const BEHIND: usize = 19;
 /// No worker joins.
 const NONE: u64 = 0;
 
+/// One join.
+#[derive(Clone, Debug, serde::Serialize)]
+pub(crate) struct JoinSample {
+    /// The median of the slices before.
+    pub(crate) before_gbit_per_s: f64,
+    /// The slice behind it with the least, as a share of that.
+    pub(crate) worst_share: f64,
+    /// The longest time below 80 % of that, in milliseconds.
+    pub(crate) below_ms: f64,
+    /// From asking for a state to taking part, in milliseconds.
+    pub(crate) took_ms: f64,
+}
+
 /// The joins of a row so far.
-#[derive(Debug, Default)]
-pub(crate) struct JoinLog {
-    wanted: usize,
+#[derive(Debug)]
+struct JoinLog {
     /// When the last one asked for a state, by the row's clock, or [`NONE`]; and when it had one.
     asked: AtomicU64,
     joined_at: AtomicU64,
-    samples: Mutex<Vec<JoinSample>>,
-}
-
-impl JoinLog {
-    /// How many joins there were.
-    pub(crate) fn taken(&self) -> usize {
-        self.lock().len()
-    }
-
-    /// Whether there were as many as were wanted.
-    pub(crate) fn is_full(&self) -> bool {
-        self.taken() >= self.wanted
-    }
-
-    /// What they were like.
-    pub(crate) fn samples(&self) -> Vec<JoinSample> {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<JoinSample>> {
-        self.samples.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    samples: Arc<Samples<JoinSample>>,
 }
 
 /// A row of replicas the last of which comes and goes, until there were `wanted` joins.
@@ -60,10 +51,11 @@ pub(crate) fn row(
     workload: &Workload,
     cores: usize,
     wanted: usize,
-) -> Result<(Row, Arc<JoinLog>), String> {
+) -> Result<(Row, Arc<Samples<JoinSample>>), String> {
     let log = Arc::new(JoinLog {
-        wanted,
-        ..JoinLog::default()
+        asked: AtomicU64::new(NONE),
+        joined_at: AtomicU64::new(NONE),
+        samples: Arc::new(Samples::new(wanted)),
     });
     let (mut drivers, membership) = replicated::drivers(direction, workload, cores, |_| ())?;
     let last = drivers.pop().ok_or("no replica")?;
@@ -78,7 +70,7 @@ pub(crate) fn row(
         due: 0,
         log: Arc::clone(&log),
     }));
-    Ok((Row::new("replicated", all), log))
+    Ok((Row::new("replicated", all), Arc::clone(&log.samples)))
 }
 
 enum MemberState {
@@ -216,7 +208,7 @@ impl CountingDriver {
             below_ms: slices.max().unwrap_or(0) as f64 * SLICE_NS as f64 / 1e6,
             took_ms: (joined_at - *asked) as f64 / 1e6,
         };
-        self.log.lock().push(sample);
+        self.log.samples.push(sample);
         self.join = None;
         self.before.clear();
     }

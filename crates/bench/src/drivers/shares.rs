@@ -8,43 +8,55 @@ use crossbeam_utils::CachePadded;
 use dominoes_netstack::time::Instant;
 
 use crate::drivers::Row;
-use crate::record::{ShareSample, SharesRow};
-use crate::spread::Spread;
+use crate::drivers::samples::Samples;
 
-/// Samples so far. Drivers post what they did; the first one takes the samples.
+/// One look at the shares.
+#[derive(Clone, Debug, serde::Serialize)]
+pub(crate) struct ShareSample {
+    /// Milliseconds since the one before.
+    pub(crate) ms: f64,
+    /// Share of each replica since then, in payload bytes.
+    pub(crate) share: Vec<f64>,
+}
+
+/// Drivers post what they did; the first one takes the samples.
 #[derive(Debug)]
 pub(crate) struct ShareLog {
     every: u64,
-    wanted: usize,
     /// Payload bytes that each driver was primary of.
     posted: Box<[CachePadded<AtomicU64>]>,
-    taken: Mutex<Taken>,
+    last: Mutex<Last>,
     /// The first position at which the next sample is due.
     due: AtomicU64,
+    samples: Arc<Samples<ShareSample>>,
 }
 
+/// The last look.
 #[derive(Debug, Default)]
-struct Taken {
-    last: Vec<u64>,
-    last_ns: u64,
-    samples: Vec<ShareSample>,
+struct Last {
+    posted: Vec<u64>,
+    ns: u64,
 }
 
 impl ShareLog {
-    /// For `wanted` samples, one every so many requests, of the drivers of `row`, which are told to
-    /// post.
-    pub(crate) fn of(row: &mut Row, every: u64, wanted: usize) -> Arc<ShareLog> {
-        let log = Arc::new(ShareLog {
+    fn new(drivers: usize, every: u64, wanted: usize) -> ShareLog {
+        ShareLog {
             every,
-            wanted,
-            posted: row.drivers.iter().map(|_| CachePadded::default()).collect(),
-            taken: Mutex::default(),
+            posted: (0..drivers).map(|_| CachePadded::default()).collect(),
+            last: Mutex::default(),
             due: AtomicU64::new(0),
-        });
+            samples: Arc::new(Samples::new(wanted)),
+        }
+    }
+
+    /// `wanted` samples, one every so many requests, of the drivers of `row`, which are told to
+    /// post.
+    pub(crate) fn of(row: &mut Row, every: u64, wanted: usize) -> Arc<Samples<ShareSample>> {
+        let log = Arc::new(ShareLog::new(row.drivers.len(), every, wanted));
         for (id, driver) in row.drivers.iter_mut().enumerate() {
             driver.log_shares(id, Arc::clone(&log));
         }
-        log
+        Arc::clone(&log.samples)
     }
 
     /// Driver `id` says what it did so far, and which position it is at.
@@ -65,51 +77,21 @@ impl ShareLog {
             .iter()
             .map(|word| word.load(Ordering::Relaxed))
             .collect();
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let since: Vec<u64> = now.iter().zip(&taken.last).map(|(a, b)| a - b).collect();
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let since: Vec<u64> = now.iter().zip(&last.posted).map(|(a, b)| a - b).collect();
         let whole: u64 = since.iter().sum();
         // The first look has nothing before it.
-        if whole > 0 && taken.samples.len() < self.wanted {
+        if whole > 0 {
             let share = since.iter().map(|part| *part as f64 / whole as f64);
-            let sample = ShareSample {
-                ms: (now_ns - taken.last_ns) as f64 / 1e6,
+            self.samples.push(ShareSample {
+                ms: (now_ns - last.ns) as f64 / 1e6,
                 share: share.collect(),
-            };
-            taken.samples.push(sample);
+            });
         }
-        taken.last = now;
-        taken.last_ns = now_ns;
-    }
-
-    /// How many samples there are.
-    pub(crate) fn taken(&self) -> usize {
-        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.samples.len()
-    }
-
-    /// Whether there are as many as were wanted.
-    pub(crate) fn is_full(&self) -> bool {
-        self.taken() >= self.wanted
-    }
-
-    /// The samples, of the row that is called so.
-    pub(crate) fn result(
-        &self,
-        variant: &'static str,
-        line_transfer_ns: Option<f64>,
-        note: Option<String>,
-    ) -> SharesRow {
-        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let cores = self.posted.len();
-        let of = |id: usize| Spread::of(taken.samples.iter().map(|sample| sample.share[id]));
-        SharesRow {
-            variant,
-            cores,
-            line_transfer_ns,
-            share: (0..cores).filter_map(of).collect(),
-            samples: taken.samples.clone(),
-            note,
-        }
+        *last = Last {
+            posted: now,
+            ns: now_ns,
+        };
     }
 }
 
@@ -119,24 +101,20 @@ mod tests {
 
     #[test]
     fn a_sample_is_what_was_done_since_the_one_before() {
-        let log = ShareLog {
-            every: 10,
-            wanted: 2,
-            posted: vec![CachePadded::default(), CachePadded::default()].into(),
-            taken: Mutex::default(),
-            due: AtomicU64::new(0),
-        };
+        let log = ShareLog::new(2, 10, 2);
         let at = Instant::from_nanos;
         log.post(1, 1_000, 0, at(1));
         log.post(0, 1_000, 1, at(2));
         log.post(1, 1_300, 5, at(3));
         log.post(0, 1_100, 10, at(4));
-        assert_eq!(log.taken(), 0, "not due");
+        assert_eq!(log.samples.taken(), 0, "not due");
         log.post(0, 1_100, 11, at(1_000_002));
-        let row = log.result("x", None, None);
-        assert_eq!(row.samples.len(), 1);
-        assert_eq!(row.samples[0].share, [0.25, 0.75]);
-        assert_eq!(row.samples[0].ms, 1.0);
-        assert!(!log.is_full());
+        let samples = log.samples.all();
+        assert_eq!(samples.len(), 1);
+        assert_eq!(
+            (&samples[0].share[..], samples[0].ms),
+            (&[0.25, 0.75][..], 1.0)
+        );
+        assert!(!log.samples.is_full());
     }
 }

@@ -1,14 +1,14 @@
 //! A driver that stands still for a while, and what the others make of it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use dominoes_netstack::time::Instant;
 
+use crate::drivers::samples::Samples;
 use crate::drivers::{Account, Driver, Row, shares::ShareLog};
-use crate::record::StallSample;
 
 /// How long a driver stands still.
 pub(crate) const STALL: Duration = Duration::from_millis(100);
@@ -16,11 +16,25 @@ pub(crate) const STALL: Duration = Duration::from_millis(100);
 /// No driver stands still.
 const NOW: u64 = 0;
 
+/// One stall.
+#[derive(Clone, Debug, serde::Serialize)]
+pub(crate) struct StallSample {
+    /// How long it was, in milliseconds, as the application's driver saw it.
+    pub(crate) ms: f64,
+    /// Payload bytes that the application moved meanwhile.
+    pub(crate) bytes: u64,
+    /// The longest time without any, in milliseconds.
+    pub(crate) longest_wait_ms: f64,
+    /// Requests that the late replica had to apply when it came back: what the log has to hold.
+    pub(crate) depth_requests: u64,
+    /// Segments that were sent again meanwhile.
+    pub(crate) sent_again: u64,
+}
+
 /// The stalls of a row so far. The last driver stands still, between two turns; the first one,
 /// whose application receives or sends the payload, looks at what it gets meanwhile.
 #[derive(Debug)]
 pub(crate) struct StallLog {
-    wanted: usize,
     /// Time between two stalls, at least, in nanoseconds; a part of it varies.
     every_ns: u64,
     seed: u64,
@@ -28,19 +42,18 @@ pub(crate) struct StallLog {
     since: AtomicU64,
     /// Requests that the late driver had to apply when it came back.
     depth: AtomicU64,
-    samples: Mutex<Vec<StallSample>>,
+    samples: Arc<Samples<StallSample>>,
 }
 
 impl StallLog {
-    /// For `wanted` stalls of the last driver of `row`.
-    pub(crate) fn of(row: &mut Row, wanted: usize, seed: u64) -> Arc<StallLog> {
+    /// `wanted` stalls of the last driver of `row`.
+    pub(crate) fn of(row: &mut Row, wanted: usize, seed: u64) -> Arc<Samples<StallSample>> {
         let log = Arc::new(StallLog {
-            wanted,
             every_ns: 2 * STALL.as_nanos() as u64,
             seed,
             since: AtomicU64::new(NOW),
             depth: AtomicU64::new(0),
-            samples: Mutex::default(),
+            samples: Arc::new(Samples::new(wanted)),
         });
         let last = row.drivers.len() - 1;
         let drivers = core::mem::take(&mut row.drivers);
@@ -62,32 +75,13 @@ impl StallLog {
                 }
             })
             .collect();
-        log
+        Arc::clone(&log.samples)
     }
 
     /// From one stall to the next, in nanoseconds: between one and two times `every_ns`.
     fn pause(&self, count: u64) -> u64 {
         let mixed = (self.seed ^ count).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.every_ns + (mixed >> 32) * self.every_ns / (1 << 32)
-    }
-
-    /// How many stalls there were.
-    pub(crate) fn taken(&self) -> usize {
-        self.lock().len()
-    }
-
-    /// Whether there were as many as were wanted.
-    pub(crate) fn is_full(&self) -> bool {
-        self.taken() >= self.wanted
-    }
-
-    /// What they were like.
-    pub(crate) fn samples(&self) -> Vec<StallSample> {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<StallSample>> {
-        self.samples.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -141,7 +135,7 @@ impl Watching {
                     depth_requests: self.log.depth.load(Ordering::Relaxed),
                     sent_again: self.driver.sent_again() - stall.sent_again,
                 };
-                self.log.lock().push(sample);
+                self.log.samples.push(sample);
                 self.stall = None;
             }
         } else if since != NOW {

@@ -1,7 +1,7 @@
 //! What checksums in software cost, and whether they still scale.
 
+use super::Experiment;
 use super::lineup::{Panel, Wanted};
-use super::{Ask, Experiment};
 use crate::drivers::Direction;
 use crate::paper;
 use crate::ratio::{Target, case};
@@ -10,8 +10,9 @@ use crate::workload::Workload;
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "checksum",
     about: "checksums in software, or by the device",
-    ask: Ask::Compare(panels),
+    panels,
     published: paper::CHECKSUM,
+    ..Experiment::NONE
 };
 
 const CASES: [(&str, bool); 2] = [("software", true), ("device", false)];

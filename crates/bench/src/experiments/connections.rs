@@ -1,7 +1,7 @@
 //! The same payload over more connections.
 
+use super::Experiment;
 use super::lineup::{Panel, Wanted};
-use super::{Ask, Experiment};
 use crate::drivers::Direction;
 use crate::paper;
 use crate::ratio::{Target, case};
@@ -10,8 +10,9 @@ use crate::workload::Workload;
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "connections",
     about: "1, 8 and 64 connections, whose segments alternate one by one, by twos and by eights: groups that arrange themselves, replicas of one group, plain partitioning (groups of one side by side), a lock",
-    ask: Ask::Compare(panels),
+    panels,
     published: paper::CONNECTIONS,
+    ..Experiment::NONE
 };
 
 /// Bytes that the send or receive rings of all connections make up at most.

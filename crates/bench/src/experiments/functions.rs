@@ -9,18 +9,20 @@
 use std::collections::HashMap;
 
 use super::lineup::Wanted;
-use super::{Ask, Experiment, parts};
+use super::{Experiment, TABLES, parts};
 use crate::instructions::functions::{self, Cost, Costs, Times};
 use crate::paper;
-use crate::record::Table;
 use crate::report;
 use crate::spread::Spread;
+use crate::table::Table;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "functions",
     about: "what each function of the protocol costs, in instructions and time, and what functional parallelism would gain",
-    ask: Ask::Tables(tables),
+    besides: |wanted, _, progress| tables(wanted, progress),
+    besides_takes: |_| TABLES,
     published: paper::FUNCTIONS,
+    ..Experiment::NONE
 };
 
 /// A function of the paper.

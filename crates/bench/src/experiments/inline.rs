@@ -1,7 +1,7 @@
 //! Payload that is worked on while it passes: found in, deciphered, enciphered.
 
+use super::Experiment;
 use super::lineup::{Panel, Wanted};
-use super::{Ask, Experiment};
 use crate::drivers::Direction;
 use crate::paper;
 use crate::ratio::{Target, case};
@@ -10,8 +10,9 @@ use crate::workload::{Processing, Workload};
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "inline",
     about: "string search and AES-256 on the payload, by the primary alone",
-    ask: Ask::Compare(panels),
+    panels,
     published: paper::INLINE,
+    ..Experiment::NONE
 };
 
 /// What is done with the payload, and what two replicas should then gain over `single`, receiving

@@ -4,40 +4,58 @@
 use std::time::Duration;
 
 use super::lineup::Wanted;
-use super::{Ask, Clock, Experiment, note, repeated, verified};
+use super::{Clock, Experiment, sampled};
 use crate::drivers::Direction;
-use crate::drivers::joining::{self, PERIOD_NS, SLICE_NS};
-use crate::record::{JoinRow, JoinsResult};
-use crate::slices;
+use crate::drivers::joining::{self, JoinSample, PERIOD_NS, SLICE_NS};
+use crate::record::text::{conditions, known};
+use crate::spread::Spread;
+use crate::table::{Bar, Bars, Table};
 use crate::workload::Workload;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "joining",
     about: "a replica leaves and joins again every 200 ms at full speed",
-    ask: Ask::Joins,
-    published: &[],
+    besides: |wanted, _, progress| table(wanted, progress),
+    besides_takes: |_| SLICE * 2 * 2,
+    ..Experiment::NONE
 };
 
 /// Joins of each row.
-pub(super) const JOINS: usize = 12;
+const JOINS: usize = 12;
 
 /// A slice holds many joins, so that few of them are cut by its end.
-pub(super) const SLICE: Duration = Duration::from_secs(2);
+const SLICE: Duration = Duration::from_secs(2);
+
+const COLUMNS: [&str; 9] = [
+    "row",
+    "joins",
+    "Gbit/s before",
+    "worst slice / before",
+    "at least",
+    "below 80 %, ms",
+    "at most",
+    "joining took, ms",
+    "at most",
+];
 
 /// One connection on the largest number of cores that was asked for, receiving and sending.
-pub(super) fn joins(
-    wanted: &Wanted,
-    progress: &mut dyn FnMut(usize, usize),
-) -> Result<Option<JoinsResult>, String> {
+fn table(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Table>, String> {
     let workload = Workload {
         slice: SLICE,
         ..wanted.base
     };
-    let mut result = JoinsResult {
-        period_ms: PERIOD_NS as f64 / 1e6,
-        slice_ms: SLICE_NS as f64 / 1e6,
-        workload,
-        rows: Vec::new(),
+    let [period, slice] = [PERIOD_NS, SLICE_NS].map(|ns| ns / 1_000_000);
+    let title = "what an application gets while a replica leaves and joins again";
+    let mut table = Table::new(title, &COLUMNS);
+    table.conditions = vec![
+        conditions(&workload),
+        format!("a join every {period} ms; a slice is {slice} ms"),
+    ];
+    let mut bars = Bars {
+        heading: format!(
+            "the worst {slice} ms behind a join, in percent of the throughput before it"
+        ),
+        ..Bars::default()
     };
     let cores = wanted.cores.iter().copied().max().unwrap_or(1);
     let directions = [Direction::Receive, Direction::Send].into_iter();
@@ -48,25 +66,39 @@ pub(super) fn joins(
         })
         .collect();
     let mut clock = Clock::new(wanted, directions.len());
+    let mut all = Vec::new();
     for direction in directions {
-        let within = clock.row();
-        let mut kept = None;
-        let sampled = repeated(|| {
-            let (row, log) = joining::row(direction, &workload, cores, JOINS)?;
-            let log = kept.insert(log);
-            let row = verified(row, workload.segment_bytes)?;
-            slices::sample(row, workload.slice, within, &mut || {
-                progress(log.taken(), JOINS);
-                log.is_full()
-            })
+        let (samples, note) = sampled(&mut clock, &workload, progress, || {
+            joining::row(direction, &workload, cores, JOINS)
         })?;
-        let log = kept.ok_or("no row was made")?;
-        result.rows.push(JoinRow {
-            direction,
-            cores,
-            samples: log.samples(),
-            note: note(sampled, log.taken(), JOINS),
-        });
+        let name = format!("{cores} replicas, {direction:?}");
+        let values = |what: fn(&JoinSample) -> f64| samples.iter().map(what);
+        let of = |what, digits| Spread::text(values(what), digits);
+        table.row(vec![
+            name.clone(),
+            samples.len().to_string(),
+            of(|s| s.before_gbit_per_s, 2),
+            of(|s| s.worst_share, 2),
+            known(values(|s| s.worst_share).fold(f64::NAN, f64::min), 2),
+            of(|s| s.below_ms, 0),
+            known(values(|s| s.below_ms).fold(f64::NAN, f64::max), 0),
+            of(|s| s.took_ms, 2),
+            known(values(|s| s.took_ms).fold(f64::NAN, f64::max), 2),
+        ]);
+        if let Some(share) = Spread::of(values(|s| 100.0 * s.worst_share)) {
+            let mut bar = Bar::new(name.clone(), "replicated", share, 0);
+            bar.text += " %";
+            bars.bars.push(bar);
+        }
+        note.into_iter()
+            .for_each(|note| table.note(format!("{name}: {note}")));
+        all.push((name, samples));
     }
-    Ok((!result.rows.is_empty()).then_some(result))
+    table.bars(bars);
+    table.keep(&all);
+    Ok(if all.is_empty() {
+        Vec::new()
+    } else {
+        vec![table]
+    })
 }

@@ -5,26 +5,28 @@ use std::time::Duration;
 use super::lineup::Wanted;
 #[cfg(target_os = "linux")]
 use super::parts;
-use super::{Ask, Experiment};
+use super::{Experiment, TABLES};
 use crate::drivers::echo::{Pair, SERVERS, Server};
 #[cfg(target_os = "linux")]
 use crate::kernel_echo;
-use crate::record::{Chart, Table};
 use crate::spread::Spread;
+use crate::table::{Lines, Table};
 use crate::topology::Distance;
 
 pub(super) const LATENCY: Experiment = Experiment {
     name: "latency",
     about: "one byte each way: how long a request and its answer take, in memory and over veth",
-    ask: Ask::Tables(latency),
-    published: &[],
+    besides: |wanted, _, progress| latency(wanted, progress),
+    besides_takes: |_| TABLES,
+    ..Experiment::NONE
 };
 
 pub(super) const CONNECTS: Experiment = Experiment {
     name: "connects",
     about: "connections a second: open, one byte each way, close; in memory and over veth",
-    ask: Ask::Tables(connects),
-    published: &[],
+    besides: |wanted, _, progress| connects(wanted, progress),
+    besides_takes: |_| TABLES,
+    ..Experiment::NONE
 };
 
 /// Requests of a row in one round.
@@ -140,7 +142,7 @@ fn latency(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Ve
     table.note(format!(
         "medians of rounds of {ASKED} requests, with quartiles; the client's thread drives the second worker, where there is one"
     ));
-    table.chart = Some(Chart {
+    table.lines(Lines {
         x: "percentile".to_owned(),
         y: "microseconds for one byte each way".to_owned(),
         doubling: false,

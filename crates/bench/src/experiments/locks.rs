@@ -1,18 +1,21 @@
 //! Locks around one state, taken for each packet: how many, of which kind, and what is beside them.
 
+use super::Experiment;
 use super::lineup::{Panel, Wanted};
-use super::{Ask, Experiment};
 use crate::drivers::Direction;
 use crate::drivers::locks::VARIANTS;
 use crate::paper;
 use crate::ratio::{Target, row};
-use crate::record::{Chart, PanelResult, ResultRow, Table};
+use crate::record::{PanelResult, ResultRow};
+use crate::table::{Lines, Table};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "locks",
     about: "one state behind one, two or six locks, for each packet: kinds of locks, order, tickets, reference counts, message memory",
-    ask: Ask::Conclude(panels, conclude),
+    panels,
+    besides: |_, result, _| Ok(conclude(&result.panels)),
     published: paper::LOCKS,
+    ..Experiment::NONE
 };
 
 /// Workers of table 1.
@@ -208,7 +211,7 @@ fn misordering(panel: &PanelResult) -> Table {
             percent(waits(rows[1])),
         ]);
     }
-    table.chart = Some(Chart {
+    table.lines(Lines {
         x: "workers".to_owned(),
         y: "percent of segments out of order".to_owned(),
         doubling: false,

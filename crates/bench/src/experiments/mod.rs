@@ -2,8 +2,8 @@
 //!
 //! To add a row, register its variant in [`VARIANTS`](crate::drivers::VARIANTS): experiments choose
 //! rows by name and by what a variant says it can do. To add an experiment, write a file with its
-//! panels beside the others, and name it in [`EXPERIMENTS`]. Only what does not compare rows needs
-//! a kind of [`Ask`] of its own, a result in `record.rs` and a picture in `plot.rs`.
+//! panels beside the others, and name it in [`EXPERIMENTS`]. What does not compare rows fills
+//! [`Table`](crate::table::Table)s of its own.
 
 mod checksum;
 mod connections;
@@ -32,14 +32,17 @@ mod warm;
 pub use lineup::{Entry, Panel, Wanted};
 pub use parts::play;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::drivers::shares::ShareLog;
-use crate::drivers::{Direction, Row};
+use crate::drivers::Row;
+use crate::drivers::samples::Samples;
 use crate::paper::Figure;
-use crate::record::{ExperimentResult, PanelResult, SharesResult, Table};
+use crate::record::{ExperimentResult, PanelResult};
 use crate::slices::{self, Failure, Sampled};
+use crate::table::Table;
 use crate::topology;
+use crate::workload::Workload;
 
 /// Bytes whose arrival is verified, one by one, before anything is measured.
 const VERIFIED: u64 = 4 << 20;
@@ -53,47 +56,35 @@ pub struct Experiment {
     pub name: &'static str,
     /// In a few words.
     pub about: &'static str,
-    /// What is measured.
-    pub ask: Ask,
+    /// Rows that take turns, panel by panel.
+    pub panels: fn(&Wanted) -> Vec<Panel>,
+    /// What follows from them, and what is measured besides.
+    pub besides: Besides,
+    /// How long that takes, about.
+    pub besides_takes: fn(&Wanted) -> Duration,
     /// What was published on it.
     pub published: &'static [Figure],
-}
-
-impl Experiment {
     /// Whether it runs only if it is named: a model that misses a measured row fails the run, and
     /// the measured experiments should not fail with it.
-    pub fn is_by_name(&self) -> bool {
-        matches!(self.ask, Ask::Project(..))
-    }
+    pub is_by_name: bool,
 }
 
-/// What an experiment measures.
-#[derive(Clone, Copy, Debug)]
-pub enum Ask {
-    /// Rows that take turns, panel by panel.
-    Compare(fn(&Wanted) -> Vec<Panel>),
-    /// The same, and what follows from them.
-    Conclude(fn(&Wanted) -> Vec<Panel>, fn(&[PanelResult]) -> Vec<Table>),
-    /// The same, and what a model says that is checked against them.
-    Project(fn(&Wanted) -> Vec<Panel>, Project),
-    /// Shares of replicas over time.
-    Shares,
-    /// What an application gets while a replica stands still.
-    Stalls,
-    /// What an application gets while replicas join.
-    Joins,
-    /// What the firmware of a network card does.
-    Nic,
-    /// Tables of its own; it is told how far they are.
-    Tables(MakeTables),
+/// Tables for a result that has its panels; says how much of how much is done.
+type Besides =
+    fn(&Wanted, &mut ExperimentResult, &mut dyn FnMut(usize, usize)) -> Result<Vec<Table>, String>;
+
+impl Experiment {
+    /// One that measures nothing.
+    const NONE: Experiment = Experiment {
+        name: "",
+        about: "",
+        panels: |_| Vec::new(),
+        besides: |_, _, _| Ok(Vec::new()),
+        besides_takes: |_| Duration::ZERO,
+        published: &[],
+        is_by_name: false,
+    };
 }
-
-/// Adds to a result what follows from its panels, and says how much of how much is done.
-type Project =
-    fn(&Wanted, &mut ExperimentResult, &mut dyn FnMut(usize, usize)) -> Result<(), String>;
-
-/// Measures what is wanted, and says how much of how much is done.
-type MakeTables = fn(&Wanted, &mut dyn FnMut(usize, usize)) -> Result<Vec<Table>, String>;
 
 /// All experiments, in the order in which they run.
 pub const EXPERIMENTS: &[Experiment] = &[
@@ -132,53 +123,25 @@ impl Experiment {
     ) -> ExperimentResult {
         let begin = Instant::now();
         let mut result = ExperimentResult::new(self.name, self.about, self.published);
-        match self.ask {
-            Ask::Compare(panels) | Ask::Conclude(panels, _) | Ask::Project(panels, _) => {
-                let panels = panels(wanted);
-                let mut clock = Clock::new(wanted, panels.iter().map(Panel::weight).sum());
-                for panel in panels {
-                    let name = format!("{} {}", self.name, panel.name);
-                    let mut tell = |done, of| progress(&name, done, of);
-                    let until = clock.part(panel.weight());
-                    // The others may still be worth something.
-                    result
-                        .panels
-                        .push(match repeated(|| panel.run(until, &mut tell)) {
-                            Ok(Attempt::Done(measured)) => measured,
-                            Ok(Attempt::Disturbed(why)) => PanelResult::disturbed(&panel, why),
-                            Err(why) => PanelResult::failed(&panel, why),
-                        });
-                }
-                if let Ask::Conclude(_, conclude) = self.ask {
-                    result.tables = conclude(&result.panels);
-                }
-                if let Ask::Project(_, project) = self.ask {
-                    let mut tell = |done, of| progress(self.name, done, of);
-                    if let Err(why) = project(wanted, &mut result, &mut tell) {
-                        result.failures.push(format!("{}: {why}", self.name));
-                    }
-                }
-            }
-            Ask::Stalls => match stall::stalls(wanted, &mut |n, of| progress(self.name, n, of)) {
-                Ok(stalls) => result.stalls = stalls,
-                Err(why) => result.panels.push(failed(wanted, "stalls", why)),
-            },
-            Ask::Joins => match joining::joins(wanted, &mut |n, of| progress(self.name, n, of)) {
-                Ok(joins) => result.joins = joins,
-                Err(why) => result.panels.push(failed(wanted, "joins", why)),
-            },
-            Ask::Nic => match nic::measure(wanted, &mut |n, of| progress(self.name, n, of)) {
-                Ok(measured) => result.nic = Some(measured),
-                Err(why) => result.panels.push(failed(wanted, "nic", why)),
-            },
-            Ask::Tables(tables) => match tables(wanted, &mut |n, of| progress(self.name, n, of)) {
-                Ok(tables) => result.tables = tables,
-                Err(why) => result.panels.push(failed(wanted, "tables", why)),
-            },
-            Ask::Shares => match shares(wanted, &mut |n, of| progress(self.name, n, of)) {
-                Ok(shares) => result.shares = shares,
-                Err(why) => result.panels.push(failed(wanted, "shares", why)),
-            },
+        let panels = (self.panels)(wanted);
+        let mut clock = Clock::new(wanted, panels.iter().map(Panel::weight).sum());
+        for panel in panels {
+            let name = format!("{} {}", self.name, panel.name);
+            let mut tell = |done, of| progress(&name, done, of);
+            let until = clock.part(panel.weight());
+            // The others may still be worth something.
+            result
+                .panels
+                .push(match repeated(|| panel.run(until, &mut tell)) {
+                    Ok(Attempt::Done(measured)) => measured,
+                    Ok(Attempt::Disturbed(why)) => PanelResult::disturbed(&panel, why),
+                    Err(why) => PanelResult::failed(&panel, why),
+                });
+        }
+        let mut tell = |done, of| progress(self.name, done, of);
+        match (self.besides)(wanted, &mut result, &mut tell) {
+            Ok(tables) => result.tables = tables,
+            Err(why) => result.failures.push(format!("{}: {why}", self.name)),
         }
         result.seconds = begin.elapsed().as_secs_f64();
         result
@@ -186,21 +149,9 @@ impl Experiment {
 
     /// How long [`Experiment::run`] takes about, but for setting up.
     pub fn takes(&self, wanted: &Wanted) -> Duration {
-        let whole = match self.ask {
-            Ask::Compare(panels) | Ask::Conclude(panels, _) => {
-                let slices: usize = panels(wanted).iter().map(Panel::weight).sum();
-                (wanted.base.slice + BETWEEN_SLICES) * slices as u32
-            }
-            Ask::Project(panels, _) => {
-                let slices: usize = panels(wanted).iter().map(Panel::weight).sum();
-                (wanted.base.slice + BETWEEN_SLICES) * slices as u32 + TABLES
-            }
-            Ask::Shares => ROW / 2 * share_entries(wanted).len() as u32,
-            Ask::Stalls => stall::SLICE * 4 * 2,
-            Ask::Joins => joining::SLICE * 2 * 2,
-            Ask::Nic => nic::ROUND * wanted.side_rounds as u32,
-            Ask::Tables(_) => TABLES,
-        };
+        let slices: usize = (self.panels)(wanted).iter().map(Panel::weight).sum();
+        let panels = (wanted.base.slice + BETWEEN_SLICES) * slices as u32;
+        let whole = panels + (self.besides_takes)(wanted);
         wanted.budget.map_or(whole, |budget| whole.min(budget))
     }
 }
@@ -279,6 +230,30 @@ fn repeated<T>(mut once: impl FnMut() -> Result<T, Failure>) -> Result<Attempt<T
     }
 }
 
+/// Drives a row until it has as many samples as were wanted, or its time is up. Returns the samples
+/// and what to know about them.
+fn sampled<T: Clone>(
+    clock: &mut Clock,
+    workload: &Workload,
+    progress: &mut dyn FnMut(usize, usize),
+    mut make: impl FnMut() -> Result<(Row, Arc<Samples<T>>), String>,
+) -> Result<(Vec<T>, Option<String>), String> {
+    let within = clock.row();
+    let mut kept = None;
+    let sampled = repeated(|| {
+        let (row, samples) = make()?;
+        let samples = kept.insert(samples);
+        let row = verified(row, workload.segment_bytes)?;
+        slices::sample(row, workload.slice, within, &mut || {
+            progress(samples.taken(), samples.wanted());
+            samples.is_full()
+        })
+    })?;
+    let samples = kept.ok_or("no row was made")?;
+    let note = note(sampled, samples.taken(), samples.wanted());
+    Ok((samples.all(), note))
+}
+
 /// What to know about `got` of `wanted` samples that were taken while a row was driven.
 fn note(sampled: Attempt<Sampled>, got: usize, wanted: usize) -> Option<String> {
     let sampled = match sampled {
@@ -296,11 +271,6 @@ fn note(sampled: Attempt<Sampled>, got: usize, wanted: usize) -> Option<String> 
         ));
     }
     (!notes.is_empty()).then(|| notes.join("; "))
-}
-
-fn failed(wanted: &Wanted, name: &str, why: String) -> PanelResult {
-    let panel = wanted.panel(name, Direction::Receive, wanted.base);
-    PanelResult::failed(&panel, why)
 }
 
 fn verified(mut row: Row, segment_bytes: usize) -> Result<Row, String> {
@@ -340,58 +310,9 @@ impl Panel {
     }
 }
 
-/// Samples of the shares of replicas.
-const SHARE_SAMPLES: usize = 64;
-
-/// One connection receives on the largest number of cores that was asked for, for as long as it
-/// takes.
-fn shares(
-    wanted: &Wanted,
-    progress: &mut dyn FnMut(usize, usize),
-) -> Result<Option<SharesResult>, String> {
-    let workload = wanted.base;
-    let mut result = SharesResult {
-        every_requests: load_share::EVERY,
-        workload,
-        rows: Vec::new(),
-    };
-    let entries = share_entries(wanted);
-    let mut clock = Clock::new(wanted, entries.len());
-    for entry in entries {
-        let before = topology::line_transfer_ns();
-        let within = clock.row();
-        let mut log = None;
-        let sampled = repeated(|| {
-            let row = (entry.variant.make)(Direction::Receive, &workload, entry.cores)?;
-            let mut row = verified(row, workload.segment_bytes)?;
-            let log = log.insert(ShareLog::of(&mut row, load_share::EVERY, SHARE_SAMPLES));
-            slices::sample(row, workload.slice, within, &mut || {
-                progress(log.taken(), SHARE_SAMPLES);
-                log.is_full()
-            })
-        })?;
-        let log = log.ok_or("no row was made")?;
-        let note = note(sampled, log.taken(), SHARE_SAMPLES);
-        result
-            .rows
-            .push(log.result(entry.variant.name, before, note));
-    }
-    Ok((!result.rows.is_empty()).then_some(result))
-}
-
-/// The rows of [`shares`].
-fn share_entries(wanted: &Wanted) -> Vec<Entry> {
-    let cores = wanted.cores.iter().copied().max().unwrap_or(1);
-    let mut entries = wanted.entries(Direction::Receive, &["replicated*"], "", wanted.base);
-    entries.retain(|entry| entry.cores == cores && cores > 1);
-    entries
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::Workload;
-    use std::time::Duration;
 
     fn brief() -> Wanted {
         Wanted {
@@ -461,7 +382,7 @@ mod tests {
             let experiment = EXPERIMENTS.iter().find(|e| e.name == name).unwrap();
             let result = experiment.run(&wanted, &mut |_, _, _| ());
             assert!(result.panels.is_empty(), "{:?}", result.panels);
-            let table = result.table();
+            let table = result.to_string();
             let says_so = ["samples when the time was up", "DISTURBED"];
             assert!(says_so.iter().any(|words| table.contains(words)), "{table}");
         }
@@ -491,14 +412,12 @@ mod tests {
         let wanted = brief();
         for experiment in EXPERIMENTS {
             let result = experiment.run(&wanted, &mut |_, _, _| ());
-            let table = result.table();
+            let table = result.to_string();
             assert!(table.contains(experiment.name), "{table}");
-            let (Ask::Compare(panels) | Ask::Conclude(panels, _)) = experiment.ask else {
-                continue;
-            };
-            for (panel, measured) in panels(&wanted).iter().zip(&result.panels) {
+            for (panel, measured) in (experiment.panels)(&wanted).iter().zip(&result.panels) {
                 assert_eq!(measured.failed, None);
-                assert_eq!(panel.targets.len(), measured.ratios.len());
+                // What follows from the rows may have ratios, too.
+                assert!(panel.targets.len() <= measured.ratios.len());
                 assert_eq!(panel.entries.len(), measured.rows.len());
                 for line in &measured.ratios {
                     let meant = line.rows.iter().any(|row| row.starts_with("no "));

@@ -19,19 +19,25 @@ use dominoes_drivers::nic::{Card, Event, Firmware, Inspect, Nic, NicConfig, Step
 use dominoes_drivers::{Device, DeviceRx, DeviceTx, RxChecksum, TxFrame};
 use dominoes_netstack::Stack;
 use dominoes_netstack::router::Router;
+use serde::Serialize;
 use smoltcp::wire::checksum;
 
 use super::lineup::Wanted;
-use super::{Ask, Clock, Experiment};
+use super::{Clock, Experiment};
 use crate::paper;
-use crate::record::nic::{ByFirmware, EventRow, Finding, NicResult, NicRow, Traffic};
 use crate::spread::Spread;
+
+mod tables;
+
+use tables::{ByFirmware, EventRow, Finding, Found, Row};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "nic",
     about: "firmware of a programmable network card on one processor, partitioned, and shared out",
-    ask: Ask::Nic,
+    besides: |wanted, _, progress| Ok(measure(wanted, progress)?.tables()),
+    besides_takes: |wanted| ROUND * wanted.side_rounds as u32,
     published: paper::NIC,
+    ..Experiment::NONE
 };
 
 /// Payload of datagrams, from frames of 64 bytes to 1518 with their check sequence.
@@ -49,7 +55,7 @@ const FRAMES: usize = 8_000;
 /// Datagrams there and back of one measurement.
 const PINGS: usize = 1_000;
 /// What a round takes, about.
-pub(super) const ROUND: Duration = Duration::from_secs(3);
+const ROUND: Duration = Duration::from_secs(3);
 /// Longer calls are the machine's, not the handler's.
 const LONGEST: f64 = 20_000.0;
 /// Frames per second of the released firmware, both ways together, with frames of 1518 bytes:
@@ -63,6 +69,29 @@ const FIRMWARE: [(Firmware, &str); 4] = [
     (Firmware::Dynamic(2), "dynamic-2"),
     (Firmware::Copies(2), "copies-2"),
 ];
+
+/// Which way datagrams go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+enum Traffic {
+    /// From the host to the wire.
+    Send,
+    /// From the wire to the host.
+    Receive,
+    /// Both at once.
+    Both,
+}
+
+impl Traffic {
+    const ALL: [Traffic; 3] = [Traffic::Send, Traffic::Receive, Traffic::Both];
+
+    fn name(self) -> &'static str {
+        match self {
+            Traffic::Send => "send",
+            Traffic::Receive => "receive",
+            Traffic::Both => "both ways",
+        }
+    }
+}
 
 /// A card with a host on one side and a far end on the other.
 struct Fixture {
@@ -441,10 +470,7 @@ fn ethernet_limit(traffic: Traffic, size: usize) -> f64 {
 }
 
 /// All of it, in as many rounds as there is time for; at least one.
-pub(super) fn measure(
-    wanted: &Wanted,
-    progress: &mut dyn FnMut(usize, usize),
-) -> Result<NicResult, String> {
+fn measure(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Found, String> {
     let mut clock = Clock::new(wanted, 2);
     let until = clock.part(1);
     let overhead = clock_overhead();
@@ -501,7 +527,7 @@ pub(super) fn measure(
     let mut rows = Vec::new();
     for ((traffic, size), measured) in cases.iter().zip(&per_frame) {
         for ((_, name), measured) in FIRMWARE.iter().zip(measured) {
-            rows.push(NicRow {
+            rows.push(Row {
                 firmware: name,
                 traffic: *traffic,
                 size: *size,
@@ -515,7 +541,7 @@ pub(super) fn measure(
         }
     }
     scale(&mut rows);
-    let mut result = NicResult {
+    let mut result = Found {
         overhead_ns: overhead,
         events: event_rows(&profiles),
         share_of_a: share_of_a(&profiles),
@@ -567,8 +593,8 @@ fn named(values: &[Vec<f64>]) -> ByFirmware {
 }
 
 /// What a card would carry whose one processor is as fast as the paper's, on a gigabit Ethernet.
-fn scale(rows: &mut [NicRow]) {
-    let at = |rows: &[NicRow], firmware: &str, traffic, size| {
+fn scale(rows: &mut [Row]) {
+    let at = |rows: &[Row], firmware: &str, traffic, size| {
         let mut rows = rows.iter();
         let row = rows.find(|r| (r.firmware, r.traffic, r.size) == (firmware, traffic, size))?;
         row.ns_per_frame.map(|ns| ns.median)
@@ -631,7 +657,7 @@ fn busy_share(profiles: &[(Firmware, Measured)]) -> Option<Spread> {
 }
 
 /// What the paper found, and whether it is so here.
-fn findings(result: &NicResult) -> Vec<Finding> {
+fn findings(result: &Found) -> Vec<Finding> {
     let share = |event: Event| {
         let row = &result.events[event as usize];
         row.share.map_or(f64::NAN, |share| share.median)

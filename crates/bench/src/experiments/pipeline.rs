@@ -16,18 +16,20 @@
 use std::time::Duration;
 
 use super::lineup::Wanted;
-use super::{Ask, Experiment};
+use super::{Experiment, TABLES};
 use crate::drivers::Direction;
 use crate::drivers::pipelined::{StageCosts, single_cost, stage_costs};
 use crate::paper;
-use crate::record::{Chart, Table};
+use crate::table::{Lines, Table};
 use crate::workload::Workload;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "pipeline",
     about: "stages for frames, payload and headers: 1 to 8 data stages, 1 to 3 connections, windows",
-    ask: Ask::Tables(tables),
+    besides: |wanted, _, progress| tables(wanted, progress),
+    besides_takes: |_| TABLES,
     published: paper::PIPELINE,
+    ..Experiment::NONE
 };
 
 /// Data stages.
@@ -189,7 +191,7 @@ fn by_stages(
     for (name, value) in measured {
         table.measure(format!("{what}: {name}"), value, false);
     }
-    table.chart = Some(Chart {
+    table.lines(Lines {
         x: "data stages".to_owned(),
         y: "throughput over single".to_owned(),
         doubling: false,
@@ -279,7 +281,7 @@ fn by_window(
     let points = rates
         .iter()
         .map(|&(window, rate)| (f64::from(window), rate));
-    table.chart = Some(Chart {
+    table.lines(Lines {
         x: "window, KB".to_owned(),
         y: "Gbit/s".to_owned(),
         doubling: true,

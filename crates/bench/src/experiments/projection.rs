@@ -4,7 +4,7 @@
 mod tables;
 
 use super::lineup::{Panel, Wanted};
-use super::{Ask, Experiment};
+use super::{Experiment, TABLES};
 use crate::drivers::Direction;
 use crate::projection::costs::{self, Costs};
 use crate::projection::counts::{self, Count};
@@ -12,14 +12,18 @@ use crate::projection::{Conditions, Kind, LINES_NS, Projected, WORKERS, project}
 use crate::ratio::RatioLine;
 use crate::record::{ExperimentResult, PanelResult, ResultRow};
 use crate::spread::Spread;
+use crate::table::Table;
 use crate::topology;
 use crate::workload::{Processing, Workload};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "projection",
     about: "what would 1 to 64 workers do: projected from costs of one worker; where each row stops",
-    ask: Ask::Project(panels, conclude),
-    published: &[],
+    panels,
+    besides: conclude,
+    besides_takes: |_| TABLES,
+    is_by_name: true,
+    ..Experiment::NONE
 };
 
 /// What is done with the payload.
@@ -269,12 +273,12 @@ fn conclude(
     wanted: &Wanted,
     result: &mut ExperimentResult,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<(), String> {
+) -> Result<Vec<Table>, String> {
     let workloads = workloads(wanted);
     let kinds = kinds(wanted);
     let is_replicated = kinds.contains(&Kind::Replicated);
     let all = workloads.len() + 1;
-    let mut cases = Vec::new();
+    let (mut cases, mut all_tables) = (Vec::new(), Vec::new());
     for (done, asked) in workloads.into_iter().enumerate() {
         progress(done, all);
         let panel = result.panels.iter().find(|panel| panel.name == asked.0);
@@ -284,25 +288,25 @@ fn conclude(
     if let Some(case) = cases.first().filter(|_| is_replicated) {
         let count = |&workers: &usize| counts::count(case.direction, &case.workload, workers);
         let counts: Result<Vec<Count>, String> = COUNTED.iter().map(count).collect();
-        result.tables.push(tables::counted(case, &counts?));
+        all_tables.push(tables::counted(case, &counts?));
     }
-    result.tables.push(tables::measured_costs(&cases));
-    result.tables.push(tables::checked(&cases));
+    all_tables.push(tables::measured_costs(&cases));
+    all_tables.push(tables::checked(&cases));
     result.failures.extend(failures(&cases));
     for case in &cases {
-        result.tables.push(tables::table(case));
+        all_tables.push(tables::table(case));
     }
     let is_asked = |case: &&Case| {
         case.direction == Direction::Receive && case.workload.segment_bytes == TARGET_BYTES
     };
     for case in cases.iter().filter(is_asked).filter(|_| is_replicated) {
-        result.tables.push(tables::sensitivity(case));
+        all_tables.push(tables::sensitivity(case));
         let lines = targets(case);
         if let Some(panel) = result.panels.iter_mut().find(|p| p.name == case.name) {
             panel.ratios.extend(lines);
         }
     }
-    Ok(())
+    Ok(all_tables)
 }
 
 /// Rows that the model misses by more than it may, though the machine was not disturbed.

@@ -1,7 +1,7 @@
 //! Whose work it is: every way to choose primaries, payload apart from acknowledgments among them.
 
+use super::Experiment;
 use super::lineup::{Panel, Wanted};
-use super::{Ask, Experiment};
 use crate::drivers::Direction;
 use crate::paper;
 use crate::ratio::{Target, row};
@@ -10,8 +10,9 @@ use crate::workload::Workload;
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "specialized",
     about: "payload by one replica, acknowledgments by the other, against other ways to choose primaries",
-    ask: Ask::Compare(panels),
+    panels,
     published: paper::SPECIALIZED,
+    ..Experiment::NONE
 };
 
 /// The variant whose primaries go by kind of work.

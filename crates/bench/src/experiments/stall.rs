@@ -4,44 +4,60 @@
 use std::time::Duration;
 
 use super::lineup::Wanted;
-use super::{Ask, Clock, Experiment, note, repeated, verified};
+use super::{Clock, Experiment, sampled};
 use crate::drivers::Direction;
-use crate::drivers::stall::{STALL, StallLog};
-use crate::record::{StallRow, StallsResult};
-use crate::slices;
+use crate::drivers::stall::{STALL, StallLog, StallSample};
+use crate::record::text::{conditions, known};
+use crate::spread::Spread;
+use crate::table::{Bar, Bars, Table};
 use crate::workload::Workload;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "stall",
     about: "a replica stands still for 100 ms at full speed, between two turns",
-    ask: Ask::Stalls,
-    published: &[],
+    besides: |wanted, _, progress| table(wanted, progress),
+    besides_takes: |_| SLICE * 4 * 2,
+    ..Experiment::NONE
 };
 
 /// Stalls of each row.
-pub(super) const STALLS: usize = 12;
+const STALLS: usize = 12;
 
 /// A slice holds several stalls, so that few of them are cut by its end.
-pub(super) const SLICE: Duration = Duration::from_secs(2);
+const SLICE: Duration = Duration::from_secs(2);
 
 /// Requests that the log holds, unless more were asked for: 100 ms in runs of 8 full segments at 40
 /// Gbit/s.
 const LOG: usize = 1 << 16;
 
+const COLUMNS: [&str; 9] = [
+    "row",
+    "stalls",
+    "ms",
+    "Gbit/s meanwhile",
+    "longest wait, ms",
+    "at most",
+    "requests behind at the end",
+    "at most",
+    "sent again",
+];
+
 /// One connection on the largest number of cores that was asked for, receiving and sending.
-pub(super) fn stalls(
-    wanted: &Wanted,
-    progress: &mut dyn FnMut(usize, usize),
-) -> Result<Option<StallsResult>, String> {
+fn table(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Table>, String> {
     let workload = Workload {
         log_requests: wanted.base.log_requests.max(LOG),
         slice: SLICE,
         ..wanted.base
     };
-    let mut result = StallsResult {
-        stall_ms: STALL.as_secs_f64() * 1e3,
-        workload,
-        rows: Vec::new(),
+    let title = "what an application gets while a replica stands still";
+    let mut table = Table::new(title, &COLUMNS);
+    table.conditions.push(conditions(&workload));
+    let mut bars = Bars {
+        heading: format!(
+            "throughput while a replica stands still for {} ms",
+            STALL.as_millis()
+        ),
+        ..Bars::default()
     };
     // By every policy if variants were named, else by the default.
     let names = match wanted.variants.is_empty() {
@@ -56,26 +72,47 @@ pub(super) fn stalls(
         rows.extend(entries.into_iter().map(|entry| (direction, entry)));
     }
     let mut clock = Clock::new(wanted, rows.len());
+    let mut all = Vec::new();
     for (direction, entry) in rows {
-        let within = clock.row();
-        let mut log = None;
-        let sampled = repeated(|| {
-            let row = (entry.variant.make)(direction, &workload, cores)?;
-            let mut row = verified(row, workload.segment_bytes)?;
-            let log = log.insert(StallLog::of(&mut row, STALLS, workload.seed));
-            slices::sample(row, workload.slice, within, &mut || {
-                progress(log.taken(), STALLS);
-                log.is_full()
-            })
+        let (samples, note) = sampled(&mut clock, &workload, progress, || {
+            let mut row = (entry.variant.make)(direction, &workload, cores)?;
+            let samples = StallLog::of(&mut row, STALLS, workload.seed);
+            Ok((row, samples))
         })?;
-        let log = log.ok_or("no row was made")?;
-        result.rows.push(StallRow {
-            variant: entry.variant.name,
-            direction,
-            cores,
-            samples: log.samples(),
-            note: note(sampled, log.taken(), STALLS),
-        });
+        let name = format!("{}/{cores}, {direction:?}", entry.variant.name);
+        let values = |what: fn(&StallSample) -> f64| samples.iter().map(what);
+        let of = |what, digits| Spread::text(values(what), digits);
+        let most = |what, digits| known(values(what).fold(f64::NAN, f64::max), digits);
+        let rate = |s: &StallSample| s.bytes as f64 * 8.0 / (s.ms * 1e6);
+        table.row(vec![
+            name.clone(),
+            samples.len().to_string(),
+            of(|s| s.ms, 0),
+            of(rate, 2),
+            of(|s| s.longest_wait_ms, 2),
+            most(|s| s.longest_wait_ms, 1),
+            of(|s| s.depth_requests as f64, 0),
+            most(|s| s.depth_requests as f64, 0),
+            samples
+                .iter()
+                .map(|s| s.sent_again)
+                .sum::<u64>()
+                .to_string(),
+        ]);
+        if let Some(rate) = Spread::of(values(rate)) {
+            let mut bar = Bar::new(name.clone(), entry.variant.name, rate, 2);
+            bar.text += " Gbit/s";
+            bars.bars.push(bar);
+        }
+        note.into_iter()
+            .for_each(|note| table.note(format!("{name}: {note}")));
+        all.push((name, samples));
     }
-    Ok((!result.rows.is_empty()).then_some(result))
+    table.bars(bars);
+    table.keep(&all);
+    Ok(if all.is_empty() {
+        Vec::new()
+    } else {
+        vec![table]
+    })
 }

@@ -1,7 +1,7 @@
 //! One connection sends and receives at once.
 
+use super::Experiment;
 use super::lineup::{Panel, Wanted};
-use super::{Ask, Experiment};
 use crate::drivers::Direction;
 use crate::paper;
 use crate::ratio::{Target, row};
@@ -10,8 +10,9 @@ use crate::workload::Workload;
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "tcp-both",
     about: "one connection sends and receives at once",
-    ask: Ask::Compare(panels),
+    panels,
     published: paper::TCP_BOTH,
+    ..Experiment::NONE
 };
 
 fn panels(wanted: &Wanted) -> Vec<Panel> {

@@ -1,8 +1,8 @@
 //! One connection receives as fast as it can.
 
+use super::Experiment;
 use super::lineup::{Panel, Wanted};
 use super::sweep::{Goals, sweep, targets};
-use super::{Ask, Experiment};
 use crate::drivers::Direction;
 use crate::paper;
 use crate::ratio::{Target, row};
@@ -10,8 +10,9 @@ use crate::ratio::{Target, row};
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "tcp-rx",
     about: "one connection receives: checksum and copy, application in place",
-    ask: Ask::Compare(panels),
+    panels,
     published: paper::TCP_RECEIVE,
+    ..Experiment::NONE
 };
 
 fn panels(wanted: &Wanted) -> Vec<Panel> {

@@ -1,16 +1,17 @@
 //! One connection sends as fast as it can.
 
+use super::Experiment;
 use super::lineup::{Panel, Wanted};
 use super::sweep::{Goals, sweep, targets};
-use super::{Ask, Experiment};
 use crate::drivers::Direction;
 use crate::paper;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "tcp-tx",
     about: "one connection sends: copy and checksum, bytes lie in the send ring",
-    ask: Ask::Compare(panels),
+    panels,
     published: paper::TCP_SEND,
+    ..Experiment::NONE
 };
 
 fn panels(wanted: &Wanted) -> Vec<Panel> {

@@ -1,7 +1,7 @@
 //! One TLS stream: records sealed and opened by all workers.
 
+use super::Experiment;
 use super::lineup::{Panel, Wanted};
-use super::{Ask, Experiment};
 use crate::drivers::{Direction, tls};
 use crate::ratio::{Target, row};
 use crate::workload::{Processing, Workload};
@@ -9,8 +9,8 @@ use crate::workload::{Processing, Workload};
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "tls",
     about: "one TLS 1.3 stream: records by all replicas, by rustls in the application's thread",
-    ask: Ask::Compare(panels),
-    published: &[],
+    panels,
+    ..Experiment::NONE
 };
 
 /// The most important first.

@@ -1,7 +1,7 @@
 //! One socket receives as fast as it can.
 
+use super::Experiment;
 use super::lineup::{Panel, Wanted};
-use super::{Ask, Experiment};
 use crate::drivers::{Direction, udp};
 use crate::paper;
 use crate::ratio::{Target, row};
@@ -10,8 +10,9 @@ use crate::workload::Workload;
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "udp-rx",
     about: "one UDP socket receives: checksum and copy, application in place",
-    ask: Ask::Compare(panels),
+    panels,
     published: paper::UDP_RECEIVE,
+    ..Experiment::NONE
 };
 
 fn panels(wanted: &Wanted) -> Vec<Panel> {

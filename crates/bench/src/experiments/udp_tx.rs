@@ -1,15 +1,16 @@
 //! One socket sends as fast as it can.
 
 use super::lineup::{Panel, Wanted};
-use super::{Ask, Experiment, udp_rx};
+use super::{Experiment, udp_rx};
 use crate::drivers::Direction;
 use crate::paper;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "udp-tx",
     about: "one UDP socket sends: copy and checksum, datagrams lie in the send ring",
-    ask: Ask::Compare(panels),
+    panels,
     published: paper::UDP_SEND,
+    ..Experiment::NONE
 };
 
 fn panels(wanted: &Wanted) -> Vec<Panel> {

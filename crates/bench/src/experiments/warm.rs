@@ -1,7 +1,7 @@
 //! One core, with frames that stay in its caches: what the protocol itself costs.
 
+use super::Experiment;
 use super::lineup::{Panel, Wanted};
-use super::{Ask, Experiment};
 use crate::drivers::Direction;
 use crate::ratio::{Target, case};
 use crate::workload::Workload;
@@ -9,8 +9,8 @@ use crate::workload::Workload;
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "warm",
     about: "one core on a warm ring of 64 frames, against smoltcp, with and without checksums",
-    ask: Ask::Compare(panels),
-    published: &[],
+    panels,
+    ..Experiment::NONE
 };
 
 /// Frames in the ring.

@@ -9,8 +9,8 @@ use crate::instructions::Case;
 use crate::instructions::callgrind::Counted;
 use crate::instructions::gate::{Accepted, Tools};
 use crate::instructions::stack::OVER_IPV6;
-use crate::record::Table;
 use crate::report;
+use crate::table::Table;
 
 /// How many more instructions than `single` a group of one replica may cost, as a ratio.
 const GROUP_RATIO: f64 = 1.10;

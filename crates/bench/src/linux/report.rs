@@ -1,7 +1,7 @@
 //! Medians with their spread, ours beside Linux's.
 
-use dominoes_bench::record::Table;
 use dominoes_bench::spread::Spread;
+use dominoes_bench::table::Table;
 use dominoes_bench::topology::Distance;
 
 use super::fixture::Both;

@@ -1,189 +1,157 @@
-//! Results as the tables that a bench prints.
+//! A panel as a [`Table`], and a result as text.
 
-use core::fmt::Write;
-
-use super::{
-    ExperimentResult, JoinSample, JoinsResult, PanelResult, ResultRow, SharesResult, Spread,
-    StallSample, StallsResult, Table,
-};
+use super::{ExperimentResult, PanelResult, ResultRow, Spread};
 use crate::ratio::label;
+use crate::table::{Bar, Bars, Table};
 use crate::workload::Workload;
 
-impl ExperimentResult {
-    /// The tables for people.
-    pub fn table(&self) -> String {
-        let mut out = String::new();
-        // Writing to a string cannot fail.
-        let _ = self.write(&mut out);
-        out
-    }
-
-    fn write(&self, out: &mut String) -> core::fmt::Result {
+/// As a bench prints it.
+impl core::fmt::Display for ExperimentResult {
+    fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         writeln!(out, "== {}: {}", self.experiment, self.about)?;
-        for panel in &self.panels {
-            panel.write(out)?;
-        }
-        if let Some(shares) = &self.shares {
-            shares.write(out)?;
-        }
-        if let Some(stalls) = &self.stalls {
-            stalls.write(out)?;
-        }
-        if let Some(joins) = &self.joins {
-            joins.write(out)?;
-        }
-        if let Some(nic) = &self.nic {
-            nic.write(out)?;
-        }
-        for table in &self.tables {
+        for table in self.all_tables() {
             write!(out, "{table}")?;
         }
-        if self.panels.is_empty()
-            && self.nic.is_none()
-            && self.tables.is_empty()
-            && self.shares.is_none()
-            && self.stalls.is_none()
-            && self.joins.is_none()
-        {
+        if self.panels.is_empty() && self.tables.is_empty() {
             writeln!(out, "no row to be measured")?;
         }
-        for why in &self.failures {
-            writeln!(out, "FAILED: {why}")?;
-        }
+        out.write_str(&self.verdicts())
+    }
+}
+
+impl ExperimentResult {
+    /// What failed, and what the tables say of published figures.
+    pub(crate) fn verdicts(&self) -> String {
+        let failures = self.failures.iter();
+        let mut out: String = failures.map(|why| format!("FAILED: {why}\n")).collect();
         let measures = self.measures();
         for figure in &self.published {
-            writeln!(out, "published: {figure}")?;
+            out += &format!("published: {figure}\n");
             let outcome = figure.compare(&measures);
             if !outcome.sentence.is_empty() {
-                writeln!(
-                    out,
-                    "  ours: {}: {}",
-                    outcome.verdict.name(),
-                    outcome.sentence
-                )?;
+                let (verdict, sentence) = (outcome.verdict.name(), outcome.sentence);
+                out += &format!("  ours: {verdict}: {sentence}\n");
             }
         }
-        Ok(())
+        out
     }
 }
 
-/// A column of numbers ends at its right, one of words begins at its left.
-impl core::fmt::Display for Table {
-    fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        writeln!(out, "-- {}", self.title)?;
-        let cells = |column: usize| self.rows.iter().filter_map(move |row| row.get(column));
-        let columns: Vec<(usize, bool)> = (self.columns.iter().enumerate())
-            .map(|(i, name)| {
-                let length = |text: &str| text.chars().count();
-                let width = cells(i)
-                    .map(|cell| length(cell))
-                    .fold(length(name), usize::max);
-                let is_word = |cell: &String| cell.starts_with(char::is_alphabetic);
-                (width, cells(i).any(is_word))
-            })
-            .collect();
-        let mut line = |values: &mut dyn Iterator<Item = &str>| {
-            let mut text = String::new();
-            for (value, (width, are_words)) in values.zip(&columns) {
-                // Writing to a string cannot fail.
-                let _ = match are_words {
-                    true => write!(text, "{value:<width$}  "),
-                    false => write!(text, "{value:>width$}  "),
-                };
-            }
-            writeln!(out, "{}", text.trim_end())
-        };
-        line(&mut self.columns.iter().copied())?;
-        for row in &self.rows {
-            line(&mut row.iter().map(String::as_str))?;
-        }
-        for note in &self.notes {
-            writeln!(out, "{note}")?;
-        }
-        Ok(())
-    }
-}
+/// Names of the columns of a panel's table.
+const COLUMNS: [&str; 6] = [
+    "variant/cores",
+    "Gbit/s",
+    "ns/segment",
+    "/ single",
+    "/ limit",
+    "speed-up",
+];
 
 impl PanelResult {
-    pub(super) fn write(&self, out: &mut String) -> core::fmt::Result {
-        writeln!(out, "-- {}", self.name)?;
+    /// The rows with their ratios and their picture.
+    ///
+    /// Its measures are the ratios by name, `PANEL: speed-up of ROW`, `PANEL: Gbit/s of ROW`, and
+    /// `PANEL: waits of ROW` in percent.
+    pub fn table(&self) -> Table {
+        let mut table = Table::new(self.name.clone(), &[]);
         if let Some(why) = &self.failed {
-            writeln!(out, "FAILED: {why}")?;
+            table.note(format!("FAILED: {why}"));
         } else if let Some(why) = &self.disturbed {
-            writeln!(out, "DISTURBED, no figures: {why}")?;
+            table.note(format!("DISTURBED, no figures: {why}"));
         } else if self.rows.is_empty() {
-            writeln!(out, "no row to be measured")?;
+            table.note("no row to be measured");
         } else {
-            self.write_conditions(out)?;
-            self.write_rows(out)?;
+            table.columns = COLUMNS.to_vec();
+            table.conditions = vec![conditions(&self.workload), self.course()];
+            self.rows.iter().for_each(|row| self.add(&mut table, row));
+            table.bars(self.bars());
         }
         for line in &self.ratios {
-            writeln!(out, "{line}")?;
+            table.bounds.push(line.into());
+            if let Some(ratio) = &line.ratio {
+                table.measure(line.what.clone(), ratio.median, line.all_disturbed);
+            }
         }
-        Ok(())
+        table
     }
 
-    fn write_conditions(&self, out: &mut String) -> core::fmt::Result {
-        writeln!(out, "{}", conditions(&self.workload))?;
-        let cores: Vec<String> = self
-            .thread_cores
-            .iter()
+    /// How it was measured.
+    fn course(&self) -> String {
+        let cores = self.thread_cores.iter();
+        let cores: Vec<String> = cores
             .map(|core| core.map_or_else(|| "?".to_owned(), |core| core.to_string()))
             .collect();
-        write!(
-            out,
-            "{} rounds of {} ms slices; threads on cores {} ({}",
+        let pinned = if self.pinned { "pinned" } else { "not pinned" };
+        let over_committed = match self.over_committed {
+            0 => String::new(),
+            some => format!(", over-committed by {some}"),
+        };
+        let [before, after] = self.line_transfer_ns.map(nanoseconds);
+        format!(
+            "{} rounds of {} ms slices; threads on cores {} ({pinned}{over_committed}); \
+             a line from core to core {before} ns before, {after} after; \
+             {} rounds measured again, {} kept although disturbed",
             self.rounds,
             self.workload.slice.as_millis(),
             cores.join(", "),
-            if self.pinned { "pinned" } else { "not pinned" },
-        )?;
-        if self.over_committed > 0 {
-            write!(out, ", over-committed by {}", self.over_committed)?;
-        }
-        let ns = |at: Option<f64>| at.map_or_else(|| "?".to_owned(), |ns| format!("{ns:.0}"));
-        let [before, after] = self.line_transfer_ns;
-        writeln!(
-            out,
-            "); a line from core to core {} ns before, {} after; {} rounds measured again, {} kept although disturbed",
-            ns(before),
-            ns(after),
             self.repeated_rounds,
             self.disturbed_rounds,
         )
     }
 
-    fn write_rows(&self, out: &mut String) -> core::fmt::Result {
-        let name = |row: &ResultRow| label(row.variant, row.cores, &row.case);
-        let width = self.rows.iter().map(|row| name(row).len()).max();
-        let width = width.unwrap_or(0).max(13);
-        writeln!(
-            out,
-            "{:<width$}  {:>20}  {:>18}  {:>17}  {:>17}  {:>8}",
-            "variant/cores", "Gbit/s", "ns/segment", "/ single", "/ limit", "speed-up"
-        )?;
-        for row in &self.rows {
-            let some = |ratio: &Option<Spread>| ratio.as_ref().map(Spread::to_string);
-            writeln!(
-                out,
-                "{:<width$}  {:>20}  {:>18}  {:>17}  {:>17}  {:>8}",
-                name(row),
-                row.gbit_per_s.to_string(),
-                format!("{:.0}", row.ns_per_segment),
-                some(&row.ratio_to_single).unwrap_or_default(),
-                some(&row.ratio_to_limit).unwrap_or_default(),
-                row.speedup
-                    .as_ref()
-                    .map_or_else(String::new, |r| format!("{:.2}", r.median)),
-            )?;
+    fn add(&self, table: &mut Table, row: &ResultRow) {
+        let name = label(row.variant, row.cores, &row.case);
+        let some = |ratio: &Option<Spread>| ratio.map_or_else(String::new, |r| r.to_string());
+        let speedup = row.speedup.map(|speedup| speedup.median);
+        table.row(vec![
+            name.clone(),
+            row.gbit_per_s.to_string(),
+            format!("{:.0}", row.ns_per_segment),
+            some(&row.ratio_to_single),
+            some(&row.ratio_to_limit),
+            speedup.map_or_else(String::new, |median| format!("{median:.2}")),
+        ]);
+        let seen = row.details();
+        if !seen.is_empty() {
+            table.note(format!("{name}: {}", seen.join(", ")));
         }
-        for row in &self.rows {
-            let seen = row.details();
-            if !seen.is_empty() {
-                writeln!(out, "{}: {}", name(row), seen.join(", "))?;
+        let mut measure = |what: &str, value: f64| {
+            let measure = format!("{}: {what} of {name}", self.name);
+            table.measure(measure, value, row.all_disturbed);
+        };
+        measure("Gbit/s", row.gbit_per_s.median);
+        speedup.into_iter().for_each(|s| measure("speed-up", s));
+        let waits = &row.lock_wait_share;
+        // Without a lock this is no number, and no measure.
+        measure(
+            "waits",
+            100.0 * waits.iter().sum::<f64>() / waits.len() as f64,
+        );
+    }
+
+    /// Gbit/s of every row.
+    fn bars(&self) -> Bars {
+        let line = self.line_transfer_ns[0];
+        let line = line.map_or_else(String::new, |ns| format!(", line {ns:.0} ns"));
+        let disturbed = match self.disturbed_rounds {
+            0 => String::new(),
+            some => format!(", {some} of them disturbed"),
+        };
+        let bar = |row: &ResultRow| {
+            let name = label(row.variant, row.cores, &row.case);
+            let disturbed = if row.all_disturbed { ", disturbed" } else { "" };
+            let (rate, ns) = (row.gbit_per_s.median, row.ns_per_segment.median);
+            Bar {
+                text: format!("{rate:.2} ({ns:.0} ns{disturbed})"),
+                ..Bar::new(name, row.variant, row.gbit_per_s, 2)
             }
+        };
+        Bars {
+            heading: format!("{}, {} rounds{disturbed}{line}", self.name, self.rounds),
+            axis: "Gbit/s of payload: median and quartiles, nanoseconds per segment".to_owned(),
+            logarithmic_from: None,
+            bars: self.rows.iter().map(bar).collect(),
         }
-        Ok(())
     }
 }
 
@@ -245,105 +213,8 @@ impl ResultRow {
     }
 }
 
-impl SharesResult {
-    fn write(&self, out: &mut String) -> core::fmt::Result {
-        writeln!(out, "{}", conditions(&self.workload))?;
-        for row in &self.rows {
-            let times = row.samples.iter().map(|sample| sample.ms);
-            let ns = row.line_transfer_ns;
-            writeln!(
-                out,
-                "{} on {}: {} samples of {} requests, each {} ms; a line from core to core {} ns",
-                row.variant,
-                row.cores,
-                row.samples.len(),
-                self.every_requests,
-                Spread::text(times, 1),
-                ns.map_or_else(|| "?".to_owned(), |ns| format!("{ns:.0}")),
-            )?;
-            write_note(out, row.note.as_deref())?;
-            for (replica, share) in row.share.iter().enumerate() {
-                let all = row.samples.iter().map(|sample| sample.share[replica]);
-                let (least, most) = all.fold((1.0f64, 0.0f64), |(a, b), s| (a.min(s), b.max(s)));
-                writeln!(
-                    out,
-                    "  replica {replica}: {share:.3} of the payload, between {least:.3} and {most:.3}"
-                )?;
-            }
-        }
-        Ok(())
-    }
-}
-
-impl JoinsResult {
-    fn write(&self, out: &mut String) -> core::fmt::Result {
-        writeln!(out, "{}", conditions(&self.workload))?;
-        for row in &self.rows {
-            let all = |what: &dyn Fn(&JoinSample) -> f64| -> Vec<f64> {
-                row.samples.iter().map(what).collect()
-            };
-            let of = |what: &dyn Fn(&JoinSample) -> f64, digits| Spread::text(all(what), digits);
-            writeln!(
-                out,
-                "{} replicas, {:?}: {} joins, one every {} ms; before them {} Gbit/s; the worst {} ms {} of that, at least {:.2}; \
-                 below 80 % for {} ms, at most {:.0}; joining took {} ms, at most {:.2}",
-                row.cores,
-                row.direction,
-                row.samples.len(),
-                self.period_ms,
-                of(&|s| s.before_gbit_per_s, 2),
-                self.slice_ms,
-                of(&|s| s.worst_share, 2),
-                all(&|s| s.worst_share).into_iter().fold(f64::NAN, f64::min),
-                of(&|s| s.below_ms, 0),
-                all(&|s| s.below_ms).into_iter().fold(0.0, f64::max),
-                of(&|s| s.took_ms, 2),
-                all(&|s| s.took_ms).into_iter().fold(0.0, f64::max),
-            )?;
-            write_note(out, row.note.as_deref())?;
-        }
-        Ok(())
-    }
-}
-
-impl StallsResult {
-    fn write(&self, out: &mut String) -> core::fmt::Result {
-        writeln!(out, "{}", conditions(&self.workload))?;
-        for row in &self.rows {
-            let of = |what: &dyn Fn(&StallSample) -> f64, digits| {
-                Spread::text(row.samples.iter().map(what), digits)
-            };
-            let most = |what: &dyn Fn(&StallSample) -> f64| {
-                row.samples.iter().map(what).fold(0.0, f64::max)
-            };
-            writeln!(
-                out,
-                "{} on {}, {:?}: {} stalls of {} ms; meanwhile {} Gbit/s; longest wait {} ms, at most {:.1}; \
-                 requests behind at the end {}, at most {}; {} segments sent again",
-                row.variant,
-                row.cores,
-                row.direction,
-                row.samples.len(),
-                of(&|s| s.ms, 0),
-                of(&|s| s.bytes as f64 * 8.0 / (s.ms * 1e6), 2),
-                of(&|s| s.longest_wait_ms, 2),
-                most(&|s| s.longest_wait_ms),
-                of(&|s| s.depth_requests as f64, 0),
-                most(&|s| s.depth_requests as f64),
-                row.samples.iter().map(|s| s.sent_again).sum::<u64>(),
-            )?;
-            write_note(out, row.note.as_deref())?;
-        }
-        Ok(())
-    }
-}
-
-fn write_note(out: &mut String, note: Option<&str>) -> core::fmt::Result {
-    note.map_or(Ok(()), |note| writeln!(out, "  {note}"))
-}
-
 /// What rows have in common, in words.
-fn conditions(w: &Workload) -> String {
+pub(crate) fn conditions(w: &Workload) -> String {
     let on = |on: bool| if on { "on" } else { "off" };
     let pool = if w.pool_bytes >= 1 << 20 {
         format!("{} MB", w.pool_bytes >> 20)
@@ -375,4 +246,17 @@ fn list(values: &[f64], one: impl Fn(&f64) -> String) -> String {
 
 fn percent(shares: &[f64]) -> String {
     list(shares, |share| format!("{:.0}", share * 100.0)) + " %"
+}
+
+/// A time for people; `?` if it is not known.
+pub(crate) fn nanoseconds(ns: Option<f64>) -> String {
+    known(ns.unwrap_or(f64::NAN), 0)
+}
+
+/// A number with so many digits behind the point; `?` if it is not known.
+pub(crate) fn known(value: f64, digits: usize) -> String {
+    match value.is_nan() {
+        true => "?".to_owned(),
+        false => format!("{value:.digits$}"),
+    }
 }

@@ -151,10 +151,11 @@ fn write_section(out: &mut String, section: &Section, figures: &[Figure]) -> cor
     for picture in [compared, section.picture.clone()].into_iter().flatten() {
         writeln!(out, "<div>{picture}</div>")?;
     }
-    let targets: Vec<&super::Ratio> = section.ratios.iter().filter(|r| r.has_target).collect();
-    if !targets.is_empty() {
-        let met = targets.iter().filter(|r| r.is_met).count();
-        writeln!(out, "<p>{met} of {} targets met.</p>", targets.len())?;
+    let targets = section.bounds.iter().filter(|bound| bound.has_target);
+    let all = targets.clone().count();
+    if all > 0 {
+        let met = targets.filter(|bound| bound.is_met == Some(true)).count();
+        writeln!(out, "<p>{met} of {all} targets met.</p>")?;
     }
     writeln!(
         out,

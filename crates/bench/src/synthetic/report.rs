@@ -1,20 +1,21 @@
 //! What the report shows of it.
 
 use super::strategies::Strategy;
-use dominoes_bench::paper;
-use dominoes_bench::record::{Chart, ExperimentResult, Table};
+use dominoes_bench::rounds::{self, Reading};
 use dominoes_bench::spread::Spread;
+use dominoes_bench::table::{Bound, Limit, Lines, Table};
+use serde::Serialize;
 
 /// One strategy at one ratio on so many threads.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct Row {
     pub(crate) ratio: (u32, u32),
+    #[serde(skip)]
     pub(crate) strategy: Strategy,
+    pub(crate) strategy_name: &'static str,
     pub(crate) threads: usize,
-    /// Requests per second, by round.
-    pub(crate) rates: Vec<f64>,
-    /// Whether a thread had to wait for its core, by round.
-    pub(crate) disturbed: Vec<bool>,
+    /// By round; calm if no thread had to wait for its core.
+    pub(crate) requests_per_second: Vec<Reading<f64>>,
 }
 
 #[derive(Debug)]
@@ -46,33 +47,11 @@ impl Report {
     /// Rate over that of the same strategy on one thread, round by round, without the rounds in
     /// which either was disturbed; and how many these are. If there are no others, of all rounds
     /// and `None`.
-    fn speedups(&self, row: &Row) -> (Option<Spread>, Option<usize>) {
-        let Some(one) = self.row(row.ratio, row.strategy, 1) else {
-            return (None, None);
-        };
-        let all: Vec<f64> = row
-            .rates
-            .iter()
-            .zip(&one.rates)
-            .map(|(many, one)| many / one)
-            .collect();
-        let disturbed = row
-            .disturbed
-            .iter()
-            .zip(&one.disturbed)
-            .map(|(many, one)| *many || *one);
-        let calm: Vec<f64> = all
-            .iter()
-            .zip(disturbed)
-            .filter_map(|(value, disturbed)| (!disturbed).then_some(*value))
-            .collect();
-        match calm.is_empty() {
-            true => (Spread::of(all), None),
-            false => {
-                let left_out = all.len() - calm.len();
-                (Spread::of(calm), Some(left_out))
-            }
-        }
+    fn speedups(&self, row: &Row) -> Option<(Spread, Option<usize>)> {
+        let one = self.row(row.ratio, row.strategy, 1)?;
+        let all = rounds::over(&row.requests_per_second, &one.requests_per_second);
+        let (kept, left_out) = rounds::kept(&all);
+        Some((Spread::of(kept.into_iter().copied())?, left_out))
     }
 
     fn list<T: PartialEq>(&self, of: impl Fn(&Row) -> T) -> Vec<T> {
@@ -86,40 +65,25 @@ impl Report {
         all
     }
 
-    /// Speed-up of replication at 10:1 on two threads, which is to be at least 1.7, and what to say
-    /// of it.
-    fn verdict(&self) -> Option<(Spread, &'static str, String)> {
+    /// Speed-up of replication at 10:1 on two threads, which is to be at least 1.7.
+    fn bound(&self) -> Option<Bound> {
         let row = self.row((10, 1), Strategy::Replication, 2)?;
-        let (speedup, left_out) = self.speedups(row);
-        let speedup = speedup?;
-        Some(match left_out {
-            None => (speedup, "?   ", ", ALL rounds disturbed".to_owned()),
-            Some(some) => {
-                let holds = if speedup.median >= 1.7 {
-                    "ok  "
-                } else {
-                    "MISS"
-                };
-                (
-                    speedup,
-                    holds,
-                    format!(", {some} disturbed rounds left out"),
-                )
-            }
-        })
+        let (speedup, left_out) = self.speedups(row)?;
+        let left = left_out.map_or_else(String::new, |some| {
+            format!(" ({some} disturbed rounds left out)")
+        });
+        let what = format!("replication at 10:1 on two threads over one{left}");
+        let limit = Limit::AtLeast(1.7);
+        Some(Bound::new(&what, Some(speedup), limit, left_out.is_none()))
     }
 
     /// A table with its picture for each ratio.
-    pub(crate) fn result(&self, seconds: f64) -> ExperimentResult {
+    pub(crate) fn tables(&self) -> Vec<Table> {
         let strategies = self.list(|row| row.strategy);
-        let mut tables = Vec::new();
-        for ratio in self.list(|row| row.ratio) {
-            tables.push(self.table(ratio, &strategies));
-        }
-        if let (Some(table), Some((s, holds, note))) = (tables.last_mut(), self.verdict()) {
-            table.note(format!(
-                "{holds} replication at 10:1 on two threads over one: {s}, wanted 1.70{note}"
-            ));
+        let ratios = self.list(|row| row.ratio).into_iter();
+        let mut tables: Vec<Table> = ratios.map(|ratio| self.table(ratio, &strategies)).collect();
+        if let Some(table) = tables.last_mut() {
+            table.bounds.extend(self.bound());
             let ns = |ns: Option<f64>| ns.map_or_else(|| "?".to_owned(), |ns| format!("{ns:.0}"));
             table.note(format!(
                 "seed {}; sequential part {:.0} ns; a line from core to core {} ns before, {} after",
@@ -128,12 +92,9 @@ impl Report {
                 ns(self.line_ns[0]),
                 ns(self.line_ns[1]),
             ));
+            table.keep(&self.rows);
         }
-        ExperimentResult {
-            tables,
-            seconds,
-            ..ExperimentResult::new("synthetic", ABOUT, paper::SYNTHETIC)
-        }
+        tables
     }
 
     fn table(&self, ratio: (u32, u32), strategies: &[Strategy]) -> Table {
@@ -153,9 +114,10 @@ impl Report {
             for (strategy, line) in strategies.iter().zip(&mut lines) {
                 let row = self.row(ratio, *strategy, threads);
                 let seen = row.and_then(|row| {
-                    let rate = Spread::of(row.rates.iter().copied())?.median / 1e6;
-                    let (speedup, left_out) = self.speedups(row);
-                    Some((rate, speedup?, left_out.is_none()))
+                    let rates = row.requests_per_second.iter().map(|rate| rate.value);
+                    let rate = Spread::of(rates)?.median / 1e6;
+                    let (speedup, left_out) = self.speedups(row)?;
+                    Some((rate, speedup, left_out.is_none()))
                 });
                 let Some((rate, s, disturbed)) = seen else {
                     cells.push(String::new());
@@ -173,7 +135,7 @@ impl Report {
             }
             table.row(cells);
         }
-        table.chart = Some(Chart {
+        table.lines(Lines {
             x: "threads".to_owned(),
             y: "speed-up over one thread".to_owned(),
             doubling: false,
@@ -184,4 +146,3 @@ impl Report {
 }
 
 const MODEL: &str = "model of replication";
-const ABOUT: &str = "requests with a sequential and a parallelizable part, by four strategies";

@@ -1,22 +1,15 @@
 //! Timers in a wheel, a heap and a map, doing the same.
 
 use dominoes::{TimerId, Wheel};
-use dominoes_bench::record::Table;
-use dominoes_bench::report;
-use dominoes_bench::spread::Spread;
-use dominoes_bench::svg::{Anchor, Canvas, MARGIN, text_width};
-use dominoes_bench::topology::Machine;
 use dominoes_testkit::Rng;
-use serde::Serialize;
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BinaryHeap, HashSet},
-    path::Path,
     time::Instant,
 };
 
 /// Deadlines are up to this many ticks ahead: two minutes of milliseconds.
-const AHEAD: u64 = 120_000;
+pub(crate) const AHEAD: u64 = 120_000;
 
 /// Keeps timers.
 pub(crate) trait Timers: Default {
@@ -174,77 +167,4 @@ pub(crate) fn verify(seed: u64) {
         wheel == run::<Map>(seed),
         "wheel and map differ, seed {seed}"
     );
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct Row {
-    pub(crate) kind: &'static str,
-    /// Timers that run.
-    pub(crate) running: usize,
-    pub(crate) start_cancel_ns: Spread,
-    pub(crate) fire_ns: Spread,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct Report {
-    pub(crate) machine: Machine,
-    pub(crate) seed: u64,
-    pub(crate) rows: Vec<Row>,
-}
-
-impl Report {
-    pub(crate) fn table(&self) -> Table {
-        let title = format!(
-            "{}, seed {}; ns per operation [quartiles]; deadlines within {AHEAD} ticks",
-            self.machine, self.seed
-        );
-        let mut table = Table::new(title, &["running", "kind", "cancel and start", "fire"]);
-        for row in &self.rows {
-            table.row(vec![
-                row.running.to_string(),
-                row.kind.to_owned(),
-                format!("{:.0}", row.start_cancel_ns),
-                format!("{:.0}", row.fire_ns),
-            ]);
-        }
-        table.note(
-            "published: Sizemore 2011, section 3.2.5: constant time to start and cancel, without figures"
-                .to_owned(),
-        );
-        table
-    }
-
-    pub(crate) fn write(&self, directory: &Path) -> Result<(), String> {
-        report::write_json(&directory.join("timer.json"), self)?;
-        report::write(&directory.join("timer.svg"), &self.picture().finish())
-    }
-
-    /// A bar per row, for cancelling and starting.
-    fn picture(&self) -> Canvas {
-        const SIZE: f64 = 12.0;
-        const BAR: f64 = 18.0;
-        let mut canvas = Canvas::new(800.0);
-        let heading = "nanoseconds to cancel a timer and start another";
-        let top = canvas.paragraph((MARGIN, MARGIN + 16.0), 16.0, heading) - 8.0;
-        let name = |row: &Row| format!("{} of {}", row.kind, row.running);
-        let names = self.rows.iter().map(|row| text_width(&name(row), SIZE));
-        let left = MARGIN + names.fold(0.0, f64::max) + 8.0;
-        let wide = canvas.width() - left - 60.0;
-        let most = self.rows.iter().map(|row| row.start_cancel_ns.median);
-        let scale = wide / most.fold(1.0, f64::max);
-        for (i, row) in self.rows.iter().enumerate() {
-            let y = top + BAR * i as f64;
-            let colour = match row.kind == Wheels::NAME {
-                true => "#c22222",
-                false => "#999999",
-            };
-            let ns = row.start_cancel_ns.median;
-            let base = y + 0.7 * BAR;
-            canvas.text((left - 8.0, base), SIZE, Anchor::End, &name(row));
-            canvas.rect((left, y + 2.0), (ns * scale, BAR - 4.0), colour);
-            let end = (left + ns * scale + 6.0, base);
-            canvas.text(end, SIZE, Anchor::Start, &format!("{ns:.0}"));
-        }
-        canvas
-    }
 }

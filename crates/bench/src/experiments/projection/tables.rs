@@ -6,8 +6,8 @@ use crate::projection::linear::Linear;
 use crate::projection::{
     Conditions, DOMAIN_BYTES_PER_NS, Kind, LINES_NS, Projected, WORKERS, stops_at,
 };
-use crate::record::{Chart, Table};
 use crate::spread::Spread;
+use crate::table::{Lines, Table};
 
 /// What runs by hand count, and what the model has instead.
 pub(super) fn counted(case: &Case, counts: &[Count]) -> Table {
@@ -185,7 +185,7 @@ pub(super) fn table(case: &Case) -> Table {
             .collect()
     };
     let lines = rows.iter();
-    table.chart = Some(Chart {
+    table.lines(Lines {
         x: "workers".to_owned(),
         y: "Gbit/s of payload, projected".to_owned(),
         doubling: true,
@@ -279,7 +279,7 @@ pub(super) fn sensitivity(case: &Case) -> Table {
         let points = points.map(|(&workers, times)| (workers as f64, times));
         lines.push((name, points.collect()));
     }
-    table.chart = Some(Chart {
+    table.lines(Lines {
         x: "workers".to_owned(),
         y: "replicated over single, projected".to_owned(),
         doubling: true,

@@ -1,0 +1,244 @@
+//! What was found out about the programmable network card, as tables.
+//!
+//! Their measures are `share of EVENT` and `share of processor A` in percent, and `FIRMWARE over one, ...`.
+
+use serde::Serialize;
+
+use super::{FIRMWARE, Traffic};
+use crate::spread::Spread;
+use crate::table::{Bar, Bars, Table};
+
+/// What one handler costs, on one processor, both ways, with the smallest frames.
+#[derive(Debug, Serialize)]
+pub(super) struct EventRow {
+    pub(super) event: &'static str,
+    pub(super) ns_per_frame: Option<Spread>,
+    /// Share in that of all handlers.
+    pub(super) share: Option<Spread>,
+    /// The published share: from, and to.
+    pub(super) published: (f64, f64),
+}
+
+/// One firmware with one kind of traffic, in processor time.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) firmware: &'static str,
+    pub(super) traffic: Traffic,
+    /// Bytes of a datagram.
+    pub(super) size: usize,
+    pub(super) ns_per_frame: Option<Spread>,
+    /// How many times as fast as on one processor.
+    pub(super) speedup: Option<Spread>,
+    /// Payload of a card whose one processor is as fast as the paper's, on a gigabit Ethernet.
+    pub(super) scaled_mbit_per_s: Option<f64>,
+}
+
+/// Something that the paper says, and whether it is so here.
+#[derive(Debug, Serialize)]
+pub(super) struct Finding {
+    pub(super) what: &'static str,
+    pub(super) published: String,
+    pub(super) ours: String,
+    pub(super) holds: bool,
+}
+
+/// A figure for each firmware, by its name.
+pub(super) type ByFirmware = Vec<(&'static str, Option<Spread>)>;
+
+/// All of it.
+#[derive(Debug, Serialize)]
+pub(super) struct Found {
+    /// What reading the clock cost, in nanoseconds; it is taken off every call of a handler.
+    pub(super) overhead_ns: f64,
+    pub(super) events: Vec<EventRow>,
+    /// Share of processor A's handlers in what one processor does.
+    pub(super) share_of_a: Option<Spread>,
+    /// Processor A's share in what both processors of the partition do.
+    pub(super) busy_share: Option<Spread>,
+    /// By traffic, size and firmware.
+    pub(super) rows: Vec<Row>,
+    /// Nanoseconds of all handlers between a datagram and its answer.
+    pub(super) pings: ByFirmware,
+    /// Nanoseconds for a received frame of the longest kind whose checksum the firmware computes.
+    pub(super) heavy: ByFirmware,
+    /// Frames per second on threads, by traffic.
+    pub(super) walls: Vec<(Traffic, ByFirmware)>,
+    /// Gbit/s that a client gets from a server over a card, and through a router over two, on
+    /// threads.
+    pub(super) services: Vec<(&'static str, ByFirmware)>,
+    pub(super) findings: Vec<Finding>,
+}
+
+fn some(value: Option<Spread>, digits: usize) -> String {
+    value.map_or_else(|| "?".to_owned(), |value| format!("{value:.digits$}"))
+}
+
+fn percent((from, to): (f64, f64)) -> String {
+    match from == to {
+        true => format!("{from} %"),
+        false => format!("{from}-{to} %"),
+    }
+}
+
+/// A table with a row for each firmware.
+fn by_firmware(title: &str, unit: &'static str, rows: &ByFirmware, digits: usize) -> Table {
+    let mut table = Table::new(title, &["firmware", unit]);
+    for (name, value) in rows {
+        table.row(vec![(*name).to_owned(), some(*value, digits)]);
+    }
+    table
+}
+
+/// What each firmware has over one processor, as measures.
+fn over_one(table: &mut Table, what: &str, rows: &ByFirmware) {
+    let Some((_, Some(one))) = rows.first() else {
+        return;
+    };
+    for (firmware, value) in rows {
+        if let Some(value) = value {
+            let name = format!("{firmware} over one, {what}");
+            table.measure(name, value.median / one.median, false);
+        }
+    }
+}
+
+impl Found {
+    pub(super) fn tables(&self) -> Vec<Table> {
+        let ping = "ping: handlers between an 18-byte datagram and its answer";
+        let mut pings = by_firmware(ping, "ns", &self.pings, 0);
+        over_one(&mut pings, "ping", &self.pings);
+        let heavy = "receive, 1472 bytes, checksum by the firmware, processor time";
+        let heavy = by_firmware(heavy, "ns/frame", &self.heavy, 0);
+        let mut walls = Table::new(
+            "on threads, 1472 bytes; host and far end on one more thread",
+            &["traffic", "firmware", "million frames/s"],
+        );
+        for (traffic, rows) in &self.walls {
+            for (name, rate) in rows {
+                let mega = some(rate.map(|rate| rate.times(1e-6)), 3);
+                walls.row(vec![traffic.name().to_owned(), (*name).to_owned(), mega]);
+            }
+        }
+        let mut services = Table::new(
+            "services over cards, on threads: one TCP connection",
+            &["service", "firmware", "Gbit/s"],
+        );
+        for (service, rows) in &self.services {
+            for (name, rate) in rows {
+                let cells = [(*service).to_owned(), (*name).to_owned(), some(*rate, 2)];
+                services.row(cells.into());
+            }
+            over_one(&mut services, service, rows);
+        }
+        let mut findings = Table::new("findings", &[]);
+        for Finding {
+            what,
+            published,
+            ours,
+            holds,
+        } in &self.findings
+        {
+            let verdict = if *holds { "confirmed" } else { "REFUTED" };
+            findings.note(format!(
+                "{verdict}: {what}; published: {published}; here: {ours}"
+            ));
+        }
+        findings.keep(self);
+        vec![
+            self.handlers(),
+            self.rates(),
+            pings,
+            heavy,
+            walls,
+            services,
+            findings,
+        ]
+    }
+
+    /// The time of each handler, ours and the published one.
+    fn handlers(&self) -> Table {
+        let title = format!(
+            "handlers on one processor, both ways, 18-byte datagrams; the clock's {:.0} ns taken off",
+            self.overhead_ns
+        );
+        let mut table = Table::new(title, &["event", "ns/frame", "share, %", "published"]);
+        let mut bars = Bars {
+            heading: "share of each handler on one processor; thin: published".to_owned(),
+            ..Bars::default()
+        };
+        for row in &self.events {
+            let share = row.share.map(|share| share.times(100.0));
+            let published = percent(row.published);
+            table.row(vec![
+                row.event.to_owned(),
+                some(row.ns_per_frame, 1),
+                some(share, 1),
+                published.clone(),
+            ]);
+            let Some(share) = share else { continue };
+            table.measure(format!("share of {}", row.event), share.median, false);
+            bars.bars.push(Bar {
+                beside: Some((row.published.0 + row.published.1) / 2.0),
+                text: format!("{:.1} % (published: {published})", share.median),
+                ..Bar::new(row.event, "", share, 1)
+            });
+        }
+        if let Some(share) = self.share_of_a {
+            table.measure("share of processor A", 100.0 * share.median, false);
+        }
+        table.note(format!(
+            "processor A: {} of what one processor does, {} of what both do (published: 0.53)",
+            some(self.share_of_a, 2),
+            some(self.busy_share, 2)
+        ));
+        table.bars(bars);
+        table
+    }
+
+    /// How many times as fast each firmware is as one processor.
+    fn rates(&self) -> Table {
+        let mut table = Table::new(
+            "processor time; scaled to the paper's processor, on a gigabit Ethernet",
+            &[
+                "traffic",
+                "bytes",
+                "firmware",
+                "ns/frame",
+                "/ uniprocessor",
+                "scaled Mbit/s",
+            ],
+        );
+        let heading = "both ways, processor time: times one processor; thin: published";
+        let mut bars = Bars {
+            heading: heading.to_owned(),
+            ..Bars::default()
+        };
+        for row in &self.rows {
+            let (firmware, size, traffic) = (row.firmware, row.size, row.traffic.name());
+            let scaled = row.scaled_mbit_per_s.map(|rate| format!("{rate:.0}"));
+            table.row(vec![
+                traffic.to_owned(),
+                size.to_string(),
+                firmware.to_owned(),
+                some(row.ns_per_frame, 1),
+                some(row.speedup, 2),
+                scaled.unwrap_or_default(),
+            ]);
+            let Some(speedup) = row.speedup else { continue };
+            let name = format!("{firmware} over one, {traffic}, {size} bytes");
+            table.measure(name, speedup.median, false);
+            if row.traffic == Traffic::Both && firmware != FIRMWARE[0].1 {
+                bars.bars.push(Bar {
+                    beside: match (firmware, size) {
+                        ("partitioned", 18) => Some(2.57),
+                        ("partitioned", 1472) => Some(1.65),
+                        _ => None,
+                    },
+                    ..Bar::new(format!("{firmware}, {size} bytes"), "", speedup, 2)
+                });
+            }
+        }
+        table.bars(bars);
+        table
+    }
+}
