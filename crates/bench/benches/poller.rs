@@ -57,8 +57,10 @@ mod run {
 
     use core_affinity::CoreId;
     use dominoes_bench::namespaces::{self, CubicAllowed, Namespace, Outcome, Process};
+    use dominoes_bench::report::Run;
+    use dominoes_bench::rounds::{self, Reading};
     use dominoes_bench::spread::Spread;
-    use dominoes_bench::table::Table;
+    use dominoes_bench::table::{Bar, Bars, Limit, Table};
     use dominoes_bench::{targets, topology};
     use dominoes_drivers::Device;
     use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
@@ -82,60 +84,6 @@ mod run {
     const WAKE_UPS: u32 = 5_000;
     /// Bytes that a connection may hold which was read from once.
     const EACH: f64 = 4096.0;
-
-    /// What is asked for.
-    struct Goal {
-        what: &'static str,
-        ratio: f64,
-        at_least: bool,
-    }
-
-    const REQUESTS: Goal = Goal {
-        what: "requests a second, ours over Linux'",
-        ratio: 0.9,
-        at_least: true,
-    };
-    const PROCESSOR: Goal = Goal {
-        what: "processor time of a request, ours over Linux'",
-        ratio: 1.1,
-        at_least: false,
-    };
-    const MEMORY: Goal = Goal {
-        what: "memory of an idle connection over 4 KiB",
-        ratio: 1.0,
-        at_least: false,
-    };
-    const WAKING: Goal = Goal {
-        what: "a wake-up, ours over Linux'",
-        ratio: 1.2,
-        at_least: false,
-    };
-
-    impl Goal {
-        /// A line of the table of goals.
-        fn line(&self, server: &str, ratios: impl Iterator<Item = f64> + Clone) -> Vec<String> {
-            let is_met = Spread::of(ratios.clone()).map(|spread| {
-                if self.at_least {
-                    spread.median >= self.ratio
-                } else {
-                    spread.median <= self.ratio
-                }
-            });
-            let verdict = match is_met {
-                Some(true) => "met",
-                Some(false) => "MISSED",
-                None => "not measured",
-            };
-            let bound = if self.at_least { "at least" } else { "at most" };
-            vec![
-                self.what.to_owned(),
-                server.to_owned(),
-                Spread::text(ratios, 2),
-                format!("{bound} {:.1}", self.ratio),
-                verdict.to_owned(),
-            ]
-        }
-    }
 
     pub(super) fn main() -> ExitCode {
         targets::main("poller", |arguments| Options::parse(arguments)?.run())
@@ -165,6 +113,7 @@ mod run {
         }
     }
 
+    #[derive(Debug)]
     struct Options {
         servers: Vec<Server>,
         connections: u32,
@@ -219,23 +168,20 @@ mod run {
             if let Some(address) = self.hold {
                 return hold(address, self.idle);
             }
-            let wakings = measure_wake_ups(self.rounds.max(3))?;
-            let mut goals = Table::new("goals", &["what", "server", "ratio", "goal", ""]);
-            goals.row(WAKING.line("", wakings.into_iter()));
-            let fixture = match Fixture::new(self.tap) {
-                Ok(fixture) => fixture,
+            let run = Run::begin("poller", self);
+            let mut tables = vec![wake_ups_of_both(self.rounds.max(3))?];
+            match Fixture::new(self.tap) {
+                Ok(fixture) => tables.push(self.measure_requests(&fixture)?),
                 Err(error) => {
-                    println!("requests are not measured: {error}");
-                    print!("{goals}");
-                    return Ok(());
+                    let mut table = Table::new("requests", &[]);
+                    table.note(format!("not measured: {error}"));
+                    tables.push(table);
                 }
-            };
-            self.measure_requests(&fixture, &mut goals)?;
-            print!("{goals}");
-            Ok(())
+            }
+            Ok(run.end(tables)?)
         }
 
-        fn measure_requests(&self, fixture: &Fixture, goals: &mut Table) -> Outcome<()> {
+        fn measure_requests(&self, fixture: &Fixture) -> Outcome<Table> {
             let title = format!(
                 "{} connections and {} idle ones, {} s, {} rounds; ratios are ours over Linux'",
                 self.connections, self.idle, self.seconds, self.rounds
@@ -244,41 +190,67 @@ mod run {
                 "server", "req/s", "Linux", "ratio", "us/req", "Linux", "ratio", "bytes",
             ];
             let mut table = Table::new(title, &columns);
+            let mut bars = Bars {
+                heading: "requests a second: ours, and thin Linux'".to_owned(),
+                ..Bars::default()
+            };
+            let mut all = Vec::new();
             for server in &self.servers {
-                let mut rounds = Vec::new();
-                for round in 0..self.rounds {
-                    // By turns who is first.
-                    let mut pair = [*server, Server::Linux];
-                    pair.rotate_left(round % 2);
-                    let mut found = [fixture.ask(pair[0], self)?, fixture.ask(pair[1], self)?];
-                    found.rotate_left(round % 2);
-                    rounds.push(found);
-                }
-                let values = |pick: fn(&[Asked; 2]) -> f64| {
-                    rounds.iter().map(pick).filter(|value| !value.is_nan())
+                let mut pair = [*server, Server::Linux];
+                let found =
+                    rounds::by_turns(&mut pair, self.rounds, &mut rounds::tell, |row, _| {
+                        fixture.ask(*row, self).map(Reading::calm)
+                    })?;
+                let values = |pick: fn(Asked, Asked) -> f64| {
+                    let rounds = found[0].iter().zip(&found[1]);
+                    let values = rounds.map(move |(ours, theirs)| pick(ours.value, theirs.value));
+                    Spread::of(values.filter(|value| !value.is_nan()))
                 };
-                let of = |pick, digits| Spread::text(values(pick), digits);
+                let of = |pick, digits: usize| {
+                    values(pick).map_or_else(|| "?".to_owned(), |value| format!("{value:.digits$}"))
+                };
+                let name = server.name();
                 table.row(vec![
-                    server.name().to_owned(),
-                    of(|r| r[0].rate, 0),
-                    of(|r| r[1].rate, 0),
-                    of(|r| r[0].rate / r[1].rate, 2),
-                    of(|r| r[0].micros, 1),
-                    of(|r| r[1].micros, 1),
-                    of(|r| r[0].micros / r[1].micros, 2),
-                    of(|r| r[0].bytes, 0),
+                    name.to_owned(),
+                    of(|ours, _| ours.rate, 0),
+                    of(|_, theirs| theirs.rate, 0),
+                    of(|ours, theirs| ours.rate / theirs.rate, 2),
+                    of(|ours, _| ours.micros, 1),
+                    of(|_, theirs| theirs.micros, 1),
+                    of(|ours, theirs| ours.micros / theirs.micros, 2),
+                    of(|ours, _| ours.bytes, 0),
                 ]);
-                let mut goal = |goal: &Goal, pick| {
-                    goals.row(goal.line(server.name(), values(pick)));
+                let mut goal = |what: &str, ratio, limit| {
+                    table.bound(&format!("{name}: {what}"), ratio, limit);
                 };
-                goal(&REQUESTS, |r| r[0].rate / r[1].rate);
-                goal(&PROCESSOR, |r| r[0].micros / r[1].micros);
+                goal(
+                    "requests a second, ours over Linux'",
+                    values(|ours, theirs| ours.rate / theirs.rate),
+                    Limit::AtLeast(0.9),
+                );
+                goal(
+                    "processor time of a request, ours over Linux'",
+                    values(|ours, theirs| ours.micros / theirs.micros),
+                    Limit::AtMost(1.1),
+                );
                 if self.idle > 0 {
-                    goal(&MEMORY, |r| r[0].bytes / EACH);
+                    goal(
+                        "memory of an idle connection over 4 KiB",
+                        values(|ours, _| ours.bytes / EACH),
+                        Limit::AtMost(1.0),
+                    );
                 }
+                if let Some(rate) = values(|ours, _| ours.rate) {
+                    bars.bars.push(Bar {
+                        beside: values(|_, theirs| theirs.rate).map(|rate| rate.median),
+                        ..Bar::new(name, name, rate, 0)
+                    });
+                }
+                all.push((name, found));
             }
-            print!("{table}");
-            Ok(())
+            table.bars(bars);
+            table.keep(&all);
+            Ok(table)
         }
     }
 
@@ -615,7 +587,7 @@ mod run {
     }
 
     /// What `wrk` and the machine's clocks say.
-    #[derive(Clone, Copy, Debug)]
+    #[derive(Clone, Copy, Debug, serde::Serialize)]
     struct Asked {
         /// Requests a second.
         rate: f64,
@@ -840,20 +812,19 @@ mod run {
         Ok(wake_ups([end()?, end()?]))
     }
 
-    /// The ratios that were found.
-    fn measure_wake_ups(rounds: usize) -> Outcome<Vec<f64>> {
-        let mut pairs = Vec::new();
-        for _ in 0..rounds {
-            pairs.push((by_poller()?, by_epoll()?));
-        }
-        let of = |pick: fn(&(f64, f64)) -> f64| Spread::text(pairs.iter().map(pick), 2);
+    /// Both, by turns.
+    fn wake_ups_of_both(rounds: usize) -> Outcome<Table> {
+        let mut rows: [fn() -> io::Result<f64>; 2] = [by_poller, by_epoll];
+        let found = rounds::by_turns(&mut rows, rounds, &mut |_, _| (), |row, _| {
+            row().map(Reading::calm)
+        })?;
+        let ratio = rounds::spread(&rounds::over(&found[0], &found[1]));
         let mut table = Table::new("wake-ups, us", &["poller", "epoll", "ratio"]);
-        table.row(vec![
-            of(|pair| pair.0),
-            of(|pair| pair.1),
-            of(|pair| pair.0 / pair.1),
-        ]);
-        print!("{table}");
-        Ok(pairs.iter().map(|pair| pair.0 / pair.1).collect())
+        let times = found.iter().map(|times| rounds::spread(times));
+        let cells = times.chain([ratio]).flatten();
+        table.row(cells.map(|cell| cell.to_string()).collect());
+        table.bound("a wake-up, ours over Linux'", ratio, Limit::AtMost(1.2));
+        table.keep(&found);
+        Ok(table)
     }
 }
