@@ -77,16 +77,18 @@ mod run {
     use super::linux::report::{self, Row};
     use super::linux::wire::{self, RunningWire, Wire};
     use super::linux::{Device, Frames, OURS, PEER, TAP_OURS, TAP_PEER, Way};
+    use dominoes_bench::report::Run;
     use dominoes_bench::spread::Spread;
-    use dominoes_bench::table::Table;
+    use dominoes_bench::table::{Bar, Bars, Table};
     use dominoes_bench::targets;
-    use dominoes_bench::topology::{Distance, Machine};
+    use dominoes_bench::topology::Distance;
     use std::process::ExitCode;
     use std::str::FromStr;
 
     /// The beginning of each connection, which does not count, in milliseconds.
     const WARM: u64 = 300;
 
+    #[derive(Debug)]
     struct Options {
         devices: Vec<Device>,
         frames: Vec<Frames>,
@@ -109,7 +111,7 @@ mod run {
     const REPEATS: usize = 4;
 
     /// Where both ends run.
-    #[derive(Clone, Copy, PartialEq, Eq)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Pinned {
         Apart,
         Together,
@@ -216,17 +218,15 @@ mod run {
         if !targets::can_run("linux", fixture::can_run(), needs, "iproute2 ethtool") {
             return Ok(());
         }
-        println!(
-            "{}; kernels: CUBIC; ours: {} replica(s)",
-            Machine::here(),
-            options.replicas
-        );
+        let mut this_run = Run::begin("linux", &options);
+        println!("kernels: CUBIC; ours: {} replica(s)", options.replicas);
         let _cubic = CubicAllowed::new()?;
         if options.loss.is_empty() {
-            over_interfaces(&options)
+            over_interfaces(&options, &mut this_run)?;
         } else {
-            over_bad_wires(&options)
+            over_bad_wires(&options, &mut this_run)?;
         }
+        Ok(this_run.end(Vec::new())?)
     }
 
     fn ours(options: &Options, device: Device, frames: Frames) -> Ours {
@@ -253,7 +253,7 @@ mod run {
         }
     }
 
-    fn over_interfaces(options: &Options) -> Outcome<()> {
+    fn over_interfaces(options: &Options, run: &mut Run) -> Outcome<()> {
         let fixture = Fixture::new()?;
         println!(
             "{} rounds of two slices, {} ms each; {}",
@@ -269,6 +269,12 @@ mod run {
                 }
                 fixture.frames(frames)?;
                 let mut table = report::table(device, frames);
+                let mut bars = Bars {
+                    heading: format!("{}, {} frames", device.name(), frames.name()),
+                    axis: "Gbit/s: ours with quartiles, and thin Linux's".to_owned(),
+                    ..Bars::default()
+                };
+                let mut all = Vec::new();
                 for &way in &options.ways {
                     let row = |distance| Row {
                         way,
@@ -295,9 +301,13 @@ mod run {
                     }
                     for row in rows.iter().filter(|row| !row.rounds.is_empty()) {
                         table.row(row.cells(options.replicas));
+                        bars.bars.extend(row.bar());
                     }
+                    all.extend(rows);
                 }
-                print!("{table}");
+                table.bars(bars);
+                table.keep(&all);
+                run.add(table)?;
             }
         }
         Ok(())
@@ -336,7 +346,7 @@ mod run {
         task
     }
 
-    fn over_bad_wires(options: &Options) -> Outcome<()> {
+    fn over_bad_wires(options: &Options, run: &mut Run) -> Outcome<()> {
         let [left, right, between] = ["left", "right", "between"].map(Namespace::new);
         let (left, right, between) = (left?, right?, between?);
         let title = format!(
@@ -358,6 +368,12 @@ mod run {
             "overflowed",
         ];
         let mut table = Table::new(title, &columns);
+        let mut bars = Bars {
+            heading: "over a bad wire".to_owned(),
+            axis: "Mbit/s: ours with quartiles, and thin Linux's".to_owned(),
+            ..Bars::default()
+        };
+        let mut all = Vec::new();
         for &loss_ppm in &options.loss {
             for &way in &options.ways {
                 let mut rates: [Vec<f64>; 2] = Default::default();
@@ -415,10 +431,22 @@ mod run {
                     lost.to_string(),
                     overflowed.to_string(),
                 ]);
+                let [ours, linux] = [0, 1].map(|who| Spread::of(rates[who].iter().copied()));
+                if let (Some(ours), Some(linux)) = (ours, linux) {
+                    let lost = f64::from(loss_ppm) / 10_000.0;
+                    let name = format!("{lost} % lost, {}", way.name());
+                    bars.bars.push(Bar {
+                        beside: Some(linux.median),
+                        text: format!("{:.2}, Linux {:.2}", ours.median, linux.median),
+                        ..Bar::new(name, way.name(), ours, 2)
+                    });
+                }
+                all.push((loss_ppm, way.name(), rates));
             }
         }
-        print!("{table}");
-        Ok(())
+        table.bars(bars);
+        table.keep(&all);
+        run.add(table).map_err(Into::into)
     }
 }
 

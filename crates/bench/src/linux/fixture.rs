@@ -69,7 +69,7 @@ impl Fixture {
 }
 
 /// Both ends of one connection: ours, or the kernel in its place, and the other.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize)]
 pub(crate) struct Both {
     /// The one that connects.
     pub(crate) near: Done,

@@ -60,7 +60,7 @@ impl Device {
 }
 
 /// Which way the bytes go, seen from our end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub(crate) enum Way {
     /// Our end sends.
     Send,

@@ -1,13 +1,14 @@
 //! Medians with their spread, ours beside Linux's.
 
 use dominoes_bench::spread::Spread;
-use dominoes_bench::table::Table;
+use dominoes_bench::table::{Bar, Table};
 use dominoes_bench::topology::Distance;
 
 use super::fixture::Both;
 use super::{Device, Frames, Way};
 
 /// Runs of one combination, ours and Linux's in turn.
+#[derive(serde::Serialize)]
 pub(crate) struct Row {
     /// Which way the bytes went.
     pub(crate) way: Way,
@@ -77,6 +78,18 @@ pub(crate) fn table(device: Device, frames: Frames) -> Table {
 }
 
 impl Row {
+    /// Our rate, and Linux's below it.
+    pub(crate) fn bar(&self) -> Option<Bar> {
+        let rate = |i: usize| Spread::of(self.rounds.iter().map(|pair| pair[i].gigabits(self.way)));
+        let (ours, linux) = (rate(0)?, rate(1)?);
+        let name = format!("{}, cores {}", self.way.name(), self.distance.name());
+        Some(Bar {
+            beside: Some(linux.median),
+            text: format!("{:.2}, Linux {:.2}", ours.median, linux.median),
+            ..Bar::new(name, self.way.name(), ours, 2)
+        })
+    }
+
     /// Its line of the table.
     pub(crate) fn cells(&self, replicas: usize) -> Vec<String> {
         let of = |value: &dyn Fn(&[Both; 2]) -> f64| Spread::text(self.rounds.iter().map(value), 2);
