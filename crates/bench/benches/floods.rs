@@ -70,11 +70,11 @@ mod run {
     use super::floods::{INTERFACE, PORT, SERVER, Scenario, clients};
     use core_affinity::CoreId;
     use dominoes_bench::namespaces::{CubicAllowed, Outcome};
-    use dominoes_bench::report;
+    use dominoes_bench::report::{self, Run};
+    use dominoes_bench::rounds::{self, Reading};
     use dominoes_bench::spread::Spread;
-    use dominoes_bench::table::Table;
+    use dominoes_bench::table::{Bar, Bars, Table};
     use dominoes_bench::targets;
-    use dominoes_bench::topology::Machine;
     use serde::Serialize;
     use std::io::Read;
     use std::process::ExitCode;
@@ -93,6 +93,7 @@ mod run {
     /// How often something is measured while others disturb it.
     const ATTEMPTS: usize = 3;
 
+    #[derive(Debug)]
     struct Options {
         servers: Vec<Server>,
         scenarios: Vec<Scenario>,
@@ -238,7 +239,8 @@ mod run {
         if !targets::can_run("floods", fixture::can_run(), needs, "iproute2 curl wrk") {
             return Ok(());
         }
-        println!("{}; kernels: CUBIC", Machine::here());
+        let mut this_run = Run::begin("floods", &options);
+        println!("kernels: CUBIC");
         println!(
             "{} rounds of {} turns, clients run for {} s; floods: {} frames a second, seed {}; {}",
             options.rounds,
@@ -263,27 +265,30 @@ mod run {
         let _cubic = CubicAllowed::new()?;
         let mut all = Vec::new();
         for &scenario in &options.scenarios {
-            let mut samples = Vec::new();
-            for round in 0..options.rounds {
-                let mut servers = options.servers.clone();
-                if round % 2 == 1 {
-                    servers.reverse();
-                }
-                for server in servers {
-                    let sample = measure(&options, scenario, server, core, round);
-                    let name = server_name(server);
-                    samples.push(sample.map_err(|error| {
-                        format!("{}, {name}, round {round}: {error}", scenario.name())
-                    })?);
-                }
-            }
-            print(&options, scenario, &samples);
+            let mut servers = options.servers.clone();
+            let (name, mut quiet) = (scenario.name(), |_, _| ());
+            let readings =
+                rounds::by_turns(&mut servers, options.rounds, &mut quiet, |server, n| {
+                    let sample = measure(&options, scenario, *server, core, n);
+                    let whose = server_name(*server);
+                    let sample =
+                        sample.map_err(|error| format!("{name}, {whose}, round {n}: {error}"))?;
+                    let is_calm = sample.disturbed == 0;
+                    Ok::<_, String>(Reading {
+                        value: sample,
+                        is_calm,
+                    })
+                })?;
+            let readings = readings.into_iter().flatten();
+            let samples: Vec<Sample> = readings.map(|reading| reading.value).collect();
+            println!();
+            this_run.add(table(&options, scenario, &samples))?;
             all.extend(samples);
             if let Some(path) = &options.json {
                 report::write_json(path.as_ref(), &all)?;
             }
         }
-        Ok(())
+        Ok(this_run.end(Vec::new())?)
     }
 
     fn measure(
@@ -350,19 +355,18 @@ mod run {
         attempts: usize,
         disturbed: &mut usize,
     ) -> Outcome<Rates> {
-        let mut rate = |client: &dyn Fn() -> Outcome<f64>| {
-            let mut last = (0.0, 0.0);
-            for _ in 0..attempts {
+        let mut rate = |client: &dyn Fn() -> Outcome<f64>| -> Outcome<(f64, f64)> {
+            let (reading, _) = rounds::until_calm(attempts, || {
                 let watch = Watch::begin();
                 let rate = client()?;
                 let used = watch.used();
-                last = (rate, used.own.as_secs_f64());
-                if !used.is_disturbed {
-                    return Ok(last);
-                }
-            }
-            *disturbed += 1;
-            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(last)
+                Outcome::Ok(Reading {
+                    value: (rate, used.own.as_secs_f64()),
+                    is_calm: !used.is_disturbed,
+                })
+            })?;
+            *disturbed += usize::from(!reading.is_calm);
+            Ok(reading.value)
         };
         let (requests, used) = rate(&|| link.wrk(options.seconds))?;
         let (bytes, _) = rate(&|| link.curl(options.seconds))?;
@@ -507,7 +511,7 @@ mod run {
         Ok(())
     }
 
-    fn print(options: &Options, scenario: Scenario, samples: &[Sample]) {
+    fn table(options: &Options, scenario: Scenario, samples: &[Sample]) -> Table {
         let title = format!(
             "{}; wrk: thousand requests a second; curl: Gbit/s; cpu: thousand requests of wrk in a \
              second of processor time",
@@ -523,6 +527,11 @@ mod run {
             "share/Linux's",
         ];
         let mut table = Table::new(title, &columns);
+        let mut bars = Bars {
+            heading: format!("{}: what clients keep of their rate", scenario.name()),
+            axis: "rate during it / without: median and quartiles".to_owned(),
+            ..Bars::default()
+        };
         let linux = server_name(Server::Linux);
         for &server in &options.servers {
             let name = server_name(server);
@@ -545,6 +554,10 @@ mod run {
                     .iter()
                     .map(|sample| sample.last()[client] / sample.first()[client]);
                 let ratios = Spread::of(ratios).map(|ratio| ratio.to_string());
+                if let Some(share) = Spread::of(own.iter().map(|sample| share(sample))) {
+                    let bar = format!("{name}, {what}");
+                    bars.bars.push(Bar::new(bar, &name, share, 2));
+                }
                 table.row(vec![
                     name.clone(),
                     what.to_owned(),
@@ -571,7 +584,9 @@ mod run {
                 ));
             }
         }
-        println!("\n{table}");
+        table.bars(bars);
+        table.keep(&samples);
+        table
     }
 }
 
