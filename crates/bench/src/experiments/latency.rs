@@ -9,6 +9,7 @@ use super::{Experiment, TABLES};
 use crate::drivers::echo::{Pair, SERVERS, Server};
 #[cfg(target_os = "linux")]
 use crate::kernel_echo;
+use crate::rounds::{self, Reading};
 use crate::spread::Spread;
 use crate::table::{Lines, Table};
 use crate::topology::Distance;
@@ -34,59 +35,33 @@ const ASKED: usize = 2_000;
 /// Share of the time that a thread may wait for its core.
 const MAY_WAIT: f64 = 0.02;
 
-/// What one round of a row gave: values, and whether it says something.
-struct Round {
-    values: Vec<f64>,
-    /// Whether no thread waited, and the cores were near throughout.
-    is_calm: bool,
-}
-
-/// The values that count: those of calm rounds, or of all if there are none; and whether there are
-/// none.
-fn kept(rounds: &[Round]) -> (Vec<&[f64]>, bool) {
-    let calm: Vec<&[f64]> = rounds
-        .iter()
-        .filter(|round| round.is_calm)
-        .map(|round| &round.values[..])
-        .collect();
-    match calm.is_empty() {
-        true => (rounds.iter().map(|round| &round.values[..]).collect(), true),
-        false => (calm, false),
-    }
-}
+/// A server with the readings of all rounds: values of one round each.
+type Measured = (Server, Vec<Reading<Vec<f64>>>);
 
 /// All servers by turns, so many rounds; `measure` gives the values of one.
 fn by_turns(
     wanted: &Wanted,
     progress: &mut dyn FnMut(usize, usize),
     mut measure: impl FnMut(&mut Pair, &mut Duration) -> Result<(Vec<f64>, f64), String>,
-) -> Result<Vec<(Server, Vec<Round>)>, String> {
+) -> Result<Vec<Measured>, String> {
     let asked = |server: &Server| {
         let named = wanted.variants.is_empty() || wanted.variants.iter().any(|v| v == server.name);
         named && wanted.cores.contains(&server.cores)
     };
     let mut rows = Vec::new();
     for server in SERVERS.into_iter().filter(asked) {
-        rows.push((server, Pair::new(server)?, Duration::ZERO, Vec::new()));
+        rows.push((server, Pair::new(server)?, Duration::ZERO));
     }
     let rounds = wanted.side_rounds.max(3);
-    for round in 0..rounds {
-        progress(round, rounds);
-        for (server, pair, clock, rounds) in &mut rows {
-            let before = Distance::now();
-            let (values, waited) = measure(pair, clock)
-                .map_err(|why| format!("{}/{}: {why}", server.name, server.cores))?;
-            let near = before == Distance::Near && Distance::now() == Distance::Near;
-            rounds.push(Round {
-                values,
-                is_calm: near && waited <= MAY_WAIT,
-            });
-        }
-    }
-    Ok(rows
-        .into_iter()
-        .map(|(server, _, _, rounds)| (server, rounds))
-        .collect())
+    let readings = rounds::by_turns(&mut rows, rounds, progress, |(server, pair, clock), _| {
+        let before = Distance::now();
+        let (value, waited) = measure(pair, clock)
+            .map_err(|why| format!("{}/{}: {why}", server.name, server.cores))?;
+        let near = before == Distance::Near && Distance::now() == Distance::Near;
+        let is_calm = near && waited <= MAY_WAIT;
+        Ok::<_, String>(Reading { value, is_calm })
+    })?;
+    Ok(rows.into_iter().map(|row| row.0).zip(readings).collect())
 }
 
 /// Microseconds below which that part of all samples is.
@@ -118,8 +93,9 @@ fn latency(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Ve
         &["server", "cores", "p50", "p90", "p99", "rounds"],
     );
     let mut line = Vec::new();
-    for (server, rounds) in &measured {
-        let (values, disturbed) = kept(rounds);
+    for (server, readings) in &measured {
+        let (values, left_out) = rounds::kept(readings);
+        let disturbed = left_out.is_none();
         let of = |at: usize| spread(values.iter().map(|round| round[at]), 2);
         let (p50, p99) = (of(0).1, of(2).1);
         for (part, value) in [("p50", p50), ("p99", p99)] {
@@ -136,7 +112,7 @@ fn latency(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Ve
             of(0).0,
             of(1).0,
             of(2).0,
-            counted(values.len(), rounds.len(), disturbed),
+            counted(values.len(), readings.len(), disturbed),
         ]);
     }
     table.note(format!(
@@ -174,14 +150,15 @@ fn connects(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<V
         &["server", "cores", "thousand/s", "/ single", "rounds"],
     );
     let single = measured.iter().find(|(server, _)| server.name == "single");
-    let rate = |rounds: &[Round]| {
-        let (values, disturbed) = kept(rounds);
+    let rate = |readings: &[Reading<Vec<f64>>]| {
+        let (values, left_out) = rounds::kept(readings);
+        let disturbed = left_out.is_none();
         let (text, median) = spread(values.iter().map(|round| round[0]), 1);
         (text, median, disturbed, values.len())
     };
-    let alone = single.map(|(_, rounds)| rate(rounds).1);
-    for (server, rounds) in &measured {
-        let (text, median, disturbed, calm) = rate(rounds);
+    let alone = single.map(|(_, readings)| rate(readings).1);
+    for (server, readings) in &measured {
+        let (text, median, disturbed, calm) = rate(readings);
         let ratio = alone.map(|alone| median / alone);
         let name = format!("connections of {}/{}", server.name, server.cores);
         table.measure(name, median, disturbed);
@@ -190,7 +167,7 @@ fn connects(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<V
             server.cores.to_string(),
             text,
             ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}")),
-            counted(calm, rounds.len(), disturbed),
+            counted(calm, readings.len(), disturbed),
         ]);
     }
     table.note("the client is single on one core, and takes as much time as the server".to_owned());
