@@ -3,16 +3,16 @@
 //! Counts executed instructions under Valgrind's callgrind: calls of the ring, `apply` alone, and
 //! whole segments through every variant of the stack. FILTER is part of a case's name, such as
 //! `apply/` or `single/send/1448`. `--check` fails if a key count differs from `instructions.toml`
-//! by more than 3 % or 3 instructions, `--accept` writes that file. Everything that was counted is
-//! in `target/instructions`. It takes less than a minute, on a busy machine, too.
+//! by more than 3 % or 3 instructions, `--accept` writes that file. What Valgrind writes is in
+//! `target/instructions`; the counts are a section of the report. It takes less than a minute, on a busy machine, too.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use dominoes_bench::instructions::gate::{Accepted, MARGIN, Tools};
-use dominoes_bench::instructions::report::Report;
-use dominoes_bench::instructions::{callgrind, cases, processor};
+use dominoes_bench::instructions::{callgrind, cases, processor, report};
+use dominoes_bench::report::Run;
 use dominoes_bench::targets;
 use lexopt::prelude::*;
 
@@ -79,15 +79,13 @@ fn run(options: &Options) -> Result<(), String> {
             options.filter
         ));
     }
+    let run = Run::begin("instructions", options);
     let accepted = Accepted::read(&file);
     let directory = directory();
     let (counted, processor) = callgrind::count(&["--count", &options.filter], &cases, &directory)?;
     let tools = Tools::here(valgrind, processor);
-    let report = Report::new(tools.clone(), &cases, &counted, accepted.as_ref().ok());
-    report.print();
-    let json = directory.join("instructions.json");
-    report.write(&json)?;
-    println!("\n{}", json.display());
+    let tables = report::tables(&tools, &cases, &counted, accepted.as_ref().ok());
+    run.end(tables)?;
 
     let now = Accepted::new(tools, &cases, &counted);
     let all = options.filter.is_empty();
@@ -108,7 +106,7 @@ fn run(options: &Options) -> Result<(), String> {
 /// `target/instructions`, or a temporary directory if this user cannot write there.
 fn directory() -> PathBuf {
     let usual = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("instructions");
-    let probe = usual.join("instructions.json");
+    let probe = usual.join("probe");
     let made = fs::create_dir_all(&usual).and_then(|()| {
         let mut file = fs::OpenOptions::new();
         file.create(true).append(true).open(probe)

@@ -1,7 +1,6 @@
-//! The table of all counts, and the same as JSON.
+//! The tables of all counts.
 
 use std::collections::HashMap;
-use std::path::Path;
 
 use serde::Serialize;
 
@@ -9,8 +8,8 @@ use crate::instructions::Case;
 use crate::instructions::callgrind::Counted;
 use crate::instructions::gate::{Accepted, Tools};
 use crate::instructions::stack::OVER_IPV6;
-use crate::report;
-use crate::table::Table;
+use crate::spread::Spread;
+use crate::table::{Bar, Bars, Table};
 
 /// How many more instructions than `single` a group of one replica may cost, as a ratio.
 const GROUP_RATIO: f64 = 1.10;
@@ -19,121 +18,108 @@ const GROUP_RATIO: f64 = 1.10;
 /// ratio.
 const IPV6_RATIO: f64 = 1.03;
 
-/// Everything that a run counted.
-#[derive(Debug, Serialize)]
-pub struct Report {
-    /// What it was counted with.
-    pub tools: Tools,
-    /// One for each case.
-    pub rows: Vec<Row>,
-}
-
 /// One count.
 #[derive(Debug, Serialize)]
-pub struct Row {
+struct Row {
     /// The case.
-    pub name: String,
+    name: String,
     /// What the count is per.
-    pub unit: &'static str,
+    unit: &'static str,
     /// Instructions per unit.
-    pub instructions: f64,
+    instructions: f64,
     /// The most that it should be.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub target: Option<u64>,
+    target: Option<u64>,
     /// The ratio to the same on one core without a log.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub ratio_to_single: Option<f64>,
+    ratio_to_single: Option<f64>,
     /// The ratio to the same over IPv4.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub ratio_to_ipv4: Option<f64>,
+    ratio_to_ipv4: Option<f64>,
     /// What the checked-in file says.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub accepted: Option<f64>,
+    accepted: Option<f64>,
     /// Instructions per unit of parts of it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub shares: Vec<(&'static str, f64)>,
+    shares: Vec<(&'static str, f64)>,
 }
 
-impl Report {
-    /// Puts together what was counted.
-    pub fn new(
-        tools: Tools,
-        cases: &[Case],
-        counted: &[Counted],
-        accepted: Option<&Accepted>,
-    ) -> Self {
-        let by_name: HashMap<&str, f64> = cases
+/// A table for each kind of case, with what was accepted beside it.
+pub fn tables(
+    tools: &Tools,
+    cases: &[Case],
+    counted: &[Counted],
+    accepted: Option<&Accepted>,
+) -> Vec<Table> {
+    let by_name: HashMap<&str, f64> = cases
+        .iter()
+        .zip(counted)
+        .map(|(case, counted)| (case.name.as_str(), counted.per_unit))
+        .collect();
+    let row = |(case, counted): (&Case, &Counted)| Row {
+        name: case.name.clone(),
+        unit: case.unit,
+        instructions: counted.per_unit,
+        target: case.target,
+        ratio_to_single: case.name.split_once('/').and_then(|(variant, rest)| {
+            let single = by_name.get(format!("single/{rest}").as_str())?;
+            (variant != "single").then_some(counted.per_unit / single)
+        }),
+        ratio_to_ipv4: case.name.contains(OVER_IPV6).then_some(()).and_then(|()| {
+            let ipv4 = by_name.get(case.name.replace(OVER_IPV6, "").as_str())?;
+            Some(counted.per_unit / ipv4)
+        }),
+        accepted: accepted.and_then(|file| file.counts.get(&case.name).copied()),
+        shares: case
+            .shares
             .iter()
-            .zip(counted)
-            .map(|(case, counted)| (case.name.as_str(), counted.per_unit))
-            .collect();
-        let row = |(case, counted): (&Case, &Counted)| Row {
-            name: case.name.clone(),
-            unit: case.unit,
-            instructions: counted.per_unit,
-            target: case.target,
-            ratio_to_single: case.name.split_once('/').and_then(|(variant, rest)| {
-                let single = by_name.get(format!("single/{rest}").as_str())?;
-                (variant != "single").then_some(counted.per_unit / single)
-            }),
-            ratio_to_ipv4: case.name.contains(OVER_IPV6).then_some(()).and_then(|()| {
-                let ipv4 = by_name.get(case.name.replace(OVER_IPV6, "").as_str())?;
-                Some(counted.per_unit / ipv4)
-            }),
-            accepted: accepted.and_then(|file| file.counts.get(&case.name).copied()),
-            shares: case
-                .shares
-                .iter()
-                .map(|(name, _)| *name)
-                .zip(counted.shares.iter().copied())
-                .collect(),
-        };
-        Report {
-            tools,
-            rows: cases.iter().zip(counted).map(row).collect(),
-        }
+            .map(|(name, _)| *name)
+            .zip(counted.shares.iter().copied())
+            .collect(),
+    };
+    let rows: Vec<Row> = cases.iter().zip(counted).map(row).collect();
+    let kinds = rows.chunk_by(|one, next| one.kind() == next.kind());
+    let mut tables: Vec<Table> = kinds.map(table).collect();
+    if let Some(first) = tables.first_mut() {
+        first.conditions = vec![
+            format!("{}, {}, {}", tools.rustc, tools.valgrind, tools.libc),
+            format!("processor as Valgrind shows it: {}", tools.processor),
+        ];
     }
+    tables
+}
 
-    /// A table for each kind of case.
-    pub fn tables(&self) -> Vec<Table> {
-        let kind = |row: &Row| row.name.split('/').next().unwrap_or("").to_owned();
-        let rows = self.rows.chunk_by(|one, next| kind(one) == kind(next));
-        rows.map(|rows| {
-            let title = format!("{}: instructions per unit", kind(&rows[0]));
-            let mut table = Table::new(title, &["case", "instructions", "a", "notes"]);
-            for row in rows {
-                table.row(vec![
-                    row.name.clone(),
-                    format!("{:.1}", row.instructions),
-                    row.unit.to_owned(),
-                    row.notes(),
-                ]);
-            }
-            table
-        })
-        .collect()
+/// Rows of one kind.
+fn table(rows: &[Row]) -> Table {
+    let title = format!("{}: instructions per unit", rows[0].kind());
+    let mut table = Table::new(title, &["case", "instructions", "a", "notes"]);
+    let bar = |row: &Row| Bar {
+        beside: row.accepted,
+        ..Bar::new(row.name.clone(), "", Spread::one(row.instructions), 0)
+    };
+    table.bars(Bars {
+        heading: format!("{}: instructions per unit", rows[0].kind()),
+        axis: "instructions; thin: those of the checked-in file".to_owned(),
+        logarithmic_from: None,
+        bars: rows.iter().map(bar).collect(),
+    });
+    for row in rows {
+        table.row(vec![
+            row.name.clone(),
+            format!("{:.1}", row.instructions),
+            row.unit.to_owned(),
+            row.notes(),
+        ]);
     }
-
-    /// Prints the tables.
-    pub fn print(&self) {
-        let tools = &self.tools;
-        println!("{}, {}, {}", tools.rustc, tools.valgrind, tools.libc);
-        println!("processor as Valgrind shows it: {}", tools.processor);
-        for table in self.tables() {
-            println!("\n{table}");
-        }
-    }
-
-    /// Writes all of it.
-    ///
-    /// # Errors
-    /// If the file cannot be written.
-    pub fn write(&self, path: &Path) -> Result<(), String> {
-        report::write_json(path, self)
-    }
+    table.keep(&rows);
+    table
 }
 
 impl Row {
+    fn kind(&self) -> &str {
+        self.name.split('/').next().unwrap_or("")
+    }
+
     fn notes(&self) -> String {
         let mut notes = Vec::new();
         if let Some(target) = self.target {
