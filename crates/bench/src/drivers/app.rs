@@ -1,13 +1,15 @@
 //! The application: it has no thread of its own, and touches no payload.
 
+use core::fmt::Display;
 use std::sync::Arc;
 
+use dominoes_drivers::Device;
 use dominoes_drivers::memory::peer::{PeerHandle, Role};
-use dominoes_netstack::{ReadHalf, SocketError, Sockets, TcpListener, WriteHalf};
-
 use dominoes_netstack::config::Limits;
 use dominoes_netstack::stats::{PumpStats, StateStats};
-use dominoes_netstack::variants::Setup;
+use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants::{Setup, Variant};
+use dominoes_netstack::{ReadHalf, SocketError, Sockets, TcpListener, WriteHalf};
 
 use crate::drivers::Direction;
 use crate::drivers::worker::Application;
@@ -61,6 +63,22 @@ struct End {
 }
 
 impl App {
+    /// The stack that `make` builds, and the application on it once the peer's connections are
+    /// there.
+    pub(crate) fn on<V: Variant, E: Display>(
+        direction: Direction,
+        workload: &Workload,
+        make: impl FnOnce(Setup, Box<dyn Device>) -> Result<V, E>,
+    ) -> Result<(V, App), String> {
+        let (device, peer) = peer::new(role(direction), workload)?;
+        let stack = make(setup(direction, workload)?, Box::new(device));
+        let mut stack = stack.map_err(|error| error.to_string())?;
+        let app = App::accept(direction, workload, &stack.sockets(), peer, |now| {
+            stack.turn(Instant::from_nanos(now));
+        })?;
+        Ok((stack, app))
+    }
+
     /// Listens, and turns the stack by `turn` until the peer's connections are there.
     pub(crate) fn accept(
         direction: Direction,

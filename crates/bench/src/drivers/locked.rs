@@ -4,12 +4,10 @@
 //! repeats acknowledgments. The peer of these rows lets that pass, and takes no repeated
 //! acknowledgment for a loss: the rows are better off than they would be with a real peer.
 
-use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::locked::{Group, Layout, LockKind, Mcs, Mutex};
 
-use crate::drivers::app::{self, App};
+use crate::drivers::app::App;
 use crate::drivers::{Direction, Row, worker};
-use crate::peer;
 use crate::workload::Workload;
 
 /// Behind a [`std::sync::Mutex`].
@@ -32,15 +30,10 @@ fn row<K: LockKind>(
     workload: &Workload,
     cores: usize,
 ) -> Result<Row, String> {
-    let (device, peer) = peer::new(app::role(direction), workload)?;
-    let setup = app::setup(direction, workload)?;
-    let mut layout = Layout::default();
-    layout.workers = cores;
-    layout.window = workload.log_requests;
-    let mut group = Group::<K>::new(setup, layout, Box::new(device)).map_err(|e| e.to_string())?;
-    let sockets = group.sockets();
-    let app = App::accept(direction, workload, &sockets, peer.clone(), |now| {
-        group.turn(Instant::from_nanos(now));
-    })?;
+    let layout = Layout::default()
+        .workers(cores)
+        .window(workload.log_requests);
+    let make = |setup, device| Group::<K>::new(setup, layout, device);
+    let (group, app) = App::on(direction, workload, make)?;
     Ok(worker::row(name, group.into_workers(), [app.reordering()]))
 }

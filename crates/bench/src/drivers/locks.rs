@@ -1,15 +1,13 @@
 //! `locked` with every division of its state, and what is beside the protocol: the rows of the
 //! experiment `locks`, which take the locks for each packet.
 
-use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::locked::{
     Counting, Granularity, Group, Layout, LockKind, LockName, Mcs, Messages, Mutex, References,
     Worker,
 };
 
-use crate::drivers::app::{self, App};
+use crate::drivers::app::App;
 use crate::drivers::{Account, Direction, Row, Variant, worker};
-use crate::peer;
 use crate::workload::Workload;
 
 /// As in the paper.
@@ -33,17 +31,12 @@ fn row<K: LockKind>(
     (direction, workload, cores): (Direction, &Workload, usize),
     change: impl FnOnce(Layout) -> Layout,
 ) -> Result<Row, String> {
-    let (device, peer) = peer::new(app::role(direction), workload)?;
-    let setup = app::setup(direction, workload)?;
     let layout = Layout::default()
         .workers(cores)
         .window(workload.log_requests);
     let layout = change(baseline(layout));
-    let mut group = Group::<K>::new(setup, layout, Box::new(device)).map_err(|e| e.to_string())?;
-    let sockets = group.sockets();
-    let app = App::accept(direction, workload, &sockets, peer.clone(), |now| {
-        group.turn(Instant::from_nanos(now));
-    })?;
+    let make = |setup, device| Group::<K>::new(setup, layout, device);
+    let (group, app) = App::on(direction, workload, make)?;
     let apps = [app.reordering()];
     Ok(worker::row_with(name, group.into_workers(), apps, account))
 }

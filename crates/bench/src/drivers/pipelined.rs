@@ -7,10 +7,9 @@ use dominoes_netstack::variants::Worker as _;
 use dominoes_netstack::variants::pipelined::{Layout, Pipeline, StageKind, Worker};
 use dominoes_netstack::variants::single::Single;
 
-use crate::drivers::app::{self, App};
+use crate::drivers::app::App;
 use crate::drivers::worker::Application;
 use crate::drivers::{Direction, Row, worker};
-use crate::peer;
 use crate::workload::Workload;
 
 /// The variant on `cores` cores: from three on, a core for each stage.
@@ -27,14 +26,8 @@ fn build(
     workload: &Workload,
     layout: Layout,
 ) -> Result<(Vec<Worker>, App), String> {
-    let (device, peer) = peer::new(app::role(direction), workload)?;
-    let setup = app::setup(direction, workload)?;
-    let pipeline = Pipeline::new(setup, layout, Box::new(device));
-    let mut pipeline = pipeline.map_err(|e| e.to_string())?;
-    let sockets = pipeline.sockets();
-    let app = App::accept(direction, workload, &sockets, peer.clone(), |now| {
-        pipeline.turn(time::Instant::from_nanos(now));
-    })?;
+    let make = |setup, device| Pipeline::new(setup, layout, device);
+    let (pipeline, app) = App::on(direction, workload, make)?;
     Ok((pipeline.into_workers(), app))
 }
 
@@ -147,14 +140,7 @@ pub(crate) fn single_cost(
     workload: &Workload,
     slice: Duration,
 ) -> Result<f64, String> {
-    let (device, peer) = peer::new(app::role(direction), workload)?;
-    let setup = app::setup(direction, workload)?;
-    let single = Single::new(setup, Box::new(device));
-    let mut single = single.map_err(|e| e.to_string())?;
-    let sockets = single.sockets();
-    let mut app = App::accept(direction, workload, &sockets, peer.clone(), |now| {
-        single.turn(time::Instant::from_nanos(now));
-    })?;
+    let (mut single, mut app) = App::on(direction, workload, Single::new)?;
     let mut busy = Duration::ZERO;
     let counted = std::cell::Cell::new(false);
     let segments = drive(

@@ -7,12 +7,11 @@ use std::{thread, time};
 use dominoes_netstack::group::{Group, Layout, MembershipHandle, Worker};
 use dominoes_netstack::time::Instant;
 
-use crate::drivers::app::{self, App};
+use crate::drivers::app::App;
 #[cfg(feature = "report")]
 use crate::drivers::shares::ShareLog;
 use crate::drivers::worker::WorkerDriver;
 use crate::drivers::{Account, Direction, Driver, Row};
-use crate::peer;
 use crate::workload::Workload;
 
 /// A worker whose steps can be observed.
@@ -64,17 +63,12 @@ pub(super) fn drivers(
     cores: usize,
     arrange: impl FnOnce(&mut Layout),
 ) -> Result<(Vec<ReplicaDriver>, MembershipHandle), String> {
-    let (device, peer) = peer::new(app::role(direction), workload)?;
-    let setup = app::setup(direction, workload)?;
     let mut layout = Layout::default();
     layout.replicas = cores;
     layout.tuning.log = workload.log_requests;
     arrange(&mut layout);
-    let mut group = Group::new(setup, layout, Box::new(device)).map_err(|e| e.to_string())?;
-    let sockets = group.sockets();
-    let app = App::accept(direction, workload, &sockets, peer.clone(), |now| {
-        group.turn(Instant::from_nanos(now));
-    })?;
+    let make = |setup, device| Group::new(setup, layout, device);
+    let (group, app) = App::on(direction, workload, make)?;
     let mut app = Some(app);
     let membership = group.membership();
     let workers = group.into_workers().into_iter();

@@ -6,18 +6,21 @@
 
 mod limit;
 
+use core::fmt::Display;
 use std::sync::Arc;
 
+use dominoes_drivers::Device;
 use dominoes_drivers::memory::peer::headers::Ends;
 use dominoes_netstack::group::{Group, Layout};
 use dominoes_netstack::stats::{PumpStats, StateStats};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::locked;
 use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::variants::{Setup, Variant};
 use dominoes_netstack::{SocketError, Sockets, UdpReceiver, UdpSender};
 
 use super::worker::{self, Application};
-use super::{Direction, Row, Variant};
+use super::{Direction, Row};
 use crate::datagrams::{DatagramDevice, Wire, payload};
 use crate::drivers::app;
 use crate::workload::{Processing, Workload};
@@ -35,22 +38,22 @@ fn can(direction: Direction, workload: &Workload) -> bool {
 }
 
 /// The variants of the UDP experiments, in the order of the table.
-pub(crate) const VARIANTS: &[Variant] = &[
-    Variant {
+pub(crate) const VARIANTS: &[super::Variant] = &[
+    super::Variant {
         name: "limit",
         about: "the same copies and checksums, with no protocol",
         scales: true,
         can,
         make: limit::row,
     },
-    Variant {
+    super::Variant {
         name: "single",
         about: "one core, no log",
         scales: false,
         can,
         make: single,
     },
-    Variant {
+    super::Variant {
         name: "locked-mutex",
         about: "one state behind a mutex, any core takes any packet",
         scales: true,
@@ -59,7 +62,7 @@ pub(crate) const VARIANTS: &[Variant] = &[
             behind::<locked::Mutex>("locked-mutex", direction, workload, cores)
         },
     },
-    Variant {
+    super::Variant {
         name: "locked-mcs",
         about: "the same behind a queue lock",
         scales: true,
@@ -68,7 +71,7 @@ pub(crate) const VARIANTS: &[Variant] = &[
             behind::<locked::Mcs>("locked-mcs", direction, workload, cores)
         },
     },
-    Variant {
+    super::Variant {
         name: "replicated",
         about: "one log, a copy of the state per core",
         scales: true,
@@ -210,32 +213,34 @@ impl Application for App {
     }
 }
 
-fn setup(
-    direction: Direction,
-    workload: &Workload,
-) -> Result<dominoes_netstack::variants::Setup, String> {
+fn setup(direction: Direction, workload: &Workload) -> Result<Setup, String> {
     let mut setup = app::setup(direction, workload)?;
     setup.limits.udp_receive_buffer = workload.ring_bytes;
     setup.limits.udp_send_buffer = workload.ring_bytes;
     Ok(setup)
 }
 
-fn device(direction: Direction, workload: &Workload) -> (Box<DatagramDevice>, Arc<Wire>) {
-    let (device, wire) = DatagramDevice::new(direction.receives(), true, workload);
-    (Box::new(device), wire)
-}
-
 /// Turns the stack until the socket is there and its peer known.
 const SETUP_TURNS: u64 = 16;
 
-fn single(direction: Direction, workload: &Workload, _cores: usize) -> Result<Row, String> {
-    let (device, wire) = device(direction, workload);
-    let setup = setup(direction, workload)?;
-    let mut single = Single::new(setup, device).map_err(|e| e.to_string())?;
-    let app = App::new(direction, workload, &single.sockets(), wire)?;
+/// The stack that `make` builds, and the application on it.
+fn stack<V: Variant, E: Display>(
+    direction: Direction,
+    workload: &Workload,
+    make: impl FnOnce(Setup, Box<dyn Device>) -> Result<V, E>,
+) -> Result<(V, App), String> {
+    let (device, wire) = DatagramDevice::new(direction.receives(), true, workload);
+    let stack = make(setup(direction, workload)?, Box::new(device));
+    let mut stack = stack.map_err(|error| error.to_string())?;
+    let app = App::new(direction, workload, &stack.sockets(), wire)?;
     for now in 0..SETUP_TURNS {
-        single.turn(Instant::from_nanos(now));
+        stack.turn(Instant::from_nanos(now));
     }
+    Ok((stack, app))
+}
+
+fn single(direction: Direction, workload: &Workload, _cores: usize) -> Result<Row, String> {
+    let (single, app) = stack(direction, workload, Single::new)?;
     Ok(worker::row("single", [single], [app]))
 }
 
@@ -245,30 +250,20 @@ fn behind<K: locked::LockKind>(
     workload: &Workload,
     cores: usize,
 ) -> Result<Row, String> {
-    let (device, wire) = device(direction, workload);
-    let setup = setup(direction, workload)?;
     let layout = locked::Layout::default()
         .workers(cores)
         .window(workload.log_requests);
-    let mut group = locked::Group::<K>::new(setup, layout, device).map_err(|e| e.to_string())?;
-    let app = App::new(direction, workload, &group.sockets(), wire)?;
-    for now in 0..SETUP_TURNS {
-        group.turn(Instant::from_nanos(now));
-    }
+    let make = |setup, device| locked::Group::<K>::new(setup, layout, device);
+    let (group, app) = stack(direction, workload, make)?;
     Ok(worker::row(name, group.into_workers(), [app]))
 }
 
 fn replicated(direction: Direction, workload: &Workload, cores: usize) -> Result<Row, String> {
-    let (device, wire) = device(direction, workload);
-    let setup = setup(direction, workload)?;
     let mut layout = Layout::default();
     layout.replicas = cores;
     layout.tuning.log = workload.log_requests;
-    let mut group = Group::new(setup, layout, device).map_err(|e| e.to_string())?;
-    let app = App::new(direction, workload, &group.sockets(), wire)?;
-    for now in 0..SETUP_TURNS {
-        group.turn(Instant::from_nanos(now));
-    }
+    let make = |setup, device| Group::new(setup, layout, device);
+    let (group, app) = stack(direction, workload, make)?;
     Ok(worker::row("replicated", group.into_workers(), [app]))
 }
 

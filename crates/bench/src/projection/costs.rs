@@ -17,11 +17,10 @@ use super::counts::{count, device_ns};
 use super::linear::Linear;
 use super::programs::MOST;
 use crate::drivers::Direction;
-use crate::drivers::app::{self, App};
+use crate::drivers::app::App;
 use crate::drivers::partitioned;
 use crate::drivers::pipelined;
 use crate::drivers::worker::Application as _;
-use crate::peer;
 use crate::spread::Spread;
 use crate::workload::Workload;
 
@@ -210,16 +209,11 @@ pub(super) fn group(
     workload: &Workload,
     replicas: usize,
 ) -> Result<(Vec<Worker>, App), String> {
-    let (device, peer) = peer::new(app::role(direction), workload)?;
-    let setup = app::setup(direction, workload)?;
     let mut layout = Layout::default();
     layout.replicas = replicas;
     layout.tuning.log = workload.log_requests;
-    let mut group = Group::new(setup, layout, Box::new(device)).map_err(|e| e.to_string())?;
-    let sockets = group.sockets();
-    let mut app = App::accept(direction, workload, &sockets, peer, |now| {
-        group.turn(time::Instant::from_nanos(now));
-    })?;
+    let make = |setup, device| Group::new(setup, layout, device);
+    let (group, mut app) = App::on(direction, workload, make)?;
     app.verify(false);
     Ok((group.into_workers(), app))
 }
@@ -324,17 +318,11 @@ fn small(workload: &Workload) -> Workload {
 
 /// The steps of one worker of `locked`: pump, prepare, apply, perform, send, application.
 fn locked(direction: Direction, workload: &Workload) -> Result<Median<6>, String> {
-    let (device, peer) = peer::new(app::role(direction), workload)?;
-    let setup = app::setup(direction, workload)?;
-    let mut layout = locked::Layout::default();
-    layout.workers = 1;
-    layout.window = workload.log_requests;
-    let group = locked::Group::<locked::Mcs>::new(setup, layout, Box::new(device));
-    let mut group = group.map_err(|e| e.to_string())?;
-    let sockets = group.sockets();
-    let mut app = App::accept(direction, workload, &sockets, peer, |now| {
-        group.turn(time::Instant::from_nanos(now));
-    })?;
+    let layout = locked::Layout::default()
+        .workers(1)
+        .window(workload.log_requests);
+    let make = |setup, device| locked::Group::<locked::Mcs>::new(setup, layout, device);
+    let (mut group, mut app) = App::on(direction, workload, make)?;
     app.verify(false);
     let mut moved = 0;
     segments(&app, workload, &mut moved);
@@ -396,13 +384,7 @@ fn whole(
 }
 
 fn single(direction: Direction, workload: &Workload) -> Result<f64, String> {
-    let (device, peer) = peer::new(app::role(direction), workload)?;
-    let setup = app::setup(direction, workload)?;
-    let mut single = Single::new(setup, Box::new(device)).map_err(|e| e.to_string())?;
-    let sockets = single.sockets();
-    let mut app = App::accept(direction, workload, &sockets, peer, |now| {
-        single.turn(time::Instant::from_nanos(now));
-    })?;
+    let (mut single, mut app) = App::on(direction, workload, Single::new)?;
     app.verify(false);
     whole(workload, &mut app, |now| {
         single.turn(now);
