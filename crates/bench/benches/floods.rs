@@ -62,19 +62,19 @@ mod floods;
 
 #[cfg(target_os = "linux")]
 mod run {
-    use super::floods::fixture::{self, Fixture, Link, Task};
+    use super::floods::fixture::{Fixture, Link, Task};
     use super::floods::frames::Kind;
     use super::floods::inject::Injector;
     use super::floods::processor::Watch;
     use super::floods::server::{self, Said, Server, Start};
     use super::floods::{INTERFACE, PORT, SERVER, Scenario, clients};
     use core_affinity::CoreId;
-    use dominoes_bench::namespaces::{CubicAllowed, Outcome};
+    use dominoes_bench::namespaces::{self, CubicAllowed, Outcome};
     use dominoes_bench::report::{self, Run};
     use dominoes_bench::rounds::{self, Reading};
     use dominoes_bench::spread::Spread;
     use dominoes_bench::table::{Bar, Bars, Table};
-    use dominoes_bench::targets;
+    use dominoes_bench::targets::{self, list};
     use serde::Serialize;
     use std::io::Read;
     use std::process::ExitCode;
@@ -176,11 +176,6 @@ mod run {
         }
     }
 
-    fn list<T>(text: &str, of: impl Fn(&str) -> Option<T>) -> Outcome<Vec<T>> {
-        let known = |name| of(name).ok_or_else(|| format!("what is `{name}`?").into());
-        text.split(',').map(known).collect()
-    }
-
     /// `None`: it was another process, and is done.
     fn options(mut args: lexopt::Parser) -> Outcome<Option<Options>> {
         use lexopt::prelude::*;
@@ -236,7 +231,12 @@ mod run {
             return Ok(());
         };
         let needs = "CAP_NET_ADMIN, CAP_NET_RAW and CAP_SYS_ADMIN) and programs";
-        if !targets::can_run("floods", fixture::can_run(), needs, "iproute2 curl wrk") {
+        if !targets::can_run(
+            "floods",
+            namespaces::can_run(&["ip", "curl", "wrk"]),
+            needs,
+            "iproute2 curl wrk",
+        ) {
             return Ok(());
         }
         let mut this_run = Run::begin("floods", &options);

@@ -72,15 +72,16 @@ mod linux;
 mod run {
     use super::linux::end::{self, Core, Ours, Task, task};
     use super::linux::fixture::{
-        self, Both, CubicAllowed, Fixture, Namespace, Outcome, connection, server,
+        Both, CubicAllowed, Fixture, Namespace, Outcome, connection, server,
     };
     use super::linux::report::{self, Row};
     use super::linux::wire::{self, RunningWire, Wire};
     use super::linux::{Device, Frames, OURS, PEER, TAP_OURS, TAP_PEER, Way};
+    use dominoes_bench::namespaces;
     use dominoes_bench::report::Run;
     use dominoes_bench::spread::Spread;
     use dominoes_bench::table::{Bar, Bars, Table};
-    use dominoes_bench::targets;
+    use dominoes_bench::targets::{self, list};
     use dominoes_bench::topology::Distance;
     use std::process::ExitCode;
     use std::str::FromStr;
@@ -150,12 +151,6 @@ mod run {
         }
     }
 
-    /// The values of a list, each known.
-    fn list<T>(text: &str, of: impl Fn(&str) -> Option<T>) -> Outcome<Vec<T>> {
-        let known = |name| of(name).ok_or_else(|| format!("what is `{name}`?").into());
-        text.split(',').map(known).collect()
-    }
-
     pub(crate) fn main() -> ExitCode {
         targets::main("linux", run)
     }
@@ -215,7 +210,12 @@ mod run {
             return Ok(());
         };
         let needs = "CAP_NET_ADMIN and CAP_SYS_ADMIN), `ip` and `ethtool`";
-        if !targets::can_run("linux", fixture::can_run(), needs, "iproute2 ethtool") {
+        if !targets::can_run(
+            "linux",
+            namespaces::can_run(&["ip", "ethtool"]),
+            needs,
+            "iproute2 ethtool",
+        ) {
             return Ok(());
         }
         let mut this_run = Run::begin("linux", &options);

@@ -61,7 +61,8 @@ mod run {
     use dominoes_bench::rounds::{self, Reading};
     use dominoes_bench::spread::Spread;
     use dominoes_bench::table::{Bar, Bars, Limit, Table};
-    use dominoes_bench::{targets, topology};
+    use dominoes_bench::targets::{self, list};
+    use dominoes_bench::topology;
     use dominoes_drivers::Device;
     use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
     use dominoes_drivers::tap::Tap;
@@ -106,10 +107,9 @@ mod run {
             }
         }
 
-        fn named(name: &str) -> Outcome<Server> {
+        fn named(name: &str) -> Option<Server> {
             let all = [Server::Hand, Server::Threads, Server::Linux];
-            let found = all.into_iter().find(|server| server.name() == name);
-            found.ok_or_else(|| format!("no server is called {name}").into())
+            all.into_iter().find(|server| server.name() == name)
         }
     }
 
@@ -142,9 +142,7 @@ mod run {
             while let Some(argument) = parser.next()? {
                 match argument {
                     Long("server") => {
-                        let names = parser.value()?.string()?;
-                        let servers = names.split(',').map(Server::named);
-                        options.servers = servers.collect::<Outcome<_>>()?;
+                        options.servers = list(&parser.value()?.string()?, Server::named)?;
                     }
                     Long("connections") => options.connections = parser.value()?.parse()?,
                     Long("idle") => options.idle = parser.value()?.parse()?,
@@ -153,7 +151,7 @@ mod run {
                     Long("seconds") => options.seconds = parser.value()?.parse()?,
                     Long("tap") => options.tap = true,
                     Long("serve") => {
-                        options.serve = Some(Server::named(&parser.value()?.string()?)?);
+                        options.serve = list(&parser.value()?.string()?, Server::named)?.pop();
                     }
                     other => return Err(other.unexpected().into()),
                 }
@@ -602,10 +600,7 @@ mod run {
             let cubic = CubicAllowed::new()?;
             let (ours, peer) = (Namespace::new("ours")?, Namespace::new("peer")?);
             peer.shell("command -v wrk >/dev/null || { echo wrk is missing >&2; false; }")?;
-            let name = peer.name();
-            ours.ip(&format!(
-                "link add veth0 type veth peer name veth0 netns {name}"
-            ))?;
+            ours.join(&peer, "veth0")?;
             ours.ip(&format!("addr add {KERNEL}/24 dev veth0"))?;
             if tap {
                 peer.ip("tuntap add dev tap0 mode tap")?;
@@ -708,11 +703,8 @@ mod run {
             );
             let output = command.args(["-c", &line]).output()?;
             let text = String::from_utf8_lossy(&output.stdout);
-            let rate = text
-                .lines()
-                .find_map(|line| line.strip_prefix("Requests/sec:"));
             let failed = || format!("wrk: {text}{}", String::from_utf8_lossy(&output.stderr));
-            let rate = rate.and_then(|rate| rate.trim().parse().ok());
+            let rate = namespaces::requests_per_second(&text);
             Ok(rate.filter(|rate| *rate > 0.0).ok_or_else(failed)?)
         }
     }

@@ -14,7 +14,7 @@ use dominoes_netstack::variants::VariantKind;
 use dominoes_netstack::{Stack, TcpStream};
 use serde::{Deserialize, Serialize};
 
-use crate::namespaces::{CubicAllowed, Namespace, Outcome, Process, run};
+use crate::namespaces::{self, CubicAllowed, Namespace, Outcome, Process};
 use crate::topology;
 
 /// First argument of a process that plays a part.
@@ -58,16 +58,10 @@ pub(crate) struct Asked {
 /// # Errors
 /// Without a privilege or a program, with its name.
 pub(crate) fn measure(rounds: usize) -> Outcome<Vec<(&'static str, Vec<Asked>)>> {
-    for (program, version) in [("ip", "-V"), ("ethtool", "--version")] {
-        run(std::process::Command::new(program).arg(version))
-            .map_err(|error| format!("{program}: {error}"))?;
-    }
+    namespaces::can_run(&["ip", "ethtool"])?;
     let _cubic = CubicAllowed::new()?;
     let (ours, client) = (Namespace::new("echo")?, Namespace::new("asks")?);
-    let name = client.name();
-    ours.ip(&format!(
-        "link add veth0 type veth peer name veth0 netns {name}"
-    ))?;
+    ours.join(&client, "veth0")?;
     ours.ip(&format!("addr add {KERNEL}/24 dev veth0"))?;
     client.ip(&format!("addr add {CLIENT}/24 dev veth0"))?;
     for namespace in [&ours, &client] {

@@ -49,6 +49,17 @@ impl Namespace {
         ip(&format!("-n {} {arguments}", self.name))
     }
 
+    /// Joins it to another one by two interfaces of this name, a veth pair.
+    ///
+    /// # Errors
+    /// Those of `ip`.
+    pub fn join(&self, other: &Namespace, interface: &str) -> Outcome<()> {
+        let name = &other.name;
+        self.ip(&format!(
+            "link add {interface} type veth peer name {interface} netns {name}"
+        ))
+    }
+
     /// Turns offloads of an interface on or off.
     ///
     /// # Errors
@@ -87,6 +98,34 @@ impl Drop for Namespace {
 
 fn ip(arguments: &str) -> Outcome<()> {
     run(Command::new("ip").args(arguments.split(' ')))
+}
+
+/// Whether namespaces, veth pairs and TAPs can be made here, and these programs started; leaves
+/// nothing behind.
+///
+/// # Errors
+/// Without a privilege or a program, with its name.
+pub fn can_run(programs: &[&str]) -> Outcome<()> {
+    for program in programs {
+        // Each ends at once; not all succeed.
+        let started = Command::new(program)
+            .arg("-V")
+            .stdin(Stdio::null())
+            .output();
+        started.map_err(|error| format!("{program}: {error}"))?;
+    }
+    let _cubic = CubicAllowed::new()?;
+    let namespace = Namespace::new("probe")?;
+    namespace.ip("link add probe0 type veth peer name probe1")?;
+    namespace.ip("tuntap add dev probe2 mode tap")
+}
+
+/// The requests in a second that `wrk` reports, if it does.
+pub fn requests_per_second(said: &str) -> Option<f64> {
+    let rate = said
+        .lines()
+        .find_map(|line| line.strip_prefix("Requests/sec:"));
+    rate?.trim().parse().ok()
 }
 
 /// Runs a command to its end.

@@ -133,6 +133,15 @@ fn chosen(name: &str, all: impl Iterator<Item = OsString>) -> Option<Vec<OsStrin
     Some(kept)
 }
 
+/// The values of a list that commas separate; `of` knows each by its name.
+///
+/// # Errors
+/// If it does not know one, with that.
+pub fn list<T>(text: &str, of: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, String> {
+    let known = |name| of(name).ok_or_else(|| format!("what is `{name}`?"));
+    text.split(',').map(known).collect()
+}
+
 /// Whether the target `name` can measure, as `probe` found; if not, prints why, the privileges and
 /// programs that it `needs`, and the packages that have them.
 pub fn can_run<E: Display>(name: &str, probe: Result<(), E>, needs: &str, packages: &str) -> bool {

@@ -1,11 +1,11 @@
 //! A client and a server, each with its end of one link; all of it goes when its owner does.
 
 use std::io::Write;
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dominoes_bench::namespaces::{CubicAllowed, Namespace, Outcome, Process, run};
+use dominoes_bench::namespaces::{Namespace, Outcome, Process, requests_per_second, run};
 use serde::{Deserialize, Serialize};
 
 use super::server::{Said, Server, Start};
@@ -45,25 +45,6 @@ pub(crate) struct Link {
     client: Namespace,
     /// Where the server is, unless it has the other end of a TAP.
     far: Option<Namespace>,
-}
-
-/// Whether namespaces, interfaces and packet sockets can be made here, and the programs are there.
-///
-/// # Errors
-/// Without a privilege or a program, with its name.
-pub(crate) fn can_run() -> Outcome<()> {
-    for program in ["ip", "curl", "wrk"] {
-        // Each ends at once; not all succeed.
-        let output = Command::new(program)
-            .arg("-V")
-            .stdin(Stdio::null())
-            .output();
-        output.map_err(|error| format!("{program}: {error}"))?;
-    }
-    let _cubic = CubicAllowed::new()?;
-    let namespace = Namespace::new("probe")?;
-    namespace.ip("link add probe0 type veth peer name probe1")?;
-    namespace.ip("tuntap add dev probe2 mode tap")
 }
 
 impl Fixture {
@@ -148,11 +129,8 @@ impl Link {
         // It gives up at once when its first connection cannot be opened, as while a link is down.
         for _ in 0..ATTEMPTS {
             let said = self.output("wrk", &arguments)?;
-            let rate = said
-                .lines()
-                .find_map(|line| line.strip_prefix("Requests/sec:"));
-            if let Some(rate) = rate {
-                return Ok(rate.trim().parse()?);
+            if let Some(rate) = requests_per_second(&said) {
+                return Ok(rate);
             }
             self.wait_until_served()?;
         }
@@ -264,10 +242,7 @@ impl Link {
         match far {
             None => client.ip(&format!("tuntap add dev {INTERFACE} mode tap"))?,
             Some(far) => {
-                let name = far.name();
-                client.ip(&format!(
-                    "link add {INTERFACE} type veth peer name {INTERFACE} netns {name}"
-                ))?;
+                client.join(far, INTERFACE)?;
                 far.ip(&format!("link set {INTERFACE} up"))?;
             }
         }

@@ -1,10 +1,8 @@
 //! Interfaces of two namespaces, and connections over them.
 
 use std::net::SocketAddrV4;
-use std::process::Command;
 use std::time::Duration;
 
-use dominoes_bench::namespaces::run;
 pub(crate) use dominoes_bench::namespaces::{CubicAllowed, Namespace, Outcome, Process};
 
 use super::end::{Done, Task};
@@ -12,19 +10,6 @@ use super::{Frames, KERNEL, PEER, TAP_PEER};
 
 /// How long an end may take beyond what it was asked for.
 const TIMEOUT: Duration = Duration::from_secs(40);
-
-/// Whether namespaces, interfaces and settings can be made here; leaves nothing behind.
-///
-/// # Errors
-/// Without a privilege or a program, with its name.
-pub(crate) fn can_run() -> Outcome<()> {
-    for (program, version) in [("ip", "-V"), ("ethtool", "--version")] {
-        run(Command::new(program).arg(version)).map_err(|error| format!("{program}: {error}"))?;
-    }
-    let _cubic = CubicAllowed::new()?;
-    let namespace = Namespace::new("probe")?;
-    namespace.ip("link add probe0 type veth peer name probe1")
-}
 
 /// Two namespaces, joined by a veth pair, with a TAP besides.
 pub(crate) struct Fixture {
@@ -41,10 +26,7 @@ impl Fixture {
     /// Something is missing.
     pub(crate) fn new() -> Outcome<Fixture> {
         let (ours, peer) = (Namespace::new("ours")?, Namespace::new("peer")?);
-        let name = peer.name();
-        ours.ip(&format!(
-            "link add veth0 type veth peer name veth0 netns {name}"
-        ))?;
+        ours.join(&peer, "veth0")?;
         ours.ip(&format!("addr add {KERNEL}/24 dev veth0"))?;
         peer.ip(&format!("addr add {PEER}/24 dev veth0"))?;
         peer.ip("tuntap add dev tap0 mode tap")?;
