@@ -15,20 +15,22 @@
 //! text that is received is compared before anything is measured. What is sent is not opened by the
 //! peer, which verifies its checksums only; `crates/netstack/tests/tls.rs` looks at such bytes.
 
+use core::fmt::Display;
 use core::mem::take;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use dominoes_drivers::memory::peer::headers::{self, Ends, HEADERS_LEN, flags};
 use dominoes_drivers::memory::peer::{Payload, PeerHandle, PeerRx, PeerTx, Role};
-use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxFrame, TxMeta, TxPrepare};
+use dominoes_drivers::{Device, DeviceRx, DeviceTx, Frame, TxFrame, TxMeta, TxPrepare};
 use dominoes_netstack::group::{Group, Layout};
 use dominoes_netstack::stats::{PumpStats, StateStats};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::tls::{PreparedTls, RecordKey, TlsError, TlsReadHalf, TlsWriteHalf};
 use dominoes_netstack::variants::kernel;
 use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::{ReadHalf, SocketError, Sockets, TcpListener, TcpStream, WriteHalf};
+use dominoes_netstack::variants::{self, Setup};
+use dominoes_netstack::{ReadHalf, SocketError, TcpListener, TcpStream, WriteHalf};
 use rustls::crypto::aws_lc_rs::{self, cipher_suite as suites};
 use rustls::crypto::cipher::{
     InboundOpaqueMessage, MessageDecrypter, MessageEncrypter, OutboundChunks, OutboundPlainMessage,
@@ -330,16 +332,29 @@ impl<S: Stream> Application for App<S> {
     }
 }
 
-/// Listens, and turns the stack by `turn` until the peer's connection is there.
-fn accept(
-    sockets: &Sockets,
-    mut turn: impl FnMut(Instant),
-) -> Result<(TcpListener, TcpStream), String> {
-    let listener = sockets.listen(peer::port(), 1).map_err(|e| e.to_string())?;
+/// The stack that `make` builds, with a peer that sends sealed records, and the application on the
+/// stream that `attach` makes of its connection.
+fn stack<V: variants::Variant, S: Stream, E: Display>(
+    direction: Direction,
+    workload: &Workload,
+    make: impl FnOnce(Setup, Box<dyn Device>) -> Result<V, E>,
+    attach: impl FnOnce(PreparedTls, ExtractedSecrets, TcpStream) -> Result<S, String>,
+) -> Result<(V, App<S>), String> {
+    let (prepared, secrets) = handshake(workload)?;
+    let payload = payload(workload, &secrets)?;
+    let (device, peer) = peer::with_payload(app::role(direction), workload, payload)?;
+    let stack = make(app::setup(direction, workload)?, Box::new(device));
+    let mut stack = stack.map_err(|error| error.to_string())?;
+    let listener = stack.sockets().listen(peer::port(), 1);
+    let listener = listener.map_err(|e| e.to_string())?;
     for now in 0..super::SETUP_NS {
-        turn(Instant::from_nanos(now));
+        stack.turn(Instant::from_nanos(now));
         match listener.try_accept() {
-            Ok((stream, _)) => return Ok((listener, stream)),
+            Ok((stream, _)) => {
+                let stream = attach(prepared, secrets, stream)?;
+                let app = App::new(direction, workload, (listener, stream), peer);
+                return Ok((stack, app));
+            }
             Err(SocketError::WouldBlock) => {}
             Err(other) => return Err(other.to_string()),
         }
@@ -354,7 +369,7 @@ struct Ours {
 }
 
 impl Ours {
-    fn new(prepared: PreparedTls, stream: TcpStream) -> Result<Ours, String> {
+    fn new(prepared: PreparedTls, _: ExtractedSecrets, stream: TcpStream) -> Result<Ours, String> {
         let stream = prepared.attach(stream).map_err(|e| e.to_string())?;
         let (mut reader, writer) = stream.split();
         reader.repeat_numbers(RECORDS as u64);
@@ -391,35 +406,16 @@ impl Stream for Ours {
 }
 
 fn single(direction: Direction, workload: &Workload, _cores: usize) -> Result<Row, String> {
-    let (prepared, secrets) = handshake(workload)?;
-    let payload = payload(workload, &secrets)?;
-    let (device, peer) = peer::with_payload(app::role(direction), workload, payload)?;
-    let setup = app::setup(direction, workload)?;
-    let mut single = Single::new(setup, Box::new(device)).map_err(|e| e.to_string())?;
-    let sockets = single.sockets();
-    let (listener, stream) = accept(&sockets, |now| {
-        single.turn(now);
-    })?;
-    let ours = Ours::new(prepared, stream)?;
-    let app = App::new(direction, workload, (listener, ours), peer);
+    let (single, app) = stack(direction, workload, Single::new, Ours::new)?;
     Ok(worker::row("single", [single], [app]))
 }
 
 fn replicated(direction: Direction, workload: &Workload, cores: usize) -> Result<Row, String> {
-    let (prepared, secrets) = handshake(workload)?;
-    let payload = payload(workload, &secrets)?;
-    let (device, peer) = peer::with_payload(app::role(direction), workload, payload)?;
-    let setup = app::setup(direction, workload)?;
     let mut layout = Layout::default();
     layout.replicas = cores;
     layout.tuning.log = workload.log_requests;
-    let mut group = Group::new(setup, layout, Box::new(device)).map_err(|e| e.to_string())?;
-    let sockets = group.sockets();
-    let (listener, stream) = accept(&sockets, |now| {
-        group.turn(now);
-    })?;
-    let ours = Ours::new(prepared, stream)?;
-    let app = App::new(direction, workload, (listener, ours), peer);
+    let make = |setup, device| Group::new(setup, layout, device);
+    let (group, app) = stack(direction, workload, make, Ours::new)?;
     Ok(worker::row("replicated", group.into_workers(), [app]))
 }
 
@@ -565,22 +561,15 @@ impl Stream for Rustls {
 }
 
 fn rustls_on_single(direction: Direction, workload: &Workload, _: usize) -> Result<Row, String> {
-    let (_, secrets) = handshake(workload)?;
-    let payload = payload(workload, &secrets)?;
-    let (device, peer) = peer::with_payload(app::role(direction), workload, payload)?;
-    let setup = app::setup(direction, workload)?;
-    let mut single = Single::new(setup, Box::new(device)).map_err(|e| e.to_string())?;
-    let sockets = single.sockets();
-    let (listener, stream) = accept(&sockets, |now| {
-        single.turn(now);
-    })?;
-    let (reader, writer) = stream.split();
-    let theirs = Rustls {
-        records: RustlsRecords::new(workload, secrets)?,
-        reader,
-        writer,
+    let attach = |_, secrets, stream: TcpStream| {
+        let (reader, writer) = stream.split();
+        Ok(Rustls {
+            records: RustlsRecords::new(workload, secrets)?,
+            reader,
+            writer,
+        })
     };
-    let app = App::new(direction, workload, (listener, theirs), peer);
+    let (single, app) = stack(direction, workload, Single::new, attach)?;
     Ok(worker::row("rustls", [single], [app]))
 }
 
