@@ -37,7 +37,7 @@ const COLOURS: &[(&str, &str)] = &[
 const SERIES: [&str; 8] = [
     "#2f8f4e", "#c2762a", "#4678b4", "#b03a3a", "#8c62a8", "#20b2b2", "#b5a71e", "#9a9a9a",
 ];
-/// That of what a bar is compared with.
+/// The colour of thin bars.
 const BESIDE: &str = "#9a9a9a";
 
 /// The pictures of a result below each other, as an SVG document; `None` if it has none.

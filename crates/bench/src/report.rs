@@ -42,7 +42,7 @@ pub struct Section {
     pub picture: Option<String>,
     /// What published figures are compared with.
     pub measures: Measures,
-    /// Ratios and other figures, and what became of what they have to be.
+    /// Ratios and other figures, with their goals and verdicts.
     pub bounds: Vec<Bound>,
     /// Panels without figures since the machine was disturbed.
     pub disturbed_panels: usize,
@@ -93,7 +93,8 @@ impl Section {
     }
 }
 
-/// Everything that has a section: experiments of `scalability`, and other bench targets. Name, question and figures of each, in the order of the page.
+/// Name, question and published figures of everything that has a section: experiments of
+/// `scalability`, then other bench targets.
 pub fn contents() -> impl Iterator<Item = (&'static str, &'static str, &'static [Figure])> {
     let experiments = EXPERIMENTS.iter().map(|e| (e.name, e.about, e.published));
     let targets = TARGETS.iter().filter(|target| target.has_section());
@@ -199,7 +200,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// The target `name` begins to measure with these options. Prints what it asks, and where.
+    /// Begins a run of the target `name` with these options. Prints its question and the machine.
     ///
     /// # Panics
     /// If there is no such target.
@@ -216,7 +217,7 @@ impl Run {
         }
     }
 
-    /// Prints a table and keeps it, so that a run that is interrupted leaves what it had.
+    /// Prints a table and adds it to the report: an interrupted run keeps its first tables.
     ///
     /// # Errors
     /// If its figures have no JSON.
@@ -226,7 +227,7 @@ impl Run {
         self.keep().map(drop)
     }
 
-    /// Prints the last tables, what they say of published figures, and where the report is.
+    /// Prints the last tables, the comparison with published figures, and the path of the report.
     ///
     /// # Errors
     /// If its figures have no JSON.

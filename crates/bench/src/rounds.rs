@@ -1,8 +1,8 @@
 //! The frame of benches whose rows take turns: in each round every row is measured once.
 //!
 //! Rows that are compared are measured within a second or so, whatever the machine does meanwhile.
-//! A [`Reading`] says whether the machine was calm, and figures are made of calm ones if there are
-//! any.
+//! A [`Reading`] records whether the machine was calm. Figures use the calm readings if there are
+//! any, else all.
 
 use crate::spread::Spread;
 
@@ -16,16 +16,16 @@ pub struct Reading<T> {
 }
 
 impl<T> Reading<T> {
-    /// One that says nothing of the machine.
+    /// A reading of a bench that does not watch the machine.
     pub fn calm(value: T) -> Reading<T> {
         let is_calm = true;
         Reading { value, is_calm }
     }
 }
 
-/// Measures every row once in each of so many rounds, the rows in reverse in every other round.
-/// Returns the readings by row, then by round. `measure` is given the row and the number of the
-/// round; `progress` is told how many rounds of how many are over.
+/// Measures every row once in each round; every other round runs the rows in reverse. Returns the
+/// readings by row, then by round. `measure` takes the row and the number of the round; `progress`
+/// takes the number of finished rounds and of all rounds.
 ///
 /// # Errors
 /// The first error of `measure`.
@@ -50,15 +50,15 @@ pub fn by_turns<R, T, E>(
     Ok(readings)
 }
 
-/// Tells the standard error stream how many rounds are over.
+/// Prints the number of finished rounds to the standard error stream.
 pub fn tell(done: usize, of: usize) {
     if done > 0 {
         eprintln!("round {done} of {of}");
     }
 }
 
-/// Measures again while the machine is disturbed, at most so many times in all. Returns the last
-/// reading and how often it was measured again.
+/// Repeats a measurement while the machine is disturbed, up to `attempts` in all. Returns the last
+/// reading and the number of repetitions.
 ///
 /// # Errors
 /// The first error of `measure`.
@@ -76,8 +76,8 @@ pub fn until_calm<T, E>(
     }
 }
 
-/// The values that count, and how many were left out: those of calm readings, or all and `None` if
-/// there are none.
+/// The values of calm readings, and how many readings are left out. If no reading is calm, all
+/// values and `None`.
 pub fn kept<T>(readings: &[Reading<T>]) -> (Vec<&T>, Option<usize>) {
     let calm = readings.iter().filter(|reading| reading.is_calm);
     let calm: Vec<&T> = calm.map(|reading| &reading.value).collect();
@@ -90,7 +90,7 @@ pub fn kept<T>(readings: &[Reading<T>]) -> (Vec<&T>, Option<usize>) {
     }
 }
 
-/// Median and quartiles of the values that count; `None` if there are none.
+/// Median and quartiles of the [`kept`] values; `None` if there are none.
 pub fn spread(readings: &[Reading<f64>]) -> Option<Spread> {
     Spread::of(kept(readings).0.into_iter().copied())
 }

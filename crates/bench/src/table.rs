@@ -1,4 +1,4 @@
-//! The one form in which every bench tells what it found: a table with its bounds and pictures.
+//! The results of every bench: a table with its bounds and pictures.
 //!
 //! A bench fills [`Table`]s and nothing else. The terminal prints them, the report shows them with
 //! their pictures, and published figures are compared with their measures.
@@ -14,7 +14,7 @@ use crate::spread::Spread;
 /// Figures in rows and columns.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Table {
-    /// What it shows.
+    /// Its heading.
     pub title: String,
     /// What all rows have in common.
     pub conditions: Vec<String>,
@@ -22,11 +22,11 @@ pub struct Table {
     pub columns: Vec<&'static str>,
     /// A value for each column.
     pub rows: Vec<Vec<String>>,
-    /// What follows from it.
+    /// Lines below the rows.
     pub notes: Vec<String>,
-    /// What some figures have to be, and whether they are.
+    /// Goals of some figures, and whether they are met.
     pub bounds: Vec<Bound>,
-    /// What published figures are compared with.
+    /// Values by name, for comparison with published figures.
     pub measures: Measures,
     /// Its pictures.
     pub charts: Vec<Chart>,
@@ -35,34 +35,34 @@ pub struct Table {
     pub samples: serde_json::Value,
 }
 
-/// A ratio or another figure in words, and what became of what it has to be.
+/// A ratio or another figure in words, with its goal and the verdict.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Bound {
-    /// All of it.
+    /// Name, figure, goal and verdict.
     pub line: String,
-    /// Whether it has to be something.
+    /// Whether it has a goal.
     pub has_target: bool,
-    /// Whether it is that; `None` if it was not measured or cannot be judged.
+    /// Whether it meets the goal; `None` if it was not measured or cannot be judged.
     pub is_met: Option<bool>,
     /// Whether there is a figure.
     pub is_measured: bool,
     /// Whether the machine was disturbed throughout.
     pub is_disturbed: bool,
-    /// Pairs of samples that it comes from, and those that were left out.
+    /// Number of pairs of samples used, and of pairs left out.
     pub pairs: [usize; 2],
 }
 
-/// What a figure has to be.
+/// The goal of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Limit {
-    /// So much, or more.
+    /// This value or more.
     AtLeast(f64),
-    /// So much, or less.
+    /// This value or less.
     AtMost(f64),
 }
 
 impl Limit {
-    /// Whether a value is so.
+    /// Whether a value meets it.
     pub fn holds(self, value: f64) -> bool {
         match self {
             Limit::AtLeast(least) => value >= least,
@@ -81,7 +81,7 @@ impl fmt::Display for Limit {
 }
 
 impl Bound {
-    /// A figure that has to be within `limit`, judged by its median unless the machine was disturbed.
+    /// Judges a figure by its median, unless the machine was disturbed.
     pub fn new(what: &str, ours: Option<Spread>, limit: Limit, is_disturbed: bool) -> Bound {
         let judged = ours.filter(|_| !is_disturbed);
         let is_met = judged.map(|ours| limit.holds(ours.median));
@@ -132,9 +132,9 @@ pub enum Chart {
 /// Lines over a common axis.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Lines {
-    /// What stands on the horizontal axis, with its unit.
+    /// Label of the horizontal axis, with its unit.
     pub x: String,
-    /// What stands on the vertical axis, with its unit.
+    /// Label of the vertical axis, with its unit.
     pub y: String,
     /// Whether each step of the horizontal axis is a doubling.
     pub doubling: bool,
@@ -145,9 +145,9 @@ pub struct Lines {
 /// Bars from top to bottom.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Bars {
-    /// What they show.
+    /// Heading of the picture.
     pub heading: String,
-    /// What stands below the axis, with its unit; may be empty.
+    /// Label of the axis, with its unit. If it is empty, the picture has no axis.
     pub axis: String,
     /// The value at the left end of a logarithmic axis; `None` for a linear one that begins at 0.
     pub logarithmic_from: Option<f64>,
@@ -158,20 +158,20 @@ pub struct Bars {
 /// One of them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Bar {
-    /// What stands before it.
+    /// Its label, on the left.
     pub name: String,
     /// Bars of one series have one colour.
     pub series: String,
     /// Its length, and a line over it from quartile to quartile.
     pub ours: Spread,
-    /// Length of the thin bar below it: what it is compared with.
+    /// Length of the thin bar below it, for comparison.
     pub beside: Option<f64>,
-    /// What stands behind it.
+    /// Its value in words, on the right.
     pub text: String,
 }
 
 impl Bar {
-    /// A bar of this series, with the median behind it in so many digits.
+    /// A bar of this series, labelled with its median to `digits` decimal places.
     pub fn new(name: impl Into<String>, series: &str, ours: Spread, digits: usize) -> Bar {
         Bar {
             name: name.into(),
@@ -193,7 +193,7 @@ impl Table {
         }
     }
 
-    /// Says what published figures may be compared with, and whether the machine was disturbed.
+    /// Adds a value that published figures are compared with.
     pub fn measure(&mut self, name: impl Into<String>, value: f64, disturbed: bool) {
         if value.is_finite() {
             let measure = Measure { value, disturbed };
@@ -206,12 +206,12 @@ impl Table {
         self.rows.push(values);
     }
 
-    /// Adds what follows from it.
+    /// Adds a line below the rows.
     pub fn note(&mut self, note: impl Into<String>) {
         self.notes.push(note.into());
     }
 
-    /// Says what a figure has to be, and whether it is.
+    /// Adds a goal, and judges the figure by it.
     pub fn bound(&mut self, what: &str, ours: Option<Spread>, limit: Limit) {
         self.bounds.push(Bound::new(what, ours, limit, false));
     }
@@ -230,7 +230,7 @@ impl Table {
 
     /// Keeps the values that its figures are made of.
     pub fn keep(&mut self, samples: &impl Serialize) {
-        // What has no JSON is in the rows all the same.
+        // Samples without a JSON form are dropped; the rows still have the figures.
         self.samples = serde_json::to_value(samples).unwrap_or_default();
     }
 }

@@ -1,6 +1,7 @@
-//! What was found out about the programmable network card, as tables.
+//! Results of the programmable network card, as tables.
 //!
-//! Their measures are `share of EVENT` and `share of processor A` in percent, and `FIRMWARE over one, ...`.
+//! Their measures are `share of EVENT` and `share of processor A` in percent, and
+//! `FIRMWARE over one, ...`.
 
 use serde::Serialize;
 
@@ -13,7 +14,7 @@ use crate::table::{Bar, Bars, Table};
 pub(super) struct EventRow {
     pub(super) event: &'static str,
     pub(super) ns_per_frame: Option<Spread>,
-    /// Share in that of all handlers.
+    /// Its share in the time of all handlers.
     pub(super) share: Option<Spread>,
     /// The published share: from, and to.
     pub(super) published: (f64, f64),
@@ -33,7 +34,7 @@ pub(super) struct Row {
     pub(super) scaled_mbit_per_s: Option<f64>,
 }
 
-/// Something that the paper says, and whether it is so here.
+/// A finding of the paper, and whether it holds here.
 #[derive(Debug, Serialize)]
 pub(super) struct Finding {
     pub(super) what: &'static str,
