@@ -349,7 +349,9 @@ impl Streams {
             return false;
         };
         let stream = held.stream;
-        let is_discarded = held.clear_rings();
+        // SAFETY: the pump alone calls this, when all work of the connection is done and its socket
+        // is gone, so no thread uses the rings. `assign` has not named the next connection yet.
+        let is_discarded = unsafe { held.clear_rings() };
         stream.app.read.store(0, Ordering::Relaxed);
         stream.app.next.store(0, Ordering::Relaxed);
         stream.app.written.store(0, Ordering::Relaxed);
@@ -428,16 +430,19 @@ impl StreamRef<'_> {
     /// Prepares the rings for the next connection. Gives the memory of those back of which this one
     /// has used much: the next one may be long in coming, and need less. Returns whether there is
     /// such a ring.
+    ///
+    /// # Safety
+    /// All work of the connection is done, so no primary stores, stamps or sends; its socket is
+    /// gone, so no application reads or writes; and the next connection begins after this call.
     #[cold]
-    fn clear_rings(&self) -> bool {
+    unsafe fn clear_rings(&self) -> bool {
         let (read, written) = self.cursors();
         let gap_end = self.stream.stack.gap_end.load(Ordering::Relaxed);
         let incoming = self.stream.incoming.get();
         let incoming = incoming.filter(|one| one.clear(read).max(gap_end) >= KEPT);
         let outgoing = self.stream.outgoing.get().filter(|_| written >= KEPT);
-        // SAFETY: all work of the connection is done, so no primary stores, stamps or sends, and
-        // its socket is gone, so nobody reads or writes. The next connection has another
-        // generation, and relies on no byte or stamp of this one.
+        // SAFETY: the caller's promise. The next connection has another generation, and relies on no
+        // byte or stamp of this one.
         unsafe {
             if let Some(incoming) = incoming {
                 incoming.discard();
