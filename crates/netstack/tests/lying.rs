@@ -4,8 +4,8 @@
 #![cfg(feature = "testkit")]
 
 use std::io::{self, Write};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration as StdDuration;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
@@ -13,12 +13,14 @@ use dominoes_drivers::{
     Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, Gso, GsoKind, RxStats, TxFrame,
     TxPrepare, TxStats, Waker,
 };
-use dominoes_netstack::framed::{FramedStream, UnitProcessor};
+use dominoes_netstack::framed::{
+    FramedError, FramedReadHalf, FramedStream, FramedWriteHalf, UnitProcessor,
+};
 use dominoes_netstack::processor::{Failure, Processor, StreamId};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::{self, Setup};
-use dominoes_netstack::{Limits, Recorder, TcpStream};
+use dominoes_netstack::{Limits, Recorder, SocketError, TcpStream};
 
 use crate::support::{Ends, setup};
 
@@ -473,6 +475,136 @@ fn a_unit_processor_that_leaves_its_output_as_it_is_shows_zeros_and_no_old_bytes
                 &what,
             );
         }
+    }
+}
+
+/// Uses a stream of its own kind whenever it is called.
+#[derive(Debug, Default)]
+struct Meddler {
+    halves: Mutex<Option<(FramedReadHalf, FramedWriteHalf)>>,
+    /// Calls that were refused, by what they were.
+    reads: AtomicU64,
+    writes: AtomicU64,
+}
+
+impl Meddler {
+    fn meddle(&self) {
+        let Ok(mut halves) = self.halves.try_lock() else {
+            return;
+        };
+        let Some((reader, writer)) = &mut *halves else {
+            return;
+        };
+        let refused = Err(FramedError::InProcessor);
+        assert_eq!(reader.try_read(&mut [0; 10]), refused);
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(writer.try_write(&[0; 10]), refused);
+        self.writes.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl UnitProcessor for Meddler {
+    fn max_payload(&self) -> usize {
+        100
+    }
+
+    fn max_unit(&self) -> usize {
+        100
+    }
+
+    fn header_len(&self) -> usize {
+        2
+    }
+
+    fn received_len(&self, _: &[u8]) -> Result<usize, Failure> {
+        self.meddle();
+        Ok(100)
+    }
+
+    fn receive(&self, _: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure> {
+        self.meddle();
+        payload[..unit.len()].copy_from_slice(unit);
+        Ok(unit.len())
+    }
+
+    fn sent_len(&self, _: usize) -> usize {
+        self.meddle();
+        100
+    }
+
+    fn send(&self, _: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
+        self.meddle();
+        unit[..payload.len()].copy_from_slice(payload);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_unit_processor_that_uses_its_own_stream_is_refused() {
+    for variant in VARIANTS {
+        println!("{variant}");
+        let mut pair = Pair::new(variant, [small(1), small(2)], memory_pair()).unwrap();
+        let [ours, mut plain] = pair.connect();
+        let meddler = Arc::new(Meddler::default());
+        let stream = FramedStream::new(ours, meddler.clone()).unwrap();
+        *meddler.halves.lock().unwrap() = Some(stream.split());
+        // Workers find and open what comes while nobody holds the halves.
+        let heard = pair.pass(
+            (1, 10_000),
+            |from| or_nothing(plain.try_write(from)),
+            |to| {
+                let mut taken = meddler.halves.lock().unwrap().take();
+                let (reader, _) = taken.as_mut().unwrap();
+                let read = or_nothing(reader.try_read(to));
+                *meddler.halves.lock().unwrap() = taken;
+                read
+            },
+        );
+        assert_eq!(heard, [1; 10_000], "{variant}");
+        let refused = [&meddler.reads, &meddler.writes].map(|count| count.load(Ordering::Relaxed));
+        assert!(refused[0] > 0 && refused[1] > 0, "{variant}: {refused:?}");
+
+        // A stream that it drops is reset.
+        let [other, mut peer] = pair.connect();
+        let dropper = Arc::new(Dropper::default());
+        let stream = FramedStream::new(other, dropper.clone()).unwrap();
+        *dropper.0.lock().unwrap() = Some(stream);
+        assert_eq!(peer.try_write(&[1; 100]), Ok(100));
+        let ended = loop {
+            pair.step();
+            match peer.try_read(&mut [0; 10]) {
+                Err(SocketError::WouldBlock) => {}
+                ended => break ended,
+            }
+        };
+        assert_eq!(ended, Err(SocketError::Reset), "{variant}");
+    }
+}
+
+/// Drops its own stream.
+#[derive(Debug, Default)]
+struct Dropper(Mutex<Option<FramedStream>>);
+
+impl UnitProcessor for Dropper {
+    fn max_payload(&self) -> usize {
+        100
+    }
+
+    fn max_unit(&self) -> usize {
+        100
+    }
+
+    fn received_len(&self, _: &[u8]) -> Result<usize, Failure> {
+        drop(self.0.lock().unwrap().take());
+        Ok(100)
+    }
+
+    fn receive(&self, _: u64, _: &[u8], _: &mut [u8]) -> Result<usize, Failure> {
+        Ok(0)
+    }
+
+    fn send(&self, _: u64, _: &[u8], _: &mut [u8]) -> Result<(), Failure> {
+        Ok(())
     }
 }
 

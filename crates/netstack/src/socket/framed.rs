@@ -102,6 +102,7 @@
 //! - What units carry is in the stack's memory only between application and ring, and zeroed before
 //!   another connection has that memory.
 
+use core::cell::Cell;
 use core::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -127,7 +128,9 @@ pub const MAX_UNIT: usize = 32 << 10;
 ///
 /// Calls come from all threads of the stack and from the application's, in any order, and for one
 /// unit perhaps twice, with the same outcome: a processor keeps nothing from one call to the next
-/// that would change it. Calls must not block. Lengths must not change.
+/// that would change it. Calls must not block. Lengths must not change. While a processor is
+/// called, its thread neither reads nor writes framed streams: that fails with
+/// [`FramedError::InProcessor`], and a stream whose sending half it shuts down or drops is reset.
 ///
 /// Units are equally long, [`UnitProcessor::max_unit`] bytes, unless `header_len`, `received_len`
 /// and `sent_len` say otherwise.
@@ -190,6 +193,8 @@ pub enum FramedError {
     NotAlone,
     /// A unit may be longer than the buffers of the connection allow.
     BufferTooShort,
+    /// A processor called this, in the middle of a unit.
+    InProcessor,
 }
 
 impl FramedError {
@@ -200,6 +205,7 @@ impl FramedError {
             FramedError::Failed(_) => io::ErrorKind::InvalidData,
             FramedError::Truncated => io::ErrorKind::UnexpectedEof,
             FramedError::NotAlone | FramedError::BufferTooShort => io::ErrorKind::InvalidInput,
+            FramedError::InProcessor => io::ErrorKind::Deadlock,
         }
     }
 }
@@ -211,6 +217,7 @@ impl fmt::Display for FramedError {
             FramedError::Failed(failure) => write!(f, "a unit cannot be processed: {failure}"),
             FramedError::Truncated => f.write_str("the stream ended within a unit"),
             FramedError::NotAlone => f.write_str("clones or halves of the stream are in use"),
+            FramedError::InProcessor => f.write_str("a unit processor may not use framed streams"),
             FramedError::BufferTooShort => f.write_str(
                 "a unit may be too long; raise `Limits::receive_buffer` or `Limits::send_buffer`",
             ),
@@ -339,8 +346,34 @@ impl Units {
     }
 }
 
+thread_local! {
+    /// Whether a processor is called on this thread.
+    static IS_IN_PROCESSOR: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While there is one, this thread is in a processor.
+struct InProcessor {
+    /// Whether it was in one before.
+    was: bool,
+}
+
+impl InProcessor {
+    fn enter() -> Self {
+        InProcessor {
+            was: IS_IN_PROCESSOR.replace(true),
+        }
+    }
+}
+
+impl Drop for InProcessor {
+    fn drop(&mut self) {
+        IS_IN_PROCESSOR.set(self.was);
+    }
+}
+
 /// What the processor says, also if it panics.
 fn call<T>(processor: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    let _inside = InProcessor::enter();
     let said = catch_unwind(AssertUnwindSafe(processor));
     said.unwrap_or(Err(Failure::Other("the processor panicked")))
 }
@@ -354,6 +387,13 @@ impl Codec for Units {
     const TEXT: u8 = 0;
     const AT_ONCE: usize = 1 << 10;
     const CONTROL_UNITS: usize = 0;
+
+    fn check_caller() -> Result<(), FramedError> {
+        match IS_IN_PROCESSOR.get() {
+            true => Err(FramedError::InProcessor),
+            false => Ok(()),
+        }
+    }
 
     fn header_len(&self) -> usize {
         self.header_len
@@ -381,6 +421,7 @@ impl Codec for Units {
     }
 
     fn sealed_len(&self, text_len: usize) -> usize {
+        let _inside = InProcessor::enter();
         self.processor.sent_len(text_len).clamp(1, self.max_unit)
     }
 

@@ -52,6 +52,12 @@ pub(super) trait Codec: Sized + Send + Sync + 'static {
     /// Units that are left to other content than the application's.
     const CONTROL_UNITS: usize;
 
+    /// Whether this thread may use streams. It may not while it is in a codec, which is called
+    /// while the receiver or the sender is taken.
+    fn check_caller() -> Result<(), Self::Error> {
+        Ok(())
+    }
+
     /// How many bytes of a unit's beginning say how long it is; at most [`MAX_HEADER`].
     fn header_len(&self) -> usize;
 

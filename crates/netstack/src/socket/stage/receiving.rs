@@ -264,6 +264,7 @@ impl<C: Codec> Reader<C> {
 
     /// Text that is opened and not read, of one unit; empty at the end of the stream.
     pub(in crate::socket) fn fill(&mut self) -> Result<(), C::Error> {
+        C::check_caller()?;
         if self.at < self.end {
             return Ok(());
         }

@@ -74,6 +74,7 @@ impl<C: Codec> Stage<C> {
     /// Makes units of as much of `from` as there is room for, and seals them or leaves that to
     /// workers.
     pub(in crate::socket) fn write(self: &Arc<Self>, from: &[u8]) -> Result<usize, C::Error> {
+        C::check_caller()?;
         let mut sender = self.sender();
         let stream = self.half.stream()?;
         self.check_open(&sender, &stream)?;
@@ -235,6 +236,9 @@ impl<C: Codec> Stage<C> {
 
     /// Nothing more is written: what the codec says last, then the end of the stream.
     pub(in crate::socket) fn end(&self, why: Option<C::Fault>) {
+        if C::check_caller().is_err() {
+            return self.abort();
+        }
         let mut sender = self.sender();
         if sender.over.is_none() {
             let over = match why {
