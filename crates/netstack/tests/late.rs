@@ -1,4 +1,5 @@
-//! A machine that stood still sees what came meanwhile before it takes the time for a loss.
+//! A machine that stood still sees what came meanwhile before it takes the time for a loss. Time
+//! passes all the same when frames come without end.
 
 use std::net::SocketAddr;
 
@@ -66,5 +67,70 @@ fn acknowledgments_that_wait_come_before_the_time_whatever_the_application_does(
         carry(&near, &far);
         let sent = near.effect_stats().sent_bytes;
         assert_eq!((variant, sent), (variant, 1200));
+    }
+}
+
+/// Frames that are no segments, and bring nothing into the log.
+fn noise() -> Vec<Vec<u8>> {
+    let to = Host::mac_of([10, 0, 0, 1].into());
+    let from = Host::mac_of([10, 0, 0, 9].into());
+    let framed = |ethertype: [u8; 2], packet: &[u8]| {
+        let mut frame = [&to[..], &from, &ethertype, packet].concat();
+        frame.resize(60, 0);
+        frame
+    };
+    vec![
+        // An experimental protocol, a packet of IPv4 that is too short, and a request by ARP for
+        // somebody else's address.
+        framed([0x88, 0xb5], &[]),
+        framed([0x08, 0x00], &[0x45]),
+        framed(
+            [0x08, 0x06],
+            &[
+                &[0, 1, 8, 0, 6, 4, 0, 1][..],
+                &from,
+                &[10, 0, 0, 9],
+                &[0; 6],
+                &[10, 0, 0, 77],
+            ]
+            .concat(),
+        ),
+    ]
+}
+
+#[test]
+fn time_passes_however_many_frames_come_that_are_no_segments() {
+    for variant in Variant::ALL {
+        for frame in noise() {
+            let (mut near, mut far) = (host(variant, 1), host(Variant::Single, 2));
+            let listener = far.sockets().listen(7, 1).unwrap();
+            let to = SocketAddr::new([10, 0, 0, 2].into(), 7);
+            let mut opening = near.sockets().begin_connect(to).unwrap();
+            let mut now = Instant::from_millis(1);
+            let mut stream = loop {
+                now += Duration::from_millis(1);
+                near.turn(now);
+                carry(&near, &far);
+                far.turn(now);
+                carry(&far, &near);
+                if let Some(stream) = opening.try_finish().unwrap() {
+                    break stream;
+                }
+            };
+            let _other = listener.accept().unwrap();
+            assert_eq!(stream.try_write(&[7; 100]), Ok(100));
+            // Nobody acknowledges what is sent, and the device is never empty.
+            let end = now + STOOD_STILL;
+            while now < end {
+                now += Duration::from_millis(10);
+                while near.unclaimed() < 1000 {
+                    near.inject(frame.clone());
+                }
+                near.turn(now);
+                near.take_sent();
+            }
+            let sent = near.effect_stats().sent_bytes;
+            assert!(sent >= 200, "{variant}, {:02x?}: {sent}", &frame[12..16]);
+        }
     }
 }

@@ -59,6 +59,9 @@ pub(crate) use receiver::Receiver;
 pub(crate) const BATCH: usize = 32;
 /// Places of the log that frames leave free for time, credit and applications.
 pub(crate) const RESERVED: usize = 4;
+/// Frames without a request that are taken before the time, once it is due: as many as a device may
+/// have gathered while this machine stood still.
+const MAX_LATE_FRAMES: usize = 4096;
 
 /// The destination of requests: a log, or the state itself.
 pub(crate) trait Log {
@@ -154,6 +157,8 @@ pub(crate) struct RxPump {
     lingering: HashSet<ConnId>,
     /// The time as last published.
     published_time: Instant,
+    /// The number of requests when the time was due, and how many frames came since without one.
+    late: (u64, usize),
     /// The credit as last published.
     sent: u64,
     /// For the recorder: for each connection, how many written bytes were published.
@@ -218,6 +223,7 @@ impl RxPump {
             rerouting: addresses::Rerouting::default(),
             lingering: HashSet::new(),
             published_time: Instant::ZERO,
+            late: (0, 0),
             sent: 0,
             recorded: HashMap::new(),
             recorder,
@@ -281,7 +287,7 @@ impl RxPump {
         // an acknowledgment may have waited in the device for as long as this machine stood still.
         let mut done = 0;
         if self.is_time_due(deadline, now) {
-            let (frames, device_empty) = self.late_frames(now, batches, log);
+            let (frames, device_empty) = self.late_frames(now, deadline, batches, log);
             if frames == 0 && !device_empty {
                 return 0;
             }
@@ -524,16 +530,26 @@ impl RxPump {
 
     // Frames.
 
-    /// As [`Batches::publish`], before anything else.
+    /// As [`Batches::publish`], before anything else. Frames that bring no request carry no time
+    /// either: after many of them the time comes by itself.
     #[cold]
     #[inline(never)]
     fn late_frames(
         &mut self,
         now: Instant,
+        deadline: Instant,
         batches: &mut impl Batches,
         log: &mut impl Log,
     ) -> (usize, bool) {
-        batches.publish(self, now, log)
+        let (frames, device_empty) = batches.publish(self, now, log);
+        if self.late.0 != self.stats.requests {
+            self.late = (self.stats.requests, 0);
+        }
+        self.late.1 += frames;
+        if self.late.1 >= MAX_LATE_FRAMES {
+            self.tick(now, deadline, log);
+        }
+        (frames, device_empty)
     }
 
     /// Parses a batch and publishes its runs as they end; then handles its other frames. Requires
