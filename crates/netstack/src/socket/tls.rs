@@ -49,7 +49,10 @@
 //!
 //! The handshake's cryptography is the program's choice: `rustls` has the provider that the program
 //! enables as a feature of it, such as `aws_lc_rs` or `ring`, or that it puts into its
-//! configuration. Records are sealed and opened by `aws-lc-rs`, whatever provider that is.
+//! configuration. Records are sealed and opened by `aws-lc-rs`, whatever provider that is: a
+//! provider's own code takes the records of a connection one after another, and here several
+//! workers seal and open them at once. A program that may use only its provider's code runs
+//! `rustls` over a [`TcpStream`] instead.
 //!
 //! # What is sent when
 //! Every write makes records of what it is given, the last of any length; flushing does nothing.
