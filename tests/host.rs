@@ -26,7 +26,7 @@
 //!   and without programmable cards.
 //!
 //! - `floods` sends raw frames at a server over a TAP, and changes and deletes its link, while
-//!   `curl` downloads.
+//!   `curl` downloads; and lets Linux ask over hundreds of connections whether they live.
 //!
 //! - `ipv6` asks the services over IPv6 on each kind of device, with `radvd` as their router, and
 //!   over a path that is narrower than both ends believe.
@@ -209,10 +209,10 @@ fn main() -> ExitCode {
         let missing = needs.missing_for_clients();
         trials.serve(format!("floods::{name}"), missing, server, test);
     }
-    for &(name, replicas) in floods::REOPENED {
+    for &(name, what, replicas) in floods::ALONE {
         let missing = needs.missing("tap", &needs.tap);
         trials.add(format!("floods::{name}"), missing, move |figure| {
-            figure(floods::reopened(replicas)?);
+            figure(floods::alone(what, replicas)?);
             Ok(())
         });
     }

@@ -12,7 +12,7 @@ mod inject;
 
 use std::error::Error;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, TcpStream};
 use std::path::Path;
 use std::process::Command;
@@ -23,6 +23,7 @@ use dominoes_drivers::tap::Tap;
 use dominoes_drivers::{Device as _, DeviceError};
 use dominoes_netstack::Stack;
 use libtest_mimic::Failed;
+use rustix::net::sockopt;
 
 use crate::fixture::{Device, Fixture, Namespace, OURS, Running, Temporary};
 use crate::services::{curl, expected};
@@ -62,17 +63,31 @@ pub(crate) const TESTS: &[(&str, &str, Test)] = &[
     ),
 ];
 
-/// Tests without the example: of a stack in this program.
-pub(crate) const REOPENED: &[(&str, &str)] = &[
+/// Tests without the example: of a stack in this program. Name, what the program does, replicas.
+pub(crate) const ALONE: &[(&str, &str, &str)] = &[
     (
         "a_deleted_link_is_reported_and_a_new_one_served_with_one_replica",
+        REOPEN,
         "1",
     ),
     (
         "a_deleted_link_is_reported_and_a_new_one_served_with_two_replicas",
+        REOPEN,
+        "2",
+    ),
+    (
+        "no_connection_that_linux_asks_whether_it_lives_is_given_up_with_one_replica",
+        KEEP,
+        "1",
+    ),
+    (
+        "no_connection_that_linux_asks_whether_it_lives_is_given_up_with_two_replicas",
+        KEEP,
         "2",
     ),
 ];
+const REOPEN: &str = "reopen";
+const KEEP: &str = "keep";
 
 /// Arguments of the server: its neighbours are those that floods pretend, and the peer forwards to
 /// all other senders.
@@ -321,37 +336,82 @@ fn a_download_outlives_a_link_that_changes(
     download(fixture, &folder, SHORT)
 }
 
-// A device that is opened again
+// A stack in this program
 // --------------------------------------------------------------------------------------
 
-/// In a namespace of its own, a stack loses its link, and another one serves on a new one.
-pub(crate) fn reopened(replicas: &str) -> Result<String, Failed> {
-    let namespace = Namespace::new("reopened")?;
+/// This program does `what` in a namespace of its own.
+pub(crate) fn alone(what: &str, replicas: &str) -> Result<String, Failed> {
+    let namespace = Namespace::new("alone")?;
     let program = std::env::current_exe()?;
     let mut command = namespace.command(program);
-    command.args([PEER, "reopen", replicas]);
+    command.args([PEER, what, replicas]);
     Ok(Running::start(command)?.finish()?.trim().to_owned())
 }
 
-/// The same, within the namespace.
+const INTERFACE: &str = "tap0";
+
+/// A stack over a new TAP, whose other end is the kernel's.
+fn start(replicas: usize) -> Result<Stack, Box<dyn Error + Send + Sync>> {
+    ip(&format!("tuntap add dev {INTERFACE} mode tap"))?;
+    ip(&format!("addr add 10.78.0.2/24 dev {INTERFACE}"))?;
+    ip(&format!("link set {INTERFACE} up"))?;
+    let tap = Tap::open(INTERFACE)?;
+    if tap.capabilities().name != INTERFACE {
+        return Err("the device has another name".into());
+    }
+    Ok(Stack::builder("10.78.0.1/24")
+        .replicas(replicas)
+        .start(tap)?)
+}
+
+/// The kernel asks over many connections whether they live, each once a second.
+fn keep(replicas: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
+    const CONNECTIONS: usize = 600;
+    const EVERY: Duration = Duration::from_secs(1);
+    /// Questions without an answer after which a connection is given up.
+    const QUESTIONS: u32 = 5;
+    const KEPT: Duration = Duration::from_secs(10);
+    let stack = start(replicas.parse()?)?;
+    let listener = stack.listen(7, 16)?;
+    let (mut theirs, mut ours) = (Vec::new(), Vec::new());
+    for _ in 0..CONNECTIONS {
+        let stream = TcpStream::connect_timeout(&"10.78.0.1:7".parse()?, PATIENCE)?;
+        sockopt::set_tcp_keepidle(&stream, EVERY)?;
+        sockopt::set_tcp_keepintvl(&stream, EVERY)?;
+        sockopt::set_tcp_keepcnt(&stream, QUESTIONS)?;
+        sockopt::set_socket_keepalive(&stream, true)?;
+        stream.set_nonblocking(true)?;
+        theirs.push(stream);
+        ours.push(listener.accept()?);
+    }
+    let before = stack.stats().pump.segments;
+    thread::sleep(KEPT);
+    let asked = stack.stats().pump.segments - before;
+    let lives = |stream: &mut TcpStream| {
+        let read = stream.read(&mut [0]);
+        read.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    };
+    let given_up = theirs
+        .iter_mut()
+        .filter_map(|it| (!lives(it)).then_some(()));
+    let given_up = given_up.count();
+    println!("{asked} questions over {CONNECTIONS} connections, {given_up} given up");
+    // Each asks several times, however slow the machine is.
+    if given_up > 0 || asked < 3 * CONNECTIONS as u64 {
+        return Err(format!("{asked} questions, {given_up} given up").into());
+    }
+    Ok(())
+}
+
+/// A stack loses its link, and another one serves on a new one.
 fn reopen(replicas: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
-    const INTERFACE: &str = "tap0";
     /// How long the stack is left alone with a device that is gone.
     const UNSERVED: Duration = Duration::from_millis(800);
     let replicas = replicas.parse()?;
     ip("link set lo up")?;
     let mut busy = Duration::ZERO;
     for round in 0..3 {
-        ip(&format!("tuntap add dev {INTERFACE} mode tap"))?;
-        ip(&format!("addr add 10.78.0.2/24 dev {INTERFACE}"))?;
-        ip(&format!("link set {INTERFACE} up"))?;
-        let tap = Tap::open(INTERFACE)?;
-        if tap.capabilities().name != INTERFACE {
-            return Err("the device has another name".into());
-        }
-        let stack = Stack::builder("10.78.0.1/24")
-            .replicas(replicas)
-            .start(tap)?;
+        let stack = start(replicas)?;
         let listener = stack.listen(7, 16)?;
         let mut theirs = TcpStream::connect_timeout(&"10.78.0.1:7".parse()?, PATIENCE)?;
         let (mut ours, _) = listener.accept()?;
@@ -417,10 +477,11 @@ fn own_cpu() -> Result<Duration, Box<dyn Error + Send + Sync>> {
     })
 }
 
-/// Floods, or opens a device again; `arguments` follow [`PEER`].
+/// Floods, or has a stack of its own; `arguments` follow [`PEER`].
 pub(crate) fn peer(arguments: &[String]) -> Result<(), Box<dyn Error + Send + Sync>> {
     let [what, mac, interface, end] = match arguments {
-        [what, replicas] if what == "reopen" => return reopen(replicas),
+        [what, replicas] if what == REOPEN => return reopen(replicas),
+        [what, replicas] if what == KEEP => return keep(replicas),
         [what, mac, interface, end] => [what, mac, interface, end],
         _ => return Err("two arguments or four".into()),
     };
