@@ -12,7 +12,7 @@ use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{TcpListener, TcpStream};
 use dominoes_testkit::packet::{ACK, Path, RST, SYN};
 use dominoes_testkit::peer::Peer;
-use dominoes_testkit::{Host, Variant};
+use dominoes_testkit::{Host, Rng, Variant};
 
 const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const PORT: u16 = 7;
@@ -57,6 +57,14 @@ fn bytes_behind_gaps_and_closed_connections_hold_little() {
     );
 }
 
+#[test]
+fn memory_stays_flat_while_connections_come_flood_and_go() {
+    in_processes_of_their_own(
+        "memory_stays_flat_while_connections_come_flood_and_go",
+        come_and_go,
+    );
+}
+
 /// Calls `measure` for each variant, in a process that runs the test `name` alone.
 fn in_processes_of_their_own(name: &str, measure: fn(Variant)) {
     let variants = [Variant::Single, Variant::Replicated(2)];
@@ -87,15 +95,19 @@ fn path() -> Path {
 
 /// Opens a connection.
 fn open(host: &mut Host, listener: &TcpListener, peer: &mut Peer) -> TcpStream {
+    open_at(NOW, host, listener, peer)
+}
+
+fn open_at(now: Instant, host: &mut Host, listener: &TcpListener, peer: &mut Peer) -> TcpStream {
     // With a scale, our window is the whole ring.
     let mut syn = peer.segment(SYN, &[]);
     syn.scale = Some(0);
     peer.next = syn.end();
     host.inject(syn.frame(path()));
-    host.turn(NOW);
+    host.turn(now);
     peer.hears(&host.take_sent()[0]).expect("a SYN-ACK");
     host.inject(peer.says(ACK, &[]));
-    host.turn(NOW);
+    host.turn(now);
     let (stream, _) = listener.try_accept().expect("it is established");
     stream
 }
@@ -189,6 +201,71 @@ fn behind_gaps_and_closed(variant: Variant) {
         "{variant}: {open} bytes"
     );
     assert!(closed < open / 16, "{variant}: {closed} of {open} bytes");
+}
+
+/// Times that connections come and go, and how many at a time: 2,000 in all.
+const TIMES: u16 = 20;
+const AT_A_TIME: u16 = 100;
+/// Times after which memory no longer grows, and by how much it may differ from then on.
+const WARM: usize = 4;
+const DIFFERENCE: usize = 4 << 20;
+
+fn come_and_go(variant: Variant) {
+    let mut setup = Setup::new(US.into(), 24, [1, 2]);
+    setup.limits.connections = 1 << 9;
+    let mut host = Host::new(variant, setup, 1).expect("its bounds are right");
+    let listener = host.sockets().listen(PORT, u16::MAX);
+    let listener = listener.expect("the port is free");
+    let mut rng = Rng::new(35);
+    let mut now = NOW;
+    host.turn(now);
+    let mut after = Vec::new();
+    for time in 0..TIMES {
+        let mut all = Vec::new();
+        for i in 0..AT_A_TIME {
+            let mut peer = Peer::new(path(), (4000 + time * AT_A_TIME + i, PORT), 100);
+            let stream = open_at(now, &mut host, &listener, &mut peer);
+            all.push((peer, stream));
+        }
+        for _ in 0..40 {
+            for (peer, stream) in &mut all {
+                let bytes = vec![7; 1 + rng.below(1400) as usize];
+                if rng.chance(100_000) {
+                    host.inject(peer.says(ACK, &bytes));
+                } else {
+                    let mut segment = peer.segment(ACK, &bytes);
+                    let gap = 1 + rng.below(60_000) as u32;
+                    segment.seq = segment.seq.wrapping_add(gap);
+                    host.inject(segment.frame(path()));
+                }
+                let _ = stream.try_read(&mut [0; 2000]);
+            }
+            now += Duration::from_millis(1);
+            host.turn(now);
+            host.take_sent();
+        }
+        for (mut peer, stream) in all {
+            match rng.below(3) {
+                0 => host.inject(peer.says(RST, &[])),
+                1 => stream.set_linger(Some(core::time::Duration::ZERO)),
+                _ => {}
+            }
+            drop(stream);
+            host.turn(now);
+            host.inject(peer.says(RST, &[]));
+        }
+        for _ in 0..500 {
+            now += Duration::from_millis(20);
+            host.turn(now);
+            host.take_sent();
+        }
+        after.push(resident());
+    }
+    let (first, rest) = after.split_at(WARM);
+    let most = |all: &[usize]| all.iter().copied().max().unwrap_or(0);
+    let (before, now) = (most(first), most(rest));
+    println!("{variant}: {} KiB, then {} KiB", before >> 10, now >> 10);
+    assert!(now <= before + DIFFERENCE, "{variant}: {after:?}");
 }
 
 fn measure(variant: Variant) {
