@@ -1,6 +1,11 @@
 //! Connections over bad wires, in virtual time: every byte arrives, every connection ends, none is
 //! left behind. The seed says whether that is over IPv4 or IPv6.
 //!
+//! Connections that only meet bad wires also meet what is rare: options that change between writes,
+//! single bytes into a large buffer that is read late, priority tags, atomic fragments, text on
+//! SYNs, options of illegal length, packets too big, redirects, router advertisements, and hosts
+//! whose Ethernet address changes.
+//!
 //! A *schedule* is a connection that moves 64 KB each way and more while the workers of both hosts
 //! stall, come, go, die and have bits flipped: one stall at least, and one that joins or dies. Some
 //! stacks have two or three groups, and their connections go from one to another meanwhile.
@@ -14,6 +19,7 @@
 
 mod case;
 mod clean_links;
+mod oddities;
 mod wire_observer;
 
 use dominoes_netstack::time::Duration;
@@ -52,6 +58,22 @@ dominoes_testkit::tally! {
     reopened,
     /// Options that were set on the way.
     settings,
+    /// Bytes that were sent one by one to who read late, into a large buffer.
+    single_bytes,
+    /// Frames with a tag that says only their priority.
+    tags,
+    /// Packets of IPv6 with a fragment header, though whole.
+    atomic,
+    illegal_options,
+    texts_on_syns,
+    /// Packets of which a router said that they are too big.
+    too_big,
+    redirects,
+    advertisements,
+    /// Advertisements that differ from the one before.
+    changed_advertisements,
+    /// Hosts that got another Ethernet address.
+    moves,
     /// Times that a planted panic ended a connection of a stack.
     panicked,
     /// Conversations that ended so.
@@ -176,7 +198,7 @@ impl Tally {
     }
 
     /// What must have happened for the run to say anything.
-    fn faults(&self) -> [u64; 13] {
+    fn faults(&self) -> [u64; 24] {
         [
             self.over_ipv6,
             self.lost,
@@ -191,6 +213,17 @@ impl Tally {
             self.window_probes,
             self.panicked,
             self.cut,
+            self.settings,
+            self.single_bytes,
+            self.tags,
+            self.atomic,
+            self.illegal_options,
+            self.texts_on_syns,
+            self.too_big,
+            self.redirects,
+            self.advertisements,
+            self.changed_advertisements,
+            self.moves,
         ]
     }
 }

@@ -11,6 +11,7 @@ use dominoes_drivers::{Gso, GsoKind, RxChecksum, RxMeta};
 use dominoes_netstack::config::{CongestionControl, Ecn};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::{SocketError, TcpListener, TcpStream, UdpSocket};
+use dominoes_testkit::packet::odd;
 
 use crate::far::{Far, Near, Open, Segment};
 use crate::input::{Input, assert_overflow_panics};
@@ -333,16 +334,11 @@ impl Shape {
         let is_v6 = frame.get(12..14) == Some(&[0x86, 0xdd]);
         let family = if is_v6 { Family::V6 } else { Family::V4 };
         family.finish(frame, right);
-        if self.is_atomic && is_v6 && frame.len() >= 54 {
-            let len = u16::from_be_bytes([frame[18], frame[19]]).wrapping_add(8);
-            frame[18..20].copy_from_slice(&len.to_be_bytes());
-            let next = std::mem::replace(&mut frame[20], 44);
-            frame.splice(54..54, [next, 0, 0, 0, 0, 0, 0, 1]);
+        if self.is_atomic {
+            odd::make_atomic(frame);
         }
-        if let Some(vlan) = self.tag
-            && frame.len() >= 12
-        {
-            frame.splice(12..12, [0x81, 0, 0xa0, vlan]);
+        if let Some(vlan) = self.tag {
+            odd::tag(frame, 5, vlan.into());
         }
         let mut meta = RxMeta::default();
         if let Some([kind, size, a, b, c, d]) = self.meta {

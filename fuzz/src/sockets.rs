@@ -25,6 +25,8 @@ use crate::tally;
 const MOST: usize = 6;
 /// Operations of an input after which the rest of it is ignored: no input takes long.
 const STEPS: u64 = 3000;
+/// Bytes that are sent one by one, at most.
+const SINGLE_BYTES: usize = 64;
 /// Rounds in which frames go back and forth at one moment.
 const ROUNDS: usize = 200;
 
@@ -51,6 +53,8 @@ enum What {
     Fill,
     Write,
     WriteVectored,
+    /// Each in a segment of its own.
+    WriteBytes,
     WriteAgain,
     Shutdown,
     Settings,
@@ -90,7 +94,7 @@ const CALLS: [What; 40] = [
     What::WriteVectored,
     What::WriteAgain,
     What::Shutdown,
-    What::Shutdown,
+    What::WriteBytes,
     What::Settings,
     What::Settings,
     What::Look,
@@ -188,8 +192,13 @@ pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let [kind, sizes]: [u8; 2] = input.any();
     let kind = [Kind::Single, Kind::Pair(16), Kind::Pair(64), Kind::Single][usize::from(kind & 3)];
+    // Seldom such a large one that many segments fit whose bytes nobody reads.
+    let receive_buffer = match sizes & 0xc3 {
+        0xc3 => 1 << 20,
+        sizes => 1 << (10 + (sizes & 3)),
+    };
     let limits = limits()
-        .receive_buffer(1 << (10 + (sizes & 3)))
+        .receive_buffer(receive_buffer)
         .send_buffer(1 << (10 + (sizes >> 2 & 3)))
         .udp_receive_buffer(1 << (10 + (sizes >> 4 & 1)))
         .connections([16, 3][usize::from(sizes >> 5 & 1)]);
@@ -413,6 +422,7 @@ impl World {
             | What::Fill
             | What::Write
             | What::WriteVectored
+            | What::WriteBytes
             | What::WriteAgain
             | What::Shutdown
             | What::Settings
@@ -525,6 +535,18 @@ impl World {
                 };
                 this.written += written.unwrap_or(0) as u64;
                 self.note_written(side, at);
+                return;
+            }
+            What::WriteBytes => {
+                this.stream.set_nodelay(true).expect("it never fails");
+                for _ in 0..len.min(SINGLE_BYTES) {
+                    let this = &mut self.sides[side].streams[at];
+                    let byte = pattern_byte(other.1, this.written);
+                    let written = this.stream.try_write(&[byte]).ok();
+                    this.written += written.unwrap_or(0) as u64;
+                    self.note_written(side, at);
+                    self.wire(0);
+                }
                 return;
             }
             What::WriteAgain => {

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use dominoes_testkit::packet::odd::ILLEGAL_OPTIONS;
 use dominoes_testkit::packet::{ACK, FIN, PSH, RST, SYN, Segment};
 use dominoes_testkit::{Rng, mix};
 
@@ -99,9 +100,6 @@ pub(crate) struct Peer {
 
 /// What the far side offers in its SYN.
 const MSS: u16 = 1460;
-
-/// Options of illegal length, which end the options of a segment.
-const ILLEGAL: [&[u8]; 4] = [&[0xfd, 0], &[3, 1], &[8, 40, 1], &[2]];
 
 impl Peer {
     pub(crate) fn new(
@@ -324,7 +322,7 @@ impl Peer {
             [] => return out,
             [syn] if syn.has(SYN) && rng.per_mille(700) => self.add_text(syn, rng),
             [.., segment] => {
-                segment.more_options = ILLEGAL[rng.index(ILLEGAL.len())].to_vec();
+                segment.more_options = ILLEGAL_OPTIONS[rng.index(ILLEGAL_OPTIONS.len())].to_vec();
             }
         }
         seen.odd = true;

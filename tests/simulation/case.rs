@@ -18,6 +18,7 @@ use dominoes_testkit::{
 };
 
 use super::Tally;
+use super::oddities::Meddler;
 use super::wire_observer::WireObserver;
 
 /// Connections of a case.
@@ -37,6 +38,11 @@ const FAULTS_END: Duration = Duration::from_secs(120);
 /// A connection that is healthy must be over so much later: the longest timeout, and what it
 /// delays.
 const GRACE: Duration = Duration::from_secs(240);
+/// Bytes of which a peer sends each in a segment of its own to a large buffer whose owner reads
+/// late.
+const SINGLE_BYTES: u64 = 300;
+/// How often an application sets options of its connection, at most.
+const CHANGES: u64 = 3;
 /// Both stacks must have forgotten the connections after two maximum segment lifetimes.
 const FORGOTTEN: Duration = Duration::from_secs(130);
 
@@ -189,6 +195,13 @@ struct Conversation {
     rng: Rng,
     reopened: u64,
     settings: u64,
+    /// How often each end may set options yet.
+    changes: [u64; 2],
+    /// Whether send buffers hold a full segment. In a smaller one everything waits for the end of a
+    /// cork, a retransmission timeout each time.
+    may_cork: bool,
+    /// Whether the end that opens sends single bytes, and the other reads when all were sent.
+    is_late: bool,
     /// Whether the code of the stacks may panic.
     panics: bool,
     /// It did, for this connection.
@@ -233,6 +246,9 @@ impl Conversation {
             rng,
             reopened: 0,
             settings: 0,
+            changes: [0; 2],
+            may_cork: false,
+            is_late: false,
             panics,
             cut: false,
             from: None,
@@ -289,9 +305,58 @@ impl Conversation {
         }
         let (ours, theirs) = (end, 1 - end);
         let (keys, lens) = (self.keys, self.lens);
+        if self.is_late {
+            stream.set_nodelay(true).unwrap();
+        }
         let traffic = Traffic::new(stream, keys[ours], keys[theirs], lens[ours], lens[theirs]);
-        self.all_traffic[end] = Some(traffic);
+        let most = if self.is_late { 1 } else { u64::MAX };
+        self.all_traffic[end] = Some(traffic.write_at_most(most));
         Ok(())
+    }
+
+    /// An application changes its mind about its connection, between two writes.
+    fn change_options(&mut self, end: usize) -> Result<(), SocketError> {
+        if self.changes[end] == 0 || self.rng.below(10) > 0 {
+            return Ok(());
+        }
+        let Some(stream) = self.all_traffic[end].as_ref().and_then(Traffic::stream) else {
+            return Ok(());
+        };
+        self.changes[end] -= 1;
+        self.settings += 1;
+        let is_on = self.rng.chance(500_000);
+        // Longer than any case.
+        let long = core::time::Duration::from_secs(600 + self.rng.below(600));
+        match self.rng.below(4) {
+            0 => stream.set_cork(is_on && self.may_cork),
+            1 => stream.set_nodelay(is_on).unwrap(),
+            2 => stream.set_user_timeout(is_on.then_some(long))?,
+            _ => {
+                let often = Duration::from_millis(100 + self.rng.below(5_000));
+                let keepalive = Keepalive::default().idle(often).interval(often);
+                stream.set_keepalive(is_on.then_some(keepalive.probes(255)))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether an end does nothing yet, because bytes are to be sent one by one or read late.
+    fn holds_back(&mut self, end: usize, moment: &mut Moment) -> bool {
+        if !self.is_late {
+            return false;
+        }
+        let opener = self.all_traffic[1].as_ref();
+        let is_sent = opener.is_some_and(|traffic| traffic.written() == self.lens[1]);
+        if end == 0 || is_sent {
+            return end == 0 && !is_sent;
+        }
+        if self.rests[end] <= moment.now() {
+            self.rests[end] = moment.now() + Duration::from_micros(500 + self.rng.below(2_000));
+            moment.wake_at(self.rests[end]);
+            return false;
+        }
+        moment.wake_at(self.rests[end]);
+        true
     }
 
     fn open(&mut self, moment: &mut Moment) -> Result<(), SocketError> {
@@ -332,13 +397,21 @@ impl Conversation {
             .map_err(|error| format!("conversation {number}: {error}"))?;
         let mut done = 0;
         let mut broken = None;
-        for (traffic, rest) in self.all_traffic.iter_mut().zip(&mut self.rests) {
+        for end in 0..2 {
+            if self.holds_back(end, moment) {
+                continue;
+            }
+            self.change_options(end)
+                .or_else(|error| self.failed(error))
+                .map_err(|error| format!("conversation {number}: {error}"))?;
+            let (traffic, rest) = (&mut self.all_traffic[end], &mut self.rests[end]);
             let Some(traffic) = traffic else { continue };
+            let is_single = self.is_late && end == 1;
             let rests = self.resting > 0 && self.rng.below(100) < self.resting;
-            if rests && *rest <= moment.now() {
+            if rests && *rest <= moment.now() && !is_single {
                 *rest = moment.now() + Duration::from_millis(self.rng.below(2_000));
             }
-            if *rest > moment.now() {
+            if *rest > moment.now() && !is_single {
                 moment.wake_at(*rest);
                 continue;
             }
@@ -384,7 +457,11 @@ fn states(net: &mut Net, hosts: [HostId; 2]) -> String {
 /// Runs the case of a seed.
 pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
     let mut rng = Rng::new(seed);
+    let mut odd = Rng::new(mix(!seed));
     let mut net = Net::new(rng.next());
+    let is_wires = matches!(about, About::Wires(_));
+    // Seldom, since their pages take time.
+    let large = (is_wires && odd.below(32) == 0).then(|| 1 << (20 + odd.below(4)));
     let family = Family::ALL[(mix(seed) & 1) as usize];
     let mut add = |net: &mut Net| {
         let mut host = match about {
@@ -395,6 +472,10 @@ pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
             host.variant = Variant::new(kind, host.variant.workers());
         }
         let mut host = host.family(family);
+        if let Some(bytes) = large {
+            host.limits.receive_buffer = bytes;
+            host.limits.tcp.receive_window = host.limits.tcp.receive_window.max(bytes);
+        }
         if family == Family::V6 {
             host.limits.mtu = host.limits.mtu.max(IPV6_MIN_MTU);
         }
@@ -411,6 +492,27 @@ pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
         .map(|number| Conversation::new(number, &net, hosts, about, panics, &mut rng))
         .collect();
     let mut conversations = conversations.map_err(|error| error.to_string())?;
+    let meddler = Rc::new(RefCell::new(Meddler::new(family, Rng::new(odd.next()))));
+    let moves = is_wires && odd.chance(250_000);
+    if moves {
+        let at = Instant::from_nanos(odd.below(2 * BEGIN.as_nanos()));
+        net.move_host(hosts[odd.below(2) as usize], at, [2, 0, 10, 0, 1, 1]);
+    }
+    if is_wires {
+        let meddler = Rc::clone(&meddler);
+        net.meddle(move |_, _, frame| meddler.borrow_mut().meddle(frame));
+        let changes = odd.below(2) * CHANGES;
+        let limits = hosts.map(|id| net.host(id).inspect(|replica| *replica.limits())[0]);
+        let most = limits.iter().map(|limits| u32::from(limits.mtu)).min();
+        for conversation in &mut conversations {
+            conversation.changes = [changes; 2];
+            conversation.may_cork = limits.iter().all(|one| Some(one.send_buffer) >= most);
+        }
+    }
+    if large.is_some() {
+        conversations[0].is_late = true;
+        conversations[0].lens = [SINGLE_BYTES; 2];
+    }
 
     let mut trouble = None;
     for (time, mend) in [(FAULTS_END, true), (GRACE, false)] {
@@ -464,6 +566,11 @@ pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
         tally.schedules += u64::from(conversation.is_schedule());
         tally.reopened += conversation.reopened;
         tally.settings += conversation.settings;
+        if conversation.is_late
+            && let Some(traffic) = &conversation.all_traffic[1]
+        {
+            tally.single_bytes += traffic.written();
+        }
         tally.cut += u64::from(conversation.cut);
         let all_traffic = conversation.all_traffic.iter().flatten();
         tally.octets += all_traffic.map(Traffic::received).sum::<u64>();
@@ -504,5 +611,15 @@ pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
     tally.retransmissions = eyes.retransmissions;
     tally.zero_windows = eyes.zero_windows;
     tally.window_probes = eyes.window_probes;
+    tally.moves = u64::from(moves);
+    let seen = meddler.borrow().seen;
+    tally.tags = seen.tags;
+    tally.atomic = seen.atomic;
+    tally.illegal_options = seen.illegal_options;
+    tally.texts_on_syns = seen.texts_on_syns;
+    tally.too_big = seen.too_big;
+    tally.redirects = seen.redirects;
+    tally.advertisements = seen.advertisements;
+    tally.changed_advertisements = seen.changed;
     Ok(tally)
 }

@@ -26,6 +26,8 @@ pub struct Traffic {
     /// What is written next, and how much of it was.
     piece: Vec<u8>,
     taken: usize,
+    /// Bytes that are written at once, at most.
+    most: u64,
     /// What was read last, and what should have been.
     got: Vec<u8>,
     wanted: Vec<u8>,
@@ -100,6 +102,7 @@ impl Traffic {
             eof: false,
             piece: Vec::new(),
             taken: 0,
+            most: PIECE,
             got: vec![0; PIECE as usize],
             wanted: Vec::new(),
         }
@@ -111,6 +114,17 @@ impl Traffic {
         let mut bytes = Vec::new();
         fill(&mut bytes, key, from, len);
         bytes
+    }
+
+    /// Lets it write at most so many bytes at once, and at least one.
+    pub fn write_at_most(mut self, bytes: u64) -> Self {
+        self.most = bytes.clamp(1, PIECE);
+        self
+    }
+
+    /// The connection, until both ends are over.
+    pub const fn stream(&self) -> Option<&TcpStream> {
+        self.stream.as_ref()
     }
 
     /// Whether both ends have written and read everything. Then the socket is closed.
@@ -139,7 +153,7 @@ impl Traffic {
         let mut done = 0;
         if self.written < self.to_write {
             if self.taken == self.piece.len() {
-                let len = (1 + self.rng.below(PIECE)).min(self.to_write - self.written);
+                let len = (1 + self.rng.below(self.most)).min(self.to_write - self.written);
                 fill(&mut self.piece, self.ours, self.written, len);
                 self.taken = 0;
             }

@@ -13,7 +13,7 @@ use dominoes_netstack::{ConfigError, Ipv6Config, Limits, Replica, SocketError, S
 use crate::faults::FaultPlan;
 use crate::host::{Host, Stalls, Variant};
 use crate::link::{Link, LinkConfig, LinkStats};
-use crate::packet::{Family, on_wire, v6_of};
+use crate::packet::{Family, Mac, odd, on_wire, v6_of};
 use crate::rng::{Rng, mix};
 
 /// Rounds at one moment before the net counts as spinning.
@@ -189,6 +189,8 @@ struct Station {
     address: IpAddr,
     /// In the family that its name has.
     name: IpAddr,
+    /// The Ethernet address that it has for others from some time on.
+    moves: Option<(Instant, Mac)>,
     up: Link,
     down: Link,
 }
@@ -238,10 +240,13 @@ pub struct Net {
     rng: Rng,
     stations: Vec<Station>,
     watcher: Option<Watcher>,
+    meddler: Option<Meddler>,
 }
 
 /// Sees every frame that a host sends, before its wire does.
 type Watcher = Box<dyn FnMut(Instant, HostId, &[u8])>;
+/// May change a frame after that. Returns frames that go to its sender.
+type Meddler = Box<dyn FnMut(Instant, HostId, &mut Vec<u8>) -> Vec<Vec<u8>>>;
 
 impl fmt::Debug for Net {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -262,12 +267,28 @@ impl Net {
             rng: Rng::new(seed),
             stations: Vec::new(),
             watcher: None,
+            meddler: None,
         }
     }
 
     /// Shows every frame that a host sends to `watcher` from now on, before anything happens to it.
     pub fn watch(&mut self, watcher: impl FnMut(Instant, HostId, &[u8]) + 'static) {
         self.watcher = Some(Box::new(watcher));
+    }
+
+    /// Lets `meddler` change every frame that a host sends from now on, before its wire does
+    /// anything to it. The frames that it returns go to the sender of that frame.
+    pub fn meddle(
+        &mut self,
+        meddler: impl FnMut(Instant, HostId, &mut Vec<u8>) -> Vec<Vec<u8>> + 'static,
+    ) {
+        self.meddler = Some(Box::new(meddler));
+    }
+
+    /// What a host sends comes from another Ethernet address from `at` on: `mac`. Frames to either
+    /// address reach it then.
+    pub fn move_host(&mut self, id: HostId, at: Instant, mac: Mac) {
+        self.stations[id.0].moves = Some((at, mac));
     }
 
     /// One more host, at most 254.
@@ -305,6 +326,7 @@ impl Net {
             migrations_ppm: config.migrations_ppm,
             address,
             name: config.family.address(bytes),
+            moves: None,
             up: Link::new(config.up.seed(self.rng.next())),
             down: Link::new(config.down.seed(self.rng.next())),
         });
@@ -392,9 +414,19 @@ impl Net {
                 }
                 done += station.turn(self.now, &mut self.rng);
                 let sent = station.hosts[0].take_transmitted().into_iter();
-                for frame in sent.flat_map(|(frame, meta)| on_wire(frame, &meta)) {
+                for mut frame in sent.flat_map(|(frame, meta)| on_wire(frame, &meta)) {
                     if let Some(watcher) = &mut self.watcher {
                         watcher(self.now, HostId(index), &frame);
+                    }
+                    if let Some(meddler) = &mut self.meddler {
+                        for answer in meddler(self.now, HostId(index), &mut frame) {
+                            station.down.offer(now, Frame::from_bytes(&answer));
+                        }
+                    }
+                    if let Some((at, mac)) = station.moves
+                        && at <= self.now
+                    {
+                        odd::move_sender(&mut frame, mac);
                     }
                     station.up.offer(now, Frame::from_bytes(&frame));
                     done += 1;
@@ -422,8 +454,17 @@ impl Net {
         for (index, station) in self.stations.iter_mut().enumerate() {
             let mac = Host::mac_of(station.address);
             let to_group = frame.first().is_some_and(|byte| byte & 1 != 0);
-            if index != from && (to_group || frame.get(..6) == Some(&mac)) {
+            if index == from {
+                continue;
+            }
+            if to_group || frame.get(..6) == Some(&mac) {
                 station.down.offer(now, frame.clone());
+            } else if let Some((_, other)) = station.moves
+                && frame.get(..6) == Some(&other)
+            {
+                let mut bytes = frame.to_vec();
+                bytes[..6].copy_from_slice(&mac);
+                station.down.offer(now, Frame::from_bytes(&bytes));
             }
         }
     }

@@ -14,6 +14,7 @@
 //! ```
 
 mod family;
+pub mod odd;
 mod segment;
 pub mod v6;
 
