@@ -301,31 +301,17 @@ fn discard_datagrams(socket: UdpSocket) {
 fn netstat(sockets: &Sockets, listener: &TcpListener) {
     while let Ok((mut stream, _)) = listener.accept() {
         let StackStats { pump, state, .. } = sockets.stats();
-        let lines = [
+        let sums = [
             ("looked_at", pump.inputs()),
             ("accounted_for", pump.outcomes()),
-            ("malformed", pump.malformed),
-            ("not_ours", pump.not_ours),
-            ("unknown", pump.unknown),
-            ("fragments", pump.fragments),
-            ("datagrams", pump.datagrams),
-            ("no_port", pump.no_port),
-            ("arp", pump.arp),
-            ("echo", pump.echo),
-            ("neighbor_messages", pump.neighbor_messages),
-            ("network_errors", pump.network_errors),
-            ("control_dropped", pump.control_dropped),
-            ("segments", state.segments),
-            ("bad_checksum", state.bad_checksum),
-            ("no_connection", state.no_connection),
-            ("refused_syn", state.refused_syn),
-            ("opened", state.opened),
-            ("closed", state.closed),
-            ("cookies_sent", state.cookies_sent),
-            ("panicked", state.panicked),
+            ("passive_opens", state.passive_opens()),
+            ("currently_established", state.currently_established()),
         ];
+        // The state counts the same, when it is applied.
+        let both = ["segments", "requests", "datagrams"];
+        let of_pump = pump.named().filter(|(name, _)| !both.contains(name));
+        let lines = sums.into_iter().chain(of_pump).chain(state.named());
         let text: String = lines
-            .iter()
             .map(|(name, value)| format!("{name} {value}\n"))
             .collect();
         // Who asks and goes away needs no answer.

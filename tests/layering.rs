@@ -62,12 +62,12 @@ const ROOMS: [Room; 23] = [
     room(
         "log",
         Access::Pure,
-        &["config", "ip", "packet", "seqnum", "time"],
+        &["config", "ip", "packet", "seqnum", "stats", "time"],
     ),
     room(
         "tcp",
         Access::Pure,
-        &["config", "hash", "ip", "log", "seqnum", "time"],
+        &["config", "hash", "ip", "log", "seqnum", "stats", "time"],
     ),
     room(
         "udp",

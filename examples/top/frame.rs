@@ -44,7 +44,7 @@ pub(crate) fn draw(frame: &mut Frame<'_>, title: &str, before: &Sample, now: &Sa
     let threads = now.threads.domains.len() as u16 + 3;
     let channels = now.threads.channels.len() as u16;
     let [head, log, upper, lower] = Layout::vertical([
-        Constraint::Length(3),
+        Constraint::Length(4),
         Constraint::Length(channels),
         Constraint::Length(threads),
         Constraint::Min(3),
@@ -75,10 +75,18 @@ fn summary(title: &str, before: &Sample, now: &Sample, span: Duration) -> Paragr
             short(pump.runs),
         )),
         Line::raw(format!(
-            "{} connections opened, {} closed, {} segments with bad checksums",
+            "{} connections opened, {} closed, {} established; {} segments with bad checksums",
             short(state.opened),
             short(state.closed),
+            short(state.currently_established()),
             short(state.bad_checksum),
+        )),
+        Line::raw(format!(
+            "{} segments sent again, {} timeouts, {} resets in, {} out",
+            short(state.retransmitted),
+            short(state.timeouts),
+            short(state.resets_received),
+            short(state.resets_sent),
         )),
     ];
     Paragraph::new(text)

@@ -1,5 +1,33 @@
 //! Counters. State counters are equal in all replicas; effect and pump counters belong to who
-//! counted.
+//! counted. All begin with 0 when the stack starts, and are never reset; 64 bits do not wrap in the
+//! life of a machine.
+//!
+//! Their names in `nstat` and `netstat -s`; fields without a type are [`StateStats`]':
+//!
+//! | Linux | here |
+//! |---|---|
+//! | `TcpActiveOpens`, `TcpPassiveOpens` | `opened_by_us`, [`StateStats::passive_opens`] |
+//! | `TcpAttemptFails` | `failed_opens` |
+//! | `TcpEstabResets` | `resets_received`, of connections in any state |
+//! | `TcpCurrEstab` | [`StateStats::currently_established`] |
+//! | `TcpInSegs`, `TcpRetransSegs` | `segments`, `retransmitted` |
+//! | `TcpInCsumErrors`, `TcpOutRsts` | `bad_checksum`, `resets_sent` |
+//! | `TcpExtTCPTimeouts`, `TcpExtTCPFastRetrans` | `timeouts`, `fast_retransmitted` |
+//! | `TcpExtTCPSackRecovery`, `TcpExtTCPRenoRecovery` | `sack_recoveries`, `reno_recoveries` |
+//! | `TcpExtTCPDSACKRecv`; `TcpExtTCPFullUndo` and its like | `dsacks_received`; `undone` |
+//! | `TcpExtTCPOFOQueue` | `out_of_order` |
+//! | `TcpExtTCPChallengeACK` | `challenges_sent` |
+//! | `TcpExtTCPWinProbe`, `TcpExtTCPKeepAlive` | `window_probes`, `keepalive_probes` |
+//! | `TcpExtTCPAbortOnTimeout` | `timed_out` |
+//! | `TcpExtSyncookiesSent`, `-Recv`, `-Failed` | `cookies_sent`, `cookies_returned`, `cookies_failed` |
+//! | `TcpExtListenDrops` | `refused_syn`; without `table_full`, `TcpExtListenOverflows` |
+//! | `UdpInDatagrams`, `UdpOutDatagrams` | `datagrams`, `sent_datagrams` |
+//! | `UdpNoPorts` | [`PumpStats::no_port`] |
+//! | `UdpInCsumErrors`, `UdpRcvbufErrors` | `bad_datagrams`, `queue_full` |
+//! | `IpFragCreates` | `fragments_made` |
+//! | `IpReasmReqds`, `IpReasmOKs` | [`PumpStats::fragments`], [`PumpStats::reassembled`] |
+//! | `IpReasmFails` | [`PumpStats::bad_fragments`], [`PumpStats::reassembly_timeouts`] |
+//! | `IPReversePathFilter`, martians of the log | [`PumpStats::martians`] |
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -35,9 +63,17 @@ pub struct StateStats {
     pub cookies_sent: u64,
     /// Cookies that came back, and became connections.
     pub cookies_returned: u64,
+    /// Segments for a listener that return no cookie, though some were under way.
+    pub cookies_failed: u64,
+    /// Resets that were sent: of connections, and to segments that no connection accepts.
+    pub resets_sent: u64,
+    /// Resets of peers that ended a connection.
+    pub resets_received: u64,
     /// Resets that did not leave because there were too many in that second.
     pub resets_withheld: u64,
-    /// Challenge acknowledgments that did not leave for the same reason (RFC 5961 section 7).
+    /// Challenge acknowledgments (RFC 5961).
+    pub challenges_sent: u64,
+    /// ... that did not leave because there were too many in that second (RFC 5961 section 7).
     pub challenges_withheld: u64,
     /// Segments behind a gap that were dropped because the pages of all such segments would have
     /// been too many ([`Limits::out_of_order`](crate::Limits::out_of_order)). Their peers send them
@@ -47,10 +83,35 @@ pub struct StateStats {
     pub opened: u64,
     /// Of these, by us (`ActiveOpens` of RFC 4022).
     pub opened_by_us: u64,
+    /// Connections that ended in SYN-SENT or SYN-RECEIVED.
+    pub failed_opens: u64,
+    /// Connections whose handshake was completed.
+    pub established: u64,
+    /// ... that have left ESTABLISHED or CLOSE-WAIT since.
+    pub no_longer_established: u64,
     /// Segments sent again, with text or a FIN (`RetransSegs`).
     pub retransmitted: u64,
+    /// ... without a timeout: because acknowledgments showed a loss (RFC 5681 section 3.2, RFC 8985),
+    /// or as a probe of the tail.
+    pub fast_retransmitted: u64,
     /// Retransmission timeouts (RFC 6298 section 5).
     pub timeouts: u64,
+    /// Recoveries that SACK began (RFC 6675, RFC 8985).
+    pub sack_recoveries: u64,
+    /// Recoveries that three duplicate acknowledgments began, without SACK (RFC 6582).
+    pub reno_recoveries: u64,
+    /// Acknowledgments that say that something came twice (RFC 2883): it was sent again, or
+    /// duplicated on its way.
+    pub dsacks_received: u64,
+    /// Reductions of congestion windows that were taken back, since nothing was lost (RFC 4015).
+    pub undone: u64,
+    /// Probes of closed windows (RFC 9293 section 3.8.6.1).
+    pub window_probes: u64,
+    /// Keepalive probes (RFC 9293 section 3.8.4).
+    pub keepalive_probes: u64,
+    /// Connections that ended because their peer did not answer, keepalive probes among other
+    /// segments.
+    pub timed_out: u64,
     /// Segments that arrived before an earlier one.
     pub out_of_order: u64,
     /// Segments with text that had arrived before.
@@ -83,6 +144,20 @@ pub struct StateStats {
     pub queue_full: u64,
     /// UDP datagrams that sockets sent.
     pub sent_datagrams: u64,
+    /// Fragments that datagrams of sockets were cut into.
+    pub fragments_made: u64,
+}
+
+impl StateStats {
+    /// Connections that peers opened (`PassiveOpens` of RFC 4022).
+    pub const fn passive_opens(&self) -> u64 {
+        self.opened.saturating_sub(self.opened_by_us)
+    }
+
+    /// Connections in ESTABLISHED or CLOSE-WAIT (`CurrEstab` of RFC 4022).
+    pub const fn currently_established(&self) -> u64 {
+        self.established.saturating_sub(self.no_longer_established)
+    }
 }
 
 /// What the receive pump saw.
@@ -124,6 +199,8 @@ pub struct PumpStats {
     pub reassembled: u64,
     /// Fragments that no datagram can have, or that contradict others.
     pub bad_fragments: u64,
+    /// Datagrams of which not all fragments came in time.
+    pub reassembly_timeouts: u64,
     /// ICMP errors that we reported.
     pub reports: u64,
     /// ICMP errors that were not reported because there were too many.
@@ -205,6 +282,7 @@ impl PumpStats {
             unresolved: _,
             reassembled: _,
             bad_fragments: _,
+            reassembly_timeouts: _,
             reports: _,
             reports_limited: _,
             control_dropped: _,
@@ -245,18 +323,29 @@ macro_rules! sums {
                 let $name { $($field),* } = self;
                 $name { $($field: $field + other.$field),* }
             }
+
+            /// Every counter with its name.
+            pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($field), self.$field)),*].into_iter()
+            }
         }
     )*};
 }
 
 sums! {
-    StateStats: requests segments bad_checksum no_connection refused_syn table_full cookies_sent cookies_returned
-        resets_withheld challenges_withheld gaps_refused opened opened_by_us retransmitted timeouts out_of_order duplicates closed ignored_errors time_wait_evicted panicked migrated_out migrated_in migration_declined
-        dropped_while_migrating datagrams
-        bad_datagrams no_socket queue_full sent_datagrams;
-    PumpStats: frames looped segments runs requests malformed not_ours martians unknown datagrams split pieces no_port
-        unresolved fragments reassembled bad_fragments reports reports_limited arp conflicts neighbor_messages duplicate_addresses foreign echo echo_replies
-        network_errors control_dropped log_full helped neighbor_moves_rejected redirects_ignored deferred forwarded deferred_dropped rebalanced given_back;
+    StateStats: requests segments bad_checksum no_connection refused_syn table_full cookies_sent
+        cookies_returned cookies_failed resets_sent resets_received resets_withheld challenges_sent
+        challenges_withheld gaps_refused opened opened_by_us failed_opens established
+        no_longer_established retransmitted fast_retransmitted timeouts sack_recoveries
+        reno_recoveries dsacks_received undone window_probes keepalive_probes timed_out out_of_order
+        duplicates closed ignored_errors time_wait_evicted panicked migrated_out migrated_in
+        migration_declined dropped_while_migrating datagrams bad_datagrams no_socket queue_full
+        sent_datagrams fragments_made;
+    PumpStats: frames looped segments runs requests malformed not_ours martians unknown datagrams
+        split pieces no_port unresolved fragments reassembled bad_fragments reassembly_timeouts
+        reports reports_limited arp conflicts neighbor_messages duplicate_addresses foreign echo
+        echo_replies network_errors control_dropped log_full helped neighbor_moves_rejected
+        redirects_ignored deferred forwarded deferred_dropped rebalanced given_back;
     EffectStats: prepared stored_ahead deliveries delivered_bytes frames sent_bytes diverged stolen requests;
 }
 

@@ -8,6 +8,7 @@ mod by_hand;
 mod clients;
 mod close;
 mod config;
+mod counters;
 mod echo;
 mod framed;
 mod given_back;

@@ -203,8 +203,8 @@ impl UnitProcessor for Units {
     }
 }
 
-/// Sets options of `view` between writes to its units, the first of which is so long that workers
-/// seal it, and is not sealed yet. `sealed`: how long the units of so much text are.
+/// Sets options of `view` between writes to its units. The first write is long enough for workers to
+/// seal it, and is not sealed yet. `sealed` computes the length of the units of a text.
 fn options_between_units(
     mut hosts: Hosts,
     view: TcpView<'_>,
@@ -375,6 +375,26 @@ fn a_listener_has_its_settings_on_the_syn_ack_with_a_place_and_without() {
 }
 
 #[test]
+fn a_user_timeout_bounds_an_open_from_its_syn_on() {
+    Hosts::connected(|mut hosts, _server, _client| {
+        let remote = hosts.net.address_of(hosts.ids[0], 7);
+        let server = hosts.net.sockets(hosts.ids[0]);
+        // Its neighbours still know where it was.
+        server.remove_address(remote.ip()).unwrap();
+        let sockets = hosts.net.sockets(hosts.ids[1]).clone();
+        let mut opening = sockets.begin_connect(remote).unwrap();
+        let settings = Settings::default().user_timeout(Some(Duration::from_secs(2)));
+        opening.set_settings(settings).unwrap();
+        let seen = hosts.after(1990);
+        let syns = seen.iter().filter(|seen| seen.flags == SYN).count();
+        assert!(syns > 1, "{seen:?}");
+        assert!(opening.try_finish().unwrap().is_none());
+        hosts.after(20);
+        assert_eq!(opening.try_finish().unwrap_err(), SocketError::TimedOut);
+    });
+}
+
+#[test]
 fn a_bound_of_unsent_text_holds_for_writes_and_for_readiness_whatever_is_in_flight() {
     const BOUND: usize = 6000;
     let window = 1 << 14;
@@ -391,7 +411,7 @@ fn a_bound_of_unsent_text_holds_for_writes_and_for_readiness_whatever_is_in_flig
             poller.events(&mut events);
             events.iter().count() > 0
         };
-        // What was sent makes room, though nobody reads it.
+        // Sent text makes room, also if the peer does not read it.
         let mut written = 0;
         while let Ok(len) = client.try_write(&[1; 100_000]) {
             assert!(len <= BOUND);
@@ -400,13 +420,12 @@ fn a_bound_of_unsent_text_holds_for_writes_and_for_readiness_whatever_is_in_flig
         }
         assert_eq!(written, window + BOUND);
         assert!(!is_writable());
-        // Text that leaves tells of it, once half of it has.
+        // The poller reports room again when half of the text has left.
         assert_eq!(server.try_read(&mut [0; 4000]), Ok(4000));
         hosts.after(300);
-        let unsent = BOUND - 4000;
         let room = client.halves().1.room().unwrap();
         assert!((4000 - 1460..=4000).contains(&room), "{room}");
-        assert_eq!(is_writable(), 2 * (BOUND - room) < BOUND, "{unsent}");
+        assert_eq!(is_writable(), 2 * (BOUND - room) < BOUND);
         while server.try_read(&mut [0; 4000]).is_ok() {
             hosts.after(300);
         }

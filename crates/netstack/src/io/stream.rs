@@ -171,7 +171,7 @@ struct AppSide {
 struct StackSide {
     /// The end of the bytes in the send ring that may be overwritten.
     released: AtomicU64,
-    /// The end of the bytes that have frames, if the connection bounds those that have none.
+    /// The end of the bytes that have frames, if the connection bounds unsent bytes.
     numbered: AtomicU64,
     /// Where the receive stream ends, once the peer finished.
     peer_end: AtomicU64,

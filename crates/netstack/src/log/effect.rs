@@ -10,6 +10,7 @@ use crate::log::request::{
     ConnId, Endpoint, Flags, Flow, IpFields, Lengths, Mac, Sack, SynOptions, words,
 };
 use crate::seqnum::SeqNum;
+use crate::stats::StateStats;
 use crate::time::Instant;
 
 /// Takes what `apply` asks for. Write-only: nothing comes back but a mark that means something to
@@ -56,7 +57,7 @@ pub enum Effect {
         upto: u64,
     },
     /// The first `upto` bytes that the application wrote have frames. Only of a connection that
-    /// bounds those that have none.
+    /// bounds unsent bytes.
     Numbered {
         /// The connection.
         conn: ConnId,
@@ -375,21 +376,8 @@ pub struct FrameNumbers {
     pub gap_pages: u64,
     /// Segments that were dropped because these were too many.
     pub gaps_refused: u64,
-    /// What connections met that is rare.
-    pub counts: TcpCounts,
-}
-
-/// What the connections of a group met so far, off the fast path.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TcpCounts {
-    /// Segments sent again.
-    pub retransmitted: u64,
-    /// Retransmission timeouts.
-    pub timeouts: u64,
-    /// Segments that were stored behind a gap.
-    pub out_of_order: u64,
-    /// Segments with text that had arrived before.
-    pub duplicates: u64,
+    /// What connections met, off the fast path.
+    pub counts: StateStats,
 }
 
 impl FrameNumbers {

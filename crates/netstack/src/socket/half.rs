@@ -41,7 +41,7 @@ pub(super) struct Least {
 }
 
 impl Least {
-    /// Whether units fit what is set.
+    /// Whether units fit these settings.
     pub(super) fn allows(&self, tuning: &Tuning) -> bool {
         let allows = |bytes: u32, least: u32| bytes == 0 || bytes >= least;
         allows(tuning.receive_buffer, self.receive) && allows(tuning.notsent_lowat, self.send)

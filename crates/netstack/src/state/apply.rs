@@ -18,7 +18,7 @@ use crate::config::Limits;
 use crate::hash::mix;
 use crate::ip::rate_limit::RateLimit;
 use crate::keys::{Domain, Keys};
-use crate::log::effect::{EffectSink, FrameNumbers, TcpCounts};
+use crate::log::effect::{EffectSink, FrameNumbers};
 use crate::log::request::{
     Body, ConnId, Digest, Flags, Flow, GroupIndex, Kind, Mac, Options, Request, Segment, Verdict,
 };
@@ -580,23 +580,14 @@ impl Replica {
 
     /// Counters of the state.
     pub fn stats(&self) -> StateStats {
-        let TcpCounts {
-            retransmitted,
-            timeouts,
-            out_of_order,
-            duplicates,
-        } = self.frames.counts;
-        StateStats {
+        let counted = StateStats {
             requests: self.applied(),
             resets_withheld: self.frames.resets.refused(),
             challenges_withheld: self.frames.challenges.refused(),
             gaps_refused: self.frames.gaps_refused,
-            retransmitted,
-            timeouts,
-            out_of_order,
-            duplicates,
             ..self.stats
-        }
+        };
+        counted.and(self.frames.counts)
     }
 
     /// How many panics closed a connection and were not injected by a test

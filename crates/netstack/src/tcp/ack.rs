@@ -69,10 +69,11 @@ impl Tcb {
                 self.slow_down();
             }
         } else if !self.rcv.sack_permitted && self.is_duplicate(seg) {
-            self.duplicate();
+            self.duplicate(cx);
         }
         if let Some(report) = &report {
-            self.detect_spurious(seg, report, una, cx.now);
+            let is_spurious = self.detect_spurious(seg, report, una, cx.now);
+            cx.frames.counts.undone += u64::from(is_spurious);
         }
         if let (Some(report), true) = (report, self.rcv.sack_permitted) {
             self.respond(seg, report, cx);

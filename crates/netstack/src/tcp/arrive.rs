@@ -78,6 +78,7 @@ fn push_reset<S: EffectSink>(seg: &Segment<'_>, flow: Flow, mac: Mac, cx: &mut C
     cx.out
         .push(bare(cx.frames.next, flow, mac, seq, ack, flags));
     cx.frames.next += 1;
+    cx.frames.counts.resets_sent += 1;
 }
 
 /// Sends the reset of a connection whose state may be corrupted, with numbers saved before. Returns
@@ -89,6 +90,7 @@ pub fn reset_at<S: EffectSink>(seq: SeqNum, flow: Flow, mac: Mac, cx: &mut Cx<'_
         cx.out
             .push(bare(frame, flow, mac, seq, SeqNum(0), Flags::RST));
         cx.frames.next += 1;
+        cx.frames.counts.resets_sent += 1;
     }
     room
 }
@@ -146,6 +148,7 @@ impl Tcb {
         // Second, the RST bit.
         if seg.flags.has(Flags::RST) {
             if acknowledges {
+                cx.frames.counts.resets_received += 1;
                 self.fail_with(Event::Refused, cx);
             }
             return;
@@ -392,6 +395,7 @@ impl Tcb {
         };
         let peer = self.flow.remote.address;
         if self.challenges.allow_forged(cx.now) && cx.frames.challenges.admits(cx.now, peer, rate) {
+            cx.frames.counts.challenges_sent += 1;
             self.ack_now();
         }
     }
@@ -412,6 +416,7 @@ impl Tcb {
             }
             return false;
         }
+        cx.frames.counts.resets_received += 1;
         let unacknowledged = self.snd.data_from(self.snd.una) > 0;
         match self.state {
             // Back to LISTEN, a state that the user never saw this connection in.

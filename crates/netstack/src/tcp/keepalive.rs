@@ -92,6 +92,7 @@ impl Tcb {
         let most = self.settings.user_timeout;
         let too_long = asked > 0 && most.is_some_and(|most| silence >= settings.idle + most);
         if asked >= settings.probes.get() || too_long {
+            cx.frames.counts.timed_out += 1;
             let event = self.timeout_event();
             self.reset();
             return self.notify(event, cx);

@@ -138,6 +138,7 @@ use crate::config::{Limits, Settings, Tuning};
 use crate::log::effect::{Deliver, Effect, EffectSink, FrameNumbers};
 use crate::log::request::{ConnId, Flow, Mac, Segment};
 use crate::seqnum::SeqNum;
+use crate::stats::StateStats;
 use crate::time::{Duration, Instant};
 
 use autotune::Autotune;
@@ -370,6 +371,8 @@ pub struct Tcb {
     orphan: bool,
     /// It began with a passive OPEN.
     passive: bool,
+    /// The counter that has it.
+    counted: Counted,
     conn: ConnId,
     mac: Mac,
     flow: Flow,
@@ -390,8 +393,27 @@ pub struct Tcb {
     reassembly: Reassembly,
 }
 
+/// The counter that has a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+#[repr(u8)]
+enum Counted {
+    /// None yet.
+    Opening,
+    /// `established`.
+    Established,
+    /// `no_longer_established` too, or `failed_opens`.
+    Over,
+}
+
+field_variants!(Counted {
+    Opening,
+    Established,
+    Over
+});
+
 fields!(Tcb, "tcb", {
-    rcv, snd, state, fast_path, orphan, passive, conn, mac, flow, header_version, timers, congestion, retransmit,
+    rcv, snd, state, fast_path, orphan, passive, counted, conn, mac, flow, header_version, timers, congestion, retransmit,
     scoreboard, recovery, undo, challenges, settings, tuning, keepalive, autotune, pmtu, reassembly,
 });
 
@@ -645,6 +667,31 @@ impl Tcb {
         if next == State::Closed {
             self.rcv.ack = delayed_ack::AckDue::None;
         }
+    }
+
+    /// Counts that it was established, or is so no longer. To be called when its state may be
+    /// another one.
+    #[inline(never)]
+    fn count_state(&mut self, counts: &mut StateStats) {
+        let is_established = matches!(self.state, State::Established | State::CloseWait);
+        if self.counted == Counted::Opening && self.state.is_synchronized() {
+            self.counted = Counted::Established;
+            counts.established += 1;
+        }
+        if self.counted == Counted::Established && !is_established {
+            self.counted = Counted::Over;
+            counts.no_longer_established += 1;
+        }
+    }
+
+    /// Counts that it ends.
+    pub(crate) fn count_end(&mut self, counts: &mut StateStats) {
+        match self.counted {
+            Counted::Opening => counts.failed_opens += 1,
+            Counted::Established => counts.no_longer_established += 1,
+            Counted::Over => {}
+        }
+        self.counted = Counted::Over;
     }
 
     /// A fingerprint, which almost certainly differs if any field differs.

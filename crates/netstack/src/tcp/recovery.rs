@@ -207,9 +207,10 @@ impl Tcb {
         &mut self,
         seg: &Segment<'_>,
         report: AckReport,
-        cx: &Cx<'_, impl EffectSink>,
+        cx: &mut Cx<'_, impl EffectSink>,
     ) {
         if report.dsack.is_some() {
+            cx.frames.counts.dsacks_received += 1;
             self.recovery.rack.on_spurious_retransmit(self.snd.nxt);
         }
         if self.congestion.is_open() && report.recovering {
@@ -221,7 +222,7 @@ impl Tcb {
         }
         let (lost, wait) = self.detect(cx.now);
         let safe = report.advanced && lost == 0;
-        self.recover(report.delivered, safe);
+        self.recover(report.delivered, safe, cx);
         if self.timers.runs(Timer::Retransmit) {
             if report.delivered > 0 {
                 self.arm(self.is_clean(), cx.now);
@@ -274,7 +275,7 @@ impl Tcb {
 
     /// Begins a recovery if there is a new reason for it, and sets how much may be sent in it,
     /// after `delivered` bytes more have arrived; `safe`: with no sign of further loss.
-    fn recover(&mut self, delivered: u32, safe: bool) {
+    fn recover(&mut self, delivered: u32, safe: bool, cx: &mut Cx<'_, impl EffectSink>) {
         let (una, mss) = (self.snd.una, u32::from(self.snd.mss));
         let is_new = self.congestion.is_open() && una.at_or_after(self.congestion.recover());
         if self.scoreboard.lost() > 0 && is_new {
@@ -284,6 +285,7 @@ impl Tcb {
             self.congestion.enter(self.snd.nxt, flight, known, mss);
             self.on_reduction(Cause::Loss);
             self.recovery.tail_probe = TailProbe::None;
+            cx.frames.counts.sack_recoveries += 1;
         }
         let pipe = self.pipe();
         self.congestion.reduce(delivered, safe, pipe, mss);
@@ -293,7 +295,7 @@ impl Tcb {
     pub(super) fn on_reordering_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         self.scoreboard.acked(self.snd.una, |_| ());
         let (_, wait) = self.detect(cx.now);
-        self.recover(0, false);
+        self.recover(0, false, cx);
         self.arm(false, cx.now);
         self.arm_reordering_timer(wait);
     }
@@ -360,13 +362,14 @@ impl Tcb {
     }
 
     /// A duplicate acknowledgment from a peer without SACK.
-    pub(super) fn duplicate(&mut self) {
+    pub(super) fn duplicate(&mut self, cx: &mut Cx<'_, impl EffectSink>) {
         let snd = &self.snd;
         let flight = snd.max.since(snd.una);
         let mss = u32::from(snd.mss);
         let verdict = self.congestion.on_duplicate(snd.una, snd.max, flight, mss);
         if verdict == AckAction::Resend {
             self.on_reduction(Cause::Loss);
+            cx.frames.counts.reno_recoveries += 1;
         }
         self.apply_action(verdict);
     }

@@ -401,7 +401,7 @@ impl Tcb {
         self.retransmit.back_off();
         cx.frames.counts.timeouts += 1;
         if self.retransmit.retries > limit {
-            return self.fail_with(self.timeout_event(), cx);
+            return self.time_out(cx);
         }
         if !handshake {
             self.detect_black_hole(cx.now);
@@ -430,7 +430,7 @@ impl Tcb {
         retransmit.retries = retransmit.retries.saturating_add(1);
         retransmit.probes = retransmit.probes.saturating_add(1);
         if retransmit.retries > DATA_RETRIES {
-            return self.fail_with(self.timeout_event(), cx);
+            return self.time_out(cx);
         }
         if self.snd.una != self.snd.end {
             self.snd.due = Due::Probe;
@@ -456,8 +456,14 @@ impl Tcb {
     /// USER TIMEOUT (RFC 9293 section 3.10.8), unless there was a response since it was started.
     fn on_user_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         if self.retransmit.retries > 0 {
-            self.fail_with(self.timeout_event(), cx);
+            self.time_out(cx);
         }
+    }
+
+    /// The peer did not answer for too long.
+    fn time_out<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        cx.frames.counts.timed_out += 1;
+        self.fail_with(self.timeout_event(), cx);
     }
 
     /// Closes the connection and reports the reason to its socket.

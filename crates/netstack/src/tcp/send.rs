@@ -79,6 +79,9 @@ impl Tcb {
         } else if self.is_ack_due() {
             finish.blocked = !self.send_ack(cx);
         }
+        if self.fast_path == FastPath::Closed {
+            self.count_state(&mut cx.frames.counts);
+        }
         self.update_fast_path();
         finish
     }
@@ -163,7 +166,7 @@ impl Tcb {
         }
     }
 
-    /// Tells the socket how much of what was written has frames.
+    /// Reports to the socket how many of the written bytes have frames.
     #[cold]
     pub(super) fn tell_numbered<S: EffectSink>(&self, cx: &mut Cx<'_, S>) {
         let snd = &self.snd;
@@ -291,6 +294,7 @@ impl Tcb {
         }
         let flags = Flags::RST.with(Flags::ACK);
         self.snd.due = Due::Nothing;
+        cx.frames.counts.resets_sent += 1;
         self.emit(Outgoing::bare(self.snd.control_seq(), flags), cx);
         false
     }
@@ -486,6 +490,9 @@ impl Tcb {
         self.retransmit.resent += u64::from(bytes);
         let segments = bytes.div_ceil(u32::from(snd.mss).max(1)).max(1);
         cx.frames.counts.retransmitted += u64::from(segments);
+        if !self.undo.is_for_timeout(begin) {
+            cx.frames.counts.fast_retransmitted += u64::from(segments);
+        }
         self.transmit_payload(begin, count, bytes, frame_len, fin, false, cx);
         self.scoreboard.on_retransmitted(begin, begin + len, cx.now);
         self.undo.resent(len, timestamp(cx.now));
@@ -589,6 +596,7 @@ impl Tcb {
         }
         let bytes = left.min(1);
         let fin = bytes == 0;
+        cx.frames.counts.window_probes += 1;
         snd.max = snd.max.max(nxt + 1);
         self.retransmit.on_resent();
         self.transmit_payload(nxt, 1, bytes, mss, fin, false, cx);
@@ -610,6 +618,7 @@ impl Tcb {
             return self.resend_range(begin, len, u32::from(snd.mss), cx);
         }
         let bytes = snd.data_from(begin).min(1);
+        cx.frames.counts.window_probes += 1;
         self.retransmit.on_resent();
         self.transmit_payload(begin, 1, bytes, 1, bytes == 0, false, cx);
     }
@@ -618,6 +627,7 @@ impl Tcb {
     /// current numbers.
     fn send_keepalive<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         self.snd.due = Due::Nothing;
+        cx.frames.counts.keepalive_probes += 1;
         self.emit(Outgoing::bare(self.snd.una - 1, Flags::ACK), cx);
     }
 

@@ -70,6 +70,11 @@ impl Undo {
         self.resent_at.get_or_insert(timestamp);
     }
 
+    /// Whether bytes from `begin` on are sent again because of a timeout.
+    pub(super) fn is_for_timeout(&self, begin: SeqNum) -> bool {
+        self.cause == Cause::Timeout && begin.before(self.max)
+    }
+
     /// Whether the next acknowledgment that advances shows which copy has arrived.
     pub(super) fn is_awaiting(&self, una: SeqNum) -> bool {
         self.resent_at.is_some() && una == self.marker
@@ -89,24 +94,23 @@ impl Tcb {
         };
     }
 
-    /// Decides whether `seg`, which was acceptable, shows that there was no loss. `before` was
-    /// SND.UNA before it.
+    /// Decides whether `seg`, which was acceptable, shows that there was no loss, and returns that.
+    /// `before` was SND.UNA before it.
     pub(super) fn detect_spurious(
         &mut self,
         seg: &Segment<'_>,
         report: &AckReport,
         before: SeqNum,
         now: Instant,
-    ) {
-        if !self.congestion.may_undo() {
-            return;
-        }
-        if self.is_first_copy(seg, before)
-            || self.all_duplicated(report)
-            || self.original_arrived(report)
-        {
+    ) -> bool {
+        let is_spurious = self.congestion.may_undo()
+            && (self.is_first_copy(seg, before)
+                || self.all_duplicated(report)
+                || self.original_arrived(report));
+        if is_spurious {
             self.undo_reduction(now);
         }
+        is_spurious
     }
 
     /// RFC 3522 section 3.2, steps 3 to 5.

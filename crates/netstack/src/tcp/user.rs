@@ -13,7 +13,7 @@ use super::retransmit::{Retransmit, Timer, Timers};
 use super::scoreboard::Scoreboard;
 use super::send_space::SendSpace;
 use super::undo::Undo;
-use super::{Challenges, Cx, State, Tcb};
+use super::{Challenges, Counted, Cx, State, Tcb};
 use crate::config::{Limits, Settings, Tuning};
 use crate::log::effect::{EffectSink, Event};
 use crate::log::request::{ConnId, Flow, Mac, Segment};
@@ -53,6 +53,7 @@ impl Tcb {
             fast_path: FastPath::Closed,
             orphan: false,
             passive: false,
+            counted: Counted::Opening,
             conn,
             mac,
             flow,

@@ -3,10 +3,9 @@
 use crate::hash::mix;
 
 use super::{Cx, Socket, Sockets, record};
-use crate::config::Limits;
 use crate::ip::fragment::Cut;
 use crate::ip::identification::Sequence;
-use crate::log::effect::{Effect, EffectSink, FrameNumbers, SendDatagrams};
+use crate::log::effect::{Effect, EffectSink, SendDatagrams};
 use crate::log::request::{Address, Body, ConnId, Endpoint, Lengths, MAX_DATAGRAMS, Mac, Request};
 
 /// UDP's number among the protocols of IPv4.
@@ -187,7 +186,7 @@ impl Sockets {
     fn turn<S: EffectSink>(&mut self, id: ConnId, cx: &mut Cx<'_, S>) {
         let mut unsent = core::mem::take(&mut self.unsent);
         if let Some(socket) = self.get(id) {
-            let blocked = socket.number(cx.frames, cx.limits, cx.out, &mut unsent);
+            let blocked = socket.number(cx, &mut unsent);
             if blocked && !socket.waits_for_turn {
                 socket.waits_for_turn = true;
                 self.waiting.push_back(id);
@@ -238,13 +237,17 @@ impl Sockets {
 
 impl Socket {
     /// Numbers frames, at most a quantum. Says whether there are more.
-    fn number(
+    fn number<S: EffectSink>(
         &mut self,
-        frames: &mut FrameNumbers,
-        limits: &Limits,
-        out: &mut impl EffectSink,
+        cx: &mut Cx<'_, S>,
         unsent: &mut std::collections::VecDeque<(u64, ConnId, u64)>,
     ) -> bool {
+        let Cx {
+            frames,
+            limits,
+            stats,
+            out,
+        } = cx;
         let mut quantum = u64::from(limits.quantum);
         while let Some(sends) = self.sends.front_mut() {
             if sends.next == sends.count {
@@ -261,6 +264,9 @@ impl Socket {
             effect.first_frame = frames.next;
             frames.next += u64::from(effect.count);
             quantum -= u64::from(effect.count);
+            if effect.fragment.is_some() {
+                stats.fragments_made += u64::from(effect.count);
+            }
             out.push(Effect::Send(effect));
         }
         false

@@ -171,7 +171,7 @@ impl RxPump {
             return;
         }
         if asked.set {
-            // What is not sealed raises the flag when it is.
+            // A change that waits for text to be sealed comes when sealing raises the flag.
             match self.publish_changes(now, (conn, app_read), log) {
                 Some(written) => app_written = app_written.max(written),
                 // The rest of it comes when the log has room.
@@ -192,9 +192,9 @@ impl RxPump {
         self.publish_command(now, body, log);
     }
 
-    /// Publishes the changed options of a connection, each behind what was written before it, and
-    /// none behind text that is not sealed yet. Returns how much was written before the last of
-    /// them, or 0; `None` if the log has no room for all.
+    /// Publishes the changed options of a connection, each after the bytes that were written before
+    /// it, and none before these bytes are sealed. Returns how many bytes were written before the
+    /// last change, or 0; `None` if the log has no room for all.
     #[cold]
     fn publish_changes(
         &mut self,

@@ -227,6 +227,7 @@ impl RxPump {
         }
         self.reassembly.expire(now);
         for expired in self.reassembly.take_expired() {
+            self.stats.reassembly_timeouts += 1;
             let to = wire::ends(&expired.quoted).map(|(_, to)| to);
             let ours = to.is_some_and(|to| self.is_ours(to));
             if self.group.is_first() && ours {

@@ -3,10 +3,9 @@
 //! An option takes effect between the bytes that were written before the call and those after it
 //! (RFC 9293 section 3.9.1.8). The pump samples what was written less often than applications call,
 //! so each change notes how much was written by then, and waits in a short queue. While one waits,
-//! the pump publishes the cursors with it alone. A stream of units writes text before it is sealed:
-//! a change that was made behind such text waits until the cursor has passed it. If more than
-//! [`KEPT`] changes wait, the last one takes up those behind it, and what was written before it
-//! leaves at once.
+//! the pump publishes the cursors with it alone. A stream of units takes text before it is sealed: a
+//! change that follows such text waits until the text is sealed. If [`KEPT`] changes wait, a further
+//! one replaces the last of them, and the bytes before it leave at once.
 
 use core::sync::atomic::Ordering;
 use std::collections::VecDeque;
@@ -41,7 +40,7 @@ pub(super) struct SharedOptions(Exclusive<Options>);
 #[derive(Default)]
 struct Options {
     latest: Change,
-    /// Those that the pump has not taken, oldest first. An empty one takes no memory.
+    /// Changes that the pump has not taken, oldest first. An empty queue takes no memory.
     waiting: VecDeque<Change>,
 }
 
@@ -79,8 +78,8 @@ impl StreamRef<'_> {
         self.stream.app.options.take().latest
     }
 
-    /// Changes options from what is written now on, or from `ahead` on if that is more. Returns
-    /// whether the new ones are valid; others change nothing. The caller raises the flag.
+    /// Changes options from the present write cursor on, or from `ahead` on if that is larger.
+    /// Returns whether the new ones are valid; others change nothing. The caller raises the flag.
     pub(crate) fn change(&self, ahead: u64, what: impl FnOnce(Change) -> Change) -> bool {
         let mut options = self.stream.app.options.take();
         let written = self.stream.app.written.load(Ordering::Relaxed).max(ahead);
@@ -137,7 +136,7 @@ impl StreamRef<'_> {
         bound.store(notsent_lowat, Ordering::Relaxed);
     }
 
-    /// Whoever calls this has the options.
+    /// The caller has taken the options.
     fn changes_wait(&self) {
         self.request(AppRequest {
             set: true,

@@ -191,7 +191,10 @@ impl Replica {
     /// Closes a connection: no segment finds it any more. [`Body::Free`] makes its entry free.
     pub(super) fn close(&mut self, conn: ConnId, out: &mut impl EffectSink) {
         let place = &mut self.places[conn.index as usize];
-        let Some(tcb) = place.tcb.take() else { return };
+        let Some(mut tcb) = place.tcb.take() else {
+            return;
+        };
+        tcb.count_end(&mut self.stats);
         let pages = &mut self.frames.gap_pages;
         *pages = pages.saturating_sub(tcb.gap_pages());
         place.armed = Instant::NEVER;

@@ -290,7 +290,10 @@ impl Replica {
         let (keys, offset) = (self.keys, self.timestamp_offset(&flow));
         let hash = |use_of_it| keys.of_flow(Domain::Cookie, &flow, use_of_it);
         let mut returned = tcp::Returned::Nothing;
+        let mut acknowledges = false;
         request.pieces(verdict, |segment| {
+            let others = Flags::SYN.with(Flags::RST);
+            acknowledges |= segment.flags.without(others) == segment.flags;
             if matches!(returned, tcp::Returned::Connection(_)) {
                 return;
             }
@@ -301,7 +304,10 @@ impl Replica {
             }
         });
         let mut tcb = match returned {
-            tcp::Returned::Nothing => return Returned::Nothing,
+            tcp::Returned::Nothing => {
+                self.stats.cookies_failed += u64::from(acknowledges);
+                return Returned::Nothing;
+            }
             tcp::Returned::NotFirst => return Returned::Dropped,
             tcp::Returned::Connection(tcb) => *tcb,
         };
