@@ -218,7 +218,8 @@ pub struct Tuning {
     /// Congestion control. Default: [`TcpPolicy::congestion`].
     pub congestion: Option<CongestionControl>,
     /// Largest payload of a segment that we send, in bytes (RFC 9293 section 3.7.1), at least 64;
-    /// 0, the default: what peer and path take, which it does not exceed.
+    /// 0, the default: what peer and path take, which it does not exceed. 536 passes everywhere (RFC
+    /// 1122 section 4.2.2.6), also where ICMP errors of the path are lost.
     pub max_segment: u16,
     /// Bytes that the peer may send ahead of what the application has read, at least 1024; 0, the
     /// default: [`TcpPolicy::receive_window`] at first, and what autotuning finds. It bounds
@@ -226,10 +227,11 @@ pub struct Tuning {
     /// advertised is not taken back (RFC 9293 section 3.8.6.2.1), so a smaller one takes effect as
     /// data arrives.
     pub receive_buffer: u32,
-    /// Bytes that may be written and not sent yet, at least 1; 0, the default: what the send ring
-    /// holds. Writes take no more, and pollers report room while fewer than half of them wait, as
-    /// Linux does it for `TCP_NOTSENT_LOWAT`. So a program decides late what it sends next, though
-    /// much is in flight. Text counts as sent when windows and transmit slots let it leave.
+    /// Bytes that may be written and not sent yet, at least 1; 0, the default: the send ring alone is
+    /// the bound. Writes take no more, and pollers report room while fewer than half of these bytes
+    /// wait, as Linux does it for `TCP_NOTSENT_LOWAT`. A program that writes late can still choose
+    /// its next message when much is in flight. Text counts as sent when windows and transmit slots
+    /// let it leave.
     pub notsent_lowat: u32,
     /// How long a connection that was let go of goes on with what was written, before it is reset.
     /// Zero: not at all. Default: until the peer has it or does not answer any more.

@@ -148,6 +148,12 @@ pub enum SocketError {
     PortZero,
     /// The message is longer than a datagram can be, or than the send ring.
     TooLong,
+    /// The datagram must not be cut into fragments, and is longer than a packet on the way to its
+    /// destination may be.
+    LongerThanPath {
+        /// Bytes that the path takes, IP header included, as far as is known.
+        mtu: u16,
+    },
     /// The socket is not connected, and the call names no destination.
     NotConnected,
     /// The destination is everybody, and the socket was not told that this is meant.
@@ -192,6 +198,7 @@ impl SocketError {
             | SocketError::NoAddress
             | SocketError::PortZero
             | SocketError::TooLong
+            | SocketError::LongerThanPath { .. }
             | SocketError::Closed => io::ErrorKind::InvalidInput,
             SocketError::NotConnected => io::ErrorKind::NotConnected,
             SocketError::NotAllowed => io::ErrorKind::PermissionDenied,
@@ -214,7 +221,7 @@ impl SocketError {
             | SocketError::Closed => 22,
             SocketError::ShutDown => 32,
             SocketError::Processing => 74,
-            SocketError::TooLong => 90,
+            SocketError::TooLong | SocketError::LongerThanPath { .. } => 90,
             SocketError::PortTaken | SocketError::AddressTaken => 98,
             SocketError::NotOurs | SocketError::NoPort => 99,
             SocketError::NoStack => 100,
@@ -274,6 +281,9 @@ impl fmt::Display for SocketError {
             SocketError::PortZero => "port 0 is nobody's; name another one",
             SocketError::TooLong => {
                 "the message is longer than a datagram can be, or than `Limits::udp_send_buffer`"
+            }
+            SocketError::LongerThanPath { mtu } => {
+                return write!(f, "the path takes packets of {mtu} bytes, and no fragments");
             }
             SocketError::NotConnected => "the socket is not connected; name a destination",
             SocketError::NotAllowed => "this goes to everybody; call `set_broadcast` first",

@@ -31,7 +31,8 @@ pub(crate) use forward::{
 pub(crate) use header_template::{HeaderTemplate, HeaderTemplateV6, Template};
 pub(crate) use icmp::{Report, UdpError, echo_reply, error_about};
 pub(crate) use ip::{
-    ICMP, IP_HEADERS, IpHeaders, UDP, emit_ip, fragment_header, ip_headers_len, set_piece,
+    ICMP, IP_HEADERS, IpHeaders, UDP, emit_ip, fragment_header, ip_headers_len, set_dont_fragment,
+    set_piece,
 };
 pub(crate) use ipv6::{ICMPV6, IPV6_MIN_MTU, Problem, is_ipv6};
 pub(crate) use udp::{

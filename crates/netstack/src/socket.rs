@@ -365,6 +365,10 @@ impl From<EndReason> for SocketError {
 ///
 /// Dropping it closes it as `close` does: what was written is still sent, and what arrives
 /// afterwards, or was not read, makes us reset it (RFC 1122 section 4.2.2.13).
+///
+/// Its bytes have no time of arrival, unlike datagrams ([`UdpSocket::set_packet_info`]): a read joins
+/// bytes of several segments, and the threads that copy them would have to store a time for each
+/// copy. A program can ask [`Stack::now`](crate::Stack::now) when a poller reports the stream.
 pub struct TcpStream {
     watched: poller::Watched,
     half: Arc<Half>,

@@ -23,10 +23,14 @@ pub(crate) enum PendingError {
     Refused,
     /// The host or its network cannot be reached.
     Unreachable,
+    /// A datagram that must not be cut is longer than this, which the path takes.
+    TooBig { mtu: u16 },
 }
 
 const REFUSED: u32 = 1;
 const UNREACHABLE: u32 = 2;
+/// The upper half of the word is the MTU.
+const TOO_BIG: u32 = 3;
 
 /// The rings of all UDP sockets of a stack.
 pub(crate) struct Queues {
@@ -64,6 +68,7 @@ impl Queues {
         let word = match trouble {
             PendingError::Refused => REFUSED,
             PendingError::Unreachable => UNREACHABLE,
+            PendingError::TooBig { mtu } => u32::from(mtu) << 16 | TOO_BIG,
         };
         if let (Some(place), Some(stream)) = (
             self.pending_errors.get(socket.index as usize),
@@ -92,7 +97,10 @@ impl Queues {
         match place.swap(0, Ordering::Relaxed) {
             REFUSED => Err(SocketError::Refused),
             UNREACHABLE => Err(SocketError::Unreachable),
-            _ => Ok(()),
+            0 => Ok(()),
+            word => Err(SocketError::LongerThanPath {
+                mtu: (word >> 16) as u16,
+            }),
         }
     }
 

@@ -236,6 +236,8 @@ pub struct SendDatagrams {
     pub ttl: u8,
     /// DSCP and ECN.
     pub tos: u8,
+    /// Whether they must not be fragmented: they fit `mtu`.
+    pub dont_fragment: bool,
     /// How long the datagrams are.
     pub lengths: Lengths,
     /// Where the first one's record begins in the send ring.

@@ -540,6 +540,8 @@ pub enum Body {
         ttl: u8,
         /// DSCP and ECN.
         tos: u8,
+        /// Whether they must not be fragmented.
+        dont_fragment: bool,
     },
     /// The frames of a connection go to another link-layer address from now on: another neighbour
     /// forwards them, or the same one has another address.

@@ -97,6 +97,13 @@ pub(crate) fn emit_ip(buffer: &mut [u8], h: &IpHeaders) {
     ip.fill_checksum();
 }
 
+/// Routers may not cut the packet of IPv4 in this frame (RFC 791 section 3.1, DF).
+pub(crate) fn set_dont_fragment(frame: &mut [u8]) {
+    let mut ip = sw::Ipv4Packet::new_unchecked(&mut frame[ETHERNET_HEADER..IP_HEADERS]);
+    ip.set_dont_frag(true);
+    ip.fill_checksum();
+}
+
 fn emit_ipv6(buffer: &mut [u8], h: &IpHeaders) {
     let len = h.len();
     let is_fragment = len > IPV6_HEADERS;

@@ -119,6 +119,7 @@ impl Sockets {
             ttl: AtomicU8::new(TTL),
             tos: AtomicU8::new(0),
             broadcast: AtomicBool::new(false),
+            dont_fragment: AtomicBool::new(false),
             loops_v4: AtomicBool::new(true),
             loops_v6: AtomicBool::new(true),
         })))
@@ -153,6 +154,7 @@ pub(super) struct UdpShared {
     ttl: AtomicU8,
     tos: AtomicU8,
     broadcast: AtomicBool,
+    dont_fragment: AtomicBool,
     /// Whether what it sends to groups comes back to the stack: of IPv4, and of IPv6.
     pub(super) loops_v4: AtomicBool,
     pub(super) loops_v6: AtomicBool,
@@ -279,6 +281,17 @@ impl UdpSocket {
     /// None as yet.
     pub fn broadcast(&self) -> io::Result<bool> {
         Ok(self.shared().broadcast.load(Ordering::Relaxed))
+    }
+
+    /// As [`UdpSender::set_dont_fragment`].
+    pub fn set_dont_fragment(&self, dont_fragment: bool) {
+        let shared = &self.shared().dont_fragment;
+        shared.store(dont_fragment, Ordering::Relaxed);
+    }
+
+    /// As [`UdpSocket::set_dont_fragment`] set it.
+    pub fn dont_fragment(&self) -> bool {
+        self.shared().dont_fragment.load(Ordering::Relaxed)
     }
 
     /// As [`UdpSender::set_ttl`].

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 0..16 address  16..18 port  18..20 payload bytes  20 TTL  21 DSCP and ECN  22 1 with more
-//! 23 1 if a copy comes back  24..32 zero
+//! 23 1 if a copy comes back  24 1 if it must not be fragmented  25..32 zero
 //! more: 32..48 the address that it was sent to  48..56 time of arrival, in ns  56..64 zero
 //! then payload, padding
 //! ```
@@ -55,6 +55,8 @@ pub(crate) struct Header {
     pub(crate) has_more: bool,
     /// Of a datagram that is sent to a group: whether it is for sockets of this host, too.
     pub(crate) loops: bool,
+    /// Of a datagram that is sent: whether it must not be fragmented.
+    pub(crate) dont_fragment: bool,
 }
 
 /// What a socket may ask for of a received datagram.
@@ -100,7 +102,8 @@ impl Header {
         bytes[16..18].copy_from_slice(&self.remote.port.to_be_bytes());
         bytes[18..20].copy_from_slice(&self.len.to_be_bytes());
         [bytes[20], bytes[21]] = [self.ttl, self.tos];
-        [bytes[22], bytes[23]] = [self.has_more, self.loops].map(u8::from);
+        let flags = [self.has_more, self.loops, self.dont_fragment];
+        bytes[22..25].copy_from_slice(&flags.map(u8::from));
         bytes
     }
 
@@ -108,7 +111,7 @@ impl Header {
     #[inline]
     pub(crate) fn read(bytes: &[u8]) -> Option<Header> {
         let (address, rest) = bytes.split_first_chunk()?;
-        let [e, f, g, h, ttl, tos, more, loops] = *rest.first_chunk()?;
+        let [e, f, g, h, ttl, tos, more, loops, dont_fragment] = *rest.first_chunk()?;
         Some(Header {
             remote: Endpoint::new(Address::v6(*address), u16::from_be_bytes([e, f])),
             len: u16::from_be_bytes([g, h]),
@@ -116,6 +119,7 @@ impl Header {
             tos,
             has_more: more != 0,
             loops: loops != 0,
+            dont_fragment: dont_fragment != 0,
         })
     }
 }
@@ -133,10 +137,12 @@ mod tests {
             tos: 9,
             has_more: true,
             loops: false,
+            dont_fragment: false,
         };
         let sent = Header {
             has_more: false,
             loops: true,
+            dont_fragment: true,
             ..header
         };
         assert_eq!(Header::read(&sent.to_bytes()), Some(sent));

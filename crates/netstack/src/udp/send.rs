@@ -21,6 +21,7 @@ pub(super) struct Sends {
     mtu: u16,
     ttl: u8,
     tos: u8,
+    dont_fragment: bool,
     /// How long they are.
     lengths: Lengths,
     /// How many; of merged ones, 1.
@@ -49,6 +50,7 @@ impl Sends {
             mtu: self.mtu,
             ttl: self.ttl,
             tos: self.tos,
+            dont_fragment: self.dont_fragment,
             lengths: self.lengths,
             offset: self.offset,
             idents: self.idents,
@@ -122,7 +124,8 @@ impl Sends {
             addresses,
             u64::from(self.remote.port),
             self.idents.fingerprint(),
-            u64::from(self.count) << 48
+            u64::from(self.dont_fragment) << 63
+                | u64::from(self.count) << 48
                 | u64::from(self.next) << 40
                 | u64::from(self.ttl) << 32
                 | u64::from(self.fragments) << 8
@@ -148,6 +151,7 @@ impl Sockets {
             lengths,
             ttl,
             tos,
+            dont_fragment,
         } = request.body
         else {
             return;
@@ -171,6 +175,7 @@ impl Sockets {
             mtu,
             ttl,
             tos,
+            dont_fragment,
             lengths,
             count,
             next: 0,

@@ -107,6 +107,7 @@ impl Fixture {
             lengths,
             ttl: 64,
             tos: 0,
+            dont_fragment: false,
         };
         let mut request = Request::command(Instant::ZERO, 0, body);
         request.digest.count = count;
@@ -285,6 +286,7 @@ fn a_skipped_part_of_the_ring_returns_at_once() {
         lengths: Lengths::Each([0; MAX_DATAGRAMS]),
         ttl: 0,
         tos: 0,
+        dont_fragment: false,
     };
     let effects = fixture.command(body);
     assert_eq!(

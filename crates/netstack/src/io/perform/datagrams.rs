@@ -106,6 +106,7 @@ fn store_record<const MORE: bool>(
         tos: datagram.tos,
         has_more: MORE,
         loops: false,
+        dont_fragment: false,
     };
     let place = Deliver {
         conn: queue.socket,
@@ -159,6 +160,7 @@ pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &m
         tos: s.tos,
         has_more: false,
         loops: false,
+        dont_fragment: s.dont_fragment,
     };
     let ident = match s.remote.address.is_v4() {
         true => s.idents.nth(index as u16).into(),
@@ -169,7 +171,7 @@ pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &m
     let total = before + piece.len as usize;
     world.tx.fetch(frame + 1, total);
     let buffer = &mut claim.buffer()[..total];
-    wire::emit_ip(buffer, &headers);
+    emit(buffer, &headers, &header);
     let mut meta = TxMeta::default();
     if piece.offset > 0 {
         let from = payload_at + u64::from(piece.offset) - UDP_HEADER as u64;
@@ -214,6 +216,7 @@ fn build_merged(world: &World, s: &SendDatagrams, merged: Merged, stats: &mut Ef
         tos: s.tos,
         has_more: false,
         loops: false,
+        dont_fragment: s.dont_fragment,
     };
     let whole = Piece {
         offset: 0,
@@ -235,7 +238,7 @@ fn build_merged(world: &World, s: &SendDatagrams, merged: Merged, stats: &mut Ef
         stats.diverged += 1;
         return;
     };
-    wire::emit_ip(buffer, &headers);
+    emit(buffer, &headers, &header);
     let (head, text) = buffer[before..].split_at_mut(UDP_HEADER);
     first_piece(s.local, &header, (&[], &[]), true, head);
     let mut offset = s.offset;
@@ -279,9 +282,17 @@ pub(crate) fn whole_datagram(
     };
     let headers = ip_headers(world, [0; 6], local, header, ident, whole);
     let mut frame = vec![0; headers.len() + len as usize];
-    wire::emit_ip(&mut frame, &headers);
+    emit(&mut frame, &headers, header);
     first_piece(local, header, payload, false, &mut frame[headers.len()..]);
     frame
+}
+
+/// Writes the headers of a packet, or of a piece of one.
+fn emit(buffer: &mut [u8], headers: &IpHeaders, datagram: &Header) {
+    wire::emit_ip(buffer, headers);
+    if datagram.dont_fragment && headers.dst.is_v4() {
+        wire::set_dont_fragment(buffer);
+    }
 }
 
 fn ip_headers(

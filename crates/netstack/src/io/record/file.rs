@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::Entry;
 use crate::config::Limits;
 
-const MAGIC: [u8; 8] = *b"dominoL6";
+const MAGIC: [u8; 8] = *b"dominoL7";
 /// Longer than any entry that is written: eight frames, a send ring, and some.
 const MAX_ENTRY: u32 = 1 << 31;
 

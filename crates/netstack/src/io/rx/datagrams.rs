@@ -44,6 +44,8 @@ struct Bound {
     taken: u64,
     /// Whether it wants to know where datagrams were sent to, and when they came.
     wants_info: bool,
+    /// Whether its last datagram must not be fragmented.
+    dont_fragment: bool,
     /// Whether it ends once everything that it sent is published.
     ending: bool,
 }
@@ -288,6 +290,10 @@ impl RxPump {
         self.stats.network_errors += 1;
         let trouble = match (error.remote.address.is_v4(), error.numbers) {
             (true, [3, 2 | 3]) | (false, [1, 4] | [4, 1]) => PendingError::Refused,
+            // Every router takes 68 bytes (RFC 791 section 3.2).
+            (true, [3, 4]) => PendingError::TooBig {
+                mtu: error.mtu.max(68),
+            },
             (true, [3, 0 | 1 | 5 | 6..=15]) | (false, [1, _]) => PendingError::Unreachable,
             (false, [2, _]) => {
                 // Whoever forges it has to know a port.
@@ -308,6 +314,11 @@ impl RxPump {
             return;
         }
         if let Some(socket) = self.datagrams.connected(end, error.remote) {
+            let bound = self.datagrams.get(socket);
+            let is_cut = bound.is_some_and(|bound| !bound.dont_fragment);
+            if is_cut && matches!(trouble, PendingError::TooBig { .. }) {
+                return;
+            }
             self.world.queues.report(socket, trouble);
         }
     }
@@ -334,6 +345,7 @@ impl RxPump {
             remote: None,
             wants_info: false,
             taken: 0,
+            dont_fragment: false,
             ending: false,
         });
         if binding.is_some() {
@@ -458,8 +470,21 @@ impl RxPump {
         log: &mut impl Log,
     ) -> u64 {
         let Header {
-            remote, ttl, tos, ..
+            remote,
+            ttl,
+            tos,
+            dont_fragment,
+            ..
         } = first.header;
+        let mtu = self.path_mtu(remote.address);
+        let cut = Cut::new(remote.address, mtu);
+        let is_cut = |len: u16| cut.count(u32::from(len) + wire::UDP_HEADER as u32) > 1;
+        if let Some(bound) = self.datagrams.get(bound.socket) {
+            bound.dont_fragment = dont_fragment;
+        }
+        if dont_fragment && is_cut(first.header.len) {
+            return self.refuse_datagram(now, bound, (first, mtu), log);
+        }
         let source = self.source_for(bound, remote.address);
         let mac = self.resolve_next_hop(now, remote.address);
         let (Some(source), Some(mac)) = (source, mac) else {
@@ -472,6 +497,8 @@ impl RxPump {
             let found = self.found(bound.socket, next, written)?;
             let header = &found.header;
             if (header.remote, header.ttl, header.tos) != (remote, ttl, tos)
+                || header.dont_fragment != dont_fragment
+                || dont_fragment && is_cut(header.len)
                 || is_own_group && !self.loops(bound.socket, (local, mac), &found)
             {
                 return None;
@@ -479,7 +506,6 @@ impl RxPump {
             next += record::len(header.len);
             Some(header.len)
         });
-        let mtu = self.path_mtu(remote.address);
         let (lengths, count) = match is_own_group {
             // A copy was given away of each that is asked for, so all of those have to leave.
             true => gather(lens.take(MAX_DATAGRAMS), FrameRoom::OF_ONE),
@@ -488,8 +514,7 @@ impl RxPump {
         if count == 0 {
             return first.offset;
         }
-        let cut = Cut::new(remote.address, mtu);
-        if cut.count(u32::from(first.header.len) + wire::UDP_HEADER as u32) > 1 {
+        if is_cut(first.header.len) {
             self.remember_sent(now, remote.address, Some(cut.longest_frame()));
         }
         let body = Body::Sends {
@@ -502,6 +527,7 @@ impl RxPump {
             lengths,
             ttl,
             tos,
+            dont_fragment,
         };
         self.publish_sends(now, body, count, log);
         first.offset + record::total(&lengths, count.into())
@@ -599,7 +625,7 @@ impl RxPump {
     }
 
     /// Builds a datagram whose next hop is not known yet, and queues the frame until it is (RFC
-    /// 1122 section 2.3.2.2). The replicas learn only that its place in the ring is free.
+    /// 1122 section 2.3.2.2).
     fn send_unresolved(
         &mut self,
         now: Instant,
@@ -607,7 +633,6 @@ impl RxPump {
         found: Found,
         log: &mut impl Log,
     ) -> u64 {
-        let upto = found.offset + record::len(found.header.len);
         let remote = found.header.remote;
         let next_hop = self.site.next_hop(remote.address);
         let ident = self.next_ident(remote.address, wire::UDP);
@@ -623,16 +648,45 @@ impl RxPump {
         } else {
             self.stats.unresolved += 1;
         }
+        self.skip_datagram(now, bound, found, log)
+    }
+
+    /// Drops a datagram that must not be fragmented and is longer than the path takes, and reports
+    /// that to its socket.
+    #[cold]
+    fn refuse_datagram(
+        &mut self,
+        now: Instant,
+        bound: &Bound,
+        (found, mtu): (Found, u16),
+        log: &mut impl Log,
+    ) -> u64 {
+        let trouble = PendingError::TooBig { mtu };
+        self.world.queues.report(bound.socket, trouble);
+        self.skip_datagram(now, bound, found, log)
+    }
+
+    /// The replicas learn only that the place of a datagram in the ring is free. Returns where it
+    /// ends.
+    fn skip_datagram(
+        &mut self,
+        now: Instant,
+        bound: &Bound,
+        found: Found,
+        log: &mut impl Log,
+    ) -> u64 {
+        let upto = found.offset + record::len(found.header.len);
         let body = Body::Sends {
             socket: bound.socket,
-            source: source.unwrap_or_default(),
-            remote,
+            source: Address::UNSPECIFIED,
+            remote: found.header.remote,
             mac: Mac::default(),
-            mtu,
+            mtu: 0,
             offset: upto,
             lengths: Lengths::Each([0; MAX_DATAGRAMS]),
             ttl: 0,
             tos: 0,
+            dont_fragment: false,
         };
         self.publish_sends(now, body, 0, log);
         upto

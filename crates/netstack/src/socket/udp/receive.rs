@@ -37,7 +37,9 @@ pub struct PacketInfo {
     /// The number of the interface that it came to, of which the first is 1.
     pub interface: u32,
     /// When the stack took it from the device, as the age of the stack
-    /// ([`Stack::now`](crate::Stack::now)).
+    /// ([`Stack::now`](crate::Stack::now)), like Linux' `SO_TIMESTAMPNS`, by another clock.
+    /// Datagrams that were taken together have one time, so with many frames it may be some
+    /// microseconds late.
     pub arrived: Instant,
 }
 

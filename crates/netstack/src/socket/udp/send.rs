@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::UdpSender;
 use crate::error::SocketError;
+use crate::ip::fragment::Cut;
 use crate::log::request::Endpoint;
 use crate::socket::wait::WaitUntil;
 use crate::udp::record::{self, HEADER, Header, MAX_PAYLOAD};
@@ -55,11 +56,30 @@ impl UdpSender {
         self.shared.tos.store(tos, Ordering::Relaxed);
     }
 
+    /// Whether datagrams are sent whole or not at all, as Linux does it with `IP_MTU_DISCOVER` set
+    /// to `IP_PMTUDISC_DO` (ip(7), ipv6(7)). Default: no, as with `IP_PMTUDISC_DONT`: we fragment
+    /// datagrams that are longer than the MTU of the link, or with IPv6 of the path, and routers may
+    /// fragment packets of IPv4 again.
+    ///
+    /// If yes, packets of IPv4 have DF (RFC 791 section 3.1), and [`SocketError::LongerThanPath`]
+    /// refuses longer datagrams. The call itself returns it for datagrams above
+    /// [`Limits::mtu`](crate::Limits::mtu). The next call returns it if the stack knows the path of
+    /// IPv6 to be narrower, and drops the datagram; and, of a connected socket, if a router of IPv4
+    /// has dropped one (RFC 1191). The stack does not store path MTUs of IPv4: the program does that.
+    ///
+    /// Segments of TCP always have DF, and connections obey their path (RFC 1191, RFC 8201);
+    /// [`Tuning::max_segment`](crate::Tuning::max_segment) makes segments shorter.
+    pub fn set_dont_fragment(&mut self, dont_fragment: bool) {
+        let shared = &self.shared.dont_fragment;
+        shared.store(dont_fragment, Ordering::Relaxed);
+    }
+
     /// Sends a datagram to `remote`; longer ones than a packet go in fragments.
     ///
     /// # Errors
     /// [`SocketError::WouldBlock`] if too much is under way, [`SocketError::TooLong`] above 65,507
-    /// bytes or the send ring's length, [`SocketError::NoRoute`] if no route leads there,
+    /// bytes or the send ring's length, [`SocketError::LongerThanPath`] with
+    /// [`UdpSender::set_dont_fragment`], [`SocketError::NoRoute`] if no route leads there,
     /// [`SocketError::Unreachable`] if it is not the address of one host, [`SocketError::PortZero`]
     /// for port 0, [`SocketError::NotAllowed`] for a broadcast address without
     /// [`UdpSender::set_broadcast`], or as [`try_peek`](super::UdpReceiver::try_peek).
@@ -123,6 +143,11 @@ impl UdpSender {
         if bytes > MAX_PAYLOAD || record > world.limits.udp_send_buffer as usize {
             return Err(SocketError::TooLong);
         }
+        let dont_fragment = place.dont_fragment.load(Ordering::Relaxed);
+        let mtu = world.limits.mtu;
+        if dont_fragment && Cut::new(remote.ip().into(), mtu).count(bytes as u32 + 8) > 1 {
+            return Err(SocketError::LongerThanPath { mtu });
+        }
         if queue.writable() < record && queue.fell_short() < record {
             return Err(SocketError::WouldBlock);
         }
@@ -138,6 +163,7 @@ impl UdpSender {
             tos: place.tos.load(Ordering::Relaxed),
             has_more: false,
             loops: loops.load(Ordering::Relaxed),
+            dont_fragment,
         };
         let writing = queue.begin_writing();
         // While `writing` keeps the ring's memory: the pump could give it back and change that.
