@@ -47,6 +47,8 @@
 //! With `--addr6 fd00:78::1/64` it serves over IPv6 as well, and with `--addr6 auto` at an address
 //! that it makes of what a router advertises: `curl -O http://[fd00:78::1]/some_file`.
 //!
+//! It serves 1,000 connections at a time, or `--connections N`; more are answered with 503.
+//!
 //! With `--poller` one thread serves all connections, 10,000 and more, instead of a thread for
 //! each; it answers GET and HEAD alone.
 //!
@@ -106,6 +108,7 @@ Serves a folder over HTTP; without a device, tests itself in memory.
 const USAGE: &str = "  --port N            port to listen on [80]
   --root DIR          folder to serve [.]
   --poller            serve all connections on one thread
+  --connections N     otherwise, serve so many at a time, a thread each; more are told to come back [1000]
   --seconds N         stop after this time [never]
 ";
 
@@ -114,6 +117,7 @@ struct Options {
     port: u16,
     root: PathBuf,
     poller: bool,
+    connections: usize,
     seconds: Option<u64>,
 }
 
@@ -124,6 +128,7 @@ impl Default for Options {
             port: 80,
             root: PathBuf::from("."),
             poller: false,
+            connections: serve::CONNECTIONS,
             seconds: None,
         }
     }
@@ -135,6 +140,7 @@ impl Options {
             "port" => self.port = arguments.number(1..=u16::MAX)?,
             "root" => self.root = arguments.path()?,
             "poller" => self.poller = true,
+            "connections" => self.connections = arguments.number(1..=2 * serve::CONNECTIONS)?,
             "seconds" => self.seconds = Some(arguments.parse()?),
             _ => return self.stack.take(option, arguments),
         }
@@ -164,7 +170,8 @@ fn run(options: &Options) -> Outcome<()> {
         .stack
         .start(|addr| builder(addr, threads, poller), device)?;
     let end_requested = watch::signals::end_requested()?;
-    let listener = stack.listen(options.port, if poller { 1024 } else { 64 })?;
+    let listener = stack.listen(options.port, 1024)?;
+    let most = options.connections;
     println!(
         "listening on {}, {}, device {name}",
         options.stack.addresses(&stack, Some(options.port))?,
@@ -174,7 +181,7 @@ fn run(options: &Options) -> Outcome<()> {
         if poller {
             polled::serve(&listener, &root)
         } else {
-            accept(&listener, &root);
+            accept(&listener, &root, most);
             Ok(())
         }
     });
@@ -186,11 +193,11 @@ fn run(options: &Options) -> Outcome<()> {
     watched
 }
 
-/// Serves until the stack goes down.
-fn accept(listener: &TcpListener, root: &Path) {
+/// Serves until the stack goes down, at most `most` connections at a time.
+fn accept(listener: &TcpListener, root: &Path, most: usize) {
     let next = || Some(listener.accept().ok()?.0);
     let begin = |stream: TcpStream| Ok(stream.split());
-    serve::accept::<_, ReadHalf, _>("http_server", next, begin, root);
+    serve::accept::<_, ReadHalf, _>(("http_server", most), next, begin, root);
 }
 
 impl serve::Writer for WriteHalf {

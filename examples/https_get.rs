@@ -356,5 +356,5 @@ fn accept(listener: &TcpListener, config: &Arc<ServerConfig>, root: &Path) {
         let connection = ServerConnection::new(Arc::clone(&config)).map_err(io::Error::other)?;
         Ok(stream::split_rustls(connection, stream))
     };
-    serve::accept("https_get", next, begin, root);
+    serve::accept(("https_get", serve::CONNECTIONS), next, begin, root);
 }

@@ -88,7 +88,8 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
 use crate::certificate::SelfSigned;
-use crate::client::{Client, Temporary};
+use crate::client::{Client, Temporary, expect};
+use crate::http::Status;
 use crate::program::{Arguments, Outcome};
 use crate::stack::killer::Killer;
 use crate::stack::{StackOptions, Threads, builder};
@@ -107,6 +108,7 @@ const USAGE: &str = "  --port N            port to listen on [443]
   --root DIR          folder to serve [.]
   --save-certificate FILE  write the server's certificate to this file, in PEM [nowhere]
   --client-ca FILE    clients need a certificate that one of these vouches for, in PEM [they need none]
+  --connections N     serve so many at a time, a thread each; more are told to come back [1000]
   --update-keys N     go on with another key after each N bytes that are sent [never]
   --seconds N         stop after this time [never]
 ";
@@ -117,6 +119,7 @@ struct Options {
     root: PathBuf,
     certificate: Option<PathBuf>,
     clients: Option<PathBuf>,
+    connections: usize,
     update_keys: u64,
     seconds: Option<u64>,
 }
@@ -129,6 +132,7 @@ impl Default for Options {
             root: PathBuf::from("."),
             certificate: None,
             clients: None,
+            connections: serve::CONNECTIONS,
             update_keys: u64::MAX,
             seconds: None,
         }
@@ -142,6 +146,7 @@ impl Options {
             "root" => self.root = arguments.path()?,
             "save-certificate" => self.certificate = Some(arguments.path()?),
             "client-ca" => self.clients = Some(arguments.path()?),
+            "connections" => self.connections = arguments.number(1..=2 * serve::CONNECTIONS)?,
             "update-keys" => self.update_keys = arguments.number(1..=u64::MAX)?,
             "seconds" => self.seconds = Some(arguments.parse()?),
             _ => return self.stack.take(option, arguments),
@@ -182,14 +187,14 @@ fn run(options: &Options) -> Outcome<()> {
     let root = files::open_root(&options.root)?;
     let stack = options.stack.start(|addr| builder(addr, threads), device)?;
     let end_requested = watch::signals::end_requested()?;
-    let listener = TlsListener::new(stack.listen(options.port, 64)?, &config);
+    let listener = TlsListener::new(stack.listen(options.port, 1024)?, &config);
     println!(
         "listening on {}, {}, device {name}",
         options.stack.addresses(&stack, Some(options.port))?,
         threads.name("replica"),
     );
-    let update_keys = options.update_keys;
-    let server = thread::spawn(move || accept(&listener, &root, update_keys));
+    let (update_keys, most) = (options.update_keys, options.connections);
+    let server = thread::spawn(move || accept(&listener, &root, update_keys, most));
     let seconds = options.seconds;
     let watched = watch("https_server", stack, &end_requested, seconds, killer, None);
     server
@@ -199,10 +204,10 @@ fn run(options: &Options) -> Outcome<()> {
 }
 
 /// Serves until the stack goes down. The handshake is the business of each connection's thread.
-fn accept(listener: &TlsListener, root: &Path, update_keys: u64) {
+fn accept(listener: &TlsListener, root: &Path, update_keys: u64, most: usize) {
     let next = || Some(listener.accept().ok()?.0);
     let begin = move |handshake: TlsHandshake| Ok(stream::split(handshake.finish()?, update_keys));
-    serve::accept::<_, TlsReadHalf, _>("https_server", next, begin, root);
+    serve::accept::<_, TlsReadHalf, _>(("https_server", most), next, begin, root);
 }
 
 // Without a device
@@ -225,19 +230,42 @@ fn test(threads: Threads, killer: Option<Killer>, own: &SelfSigned) -> Outcome<(
     );
     let serving = {
         let root = root.clone();
-        thread::spawn(move || accept(&listener, &root, UPDATES))
+        thread::spawn(move || accept(&listener, &root, UPDATES, serve::CONNECTIONS))
     };
     while_replicas_die(&server, killer, || {
         [false, true]
             .into_iter()
             .try_for_each(|tls12| ask(&peer, at, own.roots()?, tls12, &root))
     })?;
+    ask_as_many(&peer, at, own.roots()?)?;
     let compared = server.compare()?;
     server.shutdown();
     serving
         .join()
         .map_err(|_| "the server panicked, see above")?;
     println!("all as it should be; the log's {compared} last fingerprints agree");
+    Ok(())
+}
+
+/// Connections that the self-test has at a time.
+const MANY: usize = 100;
+
+/// The server answers [`MANY`] connections that are open at the same time.
+fn ask_as_many(peer: &Stack, at: SocketAddr, roots: RootCertStore) -> Outcome<()> {
+    let config: Arc<ClientConfig> = Arc::new(certificate::client(roots, false));
+    let name = ServerName::try_from(certificate::NAME)?;
+    let open = || -> Outcome<_> {
+        let stream = TlsStream::connect(peer.connect(at)?, &config, name.clone())?;
+        let (reader, writer) = stream::split(stream, UPDATES);
+        Ok(Client::new(reader, writer))
+    };
+    let mut clients: Vec<_> = (0..MANY).map(|_| open()).collect::<Outcome<_>>()?;
+    for client in &mut clients {
+        client.ask("GET", "/one", "")?;
+        let (status, len) = client.answer()?;
+        expect(status == Status::OK.0 && len == 1, "GET", "/one")?;
+    }
+    println!("{MANY} connections at a time");
     Ok(())
 }
 

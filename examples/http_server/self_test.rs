@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 use crate::client::{Client, FILES, Temporary, expect};
 use crate::http::Status;
 use crate::program::Outcome;
+use crate::serve::CONNECTIONS;
 use crate::stack::Threads;
 use crate::{accept, builder, polled};
 
@@ -30,19 +31,48 @@ pub(crate) fn run(threads: Threads) -> Outcome<()> {
     );
     let serving = {
         let root = root.clone();
-        thread::spawn(move || accept(&listener, &root))
+        thread::spawn(move || accept(&listener, &root, CONNECTIONS))
     };
 
-    let mut client = connect(&client)?;
-    client.ask_for_all(&root)?;
-    drop(client);
+    connect(&client, 80)?.ask_for_all(&root)?;
+    let many = server.listen(81, 64)?;
+    let serving_many = {
+        let root = root.clone();
+        thread::spawn(move || accept(&many, &root, MANY))
+    };
+    ask_as_many(&client)?;
     let compared = server.compare()?;
     server.shutdown();
-    serving
-        .join()
-        .map_err(|_| "the server panicked, see above")?;
+    for serving in [serving, serving_many] {
+        serving
+            .join()
+            .map_err(|_| "the server panicked, see above")?;
+    }
     println!("all as it should be; the log's {compared} last fingerprints agree");
     run_polled(threads, &root)
+}
+
+/// Connections that a server has at a time, with a thread each.
+const MANY: usize = 200;
+
+/// The server answers each of [`MANY`] connections twice, and turns another one away meanwhile.
+fn ask_as_many(stack: &Stack) -> Outcome<()> {
+    let clients = (0..MANY).map(|_| connect(stack, 81));
+    let mut clients: Vec<_> = clients.collect::<Outcome<_>>()?;
+    for _ in 0..2 {
+        for client in &mut clients {
+            client.ask("GET", "/one", "")?;
+        }
+        for client in &mut clients {
+            let (status, len) = client.answer()?;
+            io::copy(&mut client.reader.by_ref().take(len), &mut io::sink())?;
+            expect(status == Status::OK.0 && len == 1, "GET", "/one")?;
+        }
+    }
+    let (status, _) = connect(stack, 81)?.answer()?;
+    expect(status == Status::UNAVAILABLE.0, "one more than may", "be")?;
+    println!("{MANY} connections with a thread each, and one that was turned away");
+    Ok(())
 }
 
 /// Connections that the server has on one thread.
@@ -59,7 +89,7 @@ fn run_polled(threads: Threads, root: &Path) -> Outcome<()> {
         thread::spawn(move || polled::serve(&listener, &root))
     };
     let start = Instant::now();
-    let clients = (0..POLLED).map(|_| connect(&client));
+    let clients = (0..POLLED).map(|_| connect(&client, 80));
     let mut clients: Vec<_> = clients.collect::<Outcome<_>>()?;
     let mut hash = Sha256::new();
     for round in 0..2 {
@@ -87,7 +117,7 @@ fn run_polled(threads: Threads, root: &Path) -> Outcome<()> {
     Ok(())
 }
 
-fn connect(stack: &Stack) -> Outcome<Client<ReadHalf, WriteHalf>> {
-    let (reader, writer) = stack.connect("10.78.0.1:80")?.split();
+fn connect(stack: &Stack, port: u16) -> Outcome<Client<ReadHalf, WriteHalf>> {
+    let (reader, writer) = stack.connect(("10.78.0.1", port))?.split();
     Ok(Client::new(reader, writer))
 }

@@ -9,8 +9,9 @@ use std::thread;
 use crate::files::{self, Put};
 use crate::http::{Answer, Body, Lasts, Request, Status};
 
-/// Connections served at a time, a thread each; more are told to come back.
-const CONNECTIONS: usize = 64;
+/// Connections served at a time, a thread each, without `--connections`, which takes up to twice as
+/// many: the stack has 2048. Others are turned away.
+pub(crate) const CONNECTIONS: usize = 1000;
 /// Bytes moved at once between a file and a connection.
 pub(crate) const CHUNK: usize = 256 << 10;
 /// Bytes that are read and thrown away after a final answer, so that the client gets to see it.
@@ -23,9 +24,10 @@ pub(crate) trait Writer: Write {
 }
 
 /// Accepts connections by `accept` until it returns `None`, and serves each on a thread of its own,
-/// which calls `begin` first. `name` is that of the example, for messages.
+/// which calls `begin` first, up to `most` at a time. Others are turned away. Messages begin with
+/// `name`.
 pub(crate) fn accept<S: Send + 'static, R: BufRead, W: Writer>(
-    name: &str,
+    (name, most): (&str, usize),
     mut accept: impl FnMut() -> Option<S>,
     begin: impl Fn(S) -> io::Result<(R, W)> + Clone + Send + 'static,
     root: &Path,
@@ -35,7 +37,7 @@ pub(crate) fn accept<S: Send + 'static, R: BufRead, W: Writer>(
     while let Some(stream) = accept() {
         let (root, busy, begin) = (Arc::clone(&root), Arc::clone(&busy), begin.clone());
         // Only this thread adds, so the bound holds.
-        let full = busy.fetch_add(1, Relaxed) >= CONNECTIONS;
+        let full = busy.fetch_add(1, Relaxed) >= most;
         let slot = Slot(busy);
         let spawned = thread::Builder::new()
             .name("connection".to_owned())
@@ -56,7 +58,7 @@ pub(crate) fn accept<S: Send + 'static, R: BufRead, W: Writer>(
     }
 }
 
-/// A connection's place among [`CONNECTIONS`].
+/// A connection's place among the served ones.
 struct Slot(Arc<AtomicUsize>);
 
 impl Drop for Slot {
