@@ -719,7 +719,7 @@ impl World {
 fn settings(stream: &mut TcpStream, number: u16) {
     let value = (number >> 4) as u8;
     let span = std::time::Duration::from_millis(u64::from(value) * 50);
-    match number % 10 {
+    match number % 11 {
         0 => {
             stream.set_nodelay(value & 1 == 0).expect("it never fails");
             assert_eq!(stream.nodelay().expect("it never fails"), value & 1 == 0);
@@ -744,6 +744,10 @@ fn settings(stream: &mut TcpStream, number: u16) {
         // No thread drives the stack while another one waits.
         7 => stream.set_linger(Some(std::time::Duration::ZERO)),
         8 => stream.set_linger(None),
+        9 => {
+            let set = stream.set_notsent_lowat(Some(value.into()));
+            assert_eq!(set.is_ok(), value > 0);
+        }
         _ => {
             let zero = stream.set_read_timeout(Some(std::time::Duration::ZERO));
             assert_eq!(

@@ -303,6 +303,12 @@ impl Conversation {
             stream.set_keepalive(Some(keepalive.probes(255)))?;
             self.settings += 1;
         }
+        if self.rng.chance(200_000) {
+            // One of a few bytes makes each of them wait for an acknowledgment.
+            let bytes = 1000 + self.rng.below(20_000) as u32;
+            stream.set_notsent_lowat(Some(bytes))?;
+            self.settings += 1;
+        }
         let (ours, theirs) = (end, 1 - end);
         let (keys, lens) = (self.keys, self.lens);
         if self.is_late {
