@@ -275,6 +275,8 @@ pub fn write(path: &Path, content: &str) -> Result<(), String> {
 mod tests {
     use super::*;
     use crate::paper::{KIM_PAI, KIM_SUNG, MACKERRAS, NAHUM, SIZEMORE};
+    use crate::spread::Spread;
+    use crate::table::Limit;
     use std::collections::HashSet;
 
     fn section(name: &str, settings: &str) -> Section {
@@ -289,7 +291,11 @@ mod tests {
             table: "a table".to_owned(),
             picture: Some("<svg></svg>".to_owned()),
             measures: Measures::new(),
-            bounds: Vec::new(),
+            bounds: [0.5, 2.0]
+                .map(|ours| {
+                    Bound::new("x < y", Some(Spread::one(ours)), Limit::AtLeast(1.0), false)
+                })
+                .into(),
             disturbed_panels: 0,
             failures: Vec::new(),
             figures: serde_json::Value::Null,
@@ -321,6 +327,9 @@ mod tests {
         assert!(directory.measured("warm", "so", here).is_none());
         let page = fs::read_to_string(directory.page()).unwrap();
         assert!(page.contains("<svg></svg>") && page.contains("a &lt; b"));
+        assert!(page.contains("1 of 2 targets met"));
+        assert!(page.contains("x &lt; y: 0.50, at least 1: MISSED"));
+        assert!(!page.contains("x &lt; y: 2.00"));
         fs::remove_dir_all(&path).unwrap();
     }
 

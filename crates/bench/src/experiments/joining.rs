@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::lineup::Wanted;
-use super::{Clock, Experiment, sampled};
+use super::{Clock, Experiment, sampled, verified};
 use crate::drivers::Direction;
 use crate::drivers::joining::{self, JoinSample, PERIOD_NS, SLICE_NS};
 use crate::record::text::{conditions, known};
@@ -69,7 +69,8 @@ fn table(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<
     let mut all = Vec::new();
     for direction in directions {
         let (samples, note) = sampled(&mut clock, &workload, progress, || {
-            joining::row(direction, &workload, cores, JOINS)
+            let (row, samples) = joining::row(direction, &workload, cores, JOINS)?;
+            Ok((verified(row, workload.segment_bytes)?, samples))
         })?;
         let name = format!("{cores} replicas, {direction:?}");
         let values = |what: fn(&JoinSample) -> f64| samples.iter().map(what);

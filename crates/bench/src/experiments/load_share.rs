@@ -1,7 +1,7 @@
 //! Whose work it was, over time.
 
 use super::lineup::{Entry, Wanted};
-use super::{Clock, Experiment, ROW, sampled};
+use super::{Clock, Experiment, ROW, sampled, verified};
 use crate::drivers::Direction;
 use crate::drivers::shares::ShareLog;
 use crate::paper;
@@ -43,7 +43,8 @@ fn tables(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec
     for entry in entries {
         let line = nanoseconds(topology::line_transfer_ns());
         let (samples, note) = sampled(&mut clock, &workload, progress, || {
-            let mut row = (entry.variant.make)(Direction::Receive, &workload, entry.cores)?;
+            let row = (entry.variant.make)(Direction::Receive, &workload, entry.cores)?;
+            let mut row = verified(row, workload.segment_bytes)?;
             let samples = ShareLog::of(&mut row, EVERY, SAMPLES);
             Ok((row, samples))
         })?;

@@ -230,8 +230,8 @@ fn repeated<T>(mut once: impl FnMut() -> Result<T, Failure>) -> Result<Attempt<T
     }
 }
 
-/// Drives a row until it has as many samples as were wanted, or its time is up. Returns the samples
-/// and what to know about them.
+/// Drives a verified row until it has as many samples as were wanted, or its time is up. Returns the
+/// samples and a note on them.
 fn sampled<T: Clone>(
     clock: &mut Clock,
     workload: &Workload,
@@ -243,7 +243,6 @@ fn sampled<T: Clone>(
     let sampled = repeated(|| {
         let (row, samples) = make()?;
         let samples = kept.insert(samples);
-        let row = verified(row, workload.segment_bytes)?;
         slices::sample(row, workload.slice, within, &mut || {
             progress(samples.taken(), samples.wanted());
             samples.is_full()

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::lineup::Wanted;
-use super::{Clock, Experiment, sampled};
+use super::{Clock, Experiment, sampled, verified};
 use crate::drivers::Direction;
 use crate::drivers::stall::{STALL, StallLog, StallSample};
 use crate::record::text::{conditions, known};
@@ -75,7 +75,8 @@ fn table(wanted: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<
     let mut all = Vec::new();
     for (direction, entry) in rows {
         let (samples, note) = sampled(&mut clock, &workload, progress, || {
-            let mut row = (entry.variant.make)(direction, &workload, cores)?;
+            let row = (entry.variant.make)(direction, &workload, cores)?;
+            let mut row = verified(row, workload.segment_bytes)?;
             let samples = StallLog::of(&mut row, STALLS, workload.seed);
             Ok((row, samples))
         })?;

@@ -152,10 +152,13 @@ fn write_section(out: &mut String, section: &Section, figures: &[Figure]) -> cor
         writeln!(out, "<div>{picture}</div>")?;
     }
     let targets = section.bounds.iter().filter(|bound| bound.has_target);
-    let all = targets.clone().count();
+    let unmet = targets.clone().filter(|bound| bound.is_met != Some(true));
+    let (all, left) = (targets.count(), unmet.clone().count());
     if all > 0 {
-        let met = targets.filter(|bound| bound.is_met == Some(true)).count();
-        writeln!(out, "<p>{met} of {all} targets met.</p>")?;
+        writeln!(out, "<p>{} of {all} targets met.</p>", all - left)?;
+    }
+    for bound in unmet {
+        writeln!(out, "<p class='note'>{}</p>", escaped(&bound.line))?;
     }
     writeln!(
         out,
