@@ -25,7 +25,6 @@ const COLOURS: &[(&str, &str)] = &[
     ("partitioned", "#8c62a8"),
     ("replicated", "#2f8f4e"),
     ("replicated-auto", "#8fd08f"),
-    ("groups", "#20b2b2"),
     ("replicated-by-position", "#b5a71e"),
     ("replicated-greedy", "#5e6b1f"),
     ("replicated-by-kind", "#c9e265"),

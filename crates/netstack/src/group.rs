@@ -61,7 +61,6 @@ use dominoes_drivers::Device;
 
 use crate::config::Limits;
 use crate::error::{ConfigError, MembershipError};
-use crate::groups::balance::Balance;
 use crate::io::Run;
 use crate::io::claim::Claimer;
 use crate::io::prepare::{prepare, prepare_and_store};
@@ -149,7 +148,6 @@ impl Receiving for RxGuard<'_> {
     }
 
     fn wait(&mut self, timeout: Option<core::time::Duration>) {
-        self.side.pump.before_sleep();
         self.claimer.wait(timeout);
     }
 }
@@ -207,7 +205,7 @@ impl Shared {
 
     /// Asks the autoscaler whether one worker more or less should be active, and changes that.
     #[cold]
-    fn autoscale(&self, autoscaler: &mut Autoscaler, balance: Option<&Balance>, now: Instant) {
+    fn autoscale(&self, autoscaler: &mut Autoscaler, now: Instant) {
         let mut done = WorkDone::default();
         for (stats, busy) in self.slot_stats.iter().zip(&self.busy) {
             let stats = stats.load();
@@ -216,17 +214,7 @@ impl Shared {
             done.busy = done.busy + Duration::from_nanos(busy.load(Ordering::Relaxed));
         }
         let active = u64::from(self.membership.staying().count_ones());
-        // A group must not take a core that another group needs.
-        let may_unpark = balance.is_none_or(Balance::may_unpark);
-        match autoscaler.decide(
-            now,
-            done,
-            active,
-            may_unpark && self.membership.parked() != 0,
-        ) {
-            ScaleDecision::Keep if active > 1 && balance.is_some_and(Balance::should_park) => {
-                self.park_last();
-            }
+        match autoscaler.decide(now, done, active, self.membership.parked() != 0) {
             ScaleDecision::Keep => {}
             ScaleDecision::Unpark => self.unpark_one(),
             ScaleDecision::Park => self.park_last(),

@@ -1,5 +1,4 @@
 //! Groups side by side: which one has a flow.
 
-pub(crate) mod balance;
 pub(crate) mod classify;
 pub(crate) mod migrated_flows;

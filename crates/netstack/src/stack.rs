@@ -63,7 +63,6 @@ pub struct Builder {
     variant: Option<VariantKind>,
     layout: Layout,
     groups: usize,
-    balance: bool,
     limits: Limits,
     cores: Vec<usize>,
     secret: Option<[u64; 2]>,
@@ -203,15 +202,6 @@ impl Builder {
     #[must_use]
     pub fn groups(mut self, groups: usize) -> Self {
         self.groups = groups;
-        self
-    }
-
-    /// Whether a group that has too much to do lets connections go to one that has little, light
-    /// ones first. With [`replicas_up_to`](Self::replicas_up_to) besides, a connection that fills a
-    /// core alone gets help from cores whose groups are idle, and from no others. Default: no.
-    #[must_use]
-    pub fn balance(mut self, balance: bool) -> Self {
-        self.balance = balance;
         self
     }
 
@@ -364,7 +354,6 @@ impl Builder {
             setup.announce = true;
             setup.recorder = self.recorder.take();
             setup.processor = self.processor.clone();
-            setup.balance = self.balance;
             [setup.salt, _] = random()?;
             setups.push(setup);
             devices.push(device);
@@ -508,7 +497,6 @@ impl Stack {
             },
             limits: Limits::default(),
             groups: 1,
-            balance: false,
             cores: Vec::new(),
             secret: None,
             recorder: None,

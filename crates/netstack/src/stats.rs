@@ -239,8 +239,6 @@ pub struct PumpStats {
     pub forwarded: u64,
     /// ... that were dropped because too many waited already.
     pub deferred_dropped: u64,
-    /// Connections that were asked to go to a group that is less busy.
-    pub rebalanced: u64,
     /// Times that an idle connection had its memory given back, or had none to give.
     pub given_back: u64,
 }
@@ -291,7 +289,6 @@ impl PumpStats {
             deferred: _,
             forwarded: _,
             deferred_dropped: _,
-            rebalanced: _,
             given_back: _,
         } = *self;
         let known = segments + datagrams + no_port + fragments + arp + echo + network_errors;
@@ -341,12 +338,13 @@ sums! {
         duplicates closed ignored_errors time_wait_evicted panicked migrated_out migrated_in
         migration_declined dropped_while_migrating datagrams bad_datagrams no_socket queue_full
         sent_datagrams fragments_made;
-    PumpStats: frames looped segments runs requests malformed not_ours martians unknown datagrams
+    PumpStats: frames segments runs requests malformed looped not_ours martians unknown datagrams
         split pieces no_port unresolved fragments reassembled bad_fragments reassembly_timeouts
-        reports reports_limited arp conflicts neighbor_messages duplicate_addresses foreign echo
-        echo_replies network_errors control_dropped log_full helped neighbor_moves_rejected
-        redirects_ignored deferred forwarded deferred_dropped rebalanced given_back;
-    EffectStats: prepared stored_ahead deliveries delivered_bytes frames sent_bytes diverged stolen requests;
+        reports reports_limited arp conflicts neighbor_moves_rejected neighbor_messages
+        redirects_ignored duplicate_addresses foreign echo echo_replies network_errors
+        control_dropped log_full helped deferred forwarded deferred_dropped given_back;
+    EffectStats: prepared stored_ahead deliveries delivered_bytes frames sent_bytes diverged stolen
+        requests;
 }
 
 impl StackStats {

@@ -2,11 +2,10 @@
 //! whatever the wire does and whoever stalls, dies, joins or leaves meanwhile.
 
 use core::ops::ControlFlow;
-use std::net::{IpAddr, SocketAddr};
 
+use dominoes_drivers::memory::Faults;
 use dominoes_drivers::memory::peer::headers::Ends;
 use dominoes_drivers::memory::peer::{PeerConfig, PeerDevice, Role};
-use dominoes_drivers::memory::{Faults, MemoryConfig, Script, scripted_with};
 use dominoes_drivers::split::SplitDevice;
 use dominoes_drivers::{
     Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, Waker,
@@ -316,128 +315,6 @@ fn a_connection_that_is_aborted_by_either_end_while_it_moves_is_over_at_both() {
         moved += tally.left;
     }
     assert!(moved > 50, "{moved}");
-}
-
-/// Two groups of one, and a peer, over perfect wires, by hand.
-struct Pair {
-    now: Instant,
-    near: Vec<Single>,
-    far: Single,
-    wires: [Script; 2],
-}
-
-impl Pair {
-    fn new(balance: bool) -> Pair {
-        let address = |last: u8| IpAddr::from([10, 0, 0, last]);
-        let setup = |last: u8| Setup::new(address(last), 24, [1, u64::from(last)]);
-        let device = |last: u8| {
-            let mac = [2, 0, 0, 0, 0, last];
-            scripted_with(MemoryConfig::default().macs(mac, mac))
-        };
-        let ((here, ours), (there, theirs)) = (device(1), device(2));
-        let mut near = setup(1);
-        near.balance = balance;
-        let parts = groups::divide(near, 2, Box::new(here), INBOX).unwrap();
-        let near = parts
-            .into_iter()
-            .map(|(setup, part)| Single::new(setup, Box::new(part)).unwrap());
-        Pair {
-            now: Instant::from_millis(1),
-            near: near.collect(),
-            far: Single::new(setup(2), Box::new(there)).unwrap(),
-            wires: [ours, theirs],
-        }
-    }
-
-    /// Ten microseconds, in which everybody has a turn, and hears of what the other one sent.
-    fn step(&mut self) {
-        self.now += Duration::from_micros(10);
-        for group in &mut self.near {
-            group.turn(self.now);
-        }
-        self.carry(0, 1);
-        self.far.turn(self.now);
-        self.carry(1, 0);
-    }
-
-    fn carry(&self, from: usize, to: usize) {
-        for (frame, _) in self.wires[from].take_sent() {
-            self.wires[to].push(frame);
-        }
-    }
-}
-
-/// Has four connections of the first group send for so long. Returns the group of each afterwards,
-/// how many were asked to go, and whether all bytes came.
-fn four_of_one_group(balance: bool, steps: usize) -> (Vec<usize>, u64) {
-    let mut pair = Pair::new(balance);
-    let ours = groups::sockets(pair.near.iter().map(Single::sockets));
-    let theirs = pair.far.sockets();
-    let listener = theirs.listen(PORT, 16).unwrap();
-    let far = SocketAddr::new([10, 0, 0, 2].into(), PORT);
-    let mut opening: Vec<_> = (0..8).map(|_| ours.begin_connect(far).unwrap()).collect();
-    let (mut streams, mut others) = (Vec::new(), Vec::new());
-    while streams.len() < 4 || others.len() < 4 {
-        pair.step();
-        opening.retain_mut(|opening| match opening.try_finish().unwrap() {
-            Some(stream) if stream.group() == 0 => {
-                streams.push((stream, 0, 0));
-                false
-            }
-            done => done.is_none(),
-        });
-        while let Ok((stream, peer)) = listener.try_accept() {
-            let ours = streams
-                .iter()
-                .any(|(one, ..)| one.local_addr().unwrap() == peer);
-            match ours || streams.len() < 4 {
-                true => others.push(stream),
-                false => drop(stream),
-            }
-        }
-        others.retain(|other: &TcpStream| {
-            streams.len() < 4
-                || streams
-                    .iter()
-                    .any(|(one, ..)| one.local_addr().unwrap() == other.peer_addr().unwrap())
-        });
-    }
-    let text: Vec<u8> = (0..251).cycle().take(64 * 251).collect();
-    for _ in 0..steps {
-        for (stream, written, _) in &mut streams {
-            let at = *written % 251;
-            *written += stream.try_write(&text[at..]).unwrap_or(0);
-        }
-        for other in &mut others {
-            let peer = other.peer_addr().unwrap();
-            let mut piece = [0; 4096];
-            let len = other.try_read(&mut piece).unwrap_or(0);
-            let one = streams
-                .iter_mut()
-                .find(|one| one.0.local_addr().unwrap() == peer);
-            let (_, _, read) = one.unwrap();
-            for octet in &piece[..len] {
-                assert_eq!(usize::from(*octet), *read % 251);
-                *read += 1;
-            }
-        }
-        pair.step();
-    }
-    for (stream, _, read) in &streams {
-        assert!(*read > steps, "{stream:?}: {read}");
-    }
-    let moved = pair.near.iter().map(|group| group.pump_stats().rebalanced);
-    let groups = streams.iter().map(|(stream, ..)| stream.group());
-    (groups.collect(), moved.sum())
-}
-
-#[test]
-fn a_group_that_is_full_lets_connections_go_to_an_idle_one_if_it_may() {
-    let (groups, moved) = four_of_one_group(true, 20_000);
-    let there = groups.iter().filter(|group| **group == 1).count();
-    assert!((1..=3).contains(&there), "{groups:?}");
-    assert_eq!(moved, there as u64, "{groups:?}");
-    assert_eq!(four_of_one_group(false, 20_000), (vec![0; 4], 0));
 }
 
 /// A sender without losses, and two groups whose workers stall, so that frames wait between the

@@ -4,7 +4,6 @@ pub(crate) mod app;
 #[cfg(feature = "report")]
 pub(crate) mod echo;
 #[cfg(feature = "report")]
-pub mod groups;
 #[cfg(feature = "report")]
 pub(crate) mod joining;
 pub mod limit;
@@ -436,14 +435,6 @@ pub const VARIANTS: &[Variant] = &[
                 layout.autoscale = true;
             })
         },
-    },
-    #[cfg(feature = "report")]
-    Variant {
-        name: "groups",
-        about: "a group per core and connections that move between them, each with as many replicas as bring something",
-        scales: true,
-        can: replicated::can,
-        make: groups::row,
     },
     #[cfg(feature = "report")]
     with_primaries!(

@@ -9,7 +9,7 @@ use crate::workload::Workload;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "connections",
-    about: "1, 8 and 64 connections, whose segments alternate one by one, by twos and by eights: groups that arrange themselves, replicas of one group, plain partitioning (groups of one side by side), a lock",
+    about: "1, 8 and 64 connections, whose segments alternate one by one, by twos and by eights: replicas of one group, partitioning (groups of one side by side), a lock",
     panels,
     published: paper::CONNECTIONS,
     ..Experiment::NONE
@@ -40,19 +40,17 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
                 2.. if direction == Direction::Receive => format!("{connections} conn. by {burst}"),
                 n => format!("{n} conn."),
             };
-            let names = ["single", "groups", "replicated", "partitioned", "locked*"];
+            let names = ["single", "replicated", "partitioned", "locked*"];
             panel = panel.case(wanted, &names, &name, workload);
-            // However many there are, groups should be as fast as what people do otherwise: a lock
-            // around one state, or connections dealt out to cores.
+            // However many there are, replicas should be as fast as what people do otherwise: a
+            // lock around one state, or connections dealt out to cores.
             for other in ["locked-mutex", "locked-mcs", "partitioned"] {
-                for ours in ["groups", "replicated"] {
-                    targets.push(Target::of(
-                        format!("{what}, {name}, {ours} / {other}"),
-                        case(ours, 2, &name),
-                        case(other, 2, &name),
-                        1.0,
-                    ));
-                }
+                targets.push(Target::of(
+                    format!("{what}, {name}, replicated / {other}"),
+                    case("replicated", 2, &name),
+                    case(other, 2, &name),
+                    1.0,
+                ));
             }
             targets.push(Target::of(
                 format!("{what}, {name}, replicated / single"),

@@ -16,7 +16,7 @@
 //! the requests are.
 
 use super::worker::Worker;
-use crate::group::{FaultHooks, RxSide};
+use crate::group::FaultHooks;
 use crate::io::rx::Log;
 use crate::time::Instant;
 
@@ -105,13 +105,9 @@ impl<T: FaultHooks> Worker<T> {
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
         let done = pump.turns(now, deadline, &mut claimer, &mut self.direct);
         drop(claimer);
-        pump.rebalance(&self.replica);
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
         if shared.layout.autoscale && side.autoscaler.is_due(now) {
-            let RxSide {
-                pump, autoscaler, ..
-            } = &mut *side;
-            shared.autoscale(autoscaler, pump.balance.as_ref(), now);
+            shared.autoscale(&mut side.autoscaler, now);
         }
         drop(side);
         let position = self.replica.position();

@@ -38,7 +38,7 @@ use super::pending::{Cursor, PendingEffects};
 use super::slots::Snapshot;
 use super::solo::LogMode;
 use super::steal::{STEAL_BATCH, Scan, Stragglers};
-use crate::group::{FaultHooks, RxSide, STORED, Shared};
+use crate::group::{FaultHooks, STORED, Shared};
 use crate::io::FrameRecycler;
 use crate::io::direct::DirectLog;
 use crate::io::perform::Template;
@@ -255,10 +255,7 @@ impl<T: FaultHooks> Worker<T> {
         let done = pump.turn(now, deadline, &mut batches, &mut log);
         core::mem::swap(&mut pump.recycler, &mut self.recycler);
         if shared.layout.autoscale && rx_side.autoscaler.is_due(now) {
-            let RxSide {
-                pump, autoscaler, ..
-            } = &mut *rx_side;
-            shared.autoscale(autoscaler, pump.balance.as_ref(), now);
+            shared.autoscale(&mut rx_side.autoscaler, now);
         }
         drop(rx_side);
         if done > 0 {

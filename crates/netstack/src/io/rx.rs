@@ -24,7 +24,6 @@ use std::sync::Arc;
 use dominoes_drivers::Frame;
 use dominoes_drivers::split::Target;
 
-use crate::groups::balance::Balance;
 use crate::groups::classify;
 use crate::io::claim::ClaimMark;
 use crate::io::control::ControlWait;
@@ -108,8 +107,6 @@ pub(crate) struct RxPump {
     migration: Migrations,
     /// Tells which frames come before a connection leaves.
     pub(crate) claim_mark: Arc<ClaimMark>,
-    /// Decides which connections migrate to less busy groups, if any may.
-    pub(crate) balance: Option<Balance>,
     /// Whether payload may be stored while it is verified. This must not change: the pump knows
     /// nothing of payload that was published otherwise.
     pub(crate) stores_ahead: bool,
@@ -199,7 +196,6 @@ impl RxPump {
             grouping: Grouping::new(&keys, 1),
             migration: Migrations::default(),
             claim_mark: Arc::default(),
-            balance: None,
             stores_ahead: false,
             recycler: FrameRecycler::default(),
             parser: Parser::new(),
@@ -266,9 +262,6 @@ impl RxPump {
         batches: &mut impl Batches,
         log: &mut impl Log,
     ) -> usize {
-        if let Some(balance) = &mut self.balance {
-            balance.turn(now, self.world.loads());
-        }
         log.reclaim(&mut |run| self.recycler.put(run));
         if !self.configured {
             if log.room() == 0 {
@@ -301,11 +294,6 @@ impl RxPump {
             if done == 0 && batches.hold_many() {
                 done += self.pad_chunk(now, log);
             }
-        }
-        if let Some(balance) = &mut self.balance
-            && done > 0
-        {
-            balance.worked();
         }
         done
     }
@@ -750,13 +738,6 @@ impl RxPump {
             || self.world.has_work()
             || self.world.tx.sent() > self.sent
             || self.follows_place()
-    }
-
-    /// The thread of this pump sleeps from now on.
-    pub(crate) fn before_sleep(&self) {
-        if let Some(balance) = &self.balance {
-            balance.sleeps(self.world.loads());
-        }
     }
 
     /// The recording so far; recording ends with this call.

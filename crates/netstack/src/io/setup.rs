@@ -7,7 +7,6 @@ use dominoes_drivers::Device;
 
 use crate::config::{Limits, setters};
 use crate::error::ConfigError;
-use crate::groups::balance::Balance;
 use crate::io::claim::Claimer;
 use crate::io::processor::{Inline, Processor};
 use crate::io::record::Recorder;
@@ -65,10 +64,6 @@ pub struct Setup {
     pub recorder: Option<Recorder>,
     /// What primaries do to every byte of every stream, besides copying it. Default: nothing.
     pub processor: Option<Arc<dyn Processor>>,
-    /// Whether connections may move to other groups that are less busy, and another replica is
-    /// tried only if it needs no core of such a group. It has an effect if there are several
-    /// groups. Default: no.
-    pub balance: bool,
     /// A random number of this start of the stack.
     pub(crate) salt: u64,
     /// Which of several groups over one device it is for.
@@ -94,7 +89,6 @@ impl Setup {
             announce: false,
             recorder: None,
             processor: None,
-            balance: false,
             salt: 0,
             group: GroupIndex::ONLY,
             place: 0,
@@ -112,7 +106,6 @@ impl Setup {
         processor: Arc<dyn Processor> as Some;
         reassembly: ReassemblyLimits;
         announce: bool;
-        balance: bool;
     }
 
     /// Adds to `addresses`: see the [field](Self#structfield.addresses).
@@ -340,13 +333,6 @@ impl Setup {
                 allowed: "at least 1280 with IPv6",
             });
         }
-        if self.balance && !cfg!(feature = "migration") {
-            return Err(ConfigError::OutOfRange {
-                field: "balance",
-                value: 1,
-                allowed: "false without the feature `migration` of dominoes-netstack",
-            });
-        }
         if !self.shared.has_dimensions(limits, delivery_slots) {
             return Err(ConfigError::OutOfRange {
                 field: "connections, buffers and log",
@@ -417,9 +403,6 @@ impl Setup {
         rx.join_groups(self.group);
         if let Some(config) = ipv6 {
             rx.enable_v6(config, &self.routes, &world.keys);
-        }
-        if self.balance && self.group.count > 1 {
-            rx.balance = Some(Balance::new(self.group.index));
         }
         let tx = TxPump::new(Arc::clone(&world), tx, transmitter);
         Ok(Base {

@@ -16,7 +16,6 @@ use dominoes_drivers::{
 
 use crate::config::{Limits, Settings, Tuning};
 use crate::error::SocketError;
-use crate::groups::balance::Load;
 use crate::groups::classify;
 use crate::groups::migrated_flows::MigratedFlows;
 use crate::io::accept::{Arrivals, Listeners};
@@ -164,8 +163,6 @@ pub(crate) struct StackShared {
     groups_each: u16,
     /// Whether there are several interfaces.
     has_interfaces: bool,
-    /// How busy each group is.
-    pub(crate) loads: Box<[Load]>,
     /// Connections that are not in their home group.
     pub(crate) migrated: MigratedFlows,
     /// The streams of all groups, and the dimensions that all groups must have in common.
@@ -264,7 +261,6 @@ impl StackShared {
         let groups = interfaces * groups_each;
         StackShared {
             mailboxes: (0..groups).map(|_| OnceLock::new()).collect(),
-            loads: (0..groups).map(|_| Load::default()).collect(),
             groups_each,
             has_interfaces: interfaces > 1,
             ..StackShared::default()
@@ -651,11 +647,6 @@ impl World {
         let each = self.shared.groups_each();
         let first = usize::from(self.interface()) * each;
         first..first + each
-    }
-
-    /// How busy each group of our interface is.
-    pub(crate) fn loads(&self) -> &[Load] {
-        self.shared.loads.get(self.own_groups()).unwrap_or_default()
     }
 
     /// The mailbox of a group of our interface, by its number there, once it is there.

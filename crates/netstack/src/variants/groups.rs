@@ -34,9 +34,7 @@
 //! accept queue for each port, in the order in which connections were established. The first
 //! request of a log says which group the log belongs to.
 //!
-//! With the feature `migration`, connections move between groups (`TcpStream::migrate_to`), also by
-//! themselves: with `groups(n).replicas_up_to(n).balance(true)` light connections get a core each,
-//! and a heavy one gets the cores that are idle.
+//! With the feature `migration`, connections move between groups (`TcpStream::migrate_to`).
 
 use std::sync::Arc;
 
@@ -114,7 +112,6 @@ pub(super) fn divide_interface(
             own.salt = setup.salt;
             own.announce = setup.announce;
             own.processor = setup.processor.clone();
-            own.balance = setup.balance;
             own.group = GroupIndex { index, count };
             own.place = first + index;
             own.shared = Arc::clone(shared);

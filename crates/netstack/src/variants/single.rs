@@ -71,7 +71,6 @@ impl Single {
     pub fn turn(&mut self, now: Instant) -> usize {
         let deadline = self.replica.next_deadline();
         let done = self.rx.turns(now, deadline, &mut self.direct);
-        self.rx.pump.rebalance(&self.replica);
         self.work();
         done + self.tx.turn() + self.world.serve_units(|| ())
     }

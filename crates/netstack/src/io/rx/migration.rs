@@ -57,12 +57,10 @@
 
 use std::collections::HashMap;
 
-use crate::groups::balance::{Balance, Weighed};
 use crate::io::Run;
 use crate::io::rx::{Log, RESERVED, RxPump, sample_cursors};
 use crate::log::effect::SerializedPart;
 use crate::log::request::{Body, ConnId, Digest, Flow, MigrationParts, Request, Verdict};
-use crate::state::apply::Replica;
 use crate::time::{Duration, Instant};
 
 /// How long a connection waits for segments that were on their way when its group changed, in time
@@ -569,9 +567,6 @@ impl RxPump {
                     break;
                 }
                 incoming.bytes = Vec::new();
-                if let Some(balance) = &mut self.balance {
-                    balance.connection_arrived();
-                }
                 let len = len as u32;
                 self.publish_command(now, Body::MigrationArrive { conn, len }, log);
                 self.publish_progress(now, conn, log);
@@ -709,31 +704,6 @@ impl RxPump {
             sample_cursors(&self.world, digest, ahead, &mut run);
         }
         self.publish(&request, verdict, run, log);
-    }
-
-    /// Lets connections migrate to a less busy group, if that is due. The caller has the state.
-    #[inline]
-    pub(crate) fn rebalance(&mut self, replica: &Replica) {
-        if self.balance.as_ref().is_some_and(Balance::needs_weights) {
-            self.weigh(replica);
-        }
-    }
-
-    #[cold]
-    fn weigh(&mut self, replica: &Replica) {
-        let connections = replica.connections().map(|(conn, tcb)| Weighed {
-            conn,
-            flow: tcb.flow(),
-            bytes: tcb.received() + tcb.acknowledged(),
-        });
-        let Some(balance) = &mut self.balance else {
-            return;
-        };
-        let (outgoing, to) = balance.weigh(connections);
-        for one in outgoing {
-            self.stats.rebalanced += 1;
-            self.begin_outgoing(one.conn, one.flow, to);
-        }
     }
 
     /// A connection that had migrated to this group is closed, and its place free. Its flow belongs

@@ -120,7 +120,6 @@ impl Receiving for Receiver {
     }
 
     fn wait(&mut self, timeout: Option<std::time::Duration>) {
-        self.pump.before_sleep();
         self.claimer.wait(timeout);
     }
 }

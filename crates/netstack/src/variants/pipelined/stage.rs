@@ -574,7 +574,6 @@ impl Protocol {
         };
         let control = self.world.control.len();
         let mut done = self.rx.turn(now, deadline, &mut intake);
-        self.rx.pump.rebalance(&self.replica);
         if self.world.control.len() > control {
             self.interface.wake();
             done += 1;
