@@ -12,13 +12,12 @@ use crate::support::root;
 
 /// Words that name nothing here, and what to say. Each has another meaning in no crate of this
 /// workspace.
-const NOT: [(&str, &str); 23] = [
+const NOT: [(&str, &str); 21] = [
     ("accuse", "report divergence"),
     ("bury", "reap"),
     ("crew", "epoch, owners"),
     ("desk", "socket table"),
     ("fuse", "fault plan"),
-    ("guest", "connection migration"),
     ("judge", "divergence"),
     ("lab", "fixture"),
     ("ledger", "membership"),
@@ -26,7 +25,6 @@ const NOT: [(&str, &str); 23] = [
     ("nap", "coalescing delay"),
     ("octet", "byte"),
     ("octets", "bytes"),
-    ("parcel", "connection migration"),
     ("recruit", "activate"),
     ("seat", "replica slot"),
     ("seats", "replica slots"),

@@ -81,7 +81,7 @@ const ROOMS: [Room; 23] = [
             "config", "hash", "ip", "keys", "log", "seqnum", "stats", "tcp", "time", "udp",
         ],
     ),
-    room("groups", Access::All, &["keys", "log", "state", "time"]),
+    room("groups", Access::All, &["keys", "log", "state"]),
     room(
         "io",
         Access::All,
@@ -101,7 +101,7 @@ const ROOMS: [Room; 23] = [
         "group",
         Access::All,
         &[
-            "config", "error", "groups", "io", "log", "socket", "state", "stats", "time",
+            "config", "error", "io", "log", "socket", "state", "stats", "time",
         ],
     ),
     room(

@@ -104,14 +104,6 @@ dominoes_testkit::tally! {
     steals,
     /// Stacks of several groups.
     divided,
-    /// Connections that left their group for another one.
-    departures,
-    /// Those that came there.
-    arrivals,
-    /// Those that were asked to leave when they could not.
-    stayed,
-    /// Requests that waited for a connection on its way.
-    held_back,
 }
 
 impl Tally {
@@ -144,7 +136,6 @@ impl Tally {
         self.stalls += host.stall_count();
         self.worker_faults(&host.fault_stats());
         self.positions += host.position();
-        self.held_back += host.pump_stats().deferred;
         let effects = host.effect_stats();
         self.frames += effects.frames;
         self.stored_ahead += effects.stored_ahead;
@@ -155,9 +146,6 @@ impl Tally {
             return Err(format!("{unplanned} panics that no test planted"));
         }
         self.panicked += stats.panicked;
-        self.departures += stats.migrated_out;
-        self.arrivals += stats.migrated_in;
-        self.stayed += stats.migration_declined;
         let left = host.inspect(|replica| {
             let mut left = replica.connections();
             left.next().map(|(conn, tcb)| (conn, tcb.state()))
@@ -170,7 +158,7 @@ impl Tally {
     }
 
     /// What must have happened for schedules to say anything.
-    fn changes(&self) -> [u64; 22] {
+    fn changes(&self) -> [u64; 21] {
         [
             self.over_ipv6,
             self.lost,
@@ -192,8 +180,7 @@ impl Tally {
             self.repairs,
             self.stored_ahead,
             self.steals,
-            self.departures,
-            self.arrivals,
+            self.divided,
         ]
     }
 

@@ -232,14 +232,6 @@ pub trait DeviceRx: Send {
     /// [`claim`](Self::claim); a device that is gone goes on reporting it.
     fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError>;
 
-    /// How many frames are already meant for this half and will be claimed before any that the
-    /// device receives later: those in the inbox of a part (see [`split`]). `None`
-    /// while another thread sorts frames, some of which may be for this half; to be asked again
-    /// later. Where nothing lies between the device and this half, always 0.
-    fn waiting(&self) -> Option<usize> {
-        Some(0)
-    }
-
     /// A handle that ends a [`wait`](Self::wait) from any thread.
     fn waker(&self) -> Waker;
 

@@ -150,10 +150,6 @@ impl<W: Write + Send> DeviceRx for CaptureRx<W> {
         self.rx.wait(timeout)
     }
 
-    fn waiting(&self) -> Option<usize> {
-        self.rx.waiting()
-    }
-
     fn waker(&self) -> Waker {
         self.rx.waker()
     }

@@ -442,12 +442,6 @@ impl DeviceRx for SplitRx {
         slept
     }
 
-    fn waiting(&self) -> Option<usize> {
-        // Who has the device may be sorting frames.
-        let _side = try_take(&self.shared.rx)?;
-        Some(self.inbox.slots())
-    }
-
     fn waker(&self) -> Waker {
         let (shared, me) = (Arc::clone(&self.shared), self.me);
         Waker::new(move || {
@@ -509,7 +503,6 @@ impl DeviceTx for SplitTx {
 mod tests {
     use super::*;
     use crate::memory::{self, MemoryConfig, MemoryTx};
-    use std::sync::mpsc;
     use std::thread;
 
     /// The peer's sending half, and the receiving halves of so many parts; the first byte names the
@@ -566,40 +559,6 @@ mod tests {
         while rx[1].claim(32, &mut got).unwrap() > 0 {}
         assert_eq!(got.iter().map(number).collect::<Vec<_>>(), [1, 3, 5, 7]);
         assert_eq!((rx[0].stats().dropped, rx[1].stats().dropped), (0, 6));
-    }
-
-    #[test]
-    fn a_part_tells_how_many_frames_wait_for_it_unless_somebody_sorts_them() {
-        let (near, far) = memory::pair(MemoryConfig::default());
-        let mut tx = far.into_halves().1;
-        let (entered, leave) = (mpsc::channel(), mpsc::channel::<()>());
-        let (told, may_go) = (Mutex::new(entered.0), Mutex::new(leave.1));
-        let classify = move |frame: &[u8]| {
-            if number(&Frame::from_bytes(frame)) == 3 {
-                told.lock().unwrap().send(()).unwrap();
-                may_go.lock().unwrap().recv().unwrap();
-            }
-            Target::One(usize::from(frame[0]))
-        };
-        let mut rx = split(Box::new(near), 2, 8, classify)
-            .into_iter()
-            .map(|part| Box::new(part).split().0);
-        let (mut first, second) = (rx.next().unwrap(), rx.next().unwrap());
-        for n in 0..3 {
-            send(&mut tx, 1, n);
-        }
-        assert_eq!(second.waiting(), Some(0));
-        assert_eq!(first.claim(8, &mut Vec::new()), Ok(0));
-        assert_eq!((first.waiting(), second.waiting()), (Some(0), Some(3)));
-        send(&mut tx, 1, 3);
-        thread::scope(|scope| {
-            let sorter = scope.spawn(move || first.claim(8, &mut Vec::new()));
-            entered.1.recv().unwrap();
-            assert_eq!(second.waiting(), None);
-            leave.0.send(()).unwrap();
-            assert_eq!(sorter.join().unwrap(), Ok(0));
-        });
-        assert_eq!(second.waiting(), Some(4));
     }
 
     #[test]

@@ -29,7 +29,6 @@
 //! | batches that are claimed and not published | 16 of 120 frames | frames wait in the device |
 //! | ranges that arrived out of order | 256 a connection (`tcp/reassembly.rs`) | the segment is dropped; its sender sends it again |
 //! | ranges of the scoreboard | 512 a connection | neighbours become one; what was known of them is learned again |
-//! | requests for a connection that migrates | 256 | dropped as by a network: [`PumpStats::deferred_dropped`] |
 //! | changes of routes that late connections follow | 16 | the connection keeps the next hop that it has until the next change |
 //! | connections, sockets whose application has news | as many as there are | more are in a list that grows |
 //! | messages of TLS without text; a handshake message | 32; 64 KiB | the connection ends with an alert |

@@ -48,7 +48,7 @@
 //! | positions in streams | 64 | bytes | 46 years | a connection stops |
 //! | `UnitRing` | 62 | units | 1,400 years | |
 //! | `Serial` | 64 | calls during one | 5,800 years | |
-//! | generations of `ConnId`, `Handle` | 32 | uses of an entry | 43 s | nothing, see below |
+//! | generations of `ConnId` | 32 | uses of an entry | 43 s | nothing, see below |
 //! | looks at idle connections | 32 | looks | 43 s | nothing: a look waits for 0.5 s |
 //! | laps of transmit slots | 32 | laps of 4 | 2 min | nothing: frame numbers stop at a hole |
 //! | frame numbers, batches | 64 | frames | 3,900 years | |
@@ -56,7 +56,6 @@
 //! | shortages, misses of a socket | 64 | failed calls | 5,800 years | |
 //! | users of a socket (`UserId`) | 64 | clones | 5,800 years | |
 //! | request ids, arrivals | 64 | calls | 5,800 years | |
-//! | `Load` of a group | 48 | microseconds | 9 years | nothing: compared modulo 2^48 |
 //! | `Instant` | 64 | nanoseconds | 584 years | time stands still |
 //!
 //! A thread that stops between two instructions for a whole round would take an old number for a

@@ -39,8 +39,6 @@ pub(crate) enum Domain {
     ChallengeLimit = 9,
     /// Which group a flow belongs to.
     Group = 10,
-    /// The fingerprint of connections that moved to other groups.
-    Migrated = 11,
     /// The connection table. Nothing of it leaves but the time that a lookup takes.
     Table = 12,
     /// Interface identifiers of IPv6 addresses (RFC 7217).
@@ -164,7 +162,6 @@ mod tests {
             Domain::ResetLimit,
             Domain::ChallengeLimit,
             Domain::Group,
-            Domain::Migrated,
             Domain::Table,
             Domain::InterfaceIdentifier,
             Domain::LinkDelay,

@@ -37,7 +37,7 @@ use crate::config::{Keepalive, Settings, Tuning};
 use crate::error::SocketError;
 use crate::io::accept::AcceptQueue;
 use crate::io::processor::InlineStats;
-use crate::io::stream::{AppRequest, EndReason, Handle};
+use crate::io::stream::{AppRequest, EndReason};
 use crate::io::view::{ConnectionStats, LIST_TIMEOUT};
 use crate::io::world::{Command, Options, World};
 use crate::ip::neighbor::WaitingOpen;
@@ -377,8 +377,8 @@ pub struct TcpStream {
 }
 
 impl TcpStream {
-    fn new(world: &Arc<World>, stream: Handle, flow: Flow) -> Self {
-        TcpStream::over(&Arc::new(Half::new(world, stream, flow)))
+    fn new(world: &Arc<World>, conn: ConnId, flow: Flow) -> Self {
+        TcpStream::over(&Arc::new(Half::new(world, conn, flow)))
     }
 
     fn over(half: &Arc<Half>) -> Self {
@@ -425,29 +425,15 @@ impl TcpStream {
         Ok(self.half.flow.remote.into())
     }
 
-    /// The connection's name within its group. Another one when it moves.
+    /// The connection's name within its group.
     pub fn conn(&self) -> ConnId {
         let stream = self.half.stream();
         stream.map_or(ConnId::NONE, |stream| stream.conn())
     }
 
-    /// Which group of its stack has the connection at present.
+    /// Which group of its stack has the connection.
     pub fn group(&self) -> usize {
-        let stream = self.half.stream();
-        usize::from(stream.map_or(self.half.world.group, |stream| stream.home().0))
-    }
-
-    /// Asks the stack to let group `group` go on with the connection. It does so a little later, if
-    /// there is such a group, it has room, and the connection is established and not over;
-    /// [`TcpStream::group`] says so then. Nothing of it is lost, and reads and writes go on
-    /// meanwhile.
-    #[cfg(feature = "migration")]
-    pub fn migrate_to(&self, group: usize) {
-        if let (Ok(stream), Ok(group)) = (self.half.stream(), u16::try_from(group)) {
-            self.half
-                .world
-                .request_migration(&stream, self.half.flow, group);
-        }
+        usize::from(self.half.world.group)
     }
 
     /// Nothing more will be written: the peer reads the end of the stream after what was (RFC 9293
@@ -722,7 +708,7 @@ impl TcpStream {
 
     /// The connection as it is now. A thread of the stack looks between two of its turns. `None` if
     /// it does not within [`LIST_TIMEOUT`](crate::LIST_TIMEOUT), as of a stack that is driven by
-    /// hand; if the connection has gone, or migrated to another group.
+    /// hand; if the connection has gone.
     pub fn info(&self) -> Option<ConnectionStats> {
         let (world, conn) = (&self.half.world, self.conn());
         let all = world

@@ -125,15 +125,6 @@ pub struct StateStats {
     /// Connections that were reset because the code that handles them panicked: each is a bug worth
     /// a report.
     pub panicked: u64,
-    /// Connections that left for another group.
-    pub migrated_out: u64,
-    /// Connections that came from another group.
-    pub migrated_in: u64,
-    /// Connections that were to leave, and stayed because they had not begun, were over, or nobody
-    /// held them.
-    pub migration_declined: u64,
-    /// Segments dropped because their connection was on its way to another group.
-    pub dropped_while_migrating: u64,
     /// UDP datagrams that arrived.
     pub datagrams: u64,
     /// ... dropped because their checksum was wrong.
@@ -232,13 +223,6 @@ pub struct PumpStats {
     pub log_full: u64,
     /// Batches of frames that another worker parsed than the one that claimed them.
     pub helped: u64,
-    /// Runs of segments, and ICMP errors, that waited for a connection on its way from group to
-    /// group.
-    pub deferred: u64,
-    /// ... that were handed to the group that has it.
-    pub forwarded: u64,
-    /// ... that were dropped because too many waited already.
-    pub deferred_dropped: u64,
     /// Times that an idle connection had its memory given back, or had none to give.
     pub given_back: u64,
 }
@@ -286,9 +270,6 @@ impl PumpStats {
             control_dropped: _,
             log_full: _,
             helped: _,
-            deferred: _,
-            forwarded: _,
-            deferred_dropped: _,
             given_back: _,
         } = *self;
         let known = segments + datagrams + no_port + fragments + arp + echo + network_errors;
@@ -335,14 +316,13 @@ sums! {
         challenges_withheld gaps_refused opened opened_by_us failed_opens established
         no_longer_established retransmitted fast_retransmitted timeouts sack_recoveries
         reno_recoveries dsacks_received undone window_probes keepalive_probes timed_out out_of_order
-        duplicates closed ignored_errors time_wait_evicted panicked migrated_out migrated_in
-        migration_declined dropped_while_migrating datagrams bad_datagrams no_socket queue_full
-        sent_datagrams fragments_made;
+        duplicates closed ignored_errors time_wait_evicted panicked datagrams bad_datagrams
+        no_socket queue_full sent_datagrams fragments_made;
     PumpStats: frames segments runs requests malformed looped not_ours martians unknown datagrams
         split pieces no_port unresolved fragments reassembled bad_fragments reassembly_timeouts
         reports reports_limited arp conflicts neighbor_moves_rejected neighbor_messages
         redirects_ignored duplicate_addresses foreign echo echo_replies network_errors
-        control_dropped log_full helped deferred forwarded deferred_dropped given_back;
+        control_dropped log_full helped given_back;
     EffectStats: prepared stored_ahead deliveries delivered_bytes frames sent_bytes diverged stolen
         requests;
 }

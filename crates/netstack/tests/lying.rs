@@ -157,10 +157,6 @@ impl DeviceRx for Half<Box<dyn DeviceRx>> {
         self.half.wait(timeout)
     }
 
-    fn waiting(&self) -> Option<usize> {
-        Some(usize::MAX)
-    }
-
     fn waker(&self) -> Waker {
         self.half.waker()
     }

@@ -36,9 +36,6 @@ pub struct HostConfig {
     pub fault_plan: FaultPlan,
     /// Into how many groups its connections are divided, each of which is run so. Default 1.
     pub groups: usize,
-    /// Before so many turns of a group in a million, one of its connections is asked to go to
-    /// another group.
-    pub migrations_ppm: u32,
     /// Whether its device completes checksums and divides frames of several datagrams. Default: no.
     pub divides: bool,
     /// What its frames meet on their way to the switch. The seed comes from the net.
@@ -57,7 +54,6 @@ impl HostConfig {
             stalls: Stalls::default(),
             fault_plan: FaultPlan::default(),
             groups: 1,
-            migrations_ppm: 0,
             divides: false,
             up: LinkConfig::default(),
             down: LinkConfig::default(),
@@ -88,9 +84,9 @@ impl HostConfig {
         self
     }
 
-    /// Sets [`groups`](Self::groups) and [`migrations_ppm`](Self::migrations_ppm).
-    pub fn groups(mut self, groups: usize, moves_ppm: u32) -> Self {
-        (self.groups, self.migrations_ppm) = (groups, moves_ppm);
+    /// Sets [`groups`](Self::groups).
+    pub fn groups(mut self, groups: usize) -> Self {
+        self.groups = groups;
         self
     }
 
@@ -185,7 +181,6 @@ impl std::error::Error for RunError {}
 struct Station {
     /// One for each group of its stack.
     hosts: Vec<Host>,
-    migrations_ppm: u32,
     address: IpAddr,
     /// In the family that its name has.
     name: IpAddr,
@@ -210,9 +205,6 @@ impl Station {
             for i in 0..groups {
                 let at = (first + i) % groups;
                 let host = &mut self.hosts[at];
-                if rng.chance(self.migrations_ppm) {
-                    host.migrate_any(groups);
-                }
                 let waiting = host.unclaimed();
                 let did = host.turn(now) + waiting - host.unclaimed().min(waiting);
                 if did > 0 {
@@ -323,7 +315,6 @@ impl Net {
         }
         self.stations.push(Station {
             hosts,
-            migrations_ppm: config.migrations_ppm,
             address,
             name: config.family.address(bytes),
             moves: None,
@@ -386,7 +377,6 @@ impl Net {
         for station in &mut self.stations {
             station.up.clear_faults();
             station.down.clear_faults();
-            station.migrations_ppm = 0;
             for host in &mut station.hosts {
                 host.set_stalls(Stalls::default());
                 host.set_fault_plan(FaultPlan::default());

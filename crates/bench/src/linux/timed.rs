@@ -91,10 +91,6 @@ impl DeviceRx for TimedHalf<Box<dyn DeviceRx>> {
         time(&self.times.asleep, || half.wait(timeout))
     }
 
-    fn waiting(&self) -> Option<usize> {
-        self.half.waiting()
-    }
-
     fn waker(&self) -> Waker {
         self.half.waker()
     }

@@ -2,7 +2,6 @@
 
 use dominoes_drivers::split::Target;
 
-use super::migrated_flows::MigratedFlows;
 use crate::log::request::Flow;
 use crate::log::request::{Address, Endpoint};
 use crate::state::demux::Grouping;
@@ -16,13 +15,13 @@ const ECHO_REQUEST: u8 = 8;
 
 /// Who gets a frame. What makes no sense goes to the first, which counts it.
 #[inline]
-pub(crate) fn target(grouping: &Grouping, moved: &MigratedFlows, frame: &[u8]) -> Target {
+pub(crate) fn target(grouping: &Grouping, frame: &[u8]) -> Target {
     let first = Target::One(0);
     let Some((link, packet)) = frame.split_at_checked(ETHERNET) else {
         return first;
     };
     if link[12..14] != IPV4 {
-        return target_v6(grouping, moved, frame);
+        return target_v6(grouping, frame);
     }
     let Some(header) = packet.first_chunk::<20>() else {
         return first;
@@ -43,18 +42,11 @@ pub(crate) fn target(grouping: &Grouping, moved: &MigratedFlows, frame: &[u8]) -
         remote: Endpoint::new(address(12), u16::from_be_bytes([a, b])),
     };
     match header[9] {
-        TCP => of_connection(grouping, moved, &flow()),
+        TCP => Target::One(grouping.group(&flow()).into()),
         UDP if !is_to_several(link) => Target::One(grouping.group(&flow()).into()),
         ICMP if a != ECHO_REQUEST => Target::All,
         _ => first,
     }
-}
-
-/// The group that has a connection.
-#[inline]
-fn of_connection(grouping: &Grouping, moved: &MigratedFlows, flow: &Flow) -> Target {
-    let moved = moved.find(flow);
-    Target::One(moved.unwrap_or_else(|| grouping.group(flow)).into())
 }
 
 /// Whether a frame is for a group of hosts or for all of them: the first group of the stack knows
@@ -65,7 +57,7 @@ fn is_to_several(link: &[u8]) -> bool {
 }
 
 /// As [`target`], of a frame that is not IPv4.
-fn target_v6(grouping: &Grouping, moved: &MigratedFlows, frame: &[u8]) -> Target {
+fn target_v6(grouping: &Grouping, frame: &[u8]) -> Target {
     const ICMPV6: u8 = 58;
     const ECHO_REQUEST_V6: u8 = 128;
     const IPV6: usize = ETHERNET + 40;
@@ -92,7 +84,7 @@ fn target_v6(grouping: &Grouping, moved: &MigratedFlows, frame: &[u8]) -> Target
         remote: Endpoint::new(address(22), u16::from_be_bytes([a, b])),
     };
     match protocol {
-        TCP => of_connection(grouping, moved, &flow()),
+        TCP => Target::One(grouping.group(&flow()).into()),
         UDP if !is_to_several(frame) => Target::One(grouping.group(&flow()).into()),
         ICMPV6 if a != ECHO_REQUEST_V6 => Target::All,
         _ => Target::One(0),
@@ -139,7 +131,7 @@ mod tests {
     }
 
     fn whose(of: u16, frame: &[u8]) -> Target {
-        target(&grouping(of), &MigratedFlows::default(), frame)
+        target(&grouping(of), frame)
     }
 
     fn packet(protocol: u8, fragment: u16, ports: [u16; 2]) -> Vec<u8> {

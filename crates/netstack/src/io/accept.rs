@@ -12,9 +12,8 @@ use std::sync::Arc;
 
 use dominoes::EventCount;
 
-use crate::io::stream::Handle;
 use crate::io::world::{Options, SocketTable, World};
-use crate::log::request::{Binding, Endpoint, Flow};
+use crate::log::request::{Binding, ConnId, Endpoint, Flow};
 
 /// The queue of a listening port.
 #[derive(Debug, Default)]
@@ -114,7 +113,7 @@ impl AcceptQueue {
 pub(crate) struct Ready {
     /// The group that it was opened in.
     pub(crate) group: u16,
-    pub(crate) stream: Handle,
+    pub(crate) conn: ConnId,
     pub(crate) flow: Flow,
 }
 
@@ -188,7 +187,7 @@ impl World {
         while let Some(ready) = arrivals.pop() {
             match listeners.of(ready.flow.local) {
                 Some(queue) => news.push(queue.push(ready)),
-                None => homeless.push(ready.stream),
+                None => homeless.push(ready.conn),
             }
         }
         drop(table);
@@ -198,8 +197,8 @@ impl World {
         for news in news {
             news.event.notify_all();
         }
-        for stream in homeless {
-            self.abandon(stream);
+        for conn in homeless {
+            self.abandon(conn);
         }
     }
 }

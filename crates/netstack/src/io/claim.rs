@@ -2,7 +2,6 @@
 //!
 //! Claiming reads no header, so a worker has the device for a moment only.
 
-use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,66 +15,10 @@ use crate::io::world::World;
 /// one that is down: most devices do not report when they are back.
 pub(crate) const DEVICE_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Tells the receive pump, when it asks, how many frames it publishes before all are published
-/// that were meant for its group by then.
-#[derive(Default)]
-pub(crate) struct ClaimMark {
-    /// How often the pump has asked.
-    asked: AtomicU64,
-    /// Up to which question `frames` is the answer.
-    answered: AtomicU64,
-    /// That many frames, counted from the first that the group claimed.
-    frames: AtomicU64,
-}
-
-impl ClaimMark {
-    /// Asks. Only the receive pump does. Returns the number of the question.
-    pub(crate) fn ask(&self) -> u64 {
-        // ORDERING: Release, pairs with the Acquire in `answer`: what was changed before the
-        // question is seen by whoever claims frames after the answer.
-        self.asked.fetch_add(1, Ordering::Release) + 1
-    }
-
-    /// The answer to a question, or to a later one.
-    pub(crate) fn answer_to(&self, question: u64) -> Option<u64> {
-        // ORDERING: Acquire, pairs with the Release in `answer`.
-        let is_answered = self.answered.load(Ordering::Acquire) >= question;
-        is_answered.then(|| self.frames.load(Ordering::Relaxed))
-    }
-
-    /// Answers, if there is a question. `claimed` frames were claimed so far. Only who has the
-    /// device does this.
-    #[inline]
-    fn answer(&self, rx: &dyn DeviceRx, claimed: u64) {
-        // ORDERING: Relaxed, it is looked at again below; only who has the device changes
-        // `answered`.
-        let answered = self.answered.load(Ordering::Relaxed);
-        if self.asked.load(Ordering::Relaxed) != answered {
-            self.look_up(rx, claimed);
-        }
-    }
-
-    #[cold]
-    fn look_up(&self, rx: &dyn DeviceRx, claimed: u64) {
-        // ORDERING: Acquire, pairs with the Release in `ask`.
-        let asked = self.asked.load(Ordering::Acquire);
-        let Some(waiting) = rx.waiting() else {
-            return;
-        };
-        self.frames
-            .store(claimed.saturating_add(waiting as u64), Ordering::Relaxed);
-        // ORDERING: Release, pairs with the Acquire in `answer_to`.
-        self.answered.store(asked, Ordering::Release);
-    }
-}
-
 /// Claims frames from the device.
 pub(crate) struct Claimer {
     world: Arc<World>,
     rx: Box<dyn DeviceRx>,
-    /// Frames that were claimed so far, and who asks for that.
-    claimed: u64,
-    pub(crate) mark: Arc<ClaimMark>,
     /// Frames that the device has not got back, and the number from which on that counts as many.
     held: usize,
     pub(crate) held_many: usize,
@@ -88,8 +31,6 @@ impl Claimer {
         Claimer {
             world,
             rx,
-            claimed: 0,
-            mark: Arc::default(),
             held: 0,
             held_many,
             unpublished: None,
@@ -111,8 +52,6 @@ impl Claimer {
             false => claimed,
         };
         self.held += claimed;
-        self.claimed += claimed as u64;
-        self.mark.answer(&*self.rx, self.claimed);
         claimed
     }
 

@@ -9,7 +9,6 @@ mod frames;
 use crate::error::SocketError;
 use crate::io::Payload;
 use crate::io::accept::Ready;
-use crate::io::rx::migration::MigrationProgress;
 use crate::io::stream::{AppRequest, StreamRef};
 use crate::io::world::{HintUpdate, OpenResult, Wakes, World};
 use crate::log::effect::{Deliver, Effect};
@@ -175,10 +174,7 @@ pub(crate) fn notify(world: &World, effect: &Effect, stats: &mut EffectStats) {
             let answer = if conn == ConnId::NONE {
                 OpenResult::Failed(SocketError::NoRoom)
             } else {
-                OpenResult::Opened {
-                    stream: world.streams.handle(conn),
-                    flow,
-                }
+                OpenResult::Opened { conn, flow }
             };
             world.complete_open(request_id, answer);
         }
@@ -189,16 +185,10 @@ pub(crate) fn notify(world: &World, effect: &Effect, stats: &mut EffectStats) {
             };
             world.complete_open(request_id, OpenResult::Failed(error));
         }
-        Effect::MigrationReserved { request_id, conn } => {
-            world.report_migration(MigrationProgress::Reserved { request_id, conn })
-        }
-        Effect::Serialized(packed) => {
-            world.report_migration(MigrationProgress::Serialized(Box::new(packed)))
-        }
         Effect::Accept { number, conn, flow } => {
             let ready = Ready {
                 group: world.group,
-                stream: world.streams.handle(conn),
+                conn,
                 flow,
             };
             world.established(number, ready);

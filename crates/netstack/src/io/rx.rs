@@ -12,7 +12,6 @@ mod datagrams;
 mod echo;
 mod idle;
 mod loopback;
-pub(crate) mod migration;
 mod multicast;
 mod ndp;
 mod network;
@@ -25,7 +24,6 @@ use dominoes_drivers::Frame;
 use dominoes_drivers::split::Target;
 
 use crate::groups::classify;
-use crate::io::claim::ClaimMark;
 use crate::io::control::ControlWait;
 use crate::io::gro::{Found, OpenRun, Parser};
 use crate::io::record::{Entry, Recorder, Written};
@@ -51,7 +49,6 @@ use datagrams::Datagrams;
 use echo::Echoes;
 use idle::{Hint, IdleLooks};
 use loopback::Loopback;
-use migration::Migrations;
 pub(crate) use receiver::Receiver;
 
 /// The most frames that a thread handles with a pump before it releases the pump.
@@ -104,9 +101,6 @@ pub(crate) struct RxPump {
     /// The group of this pump, and the hash that maps flows to groups.
     group: GroupIndex,
     grouping: Grouping,
-    migration: Migrations,
-    /// Tells which frames come before a connection leaves.
-    pub(crate) claim_mark: Arc<ClaimMark>,
     /// Whether payload may be stored while it is verified. This must not change: the pump knows
     /// nothing of payload that was published otherwise.
     pub(crate) stores_ahead: bool,
@@ -194,8 +188,6 @@ impl RxPump {
             announce: false,
             group: GroupIndex::ONLY,
             grouping: Grouping::new(&keys, 1),
-            migration: Migrations::default(),
-            claim_mark: Arc::default(),
             stores_ahead: false,
             recycler: FrameRecycler::default(),
             parser: Parser::new(),
@@ -239,14 +231,14 @@ impl RxPump {
         self.announce &= group.is_first();
     }
 
-    /// Whether datagrams of this flow are this group's.
+    /// Whether this flow is this group's.
     pub(crate) fn has_flow(&self, flow: &Flow) -> bool {
         self.group.count == 1 || self.grouping.group(flow) == self.group.index
     }
 
     /// Whether a reassembled datagram is for this group; its fragments did not show that.
     fn is_for_this_group(&self, frame: &Frame) -> bool {
-        match classify::target(&self.grouping, &self.world.shared.migrated, frame.bytes()) {
+        match classify::target(&self.grouping, frame.bytes()) {
             Target::One(index) => index == usize::from(self.group.index),
             Target::All => true,
         }
@@ -408,7 +400,7 @@ impl RxPump {
         {
             // Two primaries may report the beginning and the end of a connection in either order.
             if update.open {
-                if !self.over.remove(&update.conn) && !self.migration.begins(&update.flow) {
+                if !self.over.remove(&update.conn) {
                     self.connection_begins(now, update.flow, update.conn);
                 }
             } else if self.has_hint(&update.flow, update.conn) {
@@ -462,7 +454,7 @@ impl RxPump {
         if self.world.mailbox.has_looped() {
             done += self.take_looped(now, log);
         }
-        done + self.advance_migrations(now, log)
+        done
     }
 
     fn overdue(&mut self, now: Instant) -> Vec<WaitingOpen> {
@@ -666,9 +658,7 @@ impl RxPump {
             seq: SeqNum(error.seq),
             what,
         };
-        if !self.defer_error(Request::command(now, self.sent, body)) {
-            self.publish_command(now, body, log);
-        }
+        self.publish_command(now, body, log);
     }
 
     /// Publishes a run of segments of `flow`. `hint` is the connection of the flow, with the
@@ -692,12 +682,15 @@ impl RxPump {
             }
         };
         if conn == ConnId::NONE {
-            if self.is_foreign(&flow) {
-                self.stats.foreign += u64::from(request.digest.count);
+            // Nobody may answer for another host or group.
+            let is_foreign = self.is_foreign(&flow);
+            if is_foreign || !self.has_flow(&flow) {
+                let count = match is_foreign {
+                    true => &mut self.stats.foreign,
+                    false => &mut self.stats.not_ours,
+                };
+                *count += u64::from(request.digest.count);
                 return self.recycler.put(run);
-            }
-            if self.group.count > 1 && self.is_migrated(&flow) {
-                return self.defer_or_forward(now, request, verdict, run, log);
             }
         }
         let sent = self.world.tx.sent();
@@ -734,7 +727,6 @@ impl RxPump {
             // These wait for work of other threads, and for frames that the device takes.
             || !self.closing.is_empty() && !self.world.is_device_refusing()
             || self.datagrams.has_work()
-            || self.migration.has_work()
             || self.world.has_work()
             || self.world.tx.sent() > self.sent
             || self.follows_place()

@@ -333,13 +333,6 @@ impl Setup {
                 allowed: "at least 1280 with IPv6",
             });
         }
-        if !self.shared.has_dimensions(limits, delivery_slots) {
-            return Err(ConfigError::OutOfRange {
-                field: "connections, buffers and log",
-                value: delivery_slots as u64,
-                allowed: "the same in all groups",
-            });
-        }
         let inline = self.processor.map(Inline::new);
         if let Some(inline) = &inline {
             let most = u64::from(limits.receive_buffer.min(limits.send_buffer) / 4);
@@ -398,7 +391,6 @@ impl Setup {
             self.reassembly,
             self.recorder,
         );
-        rx.claim_mark = Arc::clone(&claimer.mark);
         rx.announce = self.announce;
         rx.join_groups(self.group);
         if let Some(config) = ipv6 {

@@ -12,19 +12,14 @@
 //! | `options.rs` | socket options |
 //! | `status.rs` | what the application knows about the connection |
 //! | `look.rs` | whether a read or a write would find something |
-//! | `table.rs` | all streams of a stack, and which connection has which |
+//! | `table.rs` | all streams of a group, and which connection has which |
 //!
-//! Memory is allocated with use. A stream is made when its entry is used first ([`StreamTable`]);
+//! Memory is allocated with use. A stream is made when its entry is used first (`table.rs`);
 //! its receive ring and delivery slots when the first byte arrives, its send ring when the first
 //! byte is written. Looking for received bytes allocates nothing: without a receive ring none has
 //! arrived. The rings stay with their stream for its next connection. Short rings of neighbours in
 //! the table share a block, so that a page of a ring takes memory when it is written first. The
 //! pages of an idle connection return to the system.
-//!
-//! The streams of all groups of a stack are in one table, and each group has a list of the stream
-//! of each entry. A connection that migrates to another group takes its stream along by exchanging
-//! list entries; no byte is copied. The application holds the stream itself ([`Handle`]), which
-//! says which group has the connection now.
 //!
 //! # Access to bytes
 //! *Receive ring.* Offset `seq - irs - 1` of the stream lies at that offset modulo the ring's
@@ -39,8 +34,7 @@
 //! earlier request of the log can have named or stored: those at `published_end`. (Those behind a
 //! gap could be reserved as well, but apply may refuse them, and a page would be touched for
 //! nothing.) This is never below the end of any published run, and begins at `app_read + length` of the moment when
-//! the pump first knew the connection, so everything before is below it. The pump of another group,
-//! to which the connection migrates, begins in the same way. The worker that determines the verdict
+//! the pump first knew the connection, so everything before is below it. The worker that determines the verdict
 //! of such a run makes the copy; it has begun the verdict, so no other worker does
 //! ([`dominoes::Verdicts::begin`]). Later requests that are given the same bytes, because a
 //! checksum was wrong or the run was outside its window, are applied after the run, whose verdict
@@ -102,8 +96,7 @@ pub(crate) use self::options::Change;
 use self::options::SharedOptions;
 pub(crate) use self::send::{BorrowedPayload, Writing};
 pub(crate) use self::status::{ConnectionStatus, EndReason};
-use self::table::HomeSlot;
-pub(crate) use self::table::{Handle, StreamTable, Streams};
+pub(crate) use self::table::Streams;
 use crate::config::Settings;
 use crate::io::sync::{AtomicU32, AtomicU64};
 use crate::log::request::ConnId;
@@ -113,11 +106,8 @@ const UNKNOWN: u64 = u64::MAX;
 
 /// The state that applications and primaries share about one connection.
 pub(crate) struct Stream {
-    /// Its number in the table.
-    number: u32,
-    /// Counts the connections that had this stream.
-    generation: AtomicU32,
-    home: HomeSlot,
+    /// Its entry of the connection table.
+    index: u32,
     pump: CachePadded<PumpSide>,
     app: CachePadded<AppSide>,
     stack: CachePadded<StackSide>,
@@ -129,7 +119,7 @@ pub(crate) struct Stream {
     pub(crate) waiting: EventCount,
 }
 
-/// The values that the pump of the group stores that has the connection.
+/// The values that the pump stores.
 #[derive(Default)]
 struct PumpSide {
     /// No published run reaches beyond this offset of the receive stream. 0 until the pump needs
@@ -163,7 +153,7 @@ struct AppSide {
     /// (`send.rs`).
     send_user: AtomicU32,
     /// Whether the pump has been notified of a change above and has not looked yet: the flag, with
-    /// the stream's generation, so that the application of a former connection cannot raise it.
+    /// the entry's generation, so that the application of a former connection cannot raise it.
     dirty: AtomicU64,
 }
 
@@ -226,11 +216,9 @@ const SHUT_READ: u32 = 16;
 const MORE: u32 = 32;
 
 impl Stream {
-    fn new((number, group, index): (u32, u16, u32), settings: Settings) -> Self {
+    fn new(index: u32, settings: Settings) -> Self {
         Stream {
-            number,
-            generation: AtomicU32::new(0),
-            home: HomeSlot::new(group, index),
+            index,
             pump: CachePadded::default(),
             app: CachePadded::new(AppSide {
                 read: AtomicU64::new(0),
@@ -385,24 +373,12 @@ impl<'a> StreamRef<'a> {
         self.stream.app.requests.load(Ordering::Acquire) & ORPHAN != 0
     }
 
-    // Names.
-
-    /// The handle for its application.
-    pub(crate) fn handle(&self) -> Handle {
-        Handle {
-            stream: self.stream.number,
+    /// The connection's name in its group.
+    pub(crate) fn conn(&self) -> ConnId {
+        ConnId {
+            index: self.stream.index,
             generation: self.generation,
         }
-    }
-
-    /// Which group has the connection now, and its name there.
-    pub(crate) fn home(&self) -> (u16, ConnId) {
-        (self.stream.home.group(), self.stream.home.conn())
-    }
-
-    /// The connection's name in the group that has it.
-    pub(crate) fn conn(&self) -> ConnId {
-        self.stream.home.conn()
     }
 }
 

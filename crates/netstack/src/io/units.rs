@@ -31,8 +31,8 @@ use crossbeam_queue::{ArrayQueue, SegQueue};
 use dominoes::{Exclusive, ExclusiveGuard};
 use zeroize::Zeroize;
 
-use crate::io::stream::Handle;
 use crate::io::sync::{AtomicU64, Shadow};
+use crate::log::request::ConnId;
 
 /// A bounded ring of units; the module's documentation says how it works.
 pub(crate) struct UnitRing<T> {
@@ -324,8 +324,9 @@ pub(crate) trait UnitWork: Send + Sync {
     fn serve(self: Arc<Self>, more: &dyn Fn()) -> usize;
 
     /// Called by the thread that closes the stack: the stream ends behind all units there are, once
-    /// they are processed, whichever thread is at them. Returns which stream; `None` if it is gone.
-    fn finish(self: Arc<Self>) -> Option<Handle>;
+    /// they are processed, whichever thread is at them. Returns its group and connection; `None` if it is
+    /// gone.
+    fn finish(self: Arc<Self>) -> Option<(u16, ConnId)>;
 }
 
 /// Bytes of a buffer: the longest text of a record of TLS 1.3, padding and type included.

@@ -17,13 +17,11 @@ use dominoes_drivers::{
 use crate::config::{Limits, Settings, Tuning};
 use crate::error::SocketError;
 use crate::groups::classify;
-use crate::groups::migrated_flows::MigratedFlows;
 use crate::io::accept::{Arrivals, Listeners};
 use crate::io::control::ControlFrames;
 use crate::io::echo::EchoQueues;
 use crate::io::rx::addresses::InterfaceChange;
-use crate::io::rx::migration::{MigrationMessage, MigrationProgress};
-use crate::io::stream::{AppRequest, Handle, StreamRef, StreamTable, Streams};
+use crate::io::stream::{AppRequest, StreamRef, Streams};
 use crate::io::tx::TxRing;
 use crate::io::udp_queues::{Bindings, Queues};
 #[cfg(feature = "framed")]
@@ -106,7 +104,7 @@ pub(crate) struct HintUpdate {
 /// The result of an active open.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum OpenResult {
-    Opened { stream: Handle, flow: Flow },
+    Opened { conn: ConnId, flow: Flow },
     Failed(SocketError),
 }
 
@@ -163,18 +161,10 @@ pub(crate) struct StackShared {
     groups_each: u16,
     /// Whether there are several interfaces.
     has_interfaces: bool,
-    /// Connections that are not in their home group.
-    pub(crate) migrated: MigratedFlows,
-    /// The streams of all groups, and the dimensions that all groups must have in common.
-    streams: OnceLock<(StreamDimensions, StreamTable)>,
     /// What has units, since its connection was made.
     #[cfg(feature = "framed")]
     with_units: Mutex<Vec<std::sync::Weak<dyn UnitWork>>>,
 }
-
-/// What a stream must find in any group that it migrates to: the number of connections, the bytes
-/// of both rings, and the number of delivery slots.
-type StreamDimensions = [usize; 4];
 
 /// Where a group's receive pump learns of news.
 pub(crate) struct Mailbox {
@@ -184,9 +174,7 @@ pub(crate) struct Mailbox {
     /// turn.
     pub(crate) looped: SegQueue<Frame>,
     pub(crate) has_looped: AtomicBool,
-    /// What other groups have to say.
-    pub(crate) messages: SegQueue<MigrationMessage>,
-    /// The same, if there is no room: connections that have moved may have left an entry behind.
+    /// The same, if there is no room: closed connections may have left an entry behind.
     pub(crate) overflow: SegQueue<ConnId>,
     waker: Waker,
     /// Whether somebody sleeps in the device and must be woken for news.
@@ -226,11 +214,6 @@ fn v4_bits(site: &Site) -> u64 {
     site.v4().to_bits() | several
 }
 
-fn dimensions(limits: &Limits, slots: usize) -> StreamDimensions {
-    let rings = [limits.receive_buffer, limits.send_buffer].map(|len| len as usize);
-    [limits.connections as usize, rings[0], rings[1], slots]
-}
-
 impl core::fmt::Debug for StackShared {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("StackShared").finish_non_exhaustive()
@@ -244,8 +227,8 @@ impl StackShared {
         registered.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends all streams that have units, behind these. Returns which streams.
-    pub(crate) fn finish_units(&self) -> HashSet<Handle> {
+    /// Ends all streams that have units, behind these. Returns their groups and connections.
+    pub(crate) fn finish_units(&self) -> HashSet<(u16, ConnId)> {
         #[cfg(feature = "framed")]
         {
             let registered = core::mem::take(&mut *self.registered_units());
@@ -282,18 +265,6 @@ impl StackShared {
         self.mailboxes.len().max(1)
     }
 
-    /// The streams of all groups, and what all of them have alike.
-    fn streams_for(&self, limits: &Limits, slots: usize) -> &(StreamDimensions, StreamTable) {
-        let table = || StreamTable::new(limits, slots, self.groups() as u16);
-        self.streams
-            .get_or_init(|| (dimensions(limits, slots), table()))
-    }
-
-    /// Whether a group with these bounds and so many delivery slots is like those that there are.
-    pub(crate) fn has_dimensions(&self, limits: &Limits, slots: usize) -> bool {
-        self.streams_for(limits, slots).0 == dimensions(limits, slots)
-    }
-
     /// The place of an interface in IPv6 is this from now on.
     fn set_v6(&self, interface: u16, place: Place) {
         self.socket_table().v6.insert(interface, place);
@@ -307,11 +278,6 @@ impl StackShared {
     /// How often our place in IPv6 changed.
     pub(crate) fn v6_version(&self) -> u64 {
         self.v6_version.load(Ordering::Relaxed)
-    }
-
-    /// The mailbox of a group, once it is there.
-    pub(crate) fn mailbox(&self, group: u16) -> Option<&Arc<Mailbox>> {
-        self.mailboxes.get(usize::from(group))?.get()
     }
 
     pub(crate) fn socket_table(&self) -> MutexGuard<'_, SocketTable> {
@@ -392,8 +358,6 @@ pub(crate) struct World {
     pub(crate) hints: SegQueue<HintUpdate>,
     /// Closed connections whose work may not all be done; drained by the pump.
     pub(crate) retired: SegQueue<ConnId>,
-    /// What became of connections that leave and come; drained by the pump.
-    pub(crate) migration_progress: SegQueue<MigrationProgress>,
     /// Frames that are done with, of workers that sleep; drained by the pump.
     pub(crate) returned: SegQueue<Frame>,
     /// Whole frames outside the log: ARP and echo replies.
@@ -514,13 +478,10 @@ impl World {
         (shared, group): (Arc<StackShared>, u16),
     ) -> World {
         let v4 = v4_bits(&site);
-        let (_, row) = shared.streams_for(&limits, delivery_slots);
-        let row = row.clone();
         let mailbox = Arc::new(Mailbox {
             dirty: ArrayQueue::new(2 * limits.connections as usize),
             looped: SegQueue::new(),
             has_looped: AtomicBool::new(false),
-            messages: SegQueue::new(),
             overflow: SegQueue::new(),
             waker,
             asleep: AtomicBool::new(false),
@@ -541,14 +502,13 @@ impl World {
             filter: None,
             tx_checksum,
             frame_bounds: FrameBounds::NONE,
-            streams: Streams::of_group(&limits, row, group),
+            streams: Streams::new(&limits, delivery_slots),
             queues: Queues::new(&limits, delivery_slots),
             tx,
             commands: SegQueue::new(),
             mailbox,
             hints: SegQueue::new(),
             retired: SegQueue::new(),
-            migration_progress: SegQueue::new(),
             returned: SegQueue::new(),
             control: ControlFrames::default(),
             shared,
@@ -805,7 +765,7 @@ impl World {
         let each = self.shared.groups_each();
         let target = (each > 1).then(|| {
             let grouping = Grouping::new(&self.keys, each as u16);
-            classify::target(&grouping, &self.shared.migrated, &bytes)
+            classify::target(&grouping, &bytes)
         });
         let give = |mailbox: &Mailbox, bytes: Vec<u8>| {
             let len = bytes.len();
@@ -851,28 +811,6 @@ impl World {
         self.mailbox.asleep.store(false, Ordering::Relaxed);
     }
 
-    /// What became of a connection that leaves or comes.
-    pub(crate) fn report_migration(&self, progress: MigrationProgress) {
-        self.migration_progress.push(progress);
-        self.wake_pump();
-    }
-
-    /// Asks the group that has it to let a connection go to group `to`.
-    #[cfg(feature = "migration")]
-    pub(crate) fn request_migration(&self, stream: &StreamRef<'_>, flow: Flow, to: u16) {
-        let (group, conn) = stream.home();
-        // By its number on its interface, which it does not leave.
-        let Some(to) = to.checked_sub(self.own_groups().start as u16) else {
-            return;
-        };
-        if let Some(mailbox) = self.shared.mailbox(group) {
-            mailbox
-                .messages
-                .push(MigrationMessage::Start { conn, flow, to });
-            mailbox.wake();
-        }
-    }
-
     pub(crate) fn command(&self, command: Command) {
         self.commands.push(command);
         self.wake_pump();
@@ -881,12 +819,7 @@ impl World {
     /// Raises the flag of a connection whose application moved a cursor or asked for something.
     pub(crate) fn raise(&self, stream: &StreamRef<'_>) {
         if stream.raise() {
-            let (group, conn) = stream.home();
-            if group == self.group {
-                self.mailbox.notify(conn);
-            } else if let Some(mailbox) = self.shared.mailbox(group) {
-                mailbox.notify(conn);
-            }
+            self.mailbox.notify(stream.conn());
         }
     }
 
@@ -936,8 +869,8 @@ impl World {
         if let Some(place) = table.open_results.get_mut(&request_id) {
             *place = Some(answer);
             let begins = table.open_options.remove(&request_id);
-            if let (Some(begins), OpenResult::Opened { stream, .. }) = (begins, answer)
-                && let Some(stream) = self.streams.held(stream)
+            if let (Some(begins), OpenResult::Opened { conn, .. }) = (begins, answer)
+                && let Some(stream) = self.streams.get(conn)
             {
                 let Options { settings, tuning } = begins.options;
                 stream.begin_with(settings, tuning, begins.published);
@@ -947,9 +880,9 @@ impl World {
             drop(table);
             self.shared.socket_table_changed.notify_all();
             event.inspect(|event| event.notify_all());
-        } else if let OpenResult::Opened { stream, .. } = answer {
+        } else if let OpenResult::Opened { conn, .. } = answer {
             drop(table);
-            self.abandon(stream);
+            self.abandon(conn);
         }
     }
 
@@ -978,8 +911,8 @@ impl World {
     }
 
     /// Nobody will ever hold this connection: it is aborted, and its place free when that is done.
-    pub(crate) fn abandon(&self, stream: Handle) {
-        if let Some(stream) = self.streams.held(stream) {
+    pub(crate) fn abandon(&self, conn: ConnId) {
+        if let Some(stream) = self.streams.get(conn) {
             stream.request(AppRequest {
                 orphan: true,
                 abort: true,
@@ -1054,9 +987,7 @@ impl World {
         !self.commands.is_empty()
             || !self.mailbox.dirty.is_empty()
             || !self.mailbox.overflow.is_empty()
-            || !self.mailbox.messages.is_empty()
             || self.mailbox.has_looped()
-            || !self.migration_progress.is_empty()
             || !self.retired.is_empty()
             || !self.queues.dirty.is_empty()
             || !self.queues.unbound.is_empty()

@@ -7,7 +7,7 @@ use crate::config::{Limits, tx_chunk};
 use crate::ip::identification::Sequence;
 use crate::ip::rate_limit::RateLimit;
 use crate::log::request::{
-    ConnId, Endpoint, Flags, Flow, IpFields, Lengths, Mac, Sack, SynOptions, words,
+    ConnId, Endpoint, Flags, Flow, IpFields, Lengths, Mac, Sack, SynOptions,
 };
 use crate::seqnum::SeqNum;
 use crate::stats::StateStats;
@@ -117,16 +117,6 @@ pub enum Effect {
         /// Whether an application was ever told of it; if not, there is no socket to wait for.
         held: bool,
     },
-    /// A place is kept for a connection that comes from another group; [`ConnId::NONE`] if there is
-    /// none.
-    MigrationReserved {
-        /// Who asked.
-        request_id: u64,
-        /// The place.
-        conn: ConnId,
-    },
-    /// Some bytes of a connection that left for another group, or that it stays.
-    Serialized(SerializedPart),
     /// Copy received datagrams into a socket's queue. Every byte of a queue is named by exactly one
     /// of these.
     Queue(Queue),
@@ -144,54 +134,6 @@ pub enum Effect {
         /// The socket.
         socket: ConnId,
     },
-}
-
-/// A part of a connection that left for another group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SerializedPart {
-    /// What it was called.
-    pub conn: ConnId,
-    /// Bytes of all parts; 0 if the connection stays.
-    pub len: u32,
-    /// Which part this is.
-    pub part: u16,
-    /// Its bytes, the last part's filled up with zeros.
-    bytes: [u64; SerializedPart::BYTES / 8],
-}
-
-impl SerializedPart {
-    /// Bytes of a part.
-    pub const BYTES: usize = 96;
-
-    /// The connection stays.
-    pub const fn declined(conn: ConnId) -> Self {
-        SerializedPart {
-            conn,
-            len: 0,
-            part: 0,
-            bytes: [0; SerializedPart::BYTES / 8],
-        }
-    }
-
-    /// All parts.
-    pub fn all(conn: ConnId, octets: &[u8]) -> impl Iterator<Item = SerializedPart> + '_ {
-        let len = octets.len() as u32;
-        let parts = octets.chunks(SerializedPart::BYTES).zip(0..);
-        parts.map(move |(octets, part)| SerializedPart {
-            conn,
-            len,
-            part,
-            bytes: words(octets),
-        })
-    }
-
-    /// Its bytes.
-    pub fn bytes(&self) -> impl Iterator<Item = u8> + '_ {
-        let left =
-            (self.len as usize).saturating_sub(usize::from(self.part) * SerializedPart::BYTES);
-        let all = self.bytes.iter().flat_map(|word| word.to_le_bytes());
-        all.take(left)
-    }
 }
 
 /// Copies of the run's datagrams into a socket's queue, one behind the other.

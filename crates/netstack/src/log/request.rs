@@ -42,12 +42,6 @@ impl ConnId {
         index: u32::MAX,
         generation: u32::MAX,
     };
-
-    /// Stands for a connection that left for another group of its stack.
-    pub const MIGRATED: ConnId = ConnId {
-        index: u32::MAX,
-        generation: 0,
-    };
 }
 
 /// TCP's control bits (RFC 9293 section 3.1), as they stand in the header's 14th byte.
@@ -466,33 +460,6 @@ pub enum Body {
         /// The connection.
         conn: ConnId,
     },
-    /// A connection is about to come from another group: keeps an entry for it.
-    MigrationReserve {
-        /// Whom to tell.
-        request_id: u64,
-    },
-    /// The connection leaves for another group, as it stands, if it may.
-    MigrationLeave {
-        /// The connection.
-        conn: ConnId,
-    },
-    /// Some bytes of a connection that comes from another group.
-    MigrationPart {
-        /// As [`MigrationParts`] has them.
-        bytes: [u64; MigrationParts::WORDS],
-    },
-    /// All bytes of a connection that comes are here.
-    MigrationArrive {
-        /// The entry that was kept for it.
-        conn: ConnId,
-        /// How many bytes they are.
-        len: u32,
-    },
-    /// A connection that had left for another group is over.
-    MigrationEnd {
-        /// Its ends.
-        flow: Flow,
-    },
     /// An ICMP error about a segment of ours.
     NetworkError {
         /// Whose segment it was.
@@ -600,33 +567,6 @@ impl Merged {
             size => (self.len / size, self.len % size),
         }
     }
-}
-
-/// How requests carry what is longer than they are.
-#[derive(Debug)]
-pub enum MigrationParts {}
-
-impl MigrationParts {
-    /// Words in a piece.
-    pub const WORDS: usize = 6;
-    /// Bytes in a piece.
-    pub const BYTES: usize = 8 * MigrationParts::WORDS;
-
-    /// The pieces of `bytes`, the last one filled up with zeros.
-    pub fn of(bytes: &[u8]) -> impl Iterator<Item = [u64; MigrationParts::WORDS]> + '_ {
-        bytes.chunks(MigrationParts::BYTES).map(words)
-    }
-}
-
-/// Bytes as words, filled up with zeros.
-pub(crate) fn words<const N: usize>(bytes: &[u8]) -> [u64; N] {
-    let mut words = [0; N];
-    for (word, bytes) in words.iter_mut().zip(bytes.chunks(8)) {
-        let mut whole = [0; 8];
-        whole[..bytes.len()].copy_from_slice(bytes);
-        *word = u64::from_le_bytes(whole);
-    }
-    words
 }
 
 /// One entry of the log.

@@ -20,7 +20,6 @@ use super::stage::Staged;
 use crate::config::{Keepalive, Settings, Tuning};
 use crate::error::SocketError;
 #[cfg(feature = "rustls")]
-use crate::io::stream::Handle;
 use crate::io::view::ConnectionStats;
 use crate::log::request::ConnId;
 
@@ -99,7 +98,7 @@ impl Alone {
     pub(super) fn gone(&self) -> Alone {
         let Half { world, flow, .. } = &*self.stream.half;
         Alone {
-            stream: TcpStream::new(world, Handle::NONE, *flow),
+            stream: TcpStream::new(world, ConnId::NONE, *flow),
         }
     }
 
@@ -194,11 +193,6 @@ as_of_stream! {
     notsent_lowat() -> Option<u32>;
     set_send_buffer(bytes: Option<u32>) -> Result<(), SocketError>;
     send_buffer() -> Result<Option<u32>, SocketError>;
-}
-
-#[cfg(feature = "migration")]
-as_of_stream! {
-    migrate_to(group: usize);
 }
 
 impl TcpView<'_> {

@@ -8,9 +8,9 @@ use super::shared::{Shared, Taken, UserId};
 use super::wait::{WaitPolicy, WaitUntil};
 use crate::config::{Settings, Tuning};
 use crate::error::SocketError;
-use crate::io::stream::{AppRequest, Change, DeliveryCursor, Handle, StreamRef};
+use crate::io::stream::{AppRequest, Change, DeliveryCursor, StreamRef};
 use crate::io::world::{Options, World};
-use crate::log::request::Flow;
+use crate::log::request::{ConnId, Flow};
 
 /// What both halves of a connection, and all its clones, share. When the last of them goes, so does
 /// the connection's holder.
@@ -18,7 +18,7 @@ pub(super) struct Half {
     /// The group that the connection began in.
     pub(super) world: Arc<World>,
     /// What is its own wherever it moves.
-    pub(super) stream: Handle,
+    pub(super) conn: ConnId,
     pub(super) flow: Flow,
     pub(super) reader: Shared<DeliveryCursor>,
     /// Whether the sending side was shut down.
@@ -49,10 +49,10 @@ impl Least {
 }
 
 impl Half {
-    pub(super) fn new(world: &Arc<World>, stream: Handle, flow: Flow) -> Self {
+    pub(super) fn new(world: &Arc<World>, conn: ConnId, flow: Flow) -> Self {
         Half {
             world: Arc::clone(world),
-            stream,
+            conn,
             flow,
             reader: Shared::new(DeliveryCursor::default()),
             writer: Shared::new(false),
@@ -68,7 +68,7 @@ impl Half {
         // It stays ours until we let go of it.
         self.world
             .streams
-            .held(self.stream)
+            .get(self.conn)
             .ok_or(SocketError::Aborted)
     }
 
@@ -76,7 +76,7 @@ impl Half {
     pub(super) fn target(&self, can: Interest) -> Target {
         Target::Stream {
             world: Arc::clone(&self.world),
-            stream: self.stream,
+            conn: self.conn,
             can,
             #[cfg(feature = "framed")]
             units: None,

@@ -141,12 +141,7 @@ impl TcpListener {
         }
         let queue = table.listeners.get_mut(*port, *binding);
         let queue = queue.ok_or(SocketError::Down)?;
-        let Some(Ready {
-            group,
-            stream,
-            flow,
-        }) = queue.pop()
-        else {
+        let Some(Ready { group, conn, flow }) = queue.pop() else {
             return Err(SocketError::WouldBlock);
         };
         let (options, has_options) = (queue.options, queue.has_options);
@@ -158,7 +153,7 @@ impl TcpListener {
             binding: *binding,
             accepted: *accepted,
         }));
-        let stream = TcpStream::new(world, stream, flow);
+        let stream = TcpStream::new(world, conn, flow);
         if has_options {
             stream.half.begin_with(&options);
         }
@@ -305,8 +300,8 @@ impl Listening {
         self.world().shared.socket_table_changed.notify_all();
         self.news.closed.store(true, Ordering::Relaxed);
         self.news.event.notify_all();
-        for Ready { group, stream, .. } in queue.ready {
-            self.worlds[usize::from(group)].abandon(stream);
+        for Ready { group, conn, .. } in queue.ready {
+            self.worlds[usize::from(group)].abandon(conn);
         }
     }
 }
@@ -409,9 +404,9 @@ impl Connecting {
         table.open_results.remove(&self.request_id);
         drop(table);
         match answer {
-            OpenResult::Opened { stream, flow } => {
-                self.watched.opened(stream);
-                self.opened = Some(TcpStream::new(&self.world, stream, flow));
+            OpenResult::Opened { conn, flow } => {
+                self.watched.opened(conn);
+                self.opened = Some(TcpStream::new(&self.world, conn, flow));
                 Ok(())
             }
             OpenResult::Failed(error) => Err(error),
@@ -451,7 +446,7 @@ impl Connecting {
         } else {
             Arc::default()
         };
-        let opened = self.opened.as_ref().map(|stream| stream.half.stream);
+        let opened = self.opened.as_ref().map(|stream| stream.half.conn);
         Target::Opening {
             world: Arc::clone(&self.world),
             request_id: self.request_id,
@@ -515,8 +510,8 @@ impl Drop for Connecting {
         table.open_events.remove(&self.request_id);
         table.open_options.remove(&self.request_id);
         drop(table);
-        if let Some(Some(OpenResult::Opened { stream, .. })) = answer {
-            self.world.abandon(stream);
+        if let Some(Some(OpenResult::Opened { conn, .. })) = answer {
+            self.world.abandon(conn);
         }
     }
 }

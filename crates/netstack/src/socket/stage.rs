@@ -16,8 +16,9 @@ use super::alone::{Alone, TcpView};
 use super::half::Half;
 use super::poller::{Interest, Target};
 use crate::error::SocketError;
-use crate::io::stream::{Handle, Look, StreamRef};
+use crate::io::stream::{Look, StreamRef};
 use crate::io::units::{Owner, Serial, TextBuffer, UnitRing, UnitState, UnitWork};
+use crate::log::request::ConnId;
 
 pub(super) use receiving::{OpenUnit, Reader, Receiver};
 pub(super) use sending::{SealUnit, Sender};
@@ -217,7 +218,7 @@ impl<C: Codec> Stage<C> {
         let units: Weak<Stage<C>> = Arc::downgrade(self);
         Target::Stream {
             world: Arc::clone(&self.half.world),
-            stream: self.half.stream,
+            conn: self.half.conn,
             can,
             units: Some(units),
         }
@@ -368,9 +369,9 @@ impl<C: Codec> UnitWork for Stage<C> {
         done
     }
 
-    fn finish(self: Arc<Self>) -> Option<Handle> {
+    fn finish(self: Arc<Self>) -> Option<(u16, ConnId)> {
         self.end(None);
-        Some(self.half.stream().ok()?.handle())
+        Some((self.half.world.group, self.half.stream().ok()?.conn()))
     }
 }
 

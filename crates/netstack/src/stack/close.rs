@@ -12,9 +12,9 @@ use std::sync::Arc;
 use super::Stack;
 use crate::error::CloseError;
 use crate::io::accept::Ready;
-use crate::io::stream::{AppRequest, ConnectionStatus, Handle};
+use crate::io::stream::{AppRequest, ConnectionStatus};
 use crate::io::world::{Command, World};
-use crate::log::request::Body;
+use crate::log::request::{Body, ConnId};
 use crate::socket::WaitUntil;
 
 /// How long the last frames may take to leave, 100 ms. A device that takes none must not hold up
@@ -40,8 +40,7 @@ impl Stack {
             ..AppRequest::default()
         });
         let done = |status: ConnectionStatus| status.all_acknowledged() || status.is_over();
-        let late =
-            |(world, stream): &(Arc<World>, Handle)| !world.await_status(*stream, until, done);
+        let late = |(world, conn): &(Arc<World>, ConnId)| !world.await_status(*conn, until, done);
         let cut_short = begun.iter().filter(|one| late(one)).count();
         for world in self.sockets.worlds() {
             world.await_datagrams(until);
@@ -107,8 +106,8 @@ impl Stack {
             for world in worlds {
                 world.command(Command::Publish(Body::Unlisten { port, binding }));
             }
-            for Ready { group, stream, .. } in queue.ready {
-                worlds[usize::from(group)].abandon(stream);
+            for Ready { group, conn, .. } in queue.ready {
+                worlds[usize::from(group)].abandon(conn);
             }
         }
         drop(table);
@@ -121,7 +120,7 @@ impl Stack {
 
     /// Lets nothing begin any more, asks this of every connection that is established and not over,
     /// and says which those are.
-    fn ask_all(&self, what: AppRequest) -> Vec<(Arc<World>, Handle)> {
+    fn ask_all(&self, what: AppRequest) -> Vec<(Arc<World>, ConnId)> {
         self.begin_close();
         let worlds = self.sockets.worlds();
         let ended = match what.shutdown {
@@ -129,8 +128,8 @@ impl Stack {
             false => HashSet::new(),
         };
         let asked = worlds.iter().flat_map(|world| {
-            let streams = world.ask_all(what, &ended).into_iter();
-            streams.map(|stream| (Arc::clone(world), stream))
+            let conns = world.ask_all(what, &ended).into_iter();
+            conns.map(|conn| (Arc::clone(world), conn))
         });
         asked.collect()
     }
@@ -139,30 +138,30 @@ impl Stack {
 impl World {
     /// Asks this of every connection that is established and not over, but for those that are
     /// `ended` already, and says which all of these are.
-    fn ask_all(&self, what: AppRequest, ended: &HashSet<Handle>) -> Vec<Handle> {
+    fn ask_all(&self, what: AppRequest, ended: &HashSet<(u16, ConnId)>) -> Vec<ConnId> {
         let asked = self.streams.established().map(|stream| {
-            let handle = stream.handle();
-            if !ended.contains(&handle) {
+            let conn = stream.conn();
+            if !ended.contains(&(self.group, conn)) {
                 stream.request(what);
                 self.raise(&stream);
             }
-            handle
+            conn
         });
         asked.collect()
     }
 
-    /// Waits until who has `handle` is gone, or `is_so` of its life. Returns whether that happened
+    /// Waits until `conn` is gone, or `is_so` of its life. Returns whether that happened
     /// in time.
     fn await_status(
         &self,
-        handle: Handle,
+        conn: ConnId,
         until: WaitUntil,
         is_so: impl Fn(ConnectionStatus) -> bool,
     ) -> bool {
-        let Some(stream) = self.streams.held(handle) else {
+        let Some(stream) = self.streams.get(conn) else {
             return true;
         };
-        let arrived = || self.streams.held(handle).is_none() || is_so(stream.status());
+        let arrived = || self.streams.get(conn).is_none() || is_so(stream.status());
         loop {
             let key = stream.waiting().prepare();
             if arrived() {

@@ -34,7 +34,6 @@ mod deadlines;
 mod fingerprint;
 mod isolate;
 mod listen;
-mod migration;
 mod schedule;
 #[cfg(test)]
 mod tests;
@@ -105,10 +104,6 @@ pub struct Replica {
     /// When each connection has to be looked at.
     deadlines: Deadlines,
     udp: udp::Sockets,
-    /// The part received so far of the encoded state of a connection that migrates to this group.
-    incoming: Vec<u8>,
-    /// The flows whose connections migrated to other groups, folded into one number.
-    migrated_away: u64,
     stats: StateStats,
     /// `frames.next` before the request: `recover` sets it back to this after a panic. Replicas do
     /// not compare it, nor the next field, since both have a meaning within one request only.
@@ -150,8 +145,6 @@ impl Replica {
             time_wait: VecDeque::new(),
             deadlines: Deadlines::default(),
             udp: udp::Sockets::default(),
-            incoming: Vec::new(),
-            migrated_away: 0,
             stats: StateStats::default(),
             first_frame: 0,
             concerns_several: false,
@@ -372,10 +365,6 @@ impl Replica {
             }
         }
         let conn = match self.lookup(request) {
-            Some(ConnId::MIGRATED) => {
-                self.stats.dropped_while_migrating += u64::from(verdict.count_ones());
-                return;
-            }
             Some(conn) => conn,
             None => match self.cookie_returned(request, verdict, out) {
                 Returned::Connection(conn) => conn,
@@ -505,11 +494,6 @@ impl Replica {
                     self.free.push(conn.index);
                 }
             }
-            Body::MigrationReserve { request_id } => self.migration_reserve(request_id, out),
-            Body::MigrationLeave { conn } => self.migration_leave(conn, out),
-            Body::MigrationPart { bytes } => self.migration_part(bytes),
-            Body::MigrationArrive { conn, len } => self.migration_arrive(conn, len, out),
-            Body::MigrationEnd { flow } => self.migration_end(&flow),
             Body::NetworkError { flow, seq, what } => {
                 let mut heeded = false;
                 if let Some(conn) = self.demux.find(&flow) {

@@ -10,9 +10,6 @@
 //! Only a window that is less than half open is considered, off the fast path. The read cursor and
 //! the time come from the log.
 
-#[cfg(feature = "serde")]
-use serde::{Deserialize, Serialize};
-
 use super::Tcb;
 use super::fields::fields;
 use crate::config::Limits;
@@ -23,7 +20,6 @@ const MIN_ROUND_TRIP: Duration = Duration::from_millis(1);
 
 /// Measures how much is read in a round trip.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Autotune {
     /// When the measurement began.
     since: Instant,

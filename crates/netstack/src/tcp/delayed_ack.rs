@@ -12,9 +12,6 @@
 //! out of order, a FIN, a window that opens. They ask what is due ([`Tcb::is_ack_due`]), and say
 //! which frames carry an acknowledgment ([`Tcb::ack_is_numbered`]).
 
-#[cfg(feature = "serde")]
-use serde::{Deserialize, Serialize};
-
 use super::fields::field_variants;
 use super::retransmit::Timer;
 use super::{Cx, Tcb};
@@ -28,7 +25,6 @@ pub const DELAYED_ACK: Duration = Duration::from_millis(40);
 
 /// Whether an acknowledgment is owed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub(super) enum AckDue {
     /// No.

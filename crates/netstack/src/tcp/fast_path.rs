@@ -5,9 +5,6 @@
 //! state in which data may flow in one direction, up to the acknowledgment of our FIN. A property
 //! test compares both paths.
 
-#[cfg(feature = "serde")]
-use serde::{Deserialize, Serialize};
-
 use super::fields::field_variants;
 use super::{Cx, Tcb};
 use crate::log::effect::EffectSink;
@@ -15,7 +12,6 @@ use crate::log::request::{Flags, Options, Segment};
 
 /// The segments that the fast path takes, until another kind of event happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub(super) enum FastPath {
     /// None.

@@ -4,9 +4,6 @@
 //! whether anything was received since the timer was started. The timer is started eight times per
 //! idle period, so a segment on the fast path is noticed at most an eighth of that period late.
 
-#[cfg(feature = "serde")]
-use serde::{Deserialize, Serialize};
-
 use super::fields::fields;
 use super::retransmit::Timer;
 use super::send_space::Due;
@@ -18,7 +15,6 @@ use crate::time::Instant;
 
 /// The state of the keepalive of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Keepalive {
     /// When the peer was last known to respond.
     last_response: Instant,

@@ -98,9 +98,6 @@
 //!   first segment after the handshake is dropped (RFC 4987 section 3.6).
 //! - A path MTU below 296 bytes is ignored, though RFC 791 allows 68: such an error is more likely
 //!   an attack than a network.
-//! - A connection that is opened again after it migrated gets an initial sequence number from the
-//!   clock alone (RFC 9293 section 3.4.1). Its home group does not know where the numbers of the
-//!   last one ended, and section 3.6.1 wants those exceeded.
 //! - TIME-WAIT ends early when the connection table is nearly full (7 of 8 places), the oldest
 //!   first. RFC 9293 section 3.6.1 wants two segment lifetimes; a server that closes first would
 //!   otherwise refuse all connections for a minute.
@@ -130,9 +127,6 @@ mod send_space;
 mod tests;
 mod undo;
 mod user;
-
-#[cfg(feature = "serde")]
-use serde::{Deserialize, Serialize};
 
 use crate::config::{Limits, Settings, Tuning};
 use crate::log::effect::{Deliver, Effect, EffectSink, FrameNumbers};
@@ -273,7 +267,6 @@ macro_rules! states {
     ($($(#[$doc:meta])* $state:ident,)*) => {
         /// RFC 9293 section 3.3.2. `Tcb::enter` is the only writer.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
         #[repr(u8)]
         pub enum State {
             $($(#[$doc])* $state,)*
@@ -359,7 +352,6 @@ impl State {
 ///
 /// The fields that every segment uses come first and are adjacent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(C)]
 pub struct Tcb {
     rcv: ReceiveSpace,
@@ -463,7 +455,6 @@ pub struct Info {
 
 /// Counts the answers to unacceptable segments without text (RFC 5961 section 7).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 struct Challenges {
     /// The beginning of the second that both counts are for.
     since: Instant,

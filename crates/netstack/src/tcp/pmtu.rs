@@ -9,9 +9,6 @@
 //! (RFC 4821 section 7.7, RFC 8899); larger ones are tried again after ten minutes. The path MTU is
 //! stored per connection.
 
-#[cfg(feature = "serde")]
-use serde::{Deserialize, Serialize};
-
 use super::fields::fields;
 use super::{Cx, State, Tcb};
 use crate::config::Limits;
@@ -45,7 +42,6 @@ const MAX_SYN_RETRIES_AFTER_ERROR: u8 = 3;
 
 /// What is known of the path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct PathMtu {
     /// SND.UNA at the latest report that packets do not arrive.
     soft_error: Option<SeqNum>,

@@ -2,9 +2,6 @@
 //!
 //! Data is lost if data that was sent later, by more than the reordering window, has arrived.
 
-#[cfg(feature = "serde")]
-use serde::{Deserialize, Serialize};
-
 use super::fields::fields;
 use super::retransmit::timestamp;
 use super::scoreboard::SentRange;
@@ -16,7 +13,6 @@ const PERSISTS: u8 = 16;
 
 /// The RACK state of RFC 8985 section 5.2, without the estimates of the round trip.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Rack {
     /// RACK.xmit_ts: the latest sending time of all data that arrived; [`Instant::ZERO`] before any
     /// did.

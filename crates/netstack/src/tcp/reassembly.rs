@@ -12,9 +12,6 @@
 //! are likely to be filled. Nothing is taken back: selectively acknowledged text stays (RFC 2018
 //! section 8).
 
-#[cfg(feature = "serde")]
-use serde::{Deserialize, Serialize};
-
 use super::fields::fields;
 use crate::config::Limits;
 use crate::log::request::Sack;
@@ -54,7 +51,6 @@ pub(super) enum Refused {
 
 /// Accepted ranges of the receive stream beyond its gap-free part, ascending and not adjacent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Reassembly {
     /// Begin and end as stream offsets.
     ranges: Vec<(u64, u64)>,

@@ -5,9 +5,6 @@
 //! express the edge exactly; it then expresses the next lower value, and data up to an edge
 //! advertised earlier is still accepted (RFC 7323 section 2.4).
 
-#[cfg(feature = "serde")]
-use serde::{Deserialize, Serialize};
-
 use super::delayed_ack::AckDue;
 use super::fields::fields;
 use super::{Cx, PendingDelivery, Tcb};
@@ -22,7 +19,6 @@ pub(super) const SHIFT_MAX: u8 = 14;
 
 /// What acknowledgments have to carry besides numbers, as bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct AckContents(pub(super) u8);
 
 impl AckContents {
@@ -55,7 +51,6 @@ const fn coarse_time(at: Instant) -> u32 {
 
 /// Receive sequence space (RFC 9293 section 3.3.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(C)]
 pub(super) struct ReceiveSpace {
     /// RCV.NXT.

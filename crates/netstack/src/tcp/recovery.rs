@@ -5,9 +5,6 @@
 //! `congestion`. In both cases `send_lost` in `send.rs` retransmits lost data before new data is
 //! sent.
 
-#[cfg(feature = "serde")]
-use serde::{Deserialize, Serialize};
-
 use super::congestion::AckAction;
 use super::fields::{field_variants, fields};
 use super::rack::{AckInfo, Rack};
@@ -35,7 +32,6 @@ const PROBE_MIN: Duration = Duration::from_millis(10);
 
 /// The tail loss probe in flight (RFC 8985 section 7.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub(super) enum TailProbe {
     /// None.
@@ -54,7 +50,6 @@ field_variants!(TailProbe {
 
 /// The state of loss detection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Recovery {
     rack: Rack,
     tail_probe: TailProbe,

@@ -3,9 +3,6 @@
 //! There is no queue of segments: retransmissions are segmented anew from the send stream, as the
 //! scoreboard says.
 
-#[cfg(feature = "serde")]
-use serde::{Deserialize, Serialize};
-
 use super::fields::{field_variants, fields};
 use super::send_space::Due;
 use super::undo::Cause;
@@ -74,7 +71,6 @@ impl Timer {
 
 /// What the expiry of the retransmission timer means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub(super) enum Expiry {
     /// No acknowledgment arrived: RFC 6298.
@@ -93,7 +89,6 @@ field_variants!(Expiry {
 
 /// The expiry time of each timer; [`Instant::NEVER`] if it does not run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Timers {
     /// The earliest of `at`, kept current.
     pub(super) next: Instant,
@@ -179,7 +174,6 @@ impl Timers {
 
 /// Round-trip estimation and retries (RFC 6298).
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Retransmit {
     /// Retransmission timeout, [`RTO_MIN`] to [`RTO_MAX`]. Doubles on each expiry.
     pub(super) rto: Duration,

@@ -8,9 +8,6 @@
 
 use std::collections::VecDeque;
 
-#[cfg(feature = "serde")]
-use serde::{Deserialize, Serialize};
-
 use super::fields::{field_variants, fields};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
@@ -24,7 +21,6 @@ const IDLE_CAPACITY: usize = 16;
 
 /// What is known of sent data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub(super) enum RangeState {
     /// Nothing yet.
@@ -44,7 +40,6 @@ field_variants!(RangeState {
 
 /// Data that was sent at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct SentRange {
     pub(super) begin: SeqNum,
     pub(super) end: SeqNum,
@@ -67,7 +62,6 @@ impl SentRange {
 /// Everything between SND.UNA and SND.NXT, as ranges in the order of sequence numbers, without
 /// gaps. The first ones may be acknowledged already.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Scoreboard {
     ranges: VecDeque<SentRange>,
     /// Bytes in those that are [`RangeState::Sacked`].

@@ -1,8 +1,5 @@
 //! Send space: the sequence space of the send side, and what the windows allow.
 
-#[cfg(feature = "serde")]
-use serde::{Deserialize, Serialize};
-
 use super::fields::{field_variants, fields};
 
 use crate::log::request::IpFields;
@@ -11,7 +8,6 @@ use crate::time::Instant;
 
 /// Something to be sent besides new data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub(super) enum Due {
     /// Nothing.
@@ -39,7 +35,6 @@ field_variants!(Due {
 
 /// Send sequence space (RFC 9293 section 3.3.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(C)]
 pub(super) struct SendSpace {
     /// SND.UNA.

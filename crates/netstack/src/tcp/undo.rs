@@ -12,9 +12,6 @@
 //! Then the windows and the CUBIC curve are restored (RFC 4015 section 3.2, RFC 9438 section 4.9),
 //! ranges that count as lost are in flight again, and RACK knows that this path reorders.
 
-#[cfg(feature = "serde")]
-use serde::{Deserialize, Serialize};
-
 use super::Tcb;
 use super::fields::{field_variants, fields};
 use super::recovery::AckReport;
@@ -25,7 +22,6 @@ use crate::time::Instant;
 
 /// Why the window was reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub(super) enum Cause {
     /// Later data arrived.
@@ -38,7 +34,6 @@ field_variants!(Cause { Loss, Timeout });
 
 /// What was retransmitted since the window was reduced, while the reduction may be undone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Undo {
     /// SND.UNA when the window was reduced.
     marker: SeqNum,

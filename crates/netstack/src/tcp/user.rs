@@ -20,22 +20,6 @@ use crate::log::request::{ConnId, Flow, Mac, Segment};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
-/// Migration to other groups.
-impl Tcb {
-    /// Whether it may migrate: it is in a state between the handshake and its end.
-    pub(crate) const fn may_migrate(&self) -> bool {
-        self.state.carries_data()
-    }
-
-    /// Renames it to `conn`, and begins to count frames anew. All frames that it numbered before
-    /// are sent.
-    pub(crate) const fn complete_migration(&mut self, conn: ConnId) {
-        self.conn = conn;
-        self.snd.frames_end = 0;
-        self.snd.release_frame = 0;
-    }
-}
-
 impl Tcb {
     /// Active OPEN (section 3.10.1): SYN-SENT. The SYN leaves in [`Tcb::finish`].
     pub fn open(

@@ -19,7 +19,6 @@ use super::fault_plan::{
 };
 use crate::error::ConfigError;
 use crate::group::{Group, Layout, Primaries, Tuning, Worker};
-use crate::io::rx::migration::MigrationMessage;
 use crate::io::world::World;
 use crate::socket::Sockets;
 use crate::state::apply::Replica;
@@ -389,24 +388,6 @@ impl Host {
     /// What happened to the group's replicas so far, by its own counters.
     pub fn membership_stats(&self) -> MembershipStats {
         self.engine.variant().stats().membership
-    }
-
-    /// Asks for some connection to go to another of `groups` groups.
-    pub fn migrate_any(&mut self, groups: usize) {
-        let at = self.rng.next();
-        let to = self.rng.below(groups as u64) as u16;
-        let found = self.inspect(|replica| {
-            let connections: Vec<_> = replica.connections().collect();
-            let at = at.checked_rem(connections.len() as u64)?;
-            let (conn, tcb) = connections[at as usize];
-            Some((conn, tcb.flow()))
-        });
-        if let Some(Some((conn, flow))) = found.first().copied() {
-            self.world
-                .mailbox
-                .messages
-                .push(MigrationMessage::Start { conn, flow, to });
-        }
     }
 
     /// The sockets.

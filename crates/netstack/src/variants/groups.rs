@@ -33,8 +33,6 @@
 //! The socket table is the only other thing that groups share: request ids, listeners, and one
 //! accept queue for each port, in the order in which connections were established. The first
 //! request of a log says which group the log belongs to.
-//!
-//! With the feature `migration`, connections move between groups (`TcpStream::migrate_to`).
 
 use std::sync::Arc;
 
@@ -100,8 +98,7 @@ pub(super) fn divide_interface(
 ) -> (Vec<Setup>, impl Fn(&[u8]) -> Target + Send + Sync + use<>) {
     let recorder = setup.recorder.take();
     let grouping = Grouping::new(&Keys::new(setup.secret), count);
-    let directory = Arc::clone(shared);
-    let classify = move |frame: &[u8]| target(&grouping, &directory.migrated, frame);
+    let classify = move |frame: &[u8]| target(&grouping, frame);
     let mut divided: Vec<_> = (0..count)
         .map(|index| {
             let mut own = Setup::new(setup.address, setup.prefix, setup.secret);

@@ -262,7 +262,7 @@ mod tests {
             fn serve(self: Arc<Self>, _: &dyn Fn()) -> usize {
                 unreachable!("nobody serves it, down: {}", self.0.is_down())
             }
-            fn finish(self: Arc<Self>) -> Option<crate::io::stream::Handle> {
+            fn finish(self: Arc<Self>) -> Option<(u16, crate::log::request::ConnId)> {
                 None
             }
         }

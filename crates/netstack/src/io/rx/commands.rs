@@ -149,15 +149,8 @@ impl RxPump {
         self.publish_command(now, body, log);
     }
 
-    /// Publishes the progress of the application of `conn`. For a connection that is migrating this
-    /// waits until it has arrived.
+    /// Publishes the progress of the application of `conn`.
     pub(super) fn progress(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
-        if !self.migration.has(conn) {
-            self.publish_progress(now, conn, log);
-        }
-    }
-
-    pub(super) fn publish_progress(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) {
         self.after_reading(now, conn);
         let Some(stream) = self.world.streams.get(conn) else {
             return;
@@ -259,7 +252,6 @@ impl RxPump {
             }
             self.numbered = None;
             self.closing.pop_front();
-            self.arrived_is_closed(conn);
             if let Some(stream) = self.world.streams.get(conn) {
                 stream.all_sent();
                 if stream.is_orphan() {

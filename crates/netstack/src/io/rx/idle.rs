@@ -38,9 +38,7 @@
 //! - *The writer.* One compare-and-swap begins each write, and each giving back (`send_user`). A
 //!   writer that reserved a range has begun until it commits or drops it. A stream of units, in
 //!   which workers write ahead, has begun for good: its send ring stays.
-//! - *Migration.* A connection that leaves is in no table of hints, so it is not looked at; the
-//!   group that it arrives in looks at it anew. Nothing is performed for it in between.
-//! - *Closing.* A closed connection is in no table of hints either. When its entry is recycled, its
+//! - *Closing.* A closed connection is in no table of hints, so it is not looked at. When its entry is recycled, its
 //!   pages are given back if it has carried much ([`Streams::recycle`](crate::io::stream::Streams));
 //!   a few stay for the next connection with its stream.
 //!

@@ -107,12 +107,12 @@ impl<'a> StreamRef<'a> {
     /// The receive side, made if these are the first bytes that arrive.
     pub(super) fn incoming(&self) -> &'a Incoming {
         self.stream.incoming.get_or_init(|| Incoming {
-            ring: self.streams.table.receive_blocks().make(self.stream.number),
+            ring: self.streams.table.receive_blocks().make(self.stream.index),
             delivered: self
                 .streams
                 .table
                 .slot_blocks()
-                .make_words(self.stream.number),
+                .make_words(self.stream.index),
             split: (0..self.streams.split_words())
                 .map(|_| AtomicU64::new(0))
                 .collect(),

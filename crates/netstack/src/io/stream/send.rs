@@ -57,7 +57,7 @@ impl Drop for Writing<'_> {
 impl<'a> StreamRef<'a> {
     /// The send ring, made if these are the first bytes that are written or sent.
     pub(super) fn outgoing(&self) -> &'a ByteRing {
-        let make = || self.streams.table.send_blocks().make(self.stream.number);
+        let make = || self.streams.table.send_blocks().make(self.stream.index);
         self.stream.outgoing.get_or_init(make)
     }
 

@@ -12,9 +12,9 @@ use super::Interest;
 use super::registration::Registration;
 use crate::io::accept::QueueNews;
 use crate::io::echo::EchoQueues;
+use crate::io::stream::Look;
 #[cfg(feature = "framed")]
 use crate::io::stream::StreamRef;
-use crate::io::stream::{Handle, Look};
 use crate::io::world::{OpenResult, World};
 use crate::log::request::ConnId;
 #[cfg(feature = "framed")]
@@ -77,9 +77,9 @@ impl Watched {
     }
 
     /// The connection that was to be opened has a stream.
-    pub(in crate::socket) fn opened(&self, stream: Handle) {
+    pub(in crate::socket) fn opened(&self, conn: ConnId) {
         for registration in &*self.lock() {
-            registration.target().set_opened(stream);
+            registration.target().set_opened(conn);
             registration.opened();
         }
     }
@@ -96,7 +96,7 @@ impl Drop for Watched {
 pub(in crate::socket) enum Target {
     Stream {
         world: Arc<World>,
-        stream: Handle,
+        conn: ConnId,
         /// What it can be.
         can: Interest,
         /// The units between it and its application.
@@ -122,8 +122,8 @@ pub(in crate::socket) enum Target {
         request_id: u64,
         /// Notified of the answer.
         answered: Arc<EventCount>,
-        /// The stream, once there is one.
-        opened: OnceLock<Handle>,
+        /// The connection, once there is one.
+        opened: OnceLock<ConnId>,
     },
 }
 
@@ -251,17 +251,17 @@ impl Target {
             ..
         } = self
             && opened.get().is_none()
-            && let Some(Some(OpenResult::Opened { stream, .. })) =
+            && let Some(Some(OpenResult::Opened { conn, .. })) =
                 world.socket_table().open_results.get(request_id)
         {
-            let _ = opened.set(*stream);
+            let _ = opened.set(*conn);
         }
     }
 
     /// The stream of a connection that is being opened.
-    pub(super) fn set_opened(&self, stream: Handle) {
+    pub(super) fn set_opened(&self, conn: ConnId) {
         if let Target::Opening { opened, .. } = self {
-            let _ = opened.set(stream);
+            let _ = opened.set(conn);
         }
     }
 
@@ -278,7 +278,7 @@ impl Target {
     /// What is notified of news, of a socket that has one queue.
     fn event(&self) -> Option<&EventCount> {
         match self {
-            Target::Stream { world, stream, .. } => Some(world.streams.held(*stream)?.waiting()),
+            Target::Stream { world, conn, .. } => Some(world.streams.get(*conn)?.waiting()),
             Target::Datagrams { .. } => None,
             Target::Listener { news, .. } => Some(&news.event),
             Target::Echo { queues, .. } => Some(&queues.event),
@@ -288,7 +288,7 @@ impl Target {
                 opened,
                 ..
             } => match opened.get() {
-                Some(stream) => Some(world.streams.held(*stream)?.waiting()),
+                Some(conn) => Some(world.streams.get(*conn)?.waiting()),
                 None => Some(answered),
             },
         }
@@ -321,14 +321,14 @@ impl Target {
             #[cfg(feature = "framed")]
             Target::Stream {
                 world,
-                stream,
+                conn,
                 units: Some(units),
                 ..
-            } => match (world.streams.held(*stream), units.upgrade()) {
+            } => match (world.streams.get(*conn), units.upgrade()) {
                 (Some(held), Some(units)) => Sight::of_units(world, &held, &*units),
                 _ => Sight::gone(),
             },
-            Target::Stream { world, stream, .. } => match world.streams.held(*stream) {
+            Target::Stream { world, conn, .. } => match world.streams.get(*conn) {
                 Some(held) => Sight::of(world, &held.look()),
                 None => Sight::gone(),
             },
@@ -364,7 +364,7 @@ impl Target {
                 request_id,
                 opened,
                 ..
-            } => match opened.get().map(|stream| world.streams.held(*stream)) {
+            } => match opened.get().map(|conn| world.streams.get(*conn)) {
                 Some(Some(held)) => {
                     let look = held.look();
                     let sight = Sight::of(world, &look);

@@ -212,9 +212,7 @@ impl Replica {
         if segment.flags.has(Flags::ACK) {
             return self.refuse(flow, mac, segment, out);
         }
-        // The peer reopens a connection that had migrated to this group: its next SYN belongs to
-        // the group of the hash.
-        if !segment.flags.has(Flags::SYN) || !self.is_at_home(&flow) {
+        if !segment.flags.has(Flags::SYN) {
             return;
         }
         if !self.listeners.may_begin(flow.local, self.syn_queue()) {
@@ -284,7 +282,7 @@ impl Replica {
         };
         let made = |listener: &Listener| self.now < listener.cookies_until;
         let made = self.listeners.at(flow.local).is_some_and(made);
-        if !made || !self.is_at_home(&flow) {
+        if !made {
             return Returned::Nothing;
         }
         let (keys, offset) = (self.keys, self.timestamp_offset(&flow));

@@ -4,9 +4,6 @@
 //! where it was before, faster again beyond. Where that is slower than Reno would be, it follows
 //! Reno.
 
-#[cfg(feature = "serde")]
-use serde::{Deserialize, Serialize};
-
 use super::hystart::HyStart;
 use super::{Acked, Algorithm, WINDOW_MAX};
 use crate::tcp::fields::fields;
@@ -33,7 +30,6 @@ const LONGEST: i128 = 1 << 31;
 
 /// State of RFC 9438 section 4.1.2.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Cubic {
     /// W_max, bytes: the window before it was last reduced, or what fast convergence leaves of it.
     w_max: u32,

@@ -4,9 +4,6 @@
 //! goes on more slowly then, for five rounds, to see whether that lasts; if it does, the window is
 //! large enough.
 
-#[cfg(feature = "serde")]
-use serde::{Deserialize, Serialize};
-
 use super::Acked;
 use crate::seqnum::SeqNum;
 use crate::tcp::fields::fields;
@@ -36,7 +33,6 @@ const UNKNOWN: Duration = Duration::from_nanos(u64::MAX);
 
 /// State of RFC 9406 section 4.2, for the first slow start of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct HyStart {
     /// windowEnd: a round ends when this is acknowledged; `None` before the first.
     end: Option<SeqNum>,

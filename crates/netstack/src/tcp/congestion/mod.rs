@@ -8,9 +8,6 @@ mod cubic;
 mod hystart;
 mod reno;
 
-#[cfg(feature = "serde")]
-use serde::{Deserialize, Serialize};
-
 use crate::config::CongestionControl;
 use crate::seqnum::SeqNum;
 #[cfg(any(test, feature = "testkit"))]
@@ -29,7 +26,6 @@ const DUPLICATES: u8 = 3;
 
 /// What the sender does about loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub(super) enum Phase {
     /// Nothing: no loss is known, or a timeout has begun anew.
@@ -106,7 +102,6 @@ macro_rules! algorithms {
 
         /// The algorithm of a connection.
         #[derive(Clone, Debug, PartialEq, Eq)]
-        #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
         enum Growth {
             $($control($algorithm)),*
         }
@@ -176,7 +171,6 @@ impl Default for Growth {
 
 /// What has left and what has arrived in a recovery (RFC 9937 section 6), in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 struct Reduction {
     /// prr_delivered.
     delivered: u32,
@@ -199,7 +193,6 @@ pub(super) enum AckAction {
 
 /// Congestion window and loss recovery of one connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Congestion {
     /// `cwnd`, bytes (RFC 5681 section 2).
     pub(super) cwnd: u32,
@@ -220,7 +213,6 @@ pub(super) struct Congestion {
 
 /// What a fall of the window changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 struct BeforeReduction {
     cwnd: u32,
     ssthresh: u32,

@@ -1,14 +1,10 @@
 //! Congestion avoidance of RFC 5681, with appropriate byte counting (RFC 3465).
 
-#[cfg(feature = "serde")]
-use serde::{Deserialize, Serialize};
-
 use super::{Acked, Algorithm};
 use crate::tcp::fields::fields;
 
 /// One segment more for each window that is acknowledged; half after a loss.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub(super) struct Reno {
     /// Bytes acknowledged since the window last grew.
     acked: u32,
