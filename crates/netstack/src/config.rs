@@ -448,6 +448,7 @@ pub struct Limits {
     /// For tests: how many of a million uses of a connection off the fast path panic. Which ones
     /// follows from the log, so all replicas choose the same. Not recorded.
     #[cfg(feature = "testkit")]
+    #[doc(hidden)]
     #[cfg_attr(feature = "serde", serde(skip))]
     pub panics_ppm: u32,
 }
@@ -527,6 +528,7 @@ impl Limits {
         datagrams_per_frame: u32;
         tcp: TcpPolicy;
         #[cfg(feature = "testkit")]
+        #[doc(hidden)]
         panics_ppm: u32;
     }
 

@@ -91,6 +91,8 @@ pub struct Tuning {
     /// Whether a worker that is alone uses the log nevertheless, for measuring what that costs.
     /// Default false: such a worker does everything at once, as [`single`](crate::variants::single)
     /// does, until another one joins.
+    #[cfg(feature = "testkit")]
+    #[doc(hidden)]
     pub always_log: bool,
     /// Whether a [`Stack`](crate::Stack) starts another thread for one that unwound. It gets its
     /// state from the others. Default true.
@@ -122,6 +124,7 @@ impl Default for Tuning {
             past_hole: 256,
             hole_turns: 256,
             fingerprint_every: 64,
+            #[cfg(feature = "testkit")]
             always_log: false,
             revive: true,
         }
@@ -169,6 +172,17 @@ impl Layout {
 }
 
 impl Tuning {
+    /// Whether a worker that is alone uses the log nevertheless.
+    #[inline]
+    pub(super) fn is_always_logged(&self) -> bool {
+        #[cfg(feature = "testkit")]
+        {
+            self.always_log
+        }
+        #[cfg(not(feature = "testkit"))]
+        false
+    }
+
     setters! {
         log: usize;
         request_chunk: usize;
@@ -178,6 +192,8 @@ impl Tuning {
         past_hole: usize;
         hole_turns: u32;
         fingerprint_every: u64;
+        #[cfg(feature = "testkit")]
+        #[doc(hidden)]
         always_log: bool;
         revive: bool;
     }

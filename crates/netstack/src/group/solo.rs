@@ -12,7 +12,7 @@
 //! A worker that wants to join announces that before a state is given away, so a snapshot is always
 //! of a position below which nothing is pending. A parked replica has no state: while one worker is
 //! solo, no other replica has a copy. Counted in instructions, a solo worker is within 1 % of
-//! `single`; with a log (`Tuning::always_log`) it takes 1.1 to 2 times as many, more the smaller
+//! `single`; with a log it takes 1.1 to 2 times as many, more the smaller
 //! the requests are.
 
 use super::worker::Worker;
@@ -38,7 +38,8 @@ impl<T: FaultHooks> Worker<T> {
     /// Whether other workers are active, or about to be.
     #[inline]
     pub(crate) fn needs_log(&self) -> bool {
-        self.shared.layout.tuning.always_log || !self.shared.membership.is_only_active(self.id)
+        self.shared.layout.tuning.is_always_logged()
+            || !self.shared.membership.is_only_active(self.id)
     }
 
     /// One turn while no other worker is active.

@@ -15,8 +15,10 @@ use crate::log::effect::{Deliver, Effect};
 use crate::log::request::{ConnId, Request};
 use crate::stats::EffectStats;
 
-pub(crate) use datagrams::{build_datagram, fill_datagram, queue, whole_datagram};
-pub(crate) use frames::{Template, build, build_bare, fill, fill_processed};
+pub(crate) use datagrams::{build_datagram, queue, whole_datagram};
+pub(crate) use frames::{Template, build, build_bare};
+#[cfg(feature = "testkit")]
+pub(crate) use {datagrams::fill_datagram, frames::fill, frames::fill_processed};
 
 /// Does all that a request asked for, whose payload is `payload`.
 #[inline]

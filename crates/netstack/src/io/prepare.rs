@@ -64,6 +64,7 @@ fn store_v6(run: &Run, seg_len: usize, to: &mut [u8]) -> Option<Verdict> {
 
 /// Copies the end of a frame (Ethernet, IP, TCP) to `to`, and says whether its TCP checksum is
 /// right. `None` if it is not one that can be done in one pass.
+#[cfg(feature = "testkit")]
 #[inline(always)]
 pub(crate) fn verify_and_copy(frame: &[u8], to: &mut [u8]) -> Option<bool> {
     match wire::is_ipv6(frame) {

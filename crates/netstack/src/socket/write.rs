@@ -176,6 +176,8 @@ impl WriteHalf {
     ///
     /// # Errors
     /// As [`WriteHalf::try_write`], but for `WouldBlock`.
+    #[cfg(feature = "testkit")]
+    #[doc(hidden)]
     pub fn write_again(&mut self, len: usize) -> Result<usize, SocketError> {
         let (stream, _turn) = self.begin()?;
         let len = stream.write_again(len);

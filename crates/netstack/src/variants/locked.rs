@@ -20,7 +20,7 @@
 //! waiting; [`Worker::lock_times`] has both for each lock.
 //!
 //! What else the paper measures is off by default: [`References`], [`Messages`], [`Counting`] with
-//! and without tickets, and [`Layout::assume_in_order`].
+//! and without tickets, and `Layout::assume_in_order`.
 //!
 //! # What bounds the rest
 //! A request enters only if everything a [`Layout::window`] before it is done with. So while
@@ -114,9 +114,13 @@ pub struct Layout {
     /// Treats each segment of an established connection as the one that is expected, wherever it
     /// belongs (the paper's figure 10): the upper bound of what order is worth. Streams may arrive
     /// permuted; for measuring only. Default: no.
+    #[cfg(feature = "testkit")]
+    #[doc(hidden)]
     pub assume_in_order: bool,
-    /// Whether the order in which requests went through the lock is kept, for [`Group::order`]. It
+    /// Whether the order in which requests went through the lock is kept, for `Group::order`. It
     /// grows without bound; for tests. Default: no.
+    #[cfg(feature = "testkit")]
+    #[doc(hidden)]
     pub keep_order: bool,
 }
 
@@ -131,7 +135,9 @@ impl Default for Layout {
             references: References::None,
             messages: Messages::None,
             counting: Counting::None,
+            #[cfg(feature = "testkit")]
             assume_in_order: false,
+            #[cfg(feature = "testkit")]
             keep_order: false,
         }
     }
@@ -147,8 +153,31 @@ impl Layout {
         references: References;
         messages: Messages;
         counting: Counting;
+        #[cfg(feature = "testkit")]
+        #[doc(hidden)]
         assume_in_order: bool;
+        #[cfg(feature = "testkit")]
+        #[doc(hidden)]
         keep_order: bool;
+    }
+
+    /// Whether [`State::order`] is kept.
+    fn keeps_order(&self) -> bool {
+        #[cfg(feature = "testkit")]
+        {
+            self.keep_order
+        }
+        #[cfg(not(feature = "testkit"))]
+        false
+    }
+
+    fn assumes_in_order(&self) -> bool {
+        #[cfg(feature = "testkit")]
+        {
+            self.assume_in_order
+        }
+        #[cfg(not(feature = "testkit"))]
+        false
     }
 
     fn check(&self) -> Result<(), ConfigError> {
@@ -362,7 +391,7 @@ impl<K: LockKind> Group<K> {
     /// A group over `device`.
     ///
     /// A recording ([`Setup::recorder`]) has requests in the order of the pump; with several
-    /// workers the lock may see another one, see [`Group::order`].
+    /// workers the lock may see another one.
     ///
     /// # Errors
     /// If a setting is out of its range.
@@ -372,9 +401,9 @@ impl<K: LockKind> Group<K> {
         let state = State {
             replica: Replica::new(base.world.limits),
             newest: 0,
-            order: layout.keep_order.then(Vec::new),
+            order: layout.keeps_order().then(Vec::new),
             tickets: (layout.counting != Counting::None).then_some(0),
-            assume_in_order: layout.assume_in_order,
+            assume_in_order: layout.assumes_in_order(),
         };
         let shared = Arc::new(Shared {
             world: base.world,
@@ -440,6 +469,8 @@ impl<K: LockKind> Group<K> {
 
     /// Positions of the applied requests in the order of the pump (0 on), listed in the order in
     /// which they went through the lock; empty without [`Layout::keep_order`].
+    #[cfg(feature = "testkit")]
+    #[doc(hidden)]
     pub fn order(&self) -> Vec<u64> {
         self.shared
             .locks

@@ -337,6 +337,8 @@ pub trait Handle: Send + Sync {
 impl Handle for () {}
 
 /// The costly steps of every variant, each by itself, so that it can be measured.
+#[cfg(feature = "testkit")]
+#[doc(hidden)]
 pub mod kernel {
     use dominoes_drivers::Frame;
 

@@ -17,6 +17,7 @@ use crate::time::Instant;
 use crate::udp::record::{self, Header, More};
 
 /// Bytes of a frame before a UDP payload.
+#[cfg(feature = "testkit")]
 const HEADERS: usize = IP_HEADERS + UDP_HEADER;
 /// Where the checksum field stands within a UDP header.
 const CHECKSUM_AT: u16 = 6;
@@ -363,6 +364,7 @@ fn first_piece(
 
 /// Copies `payload` behind the headers that `frame` begins with, and stores the checksum: what
 /// [`build_datagram`] costs besides writing headers.
+#[cfg(feature = "testkit")]
 pub(crate) fn fill_datagram(frame: &mut [u8], payload: &[u8]) {
     let (head, rest) = frame.split_at_mut(HEADERS);
     let [.., a, b, c, d, e, f, g, h] = head[..IP_HEADERS] else {

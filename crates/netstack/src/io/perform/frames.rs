@@ -5,6 +5,7 @@ use core::ops::Range;
 use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxMeta};
 
 use crate::io::processor;
+#[cfg(feature = "testkit")]
 use crate::io::processor::{Processor, StreamId};
 use crate::io::stream::StreamRef;
 use crate::io::tx::TxClaim;
@@ -563,6 +564,7 @@ fn header_sum(sum: Sum, h: &TcpHeaders, written: &[u8]) -> Sum {
 /// Copies `payload` behind the headers that `frame` begins with (Ethernet, IPv4, TCP, none with
 /// options; the TCP checksum field is zero), and stores the checksum: what [`build`] costs besides
 /// writing headers.
+#[cfg(feature = "testkit")]
 pub(crate) fn fill(frame: &mut [u8], payload: &[u8]) {
     let Some((head, rest)) = frame.split_first_chunk_mut() else {
         return;
@@ -572,6 +574,7 @@ pub(crate) fn fill(frame: &mut [u8], payload: &[u8]) {
 }
 
 /// The sum of what stands before `payload_len` bytes of payload, with the pseudo header of IPv4.
+#[cfg(feature = "testkit")]
 #[inline(always)]
 fn sum_of_headers(head: &[u8; ETHERNET_HEADER + 40], payload_len: usize) -> Sum {
     let (link_and_ip, tcp) = head.split_at(ETHERNET_HEADER + 20);
@@ -585,6 +588,7 @@ fn sum_of_headers(head: &[u8; ETHERNET_HEADER + 40], payload_len: usize) -> Sum 
 }
 
 /// As [`fill`], with what `processor` makes of `payload`, which stands at `offset` of `stream`.
+#[cfg(feature = "testkit")]
 pub(crate) fn fill_processed(
     frame: &mut [u8],
     payload: &[u8],

@@ -335,8 +335,9 @@ impl<'a> StreamRef<'a> {
         written.saturating_sub(unwritten) >= self.streams.send_len as u64
     }
 
-    /// Declares `len` more bytes of the send ring written, with the contents of one round before;
-    /// returns how many fit. None before there was such a round.
+    /// As [`StreamRef::write_again_in`], of a writer that has not begun. None before there was such
+    /// a round.
+    #[cfg(feature = "testkit")]
     pub(crate) fn write_again(&self, len: usize) -> usize {
         let writing = self.begin_writing();
         match self.was_filled() {
@@ -345,8 +346,9 @@ impl<'a> StreamRef<'a> {
         }
     }
 
-    /// As [`StreamRef::write_again`], of a writer that has begun and found that it [was
-    /// filled](Self::was_filled).
+    /// Declares `len` more bytes of the send ring written, with the contents of one round before, of
+    /// a writer that has begun and found that it [was filled](Self::was_filled). Returns how many
+    /// fit.
     pub(crate) fn write_again_in(&self, _: &Writing<'_>, len: usize) -> usize {
         let len = self.room_for(len);
         let written = self.stream.app.written.load(Ordering::Relaxed);

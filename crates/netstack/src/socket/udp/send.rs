@@ -189,6 +189,8 @@ impl UdpSender {
     /// # Errors
     /// As [`UdpSender::try_send`]; [`SocketError::Invalid`] until the socket has sent as much as
     /// the queue holds.
+    #[cfg(feature = "testkit")]
+    #[doc(hidden)]
     pub fn try_send_again(&mut self, len: usize) -> Result<(), SocketError> {
         self.put_bytes(len, None, None)
     }
