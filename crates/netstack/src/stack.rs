@@ -591,7 +591,7 @@ impl Stack {
         self.groups.iter().all(pinned)
     }
 
-    /// The bounds in force, fitted to the device.
+    /// The bounds in force, fitted to the device; of [`Limits::out_of_order`] the share of a group.
     pub fn limits(&self) -> Limits {
         self.groups[0].world.limits
     }

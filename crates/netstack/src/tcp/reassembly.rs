@@ -6,7 +6,8 @@
 //! # Memory
 //! A byte behind a gap takes the page of the receive ring that it lies in, so single bytes far
 //! apart take much more than they are. Each range counts with the pages that it touches, and the
-//! ranges of all connections of a group have one budget ([`Limits::out_of_order`]). A connection
+//! ranges of all connections of a group have one budget: its share of [`Limits::out_of_order`], which
+//! the limits of a group hold. A connection
 //! may take as many pages as are left of it; before it has received as much in order, a sixteenth.
 //! So something is always left for connections that come later, most of all for those whose gaps
 //! are likely to be filled. Nothing is taken back: selectively acknowledged text stays (RFC 2018

@@ -103,6 +103,7 @@ pub(super) fn divide_interface(
         .map(|index| {
             let mut own = Setup::new(setup.address, setup.prefix, setup.secret);
             (own.limits, own.gateway) = (setup.limits, setup.gateway);
+            own.limits.out_of_order /= shared.groups() as u32;
             (own.routes, own.reassembly) = (setup.routes.clone(), setup.reassembly);
             own.addresses = setup.addresses.clone();
             own.ipv6 = setup.ipv6.clone();

@@ -20,7 +20,8 @@
 //! - With several groups ([`divide`]) each interface has so many of its own: flows divide among
 //!   them as among those of a stack with one interface, and no connection leaves its interface.
 //!
-//! Limits hold for each interface, and for each group.
+//! Limits hold for each interface, and for each group; of `Limits::out_of_order`, each group of
+//! them all has an equal share.
 
 use std::sync::Arc;
 
@@ -66,6 +67,7 @@ pub fn join(setups: impl IntoIterator<Item = Setup>) -> Result<Vec<Setup>, Confi
     let shared = Arc::new(shared);
     for (place, setup) in (0..).zip(&mut setups) {
         (setup.place, setup.shared) = (place, Arc::clone(&shared));
+        setup.limits.out_of_order /= shared.groups() as u32;
     }
     Ok(setups)
 }
