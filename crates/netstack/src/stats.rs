@@ -182,7 +182,8 @@ pub struct PumpStats {
     pub pieces: u64,
     /// UDP datagrams for ports at which nobody is.
     pub no_port: u64,
-    /// UDP datagrams of ours that were dropped because their next hop did not answer.
+    /// UDP datagrams of ours that were dropped because their next hop did not answer, and so
+    /// answers to others, among them segments of no connection that would have had one.
     pub unresolved: u64,
     /// Fragments.
     pub fragments: u64,
@@ -215,6 +216,11 @@ pub struct PumpStats {
     pub echo: u64,
     /// Echo replies.
     pub echo_replies: u64,
+    /// ... that their socket lost because it read none while 256 newer ones came.
+    pub echo_replies_unread: u64,
+    /// Echo requests of sockets that were forgotten before a reply came, because 1,024 newer ones
+    /// had none either: their replies reach no socket.
+    pub echo_requests_forgotten: u64,
     /// ICMP errors about segments and datagrams of ours.
     pub network_errors: u64,
     /// Frames of ours (ARP, ICMP, ...) that were dropped because the device took none for long.
@@ -259,6 +265,8 @@ impl PumpStats {
             foreign: _,
             neighbor_moves_rejected: _,
             redirects_ignored: _,
+            echo_replies_unread: _,
+            echo_requests_forgotten: _,
             runs: _,
             requests: _,
             unresolved: _,
@@ -321,8 +329,8 @@ sums! {
     PumpStats: frames segments runs requests malformed looped not_ours martians unknown datagrams
         split pieces no_port unresolved fragments reassembled bad_fragments reassembly_timeouts
         reports reports_limited arp conflicts neighbor_moves_rejected neighbor_messages
-        redirects_ignored duplicate_addresses foreign echo echo_replies network_errors
-        control_dropped log_full helped given_back;
+        redirects_ignored duplicate_addresses foreign echo echo_replies echo_replies_unread
+        echo_requests_forgotten network_errors control_dropped log_full helped given_back;
     EffectStats: prepared stored_ahead deliveries delivered_bytes frames sent_bytes diverged stolen
         requests;
 }

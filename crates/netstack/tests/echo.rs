@@ -92,6 +92,18 @@ fn what_nobody_asked_for_is_heard_by_nobody() {
         }
         let first = ping.try_recv().unwrap();
         assert_eq!(first.sequence, 1, "{variant}");
+        let lost = |stack: &dyn variants::Variant| {
+            let pump = stack.stats().pump;
+            (pump.echo_replies_unread, pump.echo_requests_forgotten)
+        };
+        assert_eq!(lost(&*stack), (1, 0), "{variant}");
+        // So do requests that nobody answers.
+        for sequence in 0..1030_u16 {
+            ping.send(packet::FAR.into(), sequence, b"").unwrap();
+            while stack.turn(now) > 0 {}
+            script.take_sent();
+        }
+        assert_eq!(lost(&*stack), (1, 6), "{variant}");
     }
 }
 

@@ -75,12 +75,13 @@ impl EchoQueues {
         self.requests.pop()
     }
 
-    /// A reply came. The oldest makes room for it.
-    pub(crate) fn reply(&self, reply: EchoReply) {
-        self.replies.force_push(reply);
+    /// A reply came. The oldest makes room for it; returns whether that is lost.
+    pub(crate) fn reply(&self, reply: EchoReply) -> bool {
+        let is_lost = self.replies.force_push(reply).is_some();
         // ORDERING: Relaxed, as in `AcceptQueue::push`.
         self.arrived.fetch_add(1, Ordering::Relaxed);
         self.event.notify_all();
+        is_lost
     }
 
     /// The oldest reply.

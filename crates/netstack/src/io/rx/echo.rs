@@ -23,11 +23,14 @@ pub(super) struct Echoes {
 }
 
 impl Echoes {
-    fn sent(&mut self, ident: u16, sequence: u16, now: Instant) {
-        if self.sent.len() == MOST_WAITING {
+    /// Returns how many are forgotten.
+    fn sent(&mut self, ident: u16, sequence: u16, now: Instant) -> u64 {
+        let is_full = self.sent.len() == MOST_WAITING;
+        if is_full {
             self.sent.pop_front();
         }
         self.sent.push_back((ident, sequence, now));
+        is_full.into()
     }
 
     /// When the request was sent that has its reply now.
@@ -66,7 +69,7 @@ impl RxPump {
             &request.data,
         );
         let frames = cut_frame(frame, self.path_mtu(to), number);
-        self.echoes.sent(ident, sequence, now);
+        self.stats.echo_requests_forgotten += self.echoes.sent(ident, sequence, now);
         self.remember_sent(now, to, frames.iter().map(Vec::len).max());
         self.send_frames(now, Cause::Ours, to, frames);
     }
@@ -82,13 +85,14 @@ impl RxPump {
         };
         let queues = self.world.socket_table().echoes.get(&reply.ident).cloned();
         if let Some(queues) = queues {
-            queues.reply(EchoReply {
+            let is_lost = queues.reply(EchoReply {
                 from: reply.from.ip(),
                 sequence: reply.sequence,
                 data: reply.data.to_vec(),
                 ttl: reply.ttl,
                 round_trip: now.since(sent).into(),
             });
+            self.stats.echo_replies_unread += u64::from(is_lost);
         }
     }
 }
