@@ -158,47 +158,6 @@ fn sixty_four_connections_arrive_whole_over_any_number_of_groups() {
 }
 
 #[test]
-<<<<<<< HEAD
-=======
-fn connections_arrive_whole_though_they_move_between_running_groups_all_the_time() {
-    for (groups, replicas) in [(2, 1), (3, 1), (2, 2)] {
-        let (here, there) = memory::pair(MemoryConfig::default().queue_depth(2048));
-        let near = Stack::builder("10.0.0.1/24").limits(limits());
-        let near = near.groups(groups).replicas(replicas).start(here).unwrap();
-        let far = Stack::builder("10.0.0.2/24").limits(limits());
-        let far = far.start(there).unwrap();
-        let ours = near.listen(PORT, EACH as u16).unwrap();
-        let (mut here, mut there) = (Vec::new(), Vec::new());
-        for _ in 0..EACH / 2 {
-            there.push(far.connect(address(1)).unwrap());
-            here.push(ours.accept().unwrap().0);
-        }
-        let there = thread::spawn(move || serve(there, 0));
-        let here = serve(here, groups);
-        let there = there.join().unwrap();
-        // Idle ones come where they are to be, too.
-        for stream in &here {
-            while stream.group() != 1 {
-                stream.migrate_to(1);
-                thread::sleep(std::time::Duration::from_millis(1));
-            }
-        }
-        near.compare().unwrap();
-        // A stream is told before the last replica has heard of it, and a list is of one replica at
-        // its position.
-        let listed = || near.connections(usize::MAX).len();
-        let mut looks = 0;
-        while listed() != EACH / 2 {
-            looks += 1;
-            assert!(looks < 10_000, "{} are listed", listed());
-            thread::sleep(std::time::Duration::from_millis(1));
-        }
-        drop((here, there));
-        near.close(std::time::Duration::from_secs(10)).unwrap();
-    }
-}
-
-#[test]
 fn groups_and_interfaces_share_what_may_lie_behind_gaps() {
     let setup = || Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
     let whole = setup().limits.out_of_order;
@@ -224,7 +183,6 @@ fn groups_and_interfaces_share_what_may_lie_behind_gaps() {
 }
 
 #[test]
->>>>>>> dd8ebd3 (Divide what may lie behind gaps among the groups of a stack)
 fn how_many_groups_there_may_be_is_told() {
     for groups in [0, 65] {
         let (here, _there) = memory::pair(MemoryConfig::default());
