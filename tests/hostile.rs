@@ -242,6 +242,7 @@ fn case(seed: u64) -> Result<Tally, String> {
     setup.limits.mtu = [68, 576, 1500, 9000][rng.index(4)];
     setup.limits.syn_queue = [1, 1, 64][rng.index(3)];
     let mut host = Host::new(variant, setup, rng.next()).map_err(|error| error.to_string())?;
+    host.inject(packet::arp_reply(TO_STACK));
     let mut now = Instant::from_millis(1 + rng.below(1 << 22));
     let mut far = Far {
         rng,

@@ -5,10 +5,11 @@ use std::io::{BufRead, ErrorKind, Read};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use dominoes_netstack::ip::route::Route;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{Ipv6Config, Limits, SocketError, TcpListener, TcpStream, testkit};
-use dominoes_testkit::packet::{ACK, Path, SYN, v6};
+use dominoes_testkit::packet::{self, ACK, Path, SYN, v6};
 use dominoes_testkit::peer::Peer;
 use dominoes_testkit::{Host, HostConfig, LinkConfig, Net, Rng, Traffic, Variant};
 use peak_alloc::PeakAlloc;
@@ -26,10 +27,17 @@ fn turn() -> MutexGuard<'static, ()> {
 const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const PORT: u16 = 7;
 
-/// A peer that opens a connection to our port. Answers go to an Ethernet address that nobody has.
+/// Who forwards to all peers.
+const ROUTER: [u8; 4] = [10, 0, 0, 9];
+
+/// From a peer to us. Answers go to an Ethernet address that nobody has.
+fn path(from: [u8; 4]) -> Path {
+    Path::new(from, US.octets()).from_mac([2, 0xee, 0, 0, 0, 1])
+}
+
+/// A peer that opens a connection to our port.
 fn peer(from: Ipv4Addr, port: u16, seq: u32) -> Peer {
-    let path = Path::new(from.octets(), US.octets()).from_mac([2, 0xee, 0, 0, 0, 1]);
-    Peer::new(path, (port, PORT), seq)
+    Peer::new(path(from.octets()), (port, PORT), seq)
 }
 
 const NOW: Instant = Instant::from_millis(1000);
@@ -39,7 +47,7 @@ const SEND_BUFFER: u32 = 1 << 22;
 
 /// A stack with room for so many connections, and its listener.
 fn listening(variant: Variant, connections: u32) -> (Host, TcpListener) {
-    let mut setup = Setup::new(US.into(), 24, [1, 2]);
+    let mut setup = Setup::new(US.into(), 24, [1, 2]).gateway(ROUTER.into());
     setup.limits.connections = connections;
     setup.limits.send_buffer = SEND_BUFFER;
     let mut host = Host::new(variant, setup, 1).expect("its bounds are right");
@@ -47,6 +55,7 @@ fn listening(variant: Variant, connections: u32) -> (Host, TcpListener) {
         .sockets()
         .listen(PORT, u16::MAX)
         .expect("nobody else listens");
+    host.inject(packet::arp_reply(path(ROUTER)));
     host.turn(NOW);
     (host, listener)
 }
@@ -315,6 +324,15 @@ fn honest(variant: Variant, forged: u64) -> (Duration, Duration, usize) {
         .sockets(server)
         .listen(PORT, 128)
         .expect("nobody else listens");
+    let route = Route {
+        network: Ipv4Addr::UNSPECIFIED.into(),
+        prefix: 0,
+        via: ROUTER.into(),
+        metric: 0,
+    };
+    let added = net.sockets(server).add_route(1, route);
+    added.expect("it is on the link");
+    net.host(server).inject(packet::arp_reply(path(ROUTER)));
     HEAP.reset_peak_usage();
     let start = net.now();
     let (mut connecting, mut connected, mut done) = (None, None, None);

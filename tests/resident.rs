@@ -10,7 +10,7 @@ use std::process::Command;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{TcpListener, TcpStream};
-use dominoes_testkit::packet::{ACK, Path, RST, SYN};
+use dominoes_testkit::packet::{self, ACK, Path, RST, SYN};
 use dominoes_testkit::peer::Peer;
 use dominoes_testkit::{Host, Rng, Variant};
 
@@ -90,7 +90,7 @@ const BULK: usize = 1 << 20;
 
 /// From every peer to us.
 fn path() -> Path {
-    Path::new([10, 0, 1, 1], US.octets()).from_mac([2, 0xee, 0, 0, 0, 1])
+    Path::new([10, 0, 0, 9], US.octets()).from_mac([2, 0xee, 0, 0, 0, 1])
 }
 
 /// Opens a connection.
@@ -119,6 +119,7 @@ fn behind_gaps_and_closed(variant: Variant) {
     let mut host = Host::new(variant, setup, 1).expect("its bounds are right");
     let listener = host.sockets().listen(PORT, u16::MAX);
     let listener = listener.expect("the port is free");
+    host.inject(packet::arp_reply(path()));
     host.turn(NOW);
     let mut peers: Vec<_> = (0..SPARSE)
         .map(|i| Peer::new(path(), (4000 + i, PORT), 100))
@@ -274,6 +275,7 @@ fn measure(variant: Variant) {
     let mut host = Host::new(variant, setup, 1).expect("its bounds are right");
     let sockets = host.sockets();
     let listener = sockets.listen(PORT, u16::MAX).expect("the port is free");
+    host.inject(packet::arp_reply(path()));
     host.turn(NOW);
     // Only what the connections hold is counted, not what the test does.
     let mut held = Vec::with_capacity(CONNECTIONS.into());

@@ -12,7 +12,7 @@ use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{
     Connecting, Ipv6Config, Keepalive, SocketError, TcpListener, TcpStream, UdpSocket,
 };
-use dominoes_testkit::packet::v6::Packet;
+use dominoes_testkit::packet::v6::{ICMPV6, Packet};
 use dominoes_testkit::packet::{
     self, ACK, FAR, FIN, Family, ICMP, PSH, RST, Right, STACK, SYN, Segment, TCP, TO_STACK, sum,
 };
@@ -122,9 +122,9 @@ pub(crate) fn run(
     }
     if family == Family::V6 {
         // What it has of the link without questions of its own.
-        let quiet = Ipv6Config::default().autoconfigure(false);
-        let address = packet::v6_of(STACK);
-        setup = setup.ipv6(quiet.duplicate_probes(0).address(address, 120));
+        let config = Ipv6Config::default().autoconfigure(script.routers);
+        let (address, prefix) = (packet::v6_of(STACK), if script.routers { 128 } else { 120 });
+        setup = setup.ipv6(config.duplicate_probes(0).address(address, prefix));
         setup.limits.mtu += family.longer();
     }
     let host = Host::new(variant, setup, seed).map_err(|error| error.to_string())?;
@@ -819,7 +819,10 @@ impl Runner {
 /// Whether the stack tells routers to which groups it listens (RFC 3810): the only packet of ours
 /// with options for every hop.
 fn is_report(frame: &[u8]) -> bool {
-    Packet::read(frame).is_some_and(|packet| packet.next == 0 && packet.is_right())
+    let is = |packet: Packet<'_>| {
+        packet.next == 0 || packet.next == ICMPV6 && packet.payload.first() == Some(&133)
+    };
+    Packet::read(frame).is_some_and(|packet| packet.is_right() && is(packet))
 }
 
 /// A frame with an ICMP message from the peer, whose checksum is wrong if it is `bad`.

@@ -17,6 +17,7 @@
 //! | `drain` | what the stack has sent so far does not matter |
 //! | `wait T` | time passes |
 //! | `state S` | the state of the connection, `CLOSED` if there is none |
+//! | `< router hops=17 mtu=1400 lifetime=1800 reachable=.. retrans=.. prefix=..`, `< redirect`, `< too-big echo=1400 mtu=1300` | over IPv6, with `routers = true`: the peer advertises itself, names another router (`by-other` shows what goes there), or says that a reply to an echo was too big |
 //! | `< arp request`, `< arp reply`, `> arp request`, `> arp reply`, `arp manual` | ARP; without `arp manual` the peer answers by itself |
 //! | `< icmp TYPE/CODE seq=N [mtu=N] [srcport=P]` | somebody reports an ICMP error about the stack's segment at N |
 //! | `< echo len=N id=N`, `> echo-reply len=N id=N` | ICMP |
@@ -88,6 +89,9 @@ pub(crate) struct Written {
     /// Bounds of the stack that differ from the default.
     #[serde(default)]
     limits: BTreeMap<String, u32>,
+    /// Whether routers are heeded, and the host has no other neighbours that it knows of. IPv6 alone.
+    #[serde(default)]
+    routers: bool,
     /// The peer's initial sequence number.
     #[serde(default = "irs")]
     irs: u32,
@@ -116,6 +120,7 @@ pub(crate) struct Script {
     /// The families that it tells of.
     pub(crate) families: Vec<Family>,
     pub(crate) limits: BTreeMap<String, u32>,
+    pub(crate) routers: bool,
     pub(crate) irs: u32,
     /// Where each step stands, and its words.
     pub(crate) steps: Vec<(String, String)>,
@@ -130,6 +135,7 @@ impl Script {
             pending: None,
             families: Family::ALL.to_vec(),
             limits: BTreeMap::new(),
+            routers: false,
             irs: irs(),
             steps: lines("line", 0, steps),
         }
@@ -199,6 +205,7 @@ impl Written {
             pending: row.get("pending").cloned().or_else(|| self.pending.clone()),
             families,
             limits: self.limits.clone(),
+            routers: self.routers,
             irs: self.irs,
             steps,
         })

@@ -10,17 +10,18 @@
 //! | ARP, ICMP and neighbour discovery that we send, and datagrams that waited for a neighbour | 256 KiB, then 8 MiB (`io/control.rs`) | frames wait in the device, opens and echo requests in their queues; if the device takes nothing for 10 ms, what is beyond 8 MiB is dropped: [`PumpStats::control_dropped`] |
 //! | opens that wait for a neighbour, or for an address of IPv6 | [`Limits::connections`] | [`SocketError::NoRoom`] |
 //! | datagrams that wait for a neighbour | four times [`Limits::udp_send_buffer`], at least 212,992 bytes; 4 MiB for all (`ip/neighbor.rs`) | the oldest make room (RFC 1122 section 2.3.2.2): [`PumpStats::unresolved`] |
-//! | neighbours that are known | 1024 | the one that was needed least lately is forgotten, and asked for when it is needed |
+//! | segments without a connection that wait for the next hop of their answer | 64 runs each; 1 MiB for all (`io/rx/unanswered.rs`) | dropped: [`PumpStats::unresolved`] |
+//! | neighbours that are known, besides next hops of connections | 1024 | the one that was needed least lately is forgotten, and asked for when it is needed |
 //! | neighbours that datagrams ask for at a time | 1024 | the datagram is dropped: [`PumpStats::unresolved`] |
 //! | changes of a neighbour's address | one in a second each, 16 in a row | believed when it says so again: [`PumpStats::neighbor_moves_rejected`] |
 //! | pieces of a datagram, and what is kept of datagrams | [`ReassemblyLimits`] | the datagram is dropped: [`PumpStats::bad_fragments`] |
 //! | extension headers, and options in one | 8 (RFC 8504 section 5.3) | the packet is dropped: [`PumpStats::malformed`] |
 //! | addresses and networks that routers of IPv6 give | 16 of each, 8 routers | the next is taken when one has ended, and the router repeats it |
-//! | path MTUs of IPv6 that datagrams use | 256 | the oldest is forgotten, and the router says it again |
+//! | path MTUs that are known | 256 | the oldest is forgotten, and the router says it again |
 //! | frames to ourselves that wait | 1024 a group | those behind wait in their transmit slots |
 //! | echo requests of a socket that are not sent | 256 | [`SocketError::WouldBlock`] |
-//! | echo replies that are not read | 256 a socket | the oldest makes room, as nobody read it |
-//! | echo requests without a reply | 1024 | the reply to the oldest is ignored, as if it were lost |
+//! | echo replies that are not read | 256 a socket | the oldest makes room: [`PumpStats::echo_replies_unread`] |
+//! | echo requests without a reply | 1024 | the reply to the oldest is ignored: [`PumpStats::echo_requests_forgotten`] |
 //! | UDP sockets; ports that are given out | [`Limits::udp_sockets`]; 32,768 | [`SocketError::TooManySockets`]; [`SocketError::NoPort`] |
 //! | groups and sources of a socket | 64 | [`SocketError::TooManyGroups`] |
 //! | sources of a record, records of a report | 50, 20 | further records, further reports |
@@ -38,6 +39,8 @@
 //! | buffers, results and frames that are kept to be used again | 32 to 1024 | memory is allocated anew |
 //!
 //! [`PumpStats::control_dropped`]: crate::stats::PumpStats::control_dropped
+//! [`PumpStats::echo_replies_unread`]: crate::stats::PumpStats::echo_replies_unread
+//! [`PumpStats::echo_requests_forgotten`]: crate::stats::PumpStats::echo_requests_forgotten
 //! [`PumpStats::unresolved`]: crate::stats::PumpStats::unresolved
 //! [`PumpStats::neighbor_moves_rejected`]: crate::stats::PumpStats::neighbor_moves_rejected
 //! [`PumpStats::bad_fragments`]: crate::stats::PumpStats::bad_fragments
@@ -388,9 +391,9 @@ pub struct Limits {
     /// 64 KiB of it and twice what its peer has acknowledged so far, so a peer that reads nothing
     /// takes little memory. Default 1 MiB.
     pub send_buffer: u32,
-    /// Bytes that segments behind a gap may take in the receive rings of all connections, in whole
-    /// pages of 4 KiB, of which a byte may take one; counts as at least twice `receive_buffer`. Any
-    /// value. Default 32 MiB.
+    /// Bytes that segments behind a gap may take in the receive rings of all connections of the
+    /// stack, in whole pages of 4 KiB, of which a byte may take one. Each group has an equal share
+    /// of it, which counts as at least twice `receive_buffer`. Any value. Default 32 MiB.
     ///
     /// A connection may take as much as is left, or a sixteenth of that before it has received as
     /// much in order. More is dropped, and [counted](crate::stats::StateStats::gaps_refused).

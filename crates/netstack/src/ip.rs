@@ -22,21 +22,16 @@
 //! - Joining and leaving are reported in IGMPv3 and MLDv2 even where a router speaks an older
 //!   version (RFC 3376 section 7.2.1); its queries are answered in its own.
 //! - The time between solicitations that routers advertise (RFC 4861 section 6.3.4) holds for the
-//!   probes of our own addresses; neighbours are asked once a second. Their MTU bounds packets, not
-//!   the maximum that a SYN announces. Their hop limit replaces 64, even where an application set
-//!   64 itself.
+//!   probes of our own addresses; neighbours are asked once a second. Their hop limit replaces 64,
+//!   even where an application set 64 itself.
 //! - A redirect (section 8.3) is kept for the last 64 destinations, until its target stops to answer
 //!   or to forward. Redirects of IPv4 are ignored, as RFC 1812 section 5.2.7.2 has it for routers.
-//! - In a stack of several groups, only the group that sent a datagram in fragments or an echo reply
-//!   believes that it was too big for the path (RFC 8201 section 4).
 //! - The next hop of a connection is asked whether it is there when a connection or a datagram
 //!   begins to need it, not while segments go unanswered (RFC 4861 section 7.3.3). A connection
 //!   follows a neighbour that says that its link-layer address has changed, and a change of routes;
 //!   when no route is left for it, it keeps its next hop.
 //! - Packets with more than eight extension headers, or eight options in one, are dropped (RFC 8504
 //!   section 5.3).
-//! - What TCP sends for a segment of no connection, and on a connection that the peer began, goes to
-//!   the link-layer address that the segment came from, until its next hop is another one.
 //! - Queries for members of multicast groups are answered together, after one random delay, and
 //!   with all sources of a group (RFC 3376 section 5.2 and RFC 3810 section 6.2 have a timer for
 //!   each group, and answer of the sources that are asked for).

@@ -189,6 +189,7 @@ fn a_listener_accepts_a_syn_that_came_after_it_however_late_it_began() {
         let (sockets, listener) = (host.sockets(), Arc::new(Mutex::new(None)));
         let begun = Arc::clone(&listener);
         let syn = Segment::new(4000, 900, 0, SYN, &[]).frame(PORT);
+        host.script.push(packet::arp_reply(TO_STACK));
         host.script.push(syn);
         let listen = move || *begun.lock().unwrap() = Some(sockets.listen(PORT, 4));
         *call.lock().unwrap() = Some(Box::new(listen));
@@ -357,6 +358,7 @@ fn a_stack_that_knows_nothing_of_a_connection_resets_its_segments() {
         let mut host = Host::new(variant, US);
         let now = Instant::from_millis(1);
         let _listener = host.sockets().listen(PORT, 4).unwrap();
+        host.script.push(packet::arp_reply(TO_STACK));
         host.turn(now);
         let all_flags = [
             ACK,

@@ -837,21 +837,25 @@ fn datagrams_shrink_to_what_the_path_takes_and_never_below_1280() {
 #[test]
 fn what_routers_say_of_a_connection_holds_for_datagrams() {
     for variant in Variant::ALL {
-        let mut host = Host::ours(variant);
-        host.learn(PEER);
+        let mut pair = Pair::new(variant);
+        let (mut ours, theirs) = pair.connect();
+        let host = &mut pair.0;
         let socket = host.sockets().bind_udp(53).unwrap();
-        let _opening = host.sockets().begin_connect((PEER, 9).into()).unwrap();
+        ours.try_write(&[1; 3_000]).unwrap();
         let sent = host.turn();
-        let syn = only(&sent);
-        assert_eq!(syn.next, TCP);
-        // Whoever forges it has to know the ports.
-        let mut forged = sent[0].clone();
-        forged[v6::LOWER] ^= 1;
-        host.receive(PATH, ICMPV6, &too_big(1_400, &forged));
-        assert_eq!(send_long(&mut host, &socket).0, 1_496, "{variant}");
+        assert_eq!(sent[0].len() - 14, 1_500);
+        // Whoever forges it has to know the ports, and what is in flight.
+        for at in [1, 4] {
+            let mut forged = sent[0].clone();
+            forged[v6::LOWER + at] ^= 0x40;
+            host.receive(PATH, ICMPV6, &too_big(1_400, &forged));
+            assert_eq!(send_long(host, &socket).0, 1_496, "{variant}");
+        }
         host.receive(PATH, ICMPV6, &too_big(1_400, &sent[0]));
-        let most = send_long(&mut host, &socket).0;
+        host.turn();
+        let most = send_long(host, &socket).0;
         assert!((1_392..=1_400).contains(&most), "{variant}: {most}");
+        drop(theirs);
     }
 }
 
@@ -940,6 +944,10 @@ fn packets_begin_with_the_hop_limit_and_are_as_long_as_routers_say() {
             let _opening = host.sockets().begin_connect(to).unwrap();
             let syn = host.turn();
             assert_eq!(only(&syn).path.hop_limit, limit);
+            // As in Linux, what is announced follows.
+            let mss: u16 = if heeds { 1_340 } else { 1_440 };
+            let [high, low] = mss.to_be_bytes();
+            assert_eq!(only(&syn).payload[20..24], [2, 4, high, low], "{variant}");
         }
     }
 }
@@ -1052,6 +1060,7 @@ fn segments_for_addresses_that_are_not_ours_reach_no_listener() {
     for variant in Variant::ALL {
         let mut host = Host::ours(variant);
         let _listener = host.sockets().listen(PORT, 4).unwrap();
+        host.learn(PEER);
         for to in [FAR, PEER, Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9)] {
             let from = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 3);
             assert!(

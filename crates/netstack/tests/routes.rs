@@ -11,7 +11,9 @@ use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::{Setup, groups, interfaces, single::Single};
 use dominoes_netstack::{Ipv6Config, SocketError, Sockets, TcpListener, TcpStream};
-use dominoes_testkit::packet::{self, ACK, Address, Family, Mac, Path, SYN, Segment, mac_of};
+use dominoes_testkit::packet::{
+    self, ACK, Address, Family, Mac, Path, RST, SYN, Segment, mac_of, v6,
+};
 
 use crate::two_hosts::{self, Groups, TwoHosts, three_groups};
 
@@ -41,14 +43,15 @@ fn route(family: Family, network: Address, len: u8, via: Address) -> Route {
     }
 }
 
-fn setup(family: Family) -> Setup {
+/// On a network with so many bits of prefix, as IPv4 counts them.
+fn setup(family: Family, len: u8) -> Setup {
     let setup = match family {
-        Family::V4 => Setup::new(US.into(), 24, [1, 7]),
+        Family::V4 => Setup::new(US.into(), len, [1, 7]),
         Family::V6 => {
             let config = Ipv6Config::default()
                 .autoconfigure(false)
                 .duplicate_probes(0);
-            Setup::new(family.address(US), prefix(family, 24), [1, 7]).ipv6(config)
+            Setup::new(family.address(US), prefix(family, len), [1, 7]).ipv6(config)
         }
     };
     setup.gateway(family.address(FIRST))
@@ -60,33 +63,47 @@ struct Wire {
     stacks: Groups,
     script: Script,
     now: Instant,
-    /// Who answers when it is asked for.
+    /// Who answers when it is asked for, and who was.
     present: Vec<Address>,
+    asked: Vec<Address>,
     /// Segments that were sent, with the link-layer address that they were sent to.
     sent: Vec<(Mac, Segment, Path)>,
+    /// Datagrams of IPv6 and their fragments.
+    datagrams: Vec<Vec<u8>>,
 }
 
 impl Wire {
     /// In both families, in every variant and in three groups.
     fn all() -> impl Iterator<Item = Wire> {
-        Family::ALL.into_iter().flat_map(|family| {
+        Wire::all_with(24)
+    }
+
+    /// The same on a network with so many bits of prefix.
+    fn all_with(len: u8) -> impl Iterator<Item = Wire> {
+        Family::ALL.into_iter().flat_map(move |family| {
             let by_variant = Variant::ALL.into_iter().map(move |variant| {
                 let build = |setup, device| vec![variant.build(setup, Box::new(device)).unwrap()];
-                Wire::over(family, build)
+                Wire::over(setup(family, len), family, build)
             });
-            by_variant.chain([Wire::over(family, three_groups)])
+            by_variant.chain([Wire::over(setup(family, len), family, three_groups)])
         })
     }
 
-    fn over(family: Family, build: impl FnOnce(Setup, ManualDevice) -> Groups) -> Wire {
+    fn over(
+        setup: Setup,
+        family: Family,
+        build: impl FnOnce(Setup, ManualDevice) -> Groups,
+    ) -> Wire {
         let (device, script) = scripted_with(MemoryConfig::default().macs(mac_of(US), [0; 6]));
         let mut wire = Wire {
             family,
-            stacks: build(setup(family), device),
+            stacks: build(setup, device),
             script,
             now: Instant::from_millis(1),
             present: vec![FIRST, NEAR],
+            asked: Vec::new(),
             sent: Vec::new(),
+            datagrams: Vec::new(),
         };
         wire.turn();
         wire
@@ -104,11 +121,15 @@ impl Wire {
                 stack.turn(self.now);
             }
             for (frame, _) in self.script.take_sent() {
+                if frame[12..14] == [0x86, 0xdd] && matches!(frame[20], packet::UDP | 44) {
+                    self.datagrams.push(frame.clone());
+                }
                 // Other messages of IPv6 have no counterpart.
                 let Some(frame) = self.family.read(&frame) else {
                     continue;
                 };
                 if let Some(asked) = packet::asked(&frame) {
+                    self.asked.push(asked);
                     if self.present.contains(&asked) {
                         self.push(packet::arp_reply(Path::new(asked, US)));
                     }
@@ -245,6 +266,7 @@ impl Connection {
             ack: self.acked,
             flags,
             wnd: 60_000,
+            mss: (flags & SYN != 0).then_some(1440),
             payload: payload.to_vec(),
             ..Segment::default()
         }
@@ -435,7 +457,7 @@ fn a_connection_waits_on_its_old_way_until_the_new_neighbour_answers() {
 fn routes_are_listed_and_what_cannot_be_one_is_refused() {
     for family in Family::ALL {
         let device = memory::pair(MemoryConfig::default()).0;
-        let mut stack = Single::new(setup(family), Box::new(device)).unwrap();
+        let mut stack = Single::new(setup(family, 24), Box::new(device)).unwrap();
         let sockets = stack.sockets();
         let mut now = Instant::from_millis(1);
         let mut turn = || {
@@ -613,5 +635,200 @@ fn the_interface_of_a_new_route_is_taken() {
         let refused = sockets.begin_connect_from(from(2), to).err();
         assert_eq!(refused, Some(SocketError::NoRoute));
         drop(connecting);
+    }
+}
+
+/// A segment to a port of ours, which has no connection, in a frame of this neighbour.
+fn stray(host: Address, from: Address, (src_port, port, flags): (u16, u16, u8)) -> Vec<u8> {
+    let segment = Segment {
+        src_port,
+        dst_port: port,
+        seq: 1000,
+        flags,
+        wnd: 60_000,
+        ..Segment::default()
+    };
+    segment.frame(Path::new(host, US).from_mac(mac_of(from)))
+}
+
+#[test]
+fn what_answers_segments_of_no_connection_goes_through_routes_and_neighbours() {
+    for mut wire in Wire::all() {
+        let sockets = wire.sockets();
+        let _listener = sockets.listen(PORT, 8).unwrap();
+        wire.turn();
+        // All come from a neighbour that no route leads through, the last in the name of another.
+        let strays = [
+            (FAR, FIRST, (PORT, SYN), SYN | ACK),
+            (FARTHER, FIRST, (9, SYN), RST | ACK),
+            (NEAR, NEAR, (9, ACK), RST),
+        ];
+        for (host, through, (port, flags), answer) in strays {
+            for src_port in [4000, 4001] {
+                wire.asked.clear();
+                wire.sent.clear();
+                wire.push(stray(host, SECOND, (src_port, port, flags)));
+                wire.turn();
+                // Each group asks for itself.
+                if wire.stacks.len() == 1 {
+                    let is_new = src_port == 4000 && host != FARTHER;
+                    assert_eq!(wire.asked.contains(&through), is_new, "{host:?}");
+                }
+                let sent = wire.take_segment(|segment, to| to == host && segment.flags == answer);
+                assert_eq!(sent.0, mac_of(through), "{host:?}");
+            }
+        }
+        // What has no way gets no answer.
+        let default = route(wire.family, [0; 4], 0, FIRST);
+        let default = Route {
+            prefix: 0,
+            ..default
+        };
+        sockets.remove_route(1, default).unwrap();
+        wire.turn();
+        wire.sent.clear();
+        wire.push(stray(FARTHER, FIRST, (4002, 9, SYN)));
+        wire.turn();
+        assert!(wire.sent.is_empty());
+    }
+}
+
+#[test]
+fn a_flood_from_neighbours_that_are_not_there_leaves_room_for_those_that_are() {
+    const FLOOD: usize = 2_000;
+    for mut wire in Wire::all_with(16) {
+        let sockets = wire.sockets();
+        let listener = sockets.listen(PORT, 8).unwrap();
+        wire.turn();
+        wire.asked.clear();
+        for i in 0..FLOOD {
+            let host = [10, 0, 1 + (i / 200) as u8, 1 + (i % 200) as u8];
+            wire.push(stray(host, SECOND, (4000, PORT, SYN)));
+            if i % 100 == 99 {
+                wire.turn();
+            }
+        }
+        let groups = wire.stacks.len();
+        let most = 256 * groups;
+        assert!(
+            (256..=most).contains(&wire.asked.len()),
+            "{}",
+            wire.asked.len()
+        );
+        assert!(wire.sent.is_empty());
+        // One that spoke to us is served meanwhile, and one that did not when they are given up.
+        wire.claim(NEAR, NEAR);
+        let mut near = wire.accept(&listener, NEAR, NEAR);
+        wire.check(&mut near, NEAR);
+        wire.pass(Duration::from_secs(4));
+        let stats = wire
+            .stacks
+            .iter()
+            .map(|stack| stack.stats().pump.unresolved);
+        assert_eq!(stats.sum::<u64>(), FLOOD as u64);
+        assert!(wire.asked.len() <= 3 * most + 8, "{}", wire.asked.len());
+        wire.accept(&listener, FAR, FIRST);
+    }
+}
+
+#[test]
+fn a_connection_that_a_peer_opened_follows_a_neighbour_that_nobody_heard_of_before() {
+    for mut wire in Wire::all_with(16) {
+        let listener = wire.sockets().listen(PORT, 8).unwrap();
+        wire.turn();
+        let mut far = wire.accept(&listener, FAR, FIRST);
+        // More hosts say that they are there than are remembered.
+        wire.present.clear();
+        for i in 0..1_500 {
+            let host = [10, 0, 1 + (i / 200) as u8, 1 + (i % 200) as u8];
+            wire.push(packet::arp_request(Path::new(host, US)));
+            if i % 100 == 99 {
+                wire.turn();
+            }
+        }
+        for of in [SECOND, NEAR, FIRST] {
+            wire.pass(Duration::from_secs(2));
+            wire.claim(FIRST, of);
+            wire.check(&mut far, of);
+        }
+    }
+}
+
+/// Writes on a connection. Returns the first number and the most text of the segments that leave.
+fn send_long(wire: &mut Wire, connection: &mut Connection) -> (u32, usize) {
+    wire.sent.clear();
+    let stream = connection.stream.as_mut().unwrap();
+    stream.try_write(&[1; 3_000]).unwrap();
+    wire.turn();
+    let (host, port) = (connection.host, connection.ports.0);
+    let of_it = |(_, segment, path): &&(Mac, Segment, Path)| {
+        path.to == host && segment.dst_port == port && !segment.payload.is_empty()
+    };
+    let sent = || {
+        wire.sent
+            .iter()
+            .filter(of_it)
+            .map(|(_, segment, _)| segment)
+    };
+    let longest = sent().map(|segment| segment.payload.len()).max();
+    (sent().next().unwrap().seq, longest.unwrap())
+}
+
+/// RFC 8201 section 4, over all groups.
+#[test]
+fn what_passes_to_a_destination_is_known_to_all_that_is_sent_there() {
+    for mut wire in Wire::all() {
+        let family = wire.family;
+        let mut far: Vec<_> = (0..8).map(|_| wire.connect(FAR, FIRST)).collect();
+        let mut farther: Vec<_> = (0..4).map(|_| wire.connect(FARTHER, FIRST)).collect();
+        let (seq, longest) = send_long(&mut wire, &mut far[0]);
+        assert_eq!(longest, 1440);
+        let ports = (far[0].ports.1, far[0].ports.0);
+        // A number that is not in flight is nobody's word.
+        for (at, seq, expected) in [(1, seq.wrapping_sub(9), 1440), (2, seq, 1240)] {
+            let about = packet::quote(Path::new(US, FAR), packet::TCP, 1480, ports, seq);
+            let error = packet::icmp_error([3, 4], 1280, &about);
+            wire.push(packet::ip(Path::new(FIRST, US), packet::ICMP, &error));
+            wire.turn();
+            assert_eq!(send_long(&mut wire, &mut far[at]).1, expected);
+        }
+        for connection in &mut far[3..] {
+            assert_eq!(send_long(&mut wire, connection).1, 1240);
+        }
+        let mut later = wire.connect(FAR, FIRST);
+        assert_eq!(send_long(&mut wire, &mut later).1, 1240);
+        assert_eq!(send_long(&mut wire, &mut farther[0]).1, 1440);
+        if family == Family::V4 {
+            continue;
+        }
+        let socket = wire.sockets().bind_udp(53).unwrap();
+        let longest = |wire: &mut Wire, host, payload: &[u8]| {
+            wire.datagrams.clear();
+            let to = SocketAddr::new(family.address(host), 9);
+            socket.send_to(payload, to).unwrap();
+            wire.turn();
+            let longest = wire.datagrams.iter().max_by_key(|frame| frame.len());
+            longest.unwrap().clone()
+        };
+        assert_eq!(longest(&mut wire, FAR, &[1; 3_000]).len() - 14, 1296);
+        // The other way round: of a datagram, if one of that size was sent there.
+        let sent = longest(&mut wire, FARTHER, &[1; 1_400]);
+        assert_eq!(sent.len() - 14, 1448);
+        for (at, len, expected) in [(1, 1399, 1440), (2, 1400, 1240)] {
+            let mut message = vec![2, 0, 0, 0, 0, 0, 5, 20];
+            message.extend(&sent[14..]);
+            message[12..14].copy_from_slice(&u16::to_be_bytes(len + 8));
+            let path = v6::Path {
+                from_mac: mac_of(FIRST),
+                to_mac: mac_of(US),
+                from: packet::v6_of(FIRST),
+                to: packet::v6_of(US),
+                hop_limit: 64,
+            };
+            let error = v6::frame(path, v6::ICMPV6, &message[..1_200]);
+            wire.script.push(error);
+            wire.turn();
+            assert_eq!(send_long(&mut wire, &mut farther[at]).1, expected);
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
-use dominoes_testkit::packet::{ACK, Path, SYN};
+use dominoes_testkit::packet::{self, ACK, Path, SYN};
 use dominoes_testkit::peer::Peer;
 use dominoes_testkit::{Host, Variant};
 
@@ -23,6 +23,8 @@ fn read_late(variant: Variant, ring: u32, segments: u32) {
     let mut now = Instant::from_millis(1000);
     host.turn(now);
     let path = Path::new([10, 0, 0, 9], US.octets()).from_mac([2, 0xee, 0, 0, 0, 1]);
+    host.inject(packet::arp_reply(path));
+    host.turn(now);
     let mut peer = Peer::new(path, (4000, PORT), 100);
     let mut syn = peer.segment(SYN, &[]);
     syn.scale = Some(0);

@@ -24,6 +24,12 @@ fn workers(replicas: usize, tuning: Tuning) -> (Vec<Worker>, Script) {
     (group.into_workers(), script)
 }
 
+/// Lets a worker learn who sends the segments, so that it can answer.
+fn learn(worker: &mut Worker, script: &Script) {
+    script.push(packet::arp_reply(TO_STACK));
+    worker.pump(NOW);
+}
+
 /// Puts segments with `len` bytes of payload into the device, each of a flow of its own. Nothing
 /// listens, so each becomes a request, and its answer is a reset.
 fn receive(script: &Script, ports: core::ops::Range<u16>, len: usize) {
@@ -47,6 +53,7 @@ fn a_turn_prepares_and_applies_all_that_is_published() {
     let [first, second] = &mut workers[..] else {
         panic!("two workers");
     };
+    learn(first, &script);
     receive(&script, 0..60, 10);
     assert_eq!(first.pump(NOW), Some(60));
     let published = first.lag();
@@ -71,6 +78,8 @@ fn a_worker_with_enough_to_do_prepares_no_more_and_takes_no_frames() {
     let [first, second] = &mut workers[..] else {
         panic!("two workers");
     };
+    learn(first, &script);
+    while first.work() + second.work() > 0 {}
     receive(&script, 0..20, 500);
     assert_eq!(first.pump(NOW), Some(20));
     first.prepare_ahead();
@@ -122,6 +131,8 @@ fn fingerprints_of_replicas_are_compared_at_every_position_where_both_posted() {
     let tuning = Tuning::default().fingerprint_every(16);
     let (mut group, script) = group(Layout::default().replicas(2).tuning(tuning));
     assert_eq!(group.compare().unwrap(), 0);
+    script.push(packet::arp_reply(TO_STACK));
+    while group.turn(NOW) > 0 {}
     receive(&script, 0..200, 10);
     while group.turn(NOW) > 0 {}
     // The last 64 are kept.

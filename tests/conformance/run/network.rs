@@ -2,7 +2,7 @@
 //!
 //! What the stack sends is read into the words of a step, and compared with them as text.
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 
 use dominoes_netstack::UdpSocket;
 use dominoes_testkit::packet::{
@@ -10,10 +10,14 @@ use dominoes_testkit::packet::{
     transport_sum,
 };
 
+use dominoes_testkit::packet::v6::{self, ICMPV6};
+
 use super::{PEER_MAC, Runner, message, number, payload};
 
 /// Identification of the peer's fragments.
 const IDENT: u16 = 77;
+/// Another router than the peer.
+const OTHER_MAC: packet::Mac = [2, 0, 0, 0, 0, 3];
 
 /// The peer's end at `port`.
 fn peer(family: Family, port: i64) -> SocketAddr {
@@ -54,6 +58,11 @@ impl Runner {
                 icmp(rest).and_then(|frame| self.inject(frame))
             }
             ["<", "ip", ref rest @ ..] => packet_of(rest).and_then(|frame| self.inject(frame)),
+            ["<", "router", ref rest @ ..] => router(rest).and_then(|frame| self.inject_v6(frame)),
+            ["<", "redirect"] => self.inject_v6(redirect()),
+            ["<", "too-big", ref rest @ ..] => {
+                too_big(rest).and_then(|frame| self.inject_v6(frame))
+            }
             ["<", "arp", "conflict"] => self.inject(arp(STACK)),
             ["<", "arp", "probe"] => self.inject(arp([0; 4])),
             [">", "udp" | "fragment" | "icmp", ..] | [">", "arp", "announcement", ..] => {
@@ -61,6 +70,14 @@ impl Runner {
             }
             _ => return None,
         })
+    }
+
+    /// A frame of IPv6 that has no counterpart.
+    fn inject_v6(&mut self, frame: Vec<u8>) -> Result<(), String> {
+        self.run_until_idle();
+        self.host.inject(frame);
+        self.run_until_idle();
+        Ok(())
     }
 
     fn expect_shown(&mut self, words: &[&str]) -> Result<(), String> {
@@ -236,6 +253,82 @@ fn packet_of(words: &[&str]) -> Result<Vec<u8>, String> {
     Ok(packet::ip(path(&fields), protocol, &payload))
 }
 
+/// The peer is a router of IPv6: from its link-local address, to us or to all.
+fn from_router(to: Ipv6Addr) -> v6::Path {
+    let to_mac = match to.is_multicast() {
+        true => v6::group_mac(to),
+        false => TO_STACK.to_mac,
+    };
+    v6::Path {
+        from_mac: PEER_MAC,
+        to_mac,
+        from: Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2),
+        to,
+        hop_limit: 255,
+    }
+}
+
+/// A router advertisement (RFC 4861 section 4.2): hop limit, lifetime in seconds, reachable and
+/// retransmission times in milliseconds, an MTU, and network number `prefix` of 64 bits.
+fn router(words: &[&str]) -> Result<Vec<u8>, String> {
+    let known = ["hops", "lifetime", "reachable", "retrans", "mtu", "prefix"];
+    let fields = Fields::new(words, &known)?;
+    let word = |name, otherwise| -> Result<[u8; 4], String> {
+        Ok((fields.number(name, otherwise)? as u32).to_be_bytes())
+    };
+    let [_, _, high, low] = word("lifetime", 1800)?;
+    let mut message = vec![134, 0, 0, 0, word("hops", 0)?[3], 0, high, low];
+    message.extend(word("reachable", 0)?);
+    message.extend(word("retrans", 0)?);
+    message.extend([1, 1]);
+    message.extend(PEER_MAC);
+    if fields.text("mtu").is_some() {
+        message.extend([5, 1, 0, 0]);
+        message.extend(word("mtu", 0)?);
+    }
+    if fields.text("prefix").is_some() {
+        // On the link, and for addresses, for a day.
+        message.extend([
+            3, 4, 64, 0xc0, 0, 1, 0x51, 0x80, 0, 1, 0x51, 0x80, 0, 0, 0, 0,
+        ]);
+        let number = fields.number("prefix", 0)? as u16;
+        message.extend(Ipv6Addr::new(0x2001, 0xdb8, 0, number, 0, 0, 0, 0).octets());
+    }
+    let all = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+    Ok(v6::frame(from_router(all), ICMPV6, &message))
+}
+
+/// The router says that another one forwards to the peer (RFC 4861 section 4.5).
+fn redirect() -> Vec<u8> {
+    let mut message = vec![137, 0, 0, 0, 0, 0, 0, 0];
+    message.extend(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 3).octets());
+    message.extend(packet::v6_of(FAR).octets());
+    message.extend([2, 1]);
+    message.extend(OTHER_MAC);
+    v6::frame(from_router(packet::v6_of(STACK)), ICMPV6, &message)
+}
+
+/// A packet too big about a reply to an echo of `echo` bytes (RFC 4443 section 3.2).
+fn too_big(words: &[&str]) -> Result<Vec<u8>, String> {
+    let fields = Fields::new(words, &["echo", "mtu"])?;
+    let mut reply = vec![129, 0, 0, 0, 0, 0, 0, 0];
+    reply.extend(payload(0, fields.number("echo", 0)? as usize));
+    let sent = v6::Path {
+        from: packet::v6_of(STACK),
+        to: packet::v6_of(FAR),
+        ..from_router(packet::v6_of(STACK))
+    };
+    let about = v6::frame(sent, ICMPV6, &reply).split_off(packet::ETHERNET);
+    let mut message = vec![2, 0, 0, 0];
+    message.extend((fields.number("mtu", 0)? as u32).to_be_bytes());
+    message.extend(&about[..about.len().min(1_232)]);
+    Ok(v6::frame(
+        from_router(packet::v6_of(STACK)),
+        ICMPV6,
+        &message,
+    ))
+}
+
 /// A question of the peer to everybody about the stack, in which it says to have `sender`.
 fn arp(sender: Address) -> Vec<u8> {
     let path = TO_STACK.source(sender);
@@ -255,7 +348,8 @@ pub(super) fn shown(frame: &[u8]) -> Option<String> {
         return None;
     }
     let to_all = frame[..6] == [0xff; 6] && frame[30..34] == EVERYBODY;
-    let to_peer = frame[..6] == PEER_MAC && frame[30..34] == FAR;
+    let by_other = frame[..6] == OTHER_MAC;
+    let to_peer = (by_other || frame[..6] == PEER_MAC) && frame[30..34] == FAR;
     if frame[26..30] != STACK || !(to_all || to_peer) {
         return None;
     }
@@ -288,6 +382,9 @@ pub(super) fn shown(frame: &[u8]) -> Option<String> {
             }
             if frame[15] != 0 {
                 shown.push_str(&format!(" tos={}", frame[15]));
+            }
+            if by_other {
+                shown.push_str(" by-other");
             }
             is_right.then_some(shown)
         }

@@ -17,7 +17,7 @@ use dominoes_drivers::{
     Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxChecksum, RxChecksumSupport,
     RxStats, TxFrame, TxStats, Waker,
 };
-use dominoes_testkit::packet::Family;
+use dominoes_testkit::packet::{self, Family};
 
 use crate::drivers::Direction;
 use crate::workload;
@@ -58,6 +58,8 @@ pub(super) struct Link {
     syn: AtomicU64,
     /// 1 once `syn` is known.
     known: AtomicU64,
+    /// 1 if the stack asks how the peer is reached.
+    is_asked: AtomicU64,
     /// Right edge of the stack's window.
     edge: AtomicU64,
     /// Payload bytes that the stack sent, in order.
@@ -127,6 +129,7 @@ impl<const LONGER: usize> ScriptedDevice<LONGER> {
             },
             tx: ScriptedTx {
                 link: Arc::clone(link),
+                family: plan.family,
                 offers_timestamps: plan.timestamps,
                 scale: 0,
                 next: 0,
@@ -227,7 +230,12 @@ impl<const LONGER: usize> ScriptedRx<LONGER> {
                 self.phase = Phase::SynSent;
             }
             Phase::SynSent => {
-                if self.link.known.load(ORDER) == 1 {
+                if self.link.is_asked.swap(0, ORDER) == 1 {
+                    let answer = self.plan.family.write(&headers::arp_reply(&self.ends));
+                    let answer = answer.expect("every family has it");
+                    out.push(Frame::from_bytes(&answer));
+                    self.others += 1;
+                } else if self.link.known.load(ORDER) == 1 {
                     let syn = self.link.syn.load(ORDER);
                     self.iss = (syn >> 32) as u32;
                     self.phase = Phase::Established;
@@ -360,6 +368,7 @@ impl<const LONGER: usize> DeviceRx for ScriptedRx<LONGER> {
 
 struct ScriptedTx<const LONGER: usize> {
     link: Arc<Link>,
+    family: Family,
     offers_timestamps: bool,
     scale: u8,
     /// Sequence number that the next segment should begin with.
@@ -375,7 +384,10 @@ impl<const LONGER: usize> ScriptedTx<LONGER> {
             _ => TcpHeader::read_ipv6,
         };
         let Some(seen) = read(frame.head) else {
-            if !is_report(frame.head) {
+            let asks = self.family.read(frame.head);
+            if asks.is_some_and(|asks| packet::asked(&asks).is_some()) {
+                self.link.is_asked.store(1, ORDER);
+            } else if !is_report(frame.head) {
                 self.fault();
             }
             return;

@@ -27,7 +27,8 @@
 //! segment that is sent again or out of order, a wrong checksum or payload. Segments out of order
 //! are put into their place, and acknowledged when nothing before them is missing, without the
 //! repeated acknowledgments of RFC 5681 section 4.2. What an older frame says of the window is
-//! ignored (RFC 9293 section 3.10.7.4). The peer answers no ARP and closes no connection;
+//! ignored (RFC 9293 section 3.10.7.4). Until its connections are open, the peer answers ARP
+//! requests, whatever they ask for. It closes no connection;
 //! [`wait`](crate::DeviceRx::wait) never sleeps.
 //!
 //! ```
@@ -87,7 +88,7 @@ use crate::{
 use crossbeam_utils::CachePadded;
 use handle::{Shared, SharedConnection, VERIFY_CHECKSUMS, VERIFY_FRAMES};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicBool, AtomicU8};
 
 /// First sequence number of the peer, on every connection.
 const PEER_ISS: u32 = 0x4000_0000;
@@ -127,6 +128,7 @@ impl PeerDevice {
         let shared = Arc::new(Shared {
             connections: connections.collect(),
             faults: CachePadded::default(),
+            is_asked: AtomicBool::new(false),
             verify: AtomicU8::new(always | VERIFY_FRAMES),
         });
         let device = PeerDevice {

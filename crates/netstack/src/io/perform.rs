@@ -196,6 +196,7 @@ pub(crate) fn notify(world: &World, effect: &Effect, stats: &mut EffectStats) {
             world.established(number, ready);
         }
         Effect::Hint { conn, flow, open } => world.hints.push(HintUpdate { conn, flow, open }),
+        Effect::PathMtu { remote, mtu } => world.tell_path(remote, mtu),
         Effect::Retire { conn, held } => {
             if let Some(stream) = world.streams.get(conn) {
                 if !held {

@@ -15,7 +15,9 @@ mod loopback;
 mod multicast;
 mod ndp;
 mod network;
+mod paths;
 mod receiver;
+mod unanswered;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -49,7 +51,9 @@ use datagrams::Datagrams;
 use echo::Echoes;
 use idle::{Hint, IdleLooks};
 use loopback::Loopback;
+use paths::Paths;
 pub(crate) use receiver::Receiver;
+use unanswered::Unanswered;
 
 /// The most frames that a thread handles with a pump before it releases the pump.
 pub(crate) const BATCH: usize = 32;
@@ -120,8 +124,11 @@ pub(crate) struct RxPump {
     /// Connections whose end was reported before their beginning.
     over: HashSet<ConnId>,
     neighbors: Neighbors,
+    /// Segments of no connection that wait for the next hops of their answers.
+    unanswered: Unanswered,
     control_wait: ControlWait,
     claims: arp::Claims,
+    paths: Paths,
     /// IPv6 on the link, if the stack has it.
     v6: Option<Box<ndp::LinkV6>>,
     /// When something is due there.
@@ -200,8 +207,10 @@ impl RxPump {
             idle: IdleLooks::default(),
             over: HashSet::new(),
             neighbors: Neighbors::new(send_buffer),
+            unanswered: Unanswered::default(),
             control_wait: ControlWait::default(),
             claims: arp::Claims::default(),
+            paths: Paths::default(),
             v6: None,
             v6_due: Instant::NEVER,
             opens: VecDeque::new(),
@@ -404,7 +413,7 @@ impl RxPump {
                     self.connection_begins(now, update.flow, update.conn);
                 }
             } else if self.has_hint(&update.flow, update.conn) {
-                self.hints.remove(&update.flow);
+                self.connection_ends(&update.flow);
             } else {
                 self.over.insert(update.conn);
             }
@@ -422,6 +431,7 @@ impl RxPump {
         if self.idle.is_due(now) {
             done += self.look_at_idle(now, log);
         }
+        done += self.take_paths(now);
         if self.v6_due <= now {
             self.turn_v6(now, log);
         }
@@ -450,6 +460,9 @@ impl RxPump {
             self.progress(now, conn, log);
             done += 1;
         }
+        if self.unanswered.has_work() {
+            done += self.take_unanswered(now, log);
+        }
         done += self.poll_sockets(now, log);
         if self.world.mailbox.has_looped() {
             done += self.take_looped(now, log);
@@ -471,6 +484,7 @@ impl RxPump {
         }
         for address in overdue.silent {
             self.neighbor_is_silent(address);
+            self.answers_have_no_way(address);
         }
         self.retry_routes(now);
         overdue.failed
@@ -650,9 +664,6 @@ impl RxPump {
         }
         let (local, remote) = (error.local, error.remote);
         let flow = Flow { local, remote };
-        if let NetworkError::TooBig { mtu } = what {
-            self.connection_too_big(now, &flow, mtu);
-        }
         let body = Body::NetworkError {
             flow,
             seq: SeqNum(error.seq),
@@ -692,6 +703,13 @@ impl RxPump {
                 *count += u64::from(request.digest.count);
                 return self.recycler.put(run);
             }
+            let about = (&*request, flow);
+            let Some(hop) = self.hop_of_answer(now, about, (&run, verdict)) else {
+                return self.recycler.put(run);
+            };
+            if let Body::Segments { mac, .. } = &mut request.body {
+                *mac = hop;
+            }
         }
         let sent = self.world.tx.sent();
         self.sent = sent;
@@ -727,6 +745,7 @@ impl RxPump {
             // These wait for work of other threads, and for frames that the device takes.
             || !self.closing.is_empty() && !self.world.is_device_refusing()
             || self.datagrams.has_work()
+            || self.unanswered.has_work()
             || self.world.has_work()
             || self.world.tx.sent() > self.sent
             || self.follows_place()

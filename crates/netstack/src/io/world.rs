@@ -47,6 +47,8 @@ const SEVERAL_V4: u64 = 1 << 63;
 const LOOPED: u8 = 1;
 /// An application has set the link down.
 const LINK_DOWN: u8 = 2;
+/// Paths that may wait for a group to look at them.
+const MOST_PATHS: usize = 256;
 /// Frames to ourselves that may wait for a group.
 const MOST_LOOPED: usize = 1024;
 
@@ -174,6 +176,8 @@ pub(crate) struct Mailbox {
     /// turn.
     pub(crate) looped: SegQueue<Frame>,
     pub(crate) has_looped: AtomicBool,
+    /// Destinations to which no more than so many bytes pass, as groups and connections know.
+    pub(crate) paths: SegQueue<(Address, u16)>,
     /// The same, if there is no room: closed connections may have left an entry behind.
     pub(crate) overflow: SegQueue<ConnId>,
     waker: Waker,
@@ -482,6 +486,7 @@ impl World {
             dirty: ArrayQueue::new(2 * limits.connections as usize),
             looped: SegQueue::new(),
             has_looped: AtomicBool::new(false),
+            paths: SegQueue::new(),
             overflow: SegQueue::new(),
             waker,
             asleep: AtomicBool::new(false),
@@ -613,6 +618,24 @@ impl World {
     pub(crate) fn mailbox_of(&self, group: u16) -> Option<&Arc<Mailbox>> {
         let mailboxes = self.shared.mailboxes.get(self.own_groups())?;
         mailboxes.get(usize::from(group))?.get()
+    }
+
+    /// No more than `mtu` bytes pass to `remote`: tells all groups of our interface. One that has not
+    /// looked for long misses it, and learns it by itself.
+    pub(crate) fn tell_path(&self, remote: Address, mtu: u16) {
+        let tell = |mailbox: &Mailbox| {
+            if mailbox.paths.len() < MOST_PATHS {
+                mailbox.paths.push((remote, mtu));
+                mailbox.wake();
+            }
+        };
+        match self.shared.mailboxes.get(self.own_groups()) {
+            Some(all) => all
+                .iter()
+                .filter_map(OnceLock::get)
+                .for_each(|mailbox| tell(mailbox)),
+            None => tell(&self.mailbox),
+        }
     }
 
     /// Our place in IPv6 on our interface, as it is known now.
@@ -987,6 +1010,7 @@ impl World {
         !self.commands.is_empty()
             || !self.mailbox.dirty.is_empty()
             || !self.mailbox.overflow.is_empty()
+            || !self.mailbox.paths.is_empty()
             || self.mailbox.has_looped()
             || !self.retired.is_empty()
             || !self.queues.dirty.is_empty()

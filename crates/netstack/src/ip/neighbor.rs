@@ -13,6 +13,7 @@
 //! stale.
 
 use core::ops::Deref;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::ip::rate_limit::TokenBucket;
@@ -20,8 +21,8 @@ use crate::packet::flow::Mac;
 use crate::packet::flow::{Address, Endpoint};
 use crate::time::{Duration, Instant};
 
-/// Neighbours that are remembered; above this, those that were not needed for longest are
-/// forgotten.
+/// Neighbours that are remembered besides the next hops of connections; above this, those that were
+/// not needed for longest are forgotten.
 const MAX_NEIGHBORS: usize = 1024;
 /// Neighbours that are forgotten together. Who is to be forgotten takes a look at the whole table,
 /// and anybody on the link can claim to be a new neighbour with every frame: so one frame in so
@@ -127,6 +128,9 @@ pub(crate) struct Neighbors<F = Vec<u8>> {
     moved: Option<Instant>,
     reachable_v6: Duration,
     table: HashMap<Address, Neighbor>,
+    /// How many connections have each as their next hop. Those are not forgotten: a connection
+    /// follows a neighbour only while its table tells what it has moved from.
+    needed: HashMap<Address, u32>,
     /// No poll is due before.
     next_poll: Option<Instant>,
     /// Who is asked for.
@@ -150,6 +154,7 @@ impl<F> Default for Neighbors<F> {
             moved: None,
             reachable_v6: REACHABLE_V6,
             table: HashMap::new(),
+            needed: HashMap::new(),
             next_poll: None,
             resolving: BTreeMap::new(),
             answered: 0,
@@ -231,8 +236,6 @@ enum Heard {
     Same,
     /// It has another link-layer address than this.
     Moved(Mac),
-    /// The same of a silent one, while others move too often: connections do not follow it.
-    Replaced,
     /// It says so too soon after others did.
     Rejected,
 }
@@ -250,17 +253,13 @@ impl Neighbor {
         if self.mac == mac {
             return Heard::Same;
         }
-        let is_late = was_silent || self.moved.is_none_or(|at| at + MOVE_INTERVAL <= now);
-        let may_move = is_late && moves.admits(now);
-        if !may_move && !was_silent {
+        let is_late = self.moved.is_none_or(|at| at + MOVE_INTERVAL <= now);
+        let may_move = was_silent || is_late && moves.admits(now);
+        if !may_move {
             return Heard::Rejected;
         }
-        let old = core::mem::replace(&mut self.mac, mac);
-        if !may_move {
-            return Heard::Replaced;
-        }
         self.moved = Some(now);
-        Heard::Moved(old)
+        Heard::Moved(core::mem::replace(&mut self.mac, mac))
     }
 }
 
@@ -359,7 +358,7 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
         let heard = match self.table.get_mut(&address) {
             Some(known) => {
                 let heard = known.hear(mac, now, &mut self.moves);
-                if matches!(heard, Heard::Moved(_) | Heard::Replaced) {
+                if matches!(heard, Heard::Moved(_)) {
                     (known.confirmed, known.poll) = (None, None);
                 }
                 heard
@@ -404,7 +403,7 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
             return Learned::default();
         }
         let heard = known.hear(mac, now, &mut self.moves);
-        let differs = matches!(heard, Heard::Moved(_) | Heard::Replaced);
+        let differs = matches!(heard, Heard::Moved(_));
         if differs || solicited && !matches!(heard, Heard::Rejected) {
             // Without a question before it, it is stale (RFC 4861 appendix C).
             (known.confirmed, known.poll) = (confirmed, None);
@@ -425,7 +424,7 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
                 learned.is_move_rejected = true;
                 return learned;
             }
-            Heard::Same | Heard::Replaced => {}
+            Heard::Same => {}
         }
         let Some(asking) = self.resolving.remove(&address) else {
             return learned;
@@ -466,14 +465,44 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
         }
     }
 
+    /// A connection goes through `next_hop` from now on.
+    pub(crate) fn need(&mut self, next_hop: Address) {
+        *self.needed.entry(next_hop).or_insert(0) += 1;
+    }
+
+    /// One does not any more.
+    pub(crate) fn need_no_more(&mut self, next_hop: Address) {
+        if let Entry::Occupied(mut needed) = self.needed.entry(next_hop) {
+            *needed.get_mut() -= 1;
+            if *needed.get() == 0 {
+                needed.remove();
+            }
+        }
+    }
+
+    /// Connections go through these.
+    pub(crate) fn set_needed(&mut self, next_hops: impl Iterator<Item = Address>) {
+        self.needed.clear();
+        next_hops.for_each(|hop| self.need(hop));
+    }
+
+    /// Whether it is known how `address` is reached.
+    pub(crate) fn is_known(&self, address: Address) -> bool {
+        let known = self.table.get(&address);
+        known.is_some_and(|known| !known.is_silent)
+    }
+
     /// Forgets those that were not needed for longest, if the table is full.
     fn make_room(&mut self) {
-        if self.table.len() < MAX_NEIGHBORS {
+        if self.table.len() < MAX_NEIGHBORS + self.needed.len() {
             return;
         }
         let least =
             |(address, known): (&Address, &Neighbor)| (known.last_used, known.last_seen, *address);
-        let mut all: Vec<_> = self.table.iter().map(least).collect();
+        let all = self.table.iter().map(least);
+        let mut all: Vec<_> = all
+            .filter(|(.., at)| !self.needed.contains_key(at))
+            .collect();
         let (forgotten, ..) = all.select_nth_unstable(EVICTED_AT_ONCE);
         for (.., address) in forgotten {
             self.table.remove(address);
@@ -568,6 +597,12 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
     /// Asks for `next_hop`. Returns whether a request has to be sent now.
     pub(crate) fn ask_for(&mut self, next_hop: Address, now: Instant) -> bool {
         self.queue_frames(Cause::Ours, next_hop, Vec::new(), now)
+            .ask
+    }
+
+    /// The same for answers alone.
+    pub(crate) fn ask_to_answer(&mut self, next_hop: Address, now: Instant) -> bool {
+        self.queue_frames(Cause::Answer, next_hop, Vec::new(), now)
             .ask
     }
 
@@ -835,7 +870,7 @@ mod tests {
         assert_eq!(n.learn(PEER, MAC, true, later).moved, Some(other));
         while n.moves.admits(later) {}
         n.forget();
-        assert_eq!(n.learn(PEER, other, true, later).moved, None);
+        assert_eq!(n.learn(PEER, other, true, later).moved, Some(MAC));
         assert_eq!(n.lookup(PEER, later), Some(other));
     }
 
@@ -881,6 +916,31 @@ mod tests {
             assert!(n.table.len() <= MAX_NEIGHBORS);
         }
         assert_eq!(n.lookup(PEER, Instant::from_millis(3)), Some(MAC));
+    }
+
+    #[test]
+    fn the_next_hops_of_connections_are_not_forgotten_and_others_leave_room() {
+        let mut n: Neighbors = Neighbors::default();
+        let host = |i: u32| Address::v4(0x0a00_0000 + i);
+        for i in 0..3_000 {
+            n.learn(host(i), MAC, true, Instant::ZERO);
+            n.need(host(i));
+            n.need(host(i));
+        }
+        let unknown = |i: u32| Address::v4(0x0b00_0000 + i);
+        for i in 0..5_000 {
+            n.learn(unknown(i), MAC, true, Instant::from_millis(1));
+            assert!(n.table.len() <= 3_000 + MAX_NEIGHBORS);
+        }
+        assert!((0..3_000).all(|i| n.is_known(host(i))));
+        // One of two connections ends, then the other.
+        for (ended, left) in [(1, 3_000), (2, 0)] {
+            (0..3_000).for_each(|i| n.need_no_more(host(i)));
+            assert_eq!(n.needed.len(), left, "{ended}");
+        }
+        n.need_no_more(host(1));
+        (0..5_000).for_each(|i| drop(n.learn(unknown(i), MAC, true, Instant::from_millis(2))));
+        assert!(!n.is_known(host(1)));
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! What routers said of the path to a destination, be it about datagrams or connections, for
-//! datagrams of IPv6 (RFC 8201). Connections know for themselves.
+//! What routers said of the path to a destination, be it about datagrams or connections (RFC 1191,
+//! RFC 8201).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
+use crate::hash::mix;
 use crate::packet::IPV6_MIN_MTU;
 use crate::packet::flow::Address;
 use crate::time::{Duration, Instant};
@@ -12,17 +13,22 @@ const MAX_PATHS: usize = 256;
 /// How long, before a larger packet is tried (RFC 8201 section 4).
 const LIFETIME: Duration = Duration::from_secs(600);
 
-/// Packets that are remembered, and for how long, since a router may say of them that they were too
-/// big: those that no socket and no connection knows of.
-const MAX_SENT: usize = 64;
+/// Packets of IPv4 of this size always pass: the smallest plateau of RFC 1191 section 7 above the 68
+/// bytes of RFC 791.
+pub(crate) const LEAST_V4: u16 = 296;
+
+/// Packets that are remembered, a power of two, and for how long, since a router may say of them
+/// that they were too big: those that no connection knows of. One takes the place of another of
+/// the same hash, so that each costs the same.
+const MAX_SENT: usize = 4096;
 const SENT_LATELY: Duration = Duration::from_secs(10);
 
 /// Path MTUs that are less than that of the link.
 #[derive(Debug, Default)]
 pub(crate) struct PathMtus {
     paths: HashMap<Address, (u16, Instant)>,
-    /// Destination and bytes of packets, oldest first.
-    sent: VecDeque<(Address, u16, Instant)>,
+    /// Destination and bytes of packets, by their hash; nothing until there is one.
+    sent: Box<[Option<(Address, u16, Instant)>]>,
 }
 
 impl PathMtus {
@@ -44,27 +50,29 @@ impl PathMtus {
         if len <= IPV6_MIN_MTU {
             return;
         }
-        let is = |(to, known, _): &(Address, u16, Instant)| (*to, *known) == (destination, len);
-        if let Some(at) = self.sent.iter().position(is) {
-            self.sent.remove(at);
-        } else if self.sent.len() == MAX_SENT {
-            self.sent.pop_front();
+        if self.sent.is_empty() {
+            self.sent = vec![None; MAX_SENT].into();
         }
-        self.sent.push_back((destination, len, now));
+        self.sent[place(destination, len)] = Some((destination, len, now));
     }
 
     /// Whether such a packet has left lately.
     pub(crate) fn has_sent(&self, destination: Address, len: u16, now: Instant) -> bool {
-        self.sent
-            .iter()
-            .any(|(to, known, at)| (*to, *known) == (destination, len) && now < *at + SENT_LATELY)
+        let sent = self.sent.get(place(destination, len)).copied().flatten();
+        sent.is_some_and(|(to, known, at)| {
+            (to, known) == (destination, len) && now < at + SENT_LATELY
+        })
     }
 
     /// A router says that a packet to `destination` was larger than `mtu` bytes. What is less than
     /// every link carries is ignored. Returns whether less is known to pass than before.
     pub(crate) fn too_big(&mut self, destination: Address, mtu: u16, now: Instant) -> bool {
         self.expire(now);
-        if mtu < IPV6_MIN_MTU {
+        let least = match destination.is_v4() {
+            true => LEAST_V4,
+            false => IPV6_MIN_MTU,
+        };
+        if mtu < least {
             return false;
         }
         if self.paths.len() >= MAX_PATHS && !self.paths.contains_key(&destination) {
@@ -92,6 +100,12 @@ impl PathMtus {
     }
 }
 
+/// Where a packet is remembered.
+fn place(destination: Address, len: u16) -> usize {
+    let [high, low] = destination.words();
+    mix(mix(high) ^ low ^ u64::from(len)) as usize & (MAX_SENT - 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,18 +130,18 @@ mod tests {
         let mut paths = PathMtus::default();
         paths.sent(FAR, 1280, Instant::ZERO);
         assert!(!paths.has_sent(FAR, 1280, Instant::ZERO));
-        for _ in 0..1000 {
-            paths.sent(FAR, 1500, Instant::ZERO);
-        }
-        assert_eq!(paths.sent.len(), 1);
+        assert!(paths.sent.is_empty());
+        paths.sent(FAR, 1500, Instant::ZERO);
         assert!(paths.has_sent(FAR, 1500, Instant::from_millis(9_999)));
         assert!(!paths.has_sent(FAR, 1500, Instant::from_millis(10_000)));
         assert!(!paths.has_sent(FAR, 1499, Instant::ZERO));
-        for len in 0..2 * MAX_SENT {
-            paths.sent(FAR, 1300 + len, Instant::ZERO);
-            assert!(paths.sent.len() <= MAX_SENT);
-        }
-        assert!(!paths.has_sent(FAR, 1500, Instant::ZERO));
+        // Others leave most of what was sent to a thousand destinations.
+        let host = |i: usize| Address::of_words([0x2001_0db8_0000_0001, i as u64]);
+        (0..1000).for_each(|i| paths.sent(host(i), 1400, Instant::ZERO));
+        let known = (0..1000).filter(|i| paths.has_sent(host(*i), 1400, Instant::ZERO));
+        assert!(known.count() > 800);
+        (0..8 * MAX_SENT).for_each(|len| paths.sent(FAR, 1281 + len, Instant::ZERO));
+        assert_eq!(paths.sent.len(), MAX_SENT);
     }
 
     #[test]
@@ -137,6 +151,9 @@ mod tests {
         assert_eq!(paths.get(FAR), u16::MAX);
         paths.too_big(FAR, 1280, Instant::ZERO);
         assert_eq!(paths.get(FAR), 1280);
+        let near = Address::ipv4(10, 0, 0, 2);
+        assert!(!paths.too_big(near, LEAST_V4 - 1, Instant::ZERO));
+        assert!(paths.too_big(near, LEAST_V4, Instant::ZERO));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::config::{Limits, tx_chunk};
 use crate::ip::identification::Sequence;
 use crate::ip::rate_limit::RateLimit;
 use crate::log::request::{
-    ConnId, Endpoint, Flags, Flow, IpFields, Lengths, Mac, Sack, SynOptions,
+    Address, ConnId, Endpoint, Flags, Flow, IpFields, Lengths, Mac, Sack, SynOptions,
 };
 use crate::seqnum::SeqNum;
 use crate::stats::StateStats;
@@ -108,6 +108,13 @@ pub enum Effect {
         flow: Flow,
         /// Whether it begins or ends.
         open: bool,
+    },
+    /// No more than `mtu` bytes pass to `remote`, as a router said of what was in flight.
+    PathMtu {
+        /// The destination.
+        remote: Address,
+        /// Bytes of a packet.
+        mtu: u16,
     },
     /// The connection is over. Its place becomes free when all earlier work is done and its socket
     /// gone.
@@ -316,6 +323,9 @@ pub struct FrameNumbers {
     pub resets: RateLimit,
     /// Acknowledgments that nobody had a right to (RFC 5961).
     pub challenges: RateLimit,
+    /// Bytes of a packet of IPv6, at most, as routers of the link say (RFC 4861 section 4.6.4); 0
+    /// if they do not. What SYNs announce follows it.
+    pub link_mtu_v6: u16,
     /// Pages that text behind gaps takes in the receive rings of all connections.
     pub gap_pages: u64,
     /// Segments that were dropped because these were too many.

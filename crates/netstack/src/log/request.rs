@@ -526,6 +526,12 @@ pub enum Body {
         /// Bytes of a packet.
         mtu: u16,
     },
+    /// The link takes packets of IPv6 of so many bytes from now on, as its routers say (RFC 4861
+    /// section 4.6.4).
+    LinkMtu {
+        /// Bytes of a packet; 0: as many as the device takes.
+        mtu: u16,
+    },
 }
 
 /// How long the datagrams are that share a request.

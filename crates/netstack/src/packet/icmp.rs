@@ -68,6 +68,8 @@ pub(crate) struct UdpError {
     pub(crate) port: u16,
     /// Whom it was for.
     pub(crate) remote: Endpoint,
+    /// Bytes of its packet; of IPv6 alone.
+    pub(crate) len: u16,
     /// With IPv4's type 3 and code 4, and IPv6's type 2, the MTU that stops packets of this size, or
     /// 0 if an old router does not say it (RFC 1191 section 5).
     pub(crate) mtu: u16,
@@ -188,6 +190,7 @@ fn about_udp(icmp: &[u8]) -> Option<UdpError> {
         numbers: [icmp[0], icmp[1]],
         port: u16::from_be_bytes([a, b]),
         remote: Endpoint::new(ip.dst_addr().into(), u16::from_be_bytes([c, d])),
+        len: 0,
         mtu: match icmp[..2] {
             [3, 4] => u16::from_be_bytes([icmp[6], icmp[7]]),
             _ => 0,
@@ -240,6 +243,7 @@ mod tests {
             numbers: [3, 3],
             port: 5,
             remote: Endpoint::new(US, 9),
+            len: 0,
             mtu: 0,
         };
         assert_eq!((error, dst), (expected, PEER));

@@ -92,6 +92,7 @@ fn about(numbers: [u8; 2], mtu: u16, dst: Address, quoted: &[u8]) -> Option<Pack
                 numbers,
                 port: local.port,
                 remote,
+                len,
                 mtu,
             },
             dst,
@@ -265,6 +266,7 @@ mod tests {
             numbers: [1, 4],
             port: 5,
             remote: Endpoint::new(US, 9),
+            len: 52,
             mtu: 0,
         };
         assert_eq!((error, dst), (expected, PEER));

@@ -510,6 +510,7 @@ impl Replica {
                     }
                 });
             }
+            Body::LinkMtu { mtu } => self.frames.link_mtu_v6 = mtu,
             Body::PathMtu { conn, mtu } => self.with(conn, out, |tcb, cx| tcb.path_mtu(mtu, cx)),
         }
     }

@@ -387,7 +387,6 @@ pub struct Tcb {
 
 /// The counter that has a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 enum Counted {
     /// None yet.
@@ -493,7 +492,18 @@ impl Challenges {
     }
 }
 
-/// The MSS that we announce to the peer of `flow`, and send at most.
+/// The MSS that we announce to the peer of `flow`: routers say how much the link takes.
+fn announced_mss(flow: &Flow, limits: &Limits, link_mtu_v6: u16) -> u16 {
+    let mss = mss_for(flow, limits);
+    match link_mtu_v6 {
+        1.. if !flow.remote.address.is_v4() => {
+            mss.min(link_mtu_v6.saturating_sub(Limits::HEADERS_V6))
+        }
+        _ => mss,
+    }
+}
+
+/// The MSS that our MTU leaves for segments to the peer of `flow`.
 const fn mss_for(flow: &Flow, limits: &Limits) -> u16 {
     match flow.remote.address.is_v4() {
         true => limits.mss(),

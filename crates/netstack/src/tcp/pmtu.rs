@@ -7,19 +7,19 @@
 //!
 //! Where errors are filtered, repeated timeouts of full segments show that their size is too large
 //! (RFC 4821 section 7.7, RFC 8899); larger ones are tried again after ten minutes. The path MTU is
-//! stored per connection.
+//! stored per connection; what an error says of it, others that send to the peer learn, too.
 
 use super::fields::fields;
 use super::{Cx, State, Tcb};
 use crate::config::Limits;
-use crate::log::effect::{EffectSink, Event};
+use crate::ip::pmtu::LEAST_V4;
+use crate::log::effect::{Effect, EffectSink, Event};
 use crate::log::request::NetworkError;
 use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
 
-/// Packets of this size always pass: the smallest plateau of RFC 1191 section 7 above the 68 bytes
-/// of RFC 791. A forged error must not reduce segments further.
-const MIN_PACKET: u16 = 296;
+/// Packets of this size always pass. A forged error must not reduce segments further.
+const MIN_PACKET: u16 = LEAST_V4;
 /// The same of IPv6, whose networks all take packets of this size (RFC 8200 section 5).
 const MIN_PACKET_V6: u16 = 1280;
 
@@ -109,7 +109,12 @@ impl Tcb {
         let opens = !self.state.is_synchronized();
         match error {
             NetworkError::TooBig { mtu } => {
-                return !opens && in_flight && self.on_packet_too_big(mtu, cx);
+                let before = self.snd.mss;
+                let counts = !opens && in_flight && self.on_packet_too_big(mtu, cx);
+                if self.snd.mss < before {
+                    self.tell_path(cx);
+                }
+                return counts;
             }
             NetworkError::Refused if opens => self.fail_open(Event::Refused, cx),
             NetworkError::Prohibited if opens => self.fail_open(Event::Unreachable, cx),
@@ -193,6 +198,12 @@ impl Tcb {
         true
     }
 
+    /// Others that send to the peer learn how much passes (RFC 8201 section 5.2).
+    fn tell_path<S: EffectSink>(&self, cx: &mut Cx<'_, S>) {
+        let (remote, mtu) = (self.flow.remote.address, self.snd.mss + self.overhead());
+        cx.out.push(Effect::PathMtu { remote, mtu });
+    }
+
     /// Whether segments of this size may have arrived, by the number of acknowledged bytes.
     fn has_arrived(&self) -> bool {
         self.snd.una_offset - self.pmtu.changed_at >= u64::from(self.snd.mss)
@@ -242,7 +253,8 @@ impl Tcb {
     }
 
     /// The retransmission timer has expired: decides whether the size may be the reason.
-    pub(super) fn detect_black_hole(&mut self, now: Instant) {
+    pub(super) fn detect_black_hole<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+        let now = cx.now;
         let snd = &self.snd;
         let mss = snd.mss;
         let sent = snd.max.since(snd.una);
@@ -253,7 +265,8 @@ impl Tcb {
             && una == snd.una
             && claimed < mss
         {
-            return self.shrink(claimed, now);
+            self.shrink(claimed, now);
+            return self.tell_path(cx);
         }
         if mss > self.pmtu.proven && !self.has_arrived() {
             // The larger size that was tried does not pass.

@@ -398,7 +398,7 @@ impl Tcb {
             return self.time_out(cx);
         }
         if !handshake {
-            self.detect_black_hole(cx.now);
+            self.detect_black_hole(cx);
         }
         let snd = &mut self.snd;
         snd.due = Due::Nothing;

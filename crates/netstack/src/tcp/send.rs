@@ -316,7 +316,11 @@ impl Tcb {
         };
         let flags = flags.with(self.ecn_setup(answers, cx.limits));
         let options = SynOptions {
-            mss: Some(super::mss_for(&self.flow, cx.limits)),
+            mss: Some(super::announced_mss(
+                &self.flow,
+                cx.limits,
+                cx.frames.link_mtu_v6,
+            )),
             window_scale: self.snd.scaled.then_some(self.rcv.shift),
             sack_permitted: self.rcv.sack_permitted,
         };

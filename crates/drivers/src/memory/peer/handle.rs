@@ -3,7 +3,7 @@
 use crossbeam_utils::CachePadded;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 /// Payloads are compared with what they should be, and checksums with those of what arrived.
 pub(super) const VERIFY_FRAMES: u8 = 1;
@@ -14,6 +14,8 @@ pub(super) const VERIFY_CHECKSUMS: u8 = 2;
 pub(super) struct Shared {
     pub(super) connections: Box<[SharedConnection]>,
     pub(super) faults: CachePadded<Faults>,
+    /// The stack asks how the peer is reached.
+    pub(super) is_asked: AtomicBool,
     /// What is compared: `VERIFY_FRAMES` and `VERIFY_CHECKSUMS`.
     pub(super) verify: AtomicU8,
 }

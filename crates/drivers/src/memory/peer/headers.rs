@@ -159,6 +159,11 @@ pub fn arp_reply(ends: &Ends) -> Vec<u8> {
     f
 }
 
+/// Whether a frame is one of ARP.
+pub(super) fn is_arp(frame: &[u8]) -> bool {
+    frame.get(12..14) == Some(&[0x08, 0x06])
+}
+
 /// Stores `id` as the identification of an IPv4 frame. RFC 6864: the field has no use where
 /// fragments are forbidden, so it may say which of several prebuilt frames this is.
 pub(super) fn identify(frame: &mut [u8], id: u16) {

@@ -39,6 +39,8 @@ pub(super) enum Kind {
     /// No TCP, of no connection, or with flags that should not be.
     #[default]
     Unexpected,
+    /// A question how the peer is reached.
+    Asks,
     /// SYN and ACK.
     SynAck,
     /// Payload, an acknowledgment, or both.
@@ -73,6 +75,7 @@ impl Read {
             Kind::Unexpected => 0,
             Kind::SynAck => 1,
             Kind::Segment => 2,
+            Kind::Asks => 3,
         };
         [
             high(self.seq) | u64::from(self.ack),
@@ -95,6 +98,7 @@ impl Read {
             kind: match rest as u8 {
                 1 => Kind::SynAck,
                 2 => Kind::Segment,
+                3 => Kind::Asks,
                 _ => Kind::Unexpected,
             },
             scale: (rest >> 8) as u8,
@@ -129,11 +133,24 @@ impl Reader {
         }
     }
 
+    /// What a frame without a segment is.
+    #[cold]
+    fn other(&self, frame: &[u8]) -> Read {
+        let kind = match headers::is_arp(frame) {
+            true => Kind::Asks,
+            false => Kind::Unexpected,
+        };
+        Read {
+            kind,
+            ..Read::default()
+        }
+    }
+
     /// Reads the headers of `frame`, and compares it with what it should be if that is asked for.
     #[inline]
     pub(super) fn read(&self, frame: &TxFrame<'_>) -> Read {
         let Some(header) = TcpHeader::read(frame.head) else {
-            return Read::default().alone();
+            return self.other(frame.head).alone();
         };
         let index = match self.role {
             Role::Free => 0,

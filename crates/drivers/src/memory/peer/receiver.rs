@@ -125,6 +125,10 @@ impl PeerTx {
         if read.kind == Kind::Unexpected {
             return fault(&faults.unexpected);
         }
+        if read.kind == Kind::Asks {
+            // ORDERING: Relaxed, it says nothing of other memory.
+            return self.reader.shared.is_asked.store(true, Ordering::Relaxed);
+        }
         let index = usize::from(read.connection);
         if index != self.current {
             self.publish_progress(self.current);

@@ -364,7 +364,10 @@ impl DeviceRx for PeerRx {
         let max = before.saturating_add(max);
         let count = self.connections.len();
         if self.open < count {
-            if max > before {
+            // ORDERING: Relaxed, it says nothing of other memory.
+            if max > before && self.shared.is_asked.swap(false, Ordering::Relaxed) {
+                out.push(Frame::from_bytes(&headers::arp_reply(&self.ends)));
+            } else if max > before {
                 self.handshake(out);
             }
         } else if count == 1 {

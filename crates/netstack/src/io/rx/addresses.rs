@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::io::rx::{Log, RESERVED, RxPump};
 use crate::io::world::Command;
+use crate::ip::rate_limit::TokenBucket;
 use crate::ip::route::{Route, Site};
 use crate::log::request::{Address, Body, ConnId, Flow};
 use crate::time::{Duration, Instant};
@@ -25,10 +26,16 @@ const LATE: Duration = Duration::from_secs(60);
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
 /// Changes that are kept for that, at most; the oldest are forgotten.
 const MAX_CHANGES: usize = 16;
+/// Searches for connections whose next hops have moved, in a row, and how long until one more may
+/// be. All that moved meanwhile are looked for together.
+const SEARCHES: (u64, Duration) = (16, Duration::from_millis(100));
 
 /// Connections that are to follow their routes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Rerouting {
+    /// Neighbours that have another link-layer address, whose connections are to be found.
+    moved: BTreeSet<Address>,
+    searches: TokenBucket,
     /// What our place was before it changed, and until when that matters.
     before: VecDeque<(Instant, Site)>,
     /// Those that follow as the log has room, each once, however often its next hop changes before.
@@ -38,10 +45,32 @@ pub(crate) struct Rerouting {
     /// of our place queues all of them anew.
     waiting: BTreeMap<Address, BTreeSet<Flow>>,
     /// When a next hop is asked for that could not be asked for.
-    pub(super) ask_at: Option<Instant>,
+    ask_at: Option<Instant>,
+}
+
+impl Default for Rerouting {
+    fn default() -> Self {
+        Rerouting {
+            moved: BTreeSet::new(),
+            searches: TokenBucket::new(SEARCHES.0, SEARCHES.1),
+            before: VecDeque::new(),
+            queue: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            ask_at: None,
+        }
+    }
 }
 
 impl Rerouting {
+    /// When something is to be asked for, or searched.
+    pub(super) fn next_deadline(&self) -> Instant {
+        let search_at = match self.moved.is_empty() {
+            true => Instant::NEVER,
+            false => self.searches.next(),
+        };
+        search_at.min(self.ask_at.unwrap_or(Instant::NEVER))
+    }
+
     /// Whether some follow as the log has room.
     pub(super) fn is_due(&self) -> bool {
         !self.queue.is_empty()
@@ -167,6 +196,10 @@ impl RxPump {
     /// A connection is known from now on, which may have begun before our addresses or routes
     /// changed.
     pub(super) fn connection_begins(&mut self, now: Instant, flow: Flow, conn: ConnId) {
+        let hop = self.hop_of(&flow);
+        if let Some(hop) = hop.filter(|_| !self.hints.contains_key(&flow)) {
+            self.neighbors.need(hop);
+        }
         self.add_hint(now, flow, conn);
         if self.is_lost(flow.local.address) {
             self.lost.insert(conn);
@@ -182,10 +215,26 @@ impl RxPump {
         let mut changes = self.rerouting.before.iter();
         let is_rerouted =
             changes.any(|(_, before)| led(before) && self.is_rerouted(before, remote));
-        if is_rerouted || self.has_moved_lately(now, remote) {
+        let is_unknown = hop.is_some_and(|hop| !self.neighbors.is_known(hop));
+        if is_rerouted || is_unknown || self.has_moved_lately(now, remote) {
             self.rerouting.queue.insert(flow);
             self.v6_due = Instant::ZERO;
         }
+    }
+
+    /// A connection is over.
+    pub(super) fn connection_ends(&mut self, flow: &Flow) {
+        self.hints.remove(flow);
+        if let Some(hop) = self.hop_of(flow) {
+            self.neighbors.need_no_more(hop);
+        }
+    }
+
+    /// The neighbour that a connection goes through, unless it stays on this host.
+    fn hop_of(&self, flow: &Flow) -> Option<Address> {
+        let remote = flow.remote.address;
+        let hop = self.site.next_hop(remote);
+        hop.filter(|_| !self.site.is_ourselves(remote))
     }
 
     /// Whether the next hop of packets to `remote` had another link-layer address a while ago.
@@ -195,16 +244,29 @@ impl RxPump {
         hop.is_some_and(|hop| self.neighbors.has_moved(hop, since))
     }
 
-    /// A neighbour has another link-layer address. Finds the connections whose next hop it is; what
+    /// A neighbour has another link-layer address. The connections whose next hop it is follow; what
     /// others reach by the same link-layer address says nothing about them.
     pub(super) fn neighbor_moved(&mut self, neighbor: Address) {
-        let (site, flows) = (&self.site, self.hints.keys().copied());
-        let flows = flows.filter(|flow| site.next_hop(flow.remote.address) == Some(neighbor));
-        self.rerouting.queue.extend(flows);
-        if self.rerouting.is_due() {
-            // The next turn takes them.
-            self.v6_due = Instant::ZERO;
+        self.rerouting.moved.insert(neighbor);
+        // The next turn looks for them.
+        self.v6_due = Instant::ZERO;
+    }
+
+    /// Finds the connections whose next hops have moved, if that is due.
+    fn find_moved(&mut self, now: Instant) {
+        let rerouting = &mut self.rerouting;
+        if rerouting.moved.is_empty() || !rerouting.searches.admits(now) {
+            return;
         }
+        let moved = core::mem::take(&mut rerouting.moved);
+        let site = &self.site;
+        let has_moved = |remote| {
+            site.next_hop(remote)
+                .is_some_and(|hop| moved.contains(&hop))
+        };
+        let flows = self.hints.keys().copied();
+        let flows = flows.filter(|flow| has_moved(flow.remote.address));
+        rerouting.queue.extend(flows);
     }
 
     /// Whether packets to `remote` go through another neighbour than they did.
@@ -219,6 +281,12 @@ impl RxPump {
         let flows = self.hints.keys().copied();
         let flows = flows.filter(|flow| self.is_rerouted(&before, flow.remote.address));
         let flows: Vec<_> = flows.collect();
+        let hops: Vec<_> = self
+            .hints
+            .keys()
+            .filter_map(|flow| self.hop_of(flow))
+            .collect();
+        self.neighbors.set_needed(hops.into_iter());
         let waiting = core::mem::take(&mut self.rerouting.waiting);
         let waiting = waiting.into_values().flatten();
         self.rerouting.queue.extend(waiting.chain(flows));
@@ -246,6 +314,7 @@ impl RxPump {
     /// Lets connections go through their next hops, as far as the log has room. Who is not known is
     /// asked for.
     pub(super) fn follow_routes(&mut self, now: Instant, log: &mut impl Log) {
+        self.find_moved(now);
         while log.room() > RESERVED
             && let Some(flow) = self.rerouting.queue.pop_first()
         {
@@ -278,6 +347,9 @@ impl RxPump {
 
     /// Somebody said which link-layer address `hop` has: connections that waited for that follow.
     pub(super) fn routes_to(&mut self, hop: Address, now: Instant) {
+        if !self.neighbors.is_resolving(hop) {
+            self.answers_go_to(hop);
+        }
         if self.rerouting.waiting.contains_key(&hop) && self.neighbors.lookup(hop, now).is_some() {
             let flows = self.rerouting.waiting.remove(&hop);
             self.rerouting.queue.extend(flows.into_iter().flatten());

@@ -296,9 +296,9 @@ impl RxPump {
             },
             (true, [3, 0 | 1 | 5 | 6..=15]) | (false, [1, _]) => PendingError::Unreachable,
             (false, [2, _]) => {
-                // Whoever forges it has to know a port.
+                // Whoever forges it has to know a port, too.
                 if self.datagrams.at(end).is_some() {
-                    self.packet_too_big(now, error.remote.address, error.mtu);
+                    self.too_big(now, error.remote.address, (error.len, error.mtu));
                 }
                 return;
             }
@@ -516,6 +516,8 @@ impl RxPump {
         }
         if is_cut(first.header.len) {
             self.remember_sent(now, remote.address, Some(cut.longest_frame()));
+        } else {
+            self.remember_datagrams(now, remote.address, &lengths);
         }
         let body = Body::Sends {
             socket: bound.socket,
@@ -644,6 +646,7 @@ impl RxPump {
             let local = Endpoint::new(source, bound.port);
             let datagram = whole_datagram(&self.world, local, &found.header, ident, payload);
             let frames = cut_frame(datagram, mtu, ident);
+            self.remember_sent(now, remote.address, frames.iter().map(Vec::len).max());
             self.hold(now, Cause::Ours, next_hop, frames);
         } else {
             self.stats.unresolved += 1;

@@ -1,19 +1,18 @@
-//! IPv6 in the receive pump: neighbours, routers, our addresses, and path MTUs.
+//! IPv6 in the receive pump: neighbours, routers, and our addresses.
 //!
 //! The first group keeps the [`Link`], and says where we are in the network. The others follow.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 use crate::io::Batch;
-use crate::io::rx::{Log, RESERVED, RxPump};
+use crate::io::rx::{Log, RxPump};
 use crate::io::world::Command;
 use crate::ip::neighbor::{Cause, WaitingOpen};
-use crate::ip::pmtu::PathMtus;
 use crate::ip::rate_limit::TokenBucket;
 use crate::ip::route::is_martian_v6;
 use crate::ip::v6::{Action, Ipv6Config, Link, Place};
 use crate::keys::Keys;
-use crate::log::request::{Address, Body, Flow, Mac};
+use crate::log::request::{Address, Flow, Mac};
 use crate::packet as wire;
 use crate::packet::igmp::{Mode, Record};
 use crate::packet::mld;
@@ -27,27 +26,15 @@ const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
 /// every group looks at all connections for each. What changes meanwhile is one change.
 const PLACE_CHANGES: (u64, Duration) = (16, Duration::from_millis(100));
 
-/// Destinations whose connections are told together that less passes; of more, datagrams alone
-/// know.
-const MAX_NARROWED: usize = 256;
-
 /// IPv6 on the link of a pump.
 pub(crate) struct LinkV6 {
     /// `None` in all groups but the first.
     link: Option<Link>,
     /// The version of our place that is known.
     version: u64,
-    path_mtus: PathMtus,
-    /// Those among them that connections are told of: an error about a segment has to name a number
-    /// that is in flight, which its own connection alone knows.
-    told: PathMtus,
-    /// Opens without an address to come from.
-    /// Destinations to which less is known to pass than connections may know, and the connections
-    /// that are told as the log has room.
-    narrowed: BTreeSet<Address>,
-    narrow: BTreeSet<Flow>,
     heeds_routers: bool,
     heeds_redirects: bool,
+    /// Opens without an address to come from.
     opens: VecDeque<WaitingOpen>,
     defended: Option<Instant>,
     changes: TokenBucket,
@@ -73,10 +60,6 @@ impl RxPump {
         self.v6 = Some(Box::new(LinkV6 {
             link: self.group.is_first().then_some(link),
             version: 0,
-            path_mtus: PathMtus::default(),
-            told: PathMtus::default(),
-            narrowed: BTreeSet::new(),
-            narrow: BTreeSet::new(),
             heeds_routers,
             heeds_redirects,
             opens: VecDeque::new(),
@@ -90,25 +73,20 @@ impl RxPump {
         if !self.lost.is_empty() || self.rerouting.is_due() {
             return Instant::ZERO;
         }
-        let ask_at = self.rerouting.ask_at.unwrap_or(Instant::NEVER);
-        let groups = self.group_deadline().min(ask_at);
+        let groups = self
+            .group_deadline()
+            .min(self.rerouting.next_deadline())
+            .min(self.paths.next_deadline());
         let Some(v6) = &self.v6 else {
             return groups;
         };
-        if !v6.narrow.is_empty() {
-            return Instant::ZERO;
-        }
         let link = v6.link.as_ref();
-        let waits = !v6.narrowed.is_empty() || link.is_some_and(Link::has_changed);
-        let change = match waits {
+        let change = match link.is_some_and(Link::has_changed) {
             true => v6.changes.next(),
             false => Instant::NEVER,
         };
         let link = link.map_or(Instant::NEVER, Link::next_deadline);
-        link.min(change)
-            .min(v6.path_mtus.next_deadline())
-            .min(v6.told.next_deadline())
-            .min(groups)
+        link.min(change).min(groups)
     }
 
     /// Does what is due on the link, and follows where it puts us.
@@ -123,8 +101,6 @@ impl RxPump {
             self.v6_due = self.v6_deadline();
             return;
         };
-        v6.path_mtus.expire(now);
-        v6.told.expire(now);
         let Some(link) = &mut v6.link else {
             return self.follow_v6(now);
         };
@@ -203,9 +179,7 @@ impl RxPump {
         self.site.v6 = self.world.v6();
         self.world.set_hop_limit(self.site.v6.hop_limit);
         if self.site.v6.mtu != before.v6.mtu {
-            let flows = self.hints.keys().copied();
-            v6.narrow
-                .extend(flows.filter(|flow| !flow.remote.address.is_v4()));
+            self.follow_link_mtu();
         }
         self.find_lost_connections();
         self.find_rerouted(now, before);
@@ -481,100 +455,6 @@ impl RxPump {
                     || self.site.has_several_v4() && self.site.is_martian(ends)
             }
             false => !self.site.v6.has(local) || self.site.v6.has(remote),
-        }
-    }
-
-    /// Bytes of a packet to `remote`, at most.
-    pub(crate) fn path_mtu(&self, remote: Address) -> u16 {
-        self.mtu_by(remote, |v6| &v6.path_mtus)
-    }
-
-    /// What the link takes, and what the path takes as these know.
-    fn mtu_by(&self, remote: Address, paths: impl FnOnce(&LinkV6) -> &PathMtus) -> u16 {
-        let mtu = self.world.limits.mtu;
-        let known = self.v6.as_ref().filter(|_| !remote.is_v4());
-        let link = self.site.v6.mtu.unwrap_or(u16::MAX);
-        known.map_or(mtu, |v6| paths(v6).get(remote).min(link).min(mtu))
-    }
-
-    /// A router says the same of a segment of `flow`. It is believed of datagrams, too, if there is
-    /// such a connection, which whoever forges it has to know.
-    pub(crate) fn connection_too_big(&mut self, now: Instant, flow: &Flow, mtu: u16) {
-        let remote = flow.remote.address;
-        if !remote.is_v4()
-            && self.hints.contains_key(flow)
-            && let Some(v6) = &mut self.v6
-        {
-            v6.path_mtus.too_big(remote, mtu, now);
-            self.v6_due = self.v6_due.min(v6.path_mtus.next_deadline());
-        }
-    }
-
-    /// A router says that packets to `remote` are too big (RFC 8201 section 4).
-    pub(crate) fn packet_too_big(&mut self, now: Instant, remote: Address, mtu: u16) {
-        let Some(v6) = &mut self.v6 else {
-            return;
-        };
-        v6.path_mtus.too_big(remote, mtu, now);
-        if v6.told.too_big(remote, mtu, now) {
-            if v6.narrowed.len() < MAX_NARROWED {
-                v6.narrowed.insert(remote);
-            }
-            self.v6_due = self.v6_deadline();
-        }
-    }
-
-    /// The same of a packet of `len` bytes that no socket sent, or of a part of one. It is believed
-    /// if such a packet left lately: whoever forges it has to know how much was asked of us.
-    pub(super) fn other_too_big(&mut self, now: Instant, remote: Address, len: u16, mtu: u16) {
-        let v6 = self.v6.as_ref().filter(|_| mtu < len);
-        if v6.is_some_and(|v6| v6.path_mtus.has_sent(remote, len, now)) {
-            self.packet_too_big(now, remote, mtu);
-        }
-    }
-
-    /// A packet in frames of so many bytes at most leaves, and no socket and no connection knows of
-    /// its size.
-    pub(super) fn remember_sent(&mut self, now: Instant, remote: Address, frame: Option<usize>) {
-        if let Some(v6) = self.v6.as_mut().filter(|_| !remote.is_v4()) {
-            let len = frame.unwrap_or(0).saturating_sub(wire::ETHERNET_HEADER);
-            v6.path_mtus.sent(remote, len, now);
-        }
-    }
-
-    /// Bytes of a packet of a connection to `remote`, at most, as far as others know.
-    fn told_mtu(&self, remote: Address) -> u16 {
-        self.mtu_by(remote, |v6| &v6.told)
-    }
-
-    /// A connection begins: its path may be known already.
-    pub(super) fn path_begins(&mut self, flow: Flow) {
-        let is_narrow = self.told_mtu(flow.remote.address) < self.world.limits.mtu;
-        if let Some(v6) = self.v6.as_mut().filter(|_| is_narrow) {
-            v6.narrow.insert(flow);
-            self.v6_due = Instant::ZERO;
-        }
-    }
-
-    /// Tells connections what is known of their paths, as far as the log has room. All are looked
-    /// at for it, so that is done only so often.
-    fn follow_paths(&mut self, now: Instant, log: &mut impl Log) {
-        let Some(v6) = &mut self.v6 else {
-            return;
-        };
-        if !v6.narrowed.is_empty() && v6.changes.admits(now) {
-            let narrowed = core::mem::take(&mut v6.narrowed);
-            let flows = self.hints.keys().copied();
-            v6.narrow
-                .extend(flows.filter(|flow| narrowed.contains(&flow.remote.address)));
-        }
-        while log.room() > RESERVED
-            && let Some(flow) = self.v6.as_mut().and_then(|v6| v6.narrow.pop_first())
-        {
-            if let Some(conn) = self.hints.get(&flow).map(|hint| hint.conn) {
-                let mtu = self.told_mtu(flow.remote.address);
-                self.publish_command(now, Body::PathMtu { conn, mtu }, log);
-            }
         }
     }
 }

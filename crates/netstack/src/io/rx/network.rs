@@ -69,7 +69,7 @@ impl RxPump {
                 mtu,
             } if ours(dst) && self.is_ours(local) => {
                 self.stats.network_errors += 1;
-                self.other_too_big(now, remote, len, mtu);
+                self.too_big(now, remote, (len, mtu));
             }
             Packet::Link { dst } if ours(dst) || self.is_to_all(dst, broadcast) => {
                 self.link_message(now, frame.bytes());

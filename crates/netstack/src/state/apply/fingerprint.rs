@@ -49,6 +49,7 @@ impl Replica {
         add(self.frames.resets.fingerprint());
         add(self.frames.challenges.fingerprint());
         add(self.frames.gap_pages);
+        add(u64::from(self.frames.link_mtu_v6));
         for conn in &self.waiting {
             add(u64::from(conn.index));
         }
