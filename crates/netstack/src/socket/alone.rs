@@ -19,7 +19,6 @@ use super::poller;
 use super::stage::Staged;
 use crate::config::{Keepalive, Settings, Tuning};
 use crate::error::SocketError;
-#[cfg(feature = "rustls")]
 use crate::io::view::ConnectionStats;
 use crate::log::request::ConnId;
 

@@ -11,14 +11,11 @@ use crate::log::effect::{Deliver, Queue, SendDatagrams};
 use crate::log::request::{Address, Endpoint, Flow, Lengths, MAX_DATAGRAMS, Merged};
 use crate::packet as wire;
 use crate::packet::checksum::Sum;
-use crate::packet::{Datagram, IP_HEADERS, IpHeaders, UDP, UDP_HEADER, UdpHeaders};
+use crate::packet::{Datagram, IpHeaders, UDP, UDP_HEADER, UdpHeaders};
 use crate::stats::EffectStats;
 use crate::time::Instant;
 use crate::udp::record::{self, Header, More};
 
-/// Bytes of a frame before a UDP payload.
-#[cfg(feature = "testkit")]
-const HEADERS: usize = IP_HEADERS + UDP_HEADER;
 /// Where the checksum field stands within a UDP header.
 const CHECKSUM_AT: u16 = 6;
 
@@ -366,7 +363,9 @@ fn first_piece(
 /// [`build_datagram`] costs besides writing headers.
 #[cfg(feature = "testkit")]
 pub(crate) fn fill_datagram(frame: &mut [u8], payload: &[u8]) {
-    let (head, rest) = frame.split_at_mut(HEADERS);
+    use crate::packet::IP_HEADERS;
+
+    let (head, rest) = frame.split_at_mut(IP_HEADERS + UDP_HEADER);
     let [.., a, b, c, d, e, f, g, h] = head[..IP_HEADERS] else {
         return;
     };
