@@ -88,7 +88,7 @@ const STAGES: [Stage; 4] = [
             "simulation::every_schedule",
             "untrusted_hosts::",
         ],
-        not: Some("crates/netstack/src/tcp/"),
+        not: Some("crates/netstack/proto/src/tcp/"),
     },
 ];
 

@@ -93,25 +93,18 @@ pub mod error;
 pub mod group;
 mod groups;
 mod io;
-pub mod ip;
-pub mod log;
-mod packet;
 pub mod router;
-pub mod seqnum;
-mod state;
 pub mod stats;
-pub mod tcp;
 #[cfg(feature = "testkit")]
 pub mod testkit;
-pub mod time;
 pub mod variants;
 
 mod clock;
-mod hash;
-mod keys;
+
+pub use dominoes_proto::{ip, log, seqnum, tcp, time};
+pub(crate) use dominoes_proto::{keys, packet, state, udp};
 mod socket;
 mod stack;
-mod udp;
 
 pub use crate::io::echo::EchoReply;
 pub use crate::io::processor;

@@ -32,205 +32,91 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 pub use dominoes::group::MembershipStats;
+use dominoes_proto::counters;
+pub use dominoes_proto::stats::StateStats;
 
-#[cfg(feature = "serde")]
-use serde::{Deserialize, Serialize};
-
-/// What the replicated state went through; the same in every replica at the same position.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
-#[non_exhaustive]
-pub struct StateStats {
-    /// Requests applied.
-    pub requests: u64,
-    /// Segments that arrived in them.
-    pub segments: u64,
-    /// Segments dropped because their checksum was wrong.
-    pub bad_checksum: u64,
-    /// Segments for which there was no connection.
-    pub no_connection: u64,
-    /// SYNs dropped, and returned cookies, because the accept queue or the connection table was
-    /// full.
-    pub refused_syn: u64,
-    /// SYNs and returned cookies that were dropped, and opens that failed with
-    /// [`SocketError::NoRoom`](crate::SocketError::NoRoom), because the connection table was full:
-    /// there were [`Limits::connections`](crate::Limits::connections) connections, TIME-WAIT and
-    /// closing ones included. The peer is told nothing; its SYN comes again and may find room then,
-    /// so one peer may be counted several times. If this grows, raise that limit. SYNs and cookies
-    /// counted here are counted by `refused_syn`, too.
-    pub table_full: u64,
-    /// SYNs that were answered by a cookie because the SYN queue was full (RFC 4987 section 3.6).
-    pub cookies_sent: u64,
-    /// Cookies that came back, and became connections.
-    pub cookies_returned: u64,
-    /// Segments for a listener that return no cookie, though some were under way.
-    pub cookies_failed: u64,
-    /// Resets that were sent: of connections, and to segments that no connection accepts.
-    pub resets_sent: u64,
-    /// Resets of peers that ended a connection.
-    pub resets_received: u64,
-    /// Resets that did not leave because there were too many in that second.
-    pub resets_withheld: u64,
-    /// Challenge acknowledgments (RFC 5961).
-    pub challenges_sent: u64,
-    /// ... that did not leave because there were too many in that second (RFC 5961 section 7).
-    pub challenges_withheld: u64,
-    /// Segments behind a gap that were dropped because the pages of all such segments would have
-    /// been too many ([`Limits::out_of_order`](crate::Limits::out_of_order)). Their peers send them
-    /// again.
-    pub gaps_refused: u64,
-    /// Connections that were opened, by us or by a peer.
-    pub opened: u64,
-    /// Of these, by us (`ActiveOpens` of RFC 4022).
-    pub opened_by_us: u64,
-    /// Connections that ended in SYN-SENT or SYN-RECEIVED.
-    pub failed_opens: u64,
-    /// Connections whose handshake was completed.
-    pub established: u64,
-    /// ... that have left ESTABLISHED or CLOSE-WAIT since.
-    pub no_longer_established: u64,
-    /// Segments sent again, with text or a FIN (`RetransSegs`).
-    pub retransmitted: u64,
-    /// ... without a timeout: because acknowledgments showed a loss (RFC 5681 section 3.2, RFC 8985),
-    /// or as a probe of the tail.
-    pub fast_retransmitted: u64,
-    /// Retransmission timeouts (RFC 6298 section 5).
-    pub timeouts: u64,
-    /// Recoveries that SACK began (RFC 6675, RFC 8985).
-    pub sack_recoveries: u64,
-    /// Recoveries that three duplicate acknowledgments began, without SACK (RFC 6582).
-    pub reno_recoveries: u64,
-    /// Acknowledgments that say that something came twice (RFC 2883): it was sent again, or
-    /// duplicated on its way.
-    pub dsacks_received: u64,
-    /// Reductions of congestion windows that were taken back, since nothing was lost (RFC 4015).
-    pub undone: u64,
-    /// Probes of closed windows (RFC 9293 section 3.8.6.1).
-    pub window_probes: u64,
-    /// Keepalive probes (RFC 9293 section 3.8.4).
-    pub keepalive_probes: u64,
-    /// Connections that ended because their peer did not answer, keepalive probes among other
-    /// segments.
-    pub timed_out: u64,
-    /// Segments that arrived before an earlier one.
-    pub out_of_order: u64,
-    /// Segments with text that had arrived before.
-    pub duplicates: u64,
-    /// Connections that ended.
-    pub closed: u64,
-    /// ICMP errors that quoted nothing in flight, or said nothing new, and were ignored (RFC 5927).
-    pub ignored_errors: u64,
-    /// Connections whose TIME-WAIT was cut short because the table was nearly full.
-    pub time_wait_evicted: u64,
-    /// Connections that were reset because the code that handles them panicked: each is a bug worth
-    /// a report.
-    pub panicked: u64,
-    /// UDP datagrams that arrived.
-    pub datagrams: u64,
-    /// ... dropped because their checksum was wrong.
-    pub bad_datagrams: u64,
-    /// ... dropped because their socket was gone.
-    pub no_socket: u64,
-    /// ... dropped because the socket's queue was full.
-    pub queue_full: u64,
-    /// UDP datagrams that sockets sent.
-    pub sent_datagrams: u64,
-    /// Fragments that datagrams of sockets were cut into.
-    pub fragments_made: u64,
-}
-
-impl StateStats {
-    /// Connections that peers opened (`PassiveOpens` of RFC 4022).
-    pub const fn passive_opens(&self) -> u64 {
-        self.opened.saturating_sub(self.opened_by_us)
+counters! {
+    /// What the receive pump saw.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub struct PumpStats {
+        /// Frames taken from the device.
+        pub frames: u64,
+        /// Segments among them that went into the log.
+        pub segments: u64,
+        /// Runs that these made up.
+        pub runs: u64,
+        /// Requests of all kinds.
+        pub requests: u64,
+        /// Frames too short, or with fields that contradict each other.
+        pub malformed: u64,
+        /// Frames that we sent to ourselves, or to groups in which we are, and that came back without
+        /// having left.
+        pub looped: u64,
+        /// Frames for somebody else.
+        pub not_ours: u64,
+        /// Frames from addresses that no single host has, or that are ours.
+        pub martians: u64,
+        /// Frames of protocols that are not handled.
+        pub unknown: u64,
+        /// UDP datagrams that went into the log.
+        pub datagrams: u64,
+        /// Frames that the device had not divided, of several UDP datagrams.
+        pub split: u64,
+        /// UDP datagrams in them.
+        pub pieces: u64,
+        /// UDP datagrams for ports at which nobody is.
+        pub no_port: u64,
+        /// UDP datagrams of ours that were dropped because their next hop did not answer, and so
+        /// answers to others, among them segments of no connection that would have had one.
+        pub unresolved: u64,
+        /// Fragments.
+        pub fragments: u64,
+        /// Datagrams that were put together from them.
+        pub reassembled: u64,
+        /// Fragments that no datagram can have, or that contradict others.
+        pub bad_fragments: u64,
+        /// Datagrams of which not all fragments came in time.
+        pub reassembly_timeouts: u64,
+        /// ICMP errors that we reported.
+        pub reports: u64,
+        /// ICMP errors that were not reported because there were too many.
+        pub reports_limited: u64,
+        /// ARP messages.
+        pub arp: u64,
+        /// Messages of others that use our addresses.
+        pub conflicts: u64,
+        /// ... that say a neighbour has another link-layer address, sooner than we believe it.
+        pub neighbor_moves_rejected: u64,
+        /// Messages of neighbours, routers and multicast listeners of IPv6.
+        pub neighbor_messages: u64,
+        /// Redirects that did not come from who forwards to their destination, or that are not heeded
+        /// (RFC 4861 section 8).
+        pub redirects_ignored: u64,
+        /// Addresses of IPv6 that were another host's already (RFC 4862 section 5.4).
+        pub duplicate_addresses: u64,
+        /// Segments for addresses that are not ours: of IPv6, or of an address of IPv4 that was.
+        pub foreign: u64,
+        /// Echo requests answered.
+        pub echo: u64,
+        /// Echo replies.
+        pub echo_replies: u64,
+        /// ... that their socket lost because it read none while 256 newer ones came.
+        pub echo_replies_unread: u64,
+        /// Echo requests of sockets that were forgotten before a reply came, because 1,024 newer ones
+        /// had none either: their replies reach no socket.
+        pub echo_requests_forgotten: u64,
+        /// ICMP errors about segments and datagrams of ours.
+        pub network_errors: u64,
+        /// Frames of ours (ARP, ICMP, ...) that were dropped because the device took none for long.
+        pub control_dropped: u64,
+        /// Times the log had no room, and frames waited.
+        pub log_full: u64,
+        /// Batches of frames that another worker parsed than the one that claimed them.
+        pub helped: u64,
+        /// Times that an idle connection had its memory given back, or had none to give.
+        pub given_back: u64,
     }
-
-    /// Connections in ESTABLISHED or CLOSE-WAIT (`CurrEstab` of RFC 4022).
-    pub const fn currently_established(&self) -> u64 {
-        self.established.saturating_sub(self.no_longer_established)
-    }
-}
-
-/// What the receive pump saw.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PumpStats {
-    /// Frames taken from the device.
-    pub frames: u64,
-    /// Segments among them that went into the log.
-    pub segments: u64,
-    /// Runs that these made up.
-    pub runs: u64,
-    /// Requests of all kinds.
-    pub requests: u64,
-    /// Frames too short, or with fields that contradict each other.
-    pub malformed: u64,
-    /// Frames that we sent to ourselves, or to groups in which we are, and that came back without
-    /// having left.
-    pub looped: u64,
-    /// Frames for somebody else.
-    pub not_ours: u64,
-    /// Frames from addresses that no single host has, or that are ours.
-    pub martians: u64,
-    /// Frames of protocols that are not handled.
-    pub unknown: u64,
-    /// UDP datagrams that went into the log.
-    pub datagrams: u64,
-    /// Frames that the device had not divided, of several UDP datagrams.
-    pub split: u64,
-    /// UDP datagrams in them.
-    pub pieces: u64,
-    /// UDP datagrams for ports at which nobody is.
-    pub no_port: u64,
-    /// UDP datagrams of ours that were dropped because their next hop did not answer, and so
-    /// answers to others, among them segments of no connection that would have had one.
-    pub unresolved: u64,
-    /// Fragments.
-    pub fragments: u64,
-    /// Datagrams that were put together from them.
-    pub reassembled: u64,
-    /// Fragments that no datagram can have, or that contradict others.
-    pub bad_fragments: u64,
-    /// Datagrams of which not all fragments came in time.
-    pub reassembly_timeouts: u64,
-    /// ICMP errors that we reported.
-    pub reports: u64,
-    /// ICMP errors that were not reported because there were too many.
-    pub reports_limited: u64,
-    /// ARP messages.
-    pub arp: u64,
-    /// Messages of others that use our addresses.
-    pub conflicts: u64,
-    /// ... that say a neighbour has another link-layer address, sooner than we believe it.
-    pub neighbor_moves_rejected: u64,
-    /// Messages of neighbours, routers and multicast listeners of IPv6.
-    pub neighbor_messages: u64,
-    /// Redirects that did not come from who forwards to their destination, or that are not heeded
-    /// (RFC 4861 section 8).
-    pub redirects_ignored: u64,
-    /// Addresses of IPv6 that were another host's already (RFC 4862 section 5.4).
-    pub duplicate_addresses: u64,
-    /// Segments for addresses that are not ours: of IPv6, or of an address of IPv4 that was.
-    pub foreign: u64,
-    /// Echo requests answered.
-    pub echo: u64,
-    /// Echo replies.
-    pub echo_replies: u64,
-    /// ... that their socket lost because it read none while 256 newer ones came.
-    pub echo_replies_unread: u64,
-    /// Echo requests of sockets that were forgotten before a reply came, because 1,024 newer ones
-    /// had none either: their replies reach no socket.
-    pub echo_requests_forgotten: u64,
-    /// ICMP errors about segments and datagrams of ours.
-    pub network_errors: u64,
-    /// Frames of ours (ARP, ICMP, ...) that were dropped because the device took none for long.
-    pub control_dropped: u64,
-    /// Times the log had no room, and frames waited.
-    pub log_full: u64,
-    /// Batches of frames that another worker parsed than the one that claimed them.
-    pub helped: u64,
-    /// Times that an idle connection had its memory given back, or had none to give.
-    pub given_back: u64,
 }
 
 impl PumpStats {
@@ -299,42 +185,6 @@ pub struct StackStats {
     pub membership: MembershipStats,
 }
 
-/// `and` for counters that are all numbers: both together. It does not compile if one is forgotten.
-macro_rules! sums {
-    ($($name:ident: $($field:ident)*;)*) => {$(
-        impl $name {
-            /// Both together, counter by counter.
-            #[must_use]
-            pub const fn and(self, other: Self) -> Self {
-                let $name { $($field),* } = self;
-                $name { $($field: $field + other.$field),* }
-            }
-
-            /// Every counter with its name.
-            pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((stringify!($field), self.$field)),*].into_iter()
-            }
-        }
-    )*};
-}
-
-sums! {
-    StateStats: requests segments bad_checksum no_connection refused_syn table_full cookies_sent
-        cookies_returned cookies_failed resets_sent resets_received resets_withheld challenges_sent
-        challenges_withheld gaps_refused opened opened_by_us failed_opens established
-        no_longer_established retransmitted fast_retransmitted timeouts sack_recoveries
-        reno_recoveries dsacks_received undone window_probes keepalive_probes timed_out out_of_order
-        duplicates closed ignored_errors time_wait_evicted panicked datagrams bad_datagrams
-        no_socket queue_full sent_datagrams fragments_made;
-    PumpStats: frames segments runs requests malformed looped not_ours martians unknown datagrams
-        split pieces no_port unresolved fragments reassembled bad_fragments reassembly_timeouts
-        reports reports_limited arp conflicts neighbor_moves_rejected neighbor_messages
-        redirects_ignored duplicate_addresses foreign echo echo_replies echo_replies_unread
-        echo_requests_forgotten network_errors control_dropped log_full helped given_back;
-    EffectStats: prepared stored_ahead deliveries delivered_bytes frames sent_bytes diverged stolen
-        requests;
-}
-
 impl StackStats {
     /// Those of two groups together.
     #[must_use]
@@ -347,28 +197,30 @@ impl StackStats {
     }
 }
 
-/// What one worker did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct EffectStats {
-    /// Requests whose checksums it verified.
-    pub prepared: u64,
-    /// Payload bytes among them that it copied while it verified them.
-    pub stored_ahead: u64,
-    /// Deliveries it completed.
-    pub deliveries: u64,
-    /// Bytes in them.
-    pub delivered_bytes: u64,
-    /// Frames it built.
-    pub frames: u64,
-    /// Payload bytes in them.
-    pub sent_bytes: u64,
-    /// Effects that found their connection gone or their frame built: replicas that disagree.
-    pub diverged: u64,
-    /// Effects and frames among them whose primary was another worker, which was late with them.
-    pub stolen: u64,
-    /// Requests that it was primary of, and has finished.
-    pub requests: u64,
+counters! {
+    /// What one worker did.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub struct EffectStats {
+        /// Requests whose checksums it verified.
+        pub prepared: u64,
+        /// Payload bytes among them that it copied while it verified them.
+        pub stored_ahead: u64,
+        /// Deliveries it completed.
+        pub deliveries: u64,
+        /// Bytes in them.
+        pub delivered_bytes: u64,
+        /// Frames it built.
+        pub frames: u64,
+        /// Payload bytes in them.
+        pub sent_bytes: u64,
+        /// Effects that found their connection gone or their frame built: replicas that disagree.
+        pub diverged: u64,
+        /// Effects and frames among them whose primary was another worker, which was late with them.
+        pub stolen: u64,
+        /// Requests that it was primary of, and has finished.
+        pub requests: u64,
+    }
 }
 
 /// What a worker of `locked` met at the lock. All zero in other variants.

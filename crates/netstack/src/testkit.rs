@@ -14,13 +14,13 @@
 mod fault_plan;
 mod host;
 
-pub use crate::hash::Rng;
+pub use dominoes_proto::hash::Rng;
 pub use fault_plan::{FaultPlan, FaultStats};
 pub use host::{Host, Stalls, Variant};
 
 /// A bijective mix of 64 bits, the same on every machine.
 pub const fn mix(x: u64) -> u64 {
-    crate::hash::mix(x)
+    dominoes_proto::hash::mix(x)
 }
 
 /// Lets workers stop in the middle of units of streams from now on, or go on.

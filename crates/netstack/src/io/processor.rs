@@ -453,12 +453,10 @@ mod tests {
     }
 
     fn streams() -> Streams {
-        let limits = Limits {
-            connections: 1,
-            receive_buffer: 1024,
-            send_buffer: 1024,
-            ..Limits::default()
-        };
+        let limits = Limits::default()
+            .connections(1)
+            .receive_buffer(1024)
+            .send_buffer(1024);
         let mut streams = Streams::new(&limits, 4);
         streams.inline = Some(Inline::new(Arc::new(Chained)));
         streams

@@ -45,12 +45,10 @@ pub(crate) struct Queues {
 
 impl Queues {
     pub(crate) fn new(limits: &Limits, delivery_slots: usize) -> Self {
-        let of_sockets = Limits {
-            connections: limits.udp_sockets,
-            receive_buffer: limits.udp_receive_buffer,
-            send_buffer: limits.udp_send_buffer,
-            ..*limits
-        };
+        let of_sockets = limits
+            .connections(limits.udp_sockets)
+            .receive_buffer(limits.udp_receive_buffer)
+            .send_buffer(limits.udp_send_buffer);
         let mut streams = Streams::new(&of_sockets, delivery_slots);
         // No peer acknowledges datagrams, so there is no slow start, and the first one may be the
         // longest.
@@ -220,10 +218,7 @@ mod tests {
     use super::*;
 
     fn limits() -> Limits {
-        Limits {
-            udp_sockets: 2,
-            ..Limits::default()
-        }
+        Limits::default().udp_sockets(2)
     }
 
     /// A port, for all that comes there.

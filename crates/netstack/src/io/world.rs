@@ -36,7 +36,6 @@ use crate::log::effect::Effect;
 use crate::log::request::{Body, ConnId, Flow};
 use crate::packet::flow::{Address, Binding, Endpoint, Families, IpFields};
 #[cfg(feature = "testkit")]
-use crate::state::apply::Replica;
 use crate::state::demux::Grouping;
 use crate::stats::StackStats;
 use crate::udp::gather::FrameBounds;
@@ -952,13 +951,12 @@ impl World {
         }
     }
 
-    /// A replica of this stack ends.
+    /// A replica of this stack ends that caught so many panics that no test planted.
     ///
     /// # Panics
-    /// If it caught a panic that no test planted, unless its thread unwinds already.
+    /// If there are any, unless its thread unwinds already.
     #[cfg(feature = "testkit")]
-    pub(crate) fn assert_no_panics(&self, replica: &Replica) {
-        let panics = replica.unexpected_panics();
+    pub(crate) fn assert_no_panics(&self, panics: u64) {
         self.panics.fetch_max(panics, Ordering::Relaxed);
         if !std::thread::panicking() {
             assert_eq!(panics, 0, "panics were caught");

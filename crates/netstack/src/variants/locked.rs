@@ -376,7 +376,7 @@ impl<K: LockKind> Drop for Shared<K> {
         if !std::thread::panicking() {
             let world = &self.world;
             self.locks
-                .look(|state| world.assert_no_panics(&state.replica));
+                .look(|state| world.assert_no_panics(state.replica.unexpected_panics()));
         }
     }
 }

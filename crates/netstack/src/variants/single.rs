@@ -42,7 +42,8 @@ pub struct Single {
 #[cfg(feature = "testkit")]
 impl Drop for Single {
     fn drop(&mut self) {
-        self.world.assert_no_panics(&self.replica);
+        self.world
+            .assert_no_panics(self.replica.unexpected_panics());
     }
 }
 
@@ -293,5 +294,22 @@ mod tests {
             matches!(&sent[..], [(frame, _)] if frame[12..14] == [8, 6]),
             "{sent:?}"
         );
+    }
+
+    #[cfg(feature = "testkit")]
+    #[test]
+    fn a_stack_that_caught_an_unexpected_panic_fails_at_its_end() {
+        use std::panic::{AssertUnwindSafe, catch_unwind};
+
+        let (device, _) = scripted_with(MemoryConfig::default());
+        let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
+        let single = Single::new(setup, Box::new(device)).expect("a valid setup");
+        let sockets = single.sockets();
+        let world = &sockets.worlds()[0];
+        let ends_well =
+            |panics| catch_unwind(AssertUnwindSafe(|| world.assert_no_panics(panics))).is_ok();
+        assert!(ends_well(0));
+        assert!(!ends_well(1));
+        assert_eq!(world.unplanned_panics(), 1, "its stack knows");
     }
 }

@@ -183,7 +183,9 @@ impl<T: FaultHooks> Drop for Worker<T> {
         // A test with fault hooks checks panics by itself.
         #[cfg(feature = "testkit")]
         if !T::ACTIVE {
-            self.shared.world.assert_no_panics(&self.replica);
+            self.shared
+                .world
+                .assert_no_panics(self.replica.unexpected_panics());
         }
     }
 }

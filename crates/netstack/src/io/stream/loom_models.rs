@@ -17,12 +17,10 @@ const CONN: ConnId = ConnId {
 /// One stream of rings of two bytes, which are made, so that no thread waits in std while
 /// another makes them.
 fn streams() -> Arc<Streams> {
-    let limits = Limits {
-        connections: 1,
-        receive_buffer: 2,
-        send_buffer: 2,
-        ..Limits::default()
-    };
+    let limits = Limits::default()
+        .connections(1)
+        .receive_buffer(2)
+        .send_buffer(2);
     let streams = Streams::new(&limits, 2);
     let stream = streams.get(CONN).unwrap();
     stream.incoming();

@@ -13,12 +13,10 @@ const CONN: ConnId = ConnId {
 };
 
 fn streams() -> Streams {
-    let limits = Limits {
-        connections: 1,
-        receive_buffer: 1024,
-        send_buffer: 1024,
-        ..Limits::default()
-    };
+    let limits = Limits::default()
+        .connections(1)
+        .receive_buffer(1024)
+        .send_buffer(1024);
     Streams::new(&limits, 4)
 }
 
@@ -70,11 +68,7 @@ fn a_reader_that_missed_a_round_of_stamps_goes_on_behind_it() {
 
 /// A stream with a ring of `receive_len` bytes, which begins at `start` behind delivery `next`.
 fn begun_at(receive_len: u32, start: u64, next: u64) -> (Streams, DeliveryCursor) {
-    let limits = Limits {
-        connections: 1,
-        receive_buffer: receive_len,
-        ..Limits::default()
-    };
+    let limits = Limits::default().connections(1).receive_buffer(receive_len);
     let streams = Streams::new(&limits, 4);
     let stream = streams.get(CONN).unwrap();
     stream.stream.app.read.store(start, Ordering::Relaxed);
@@ -159,12 +153,10 @@ fn has(stream: &StreamRef<'_>) -> (bool, bool) {
 
 #[test]
 fn looking_makes_no_ring_and_each_direction_makes_its_own() {
-    let limits = Limits {
-        connections: 2,
-        receive_buffer: 1024,
-        send_buffer: 1024,
-        ..Limits::default()
-    };
+    let limits = Limits::default()
+        .connections(2)
+        .receive_buffer(1024)
+        .send_buffer(1024);
     let streams = Streams::new(&limits, 4);
     let conn = |index| ConnId {
         index,
@@ -190,10 +182,7 @@ fn looking_makes_no_ring_and_each_direction_makes_its_own() {
 
 #[test]
 fn a_stream_is_made_once_when_its_entry_is_used_first() {
-    let limits = Limits {
-        connections: 200,
-        ..Limits::default()
-    };
+    let limits = Limits::default().connections(200);
     let streams = Streams::new(&limits, 4);
     let conn = |index| ConnId {
         index,
@@ -231,11 +220,7 @@ fn rings_wrap_and_room_returns_with_release() {
 
 #[test]
 fn what_may_be_written_grows_by_twice_what_was_acknowledged_up_to_the_ring() {
-    let limits = Limits {
-        connections: 1,
-        send_buffer: 1 << 18,
-        ..Limits::default()
-    };
+    let limits = Limits::default().connections(1).send_buffer(1 << 18);
     let streams = Streams::new(&limits, 4);
     let stream = streams.get(CONN).unwrap();
     assert_eq!(stream.write(&vec![0; 1 << 20]), 65_536);
@@ -270,12 +255,10 @@ fn nothing_is_reserved_before_the_stream_is_known_and_nothing_that_may_have_been
 #[test]
 fn a_closed_connection_gives_back_a_ring_of_which_much_was_used() {
     const LEN: u64 = 1 << 17;
-    let limits = Limits {
-        connections: 1,
-        receive_buffer: LEN as u32,
-        send_buffer: LEN as u32,
-        ..Limits::default()
-    };
+    let limits = Limits::default()
+        .connections(1)
+        .receive_buffer(LEN as u32)
+        .send_buffer(LEN as u32);
     let streams = Streams::new(&limits, 4);
     let mut conn = CONN;
     for (offset, is_gap, is_kept) in [

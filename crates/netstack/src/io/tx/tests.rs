@@ -251,11 +251,7 @@ fn a_borrowed_payload_is_sent_from_the_send_ring() {
     use crate::io::stream::Streams;
     use crate::log::request::ConnId;
     let (ring, mut transmitter) = TxRing::new(4, (64, 0), None);
-    let limits = Limits {
-        connections: 1,
-        send_buffer: 1024,
-        ..Limits::default()
-    };
+    let limits = Limits::default().connections(1).send_buffer(1024);
     let streams = Streams::new(&limits, 4);
     let conn = ConnId {
         index: 0,

@@ -508,7 +508,8 @@ pub(super) struct Protocol {
 impl Drop for Protocol {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            self.world.assert_no_panics(&self.replica);
+            self.world
+                .assert_no_panics(self.replica.unexpected_panics());
         }
     }
 }

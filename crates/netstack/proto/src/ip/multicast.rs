@@ -1,0 +1,474 @@
+//! Which multicast groups sockets listen to, and what routers are told of that: IGMPv3 (RFC 3376)
+//! for IPv4, MLDv2 (RFC 3810) for IPv6.
+//!
+//! A change is reported at once and, since reports may be lost, once more within a second. A query
+//! is answered after a random delay. A router that speaks an older version is answered in its own,
+//! which knows no sources; changes are reported in the newest version all the same.
+
+use std::collections::BTreeSet;
+
+use crate::packet::flow::Address;
+use crate::packet::igmp::{ALL_HOSTS, Mode, Record};
+use crate::time::{Duration, Instant};
+
+/// How often a change is reported (RFC 3376 section 8.1, RFC 3810 section 9.1).
+const ROBUSTNESS: u8 = 2;
+/// The longest time between these reports (RFC 3376 section 8.11, RFC 3810 section 9.11).
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+/// Sources of a record, and records of a report, at most: all of them fit the least MTU of IPv6.
+const MAX_SOURCES: usize = 50;
+const MAX_RECORDS: usize = 20;
+/// Bytes of the records of a report, at most.
+const MAX_REPORT: usize = 1100;
+
+/// A socket, which `S` names, listens to a group: to one source of it, or to all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member<S> {
+    /// The socket.
+    pub socket: S,
+    /// The group.
+    pub group: Address,
+    /// The only source that the socket hears; `None` is all of them.
+    pub source: Option<Address>,
+}
+
+/// What is to be sent. All addresses of one report are of one family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// Records of IGMPv3 or MLDv2.
+    Records(Vec<Record>),
+    /// One group, for a router of this version of IGMP, or of version 1 of MLD.
+    Old(Address, u8),
+}
+
+/// A record that will be sent so often more.
+#[derive(Debug)]
+struct Pending {
+    record: Record,
+    left: u8,
+    next: Instant,
+}
+
+/// The answer to queries of a family.
+#[derive(Debug)]
+struct Answer {
+    is_v4: bool,
+    at: Instant,
+    groups: BTreeSet<Address>,
+    /// The oldest version that asked; `None`: the newest there is.
+    old: Option<u8>,
+}
+
+/// The sources of a group that are wanted: all if `None`.
+type Sources = Option<BTreeSet<Address>>;
+
+/// All memberships of sockets.
+#[derive(Debug)]
+pub struct Memberships<S> {
+    members: Vec<Member<S>>,
+    pending: Vec<Pending>,
+    answers: Vec<Answer>,
+}
+
+/// Whether routers are told of a group: not of one of all hosts, nor of one that ends here (RFC
+/// 3376 section 6, RFC 3810 section 6).
+fn is_reported(group: Address) -> bool {
+    if group.is_v4() {
+        return group != Address::from(ALL_HOSTS);
+    }
+    let bytes = group.bytes();
+    let is_all_nodes =
+        bytes[1] == 2 && bytes[2..15].iter().all(|byte| *byte == 0) && bytes[15] == 1;
+    bytes[1] & 0xf > 1 && !is_all_nodes
+}
+
+/// What says that a group was wanted as `before` says, and is as `after` says (RFC 3376 section
+/// 5.1).
+fn changes(group: Address, before: &Sources, after: &Sources) -> Vec<Record> {
+    let record = |mode, sources: Vec<Address>| Record {
+        mode,
+        group,
+        sources,
+    };
+    match (before, after) {
+        (None, None) => Vec::new(),
+        (Some(_), None) => vec![record(Mode::ToExclude, Vec::new())],
+        (None, Some(only)) => vec![record(Mode::ToInclude, only.iter().copied().collect())],
+        (Some(before), Some(after)) => {
+            let more: Vec<_> = after.difference(before).copied().collect();
+            let less: Vec<_> = before.difference(after).copied().collect();
+            let both = [record(Mode::Allow, more), record(Mode::Block, less)];
+            let says = |record: &Record| !record.sources.is_empty();
+            both.into_iter().filter(says).collect()
+        }
+    }
+}
+
+impl<S> Default for Memberships<S> {
+    fn default() -> Self {
+        Memberships {
+            members: Vec::new(),
+            pending: Vec::new(),
+            answers: Vec::new(),
+        }
+    }
+}
+
+impl<S: Copy + PartialEq> Memberships<S> {
+    /// Whether any socket listens to `group`.
+    pub fn listens_to(&self, group: Address) -> bool {
+        self.members.iter().any(|member| member.group == group)
+    }
+
+    /// The groups that sockets listen to.
+    pub fn groups(&self) -> impl Iterator<Item = Address> {
+        self.members.iter().map(|member| member.group)
+    }
+
+    /// Whether `socket` takes what `source` sends to `group`.
+    pub fn takes(&self, socket: S, group: Address, source: Address) -> bool {
+        self.members.iter().any(|member| {
+            let any = member.source.is_none_or(|only| only == source);
+            (member.socket, member.group) == (socket, group) && any
+        })
+    }
+
+    fn sources(&self, group: Address) -> Sources {
+        let members = self.members.iter();
+        let members = members.filter(|member| member.group == group);
+        members.map(|member| member.source).collect()
+    }
+
+    /// A socket listens to something, or does not any more.
+    pub fn change(&mut self, member: Member<S>, listens: bool, now: Instant) {
+        let before = self.sources(member.group);
+        self.members.retain(|one| *one != member);
+        if listens {
+            self.members.push(member);
+        }
+        self.changed(member.group, &before, now);
+    }
+
+    /// A socket ends.
+    pub fn leave_all(&mut self, socket: S, now: Instant) {
+        let mine = self.members.iter();
+        let mine = mine.filter(|member| member.socket == socket);
+        let groups: BTreeSet<_> = mine.map(|member| member.group).collect();
+        for group in groups {
+            let before = self.sources(group);
+            self.members
+                .retain(|one| (one.socket, one.group) != (socket, group));
+            self.changed(group, &before, now);
+        }
+    }
+
+    fn changed(&mut self, group: Address, before: &Sources, now: Instant) {
+        if !is_reported(group) {
+            return;
+        }
+        let new = changes(group, before, &self.sources(group));
+        self.pending.extend(new.into_iter().map(|record| Pending {
+            record,
+            left: ROBUSTNESS,
+            next: now,
+        }));
+    }
+
+    /// A router asks for `group`, or for all if it is zeros, and waits for `most`. `old` is the
+    /// version that it speaks, if that is not the newest. `random` gives a time below another.
+    pub fn on_query(
+        &mut self,
+        group: Address,
+        (most, old): (Duration, Option<u8>),
+        now: Instant,
+        mut random: impl FnMut(Duration) -> Duration,
+    ) {
+        let is_v4 = group.is_v4();
+        let asked = self.groups().filter(|one| {
+            one.is_v4() == is_v4 && is_reported(*one) && (group.is_unspecified() || *one == group)
+        });
+        let groups: BTreeSet<_> = asked.collect();
+        if groups.is_empty() {
+            return;
+        }
+        let at = now + random(most);
+        // One that waits already answers this, too.
+        match self.answers.iter_mut().find(|answer| answer.is_v4 == is_v4) {
+            Some(answer) => {
+                answer.at = answer.at.min(at);
+                answer.old = match (answer.old, old) {
+                    (Some(one), Some(other)) => Some(one.min(other)),
+                    (one, other) => one.or(other),
+                };
+                answer.groups.extend(groups);
+            }
+            None => self.answers.push(Answer {
+                is_v4,
+                at,
+                groups,
+                old,
+            }),
+        }
+    }
+
+    /// When something is to be sent.
+    pub fn next_deadline(&self) -> Instant {
+        let pending = self.pending.iter().map(|pending| pending.next);
+        let answers = self.answers.iter().map(|answer| answer.at);
+        pending.chain(answers).min().unwrap_or(Instant::NEVER)
+    }
+
+    /// What is to be sent now, in order.
+    pub fn on_time(
+        &mut self,
+        now: Instant,
+        mut random: impl FnMut(Duration) -> Duration,
+    ) -> Vec<Report> {
+        let mut records = Vec::new();
+        // Those of one group stay in order, so the last that is sent is what is so.
+        let again = now + random(REPORT_INTERVAL);
+        self.pending.retain_mut(|pending| {
+            if pending.next > now {
+                return true;
+            }
+            records.push(pending.record.clone());
+            pending.left -= 1;
+            pending.next = again;
+            pending.left > 0
+        });
+        let mut reports = Vec::new();
+        let due: Vec<_> = self
+            .answers
+            .extract_if(.., |answer| answer.at <= now)
+            .collect();
+        for answer in due {
+            for group in answer.groups {
+                match (answer.old, self.sources(group)) {
+                    (Some(version), _) if self.listens_to(group) => {
+                        reports.push(Report::Old(group, version));
+                    }
+                    (None, None) => records.push(Record {
+                        mode: Mode::IsExclude,
+                        group,
+                        sources: Vec::new(),
+                    }),
+                    (None, Some(only)) if !only.is_empty() => records.push(Record {
+                        mode: Mode::IsInclude,
+                        group,
+                        sources: only.into_iter().collect(),
+                    }),
+                    // It was left meanwhile.
+                    _ => {}
+                }
+            }
+        }
+        reports.extend(in_reports(records));
+        reports
+    }
+}
+
+/// Puts records into reports that fit a packet.
+fn in_reports(records: Vec<Record>) -> Vec<Report> {
+    let mut reports = Vec::new();
+    for is_v4 in [true, false] {
+        let size = |record: &Record| (1 + record.sources.len()) * if is_v4 { 4 } else { 16 } + 4;
+        let of_family = records.iter().filter(|one| one.group.is_v4() == is_v4);
+        let mut report: Vec<Record> = Vec::new();
+        for record in of_family.flat_map(in_parts) {
+            let len: usize = report.iter().map(size).sum();
+            if report.len() == MAX_RECORDS || !report.is_empty() && len + size(&record) > MAX_REPORT
+            {
+                reports.push(Report::Records(core::mem::take(&mut report)));
+            }
+            report.push(record);
+        }
+        if !report.is_empty() {
+            reports.push(Report::Records(report));
+        }
+    }
+    reports
+}
+
+/// A record with many sources as several (RFC 3376 section 4.2.16).
+fn in_parts(record: &Record) -> Vec<Record> {
+    if record.sources.len() <= MAX_SOURCES {
+        return vec![record.clone()];
+    }
+    let part = |sources: &[Address]| Record {
+        sources: sources.to_vec(),
+        ..record.clone()
+    };
+    record.sources.chunks(MAX_SOURCES).map(part).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Instant = Instant::from_millis(5);
+
+    fn group(last: u8) -> Address {
+        [239, 0, 0, last].into()
+    }
+
+    fn host(last: u8) -> Address {
+        [10, 0, 0, last].into()
+    }
+
+    fn member(socket: u32, group: Address, source: Option<Address>) -> Member<u32> {
+        Member {
+            socket,
+            group,
+            source,
+        }
+    }
+
+    /// Half of the time that is there.
+    fn half(most: Duration) -> Duration {
+        Duration::from_nanos(most.as_nanos() / 2)
+    }
+
+    fn said(memberships: &mut Memberships<u32>, now: Instant) -> Vec<(Mode, Vec<Address>)> {
+        let reports = memberships.on_time(now, half);
+        let records = reports.into_iter().flat_map(|report| match report {
+            Report::Records(records) => records,
+            Report::Old(..) => Vec::new(),
+        });
+        records.map(|one| (one.mode, one.sources)).collect()
+    }
+
+    #[test]
+    fn every_change_of_what_all_sockets_want_is_said() {
+        let mut all = Memberships::default();
+        let one = group(1);
+        let steps = [
+            (
+                member(1, one, Some(host(8))),
+                true,
+                vec![(Mode::Allow, vec![host(8)])],
+            ),
+            (
+                member(2, one, Some(host(9))),
+                true,
+                vec![(Mode::Allow, vec![host(9)])],
+            ),
+            (member(3, one, Some(host(9))), true, vec![]),
+            (member(4, one, None), true, vec![(Mode::ToExclude, vec![])]),
+            (member(2, one, Some(host(9))), false, vec![]),
+            (
+                member(4, one, None),
+                false,
+                vec![(Mode::ToInclude, vec![host(8), host(9)])],
+            ),
+            (
+                member(3, one, Some(host(9))),
+                false,
+                vec![(Mode::Block, vec![host(9)])],
+            ),
+            (
+                member(1, one, Some(host(8))),
+                false,
+                vec![(Mode::Block, vec![host(8)])],
+            ),
+            (member(4, one, None), true, vec![(Mode::ToExclude, vec![])]),
+            (member(4, one, None), false, vec![(Mode::ToInclude, vec![])]),
+        ];
+        for (at, (member, listens, expected)) in steps.into_iter().enumerate() {
+            let now = NOW + Duration::from_secs(at as u64 * 10);
+            all.change(member, listens, now);
+            assert_eq!(said(&mut all, now), expected, "step {at}");
+            let again = now + Duration::from_millis(500);
+            assert_eq!(said(&mut all, again), expected, "step {at}, again");
+            assert_eq!(all.next_deadline(), Instant::NEVER);
+        }
+    }
+
+    #[test]
+    fn a_socket_takes_what_it_asked_for() {
+        let mut all = Memberships::default();
+        all.change(member(1, group(1), Some(host(8))), true, NOW);
+        all.change(member(2, group(2), None), true, NOW);
+        assert!(all.listens_to(group(1)) && !all.listens_to(group(3)));
+        assert!(all.takes(1, group(1), host(8)));
+        assert!(!all.takes(1, group(1), host(9)));
+        assert!(!all.takes(1, group(2), host(8)));
+        assert!(all.takes(2, group(2), host(9)));
+        all.leave_all(2, NOW);
+        assert!(!all.listens_to(group(2)) && all.listens_to(group(1)));
+    }
+
+    #[test]
+    fn queries_are_answered_together_in_the_oldest_version_that_asked() {
+        let mut all = Memberships::default();
+        let six = Address::of_words([0xff0e << 48, 7]);
+        for (at, group) in [group(1), group(2), six, ALL_HOSTS.into()]
+            .into_iter()
+            .enumerate()
+        {
+            all.change(member(at as u32, group, None), true, NOW);
+        }
+        let later = NOW + Duration::from_secs(2);
+        said(&mut all, NOW);
+        said(&mut all, later);
+        let second = Duration::from_secs(1);
+        all.on_query(group(9), (second, None), later, half);
+        assert_eq!(all.next_deadline(), Instant::NEVER);
+        let any = Address::from([0; 4]);
+        all.on_query(any, (Duration::from_secs(10), None), later, half);
+        all.on_query(group(2), (second, None), later, half);
+        let at = later + Duration::from_millis(500);
+        assert_eq!(all.next_deadline(), at);
+        let exclude = (Mode::IsExclude, Vec::new());
+        assert_eq!(said(&mut all, at), [exclude.clone(), exclude.clone()]);
+        all.on_query(any, (second, None), at, half);
+        all.on_query(any, (second, Some(2)), at, half);
+        let reports = all.on_time(at + second, half);
+        assert_eq!(
+            reports,
+            [Report::Old(group(1), 2), Report::Old(group(2), 2)]
+        );
+        all.on_query(Address::v6([0; 16]), (second, None), at, half);
+        assert_eq!(said(&mut all, at + second), [exclude]);
+    }
+
+    #[test]
+    fn groups_that_end_here_are_not_reported() {
+        for (words, expected) in [
+            ([0xff01 << 48, 9], false),
+            ([0xff02 << 48, 1], false),
+            ([0xff02 << 48, 0xfb], true),
+            ([0xff0e << 48, 1], true),
+        ] {
+            assert_eq!(is_reported(Address::of_words(words)), expected);
+        }
+    }
+
+    #[test]
+    fn many_sources_go_into_several_reports_that_each_fit() {
+        let group = Address::of_words([0xff0e << 48, 7]);
+        let mut all = Memberships::default();
+        for at in 0..200 {
+            let source = Address::of_words([0x2001 << 48, at]);
+            all.change(member(at as u32, group, Some(source)), true, NOW);
+        }
+        let said = said(&mut all, NOW);
+        assert_eq!(
+            said.iter().map(|(_, sources)| sources.len()).sum::<usize>(),
+            200
+        );
+        all.on_query(
+            Address::v6([0; 16]),
+            (Duration::from_secs(1), None),
+            NOW,
+            half,
+        );
+        for report in all.on_time(NOW + Duration::from_secs(2), half) {
+            let Report::Records(records) = report else {
+                panic!("an old report");
+            };
+            let mut bytes = Vec::new();
+            records.iter().for_each(|record| record.write(&mut bytes));
+            assert!(bytes.len() <= MAX_REPORT, "{} bytes", bytes.len());
+        }
+    }
+}

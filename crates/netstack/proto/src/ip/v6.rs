@@ -1,0 +1,346 @@
+//! IPv6 on a link: our addresses, those of routers, and what both are for.
+//!
+//! [`Link`] is the machine: it makes addresses (RFC 4862, RFC 7217), asks whether others have them,
+//! takes what routers advertise (RFC 4861 section 6.3), and reports the groups that we listen to
+//! (RFC 3810). It sees no frame and no clock: the pump passes what arrived and what time it is, and
+//! sends what it asks for. [`Place`] is what follows from it at a moment: which addresses are ours,
+//! and where packets go.
+
+mod link;
+
+use core::net::Ipv6Addr;
+
+use crate::ip::route::{Route, Way};
+use crate::packet::flow::Address;
+use crate::packet::ndp;
+
+pub use link::{Action, Link, may_be_ours};
+
+/// How a stack takes part in IPv6.
+///
+/// ```
+/// use dominoes_proto::ip::v6::Ipv6Config;
+///
+/// let config = Ipv6Config::default().address("2001:db8::7".parse()?, 64).autoconfigure(false);
+/// assert_eq!(config.addresses.len(), 1);
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Ipv6Config {
+    /// Addresses besides the link-local one, with the lengths of their networks' prefixes in bits,
+    /// 0 to 128. Others with this prefix are neighbours. Default: none.
+    pub addresses: Vec<(Ipv6Addr, u8)>,
+    /// Whether routers are asked for and heeded, and addresses made of the prefixes that they
+    /// advertise (RFC 4862 section 5.5). Default: yes.
+    pub autoconfigure: bool,
+    /// How often, a second apart, it is asked whether another host has an address, before it is
+    /// used (`DupAddrDetectTransmits` of RFC 4862 section 5.1). 0: it is used at once. Default: 1.
+    pub duplicate_probes: u8,
+    /// Whether routers may say that another neighbour forwards better to a destination, or that it
+    /// is a neighbour itself (RFC 4861 section 8.3). Default: yes.
+    pub redirects: bool,
+    /// Key of the addresses that the stack makes (RFC 7217 section 5): with the same key they are
+    /// the same at every start, on every link another one. Default: the secret of the stack.
+    pub stable_secret: Option<[u64; 2]>,
+}
+
+impl Default for Ipv6Config {
+    fn default() -> Self {
+        Ipv6Config {
+            addresses: Vec::new(),
+            autoconfigure: true,
+            duplicate_probes: 1,
+            redirects: true,
+            stable_secret: None,
+        }
+    }
+}
+
+impl core::fmt::Debug for Ipv6Config {
+    /// Without the key.
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Ipv6Config")
+            .field("addresses", &self.addresses)
+            .field("autoconfigure", &self.autoconfigure)
+            .field("duplicate_probes", &self.duplicate_probes)
+            .field("redirects", &self.redirects)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Ipv6Config {
+    /// Adds to [`addresses`](Self::addresses).
+    #[must_use]
+    pub fn address(mut self, address: Ipv6Addr, prefix: u8) -> Self {
+        self.addresses.push((address, prefix));
+        self
+    }
+
+    /// Sets [`autoconfigure`](Self::autoconfigure).
+    #[must_use]
+    pub const fn autoconfigure(mut self, autoconfigure: bool) -> Self {
+        self.autoconfigure = autoconfigure;
+        self
+    }
+
+    /// Sets [`duplicate_probes`](Self::duplicate_probes).
+    #[must_use]
+    pub const fn duplicate_probes(mut self, probes: u8) -> Self {
+        self.duplicate_probes = probes;
+        self
+    }
+
+    /// Sets [`redirects`](Self::redirects).
+    #[must_use]
+    pub const fn redirects(mut self, redirects: bool) -> Self {
+        self.redirects = redirects;
+        self
+    }
+
+    /// Sets [`stable_secret`](Self::stable_secret).
+    #[must_use]
+    pub const fn stable_secret(mut self, secret: [u64; 2]) -> Self {
+        self.stable_secret = Some(secret);
+        self
+    }
+}
+
+/// An address that is ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Own {
+    /// The address.
+    pub address: Address,
+    /// Nothing new should begin from it (RFC 4862 section 5.5.4).
+    pub is_deprecated: bool,
+}
+
+/// Where we are in the IPv6 network at a moment, and the ways out of it. By default nowhere.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Our addresses that are in use.
+    pub addresses: Vec<Own>,
+    /// Ours unless another host turns out to have them: not used yet.
+    pub tentative: Vec<Address>,
+    /// Networks of this link.
+    pub on_link: Vec<(Address, u8)>,
+    /// Longest prefix first; of equal ones, the one that was named first.
+    pub routes: Vec<Route>,
+    /// Routers for what no route is for, the best first.
+    pub routers: Vec<Address>,
+    /// Destinations that others forward to than routes say, or that are neighbours.
+    pub redirects: Vec<(Address, Address)>,
+    /// The hop limit that routers tell hosts to use, if they do.
+    pub hop_limit: Option<u8>,
+    /// Bytes that packets on this link may have, if routers say so.
+    pub mtu: Option<u16>,
+}
+
+/// Bits of the prefix of link-local addresses (RFC 4291 section 2.5.6).
+const LINK_LOCAL_PREFIX: u8 = 10;
+
+/// Whether `address` lies in the network `prefix` bits of `network` name.
+pub fn is_in(address: Address, network: Address, prefix: u8) -> bool {
+    let differ = address.bits() ^ network.bits();
+    differ
+        .checked_shr(128 - u32::from(prefix.min(128)))
+        .unwrap_or(0)
+        == 0
+}
+
+/// The first `prefix` bits of an address, and zeros.
+pub fn network(address: Address, prefix: u8) -> Address {
+    let mask = u128::MAX
+        .checked_shl(128 - u32::from(prefix.min(128)))
+        .unwrap_or(0);
+    Address::v6((address.bits() & mask).to_be_bytes())
+}
+
+impl Place {
+    /// The networks of this link, with the lengths of their prefixes.
+    pub fn near(&self) -> impl Iterator<Item = (Address, u8)> + '_ {
+        let local = Address::of_words([0xfe80 << 48, 0]);
+        let local = self.is_anywhere().then_some((local, LINK_LOCAL_PREFIX));
+        let on_link = self.on_link.iter();
+        let on_link = on_link.map(|(at, prefix)| (network(*at, *prefix), *prefix));
+        local.into_iter().chain(on_link)
+    }
+
+    /// Whether there is IPv6 at all.
+    pub fn is_anywhere(&self) -> bool {
+        !self.addresses.is_empty() || !self.tentative.is_empty()
+    }
+
+    /// The addresses that are ours or may become ours.
+    pub fn all(&self) -> Vec<Address> {
+        let own = self.addresses.iter().map(|own| own.address);
+        own.chain(self.tentative.iter().copied()).collect()
+    }
+
+    /// Whether it is ours, and known to be.
+    pub fn has(&self, address: Address) -> bool {
+        self.addresses.iter().any(|own| own.address == address)
+    }
+
+    /// Whether we listen to a group: all nodes, or those that ask for one of our addresses (RFC
+    /// 4291 section 2.8).
+    pub fn listens_to(&self, group: Address) -> bool {
+        let own = self.addresses.iter().map(|own| own.address);
+        let mut all = own.chain(self.tentative.iter().copied());
+        group == ndp::ALL_NODES || all.any(|address| ndp::solicited_node(address) == group)
+    }
+
+    /// Who gets frames for `remote`, if anybody does.
+    #[cfg(test)]
+    pub fn next_hop(&self, remote: Address) -> Option<Address> {
+        self.way(remote).map(|way| way.hop)
+    }
+
+    /// How packets to `remote` get on (RFC 4861 section 5.2).
+    pub fn way(&self, remote: Address) -> Option<Way> {
+        if remote.is_link_local() {
+            let near = Way::near(remote, LINK_LOCAL_PREFIX);
+            return self.is_anywhere().then_some(near);
+        }
+        if let Some((_, hop)) = self.redirects.iter().find(|(to, _)| *to == remote) {
+            return Some(Way::near(*hop, 128));
+        }
+        let near = self
+            .on_link
+            .iter()
+            .filter(|(network, len)| is_in(remote, *network, *len));
+        let near = near.map(|(_, len)| *len).max();
+        let route = self
+            .routes
+            .iter()
+            .find(|route| is_in(remote, route.network.into(), route.prefix));
+        match (near, route) {
+            (Some(len), Some(route)) if route.prefix > len => Some(route.into()),
+            (Some(len), _) => Some(Way::near(remote, len)),
+            (None, Some(route)) => Some(route.into()),
+            (None, None) => self.routers.first().map(|router| Way {
+                hop: *router,
+                prefix: 0,
+                metric: Way::ADVERTISED,
+            }),
+        }
+    }
+
+    /// Which of our addresses packets to `remote` come from (RFC 6724 section 5): of its scope, not
+    /// deprecated, and with the longest prefix in common. `None` if we have no address yet.
+    pub fn source(&self, remote: Address) -> Option<Address> {
+        let is_local = |address: Address| {
+            address.is_link_local() || address.is_multicast() && address.bytes()[1] & 0xf <= 2
+        };
+        let rank = |own: &&Own| {
+            let same_scope = is_local(own.address) == is_local(remote);
+            let common = (own.address.bits() ^ remote.bits()).leading_zeros();
+            (same_scope, !own.is_deprecated, common)
+        };
+        // Of equal ones, the first.
+        let best = self.addresses.iter().rev().max_by_key(rank)?;
+        // Routers do not forward what a link-local address sends (RFC 4291 section 2.5.6).
+        let may_leave = is_local(remote) || !best.address.is_link_local();
+        let is_near = || {
+            self.on_link
+                .iter()
+                .any(|(network, len)| is_in(remote, *network, *len))
+        };
+        (may_leave || is_near()).then_some(best.address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> Address {
+        text.parse::<Ipv6Addr>().expect("an address").into()
+    }
+
+    fn own(text: &str, is_deprecated: bool) -> Own {
+        Own {
+            address: address(text),
+            is_deprecated,
+        }
+    }
+
+    fn place() -> Place {
+        Place {
+            addresses: vec![
+                own("fe80::1", false),
+                own("2001:db8:1::1", false),
+                own("2001:db8:2::1", true),
+                own("fd00::1", false),
+            ],
+            tentative: vec![address("2001:db8:9::1")],
+            on_link: vec![(address("2001:db8:1::"), 64), (address("fd00::"), 64)],
+            routes: vec![
+                Route {
+                    network: address("2001:db8:1:0:8000::").ip(),
+                    prefix: 65,
+                    via: address("fe80::7").ip(),
+                    metric: 0,
+                },
+                Route {
+                    network: address("2001:db8:5::").ip(),
+                    prefix: 48,
+                    via: address("fe80::8").ip(),
+                    metric: 0,
+                },
+            ],
+            routers: vec![address("fe80::a"), address("fe80::b")],
+            redirects: vec![(address("2001:db8:7::5"), address("fe80::c"))],
+            ..Place::default()
+        }
+    }
+
+    #[test]
+    fn the_longest_prefix_decides_and_routers_get_the_rest() {
+        let hop = |remote| place().next_hop(address(remote)).map(|hop| hop.to_string());
+        assert_eq!(hop("fe80::99").as_deref(), Some("fe80::99"));
+        assert_eq!(hop("2001:db8:1::5").as_deref(), Some("2001:db8:1::5"));
+        assert_eq!(hop("2001:db8:1:0:8000::5").as_deref(), Some("fe80::7"));
+        assert_eq!(hop("2001:db8:5::5").as_deref(), Some("fe80::8"));
+        assert_eq!(hop("2001:db8:6::5").as_deref(), Some("fe80::a"));
+        assert_eq!(hop("2001:db8:7::5").as_deref(), Some("fe80::c"));
+        assert_eq!(Place::default().next_hop(address("2001:db8::1")), None);
+        assert_eq!(Place::default().next_hop(address("fe80::1")), None);
+    }
+
+    #[test]
+    fn a_source_is_of_the_scope_of_its_destination_and_not_deprecated() {
+        let from = |remote| {
+            place()
+                .source(address(remote))
+                .map(|source| source.to_string())
+        };
+        assert_eq!(from("fe80::99").as_deref(), Some("fe80::1"));
+        assert_eq!(from("ff02::1").as_deref(), Some("fe80::1"));
+        assert_eq!(from("2001:db8:1::9").as_deref(), Some("2001:db8:1::1"));
+        // Its prefix is longer, and it is deprecated.
+        assert_eq!(from("2001:db8:2::9").as_deref(), Some("2001:db8:1::1"));
+        assert_eq!(from("fd00::9").as_deref(), Some("fd00::1"));
+        let local = Place {
+            addresses: vec![own("fe80::1", false)],
+            ..Place::default()
+        };
+        assert_eq!(local.source(address("2001:db8::1")), None);
+        assert_eq!(local.source(address("fe80::2")), Some(address("fe80::1")));
+    }
+
+    #[test]
+    fn groups_of_tentative_addresses_are_listened_to() {
+        assert!(place().listens_to(ndp::ALL_NODES));
+        assert!(place().listens_to(ndp::solicited_node(address("2001:db8:9::1"))));
+        assert!(!place().listens_to(address("ff02::fb")));
+        assert!(!place().has(address("2001:db8:9::1")));
+    }
+
+    #[test]
+    fn any_length_of_a_prefix_is_compared() {
+        let (a, b) = (address("2001:db8::1"), address("2001:db8::3"));
+        assert!(is_in(a, b, 0) && is_in(a, b, 126) && is_in(a, a, 128));
+        assert!(!is_in(a, b, 127) && !is_in(a, b, 128));
+    }
+}

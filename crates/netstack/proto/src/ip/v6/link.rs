@@ -1,0 +1,688 @@
+//! Addresses, routers, and groups of one link.
+
+use core::net::Ipv6Addr;
+
+use super::{Ipv6Config, Own, Place};
+use crate::ip::route::Route;
+use crate::keys::{Domain, Keys};
+use crate::packet::IPV6_MIN_MTU;
+use crate::packet::flow::Address;
+use crate::packet::mld::Query;
+use crate::packet::ndp::{self, Prefix, RouterAdvertisement};
+use crate::time::{Duration, Instant};
+
+/// Time between two solicitations (`RetransTimer` of RFC 4861 section 10).
+const RETRANS_TIMER: Duration = Duration::from_secs(1);
+/// The first message of an interface waits for a random time below this, so that hosts that start
+/// together do not all speak at once (RFC 4861 section 6.3.7, RFC 4862 section 5.4.2).
+const MAX_DELAY: Duration = Duration::from_secs(1);
+/// How often routers are asked, and how long each time waits (RFC 4861 section 10).
+const MAX_ROUTER_SOLICITATIONS: u8 = 3;
+const ROUTER_SOLICITATION_INTERVAL: Duration = Duration::from_secs(4);
+/// How often a change of what we listen to is reported (RFC 3810 section 9.1).
+const ROBUSTNESS: u8 = 2;
+/// The longest time between two of these reports (RFC 3810 section 9.11).
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+/// Other addresses that are tried if one is taken (`IDGEN_RETRIES` of RFC 7217 section 7).
+const IDGEN_RETRIES: u64 = 3;
+/// What advertisements can make us keep, at most. Anybody on the link can send them.
+const MAX_ADDRESSES: usize = 16;
+const MAX_PREFIXES: usize = 16;
+const MAX_ROUTERS: usize = 8;
+const MAX_REDIRECTS: usize = 64;
+/// Between which bounds the time between two solicitations may be that routers ask for.
+const RETRANS_BOUNDS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+/// A lifetime is not cut below this by what nobody proved to have sent (RFC 4862 section 5.5.3
+/// (e)).
+const TWO_HOURS: Duration = Duration::from_secs(7200);
+/// The prefix of all link-local addresses (RFC 4291 section 2.5.6).
+const LINK_LOCAL: Address = Address::of_words([0xfe80 << 48, 0]);
+/// The only length of a prefix that addresses are made of (RFC 4291 section 2.5.1, RFC 2464 section
+/// 4).
+const PREFIX: u8 = 64;
+
+/// What the pump is asked to send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// The question whether another host has this address (RFC 4862 section 5.4.2).
+    Probe(Address),
+    /// The question for routers.
+    SolicitRouters,
+    /// A report of groups: that we began to listen to them, or do so.
+    Report {
+        /// The groups.
+        groups: Vec<Address>,
+        /// Whether we began to listen to them.
+        is_new: bool,
+    },
+    /// The same of one group, for a router of version 1.
+    ReportV1(Address),
+}
+
+/// Where an address comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    ByHand,
+    /// Made of a prefix; so many addresses were tried before.
+    Made {
+        prefix: Address,
+        tried: u64,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// So many probes were sent; the next is due then, or, if they were all, nobody has answered.
+    Tentative {
+        probes: u8,
+        next: Instant,
+    },
+    Assigned,
+    /// Another host has it.
+    Duplicate,
+}
+
+/// An address that is or may become ours.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    address: Address,
+    origin: Origin,
+    state: State,
+    valid_until: Instant,
+    preferred_until: Instant,
+    is_deprecated: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct OnLink {
+    prefix: Address,
+    len: u8,
+    until: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Router {
+    address: Address,
+    until: Instant,
+}
+
+/// A change of what we listen to that is being reported.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    group: Address,
+    left: u8,
+    next: Instant,
+}
+
+/// The answer to a query.
+#[derive(Clone, Debug)]
+struct Answer {
+    at: Instant,
+    groups: Vec<Address>,
+    is_v1: bool,
+}
+
+/// What is known of the link, and what is due there.
+#[derive(Debug)]
+pub struct Link {
+    keys: Keys,
+    mac: u64,
+    config: Ipv6Config,
+    routes: Vec<Route>,
+    candidates: Vec<Candidate>,
+    on_link: Vec<OnLink>,
+    routers: Vec<Router>,
+    /// Destinations, and who forwards to them, oldest first.
+    redirects: Vec<(Address, Address)>,
+    hop_limit: Option<u8>,
+    mtu: Option<u16>,
+    retransmit: Duration,
+    /// How often routers were asked, and when they are next.
+    asked: u8,
+    ask_at: Instant,
+    changes: Vec<Change>,
+    answer: Option<Answer>,
+    /// How many random delays there were.
+    delays: u64,
+    has_changed: bool,
+    duplicates: u64,
+}
+
+/// What a lifetime of so many seconds ends; [`u32::MAX`] never does (RFC 4861 section 4.6.2).
+fn end_of(now: Instant, seconds: u32) -> Instant {
+    match seconds {
+        u32::MAX => Instant::NEVER,
+        seconds => now + Duration::from_secs(seconds.into()),
+    }
+}
+
+/// Whether an interface identifier is reserved (RFC 5453, RFC 7217 section 5).
+const fn is_reserved(identifier: u64) -> bool {
+    identifier == 0
+        || identifier >> 24 == 0x02_005e_fffe
+        || identifier >= 0xfdff_ffff_ffff_ff80 && identifier <= 0xfdff_ffff_ffff_ffff
+}
+
+impl Link {
+    /// Begins nothing. `routes` are those that are configured, of either family; `keys` those of
+    /// the stack.
+    pub fn new(mac: [u8; 6], config: Ipv6Config, routes: &[Route], keys: &Keys) -> Self {
+        let keys = config.stable_secret.map_or(*keys, Keys::new);
+        let [a, b, c, d, e, f] = mac;
+        let mut routes: Vec<_> = routes
+            .iter()
+            .filter(|route| route.network.is_ipv6())
+            .copied()
+            .collect();
+        routes.sort_by_key(Route::order);
+        Link {
+            keys,
+            mac: u64::from_be_bytes([0, 0, a, b, c, d, e, f]),
+            config,
+            routes,
+            candidates: Vec::new(),
+            on_link: Vec::new(),
+            routers: Vec::new(),
+            redirects: Vec::new(),
+            hop_limit: None,
+            mtu: None,
+            retransmit: RETRANS_TIMER,
+            asked: 0,
+            ask_at: Instant::NEVER,
+            changes: Vec::new(),
+            answer: None,
+            delays: 0,
+            has_changed: false,
+            duplicates: 0,
+        }
+    }
+
+    /// The link is up.
+    pub fn begin(&mut self, now: Instant) {
+        let forever = (Instant::NEVER, Instant::NEVER);
+        self.make(LINK_LOCAL, 0, forever, now);
+        for (address, len) in self.config.addresses.clone() {
+            let address = Address::from(address);
+            self.on_link.push(OnLink {
+                prefix: address,
+                len,
+                until: Instant::NEVER,
+            });
+            self.add(address, Origin::ByHand, forever, now);
+        }
+        if self.config.autoconfigure {
+            self.ask_at = now + self.delay(MAX_DELAY);
+        }
+    }
+
+    /// An address that is given by hand, on the network that the first `len` bits of it name.
+    pub fn add_by_hand(&mut self, address: Ipv6Addr, len: u8, now: Instant) {
+        let own = Address::from(address);
+        let mut known = self.candidates.iter();
+        if known.any(|one| one.address == own && one.state != State::Duplicate) {
+            return;
+        }
+        // It was another host's, and is asked for anew.
+        self.remove(own);
+        // Those by hand come first.
+        let on_link = OnLink {
+            prefix: own,
+            len,
+            until: Instant::NEVER,
+        };
+        self.on_link.insert(self.config.addresses.len(), on_link);
+        self.config.addresses.push((address, len));
+        let forever = (Instant::NEVER, Instant::NEVER);
+        self.add(own, Origin::ByHand, forever, now);
+    }
+
+    /// An address is not ours any more. One that was made of a router's prefix comes again with
+    /// its next advertisement.
+    pub fn remove(&mut self, address: Address) {
+        self.candidates.retain(|one| one.address != address);
+        let mut by_hand = self.config.addresses.iter();
+        if let Some(at) = by_hand.position(|(own, _)| Address::from(*own) == address) {
+            self.config.addresses.remove(at);
+            self.on_link.remove(at);
+        }
+        self.has_changed = true;
+    }
+
+    /// Packets for a network go through a gateway from now on.
+    pub fn add_route(&mut self, route: Route) {
+        if !self.routes.iter().any(|known| known.is_same(&route)) {
+            route.add_to(&mut self.routes);
+            self.has_changed = true;
+        }
+    }
+
+    /// They do not any more.
+    pub fn remove_route(&mut self, route: &Route) {
+        self.routes.retain(|known| !known.is_same(route));
+        self.has_changed = true;
+    }
+
+    /// The link is there again, perhaps another one: routers are asked anew.
+    pub fn ask_again(&mut self, now: Instant) {
+        if self.config.autoconfigure {
+            self.asked = 0;
+            self.ask_at = now + self.delay(MAX_DELAY);
+        }
+    }
+
+    /// A random time below `most`, another one each time.
+    fn delay(&mut self, most: Duration) -> Duration {
+        self.delays += 1;
+        let random = self.keys.of(Domain::LinkDelay, [self.mac, self.delays]);
+        Duration::from_nanos(random % most.as_nanos().max(1))
+    }
+
+    /// A stable, opaque interface identifier for `prefix` (RFC 7217 section 5).
+    fn identifier(&self, prefix: Address, tried: u64) -> u64 {
+        let words = [prefix.words()[0], self.mac, tried];
+        self.keys.of(Domain::InterfaceIdentifier, words)
+    }
+
+    /// Makes an address of a prefix of 64 bits, of which `tried` others were taken.
+    fn make(&mut self, prefix: Address, tried: u64, lifetimes: (Instant, Instant), now: Instant) {
+        let free = (tried..).map(|tried| (tried, self.identifier(prefix, tried)));
+        let found = free
+            .take(64)
+            .find(|(_, identifier)| !is_reserved(*identifier));
+        if let Some((tried, identifier)) = found {
+            let address = Address::of_words([prefix.words()[0], identifier]);
+            self.add(address, Origin::Made { prefix, tried }, lifetimes, now);
+        }
+    }
+
+    fn add(
+        &mut self,
+        address: Address,
+        origin: Origin,
+        (valid_until, preferred_until): (Instant, Instant),
+        now: Instant,
+    ) {
+        let state = match self.config.duplicate_probes {
+            0 => State::Assigned,
+            _ => State::Tentative {
+                probes: 0,
+                next: now + self.delay(MAX_DELAY),
+            },
+        };
+        let next = match state {
+            State::Tentative { next, .. } => next,
+            _ => now,
+        };
+        self.candidates.push(Candidate {
+            address,
+            origin,
+            state,
+            valid_until,
+            preferred_until,
+            is_deprecated: preferred_until <= now,
+        });
+        self.changes.push(Change {
+            group: ndp::solicited_node(address),
+            left: ROBUSTNESS,
+            next,
+        });
+        self.has_changed = true;
+    }
+
+    /// The next time at which something is due.
+    pub fn next_deadline(&self) -> Instant {
+        let of_candidate = |candidate: &Candidate| {
+            let next = match candidate.state {
+                State::Tentative { next, .. } => next,
+                _ => Instant::NEVER,
+            };
+            let deprecated = match candidate.is_deprecated {
+                true => Instant::NEVER,
+                false => candidate.preferred_until,
+            };
+            next.min(candidate.valid_until).min(deprecated)
+        };
+        let candidates = self.candidates.iter().map(of_candidate);
+        let on_link = self.on_link.iter().map(|on_link| on_link.until);
+        let routers = self.routers.iter().map(|router| router.until);
+        let changes = self.changes.iter().map(|change| change.next);
+        let answer = self.answer.iter().map(|answer| answer.at);
+        let all = candidates.chain(on_link).chain(routers);
+        let all = all.chain(changes).chain(answer);
+        all.fold(self.ask_at, Instant::min)
+    }
+
+    /// Does what is due. Says what is to be sent, in order.
+    pub fn on_time(&mut self, now: Instant) -> Vec<Action> {
+        let mut actions = Vec::new();
+        if self.next_deadline() > now {
+            return actions;
+        }
+        self.report(now, &mut actions);
+        self.probe(now, &mut actions);
+        self.end_lifetimes(now);
+        if self.ask_at <= now {
+            self.asked += 1;
+            self.ask_at = match self.asked {
+                MAX_ROUTER_SOLICITATIONS.. => Instant::NEVER,
+                _ => now + ROUTER_SOLICITATION_INTERVAL,
+            };
+            actions.push(Action::SolicitRouters);
+        }
+        actions
+    }
+
+    /// Asks for tentative addresses; those that nobody has are ours.
+    fn probe(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        for candidate in &mut self.candidates {
+            let State::Tentative { probes, next } = &mut candidate.state else {
+                continue;
+            };
+            if *next > now {
+                continue;
+            }
+            if *probes < self.config.duplicate_probes {
+                *probes += 1;
+                *next = now + self.retransmit;
+                actions.push(Action::Probe(candidate.address));
+            } else {
+                candidate.state = State::Assigned;
+                self.has_changed = true;
+            }
+        }
+    }
+
+    fn end_lifetimes(&mut self, now: Instant) {
+        let changed = &mut self.has_changed;
+        self.candidates.retain_mut(|candidate| {
+            let ends = candidate.valid_until <= now;
+            let deprecated = candidate.preferred_until <= now;
+            *changed |= ends || deprecated != candidate.is_deprecated;
+            candidate.is_deprecated = deprecated;
+            !ends
+        });
+        let before = self.on_link.len() + self.routers.len();
+        self.on_link.retain(|on_link| on_link.until > now);
+        self.routers.retain(|router| router.until > now);
+        self.has_changed |= self.on_link.len() + self.routers.len() != before;
+    }
+
+    fn report(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let mut groups = Vec::new();
+        let mut changes = core::mem::take(&mut self.changes);
+        changes.retain_mut(|change| {
+            if change.next > now {
+                return true;
+            }
+            groups.push(change.group);
+            change.left -= 1;
+            change.next = now + self.delay(REPORT_INTERVAL);
+            change.left > 0
+        });
+        self.changes = changes;
+        if !groups.is_empty() {
+            let is_new = true;
+            actions.push(Action::Report { groups, is_new });
+        }
+        if let Some(answer) = self.answer.take_if(|answer| answer.at <= now) {
+            if answer.is_v1 {
+                actions.extend(answer.groups.into_iter().map(Action::ReportV1));
+            } else {
+                let (groups, is_new) = (answer.groups, false);
+                actions.push(Action::Report { groups, is_new });
+            }
+        }
+    }
+
+    /// A router asks what we listen to (RFC 3810 section 6.2).
+    pub fn on_query(&mut self, query: &Query, now: Instant) {
+        let listening = self.candidates.iter();
+        let listening = listening.filter(|candidate| candidate.state != State::Duplicate);
+        let mut groups: Vec<_> = listening
+            .map(|candidate| ndp::solicited_node(candidate.address))
+            .filter(|group| query.group.bits() == 0 || query.group == *group)
+            .collect();
+        groups.sort_unstable();
+        groups.dedup();
+        if groups.is_empty() {
+            return;
+        }
+        let at = now + self.delay(Duration::from_millis(query.most_ms));
+        // One that waits already answers this, too.
+        let answer = self.answer.get_or_insert(Answer {
+            at,
+            groups: Vec::new(),
+            is_v1: query.is_v1,
+        });
+        answer.at = answer.at.min(at);
+        answer.is_v1 |= query.is_v1;
+        answer.groups.extend(groups);
+        answer.groups.sort_unstable();
+        answer.groups.dedup();
+    }
+
+    /// Whether we ask whether another host has this address.
+    pub fn is_tentative(&self, address: Address) -> bool {
+        let mut all = self.candidates.iter();
+        all.any(|one| one.address == address && matches!(one.state, State::Tentative { .. }))
+    }
+
+    /// Another host has the tentative `address`, or asks for it as we do: it does not become ours.
+    /// If it was made, another one is (RFC 4862 section 5.4.5, RFC 7217 section 6).
+    pub fn on_duplicate(&mut self, address: Address, now: Instant) {
+        let mut all = self.candidates.iter_mut();
+        let Some(found) = all.find(|one| one.address == address) else {
+            return;
+        };
+        found.state = State::Duplicate;
+        self.duplicates += 1;
+        self.has_changed = true;
+        let lifetimes = (found.valid_until, found.preferred_until);
+        if let Origin::Made { prefix, tried } = found.origin
+            && tried < IDGEN_RETRIES
+        {
+            self.candidates.retain(|one| one.address != address);
+            self.make(prefix, tried + 1, lifetimes, now);
+        }
+    }
+
+    /// How many addresses were another host's.
+    pub const fn duplicates(&self) -> u64 {
+        self.duplicates
+    }
+
+    /// A router advertises itself and prefixes (RFC 4861 section 6.3.4, RFC 4862 section 5.5.3).
+    pub fn on_router(&mut self, said: &RouterAdvertisement, now: Instant) {
+        if !self.config.autoconfigure {
+            return;
+        }
+        let known = self
+            .routers
+            .iter()
+            .position(|one| one.address == said.router);
+        let until = now + Duration::from_secs(said.lifetime_s.into());
+        match known {
+            Some(at) if said.lifetime_s == 0 => {
+                self.routers.remove(at);
+                self.forwards_no_more(said.router);
+                self.has_changed = true;
+            }
+            Some(at) => self.routers[at].until = until,
+            None if said.lifetime_s > 0 && self.routers.len() < MAX_ROUTERS => {
+                self.has_changed = true;
+                self.routers.push(Router {
+                    address: said.router,
+                    until,
+                });
+            }
+            None => {}
+        }
+        if said.lifetime_s > 0 && self.asked > 0 {
+            self.ask_at = Instant::NEVER;
+        }
+        if said.retransmit_ms > 0 {
+            let (least, most) = RETRANS_BOUNDS;
+            let said = Duration::from_millis(said.retransmit_ms.into());
+            self.retransmit = said.clamp(least, most);
+        }
+        let hop_limit = Some(said.hop_limit).filter(|limit| *limit > 0);
+        let mtu = said.mtu.map(|mtu| u16::try_from(mtu).unwrap_or(u16::MAX));
+        let mtu = mtu.filter(|mtu| *mtu >= IPV6_MIN_MTU);
+        // What it does not say stays as it was.
+        let before = (self.hop_limit, self.mtu);
+        (self.hop_limit, self.mtu) = (hop_limit.or(self.hop_limit), mtu.or(self.mtu));
+        self.has_changed |= before != (self.hop_limit, self.mtu);
+        for prefix in &said.prefixes {
+            self.on_prefix(prefix, now);
+        }
+    }
+
+    /// A router that forwards to `destination` says that `target` does so better; if they are the
+    /// same, it is a neighbour (RFC 4861 section 8.3).
+    pub fn on_redirect(&mut self, destination: Address, target: Address) {
+        if self.redirects.contains(&(destination, target)) {
+            return;
+        }
+        self.redirects.retain(|(to, _)| *to != destination);
+        if self.redirects.len() == MAX_REDIRECTS {
+            self.redirects.remove(0);
+        }
+        self.redirects.push((destination, target));
+        self.has_changed = true;
+    }
+
+    /// Routes and routers say again how packets get on that were redirected to `neighbor`.
+    fn forwards_no_more(&mut self, neighbor: Address) {
+        let before = self.redirects.len();
+        self.redirects.retain(|(_, hop)| *hop != neighbor);
+        self.has_changed |= self.redirects.len() != before;
+    }
+
+    fn on_prefix(&mut self, said: &Prefix, now: Instant) {
+        if said.prefix.is_link_local() || said.prefix.is_multicast() || said.len > 128 {
+            return;
+        }
+        let valid_until = end_of(now, said.valid_s);
+        if said.on_link {
+            let is = |one: &OnLink| {
+                one.len == said.len && super::is_in(one.prefix, said.prefix, said.len)
+            };
+            match self.on_link.iter().position(is) {
+                // What was configured by hand stays.
+                Some(at) if self.on_link[at].until == Instant::NEVER && self.is_by_hand(at) => {}
+                Some(at) if said.valid_s == 0 => {
+                    self.on_link.remove(at);
+                    self.has_changed = true;
+                }
+                Some(at) => self.on_link[at].until = valid_until,
+                None if said.valid_s > 0 && self.on_link.len() < MAX_PREFIXES => {
+                    self.has_changed = true;
+                    self.on_link.push(OnLink {
+                        prefix: said.prefix,
+                        len: said.len,
+                        until: valid_until,
+                    });
+                }
+                None => {}
+            }
+        }
+        if said.autonomous && said.len == PREFIX && said.preferred_s <= said.valid_s {
+            self.on_autonomous(said, valid_until, now);
+        }
+    }
+
+    fn is_by_hand(&self, at: usize) -> bool {
+        at < self.config.addresses.len()
+    }
+
+    /// Makes an address, or changes the lifetimes of the one that was made (RFC 4862 section 5.5.3
+    /// (d) and (e)).
+    fn on_autonomous(&mut self, said: &Prefix, valid_until: Instant, now: Instant) {
+        let network = Address::of_words([said.prefix.words()[0], 0]);
+        let preferred_until = end_of(now, said.preferred_s);
+        let is = |one: &&mut Candidate| matches!(one.origin, Origin::Made { prefix, .. } if prefix == network);
+        let Some(known) = self.candidates.iter_mut().find(is) else {
+            if said.valid_s > 0
+                && self.candidates.len() < MAX_ADDRESSES + self.config.addresses.len()
+            {
+                self.make(network, 0, (valid_until, preferred_until), now);
+            }
+            return;
+        };
+        let in_two_hours = now + TWO_HOURS;
+        if valid_until > in_two_hours || valid_until > known.valid_until {
+            known.valid_until = valid_until;
+        } else if known.valid_until > in_two_hours {
+            known.valid_until = in_two_hours;
+        }
+        known.preferred_until = preferred_until.min(known.valid_until);
+        let is_deprecated = known.preferred_until <= now;
+        self.has_changed |= is_deprecated != known.is_deprecated;
+        known.is_deprecated = is_deprecated;
+    }
+
+    /// A router does not answer, so another one is asked first (RFC 4861 section 6.3.6).
+    pub fn on_router_silent(&mut self, address: Address) {
+        self.forwards_no_more(address);
+        if let Some(at) = self.routers.iter().position(|one| one.address == address) {
+            let silent = self.routers.remove(at);
+            self.routers.push(silent);
+            self.has_changed = true;
+        }
+    }
+
+    /// A neighbour says that it is no router (RFC 4861 section 7.2.5).
+    pub fn on_no_router(&mut self, address: Address) {
+        let before = (self.routers.len(), self.redirects.len());
+        self.routers.retain(|one| one.address != address);
+        // Who is a neighbour itself needs to be no router.
+        self.redirects
+            .retain(|(to, hop)| *hop != address || to == hop);
+        self.has_changed |= (self.routers.len(), self.redirects.len()) != before;
+    }
+
+    /// Whether [`Link::place`] may be another one since it was taken last.
+    pub const fn has_changed(&self) -> bool {
+        self.has_changed
+    }
+
+    /// [`Link::place`] is taken as it is now.
+    pub const fn take_changed(&mut self) -> bool {
+        core::mem::replace(&mut self.has_changed, false)
+    }
+
+    /// What follows at this moment.
+    pub fn place(&self) -> Place {
+        let own = |one: &Candidate| Own {
+            address: one.address,
+            is_deprecated: one.is_deprecated,
+        };
+        let is_own = |one: &&Candidate| one.state == State::Assigned;
+        let tentative = self.candidates.iter();
+        let tentative = tentative.filter(|one| matches!(one.state, State::Tentative { .. }));
+        Place {
+            addresses: self.candidates.iter().filter(is_own).map(own).collect(),
+            tentative: tentative.map(|one| one.address).collect(),
+            on_link: self
+                .on_link
+                .iter()
+                .map(|one| (one.prefix, one.len))
+                .collect(),
+            routes: self.routes.clone(),
+            routers: self.routers.iter().map(|one| one.address).collect(),
+            redirects: self.redirects.clone(),
+            hop_limit: self.hop_limit,
+            mtu: self.mtu,
+        }
+    }
+}
+
+/// Whether an address may be given to the stack by hand.
+pub fn may_be_ours(address: Ipv6Addr) -> bool {
+    let address = Address::from(address);
+    let is_nowhere = address.is_unspecified() || address.ip().is_loopback();
+    !(is_nowhere || address.is_v4() || address.is_multicast())
+}
+
+#[cfg(test)]
+mod tests;

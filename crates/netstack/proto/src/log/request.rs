@@ -1,0 +1,868 @@
+//! What the receive pump learned of a request, and all that `apply` may know of it.
+//!
+//! A [`Request`] is one entry of the log. Its first cache line, the [`Digest`], is everything that
+//! an in-order run of segments needs; the [`Body`] behind it is read for the rest. Requests are
+//! plain values: no pointer, no payload byte, nothing that could differ between two replicas.
+
+pub use crate::packet::flow::{Address, Binding, Endpoint, Families, Flow, IpFields, Mac};
+
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Settings, Tuning};
+use crate::seqnum::SeqNum;
+use crate::time::Instant;
+
+/// At most this many segments share one request; one verdict bit belongs to each.
+pub const MAX_RUN: usize = 60;
+/// The most datagrams that share a request and have a frame each.
+pub const MAX_DATAGRAMS: usize = 16;
+/// Which segments of a run, or datagrams of a request, have right checksums: a bit each, the lowest
+/// for the first.
+pub type Verdict = u64;
+
+/// At most this many acknowledgments share a request with the first one of their run.
+pub const MORE_ACKS: usize = 6;
+/// The same, of those that agree in their window and each acknowledge a little more.
+pub const MORE_ALIKE: usize = 31;
+
+/// A connection: an entry of the connection table, and which of its connections is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+pub struct ConnId {
+    /// The entry of the connection table.
+    pub index: u32,
+    /// Counts the connections that had the entry.
+    pub generation: u32,
+}
+
+impl ConnId {
+    /// Names no connection.
+    pub const NONE: ConnId = ConnId {
+        index: u32::MAX,
+        generation: u32::MAX,
+    };
+}
+
+/// TCP's control bits (RFC 9293 section 3.1), as they stand in the header's 14th byte.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+pub struct Flags(pub u8);
+
+impl Flags {
+    /// No more data from the sender.
+    pub const FIN: Flags = Flags(0x01);
+    /// Synchronize sequence numbers.
+    pub const SYN: Flags = Flags(0x02);
+    /// Reset the connection.
+    pub const RST: Flags = Flags(0x04);
+    /// Push.
+    pub const PSH: Flags = Flags(0x08);
+    /// The acknowledgment field is significant.
+    pub const ACK: Flags = Flags(0x10);
+    /// The urgent pointer field is significant.
+    pub const URG: Flags = Flags(0x20);
+    /// Congestion experienced, echoed (RFC 3168).
+    pub const ECE: Flags = Flags(0x40);
+    /// Congestion window reduced (RFC 3168).
+    pub const CWR: Flags = Flags(0x80);
+
+    /// Whether every bit of `other` is set.
+    #[inline]
+    pub const fn has(self, other: Flags) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Whether any bit of `other` is set.
+    #[inline]
+    pub const fn any(self, other: Flags) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// Both sets of bits.
+    #[inline]
+    #[must_use]
+    pub const fn with(self, other: Flags) -> Flags {
+        Flags(self.0 | other.0)
+    }
+
+    /// Without the bits of `other`.
+    #[inline]
+    #[must_use]
+    pub const fn without(self, other: Flags) -> Flags {
+        Flags(self.0 & !other.0)
+    }
+}
+
+/// What a request is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+#[repr(u8)]
+pub enum Kind {
+    /// A run of TCP segments of one flow; [`Body::Segments`].
+    Segments,
+    /// Nothing but time (a deadline is due) or transmit credit; [`Body::None`].
+    Tick,
+    /// Anything an application or the operator asked for: the [`Body`] says what.
+    Command,
+    /// UDP datagrams for one socket, which [`Digest::hint`] names; [`Body::Datagrams`].
+    Datagrams,
+}
+
+impl Kind {
+    /// Whether requests of this kind have frames, whose checksums are to be verified.
+    #[inline]
+    pub const fn has_frames(self) -> bool {
+        matches!(self, Kind::Segments | Kind::Datagrams)
+    }
+}
+
+/// All that the pump learned of a run, in one cache line.
+///
+/// A run is up to [`MAX_RUN`] segments of one flow that agree in everything but sequence number, or
+/// one frame that the device had merged already. All segments but the last carry `seg_len` bytes.
+/// Or it is acknowledgments without text, which share a request and no more: each arrives by
+/// itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+#[repr(C, align(64))]
+pub struct Digest {
+    /// When the pump published this request. `apply` takes the maximum of this and what it knew.
+    pub now: Instant,
+    /// Frames 0..`sent` have been taken by the device (transmit credit).
+    pub sent: u64,
+    /// The pump's guess of the connection, or [`ConnId::NONE`]. Never wrong, sometimes missing.
+    pub hint: ConnId,
+    /// Sequence number of the first byte.
+    pub seg_seq: SeqNum,
+    /// Acknowledgment number, when `flags` has ACK.
+    pub seg_ack: SeqNum,
+    /// Payload bytes of the whole run.
+    pub len: u32,
+    /// TSval, the same in all segments of the run (RFC 7323), when [`Digest::TIMESTAMPS`] is set.
+    pub ts_val: u32,
+    /// TSecr, when [`Digest::TIMESTAMPS`] is set.
+    pub ts_ecr: u32,
+    /// Low half of the application's read cursor, when [`Digest::PROGRESS`] is set.
+    pub app_read: u32,
+    /// Low half of the application's write cursor, when [`Digest::PROGRESS`] is set.
+    pub app_written: u32,
+    /// Payload bytes of every segment but the last (of the only one, if there is one).
+    pub seg_len: u16,
+    /// Window field as received, not scaled.
+    pub seg_wnd: u16,
+    /// Control bits; PSH and FIN belong to the last segment.
+    pub flags: Flags,
+    /// Number of segments in the run, 1 to [`MAX_RUN`] (0 for requests that are no segments).
+    pub count: u8,
+    /// What the request is about.
+    pub kind: Kind,
+    /// Which optional fields are there: [`Digest::TIMESTAMPS`] and so on.
+    pub bits: u8,
+    /// Which worker the pump named to perform what the request asks for. Nothing that `apply` does
+    /// depends on it.
+    pub primary: u8,
+}
+
+const _: () = assert!(size_of::<Digest>() == 64 && size_of::<Request>() == 192);
+
+impl Digest {
+    /// `ts_val` and `ts_ecr` are there.
+    pub const TIMESTAMPS: u8 = 1;
+    /// `app_read` and `app_written` are there.
+    pub const PROGRESS: u8 = 2;
+    /// The body carries options besides timestamps (SYN options or SACK blocks).
+    pub const OPTIONS: u8 = 4;
+    /// The network marked congestion on a segment of the run (RFC 3168).
+    pub const CE: u8 = 8;
+    /// The run is acknowledgments without text, all but the first of which stand in
+    /// [`Options::Acks`] or [`Options::AcksAlike`].
+    pub const ACKS: u8 = 16;
+    /// The run is full, and the pump holds segments already that go on right behind it: the next
+    /// request has them.
+    pub const FOLLOWED: u8 = 32;
+    /// The socket of these datagrams wants to know where they were sent to, and when they came.
+    pub const INFO: u8 = 64;
+
+    /// A digest that carries nothing but time and credit.
+    pub const fn bare(kind: Kind, now: Instant, sent: u64) -> Self {
+        Digest {
+            now,
+            sent,
+            hint: ConnId::NONE,
+            seg_seq: SeqNum(0),
+            seg_ack: SeqNum(0),
+            len: 0,
+            ts_val: 0,
+            ts_ecr: 0,
+            app_read: 0,
+            app_written: 0,
+            seg_len: 0,
+            seg_wnd: 0,
+            flags: Flags(0),
+            count: 0,
+            kind,
+            bits: 0,
+            primary: 0,
+        }
+    }
+
+    /// The verdict that says every segment of the run is good.
+    #[inline]
+    pub const fn all_good(&self) -> Verdict {
+        (1 << self.count) - 1
+    }
+}
+
+/// TCP options other than timestamps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+pub enum Options {
+    /// None of them.
+    #[default]
+    None,
+    /// Options of a segment with SYN.
+    Syn(SynOptions),
+    /// Selective acknowledgments (RFC 2018).
+    Sack(Sack),
+    /// None; but the run has more acknowledgments without text, as many as the digest counts
+    /// segments.
+    Acks(Acks),
+    /// The same, of acknowledgments with the same window: how many bytes each acknowledges beyond
+    /// the one before it.
+    AcksAlike([u16; MORE_ALIKE]),
+}
+
+/// Blocks that are there beyond an acknowledgment (RFC 2018 section 3), or twice (RFC 2883 section
+/// 3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+pub struct Sack {
+    /// How many blocks there are, 1 to 4.
+    count: u8,
+    /// Left and right edges; zeros past `count`.
+    blocks: [(SeqNum, SeqNum); Sack::MOST],
+}
+
+impl Sack {
+    /// As many blocks as an option can hold.
+    pub const MOST: usize = 4;
+
+    /// With no block yet.
+    pub const NONE: Sack = Sack {
+        count: 0,
+        blocks: [(SeqNum(0), SeqNum(0)); Sack::MOST],
+    };
+
+    /// Left and right edges, in the order of the option.
+    pub fn blocks(&self) -> &[(SeqNum, SeqNum)] {
+        &self.blocks[..usize::from(self.count).min(Sack::MOST)]
+    }
+
+    /// Sorts the blocks by their distance from `una`, and returns them.
+    pub fn sorted_from(&mut self, una: SeqNum) -> &[(SeqNum, SeqNum)] {
+        let count = usize::from(self.count).min(Sack::MOST);
+        let blocks = &mut self.blocks[..count];
+        blocks.sort_unstable_by_key(|block| block.0.since(una) as i32);
+        blocks
+    }
+
+    /// Adds a block behind the others, if there is room.
+    pub fn push(&mut self, left: SeqNum, right: SeqNum) {
+        if let Some(block) = self.blocks.get_mut(usize::from(self.count)) {
+            *block = (left, right);
+            self.count += 1;
+        }
+    }
+}
+
+/// What the second and later acknowledgments of a run say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+pub struct Acks {
+    /// Acknowledgment numbers.
+    pub ack: [SeqNum; MORE_ACKS],
+    /// Window fields, not scaled.
+    pub wnd: [u16; MORE_ACKS],
+}
+
+/// Options of a SYN or SYN-ACK.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+pub struct SynOptions {
+    /// Maximum segment size in bytes (RFC 9293 section 3.7.1).
+    pub mss: Option<u16>,
+    /// Window scale shift (RFC 7323 section 2).
+    pub window_scale: Option<u8>,
+    /// SACK permitted (RFC 2018).
+    pub sack_permitted: bool,
+}
+
+/// What an ICMP error says of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+#[non_exhaustive]
+pub enum NetworkError {
+    /// It did not arrive, for a reason that may pass: network or host unreachable, time exceeded,
+    /// parameter problem (RFC 1122 section 4.2.3.9).
+    Unreachable,
+    /// Nobody speaks TCP there, or nobody is at the port.
+    Refused,
+    /// Somebody on the way forbids it (RFC 1812 section 5.2.7.1).
+    Prohibited,
+    /// It was larger than the way takes (RFC 1191).
+    TooBig {
+        /// The largest packet that would have passed, in bytes; 0 if that was not said.
+        mtu: u16,
+    },
+}
+
+/// Which of several groups over one device this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+pub struct GroupIndex {
+    /// Its number, below `count`. The first answers for all where one answer does.
+    pub index: u16,
+    /// How many groups there are, at least 1.
+    pub count: u16,
+}
+
+impl GroupIndex {
+    /// The only one.
+    pub const ONLY: GroupIndex = GroupIndex { index: 0, count: 1 };
+
+    /// Whether it is the one that answers for all.
+    pub const fn is_first(self) -> bool {
+        self.index == 0
+    }
+}
+
+impl Default for GroupIndex {
+    fn default() -> Self {
+        GroupIndex::ONLY
+    }
+}
+
+/// The rest of a request, behind the digest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+pub enum Body {
+    /// Nothing more.
+    None,
+    /// A run of segments.
+    Segments {
+        /// Whose segments they are.
+        flow: Flow,
+        /// Link-layer address that an answer goes to.
+        mac: Mac,
+        /// Bytes of each frame before its payload; the same in every frame of a run.
+        payload_offset: u16,
+        /// Options besides timestamps.
+        options: Options,
+    },
+    /// Group and secret of the stack; the first request of every log.
+    Configure {
+        /// Which group of the stack this is.
+        group: GroupIndex,
+        /// Key of the hashes behind initial sequence numbers and port choice (RFC 6528, RFC 6056).
+        secret: [u64; 2],
+    },
+    /// Active OPEN (RFC 9293 section 3.10.1).
+    Open {
+        /// Whom to tell.
+        request_id: u64,
+        /// Our end; port 0 lets the stack choose one.
+        local: Endpoint,
+        /// The peer.
+        remote: Endpoint,
+        /// Link-layer address of the next hop.
+        mac: Mac,
+        /// What the connection begins with; the SYN has it, too.
+        settings: Settings,
+    },
+    /// What connections of a listener begin with; the SYN-ACK has it, too.
+    SetListener {
+        /// The port.
+        port: u16,
+        /// What the listener is bound to.
+        binding: Binding,
+        /// From now on.
+        settings: Settings,
+    },
+    /// Passive OPEN.
+    Listen {
+        /// The port.
+        port: u16,
+        /// Connections that may wait to be accepted.
+        backlog: u16,
+        /// What the listener is bound to.
+        binding: Binding,
+    },
+    /// The application took `accepted` connections from the port's queue so far.
+    Accepted {
+        /// The listening port.
+        port: u16,
+        /// What the listener is bound to.
+        binding: Binding,
+        /// How many since it listens.
+        accepted: u64,
+    },
+    /// The listening socket went away.
+    Unlisten {
+        /// The port.
+        port: u16,
+        /// What the listener is bound to.
+        binding: Binding,
+    },
+    /// An application's cursors moved, or it closed.
+    Progress {
+        /// The connection.
+        conn: ConnId,
+        /// Bytes that it has read.
+        app_read: u64,
+        /// Bytes that it has written.
+        app_written: u64,
+        /// No more will be written (SHUT_WR; RFC 9293 section 3.10.4).
+        shutdown: bool,
+        /// Nobody holds the socket any more: what arrives has no reader.
+        orphan: bool,
+    },
+    /// An application set something of a connection.
+    Set {
+        /// The connection.
+        conn: ConnId,
+        /// All of its settings from now on.
+        settings: Settings,
+    },
+    /// An application tuned a connection.
+    Tune {
+        /// The connection.
+        conn: ConnId,
+        /// All of its tuning from now on.
+        tuning: Tuning,
+        /// What was written last waits for more.
+        more: bool,
+        /// What was written so far does not wait for more.
+        push: bool,
+    },
+    /// ABORT (RFC 9293 section 3.10.5).
+    Abort {
+        /// The connection.
+        conn: ConnId,
+    },
+    /// The connection's own address is ours no longer.
+    AddressLost {
+        /// The connection.
+        conn: ConnId,
+    },
+    /// All work of a closed connection is done and its socket gone: its entry is free again.
+    Free {
+        /// The connection.
+        conn: ConnId,
+    },
+    /// An ICMP error about a segment of ours.
+    NetworkError {
+        /// Whose segment it was.
+        flow: Flow,
+        /// Its sequence number.
+        seq: SeqNum,
+        /// What is wrong.
+        what: NetworkError,
+    },
+    /// UDP datagrams that arrived for one socket, in as many frames as the digest counts.
+    Datagrams {
+        /// How long they are.
+        lengths: Lengths,
+    },
+    /// A UDP socket begins. The entry of a former one is free.
+    Bind {
+        /// Its name, in the table of UDP sockets.
+        socket: ConnId,
+        /// Its port.
+        port: u16,
+    },
+    /// A UDP socket ends, as soon as all it sent has left.
+    Unbind {
+        /// The socket.
+        socket: ConnId,
+    },
+    /// UDP datagrams to one destination: as many as the digest counts, or those of one frame. None:
+    /// the send ring below `offset` is not needed any more.
+    Sends {
+        /// The socket.
+        socket: ConnId,
+        /// Which of our addresses sends them.
+        source: Address,
+        /// Where they go.
+        remote: Endpoint,
+        /// Link-layer address of the next hop.
+        mac: Mac,
+        /// Bytes of a packet on the path there, at most.
+        mtu: u16,
+        /// Where the first record begins in the send ring.
+        offset: u64,
+        /// How long they are.
+        lengths: Lengths,
+        /// Time to live.
+        ttl: u8,
+        /// DSCP and ECN.
+        tos: u8,
+        /// Whether they must not be fragmented.
+        dont_fragment: bool,
+    },
+    /// The frames of a connection go to another link-layer address from now on: another neighbour
+    /// forwards them, or the same one has another address.
+    NextHop {
+        /// The connection.
+        conn: ConnId,
+        /// The neighbour's link-layer address.
+        mac: Mac,
+    },
+    /// The path of a connection takes packets of so many bytes only, as is known from others that
+    /// went there, or from routers of the link (RFC 8201 section 4).
+    PathMtu {
+        /// The connection.
+        conn: ConnId,
+        /// Bytes of a packet.
+        mtu: u16,
+    },
+    /// The link takes packets of IPv6 of so many bytes from now on, as its routers say (RFC 4861
+    /// section 4.6.4).
+    LinkMtu {
+        /// Bytes of a packet; 0: as many as the device takes.
+        mtu: u16,
+    },
+}
+
+/// How long the datagrams are that share a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+pub enum Lengths {
+    /// Payload bytes of each. Every one has a frame of its own.
+    Each([u16; MAX_DATAGRAMS]),
+    /// One frame holds all of them.
+    Merged(Merged),
+}
+
+/// Datagrams of one flow that lie one behind the other in a single frame. All are equally long but
+/// the last, which may be shorter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+pub struct Merged {
+    /// Payload bytes of all of them.
+    pub len: u16,
+    /// Payload bytes of each but the last; of none, if this is 0.
+    pub size: u16,
+}
+
+impl Merged {
+    /// How many they are.
+    #[inline]
+    pub const fn count(self) -> u16 {
+        match self.size {
+            0 => 0,
+            size => self.len.div_ceil(size),
+        }
+    }
+
+    /// How many have `size` bytes, and how many bytes are left for a shorter one.
+    #[inline]
+    pub const fn split(self) -> (u16, u16) {
+        match self.size {
+            0 => (0, 0),
+            size => (self.len / size, self.len % size),
+        }
+    }
+}
+
+/// One entry of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+#[repr(C)]
+pub struct Request {
+    /// What `apply` reads of a run, and time and credit of every request.
+    pub digest: Digest,
+    /// The rest.
+    pub body: Body,
+}
+
+impl Request {
+    /// A command, that is a request that carries no segment.
+    pub const fn command(now: Instant, sent: u64, body: Body) -> Self {
+        Request {
+            digest: Digest::bare(Kind::Command, now, sent),
+            body,
+        }
+    }
+
+    /// Where the payload of a run lies: bytes in every segment but the last, and bytes of each
+    /// frame before its payload.
+    #[inline]
+    pub const fn layout(&self) -> (u32, usize) {
+        match self.body {
+            Body::Segments { payload_offset, .. } => {
+                (self.digest.seg_len as u32, payload_offset as usize)
+            }
+            _ => (0, 0),
+        }
+    }
+
+    /// Time and credit, nothing else.
+    pub const fn tick(now: Instant, sent: u64) -> Self {
+        Request {
+            digest: Digest::bare(Kind::Tick, now, sent),
+            body: Body::None,
+        }
+    }
+}
+
+/// A contiguous piece of a run whose checksums are good, as SEGMENT ARRIVES sees it.
+///
+/// A whole run is one piece; a run with a bad segment falls apart around it.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment<'a> {
+    /// Sequence number of the first byte.
+    pub seq: SeqNum,
+    /// Acknowledgment number, meaningful with ACK.
+    pub ack: SeqNum,
+    /// Payload bytes.
+    pub len: u32,
+    /// Where the payload begins within the run's payloads put end to end.
+    pub run_offset: u32,
+    /// How many received frames this piece is. One that the device merged counts once, so a rule
+    /// that counts segments compares `len` with the MSS, too.
+    pub count: u8,
+    /// Window field, not scaled.
+    pub wnd: u16,
+    /// Control bits.
+    pub flags: Flags,
+    /// TSval and TSecr, if the option was there.
+    pub timestamps: Option<(u32, u32)>,
+    /// Whether congestion was marked.
+    pub ce: bool,
+    /// Whether more text comes in the next request: an acknowledgment may wait for that.
+    pub followed: bool,
+    /// Other options.
+    pub options: &'a Options,
+}
+
+impl Segment<'_> {
+    /// SEG.LEN: payload plus one for SYN and one for FIN (RFC 9293 section 3.4).
+    #[inline]
+    pub const fn seg_len(&self) -> u32 {
+        self.len + (self.flags.0 & 1) as u32 + ((self.flags.0 >> 1) & 1) as u32
+    }
+}
+
+impl Request {
+    /// Splits a run into its contiguous good pieces, in order. `verdict` has one bit per segment.
+    #[inline]
+    pub fn pieces(&self, verdict: Verdict, mut each: impl FnMut(&Segment<'_>)) {
+        let Body::Segments { options, .. } = &self.body else {
+            return;
+        };
+        match options {
+            Options::Acks(acks) => return self.good_acks(verdict, acks, each),
+            Options::AcksAlike(beyond) => return self.good_acks_alike(verdict, beyond, each),
+            _ => {}
+        }
+        if verdict == self.digest.all_good() {
+            each(&self.digest.segment(options));
+        } else {
+            self.good_pieces(verdict, options, &mut each);
+        }
+    }
+
+    /// Acknowledgments that share the request, one by one.
+    fn good_acks(&self, verdict: Verdict, acks: &Acks, mut each: impl FnMut(&Segment<'_>)) {
+        let mut piece = Segment {
+            count: 1,
+            ..self.digest.segment(&Options::None)
+        };
+        for i in 0..usize::from(self.digest.count).min(1 + MORE_ACKS) {
+            if i > 0 {
+                piece.ack = acks.ack[i - 1];
+                piece.wnd = acks.wnd[i - 1];
+            }
+            if verdict & (1 << i) != 0 {
+                each(&piece);
+            }
+        }
+    }
+
+    /// Acknowledgments that share the request and the window, one by one.
+    fn good_acks_alike(
+        &self,
+        verdict: Verdict,
+        beyond: &[u16; MORE_ALIKE],
+        mut each: impl FnMut(&Segment<'_>),
+    ) {
+        let mut piece = Segment {
+            count: 1,
+            ..self.digest.segment(&Options::None)
+        };
+        let more = usize::from(self.digest.count).saturating_sub(1);
+        for (i, beyond) in (0..).zip([0].iter().chain(beyond.iter().take(more))) {
+            piece.ack += u32::from(*beyond);
+            if verdict & (1 << i) != 0 {
+                each(&piece);
+            }
+        }
+    }
+
+    #[cold]
+    fn good_pieces(&self, verdict: Verdict, options: &Options, each: &mut dyn FnMut(&Segment<'_>)) {
+        let d = &self.digest;
+        let count = u32::from(d.count);
+        let mut first = 0;
+        while first < count {
+            let good = (verdict >> first).trailing_ones().min(count - first);
+            let end = first + good;
+            if good > 0 {
+                let mut piece = d.segment(options);
+                piece.followed = false;
+                let offset = first * u32::from(d.seg_len);
+                piece.seq += offset;
+                piece.run_offset = offset;
+                piece.count = good as u8;
+                piece.len = d.len - offset;
+                if end < count {
+                    piece.len = good * u32::from(d.seg_len);
+                    piece.flags = d.flags.without(Flags::PSH.with(Flags::FIN));
+                }
+                each(&piece);
+            }
+            first = end + 1;
+        }
+    }
+}
+
+impl Digest {
+    /// The whole run as one piece.
+    #[inline(always)]
+    pub fn segment<'a>(&self, options: &'a Options) -> Segment<'a> {
+        Segment {
+            seq: self.seg_seq,
+            ack: self.seg_ack,
+            len: self.len,
+            run_offset: 0,
+            count: self.count,
+            wnd: self.seg_wnd,
+            flags: self.flags,
+            timestamps: (self.bits & Digest::TIMESTAMPS != 0).then_some((self.ts_val, self.ts_ecr)),
+            ce: self.bits & Digest::CE != 0,
+            followed: self.bits & Digest::FOLLOWED != 0,
+            options,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(count: u8, seg_len: u16, len: u32, flags: Flags) -> Request {
+        let mut digest = Digest::bare(Kind::Segments, Instant::ZERO, 0);
+        digest.count = count;
+        digest.seg_len = seg_len;
+        digest.len = len;
+        digest.flags = flags;
+        digest.seg_seq = SeqNum(1000);
+        let end = Endpoint::new(Address::ipv4(127, 0, 0, 1), 1);
+        Request {
+            digest,
+            body: Body::Segments {
+                flow: Flow {
+                    local: end,
+                    remote: end,
+                },
+                mac: Mac::default(),
+                payload_offset: 54,
+                options: Options::None,
+            },
+        }
+    }
+
+    fn pieces(request: &Request, verdict: Verdict) -> Vec<(u32, u32, u8, Flags)> {
+        let mut seen = Vec::new();
+        request.pieces(verdict, |s| seen.push((s.seq.0, s.len, s.count, s.flags)));
+        seen
+    }
+
+    #[test]
+    fn a_good_run_is_one_piece() {
+        let flags = Flags::ACK.with(Flags::FIN);
+        let request = run(4, 100, 350, flags);
+        assert_eq!(pieces(&request, 0b1111), [(1000, 350, 4, flags)]);
+    }
+
+    #[test]
+    fn a_bad_segment_splits_its_run_and_keeps_fin_with_the_last() {
+        let flags = Flags::ACK.with(Flags::FIN);
+        let request = run(4, 100, 350, flags);
+        assert_eq!(
+            pieces(&request, 0b1101),
+            [(1000, 100, 1, Flags::ACK), (1200, 150, 2, flags)]
+        );
+        assert_eq!(pieces(&request, 0b0111), [(1000, 300, 3, Flags::ACK)]);
+        assert_eq!(pieces(&request, 0), []);
+    }
+
+    #[test]
+    fn acknowledgments_that_share_a_request_arrive_one_by_one() {
+        let mut request = run(3, 0, 0, Flags::ACK);
+        request.digest.seg_ack = SeqNum(7);
+        let Body::Segments { options, .. } = &mut request.body else {
+            unreachable!()
+        };
+        let mut acks = Acks::default();
+        acks.ack[..2].copy_from_slice(&[SeqNum(8), SeqNum(9)]);
+        acks.wnd[..2].copy_from_slice(&[80, 90]);
+        *options = Options::Acks(acks);
+        let seen = |verdict| {
+            let mut seen = Vec::new();
+            request.pieces(verdict, |s| seen.push((s.ack.0, s.wnd, s.count, s.len)));
+            seen
+        };
+        assert_eq!(seen(0b111), [(7, 0, 1, 0), (8, 80, 1, 0), (9, 90, 1, 0)]);
+        assert_eq!(seen(0b101), [(7, 0, 1, 0), (9, 90, 1, 0)]);
+    }
+
+    #[test]
+    fn acknowledgments_with_one_window_share_a_request_and_arrive_one_by_one() {
+        let mut request = run(4, 0, 0, Flags::ACK);
+        (request.digest.seg_ack, request.digest.seg_wnd) = (SeqNum(u32::MAX - 1), 70);
+        let Body::Segments { options, .. } = &mut request.body else {
+            unreachable!()
+        };
+        let mut beyond = [9; MORE_ALIKE];
+        beyond[..3].copy_from_slice(&[2, 0, u16::MAX]);
+        *options = Options::AcksAlike(beyond);
+        let seen = |verdict| {
+            let mut seen = Vec::new();
+            request.pieces(verdict, |s| seen.push((s.ack.0, s.wnd, s.count, s.len)));
+            seen
+        };
+        let one = |ack| (ack, 70, 1, 0);
+        let all = [u32::MAX - 1, 0, 0, 65_535].map(one);
+        assert_eq!(seen(0b1111), all);
+        assert_eq!(seen(0b1010), [all[1], all[3]]);
+        assert_eq!(seen(0), []);
+    }
+
+    #[test]
+    fn merged_datagrams_are_equally_long_but_the_last() {
+        let merged = |len, size| Merged { len, size };
+        let of = |merged: Merged| (merged.count(), merged.split());
+        assert_eq!(of(merged(300, 100)), (3, (3, 0)));
+        assert_eq!(of(merged(301, 100)), (4, (3, 1)));
+        assert_eq!(of(merged(u16::MAX, 1)), (u16::MAX, (u16::MAX, 0)));
+        assert_eq!(of(merged(7, 0)), (0, (0, 0)));
+    }
+
+    #[test]
+    fn a_pure_ack_is_one_empty_piece() {
+        let request = run(1, 0, 0, Flags::ACK);
+        assert_eq!(pieces(&request, 1), [(1000, 0, 1, Flags::ACK)]);
+    }
+}

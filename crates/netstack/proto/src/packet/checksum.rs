@@ -1,0 +1,484 @@
+//! The Internet checksum (RFC 1071), alone and together with a copy.
+//!
+//! The loops are compiled for AVX2 and AVX-512 besides the baseline, and chosen by what the
+//! processor has. `pulp` keeps that free of `unsafe`: its tokens [`V3`] and [`V4`] are the proof
+//! that the instructions are there.
+
+#[cfg(target_arch = "x86_64")]
+mod wide;
+
+use crate::packet::flow::Address;
+
+#[cfg(target_arch = "x86_64")]
+use pulp::x86::{V3, V4};
+#[cfg(target_arch = "x86_64")]
+pub use wide::Vectors;
+
+/// A running one's-complement sum over 16-bit words, not folded yet.
+///
+/// Words are added in the machine's byte order, which RFC 1071 section 2(B) allows; [`Sum::finish`]
+/// gives the number back in network order.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sum(u64);
+
+impl Sum {
+    /// Adds an even number of bytes, or the last ones.
+    #[inline]
+    #[must_use]
+    pub fn add(self, bytes: &[u8]) -> Sum {
+        Sum(fold64(self.0, sum_words(bytes)))
+    }
+
+    /// As [`Sum::add`], of addresses and a TCP header, as a rule without options: then they are
+    /// `PLAIN` bytes.
+    #[inline]
+    #[must_use]
+    pub fn add_head<const PLAIN: usize>(self, bytes: &[u8]) -> Sum {
+        let sum = match <&[u8; PLAIN]>::try_from(bytes) {
+            Ok(plain) => {
+                let (words, last) = plain.as_chunks::<8>();
+                let words = words.iter().map(|word| u64::from_ne_bytes(*word));
+                fold64(words.fold(0, fold64), sum_short(last))
+            }
+            Err(_) => sum_short(bytes),
+        };
+        Sum(fold64(self.0, sum))
+    }
+
+    /// Copies `from` to `to` and adds it, in one pass. An even number of bytes, or the last ones.
+    ///
+    /// # Panics
+    /// If the two are not of one length.
+    #[inline(always)]
+    #[must_use]
+    pub fn add_copy(self, from: &[u8], to: &mut [u8]) -> Sum {
+        Sum(fold64(self.0, copy_words(from, to)))
+    }
+
+    /// As [`Sum::add_copy`], for a place that is worth more code: there is no call.
+    #[inline(always)]
+    #[must_use]
+    pub fn add_copy_here(self, from: &[u8], to: &mut [u8]) -> Sum {
+        Sum(fold64(self.0, copy_words_here(from, to)))
+    }
+
+    /// Copies `parts` to `to`, end to end, and adds them, wherever the first of them ends.
+    ///
+    /// # Panics
+    /// If `to` is not as long as both.
+    #[inline]
+    #[must_use]
+    pub fn add_copies(self, parts: (&[u8], &[u8]), to: &mut [u8]) -> Sum {
+        let (a, b) = parts;
+        let (front, back) = to.split_at_mut(a.len());
+        let sum = self.add_copy(a, front);
+        if b.is_empty() && back.is_empty() {
+            return sum;
+        }
+        let second = Sum::default().add_copy(b, back);
+        Sum(fold64(sum.0, second.behind(a.len()).0))
+    }
+
+    /// This sum, for bytes that follow `len` others: behind an odd number every byte stands in the
+    /// other half of its word (RFC 1071 section 2(B)).
+    #[inline]
+    #[must_use]
+    fn behind(self, len: usize) -> Sum {
+        if len.is_multiple_of(2) {
+            self
+        } else {
+            Sum(u64::from(fold16(self.0).swap_bytes()))
+        }
+    }
+
+    /// Adds 32 bits that stand at an even place of the whole, as a number.
+    #[inline]
+    #[must_use]
+    pub fn number(self, number: u32) -> Sum {
+        Sum(fold64(self.0, u64::from(number.to_be())))
+    }
+
+    /// As [`Sum::number`], for few of them.
+    #[inline]
+    #[must_use]
+    pub fn numbers<const N: usize>(self, numbers: [u32; N]) -> Sum {
+        let sum = numbers.iter().map(|number| u64::from(number.to_be())).sum();
+        Sum(fold64(self.0, sum))
+    }
+
+    /// Adds the pseudo header of TCP or UDP, over IPv4 (RFC 9293 section 3.1) or IPv6 (RFC 8200
+    /// section 8.1).
+    #[inline]
+    #[must_use]
+    pub fn pseudo_header(self, src: Address, dst: Address, protocol: u8, len: usize) -> Sum {
+        let len = (len as u32).to_be_bytes();
+        let words = u64::from(u32::from_ne_bytes([0, protocol, 0, 0]))
+            + u64::from(u32::from_ne_bytes(len))
+            + sum_of(src)
+            + sum_of(dst);
+        Sum(fold64(self.0, words))
+    }
+
+    /// The sum folded to 16 bits, in network order, not complemented.
+    #[inline]
+    pub fn folded(self) -> u16 {
+        fold16(self.0).swap_bytes()
+    }
+
+    /// The checksum to store: the complement of the folded sum, in network order.
+    #[inline]
+    pub fn finish(self) -> u16 {
+        !self.folded()
+    }
+
+    /// Whether a sum over data and its stored checksum says that the data is good.
+    #[inline]
+    pub fn is_good(self) -> bool {
+        // What folds to all ones.
+        self.0 != 0 && self.0.is_multiple_of(0xffff)
+    }
+}
+
+#[inline]
+fn fold64(a: u64, b: u64) -> u64 {
+    let (sum, carry) = a.overflowing_add(b);
+    sum + u64::from(carry)
+}
+
+#[inline]
+fn fold16(sum: u64) -> u16 {
+    let (sum, carry) = (sum as u32).overflowing_add((sum >> 32) as u32);
+    let sum = sum + u32::from(carry);
+    let (word, carry) = (sum as u16).overflowing_add((sum >> 16) as u16);
+    word + u16::from(carry)
+}
+
+/// From how many bytes on the wide loops pay for choosing them.
+#[cfg(target_arch = "x86_64")]
+const WIDE: usize = 64;
+
+#[inline]
+fn sum_words(bytes: &[u8]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    if bytes.len() >= WIDE {
+        if let Some(cpu) = V4::try_new() {
+            return cpu.vectorize(wide::Words { cpu, bytes });
+        }
+        if let Some(cpu) = V3::try_new() {
+            return cpu.vectorize(wide::Words { cpu, bytes });
+        }
+    }
+    narrow::sum(bytes)
+}
+
+#[inline]
+fn copy_words(from: &[u8], to: &mut [u8]) -> u64 {
+    copy_words_here(from, to)
+}
+
+/// As [`copy_words`], never by a call.
+#[inline(always)]
+fn copy_words_here(from: &[u8], to: &mut [u8]) -> u64 {
+    assert_eq!(from.len(), to.len());
+    #[cfg(target_arch = "x86_64")]
+    if from.len() >= WIDE {
+        if let Some(cpu) = V4::try_new() {
+            return cpu.vectorize(wide::Copied { cpu, from, to });
+        }
+        if let Some(cpu) = V3::try_new() {
+            return cpu.vectorize(wide::Copied { cpu, from, to });
+        }
+    }
+    to.copy_from_slice(from);
+    narrow::sum(from)
+}
+
+/// For every processor.
+mod narrow {
+    /// Words of eight bytes summed side by side.
+    ///
+    /// Both halves of a word go to 64-bit accumulators, which cannot overflow below 2^32 words.
+    /// This shape, with four words, is one that compilers turn into vector code for every target;
+    /// wider ones they may not.
+    const LANES: usize = 4;
+
+    #[inline]
+    pub(super) fn sum(bytes: &[u8]) -> u64 {
+        let (groups, rest) = bytes.as_chunks::<{ 8 * LANES }>();
+        let (mut low, mut high) = ([0u64; LANES], [0u64; LANES]);
+        for group in groups {
+            let (words, _) = group.as_chunks::<8>();
+            for (lane, word) in words.iter().enumerate() {
+                let word = u64::from_ne_bytes(*word);
+                low[lane] += word & 0xffff_ffff;
+                high[lane] += word >> 32;
+            }
+        }
+        low.iter().sum::<u64>() + high.iter().sum::<u64>() + super::sum_short(rest)
+    }
+}
+
+/// Few bytes: what is left behind whole vectors or groups of words.
+#[inline]
+fn sum_short(mut bytes: &[u8]) -> u64 {
+    // Loads of their own lengths: a detour over the stack would wait for all stores before it.
+    let mut sum = 0;
+    while let Some((word, rest)) = bytes.split_first_chunk() {
+        sum += halves(*word);
+        bytes = rest;
+    }
+    if let Some((word, rest)) = bytes.split_first_chunk() {
+        sum += u64::from(u32::from_ne_bytes(*word));
+        bytes = rest;
+    }
+    if let Some((word, rest)) = bytes.split_first_chunk() {
+        sum += u64::from(u16::from_ne_bytes(*word));
+        bytes = rest;
+    }
+    if let Some(last) = bytes.first() {
+        sum += u64::from(u16::from_ne_bytes([*last, 0]));
+    }
+    sum
+}
+
+/// As [`sum_short`], and copies them to `to`, which is as long: calling for a copy would cost more.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn copy_short(from: &[u8], to: &mut [u8]) -> u64 {
+    let (words, last) = from.as_chunks::<8>();
+    let (places, left) = to.as_chunks_mut::<8>();
+    let mut sum = 0;
+    // By twos: of a loop over few words compilers make a call and a masked vector.
+    let (pairs, word) = words.as_chunks::<2>();
+    let (pair_places, place) = places.as_chunks_mut::<2>();
+    for (pair, place) in pairs.iter().zip(pair_places) {
+        *place = *pair;
+        sum += halves(pair[0]) + halves(pair[1]);
+    }
+    if let ([word], [place]) = (word, place) {
+        *place = *word;
+        sum += halves(*word);
+    }
+    if !last.is_empty() {
+        left.copy_from_slice(last);
+        sum += sum_short(last);
+    }
+    sum
+}
+
+/// Both halves of a word, added.
+#[inline(always)]
+fn halves(word: [u8; 8]) -> u64 {
+    let word = u64::from_ne_bytes(word);
+    (word >> 32) + (word & 0xffff_ffff)
+}
+
+/// The words of an address as a header has it, added up.
+#[inline(always)]
+fn sum_of(address: Address) -> u64 {
+    if address.is_v4() {
+        return u64::from(address.v4_bits().to_be());
+    }
+    let bytes = address.bytes();
+    let (words, _) = bytes.as_chunks::<4>();
+    let words = words
+        .iter()
+        .map(|word| u64::from(u32::from_ne_bytes(*word)));
+    words.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    #[cfg(target_arch = "x86_64")]
+    use pulp::NullaryFnOnce;
+
+    /// The definition of RFC 1071 section 1, word by word.
+    fn plain(bytes: &[u8]) -> u16 {
+        let mut sum = 0u32;
+        for pair in bytes.chunks(2) {
+            let word = u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]);
+            sum += u32::from(word);
+            sum = (sum >> 16) + (sum & 0xffff);
+        }
+        !(sum as u16)
+    }
+
+    /// Bytes without a pattern that a wrong loop could live with.
+    fn pattern(len: usize) -> Vec<u8> {
+        let byte = |at: usize| (at as u32).wrapping_mul(0x9e37_79b1) >> 24;
+        (0..len).map(|at| byte(at) as u8).collect()
+    }
+
+    /// What every loop that this processor can run makes of `from`, copied to `to` besides where it
+    /// can.
+    fn by_every_loop(from: &[u8], to: &mut [u8]) -> Vec<u16> {
+        let mut sums = vec![Sum::default().add(from), Sum(narrow::sum(from))];
+        #[cfg(target_arch = "x86_64")]
+        {
+            fn both<C: Copy>(cpu: C, from: &[u8], to: &mut [u8]) -> [Sum; 2]
+            where
+                for<'a> wide::Words<'a, C>: NullaryFnOnce<Output = u64>,
+                for<'a> wide::Copied<'a, C>: NullaryFnOnce<Output = u64>,
+            {
+                to.fill(0);
+                let words = wide::Words { cpu, bytes: from }.call();
+                [words, wide::Copied { cpu, from, to }.call()].map(Sum)
+            }
+            sums.extend(
+                V3::try_new()
+                    .into_iter()
+                    .flat_map(|cpu| both(cpu, from, to)),
+            );
+            sums.extend(
+                V4::try_new()
+                    .into_iter()
+                    .flat_map(|cpu| both(cpu, from, to)),
+            );
+        }
+        to.fill(0xa5);
+        sums.push(Sum::default().add_copy(from, to));
+        sums.into_iter().map(Sum::finish).collect()
+    }
+
+    #[test]
+    fn every_length_to_9000_is_summed_and_copied_right_by_every_loop() {
+        let bytes = pattern(9001 + 64);
+        for len in 0..=9000usize {
+            // Alignments of both ends change along the way, each meets each.
+            let (at, into) = (len % 64, (len / 64 + len) % 64);
+            let from = &bytes[at..at + len];
+            let expected = plain(from);
+            let mut to = vec![0xa5; len + 128];
+            let sums = by_every_loop(from, &mut to[into..into + len]);
+            assert!(
+                sums.iter().all(|sum| *sum == expected),
+                "{len} from {at} to {into}: {sums:x?}, not {expected:x}"
+            );
+            assert_eq!(&to[into..into + len], from);
+            let around = to[..into].iter().chain(&to[into + len..]);
+            assert!(around.copied().all(|byte| byte == 0xa5), "{len} to {into}");
+        }
+    }
+
+    #[test]
+    fn every_alignment_of_either_end_is_the_same_to_a_full_segment() {
+        let bytes = pattern(1448 + 64);
+        let mut to = vec![0; 1448 + 64];
+        for at in 0..64 {
+            let from = &bytes[at..at + 1448];
+            for into in 0..64 {
+                let sum = Sum::default().add_copy(from, &mut to[into..into + 1448]);
+                assert_eq!(sum.finish(), plain(from), "from {at} to {into}");
+                assert_eq!(&to[into..into + 1448], from);
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_words_do_not_overflow_and_the_smallest_stay_zero() {
+        for len in [64, 1448, 32 << 10, 65_535, (64 << 10) + 1, 1 << 20] {
+            let ones = vec![0xff; len];
+            assert_eq!(Sum::default().add(&ones).finish(), plain(&ones), "{len}");
+            assert_eq!(Sum::default().add(&vec![0; len]).folded(), 0);
+        }
+    }
+
+    /// Carries are counted by means that are rounded: up where half the words are odd, down where
+    /// all that is below the highest word is full.
+    #[test]
+    fn words_whose_means_are_rounded_most_are_summed_right() {
+        for size in [32, 64] {
+            let mut odd = vec![0u8; 1 << 17];
+            for vector in odd.chunks_mut(2 * size) {
+                vector[..size].fill(1);
+            }
+            let mut low = vec![0xffu8; 1 << 17];
+            for (i, word) in low.chunks_mut(8).enumerate() {
+                word[6..].fill(if i % 3 == 0 { 0x80 } else { 0x7f });
+            }
+            let mut edge = vec![0u8; 1 << 17];
+            for (i, word) in edge.chunks_mut(8).enumerate() {
+                // Sums come to just a carry, or to one less than that.
+                word.fill(if i / (size / 8) % 2 == 0 { 0xff } else { 0 });
+                word[0] = (i % 3) as u8;
+            }
+            for bytes in [odd, low, edge] {
+                for len in [64, 1448, 9000, 65_536, 1 << 17] {
+                    let (from, mut to) = (&bytes[..len], vec![0; len]);
+                    let sums = by_every_loop(from, &mut to);
+                    assert!(sums.iter().all(|sum| *sum == plain(from)), "{size} {len}");
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_of_any_length_add_up_to_the_whole(
+            bytes in proptest::collection::vec(any::<u8>(), 0..9000),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let cut = cut.index(bytes.len() + 1);
+            let mut to = vec![0; bytes.len()];
+            let sum = Sum::default().add_copies(bytes.split_at(cut), &mut to);
+            prop_assert_eq!(sum.finish(), plain(&bytes));
+            prop_assert_eq!(to, bytes);
+        }
+
+        #[test]
+        fn equals_the_definition(bytes in proptest::collection::vec(any::<u8>(), 0..3000)) {
+            prop_assert_eq!(Sum::default().add(&bytes).finish(), plain(&bytes));
+        }
+
+        #[test]
+        fn numbers_count_as_their_bytes(numbers in any::<[u32; 5]>()) {
+            let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_be_bytes()).collect();
+            let sum = numbers.into_iter().fold(Sum::default(), Sum::number);
+            prop_assert_eq!(sum.finish(), plain(&bytes));
+            prop_assert_eq!(Sum::default().numbers(numbers).finish(), plain(&bytes));
+        }
+
+        #[test]
+        fn data_with_its_checksum_is_good_and_a_flipped_bit_is_not(
+            mut bytes in proptest::collection::vec(any::<u8>(), 2..300),
+            bit in 0usize..2400,
+        ) {
+            if bytes.len() % 2 == 1 { bytes.pop(); }
+            let sum = Sum::default().add(&bytes).finish();
+            bytes.extend(sum.to_be_bytes());
+            prop_assert!(Sum::default().add(&bytes).is_good());
+            let bit = bit % (bytes.len() * 8);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(!Sum::default().add(&bytes).is_good());
+        }
+    }
+
+    /// 2^16 is worth one, so nothing that is carried may be lost: not in the last step of folding,
+    /// where few sums carry.
+    #[test]
+    fn every_carry_of_folding_counts() {
+        let parts = [0, 1, 2, 0x7fff, 0x8000, 0xfffe, 0xffff];
+        for (i, j) in (0..7 * 7).map(|n| (n / 7, n % 7)) {
+            for (k, l) in (0..7 * 7).map(|n| (n / 7, n % 7)) {
+                let words: [u64; 4] = [parts[i], parts[j], parts[k], parts[l]];
+                let sum = words.iter().fold(0, |sum, word| sum << 16 | word);
+                let plain: u64 = words.iter().sum();
+                let worth = |sum: u64| (sum % 0xffff, sum == 0);
+                assert_eq!(worth(u64::from(fold16(sum))), worth(plain), "{sum:#x}");
+                for other in [1, 0xffff, sum, !sum, u64::MAX] {
+                    let both = (u128::from(sum) + u128::from(other)) % 0xffff;
+                    let folded = fold64(sum, other);
+                    assert_eq!(u128::from(folded % 0xffff), both, "{sum:#x} + {other:#x}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_worked_example_of_rfc_1071() {
+        let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
+        assert_eq!(Sum::default().add(&bytes).folded(), 0xddf2);
+    }
+}

@@ -1,0 +1,302 @@
+//! Knowing segments by their looks.
+
+use crate::packet::{ETHERNET_HEADER, Tcp};
+
+/// What the headers of a segment's successor look like, if it differs in identification, checksums
+/// and the numbers that change alone: nearly every segment of a bulk transfer is known by that, and
+/// needs no parsing.
+///
+/// It is made of a frame that [`parse`](crate::packet::parse) understood. What agrees with it would
+/// be understood alike. The headers without options are `HEAD` bytes long, and those before the
+/// sequence number `WORDS` words.
+#[derive(Clone, Copy, Debug)]
+pub struct Template<const WORDS: usize, const HEAD: usize> {
+    /// The headers up to the sequence number, as words that begin at [`Template::AT`].
+    words: [u64; WORDS],
+    /// Acknowledgment number.
+    ack: u32,
+    /// Length of the header, flags, and window.
+    kind: [u8; 4],
+    /// The sum over the IPv4 header's words that have to agree: all but identification and
+    /// checksum.
+    ip_sum: u32,
+    /// The options, if timestamps are there.
+    timestamps: Option<[u8; 12]>,
+    /// Bytes of the whole frame, without padding.
+    len: usize,
+}
+
+/// That of an IPv4 segment without IP options.
+pub type HeaderTemplate = Template<5, { ETHERNET_HEADER + 40 }>;
+/// That of an IPv6 segment without extension headers. There is no checksum of its IP header, and
+/// all of it has to agree.
+pub type HeaderTemplateV6 = Template<8, { ETHERNET_HEADER + 60 }>;
+
+/// The bit of the flags that the last segment of a write has.
+const PSH: u8 = 8;
+
+const fn ones_but<const WORDS: usize>(bytes: &[usize]) -> [u64; WORDS] {
+    let mut words = [!0; WORDS];
+    let mut i = 0;
+    while i < bytes.len() {
+        let at = bytes[i];
+        let mut word = u64::to_ne_bytes(words[at / 8]);
+        word[at % 8] = 0;
+        words[at / 8] = u64::from_ne_bytes(word);
+        i += 1;
+    }
+    words
+}
+
+/// `N` bytes of the headers, from `at` on.
+#[inline(always)]
+fn bytes_at<const N: usize, const HEAD: usize>(head: &[u8; HEAD], at: usize) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes.copy_from_slice(&head[at..at + N]);
+    bytes
+}
+
+impl<const WORDS: usize, const HEAD: usize> Template<WORDS, HEAD> {
+    const IS_V4: bool = HEAD == ETHERNET_HEADER + 40;
+    /// Where sequence and acknowledgment number stand.
+    const NUMBERS: usize = HEAD - 16;
+    /// Where header length, flags and window stand. TCP checksum and urgent pointer come behind
+    /// them; the latter counts for nothing.
+    const KIND: usize = Self::NUMBERS + 8;
+    /// Where the words begin that all bytes before the numbers are compared in. The last overlaps
+    /// the one before it.
+    const AT: [usize; WORDS] = {
+        let mut at = [0; WORDS];
+        let mut i = 0;
+        while i < WORDS {
+            at[i] = if i + 1 < WORDS {
+                8 * i
+            } else {
+                Self::NUMBERS - 8
+            };
+            i += 1;
+        }
+        at
+    };
+    /// Ones where bytes have to agree: all but those of identification and IPv4 checksum.
+    const COMPARED: [u64; WORDS] = ones_but(if Self::IS_V4 { &[18, 19, 24, 25] } else { &[] });
+
+    /// Of `frame`, whose headers say `tcp`, PSH aside; `None` unless it is of this family, and they
+    /// are as long as those of most segments.
+    #[inline]
+    pub fn new(frame: &[u8], tcp: &Tcp) -> Option<Self> {
+        let (head, rest) = frame.split_first_chunk::<HEAD>()?;
+        let timestamps = match usize::from(tcp.payload_offset) {
+            len if len == HEAD => None,
+            len if len == HEAD + 12 => Some(*rest.first_chunk()?),
+            _ => return None,
+        };
+        Some(Template {
+            words: Self::AT.map(|at| u64::from_ne_bytes(bytes_at(head, at))),
+            ack: tcp.ack,
+            kind: without_push(bytes_at(head, Self::KIND)),
+            ip_sum: if Self::IS_V4 {
+                sum_of_what_agrees(head)
+            } else {
+                0
+            },
+            timestamps,
+            len: usize::from(tcp.payload_offset) + tcp.payload_len as usize,
+        })
+        .filter(|_| !tcp.options.any && tcp.src.is_v4() == Self::IS_V4)
+    }
+
+    /// Whether `frame` is the like of it that begins at `seq`, and has a good IP checksum.
+    #[inline]
+    pub fn matches(&self, frame: &[u8], seq: u32) -> bool {
+        let Some(head) = self.same_headers(frame) else {
+            return false;
+        };
+        let numbers = u64::from_be_bytes(bytes_at(head, Self::NUMBERS));
+        numbers == u64::from(seq) << 32 | u64::from(self.ack)
+            && bytes_at(head, Self::KIND) == self.kind
+    }
+
+    /// As [`Template::matches`], of a segment with PSH.
+    #[inline]
+    pub fn matches_pushed(&self, frame: &[u8], seq: u32) -> bool {
+        let [len, flags, wnd @ ..] = self.kind;
+        let pushed = Template {
+            kind: [len, flags | PSH, wnd[0], wnd[1]],
+            ..*self
+        };
+        frame.get(Self::KIND + 1) == Some(&(flags | PSH)) && pushed.matches(frame, seq)
+    }
+
+    /// As [`Template::matches`], whatever it acknowledges and however wide its window is: gives
+    /// both.
+    #[inline]
+    pub fn acknowledges(&self, frame: &[u8], seq: u32) -> Option<(u32, u16)> {
+        let head = self.same_headers(frame)?;
+        let numbers = u64::from_be_bytes(bytes_at(head, Self::NUMBERS));
+        let ([a, b, ..], [len, flags, c, d]) = (self.kind, bytes_at(head, Self::KIND));
+        let follows = (numbers >> 32) as u32 == seq && [len, flags] == [a, b];
+        follows.then_some((numbers as u32, u16::from_be_bytes([c, d])))
+    }
+
+    /// Whether all agrees that stands before the numbers, and the options do.
+    #[inline(always)]
+    fn same_headers<'f>(&self, frame: &'f [u8]) -> Option<&'f [u8; HEAD]> {
+        let (head, rest) = frame.split_first_chunk::<HEAD>()?;
+        let mut differ = 0;
+        for (i, at) in Self::AT.into_iter().enumerate() {
+            let word = u64::from_ne_bytes(bytes_at(head, at));
+            differ |= (word ^ self.words[i]) & Self::COMPARED[i];
+        }
+        if let Some(timestamps) = &self.timestamps
+            && rest.first_chunk() != Some(timestamps)
+        {
+            return None;
+        }
+        if differ != 0 || frame.len() < self.len {
+            return None;
+        }
+        if Self::IS_V4 {
+            // RFC 1071: the checksum is right if all words add up to ones, however often that is.
+            let ident = u32::from(u16::from_ne_bytes(bytes_at(head, 18)));
+            let checksum = u32::from(u16::from_ne_bytes(bytes_at(head, 24)));
+            let sum = self.ip_sum + ident + checksum;
+            return sum.is_multiple_of(0xffff).then_some(head);
+        }
+        Some(head)
+    }
+}
+
+const fn without_push([len, flags, a, b]: [u8; 4]) -> [u8; 4] {
+    [len, flags & !PSH, a, b]
+}
+
+/// The sum over an IPv4 header without options, but for identification and checksum. Never 0, since
+/// the version is not.
+fn sum_of_what_agrees(head: &[u8]) -> u32 {
+    let (words, _) = head[ETHERNET_HEADER..ETHERNET_HEADER + 20].as_chunks::<2>();
+    let counts = words.iter().enumerate().filter(|(i, _)| *i != 2 && *i != 5);
+    counts
+        .map(|(_, word)| u32::from(u16::from_ne_bytes(*word)))
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::flow::Address;
+    use crate::packet::tests::headers;
+    use crate::packet::{Packet, TcpHeaders, emit_tcp, parse, parse_plain};
+    use proptest::prelude::*;
+    use smoltcp::wire as sw;
+
+    fn fix_checksums(frame: &mut [u8]) {
+        sw::Ipv4Packet::new_unchecked(&mut frame[ETHERNET_HEADER..]).fill_checksum();
+    }
+
+    /// Headers without options besides timestamps.
+    fn plain(timestamps: bool, payload_len: usize) -> TcpHeaders {
+        TcpHeaders {
+            flags: 0x10,
+            timestamps: timestamps.then_some((1, 2)),
+            mss: None,
+            window_scale: None,
+            sack_permitted: false,
+            payload_len,
+            ..headers()
+        }
+    }
+
+    proptest! {
+        /// What is taken for the next segment by its looks, the parser takes for it too, whatever
+        /// is damaged.
+        #[test]
+        fn a_match_is_what_the_parser_reads(
+            at in 0usize..80,
+            value in any::<u8>(),
+            len in 50usize..120,
+            repair in any::<bool>(),
+            timestamps in any::<bool>(),
+            payload_len in prop_oneof![Just(0usize), Just(20)],
+        ) {
+            let mut headers = plain(timestamps, payload_len);
+            let mut frame = vec![7; 120];
+            let head = emit_tcp(&mut frame, &headers);
+            let Some(first) = parse_plain(&frame) else { panic!("not plain") };
+            let like = HeaderTemplate::new(&frame, &first).unwrap();
+            headers.seq = headers.seq.wrapping_add(payload_len as u32);
+            emit_tcp(&mut frame, &headers);
+            prop_assert!(like.matches(&frame, headers.seq));
+            prop_assert!(!like.matches(&frame, headers.seq.wrapping_add(1)));
+            prop_assert!(!like.matches_pushed(&frame, headers.seq));
+            frame[HeaderTemplate::KIND + 1] |= PSH;
+            prop_assert!(like.matches_pushed(&frame, headers.seq));
+            prop_assert!(!like.matches(&frame, headers.seq));
+            frame[HeaderTemplate::KIND + 1] &= !PSH;
+            prop_assert_eq!(like.acknowledges(&frame, headers.seq), Some((17, 512)));
+            // Identification and checksums may be what they want.
+            frame[18] = value;
+            fix_checksums(&mut frame);
+            frame[50] = value;
+            prop_assert!(like.matches(&frame, headers.seq));
+
+            frame[at] = value;
+            if repair && at != ETHERNET_HEADER {
+                fix_checksums(&mut frame);
+            }
+            frame.truncate(len);
+            if like.matches(&frame, headers.seq) {
+                prop_assert!(frame.len() >= head + payload_len);
+                let Ok(Packet::Tcp(tcp)) = parse(&frame) else { panic!("not TCP") };
+                prop_assert_eq!(tcp, Tcp { seq: headers.seq, ..first });
+            }
+            if like.matches_pushed(&frame, headers.seq) {
+                let Ok(Packet::Tcp(tcp)) = parse(&frame) else { panic!("not TCP") };
+                prop_assert_eq!(tcp, Tcp { seq: headers.seq, flags: first.flags | PSH, ..first });
+            }
+            if let Some((ack, wnd)) = like.acknowledges(&frame, headers.seq) {
+                let Ok(Packet::Tcp(tcp)) = parse(&frame) else { panic!("not TCP") };
+                prop_assert_eq!(tcp, Tcp { seq: headers.seq, ack, wnd, ..first });
+            }
+        }
+
+        /// The same over IPv6, where all of the IP header has to agree.
+        #[test]
+        fn a_match_of_ipv6_is_what_the_parser_reads(
+            at in 0usize..100,
+            value in any::<u8>(),
+            len in 70usize..140,
+            timestamps in any::<bool>(),
+            payload_len in prop_oneof![Just(0usize), Just(20)],
+        ) {
+            let mut headers = TcpHeaders {
+                label: 0x54321,
+                ..plain(timestamps, payload_len)
+            };
+            headers.flow.local.address = Address::of_words([0x2001_0db8_0000_0000, 1]);
+            headers.flow.remote.address = Address::of_words([0x2001_0db8_0000_0000, 2]);
+            let mut frame = vec![7; 140];
+            let head = emit_tcp(&mut frame, &headers);
+            let Ok(Packet::Tcp(first)) = parse(&frame) else { panic!("not TCP") };
+            prop_assert!(HeaderTemplate::new(&frame, &first).is_none());
+            let like = HeaderTemplateV6::new(&frame, &first).unwrap();
+            headers.seq = headers.seq.wrapping_add(payload_len as u32);
+            emit_tcp(&mut frame, &headers);
+            prop_assert!(like.matches(&frame, headers.seq));
+            prop_assert!(!like.matches(&frame, headers.seq.wrapping_add(1)));
+            prop_assert_eq!(like.acknowledges(&frame, headers.seq), Some((17, 512)));
+            frame[HeaderTemplateV6::KIND + 1] |= PSH;
+            prop_assert!(like.matches_pushed(&frame, headers.seq));
+            prop_assert!(!like.matches(&frame, headers.seq));
+            frame[HeaderTemplateV6::KIND + 1] &= !PSH;
+
+            frame[at] = value;
+            frame.truncate(len);
+            if like.matches(&frame, headers.seq) {
+                prop_assert!(frame.len() >= head + payload_len);
+                let Ok(Packet::Tcp(tcp)) = parse(&frame) else { panic!("not TCP") };
+                prop_assert_eq!(tcp, Tcp { seq: headers.seq, ..first });
+            }
+        }
+    }
+}

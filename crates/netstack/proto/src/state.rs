@@ -1,0 +1,5 @@
+//! One replica: connections, ports and timers, without shared memory.
+
+pub mod apply;
+pub mod demux;
+pub mod ports;

@@ -1,0 +1,585 @@
+//! The replicated state: all connections of a group, and what they share.
+//!
+//! A [`Replica`] is plain data. Only requests change it; the exceptions are `continue_log_at` and
+//! faults that tests inject. The result depends only on the state, the request and its verdict,
+//! which says which segments have good checksums and is the same for every replica. Replicas that
+//! began with the same limits and applied the same requests are therefore equal.
+//!
+//! The receive pump, which reads frames, publishes requests. A request has a digest of fixed size:
+//! the time, how many frames are sent, and what the fast path needs of a run of segments. One part
+//! of that is the hint: the connection to which the pump thinks that the segments belong.
+
+use core::cell::Cell;
+use core::panic::AssertUnwindSafe;
+use std::collections::VecDeque;
+use std::panic::{catch_unwind, resume_unwind};
+
+use crate::config::Limits;
+use crate::hash::mix;
+use crate::ip::rate_limit::RateLimit;
+use crate::keys::{Domain, Keys};
+use crate::log::effect::{EffectSink, FrameNumbers};
+use crate::log::request::{
+    Body, ConnId, Digest, Flags, Flow, GroupIndex, Kind, Mac, Options, Request, Segment, Verdict,
+};
+use crate::seqnum::SeqNum;
+use crate::state::demux::{Demux, Grouping};
+use crate::stats::StateStats;
+use crate::tcp::{self, Cx, Finish, State, Tcb};
+use crate::time::Instant;
+use crate::udp;
+
+mod connections;
+mod deadlines;
+mod fingerprint;
+mod isolate;
+mod listen;
+mod schedule;
+#[cfg(test)]
+mod tests;
+
+use connections::Place;
+use deadlines::Deadlines;
+use listen::{Listeners, Returned};
+
+/// A source of requests that are applied one after the other. It also takes the effects of each:
+/// what has to be performed outside of the state, such as frames to build.
+pub trait Requests<S> {
+    /// Moves to the next request; false if there is none.
+    fn advance(&mut self) -> bool;
+    /// The request, and its verdict.
+    fn current(&self) -> (&Request, Verdict);
+    /// Called after the current request was applied: takes its effects out of `out`.
+    fn take_effects(&mut self, out: &mut S);
+}
+
+/// One copy of the state of all connections of a group.
+#[derive(Clone, Debug)]
+pub struct Replica {
+    /// The latest time that an applied request carried.
+    now: Instant,
+    /// `next`: the number of the next outgoing frame; `limit`: the first number for which there is
+    /// no transmit slot yet; `sent`: how many frames are sent. Also the rate limits of resets and
+    /// challenge ACKs.
+    frames: FrameNumbers,
+    /// How many requests of the log were applied, which is the position of the next one. Requests
+    /// that are applied without a log count here, too, until `continue_log_at`.
+    position: u64,
+    /// How many requests were applied without a log, up to the last `continue_log_at`.
+    applied_unlogged: u64,
+    /// Running hash of frame numbers and of connections and sockets as requests left them. Replicas
+    /// compare it.
+    fold: u64,
+    /// The place of the connection that was changed last: the next fingerprint includes it, and a
+    /// panic of the fast path is blamed on it.
+    touched: u32,
+    /// A lower bound of all deadlines of connections. It may be too early: the deadline that set it
+    /// may have been put off.
+    next_deadline: Instant,
+    /// `follow_up` runs once `frames.sent` reaches this. 0 makes it run after every request;
+    /// `u64::MAX` says that nothing waits for frames to be sent.
+    next_sent: u64,
+    limits: Limits,
+    /// The group of the stack that this replica belongs to.
+    group: GroupIndex,
+    keys: Keys,
+    grouping: Grouping,
+    /// The connection table. A [`ConnId`] is the index of a place and its generation, which counts
+    /// the connections that were in it.
+    places: Vec<Place>,
+    /// Indices of free places.
+    free: Vec<u32>,
+    /// Finds the connection of a flow.
+    demux: Demux,
+    listeners: Listeners,
+    /// Connections that have something to send and wait for transmit slots or for their turn. The
+    /// first one is next.
+    waiting: VecDeque<ConnId>,
+    /// Connections with acknowledged bytes to which frames refer that are not sent yet. They may
+    /// release these bytes once `frames.sent` is at least the number of their entry; numbers
+    /// ascend.
+    unsent: VecDeque<(u64, ConnId)>,
+    /// Connections in TIME-WAIT, the oldest first. Some may have been closed since.
+    time_wait: VecDeque<ConnId>,
+    /// When each connection has to be looked at.
+    deadlines: Deadlines,
+    udp: udp::Sockets,
+    stats: StateStats,
+    /// `frames.next` before the request: `recover` sets it back to this after a panic. Replicas do
+    /// not compare it, nor the next field, since both have a meaning within one request only.
+    first_frame: u64,
+    /// Whether code runs that may change several connections. A panic in it is not that of one of
+    /// them, unless it is within `guarded`, which knows which one it calls.
+    concerns_several: bool,
+    /// How many of [`StateStats::panicked`] were injected ([`Limits::panics_ppm`]).
+    #[cfg(feature = "testkit")]
+    injected: u64,
+}
+
+impl Replica {
+    /// The state before the first request.
+    pub fn new(limits: Limits) -> Self {
+        Replica {
+            now: Instant::ZERO,
+            frames: FrameNumbers {
+                next: 0,
+                limit: u64::from(limits.tx_slots),
+                ..FrameNumbers::default()
+            },
+            position: 0,
+            applied_unlogged: 0,
+            fold: 0,
+            touched: 0,
+            next_deadline: Instant::NEVER,
+            next_sent: u64::MAX,
+            limits,
+            group: GroupIndex::ONLY,
+            keys: Keys::default(),
+            grouping: Grouping::new(&Keys::default(), 1),
+            places: Vec::new(),
+            free: Vec::new(),
+            demux: Demux::default(),
+            listeners: Listeners::default(),
+            waiting: VecDeque::new(),
+            unsent: VecDeque::new(),
+            time_wait: VecDeque::new(),
+            deadlines: Deadlines::default(),
+            udp: udp::Sockets::default(),
+            stats: StateStats::default(),
+            first_frame: 0,
+            concerns_several: false,
+            #[cfg(feature = "testkit")]
+            injected: 0,
+        }
+    }
+
+    /// Applies the next request of the log. `verdict` has one bit per segment of a run, or per
+    /// datagram, set if its checksum is good; other requests ignore it. The effects of the request
+    /// go to `out`, which must be empty.
+    ///
+    /// A panic in the code of one connection closes that connection, identically in every replica
+    /// ([`StateStats::panicked`]).
+    ///
+    /// # Panics
+    /// If code that is not specific to one connection panics, such as the answer to a segment that
+    /// matches none. The replica must not be used afterwards.
+    pub fn apply(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
+        let apply = || self.apply_in_batch(request, verdict, &mut *out);
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(apply)) {
+            self.recover(panic, request, out);
+        }
+    }
+
+    /// Applies several requests. Cheaper than calling [`Replica::apply`] for each, because one
+    /// `catch_unwind` covers many. After the panic of a connection it goes on with the next
+    /// request.
+    ///
+    /// # Panics
+    /// As [`Replica::apply`], and if a method of `requests` panics.
+    pub fn apply_each<S: EffectSink>(&mut self, requests: &mut impl Requests<S>, out: &mut S) {
+        loop {
+            // Whether a request is being applied.
+            let applying = Cell::new(false);
+            let batch = || {
+                while requests.advance() {
+                    let (request, verdict) = requests.current();
+                    applying.set(true);
+                    self.apply_in_batch(request, verdict, out);
+                    applying.set(false);
+                    requests.take_effects(out);
+                }
+            };
+            match catch_unwind(AssertUnwindSafe(batch)) {
+                Ok(()) => break,
+                Err(panic) if applying.get() => {
+                    self.recover(panic, requests.current().0, out);
+                    requests.take_effects(out);
+                }
+                Err(panic) => resume_unwind(panic),
+            }
+        }
+    }
+
+    /// Applies one request, for callers that catch the panics of a whole batch themselves: a panic
+    /// unwinds out of this function, and the caller must pass it to [`Replica::recover`] before any
+    /// other use of the replica.
+    ///
+    /// # Panics
+    /// If any code called from here panics.
+    #[inline(always)]
+    pub fn apply_in_batch(
+        &mut self,
+        request: &Request,
+        verdict: Verdict,
+        out: &mut impl EffectSink,
+    ) {
+        let digest = &request.digest;
+        self.now = self.now.max(digest.now);
+        self.position += 1;
+        self.first_frame = self.frames.next;
+        self.frames.update_sent(digest.sent, &self.limits);
+        if !self.fast_path(request, verdict, out) {
+            self.slow_path(request, verdict, out);
+        }
+        if self.next_deadline <= self.now || self.next_sent <= self.frames.sent {
+            self.follow_up(out);
+        }
+    }
+
+    /// Applies a request by the fast path, if the hint names a connection and its segments are the
+    /// next ones that this connection expects. Otherwise returns false, and the slow path has to
+    /// apply it. `touched` may be updated then, and the connection may know the application's
+    /// cursors (how much it has read and written) already; the slow path may update them again.
+    #[inline(always)]
+    fn fast_path(
+        &mut self,
+        request: &Request,
+        verdict: Verdict,
+        out: &mut impl EffectSink,
+    ) -> bool {
+        let digest = &request.digest;
+        let conn = digest.hint;
+        let full_verdict = digest.all_good();
+        if digest.kind != Kind::Segments
+            || digest.bits & (Digest::OPTIONS | Digest::CE | Digest::ACKS) != 0
+            || verdict & full_verdict != full_verdict
+        {
+            return false;
+        }
+        let Some(place) = self.places.get_mut(conn.index as usize) else {
+            return false;
+        };
+        let (true, Some(tcb)) = (place.generation == conn.generation, &mut place.tcb) else {
+            return false;
+        };
+        self.touched = conn.index;
+        let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
+        if digest.bits & Digest::PROGRESS != 0 {
+            tcb.progress_low(digest.app_read, digest.app_written, &mut cx);
+        }
+        if !tcb.try_fast_path(&digest.segment(&Options::None), &mut cx) {
+            return false;
+        }
+        let finish = tcb.finish(&mut cx);
+        self.stats.segments += u64::from(digest.count);
+        self.fold = tcb.fold(self.fold ^ self.frames.next);
+        let deadline = tcb.next_deadline();
+        if finish != Finish::default() || deadline < place.armed {
+            self.concerns_several = true;
+            self.schedule(conn, finish, deadline);
+            self.concerns_several = false;
+        }
+        true
+    }
+
+    /// Applies a request that the fast path does not take.
+    #[inline(never)]
+    fn slow_path(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
+        self.concerns_several = true;
+        match request.digest.kind {
+            Kind::Segments => self.segments(request, verdict, out),
+            Kind::Command => {
+                if !self.udp_command(request, out) {
+                    self.command(&request.body, out);
+                }
+                self.fold = mix(self.fold ^ self.frames.next);
+            }
+            Kind::Datagrams => {
+                let (sockets, mut cx) = self.udp(out);
+                sockets.arrive(request, verdict, &mut cx);
+                self.fold = self.udp.fold(self.fold, request);
+            }
+            Kind::Tick => {}
+        }
+        self.concerns_several = false;
+    }
+
+    /// Fires deadlines that are due, and lets waiting connections and UDP sockets continue. Any
+    /// request may bring a later time or more sent frames, so this may follow every kind.
+    #[inline(never)]
+    fn follow_up(&mut self, out: &mut impl EffectSink) {
+        self.concerns_several = true;
+        if self.next_deadline <= self.now {
+            self.fire_deadlines(out);
+        }
+        self.after_sending(out);
+        let (sockets, mut cx) = self.udp(out);
+        sockets.after_sending(&mut cx);
+        if sockets.comes_first() {
+            sockets.serve(&mut cx);
+            self.serve_waiting(out);
+        } else {
+            self.serve_waiting(out);
+            let (sockets, mut cx) = self.udp(out);
+            sockets.serve(&mut cx);
+        }
+        self.next_sent = match (self.waiting.is_empty(), self.unsent.front()) {
+            (false, _) => 0,
+            (true, Some(&(sent, _))) => sent,
+            (true, None) => u64::MAX,
+        };
+        self.next_sent = self.next_sent.min(self.udp.next_sent());
+        self.concerns_several = false;
+    }
+
+    /// The UDP sockets, and the shared state that they may change.
+    fn udp<'a, S: EffectSink>(
+        &'a mut self,
+        out: &'a mut S,
+    ) -> (&'a mut udp::Sockets, udp::Cx<'a, S>) {
+        let cx = udp::Cx {
+            frames: &mut self.frames,
+            limits: &self.limits,
+            stats: &mut self.stats,
+            out,
+        };
+        (&mut self.udp, cx)
+    }
+
+    /// Applies a command for a UDP socket. Returns false if the request is something else.
+    fn udp_command(&mut self, request: &Request, out: &mut impl EffectSink) -> bool {
+        let (sockets, mut cx) = self.udp(out);
+        let done = sockets.command(request, &mut cx);
+        if done {
+            self.next_sent = self.next_sent.min(self.udp.next_sent());
+            self.fold = self.udp.fold(self.fold, request);
+        }
+        done
+    }
+
+    /// Applies a run (consecutive segments of one flow): finds the flow's connection, and passes it
+    /// the segments with good checksums. An early return leaves out the application's cursors.
+    /// Nothing is lost: they are totals, and a later request has them again.
+    fn segments(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
+        let digest = &request.digest;
+        let verdict = verdict & digest.all_good();
+        self.stats.segments += u64::from(digest.count);
+        if verdict != digest.all_good() {
+            self.stats.bad_checksum += u64::from(digest.count) - u64::from(verdict.count_ones());
+            if verdict == 0 {
+                return;
+            }
+        }
+        let conn = match self.lookup(request) {
+            Some(conn) => conn,
+            None => match self.cookie_returned(request, verdict, out) {
+                Returned::Connection(conn) => conn,
+                Returned::Dropped => return,
+                Returned::Nothing => return self.no_connection(request, verdict, None, out),
+            },
+        };
+        if digest.flags.has(Flags::SYN)
+            && let Some(past) = self.replaced_past(conn, request, verdict)
+        {
+            self.close(conn, out);
+            return self.no_connection(request, verdict, Some(past), out);
+        }
+        self.with(conn, out, |tcb, cx| {
+            // The cursors are those of the connection that the pump found (`hint`). Since then the
+            // flow may have got a new connection.
+            if digest.bits & Digest::PROGRESS != 0 && conn == digest.hint {
+                tcb.progress_low(digest.app_read, digest.app_written, cx);
+            }
+            request.pieces(verdict, |segment| tcb.segment(segment, cx));
+        });
+    }
+
+    /// Handles a run that matches no connection: each segment goes to the listener of its port, or
+    /// is refused. `past` is set if a SYN replaced an old connection: the first sequence number
+    /// behind those of the old one. (A SYN is a run by itself.)
+    fn no_connection(
+        &mut self,
+        request: &Request,
+        verdict: Verdict,
+        past: Option<SeqNum>,
+        out: &mut impl EffectSink,
+    ) {
+        let Body::Segments { flow, mac, .. } = request.body else {
+            return;
+        };
+        request.pieces(verdict, |segment| {
+            if self.listeners.takes(&flow) {
+                self.listen(flow, mac, segment, past, out);
+            } else {
+                self.refuse(flow, mac, segment, out);
+            }
+        });
+    }
+
+    /// Answers a segment that matches no connection with a RST, unless RFC 9293 section 3.10.7.1 or
+    /// a rate limit forbids it.
+    fn refuse(&mut self, flow: Flow, mac: Mac, segment: &Segment<'_>, out: &mut impl EffectSink) {
+        self.stats.no_connection += 1;
+        let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
+        tcp::reset_for(segment, flow, mac, &mut cx);
+    }
+
+    fn command(&mut self, body: &Body, out: &mut impl EffectSink) {
+        match *body {
+            // Not commands, or commands of UDP sockets, which `udp_command` applied.
+            Body::None
+            | Body::Segments { .. }
+            | Body::Datagrams { .. }
+            | Body::Bind { .. }
+            | Body::Unbind { .. }
+            | Body::Sends { .. } => {}
+            Body::Configure { group, secret } => {
+                self.group = group;
+                let keys = Keys::new(secret);
+                self.keys = keys;
+                self.grouping = Grouping::new(&keys, group.count);
+                self.demux = Demux::new(keys.table());
+                self.frames.resets = RateLimit::new(&keys, Domain::ResetLimit);
+                self.frames.challenges = RateLimit::new(&keys, Domain::ChallengeLimit);
+                self.udp.configure(&keys, group);
+            }
+            Body::Open {
+                request_id,
+                local,
+                remote,
+                mac,
+                settings,
+            } => self.open(request_id, Flow { local, remote }, (mac, settings), out),
+            Body::SetListener {
+                port,
+                binding,
+                settings,
+            } => self.listeners.set(port, binding, settings),
+            Body::Listen {
+                port,
+                backlog,
+                binding,
+            } => self.listeners.open(port, backlog, binding),
+            Body::Accepted {
+                port,
+                binding,
+                accepted,
+            } => self.listeners.accepted(port, binding, accepted),
+            Body::Unlisten { port, binding } => self.unlisten(port, binding, out),
+            Body::Progress {
+                conn,
+                app_read,
+                app_written,
+                shutdown,
+                orphan,
+            } => self.with(conn, out, |tcb, cx| {
+                tcb.progress(app_read, app_written, cx);
+                if shutdown || orphan {
+                    tcb.shutdown(cx);
+                }
+                if orphan {
+                    tcb.orphan(cx);
+                }
+            }),
+            Body::Set { conn, settings } => {
+                self.with(conn, out, |tcb, cx| tcb.set(settings, cx));
+            }
+            Body::Tune {
+                conn,
+                tuning,
+                more,
+                push,
+            } => self.with(conn, out, |tcb, cx| tcb.tune(tuning, (more, push), cx)),
+            Body::Abort { conn } => self.with(conn, out, |tcb, cx| tcb.abort(cx)),
+            Body::AddressLost { conn } => self.with(conn, out, |tcb, cx| tcb.lose_address(cx)),
+            Body::Free { conn } => {
+                if let Some(place) = self.current(conn)
+                    && place.tcb.is_none()
+                {
+                    *place = Place::fresh(conn.generation.wrapping_add(1));
+                    self.free.push(conn.index);
+                }
+            }
+            Body::NetworkError { flow, seq, what } => {
+                let mut heeded = false;
+                if let Some(conn) = self.demux.find(&flow) {
+                    self.with(conn, out, |tcb, cx| {
+                        heeded = tcb.network_error(seq, what, cx)
+                    });
+                }
+                self.stats.ignored_errors += u64::from(!heeded);
+            }
+            Body::NextHop { conn, mac } => {
+                self.with(conn, out, |tcb, _| {
+                    if tcb.mac() != mac {
+                        tcb.set_mac(mac);
+                    }
+                });
+            }
+            Body::LinkMtu { mtu } => self.frames.link_mtu_v6 = mtu,
+            Body::PathMtu { conn, mtu } => self.with(conn, out, |tcb, cx| tcb.path_mtu(mtu, cx)),
+        }
+    }
+
+    /// If the connection still exists, calls `what` with it, and then `after_request`. A panic in
+    /// `what` closes the connection.
+    fn with<S: EffectSink>(
+        &mut self,
+        conn: ConnId,
+        out: &mut S,
+        what: impl FnOnce(&mut Tcb, &mut Cx<'_, S>),
+    ) {
+        if let Some(finish) = self.guarded(conn, out, what) {
+            self.after_request(conn, finish, out);
+        }
+    }
+
+    /// The position of the next request in the log, which is how many were applied. Those without a
+    /// log count, too, until `continue_log_at`.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// How many requests were applied, with and without a log.
+    pub fn applied(&self) -> u64 {
+        self.position + self.applied_unlogged
+    }
+
+    /// Goes on with the log at `position`, after working without it. Nothing is undone: requests
+    /// that were applied behind `position` count as unlogged from now on. `position` is at most
+    /// what [`Replica::position`] returns.
+    pub fn continue_log_at(&mut self, position: u64) {
+        self.applied_unlogged += self.position - position;
+        self.position = position;
+    }
+
+    /// The latest time that an applied request carried.
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// By this time some request must be applied, if only a tick; otherwise deadlines fire late.
+    pub fn next_deadline(&self) -> Instant {
+        self.next_deadline
+    }
+
+    /// The number of the next outgoing frame, the limit of numbers, and how many frames are sent;
+    /// also the rate limits of resets and challenge ACKs.
+    pub fn frames(&self) -> &FrameNumbers {
+        &self.frames
+    }
+
+    /// Counters of the state.
+    pub fn stats(&self) -> StateStats {
+        let counted = StateStats {
+            requests: self.applied(),
+            resets_withheld: self.frames.resets.refused(),
+            challenges_withheld: self.frames.challenges.refused(),
+            gaps_refused: self.frames.gaps_refused,
+            ..self.stats
+        };
+        counted.and(self.frames.counts)
+    }
+
+    /// How many panics closed a connection and were not injected by a test
+    /// ([`Limits::panics_ppm`]): each is a bug, whatever input caused it.
+    #[cfg(feature = "testkit")]
+    pub fn unexpected_panics(&self) -> u64 {
+        self.stats.panicked - self.injected
+    }
+
+    /// The limits of this group.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+}

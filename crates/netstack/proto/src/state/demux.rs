@@ -1,0 +1,83 @@
+//! From a segment's addresses and ports to its connection.
+
+use core::hash::BuildHasher;
+use std::collections::HashMap;
+
+use crate::keys::{Domain, Keys, TableKey};
+use crate::log::request::{ConnId, Flow};
+
+/// Which group a flow belongs to, where there are several. Its key is its own, since ports tell
+/// something about it.
+#[derive(Clone, Copy, Debug)]
+pub struct Grouping {
+    key: [u64; 2],
+    of: u16,
+}
+
+impl Grouping {
+    /// Of `of` groups.
+    pub fn new(keys: &Keys, of: u16) -> Self {
+        Grouping {
+            key: keys.derive(Domain::Group),
+            of,
+        }
+    }
+
+    /// The group's number. Every frame asks, so it is cheap, and not as strong as other hashes: who
+    /// could aim would overload one group, and no more than that.
+    #[inline]
+    pub fn group(&self, flow: &Flow) -> u16 {
+        let fold = |a: u64, b: u64| {
+            let product = u128::from(a) * u128::from(b);
+            product as u64 ^ (product >> 64) as u64
+        };
+        let remote = flow.remote.address;
+        let word = u64::from(remote.v4_bits()) << 32 | u64::from(flow.ports());
+        let mut mixed = fold(word ^ self.key[0], self.key[1] | 1);
+        if !remote.is_v4() {
+            let [high, low] = remote.words();
+            mixed = fold(mixed ^ high, self.key[0] | 1);
+            mixed = fold(mixed ^ low, self.key[1] | 1);
+        }
+        let mixed = fold(mixed ^ self.key[1], 0x9e37_79b9_7f4a_7c15);
+        (((mixed >> 32) * u64::from(self.of)) >> 32) as u16
+    }
+}
+
+/// The table of connections by flow. It is only ever asked, and never walked for what it says: its
+/// order means nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Demux {
+    table: HashMap<Flow, ConnId, TableKey>,
+}
+
+impl Demux {
+    /// An empty table that hashes with `key`.
+    pub fn new(key: TableKey) -> Self {
+        Demux {
+            table: HashMap::with_hasher(key),
+        }
+    }
+
+    /// The connection that has `flow`.
+    pub fn find(&self, flow: &Flow) -> Option<ConnId> {
+        self.table.get(flow).copied()
+    }
+
+    /// Gives `flow` to `conn`.
+    pub fn insert(&mut self, flow: Flow, conn: ConnId) {
+        self.table.insert(flow, conn);
+    }
+
+    /// Forgets `flow`.
+    pub fn remove(&mut self, flow: &Flow) {
+        self.table.remove(flow);
+    }
+
+    /// All of it as one number, whatever the order.
+    pub fn fingerprint(&self) -> u64 {
+        let key = self.table.hasher();
+        let entries = self.table.iter().map(|entry| key.hash_one(entry));
+        entries.fold(0, u64::wrapping_add)
+    }
+}

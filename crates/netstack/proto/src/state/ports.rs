@@ -1,0 +1,11 @@
+//! Ports for connections and sockets that name none.
+
+/// First of the ports that are given to who names none (RFC 6056 section 3.2 asks for a wide
+/// range).
+pub const EPHEMERAL: u16 = 32_768;
+
+/// All ports that are given to who names none, from one that `start` says.
+pub fn ephemeral_from(start: u16) -> impl Iterator<Item = u16> {
+    const COUNT: u16 = u16::MAX - EPHEMERAL + 1;
+    (0..COUNT).map(move |i| EPHEMERAL + start.wrapping_add(i) % COUNT)
+}

@@ -1,0 +1,748 @@
+//! TCP as plain data: the state of a connection, and how requests change it (RFC 9293).
+//!
+//! A [`Tcb`] never sees a payload byte, a clock, a thread or a socket. It is called with events,
+//! and answers through a [`Cx`]: `Effect::Deliver` names received bytes, `Effect::Transmit` names
+//! frames to build. The same calls with the same arguments always produce the same state and the
+//! same effects, so several replicas can keep equal copies of one connection.
+//!
+//! # Calls
+//!
+//! | when | call |
+//! |---|---|
+//! | a connection begins | [`Tcb::open`] (active), [`Tcb::passive`] (a SYN for a listening port) |
+//! | a request is about the connection | [`Tcb::progress`], then any of [`Tcb::on_time`], [`Tcb::segment`] (once for every piece of the run), [`Tcb::shutdown`], [`Tcb::orphan`], [`Tcb::abort`] |
+//! | the request has been told completely | [`Tcb::finish`], once; only here do frames leave, but for answers to segments that no connection accepts |
+//! | a deadline ([`Tcb::next_deadline`]) is due | [`Tcb::on_time`], [`Tcb::finish`] |
+//! | an ICMP error quotes a segment of it | [`Tcb::network_error`], [`Tcb::finish`] |
+//! | there is transmit credit again, or frames were sent | [`Tcb::finish`], if the last one asked for it |
+//! | no connection accepts a segment | [`reset_for`] |
+//!
+//! # Invariants after every call
+//!
+//! - `snd_una <= snd_nxt <= snd_max <= end of what was written`, in sequence space.
+//! - The right edge of the receive window never moves left, nor past `read + receive_buffer`.
+//! - Every byte of the receive stream has been named by at most one `Deliver`; every byte before
+//!   `rcv_nxt` by exactly one.
+//! - Frames are numbered in order, none at or past the limit.
+//! - Nothing that the wire says makes a call panic.
+//!
+//! # Files
+//!
+//! `arrive.rs` is SEGMENT ARRIVES in the order of the RFC. `fast_path.rs` is an equivalent shortcut
+//! for the segments of a bulk transfer. `ack.rs` holds what an acceptable acknowledgment changes,
+//! `receive_space.rs` what the peer may send, `send_space.rs` what we may send, `send.rs` the
+//! frames. `recovery.rs` detects loss and schedules retransmissions, with the scoreboard in
+//! `scoreboard.rs` and the times in `rack.rs`; `undo.rs` reverts a reduction of the window if
+//! nothing was lost. `pmtu.rs` handles ICMP errors and the path MTU, `cookie.rs` handshakes without
+//! state. `reassembly.rs`, `retransmit.rs` and `congestion` are arithmetic; `user.rs` holds the
+//! calls of the application. `delayed_ack.rs` decides when received data is acknowledged.
+//!
+//! # Departures from the RFCs
+//!
+//! - The retransmission timeout may fall to 200 ms; RFC 6298 section 2.4 says 1 s ([`RTO_MIN`]).
+//! - A segment without text that begins right at the edge of a window that is not closed is
+//!   acceptable, though RFC 9293 section 3.10.7.4 wants it before the edge: it carries the
+//!   acknowledgments of a peer that has filled the window.
+//! - The acknowledgment of a segment without text that begins before RCV.NXT, by a window at most,
+//!   counts if it is news, though the same table drops it: who has sent more than the window seems
+//!   to hold speaks from its edge (an older window may overtake a newer one, and the byte of a
+//!   probe lies behind every edge). When both sides do, neither would listen.
+//! - A segment that begins before a window and ends behind it is trimmed at both ends; the table in
+//!   the same section drops it, but devices merge segments.
+//! - The urgent pointer is ignored and urgent data taken inline (RFC 6093 says that new
+//!   applications should not use it).
+//! - Data on a SYN for a listening port is not taken; the peer sends it again after the handshake.
+//! - CLOSE in SYN-SENT keeps what was written and sends FIN behind it, where RFC 9293 section
+//!   3.10.4 deletes the connection; when nobody holds the connection any more it is deleted.
+//! - A SYN-ACK is sent for a minute, where RFC 9293 section 3.8.3 wants three for every SYN: what
+//!   waits for its acknowledgment takes a place of the SYN queue, and most that wait so long were
+//!   forged.
+//! - An open ends when the network says that the peer cannot be reached and three repetitions of
+//!   the SYN brought no answer; RFC 1122 section 4.2.3.9 would wait for the whole timeout (RFC 5461
+//!   section 4 describes both).
+//! - An ICMP error about a question to an idle peer counts, though RFC 5927 section 4.1 wants its
+//!   number at or after SND.UNA, and the question has the one before: nothing else would say why
+//!   nobody answers.
+//! - A timeout that was none leaves the retransmission timer as the next measurements make it; RFC
+//!   4015 section 3.3 would begin the estimate anew.
+//! - After a timeout, what is lost leaves again at once, where F-RTO would try new text first (RFC
+//!   5682 section 3.1, step 2.b); and it takes SACK.
+//! - Without timestamps too little is measured for HyStart++ (RFC 9406): slow start ends with a
+//!   loss then.
+//! - FIN-WAIT-2 of a connection that nobody holds ends after [`FIN_WAIT_2`]; the RFC would wait
+//!   forever.
+//! - Small segments wait only for small ones in flight (a form of Nagle's algorithm, RFC 9293
+//!   section 3.7.4, that lets the end of every large write leave at once).
+//! - One acknowledgment covers a run, or several: RFC 9293 section 3.8.6.3 wants one for at least
+//!   every second full-sized segment. A run of up to 60 segments, or a frame that a device merged,
+//!   is acknowledged once. Full runs that were claimed from the device together, 120 segments by
+//!   default, are acknowledged with the last
+//!   ([`Digest::FOLLOWED`](crate::log::request::Digest::FOLLOWED)). What is acknowledged later has
+//!   arrived already, so nothing waits for it. Linux does the same after merging, up to 64 KB.
+//! - Every frame has the don't-fragment bit and identification 0 (RFC 6864 section 4.1). That is
+//!   allowed; a frame that may be fragmented would need a number of its own, and another
+//!   rule in `pmtu.rs`.
+//! - SACK blocks are sent in segments without payload. RFC 2018 section 4 wants them in every
+//!   acknowledgment that does not cover everything. If payload leaves while blocks are owed, a
+//!   segment of its own with the blocks follows it; so payload is always cut at the full segment
+//!   size.
+//! - A tail loss probe waits for at least 10 ms. RFC 8985 section 7.2 says two round trips; a busy
+//!   peer nearby may take longer.
+//! - After a timeout everything that did not arrive counts as lost (RFC 6675 section 5.1). RFC 8985
+//!   section 6.3 would leave out what was sent within the last round trip.
+//! - The reply path is the arrival path: a connection that a peer opened answers to the link-layer
+//!   address of its SYN until ARP says otherwise.
+//! - SYN cookies lose options. While the SYN queue is full, initial sequence numbers do not follow
+//!   the clock of RFC 9293 section 3.4.1, an MSS is rounded down to one of eight, windows are
+//!   scaled and acknowledgments selective only with timestamps, and payload that overtakes the
+//!   first segment after the handshake is dropped (RFC 4987 section 3.6).
+//! - A path MTU below 296 bytes is ignored, though RFC 791 allows 68: such an error is more likely
+//!   an attack than a network.
+//! - TIME-WAIT ends early when the connection table is nearly full (7 of 8 places), the oldest
+//!   first. RFC 9293 section 3.6.1 wants two segment lifetimes; a server that closes first would
+//!   otherwise refuse all connections for a minute.
+//!
+//! [`ip`](crate::ip) lists the departures of IPv4, ARP, ICMP and UDP.
+
+mod ack;
+mod arrive;
+mod autotune;
+mod congestion;
+mod cookie;
+mod delayed_ack;
+mod ecn;
+mod fast_path;
+pub mod fields;
+mod keepalive;
+mod pmtu;
+mod rack;
+mod reassembly;
+mod receive_space;
+mod recovery;
+mod retransmit;
+mod scoreboard;
+mod send;
+mod send_space;
+#[cfg(test)]
+mod tests;
+mod undo;
+mod user;
+
+use crate::config::{Limits, Settings, Tuning};
+use crate::log::effect::{Deliver, Effect, EffectSink, FrameNumbers};
+use crate::log::request::{ConnId, Flow, Mac, Segment};
+use crate::seqnum::SeqNum;
+use crate::stats::StateStats;
+use crate::time::{Duration, Instant};
+
+use autotune::Autotune;
+use congestion::Congestion;
+use fast_path::FastPath;
+#[cfg(any(test, feature = "testkit"))]
+use fields::Fields;
+use fields::{field_variants, fields};
+use keepalive::Keepalive;
+use pmtu::PathMtu;
+use reassembly::Reassembly;
+use receive_space::ReceiveSpace;
+use recovery::Recovery;
+use retransmit::{Retransmit, Timers};
+use scoreboard::Scoreboard;
+use send_space::SendSpace;
+use undo::Undo;
+
+pub use arrive::{reset_at, reset_for};
+pub use cookie::{COOKIE_LIFE, Returned, answer_with_cookie, restore_from_cookie};
+pub use delayed_ack::DELAYED_ACK;
+pub use retransmit::{RTO_INITIAL, RTO_MAX, RTO_MIN};
+pub use send::Finish;
+
+/// Maximum segment lifetime, 30 s; TIME-WAIT lasts twice as long. RFC 9293 section 3.4.2 proposes
+/// two minutes and leaves it to experience.
+pub const MSL: Duration = Duration::from_secs(30);
+
+/// How long a connection without a socket stays in FIN-WAIT-2, 60 s.
+pub const FIN_WAIT_2: Duration = Duration::from_secs(60);
+
+/// Transmissions of a SYN beyond the first before the open fails, after 183 s (RFC 9293 section
+/// 3.8.3: at least three minutes).
+pub const SYN_RETRIES: u8 = 7;
+
+/// Transmissions of a SYN-ACK beyond the first before a half-open connection is closed, after 63 s.
+pub const SYN_ACK_RETRIES: u8 = 5;
+
+/// Transmissions of a byte beyond the first before the connection fails: R2 of RFC 9293 section
+/// 3.8.3.
+pub const DATA_RETRIES: u8 = 15;
+
+/// The most challenge acknowledgments (RFC 5961) of one connection within a second; as many answers
+/// may leave to segments without text that the peer itself is likely to have sent.
+pub const CHALLENGES_PER_SECOND: u8 = 10;
+
+/// The context of a request: everything that a [`Tcb`] needs from outside while it handles one.
+///
+/// It serves one connection at a time: call that connection's [`Tcb::finish`] before handing it to
+/// another.
+#[derive(Debug)]
+pub struct Cx<'a, S: EffectSink> {
+    /// When the request was published.
+    pub now: Instant,
+    /// Numbers outgoing frames.
+    pub frames: &'a mut FrameNumbers,
+    /// The limits that all replicas share.
+    pub limits: &'a Limits,
+    /// Receives the effects.
+    pub out: &'a mut S,
+    /// The newest delivery, kept back because only the last one of a request is marked as such.
+    pending_delivery: PendingDelivery,
+}
+
+impl<'a, S: EffectSink> Cx<'a, S> {
+    /// For one request.
+    #[inline]
+    pub fn new(
+        now: Instant,
+        frames: &'a mut FrameNumbers,
+        limits: &'a Limits,
+        out: &'a mut S,
+    ) -> Self {
+        Cx {
+            now,
+            frames,
+            limits,
+            out,
+            pending_delivery: PendingDelivery::NONE,
+        }
+    }
+
+    /// The same context for a part of the request outside the fast path, with no pending delivery:
+    /// a value that is lent out cannot stay in registers, and this keeps the pending delivery in
+    /// them.
+    #[inline(always)]
+    fn outside_fast_path(&mut self) -> Cx<'_, S> {
+        debug_assert!(self.pending_delivery.len == 0);
+        Cx::new(self.now, self.frames, self.limits, self.out)
+    }
+
+    /// Pushes the pending delivery.
+    #[inline(always)]
+    fn push_pending_delivery(&mut self, conn: ConnId, delivery: u64, end: u64, last: bool) {
+        let PendingDelivery {
+            stream_offset,
+            run_offset,
+            len,
+        } = self.pending_delivery;
+        self.pending_delivery.len = 0;
+        self.out.push(Effect::Deliver(Deliver {
+            conn,
+            run_offset,
+            len,
+            stream_offset,
+            delivery,
+            end,
+            last,
+        }));
+    }
+}
+
+/// The parts of a delivery that its connection does not store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PendingDelivery {
+    stream_offset: u64,
+    run_offset: u32,
+    /// 0: there is no pending delivery.
+    len: u32,
+}
+
+impl PendingDelivery {
+    const NONE: PendingDelivery = PendingDelivery {
+        stream_offset: 0,
+        run_offset: 0,
+        len: 0,
+    };
+}
+
+/// Declares the states, and their list.
+macro_rules! states {
+    ($($(#[$doc:meta])* $state:ident,)*) => {
+        /// RFC 9293 section 3.3.2. `Tcb::enter` is the only writer.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum State {
+            $($(#[$doc])* $state,)*
+        }
+
+        field_variants!(State in State::ALL);
+
+        impl State {
+            /// All of them, in the order of the RFC.
+            pub const ALL: [State; 11] = [$(State::$state,)*];
+        }
+    };
+}
+
+states! {
+    /// There is no connection, or it is closed.
+    Closed,
+    /// Waiting for any peer. No [`Tcb`] is ever in it: listening is a table of ports.
+    Listen,
+    /// Our SYN is out, or waits for room.
+    SynSent,
+    /// Both SYNs are known, ours is not acknowledged.
+    SynReceived,
+    /// The usual state of a data transfer.
+    Established,
+    /// We sent FIN, or will when all data is sent; the peer has not, and has not acknowledged ours.
+    FinWait1,
+    /// The peer acknowledged our FIN and has sent none.
+    FinWait2,
+    /// The peer sent FIN; we have not.
+    CloseWait,
+    /// Both sent FIN; the peer has not acknowledged ours.
+    Closing,
+    /// The peer sent FIN first; we wait for the acknowledgment of ours.
+    LastAck,
+    /// Both directions are closed; old segments may still arrive.
+    TimeWait,
+}
+
+impl State {
+    /// The edges of the connection diagram (RFC 9293 figure 5, with what its notes and section 3.10
+    /// add: every connection may be reset or aborted).
+    pub const fn may_enter(self, next: State) -> bool {
+        use State::{
+            CloseWait, Closed, Closing, Established, FinWait1, FinWait2, LastAck, Listen,
+            SynReceived, SynSent, TimeWait,
+        };
+        match self {
+            Closed => matches!(next, Listen | SynSent | SynReceived),
+            Listen => matches!(next, SynSent | SynReceived | Closed),
+            SynSent => matches!(next, SynReceived | Established | Closed),
+            SynReceived => matches!(next, Established | FinWait1 | Listen | Closed),
+            Established => matches!(next, FinWait1 | CloseWait | Closed),
+            FinWait1 => matches!(next, FinWait2 | Closing | TimeWait | Closed),
+            FinWait2 => matches!(next, TimeWait | Closed),
+            CloseWait => matches!(next, LastAck | Closed),
+            Closing => matches!(next, TimeWait | Closed),
+            LastAck | TimeWait => matches!(next, Closed),
+        }
+    }
+
+    /// Whether the handshake is complete (RFC 9293 section 3.10.7.4 onwards).
+    pub const fn is_synchronized(self) -> bool {
+        !matches!(
+            self,
+            State::Closed | State::Listen | State::SynSent | State::SynReceived
+        )
+    }
+
+    /// Whether data may flow in at least one direction.
+    #[inline]
+    const fn carries_data(self) -> bool {
+        self.is_synchronized() && !matches!(self, State::TimeWait)
+    }
+
+    /// Whether data from the peer is still accepted.
+    const fn accepts_data(self) -> bool {
+        matches!(self, State::Established | State::FinWait1 | State::FinWait2)
+    }
+}
+
+/// One connection: the transmission control block of RFC 9293 section 3.3.1.
+///
+/// The fields that every segment uses come first and are adjacent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Tcb {
+    rcv: ReceiveSpace,
+    snd: SendSpace,
+    state: State,
+    /// The segments that [`Tcb::try_fast_path`] may take.
+    fast_path: FastPath,
+    /// The connection has no socket any more; implies that our side is shut down.
+    orphan: bool,
+    /// It began with a passive OPEN.
+    passive: bool,
+    /// The counter that has it.
+    counted: Counted,
+    conn: ConnId,
+    mac: Mac,
+    flow: Flow,
+    /// Counts the changes of values that the headers of all frames contain.
+    header_version: u32,
+    timers: Timers,
+    congestion: Congestion,
+    retransmit: Retransmit,
+    scoreboard: Scoreboard,
+    recovery: Recovery,
+    undo: Undo,
+    challenges: Challenges,
+    settings: Settings,
+    tuning: Tuning,
+    keepalive: Keepalive,
+    autotune: Autotune,
+    pmtu: PathMtu,
+    reassembly: Reassembly,
+}
+
+/// The counter that has a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Counted {
+    /// None yet.
+    Opening,
+    /// `established`.
+    Established,
+    /// `no_longer_established` too, or `failed_opens`.
+    Over,
+}
+
+field_variants!(Counted {
+    Opening,
+    Established,
+    Over
+});
+
+fields!(Tcb, "tcb", {
+    rcv, snd, state, fast_path, orphan, passive, counted, conn, mac, flow, header_version, timers, congestion, retransmit,
+    scoreboard, recovery, undo, challenges, settings, tuning, keepalive, autotune, pmtu, reassembly,
+});
+
+/// Numbers of a connection at a moment, as [`Tcb::info`] gives them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Info {
+    /// RTTVAR (RFC 6298 section 2); zero before the first measurement.
+    pub rtt_variance: Duration,
+    /// Shortest round trip within the last five minutes; zero before the first measurement.
+    pub min_rtt: Duration,
+    /// Retransmission timeout (RFC 6298).
+    pub rto: Duration,
+    /// Slow start threshold in bytes (RFC 5681 section 2); 2^30 before the first loss.
+    pub ssthresh: u32,
+    /// Bytes that the peer takes from SND.UNA on (SND.WND, RFC 9293 section 3.3.1).
+    pub send_window: u32,
+    /// Bytes that the peer may send from RCV.NXT on (RCV.WND).
+    pub receive_window: u32,
+    /// Bytes that the peer may send ahead of what the application has read, as autotuned.
+    pub receive_limit: u32,
+    /// Largest payload of a segment that we send, in bytes.
+    pub mss: u16,
+    /// Bytes of the stream, each counted once, that were sent.
+    pub sent: u64,
+    /// Bytes in flight, without those that are lost or reported as received.
+    pub in_flight: u32,
+    /// Bytes that were reported as received beyond a gap (RFC 2018).
+    pub sacked: u32,
+    /// Bytes that count as lost and were not sent again yet.
+    pub lost: u32,
+    /// Bytes that were written and not sent.
+    pub unsent: u32,
+    /// Bytes that arrived in order and were not read, as far as the log says.
+    pub unread: u64,
+    /// Bytes that were sent again.
+    pub retransmitted: u64,
+    /// Retransmission timeouts.
+    pub timeouts: u64,
+    /// Timeouts and window probes since the latest response.
+    pub retries: u8,
+    /// Bytes per second that were acknowledged in the latest round trip that was measured.
+    pub delivery_rate: u64,
+    /// Whether a loss is being recovered from.
+    pub is_recovering: bool,
+}
+
+/// Counts the answers to unacceptable segments without text (RFC 5961 section 7).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Challenges {
+    /// The beginning of the second that both counts are for.
+    since: Instant,
+    /// To what anybody may have forged.
+    forged: u8,
+    /// To what only the peer is likely to send. Forgeries do not use these up.
+    honest: u8,
+}
+
+fields!(Challenges, "challenges", { since, forged, honest });
+
+impl Challenges {
+    fn allow_forged(&mut self, now: Instant) -> bool {
+        self.begin_second(now);
+        Self::count(&mut self.forged)
+    }
+
+    fn allow_honest(&mut self, now: Instant) -> bool {
+        self.begin_second(now);
+        Self::count(&mut self.honest)
+    }
+
+    fn begin_second(&mut self, now: Instant) {
+        if now.since(self.since) >= Duration::from_secs(1) {
+            *self = Challenges {
+                since: now,
+                ..Challenges::default()
+            };
+        }
+    }
+
+    fn count(sent: &mut u8) -> bool {
+        let allowed = *sent < CHALLENGES_PER_SECOND;
+        *sent += u8::from(allowed);
+        allowed
+    }
+}
+
+/// The MSS that we announce to the peer of `flow`: routers say how much the link takes.
+fn announced_mss(flow: &Flow, limits: &Limits, link_mtu_v6: u16) -> u16 {
+    let mss = mss_for(flow, limits);
+    match link_mtu_v6 {
+        1.. if !flow.remote.address.is_v4() => {
+            mss.min(link_mtu_v6.saturating_sub(Limits::HEADERS_V6))
+        }
+        _ => mss,
+    }
+}
+
+/// The MSS that our MTU leaves for segments to the peer of `flow`.
+const fn mss_for(flow: &Flow, limits: &Limits) -> u16 {
+    match flow.remote.address.is_v4() {
+        true => limits.mss(),
+        false => limits.mss_v6(),
+    }
+}
+
+impl Tcb {
+    /// The state of the connection.
+    #[inline]
+    pub const fn state(&self) -> State {
+        self.state
+    }
+
+    /// Whether the connection is closed and has nothing left to send.
+    #[inline]
+    pub fn is_closed(&self) -> bool {
+        self.state == State::Closed && !self.snd.reset_pending()
+    }
+
+    /// The sequence number that is expected next.
+    #[cfg(feature = "locked")]
+    pub const fn expected(&self) -> SeqNum {
+        self.rcv.nxt
+    }
+
+    /// Both ends, ours first.
+    #[inline]
+    pub const fn flow(&self) -> Flow {
+        self.flow
+    }
+
+    /// Its name.
+    #[inline]
+    pub const fn conn(&self) -> ConnId {
+        self.conn
+    }
+
+    /// Whether it began with a passive OPEN.
+    #[inline]
+    pub const fn is_passive(&self) -> bool {
+        self.passive
+    }
+
+    /// Sets the offset of its timestamps, before the first one is sent (RFC 7323 section 5.4).
+    pub const fn set_timestamp_offset(&mut self, offset: u32) {
+        self.rcv.ts_offset = offset;
+    }
+
+    /// Sets its permanent name, before any effect contains it.
+    pub const fn set_conn(&mut self, conn: ConnId) {
+        self.conn = conn;
+    }
+
+    /// Pages of its receive ring that hold text behind gaps.
+    pub const fn gap_pages(&self) -> u64 {
+        self.reassembly.pages()
+    }
+
+    /// The link-layer address that its frames are sent to.
+    pub const fn mac(&self) -> Mac {
+        self.mac
+    }
+
+    /// Sets the link-layer address that its frames are sent to.
+    pub const fn set_mac(&mut self, mac: Mac) {
+        self.mac = mac;
+        self.header_version = self.header_version.wrapping_add(1);
+    }
+
+    /// The number after the highest that was sent. A connection that takes the place of this one in
+    /// TIME-WAIT begins past it (RFC 9293 section 3.6.1).
+    pub const fn snd_nxt(&self) -> SeqNum {
+        self.snd.max
+    }
+
+    /// The sequence number of a reset that the peer accepts, should one have to be sent.
+    #[inline]
+    pub fn reset_seq(&self) -> SeqNum {
+        self.snd.control_seq()
+    }
+
+    /// The length of the gap-free receive stream in bytes.
+    pub const fn received(&self) -> u64 {
+        self.rcv.offset
+    }
+
+    /// The number of bytes of the send stream that the peer acknowledged.
+    pub const fn acknowledged(&self) -> u64 {
+        self.snd.una_offset
+    }
+
+    /// `cwnd`, bytes (RFC 5681 section 2).
+    pub const fn cwnd(&self) -> u32 {
+        self.congestion.cwnd()
+    }
+
+    /// All numbers that describe how the connection goes on.
+    pub fn info(&self) -> Info {
+        let (snd, retransmit) = (&self.snd, &self.retransmit);
+        Info {
+            rtt_variance: retransmit.variance(),
+            min_rtt: retransmit.min_rtt,
+            rto: retransmit.rto,
+            ssthresh: self.congestion.ssthresh(),
+            send_window: snd.wnd,
+            receive_window: self.rcv.wnd(),
+            receive_limit: self.rcv.limit,
+            mss: snd.mss,
+            sent: snd.una_offset + u64::from(snd.max.since(snd.una)),
+            in_flight: self.pipe(),
+            sacked: self.scoreboard.sacked(),
+            lost: self.scoreboard.lost(),
+            unsent: snd.data_from(snd.nxt),
+            unread: self.rcv.offset.saturating_sub(self.rcv.read),
+            retransmitted: retransmit.resent,
+            timeouts: retransmit.timeouts,
+            retries: retransmit.retries,
+            delivery_rate: retransmit.delivery_rate,
+            is_recovering: !self.congestion.is_open(),
+        }
+    }
+
+    /// SRTT (RFC 6298 section 2); zero before the first measurement.
+    pub const fn srtt(&self) -> Duration {
+        self.retransmit.srtt
+    }
+
+    /// The next time at which [`Tcb::on_time`] has to be called; [`Instant::NEVER`] if there is
+    /// none.
+    #[inline]
+    pub const fn next_deadline(&self) -> Instant {
+        self.timers.next()
+    }
+
+    /// SEGMENT ARRIVES (RFC 9293 section 3.10.7), for each piece of a run.
+    #[inline]
+    pub fn segment<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
+        if !self.try_fast_path(seg, cx) {
+            self.close_fast_path();
+            self.on_segment(seg, cx);
+        }
+    }
+
+    /// Follows an edge of the connection diagram.
+    ///
+    /// # Panics
+    /// If there is no such edge.
+    fn enter(&mut self, next: State) {
+        assert!(
+            self.state.may_enter(next),
+            "{:?} has no edge to {next:?}",
+            self.state
+        );
+        self.state = next;
+        self.close_fast_path();
+        if matches!(next, State::Closed | State::TimeWait) {
+            self.timers.stop_all();
+            self.snd.stop();
+            self.clear_scoreboard();
+        }
+        if next == State::Closed {
+            self.rcv.ack = delayed_ack::AckDue::None;
+        }
+    }
+
+    /// Counts that it was established, or is so no longer. To be called when its state may be
+    /// another one.
+    #[inline(never)]
+    fn count_state(&mut self, counts: &mut StateStats) {
+        let is_established = matches!(self.state, State::Established | State::CloseWait);
+        if self.counted == Counted::Opening && self.state.is_synchronized() {
+            self.counted = Counted::Established;
+            counts.established += 1;
+        }
+        if self.counted == Counted::Established && !is_established {
+            self.counted = Counted::Over;
+            counts.no_longer_established += 1;
+        }
+    }
+
+    /// Counts that it ends.
+    pub fn count_end(&mut self, counts: &mut StateStats) {
+        match self.counted {
+            Counted::Opening => counts.failed_opens += 1,
+            Counted::Established => counts.no_longer_established += 1,
+            Counted::Over => {}
+        }
+        self.counted = Counted::Over;
+    }
+
+    /// A fingerprint, which almost certainly differs if any field differs.
+    pub fn fingerprint(&self) -> u64 {
+        fields::fingerprint(self)
+    }
+
+    /// Folds the positions of both streams into `h`: what a segment changes, cheap enough for every
+    /// request. [`Tcb::fingerprint`] covers all fields.
+    #[inline(always)]
+    pub fn fold(&self, h: u64) -> u64 {
+        positions(h, &self.rcv, &self.snd)
+    }
+
+    /// The name of the first field whose value differs in `other`.
+    pub fn first_difference(&self, other: &Tcb) -> Option<&'static str> {
+        fields::first_difference(self, other)
+    }
+}
+
+/// Corruption of a connection, as by failing memory: for tests of its detection.
+#[cfg(any(test, feature = "testkit"))]
+impl Tcb {
+    /// How many bits [`Tcb::flip`] can change in the current state; collections have as many as
+    /// their elements.
+    pub fn bits(&self) -> u32 {
+        fields::Flip::bits(self)
+    }
+
+    /// Flips bit `bit` of [`Tcb::bits`], and returns the name of the field that it belongs to;
+    /// `None` if there is no such bit. An enum becomes another of its variants, an option something
+    /// or nothing, a collection longer or shorter by one.
+    pub fn flip(&mut self, bit: u32) -> Option<&'static str> {
+        let mut flip = fields::Flip::new(bit);
+        Fields::flip(self, "", &mut flip);
+        flip.hit()
+    }
+}
+
+/// Folds the positions of both streams into `h`.
+#[inline(always)]
+fn positions(h: u64, rcv: &ReceiveSpace, snd: &SendSpace) -> u64 {
+    let pair = |a: SeqNum, b: SeqNum| u64::from(a.0) << 32 | u64::from(b.0);
+    mix2(h, pair(rcv.nxt, rcv.edge), pair(snd.una, snd.nxt))
+}
+
+/// Mixes two values at once: the halves of a 128-bit product.
+#[inline]
+const fn mix2(h: u64, a: u64, b: u64) -> u64 {
+    let product = ((h ^ a ^ 0x9e37_79b9_7f4a_7c15) as u128)
+        * ((b ^ h.rotate_left(32) ^ 0xd1b5_4a32_d192_ed03) as u128);
+    product as u64 ^ (product >> 64) as u64
+}
