@@ -44,12 +44,19 @@ struct Stage {
     not: Option<&'static str>,
 }
 
-const STAGES: [Stage; 4] = [
+const STAGES: [Stage; 5] = [
     Stage {
         name: "script",
         folder: "tests",
         binary: "main-",
         filters: &["conformance::every_rule_is_kept"],
+        not: None,
+    },
+    Stage {
+        name: "unit",
+        folder: "crates/netstack/proto",
+        binary: "dominoes_proto-",
+        filters: &[],
         not: None,
     },
     Stage {

@@ -353,9 +353,11 @@ struct DiagnosticSpan {
 }
 
 /// The tests that mutants are tried with, and how they are compiled.
-pub(crate) const TESTS: [&str; 11] = [
+pub(crate) const TESTS: [&str; 13] = [
     "--profile",
     "mutants",
+    "--package",
+    "dominoes-proto",
     "--package",
     "dominoes-netstack",
     "--package",
@@ -446,10 +448,17 @@ pub(crate) fn weave(mutants: &[Mutant], sources: &Path) -> Result<(), Box<dyn Er
     for file in files {
         originals.insert(file.to_owned(), fs::read_to_string(sources.join(file))?);
     }
-    let root = sources.join("crates/netstack/src/lib.rs");
-    let head = fs::read_to_string(&root)?;
-    fs::write(&root, format!("{head}\n#[doc(hidden)]\npub mod mutant;\n"))?;
-    fs::write(sources.join("crates/netstack/src/mutant.rs"), SELECTION)?;
+    // Both crates choose by the same module.
+    for (root, selection) in [
+        ("crates/netstack/proto/src", "pub mod mutant;"),
+        ("crates/netstack/src", "pub use dominoes_proto::mutant;"),
+    ] {
+        let root = sources.join(root).join("lib.rs");
+        let head = fs::read_to_string(&root)?;
+        fs::write(&root, format!("{head}\n#[doc(hidden)]\n{selection}\n"))?;
+    }
+    let selection = sources.join("crates/netstack/proto/src/mutant.rs");
+    fs::write(selection, SELECTION)?;
 
     let mut left_out = BTreeSet::new();
     loop {

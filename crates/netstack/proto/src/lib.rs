@@ -1,6 +1,21 @@
-//! The TCP/IP of Dominoes without input and output.
+//! TCP/IP as plain data: time and bytes go in, effects come out.
+//!
+//! Nothing here sees a thread, an atomic, a clock, a file or a device, and nothing is `unsafe`. The
+//! same calls give the same state and the same effects. `dominoes-netstack` brings requests to this
+//! state, and performs the effects.
+//!
+//! A [`Tcb`](tcp::Tcb) is one connection. A [`Replica`](state::apply::Replica) is all connections
+//! of a host: [`Request`](log::request::Request)s change it, and its answers are
+//! [`Effect`](log::effect::Effect)s. Neither sees a byte of payload.
+//!
+//! The crate's README has two ends of a connection by hand.
 
 #![forbid(unsafe_code)]
+
+/// The README's example, compiled and run with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 pub mod config;
 pub mod hash;

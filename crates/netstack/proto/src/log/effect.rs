@@ -7,7 +7,8 @@ use crate::config::{Limits, tx_chunk};
 use crate::ip::identification::Sequence;
 use crate::ip::rate_limit::RateLimit;
 use crate::log::request::{
-    Address, ConnId, Endpoint, Flags, Flow, IpFields, Lengths, Mac, Sack, SynOptions,
+    Address, ConnId, Endpoint, Flags, Flow, IpFields, Lengths, Mac, Options, Sack, Segment,
+    SynOptions,
 };
 use crate::seqnum::SeqNum;
 use crate::stats::StateStats;
@@ -279,6 +280,39 @@ impl Transmit {
             self.payload_offset + u64::from(before),
             (self.payload_len - before).min(self.frame_len),
         )
+    }
+
+    /// Shows frame `i` to `look` as its receiver has it, if nothing marks it on the way. A frame
+    /// longer than `mss` is there as segments that a device merged.
+    ///
+    /// # Panics
+    /// If there is no frame `i`.
+    pub fn with_segment<R>(&self, i: u32, look: impl FnOnce(&Segment<'_>) -> R) -> R {
+        assert!(i < self.count, "frame {i} of {}", self.count);
+        let (_, len) = self.payload_of(i);
+        let options = match (self.syn, self.sack) {
+            (Some(syn), _) => Options::Syn(syn),
+            (_, Some(sack)) => Options::Sack(sack),
+            _ => Options::None,
+        };
+        let is_last = i + 1 == self.count;
+        let at_end = Flags::PSH.with(Flags::FIN);
+        look(&Segment {
+            seq: self.seq + i * self.frame_len,
+            ack: self.ack,
+            len,
+            run_offset: 0,
+            count: len.div_ceil(u32::from(self.mss).max(1)).max(1) as u8,
+            wnd: self.wnd,
+            flags: match is_last {
+                true => self.flags,
+                false => self.flags.without(at_end),
+            },
+            timestamps: self.timestamps,
+            ce: false,
+            followed: false,
+            options: &options,
+        })
     }
 }
 
