@@ -48,8 +48,8 @@ use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_drivers::nic::{Firmware, Nic, NicConfig};
 use dominoes_drivers::tap::Tap;
+use dominoes_netstack::Route;
 use dominoes_netstack::Stack;
-use dominoes_netstack::ip::route::Route;
 use dominoes_netstack::router::{Router, RouterStats};
 
 use program::{Arguments, Outcome, VALUE};

@@ -167,7 +167,8 @@ const CRATES: [(&str, &[&str]); 6] = [
         &[
             "dominoes",
             "dominoes_drivers",
-            "dominoes_netstack",
+            NETSTACK,
+            PROTO,
             "dominoes_testkit",
         ],
     ),

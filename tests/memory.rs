@@ -5,7 +5,7 @@ use std::io::{BufRead, ErrorKind, Read};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use dominoes_netstack::ip::route::Route;
+use dominoes_netstack::Route;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{Ipv6Config, Limits, SocketError, TcpListener, TcpStream, testkit};

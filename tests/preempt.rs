@@ -18,11 +18,11 @@ use std::thread;
 use dominoes_drivers::Frame;
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 use dominoes_netstack::group::{FaultHooks, Group, Layout, Primaries, Worker};
-use dominoes_netstack::log::effect::Effect;
 use dominoes_netstack::stats::EffectStats;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::single::Single;
+use dominoes_proto::log::effect::Effect;
 use dominoes_testkit::{Rng, Traffic, mix, number};
 
 const GROUP: [u8; 4] = [10, 0, 0, 1];

@@ -3,8 +3,8 @@
 
 use std::net::SocketAddr;
 
-use dominoes_netstack::log::request::ConnId;
 use dominoes_netstack::{Connecting, SocketError, Sockets, TcpListener, TcpStream, UdpSocket};
+use dominoes_proto::log::request::ConnId;
 use dominoes_testkit::Rng;
 use dominoes_testkit::packet::FAR;
 

@@ -6,10 +6,10 @@ mod quiesce;
 use dominoes_drivers::memory::Script;
 use dominoes_drivers::{Frame, Gso, GsoKind, RxChecksum, TxChecksum, TxMeta};
 use dominoes_netstack::group::{FaultHooks, Group};
-use dominoes_netstack::log::request::Body;
 use dominoes_netstack::stats::{EffectStats, StateStats};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::{Entry, Limits, Recorder, Replica};
+use dominoes_proto::log::request::Body;
 use dominoes_testkit::Rng;
 use dominoes_testkit::packet::{self, ACK, Family, ICMP, Path, SYN, Segment, TCP, UDP};
 

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use dominoes_netstack::group::FaultHooks;
-use dominoes_netstack::log::effect::{Deliver, Effect, SendDatagrams, Transmit};
+use dominoes_proto::log::effect::{Deliver, Effect, SendDatagrams, Transmit};
 
 use super::check::Failure;
 
@@ -141,7 +141,7 @@ fn delivered(stream: &mut Stream, deliver: &Deliver) -> Result<(), String> {
 fn a_byte_that_two_deliveries_name_is_found() {
     let deliver = |delivery, stream_offset, end| {
         Effect::Deliver(Deliver {
-            conn: dominoes_netstack::log::request::ConnId {
+            conn: dominoes_proto::log::request::ConnId {
                 index: 0,
                 generation: 0,
             },

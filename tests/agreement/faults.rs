@@ -2,10 +2,10 @@
 //! although it happens only once in a case.
 
 use dominoes_netstack::group::FaultHooks;
-use dominoes_netstack::log::effect::Effect;
-use dominoes_netstack::log::request::{Body, Flags, Flow, Kind, Request, Verdict};
-use dominoes_netstack::seqnum::SeqNum;
 use dominoes_netstack::time::Duration;
+use dominoes_proto::log::effect::Effect;
+use dominoes_proto::log::request::{Body, Flags, Flow, Kind, Request, Verdict};
+use dominoes_proto::seqnum::SeqNum;
 use dominoes_testkit::Rng;
 
 /// What is wrong.

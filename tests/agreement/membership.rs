@@ -6,8 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use dominoes::Mismatch;
 use dominoes_netstack::Replica;
 use dominoes_netstack::group::FaultHooks;
-use dominoes_netstack::log::effect::Effect;
-use dominoes_netstack::log::request::{Request, Verdict};
+use dominoes_proto::log::effect::Effect;
+use dominoes_proto::log::request::{Request, Verdict};
 use dominoes_testkit::{Rng, mix};
 
 use super::case::Case;

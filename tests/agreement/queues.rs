@@ -4,9 +4,9 @@
 //! but a replica that is busy with one queue is late with the other. Sizemore's dissertation of
 //! 2011 (figure 3.2) shows why copies of one connection then part.
 
-use dominoes_netstack::log::effect::Effect;
-use dominoes_netstack::log::request::{Body, Digest, Kind};
 use dominoes_netstack::{Entry, Limits, Replica};
+use dominoes_proto::log::effect::Effect;
+use dominoes_proto::log::request::{Body, Digest, Kind};
 use dominoes_testkit::Rng;
 
 use super::check::{Failure, Marks};

@@ -6,12 +6,12 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use dominoes_netstack::Replica;
 use dominoes_netstack::config::{Limits, Settings};
-use dominoes_netstack::log::effect::{Effect, EffectSink, Event, Transmit};
-use dominoes_netstack::log::request::{
+use dominoes_netstack::time::{Duration, Instant};
+use dominoes_proto::log::effect::{Effect, EffectSink, Event, Transmit};
+use dominoes_proto::log::request::{
     Binding, Body, ConnId, Digest, Flags, Flow, GroupIndex, Kind, Mac, Options, Request,
 };
-use dominoes_netstack::seqnum::SeqNum;
-use dominoes_netstack::time::{Duration, Instant};
+use dominoes_proto::seqnum::SeqNum;
 use dominoes_testkit::Rng;
 
 const PORT: u16 = 7;

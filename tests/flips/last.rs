@@ -4,11 +4,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::group::{FaultHooks, Group, Layout};
-use dominoes_netstack::log::effect::Effect;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{SocketError, TcpStream};
+use dominoes_proto::log::effect::Effect;
 
 const GROUP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);

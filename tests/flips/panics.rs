@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use dominoes_netstack::log::effect::Event;
+use dominoes_proto::log::effect::Event;
 use dominoes_testkit::Cases;
 
 use super::hosts::World;

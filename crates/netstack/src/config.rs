@@ -45,7 +45,6 @@
 //! [`PumpStats::neighbor_moves_rejected`]: crate::stats::PumpStats::neighbor_moves_rejected
 //! [`PumpStats::bad_fragments`]: crate::stats::PumpStats::bad_fragments
 //! [`PumpStats::malformed`]: crate::stats::PumpStats::malformed
-//! [`PumpStats::deferred_dropped`]: crate::stats::PumpStats::deferred_dropped
 //! [`SocketError::NoRoom`]: crate::SocketError::NoRoom
 //! [`SocketError::NoPort`]: crate::SocketError::NoPort
 //! [`SocketError::WouldBlock`]: crate::SocketError::WouldBlock

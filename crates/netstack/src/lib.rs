@@ -88,6 +88,10 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+pub use dominoes_proto::time;
+
+pub(crate) use dominoes_proto::{ip, keys, log, packet, seqnum, state, tcp, udp};
+
 pub mod config;
 pub mod error;
 pub mod group;
@@ -101,8 +105,6 @@ pub mod variants;
 
 mod clock;
 
-pub use dominoes_proto::{ip, log, seqnum, tcp, time};
-pub(crate) use dominoes_proto::{keys, packet, state, udp};
 mod socket;
 mod stack;
 
@@ -112,9 +114,12 @@ pub use crate::io::processor;
 pub use crate::io::record::Recording;
 pub use crate::io::record::{Entry, Recorder, Written};
 pub use crate::io::view::{ConnectionStats, LIST_TIMEOUT};
+pub use crate::ip::reassembly::ReassemblyLimits;
+pub use crate::ip::route::Route;
 pub use crate::ip::v6::Ipv6Config;
 pub use crate::log::request::Families;
 pub use crate::state::apply::Replica;
+pub use crate::tcp::{Info as TcpInfo, State as TcpState};
 pub use config::{Keepalive, Limits, Settings, TcpPolicy, Tuning};
 pub use error::{CloseError, ConfigError, MembershipError, SocketError, StackError};
 pub use socket::poller;

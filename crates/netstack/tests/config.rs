@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::ReassemblyLimits;
+use dominoes_netstack::Route;
 use dominoes_netstack::config::{CongestionControl, Ecn};
 use dominoes_netstack::group as replicated;
 use dominoes_netstack::group::Primaries;
-use dominoes_netstack::ip::reassembly::ReassemblyLimits;
-use dominoes_netstack::ip::route::Route;
 use dominoes_netstack::processor::{Failure, Processor, StreamId};
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::single::Single;

@@ -6,8 +6,8 @@ use std::thread;
 
 use dominoes_drivers::Device;
 use dominoes_drivers::memory::{self, MemoryConfig, MemoryDevice};
+use dominoes_netstack::Route;
 use dominoes_netstack::group::Layout;
-use dominoes_netstack::ip::route::Route;
 use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::groups::INBOX;

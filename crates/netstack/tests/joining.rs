@@ -6,9 +6,9 @@
 
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::group::{Group, Layout};
-use dominoes_netstack::log::effect::Effect;
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::single::Single;
+use dominoes_proto::log::effect::Effect;
 
 use crate::support::{Ends, setup};
 

@@ -24,7 +24,7 @@ fn setup(host: u8) -> Setup {
         .duplicate_probes(0)
         .address(v6(0, host.into()), 64)
         .address(v6(1, host.into()), 64);
-    let route = dominoes_netstack::ip::route::Route {
+    let route = dominoes_netstack::Route {
         network: v6(1, 0).into(),
         prefix: 64,
         via: v6(0, 3 - u16::from(host)).into(),

@@ -6,7 +6,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use dominoes_drivers::memory::{self, ManualDevice, MemoryConfig, Script, scripted_with};
-use dominoes_netstack::ip::route::Route;
+use dominoes_netstack::Route;
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::{Setup, groups, interfaces, single::Single};

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::TcpState as State;
 use dominoes_netstack::config::CongestionControl;
-use dominoes_netstack::tcp::State;
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::{
     ConnectionStats, Settings, SocketError, Stack, TcpListener, TcpStream, Tuning,

@@ -3,7 +3,7 @@
 //! To add a row, register its variant in [`VARIANTS`](crate::drivers::VARIANTS): experiments choose
 //! rows by name and by what a variant says it can do. To add an experiment, write a file with its
 //! panels beside the others, and name it in [`EXPERIMENTS`]. What does not compare rows fills
-//! [`Table`](crate::table::Table)s of its own.
+//! [`Table`]s of its own.
 
 mod checksum;
 mod connections;

@@ -11,10 +11,10 @@ use std::sync::mpsc;
 
 use dominoes::Fingerprints;
 use dominoes_netstack::config::Limits;
-use dominoes_netstack::log::effect::Effect;
-use dominoes_netstack::log::request::{Kind, Request};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Entry, Recorder, Recording, Replica};
+use dominoes_proto::log::effect::Effect;
+use dominoes_proto::log::request::{Kind, Request};
 use dominoes_testkit::packet::Family;
 
 use crate::instructions::Case;

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use dominoes_drivers::Device;
 use dominoes_drivers::memory::peer::headers::{self, Ends, HEADERS_LEN, flags};
 use dominoes_netstack::group::{Group, Layout, Worker};
-use dominoes_netstack::log::request::MAX_RUN;
 use dominoes_netstack::stats::PumpStats;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::variants::{Setup, kernel};
 use dominoes_netstack::{Ipv6Config, ReadHalf, SocketError, Sockets, TcpListener, WriteHalf};
+use dominoes_proto::log::request::MAX_RUN;
 use dominoes_testkit::packet::Family;
 
 use crate::drivers::Direction;

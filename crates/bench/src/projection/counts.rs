@@ -158,7 +158,7 @@ fn rates(rows: &mut [Row], cores: &[core_affinity::CoreId]) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dominoes_netstack::log::request::MAX_RUN;
+    use dominoes_proto::log::request::MAX_RUN;
 
     /// What by-hand runs count does not depend on the machine, and every worker applies everything.
     #[test]

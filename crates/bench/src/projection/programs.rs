@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use dominoes_netstack::log::request::MAX_RUN;
+use dominoes_proto::log::request::MAX_RUN;
 
 use super::Bound;
 use super::costs::Locked;

@@ -186,7 +186,7 @@ impl Sockets {
     /// ```
     /// use dominoes_drivers::memory::{self, MemoryConfig};
     /// use dominoes_netstack::Stack;
-    /// use dominoes_netstack::ip::route::Route;
+    /// use dominoes_netstack::Route;
     ///
     /// let (device, _peer) = memory::pair(MemoryConfig::default());
     /// let stack = Stack::builder("10.0.0.1/24").start(device)?;
