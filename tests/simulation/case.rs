@@ -196,9 +196,6 @@ struct Conversation {
     settings: u64,
     /// How often each end may set options yet.
     changes: [u64; 2],
-    /// Whether send buffers hold a full segment. In a smaller one everything waits for the end of a
-    /// cork, a retransmission timeout each time.
-    may_cork: bool,
     /// Whether the end that opens sends single bytes, and the other reads when all were sent.
     is_late: bool,
     /// Whether the code of the stacks may panic.
@@ -246,7 +243,6 @@ impl Conversation {
             reopened: 0,
             settings: 0,
             changes: [0; 2],
-            may_cork: false,
             is_late: false,
             panics,
             cut: false,
@@ -333,7 +329,7 @@ impl Conversation {
         // Longer than any case.
         let long = core::time::Duration::from_secs(600 + self.rng.below(600));
         match self.rng.below(4) {
-            0 => stream.set_cork(is_on && self.may_cork),
+            0 => stream.set_cork(is_on),
             1 => stream.set_nodelay(is_on).unwrap(),
             2 => stream.set_user_timeout(is_on.then_some(long))?,
             _ => {
@@ -507,11 +503,8 @@ pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
         let meddler = Rc::clone(&meddler);
         net.meddle(move |_, _, frame| meddler.borrow_mut().meddle(frame));
         let changes = odd.below(2) * CHANGES;
-        let limits = hosts.map(|id| net.host(id).inspect(|replica| *replica.limits())[0]);
-        let most = limits.iter().map(|limits| u32::from(limits.mtu)).min();
         for conversation in &mut conversations {
             conversation.changes = [changes; 2];
-            conversation.may_cork = limits.iter().all(|one| Some(one.send_buffer) >= most);
         }
     }
     if large.is_some() {

@@ -17,7 +17,7 @@ use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{
     Datagram, Limits, SocketError, Sockets, Stack, StackError, TcpStream, UdpSocket,
 };
-use dominoes_testkit::packet::{STACK, SYN, TO_STACK};
+use dominoes_testkit::packet::{self, STACK, SYN, TO_STACK};
 use dominoes_testkit::peer::Peer;
 
 /// Connections that each side opens.
@@ -281,7 +281,10 @@ fn a_group_answers_no_segment_of_another_group_s_flow() {
         .map(|(setup, _)| {
             let mac = TO_STACK.to_mac;
             let (device, wire) = scripted_with(MemoryConfig::default().macs(mac, mac));
-            (Single::new(setup, Box::new(device)).unwrap(), wire)
+            wire.push(packet::arp_reply(TO_STACK));
+            let mut group = Single::new(setup, Box::new(device)).unwrap();
+            group.turn(Instant::ZERO);
+            (group, wire)
         })
         .collect();
     let mut answered = [0; 2];

@@ -234,7 +234,8 @@ impl<const LONGER: usize> ScriptedRx<LONGER> {
                     let answer = self.plan.family.write(&headers::arp_reply(&self.ends));
                     let answer = answer.expect("every family has it");
                     out.push(Frame::from_bytes(&answer));
-                    self.others += 1;
+                    // Beside the answer, the copy of the SYN that waited for it comes back.
+                    self.others += 2;
                 } else if self.link.known.load(ORDER) == 1 {
                     let syn = self.link.syn.load(ORDER);
                     self.iss = (syn >> 32) as u32;
@@ -348,7 +349,7 @@ impl<const LONGER: usize> DeviceRx for ScriptedRx<LONGER> {
             let len = self.len;
             let before = frames.len();
             frames.retain(|frame| frame.bytes().len() == len);
-            self.others -= before - frames.len();
+            self.others = self.others.saturating_sub(before - frames.len());
         }
         self.pool.append(frames);
     }

@@ -11,6 +11,7 @@ use super::recovery::TailProbe;
 use super::retransmit::{Expiry, Timer, timestamp};
 use super::send_space::{Allowed, Due};
 use super::{Cx, State, Tcb};
+use crate::config::Limits;
 use crate::log::effect::{Effect, EffectSink, Transmit};
 use crate::log::request::{Flags, Sack, SynOptions};
 use crate::seqnum::SeqNum;
@@ -387,7 +388,8 @@ impl Tcb {
             self.congestion.restart(mss);
         }
         let pipe = self.pipe();
-        let Allowed { bytes, fin } = self.snd.allowed(self.congestion.allowed(mss), pipe);
+        let most = || self.most_unsent(cx.limits);
+        let Allowed { bytes, fin } = self.snd.allowed(self.congestion.allowed(mss), pipe, most);
         if bytes == 0 && !fin {
             self.wait_for_window(cx);
             return false;
@@ -556,6 +558,14 @@ impl Tcb {
         }
     }
 
+    /// How many bytes the application may have written that are not sent.
+    fn most_unsent(&self, limits: &Limits) -> u32 {
+        match self.tuning.notsent_lowat {
+            0 => limits.send_buffer,
+            bound => bound.min(limits.send_buffer),
+        }
+    }
+
     /// Sends a segment of new data if there is any, whatever the congestion window; otherwise
     /// repeats the last one (RFC 8985 section 7.3).
     fn probe_tail<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
@@ -566,7 +576,8 @@ impl Tcb {
         let snd = &self.snd;
         self.scoreboard.acked(snd.una, |_| ());
         let mss = u32::from(snd.mss);
-        let Allowed { bytes, fin } = snd.allowed(u32::MAX, self.pipe());
+        let most = || self.most_unsent(cx.limits);
+        let Allowed { bytes, fin } = snd.allowed(u32::MAX, self.pipe(), most);
         let new = bytes.min(mss);
         if new > 0 || fin {
             self.send_frames(1, new, mss, fin && new == bytes, cx);
