@@ -219,6 +219,7 @@ fn come_and_go(variant: Variant) {
     let listener = listener.expect("the port is free");
     let mut rng = Rng::new(35);
     let mut now = NOW;
+    host.inject(packet::arp_reply(path()));
     host.turn(now);
     let mut after = Vec::new();
     for time in 0..TIMES {

@@ -242,7 +242,7 @@ fn bar(part: f64) -> String {
 
 /// The frame as lines of text of at most `width` characters, without a terminal.
 pub(crate) fn text(title: &str, before: &Sample, now: &Sample, width: u16) -> String {
-    let lines = 10 + now.threads.domains.len() + now.connections.len();
+    let lines = 9 + now.threads.channels.len() + now.threads.domains.len() + now.connections.len();
     let backend = TestBackend::new(width, lines as u16);
     // Drawing into memory has nothing to fail at.
     let mut terminal = Terminal::new(backend).expect("memory is there");

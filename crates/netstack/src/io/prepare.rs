@@ -114,7 +114,7 @@ pub(crate) fn datagram_is_good(frame: &[u8]) -> bool {
         Some(None) => true,
         Some(Some((src, dst, datagram))) => Sum::default()
             .pseudo_header(src, dst, UDP, datagram.len())
-            .add(datagram)
+            .with(datagram)
             .is_good(),
     }
 }
@@ -169,7 +169,7 @@ pub(crate) fn transport_is_good(frame: &[u8]) -> bool {
 #[inline]
 pub(crate) fn is_good(frame: &[u8]) -> bool {
     match wire::checksummed_at_once(frame) {
-        Some(covered) => rest_of_pseudo_header::<8>(covered).add(covered).is_good(),
+        Some(covered) => rest_of_pseudo_header::<8>(covered).with(covered).is_good(),
         None => is_good_v6(frame),
     }
 }
@@ -183,7 +183,7 @@ fn is_good_v6(frame: &[u8]) -> bool {
     // Most have no payload: others are summed while they are copied.
     let sum = match covered.len() {
         HEAD_V6 => sum.add_head::<HEAD_V6>(covered),
-        _ => sum.add(covered),
+        _ => sum.with(covered),
     };
     sum.is_good()
 }
@@ -203,6 +203,6 @@ fn is_good_in_parts(frame: &[u8]) -> bool {
     };
     Sum::default()
         .pseudo_header(src, dst, TCP, segment.len())
-        .add(segment)
+        .with(segment)
         .is_good()
 }

@@ -266,7 +266,7 @@ mod tests {
                 more: false,
                 payload_len: len,
             };
-            let mut sent = vec![0; headers.len()];
+            let mut sent = vec![0; headers.headers_len()];
             emit_ip(&mut sent, &headers);
             sent.extend(&payload);
             let mut pieces = cut_frame(sent.clone(), mtu, ident);

@@ -502,6 +502,12 @@ pub struct RouteTable<T> {
     lengths: Vec<(u8, HashMap<u32, T>)>,
 }
 
+impl<T> Default for RouteTable<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl<T> RouteTable<T> {
     /// An empty table.
     pub const fn new() -> Self {

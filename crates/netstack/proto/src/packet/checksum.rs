@@ -25,7 +25,7 @@ impl Sum {
     /// Adds an even number of bytes, or the last ones.
     #[inline]
     #[must_use]
-    pub fn add(self, bytes: &[u8]) -> Sum {
+    pub fn with(self, bytes: &[u8]) -> Sum {
         Sum(fold64(self.0, sum_words(bytes)))
     }
 
@@ -314,7 +314,7 @@ mod tests {
     /// What every loop that this processor can run makes of `from`, copied to `to` besides where it
     /// can.
     fn by_every_loop(from: &[u8], to: &mut [u8]) -> Vec<u16> {
-        let mut sums = vec![Sum::default().add(from), Sum(narrow::sum(from))];
+        let mut sums = vec![Sum::default().with(from), Sum(narrow::sum(from))];
         #[cfg(target_arch = "x86_64")]
         {
             fn both<C: Copy>(cpu: C, from: &[u8], to: &mut [u8]) -> [Sum; 2]
@@ -380,8 +380,8 @@ mod tests {
     fn the_largest_words_do_not_overflow_and_the_smallest_stay_zero() {
         for len in [64, 1448, 32 << 10, 65_535, (64 << 10) + 1, 1 << 20] {
             let ones = vec![0xff; len];
-            assert_eq!(Sum::default().add(&ones).finish(), plain(&ones), "{len}");
-            assert_eq!(Sum::default().add(&vec![0; len]).folded(), 0);
+            assert_eq!(Sum::default().with(&ones).finish(), plain(&ones), "{len}");
+            assert_eq!(Sum::default().with(&vec![0; len]).folded(), 0);
         }
     }
 
@@ -429,7 +429,7 @@ mod tests {
 
         #[test]
         fn equals_the_definition(bytes in proptest::collection::vec(any::<u8>(), 0..3000)) {
-            prop_assert_eq!(Sum::default().add(&bytes).finish(), plain(&bytes));
+            prop_assert_eq!(Sum::default().with(&bytes).finish(), plain(&bytes));
         }
 
         #[test]
@@ -446,12 +446,12 @@ mod tests {
             bit in 0usize..2400,
         ) {
             if bytes.len() % 2 == 1 { bytes.pop(); }
-            let sum = Sum::default().add(&bytes).finish();
+            let sum = Sum::default().with(&bytes).finish();
             bytes.extend(sum.to_be_bytes());
-            prop_assert!(Sum::default().add(&bytes).is_good());
+            prop_assert!(Sum::default().with(&bytes).is_good());
             let bit = bit % (bytes.len() * 8);
             bytes[bit / 8] ^= 1 << (bit % 8);
-            prop_assert!(!Sum::default().add(&bytes).is_good());
+            prop_assert!(!Sum::default().with(&bytes).is_good());
         }
     }
 
@@ -479,6 +479,6 @@ mod tests {
     #[test]
     fn the_worked_example_of_rfc_1071() {
         let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
-        assert_eq!(Sum::default().add(&bytes).folded(), 0xddf2);
+        assert_eq!(Sum::default().with(&bytes).folded(), 0xddf2);
     }
 }

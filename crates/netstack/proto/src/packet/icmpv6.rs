@@ -26,7 +26,7 @@ const HEADER: usize = 8;
 pub fn parse(message: &[u8], src: Address, dst: Address) -> Result<Packet, Malformed> {
     let [kind, code, _, _, a, b, c, d] = *message.first_chunk().ok_or(Malformed::Truncated)?;
     let sum = Sum::default().pseudo_header(src, dst, ICMPV6, message.len());
-    if !sum.add(message).is_good() {
+    if !sum.with(message).is_good() {
         return Err(Malformed::Checksum);
     }
     match kind {
@@ -124,7 +124,7 @@ pub fn frame(header: &Header, message: &[u8]) -> Vec<u8> {
 pub(super) fn set_checksum(message: &mut [u8], src: Address, dst: Address) {
     message[2..4].fill(0);
     let sum = Sum::default().pseudo_header(src, dst, ICMPV6, message.len());
-    let checksum = sum.add(message).finish();
+    let checksum = sum.with(message).finish();
     message[2..4].copy_from_slice(&checksum.to_be_bytes());
 }
 

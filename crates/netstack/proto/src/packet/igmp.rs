@@ -87,7 +87,7 @@ pub fn parse(frame: &[u8]) -> Option<Query> {
     let total = usize::from(u16::from_be_bytes([packet[2], packet[3]]));
     let message = packet.get(header..total)?;
     let fields: &[u8; 8] = message.first_chunk()?;
-    let is_right = Sum::default().add(message).is_good();
+    let is_right = Sum::default().with(message).is_good();
     if packet[9] != IGMP || fields[0] != QUERY || !is_right {
         return None;
     }
@@ -108,7 +108,7 @@ pub fn parse(frame: &[u8]) -> Option<Query> {
 }
 
 fn frame(src_mac: [u8; 6], src: Address, dst: Address, message: &mut [u8]) -> Vec<u8> {
-    let checksum = Sum::default().add(message).finish();
+    let checksum = Sum::default().with(message).finish();
     message[2..4].copy_from_slice(&checksum.to_be_bytes());
     let mut frame = Vec::with_capacity(ETHERNET_HEADER + HEADER + message.len());
     frame.extend(group_mac(dst));
@@ -120,7 +120,7 @@ fn frame(src_mac: [u8; 6], src: Address, dst: Address, message: &mut [u8]) -> Ve
     frame.extend(src.v4_bits().to_be_bytes());
     frame.extend(dst.v4_bits().to_be_bytes());
     frame.extend([0x94, 4, 0, 0]);
-    let checksum = Sum::default().add(&frame[ETHERNET_HEADER..]).finish();
+    let checksum = Sum::default().with(&frame[ETHERNET_HEADER..]).finish();
     frame[ETHERNET_HEADER + 10..ETHERNET_HEADER + 12].copy_from_slice(&checksum.to_be_bytes());
     frame.extend(&*message);
     frame
@@ -164,8 +164,8 @@ mod tests {
         assert_eq!(sent[..6], [1, 0, 0x5e, 0, 0, 22]);
         assert_eq!((sent[22], sent[23]), (1, IGMP));
         assert_eq!(sent[34..38], [0x94, 4, 0, 0]);
-        assert!(Sum::default().add(&sent[14..38]).is_good());
-        assert!(Sum::default().add(&sent[38..]).is_good());
+        assert!(Sum::default().with(&sent[14..38]).is_good());
+        assert!(Sum::default().with(&sent[38..]).is_good());
         assert_eq!(
             sent[42..],
             [0, 0, 0, 1, 5, 0, 0, 1, 239, 129, 2, 3, 10, 0, 0, 9]

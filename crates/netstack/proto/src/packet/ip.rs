@@ -61,12 +61,12 @@ pub struct IpHeaders {
 
 impl IpHeaders {
     /// Bytes that [`emit_ip`] writes.
-    pub const fn len(&self) -> usize {
+    pub const fn headers_len(&self) -> usize {
         ip_headers_len(self.dst, self.offset > 0 || self.more)
     }
 }
 
-/// Writes Ethernet and IP headers to the front of `buffer`, [`IpHeaders::len`] bytes. Routers may
+/// Writes Ethernet and IP headers to the front of `buffer`, [`IpHeaders::headers_len`] bytes. Routers may
 /// cut a packet of IPv4; one of IPv6 has a fragment header if it is a fragment.
 ///
 /// # Panics
@@ -105,7 +105,7 @@ pub fn set_dont_fragment(frame: &mut [u8]) {
 }
 
 fn emit_ipv6(buffer: &mut [u8], h: &IpHeaders) {
-    let len = h.len();
+    let len = h.headers_len();
     let is_fragment = len > IPV6_HEADERS;
     let header = ipv6::Header {
         src_mac: h.src_mac,

@@ -165,7 +165,7 @@ pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &m
         false => s.idents.nth_wide(index as u16),
     };
     let headers = ip_headers(world, s.mac.0, s.local, &header, ident, piece);
-    let before = headers.len();
+    let before = headers.headers_len();
     let total = before + piece.len as usize;
     world.tx.fetch(frame + 1, total);
     let buffer = &mut claim.buffer()[..total];
@@ -224,7 +224,7 @@ fn build_merged(world: &World, s: &SendDatagrams, merged: Merged, stats: &mut Ef
     // The device counts on from there.
     let ident = s.idents.nth(0).into();
     let headers = ip_headers(world, s.mac.0, s.local, &header, ident, whole);
-    let before = headers.len();
+    let before = headers.headers_len();
     let total = before + whole.len as usize;
     let stream = world.queues.streams.get(s.socket);
     let (Some(stream), Ok(mut claim)) = (stream, world.tx.claim(s.first_frame, 1)) else {
@@ -279,9 +279,15 @@ pub(crate) fn whole_datagram(
         more: false,
     };
     let headers = ip_headers(world, [0; 6], local, header, ident, whole);
-    let mut frame = vec![0; headers.len() + len as usize];
+    let mut frame = vec![0; headers.headers_len() + len as usize];
     emit(&mut frame, &headers, header);
-    first_piece(local, header, payload, false, &mut frame[headers.len()..]);
+    first_piece(
+        local,
+        header,
+        payload,
+        false,
+        &mut frame[headers.headers_len()..],
+    );
     frame
 }
 
@@ -349,12 +355,12 @@ fn first_piece(
         return;
     }
     // A record's payload begins at an even place, so its first part is even.
-    let sum = pseudo.add(head);
+    let sum = pseudo.with(head);
     let sum = if text.len() == len {
         sum.add_copies(payload, text)
     } else {
         copy(payload, text);
-        sum.add(payload.0).add(payload.1)
+        sum.with(payload.0).with(payload.1)
     };
     wire::set_udp_checksum(head, sum.finish());
 }
@@ -378,7 +384,7 @@ pub(crate) fn fill_datagram(frame: &mut [u8], payload: &[u8]) {
             UDP,
             UDP_HEADER + payload.len(),
         )
-        .add(udp)
+        .with(udp)
         .add_copy(payload, rest);
     wire::set_udp_checksum(udp, sum.finish());
 }

@@ -505,7 +505,7 @@ fn build_with_payload<const N: usize>(
     } else {
         copy_payload(world, t, stream, offset, payload);
         // What a processor wrote is in the nearest cache now.
-        head.sum.add(payload).finish()
+        head.sum.with(payload).finish()
     };
     set_checksum::<N>(buffer, checksum);
     match carried {
@@ -547,7 +547,7 @@ fn blocks(sack: &Sack) -> SackBlocks {
 #[inline]
 fn header_sum(sum: Sum, h: &TcpHeaders, written: &[u8]) -> Sum {
     if h.mss.is_some() || h.window_scale.is_some() || h.sack_permitted || h.sack.count > 0 {
-        return sum.add(written);
+        return sum.with(written);
     }
     let offset = (written.len() as u32 / 4) << 28;
     let sum = sum
@@ -584,7 +584,7 @@ fn sum_of_headers(head: &[u8; ETHERNET_HEADER + 40], payload_len: usize) -> Sum 
     let (src, dst) = ([*a, *b, *c, *d].into(), [*e, *f, *g, *h].into());
     Sum::default()
         .pseudo_header(src, dst, TCP, 20 + payload_len)
-        .add(tcp)
+        .with(tcp)
 }
 
 /// As [`fill`], with what `processor` makes of `payload`, which stands at `offset` of `stream`.
@@ -600,6 +600,6 @@ pub(crate) fn fill_processed(
         return;
     };
     processor.send(stream, offset, payload, rest);
-    let sum = sum_of_headers(head, payload.len()).add(rest);
+    let sum = sum_of_headers(head, payload.len()).with(rest);
     wire::set_tcp_checksum::<AT>(frame, sum.finish());
 }
