@@ -1,6 +1,7 @@
 //! Tests of the whole stack that need no privileges.
 
 mod agreement;
+mod budgets;
 mod conformance;
 mod datagrams;
 mod differential;

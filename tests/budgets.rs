@@ -1,0 +1,88 @@
+//! How much there is to read. Who needs more lines or words takes them from somewhere else, or
+//! raises the number here and says why in the commit.
+
+use std::path::PathBuf;
+
+use crate::source::sources;
+use crate::support::root;
+
+/// A part of the workspace.
+struct Part {
+    folder: &'static str,
+    /// A part of it that has a budget of its own.
+    without: Option<&'static str>,
+    /// Lines of Rust, at most.
+    lines: usize,
+    /// Lines that it should shrink to.
+    goal: usize,
+}
+
+const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
+    Part {
+        folder,
+        without: None,
+        lines,
+        goal,
+    }
+}
+
+const PARTS: [Part; 9] = [
+    part("crates/dominoes", 18_500, 17_000),
+    part("crates/drivers", 22_300, 20_000),
+    part("crates/netstack/proto", 29_000, 31_000),
+    Part {
+        without: Some("crates/netstack/proto"),
+        ..part("crates/netstack", 63_500, 45_000)
+    },
+    part("crates/bench", 29_500, 21_000),
+    part("crates/testkit", 3_100, 3_000),
+    part("tests", 20_200, 11_500),
+    part("examples", 6_600, 5_000),
+    part("fuzz", 4_600, 3_500),
+];
+
+/// Words of a page, at most.
+const PAGES: [(&str, usize); 2] = [("README.md", 700), ("CHANGELOG.md", 800)];
+
+fn lines_of(part: &Part) -> usize {
+    let mut paths: Vec<PathBuf> = Vec::new();
+    sources(&root().join(part.folder), &mut paths);
+    let is_in = |path: &PathBuf, folder: &str| path.starts_with(root().join(folder));
+    let built = root().join(part.folder).join("target");
+    paths
+        .iter()
+        .filter(|path| !part.without.is_some_and(|other| is_in(path, other)))
+        .filter(|path| !path.starts_with(&built))
+        .map(|path| std::fs::read_to_string(path).expect("it was found there"))
+        .map(|text| text.lines().count())
+        .sum()
+}
+
+#[test]
+fn no_part_is_longer_than_its_budget() {
+    let mut beyond = Vec::new();
+    let mut all = 0;
+    for part in &PARTS {
+        let lines = lines_of(part);
+        assert!(lines > 1_000, "{} was not found", part.folder);
+        all += lines;
+        println!(
+            "{:24} {lines:6} of {:6}, to be {:6}",
+            part.folder, part.lines, part.goal
+        );
+        if lines > part.lines {
+            beyond.push(format!("{}: {lines} of {}", part.folder, part.lines));
+        }
+    }
+    println!("{:24} {all:6}", "together");
+    assert!(beyond.is_empty(), "too many lines: {beyond:?}");
+}
+
+#[test]
+fn first_pages_are_short() {
+    for (page, most) in PAGES {
+        let text = std::fs::read_to_string(root().join(page)).expect("it is there");
+        let words = text.split_whitespace().count();
+        assert!(words <= most, "{page} has {words} words of {most}");
+    }
+}
