@@ -29,7 +29,7 @@ impl Sum {
         Sum(fold64(self.0, sum_words(bytes)))
     }
 
-    /// As [`Sum::add`], of addresses and a TCP header, as a rule without options: then they are
+    /// As [`Sum::with`], of addresses and a TCP header, as a rule without options: then they are
     /// `PLAIN` bytes.
     #[inline]
     #[must_use]
