@@ -35,7 +35,6 @@ use crate::keys::{Domain, Keys};
 use crate::log::effect::Effect;
 use crate::log::request::{Body, ConnId, Flow};
 use crate::packet::flow::{Address, Binding, Endpoint, Families, IpFields};
-#[cfg(feature = "testkit")]
 use crate::state::demux::Grouping;
 use crate::stats::StackStats;
 use crate::udp::gather::FrameBounds;
