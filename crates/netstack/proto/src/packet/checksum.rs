@@ -202,7 +202,6 @@ mod narrow {
     /// wider ones they may not.
     const LANES: usize = 4;
 
-    #[inline]
     pub(super) fn sum(bytes: &[u8]) -> u64 {
         let (groups, rest) = bytes.as_chunks::<{ 8 * LANES }>();
         let (mut low, mut high) = ([0u64; LANES], [0u64; LANES]);

@@ -388,11 +388,13 @@ impl Tcb {
             self.congestion.restart(mss);
         }
         let pipe = self.pipe();
-        let most = || self.most_unsent(cx.limits);
-        let Allowed { bytes, fin } = self.snd.allowed(self.congestion.allowed(mss), pipe, most);
+        let Allowed { mut bytes, fin } = self.snd.allowed(self.congestion.allowed(mss), pipe);
         if bytes == 0 && !fin {
-            self.wait_for_window(cx);
-            return false;
+            bytes = self.held_in_vain(cx.limits);
+            if bytes == 0 {
+                self.wait_for_window(cx);
+                return false;
+            }
         }
         if room == 0 {
             return true;
@@ -558,11 +560,20 @@ impl Tcb {
         }
     }
 
-    /// How many bytes the application may have written that are not sent.
-    fn most_unsent(&self, limits: &Limits) -> u32 {
-        match self.tuning.notsent_lowat {
+    /// Bytes that a cork holds although nothing can be written behind them, so that they would wait
+    /// in vain.
+    #[cold]
+    fn held_in_vain(&self, limits: &Limits) -> u32 {
+        let snd = &self.snd;
+        let left = snd.data_from(snd.nxt);
+        let most = match self.tuning.notsent_lowat {
             0 => limits.send_buffer,
             bound => bound.min(limits.send_buffer),
+        };
+        let is_alone = snd.nxt == snd.una && left < u32::from(snd.mss) && left <= snd.wnd;
+        match is_alone && left >= most {
+            true => left,
+            false => 0,
         }
     }
 
@@ -576,8 +587,7 @@ impl Tcb {
         let snd = &self.snd;
         self.scoreboard.acked(snd.una, |_| ());
         let mss = u32::from(snd.mss);
-        let most = || self.most_unsent(cx.limits);
-        let Allowed { bytes, fin } = snd.allowed(u32::MAX, self.pipe(), most);
+        let Allowed { bytes, fin } = snd.allowed(u32::MAX, self.pipe());
         let new = bytes.min(mss);
         if new > 0 || fin {
             self.send_frames(1, new, mss, fin && new == bytes, cx);

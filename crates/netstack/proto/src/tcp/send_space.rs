@@ -204,9 +204,8 @@ impl SendSpace {
     /// RFC 9293 section 3.8.6.2.1, with the end of what was written counting as pushed; Nagle's
     /// algorithm (section 3.7.4) holds a small segment only behind another small one.
     ///
-    /// `pipe` bytes are in flight, without those that are lost or known to have arrived. More than
-    /// `most` cannot be written before some are sent and acknowledged.
-    pub(super) fn allowed(&self, cwnd: u32, pipe: u32, most: impl FnOnce() -> u32) -> Allowed {
+    /// `pipe` bytes are in flight, without those that are lost or known to have arrived.
+    pub(super) fn allowed(&self, cwnd: u32, pipe: u32) -> Allowed {
         let mss = u32::from(self.mss);
         let left = self.data_from(self.nxt);
         let window = self.wnd.saturating_sub(self.nxt.since(self.una));
@@ -215,9 +214,7 @@ impl SendSpace {
             let small = left % mss;
             let held = self.cork || !self.nodelay && self.has_small_in_flight();
             let waits = !self.fin && held && self.pushed != self.end;
-            // What is alone and leaves no room for more would wait in vain.
-            let is_futile = || small == left && self.nxt == self.una && left >= most();
-            let bytes = if small > 0 && waits && !is_futile() {
+            let bytes = if small > 0 && waits {
                 left - small
             } else {
                 left

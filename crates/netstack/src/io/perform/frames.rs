@@ -584,7 +584,7 @@ fn sum_of_headers(head: &[u8; ETHERNET_HEADER + 40], payload_len: usize) -> Sum 
     let (src, dst) = ([*a, *b, *c, *d].into(), [*e, *f, *g, *h].into());
     Sum::default()
         .pseudo_header(src, dst, TCP, 20 + payload_len)
-        .with(tcp)
+        .add_head::<20>(tcp)
 }
 
 /// As [`fill`], with what `processor` makes of `payload`, which stands at `offset` of `stream`.
