@@ -302,7 +302,7 @@ impl Transmit {
             ack: self.ack,
             len,
             run_offset: 0,
-            count: len.div_ceil(u32::from(self.mss).max(1)).max(1) as u8,
+            count: len.div_ceil(u32::from(self.mss).max(1)).clamp(1, 255) as u8,
             wnd: self.wnd,
             flags: match is_last {
                 true => self.flags,
