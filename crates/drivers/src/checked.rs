@@ -1,14 +1,15 @@
-//! Calls of a device whose answers are not believed: anybody may implement the traits, in safe code.
+//! Calls a device without trusting its answers: the device traits can be implemented by anyone, in
+//! safe code.
 
 use std::io::{self, Write};
 
 use crate::{DeviceError, DeviceRx, DeviceTx, Frame, TxFrame};
 
-/// [`DeviceRx::claim`], which appends at most `max` frames to `out` and says how many, whatever the
-/// device does. Frames on top of `max` go back to the device unread.
+/// Calls [`DeviceRx::claim`], but appends at most `max` frames to `out` and returns their true
+/// number, whatever the device does. Frames above `max` go back to the device unread.
 ///
 /// # Errors
-/// Those of the device, if it appended no frame.
+/// The device's error, if it appended no frame.
 #[inline]
 pub fn claim(
     rx: &mut dyn DeviceRx,
@@ -43,26 +44,26 @@ fn recount(
     }
 }
 
-/// [`DeviceRx::release`], after which `frames` is empty.
+/// Calls [`DeviceRx::release`]; `frames` is empty afterwards.
 #[inline]
 pub fn release(rx: &mut dyn DeviceRx, frames: &mut Vec<Frame>) {
     rx.release(frames);
     frames.clear();
 }
 
-/// [`DeviceTx::transmit`], which takes no more frames than it is offered.
+/// Calls [`DeviceTx::transmit`]; the result is at most the number of frames offered.
 ///
 /// # Errors
-/// Those of the device.
+/// The device's error.
 #[inline]
 pub fn transmit(tx: &mut dyn DeviceTx, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError> {
     Ok(tx.transmit(frames)?.min(frames.len()))
 }
 
-/// [`DeviceTx::transmit_prepared`], which takes no more frames than it is offered.
+/// Calls [`DeviceTx::transmit_prepared`]; the result is at most the number of frames offered.
 ///
 /// # Errors
-/// Those of the device.
+/// The device's error.
 #[inline]
 pub fn transmit_prepared(
     tx: &mut dyn DeviceTx,
@@ -72,8 +73,8 @@ pub fn transmit_prepared(
     Ok(tx.transmit_prepared(first, count)?.min(count))
 }
 
-/// A writer that takes no more bytes than it is given, for the loops of the standard library, which
-/// panic otherwise.
+/// A writer that reports no more bytes written than it was given; the standard library's loops
+/// would panic on more.
 #[derive(Debug)]
 pub struct Sink<W>(pub W);
 

@@ -1,10 +1,10 @@
-//! What can go wrong with a device, in words that help.
+//! Errors of devices.
 
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
 
-/// Why a device could not be opened, or cannot go on.
+/// The reason why a device cannot be opened, or has stopped working.
 ///
 /// `errno` fields are Linux error numbers as in `errno(3)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,81 +12,81 @@ use std::net::IpAddr;
 pub enum DeviceError {
     /// A privilege is missing.
     Privilege {
-        /// What was refused.
+        /// The operation that was refused.
         what: &'static str,
         /// The capability that allows it, as in `capabilities(7)`.
         capability: &'static str,
-        /// A command that helps.
+        /// A command that grants the capability.
         command: String,
-        /// The number that the kernel returned.
+        /// The error number of the kernel.
         errno: i32,
     },
-    /// There is no interface of that name in this network namespace.
+    /// This network namespace has no interface of that name.
     NoSuchInterface {
-        /// The name asked for.
+        /// The name.
         interface: String,
     },
-    /// The name cannot be an interface's name.
+    /// The name is not a possible name of an interface.
     BadName {
-        /// The name asked for.
+        /// The name.
         interface: String,
-        /// What is wrong with it.
+        /// The rule that it breaks.
         reason: &'static str,
     },
-    /// The interface exists but is of the wrong sort.
+    /// The interface exists but is of the wrong kind.
     Unsuitable {
-        /// The interface asked for.
+        /// The interface.
         interface: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: &'static str,
     },
-    /// Somebody else has the interface open.
+    /// Another process or socket has the interface open.
     Busy {
-        /// The interface asked for.
+        /// The interface.
         interface: String,
     },
-    /// The kernel itself owns the address, so it would answer in our place: resets for our TCP
-    /// connections, replies to ARP requests and neighbor solicitations for our address.
+    /// The kernel itself has the address, so it would answer in our place: with resets for our TCP
+    /// connections, and with replies to ARP requests and neighbor solicitations for our address.
     AddressInUse {
-        /// The address we are to use.
+        /// The address that we are configured to use.
         address: IpAddr,
         /// The interface that has it.
         interface: String,
-        /// Length of its prefix in bits.
+        /// Length of the address's prefix, in bits.
         prefix_len: u8,
     },
-    /// The interface is administratively down. It works again when it comes up.
+    /// The interface is administratively down. The device works again when the interface comes up.
     Down {
         /// The interface.
         interface: String,
     },
-    /// The interface, or the other end, is gone for good.
+    /// The interface, or the other end of the link, is gone for good.
     Gone {
         /// The interface.
         interface: String,
     },
-    /// This kernel cannot do it.
+    /// This kernel lacks a feature.
     Unsupported {
-        /// What was asked for.
+        /// The feature.
         what: &'static str,
-        /// A command or setting that helps.
+        /// A command or setting that provides it.
         hint: &'static str,
-        /// The number that the kernel returned.
+        /// The error number of the kernel.
         errno: i32,
     },
     /// Any other failure of a system call.
     System {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// The interface it was tried on.
+        /// The interface it was meant for.
         interface: String,
-        /// The number that the kernel returned.
+        /// The error number of the kernel.
         errno: i32,
     },
 }
 
 impl DeviceError {
-    /// The failure of a system call that has no variant of its own.
+    /// A failed system call without a more specific variant.
     #[cfg(target_os = "linux")]
     pub(crate) fn system(what: &'static str, interface: &str, error: &io::Error) -> Self {
         Self::System {
@@ -96,7 +96,7 @@ impl DeviceError {
         }
     }
 
-    /// The number of the operating system's error, if one is behind this.
+    /// The operating system's error number, if a system call failed.
     pub fn raw_os_error(&self) -> Option<i32> {
         match self {
             Self::Privilege { errno, .. }
@@ -106,7 +106,7 @@ impl DeviceError {
         }
     }
 
-    /// Whether the device can work again without being opened anew.
+    /// Whether the device can work again without being reopened.
     pub fn is_temporary(&self) -> bool {
         matches!(self, Self::Down { .. })
     }

@@ -1,8 +1,8 @@
-//! Frames on their way in and out, and what a device says about them.
+//! Received frames, frames to send, and the metadata that a device attaches to them.
 //!
-//! A received [`Frame`] owns its bytes, be they in a buffer or in memory that the kernel has lent;
-//! a frame to send is a pair of borrowed slices. Both carry the two facts that let 64 KB move in
-//! one step: how far the transport checksum is done, and how the frame divides into segments.
+//! A received [`Frame`] owns its bytes, in a buffer or in memory lent by the kernel; a frame to
+//! send is a pair of borrowed slices. Both carry the two facts that let 64 KB move in one step:
+//! how far the transport checksum is done, and how the frame divides into segments.
 
 use std::fmt;
 use std::ops::Deref;
@@ -17,27 +17,26 @@ pub const ETHERNET_HEADER_LEN: usize = 14;
 /// Bytes that an IEEE 802.1Q tag adds to the Ethernet header.
 pub const VLAN_TAG_LEN: usize = 4;
 
-/// A received frame: an owned buffer from its device's pool, or a place in the device's ring, and
-/// what the device knows about it.
+/// A received frame and its metadata. Its bytes are in a buffer from the device's pool, or in the
+/// device's ring.
 ///
-/// It dereferences to the frame's bytes, Ethernet header first, no frame check sequence. A frame
-/// may travel to any thread and be read by several, and its bytes stay the same whatever becomes of
-/// the device. Give it back with [`DeviceRx::release`](crate::DeviceRx::release) when it is done;
-/// dropping it frees the buffer, and the pool makes a new one when it needs one. A place in a ring
-/// is free in either case, and the ring wants it back soon.
+/// It dereferences to the frame's bytes, from the Ethernet header on, without frame check
+/// sequence. A frame may move to any thread and be read by several; its bytes stay valid even if
+/// the device is dropped. Return it with [`DeviceRx::release`](crate::DeviceRx::release) after
+/// use. Dropping it instead frees the buffer, and the pool allocates a new one on demand. Either
+/// way a place in a ring becomes free, so do not keep frames of a ring for long.
 pub struct Frame {
     buf: Buffer,
     start: u16,
     len: u32,
-    /// What the device says about checksum and segmentation.
+    /// The device's knowledge of checksum and segmentation.
     pub meta: RxMeta,
 }
 
-/// Where the bytes of a frame live.
+/// The memory that holds a frame's bytes.
 enum Buffer {
     Heap(Box<[u8]>),
-    /// In memory that the kernel has lent. The frame begins `start` bytes behind the lent place's
-    /// beginning.
+    /// In memory lent by the kernel. The frame begins `start` bytes into it.
     #[cfg(target_os = "linux")]
     Lent(Lent),
 }
@@ -46,7 +45,8 @@ enum Buffer {
 const _: () = assert!(size_of::<Frame>() <= 48);
 
 impl Frame {
-    /// A frame of its own with a copy of `bytes`, of no pool. Checksums are to be verified.
+    /// A frame with a copy of `bytes` in a buffer that belongs to no pool. Its checksum is
+    /// [`RxChecksum::Verify`].
     ///
     /// # Panics
     /// If `bytes` is longer than `u32::MAX`.
@@ -54,17 +54,17 @@ impl Frame {
         Self::from_buffer(bytes.into(), 0, bytes.len(), RxMeta::default())
     }
 
-    /// An empty frame with room for `capacity` bytes; [`bytes_mut`](Self::bytes_mut) after
-    /// [`set_len`](Self::set_len) reaches them.
+    /// A frame of length 0 with room for `capacity` bytes. To write them, call
+    /// [`set_len`](Self::set_len), then [`bytes_mut`](Self::bytes_mut).
     pub fn with_capacity(capacity: usize) -> Self {
         Self::from_buffer(zeroed(capacity), 0, 0, RxMeta::default())
     }
 
-    /// A frame made of `buffer[start..start + len]`: for devices that keep what they receive into
-    /// by itself.
+    /// A frame of the bytes `buffer[start..start + len]`, for devices that receive into their own
+    /// buffers.
     ///
     /// # Panics
-    /// If the buffer is shorter, or `len` above `u32::MAX`.
+    /// If the buffer is shorter, or `len` exceeds `u32::MAX`.
     #[inline]
     pub fn from_buffer(buffer: Box<[u8]>, start: u16, len: usize, meta: RxMeta) -> Self {
         assert!(
@@ -81,8 +81,8 @@ impl Frame {
         }
     }
 
-    /// A frame in memory that the kernel has lent, `start` bytes behind the place's beginning. It
-    /// must lie in one unit, or reading it panics.
+    /// A frame in memory lent by the kernel, `start` bytes into it. It must not cross the end of
+    /// its unit, or reading it panics.
     #[cfg(target_os = "linux")]
     #[inline]
     pub(crate) fn from_lent(lent: Lent, start: u16, len: u32, meta: RxMeta) -> Self {
@@ -94,8 +94,8 @@ impl Frame {
         }
     }
 
-    /// The buffer, for the pool it came from. Empty if the frame has none; its place in a ring is
-    /// free then.
+    /// The buffer, to return it to its pool. Empty if the frame was in a ring, whose place is free
+    /// then.
     #[inline]
     pub fn into_buffer(self) -> Box<[u8]> {
         match self.buf {
@@ -105,7 +105,7 @@ impl Frame {
         }
     }
 
-    /// The frame's bytes, Ethernet header first.
+    /// The frame's bytes, from the Ethernet header on.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         match &self.buf {
@@ -118,8 +118,8 @@ impl Frame {
         }
     }
 
-    /// The frame as one to send on: what is left to be done to it stays so. A checksum that
-    /// somebody vouched for or that is still to be verified stands in the frame.
+    /// The frame as one to forward, with the same work left to the device. A checksum that is
+    /// valid or unverified is sent as it is.
     pub fn as_tx(&self) -> TxFrame<'_> {
         let checksum = match self.meta.checksum {
             RxChecksum::Partial { start, offset } => TxChecksum::Partial { start, offset },
@@ -132,8 +132,8 @@ impl Frame {
         }
     }
 
-    /// The frame's bytes, to be changed in place. A frame in a device's ring is copied out of it
-    /// first, since rings are read only.
+    /// The frame's bytes, mutable. A frame in a device's ring is first copied out of it, since
+    /// rings are read only.
     #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.copy_out();
@@ -144,8 +144,8 @@ impl Frame {
         }
     }
 
-    /// Whether the frame lies in its device's ring, which cannot use that place until the frame is
-    /// released or dropped.
+    /// Whether the frame is in its device's ring. The device cannot reuse that place until the
+    /// frame is released or dropped.
     #[inline]
     pub fn is_in_place(&self) -> bool {
         match self.buf {
@@ -155,8 +155,8 @@ impl Frame {
         }
     }
 
-    /// Moves a frame that lies in its device's ring into a buffer of its own, for those that keep
-    /// frames for long.
+    /// Moves a frame out of its device's ring into a separate buffer, for callers that keep it for
+    /// long.
     #[inline]
     pub fn copy_out(&mut self) {
         if self.is_in_place() {
@@ -170,8 +170,9 @@ impl Frame {
         self.start = 0;
     }
 
-    /// A copy without its tag, if the frame has one that names a priority and no VLAN (identifier 0,
-    /// IEEE 802.1Q section 6.9.1), and no other tag behind it: it means the same.
+    /// If the frame has one VLAN tag, and it names a priority but no VLAN (identifier 0, IEEE
+    /// 802.1Q section 6.9.1), returns a copy without the tag, which has the same meaning. `None`
+    /// for other frames, also for those with a second tag.
     #[cold]
     pub fn without_priority_tag(&self) -> Option<Frame> {
         let is_tag = |kind: &[u8]| matches!(kind, [0x81, 0x00] | [0x88, 0xa8]);
@@ -192,8 +193,7 @@ impl Frame {
         Some(Frame::from_buffer(bytes.into(), 0, len, meta))
     }
 
-    /// When the kernel received the frame, if its device notes that: those with a mapped packet
-    /// ring do, for frames that lie in it.
+    /// When the kernel received the frame. Only frames in a mapped packet ring have the time.
     pub fn timestamp(&self) -> Option<SystemTime> {
         match &self.buf {
             Buffer::Heap(_) => None,
@@ -206,7 +206,7 @@ impl Frame {
         }
     }
 
-    /// Makes the frame `len` bytes long. Bytes beyond the old length have unspecified values.
+    /// Sets the length to `len` bytes. Bytes beyond the old length have unspecified values.
     ///
     /// # Panics
     /// If `len` exceeds [`capacity`](Self::capacity).
@@ -219,8 +219,8 @@ impl Frame {
         self.len = u32::try_from(len).expect("a frame has at most u32::MAX bytes");
     }
 
-    /// The longest length that [`set_len`](Self::set_len) takes, in bytes; that of the frame, if it
-    /// lies in a ring.
+    /// The largest length that [`set_len`](Self::set_len) accepts, in bytes. For a frame in a
+    /// ring, its present length.
     pub fn capacity(&self) -> usize {
         match &self.buf {
             Buffer::Heap(buffer) => buffer.len() - usize::from(self.start),
@@ -239,7 +239,7 @@ impl Deref for Frame {
     }
 }
 
-/// Copies the bytes into a buffer of the copy's own.
+/// Copies the bytes into a new buffer.
 impl Clone for Frame {
     fn clone(&self) -> Self {
         match &self.buf {
@@ -266,35 +266,36 @@ impl fmt::Debug for Frame {
     }
 }
 
-/// A buffer of `len` zero bytes. Large ones are mapped by the kernel on first touch only.
+/// A buffer of `len` zero bytes. The kernel maps the pages of a large one on first touch.
 pub(crate) fn zeroed(len: usize) -> Box<[u8]> {
     vec![0; len].into_boxed_slice()
 }
 
-/// What a device says about a received frame.
+/// Metadata of a received frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RxMeta {
-    /// Who vouches for the transport checksum.
+    /// The state of the transport checksum.
     pub checksum: RxChecksum,
-    /// Set on a frame that stands for several segments: how it divides.
+    /// How the frame divides, if it is a merge of several segments.
     pub gso: Option<Gso>,
 }
 
-/// Who vouches for the transport checksum of a received frame.
+/// The state of a received frame's transport checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RxChecksum {
-    /// Nobody: the receiver verifies it.
+    /// Not verified: the receiver verifies it.
     #[default]
     Verify,
-    /// The sender left it to a later hop to finish (virtio `NEEDS_CSUM`): the field holds the sum
-    /// of the pseudo-header only. The data never crossed a wire, so there is nothing to verify.
+    /// Not computed: the sender left it to a later hop (virtio `NEEDS_CSUM`), and the field holds
+    /// the sum of the pseudo-header only. The data never crossed a wire, so there is nothing to
+    /// verify.
     Partial {
-        /// Where summing begins, in bytes from the start of the frame.
+        /// Where the sum begins, in bytes from the start of the frame.
         start: u16,
         /// Where the sum is stored, in bytes from `start`.
         offset: u16,
     },
-    /// The device has verified it.
+    /// Verified by the device.
     Valid,
 }
 
@@ -303,10 +304,9 @@ pub enum RxChecksum {
 pub struct Gso {
     /// The protocol whose headers are repeated.
     pub kind: GsoKind,
-    /// Payload bytes of each segment but the last, which may be shorter. Not zero.
+    /// Payload bytes per segment; the last one may have fewer. Not zero.
     pub size: u16,
-    /// Bytes of all headers, Ethernet to transport. Zero in a received frame: the device did not
-    /// say.
+    /// Length of all headers, Ethernet to transport, in bytes. Zero in a received frame: unknown.
     pub header_len: u16,
 }
 
@@ -317,25 +317,25 @@ pub enum GsoKind {
     Tcp4,
     /// TCP over IPv6.
     Tcp6,
-    /// UDP over IPv4 or IPv6, each segment a datagram.
+    /// UDP over IPv4 or IPv6; each segment becomes a datagram.
     Udp,
 }
 
-/// A frame to send: two slices that the device joins, Ethernet header first.
+/// A frame to send: two slices that the device joins, from the Ethernet header on.
 ///
-/// A device pads short frames where its medium asks for it.
+/// A device pads short frames if its medium requires it.
 #[derive(Clone, Copy, Debug)]
 pub struct TxFrame<'a> {
-    /// The headers; at least the Ethernet header. May hold the whole frame.
+    /// The headers, at least the Ethernet header; possibly the whole frame.
     pub head: &'a [u8],
-    /// What follows the headers; may be empty.
+    /// The bytes after `head`; may be empty.
     pub payload: &'a [u8],
-    /// What the device still has to do.
+    /// The work left to the device.
     pub meta: TxMeta,
 }
 
 impl<'a> TxFrame<'a> {
-    /// A complete frame: nothing left to do for the device.
+    /// A complete frame, which leaves no work to the device.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self {
             head: bytes,
@@ -344,18 +344,18 @@ impl<'a> TxFrame<'a> {
         }
     }
 
-    /// Bytes of head and payload together.
+    /// Length of head and payload, in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.head.len() + self.payload.len()
     }
 
-    /// Whether there are no bytes at all.
+    /// Whether the frame has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A copy as the receiver of the frame gets it.
+    /// A copy of the frame as its receiver would get it.
     pub fn to_frame(&self) -> Frame {
         let mut buffer = zeroed(self.len());
         self.copy_to(&mut buffer);
@@ -370,7 +370,7 @@ impl<'a> TxFrame<'a> {
     /// Copies the frame into the start of `buffer`.
     ///
     /// # Panics
-    /// If the buffer is too short.
+    /// If `buffer` is too short.
     #[inline]
     pub(crate) fn copy_to(&self, buffer: &mut [u8]) {
         let (head, rest) = buffer.split_at_mut(self.head.len());
@@ -379,38 +379,38 @@ impl<'a> TxFrame<'a> {
     }
 }
 
-/// What a device has to do to a frame before it leaves.
+/// The work that the device does on a frame before sending it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TxMeta {
-    /// How far the transport checksum is done.
+    /// The state of the transport checksum.
     pub checksum: TxChecksum,
-    /// Set on a frame that the device divides into segments. It then asks for
-    /// [`TxChecksum::Partial`], since each segment has a checksum of its own.
+    /// How the device divides the frame into segments, if it is to. Requires
+    /// [`TxChecksum::Partial`], since each segment gets its own checksum.
     pub gso: Option<Gso>,
 }
 
-/// How far the transport checksum of a frame to send is done.
+/// The state of the transport checksum of a frame to send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TxChecksum {
-    /// It stands in the frame.
+    /// The frame contains it.
     #[default]
     Done,
-    /// The field holds the sum of the pseudo-header, folded and not complemented; the device sums
+    /// The field holds the sum of the pseudo-header, folded and not complemented. The device sums
     /// from `start` to the end of the frame and stores the complement at `start + offset`.
     Partial {
-        /// Where summing begins, in bytes from the start of the frame.
+        /// Where the sum begins, in bytes from the start of the frame.
         start: u16,
         /// Where the sum is stored, in bytes from `start`.
         offset: u16,
     },
 }
 
-/// Finishes a partial checksum in software: sums `frame[start..]`, which includes the
-/// pseudo-header's sum in the field itself, and stores the complement at `start + offset`. A sum of
-/// zero is stored as `0xffff`, since zero means "no checksum" in UDP and both are the same number
-/// to everyone else.
+/// Finishes a partial checksum in software: sums `frame[start..]`, where the field itself
+/// contributes the pseudo-header's sum, and stores the complement at `start + offset`. A sum of
+/// zero is stored as `0xffff`: in UDP zero means "no checksum", and for every other protocol both
+/// are the same number.
 ///
-/// Returns whether the field lay inside the frame; otherwise nothing is changed.
+/// Returns false, and changes nothing, if the field is outside the frame.
 pub fn complete_checksum(frame: &mut [u8], start: u16, offset: u16) -> bool {
     let (start, field) = (usize::from(start), usize::from(start) + usize::from(offset));
     if field + 2 > frame.len() {
@@ -484,8 +484,8 @@ mod tests {
 
     #[test]
     fn a_partial_checksum_is_completed_as_rfc_1071_says() {
-        // Bytes 2.. are summed: 0x0001 + 0xf203 + 0xf4f5 + 0xf6f7 = 0x2ddf0, folded 0xddf2 (RFC
-        // 1071 section 3).
+        // The sum covers bytes 2..: 0x0001 + 0xf203 + 0xf4f5 + 0xf6f7 = 0x2ddf0, folded 0xddf2
+        // (RFC 1071 section 3).
         let mut frame = [
             0xaa, 0xaa, 0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7, 0x00, 0x00,
         ];

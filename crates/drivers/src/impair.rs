@@ -1,8 +1,10 @@
-//! A bad wire in time: delay, rate, a queue that overflows, and the [`Faults`] of a cable.
+//! A bad wire over time: delay, limited rate, a queue that overflows, and the [`Faults`] of a
+//! cable.
 //!
-//! A [`Link`] is one direction as plain data: time is an argument, frames go in and come out, and
-//! it says when the next one arrives. Simulations drive it with virtual time. [`Impaired`] puts one
-//! in each direction of any device, [`bridge`] between two.
+//! A [`Link`] is one direction of the wire as plain data: time is an argument, frames go in and
+//! come out, and [`Link::next_arrival`] returns when the next one arrives. Simulations drive it
+//! with virtual time. [`Impaired`] puts one into each direction of any device, [`bridge`] between
+//! two devices.
 //!
 //! ```
 //! use dominoes_drivers::Frame;
@@ -28,28 +30,28 @@ use std::time::Duration;
 use crate::Frame;
 use crate::memory::{FaultStats, Faults, Wire};
 
-/// Bytes that a frame takes on an Ethernet besides itself: preamble, frame check sequence and gap
-/// between frames.
+/// Bytes that Ethernet adds to each frame: preamble, frame check sequence and inter-frame gap.
 const OVERHEAD: u64 = 24;
 
-/// How long a frame that others were to overtake waits for them.
+/// How long a frame to be overtaken waits for other frames.
 const REORDER_TIMEOUT: Duration = Duration::from_millis(1);
 
-/// One direction of a wire.
+/// Configuration of one direction of a wire.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LinkConfig {
-    /// What goes wrong before the queue. A frame that others are to overtake waits for them no
-    /// longer than a millisecond after the newest frame.
+    /// Faults that occur before the queue. A frame to be overtaken is released one millisecond
+    /// after the newest frame at the latest.
     pub faults: Faults,
-    /// From the last bit sent to the last bit received. Default 0.
+    /// Time from the last bit sent to the last bit received. Default 0.
     pub delay: Duration,
-    /// More delay, from 0 to this, drawn for each frame; frames pass each other when it is longer
-    /// than their distance. Default 0.
+    /// Additional delay, drawn for each frame from 0 to this. A frame overtakes the one before it
+    /// when the draw differs by more than their distance. Default 0.
     pub jitter: Duration,
-    /// Bits per second, with 24 bytes around each frame as on Ethernet; 0, the default: no limit.
+    /// Bits per second, with 24 bytes added to each frame as on Ethernet. 0, the default: no
+    /// limit.
     pub rate: u64,
-    /// Bytes that may wait for the rate; what comes on top is dropped. 0, the default: no limit.
+    /// Bytes that may wait for the rate; frames beyond that are dropped. 0, the default: no limit.
     pub queue: u64,
 }
 
@@ -79,48 +81,48 @@ impl LinkConfig {
         self
     }
 
-    /// The same, with choices from another seed.
+    /// Sets the seed of the faults and the jitter.
     pub fn seed(mut self, seed: u64) -> Self {
         self.faults.seed = seed;
         self
     }
 }
 
-/// What a link has done so far, in frames.
+/// Counts of a link, in frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LinkStats {
-    /// Offered.
+    /// Frames offered.
     pub offered: u64,
-    /// Delivered, copies included.
+    /// Frames delivered, including copies.
     pub delivered: u64,
-    /// Dropped because the queue was full.
+    /// Frames dropped because the queue was full.
     pub overflowed: u64,
-    /// What went wrong besides.
+    /// The other faults.
     pub faults: FaultStats,
 }
 
-/// One direction of a wire, driven by whoever has the time. Times are spans since a start that the
-/// driver chooses, and never go back.
+/// One direction of a wire. The caller supplies the time, as a duration since a start of its
+/// choice; it must never go back.
 #[derive(Debug)]
 pub struct Link {
     config: LinkConfig,
     wire: Wire,
-    /// When frames that are held back are let go.
+    /// When the frames that are held back are released.
     reorder_timeout: Duration,
-    /// When each frame that waits for the rate has left, and its length in bytes.
+    /// For each frame that waits for the rate: when its last bit is sent, and its length in bytes.
     waiting: VecDeque<(Duration, u64)>,
     waiting_bytes: u64,
-    /// When the rate is free again.
+    /// When the rate allows the next frame.
     free_at: Duration,
-    /// By arrival, and by the order in which they left.
+    /// Frames on the wire, by time of arrival and then by order of departure.
     in_flight: BTreeMap<(Duration, u64), Frame>,
     count: u64,
     stats: LinkStats,
 }
 
 impl Link {
-    /// An empty one.
+    /// An empty link.
     pub fn new(config: LinkConfig) -> Self {
         Self {
             wire: Wire::new(config.faults.clone()),
@@ -135,7 +137,7 @@ impl Link {
         }
     }
 
-    /// A frame is sent.
+    /// Sends a frame.
     pub fn offer(&mut self, now: Duration, frame: Frame) {
         self.stats.offered += 1;
         self.release_held(now);
@@ -147,7 +149,7 @@ impl Link {
         }
     }
 
-    /// The next frame that has arrived by `now`.
+    /// Returns the next frame that has arrived by `now`.
     pub fn take(&mut self, now: Duration) -> Option<Frame> {
         self.release_held(now);
         let first = self.in_flight.first_entry()?;
@@ -158,8 +160,7 @@ impl Link {
         Some(first.remove())
     }
 
-    /// When [`take`](Self::take) has to be called next, unless something is offered before; `None`:
-    /// never.
+    /// When to call [`take`](Self::take) next, unless a frame is offered earlier; `None`: never.
     pub fn next_arrival(&self) -> Option<Duration> {
         let flying = self.in_flight.keys().next().map(|key| key.0);
         let held = self.wire.holds_frames().then_some(self.reorder_timeout);
@@ -174,14 +175,14 @@ impl Link {
         }
     }
 
-    /// From now on nothing goes wrong, and nothing is dropped for want of room; rate and delay
-    /// stay. What is under way is not affected.
+    /// Turns off faults and the limit of the queue for later frames. Rate and delay remain, and
+    /// frames on the wire are not affected.
     pub fn clear_faults(&mut self) {
         self.wire.clear_faults();
         self.config.queue = 0;
     }
 
-    /// Lets frames go that were held back in vain.
+    /// Releases frames whose time to be overtaken is over.
     fn release_held(&mut self, now: Duration) {
         if self.wire.holds_frames() && self.reorder_timeout <= now {
             let at = self.reorder_timeout;
@@ -191,7 +192,7 @@ impl Link {
         }
     }
 
-    /// The frame enters the queue.
+    /// Puts a frame into the queue.
     fn depart(&mut self, now: Duration, frame: Frame) {
         let number = self.count;
         self.count += 1;

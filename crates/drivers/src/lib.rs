@@ -1,52 +1,51 @@
-//! Network devices that hand over frames: in memory, TAP, AF_PACKET, AF_XDP.
+//! Network devices that move frames: in memory, TAP, AF_PACKET, AF_XDP.
 //!
-//! A [`Device`] splits into a half that receives and a half that sends, each for one thread at a
-//! time. Both work in batches, never block (but for [`DeviceRx::wait`]), and carry merged frames of
-//! up to 64 KB with their checksum and segmentation state, which is worth more than any other
-//! single thing a device can do.
+//! A [`Device`] splits into a receiving and a sending half; one thread at a time uses each. Both
+//! work in batches, never block (except in [`DeviceRx::wait`]), and carry merged frames of up to
+//! 64 KB together with their checksum and segmentation state, the most valuable feature that a
+//! device can have.
 //!
-//! | device | what it is | needs |
+//! | device | description | needs |
 //! |---|---|---|
-//! | [`memory::pair`] | two devices joined in memory, with a seeded bad wire on request | nothing |
-//! | [`memory::peer::PeerDevice`] | a device whose far side is a simulated TCP peer, for benchmarks | nothing |
-//! | [`memory::scripted`] | a device whose far side is the test itself | nothing |
-//! | [`tap::Tap`] | the far end of a virtual interface of this kernel | `CAP_NET_ADMIN` |
+//! | [`memory::pair`] | two devices joined in memory, optionally by a seeded bad wire | nothing |
+//! | [`memory::peer::PeerDevice`] | a device whose other end is a simulated TCP peer, for benchmarks | nothing |
+//! | [`memory::scripted`] | a device whose other end is the test itself | nothing |
+//! | [`tap::Tap`] | the other end of a virtual interface of this kernel | `CAP_NET_ADMIN` |
 //! | [`af_packet::AfPacket`] | a real (or veth) interface, beside the kernel's own stack | `CAP_NET_RAW` |
-//! | [`af_xdp::AfXdp`] | the same below the kernel's stack, which keeps what is not ours | also `CAP_NET_ADMIN`, `CAP_BPF` |
-//! | `pnet::Pnet` (feature `pnet`) | any platform's raw frames, as a baseline | what the platform asks for |
-//! | [`nic::Nic`] | a programmable card in software, before any of them | what that one needs |
-//! | [`split::split`] | one of them as several, by a classifier | what that one needs |
-//! | [`impair::Impaired`] | any of them behind a bad wire: loss, delay, rate, bursts | what that one needs |
+//! | [`af_xdp::AfXdp`] | the same below the kernel's stack, which keeps all other packets | also `CAP_NET_ADMIN`, `CAP_BPF` |
+//! | `pnet::Pnet` (feature `pnet`) | any platform's raw frames, as a baseline | the platform's privileges |
+//! | [`nic::Nic`] | a programmable card in software, in front of any of them | that device's privileges |
+//! | [`split::split`] | one of them divided into several by a classifier | that device's privileges |
+//! | [`impair::Impaired`] | any of them with a bad wire: loss, delay, rate, bursts | that device's privileges |
 //!
-//! `pcap::Capture` (feature `pcap`) writes down what passes through any of them; `phy` (feature
-//! `smoltcp`) lets smoltcp use them, and our stack the devices of smoltcp.
+//! `pcap::Capture` (feature `pcap`) writes the frames that pass through any of them to a file.
+//! `phy` (feature `smoltcp`) adapts them to smoltcp, and smoltcp's devices to our stack.
 //!
-//! Devices know frames, not protocols. What is documented here holds for every device:
+//! Devices know frames, not protocols. These rules hold for every device:
 //!
-//! - Frames arrive and leave with their Ethernet header and without frame check sequence.
+//! - Frames arrive and leave with their Ethernet header and without the frame check sequence.
 //! - [`DeviceRx::claim`] and [`DeviceTx::transmit`] keep the order of the medium.
-//! - A frame that can never be sent (too long, or asking for what [`Capabilities`] does not offer)
-//!   is dropped and counted, since offering it again could not help.
+//! - A frame that can never be sent (it is too long, or needs a feature that [`Capabilities`] does
+//!   not offer) is dropped and counted, since offering it again could not help.
 //! - An error means that the device is down or gone; everything else is a count in [`RxStats`] or
 //!   [`TxStats`].
 //!
-//! A device of your own is not believed where it could do harm. Whatever calls one here, or in
-//! `dominoes-netstack`, counts the frames that [`DeviceRx::claim`] appended, gives back those above
-//! `max`, and takes a number of sent frames above what was offered for all that was offered.
+//! Callers here and in `dominoes-netstack` do not trust a device that you implement: they count
+//! the frames that [`DeviceRx::claim`] appended, return those above `max`, and treat a number of
+//! sent frames above the number offered as all of them.
 //!
-//! What Linux does without a word, and no device can tell of:
+//! Linux does the following silently, and no device can report it:
 //!
-//! - A veth interface whose peer has GRO on, or a program in its driver, holds 256 frames for a
-//!   reader; what comes on top is counted as dropped by the *sender's* interface.
+//! - A veth interface whose peer has GRO on, or an XDP program in its driver, buffers 256 frames
+//!   for a reader; the *sender's* interface counts further ones as dropped.
 //! - A veth pair reorders frames that several cores send.
-//! - A program in the driver of a veth turns its peer's segmentation off while it is there; behind
-//!   the driver it does not, and merged frames are dropped (they are counted).
-//! - A lasting TAP interface keeps the offloads of its last user until the next one asks for its
+//! - An XDP program in the driver of a veth turns the peer's segmentation off while it is
+//!   attached. A generic XDP program does not, and merged frames are dropped (and counted).
+//! - A persistent TAP interface keeps the offloads of its last user until the next one sets its
 //!   own.
-//! - A queue of AF_XDP is busy for some 30 ms after it was closed; opening waits for it.
-//! - In a user namespace of one's own (`unshare -Urn`) packet sockets, their rings and sockets of
-//!   AF_XDP are to be had without privileges; programs are not, and a TAP only if `/dev/net/tun`
-//!   may be opened.
+//! - An AF_XDP queue stays busy for about 30 ms after it is closed; opening it waits that long.
+//! - In your own user namespace (`unshare -Urn`), packet sockets, their rings and AF_XDP sockets
+//!   need no privileges. XDP programs do, and so does a TAP unless `/dev/net/tun` may be opened.
 //!
 //! ```
 //! use dominoes_drivers::memory::{self, MemoryConfig};
@@ -68,13 +67,13 @@
 
 #![deny(unsafe_code)]
 
-// For `dominoes-netstack`.
+// Used by `dominoes-netstack`.
 #[doc(hidden)]
 pub mod checked;
 pub mod impair;
 pub mod memory;
 pub mod nic;
-// For `dominoes-netstack`.
+// Used by `dominoes-netstack`.
 #[doc(hidden)]
 pub mod prefetch;
 pub mod split;
@@ -123,7 +122,7 @@ mod waker;
 #[cfg(target_os = "linux")]
 mod xsk_ring;
 
-/// The example of the README is compiled and run.
+/// Compiles and runs the example of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
@@ -143,49 +142,51 @@ use std::time::Duration;
 
 /// A network interface with one receive and one transmit side.
 pub trait Device: Send {
-    /// What the device can do. Fixed once it is open.
+    /// The device's features. They do not change once it is open.
     fn capabilities(&self) -> Capabilities;
 
-    /// The Ethernet address that frames for us carry as destination.
+    /// Our Ethernet address: the destination of frames for us.
     fn mac(&self) -> [u8; 6];
 
-    /// What is to be told of addresses that come and go, if the device takes frames to some of them
-    /// alone. `None`, the default: it takes all. To be asked before the device is split.
+    /// If the device takes packets to some addresses only, the filter that learns which ones.
+    /// `None`, the default: it takes all. Call this before the device is split.
     fn address_filter(&self) -> Option<Arc<dyn AddressFilter>> {
         None
     }
 
-    /// Checks that a stack over this device may have `address`. The default knows of nobody else.
+    /// Checks that a stack over this device may use `address`. The default always allows it.
     ///
     /// # Errors
-    /// [`DeviceError::AddressInUse`]: somebody on this machine has it who would answer, too.
+    /// [`DeviceError::AddressInUse`]: another stack on this machine has the address and would
+    /// answer, too.
     fn check_address(&self, address: IpAddr) -> Result<(), DeviceError> {
         let _ = address;
         Ok(())
     }
 
-    /// Divides the device into its two halves, each for one thread at a time.
+    /// Divides the device into its two halves. One thread at a time may use each.
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>);
 }
 
-/// Which packets a device takes, where it leaves others to somebody else: AF_XDP to the kernel.
+/// Selects the packets that a device takes. It leaves all others to another stack: AF_XDP to the
+/// kernel.
 pub trait AddressFilter: Send + Sync {
-    /// Packets to this address are for us from now on, and messages of ARP and neighbor discovery
-    /// about it. Does nothing if they are. Never waits for a frame.
+    /// Takes packets to this address from now on, and ARP and neighbor discovery messages about
+    /// it. Does nothing if the address is taken already. Never waits for a frame.
     ///
     /// # Errors
-    /// Somebody else on this machine has the address; there is no room for another one; a privilege
-    /// is missing.
+    /// Another stack on this machine has the address, there is no room for another address, or a
+    /// privilege is missing.
     fn add(&self, address: IpAddr) -> Result<(), DeviceError>;
 
-    /// Packets to this address are not for us any more. Does nothing if they are not.
+    /// Stops taking packets to this address. Does nothing if they are not taken.
     ///
     /// # Errors
     /// A privilege is missing.
     fn remove(&self, address: IpAddr) -> Result<(), DeviceError>;
 }
 
-/// A device whose kind is chosen while the program runs.
+/// A device whose type is chosen at run time.
 impl Device for Box<dyn Device> {
     fn capabilities(&self) -> Capabilities {
         (**self).capabilities()
@@ -208,28 +209,29 @@ impl Device for Box<dyn Device> {
     }
 }
 
-/// The half of a device that receives.
+/// The receiving half of a device.
 pub trait DeviceRx: Send {
-    /// Appends up to `max` frames to `out`, in order of arrival, and returns how many. Never
+    /// Appends up to `max` frames to `out`, in order of arrival, and returns their number. Never
     /// blocks.
     ///
-    /// Fewer than `max` does not mean that no more are there: frames that the device cannot deliver
-    /// whole are dropped and counted, and take a place. [`wait`](Self::wait) then returns at once.
+    /// More frames may be ready even if it returns fewer than `max`: frames that the device cannot
+    /// deliver whole are dropped and counted, but count toward `max`. In that case
+    /// [`wait`](Self::wait) returns at once.
     ///
     /// # Errors
-    /// Only when the device is down or gone, and only when no frame was appended.
+    /// The device is down or gone, and no frame was appended.
     fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError>;
 
-    /// Gives frames back for reuse, in the order they were claimed, and empties `frames`. Frames of
-    /// another origin are freed.
+    /// Returns frames for reuse, in the order in which they were claimed, and empties `frames`.
+    /// Frames from elsewhere are freed.
     fn release(&mut self, frames: &mut Vec<Frame>);
 
-    /// Blocks until a frame may be there, the [`Waker`] was used, or `timeout` is over (`None`:
-    /// never). It may return for no reason at all.
+    /// Blocks until a frame may be ready, the [`Waker`] is used, or `timeout` is over (`None`: no
+    /// timeout). It may return spuriously.
     ///
     /// # Errors
-    /// When the device is down or gone. Each change is reported once, here or by
-    /// [`claim`](Self::claim); a device that is gone goes on reporting it.
+    /// The device is down or gone. Each change is reported once, here or by
+    /// [`claim`](Self::claim); a device that is gone reports it at every call.
     fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError>;
 
     /// A handle that ends a [`wait`](Self::wait) from any thread.
@@ -239,21 +241,22 @@ pub trait DeviceRx: Send {
     fn stats(&self) -> RxStats;
 }
 
-/// The half of a device that sends.
+/// The sending half of a device.
 pub trait DeviceTx: Send {
-    /// Sends frames in order. `Ok(n)`: the first `n` were taken; if that is fewer than offered, the
-    /// device is busy and the others are to be offered again later. Never blocks.
+    /// Sends frames in order. `Ok(n)`: the device took the first `n`. If that is fewer than
+    /// offered, it is busy; offer the others again later. Never blocks.
     ///
-    /// A frame that can never be sent (see [`Capabilities::admits`]) is counted as dropped and
-    /// counts as taken.
+    /// A frame that can never be sent (see [`Capabilities::admits`]) counts as dropped and as
+    /// taken.
     ///
     /// # Errors
-    /// Only when the device is down or gone, and only when no frame was taken.
+    /// The device is down or gone, and no frame was taken.
     fn transmit(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, DeviceError>;
 
-    /// Where several threads build frames, each in one of `slots` numbered slots: what they do to
-    /// their frames beforehand, so that less is left to [`transmit_prepared`], which one thread
-    /// does at a time. Called once. `None`, the default: nothing, and there is only [`transmit`].
+    /// For stacks in which several threads build frames, each in one of `slots` numbered slots.
+    /// Returns the object with which those threads prepare their frames, which leaves less work to
+    /// [`transmit_prepared`], called by one thread at a time. Called at most once. `None`, the
+    /// default: there is no preparation, use [`transmit`].
     ///
     /// [`transmit`]: Self::transmit
     /// [`transmit_prepared`]: Self::transmit_prepared
@@ -262,11 +265,11 @@ pub trait DeviceTx: Send {
         None
     }
 
-    /// As [`transmit`](Self::transmit), of the frames in `count` slots from `first` on, which were
-    /// prepared in them. Of a device without [`preparer`](Self::preparer) no frame is taken.
+    /// Like [`transmit`](Self::transmit), for the frames prepared in `count` slots from `first`
+    /// on. A device without [`preparer`](Self::preparer) takes no frame.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`transmit`](Self::transmit).
     fn transmit_prepared(&mut self, first: usize, count: usize) -> Result<usize, DeviceError> {
         let _ = (first, count);
         Ok(0)
@@ -276,59 +279,60 @@ pub trait DeviceTx: Send {
     fn stats(&self) -> TxStats;
 }
 
-/// What is done to frames before they are sent by a [`DeviceTx`], by the threads that build them:
-/// copies into the device's memory, descriptors, whatever needs no order.
+/// Prepares frames for a [`DeviceTx`], on the threads that build them: copies into the device's
+/// memory, descriptors, and other work that needs no order.
 pub trait TxPrepare: Send + Sync {
-    /// Prepares `frames` in the slots from `first` on, below the number that was given to
-    /// [`DeviceTx::preparer`]. They are not read after the call. Different slots may be prepared at
-    /// the same time. Whoever calls sees to it that this has happened before
-    /// [`DeviceTx::transmit_prepared`] names a slot, and that no slot is prepared again before the
-    /// device has taken its frame, or it is known that it never leaves.
+    /// Prepares `frames` in the slots from `first` on. Slot numbers are below the number given to
+    /// [`DeviceTx::preparer`]. The frames are not read after the call. Different slots may be
+    /// prepared concurrently. The caller makes sure that a slot is prepared before
+    /// [`DeviceTx::transmit_prepared`] names it, and is prepared again only when the device has
+    /// taken its frame or the frame will never leave.
     fn prepare(&self, first: usize, frames: &[TxFrame<'_>]);
 }
 
-/// What a device can do, and how it is best used.
+/// The features of a device, and how to use it best.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// The interface, for messages.
+    /// Name of the interface, for messages.
     pub name: String,
-    /// Longest IP packet the link carries, in bytes; Ethernet header and VLAN tag come on top.
+    /// Longest IP packet of the link, in bytes, without Ethernet header and VLAN tag.
     pub mtu: usize,
-    /// What received frames say about their transport checksum.
+    /// The checksum state of received frames.
     pub rx_checksum: RxChecksumSupport,
     /// Whether the device finishes a [`TxChecksum::Partial`].
     pub tx_checksum: bool,
-    /// Longest frame, headers included, that the device divides into TCP segments over IPv4; 0:
-    /// none.
+    /// Longest frame, including headers, that the device divides into TCP segments over IPv4, in
+    /// bytes; 0: it does not divide them.
     pub tso4_max_bytes: usize,
-    /// The same over IPv6.
+    /// As [`tso4_max_bytes`](Self::tso4_max_bytes), over IPv6.
     pub tso6_max_bytes: usize,
-    /// Longest frame, headers included, that the device divides into UDP datagrams; 0: none.
+    /// Longest frame, including headers, that the device divides into UDP datagrams, in bytes; 0:
+    /// it does not divide them.
     pub uso_max_bytes: usize,
-    /// Longest frame, headers included, that may be received; well above the MTU where the device
-    /// merges.
+    /// Longest frame, including headers, that can be received, in bytes; far above the MTU if the
+    /// device merges segments.
     pub rx_max_frame: usize,
-    /// Frames that may be out at a time, claimed and not released, before the device has nothing
-    /// left to receive into; at least 1. `usize::MAX` where it makes more buffers or copies frames
-    /// out instead, as every device here does.
+    /// Most frames that can be claimed and not yet released before the device has no buffer left
+    /// to receive into; at least 1. `usize::MAX` if it allocates more buffers or copies frames
+    /// out, as all devices here do.
     pub rx_held_max: usize,
-    /// The largest batch, in frames, that is worth claiming or transmitting at once.
+    /// The largest batch, in frames, that is worth claiming or sending at once.
     pub max_batch: usize,
     /// Delay that the device adds on purpose (timers, coalescing) before a frame can be claimed.
     pub added_latency: Duration,
 }
 
-/// What received frames say about their transport checksum.
+/// The checksum state of a device's received frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RxChecksumSupport {
-    /// Nothing: every frame is [`RxChecksum::Verify`].
+    /// Every frame is [`RxChecksum::Verify`].
     #[default]
     None,
-    /// It differs from frame to frame.
+    /// It differs by frame.
     PerFrame,
-    /// Every frame is vouched for.
+    /// The device verifies every frame.
     Always,
 }
 
@@ -350,9 +354,9 @@ impl Capabilities {
         }
     }
 
-    /// Whether the device can send this frame at all. It holds an Ethernet header; a plain frame is
-    /// no longer than the link carries; a partial checksum, and segmentation with it, are offered
-    /// by the device and lie inside the frame.
+    /// Whether the device can send this frame: it holds an Ethernet header; a plain frame is no
+    /// longer than the link allows; the device offers a requested partial checksum or
+    /// segmentation; and the checksum is within the frame.
     #[inline]
     pub fn admits(&self, frame: &TxFrame<'_>) -> bool {
         let len = frame.len();
@@ -388,21 +392,22 @@ pub struct RxStats {
     pub frames: u64,
     /// Bytes of these frames, Ethernet headers included.
     pub bytes: u64,
-    /// Frames that reached the interface but not us: no room in a queue, or an injected loss.
+    /// Frames that reached the interface but not us: a queue was full, or the loss was injected.
     pub dropped: u64,
-    /// Frames dropped because they were longer than a buffer, or made no sense.
+    /// Frames dropped because they were longer than a buffer, or malformed.
     pub truncated: u64,
-    /// Frames that were copied out of the device's ring when they were claimed: too much of the
-    /// ring was in use, a VLAN tag had to be put back, or they were longer than a slot. Only for
-    /// devices whose frames lie in a ring.
+    /// Frames copied out of the device's ring when they were claimed, because too much of the ring
+    /// was in use, a VLAN tag had to be restored, or they were longer than a slot. Only for
+    /// devices with a ring.
     pub copied: u64,
-    /// How often AF_XDP had no chunk to put a frame into.
+    /// How often AF_XDP had no free chunk for a frame.
     pub starved: u64,
-    /// Slots or blocks of the ring that were copied out under frames that were released too late.
+    /// Slots or blocks of the ring that the device copied out because their frames were released
+    /// too late.
     pub copied_out: u64,
-    /// How often the pool had no buffer ready and made a new one.
+    /// How often the pool was empty and allocated a buffer.
     pub pool_exhausted: u64,
-    /// How often `wait` was ended by a [`Waker`].
+    /// How often a [`Waker`] ended a `wait`.
     pub wakes: u64,
 }
 
@@ -410,7 +415,7 @@ pub struct RxStats {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TxStats {
-    /// Frames handed to the medium. A frame to be divided counts once.
+    /// Frames handed to the medium. A frame that the device divides counts once.
     pub frames: u64,
     /// Bytes of these frames, Ethernet headers included.
     pub bytes: u64,

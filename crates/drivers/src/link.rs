@@ -1,4 +1,4 @@
-//! What the halves of a device know about the interface behind it: up, down or gone.
+//! The state of a device's interface (up, down or gone), shared by the device's halves.
 
 use crate::{DeviceError, sys};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,26 +7,26 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// How often a wait looks whether a link that is down has come back or gone for good: the kernel
-/// does not tell.
+/// How often a waiting receiver checks whether a link that is down has come up or gone for good.
+/// The kernel sends no notification of either.
 const DOWN_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The socket and what both halves know about the interface behind it.
+/// The socket, and the state of its interface as both halves know it.
 #[derive(Debug)]
 pub(crate) struct Link {
     fd: OwnedFd,
     pub(crate) name: String,
     index: i32,
-    /// One of the halves was told that the link is down. The kernel tells only one of them, and
-    /// only once.
+    /// Set when either half got an error from the kernel. The kernel reports it to one half only,
+    /// and only once.
     down: AtomicBool,
-    /// Keeps the kernel silent about our address, if that was asked for.
+    /// Keeps the kernel from answering for our address, if the user asked for that.
     _guard: Option<OwnedFd>,
-    /// What the interface is asked through, if not the socket itself.
+    /// The descriptor for questions about the interface, if that is not the socket.
     control: Option<OwnedFd>,
 }
 
-/// The state of an interface, asked for after an error.
+/// The state of an interface, queried after an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkState {
     Up,
@@ -46,7 +46,7 @@ impl Link {
         }
     }
 
-    /// Asks for the interface through another socket.
+    /// Queries the interface through another socket.
     pub(crate) fn control(mut self, control: OwnedFd) -> Self {
         self.control = Some(control);
         self
@@ -56,10 +56,10 @@ impl Link {
         self.fd.as_fd()
     }
 
-    /// Whether the link was down when somebody last looked.
+    /// Whether the link was down at the last query, or has had an error since.
     #[inline]
     pub(crate) fn may_be_down(&self) -> bool {
-        // ORDERING: Relaxed, a hint to look closer that orders nothing.
+        // ORDERING: Relaxed, a hint to query the kernel; it orders nothing.
         self.down.load(Relaxed)
     }
 
@@ -67,12 +67,12 @@ impl Link {
         self.down.store(true, Relaxed);
     }
 
-    /// Asks the kernel.
+    /// Asks the kernel for the state of the interface.
     pub(crate) fn query_state(&self) -> LinkState {
         let control = self.control.as_ref().map_or(self.fd(), AsFd::as_fd);
         let state = match sys::interface_name(control, self.index) {
             Err(_) => LinkState::Gone,
-            // It may have been renamed.
+            // The interface may have a new name.
             Ok(name) => match sys::interface_is_up(control, &name) {
                 Ok(true) => LinkState::Up,
                 Ok(false) => LinkState::Down,
@@ -96,7 +96,7 @@ impl Link {
     }
 }
 
-/// What a receiving half has told of its link.
+/// Reports the state of the link to the user of a receiving half.
 #[derive(Debug)]
 pub(crate) struct Reporter {
     link: Arc<Link>,
@@ -115,7 +115,7 @@ impl Reporter {
         &self.link
     }
 
-    /// Reports trouble, if somebody has met any.
+    /// Returns an error if the link is down or gone; asks the kernel only after an error.
     #[inline]
     pub(crate) fn check(&mut self) -> Result<(), DeviceError> {
         if self.link.may_be_down() {
@@ -125,7 +125,7 @@ impl Reporter {
         }
     }
 
-    /// Reports a link that is down, once, or gone, always.
+    /// Reports a link that is down once, and one that is gone at every call.
     #[cold]
     pub(crate) fn check_state(&mut self) -> Result<(), DeviceError> {
         match self.link.query_state() {
@@ -142,7 +142,7 @@ impl Reporter {
         }
     }
 
-    /// How long a wait may last: not for ever while the link is down.
+    /// Bounds a wait: while the link is down it lasts at most `DOWN_CHECK_INTERVAL`.
     pub(crate) fn bound(
         &mut self,
         timeout: Option<Duration>,
@@ -157,8 +157,7 @@ impl Reporter {
         })
     }
 
-    /// Fetches the error of a socket that reports one. Until that is done, every further wait would
-    /// return at once.
+    /// Fetches the pending error of a socket. Until it is fetched, every wait returns at once.
     pub(crate) fn fetch_error(&mut self) -> Result<(), DeviceError> {
         match sys::socket_error(self.link.fd()) {
             Ok(0) => Ok(()),

@@ -1,7 +1,8 @@
-//! Writes down what passes through a device, for Wireshark and its like (feature `pcap`).
+//! Writes the frames that pass through a device to a capture file, for Wireshark and similar tools
+//! (feature `pcap`).
 //!
-//! Checksums that were left to somebody else are finished in what is written, so that a capture
-//! does not look damaged; frames that stand for several segments are written as they are.
+//! The capture contains finished checksums where the device was to finish them, so that it does
+//! not look damaged. Merged frames are written as they are.
 
 use crate::{
     AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxChecksum,
@@ -15,25 +16,25 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-/// Longest frame that is written whole, in bytes.
+/// Longest frame that is written completely, in bytes.
 const SNAP_LEN: u32 = 1 << 18;
 
-/// A device whose frames, received and sent, are written to a capture file.
+/// A device whose received and sent frames are written to a capture file.
 ///
-/// Frames are written when they are claimed, and when the device has taken them; those that it
-/// drops are not in the capture. A frame costs a lock and a copy. Wrap the writer in a
-/// [`BufWriter`](std::io::BufWriter), and drop both halves to have everything written.
+/// A received frame is written when it is claimed, a sent one when the device has taken it. Frames
+/// that the device drops are not in the capture. Each frame costs a lock and a copy. Wrap the
+/// writer in a [`BufWriter`](std::io::BufWriter), and drop both halves to flush it.
 #[derive(Debug)]
 pub struct Capture<D, W: Write> {
     device: D,
     file: File<W>,
 }
 
-/// Both halves write to it.
+/// The file, shared by both halves.
 type File<W> = Arc<Mutex<Writer<W>>>;
 
 struct Writer<W: Write> {
-    /// `None` after an error, since what follows could not be read.
+    /// `None` after an error, because a reader could not parse what follows it.
     writer: Option<PcapWriter<checked::Sink<W>>>,
 }
 
@@ -47,7 +48,7 @@ impl<D: Device, W: Write + Send> Capture<D, W> {
     /// Begins a capture of `device`.
     ///
     /// # Errors
-    /// If the file's header cannot be written. Later errors end the capture, not the device.
+    /// The file's header cannot be written. Later errors end the capture but not the device.
     pub fn new(device: D, to: W) -> io::Result<Self> {
         let header = PcapHeader {
             snaplen: SNAP_LEN,
@@ -68,7 +69,7 @@ impl<D: Device, W: Write + Send> Capture<D, W> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Writes a frame whose checksum may have to be finished.
+    /// Writes a frame; `unfinished` gives the start and offset of a checksum to finish.
     fn write(&mut self, when: SystemTime, mut bytes: Vec<u8>, unfinished: Option<(u16, u16)>) {
         let Some(writer) = &mut self.writer else {
             return;

@@ -1,9 +1,9 @@
-//! Frames that wait in numbered slots, prepared by several threads and sent by one.
+//! Numbered slots for frames that several threads prepare and one thread sends.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// For each slot, what was prepared in it and is not sent. A slot is never contended: it is
-/// prepared, then sent, then prepared again.
+/// One optional value per slot: a prepared frame that has not been sent. A slot is never
+/// contended, because its uses alternate: prepare, send, prepare again.
 #[derive(Debug)]
 pub(crate) struct PreparedSlots<T>(Box<[Mutex<Option<T>>]>);
 
@@ -17,8 +17,8 @@ impl<T> PreparedSlots<T> {
         Some(slot.unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Puts `prepared` into a slot. Returns what was not sent of it: what was in the slot, or, if
-    /// there is no such slot, `prepared`.
+    /// Puts `prepared` into a slot. Returns the value that will not be sent: the slot's old one,
+    /// or `prepared` itself if there is no such slot.
     #[inline]
     pub(crate) fn put(&self, slot: usize, prepared: T) -> Option<T> {
         match self.slot(slot) {
@@ -27,7 +27,7 @@ impl<T> PreparedSlots<T> {
         }
     }
 
-    /// Takes out what is in a slot. `None` if nothing was prepared in it.
+    /// Empties a slot and returns its value. `None` if it was empty.
     #[inline]
     pub(crate) fn take(&self, slot: usize) -> Option<T> {
         self.slot(slot)?.take()

@@ -1,18 +1,17 @@
-//! One device as several: each part gets the frames that a classifier gives it, and all send
-//! through the one.
+//! Divides one device into parts: a classifier assigns each received frame to a part, and all
+//! parts send through the same device.
 //!
-//! The two halves of the device are roles that whichever part needs one takes for a moment, by one
-//! compare-and-swap; none waits for it. Who takes frames in keeps its own and puts the others into
-//! the inboxes of their parts, which are lock-free rings: one end belongs to whoever has the
-//! device, the other to the part. A part whose inbox is full loses frames, as a queue of a network
-//! card would, and counts them; the others are none the worse for it.
+//! A part that needs a half of the device (receiving or sending) takes it for a moment by one
+//! compare-and-swap; no part waits for it. The part that has the receiving half keeps its own
+//! frames and puts the others into the inboxes of their parts. An inbox is a lock-free ring: the
+//! part with the device writes it, its owner reads it. When an inbox is full, that part loses
+//! frames, as a queue of a network card would, and counts them; other parts are not affected.
 //!
-//! Parts sleep separately. The last to fall asleep sleeps in the device; one that wakes up for
-//! another reason ends that, and takes frames in for all while it is up. So a frame for a part that
-//! sleeps wakes at most two threads.
+//! Parts sleep separately. The last one to fall asleep sleeps in the device. A part that wakes up
+//! for another reason ends that sleep and receives for all parts while it is awake. So a frame for
+//! a sleeping part wakes at most two threads.
 //!
-//! A card with a queue for each core would do the same without handing over: that is a device for
-//! each part.
+//! A card with one queue per core needs no such hand-over: open one device per queue instead.
 
 use std::fmt;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -30,34 +29,36 @@ use crate::{
     TxStats, Waker, checked,
 };
 
-/// Frames that a part's inbox holds by default.
+/// Default capacity of a part's inbox, in frames.
 pub const INBOX: usize = 4096;
-/// Frames that wait to be given back to the device, if an inbox does not hold more; others are
+/// Minimum capacity, in frames, of the queue of frames to release. Frames that find it full are
 /// freed.
 const BACK: usize = 1024;
-/// Frames that a part keeps to be given back when it next has the device.
+/// Frames that a part keeps to release them when it next has the device.
 const KEPT: usize = 256;
-/// How often a part looks for frames of its own while another one has some for nobody else.
+/// Claims per call while the device yields frames only for other parts.
 const ROUNDS: usize = 4;
-/// How long a part sleeps at most while nobody sleeps in the device: whoever is up may be held up.
+/// Longest sleep of a part while no thread sleeps in the device, since the thread that is awake
+/// may be delayed.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// Nobody sleeps in the device.
+/// No part sleeps in the device.
 const NOBODY: usize = usize::MAX;
 
-/// Who gets a frame.
+/// The part that gets a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// This part. If there are fewer, nobody.
+    /// The part of this number. If there is none, the frame is dropped.
     One(usize),
-    /// Every part, a copy each.
+    /// Every part gets a copy.
     All,
 }
 
-/// Says who gets a frame, by its bytes, Ethernet header first. They may be anything.
+/// Chooses the target of a frame by its bytes, which begin with the Ethernet header and are
+/// otherwise arbitrary.
 pub type Classify = dyn Fn(&[u8]) -> Target + Send + Sync;
 
-/// Splits a device into `parts` parts, at least one, each with an inbox of `inbox` frames, at least
-/// one.
+/// Divides a device into `parts` parts, each with an inbox for `inbox` frames. Either number
+/// counts as 1 if it is 0.
 ///
 /// ```
 /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -125,7 +126,7 @@ pub fn split(
         .collect()
 }
 
-/// What the parts share.
+/// State that all parts share.
 struct Shared {
     rx: Mutex<RxSide>,
     tx: Mutex<Box<dyn DeviceTx>>,
@@ -133,18 +134,18 @@ struct Shared {
     classify: Box<Classify>,
     /// Ends a sleep in the device.
     waker: Waker,
-    /// Parts that do not sleep.
+    /// Number of parts that are awake.
     awake: AtomicUsize,
-    /// Who sleeps in the device.
+    /// The part that sleeps in the device; `NOBODY` if none does.
     sleeper: AtomicUsize,
-    /// Frames that could not be given back at once.
+    /// Frames to release that their part could not release at once.
     back: ArrayQueue<Frame>,
 }
 
-/// The receiving half of the device, and room to work with it.
+/// The receiving half of the device, and buffers to work with it.
 struct RxSide {
     device: Box<dyn DeviceRx>,
-    /// Where frames of other parts go, all of a batch at once.
+    /// The inboxes of all parts. Each gets its frames of a batch at once.
     inboxes: Vec<Producer<Frame>>,
     batch: Vec<Frame>,
     sorted: Box<[Vec<Frame>]>,
@@ -153,22 +154,22 @@ struct RxSide {
 
 struct Part {
     event: Event,
-    /// Frames that found the inbox full.
+    /// Frames dropped because the inbox was full.
     dropped: AtomicU64,
 }
 
-/// Takes a role, unless somebody has it.
+/// Takes a role unless another thread has it.
 fn try_take<T>(role: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match role.try_lock() {
         Ok(side) => Some(side),
-        // What a batch was lost with is not worse than a lost frame.
+        // A panic lost at most the batch in hand, which is no worse than frames lost on the wire.
         Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
         Err(TryLockError::WouldBlock) => None,
     }
 }
 
 impl Shared {
-    /// Puts frames into the inbox of `part`, and tells its owner.
+    /// Puts frames into the inbox of `part` and notifies it. Empties `frames`.
     fn enqueue(&self, inbox: &mut Producer<Frame>, part: usize, frames: &mut Vec<Frame>) {
         let room = if inbox.is_abandoned() {
             0
@@ -187,15 +188,15 @@ impl Shared {
         self.parts[part].event.notify();
     }
 
-    /// Whoever has the device next gives these back.
+    /// Leaves frames for the next thread that has the device, which releases them.
     fn leave(&self, frames: &mut Vec<Frame>) {
         for frame in frames.drain(..) {
-            // What finds no room is freed, and its pool makes a new one.
+            // A frame that finds the queue full is freed, and its pool makes a new buffer.
             let _ = self.back.push(frame);
         }
     }
 
-    /// Gives frames back that waited for that.
+    /// Releases frames that other parts left.
     fn give_back(&self, side: &mut RxSide) {
         while let Some(frame) = self.back.pop() {
             side.back.push(frame);
@@ -205,8 +206,8 @@ impl Shared {
         }
     }
 
-    /// Takes at most `max` frames from the device: those for `me` into `out`, others to their
-    /// parts. Returns how many there were.
+    /// Claims at most `max` frames from the device. Those for part `me` go to `out`, the others to
+    /// their parts. Returns the number claimed.
     fn sort(
         &self,
         side: &mut RxSide,
@@ -295,12 +296,12 @@ impl fmt::Debug for SplitDevice {
     }
 }
 
-/// What a part receives.
+/// The receiving half of a part.
 struct SplitRx {
     shared: Arc<Shared>,
     me: usize,
     inbox: Consumer<Frame>,
-    /// Frames to be given back.
+    /// Frames to release.
     back: Vec<Frame>,
     stats: RxStats,
 }
@@ -317,8 +318,8 @@ impl SplitRx {
         }
     }
 
-    /// Gives frames back that could not be while somebody else had the device, or leaves them to
-    /// that one.
+    /// Releases frames that could not be released before. If another thread has the device, leaves
+    /// them to that thread.
     fn clear(&mut self) {
         match try_take(&self.shared.rx) {
             Some(mut side) => checked::release(&mut *side.device, &mut self.back),
@@ -326,13 +327,15 @@ impl SplitRx {
         }
     }
 
-    /// Sleeps in the device, if nobody else has it and nobody is up.
+    /// Sleeps in the device. `None` if another thread has the device; returns at once while any
+    /// part is awake.
     fn sleep_in_device(&self, timeout: Option<Duration>) -> Option<Result<(), DeviceError>> {
         let shared = &*self.shared;
         let mut side = try_take(&shared.rx)?;
         shared.give_back(&mut side);
-        // ORDERING: SeqCst, with the looks below, pairs with `wait` of a part that comes up and
-        // with wakers: either they see who sleeps here, or we see what they did before.
+        // ORDERING: SeqCst, with the loads below, pairs with `wait` of a part that wakes up and
+        // with wakers: either they see which part sleeps here, or this thread sees their earlier
+        // writes.
         shared.sleeper.store(self.me, SeqCst);
         let part = self.part();
         let woken = part.event.take_wake() || !self.inbox.is_empty();
@@ -342,12 +345,13 @@ impl SplitRx {
             side.device.wait(timeout)
         };
         shared.sleeper.store(NOBODY, SeqCst);
-        // Whatever was wanted, it is looked at now.
+        // The caller looks at everything after this call, so a pending wake has served its
+        // purpose.
         let _ = part.event.take_wake();
         Some(slept)
     }
 
-    /// Sleeps until somebody hands a frame over or uses the waker.
+    /// Sleeps until another part hands a frame over or the waker is used.
     fn sleep_aside(&self, mut timeout: Option<Duration>) {
         let (shared, part) = (&*self.shared, self.part());
         let wakes = part.event.wakes();
@@ -376,8 +380,8 @@ impl DeviceRx for SplitRx {
         match try_take(&shared.rx) {
             None => self.take_inbox(max, out),
             Some(mut side) => {
-                // Only who has the device fills inboxes, so what lies there came before what is
-                // claimed now.
+                // Inboxes are filled only by the part that has the device, so the frames in the
+                // inbox came before those claimed now.
                 self.take_inbox(max, out);
                 side.back.append(&mut self.back);
                 shared.give_back(&mut side);
@@ -435,7 +439,8 @@ impl DeviceRx for SplitRx {
             Ok(())
         });
         shared.awake.fetch_add(1, SeqCst);
-        // Whoever is up takes frames in, and cannot while another one sleeps in the device.
+        // Parts that are awake receive for all, and cannot while another part sleeps in the
+        // device.
         if shared.sleeper.load(SeqCst) != NOBODY {
             shared.waker.wake();
         }
@@ -466,14 +471,15 @@ impl Drop for SplitRx {
     fn drop(&mut self) {
         self.clear();
         self.shared.awake.fetch_sub(1, SeqCst);
-        // Those who sleep aside may rely on this one to take frames in, and be the last.
+        // Sleeping parts may rely on this one to receive for them; one of them may now be the
+        // last.
         for part in &self.shared.parts {
             part.event.wake();
         }
     }
 }
 
-/// What a part sends.
+/// The sending half of a part.
 struct SplitTx {
     shared: Arc<Shared>,
     stats: TxStats,
@@ -505,8 +511,8 @@ mod tests {
     use crate::memory::{self, MemoryConfig, MemoryTx};
     use std::thread;
 
-    /// The peer's sending half, and the receiving halves of so many parts; the first byte names the
-    /// part, 255 all.
+    /// The peer's sending half, and the receiving halves of `count` parts. A frame's first byte is
+    /// the number of its part; 255 means all.
     fn parts(count: usize, inbox: usize) -> (MemoryTx, Vec<Box<dyn DeviceRx>>) {
         let (near, far) = memory::pair(MemoryConfig::default().queue_depth(4096));
         let classify = |frame: &[u8]| match frame.first() {
@@ -573,7 +579,7 @@ mod tests {
         assert_eq!(got.len(), 10);
     }
 
-    /// Every part sleeps when it finds nothing; nobody's frame may be forgotten.
+    /// Every part sleeps when it finds nothing; no frame may be overlooked.
     #[test]
     fn parts_that_sleep_are_woken_for_every_frame() {
         const FRAMES: u32 = 3000;

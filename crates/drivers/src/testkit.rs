@@ -1,8 +1,8 @@
-//! The receiving halves of devices that the kernel fills, over memory and sockets that a test fills
-//! in its place.
+//! Receiving halves of the devices that the kernel normally fills, over memory and sockets that a
+//! test fills instead.
 //!
 //! For the tests of this workspace; not covered by semantic versioning. Everything here runs the
-//! code of the devices, so what a test finds here is so of them.
+//! devices' own code, so a fault found here is a fault of the device.
 
 use crate::fd_event::FdEvent;
 use crate::link::Link;
@@ -16,24 +16,24 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// Buffers that the receiving halves keep.
+/// Buffers in the pool of a receiving half.
 const POOL: usize = 4;
 
-/// The receiving half of a [`Tap`](crate::tap::Tap) that reads frames from `fd`, each behind a
-/// virtio header with buffer count: a datagram socket that does not block, or an interface.
+/// The receiving half of a [`Tap`](crate::tap::Tap) that reads frames from `fd`, each preceded by
+/// a virtio header with buffer count. `fd` is a non-blocking datagram socket, or an interface.
 ///
 /// # Errors
-/// If the process has no descriptor left.
+/// The process has no file descriptor left.
 pub fn tap_rx(fd: OwnedFd) -> io::Result<Box<dyn DeviceRx>> {
     let rx = tap::TapRx::new("test", Arc::new(fd), FdEvent::new()?, Pool::new(POOL));
     Ok(Box::new(rx))
 }
 
-/// The receiving half of an [`AfPacket`](crate::af_packet::AfPacket) without a ring that reads
-/// frames from `fd`, each behind a virtio header: a datagram socket.
+/// The receiving half of an [`AfPacket`](crate::af_packet::AfPacket) without a ring. It reads
+/// frames from the datagram socket `fd`, each preceded by a virtio header.
 ///
 /// # Errors
-/// If the process has no descriptor left.
+/// The process has no file descriptor left.
 pub fn packet_rx(fd: OwnedFd) -> io::Result<Box<dyn DeviceRx>> {
     let link = Arc::new(Link::new(fd, "test", 0, None));
     Ok(af_packet::copying_rx(
@@ -43,11 +43,11 @@ pub fn packet_rx(fd: OwnedFd) -> io::Result<Box<dyn DeviceRx>> {
     ))
 }
 
-/// The receiving half of an [`AfPacket`](crate::af_packet::AfPacket) with a ring of `units` slots,
-/// or blocks, of `unit_len` bytes, and what fills the ring.
+/// The receiving half of an [`AfPacket`](crate::af_packet::AfPacket) with a ring of `units` slots
+/// (or blocks) of `unit_len` bytes, and the [`Ring`] that fills it.
 ///
 /// # Errors
-/// If there is no memory, or `unit_len` is no multiple of the page size.
+/// There is no memory, or `unit_len` is not a multiple of the page size.
 pub fn ring_rx(units: u32, unit_len: usize, blocks: bool) -> io::Result<(Box<dyn DeviceRx>, Ring)> {
     let file = sys::shared_memory(units as usize * unit_len)?;
     let memory = PacketMemory::new(file.as_fd(), units, unit_len, blocks)?;
@@ -67,24 +67,24 @@ pub fn ring_rx(units: u32, unit_len: usize, blocks: bool) -> io::Result<(Box<dyn
 #[derive(Debug)]
 pub struct Ring {
     file: File,
-    /// Where frames are read.
+    /// Address at which the receiving half maps the ring.
     start: usize,
     units: u32,
     unit_len: usize,
-    /// Where the status word stands in a unit.
+    /// Offset of the status word in a unit.
     status: usize,
 }
 
 impl Ring {
-    /// Fills a unit with `bytes` from its start on, and hands it over. The status word in `bytes`
-    /// is overwritten: it says that the unit is handed over, and otherwise what `status` says.
-    /// False if the unit was not given back.
+    /// Fills a unit with `bytes`, from its first byte, and hands it to the receiver. The status
+    /// word in `bytes` is replaced by `status` with the hand-over bit set. Returns false if the
+    /// receiver has not yet given the unit back.
     ///
     /// # Errors
-    /// If the memory cannot be written.
+    /// The memory cannot be written.
     ///
     /// # Panics
-    /// If there is no such unit, or `bytes` is longer than one.
+    /// If there is no such unit, or `bytes` is longer than a unit.
     pub fn fill(&self, unit: u32, bytes: &[u8], status: u32) -> io::Result<bool> {
         assert!(unit < self.units && bytes.len() <= self.unit_len);
         let start = u64::from(unit) * self.unit_len as u64;
@@ -94,7 +94,7 @@ impl Ring {
         if u32::from_ne_bytes(old) & libc::TP_STATUS_USER != 0 {
             return Ok(false);
         }
-        // The word stays as it is until all else is written.
+        // The status word is written last.
         let (head, rest) = bytes.split_at(bytes.len().min(self.status));
         self.file.write_all_at(head, start)?;
         self.file
@@ -104,8 +104,8 @@ impl Ring {
         Ok(true)
     }
 
-    /// In which unit a frame that lies in the ring is, and which bytes of that; `None` if it does
-    /// not lie in one unit.
+    /// The unit in which the bytes of a frame are, and their range in it; `None` if they are not
+    /// within one unit of the ring.
     pub fn place(&self, frame: &Frame) -> Option<(u32, Range<usize>)> {
         let bytes = frame.bytes();
         let start = bytes.as_ptr().addr().checked_sub(self.start)?;
@@ -125,7 +125,7 @@ mod tests {
         let (mut rx, ring) = ring_rx(2, 4096, true).unwrap();
         let mut block = [7; 256];
         block[12..20].copy_from_slice(&[1, 0, 0, 0, 48, 0, 0, 0]);
-        // The header of the frame: 60 bytes, behind a virtio header, 64 bytes behind its own start.
+        // The frame's 60 bytes follow a virtio header and begin 64 bytes after the frame's header.
         block[48..48 + 40].fill(0);
         block[48 + 12] = 60;
         block[48 + 16] = 60;

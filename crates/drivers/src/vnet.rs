@@ -1,16 +1,16 @@
-//! The virtio network header, which TAP and AF_PACKET put before each frame.
+//! The virtio network header, which TAP and AF_PACKET put in front of each frame.
 //!
-//! Pure conversion between the header's bytes and this crate's metadata; see
-//! `struct virtio_net_hdr` in `linux/virtio_net.h` and section 5.1.6 of the virtio 1.2
-//! specification. Fields are in the machine's byte order, as both kernel interfaces have it unless
-//! told otherwise. Nothing here panics, whatever the bytes.
+//! Pure conversion between the header's bytes and this crate's metadata; see `struct
+//! virtio_net_hdr` in `linux/virtio_net.h` and section 5.1.6 of the virtio 1.2 specification.
+//! Fields are in native byte order, the default of both kernel interfaces. Nothing here panics,
+//! whatever the bytes.
 
 use crate::{Gso, GsoKind, RxChecksum, RxMeta, TxChecksum, TxMeta};
 
-/// Bytes of the header without the buffer count.
+/// Length of the header without the buffer count, in bytes.
 pub(crate) const HEADER_LEN: usize = 10;
 
-/// Bytes of the header with the buffer count at its end, which is zero here.
+/// Length of the header with the buffer count at its end, in bytes. The count is zero here.
 pub(crate) const HEADER_LEN_WITH_COUNT: usize = 12;
 
 const NEEDS_CSUM: u8 = 1;
@@ -18,11 +18,11 @@ const DATA_VALID: u8 = 2;
 
 const GSO_NONE: u8 = 0;
 const GSO_TCPV4: u8 = 1;
-/// One UDP datagram to be sent in IP fragments: a frame of its own, not several segments.
+/// One UDP datagram to send in IP fragments: one frame, not several segments.
 const GSO_UDP_FRAGMENTS: u8 = 3;
 const GSO_TCPV6: u8 = 4;
 const GSO_UDP_L4: u8 = 5;
-/// A bit beside the type: the TCP segments carry congestion marks.
+/// A flag in the type field: the TCP segments carry congestion marks.
 const GSO_ECN: u8 = 0x80;
 
 /// `struct virtio_net_hdr`, field by field.
@@ -30,22 +30,22 @@ const GSO_ECN: u8 = 0x80;
 pub(crate) struct VnetHeader {
     flags: u8,
     gso_type: u8,
-    /// Bytes of all headers.
+    /// Length of all headers, in bytes.
     hdr_len: u16,
-    /// Payload bytes of a segment.
+    /// Payload bytes per segment.
     gso_size: u16,
-    /// Where summing begins, in bytes from the start of the frame.
+    /// Where the sum begins, in bytes from the start of the frame.
     csum_start: u16,
     /// Where the sum is stored, in bytes from `csum_start`.
     csum_offset: u16,
 }
 
-/// The header names a kind of segmentation that nobody asked for.
+/// The header names a kind of segmentation that we did not ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UnknownGso;
 
 impl VnetHeader {
-    /// Reads the header's first ten bytes.
+    /// Parses the header's first ten bytes.
     #[inline]
     pub(crate) fn from_bytes(bytes: &[u8; HEADER_LEN]) -> Self {
         let word = |at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
@@ -77,7 +77,7 @@ impl VnetHeader {
         bytes
     }
 
-    /// The header that asks the kernel for what `meta` leaves open.
+    /// A header that asks the kernel to do what `meta` leaves undone.
     #[inline]
     pub(crate) fn for_transmit(meta: &TxMeta) -> Self {
         let mut header = Self::default();
@@ -98,7 +98,7 @@ impl VnetHeader {
         header
     }
 
-    /// What the header says about the frame behind it.
+    /// The metadata of the frame that follows the header.
     #[inline]
     pub(crate) fn rx_meta(&self) -> Result<RxMeta, UnknownGso> {
         let checksum = if self.flags & NEEDS_CSUM != 0 {

@@ -8,18 +8,18 @@ use std::time::Duration;
 
 /// Ends a [`DeviceRx::wait`](crate::DeviceRx::wait), from any thread.
 ///
-/// Wakes are sticky: one that comes before the call makes the call return at once. Several before
-/// one call count as one. Waking is cheap while nobody waits: no system call.
+/// Wakes are sticky: a wake that comes before the wait makes the wait return at once. Several
+/// wakes before one wait count as one. Waking makes no system call while no thread waits.
 #[derive(Clone)]
 pub struct Waker(Arc<dyn Fn() + Send + Sync>);
 
 impl Waker {
-    /// A waker that calls `wake`; for devices outside this crate.
+    /// A waker that calls `wake`, for devices outside this crate.
     pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Self {
         Self(Arc::new(wake))
     }
 
-    /// Ends the wait that goes on, or else the next one.
+    /// Ends the current wait, or else the next one.
     pub fn wake(&self) {
         (self.0)();
     }
@@ -31,13 +31,12 @@ impl fmt::Debug for Waker {
     }
 }
 
-/// One thread waits, others notify; for devices in memory.
+/// An event for one waiting thread and any number of notifiers, for devices in memory.
 ///
-/// The waiter raises `waiting` and then looks whether there is something; a notifier makes
-/// something and then looks at `waiting`. The fences between these two steps on both sides make at
-/// least one of them see the other. A notifier that sees the flag takes the lock, and the waiter
-/// looks again under the lock before it sleeps, so the notification cannot fall between the look
-/// and the sleep.
+/// The waiter sets `waiting` and then checks its condition; a notifier makes the condition true
+/// and then checks `waiting`. The fence between the two steps on each side makes at least one of
+/// them see the other. A notifier that sees the flag takes the lock, and the waiter checks again
+/// under the lock before it sleeps, so no notification falls between check and sleep.
 #[derive(Debug, Default)]
 pub(crate) struct Event {
     waiting: AtomicBool,
@@ -48,7 +47,7 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    /// Tells the waiter, if there is one, that the condition it waits for may hold now.
+    /// Wakes the waiter, if there is one, because its condition may hold now.
     #[inline]
     pub(crate) fn notify(&self) {
         fence(SeqCst);
@@ -63,12 +62,12 @@ impl Event {
         self.notify();
     }
 
-    /// How many waits a wake has ended.
+    /// Number of waits that a wake has ended.
     pub(crate) fn wakes(&self) -> u64 {
         self.wakes.load(SeqCst)
     }
 
-    /// Waits until `ready` holds, `wake` was called, or the time is over.
+    /// Waits until `ready` returns true, `wake` is called, or `timeout` is over.
     pub(crate) fn wait(&self, timeout: Option<Duration>, ready: impl Fn() -> bool) {
         if self.done(&ready) {
             return;
@@ -84,8 +83,7 @@ impl Event {
         self.waiting.store(false, SeqCst);
     }
 
-    /// Whether somebody called [`wake`](Self::wake) for a wait that was not begun; it is then used
-    /// up.
+    /// Whether [`wake`](Self::wake) was called while no thread waited. Consumes that wake.
     pub(crate) fn take_wake(&self) -> bool {
         self.done(&|| false)
     }

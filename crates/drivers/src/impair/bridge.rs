@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use super::{Link, LinkConfig, LinkStats};
 use crate::{Device, DeviceError, DeviceRx, DeviceTx, Frame, TxFrame, checked};
 
-/// Frames moved at once.
+/// Most frames moved at once.
 const BATCH: usize = 64;
-/// How often a quiet wire looks whether it is to end, and a wire whose interface is down whether
-/// that came up.
+/// How often an idle wire checks `over`, and one whose interface is down checks whether it came
+/// up.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Carries frames between two devices until `over` is raised, a thread for each direction. The way
-/// back makes its choices from the seed's complement. Says what happened on the way there, and
-/// back.
+/// Carries frames between two devices until `over` is set, with one thread per direction. The
+/// direction back uses the complement of the seed. Returns the counts of the direction there and
+/// of the one back.
 ///
 /// Frames to or from an interface that is down are lost, as on a cable that is not plugged in.
 ///
@@ -44,7 +44,7 @@ pub fn bridge(
     })
 }
 
-/// One direction.
+/// Carries one direction.
 fn carry(
     mut rx: Box<dyn DeviceRx>,
     mut tx: Box<dyn DeviceTx>,
@@ -54,14 +54,15 @@ fn carry(
 ) -> Result<LinkStats, DeviceError> {
     let mut link = Link::new(config);
     let mut frames = Vec::new();
-    // ORDERING: Relaxed, here and where it is stored: it orders nothing, and soon is soon enough.
+    // ORDERING: Relaxed, here and at the stores: the flag orders nothing, and a late answer is
+    // fine.
     while !over.load(Relaxed) {
         match checked::claim(&mut *rx, BATCH, &mut frames) {
             Ok(_) => {}
             // Interfaces come up late and go down early.
             Err(DeviceError::Down { .. }) => thread::sleep(POLL_INTERVAL),
             Err(error) => {
-                // The other direction ends, too.
+                // This ends the other direction, too.
                 over.store(true, Relaxed);
                 return Err(error);
             }

@@ -1,4 +1,4 @@
-//! A device whose wire is bad.
+//! A device with a bad wire.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,21 +12,21 @@ use crate::{
     TxStats, Waker, checked,
 };
 
-/// How long a busy device is left alone.
+/// Pause before frames are offered again to a busy device.
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
-/// Frames taken from the device, or given to it, at once.
+/// Most frames claimed from the device, or given to it, at once.
 const BATCH: usize = 64;
 
-/// Says how much time has passed since some start.
+/// Returns the time since some start.
 pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-/// Any device, behind a bad wire in each direction.
+/// A device with a bad wire in each direction.
 ///
-/// Frames that are sent leave when the receiving half is used ([`claim`](DeviceRx::claim) or
-/// [`wait`](DeviceRx::wait)), or when more are sent: somebody has to look after the device. The
-/// wrapper takes no frames that the device would have to divide, so that every segment has a fate
-/// of its own; the device may still merge what it receives, unless it was opened without offloads.
-/// A sender is never told that the device is busy.
+/// Sent frames leave when the receiving half is used ([`claim`](DeviceRx::claim) or
+/// [`wait`](DeviceRx::wait)), or when more frames are sent, so keep polling the device. The
+/// wrapper offers no segmentation, so that each segment meets its own faults. The inner device may
+/// still merge received segments, unless it was opened without offloads. A sender never sees the
+/// device busy.
 pub struct Impaired<D> {
     device: D,
     inbound: LinkConfig,
@@ -35,17 +35,17 @@ pub struct Impaired<D> {
     controls: LinkControls,
 }
 
-/// In, and out.
+/// The inbound and the outbound link.
 type Ways = [Arc<Mutex<Link>>; 2];
 
-/// Both wires of an [`Impaired`] device, wherever it went since.
+/// Access to both wires of an [`Impaired`] device, also after the device has moved.
 #[derive(Clone, Default)]
 pub struct LinkControls {
     links: Arc<Mutex<Option<Ways>>>,
 }
 
 impl LinkControls {
-    /// What happened to frames on their way in, and out. Zero before the device is split.
+    /// Counts of the inbound and the outbound link. Zero before the device is split.
     pub fn stats(&self) -> [LinkStats; 2] {
         match &*lock(&self.links) {
             Some(links) => [0, 1].map(|way| lock(&links[way]).stats()),
@@ -53,7 +53,7 @@ impl LinkControls {
         }
     }
 
-    /// As [`Link::clear_faults`], both ways.
+    /// Calls [`Link::clear_faults`] on both links.
     pub fn clear_faults(&self) {
         for link in lock(&self.links).iter().flatten() {
             lock(link).clear_faults();
@@ -68,13 +68,13 @@ impl fmt::Debug for LinkControls {
 }
 
 impl<D: Device> Impaired<D> {
-    /// `device` behind bad wires, by the clock of this machine.
+    /// Puts `device` at the end of bad wires, with the clock of this machine.
     pub fn new(device: D, inbound: LinkConfig, outbound: LinkConfig) -> Self {
         let start = Instant::now();
         Self::with_clock(device, inbound, outbound, Arc::new(move || start.elapsed()))
     }
 
-    /// The same by another clock, which must never go back.
+    /// As [`new`](Self::new), with another clock, which must never go back.
     pub fn with_clock(device: D, inbound: LinkConfig, outbound: LinkConfig, clock: Clock) -> Self {
         Self {
             device,
@@ -85,7 +85,7 @@ impl<D: Device> Impaired<D> {
         }
     }
 
-    /// A hand on both wires, which stays good when the device is split.
+    /// A handle to both links, which stays valid when the device is split.
     pub fn controls(&self) -> LinkControls {
         self.controls.clone()
     }
@@ -154,7 +154,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The way out, which both halves look after.
+/// The outbound side, which both halves drive.
 struct Outlet {
     link: Arc<Mutex<Link>>,
     /// The device, and frames that it was too busy to take.
@@ -168,8 +168,8 @@ impl Outlet {
         (self.clock)()
     }
 
-    /// Gives the device what has come through the wire. Returns when to come again; `None`: when
-    /// more is sent.
+    /// Gives the device the frames that have come through the link. Returns when to call again;
+    /// `None`: not before more frames are sent.
     fn flush(&self) -> Result<Option<Duration>, DeviceError> {
         let now = self.now();
         let mut device = lock(&self.device);
@@ -201,7 +201,7 @@ struct ImpairedRx {
 }
 
 impl ImpairedRx {
-    /// Moves everything that the device has onto the wire.
+    /// Moves all frames that the device has received onto the inbound link.
     fn pull(&mut self) -> Result<(), DeviceError> {
         loop {
             let result = checked::claim(&mut *self.rx, BATCH, &mut self.batch);
@@ -304,7 +304,7 @@ impl DeviceTx for ImpairedTx {
         let after = link.next_arrival();
         drop(link);
         let next = self.outlet.flush();
-        // Whoever waits for the device knows only of `before`.
+        // The thread in `wait` knows of `before` only.
         if after.is_some() && before.is_none_or(|before| after < Some(before)) {
             self.outlet.waker.wake();
         }
@@ -327,7 +327,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// A scripted device behind two wires, and its time in milliseconds.
+    /// A scripted device with two bad wires, and its time in milliseconds.
     struct Fixture {
         rx: Box<dyn DeviceRx>,
         tx: Box<dyn DeviceTx>,

@@ -1,35 +1,34 @@
-//! A simulated peer: a device whose far side is a TCP sender and receiver made of prebuilt frames.
+//! A simulated peer: a device whose other end is a TCP sender and receiver made of prebuilt
+//! frames.
 //!
 //! This is the measuring device of Nahum, Yates, Kurose and Towsley, *Performance issues in
 //! parallelized network protocols* (1994), section 2.3, for benchmarks that measure a stack and
-//! nothing else. The simulated sender takes its segments from prebuilt frames, sends them in order
-//! and obeys the acknowledgments and windows of the stack. The simulated receiver acknowledges
-//! every second segment. Both open the connections themselves, and neither has a thread:
-//! [`PeerRx::claim`](crate::DeviceRx::claim) patches the headers of the next frames,
-//! [`PeerTx::transmit`](crate::DeviceTx::transmit) reads the headers of what the stack sends, or
-//! whoever builds the frames does that beforehand ([`TxPrepare`](crate::TxPrepare)). The two halves
-//! share a few atomic words.
+//! nothing else. The simulated sender takes its segments from prebuilt frames, sends them in
+//! order, and obeys the acknowledgments and windows of the stack. The simulated receiver
+//! acknowledges every second segment. Both open the connections themselves, and neither has a
+//! thread: [`PeerRx::claim`](crate::DeviceRx::claim) patches the headers of the next frames, and
+//! [`PeerTx::transmit`](crate::DeviceTx::transmit) parses the headers of the stack's frames. The
+//! threads that build those frames can also parse them in advance
+//! ([`TxPrepare`](crate::TxPrepare)). The two halves share a few atomic words.
 //!
-//! What differs from the paper:
+//! Differences from the paper:
 //!
-//! - Checksums are right, and are patched with the headers; the paper's were wrong, and the result
-//!   ignored.
-//! - Frames circulate in a pool that can be larger than a cache, in the order of their addresses,
-//!   in whichever order the stack gives them back.
-//! - Segments of several connections come in bursts of at most 8 of one connection
-//!   ([`PeerConfig::burst`]), in turn.
-//! - With payload both ways, acknowledgments ride on the segments of the sender, and go by
-//!   themselves when the stack's window is closed.
+//! - Checksums are correct, and are patched with the headers; in the paper they were wrong, and
+//!   the result ignored.
+//! - Frames circulate in a pool that can be larger than a cache. They are sent in the order of
+//!   their addresses, whatever the order in which the stack returns them.
+//! - Connections take turns in bursts of at most 8 segments ([`PeerConfig::burst`]).
+//! - With payload in both directions, acknowledgments ride on the sender's segments; they go alone
+//!   while the stack's window is closed.
 //!
-//! The peer trusts the memory it runs in: nothing is lost, so it never sends anything twice, and it
-//! acknowledges a single segment when nothing follows for 64 calls. A [`PeerHandle`] counts what
-//! the stack did wrong: an acknowledgment that repeats the last one while segments are in flight, a
-//! segment that is sent again or out of order, a wrong checksum or payload. Segments out of order
-//! are put into their place, and acknowledged when nothing before them is missing, without the
-//! repeated acknowledgments of RFC 5681 section 4.2. What an older frame says of the window is
-//! ignored (RFC 9293 section 3.10.7.4). Until its connections are open, the peer answers ARP
-//! requests, whatever they ask for. It closes no connection;
-//! [`wait`](crate::DeviceRx::wait) never sleeps.
+//! The peer relies on a device that loses nothing: it never sends anything twice, and it
+//! acknowledges a single segment when nothing follows for 64 calls. A [`PeerHandle`] counts the
+//! faults of the stack: an acknowledgment that repeats the previous one while segments are in
+//! flight, a segment that is retransmitted or out of order, a wrong checksum or payload. Segments
+//! out of order are stored, and acknowledged once nothing before them is missing, without the
+//! duplicate acknowledgments of RFC 5681 section 4.2. The window in an older frame is ignored (RFC
+//! 9293 section 3.10.7.4). Until its connections are open, the peer answers every ARP request, for
+//! any address. It closes no connection; [`wait`](crate::DeviceRx::wait) never sleeps.
 //!
 //! ```
 //! use dominoes_drivers::memory::peer::headers::{self, Ends, Numbers, Patch, TcpHeader, flags};
@@ -95,7 +94,7 @@ const PEER_ISS: u32 = 0x4000_0000;
 /// Window scale of the peer: with a full window field, 8 MB.
 const PEER_SCALE: u8 = 7;
 
-/// A network interface with a simulated peer behind it.
+/// A network interface whose other end is a simulated peer.
 #[derive(Debug)]
 pub struct PeerDevice {
     caps: Capabilities,
@@ -105,10 +104,10 @@ pub struct PeerDevice {
 }
 
 impl PeerDevice {
-    /// A device, and the handle that reports of its peer. The frames of the peer are built here.
+    /// Builds the device, with all frames of the peer, and the handle that reports on the peer.
     ///
     /// # Errors
-    /// If `config` asks for something that cannot work.
+    /// If `config` has invalid or contradictory values.
     pub fn new(config: PeerConfig) -> Result<(PeerDevice, PeerHandle), ConfigError> {
         config.check()?;
         let mut caps = Capabilities::new("peer0");

@@ -1,44 +1,45 @@
-//! What a simulated peer is asked to do.
+//! Configuration of a simulated peer.
 
 use super::headers::{self, Ends, HEADERS_LEN, TIMESTAMPS_LEN};
 use std::fmt;
 use std::sync::Arc;
 
-/// Most connections that a peer can be asked for, if its first port leaves room for them.
+/// Most connections of a peer, if its first port leaves room for them.
 const MOST_CONNECTIONS: usize = 1 << 15;
-/// Most frames in circulation, so that the place of a buffer can be computed exactly.
+/// Most frames in circulation, so that the index of a buffer can be computed exactly from its
+/// address.
 const MOST_FRAMES: usize = 1 << 22;
 /// Longest receive buffer, in bytes.
 const LONGEST_BUFFER: usize = 1 << 17;
-/// Bytes of the buffers of pure acknowledgments. Buffers of segments are larger.
+/// Buffer length of pure acknowledgments, in bytes. Buffers of segments are longer.
 pub(super) const ACK_BUFFER: usize = 112;
-/// Shortest segment: the mark is four bytes long.
+/// Shortest segment payload, in bytes: the mark has four.
 const SHORTEST_SEGMENT: usize = 4;
 
-/// What the peer does. The stack does the opposite.
+/// The role of the peer. The stack has the opposite one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The peer sends as much as the stack's window allows, and the stack receives.
     Sender,
-    /// The peer takes what the stack sends, and acknowledges every second segment.
+    /// The peer receives, and acknowledges every second segment.
     Receiver,
-    /// Both at once, on the same connections.
+    /// The peer sends and receives on the same connections.
     Both,
-    /// The peer sends frames of no connection: without handshake, as fast as they are claimed. Of
-    /// what it is sent it reads only the headers. For loops without a TCP.
+    /// The peer sends frames that belong to no connection: without handshake, as fast as they are
+    /// claimed. It reads only the headers of the frames that it receives. For loops without a TCP.
     Free,
 }
 
-/// The payload of the segments that the peer sends.
+/// The payload of the peer's segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Payload {
-    /// All segments carry these bytes, repeated up to the length of a segment, but for the first
-    /// four: they are the offset of the segment in the stream, modulo 2^32 and in network order.
+    /// All segments carry these bytes, repeated up to the length of a segment. The first four are
+    /// replaced by the segment's offset in the stream, modulo 2^32 and in network order.
     Marked(Vec<u8>),
-    /// The payload of the first segment of each connection, of the second, and so on; after the
-    /// last one the first follows again. Each is as long as a segment. For payload that depends on
-    /// its place in the stream, as that of a cipher does. At most 65,536.
+    /// The payloads of the first segment of each connection, of the second, and so on; after the
+    /// last one comes the first again. Each is as long as a segment. For payload that depends on
+    /// its place in the stream, as in a cipher. At most 65,536.
     Round(Vec<Vec<u8>>),
 }
 
@@ -49,8 +50,8 @@ impl Default for Payload {
     }
 }
 
-/// What the stack does to the bytes of [`PeerConfig::expected`] before it sends them, for example
-/// encryption.
+/// The transformation, for example encryption, that the stack applies to the bytes of
+/// [`PeerConfig::expected`] before it sends them.
 #[derive(Clone)]
 pub struct Encoding(Arc<Encode>);
 
@@ -58,7 +59,7 @@ type Encode = dyn Fn(u64, &[u8], &mut [u8]) + Send + Sync;
 
 impl Encoding {
     /// `encode` gets the offset of some bytes in their stream, the bytes, and a buffer of the same
-    /// length for what the stack sends in their place.
+    /// length for its output.
     pub fn new(encode: impl Fn(u64, &[u8], &mut [u8]) + Send + Sync + 'static) -> Self {
         Encoding(Arc::new(encode))
     }
@@ -74,7 +75,7 @@ impl fmt::Debug for Encoding {
     }
 }
 
-/// How a simulated peer is built.
+/// Builds the configuration of a simulated peer.
 ///
 /// ```
 /// use dominoes_drivers::memory::peer::{Payload, PeerConfig, PeerDevice, Role};
@@ -93,48 +94,49 @@ impl fmt::Debug for Encoding {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PeerConfig {
-    /// What the peer does.
+    /// The role of the peer.
     pub role: Role,
-    /// Payload bytes of a segment that the peer sends, and that it announces as MSS: 4 to 65,483.
-    /// The MTU of the device grows with it beyond 1500. Default 1448.
+    /// Payload bytes of a segment from the peer, and the MSS that it announces: 4 to 65,483. A
+    /// value that does not fit an MTU of 1500 raises the MTU of the device. Default 1448.
     pub segment_bytes: usize,
-    /// Connections, which the peer opens one after the other: 1 to 32,768, from the port of
-    /// [`ends`](Self::ends) on. Default 1.
+    /// Number of connections: 1 to 32,768. The peer opens them one after the other, on ports from
+    /// that of [`ends`](Self::ends) upward. Default 1.
     pub connections: usize,
-    /// Segments of one connection in a row, if there are several connections: 1 to 65,536. With 1,
-    /// each segment is of another connection than the one before. Default 8.
+    /// With several connections, the number of consecutive segments of one connection: 1 to
+    /// 65,536. With 1, successive segments belong to different connections. Default 8.
     pub burst: usize,
     /// Frames with payload in circulation: 1 to 4,194,304, and at least one for each payload of a
-    /// round. They take [`buffer_bytes`](Self::buffer_bytes) each; a pool larger than a cache
-    /// leaves it, as the frames of a network card do. Default 1024.
+    /// round. Each takes [`buffer_bytes`](Self::buffer_bytes). If they exceed a cache, they drop
+    /// out of it, as the frames of a network card do. Default 1024.
     pub pool_frames: usize,
-    /// Bytes of the buffer of each of these frames: at least those of the frame and 113, at most
-    /// 131,072. `None`, the default: whole cache lines with what the allocator usually keeps beside
-    /// them.
+    /// Buffer length of each of these frames, in bytes: at least the length of the frame and 113,
+    /// at most 131,072. `None`, the default: whole cache lines less what the allocator usually
+    /// stores beside them.
     pub buffer_bytes: Option<usize>,
-    /// Whether segments carry timestamps (RFC 7323), both ways. Default: no.
+    /// Whether segments of both directions carry timestamps (RFC 7323). Default: no.
     pub timestamps: bool,
-    /// Whether the device vouches for the checksums of what it delivers, and takes partial ones, as
-    /// a card with checksum offload does. Default: no, the stack verifies and computes them.
+    /// Whether the device offers checksum offload: it reports checksums of received frames as
+    /// valid and accepts partial ones. Default: no, the stack verifies and computes checksums.
     pub checksum_offload: bool,
-    /// What the peer sends.
+    /// The payload of the peer's segments.
     pub payload: Payload,
-    /// What the stack sends on every connection, again and again. Empty, the default: payload is
-    /// not compared.
+    /// One period of the stream that the stack sends on every connection. Empty, the default:
+    /// payload is not compared.
     pub expected: Vec<u8>,
-    /// What the stack does to it before it sends it. Default: nothing.
+    /// The transformation that the stack applies to that stream. Default: none.
     pub encoding: Option<Encoding>,
     /// Whether the TCP checksum of every segment is compared with that of the expected bytes, also
-    /// while [`PeerHandle::verify`](super::PeerHandle::verify) is off. The peer knows their sums
-    /// beforehand, so it does not read the payload. Not for [`Role::Free`] or with an encoding,
-    /// whose sums it does not know; partial checksums are skipped. Default: no, at no cost.
+    /// while [`PeerHandle::verify`](super::PeerHandle::verify) is off. The peer computes the sums
+    /// of the stream in advance, so it does not read the payload. Not possible for [`Role::Free`]
+    /// or with an encoding, since their sums are unknown; partial checksums are skipped. Default:
+    /// no, at no cost.
     pub verify_checksums: bool,
-    /// Addresses of the peer, the sender here, and of the stack.
+    /// Addresses of the peer (the sender) and of the stack.
     pub ends: Ends,
 }
 
 impl PeerConfig {
-    /// A peer with the defaults of all fields.
+    /// A configuration with the default of every field.
     pub fn new(role: Role) -> Self {
         PeerConfig {
             role,
@@ -237,18 +239,18 @@ impl PeerConfig {
         self
     }
 
-    /// Bytes of all headers of a segment.
+    /// Length of all headers of a segment, in bytes.
     pub(super) fn head_bytes(&self) -> usize {
         HEADERS_LEN + if self.timestamps { TIMESTAMPS_LEN } else { 0 }
     }
 
-    /// Bytes of the buffer of a segment.
+    /// Buffer length of a segment, in bytes.
     pub(super) fn buffer_len(&self) -> usize {
         let needed = (self.head_bytes() + self.segment_bytes).next_multiple_of(64) + 48;
         self.buffer_bytes.unwrap_or(needed.max(ACK_BUFFER + 64))
     }
 
-    /// The prebuilt payloads.
+    /// The payloads of the prebuilt frames.
     pub(super) fn payloads(&self) -> Vec<Vec<u8>> {
         match &self.payload {
             Payload::Marked(pattern) => {
@@ -319,7 +321,7 @@ impl PeerConfig {
     }
 }
 
-/// Why a peer cannot be built.
+/// The reason why a peer cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -338,16 +340,16 @@ pub enum ConfigError {
     NoPayload,
     /// A payload of a round is not as long as a segment.
     PayloadLength {
-        /// Which one.
+        /// Its index in the round.
         index: usize,
-        /// Its length.
+        /// Its length in bytes.
         bytes: usize,
-        /// The length of a segment.
+        /// The length of a segment in bytes.
         segment_bytes: usize,
     },
-    /// [`PeerConfig::verify_checksums`] is on, and the peer cannot know the checksums.
+    /// [`PeerConfig::verify_checksums`] is on, but the peer cannot know the checksums.
     UnknownChecksums {
-        /// Why not.
+        /// The reason.
         reason: &'static str,
     },
 }

@@ -1,65 +1,65 @@
-//! What the two halves of a peer and its handle share.
+//! State shared by the two halves of a peer and its handle.
 
 use crossbeam_utils::CachePadded;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-/// Payloads are compared with what they should be, and checksums with those of what arrived.
+/// Compares payloads with the expected stream, and checksums with the frames that arrived.
 pub(super) const VERIFY_FRAMES: u8 = 1;
-/// Checksums are compared with those of what should have arrived.
+/// Compares checksums with those of the expected stream.
 pub(super) const VERIFY_CHECKSUMS: u8 = 2;
 
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) connections: Box<[SharedConnection]>,
     pub(super) faults: CachePadded<Faults>,
-    /// The stack asks how the peer is reached.
+    /// Set by an ARP request of the stack; the peer's answer clears it.
     pub(super) is_asked: AtomicBool,
-    /// What is compared: `VERIFY_FRAMES` and `VERIFY_CHECKSUMS`.
+    /// The checks that are on: `VERIFY_FRAMES` and `VERIFY_CHECKSUMS`.
     pub(super) verify: AtomicU8,
 }
 
-/// What both halves share of one connection.
+/// State of one connection that both halves share.
 #[derive(Debug, Default)]
 pub(super) struct SharedConnection {
-    /// The stack's first sequence number, in the low half; the high half is not zero once it is
+    /// The stack's first sequence number (low half). The high half is not zero once the number is
     /// known.
     pub(super) syn: CachePadded<AtomicU64>,
-    /// As the stack's newest frame says: its timestamp (high half) and the right edge of its window
+    /// From the stack's newest frame: its timestamp (high half) and the right edge of its window
     /// (low half).
     pub(super) window: CachePadded<AtomicU64>,
-    /// Payload bytes that the stack sent, in order.
+    /// Payload bytes received from the stack in order.
     pub(super) received: CachePadded<AtomicU64>,
 }
 
-/// Counts of what should not happen.
+/// Counts of faults of the stack.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
-    /// Acknowledgments that repeat the one before.
+    /// Acknowledgments that repeat the previous one.
     pub(super) repeated_acks: AtomicU64,
-    /// Segments that begin behind the first byte that is missing.
+    /// Segments that begin after the first missing byte.
     pub(super) out_of_order: AtomicU64,
     /// Segments that begin before it.
     pub(super) sent_again: AtomicU64,
-    /// Payloads or checksums that are not what they should be.
+    /// Wrong payloads or checksums.
     pub(super) wrong: AtomicU64,
-    /// Frames that end the connection, or are no TCP.
+    /// Frames that end the connection, or are not TCP.
     pub(super) unexpected: AtomicU64,
 }
 
-/// Reports what a peer received and what was wrong with it, from any thread. Clones report of the
-/// same peer.
+/// Reports, on any thread, the bytes that a peer received and the faults that it saw. Clones
+/// report on the same peer.
 #[derive(Clone, Debug)]
 pub struct PeerHandle {
     pub(super) shared: Arc<Shared>,
-    /// What is compared at all times.
+    /// The checks that are always on.
     pub(super) always: u8,
 }
 
 impl PeerHandle {
-    /// Payload bytes of a connection that arrived at the peer in order; connections are counted
-    /// from 0, as they are opened. 0 for a connection that does not exist.
+    /// Payload bytes that the peer received in order on a connection. Connections are numbered
+    /// from 0, in the order in which they are opened. 0 for a connection that does not exist.
     pub fn received_bytes(&self, connection: usize) -> u64 {
         let connection = self.shared.connections.get(connection);
         // ORDERING: Relaxed, a count.
@@ -67,35 +67,35 @@ impl PeerHandle {
     }
 
     /// Turns two checks on or off: of the payload, if the peer expects any, and of the checksum
-    /// over the frame that arrived. On at first; they cost time, so a benchmark turns them off
-    /// before it measures.
+    /// over the frame that arrived. Both are on at first. They take time, so a benchmark turns
+    /// them off before it measures.
     pub fn verify(&self, on: bool) {
         let frames = if on { VERIFY_FRAMES } else { 0 };
-        // ORDERING: Relaxed, frames on their way may be compared or not.
+        // ORDERING: Relaxed, frames in transit may be checked or not.
         self.shared
             .verify
             .store(self.always | frames, Ordering::Relaxed);
     }
 
-    /// Segments that the stack sent again. Nothing is lost here, so it has no reason to, unless one
-    /// of its threads was held up for longer than a retransmission timeout.
+    /// Segments that the stack retransmitted. The device loses nothing, so the stack has no reason
+    /// to, unless one of its threads was delayed for longer than a retransmission timeout.
     pub fn sent_again(&self) -> u64 {
         // ORDERING: Relaxed, a count.
         self.shared.faults.sent_again.load(Ordering::Relaxed)
     }
 
-    /// Segments that the stack sent before one that belongs before them. It may, where several
-    /// cores build frames and one of them is late.
+    /// Segments that the stack sent ahead of an earlier one. That is allowed where several cores
+    /// build frames and one of them is late.
     pub fn out_of_order(&self) -> u64 {
         // ORDERING: Relaxed, a count.
         self.shared.faults.out_of_order.load(Ordering::Relaxed)
     }
 
-    /// Whether anything was wrong, besides [`sent_again`](Self::sent_again) and
+    /// Reports the first fault other than [`sent_again`](Self::sent_again) and
     /// [`out_of_order`](Self::out_of_order).
     ///
     /// # Errors
-    /// The first kind of fault that was seen, in the order of [`PeerFault`].
+    /// The first kind of fault that occurred, in the order of [`PeerFault`].
     pub fn check(&self) -> Result<(), PeerFault> {
         match count(&self.shared.faults.repeated_acks) {
             0 => self.check_reordering(),
@@ -103,11 +103,11 @@ impl PeerHandle {
         }
     }
 
-    /// As [`check`](Self::check), of a stack that may reorder what arrives. It repeats
-    /// acknowledgments then (RFC 5681 section 4.2), and they are no fault.
+    /// As [`check`](Self::check), for a stack that may reorder the segments it receives. Such a
+    /// stack repeats acknowledgments (RFC 5681 section 4.2), so they are not counted as a fault.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`check`](Self::check).
     pub fn check_reordering(&self) -> Result<(), PeerFault> {
         let faults = &self.shared.faults;
         match (count(&faults.wrong), count(&faults.unexpected)) {
@@ -123,15 +123,15 @@ fn count(count: &AtomicU64) -> u64 {
     count.load(Ordering::Relaxed)
 }
 
-/// What was wrong with frames of the stack, and with how many of them.
+/// A kind of fault in the stack's frames, with the number of such frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerFault {
-    /// Acknowledgments that repeat the one before while segments are in flight.
+    /// Acknowledgments that repeat the previous one while segments are in flight.
     RepeatedAcknowledgments(u64),
-    /// Frames whose payload or checksum is not what it should be.
+    /// Frames with a wrong payload or checksum.
     Wrong(u64),
-    /// Frames that end a connection, belong to none, or are no TCP.
+    /// Frames that end a connection, belong to none, or are not TCP.
     Unexpected(u64),
 }
 

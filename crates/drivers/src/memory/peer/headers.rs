@@ -1,23 +1,23 @@
 //! Ethernet, IPv4, TCP and UDP headers of prebuilt frames, and their checksums.
 //!
 //! A simulated peer builds each kind of frame once, with [`tcp_frame`] or [`udp_frame`], and sends
-//! copies of it. The few fields that differ from copy to copy are stored by a [`Patch`], which also
-//! updates the checksum as RFC 1624 says: it knows the sum over everything that is fixed, and adds
-//! the changed words. [`TcpHeader`] reads what the stack sends back.
+//! copies of it. A [`Patch`] stores the few fields that differ between copies, and updates the
+//! checksum as in RFC 1624: it knows the sum of all constant words and adds the changed ones.
+//! [`TcpHeader`] parses the frames that the stack sends.
 
 use crate::ETHERNET_HEADER_LEN as ETHERNET;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-/// Bytes of an IPv4 header without options.
+/// Length of an IPv4 header without options, in bytes.
 const IPV4: usize = 20;
 /// Bytes before the payload of a TCP frame without TCP options: Ethernet, IPv4 and TCP headers.
 pub const HEADERS_LEN: usize = TCP + 20;
-/// Bytes that an IPv6 header is longer than one of IPv4.
+/// Difference between the lengths of an IPv6 and an IPv4 header, in bytes.
 pub const IPV6_LONGER: usize = 20;
-/// Bytes of the option that [`timestamps`] makes, with the two bytes of padding before it.
+/// Length of the option that [`timestamps`] builds, in bytes, including two of padding before it.
 pub const TIMESTAMPS_LEN: usize = 12;
 
-/// Where the TCP or UDP header begins.
+/// Offset of the TCP or UDP header.
 const TCP: usize = ETHERNET + IPV4;
 const TCP_PROTOCOL: u8 = 6;
 const UDP_PROTOCOL: u8 = 17;
@@ -32,13 +32,13 @@ pub mod flags {
     pub const SYN: u8 = 0x02;
     /// The connection is reset.
     pub const RST: u8 = 0x04;
-    /// Pass what there is to the application.
+    /// Deliver the data to the application now.
     pub const PSH: u8 = 0x08;
     /// The acknowledgment number is valid.
     pub const ACK: u8 = 0x10;
 }
 
-/// Addresses of both ends of a connection, the sender of the frames first.
+/// Addresses of both ends of a connection; the sender of the frames is `from`.
 ///
 /// The default is a peer at 10.0.0.2, port 40000, and a stack at 10.0.0.1, port 5001, with the
 /// Ethernet addresses 02:00:00:00:00:02 and 02:00:00:00:00:01.
@@ -68,7 +68,7 @@ impl Default for Ends {
 }
 
 impl Ends {
-    /// The same for frames in the other direction.
+    /// The addresses of frames in the other direction.
     #[must_use]
     pub fn reversed(&self) -> Ends {
         Ends {
@@ -80,7 +80,7 @@ impl Ends {
     }
 }
 
-/// Ethernet and IPv4 headers of a packet with `len` bytes behind the IPv4 header.
+/// Ethernet and IPv4 headers of a packet with `len` bytes after the IPv4 header.
 fn packet(ends: &Ends, protocol: u8, len: usize) -> Vec<u8> {
     assert!(
         IPV4 + len <= LONGEST_PACKET,
@@ -103,7 +103,7 @@ fn packet(ends: &Ends, protocol: u8, len: usize) -> Vec<u8> {
     f
 }
 
-/// A whole frame with sequence and acknowledgment number 0, the window field `wnd`, and right
+/// A complete frame with sequence and acknowledgment number 0, the window field `wnd`, and correct
 /// checksums.
 ///
 /// # Panics
@@ -127,7 +127,7 @@ pub fn tcp_frame(ends: &Ends, flags: u8, wnd: u16, options: &[u8], payload: &[u8
     f
 }
 
-/// A whole frame with a UDP datagram and right checksums.
+/// A complete frame with a UDP datagram and correct checksums.
 ///
 /// # Panics
 /// If the IPv4 packet would be longer than 65,535 bytes.
@@ -146,7 +146,8 @@ pub fn udp_frame(ends: &Ends, payload: &[u8]) -> Vec<u8> {
     f
 }
 
-/// A whole frame with an ARP reply (RFC 826) that gives the receiver the sender's Ethernet address.
+/// A complete frame with an ARP reply (RFC 826) that gives the receiver the sender's Ethernet
+/// address.
 pub fn arp_reply(ends: &Ends) -> Vec<u8> {
     let mut f = Vec::with_capacity(42);
     f.extend(ends.to_mac);
@@ -159,13 +160,13 @@ pub fn arp_reply(ends: &Ends) -> Vec<u8> {
     f
 }
 
-/// Whether a frame is one of ARP.
+/// Whether a frame is an ARP message.
 pub(super) fn is_arp(frame: &[u8]) -> bool {
     frame.get(12..14) == Some(&[0x08, 0x06])
 }
 
-/// Stores `id` as the identification of an IPv4 frame. RFC 6864: the field has no use where
-/// fragments are forbidden, so it may say which of several prebuilt frames this is.
+/// Stores `id` as the identification of an IPv4 frame. The field has no use where fragments are
+/// forbidden (RFC 6864), so here it holds the number of a prebuilt frame.
 pub(super) fn identify(frame: &mut [u8], id: u16) {
     frame[ETHERNET + 4..ETHERNET + 6].copy_from_slice(&id.to_be_bytes());
     frame[ETHERNET + 10..ETHERNET + 12].fill(0);
@@ -173,7 +174,7 @@ pub(super) fn identify(frame: &mut [u8], id: u16) {
     frame[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// What [`identify`] stored; `None` for a frame that is too short to have it.
+/// Returns the number that [`identify`] stored; `None` for a frame too short to have it.
 #[inline]
 pub(super) fn identification(frame: &[u8]) -> Option<u16> {
     let id = frame.get(ETHERNET + 4..ETHERNET + 6)?;
@@ -200,18 +201,18 @@ pub fn syn_options(mss: u16, scale: u8, stamped: bool) -> Vec<u8> {
     options
 }
 
-/// Whether a frame with an IPv4 header without options has a right TCP checksum. No for a frame
-/// that is too short.
+/// Whether a frame, with an IPv4 header without options, has a correct TCP checksum. False for a
+/// frame that is too short.
 pub fn checksum_is_good(frame: &[u8]) -> bool {
     frame.len() >= HEADERS_LEN && fold(segment_sum(frame)) == 0xffff
 }
 
-/// The sum that a TCP checksum is the complement of: pseudo header, header and payload.
+/// The sum whose complement is the TCP checksum: pseudo-header, header and payload.
 fn segment_sum(frame: &[u8]) -> u64 {
     header_sum(frame, frame.len())
 }
 
-/// The same for the first bytes of a frame that is `len` bytes long.
+/// As `segment_sum`, over the first bytes (`head`) of a frame of `len` bytes.
 pub(super) fn header_sum(head: &[u8], len: usize) -> u64 {
     let len = (len - TCP) as u64;
     sum(&head[ETHERNET + 12..ETHERNET + 20]) + u64::from(TCP_PROTOCOL) + len + sum(&head[TCP..])
@@ -251,12 +252,12 @@ pub struct Numbers {
     pub seq: u32,
     /// Acknowledgment number.
     pub ack: u32,
-    /// TSval and TSecr (RFC 7323 section 3.2). Not used for frames without the option.
+    /// TSval and TSecr (RFC 7323 section 3.2). Ignored for frames without the option.
     pub timestamps: (u32, u32),
 }
 
-/// Stores [`Numbers`] into copies of one TCP frame, and the checksum that belongs to them. Nothing
-/// of the copy is read.
+/// Stores [`Numbers`] and the matching checksum into copies of one TCP frame. Never reads the
+/// copy.
 ///
 /// ```
 /// use dominoes_drivers::memory::peer::headers::{self, Ends, Numbers, Patch, TcpHeader, flags};
@@ -270,15 +271,15 @@ pub struct Numbers {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Patch {
-    /// Sum of everything that is fixed.
+    /// Sum of all constant words.
     base: u64,
-    /// Whether there is a timestamps option, as [`timestamps`] makes it.
+    /// Whether the frame has a timestamps option as built by [`timestamps`].
     stamped: bool,
 }
 
 impl Patch {
-    /// For copies of `frame`, as [`tcp_frame`] built it. Nothing before the TCP header is looked
-    /// at, so a frame of IPv6 can be given from its byte [`IPV6_LONGER`] on.
+    /// A patch for copies of `frame`, which [`tcp_frame`] built. Bytes before the TCP header are
+    /// ignored, so for an IPv6 frame pass its bytes from [`IPV6_LONGER`] on.
     ///
     /// # Panics
     /// If `frame` is shorter than its TCP header.
@@ -286,10 +287,10 @@ impl Patch {
         Patch::without(frame, 0)
     }
 
-    /// For copies of `frame` whose first four bytes of payload change too.
+    /// A patch for copies of `frame` that also differ in the first four bytes of payload.
     ///
     /// # Panics
-    /// If `frame` is shorter than its TCP header and four bytes more.
+    /// If `frame` is shorter than its TCP header plus four bytes.
     pub fn with_mark(frame: &[u8]) -> Self {
         Patch::without(frame, 4)
     }
@@ -299,7 +300,8 @@ impl Patch {
         let stamped = frame[HEADERS_LEN..head] == timestamps(0, 0);
         let changes = [TCP..TCP + 2, TCP + 4..TCP + 12, head..head + mark];
         let changing: u64 = changes.into_iter().map(|at| sum(&frame[at])).sum();
-        // The complement of the checksum is the sum over all else, with what changes (RFC 1624).
+        // The complement of the checksum is the sum of all other words, including the changing
+        // ones (RFC 1624).
         let checksum = u16::from_be_bytes([frame[TCP + 16], frame[TCP + 17]]);
         Patch {
             base: u64::from(!checksum) + u64::from(!fold(changing)),
@@ -307,7 +309,7 @@ impl Patch {
         }
     }
 
-    /// Stores the numbers into `frame`, a copy of the frame that this patch was made of.
+    /// Stores the numbers into `frame`, a copy of this patch's frame.
     ///
     /// # Panics
     /// If `frame` is shorter than the headers.
@@ -316,11 +318,11 @@ impl Patch {
         self.store(frame, numbers, 0);
     }
 
-    /// Stores the numbers, and `mark` into the first four bytes of the payload, in network order.
-    /// For a patch [`with_mark`](Self::with_mark).
+    /// Stores the numbers, and `mark` into the first four bytes of the payload in network order.
+    /// The patch must come from [`with_mark`](Self::with_mark).
     ///
     /// # Panics
-    /// If `frame` is shorter than the headers and the mark.
+    /// If `frame` is shorter than the headers plus the mark.
     #[inline]
     pub fn marked(&self, frame: &mut [u8], numbers: &Numbers, mark: u32) {
         self.store(frame, numbers, words(mark));
@@ -342,7 +344,7 @@ impl Patch {
             frame[HEADERS_LEN + 4..HEADERS_LEN + 8].copy_from_slice(&val.to_be_bytes());
             frame[HEADERS_LEN + 8..HEADERS_LEN + 12].copy_from_slice(&ecr.to_be_bytes());
         }
-        // Of a length that is known, so that nothing below is out of bounds.
+        // A constant length, so that the compiler drops the bounds checks below.
         let frame = &mut frame[..HEADERS_LEN];
         frame[TCP..TCP + 2].copy_from_slice(&source_port.to_be_bytes());
         frame[TCP + 4..TCP + 8].copy_from_slice(&seq.to_be_bytes());
@@ -351,7 +353,7 @@ impl Patch {
     }
 }
 
-/// What a simulated peer reads of a TCP frame.
+/// The fields of a TCP frame that a simulated peer uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TcpHeader {
@@ -363,15 +365,15 @@ pub struct TcpHeader {
     pub wnd: u16,
     /// Control bits, as in [`flags`].
     pub flags: u8,
-    /// Bytes of all headers, as the data offset says. Nothing says that the frame is as long.
+    /// Length of all headers, in bytes, according to the data offset. The frame may be shorter.
     pub headers_len: usize,
     /// Port of the receiver.
     pub destination_port: u16,
 }
 
 impl TcpHeader {
-    /// Reads the first bytes of a frame; `None` for anything but TCP over IPv4 without IP options.
-    /// Checksums are not verified.
+    /// Parses the first bytes of a frame. `None` for anything but TCP over IPv4 without IP
+    /// options. Does not verify checksums.
     #[inline]
     pub fn read(head: &[u8]) -> Option<TcpHeader> {
         let head: &[u8; HEADERS_LEN] = head.first_chunk()?;
@@ -381,7 +383,7 @@ impl TcpHeader {
         is_tcp.then(|| TcpHeader::behind(head))
     }
 
-    /// As [`TcpHeader::read`], of TCP over IPv6 without extension headers.
+    /// As [`TcpHeader::read`], for TCP over IPv6 without extension headers.
     #[inline]
     pub fn read_ipv6(head: &[u8]) -> Option<TcpHeader> {
         let head: &[u8; IPV6_LONGER + HEADERS_LEN] = head.first_chunk()?;
@@ -408,7 +410,7 @@ impl TcpHeader {
     }
 }
 
-/// TSval among the TCP options; 0 if there is none.
+/// The TSval in the TCP options; 0 if there is none.
 #[inline]
 pub fn timestamp(mut options: &[u8]) -> u32 {
     loop {
@@ -423,8 +425,8 @@ pub fn timestamp(mut options: &[u8]) -> u32 {
     }
 }
 
-/// The window scale among the TCP options of a SYN, at most 14 (RFC 7323 section 2.3); 0 if there
-/// is none.
+/// The window scale in the TCP options of a SYN, at most 14 (RFC 7323 section 2.3); 0 if there is
+/// none.
 pub fn window_scale(mut options: &[u8]) -> u8 {
     loop {
         match *options {

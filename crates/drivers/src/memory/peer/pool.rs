@@ -1,4 +1,4 @@
-//! The prebuilt frames of the peer, and the order in which they circulate.
+//! The peer's prebuilt frames, and the order in which they circulate.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -6,8 +6,8 @@ use std::ops::Range;
 use crate::prefetch::prefetch;
 use crate::{Frame, RxMeta};
 
-/// Prebuilt frames that are alike but for their numbers. Only their buffers are kept, as in a
-/// card's ring; a buffer becomes a frame when it is taken.
+/// Prebuilt frames that differ only in their numbers. The pool keeps their buffers, as a card's
+/// ring does; a buffer becomes a frame when it is taken.
 #[derive(Debug)]
 pub(super) struct Pool {
     buffers: Buffers,
@@ -17,19 +17,20 @@ pub(super) struct Pool {
 
 #[derive(Debug)]
 enum Buffers {
-    /// So few that they stay in a cache, where order makes no difference; the one that was unused
-    /// for longest first.
+    /// Few enough to stay in a cache, where order makes no difference. A queue: the buffer that
+    /// has been unused for longest is next.
     Few(VecDeque<Box<[u8]>>),
     Many(InOrder),
 }
 
-/// Bytes of buffers that stay in a cache, at most.
+/// Most bytes of buffers that stay in a cache.
 const FEW: usize = 1 << 20;
 
 impl Pool {
-    /// `count` frames like `bytes` in buffers that begin with a cache line, as a network card's do,
-    /// so that the headers are one line. For that the allocator is moved on until it gives such
-    /// buffers, and asked for whole lines from then on.
+    /// `count` frames with the content `bytes`, in buffers that begin with a cache line, as a
+    /// network card's do, so that the headers take one line. To get such buffers, this allocates
+    /// small fillers until the allocator returns an aligned one, and requests whole lines from
+    /// then on.
     pub(super) fn new(bytes: &[u8], capacity: usize, count: usize, meta: RxMeta) -> Pool {
         let copy = || {
             let mut buffer = vec![0; capacity].into_boxed_slice();
@@ -79,8 +80,8 @@ impl Pool {
         }
     }
 
-    /// Fetches the first `len` bytes of the next `count` frames, as far as they are there, into a
-    /// cache, where a network card leaves them: the one of the core that takes them.
+    /// Prefetches the first `len` bytes of the next `count` frames (those that are in the pool)
+    /// into the cache of the calling core, where a network card would put them.
     #[inline(always)]
     pub(super) fn prefetch(&self, count: usize, len: usize) {
         let fetch = |buffer: &[u8]| prefetch(&buffer[..len]);
@@ -91,33 +92,33 @@ impl Pool {
     }
 }
 
-/// For division by a multiplication: exact up to 2^40 bytes in less than 2^24 buffers.
+/// Shift for division by multiplication: exact up to 2^40 bytes in less than 2^24 buffers.
 const SHIFT: u32 = 40;
 
-/// Addresses from that of a buffer up to the next stretch, and which buffer that is.
+/// A stretch of evenly spaced buffers: its addresses, up to the next stretch, and the index of its
+/// first buffer.
 #[derive(Clone, Debug, Default)]
 struct Stretch {
     addresses: Range<usize>,
     first: usize,
 }
 
-/// Buffers that are taken in the order of their addresses, round and round, in whichever order they
-/// were given back. Reading buffers from all over the pool takes half as long again, and stacks
-/// whose cores finish in another order than they began would get them so after a while.
+/// Buffers that are taken in the order of their addresses, in a circle, whatever the order in
+/// which they are returned. Reading buffers in random order takes half as long again, and would
+/// happen after a while with stacks whose cores finish in another order than they began.
 #[derive(Debug)]
 struct InOrder {
-    /// Those that are out are `None`.
+    /// `None`: the buffer is out.
     buffers: Vec<Option<Box<[u8]>>>,
-    /// Wherever they do not follow each other at the same distance: the address of a buffer, and
-    /// which one it is.
+    /// The start of every stretch of evenly spaced buffers: address and index of its first buffer.
     stretches: Vec<(usize, usize)>,
-    /// Of the buffer that was given back last.
+    /// The stretch of the buffer that was returned last.
     last: Stretch,
-    /// 2 to the power of [`SHIFT`] by that distance, rounded up.
+    /// 2 to the power of [`SHIFT`], divided by the distance of buffers, rounded up.
     inverse: u64,
-    /// Where to look for the next one.
+    /// Index of the next buffer to take, or to skip if it is out.
     next: usize,
-    /// How many are there.
+    /// Number of buffers in the pool.
     free: usize,
 }
 
@@ -164,8 +165,8 @@ impl InOrder {
         }
     }
 
-    /// Puts a buffer back into its place. A buffer whose place is taken, or that has none, is
-    /// freed.
+    /// Puts a buffer back in its place. A buffer that has no place here, or whose place is
+    /// occupied, is freed.
     #[inline]
     fn give_back(&mut self, buffer: Box<[u8]>) {
         let place = self.place(address(&buffer));
@@ -175,13 +176,14 @@ impl InOrder {
         }
     }
 
-    /// Which one lies there.
+    /// The index of the buffer at `address`.
     #[inline]
     fn place(&mut self, address: usize) -> usize {
         if !self.last.addresses.contains(&address) {
             self.last = self.stretch(address);
         }
-        // The distance divides it, so this is exact; of others it may be anything.
+        // Exact for a buffer of this pool, since the distance divides its offset; arbitrary for
+        // any other.
         let times = ((address - self.last.addresses.start) as u64).wrapping_mul(self.inverse);
         self.last.first + (times >> SHIFT) as usize
     }
@@ -191,7 +193,7 @@ impl InOrder {
         let behind = self.stretches.partition_point(|(from, _)| *from <= address);
         let (from, first) = match behind.checked_sub(1) {
             Some(at) => self.stretches[at],
-            // None of them.
+            // Not a buffer of this pool.
             None => (address, self.buffers.len()),
         };
         let to = self
@@ -204,7 +206,7 @@ impl InOrder {
         }
     }
 
-    /// Those of the next `count` that are there.
+    /// Of the next `count` buffers, those in the pool.
     #[inline]
     fn next(&self, count: usize) -> impl Iterator<Item = &[u8]> {
         let upto = (self.next + count).min(self.buffers.len());
@@ -247,7 +249,7 @@ mod tests {
         }
         let some: Vec<_> = (0..300).filter_map(|_| pool.take()).collect();
         assert_eq!(addresses(&some), lie[..300]);
-        // Behind the last one comes the first that is there.
+        // After the last buffer comes the first one that is in the pool.
         let held: Vec<_> = (0..700).filter_map(|_| pool.take()).collect();
         for frame in some.into_iter().skip(100) {
             pool.give_back(frame);

@@ -1,4 +1,4 @@
-//! What the peer reads of frames that the stack sends: by itself, or beforehand, by any thread.
+//! Parses the frames that the stack sends, either at transmission or in advance on any thread.
 
 use super::config::{Encoding, PeerConfig, Role};
 use super::handle::{Shared, VERIFY_CHECKSUMS, VERIFY_FRAMES};
@@ -8,12 +8,12 @@ use crate::{TxChecksum, TxFrame, TxPrepare};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Frames of one call of [`TxPrepare::prepare`] that are handled as one, at most.
+/// Most frames of one call of [`TxPrepare::prepare`] that are handled as one run.
 const MAX_ALIKE: usize = 64;
 
-/// A frame that was read, and how many follow it that continue it: of the same connection, each
-/// with the sequence number behind the one before, with the same acknowledgment number, window
-/// field and timestamp, and with payload.
+/// A parsed frame, and the number of frames after it that continue it. A frame continues another
+/// if it belongs to the same connection, follows its sequence number, repeats its acknowledgment
+/// number, window field and timestamp, and both have payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Read {
     pub(super) seq: u32,
@@ -23,23 +23,23 @@ pub(super) struct Read {
     pub(super) stamp: u32,
     /// Bytes of payload.
     pub(super) len: u32,
-    /// Bytes of payload of this frame and of those that continue it.
+    /// Bytes of payload in the run.
     pub(super) run_len: u32,
-    /// This frame and those that continue it.
+    /// Length of the run: this frame and those that continue it.
     pub(super) run: u16,
     pub(super) connection: u16,
     pub(super) kind: Kind,
-    /// Of a SYN: its window scale.
+    /// Window scale, in a SYN.
     pub(super) scale: u8,
 }
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// No TCP, of no connection, or with flags that should not be.
+    /// Not TCP, of no connection, or with unexpected flags.
     #[default]
     Unexpected,
-    /// A question how the peer is reached.
+    /// A request for the peer's Ethernet address (ARP).
     Asks,
     /// SYN and ACK.
     SynAck,
@@ -48,7 +48,7 @@ pub(super) enum Kind {
 }
 
 impl Read {
-    /// The frame alone.
+    /// This frame as a run of one.
     pub(super) fn alone(self) -> Read {
         Read {
             run_len: self.len,
@@ -57,7 +57,7 @@ impl Read {
         }
     }
 
-    /// Whether `next` continues this frame. In any case if nothing is ordered.
+    /// Whether `next` continues this frame. If not `ordered`, the numbers may be arbitrary.
     fn is_continued_by(&self, next: &Read, ordered: bool) -> bool {
         let in_order = next.seq == self.seq.wrapping_add(self.len)
             && (next.ack, next.wnd, next.stamp) == (self.ack, self.wnd, self.stamp);
@@ -106,17 +106,17 @@ impl Read {
     }
 }
 
-/// Reads frames. It changes nothing but counts of faults, so any thread may use it.
+/// Parses frames. Changes nothing but counts of faults, so any thread may use it.
 #[derive(Debug)]
 pub(super) struct Reader {
     pub(super) shared: Arc<Shared>,
     pub(super) role: Role,
     stamped: bool,
     first_port: u16,
-    /// The stack's stream before it is encoded, which repeats; empty if it is not compared.
+    /// One period of the stack's stream before encoding; empty if payload is not compared.
     expected: Vec<u8>,
     encoding: Option<Encoding>,
-    /// Of the expected stream, if checksums are compared with it.
+    /// The sums of the expected stream, if checksums are compared with it.
     sums: Option<Sums>,
 }
 
@@ -133,7 +133,7 @@ impl Reader {
         }
     }
 
-    /// What a frame without a segment is.
+    /// Classifies a frame that is not a segment.
     #[cold]
     fn other(&self, frame: &[u8]) -> Read {
         let kind = match headers::is_arp(frame) {
@@ -146,7 +146,7 @@ impl Reader {
         }
     }
 
-    /// Reads the headers of `frame`, and compares it with what it should be if that is asked for.
+    /// Parses the headers of `frame`, and runs the checks that are on.
     #[inline]
     pub(super) fn read(&self, frame: &TxFrame<'_>) -> Read {
         let Some(header) = TcpHeader::read(frame.head) else {
@@ -159,7 +159,7 @@ impl Reader {
         if index >= self.shared.connections.len() {
             return Read::default().alone();
         }
-        // ORDERING: Relaxed, frames on their way may be compared or not.
+        // ORDERING: Relaxed, frames in transit may be checked or not.
         let verify = self.shared.verify.load(Ordering::Relaxed);
         if verify != 0 {
             self.verify(verify, index, frame);
@@ -169,8 +169,8 @@ impl Reader {
             seq: header.seq,
             ack: header.ack,
             wnd: header.wnd,
-            // A header that claims to be longer than its frame counts as no payload in order;
-            // `verify` tells.
+            // A header longer than its frame yields a length that is never in order; `verify`
+            // counts it.
             len: frame.len().wrapping_sub(header.headers_len) as u32,
             connection: index as u16,
             kind: Kind::Segment,
@@ -189,26 +189,27 @@ impl Reader {
         read.alone()
     }
 
-    /// Whether segments have timestamps.
+    /// Whether segments carry timestamps.
     pub(super) fn is_stamped(&self) -> bool {
         self.stamped
     }
 
-    /// Where a segment that begins at `seq` lies in its stream.
+    /// Offset in the stack's stream of a segment that begins at `seq`.
     fn offset(&self, index: usize, seq: u32) -> u64 {
         let connection = &self.shared.connections[index];
-        // ORDERING: Relaxed, any count that is not 2 GB old leads to the same offset.
+        // ORDERING: Relaxed, any count less than 2 GB old leads to the same offset.
         let received = connection.received.load(Ordering::Relaxed);
         let first = connection.syn.load(Ordering::Relaxed) as u32;
         let next = first.wrapping_add(1).wrapping_add(received as u32);
-        // Before or behind what arrived in order, by so much.
+        // Adds the signed distance between the segment and the bytes received in order.
         received.wrapping_add_signed(i64::from(seq.wrapping_sub(next) as i32))
     }
 
-    /// Compares a frame with what it should be, as far as `what` says.
+    /// Runs the checks in `what` on a frame.
     #[cold]
     fn verify(&self, what: u8, index: usize, frame: &TxFrame<'_>) {
-        // Read again: what is passed is stored by the caller also where it does not call.
+        // Parses the header again: if it were an argument, callers would store it to memory even
+        // when they do not call this.
         let Some(header) = TcpHeader::read(frame.head) else {
             return;
         };
@@ -225,14 +226,14 @@ impl Reader {
         }
     }
 
-    /// Whether the payload of `frame` is what is expected at `offset` of the stream, and its
-    /// checksum that of the frame.
+    /// Whether `frame` carries the bytes expected at `offset` of the stream, and its checksum is
+    /// correct.
     fn is_right(&self, frame: &TxFrame<'_>, headers_len: usize, offset: u64) -> bool {
         let whole = [frame.head, frame.payload].concat();
         let payload = &whole[headers_len..];
         let checksum = match frame.meta.checksum {
             TxChecksum::Done => headers::checksum_is_good(&whole),
-            // The device's to finish.
+            // The device is to finish it.
             TxChecksum::Partial { .. } => true,
         };
         if self.role == Role::Free || self.expected.is_empty() {
@@ -252,8 +253,8 @@ impl Reader {
         as_expected && checksum
     }
 
-    /// Whether the checksum of `frame` is that of its header and the payload that is expected at
-    /// `offset` of the stream. The payload is not read.
+    /// Whether the checksum of `frame` matches its header and the payload expected at `offset` of
+    /// the stream. Does not read the payload.
     fn has_expected_checksum(&self, frame: &TxFrame<'_>, headers_len: usize, offset: u64) -> bool {
         let (Some(sums), TxChecksum::Done) = (&self.sums, frame.meta.checksum) else {
             return true;
@@ -276,14 +277,14 @@ pub(super) fn fault(count: &AtomicU64) {
     count.fetch_add(1, Ordering::Relaxed);
 }
 
-/// For each slot, what was read of its frame.
+/// The parsed frame of each slot.
 #[derive(Debug)]
 pub(super) struct Prepared {
     reader: Arc<Reader>,
     slots: Box<[Slot]>,
 }
 
-/// A [`Read`] in words. Never of two lines of the cache.
+/// A [`Read`] as words. The alignment keeps it within one cache line.
 #[derive(Debug, Default)]
 #[repr(align(32))]
 struct Slot([AtomicU64; 4]);
@@ -296,13 +297,13 @@ impl Prepared {
         }
     }
 
-    /// What was read of the frame in `slot`; of a slot that there is not, an unexpected frame.
+    /// The parsed frame in `slot`; an unexpected frame if there is no such slot.
     #[inline]
     pub(super) fn get(&self, slot: usize) -> Read {
         let Some(Slot(words)) = self.slots.get(slot) else {
             return Read::default().alone();
         };
-        // ORDERING: Relaxed, the caller of `prepare` has told this one that it is done.
+        // ORDERING: Relaxed, the caller of `prepare` has synchronized with this thread since.
         Read::from_words(words.each_ref().map(|word| word.load(Ordering::Relaxed)))
     }
 }
@@ -311,8 +312,8 @@ impl TxPrepare for Prepared {
     fn prepare(&self, first: usize, frames: &[TxFrame<'_>]) {
         for (part, frames) in frames.chunks(MAX_ALIKE).enumerate() {
             let mut next = Read::default();
-            // Backwards, so that each frame knows which continue it. The headers of the first ones
-            // are read last.
+            // Backwards, so that each frame knows how many continue it. Also, the headers of the
+            // first frames, which are needed first, are then the last ones read.
             for (i, frame) in frames.iter().enumerate().rev() {
                 let mut read = self.reader.read(frame);
                 if read.is_continued_by(&next, self.reader.role != Role::Free) {

@@ -1,4 +1,4 @@
-//! The half of the peer that receives: it acts on what was read of frames, in their order.
+//! The receiving half of the peer, which acts on parsed frames in order.
 
 use super::config::{PeerConfig, Role};
 use super::handle::Shared;
@@ -9,40 +9,40 @@ use std::sync::atomic::Ordering;
 
 /// The half of a [`PeerDevice`](super::PeerDevice) that the stack sends to: the peer's receiver.
 ///
-/// It takes every frame at once; what is wrong with one is counted by
-/// [`PeerHandle`](super::PeerHandle). Of the [`stats`](DeviceTx::stats) only frames are counted.
+/// It takes every frame at once. [`PeerHandle`](super::PeerHandle) counts the faults of frames;
+/// [`stats`](DeviceTx::stats) counts only frames.
 #[derive(Debug)]
 pub struct PeerTx {
     reader: Arc<Reader>,
     connections: Vec<Receiving>,
-    /// The connection of the last frame, whose changes are not published yet.
+    /// The connection of the last frame. Its changes are not yet published.
     current: usize,
-    /// What was read beforehand, if somebody does that.
+    /// The frames parsed in advance, if the stack prepares frames.
     prepared: Option<Arc<Prepared>>,
     stats: TxStats,
 }
 
-/// One connection, as the receiving half has it.
+/// The receiving half's state of a connection.
 #[derive(Clone, Debug, Default)]
 struct Receiving {
     /// Window scale of the stack.
     scale: u8,
-    /// Acknowledgment number and window of the newest frame.
+    /// Acknowledgment number and window field of the newest frame.
     last: Option<(u32, u16)>,
     /// Its timestamp.
     stamp: u32,
-    /// Sequence number that the next segment should begin with.
+    /// Sequence number expected next.
     next: u32,
     received: u64,
-    /// What was published of it.
+    /// The value of `received` that was last published.
     published: u64,
-    /// What arrived beyond `next`: sequence numbers of the first byte and of the one behind the
+    /// Ranges of sequence numbers that arrived beyond `next`: the first, and the one after the
     /// last.
     beyond: Vec<(u32, u32)>,
 }
 
 impl Receiving {
-    /// Bytes `seq` to `seq + len` have arrived.
+    /// Records that bytes `seq` to `seq + len` have arrived.
     fn take(&mut self, seq: u32, len: u32) {
         let end = seq.wrapping_add(len);
         if seq.wrapping_sub(self.next) as i32 > 0 {
@@ -101,7 +101,7 @@ impl PeerTx {
             .store(word, Ordering::Release);
     }
 
-    /// Publishes to the other half what the last frames of connection `index` changed.
+    /// Publishes the changes that the last frames made to connection `index` to the other half.
     fn publish_progress(&mut self, index: usize) {
         let connection = &self.connections[index];
         if let Some((ack, wnd)) = connection.last {
@@ -119,14 +119,14 @@ impl PeerTx {
         }
     }
 
-    /// What `read` says of a frame, or of several in a row, in their order.
+    /// Processes a parsed frame, or a run of them.
     fn take(&mut self, read: &Read) {
         let faults = &self.reader.shared.faults;
         if read.kind == Kind::Unexpected {
             return fault(&faults.unexpected);
         }
         if read.kind == Kind::Asks {
-            // ORDERING: Relaxed, it says nothing of other memory.
+            // ORDERING: Relaxed, the flag publishes no other memory.
             return self.reader.shared.is_asked.store(true, Ordering::Relaxed);
         }
         let index = usize::from(read.connection);
@@ -149,7 +149,7 @@ impl PeerTx {
         }
         let ahead = read.seq.wrapping_sub(connection.next) as i32;
         if ahead != 0 {
-            // One without payload sends nothing again, however late it comes.
+            // A frame without payload retransmits nothing, however late it comes.
             let count = if ahead > 0 || read.len == 0 {
                 &faults.out_of_order
             } else {
@@ -172,14 +172,14 @@ impl PeerTx {
         connection.last = Some(now);
     }
 
-    /// As [`take`](Self::take), of the frames in `count` slots from `first` on.
+    /// Processes the frames in `count` slots from `first` on, as [`take`](Self::take).
     fn take_prepared(&mut self, prepared: &Prepared, first: usize, count: usize) {
         let (mut slot, end) = (first, first + count);
         while slot < end {
             let read = prepared.get(slot);
             let connection = &self.connections[usize::from(read.connection)];
             let is_next = read.seq == connection.next || self.reader.role == Role::Free;
-            // Each segment out of order counts by itself.
+            // Each segment out of order counts separately.
             let run = match usize::from(read.run) {
                 run if run > 1 && run <= end - slot && is_next => run,
                 _ => 1,

@@ -1,5 +1,4 @@
-//! The half of the peer that sends: it patches the headers of the next prebuilt frames when they
-//! are claimed.
+//! The sending half of the peer. It patches the headers of prebuilt frames when they are claimed.
 
 use super::config::{ACK_BUFFER, Payload, PeerConfig, Role};
 use super::handle::Shared;
@@ -11,14 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Pure acknowledgments in circulation.
+/// Number of pure acknowledgments in circulation.
 const ACKS: usize = 4096;
-/// Calls without news after which a segment by itself is acknowledged.
+/// Calls without a new segment after which a single segment is acknowledged.
 pub(super) const ACK_AFTER_IDLE_CLAIMS: u32 = 64;
-/// Segments between two ticks of the peer's timestamp clock: about a millisecond.
+/// Segments per tick of the peer's timestamp clock, which takes about a millisecond.
 const TICK: u64 = 512;
 
-/// How far the handshake is (RFC 9293 section 3.5).
+/// Progress of the handshake (RFC 9293 section 3.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Closed,
@@ -26,10 +25,11 @@ enum Phase {
     Established,
 }
 
-/// The half of a [`PeerDevice`](super::PeerDevice) that the stack receives from: the peer's sender.
+/// The half of a [`PeerDevice`](super::PeerDevice) that the stack receives from: the peer's
+/// sender.
 ///
-/// A frame that is given back is sent again with other numbers, so it has to be given back as it
-/// was claimed. Of the [`stats`](DeviceRx::stats) only frames are counted.
+/// It sends a released frame again with other numbers, so release frames unchanged.
+/// [`stats`](DeviceRx::stats) counts only frames.
 #[derive(Debug)]
 pub struct PeerRx {
     shared: Arc<Shared>,
@@ -37,45 +37,46 @@ pub struct PeerRx {
     ends: Ends,
     segment: u32,
     stamped: bool,
-    /// What all frames say of their checksums.
+    /// The checksum state of all frames.
     checksum: RxChecksum,
-    /// Bytes at the beginning of a frame that are about to be patched.
+    /// Length of the part of a frame that gets patched, in bytes.
     head: usize,
-    /// Frames with payload, for each prebuilt payload (one, if all are alike); the one that was
-    /// unused for longest first. Stacks give frames back in any order.
+    /// Frames with payload: one pool per prebuilt payload, or a single one if all are alike.
+    /// Stacks return frames in any order.
     data: Vec<Pool>,
-    /// For each of them.
+    /// The patches of these pools.
     data_patches: Vec<Patch>,
-    /// Bytes of their buffers.
+    /// Buffer length in these pools, in bytes.
     data_buffer: usize,
     /// Whether payloads begin with their offset.
     marked: bool,
     acks: Pool,
     ack_patch: Patch,
     connections: Vec<Sending>,
-    /// Connections that are established; they are opened one after the other.
+    /// Number of established connections. They are opened in order.
     open: usize,
-    /// Whose turn it is.
+    /// The connection whose turn it is.
     turn: usize,
-    /// Segments of one connection in a row, if there are several.
+    /// Consecutive segments of one connection, if there are several.
     burst: usize,
-    /// Segments sent, of all connections.
+    /// Segments sent on all connections.
     sent: u64,
     stats: RxStats,
 }
 
-/// One connection, as the sending half has it.
+/// The sending half's state of a connection.
 #[derive(Debug)]
 struct Sending {
     index: usize,
     phase: Phase,
-    /// Next byte of the peer's stream.
+    /// Offset of the next byte in the peer's stream.
     offset: u64,
     /// The stack's first sequence number.
     iss: u32,
-    /// How much of the stack's stream was acknowledged.
+    /// Bytes of the stack's stream that were acknowledged.
     acked: u64,
-    /// How much of it had arrived at the last call, and how often it was the same since.
+    /// Bytes of the stack's stream that had arrived at the last call, and the number of calls
+    /// since that value changed.
     received: u64,
     silence: u32,
 }
@@ -175,7 +176,7 @@ impl PeerRx {
         let index = self.open;
         match self.connections[index].phase {
             Phase::Closed => {
-                // The size that is announced counts no options (RFC 6691).
+                // The announced MSS does not count options (RFC 6691).
                 let options_len = if self.stamped {
                     headers::TIMESTAMPS_LEN
                 } else {
@@ -210,7 +211,7 @@ impl PeerRx {
         }
     }
 
-    /// The stack's window and timestamp on connection `index`.
+    /// The stack's window edge and timestamp on connection `index`.
     #[inline]
     fn window(&self, index: usize) -> (u32, u32) {
         // ORDERING: Acquire, pairs with the Release in `PeerTx::window`.
@@ -226,7 +227,8 @@ impl PeerRx {
         (self.sent / TICK) as u32
     }
 
-    /// A pure acknowledgment of the stack's stream up to `upto`.
+    /// Appends a pure acknowledgment of the stack's stream up to `upto`. False if no frame is
+    /// free.
     fn acknowledge(&mut self, index: usize, upto: u64, out: &mut Vec<Frame>) -> bool {
         let Some(mut frame) = self.acks.take() else {
             return false;
@@ -276,8 +278,8 @@ impl PeerRx {
         }
     }
 
-    /// Sends segments as far as the window goes, at most until `out` holds `max` frames. Returns
-    /// how many.
+    /// Appends segments as far as the window allows, until `out` holds `max` frames. Returns their
+    /// number.
     fn segments(&mut self, index: usize, max: usize, out: &mut Vec<Frame>) -> usize {
         let (edge, echo) = self.window(index);
         let clock = self.clock();
@@ -286,7 +288,7 @@ impl PeerRx {
             usize::MAX
         } else {
             let open = edge.wrapping_sub(sequence(PEER_ISS, sending.offset));
-            // The edge may lie behind what was sent only for a moment in the handshake.
+            // The edge may be before the bytes sent only for a moment in the handshake.
             (open as i32).max(0) as usize / self.segment as usize
         };
         let rounds = self.data.len();
@@ -336,7 +338,7 @@ impl PeerRx {
         count
     }
 
-    /// The next frames of connection `index`.
+    /// Appends the next frames of connection `index`.
     fn serve(&mut self, index: usize, max: usize, out: &mut Vec<Frame>) {
         match self.role {
             Role::Receiver => self.acknowledgments(index, max, out),
@@ -364,7 +366,7 @@ impl DeviceRx for PeerRx {
         let max = before.saturating_add(max);
         let count = self.connections.len();
         if self.open < count {
-            // ORDERING: Relaxed, it says nothing of other memory.
+            // ORDERING: Relaxed, the flag publishes no other memory.
             if max > before && self.shared.is_asked.swap(false, Ordering::Relaxed) {
                 out.push(Frame::from_bytes(&headers::arp_reply(&self.ends)));
             } else if max > before {
@@ -389,7 +391,7 @@ impl DeviceRx for PeerRx {
 
     fn release(&mut self, frames: &mut Vec<Frame>) {
         for frame in frames.drain(..) {
-            // The two kinds differ in capacity; the frames of the handshake are of neither.
+            // The two kinds differ in capacity; frames of the handshake are neither.
             match frame.capacity() {
                 ACK_BUFFER => self.acks.give_back(frame),
                 other if other == self.data_buffer => {

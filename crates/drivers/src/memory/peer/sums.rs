@@ -1,10 +1,10 @@
-//! Checksums of a stream that repeats, known beforehand.
+//! Precomputed checksums of a periodic stream.
 
-/// Sums of the beginnings of a stream's period. The sum of any stretch of the stream follows from
-/// two of them.
+/// Sums of all prefixes of a stream's period. The sum of any range of the stream follows from two
+/// of them.
 #[derive(Debug)]
 pub(super) struct Sums {
-    /// Of the first 0, 1, 2, ... bytes of the period.
+    /// The sums of the first 0, 1, 2, ... bytes of the period.
     sums: Vec<u16>,
 }
 
@@ -17,7 +17,7 @@ fn add(a: u16, b: u16) -> u16 {
 }
 
 impl Sums {
-    /// Of a stream that repeats `period`, which is not empty.
+    /// The sums of a stream with this period, which must not be empty.
     pub(super) fn new(period: &[u8]) -> Sums {
         let mut sums = Vec::with_capacity(period.len() + 1);
         let mut sum = 0;
@@ -30,8 +30,8 @@ impl Sums {
         Sums { sums }
     }
 
-    /// The sum of `len` bytes from `offset` of the stream on, as 16-bit words in network order that
-    /// begin there.
+    /// The sum of `len` bytes from `offset` of the stream on, as 16-bit words in network order
+    /// that begin at `offset`.
     pub(super) fn of(&self, offset: u64, len: usize) -> u16 {
         let period = self.sums.len() - 1;
         let mut from = (offset % period as u64) as usize;
@@ -39,8 +39,8 @@ impl Sums {
         while done < len {
             let to = period.min(from + (len - done));
             let part = add(self.sums[to], !self.sums[from]);
-            // Words of the period begin at even places of it, words of the stretch at even places
-            // of that.
+            // Words of the period begin at its even offsets; words of the range begin at even
+            // offsets of the range.
             let swapped = (from ^ done) % 2 == 1;
             sum = add(sum, if swapped { part.swap_bytes() } else { part });
             done += to - from;
@@ -65,7 +65,7 @@ mod tests {
                     let naive = stretch.enumerate().fold(0, |sum, (i, byte)| {
                         add(sum, u16::from(*byte) << if i % 2 == 0 { 8 } else { 0 })
                     });
-                    // Both 0 and 0xffff are zero.
+                    // Both 0 and 0xffff represent zero.
                     let known = sums.of(offset as u64, len);
                     assert_eq!(known % 0xffff, naive % 0xffff, "{period} {offset} {len}");
                 }

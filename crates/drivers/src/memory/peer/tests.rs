@@ -104,7 +104,7 @@ fn the_receiver_acknowledges_every_second_segment_and_a_last_one_late() {
         (1, 5 * 1448)
     );
     assert_eq!(handle.check(), Ok(()));
-    // Half of it is new.
+    // Half of the segment is new.
     tx.transmit(&[TxFrame::new(&segment(100 + 4 * 1448 + 724))])
         .unwrap();
     assert_eq!(
@@ -128,7 +128,7 @@ fn segments_behind_a_hole_count_when_it_is_filled() {
             .unwrap();
         assert_eq!(handle.received_bytes(0), upto * 1448);
     }
-    // An acknowledgment that was behind the hole, too.
+    // An acknowledgment from before the hole that arrives late.
     let late = ours(0, flags::ACK, 100 + 1448, PEER_ISS + 1, 9, [&[], &[]]);
     tx.transmit(&[TxFrame::new(&late)]).unwrap();
     assert_eq!((handle.out_of_order(), handle.sent_again()), (5, 0));
@@ -228,14 +228,14 @@ fn connections_take_turns_and_have_windows_of_their_own() {
     assert_eq!(handle.check(), Ok(()));
 }
 
-/// What a stack sends that repeats 0, 1, .., 250.
+/// The bytes of a stack that repeats 0, 1, .., 250.
 fn written(offset: usize, len: usize) -> Vec<u8> {
     (offset..offset + len).map(|i| (i % 251) as u8).collect()
 }
 
 fn send(tx: &mut PeerTx, seq: u32, payload: &[u8]) {
     let frame = ours(0, flags::ACK, seq, PEER_ISS + 1, 9, [&[], payload]);
-    // Headers and payload lie apart, as a stack has them, or all in the head.
+    // Headers and payload in separate slices, as a stack has them, or all in the head.
     let (head, rest) = frame.split_at(HEADERS_LEN);
     let apart = TxFrame {
         head,
@@ -290,7 +290,7 @@ fn checksums_are_compared_with_those_of_the_expected_bytes_at_any_time() {
             .expected(written(0, 251))
             .verify_checksums(verified);
         let (_, mut tx, handle) = open_all(config);
-        // Of odd lengths, so that words begin at odd places too.
+        // Odd lengths, so that words begin at odd offsets, too.
         let mut offset = 0;
         for len in [501, 700, 0, 1, 2, 999, 252] {
             send(&mut tx, 100 + offset as u32, &written(offset, len));
@@ -298,10 +298,10 @@ fn checksums_are_compared_with_those_of_the_expected_bytes_at_any_time() {
         }
         assert_eq!(handle.check(), Ok(()));
         let wrong = Err(PeerFault::Wrong(1));
-        // Right for the bytes that it carries.
+        // The checksum matches the frame's own bytes, which are the wrong ones.
         send(&mut tx, 100 + offset as u32, &written(offset + 1, 300));
         assert_eq!(handle.check(), if verified { wrong } else { Ok(()) });
-        // One that the device is to finish cannot be compared.
+        // A checksum that the device is to finish cannot be compared.
         let mut partial = ours(0, flags::ACK, 9_000, PEER_ISS + 1, 9, [&[], &[1; 80]]);
         partial[50] ^= 1;
         let mut partial = TxFrame::new(&partial);
@@ -341,7 +341,7 @@ fn frames_that_are_not_of_the_peer_are_freed() {
         let (mut rx, ..) = open_all(peer(Role::Sender).payload(payload));
         let sizes = [0, 13, 111, 113, 1599, 1601, 9000];
         let mut frames: Vec<Frame> = sizes.map(Frame::with_capacity).into();
-        // Of a kind that there is none of.
+        // Its identification names no payload of the peer.
         let mut stray = Frame::with_capacity(1584);
         stray.set_len(60);
         stray.bytes_mut().fill(0xff);
@@ -367,8 +367,8 @@ mod prepared {
     use super::*;
     use proptest::prelude::*;
 
-    /// A segment, or an acknowledgment, of one of two connections: its place in the stream, in
-    /// halves of a segment, its halves, and its acknowledgment number.
+    /// A segment or acknowledgment: connection (0 or 1), offset in the stream in half segments,
+    /// length in half segments, acknowledgment number.
     type Sent = (u16, u32, usize, u32);
 
     fn frame(&(connection, place, halves, ack): &Sent) -> Vec<u8> {
@@ -386,7 +386,8 @@ mod prepared {
     }
 
     proptest! {
-        /// Whatever the frames are, in however large parts they are prepared and sent.
+        /// The counts do not depend on the frames, nor on the sizes of the parts in which they are
+        /// prepared and sent.
         #[test]
         fn frames_count_as_those_that_are_not_prepared(
             sent in prop::collection::vec((0..2u16, 0..12u32, 0..3usize, 0..2u32), 1..40),
@@ -424,7 +425,7 @@ mod prepared {
                 preparer.prepare(first, &frames[first..end]);
                 first = end;
             }
-            // What is left.
+            // The remaining frames.
             preparer.prepare(first, &frames[first..]);
             let mut first = 0;
             for take in takes.into_iter().cycle() {
