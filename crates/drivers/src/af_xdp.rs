@@ -1,18 +1,19 @@
 //! A network interface below the kernel's stack, through AF_XDP sockets.
 //!
-//! A small program in the driver passes frames to the device: by default all, with
-//! [`AfXdpOptions::address`] those to our addresses alone. The kernel keeps all others and never
-//! sees ours, so it can use the same interface with other addresses. A stack that gets or loses
-//! addresses changes the program through [`Device::address_filter`]. The program is removed with
-//! the devices, also when the process is killed.
+//! A small program in the driver passes frames to the device: by default all frames, with
+//! [`AfXdpOptions::address`] only those to our addresses. The kernel keeps all others and never
+//! sees ours, so it can use the same interface with other addresses. When a stack gets or loses an
+//! address, it updates the program through [`Device::address_filter`]. The program is removed with
+//! the devices, even when the process is killed.
 //!
-//! Frames are received into memory that is shared with the kernel, and any number of threads may
-//! read them there; none can write to them. Chunks return to the kernel in any order, so a frame
-//! that is kept for long delays no other.
+//! Frames are received into memory shared with the kernel, where any number of threads may read
+//! them; no thread can write to them. Chunks return to the kernel in any order, so a frame that is
+//! kept for long delays no other frame.
 //!
-//! AF_XDP says nothing about checksums of received frames, and does not divide segments. If an
+//! AF_XDP does not report checksums of received frames, and does not divide segments. If an
 //! interface leaves checksums to the receiver, as veth does, received frames look damaged unless
-//! the sender computes them or [`AfXdpOptions::trust_checksums`] is set; [`AfXdp::advice`] says so.
+//! the sender computes the checksums or [`AfXdpOptions::trust_checksums`] is set.
+//! [`AfXdp::advice`] reports this case.
 //!
 //! | needs | for |
 //! |---|---|
@@ -40,14 +41,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use transmit::XdpTx;
 
-/// Bytes of a chunk. One page, so that any chunk lies in one.
+/// Length of a chunk in bytes: one page, so that no chunk crosses a page boundary.
 const CHUNK_LEN: usize = 4096;
-/// Pieces of a frame: the kernel's `MAX_SKB_FRAGS` and the first one.
+/// Most pieces of a frame: the kernel's `MAX_SKB_FRAGS` plus the first one.
 const MAX_PIECES: usize = 18;
 
-/// A queue of a network interface, through an AF_XDP socket.
+/// A queue of a network interface, opened as an AF_XDP socket.
 ///
-/// The interface's MTU is read once, when it is opened.
+/// The interface's MTU is read once, when the device is opened.
 #[derive(Debug)]
 pub struct AfXdp {
     caps: Capabilities,
@@ -56,31 +57,31 @@ pub struct AfXdp {
     advice: Option<&'static str>,
     rx: XdpRx,
     tx: XdpTx,
-    /// Sends instead of `tx`.
+    /// If set, frames are sent through this instead of `tx`.
     packets: Option<AfPacketTx>,
     attached: Arc<Attached>,
-    /// Whether frames to some addresses alone are ours.
+    /// Whether only frames to some addresses are ours.
     is_filtered: bool,
 }
 
 impl AfXdp {
-    /// Opens the first queue of the interface. If it has more, only what comes in on the first
-    /// arrives; the kernel keeps the rest.
+    /// Opens the first queue of the interface. The kernel keeps the frames of the other queues, if
+    /// there are any.
     ///
     /// # Errors
-    /// The name cannot be one, or names no Ethernet interface of this network namespace; a
-    /// capability is missing, or memory may not be locked; the kernel owns the address; another
-    /// program is attached; the driver cannot do what the options ask for.
+    /// The name is invalid, or names no Ethernet interface of this network namespace; a capability
+    /// is missing, or memory may not be locked; the kernel owns the address; another program is
+    /// attached; the driver does not support an option.
     pub fn open(interface: &str, options: &AfXdpOptions) -> Result<Self, DeviceError> {
         let mut devices = Self::open_queues(interface, options, 1)?;
         Ok(devices.remove(0))
     }
 
-    /// Opens the first `count` queues of the interface, a device each, which share their memory.
-    /// What a device receives is what its queue does.
+    /// Opens the first `count` queues of the interface, one device each. The devices share their
+    /// memory; each receives the frames of its queue.
     ///
     /// # Errors
-    /// As [`open`](Self::open); the interface has fewer queues.
+    /// As for [`open`](Self::open); also if the interface has fewer queues.
     ///
     /// # Panics
     /// If `count` is 0.
@@ -94,12 +95,12 @@ impl AfXdp {
         Opening::new(interface, options)?.queues(count)
     }
 
-    /// Whether frames move without being copied by the kernel.
+    /// Whether frames move without a copy by the kernel.
     pub fn is_zero_copy(&self) -> bool {
         self.zero_copy
     }
 
-    /// What should be changed for this device to work well, in words for the user.
+    /// A change that would make this device work well, in words for the user.
     pub fn advice(&self) -> Option<&'static str> {
         self.advice
     }
@@ -124,8 +125,8 @@ impl AfXdp {
 }
 
 /// Readable while a frame can be claimed. A program that sleeps in `poll` or `epoll` instead of
-/// [`DeviceRx::wait`] clones it ([`BorrowedFd::try_clone_to_owned`]) before the device is given to a
-/// stack.
+/// [`DeviceRx::wait`] clones the descriptor ([`BorrowedFd::try_clone_to_owned`]) before it gives
+/// the device to a stack.
 impl AsFd for AfXdp {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.rx.link().fd()

@@ -1,8 +1,8 @@
-//! The two programs that are loaded into the kernel, instruction by instruction, so that no
-//! compiler for them is needed.
+//! Two programs for the kernel, assembled instruction by instruction, so that no BPF compiler is
+//! needed.
 //!
-//! Registers and calls as in RFC 9669 (BPF Instruction Set Architecture): r1 holds the context, r0
-//! the answer, r6 to r9 survive calls, r10 is the stack's end.
+//! Registers and calls are those of RFC 9669 (BPF Instruction Set Architecture): r1 holds the
+//! context, r0 the result, r6 to r9 survive calls, r10 is the end of the stack.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -18,9 +18,9 @@ const ETHERTYPE: i16 = 12;
 /// frame.
 const IPV4_DESTINATION: i16 = 30;
 const ARP_TARGET: i16 = 38;
-/// Of IPv6: what follows the header, the destination, and behind a header without extensions the
-/// type of a message of ICMPv6 and the target of a neighbor solicitation or advertisement
-/// (RFC 4861 section 4.3).
+/// Offsets in an IPv6 frame: the next-header field and the destination; then, if there is no
+/// extension header, the type of an ICMPv6 message and the target of a neighbor solicitation or
+/// advertisement (RFC 4861 section 4.3).
 const IPV6_NEXT: i16 = 20;
 const IPV6_DESTINATION: i16 = 38;
 const ICMPV6_TYPE: i16 = 54;
@@ -43,30 +43,30 @@ const JUMP_IF_NOT_32: u8 = 0x56;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
 
-/// Which frames are redirected to AF_XDP sockets.
+/// The frames that are redirected to AF_XDP sockets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Redirect {
-    /// Packets to these addresses, 1 to 64, and ARP messages, neighbor solicitations and
-    /// advertisements about them. The kernel keeps all others, and goes on serving its own
+    /// Packets to these addresses (1 to 64), and ARP messages, neighbor solicitations and
+    /// advertisements about them. The kernel keeps all others, and continues to serve its own
     /// addresses on the same interface.
     ///
-    /// What is sent to a group goes to the kernel, router advertisements among it, unless the group
-    /// is in the list; then the kernel does not get it. A stack that uses a link-local address,
-    /// too, needs that one in the list. Addresses that a stack gets while it runs come into the
-    /// list, and those that it loses leave it.
+    /// Multicast packets, including router advertisements, go to the kernel, unless their group is
+    /// in the list; then the kernel does not get them. A stack that also uses a link-local address
+    /// needs that address in the list. Addresses that a stack gets or loses at run time are added
+    /// or removed.
     Addresses(Vec<IpAddr>),
-    /// All of them.
+    /// All frames.
     #[default]
     Everything,
 }
 
 impl Redirect {
-    /// Addresses that [`Redirect::Addresses`] may have.
+    /// Most addresses in [`Redirect::Addresses`].
     pub(crate) const MAX_ADDRESSES: usize = 64;
 }
 
-/// A number as a frame has it, read by a program as a number of this machine.
+/// The address in network byte order, as a program reads it from a frame.
 fn in_network_order(address: Ipv4Addr) -> i32 {
     i32::from_ne_bytes(address.octets())
 }
@@ -81,7 +81,7 @@ fn half_in_network_order(number: u16) -> i32 {
     i32::from(u16::from_ne_bytes(number.to_be_bytes()))
 }
 
-/// One instruction: `struct bpf_insn` as a number of this machine.
+/// One instruction (`struct bpf_insn`) in native byte order.
 fn instruction(code: u8, to: u8, from: u8, offset: i16, immediate: i32) -> u64 {
     let registers = if cfg!(target_endian = "little") {
         from << 4 | to
@@ -93,7 +93,7 @@ fn instruction(code: u8, to: u8, from: u8, offset: i16, immediate: i32) -> u64 {
     u64::from_ne_bytes([code, registers, o0, o1, i0, i1, i2, i3])
 }
 
-/// A program under construction. Jumps go forward, to places that are named when they are reached.
+/// A program under construction. Jumps go forward only, to labels that are placed later.
 #[derive(Default)]
 struct Assembler {
     code: Vec<u64>,
@@ -119,7 +119,7 @@ impl Assembler {
         self.op(code, to, from, 0, immediate)
     }
 
-    /// Lets all jumps to `place` lead here.
+    /// Makes all pending jumps to `place` lead here.
     fn place(&mut self, place: &'static str) -> &mut Self {
         let here = self.code.len();
         let code = &mut self.code;
@@ -135,14 +135,16 @@ impl Assembler {
         self
     }
 
-    /// Passes a frame to the kernel that has not as many bytes; r2 is its start, r3 its end.
+    /// Passes frames shorter than `len` bytes to the kernel. r2 is the start of the frame, r3 its
+    /// end.
     fn within(&mut self, len: i16) -> &mut Self {
         self.op(MOV_REG, 4, 2, 0, 0)
             .op(ADD, 4, 0, 0, len.into())
             .jump(JUMP_IF_GREATER_REG, 4, 3, 0, "pass")
     }
 
-    /// Redirects a frame that has one of our addresses of IPv4 at `at`, and passes others.
+    /// Redirects a frame that has one of our IPv4 addresses at offset `at`, and passes others to
+    /// the kernel.
     fn redirect_v4(&mut self, ours: &[IpAddr], at: i16) -> &mut Self {
         self.op(LOAD_WORD, 7, 2, at, 0);
         for address in ours {
@@ -153,7 +155,8 @@ impl Assembler {
         self.jump(JUMP, 0, 0, 0, "pass")
     }
 
-    /// Redirects a frame that has one of our addresses of IPv6 at `at`; goes on with others.
+    /// Redirects a frame that has one of our IPv6 addresses at offset `at`; other frames reach the
+    /// next instruction.
     fn redirect_v6(&mut self, ours: &[IpAddr], at: i16) -> &mut Self {
         for address in ours {
             if let IpAddr::V6(address) = address {
@@ -178,12 +181,12 @@ impl Assembler {
     }
 }
 
-/// An XDP program that hands frames to the socket in `map` of the queue they came in on, and all
-/// others to the kernel.
+/// An XDP program that redirects the selected frames to the socket of their queue in `map`, and
+/// passes all others to the kernel.
 pub(crate) fn redirect(what: &Redirect, map: i32) -> Vec<u64> {
     let mut program = Assembler::default();
     if matches!(what, Redirect::Addresses(ours) if ours.is_empty()) {
-        // The kernel takes no program with a part that is never reached.
+        // The kernel's verifier rejects programs with unreachable code.
         let pass = program.op(MOV, 0, 0, 0, XDP_PASS);
         return pass.op(EXIT, 0, 0, 0, 0).finish();
     }
@@ -204,7 +207,7 @@ pub(crate) fn redirect(what: &Redirect, map: i32) -> Vec<u64> {
             .jump(JUMP_IF_NOT, 5, 0, half_in_network_order(0x86dd), "pass")
             .within(IPV6_DESTINATION + 16)
             .redirect_v6(ours, IPV6_DESTINATION)
-            // What is said of our addresses to a group.
+            // Multicast neighbor discovery messages about our addresses.
             .op(LOAD_BYTE, 5, 2, IPV6_DESTINATION, 0)
             .jump(JUMP_IF_NOT, 5, 0, 0xff, "pass")
             .op(LOAD_BYTE, 5, 2, IPV6_NEXT, 0)
@@ -246,12 +249,13 @@ pub(crate) fn forward(index: i32) -> Vec<u64> {
         .finish()
 }
 
-/// A program behind packet sockets and before the kernel's stack that drops IPv4 packets to
-/// `address` and ARP messages about it, so that the kernel stays silent though it owns the address.
+/// A program that runs after packet sockets and before the kernel's stack. It drops IPv4 packets
+/// to `address` and ARP messages about it, so that the kernel does not answer although it owns the
+/// address.
 pub(crate) fn guard(address: Ipv4Addr) -> Vec<u64> {
     let ours = in_network_order(address);
     let mut program = Assembler::default();
-    // Loads `len` bytes of the frame to the stack's end; frames may be in pieces here.
+    // Loads `len` bytes of the frame to the end of the stack. Here frames may be in pieces.
     let load = |program: &mut Assembler, at: i16, len: i32| {
         program
             .op(MOV_REG, 1, 6, 0, 0)
@@ -295,11 +299,11 @@ mod tests {
 
     const OURS: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
     const OTHER: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 3);
-    /// What the interpreter answers for a frame that was redirected.
+    /// The interpreter's result for a redirected frame.
     const REDIRECTED: i64 = 4;
 
-    /// Runs a program on a frame, in just as much of the instruction set as the two programs use.
-    /// The kernel verifies that nothing outside of the frame is read; here that panics.
+    /// Runs a program on a frame. Implements only the instructions that the two programs use. The
+    /// kernel's verifier makes sure that nothing outside the frame is read; here that panics.
     fn run(program: &[u64], frame: &[u8]) -> i64 {
         const CONTEXT: i64 = 1 << 40;
         const FRAME: i64 = 1 << 41;
@@ -422,7 +426,7 @@ mod tests {
     fn what_is_about_one_of_our_addresses_is_taken() {
         let ours = Ipv6Addr::new(0xfd00, 0x78, 0, 0, 0, 0, 0, 1);
         let local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0x1234, 0x5678);
-        // The last 24 bits are ours, so it has the same solicited-node group.
+        // Its last 24 bits are those of `ours`, so it has the same solicited-node group.
         let other = Ipv6Addr::new(0xfd00, 0x78, 0, 0, 0, 0, 1, 1);
         let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 1);
         let mdns = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0xfb);
@@ -452,7 +456,7 @@ mod tests {
             (packet(mdns, 17, 0, nowhere, 86), true),
             (packet(ours, 6, 0, nowhere, 53), false),
             (packet(other, 6, 0, nowhere, 86), false),
-            // Solicitations and advertisements about ours, and about another's.
+            // Solicitations and advertisements about our addresses, and about other addresses.
             (packet(group, 58, 135, ours, 86), true),
             (packet(group, 58, 136, local, 78), true),
             (packet(group, 58, 135, other, 86), false),

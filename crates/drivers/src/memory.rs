@@ -1,11 +1,11 @@
-//! Devices without hardware: two that are joined in memory, one whose far side is a test, and one
-//! whose far side is a simulated [`peer`].
+//! Devices without hardware: two that are joined in memory, one whose other end is a test, and one
+//! whose other end is a simulated [`peer`].
 //!
-//! [`pair`] behaves as two network cards and a cable: each direction has a queue of limited depth,
-//! and a pool of receive buffers that are used in turn, so that a large pool passes through memory
+//! [`pair`] behaves like two network cards and a cable. Each direction has a queue of limited
+//! depth, and a pool of receive buffers used in turn, so that a large pool passes through memory
 //! as a card's would. Sending copies the frame into a buffer of the receiver, as a card does by
-//! DMA; nothing is allocated and no system call is made unless somebody sleeps. [`Faults`] make the
-//! cable a bad one, the same way for the same seed.
+//! DMA. It allocates nothing and makes no system call unless a thread sleeps. [`Faults`] make the
+//! cable unreliable, in the same way for the same seed.
 
 mod faults;
 mod manual;
@@ -30,32 +30,32 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
-/// How a device in memory is built. Both devices of a pair are built alike.
+/// Configuration of a pair of devices in memory. Both devices are equal.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct MemoryConfig {
     /// Longest IP packet, in bytes. Default 1500.
     pub mtu: usize,
-    /// Frames that may be on their way in each direction; at least 1. Default 512.
+    /// Most frames in flight in each direction; at least 1. Default 512.
     pub queue_depth: usize,
-    /// Receive buffers of each device, in frames; at least 1. They are taken first in, first out,
-    /// so a pool larger than a cache really leaves it. Default 1024.
+    /// Receive buffers of each device, in frames; at least 1. They are used first in, first out,
+    /// so a pool larger than a cache really drops out of it. Default 1024.
     pub rx_pool: usize,
-    /// Whether the receiving device vouches for checksums, as a card with checksum offload does.
-    /// Default: no.
+    /// Whether the receiving device reports complete checksums as valid, as a card with checksum
+    /// offload does. Default: no.
     pub rx_checksum_valid: bool,
     /// Whether a sender may leave checksums partial. They arrive as [`RxChecksum::Partial`].
     /// Default: no.
     pub tx_checksum: bool,
-    /// Longest TCP frame to be divided, headers included; it arrives undivided. 0: none, the
-    /// default; otherwise implies `tx_checksum`. Receive buffers grow accordingly.
+    /// Longest TCP frame to be divided, including headers, in bytes. It arrives undivided. 0, the
+    /// default: none. A larger value implies `tx_checksum` and longer receive buffers.
     pub tso4_max_bytes: usize,
-    /// The same for UDP.
+    /// As [`tso4_max_bytes`](Self::tso4_max_bytes), for UDP.
     pub uso_max_bytes: usize,
     /// Ethernet addresses of the two devices; by default locally administered ones that end in 1
     /// and 2.
     pub macs: [[u8; 6]; 2],
-    /// What goes wrong on the way to the first and to the second device. Default: nothing.
+    /// Faults on the way to the first and to the second device. Default: none.
     pub faults: [Faults; 2],
 }
 
@@ -124,8 +124,8 @@ impl MemoryConfig {
         self
     }
 
-    /// The same [`faults`](Self::faults) in both directions, each with a seed of its own made from
-    /// `faults.seed`.
+    /// Sets the same [`faults`](Self::faults) in both directions; the second direction gets
+    /// another seed, derived from `faults.seed`.
     pub fn faults(mut self, faults: Faults) -> Self {
         self.faults = [
             faults.clone(),
@@ -137,7 +137,7 @@ impl MemoryConfig {
         self
     }
 
-    /// Sets what goes wrong on the way to the first device, and on the way to the second.
+    /// Sets the faults on the way to the first device and to the second.
     pub fn faults_each_way(mut self, to_first: Faults, to_second: Faults) -> Self {
         self.faults = [to_first, to_second];
         self
@@ -161,7 +161,7 @@ impl MemoryConfig {
     }
 }
 
-/// Two devices joined in memory: what one transmits, the other claims.
+/// Two devices joined in memory: each claims the frames that the other transmits.
 pub fn pair(config: MemoryConfig) -> (MemoryDevice, MemoryDevice) {
     let [first, second] = [
         config.capabilities("memory0"),
@@ -203,11 +203,12 @@ pub struct MemoryDevice {
     tx: MemoryTx,
 }
 
-/// Makes a [`Device`] of a struct with `caps`, `mac`, `rx` and `tx`.
+/// Implements [`Device`] for a struct with the fields `caps`, `mac`, `rx` and `tx`.
 macro_rules! device {
     ($device:ident, $rx:ident, $tx:ident) => {
         impl $device {
-            /// [`Device::split`] with the halves' own types, for callers that want no virtual calls.
+            /// Like [`Device::split`], with the concrete types of the halves, for callers that
+            /// avoid virtual calls.
             pub fn into_halves(self) -> ($rx, $tx) {
                 (self.rx, self.tx)
             }
@@ -233,7 +234,7 @@ use device;
 
 device!(MemoryDevice, MemoryRx, MemoryTx);
 
-/// One direction: frames that wait for the receiver, and buffers that wait for frames.
+/// One direction: frames for the receiver, and free buffers.
 #[derive(Debug)]
 struct Lane {
     ready: ArrayQueue<Frame>,
@@ -258,7 +259,7 @@ impl Lane {
         }
     }
 
-    /// The buffer that has been unused for longest.
+    /// Returns the buffer that has been unused for longest, or a new one.
     #[inline]
     fn buffer(&self) -> Box<[u8]> {
         self.free.pop().unwrap_or_else(|| {
@@ -268,7 +269,7 @@ impl Lane {
         })
     }
 
-    /// Takes a frame's buffer back, if it is one of ours and the pool has room.
+    /// Returns a frame's buffer to the pool, if it came from here and there is room.
     #[inline]
     fn recycle(&self, frame: Frame) {
         let buffer = frame.into_buffer();
@@ -296,7 +297,7 @@ impl MemoryRx {
         }
     }
 
-    /// What the wire has done so far to frames on their way here.
+    /// Counts of the faults on the way to this device.
     pub fn fault_stats(&self) -> FaultStats {
         self.wire
             .as_ref()
@@ -378,17 +379,17 @@ pub struct MemoryTx {
     stats: TxStats,
 }
 
-/// Makes of frames to send what the other end receives.
+/// Copies frames for the other end.
 #[derive(Debug)]
 struct Copier {
     caps: Capabilities,
     lane: Arc<Lane>,
-    /// What the other end says about a complete checksum.
+    /// What the receiver is told about a complete checksum.
     rx_checksum: RxChecksum,
 }
 
 impl Copier {
-    /// `None` for a frame that can never be sent.
+    /// The copy that the other end receives. `None` for a frame that can never be sent.
     fn copy(&self, frame: &TxFrame<'_>) -> Option<Frame> {
         if !self.caps.admits(frame) {
             return None;
@@ -407,7 +408,7 @@ impl Copier {
     }
 }
 
-/// Copies that were made beforehand; none of a frame that can never be sent.
+/// Copies made in advance; `None` for a frame that can never be sent.
 #[derive(Debug)]
 struct Prepared {
     copier: Arc<Copier>,
@@ -423,7 +424,7 @@ impl TxPrepare for Prepared {
 }
 
 impl MemoryTx {
-    /// Sends `count` frames, as many as there is room for; `frame` makes them, one by one.
+    /// Sends as many of `count` frames as there is room for; `frame` makes each one.
     fn send(&mut self, count: usize, frame: impl Fn(usize) -> Option<Frame>) -> usize {
         let lane = &*self.copier.lane;
         if lane.receiver_gone.load(Relaxed) {
@@ -432,7 +433,7 @@ impl MemoryTx {
         }
         let (mut taken, mut sent) = (0, 0);
         while taken < count {
-            // Nobody else pushes, so a queue with room keeps it.
+            // Only this thread pushes, so a queue with room keeps it.
             if lane.ready.is_full() {
                 self.stats.busy += 1;
                 break;
@@ -507,7 +508,7 @@ mod tests {
         let preparer = tx.preparer(4).unwrap();
         let bytes = [frame(1), frame(2), frame(3)];
         preparer.prepare(1, &bytes.each_ref().map(|bytes| TxFrame::new(bytes)));
-        // It can never be sent, and a slot that there is not.
+        // A frame that can never be sent, and a slot that does not exist.
         preparer.prepare(0, &[TxFrame::new(&[0; 4000])]);
         preparer.prepare(4, &[TxFrame::new(&bytes[0])]);
         assert_eq!(tx.transmit_prepared(0, 4), Ok(3));

@@ -1,22 +1,23 @@
-//! Memory that the kernel and this process share, and frames that are read in it, in place.
+//! Memory shared by the kernel and this process. Frames are read in place, where the kernel wrote
+//! them.
 //!
-//! A [`Region`] is mapped twice. The kernel's bookkeeping is reached through the writable mapping;
-//! frames are read through the *view*, which cannot be written to. It is divided into units, the
-//! steps in which memory goes back to the kernel: a slot (TPACKET_V2), a block (TPACKET_V3), a
-//! chunk (AF_XDP).
+//! A [`Region`] is mapped twice. Code accesses the kernel's bookkeeping through the writable
+//! mapping, and reads frames through the *view*, a read-only mapping. The region is divided into
+//! units, each of which returns to the kernel as a whole: a slot (TPACKET_V2), a block
+//! (TPACKET_V3), or a chunk (AF_XDP).
 //!
 //! # Why a frame does not change while it is read
 //!
-//! - A unit is the kernel's or ours. The kernel hands it over through a status word or a ring, both
-//!   read with Acquire, and does not touch it until it is given back.
-//! - Each [`Lent`] counts in its unit. [`PacketMemory::give_back`] refuses a unit with a count, and
-//!   a chunk becomes free only when its count falls to zero. So bytes behind a `Lent` are constant
-//!   while it lives.
+//! - A unit belongs either to the kernel or to this process. The kernel hands it over through a
+//!   status word or a ring, both read with Acquire, and does not touch it until it is given back.
+//! - Each [`Lent`] is counted in its unit. [`PacketMemory::give_back`] refuses a unit whose count
+//!   is not zero, and a chunk becomes free only when its count falls to zero. So the bytes of a
+//!   `Lent` are constant while it lives.
 //! - The one exception is a unit that [`PacketMemory::detach`] has copied out: its pages in the
-//!   *view* are then private memory with the same bytes, at the same address, exchanged in one step
-//!   by the kernel. So the bytes behind a `Lent` stay the same, while the kernel may fill the unit
-//!   again. Nothing is lent of such a unit until [`PacketMemory::reuse_detached`] has put the
-//!   shared pages back, which it does only at a count of zero.
+//!   *view* are then private memory with the same bytes at the same address, exchanged by the
+//!   kernel in one step. So the bytes of a `Lent` stay the same although the kernel may fill the
+//!   unit again. No frame is lent from such a unit until [`PacketMemory::reuse_detached`] has
+//!   restored the shared pages, which it does only at a count of zero.
 
 #![allow(unsafe_code)]
 
@@ -29,27 +30,27 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// What a region is for, and how its units are handed over.
+/// The use of a region, and how its units are handed over.
 #[derive(Debug)]
 pub(crate) enum Kind {
-    /// A packet socket's ring of frames: the status word stands at the start of each slot.
+    /// A packet socket's ring of frames. The status word is at the start of each slot.
     Slots,
-    /// A packet socket's ring of blocks: the status word stands 8 bytes into each block.
+    /// A packet socket's ring of blocks. The status word is 8 bytes into each block.
     Blocks,
-    /// The frames of AF_XDP sockets: units of which nothing is lent wait here, one queue per
-    /// socket, each for an equal share of the units.
+    /// The frames of AF_XDP sockets. Each queue holds the free units (those with a count of zero)
+    /// of one socket; the sockets have equal shares of the units.
     Chunks(Vec<ArrayQueue<u32>>),
 }
 
 /// Memory shared with the kernel.
 #[derive(Debug)]
 pub(crate) struct Region {
-    /// For the kernel's bookkeeping, and for frames to send.
+    /// The writable mapping, for the kernel's bookkeeping and for frames to send.
     write: Mapping,
-    /// For reading frames.
+    /// The read-only mapping, for received frames.
     view: Mapping,
     unit_len: usize,
-    /// How many frames are lent of each unit.
+    /// Per unit, the number of frames that are lent.
     lent: Box<[AtomicU32]>,
     kind: Kind,
 }
@@ -73,10 +74,10 @@ impl Region {
         })
     }
 
-    /// The chunks of AF_XDP sockets. All of those for receiving are free.
+    /// The chunks of AF_XDP sockets. All receive chunks are free at first.
     ///
-    /// `queues` sockets have `receive` chunks each; behind all of them lie `transmit` chunks for
-    /// each.
+    /// Each of `queues` sockets has `receive` receive chunks. After all of those follow `transmit`
+    /// transmit chunks for each socket.
     pub(crate) fn chunks(
         fd: BorrowedFd<'_>,
         queues: u32,
@@ -101,12 +102,12 @@ impl Region {
         )
     }
 
-    /// The writable mapping's address and length, for the kernel.
+    /// Address and length of the writable mapping, for the kernel.
     pub(crate) fn address(&self) -> (u64, u64) {
         (self.write.start().addr() as u64, self.write.len() as u64)
     }
 
-    /// Bytes of a unit.
+    /// Length of a unit in bytes.
     pub(crate) fn unit_len(&self) -> usize {
         self.unit_len
     }
@@ -115,7 +116,7 @@ impl Region {
         self.lent.len() as u32
     }
 
-    /// How many frames are lent of the unit.
+    /// Number of frames lent from the unit.
     #[inline]
     pub(crate) fn lent(&self, unit: u32) -> u32 {
         // ORDERING: Acquire, pairs with the Release in `Lent::drop`: all reads of the frame are
@@ -123,7 +124,8 @@ impl Region {
         self.lent[unit as usize].load(Acquire)
     }
 
-    /// A chunk that the kernel has filled and handed to us, from `at` bytes into the region.
+    /// Lends a chunk that the kernel has filled and handed over. The frame begins `at` bytes into
+    /// the region.
     #[inline]
     pub(crate) fn lend_chunk(self: &Arc<Self>, at: u32) -> Lent {
         let Kind::Chunks(free) = &self.kind else {
@@ -142,13 +144,14 @@ impl Region {
         self.lend(unit, at)
     }
 
-    /// Eight bytes of a chunk that the kernel has handed to us, without counting anything.
+    /// Reads eight bytes of a chunk that the kernel has handed over, without counting a frame as
+    /// lent.
     #[cfg(feature = "bare")]
     #[inline]
     pub(crate) fn bare_head(&self, at: u64) -> u64 {
         assert!(at as usize + 8 <= self.view.len());
-        // SAFETY: inside the view. The caller got the place from the receive ring and has not given
-        // it back.
+        // SAFETY: inside the view. The caller got the offset from the receive ring and has not
+        // returned it.
         unsafe {
             self.view
                 .start()
@@ -160,7 +163,8 @@ impl Region {
 
     #[inline]
     fn lend(self: &Arc<Self>, unit: u32, at: u32) -> Lent {
-        // Relaxed: whoever gets the frame gets it with what orders this before.
+        // ORDERING: Relaxed, another thread gets the frame only through synchronization, which
+        // orders this before.
         self.lent[unit as usize].fetch_add(1, Relaxed);
         Lent {
             region: Arc::clone(self),
@@ -169,7 +173,7 @@ impl Region {
         }
     }
 
-    /// A chunk for receiving that nobody reads any more, of those of the socket with this number.
+    /// Takes a free receive chunk of socket `queue`.
     #[inline]
     pub(crate) fn take_free(&self, queue: usize) -> Option<u32> {
         match &self.kind {
@@ -178,7 +182,7 @@ impl Region {
         }
     }
 
-    /// Chunks for receiving that nobody reads, of those of the socket with this number.
+    /// Number of free receive chunks of socket `queue`.
     pub(crate) fn free(&self, queue: usize) -> usize {
         match &self.kind {
             Kind::Chunks(free) => free[queue].len(),
@@ -186,7 +190,7 @@ impl Region {
         }
     }
 
-    /// Whether the kernel has handed the slot or block over.
+    /// Whether the kernel has handed the slot or block over to us.
     #[inline]
     fn is_ours(&self, unit: u32) -> bool {
         // ORDERING: Acquire, pairs with the kernel's barrier between writing the frame and its
@@ -216,13 +220,13 @@ impl Region {
 
     /// Copies bytes out of the writable mapping.
     ///
-    /// # Safety
-    /// The unit in which they lie is ours.
+    /// The unit that contains them is ours.
+    /// The bytes are in a unit that is ours.
     #[inline]
     unsafe fn read(&self, at: usize, into: &mut [u8]) {
         assert!(at + into.len() <= self.write.len());
-        // SAFETY: inside the mapping; the kernel does not write, as the caller says, and neither
-        // does anybody here.
+        // SAFETY: inside the mapping. The kernel does not write there (the caller's promise), and
+        // neither does this process.
         unsafe {
             self.write
                 .start()
@@ -232,21 +236,21 @@ impl Region {
     }
 }
 
-/// A frame in a region. It cannot change while this lives.
+/// A frame in a region. Its bytes do not change while this lives.
 #[derive(Debug)]
 pub(crate) struct Lent {
     region: Arc<Region>,
-    /// Where the kernel's header of this frame, or else the frame, begins: bytes from the start of
-    /// the region.
+    /// Start of the kernel's header of this frame, or of the frame itself if it has none, in bytes
+    /// from the start of the region.
     at: u32,
     unit: u32,
 }
 
 impl Lent {
-    /// `len` bytes, `start` bytes behind the beginning.
+    /// `len` bytes, `start` bytes after the beginning.
     ///
     /// # Panics
-    /// If they do not lie in one unit.
+    /// If they are not within one unit.
     #[inline]
     pub(crate) fn bytes(&self, start: usize, len: usize) -> &[u8] {
         let region = &*self.region;
@@ -261,8 +265,8 @@ impl Lent {
         unsafe { slice::from_raw_parts(region.view.start().add(from), len) }
     }
 
-    /// When the kernel received the frame: seconds and nanoseconds since 1970, if it notes that
-    /// here.
+    /// When the kernel received the frame, in seconds and nanoseconds since 1970, if the region's
+    /// kind records it.
     pub(crate) fn timestamp(&self) -> Option<(u32, u32)> {
         let at = match self.region.kind {
             Kind::Slots => 16,
@@ -287,23 +291,24 @@ impl Drop for Lent {
         if let Kind::Chunks(free) = &region.kind
             && before == 1
         {
-            // ORDERING: the queue's own; the frame of a chunk is lent once, so this thread made all
-            // reads visible that were made through other references, or was told of them.
+            // ORDERING: the queue's own. The frame of a chunk is lent only once, and this thread
+            // has seen all reads through other references, or synchronized with the threads that
+            // made them.
             let each = free[0].capacity();
-            // Never full: each chunk is in it once.
+            // Never full, since each chunk is in it at most once.
             let _ = free[self.unit as usize / each].push(self.unit);
         }
     }
 }
 
-/// A chunk for sending that is not the kernel's. There is one of these for each, so whoever has it
-/// may write to the chunk.
+/// A transmit chunk that does not belong to the kernel. Each chunk has at most one such value, so
+/// its owner may write to the chunk.
 #[derive(Debug)]
 pub(crate) struct TransmitChunk {
     unit: u32,
 }
 
-/// The memory that one AF_XDP socket sends from. Nothing is ever lent of it.
+/// The memory from which one AF_XDP socket sends. No frame is ever lent from it.
 #[derive(Debug)]
 pub(crate) struct TransmitMemory {
     region: Arc<Region>,
@@ -312,7 +317,7 @@ pub(crate) struct TransmitMemory {
 }
 
 impl TransmitMemory {
-    /// That of socket `queue`, and all its chunks. To be called once for each.
+    /// The memory of socket `queue` and all its chunks. Call this once per socket.
     pub(crate) fn new(region: &Arc<Region>, queue: u32) -> (Self, Vec<TransmitChunk>) {
         let Kind::Chunks(free) = &region.kind else {
             panic!("a packet ring");
@@ -329,20 +334,20 @@ impl TransmitMemory {
         (memory, chunks.map(|unit| TransmitChunk { unit }).collect())
     }
 
-    /// Where a chunk begins, in bytes from the start of the region.
+    /// Start of a chunk, in bytes from the start of the region.
     fn start(&self, unit: u32) -> u64 {
         u64::from(unit) * self.region.unit_len as u64
     }
 
-    /// Gives a chunk to the kernel. Returns where it begins, in bytes from the start of the region.
+    /// Hands a chunk to the kernel. Returns its start, in bytes from the start of the region.
     pub(crate) fn hand_over(&self, chunk: TransmitChunk) -> u64 {
         self.start(chunk.unit)
     }
 
-    /// The chunk around this place, which the kernel has sent.
+    /// Takes back the chunk that contains offset `at`, which the kernel has sent.
     ///
     /// # Panics
-    /// If it is none of these.
+    /// If it is not a chunk of this memory.
     pub(crate) fn take_back(&self, at: u64) -> TransmitChunk {
         let unit = (at / self.region.unit_len as u64) as u32;
         assert!(
@@ -352,20 +357,20 @@ impl TransmitMemory {
         TransmitChunk { unit }
     }
 
-    /// Writes into a chunk, `within` bytes behind its beginning.
+    /// Writes into a chunk, `within` bytes after its start.
     ///
     /// # Panics
-    /// If the chunk is not of this memory, or ends before.
+    /// If the chunk is not part of this memory, or the bytes exceed it.
     pub(crate) fn write(&self, chunk: &mut TransmitChunk, within: usize, bytes: &[u8]) {
         assert!(
             chunk.unit.wrapping_sub(self.first) < self.count
                 && within + bytes.len() <= self.region.unit_len
         );
         let at = self.start(chunk.unit) as usize + within;
-        // SAFETY: inside the writable mapping, since the chunk is. No reference leads there:
-        // nothing is lent of these chunks. Nobody else writes: the caller has the only
-        // `TransmitChunk` of this chunk to itself, and the kernel had returned it when that was
-        // made.
+        // SAFETY: inside the writable mapping, since the chunk is. No reference leads there,
+        // because no frame is lent from these chunks. No other code writes there: the caller has
+        // exclusive access to the only `TransmitChunk` of this chunk, and the kernel had returned
+        // the chunk when that value was made.
         unsafe {
             let to = self.region.write.start().add(at);
             bytes.as_ptr().copy_to_nonoverlapping(to, bytes.len());
@@ -373,8 +378,7 @@ impl TransmitMemory {
     }
 }
 
-/// The ring of a packet socket. There is one per socket, so what follows is done by one thread at a
-/// time.
+/// The ring of a packet socket. It has a single owner, so one thread at a time uses its methods.
 #[derive(Debug)]
 pub(crate) struct PacketMemory {
     region: Arc<Region>,
@@ -384,7 +388,7 @@ pub(crate) struct PacketMemory {
 }
 
 impl PacketMemory {
-    /// Maps the ring of a packet socket, of `units` slots or blocks.
+    /// Maps the ring of a packet socket with `units` slots or blocks.
     pub(crate) fn new(
         fd: BorrowedFd<'_>,
         units: u32,
@@ -411,7 +415,7 @@ impl PacketMemory {
         self.region.unit_len
     }
 
-    /// Where frames are read: the address of the first unit.
+    /// The address of the first unit in the view.
     #[cfg(feature = "testkit")]
     pub(crate) fn view(&self) -> *const u8 {
         self.region.view.start()
@@ -423,11 +427,11 @@ impl PacketMemory {
         self.region.is_ours(unit)
     }
 
-    /// The first bytes of what the kernel has written `within` bytes into the unit; `None` if it
-    /// does not end in the unit.
+    /// Reads the first bytes of the kernel's data at offset `within` of the unit. `None` if they
+    /// would cross its end.
     ///
     /// # Panics
-    /// If the unit is the kernel's.
+    /// If the unit belongs to the kernel.
     #[inline]
     pub(crate) fn header<const N: usize>(&self, unit: u32, within: usize) -> Option<[u8; N]> {
         assert!(self.is_ours(unit), "unit {unit} is the kernel's");
@@ -440,27 +444,27 @@ impl PacketMemory {
         Some(bytes)
     }
 
-    /// Whether frames of the unit can be lent: its pages in the view are those that the kernel
+    /// Whether frames of the unit can be lent, that is, the view shows the pages that the kernel
     /// fills.
     #[inline]
     pub(crate) fn can_lend(&self, unit: u32) -> bool {
         !self.detached[unit as usize]
     }
 
-    /// Lends what begins `within` bytes into the unit.
+    /// Lends the frame at offset `within` of the unit.
     ///
     /// # Panics
-    /// If the unit is the kernel's or detached.
+    /// If the unit belongs to the kernel or is detached.
     #[inline]
     pub(crate) fn lend(&self, unit: u32, within: usize) -> Lent {
         assert!(self.is_ours(unit) && self.can_lend(unit) && within < self.region.unit_len);
         self.region.lend(unit, self.at(unit, within) as u32)
     }
 
-    /// Copies bytes out of a unit of ours.
+    /// Copies bytes at offset `within` out of a unit of ours.
     ///
     /// # Panics
-    /// If the unit is the kernel's, or ends before.
+    /// If the unit belongs to the kernel, or the bytes would cross its end.
     pub(crate) fn copy(&self, unit: u32, within: usize, into: &mut [u8]) {
         assert!(self.is_ours(unit), "unit {unit} is the kernel's");
         assert!(within + into.len() <= self.region.unit_len);
@@ -472,7 +476,7 @@ impl PacketMemory {
         unit as usize * self.region.unit_len + within
     }
 
-    /// Whether nothing is lent of the unit, or only of the copy that has been made of it.
+    /// Whether the unit can be given back: no frame of it is lent, or only frames of its copy.
     #[inline]
     pub(crate) fn is_done(&self, unit: u32) -> bool {
         self.detached[unit as usize] || self.region.lent(unit) == 0
@@ -481,7 +485,7 @@ impl PacketMemory {
     /// Gives the unit back to the kernel.
     ///
     /// # Panics
-    /// If it is not done.
+    /// If [`is_done`](Self::is_done) is false.
     #[inline]
     pub(crate) fn give_back(&mut self, unit: u32) {
         assert!(self.is_done(unit), "unit {unit} is being read");
@@ -492,22 +496,22 @@ impl PacketMemory {
             .store(libc::TP_STATUS_KERNEL, Release);
     }
 
-    /// Copies the unit out, so that it is done at once: whoever reads its frames goes on in the
-    /// copy, at the same addresses.
+    /// Copies the unit out, so that it can be given back at once. Readers of its frames then read
+    /// the copy, at the same addresses.
     ///
     /// # Errors
-    /// If there is no memory for the copy; nothing has changed then.
+    /// There is no memory for the copy. Nothing has changed then.
     pub(crate) fn detach(&mut self, unit: u32) -> io::Result<()> {
         let region = &*self.region;
         assert!(self.is_ours(unit) && !self.detached[unit as usize]);
         let copy = Mapping::private(region.unit_len)?;
-        // SAFETY: the mapping is new and as long as said; no reference into it exists.
+        // SAFETY: the mapping is new and has this length; no reference into it exists.
         let bytes = unsafe { slice::from_raw_parts_mut(copy.start(), region.unit_len) };
         // SAFETY: the unit is ours.
         unsafe { region.read(self.at(unit, 0), bytes) };
         copy.forbid_writes()?;
-        // SAFETY: whole pages of the view, inside it. The bytes are the same: the unit is ours, so
-        // nobody has written to it since it was read.
+        // SAFETY: whole pages of the view, inside it. The bytes are equal, since the unit is ours
+        // and was not written after it was copied.
         unsafe {
             copy.replace(region.view.start().add(self.at(unit, 0)))?;
         }
@@ -516,22 +520,23 @@ impl PacketMemory {
         Ok(())
     }
 
-    /// How many units are detached.
+    /// Number of detached units.
     pub(crate) fn detached(&self) -> u32 {
         self.detached_count
     }
 
-    /// Puts the shared pages of detached units of which nothing is lent any more back into the
-    /// view. Costs a mapping of the whole ring.
+    /// Restores the shared pages of all detached units from which no frame is lent any more. Costs
+    /// a mapping of the whole ring.
     ///
     /// # Errors
-    /// If it cannot be mapped; what was mended until then is.
+    /// The ring cannot be mapped, or pages cannot be moved. Units restored before the error stay
+    /// restored.
     pub(crate) fn reuse_detached(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         let region = &*self.region;
         let other = Mapping::shared(fd, region.view.len(), 0, false)?;
         let start = other.start();
-        // Its pages are moved or unmapped one by one below: in between another mapping may come to
-        // lie in a gap.
+        // The pages are moved or unmapped one by one below; meanwhile another mapping may be
+        // placed in a gap.
         std::mem::forget(other);
         let mut result = Ok(());
         for unit in 0..region.units() {
@@ -539,8 +544,8 @@ impl PacketMemory {
             // SAFETY: inside the mapping.
             let from = unsafe { start.add(at) };
             if result.is_ok() && self.detached[unit as usize] && region.lent(unit) == 0 {
-                // SAFETY: whole pages of the two mappings. Nobody reads those of the view: nothing
-                // of the unit is lent, and only this thread lends.
+                // SAFETY: whole pages of the two mappings. No thread reads those in the view,
+                // since no frame of the unit is lent and only this thread lends.
                 result =
                     unsafe { sys::move_pages(from, region.view.start().add(at), region.unit_len) };
                 if result.is_ok() {
@@ -549,7 +554,7 @@ impl PacketMemory {
                     continue;
                 }
             }
-            // SAFETY: mapped above, and used by nobody.
+            // SAFETY: mapped above, and not used.
             unsafe { sys::unmap(from, region.unit_len) };
         }
         result

@@ -1,13 +1,14 @@
-//! The rings between an AF_XDP socket and the kernel: one side produces, the other consumes.
+//! The rings between an AF_XDP socket and the kernel. One side is the producer, the other the
+//! consumer.
 //!
-//! Indices count without end and wrap at 2^32; an index modulo the length is a place. The producer
-//! writes entries and then moves its index; the consumer reads them and then moves its own. Each
-//! side keeps a copy of the other's index and looks at the real one only when the copy does not
+//! Indices only grow and wrap at 2^32; an index modulo the length selects an entry. The producer
+//! writes entries and then advances its index; the consumer reads them and then advances its own.
+//! Each side keeps a copy of the other's index and reads the real one only when the copy does not
 //! suffice.
 //!
-//! Words in shared memory are reached through raw pointers and atomics only. The kernel is trusted
-//! as far as memory is concerned: entries are plain integers, and whoever uses them as addresses
-//! checks them.
+//! Shared memory is accessed through raw pointers and atomics only. The kernel is trusted not to
+//! break memory safety: entries are plain integers, and code that uses them as addresses checks
+//! them.
 
 #![allow(unsafe_code)]
 
@@ -15,7 +16,7 @@ use crate::sys::Mapping;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// Where the parts of a ring lie, in bytes from the start of its mapping.
+/// Offsets of the parts of a ring, in bytes from the start of its mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offsets {
     pub(crate) producer: usize,
@@ -24,20 +25,20 @@ pub(crate) struct Offsets {
     pub(crate) flags: usize,
 }
 
-/// What may be an entry.
+/// A type that can be an entry.
 ///
 /// # Safety
-/// Every bit pattern is a value, and 8 is a multiple of the alignment.
+/// Every bit pattern is a value, and the alignment divides 8.
 pub(crate) unsafe trait Entry: Copy {}
 
 // SAFETY: an integer.
 unsafe impl Entry for u64 {}
 
-/// A frame, or a piece of one: `struct xdp_desc`.
+/// A frame or a piece of one: `struct xdp_desc`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Descriptor {
-    /// Bytes from the start of the region.
+    /// Offset from the start of the region, in bytes.
     pub(crate) at: u64,
     pub(crate) len: u32,
     pub(crate) options: u32,
@@ -51,15 +52,15 @@ unsafe impl Entry for Descriptor {}
 struct Ring<T> {
     mapping: Mapping,
     offsets: Offsets,
-    /// The number of entries minus one; the number is a power of two.
+    /// The number of entries minus one. The number is a power of two.
     mask: u32,
     entry: std::marker::PhantomData<T>,
 }
 
 impl<T: Entry> Ring<T> {
     /// # Panics
-    /// If the length is no power of two, or a part lies outside of the mapping or at no multiple of
-    /// 8.
+    /// If the length is not a power of two, or a part is outside the mapping or not at a multiple
+    /// of 8.
     fn new(mapping: Mapping, offsets: Offsets, len: u32) -> Self {
         assert!(len.is_power_of_two(), "{len} entries");
         let Offsets {
@@ -84,8 +85,8 @@ impl<T: Entry> Ring<T> {
     }
 
     fn word(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: one of the offsets, which `new` has checked: inside the mapping and aligned. Both
-        // sides use these words atomically only.
+        // SAFETY: `at` is one of the offsets, which `new` has checked: inside the mapping and
+        // aligned. Both sides access these words only atomically.
         unsafe { AtomicU32::from_ptr(self.mapping.start().add(at).cast()) }
     }
 
@@ -105,19 +106,19 @@ impl<T: Entry> Ring<T> {
     }
 }
 
-/// The side that writes entries. Neither side can be cloned, so there is one.
+/// The side that writes entries. Neither side is `Clone`, so each is unique.
 #[derive(Debug)]
 pub(crate) struct Producer<T> {
     ring: Ring<T>,
-    /// Where the next entry goes; what the consumer may see lies below `published`.
+    /// Index of the next entry to write. The consumer can see entries below `published`.
     next: u32,
     published: u32,
-    /// The consumer's index when last looked at.
+    /// The consumer's index as last read.
     consumed: u32,
 }
 
 impl<T: Entry> Producer<T> {
-    /// See [`Ring::new`] for panics.
+    /// Panics as [`Ring::new`].
     pub(crate) fn new(mapping: Mapping, offsets: Offsets, len: u32) -> Self {
         let ring = Ring::<T>::new(mapping, offsets, len);
         let next = ring.producer().load(Relaxed);
@@ -130,59 +131,59 @@ impl<T: Entry> Producer<T> {
         }
     }
 
-    /// Entries that are sure to find room.
+    /// Number of entries that can be written without waiting. Exact if it is less than `wanted`.
     #[inline]
     pub(crate) fn room(&mut self, wanted: u32) -> u32 {
         let room = |producer: &Self| {
             producer.ring.mask + 1 - producer.next.wrapping_sub(producer.consumed)
         };
         if room(self) < wanted {
-            // ORDERING: Acquire, pairs with the consumer's release of its index: it has read what
-            // is overwritten next.
+            // ORDERING: Acquire, pairs with the consumer's release of its index: the consumer has
+            // read the entries that are overwritten next.
             self.consumed = self.ring.consumer().load(Acquire);
         }
         room(self)
     }
 
-    /// Writes an entry, which the consumer sees after [`publish`](Self::publish). False if there is
-    /// no room.
+    /// Writes an entry, which the consumer sees after [`publish`](Self::publish). False if the
+    /// ring is full.
     #[inline]
     pub(crate) fn push(&mut self, entry: T) -> bool {
         if self.room(1) == 0 {
             return false;
         }
-        // SAFETY: inside the ring. The consumer does not read there before the index moves, and has
-        // read what was there.
+        // SAFETY: inside the ring. The consumer does not read the entry before the index moves,
+        // and has finished reading its old value.
         unsafe { self.ring.entry(self.next).write(entry) };
         self.next = self.next.wrapping_add(1);
         true
     }
 
-    /// Shows the consumer what was written. Returns whether there was something.
+    /// Makes written entries visible to the consumer. False if there are none.
     #[inline]
     pub(crate) fn publish(&mut self) -> bool {
         if self.published == self.next {
             return false;
         }
-        // ORDERING: Release, pairs with the consumer's Acquire load: entries, and frames behind
-        // them, come before.
+        // ORDERING: Release, pairs with the consumer's Acquire load: writes to entries, and to the
+        // frames they name, come before.
         self.ring.producer().store(self.next, Release);
         self.published = self.next;
         true
     }
 
-    /// Published entries that the consumer has not taken.
+    /// Number of published entries that the consumer has not taken.
     pub(crate) fn pending(&mut self) -> u32 {
         // ORDERING: Acquire, as in `room`.
         self.consumed = self.ring.consumer().load(Acquire);
         self.published.wrapping_sub(self.consumed)
     }
 
-    /// Whether the consumer sleeps until a system call tells it.
+    /// Whether the consumer sleeps until a system call wakes it.
     #[inline]
     pub(crate) fn needs_wakeup(&self) -> bool {
-        // ORDERING: Relaxed, as in the kernel's own libraries: the flag is raised before the
-        // consumer looks a last time.
+        // ORDERING: Relaxed, as in the kernel's own libraries: the consumer sets the flag before
+        // it checks the ring a last time.
         self.ring.word(self.ring.offsets.flags).load(Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
     }
 }
@@ -192,12 +193,12 @@ impl<T: Entry> Producer<T> {
 pub(crate) struct Consumer<T> {
     ring: Ring<T>,
     next: u32,
-    /// The producer's index when last looked at.
+    /// The producer's index as last read.
     produced: u32,
 }
 
 impl<T: Entry> Consumer<T> {
-    /// See [`Ring::new`] for panics.
+    /// Panics as [`Ring::new`].
     pub(crate) fn new(mapping: Mapping, offsets: Offsets, len: u32) -> Self {
         let ring = Ring::<T>::new(mapping, offsets, len);
         let next = ring.consumer().load(Relaxed);
@@ -212,26 +213,27 @@ impl<T: Entry> Consumer<T> {
     #[inline]
     pub(crate) fn is_ready(&mut self) -> bool {
         if self.produced == self.next {
-            // ORDERING: Acquire, pairs with the producer's Release: what it wrote before is seen.
+            // ORDERING: Acquire, pairs with the producer's Release: its earlier writes are
+            // visible.
             self.produced = self.ring.producer().load(Acquire);
         }
         self.produced != self.next
     }
 
-    /// Reads an entry. Its place is free after [`release`](Self::release).
+    /// Reads an entry. The producer can reuse it after [`release`](Self::release).
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<T> {
         if !self.is_ready() {
             return None;
         }
-        // SAFETY: inside the ring; the producer has written it, and does not write there again
+        // SAFETY: inside the ring. The producer has written the entry, and does not write it again
         // before `release`.
         let entry = unsafe { self.ring.entry(self.next).read() };
         self.next = self.next.wrapping_add(1);
         Some(entry)
     }
 
-    /// Lets the producer use the places of what was read.
+    /// Lets the producer reuse all entries read so far.
     #[inline]
     pub(crate) fn release(&mut self) {
         // ORDERING: Release, pairs with the producer's Acquire in `room`: entries were read before.
@@ -254,7 +256,7 @@ mod tests {
         entries: 192,
     };
 
-    /// Both sides of a ring on plain memory, with indices that begin at `start`.
+    /// Both sides of a ring in plain memory, with indices that begin at `start`.
     fn pair(len: u32, start: u32) -> (Producer<u64>, Consumer<u64>) {
         let bytes = OFFSETS.entries + len as usize * 8;
         let memory = crate::sys::shared_memory(bytes).unwrap();
@@ -274,7 +276,7 @@ mod tests {
             before in 0u32..20, steps in prop::collection::vec((0u8..4, 1usize..9), 1..200)
         ) {
             let (mut producer, mut consumer) = pair(8, u32::MAX - before);
-            // Written, shown, and read entries whose places are not released.
+            // Entries that are written, that are published, and that are read but not released.
             let (mut written, mut shown, mut held) = (VecDeque::new(), VecDeque::new(), 0);
             let mut number = 0u64;
             for (step, times) in steps {

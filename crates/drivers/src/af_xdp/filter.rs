@@ -1,4 +1,4 @@
-//! The program in the kernel, and the addresses that it passes to us.
+//! The program in the kernel, and the addresses whose packets it passes to us.
 
 use super::open::bpf_error;
 use crate::af_packet::refuse_owned;
@@ -10,24 +10,27 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Mutex, PoisonError, Weak};
 
-/// What keeps the frames coming: the program goes when the last of this does.
+/// The objects that keep the program attached. It is removed when the last reference to them is
+/// dropped.
 #[derive(Debug)]
 pub(super) struct Attached {
     pub(super) interface: String,
     pub(super) link: OwnedFd,
     pub(super) map: OwnedFd,
-    /// Holds the interface open for frames to groups, or to any address.
+    /// A packet socket that keeps the interface receiving frames to multicast groups, or to any
+    /// address.
     pub(super) _widened: OwnedFd,
     /// Whether frames may be longer than a chunk.
     pub(super) pieces: bool,
-    /// Whether addresses of the kernel may be ours.
+    /// Whether addresses that the kernel owns may be ours, too.
     pub(super) guard: bool,
-    /// What the program that is attached passes to us.
+    /// The frames that the attached program passes to us.
     pub(super) redirect: Mutex<Redirect>,
 }
 
 impl Attached {
-    /// Changes the addresses that are ours, if not all are; `change` says whether it did something.
+    /// Changes our addresses, unless all frames are ours. `change` returns whether it changed the
+    /// list.
     fn change(&self, change: impl FnOnce(&mut Vec<IpAddr>) -> bool) -> Result<(), DeviceError> {
         let mut redirect = self.redirect.lock().unwrap_or_else(PoisonError::into_inner);
         let mut changed = redirect.clone();
@@ -52,7 +55,7 @@ impl Attached {
     }
 }
 
-/// What a stack has of the program: it does not keep it attached.
+/// A stack's handle to the program. It does not keep the program attached.
 #[derive(Debug)]
 pub(super) struct Filter(pub(super) Weak<Attached>);
 

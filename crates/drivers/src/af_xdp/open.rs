@@ -1,4 +1,4 @@
-//! Opening: the memory, the sockets of all queues, and the program.
+//! Opens the memory, the sockets of all queues, and the program.
 
 use super::filter::Attached;
 use super::options::{AfXdpOptions, XdpBind, XdpMode, XdpTransmit};
@@ -20,23 +20,23 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What the kernel keeps free before a received frame.
+/// Bytes that the kernel keeps free in front of a received frame.
 const HEADROOM: usize = 256;
-/// Longest frame that surely fits one chunk, whatever a driver needs behind it
-/// (`struct skb_shared_info`).
+/// Longest frame that fits one chunk with any driver, in bytes; drivers keep a `struct
+/// skb_shared_info` after the frame.
 const SINGLE_FRAME_LEN: usize = 3506 + ETHERNET_HEADER_LEN;
-/// Bytes of `struct xsk_tx_metadata`.
+/// Length of `struct xsk_tx_metadata` in bytes.
 const METADATA_LEN: usize = 24;
-/// How long a queue may stay busy after its last user has closed it; the kernel takes it down
-/// later.
+/// How long opening retries while a queue is busy; the kernel takes a queue down some time after
+/// its last user has closed it.
 const REBIND_TIMEOUT: Duration = Duration::from_secs(1);
-/// Socket option `XDP_MAX_TX_SKB_BUDGET`, of Linux 6.18: frames sent per system call when they are
-/// copied.
+/// Socket option `XDP_MAX_TX_SKB_BUDGET`, of Linux 6.18: most frames sent per system call when the
+/// kernel copies them.
 const XDP_MAX_TX_SKB_BUDGET: i32 = 9;
 
 const _: () = assert!(SINGLE_FRAME_LEN + HEADROOM < CHUNK_LEN);
 
-/// What is known of the interface while its queues are opened.
+/// The properties of the interface, collected while its queues are opened.
 pub(super) struct Opening<'a> {
     interface: &'a str,
     options: &'a AfXdpOptions,
@@ -45,7 +45,7 @@ pub(super) struct Opening<'a> {
     caps: Capabilities,
     mac: [u8; 6],
     interface_mac: [u8; 6],
-    /// Frames may be longer than a chunk.
+    /// Whether frames may be longer than a chunk.
     pieces: bool,
 }
 
@@ -121,8 +121,8 @@ impl<'a> Opening<'a> {
         let region = Arc::new(region.map_err(self.system("map shared memory"))?);
         let metadata = self.register(sockets[0].as_fd(), &region)?;
 
-        // The program first: if the address is to be guarded, the kernel must not see a frame any
-        // more.
+        // Attach the program first: if an address is guarded, the kernel must see no more frames
+        // to it.
         let (attached, map) = self.attach(count)?;
         let attached = Arc::new(attached);
         let mut devices: Vec<AfXdp> = Vec::new();
@@ -133,7 +133,8 @@ impl<'a> Opening<'a> {
             self.bind(socket.as_fd(), queue, first)?;
             let zero_copy =
                 sys::xsk_is_zero_copy(socket.as_fd()).map_err(self.system("read options"))?;
-            // Without a copy the driver does it, and not all do; the kernel does not tell.
+            // Without a copy the driver has to finish checksums; not all drivers do, and the
+            // kernel does not report which.
             self.caps.tx_checksum = metadata && !zero_copy && self.options.offloads;
             let packets = self.packets(zero_copy)?;
             // Older kernels send 32 frames per call.
@@ -179,7 +180,7 @@ impl<'a> Opening<'a> {
         Ok(devices)
     }
 
-    /// The packet socket to send through, if one is wanted.
+    /// Opens the packet socket to send through, if the options ask for one.
     fn packets(&mut self, zero_copy: bool) -> Result<Option<AfPacketTx>, DeviceError> {
         if self.options.transmit == XdpTransmit::Ring || zero_copy {
             return Ok(None);
@@ -201,7 +202,7 @@ impl<'a> Opening<'a> {
         )
     }
 
-    /// Registers the memory. Returns whether frames to send can say what is to be done to them.
+    /// Registers the memory. Returns whether frames to send can carry metadata for the kernel.
     fn register(&self, socket: BorrowedFd<'_>, region: &Region) -> Result<bool, DeviceError> {
         let (address, len) = region.address();
         let request = |metadata_len| UmemRequest {
@@ -267,7 +268,7 @@ impl<'a> Opening<'a> {
                     return Ok((attached, map));
                 }
                 Err(error) => {
-                    // What is no matter of the mode does not change with it.
+                    // An error that does not depend on the mode would repeat in every mode.
                     let busy = matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST));
                     first_error.get_or_insert(error);
                     if busy {
@@ -344,14 +345,14 @@ impl<'a> Opening<'a> {
     }
 }
 
-/// The command that gives this program what AF_XDP needs.
+/// The command that grants this program the capabilities for AF_XDP.
 fn set_capabilities() -> String {
     let program =
         std::env::current_exe().map_or("PROGRAM".into(), |path| path.display().to_string());
     format!("sudo setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep {program}")
 }
 
-/// Why a program could not be loaded or attached.
+/// Maps an error of loading or attaching a program.
 pub(crate) fn bpf_error(interface: &str, what: &'static str, error: &io::Error) -> DeviceError {
     let unsuitable = |reason| DeviceError::Unsuitable {
         interface: interface.to_owned(),
@@ -389,7 +390,8 @@ struct Rings {
 
 impl Rings {
     pub(super) fn new(socket: BorrowedFd<'_>, receive: u32, transmit: u32) -> io::Result<Self> {
-        // Received frames take at most half of the chunks, lest there is nothing to fill.
+        // Received frames take at most half of the chunks, so that the fill ring does not run
+        // empty.
         let lens = [receive / 2, transmit, receive, transmit];
         let options = [
             libc::XDP_RX_RING,

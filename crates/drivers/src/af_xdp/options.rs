@@ -1,15 +1,15 @@
-//! How an XDP socket is opened.
+//! Options for opening an AF_XDP socket.
 
 use super::Redirect;
 use crate::af_packet::MacChoice;
 use std::net::IpAddr;
 
-/// How an [`AfXdp`](super::AfXdp) is opened.
+/// Options for opening an [`AfXdp`](super::AfXdp).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AfXdpOptions {
-    /// Which frames are ours. Default: [`Redirect::Everything`]. [`address`](Self::address) sets
-    /// the other kind.
+    /// The frames that are ours. Default: [`Redirect::Everything`]. [`address`](Self::address)
+    /// selects the other kind.
     pub redirect: Redirect,
     /// Our Ethernet address. Default: the interface's.
     pub mac: MacChoice,
@@ -23,31 +23,32 @@ pub struct AfXdpOptions {
     /// Chunks of 4 KiB for frames to send, per queue: rounded up to a power of two, 64 to 65536.
     /// Default 1024.
     pub tx_chunks: u32,
-    /// Whether received frames count as [`RxChecksum::Valid`](crate::RxChecksum::Valid). Default:
-    /// no. For links that cannot damage a frame, such as a veth, on which the peer leaves checksums
-    /// unfinished.
+    /// Whether all received frames are marked [`RxChecksum::Valid`](crate::RxChecksum::Valid).
+    /// Default: no. For links that cannot damage a frame, such as a veth, whose peer leaves
+    /// checksums unfinished.
     pub trust_checksums: bool,
-    /// Whether checksums of frames that we send may be left to the kernel, where it can do that for
+    /// Whether the kernel may finish checksums of frames that we send, where it supports that for
     /// AF_XDP (Linux 6.8 and later, when frames are copied). Default: yes.
     pub offloads: bool,
     /// How frames leave. Default: [`XdpTransmit::Ring`].
     pub transmit: XdpTransmit,
-    /// Open though the kernel owns an address of [`Redirect::Addresses`]: frames to it come to us,
-    /// so it stays silent on this interface. Default: no.
+    /// Whether to open the device although the kernel owns an address of [`Redirect::Addresses`].
+    /// Frames to that address come to us, so the kernel does not answer them on this interface.
+    /// Default: no.
     pub guard: bool,
 }
 
-/// Where the program that chooses our frames runs.
+/// Where the program that selects our frames runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum XdpMode {
-    /// In the driver if it can, or else behind it.
+    /// In the driver if it supports that, otherwise after it.
     #[default]
     Auto,
     /// In the driver.
     Native,
-    /// Behind the driver, on any interface; slower. Peers must not send segments to be divided:
-    /// they do not fit a chunk.
+    /// After the driver, on any interface; slower. Peers must not send merged segments, since
+    /// those do not fit a chunk.
     Generic,
 }
 
@@ -55,7 +56,7 @@ pub enum XdpMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum XdpBind {
-    /// Without a copy if the driver can, or else with one.
+    /// Without a copy if the driver supports that, otherwise with one.
     #[default]
     Auto,
     /// The kernel copies them.
@@ -71,11 +72,11 @@ pub enum XdpTransmit {
     /// Through the socket's send ring.
     #[default]
     Ring,
-    /// Through a packet socket beside it, unless the network card reads the shared memory itself.
-    /// Where the kernel copies frames anyway, this one also divides segments and computes checksums
-    /// for [`offloads`](AfXdpOptions::offloads), and a veth delivers the segments together; from
-    /// the send ring it takes frames no longer than the MTU, delivers each for itself, and wakes
-    /// the receiver for each.
+    /// Through a packet socket, unless the network card reads the shared memory itself. Where the
+    /// kernel copies frames anyway, a packet socket can also divide segments and compute checksums
+    /// (with [`offloads`](AfXdpOptions::offloads)), and a veth delivers the segments together. The
+    /// send ring takes frames no longer than the MTU, and a veth delivers each of them alone and
+    /// wakes the receiver for each.
     Packet,
 }
 
@@ -97,8 +98,8 @@ impl Default for AfXdpOptions {
 }
 
 impl AfXdpOptions {
-    /// Adds an address that our stack is going to use, or a group that it is to hear, to
-    /// [`Redirect::Addresses`], which [`redirect`](Self::redirect) becomes.
+    /// Adds an address of our stack, or a multicast group that it listens to, to
+    /// [`Redirect::Addresses`]. Replaces [`Redirect::Everything`].
     pub fn address(mut self, address: impl Into<IpAddr>) -> Self {
         let address = address.into();
         match &mut self.redirect {

@@ -1,5 +1,5 @@
-//! Receiving: chunks go to the kernel through the fill ring and come back with frames through the
-//! receive ring.
+//! The receiving half: chunks go to the kernel through the fill ring and come back, filled with
+//! frames, through the receive ring.
 
 use super::filter::Attached;
 use crate::fd_event::FdEvent;
@@ -14,7 +14,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often a wait without frames looks whether the link is up: an AF_XDP socket does not tell.
+/// How often a wait without frames checks whether the link is up; an AF_XDP socket does not report
+/// it.
 const LINK_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The receiving half of an [`AfXdp`](super::AfXdp).
@@ -22,18 +23,19 @@ const LINK_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 pub(super) struct XdpRx {
     reporter: Reporter,
     event: FdEvent,
-    /// Tells of frames once. The socket itself is readable as long as a frame has not been taken.
+    /// An edge-triggered epoll descriptor: it reports each arrival once, whereas the socket itself
+    /// stays readable until its frames are taken.
     edge: OwnedFd,
     region: Arc<Region>,
-    /// Which of the region's chunks are ours.
+    /// Number of this socket in the region.
     queue: usize,
-    /// Chunks in all that are ours to receive into.
+    /// Number of receive chunks of this socket.
     chunks: usize,
     fill: Producer<u64>,
     ring: Consumer<Descriptor>,
-    /// The pieces of a frame that has not ended.
+    /// The pieces of a frame whose last piece has not arrived.
     pieces: Vec<(Lent, usize)>,
-    /// What all frames say.
+    /// The metadata of all frames.
     meta: RxMeta,
     checked_at: Instant,
     stats: RxStats,
@@ -101,7 +103,7 @@ impl XdpRx {
         (received, sum)
     }
 
-    /// Gives the kernel all chunks that nobody reads.
+    /// Gives all free chunks to the kernel.
     #[inline]
     fn refill(&mut self) {
         while self.fill.room(1) > 0 {
@@ -116,14 +118,16 @@ impl XdpRx {
         }
     }
 
-    /// Whether frames are copied, since too few chunks are left for the kernel.
+    /// Whether frames must be copied out, because less than a quarter of the chunks is left to the
+    /// kernel.
     #[inline]
     fn is_behind(&mut self) -> bool {
         let with_kernel = self.fill.pending() as usize + self.region.free(self.queue);
         with_kernel < self.chunks / 4
     }
 
-    /// The frame that this descriptor ends; `None` if more pieces follow, or it makes no sense.
+    /// The frame that ends with this descriptor. `None` if more pieces follow, or the frame is too
+    /// short.
     #[inline]
     fn frame(&mut self, found: Descriptor, behind: bool) -> Option<Frame> {
         let lent = self.region.lend_chunk(found.at as u32);
@@ -133,7 +137,7 @@ impl XdpRx {
             if found.options & libc::XDP_PKT_CONTD != 0 {
                 return None;
             }
-            // A frame is one slice, so pieces are joined; their chunks are free then.
+            // A frame is one slice, so its pieces are joined by a copy, which frees their chunks.
             let parts = self.pieces.iter().map(|(lent, len)| lent.bytes(0, *len));
             let bytes = parts.collect::<Vec<_>>().concat().into_boxed_slice();
             self.pieces.clear();
@@ -182,7 +186,7 @@ impl DeviceRx for XdpRx {
         self.reporter.check()?;
         self.refill();
         if self.ring.is_ready() {
-            // Frames end the wait, but so may a waker have done, which is to be counted.
+            // Frames end the wait, but a waker may have been used as well, and must be counted.
             let waited = self.event.wait(self.edge.as_fd(), Some(Duration::ZERO));
             return waited
                 .map_err(|error| DeviceError::system("wait", &self.link().name, &error))

@@ -1,8 +1,8 @@
-//! Sending: frames are copied into chunks, which go to the kernel through the send ring and come
-//! back through the completion ring.
+//! The sending half: frames are copied into chunks, which go to the kernel through the send ring
+//! and come back through the completion ring.
 //!
-//! Where several threads build frames, each fills chunks with its own beforehand ([`TxPrepare`]);
-//! what is left to the sender is the descriptors and the system call.
+//! If several threads build frames, each copies its own into chunks in advance ([`TxPrepare`]).
+//! The sender then only writes descriptors and makes the system call.
 
 use super::filter::Attached;
 use super::{CHUNK_LEN, MAX_PIECES};
@@ -16,13 +16,13 @@ use crate::{
 use crossbeam_queue::ArrayQueue;
 use std::sync::Arc;
 
-/// System calls that one batch may take. Each sends 32 frames at least, if the device has room.
+/// Most system calls per batch. Each sends at least 32 frames, if the device has room.
 const KICKS: usize = 64;
-/// Chunks that are kept for frames that nobody has prepared, if others do prepare theirs; at most
-/// a quarter of all.
+/// Chunks reserved for frames that were not prepared, while other frames are; at most a quarter of
+/// all chunks.
 const RESERVE: usize = 64;
 
-/// Part of a frame in a chunk.
+/// A piece of a frame, in a chunk.
 #[derive(Debug)]
 struct Piece {
     chunk: TransmitChunk,
@@ -45,29 +45,29 @@ impl Filled {
     }
 }
 
-/// What was prepared in a slot.
+/// The content of a slot.
 #[derive(Debug)]
 enum Prepared {
     Filled(Filled),
-    /// No chunk was free.
+    /// The frame's bytes, because no chunk was free.
     Copied(Box<[u8]>, TxMeta),
-    /// It can never be sent.
+    /// The frame can never be sent.
     Refused,
 }
 
-/// Fills chunks with frames.
+/// Copies frames into chunks.
 #[derive(Debug)]
 struct Filler {
     caps: Capabilities,
     memory: TransmitMemory,
-    /// Bytes before each piece of a frame, for what the device is to do.
+    /// Bytes in front of each piece for metadata to the kernel.
     metadata_len: usize,
-    /// Chunks for those who prepare frames.
+    /// Free chunks for the threads that prepare frames.
     free: ArrayQueue<TransmitChunk>,
 }
 
 impl Filler {
-    /// Bytes of a frame in a chunk.
+    /// Bytes of a frame that fit into a chunk.
     fn room(&self) -> usize {
         CHUNK_LEN - self.metadata_len
     }
@@ -80,8 +80,8 @@ impl Filler {
         self.caps.admits(frame) && self.pieces(frame) <= MAX_PIECES
     }
 
-    /// Copies a frame into chunks that `take` returns. `None` if it has too few; those that it
-    /// returned are free then.
+    /// Copies a frame into chunks supplied by `take`. `None` if there are too few; the chunks
+    /// taken until then are given back.
     #[inline]
     fn fill(
         &self,
@@ -144,7 +144,7 @@ impl Filler {
     }
 }
 
-/// What builders of frames do.
+/// The part of sending that runs on the threads that build frames.
 #[derive(Debug)]
 struct Preparer {
     filler: Arc<Filler>,
@@ -166,7 +166,7 @@ impl TxPrepare for Preparer {
                     }
                 }
             };
-            // Such a frame was given up, as the link was down.
+            // The old frame was abandoned because the link was down.
             if let Some(Prepared::Filled(unsent)) = self.slots.put(slot, prepared) {
                 unsent
                     .pieces()
@@ -181,10 +181,10 @@ impl TxPrepare for Preparer {
 pub(super) struct XdpTx {
     link: Arc<Link>,
     filler: Arc<Filler>,
-    /// Chunks for frames that nobody has prepared, and how many are kept for them.
+    /// Free chunks for frames that were not prepared, and how many of them to keep.
     free: Vec<TransmitChunk>,
     reserve: usize,
-    /// How many chunks the kernel has.
+    /// Number of chunks that the kernel has.
     under_way: usize,
     preparer: Option<Arc<Preparer>>,
     ring: Producer<Descriptor>,
@@ -233,7 +233,7 @@ impl XdpTx {
         }
         self.ring.publish();
         if self.ring.needs_wakeup() {
-            // Whatever it says: the next call goes on.
+            // Errors do not matter, since the next call tries again.
             let _ = sys::xsk_kick_send(self.link.fd());
         }
         sent
@@ -271,7 +271,7 @@ impl XdpTx {
         filled.is_some_and(|filled| self.put_filled(filled).is_ok())
     }
 
-    /// Puts a frame that is in its chunks on the ring; returns it if there is no room now.
+    /// Puts a frame that is already in chunks on the ring. Returns it if there is no room now.
     #[inline]
     fn put_filled(&mut self, filled: Filled) -> Result<(), Filled> {
         let count = 1 + filled.rest.len();
@@ -293,8 +293,8 @@ impl XdpTx {
         Ok(())
     }
 
-    /// Sends `count` frames, as many as there is room for; `put` puts one on the ring, or returns
-    /// false.
+    /// Sends as many of `count` frames as there is room for. `put` puts one on the ring, or
+    /// returns false.
     fn send(
         &mut self,
         count: usize,
@@ -317,12 +317,12 @@ impl XdpTx {
             taken += 1;
         }
         self.ring.publish();
-        // Also for frames that an earlier call could not get rid of.
+        // Also sends frames that an earlier call left on the ring.
         self.kick();
         Ok(taken)
     }
 
-    /// Puts what was prepared in a slot on the ring, or leaves it there.
+    /// Puts the content of a slot on the ring, or leaves it there. False if there is no room now.
     fn put_prepared(&mut self, preparer: &Preparer, slot: usize) -> bool {
         let unsent = match preparer.slots.take(slot) {
             None | Some(Prepared::Refused) => {
@@ -349,7 +349,7 @@ impl XdpTx {
         false
     }
 
-    /// Makes the kernel send what is on the ring.
+    /// Makes the kernel send the frames on the ring.
     fn kick(&mut self) {
         let mut stuck = 0;
         let mut before = self.ring.pending();
@@ -363,8 +363,8 @@ impl XdpTx {
                         self.link.report_error();
                         break;
                     }
-                    // Some were sent, or the device is busy; or the kernel has dropped one that it
-                    // will not send.
+                    // Some frames were sent; or the device is busy; or the kernel has dropped a
+                    // frame that it cannot send.
                     _ => self.reap(),
                 }
             }

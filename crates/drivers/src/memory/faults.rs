@@ -1,43 +1,40 @@
-//! A bad wire: loss, duplicates, reordering and bit errors from a seed.
+//! An unreliable wire: loss, duplicates, reordering and bit errors from a seed.
 
 use crate::{Frame, RxChecksum, complete_checksum};
 use std::collections::VecDeque;
 
-/// What goes wrong on the way to a device.
+/// Faults on the way to a device.
 ///
-/// Probabilities are in parts per million of the frames, 0 to 1,000,000. What happens to a frame
-/// depends on the seed and on how many frames came before it on this way, on nothing else; each
-/// kind of fault draws from numbers of its own, so changing one rate leaves the others' choices as
-/// they are.
+/// Probabilities are in parts per million of the frames, 0 to 1,000,000. The fate of a frame
+/// depends only on the seed and on the number of frames before it in this direction. Each kind of
+/// fault draws from a separate sequence, so changing one rate does not change the other choices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Faults {
-    /// Where the choices start from.
+    /// Seed of all choices.
     pub seed: u64,
     /// Frames that are lost.
     pub loss_ppm: u32,
-    /// Frames that begin a burst of losses, outside of one. Links lose frames in bursts (E. N.
-    /// Gilbert, *Capacity of a burst-noise channel*, 1960).
+    /// Frames that begin a burst of losses (counted outside of bursts). Links lose frames in
+    /// bursts (E. N. Gilbert, *Capacity of a burst-noise channel*, 1960).
     pub burst_ppm: u32,
-    /// How many frames in a row a burst takes, at most; 0 counts as 1. Each length from 1 on is as
-    /// likely.
+    /// Longest burst, in frames; 0 counts as 1. All lengths from 1 on are equally likely.
     pub burst_frames: u32,
-    /// Frames that arrive twice, the copy right behind.
+    /// Frames that arrive twice, the copy directly after the original.
     pub duplicate_ppm: u32,
-    /// Frames that later ones overtake.
+    /// Frames that later frames overtake.
     pub reorder_ppm: u32,
-    /// How many frames overtake such a frame, at most; 0 counts as 1. A frame is held back no
-    /// longer than until the receiver finds the queue empty, so a frame with none behind it is
-    /// never late.
+    /// Most frames that overtake such a frame; 0 counts as 1. A frame is held back only until the
+    /// receiver finds the queue empty, so the last frame is never late.
     pub reorder_distance: u32,
-    /// Frames in which one bit past the Ethernet header is flipped. Only IPv4 and IPv6 frames are
-    /// harmed, which have a checksum that notices. A partial checksum is completed first, and such
-    /// a frame arrives as [`RxChecksum::Verify`] whatever the device vouches for otherwise.
+    /// Frames in which one bit after the Ethernet header is flipped. Only IPv4 and IPv6 frames are
+    /// affected, since their checksums reveal it. A partial checksum is completed first, and the
+    /// frame arrives as [`RxChecksum::Verify`] even if the device reports others as valid.
     pub corrupt_ppm: u32,
 }
 
 impl Faults {
-    /// No faults yet, choices from `seed`.
+    /// No faults; later choices start from `seed`.
     pub fn new(seed: u64) -> Self {
         Self {
             seed,
@@ -77,7 +74,7 @@ impl Faults {
         self
     }
 
-    /// Whether nothing ever goes wrong.
+    /// Whether no fault can occur.
     pub fn is_none(&self) -> bool {
         self.loss_ppm == 0
             && self.burst_ppm == 0
@@ -87,17 +84,17 @@ impl Faults {
     }
 }
 
-/// What a bad wire has done so far, in frames.
+/// Counts of an unreliable wire, in frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FaultStats {
     /// Lost, in bursts or alone.
     pub lost: u64,
-    /// Bursts of losses that began.
+    /// Bursts of losses.
     pub bursts: u64,
     /// Delivered twice.
     pub duplicated: u64,
-    /// Held back so that later ones could overtake.
+    /// Held back so that later frames could overtake.
     pub reordered: u64,
     /// Delivered with a flipped bit.
     pub corrupted: u64,
@@ -107,18 +104,18 @@ pub struct FaultStats {
 #[derive(Debug)]
 pub(crate) struct Wire {
     faults: Faults,
-    /// Frames that have come off the queue.
+    /// Number of frames taken from the queue.
     index: u64,
-    /// Frames before this one are lost: a burst goes on.
+    /// Frames below this number are lost, because a burst lasts.
     burst_until: u64,
-    /// Frames to deliver before anything else is taken from the queue.
+    /// Frames to deliver before the queue is read again.
     due: VecDeque<Frame>,
     /// Frames held back, each with the number of frames that may still overtake it.
     held: VecDeque<(u32, Frame)>,
     stats: FaultStats,
 }
 
-/// Each kind of choice draws from numbers of its own.
+/// The kinds of choices, each with a separate sequence of numbers.
 #[derive(Clone, Copy)]
 enum Choice {
     Loss = 1,
@@ -148,24 +145,24 @@ impl Wire {
         self.stats
     }
 
-    /// Nothing goes wrong from now on. What is held back stays so until others overtake it.
+    /// Turns off all faults. Frames that are held back stay so until others overtake them.
     pub(crate) fn clear_faults(&mut self) {
         self.faults = Faults::new(self.faults.seed);
         self.burst_until = 0;
     }
 
-    /// How late frame `index` is, below or at `most`.
+    /// A delay for frame `index`, uniform in 0 to `most`.
     pub(crate) fn late(&self, index: u64, most: u64) -> u64 {
         ((u128::from(self.draw(Choice::Late, index)) * (u128::from(most) + 1)) >> 64) as u64
     }
 
-    /// Whether there is a frame to deliver even if the queue is empty.
+    /// Whether there are frames to deliver even if the queue is empty.
     pub(crate) fn holds_frames(&self) -> bool {
         !self.due.is_empty() || !self.held.is_empty()
     }
 
-    /// The next frame to deliver. `pop` takes one from the queue, `buffer` and `recycle` are the
-    /// receiver's pool.
+    /// Returns the next frame to deliver. `pop` takes one from the queue; `buffer` and `recycle`
+    /// access the receiver's pool.
     pub(crate) fn next(
         &mut self,
         mut pop: impl FnMut() -> Option<Frame>,
@@ -183,18 +180,18 @@ impl Wire {
         }
     }
 
-    /// The next frame that has nothing to wait for.
+    /// Returns the next frame that is not held back.
     pub(crate) fn pop_due(&mut self) -> Option<Frame> {
         self.due.pop_front()
     }
 
-    /// The oldest frame that is held back, overtaken or not.
+    /// Returns the oldest frame that is held back, whether it was overtaken or not.
     pub(crate) fn pop_held(&mut self) -> Option<Frame> {
         self.held.pop_front().map(|(_, frame)| frame)
     }
 
-    /// Decides what becomes of the next frame: nothing, or it and what it lets go are due, or it is
-    /// held back.
+    /// Decides the fate of the next frame: it is lost, or held back, or due for delivery together
+    /// with the held frames that it releases.
     pub(crate) fn accept(
         &mut self,
         mut frame: Frame,
@@ -238,7 +235,7 @@ impl Wire {
         index < self.burst_until || self.happens(self.faults.loss_ppm, Choice::Loss, index)
     }
 
-    /// One frame has passed those that are held back.
+    /// Counts one more frame that has overtaken those held back.
     fn overtake(&mut self) {
         let mut i = 0;
         while i < self.held.len() {
@@ -266,7 +263,7 @@ impl Wire {
     }
 
     fn happens(&self, ppm: u32, choice: Choice, index: u64) -> bool {
-        // The product's upper half is uniform below a million, whatever the lower half does.
+        // The upper half of the product is uniform below a million.
         ppm > 0 && (((u128::from(self.draw(choice, index))) * 1_000_000) >> 64) < u128::from(ppm)
     }
 

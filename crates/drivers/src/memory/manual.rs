@@ -1,4 +1,4 @@
-//! A device whose far side is the test itself.
+//! A device whose other end is the test itself.
 
 use super::MemoryConfig;
 use crate::prepared::PreparedSlots;
@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A device with default settings, and the script that plays its far side.
+/// A device with default settings, and the script that acts as its other end.
 ///
 /// ```
 /// use dominoes_drivers::{Device, TxFrame, memory};
@@ -33,7 +33,7 @@ pub fn scripted() -> (ManualDevice, Script) {
 }
 
 /// As [`scripted`], with MTU, first Ethernet address and offloads from `config`. Queues are
-/// unlimited and nothing is pooled.
+/// unlimited, and buffers are not pooled.
 pub fn scripted_with(config: MemoryConfig) -> (ManualDevice, Script) {
     let shared = Arc::new(Shared::default());
     let device = ManualDevice {
@@ -44,8 +44,8 @@ pub fn scripted_with(config: MemoryConfig) -> (ManualDevice, Script) {
     (device, Script { shared })
 }
 
-/// A device that receives what its [`Script`] pushes and keeps what it sends for the script to
-/// take.
+/// A device that receives the frames that its [`Script`] pushes, and keeps sent frames until the
+/// script takes them.
 #[derive(Debug)]
 pub struct ManualDevice {
     caps: Capabilities,
@@ -53,7 +53,7 @@ pub struct ManualDevice {
     shared: Arc<Shared>,
 }
 
-/// The far side of a [`ManualDevice`]. Clones play the same device.
+/// The other end of a [`ManualDevice`]. Clones control the same device.
 #[derive(Clone, Debug)]
 pub struct Script {
     shared: Arc<Shared>,
@@ -80,36 +80,35 @@ impl Shared {
 }
 
 impl Script {
-    /// Lets a frame arrive whose checksum is to be verified.
+    /// Lets a frame arrive whose checksum is [`RxChecksum::Verify`](crate::RxChecksum::Verify).
     pub fn push(&self, bytes: Vec<u8>) {
         self.push_frame(Frame::from_bytes(&bytes));
     }
 
-    /// Lets a frame arrive with metadata of its own.
+    /// Lets a frame arrive with its own metadata.
     pub fn push_frame(&self, frame: Frame) {
         self.shared.state().arriving.push_back(frame);
         self.shared.event.notify();
     }
 
-    /// Takes everything sent since the last call, in order.
+    /// Takes all frames sent since the last call, in order.
     pub fn take_sent(&self) -> Vec<(Vec<u8>, TxMeta)> {
         std::mem::take(&mut self.shared.state().sent)
     }
 
-    /// Lets the device take `frames` more frames and then be busy until it is set anew. `None`, as
-    /// at the start: there is no limit.
+    /// Lets the device take `frames` more frames and then be busy until the next call. `None`, the
+    /// initial setting: no limit.
     pub fn accept_at_most(&self, frames: Option<usize>) {
         self.shared.state().credit = frames;
     }
 
-    /// Makes every call on the device fail with `error`, until `None` is given. Frames wait
-    /// meanwhile.
+    /// Makes every call of the device fail with `error`. `None` ends that. Frames wait meanwhile.
     pub fn fail_with(&self, error: Option<DeviceError>) {
         self.shared.state().failure = error;
         self.shared.event.notify();
     }
 
-    /// Frames pushed and not yet claimed.
+    /// Number of frames pushed and not yet claimed.
     pub fn unclaimed(&self) -> usize {
         self.shared.state().arriving.len()
     }
@@ -191,7 +190,7 @@ struct ManualTx {
     stats: TxStats,
 }
 
-/// Copies of frames that were made beforehand.
+/// Copies of frames, made in advance.
 struct Prepared(PreparedSlots<(Vec<u8>, TxMeta)>);
 
 impl TxPrepare for Prepared {
@@ -207,7 +206,7 @@ fn copy(frame: &TxFrame<'_>) -> (Vec<u8>, TxMeta) {
 }
 
 impl ManualTx {
-    /// Sends `count` frames, one after the other, as long as there is credit.
+    /// Sends up to `count` frames, as long as there is credit.
     fn send(
         &mut self,
         count: usize,

@@ -1,4 +1,4 @@
-//! Maps and programs of the kernel (`bpf`).
+//! BPF maps and programs of the kernel.
 
 use libc::c_int;
 use std::io;
@@ -7,7 +7,7 @@ use std::ptr;
 
 use super::{check, own};
 
-/// The argument of bpf(2): zero but for what a command sets.
+/// The argument of bpf(2): zeros, except for fields that a command sets.
 struct BpfAttributes([u64; 18]);
 
 impl BpfAttributes {
@@ -31,9 +31,10 @@ impl BpfAttributes {
     }
 
     /// # Safety
-    /// Pointers among the attributes are valid for what the command does with them.
+    /// Pointers in the attributes are valid for their use by the command.
     unsafe fn call(&self, command: c_int) -> io::Result<c_int> {
-        // SAFETY: as many bytes as said; the caller answers for pointers in them.
+        // SAFETY: the pointer and the length describe `self.0`; the caller guarantees the pointers
+        // in it.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_bpf,
@@ -46,7 +47,7 @@ impl BpfAttributes {
     }
 }
 
-/// Makes a map from queue numbers to AF_XDP sockets.
+/// Creates a map from queue numbers to AF_XDP sockets.
 pub(crate) fn bpf_socket_map(entries: u32) -> io::Result<OwnedFd> {
     const BPF_MAP_CREATE: c_int = 0;
     const XSKMAP: u32 = 17;
@@ -67,21 +68,21 @@ pub(crate) fn bpf_map_set(map: BorrowedFd<'_>, key: u32, socket: BorrowedFd<'_>)
         .set32(0, map.as_raw_fd() as u32)
         .set64(8, ptr::from_ref(&key).addr() as u64)
         .set64(16, ptr::from_ref(&value).addr() as u64);
-    // SAFETY: key and value are four bytes each, as the map was made for, and live until the call
-    // returns.
+    // SAFETY: key and value have four bytes each, the sizes that the map was created with, and
+    // live until the call returns.
     unsafe { attributes.call(BPF_MAP_UPDATE_ELEM) }.map(drop)
 }
 
-/// Where a program is attached.
+/// The place where a program is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hook {
-    /// In the driver or right behind it, before the kernel's stack and packet sockets.
+    /// In the driver or directly after it, before packet sockets and the kernel's stack.
     Xdp,
-    /// Behind packet sockets and before the kernel's stack.
+    /// After packet sockets and before the kernel's stack.
     Ingress,
 }
 
-/// Loads a program. `fragments`: it may get packets in several pieces (XDP only).
+/// Loads a program. With `fragments` (XDP only) it accepts packets in several pieces.
 pub(crate) fn bpf_load(hook: Hook, program: &[u64], fragments: bool) -> io::Result<OwnedFd> {
     const BPF_PROG_LOAD: c_int = 5;
     const XDP_HAS_FRAGS: u32 = 1 << 5;
@@ -97,12 +98,13 @@ pub(crate) fn bpf_load(hook: Hook, program: &[u64], fragments: bool) -> io::Resu
         .set64(16, license.as_ptr().addr() as u64)
         .set32(44, if fragments { XDP_HAS_FRAGS } else { 0 })
         .set32(68, attach);
-    // SAFETY: as many instructions as said, and a text that ends in zero; both live until the call
-    // returns.
+    // SAFETY: the length is the number of instructions, and the license ends in zero; both live
+    // until the call returns.
     own(unsafe { attributes.call(BPF_PROG_LOAD) }?)
 }
 
-/// Runs an XDP program on a frame, again and again, and does with the frame what it says.
+/// Runs an XDP program `count` times on a frame, and each time performs the action that it
+/// returns.
 #[cfg(feature = "bare")]
 pub(crate) fn bpf_run_live(program: BorrowedFd<'_>, frame: &[u8], count: u32) -> io::Result<()> {
     const BPF_PROG_TEST_RUN: c_int = 10;
@@ -113,12 +115,12 @@ pub(crate) fn bpf_run_live(program: BorrowedFd<'_>, frame: &[u8], count: u32) ->
         .set64(16, frame.as_ptr().addr() as u64)
         .set32(32, count)
         .set32(64, LIVE_FRAMES);
-    // SAFETY: as many bytes as said, only read from, which live until the call returns.
+    // SAFETY: the length is that of the frame, which the kernel only reads and which lives until
+    // the call returns.
     unsafe { attributes.call(BPF_PROG_TEST_RUN) }.map(drop)
 }
 
-/// Lets another program take the place of the one that is attached by `link`, for every frame from
-/// now on.
+/// Replaces the program attached by `link`, for every frame from now on.
 pub(crate) fn bpf_replace(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     const BPF_LINK_UPDATE: c_int = 29;
     let attributes = BpfAttributes::new()
@@ -128,14 +130,13 @@ pub(crate) fn bpf_replace(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
     unsafe { attributes.call(BPF_LINK_UPDATE) }.map(drop)
 }
 
-/// How an XDP program is attached.
+/// Flag for an XDP program that runs after the driver.
 pub(crate) const XDP_MODE_GENERIC: u32 = 1 << 1;
 
-/// As above.
+/// Flag for an XDP program that runs in the driver.
 pub(crate) const XDP_MODE_NATIVE: u32 = 1 << 2;
 
-/// Attaches a program to an interface, for as long as the descriptor that is returned is open
-/// somewhere.
+/// Attaches a program to an interface until the last copy of the returned descriptor is closed.
 pub(crate) fn bpf_attach(
     hook: Hook,
     program: BorrowedFd<'_>,

@@ -1,4 +1,4 @@
-//! What the kernel says about interfaces and addresses.
+//! Properties of interfaces, and the kernel's addresses.
 
 use libc::c_int;
 use std::io;
@@ -9,12 +9,12 @@ use std::ptr;
 
 use super::{check, own};
 
-/// A request about the interface `name`, with everything else zero.
+/// A request about the interface `name`; all other fields are zero.
 pub(super) fn request(name: &str) -> libc::ifreq {
     // SAFETY: `ifreq` is made of integers, arrays of them and pointers in a union; all zero is a
     // value of each.
     let mut request: libc::ifreq = unsafe { mem::zeroed() };
-    // The last byte stays zero: names are checked to be shorter, longer ones are cut.
+    // The last byte stays zero. Names were checked to be shorter; longer ones are cut.
     let room = request.ifr_name.len() - 1;
     for (place, byte) in request.ifr_name[..room].iter_mut().zip(name.bytes()) {
         *place = byte as libc::c_char;
@@ -22,7 +22,7 @@ pub(super) fn request(name: &str) -> libc::ifreq {
     request
 }
 
-/// Asks about an interface, by a request that the kernel answers in place.
+/// Sends a request about an interface; the kernel writes the answer into it.
 pub(super) fn ask(
     fd: BorrowedFd<'_>,
     number: libc::Ioctl,
@@ -40,7 +40,7 @@ pub(super) fn ask(
     .map(drop)
 }
 
-/// A socket to ask about interfaces with.
+/// A socket for requests about interfaces.
 pub(crate) fn control_socket() -> io::Result<OwnedFd> {
     // SAFETY: takes integers only.
     own(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })
@@ -134,7 +134,7 @@ pub(crate) fn addresses() -> io::Result<Vec<OwnedAddress>> {
     Ok(found)
 }
 
-/// Bits of the mask that the kernel names with an address; without one, all of the address.
+/// The number of ones in the mask. Without a mask, the length of the address in bits.
 fn prefix_len(address: IpAddr, mask: Option<IpAddr>) -> u8 {
     let ones = match mask {
         Some(IpAddr::V4(mask)) => mask.to_bits().count_ones(),
@@ -148,7 +148,7 @@ fn prefix_len(address: IpAddr, mask: Option<IpAddr>) -> u8 {
 /// The address in a socket address of any family.
 ///
 /// # Safety
-/// `address` is null, or points to a socket address as long as its family says.
+/// `address` is null, or points to a socket address of the length that its family implies.
 unsafe fn ip(address: *const libc::sockaddr) -> Option<IpAddr> {
     if address.is_null() {
         return None;
@@ -156,8 +156,7 @@ unsafe fn ip(address: *const libc::sockaddr) -> Option<IpAddr> {
     // SAFETY: not null; every socket address begins with its family.
     match c_int::from(unsafe { (*address).sa_family }) {
         libc::AF_INET => {
-            // SAFETY: the family says that this is a `sockaddr_in`; read without assuming its
-            // alignment.
+            // SAFETY: with this family it is a `sockaddr_in`; read without assuming its alignment.
             let address = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
             Some(Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr)).into())
         }
@@ -170,7 +169,7 @@ unsafe fn ip(address: *const libc::sockaddr) -> Option<IpAddr> {
     }
 }
 
-/// The name of the driver of an interface, if it tells.
+/// The name of an interface's driver, if the driver reports it.
 pub(crate) fn interface_driver(fd: BorrowedFd<'_>, name: &str) -> Option<String> {
     let mut info = [0u32; 49]; // struct ethtool_drvinfo, 196 bytes
     info[0] = 3; // ETHTOOL_GDRVINFO
@@ -186,7 +185,7 @@ pub(crate) fn interface_driver(fd: BorrowedFd<'_>, name: &str) -> Option<String>
         )
     })
     .ok()?;
-    // The number of the command, then the name in 32 bytes.
+    // After the command number comes the name, in 32 bytes.
     let bytes = info[1..9].iter().flat_map(|word| word.to_ne_bytes());
     let bytes: Vec<u8> = bytes.take_while(|&byte| byte != 0).collect();
     String::from_utf8(bytes).ok()

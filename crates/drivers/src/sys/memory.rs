@@ -1,4 +1,4 @@
-//! Memory that is mapped.
+//! Memory mappings.
 
 use libc::{c_int, c_void};
 use std::io;
@@ -8,27 +8,27 @@ use std::ptr::{self, NonNull};
 
 use super::check;
 
-/// Pages that are mapped for as long as this lives.
+/// Pages that are mapped as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: an address and a length. Code that reads or writes there says why it may.
+// SAFETY: an address and a length. Code that reads or writes the pages justifies that itself.
 unsafe impl Send for Mapping {}
 
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
-/// Bytes of a page of memory.
+/// Length of a memory page in bytes.
 pub(crate) fn page_len() -> usize {
     // SAFETY: takes an integer only.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 impl Mapping {
-    /// Maps `len` bytes of what the descriptor offers at `offset`, all of them present.
+    /// Maps `len` bytes of the descriptor from `offset` on, and populates all pages.
     pub(crate) fn shared(
         fd: BorrowedFd<'_>,
         len: usize,
@@ -40,7 +40,7 @@ impl Mapping {
         Self::map(len, protection, flags, fd.as_raw_fd(), offset)
     }
 
-    /// Maps `len` bytes of memory of our own, all zero.
+    /// Maps `len` bytes of private memory, all zero.
     pub(crate) fn private(len: usize) -> io::Result<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         Self::map(len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
@@ -54,7 +54,7 @@ impl Mapping {
         offset: u64,
     ) -> io::Result<Self> {
         let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
-        // SAFETY: the kernel chooses the place, so nothing that is mapped already changes.
+        // SAFETY: the kernel chooses the address, so no existing mapping changes.
         let start = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, fd, offset) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -63,32 +63,32 @@ impl Mapping {
         Ok(Self { start, len })
     }
 
-    /// Where the mapping begins.
+    /// Start of the mapping.
     pub(crate) fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// Bytes mapped.
+    /// Length of the mapping in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Makes the pages readable only, for good.
+    /// Makes the pages read-only for good.
     pub(crate) fn forbid_writes(&self) -> io::Result<()> {
-        // SAFETY: the pages are mapped as long as `self` lives. No reference to them is made here;
-        // code that has the address says why it may access it.
+        // SAFETY: the pages are mapped as long as `self` lives. This makes no reference to them;
+        // code that has the address justifies its accesses.
         check(unsafe { libc::mprotect(self.start.as_ptr().cast(), self.len, libc::PROT_READ) })
             .map(drop)
     }
 
-    /// Replaces the pages at `target` by this mapping, in one step: a thread that reads there
-    /// meanwhile sees the old pages or the new ones.
+    /// Replaces the pages at `target` by this mapping in one step: a thread that reads there
+    /// meanwhile sees either the old or the new pages.
     ///
     /// # Safety
-    /// `target` is the start of as many whole pages that the caller has mapped, the bytes there are
-    /// those of this mapping, and no thread writes to either.
+    /// `target` is the start of as many whole pages, mapped by the caller; they hold the same
+    /// bytes as this mapping; and no thread writes to either.
     pub(crate) unsafe fn replace(self, target: *mut u8) -> io::Result<()> {
-        // SAFETY: the caller's promise; the place where this mapping was is given up, see below.
+        // SAFETY: the caller's promise. The old address of this mapping is forgotten below.
         unsafe { move_pages(self.start.as_ptr(), target, self.len) }?;
         mem::forget(self);
         Ok(())
@@ -97,17 +97,17 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `map` mapped these pages for this value, and code that has an address in them
+        // SAFETY: `map` mapped these pages for this value, and code that keeps an address in them
         // keeps the value alive.
         unsafe { unmap(self.start.as_ptr(), self.len) };
     }
 }
 
-/// Moves pages over others, in one step. Their old place is unmapped.
+/// Moves pages over others in one step. The old address becomes unmapped.
 ///
 /// # Safety
-/// Both are starts of `len` bytes of whole pages that the caller has mapped, and no thread uses
-/// those at `from`.
+/// Both are starts of `len` bytes of whole pages, mapped by the caller, and no thread uses those
+/// at `from`.
 pub(crate) unsafe fn move_pages(from: *mut u8, to: *mut u8, len: usize) -> io::Result<()> {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     // SAFETY: the caller's promise.
@@ -121,7 +121,7 @@ pub(crate) unsafe fn move_pages(from: *mut u8, to: *mut u8, len: usize) -> io::R
 /// Unmaps pages.
 ///
 /// # Safety
-/// They are whole pages that the caller has mapped, and no thread uses them any more.
+/// They are whole pages, mapped by the caller, and no thread uses them any more.
 pub(crate) unsafe fn unmap(start: *mut u8, len: usize) {
     // SAFETY: the caller's promise. It cannot fail in a way that matters.
     unsafe { libc::munmap(start.cast(), len) };

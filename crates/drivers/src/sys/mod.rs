@@ -1,8 +1,8 @@
-//! Every system call of this crate, one safe function each.
+//! All system calls of this crate, each as a safe function.
 //!
-//! Descriptors are std's owned and borrowed ones, errors are `io::Error` with the kernel's number.
-//! What the kernel fills in is read back only as plain integers and byte arrays, for which every
-//! bit pattern is a value.
+//! Descriptors are std's owned and borrowed types, errors are `io::Error` with the kernel's
+//! number. Data from the kernel is read only as plain integers and byte arrays, for which every
+//! bit pattern is valid.
 
 #![allow(unsafe_code)]
 
@@ -42,8 +42,8 @@ fn check_len(result: isize) -> io::Result<usize> {
 /// Takes ownership of a descriptor that a system call has just returned.
 fn own(result: c_int) -> io::Result<OwnedFd> {
     let fd = check(result)?;
-    // SAFETY: the caller passes what the kernel returned for a call that makes a new descriptor; it
-    // is not negative, so it is open, and no other code knows it.
+    // SAFETY: the caller passes the result of a call that creates a descriptor. It is not
+    // negative, so it is open, and no other code knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -68,7 +68,7 @@ fn set_option<T: Copy>(
     .map(drop)
 }
 
-/// Reads an option. Callers choose types of plain integers.
+/// Reads an option. Callers choose types made of plain integers.
 fn option<T: Copy + Default>(fd: BorrowedFd<'_>, level: c_int, option: c_int) -> io::Result<T> {
     let mut value = T::default();
     let mut len = size_of::<T>() as libc::socklen_t;

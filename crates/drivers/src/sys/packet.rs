@@ -20,8 +20,8 @@ pub(crate) fn set_packet_option(fd: BorrowedFd<'_>, option: c_int, value: c_int)
     set_option(fd, libc::SOL_PACKET, option, &value)
 }
 
-/// Makes room for `bytes` of waiting frames, beyond the system's limit if we may. Returns the room
-/// as the kernel counts it, which is twice what was asked for at best.
+/// Sets the receive buffer to `bytes`, above the system's limit if we may. Returns the size as the
+/// kernel counts it: twice the requested size, or less.
 pub(crate) fn set_receive_buffer(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<usize> {
     let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX / 2);
     set_option(fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &bytes)
@@ -30,24 +30,25 @@ pub(crate) fn set_receive_buffer(fd: BorrowedFd<'_>, bytes: usize) -> io::Result
     Ok(usize::try_from(room).unwrap_or(0))
 }
 
-/// Fetches and clears the error that waits on a socket; 0 if there is none.
+/// Returns and clears the pending error of a socket; 0 if there is none.
 pub(crate) fn socket_error(fd: BorrowedFd<'_>) -> io::Result<c_int> {
     option(fd, libc::SOL_SOCKET, libc::SO_ERROR)
 }
 
-/// Frames that found no room in the receive buffer, since the last call.
+/// Frames dropped since the last call because the receive buffer was full.
 pub(crate) fn packet_drops(fd: BorrowedFd<'_>) -> io::Result<u64> {
     // struct tpacket_stats: tp_packets, tp_drops.
     let [_, drops]: [u32; 2] = option(fd, libc::SOL_PACKET, libc::PACKET_STATISTICS)?;
     Ok(drops.into())
 }
 
-/// Begins to receive all protocols of one interface.
+/// Starts to receive all protocols of one interface; without `receives` it only binds the socket
+/// to the interface.
 pub(crate) fn packet_bind(fd: BorrowedFd<'_>, index: i32, receives: bool) -> io::Result<()> {
     // SAFETY: integers and an array of them; all zero is a value.
     let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
-    // Without a protocol nothing is received.
+    // Without a protocol the socket receives nothing.
     let protocol = if receives { libc::ETH_P_ALL } else { 0 };
     address.sll_protocol = (protocol as u16).to_be();
     address.sll_ifindex = index;
@@ -56,8 +57,8 @@ pub(crate) fn packet_bind(fd: BorrowedFd<'_>, index: i32, receives: bool) -> io:
     check(unsafe { libc::bind(fd.as_raw_fd(), ptr::from_ref(&address).cast(), len) }).map(drop)
 }
 
-/// Receives frames to any group, or with `promiscuous` to any Ethernet address, for as long as the
-/// socket is open.
+/// Receives frames to any multicast group, or with `promiscuous` to any Ethernet address, as long
+/// as the socket is open.
 pub(crate) fn packet_widen(fd: BorrowedFd<'_>, index: i32, promiscuous: bool) -> io::Result<()> {
     let kind = match promiscuous {
         true => libc::PACKET_MR_PROMISC,
@@ -77,7 +78,7 @@ pub(crate) fn packet_version(fd: BorrowedFd<'_>, version: c_int) -> io::Result<(
     set_packet_option(fd, libc::PACKET_VERSION, version)
 }
 
-/// Makes a ring of `blocks` blocks, each of one frame, to receive into.
+/// Creates a receive ring of `blocks` blocks with one frame each.
 pub(crate) fn packet_ring_v2(fd: BorrowedFd<'_>, blocks: u32, block_len: u32) -> io::Result<()> {
     let request = libc::tpacket_req {
         tp_block_size: block_len,
@@ -88,14 +89,15 @@ pub(crate) fn packet_ring_v2(fd: BorrowedFd<'_>, blocks: u32, block_len: u32) ->
     set_option(fd, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)
 }
 
-/// Makes a ring of blocks that are handed over when they are full or `retire_ms` old.
+/// Creates a receive ring of blocks. The kernel hands over a block when it is full or `retire_ms`
+/// milliseconds old.
 pub(crate) fn packet_ring_v3(
     fd: BorrowedFd<'_>,
     blocks: u32,
     block_len: u32,
     retire_ms: u32,
 ) -> io::Result<()> {
-    // The kernel does not use the frame size but checks that it divides the block.
+    // The kernel does not use the frame size, but checks that it divides the block.
     let frame = 2048;
     let request = libc::tpacket_req3 {
         tp_block_size: block_len,
@@ -109,12 +111,12 @@ pub(crate) fn packet_ring_v3(
     set_option(fd, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)
 }
 
-/// A frame as the kernel gave it.
+/// A received frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Received {
-    /// Bytes of the frame; more than the buffer holds if it was cut.
+    /// Length of the frame in bytes. Longer than the buffer if the frame was cut.
     pub(crate) len: usize,
-    /// The VLAN tag that the kernel has taken out: protocol and control information.
+    /// The VLAN tag that the kernel removed: protocol and control information.
     pub(crate) vlan: Option<(u16, u16)>,
 }
 
@@ -134,8 +136,8 @@ pub(crate) fn receive_frame(
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&control) as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-    // SAFETY: the message names two valid parts, borrowed mutably, and a control buffer of the
-    // length it says.
+    // SAFETY: the message names two valid parts, borrowed mutably, and a control buffer of its
+    // true length.
     let len = check_len(unsafe { libc::recvmsg(fd.as_raw_fd(), &mut message, flags) })?;
     // SAFETY: the kernel has filled in `message`, and its control buffer is still there.
     let vlan = unsafe { vlan_tag(&message) };
@@ -148,21 +150,21 @@ pub(crate) fn receive_frame(
 /// The VLAN tag in the control data of a received packet.
 ///
 /// # Safety
-/// `message` is as `recvmsg` left it, with its control buffer alive and aligned as a `cmsghdr`.
+/// `recvmsg` filled in `message`, and its control buffer is alive and aligned for a `cmsghdr`.
 unsafe fn vlan_tag(message: &libc::msghdr) -> Option<(u16, u16)> {
     // SAFETY: the caller's promise.
     let mut next = unsafe { libc::CMSG_FIRSTHDR(message) };
     while !next.is_null() {
-        // SAFETY: not null, so a header inside the control buffer, aligned as its start is.
+        // SAFETY: not null, so a header inside the control buffer, which is aligned.
         let entry = unsafe { &*next };
-        // SAFETY: no memory is looked at.
+        // SAFETY: computes a length; accesses no memory.
         let enough = unsafe { libc::CMSG_LEN(size_of::<libc::tpacket_auxdata>() as u32) };
         if entry.cmsg_level == libc::SOL_PACKET
             && entry.cmsg_type == libc::PACKET_AUXDATA
             && entry.cmsg_len as usize >= enough as usize
         {
-            // SAFETY: the entry is long enough for this type of integers; read without assuming its
-            // alignment.
+            // SAFETY: the entry is long enough for this type, which consists of integers; read
+            // without assuming its alignment.
             let data = unsafe {
                 libc::CMSG_DATA(next)
                     .cast::<libc::tpacket_auxdata>()
@@ -184,8 +186,8 @@ unsafe fn vlan_tag(message: &libc::msghdr) -> Option<(u16, u16)> {
     None
 }
 
-/// Sends frames of three parts each, at most `MAX` of them. Returns how many the kernel took; an
-/// error is that of the first.
+/// Sends at most `MAX` frames of three parts each. Returns the number that the kernel took. An
+/// error means that the first frame failed.
 pub(crate) fn send_frames<const MAX: usize>(
     fd: BorrowedFd<'_>,
     frames: &[[&[u8]; 3]],
@@ -200,8 +202,8 @@ pub(crate) fn send_frames<const MAX: usize>(
         message.msg_hdr.msg_iovlen = parts.len() as _;
     }
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: as many messages as said, each of which names three valid parts, only read from, and
-    // nothing else.
+    // SAFETY: the length is at most the number of messages; each names three valid parts, which
+    // are only read, and nothing else.
     let sent = check(unsafe {
         libc::sendmmsg(
             fd.as_raw_fd(),
@@ -213,8 +215,8 @@ pub(crate) fn send_frames<const MAX: usize>(
     Ok(usize::try_from(sent).unwrap_or(0))
 }
 
-/// Joins a bound packet socket to a group that shares the frames of its interface, or founds one.
-/// Returns the group.
+/// Adds a bound packet socket to a group of sockets that share the frames of the interface, or
+/// creates a group. Returns the group.
 pub(crate) fn packet_fanout(fd: BorrowedFd<'_>, mode: u32, group: Option<u16>) -> io::Result<u16> {
     let new = if group.is_none() {
         libc::PACKET_FANOUT_FLAG_UNIQUEID

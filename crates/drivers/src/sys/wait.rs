@@ -1,4 +1,4 @@
-//! Waiting for descriptors, and waking a thread that waits.
+//! Waiting for descriptors, and waking a waiting thread.
 
 use std::io;
 use std::mem;
@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use super::{check, own};
 
-/// A counter that can be waited for.
+/// An event descriptor: a counter that is readable while it is not zero.
 pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     // SAFETY: takes integers only.
     own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
-/// Makes an event readable. Cannot fail in a way that matters: a counter that is full is readable.
+/// Makes an event readable. Errors do not matter: the only one is a full counter, which is
+/// readable.
 pub(crate) fn signal(event: BorrowedFd<'_>) {
     let one = 1u64;
     // SAFETY: eight bytes are read from a value of eight.
@@ -40,16 +41,16 @@ pub(crate) fn clear(event: BorrowedFd<'_>) {
     };
 }
 
-/// What ended a wait; nothing set: the time was over, or a signal came.
+/// The events that ended a wait. If none is set, the timeout was over or a signal arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ready {
-    /// The device has an error to fetch, or is gone.
+    /// The device has a pending error, or is gone.
     pub(crate) device_error: bool,
     /// The event is readable.
     pub(crate) event: bool,
 }
 
-/// Waits until one of the two is readable or the time is over.
+/// Waits until one of the two is readable or the timeout is over.
 pub(crate) fn wait_readable(
     device: BorrowedFd<'_>,
     event: BorrowedFd<'_>,
@@ -88,14 +89,14 @@ pub(crate) fn wait_readable(
     }
 }
 
-/// A set of descriptors that is itself readable when one of them is; each tells of news once
-/// ("edge-triggered").
+/// An epoll instance. It is readable when one of its descriptors is, and reports each arrival once
+/// (edge-triggered).
 pub(crate) fn epoll() -> io::Result<OwnedFd> {
     // SAFETY: takes integers only.
     own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
 }
 
-/// Makes a device tell an `epoll` of each frame that comes, once.
+/// Adds a device to an `epoll`, edge-triggered.
 pub(crate) fn epoll_watch(epoll: BorrowedFd<'_>, device: BorrowedFd<'_>) -> io::Result<()> {
     let mut event = libc::epoll_event {
         events: (libc::EPOLLIN | libc::EPOLLERR | libc::EPOLLET) as u32,
@@ -115,7 +116,7 @@ pub(crate) fn epoll_watch(epoll: BorrowedFd<'_>, device: BorrowedFd<'_>) -> io::
 
 /// Undoes [`epoll_watch`].
 pub(crate) fn epoll_forget(epoll: BorrowedFd<'_>, device: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: takes integers, and no event for this.
+    // SAFETY: takes integers; this operation ignores the event.
     check(unsafe {
         libc::epoll_ctl(
             epoll.as_raw_fd(),
@@ -127,7 +128,8 @@ pub(crate) fn epoll_forget(epoll: BorrowedFd<'_>, device: BorrowedFd<'_>) -> io:
     .map(drop)
 }
 
-/// Takes the news out of an `epoll` with one device in it. Returns whether the device has an error.
+/// Consumes the pending event of an `epoll` with one device. Returns whether the device has an
+/// error.
 pub(crate) fn epoll_take(epoll: BorrowedFd<'_>) -> bool {
     let mut event = libc::epoll_event { events: 0, u64: 0 };
     // SAFETY: the kernel writes at most one event into a valid place.

@@ -7,7 +7,7 @@ use std::ptr;
 
 use super::{check, check_len, option, own, set_option};
 
-/// A socket for AF_XDP.
+/// Opens an AF_XDP socket.
 pub(crate) fn xsk_socket() -> io::Result<OwnedFd> {
     // SAFETY: takes integers only.
     own(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })
@@ -15,7 +15,7 @@ pub(crate) fn xsk_socket() -> io::Result<OwnedFd> {
 
 /// Anonymous memory of `len` bytes that can be mapped more than once.
 pub(crate) fn shared_memory(len: usize) -> io::Result<OwnedFd> {
-    // SAFETY: the name ends in zero and lives for ever.
+    // SAFETY: the name ends in zero and is static.
     let fd = own(unsafe { libc::memfd_create(c"umem".as_ptr(), libc::MFD_CLOEXEC) })?;
     let len = libc::off_t::try_from(len).map_err(io::Error::other)?;
     // SAFETY: takes integers only.
@@ -23,18 +23,18 @@ pub(crate) fn shared_memory(len: usize) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// What is registered as the memory of AF_XDP sockets.
+/// The memory to register with AF_XDP sockets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UmemRequest {
     pub(crate) address: u64,
     pub(crate) len: u64,
     pub(crate) chunk_len: u32,
-    /// Bytes before each frame to send for what the device is to do; 0: none.
+    /// Bytes reserved in front of each frame to send for metadata to the kernel; 0: none.
     pub(crate) metadata_len: u32,
 }
 
-/// Registers memory with a socket. The kernel keeps the pages for as long as it uses them, mapped
-/// or not.
+/// Registers memory with a socket. The kernel keeps the pages as long as it uses them, even if
+/// they are unmapped.
 pub(crate) fn xsk_register(fd: BorrowedFd<'_>, umem: UmemRequest) -> io::Result<()> {
     let request = libc::xdp_umem_reg {
         addr: umem.address,
@@ -56,8 +56,8 @@ pub(crate) fn xsk_set(fd: BorrowedFd<'_>, option: c_int, value: u32) -> io::Resu
     set_option(fd, libc::SOL_XDP, option, &value)
 }
 
-/// Where the parts of the rings for receiving, sending, filling and completion lie: producer,
-/// consumer, descriptors and flags of each, in bytes from the start of its mapping.
+/// The offsets of producer index, consumer index, descriptors and flags, in bytes from the start
+/// of the mapping, for the receive, send, fill and completion rings.
 pub(crate) fn xsk_offsets(fd: BorrowedFd<'_>) -> io::Result<[[u64; 4]; 4]> {
     option(fd, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS)
 }
@@ -68,13 +68,13 @@ pub(crate) fn xsk_statistics(fd: BorrowedFd<'_>) -> io::Result<[u64; 6]> {
     option(fd, libc::SOL_XDP, libc::XDP_STATISTICS)
 }
 
-/// Whether the device moves frames without copying them.
+/// Whether the device moves frames without a copy.
 pub(crate) fn xsk_is_zero_copy(fd: BorrowedFd<'_>) -> io::Result<bool> {
     let flags: u32 = option(fd, libc::SOL_XDP, libc::XDP_OPTIONS)?;
     Ok(flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
 }
 
-/// Binds a socket to a queue of an interface; `shared`: with the memory of another socket.
+/// Binds a socket to a queue of an interface, with the memory of the socket `shared` if given.
 pub(crate) fn xsk_bind(
     fd: BorrowedFd<'_>,
     index: i32,
@@ -98,17 +98,17 @@ pub(crate) fn xsk_bind(
     check(unsafe { libc::bind(fd.as_raw_fd(), ptr::from_ref(&address).cast(), len) }).map(drop)
 }
 
-/// Makes the kernel look at the ring of frames to send.
+/// Makes the kernel process the send ring.
 pub(crate) fn xsk_kick_send(fd: BorrowedFd<'_>) -> io::Result<()> {
     let (nothing, flags) = (ptr::null(), libc::MSG_DONTWAIT);
     // SAFETY: no bytes and no address are passed.
     check_len(unsafe { libc::sendto(fd.as_raw_fd(), nothing, 0, flags, ptr::null(), 0) }).map(drop)
 }
 
-/// Makes the kernel look at the ring of chunks to fill.
+/// Makes the kernel process the fill ring.
 pub(crate) fn xsk_kick_fill(fd: BorrowedFd<'_>) {
     let flags = libc::MSG_DONTWAIT;
-    // SAFETY: no bytes and no address are passed. Errors show when waiting.
+    // SAFETY: no bytes and no address are passed. Errors appear in the next wait.
     unsafe {
         libc::recvfrom(
             fd.as_raw_fd(),
