@@ -468,23 +468,25 @@ fn breaches(file: &str, source: &str) -> Vec<Breach> {
     out
 }
 
-/// The rooms that each room of the stack imports.
-fn graph() -> BTreeMap<String, BTreeSet<String>> {
+/// The modules that each top-level module in `folders` imports; a path that begins with a name in
+/// `own` counts as one that begins with `crate`.
+fn graph(folders: &[&str], own: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
     let mut paths = Vec::new();
-    sources(&root().join("crates/netstack/proto/src"), &mut paths);
-    sources(&root().join("crates/netstack/src"), &mut paths);
+    for folder in folders {
+        sources(&root().join(folder), &mut paths);
+    }
     let mut graph: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for file in paths.iter().map(|path| within_root(path)) {
         let module = module_of(&file);
         let from = module.first().map_or("lib", String::as_str);
         let to = graph.entry(from.to_owned()).or_default();
         let all = imports(&tokens(&read(&file)), &module);
-        let own = all
-            .into_iter()
-            .filter(|import| import.from == "crate" || import.from == PROTO);
+        let is_own = |name: &str| name == "crate" || own.contains(&name);
+        let within = all.into_iter().filter(|import| is_own(&import.from));
         let compared = |module: &str| TESTED_FROM_ABOVE.contains(&(file.as_str(), module));
         to.extend(
-            own.map(|import| import.module)
+            within
+                .map(|import| import.module)
                 .filter(|module| module != from && !compared(module))
                 .filter(|module| !MACROS.contains(&module.as_str())),
         );
@@ -571,12 +573,9 @@ fn every_source_imports_only_what_its_layer_may() {
 
 #[test]
 fn rooms_stand_on_floors_without_a_circle_and_each_import_in_the_table_is_used() {
-    let graph = graph();
-    let (floors, circle) = floors(&graph);
-    for (number, floor) in floors.iter().enumerate() {
-        println!("floor {number}: {}", floor.join(" "));
-    }
-    assert!(circle.is_empty(), "these import each other: {circle:?}");
+    let folders = ["crates/netstack/proto/src", "crates/netstack/src"];
+    let graph = graph(&folders, &[PROTO]);
+    assert_no_circle(&graph);
     let names: Vec<&str> = ROOMS.iter().map(|room| room.name).collect();
     for (number, room) in ROOMS.iter().enumerate() {
         let used = &graph[room.name];
@@ -591,6 +590,21 @@ fn rooms_stand_on_floors_without_a_circle_and_each_import_in_the_table_is_used()
             assert!(used, "`{}` does not import `{import}`", room.name);
         }
     }
+}
+
+fn assert_no_circle(graph: &BTreeMap<String, BTreeSet<String>>) {
+    let (floors, circle) = floors(graph);
+    for (number, floor) in floors.iter().enumerate() {
+        println!("floor {number}: {}", floor.join(" "));
+    }
+    assert!(circle.is_empty(), "these import each other: {circle:?}");
+}
+
+#[test]
+fn modules_of_the_benchmarks_stand_on_floors_without_a_circle() {
+    let graph = graph(&["crates/bench/src"], &["dominoes_bench"]);
+    assert!(graph.len() > 20, "{} modules found", graph.len());
+    assert_no_circle(&graph);
 }
 
 #[test]

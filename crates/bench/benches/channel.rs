@@ -16,11 +16,10 @@ mod channel;
 use channel::{
     Distance, Message, Point,
     peers::Peer,
-    pin,
     report::{FIGURE_5_3, PUBLISHED_CAPACITY, Report, Row, TABLE_5_2},
 };
 use dominoes::{Channel, Lifo, Pool, Publish, SpinYield, Unordered, WorkShare};
-use dominoes_bench::{report::Run, rounds, spread::Spread, targets};
+use dominoes_bench::{report::Run, rounds, spread::Spread, targets, topology};
 use lexopt::prelude::*;
 use std::{
     process::ExitCode,
@@ -178,17 +177,15 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
     for (row, readings) in report.rows.iter_mut().zip(all) {
         row.messages_per_second = readings;
     }
-    report.figures.push((
-        "round trip of a line between the cores, ns".to_string(),
-        distance.best_ns,
-    ));
+    report
+        .figures
+        .push(("a line from core to core, ns".to_string(), distance.best_ns));
     report.figures.push((
         "windows with the cores further apart than that in spite of waiting, %".to_string(),
         share,
     ));
     if options.latency {
         work_sharing(&mut report, options.window);
-        micro(&mut report);
         latency(&mut report, if options.rounds > 5 { 4000 } else { 1500 });
     }
     run.end(report.tables())
@@ -208,7 +205,7 @@ fn work_sharing(report: &mut Report, window: Duration) {
             .map(|_| {
                 let mut worker = share.join().unwrap();
                 thread::spawn(move || {
-                    pin(1);
+                    topology::pin_to(1);
                     let (mut count, mut sum) = (0u64, 0u64);
                     while let Ok(message) = worker.take(None) {
                         assert_eq!(message[0], message[7], "torn");
@@ -224,7 +221,7 @@ fn work_sharing(report: &mut Report, window: Duration) {
             .map(|_| {
                 let mut publisher = publisher.clone();
                 thread::spawn(move || {
-                    pin(0);
+                    topology::pin_to(0);
                     let (mut count, mut sum) = (0u64, 0u64);
                     while start.elapsed() < window {
                         for _ in 0..64 {
@@ -264,67 +261,6 @@ fn work_sharing(report: &mut Report, window: Duration) {
     }
 }
 
-/// Nanoseconds of one call, on one thread: what the instructions cost when no line moves between
-/// cores.
-fn micro(report: &mut Report) {
-    let mut figure = |name: &str, mut run: Box<dyn FnMut(u64)>| {
-        let mut costs = Vec::new();
-        for _ in 0..15 {
-            let start = Instant::now();
-            run(200_000);
-            costs.push(start.elapsed().as_nanos() as f64 / 200_000.0);
-        }
-        report.figures.push((format!("{name}, ns"), median(costs)));
-    };
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            pin(0);
-            let (mut publisher, _log) = dominoes::channel::<Message, dominoes::SpinYield>(1024);
-            figure(
-                "publish alone, nobody reads",
-                Box::new(move |n| {
-                    (0..n).for_each(|n| {
-                        publisher.publish([n; 8]).unwrap();
-                    })
-                }),
-            );
-            let (mut publisher, _log) = dominoes::channel::<Message, dominoes::SpinYield>(1024);
-            let _other = publisher.clone();
-            figure(
-                "publish as one of two, nobody reads",
-                Box::new(move |n| {
-                    (0..n).for_each(|n| {
-                        publisher.publish([n; 8]).unwrap();
-                    })
-                }),
-            );
-            let (mut publisher, log) = dominoes::channel::<Message, dominoes::SpinYield>(1024);
-            let mut subscription = log.subscribe().unwrap();
-            figure(
-                "publish, poll, get and advance on one thread",
-                Box::new(move |n| {
-                    (0..n).for_each(|n| {
-                        let seq = publisher.publish([n; 8]).unwrap();
-                        subscription.poll();
-                        assert_eq!(subscription.get(seq).unwrap()[0], n);
-                        subscription.advance_to(seq + 1);
-                    })
-                }),
-            );
-            let (_publisher, log) = dominoes::channel::<Message, dominoes::SpinYield>(1024);
-            let mut subscription = log.subscribe().unwrap();
-            figure(
-                "poll, nothing there",
-                Box::new(move |n| {
-                    (0..n).for_each(|_| {
-                        std::hint::black_box(subscription.poll());
-                    })
-                }),
-            );
-        });
-    });
-}
-
 /// Time from a publish to the moment the sleeping subscriber on the other core has the message, in
 /// nanoseconds, medians; both kinds of channel in turn.
 fn latency(report: &mut Report, times: usize) {
@@ -337,7 +273,7 @@ fn latency(report: &mut Report, times: usize) {
         let (mut publisher, log) = dominoes::channel::<u64, dominoes::Park>(64);
         let mut subscription = log.subscribe().unwrap();
         let reader = thread::spawn(move || {
-            pin(1);
+            topology::pin_to(1);
             let mut costs = Vec::new();
             while let Some(batch) = subscription.next_batch() {
                 let seen = now();
@@ -345,7 +281,7 @@ fn latency(report: &mut Report, times: usize) {
             }
             costs
         });
-        pin(0);
+        topology::pin_to(0);
         for _ in 0..times {
             thread::sleep(PAUSE);
             publisher.publish(now()).unwrap();
@@ -356,14 +292,14 @@ fn latency(report: &mut Report, times: usize) {
     let theirs = |times: usize| {
         let (sender, receiver) = crossbeam_channel::bounded::<u64>(64);
         let reader = thread::spawn(move || {
-            pin(1);
+            topology::pin_to(1);
             let mut costs = Vec::new();
             while let Ok(sent) = receiver.recv() {
                 costs.push((now() - sent) as f64);
             }
             costs
         });
-        pin(0);
+        topology::pin_to(0);
         for _ in 0..times {
             thread::sleep(PAUSE);
             sender.send(now()).unwrap();

@@ -653,7 +653,7 @@ mod run {
             }
             let bytes = (resident(&process)? - empty) / options.idle.max(1) as f64;
             let rate = self.wrk(address, options.connections, options.seconds, None)?;
-            let micros = match topology::cores()[..] {
+            let micros = match *topology::cores() {
                 [client, server, ..] => {
                     self.steer(Some([client, server]))?;
                     pin(process.id(), server)?;
@@ -751,23 +751,17 @@ mod run {
         // An `eventfd` that is closed takes its last signal with it, so both outlive the threads.
         let (wake_here, wake_there) = (&wake_here, &wake_there);
         // On a core each: on one they would wake each other by giving it up.
-        let cores = topology::cores();
-        let at = |index: usize| {
-            if let Some(core) = cores.get(index) {
-                core_affinity::set_for_current(*core);
-            }
-        };
         let begin = Instant::now();
         thread::scope(|scope| {
             scope.spawn(|| {
-                at(1);
+                topology::pin_to(1);
                 for _ in 0..WAKE_UPS {
                     sleep_there();
                     wake_here();
                 }
             });
             scope.spawn(|| {
-                at(0);
+                topology::pin_to(0);
                 for _ in 0..WAKE_UPS {
                     wake_there();
                     sleep_here();

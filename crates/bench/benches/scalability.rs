@@ -328,7 +328,7 @@ struct Output {
 impl Output {
     /// Makes the directory, before anything is measured.
     fn new(options: &Options) -> Result<Output, String> {
-        let path = options.out.clone().unwrap_or_else(report::usual);
+        let path = options.out.clone().unwrap_or_else(targets::directory);
         let probe = path.join(OWN_NAME).with_extension("json");
         let made = std::fs::create_dir_all(&path).and_then(|()| {
             let mut file = std::fs::OpenOptions::new();

@@ -14,7 +14,6 @@
 #[path = "../src/synthetic/mod.rs"]
 mod synthetic;
 
-use core_affinity::CoreId;
 use dominoes_bench::targets;
 use dominoes_bench::{
     report::Run,
@@ -22,25 +21,12 @@ use dominoes_bench::{
     topology,
 };
 use lexopt::prelude::*;
-use std::{process::ExitCode, sync::OnceLock, thread};
+use std::{process::ExitCode, thread};
 use synthetic::{
     RATIOS, Work,
     report::{Report, Row},
     strategies::{On, Strategy, verify},
 };
-
-/// The cores, asked for before any thread is pinned: afterwards a thread knows only its own.
-static CORES: OnceLock<Vec<CoreId>> = OnceLock::new();
-
-fn cores() -> &'static [CoreId] {
-    CORES.get_or_init(topology::cores)
-}
-
-/// Pins the calling thread, if the system says what cores there are.
-pub(crate) fn pin(core: usize) -> bool {
-    let cores = cores();
-    !cores.is_empty() && core_affinity::set_for_current(cores[core % cores.len()])
-}
 
 /// How often a slice is measured at most in which somebody else had a core.
 const ATTEMPTS: usize = 9;
@@ -84,10 +70,10 @@ fn main() -> ExitCode {
 
 fn run(arguments: lexopt::Parser) -> Result<(), String> {
     let options = options(arguments).map_err(|error| error.to_string())?;
-    let cores = cores().len().max(1);
+    let cores = topology::cores().len().max(1);
     let this_run = Run::begin("synthetic", &options);
     let calibrate = || {
-        pin(0);
+        topology::pin_to(0);
         synthetic::calibrate()
     };
     let (sequential_step, parallel_step) =

@@ -67,9 +67,7 @@ impl Row {
 fn run(arguments: lexopt::Parser) -> Result<(), String> {
     let options = options(arguments).map_err(|error| error.to_string())?;
     let run = Run::begin("timer", &options);
-    if let Some(core) = topology::cores().first() {
-        core_affinity::set_for_current(*core);
-    }
+    topology::pin_to(0);
     timer::verify(options.seed);
     println!("verified: wheel, heap and map fire the same timers in the same order");
     let sizes = [100, 10_000, 100_000, 1_000_000].into_iter();

@@ -17,10 +17,7 @@ use dominoes_netstack::processor::{Failure, Processor, StreamId};
 
 #[cfg(feature = "tls")]
 use crate::workload;
-use crate::workload::{Processing, Workload};
-
-/// Segments after which positions repeat in receiving.
-pub(crate) const RECORDS: usize = 128;
+use crate::workload::{Processing, RECORDS, Workload};
 
 /// A processor whose streams all have one name, and whose positions repeat in receiving.
 #[derive(Debug)]

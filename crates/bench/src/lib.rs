@@ -24,6 +24,8 @@ pub mod instructions;
 #[cfg(all(feature = "report", target_os = "linux"))]
 pub mod kernel_echo;
 #[cfg(feature = "report")]
+mod lineup;
+#[cfg(feature = "report")]
 pub mod micro;
 #[cfg(all(feature = "report", target_os = "linux"))]
 pub mod namespaces;

@@ -5,7 +5,7 @@ pub(crate) mod text;
 use serde::Serialize;
 
 use crate::drivers::{Account, Direction, LOCKS};
-use crate::experiments::Panel;
+use crate::lineup::Panel;
 use crate::paper::{Figure, Measures};
 use crate::ratio::{Kept, Pick, Quotient, RatioLine, Rounds, Target};
 use crate::slices::{Measured, Sample};
@@ -341,7 +341,7 @@ mod tests {
     }
 
     fn panel() -> (Panel, Measured) {
-        let wanted = crate::experiments::Wanted {
+        let wanted = crate::lineup::Wanted {
             base: Workload::default(),
             segments: vec![1448],
             bursts: vec![8],

@@ -22,7 +22,7 @@ use crate::paper::{Figure, Measures, PAPERS};
 use crate::plot;
 use crate::record::ExperimentResult;
 use crate::table::{Bound, Table};
-use crate::targets::TARGETS;
+use crate::targets::{self, TARGETS};
 use crate::topology::Machine;
 
 /// What one experiment has to say.
@@ -181,15 +181,6 @@ impl Directory {
     }
 }
 
-/// The usual place of the report: beside what cargo builds.
-pub fn usual() -> PathBuf {
-    let fallback = || PathBuf::from("target");
-    let program = std::env::current_exe().ok();
-    // target/release/deps/NAME
-    let target = program.and_then(|path| Some(path.parent()?.parent()?.parent()?.to_owned()));
-    target.unwrap_or_else(fallback).join("scalability")
-}
-
 /// A run of a bench target other than `scalability`, which becomes a section of the usual report.
 #[derive(Debug)]
 pub struct Run {
@@ -247,7 +238,7 @@ impl Run {
         self.result.seconds = self.begin.elapsed().as_secs_f64();
         let section = Section::of(&self.result, self.settings.clone(), &self.machine);
         let section = section.map_err(|error| error.to_string())?;
-        let directory = Directory::new(usual());
+        let directory = Directory::new(targets::directory());
         Ok(directory.keep(&section).map(|()| directory.page()))
     }
 }

@@ -6,6 +6,7 @@
 
 use core::fmt::Display;
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::paper::{self, Figure};
@@ -94,6 +95,15 @@ pub const TARGETS: &[Target] = &[
         published: &[],
     },
 ];
+
+/// The usual place of the report: beside what cargo builds.
+pub fn directory() -> PathBuf {
+    let fallback = || PathBuf::from("target");
+    let program = std::env::current_exe().ok();
+    // target/release/deps/NAME
+    let target = program.and_then(|path| Some(path.parent()?.parent()?.parent()?.to_owned()));
+    target.unwrap_or_else(fallback).join("scalability")
+}
 
 /// Runs the target `name`, unless the command line names another one. `run` parses the options.
 /// An error goes to the standard error stream.

@@ -3,15 +3,24 @@
 use core::fmt;
 use std::fs;
 use std::process::Command;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
 use core_affinity::CoreId;
 
-/// Cores that this process may use.
-pub fn cores() -> Vec<CoreId> {
-    core_affinity::get_core_ids().unwrap_or_default()
+/// Cores that this process may use, as found by the first call: a pinned thread sees only its own.
+pub fn cores() -> &'static [CoreId] {
+    static CORES: OnceLock<Vec<CoreId>> = OnceLock::new();
+    CORES.get_or_init(|| core_affinity::get_core_ids().unwrap_or_default())
+}
+
+/// Pins the calling thread to the core with this index, modulo the number of cores. Returns whether
+/// that worked.
+pub fn pin_to(index: usize) -> bool {
+    let cores = cores();
+    !cores.is_empty() && core_affinity::set_for_current(cores[index % cores.len()])
 }
 
 /// Pins the calling thread; says whether that worked.
@@ -32,8 +41,8 @@ pub(crate) fn current_core() -> Option<usize> {
         .ok()
 }
 
-/// How long the calling thread has waited for a core although it could have run, in nanoseconds.
-pub(crate) fn waited_ns() -> u64 {
+/// How long the calling thread was ready to run but had no core, in nanoseconds.
+pub fn waited_ns() -> u64 {
     let stat = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     stat.split_whitespace()
         .nth(1)

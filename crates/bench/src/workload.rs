@@ -88,6 +88,25 @@ pub struct Workload {
     pub rounds: usize,
 }
 
+/// Segments after which positions in the stream repeat, where received payload is processed.
+pub(crate) const RECORDS: usize = 128;
+
+/// The records of TLS that the peer sends.
+#[cfg(feature = "tls")]
+pub(crate) mod tls {
+    use dominoes_netstack::tls::RecordKey;
+
+    /// Records after which their numbers repeat.
+    pub(crate) const RECORDS: usize = 256;
+    /// The longest record of TLS 1.3 that is received, in bytes.
+    pub(crate) const LONGEST: usize = RecordKey::MAX_TEXT + RecordKey::OVERHEAD;
+
+    /// Segments after which the peer's payload repeats.
+    pub(super) fn round(segment_bytes: usize) -> usize {
+        (LONGEST / segment_bytes).max(1) * RECORDS
+    }
+}
+
 /// What the allocator keeps beside a buffer, in bytes.
 const OVERHEAD: usize = 16;
 
@@ -150,8 +169,8 @@ impl Workload {
         frames.next_multiple_of(match self.processing {
             Processing::None => 1,
             #[cfg(feature = "tls")]
-            processing if processing.is_tls() => crate::drivers::tls::round(self.segment_bytes),
-            _ => crate::inline::RECORDS,
+            processing if processing.is_tls() => tls::round(self.segment_bytes),
+            _ => RECORDS,
         })
     }
 

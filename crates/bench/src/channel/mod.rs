@@ -10,12 +10,10 @@ pub(crate) mod peers;
 pub(crate) mod report;
 
 use dominoes_bench::rounds::Reading;
+use dominoes_bench::topology;
 use std::{
     hint::black_box,
-    sync::{
-        Arc, Barrier,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Barrier},
     thread,
     time::{Duration, Instant},
 };
@@ -178,66 +176,37 @@ pub(crate) struct Point {
     pub(crate) capacity: usize,
 }
 
-/// Pins the calling thread; false if that is not possible.
-pub(crate) fn pin(core: usize) -> bool {
-    core_affinity::set_for_current(core_affinity::CoreId { id: core })
-}
-
-/// Knows how long a line takes from core to core and back. On a shared host that changes by several
-/// times for seconds on end, with where the host puts the two cores and who else is there;
-/// measurements from different times are not comparable.
+/// Decides whether the two cores are as close to each other as they have ever been. On a shared
+/// host the time that a cache line takes from core to core changes by several times for seconds on
+/// end, so measurements from different times are not comparable.
 #[derive(Debug)]
 pub(crate) struct Distance {
-    /// The shortest round trip seen, in nanoseconds.
+    /// The shortest time that a line took from core to core, in nanoseconds.
     pub(crate) best_ns: f64,
-    /// What may still be spent waiting for it to come back.
+    /// The remaining time to wait for it to come back.
     budget: Duration,
 }
 
 impl Distance {
-    /// Looks for the shortest round trip for a while.
+    /// Looks for the shortest time for a while.
     pub(crate) fn new(budget: Duration) -> Self {
-        let best_ns = (0..100)
-            .map(|_| Self::round_trip_ns())
-            .fold(f64::INFINITY, f64::min);
+        let best_ns = (0..30).map(|_| line_ns()).fold(f64::INFINITY, f64::min);
         Distance { best_ns, budget }
-    }
-
-    /// Bounces a line between the cores for a moment.
-    pub(crate) fn round_trip_ns() -> f64 {
-        const TURNS: u64 = 500;
-        let line = Arc::new(AtomicU64::new(0));
-        let bounce = |core, mine: u64| {
-            let line = line.clone();
-            thread::spawn(move || {
-                pin(core);
-                let start = Instant::now();
-                for turn in 0..TURNS {
-                    while line.load(Ordering::Acquire) != 2 * turn + mine {
-                        std::hint::spin_loop();
-                    }
-                    line.store(2 * turn + mine + 1, Ordering::Release);
-                }
-                start.elapsed().as_nanos() as f64 / TURNS as f64
-            })
-        };
-        let (one, other) = (bounce(0, 0), bounce(1, 1));
-        one.join().unwrap().min(other.join().unwrap())
     }
 
     /// Measures once while the cores are close, before and after; calm if they were.
     pub(crate) fn measure(&mut self, mut run: impl FnMut() -> f64) -> Reading<f64> {
-        let mut close = || {
-            let now = Self::round_trip_ns();
+        let mut are_close = || {
+            let now = line_ns();
             self.best_ns = self.best_ns.min(now);
             now < 1.7 * self.best_ns
         };
         loop {
             let start = Instant::now();
-            if close() {
-                let rate = run();
-                if close() {
-                    return Reading::calm(rate);
+            if are_close() {
+                let value = run();
+                if are_close() {
+                    return Reading::calm(value);
                 }
             }
             thread::sleep(Duration::from_millis(5));
@@ -252,6 +221,11 @@ impl Distance {
             }
         }
     }
+}
+
+/// The time that a line takes from core to core now, in nanoseconds; 1 on a machine with one core.
+fn line_ns() -> f64 {
+    topology::line_transfer_ns().unwrap_or(1.0)
 }
 
 /// Runs the publishers for `window`, lets the subscribers finish, and returns messages per second
@@ -277,7 +251,7 @@ pub(crate) fn drive<X: Tx, R: Rx>(
             let start = start.clone();
             let mut check = Check::new(point.publishers);
             thread::spawn(move || {
-                pin(1);
+                topology::pin_to(1);
                 start.wait();
                 while !check.is_over() {
                     rx.some(&mut check);
@@ -292,7 +266,7 @@ pub(crate) fn drive<X: Tx, R: Rx>(
         .map(|(id, mut tx)| {
             let start = start.clone();
             thread::spawn(move || {
-                pin(0);
+                topology::pin_to(0);
                 let mut source = Source {
                     publisher: id as u64,
                     number: 0,

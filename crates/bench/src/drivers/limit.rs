@@ -26,7 +26,7 @@ use crate::workload::{self, Workload};
 const RUN: usize = 8;
 /// Frames of a chunk in receiving: sixteen runs.
 const RECEIVE_CHUNK: usize = 16 * RUN;
-const _: () = assert!(RECEIVE_CHUNK.is_multiple_of(inline::RECORDS));
+const _: () = assert!(RECEIVE_CHUNK.is_multiple_of(workload::RECORDS));
 /// Frames of a chunk in sending.
 const SEND_CHUNK: usize = 32;
 /// Bytes of a transmit slot.

@@ -44,17 +44,14 @@ use rustls::{
 use super::worker::{self, Application};
 use super::{Direction, Driver, Row, Variant, app, limit as plain, smoltcp};
 use crate::peer;
+use crate::workload::tls::{LONGEST, RECORDS};
 use crate::workload::{self, Processing, Workload};
 
-/// Records after which their numbers repeat in receiving.
-pub(crate) const RECORDS: usize = 256;
 /// Bytes that the application writes before others have a turn. It seals some of that itself, so
 /// more would keep its worker from frames that the other one waits for.
 const WRITE: usize = 64 << 10;
 /// Records that the application reads before others have a turn.
 const BURST: usize = 16;
-/// The longest record of TLS 1.3 that is received here, in bytes.
-const LONGEST: usize = RecordKey::MAX_TEXT + RecordKey::OVERHEAD;
 /// Bytes of a transmit slot of `limit`.
 const SLOT: usize = 1600;
 const NAME: &str = "server.test";
@@ -174,11 +171,6 @@ fn record_len(workload: &Workload) -> Result<usize, String> {
         len if len > RecordKey::OVERHEAD => Ok(len),
         _ => Err("segments are too long for whole ones of them in a record".to_owned()),
     }
-}
-
-/// Segments after which the peer's payload repeats.
-pub(crate) fn round(segment_bytes: usize) -> usize {
-    (LONGEST / segment_bytes).max(1) * RECORDS
 }
 
 /// The text of each record of the peer.

@@ -1,8 +1,8 @@
 //! The same payload over more connections.
 
 use super::Experiment;
-use super::lineup::{Panel, Wanted};
 use crate::drivers::Direction;
+use crate::lineup::{Panel, Wanted};
 use crate::paper;
 use crate::ratio::{Target, case};
 use crate::workload::Workload;

@@ -8,13 +8,13 @@
 
 use std::collections::HashMap;
 
-use super::lineup::Wanted;
 use super::{Experiment, TABLES, parts};
 use crate::instructions::functions::{self, Cost, Costs, Times};
+use crate::lineup::Wanted;
 use crate::paper;
-use crate::report;
 use crate::spread::Spread;
 use crate::table::Table;
+use crate::targets;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "functions",
@@ -195,7 +195,7 @@ const COLUMNS: [&str; 8] = [
 
 fn tables(_: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Table>, String> {
     progress(0, 1 + ROUNDS);
-    let directory = report::usual().join("functions");
+    let directory = targets::directory().join("functions");
     let counted = parts::can_play().and_then(|()| functions::count(&directory));
     let counted = match counted {
         Ok(counted) => counted,

@@ -1,8 +1,8 @@
 //! Payload that is worked on while it passes: found in, deciphered, enciphered.
 
 use super::Experiment;
-use super::lineup::{Panel, Wanted};
 use crate::drivers::Direction;
+use crate::lineup::{Panel, Wanted};
 use crate::paper;
 use crate::ratio::{Target, case};
 use crate::workload::{Processing, Workload};

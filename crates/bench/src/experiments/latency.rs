@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::lineup::Wanted;
 #[cfg(target_os = "linux")]
 use super::parts;
 use super::{Experiment, TABLES};
 use crate::drivers::echo::{Pair, SERVERS, Server};
 #[cfg(target_os = "linux")]
 use crate::kernel_echo;
+use crate::lineup::Wanted;
 use crate::rounds::{self, Reading};
 use crate::spread::Spread;
 use crate::table::{Lines, Table};

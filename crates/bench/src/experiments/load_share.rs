@@ -1,9 +1,9 @@
 //! Whose work it was, over time.
 
-use super::lineup::{Entry, Wanted};
 use super::{Clock, Experiment, ROW, sampled, verified};
 use crate::drivers::Direction;
 use crate::drivers::shares::ShareLog;
+use crate::lineup::{Entry, Wanted};
 use crate::paper;
 use crate::record::text::{conditions, known, nanoseconds};
 use crate::spread::Spread;

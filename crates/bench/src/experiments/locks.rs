@@ -1,9 +1,9 @@
 //! Locks around one state, taken for each packet: how many, of which kind, and what is beside them.
 
 use super::Experiment;
-use super::lineup::{Panel, Wanted};
 use crate::drivers::Direction;
 use crate::drivers::locks::VARIANTS;
+use crate::lineup::{Panel, Wanted};
 use crate::paper;
 use crate::ratio::{Target, row};
 use crate::record::{PanelResult, ResultRow};

@@ -11,7 +11,6 @@ mod functions;
 mod inline;
 mod joining;
 mod latency;
-mod lineup;
 mod load_share;
 mod locks;
 mod nic;
@@ -29,7 +28,7 @@ mod udp_rx;
 mod udp_tx;
 mod warm;
 
-pub use lineup::{Entry, Panel, Wanted};
+pub use crate::lineup::{Entry, Panel, Wanted};
 pub use parts::play;
 
 use std::sync::Arc;

@@ -22,8 +22,8 @@ use dominoes_netstack::router::Router;
 use serde::Serialize;
 use smoltcp::wire::checksum;
 
-use super::lineup::Wanted;
 use super::{Clock, Experiment};
+use crate::lineup::Wanted;
 use crate::paper;
 use crate::spread::Spread;
 

@@ -15,10 +15,10 @@
 
 use std::time::Duration;
 
-use super::lineup::Wanted;
 use super::{Experiment, TABLES};
 use crate::drivers::Direction;
 use crate::drivers::pipelined::{StageCosts, single_cost, stage_costs};
+use crate::lineup::Wanted;
 use crate::paper;
 use crate::table::{Lines, Table};
 use crate::workload::Workload;

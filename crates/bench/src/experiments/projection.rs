@@ -3,9 +3,9 @@
 
 mod tables;
 
-use super::lineup::{Panel, Wanted};
 use super::{Experiment, TABLES};
 use crate::drivers::Direction;
+use crate::lineup::{Panel, Wanted};
 use crate::projection::costs::{self, Costs};
 use crate::projection::counts::{self, Count};
 use crate::projection::{Conditions, Kind, LINES_NS, Projected, WORKERS, project};

@@ -1,8 +1,8 @@
 //! Whose work it is: every way to choose primaries, payload apart from acknowledgments among them.
 
 use super::Experiment;
-use super::lineup::{Panel, Wanted};
 use crate::drivers::Direction;
+use crate::lineup::{Panel, Wanted};
 use crate::paper;
 use crate::ratio::{Target, row};
 use crate::workload::Workload;

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use super::lineup::Wanted;
 use super::{Clock, Experiment, sampled, verified};
 use crate::drivers::Direction;
 use crate::drivers::stall::{STALL, StallLog, StallSample};
+use crate::lineup::Wanted;
 use crate::record::text::{conditions, known};
 use crate::spread::Spread;
 use crate::table::{Bar, Bars, Table};

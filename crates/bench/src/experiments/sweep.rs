@@ -1,8 +1,8 @@
 //! One direction of one connection: all variants with large segments, then what changes with
 //! timestamps, and with smaller segments.
 
-use super::lineup::{Panel, Wanted};
 use crate::drivers::Direction;
+use crate::lineup::{Panel, Wanted};
 use crate::ratio::{Target, row};
 use crate::workload::Workload;
 

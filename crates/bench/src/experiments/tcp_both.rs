@@ -1,8 +1,8 @@
 //! One connection sends and receives at once.
 
 use super::Experiment;
-use super::lineup::{Panel, Wanted};
 use crate::drivers::Direction;
+use crate::lineup::{Panel, Wanted};
 use crate::paper;
 use crate::ratio::{Target, row};
 use crate::workload::Workload;

@@ -1,9 +1,9 @@
 //! One connection receives as fast as it can.
 
 use super::Experiment;
-use super::lineup::{Panel, Wanted};
 use super::sweep::{Goals, sweep, targets};
 use crate::drivers::Direction;
+use crate::lineup::{Panel, Wanted};
 use crate::paper;
 use crate::ratio::{Target, row};
 

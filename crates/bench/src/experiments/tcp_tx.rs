@@ -1,9 +1,9 @@
 //! One connection sends as fast as it can.
 
 use super::Experiment;
-use super::lineup::{Panel, Wanted};
 use super::sweep::{Goals, sweep, targets};
 use crate::drivers::Direction;
+use crate::lineup::{Panel, Wanted};
 use crate::paper;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {

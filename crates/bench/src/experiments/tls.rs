@@ -1,8 +1,8 @@
 //! One TLS stream: records sealed and opened by all workers.
 
 use super::Experiment;
-use super::lineup::{Panel, Wanted};
 use crate::drivers::{Direction, tls};
+use crate::lineup::{Panel, Wanted};
 use crate::ratio::{Target, row};
 use crate::workload::{Processing, Workload};
 

@@ -1,8 +1,8 @@
 //! One socket receives as fast as it can.
 
 use super::Experiment;
-use super::lineup::{Panel, Wanted};
 use crate::drivers::{Direction, udp};
+use crate::lineup::{Panel, Wanted};
 use crate::paper;
 use crate::ratio::{Target, row};
 use crate::workload::Workload;

@@ -1,8 +1,8 @@
 //! One socket sends as fast as it can.
 
-use super::lineup::{Panel, Wanted};
 use super::{Experiment, udp_rx};
 use crate::drivers::Direction;
+use crate::lineup::{Panel, Wanted};
 use crate::paper;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {

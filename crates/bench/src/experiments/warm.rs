@@ -1,8 +1,8 @@
 //! One core, with frames that stay in its caches: what the protocol itself costs.
 
 use super::Experiment;
-use super::lineup::{Panel, Wanted};
 use crate::drivers::Direction;
+use crate::lineup::{Panel, Wanted};
 use crate::ratio::{Target, case};
 use crate::workload::Workload;
 

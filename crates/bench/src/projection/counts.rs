@@ -130,8 +130,8 @@ pub(crate) fn two_at_once(direction: Direction, workload: &Workload) -> Result<f
     }
     let mut factors = Vec::new();
     for _ in 0..REPEATED {
-        let alone = rates(&mut rows[..1], &cores)[0];
-        let both = rates(&mut rows, &cores);
+        let alone = rates(&mut rows[..1], cores)[0];
+        let both = rates(&mut rows, cores);
         factors.push(alone / (both.iter().sum::<f64>() / both.len() as f64));
     }
     Ok(median(factors.into_iter()).max(1.0))

@@ -1,8 +1,8 @@
 //! How the state is kept consistent.
 
 use super::{Outcome, WORDS, Work, parallel, plain, request, sequential, table};
-use crate::pin;
 use dominoes::{Assignment, Exclusive, Greedy, Log, NoBatch, Publisher, SpinYield, channel};
+use dominoes_bench::topology;
 use std::{
     sync::{
         Mutex,
@@ -88,16 +88,6 @@ pub(crate) struct Slice {
     pub(crate) waited: Duration,
 }
 
-/// How long the calling thread has waited for a core, if the system says so.
-fn waited() -> Duration {
-    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    let ns = stat
-        .split_whitespace()
-        .nth(1)
-        .and_then(|ns| ns.parse().ok());
-    Duration::from_nanos(ns.unwrap_or(0))
-}
-
 /// Runs `body` on pinned threads that begin together: each spins until all are there, since one
 /// that slept would come late by the time that waking takes.
 fn timed<R: Send>(on: On, body: impl Fn(usize) -> R + Sync) -> (Slice, Vec<R>) {
@@ -113,7 +103,7 @@ fn timed<R: Send>(on: On, body: impl Fn(usize) -> R + Sync) -> (Slice, Vec<R>) {
         let run = |me: usize| {
             let (missing, body) = (&missing, &body);
             move || {
-                pin((first + me) % cores);
+                topology::pin_to((first + me) % cores);
                 missing.fetch_sub(1, Ordering::AcqRel);
                 while missing.load(Ordering::Acquire) > 0 {
                     if on.is_crowded() {
@@ -122,10 +112,11 @@ fn timed<R: Send>(on: On, body: impl Fn(usize) -> R + Sync) -> (Slice, Vec<R>) {
                         std::hint::spin_loop();
                     }
                 }
-                let (before, begin) = (waited(), Instant::now());
+                let (before, begin) = (topology::waited_ns(), Instant::now());
                 let result = body(me);
                 let end = Instant::now();
-                (begin, end, waited().saturating_sub(before), result)
+                let waited = topology::waited_ns().saturating_sub(before);
+                (begin, end, Duration::from_nanos(waited), result)
             }
         };
         let handles: Vec<_> = (0..threads).map(|me| scope.spawn(run(me))).collect();
