@@ -1,16 +1,16 @@
-//! A network interface beside the kernel's own stack, through a packet socket.
+//! A network interface shared with the kernel's stack, through a packet socket.
 //!
-//! Works on any Ethernet interface, real or veth. Frames carry a virtio header (`PACKET_VNET_HDR`),
-//! so merged frames of up to 64 KB pass both ways with the state of their checksum; on a veth this
-//! is the only way to tell a frame whose checksum was left unfinished on purpose from a damaged
-//! one.
+//! Works on any Ethernet interface, real or veth. Frames carry a virtio header
+//! (`PACKET_VNET_HDR`), so merged frames of up to 64 KB pass in both directions together with
+//! their checksum state. On a veth this is the only way to distinguish a frame whose checksum was
+//! left unfinished on purpose from a damaged one.
 //!
-//! Received frames lie in a ring that is mapped into this process and are read there, by as many
-//! threads as like; see [`RxRing`]. Nobody can write to them there.
+//! Received frames are read in a ring that is mapped into this process, by any number of threads;
+//! see [`RxRing`]. No thread can write to them there.
 //!
-//! The kernel goes on receiving the same frames. As long as it does not own our address it stays
-//! silent: give the interface no IPv4 address, or at least not ours; [`AfPacketOptions::address`]
-//! checks that.
+//! The kernel continues to receive the same frames. It does not answer them as long as it does not
+//! own our address: give the interface no IPv4 address, or at least not ours.
+//! [`AfPacketOptions::address`] checks that.
 
 mod copying;
 mod ring;
@@ -37,92 +37,93 @@ use std::sync::Arc;
 use std::time::Duration;
 pub(crate) use transmit::AfPacketTx;
 
-/// Longest slot of a TPACKET_V2 ring that may be asked for, in bytes.
+/// Longest slot of a TPACKET_V2 ring that the options accept, in bytes.
 const MAX_SLOT_LEN: usize = 1 << 20;
 
-/// Bytes of a block of a TPACKET_V3 ring. Many blocks of this length leave little of the ring
-/// unused, and the kernel finds the memory for them.
+/// Length of a block of a TPACKET_V3 ring, in bytes. With many blocks of this length, little of
+/// the ring is wasted, and the kernel finds the memory for them.
 const BLOCK_LEN: u32 = 1 << 20;
 
-/// How old a block may get before it is handed over though it is not full; the least that the
-/// kernel knows.
+/// Age at which the kernel hands over a block that is not full; the shortest that the kernel
+/// supports.
 const RETIRE: Duration = Duration::from_millis(1);
 
-/// How an [`AfPacket`] is opened.
+/// Options for opening an [`AfPacket`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AfPacketOptions {
-    /// The IPv4 address that our stack is going to use. Opening fails if the kernel owns it, on
-    /// whichever interface, since it would answer in our place. Where that is allowed (see
-    /// [`guard`](Self::guard)), frames to it are dropped behind our socket: the kernel would look
-    /// up a route for each of them only to find that they are not its own, which costs more than
-    /// receiving them. Default, `None`: not checked.
+    /// Our stack's IPv4 address. Opening fails if the kernel owns it, on any interface, since the
+    /// kernel would answer in our place. If it does not, frames to the address are also dropped
+    /// after our socket where that is allowed (see [`guard`](Self::guard)). This is for speed: the
+    /// kernel would look up a route for each frame only to find that it is not its own, which
+    /// costs more than receiving it. Default, `None`: not checked.
     pub address: Option<Ipv4Addr>,
-    /// Open though the kernel owns the address, and drop the frames to it on this interface before
-    /// the kernel's stack gets them, so that it stays silent. Needs `CAP_BPF`, `CAP_NET_ADMIN` and
-    /// Linux 6.6; ends with the device. Default: no.
+    /// Opens the device even if the kernel owns the address, and drops frames to it on this
+    /// interface before the kernel's stack gets them, so that the kernel does not answer. Needs
+    /// `CAP_BPF`, `CAP_NET_ADMIN` and Linux 6.6; ends with the device. Default: no.
     pub guard: bool,
     /// Our Ethernet address. Default: the interface's.
     pub mac: MacChoice,
-    /// Whether checksums and segmentation of frames that we send may be left to the kernel.
-    /// Received frames say what was left to us either way. Default: yes.
+    /// Whether the kernel may finish checksums and segmentation of frames that we send. Received
+    /// frames carry their checksum and segmentation state in either case. Default: yes.
     pub offloads: bool,
-    /// Whether frames that we send pass by the queueing discipline. Then packet captures on this
-    /// machine do not see them. Default: no.
+    /// Whether frames that we send bypass the queueing discipline. Packet captures on this machine
+    /// do not see them then. Default: no.
     pub qdisc_bypass: bool,
-    /// Room for received frames that wait, in bytes. More than `net.core.rmem_max` needs
-    /// `CAP_NET_ADMIN`; without it there is less room. Default 8 MiB.
+    /// Size of the socket's receive queue, in bytes. More than `net.core.rmem_max` needs
+    /// `CAP_NET_ADMIN`; without it the queue is smaller. Default 8 MiB.
     pub receive_buffer: usize,
-    /// Receive buffers kept for reuse, 65 KB each; memory that no frame touches is not used.
-    /// Default 256. For frames that are copied from the socket's queue.
+    /// Receive buffers kept for reuse, 65 KB each, for frames copied from the socket's queue.
+    /// Pages that no frame touches take no memory. Default 256.
     pub rx_pool: usize,
-    /// Where received frames wait and are read. Default: [`RxRing::Slots`].
+    /// Where received frames are stored and read. Default: [`RxRing::Slots`].
     pub ring: RxRing,
-    /// Length of the ring, in bytes: [`slot_bytes`](Self::slot_bytes) for each frame of
-    /// [`RxRing::Slots`], 1 MiB for each block of [`RxRing::Blocks`], of which there are at least
-    /// 4. Default 16 MiB.
+    /// Length of the ring, in bytes. [`RxRing::Slots`] takes [`slot_bytes`](Self::slot_bytes) for
+    /// each frame, [`RxRing::Blocks`] takes 1 MiB for each block; there are at least four slots or
+    /// blocks. Default 16 MiB.
     pub ring_bytes: usize,
-    /// Length of a slot of [`RxRing::Slots`], in bytes, rounded up to whole pages. A longer frame,
-    /// with about 90 bytes for the kernel, waits in the socket's queue instead and is copied, in
-    /// its turn. Default 4096: room for many frames of an Ethernet's length, as a window of TCP
-    /// without merging needs it. 69632 holds merged frames of 64 KB in place.
+    /// Length of a slot of [`RxRing::Slots`], in bytes, rounded up to whole pages. The kernel uses
+    /// about 90 bytes of it. A longer frame is stored in the socket's queue instead and copied
+    /// from there when its turn comes. Default 4096: room for many frames of Ethernet length, as a
+    /// TCP window without merging needs. 69632 is enough for merged frames of 64 KB.
     pub slot_bytes: usize,
-    /// Whether [`Frame::timestamp`](crate::Frame::timestamp) is the network card's, where it has
-    /// one, instead of the kernel's. Default: no.
+    /// Whether [`Frame::timestamp`](crate::Frame::timestamp) comes from the network card, if it
+    /// has timestamps, instead of the kernel. Default: no.
     pub hardware_timestamps: bool,
 }
 
-/// Where received frames wait and are read.
+/// Where received frames are stored and read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RxRing {
-    /// In the socket's queue, from which each is copied by a system call.
-    /// [`AfPacketOptions::receive_buffer`] and [`AfPacketOptions::rx_pool`] are for this, and for
+    /// In the socket's queue, from which a system call copies each frame.
+    /// [`AfPacketOptions::receive_buffer`] and [`AfPacketOptions::rx_pool`] apply to this, and to
     /// frames that are too long for a slot.
     None,
-    /// In a mapped ring of slots, one frame each, readable as soon as they come (TPACKET_V2).
+    /// In a mapped ring of slots with one frame each, readable as soon as they arrive
+    /// (TPACKET_V2).
     #[default]
     Slots,
     /// In a mapped ring of blocks, filled with frames of any length and handed over when they are
-    /// full or a millisecond old (TPACKET_V3). The cheapest by far for many frames, and too slow
-    /// for questions and answers.
+    /// full or a millisecond old (TPACKET_V3). By far the cheapest for many frames, but too slow
+    /// for requests and replies.
     Blocks,
 }
 
-/// How frames are spread over the sockets of [`AfPacket::open_queues`].
+/// How the kernel distributes frames to the sockets of [`AfPacket::open_queues`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Spread {
-    /// By a hash of addresses and ports, so that a connection stays with one.
+    /// By a hash of addresses and ports, so that all frames of a connection go to the same socket.
     #[default]
     Flow,
-    /// In turn.
+    /// Round robin.
     Turn,
-    /// By the core that the frame came in on.
+    /// By the core on which the frame arrived.
     Core,
     /// By the receive queue of the interface.
     Queue,
-    /// The first takes all that it has room for, then the next.
+    /// All to the first socket that has room.
     Overflow,
 }
 
@@ -138,17 +139,17 @@ impl Spread {
     }
 }
 
-/// Which Ethernet address a device answers to.
+/// The Ethernet address of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MacChoice {
-    /// The interface's own.
+    /// The address of the interface.
     #[default]
     Interface,
-    /// A locally administered one, made from the interface's name. Makes the interface promiscuous
-    /// while it is open.
+    /// A locally administered address derived from the interface's name. Makes the interface
+    /// promiscuous while it is open.
     Local,
-    /// This one. Makes the interface promiscuous while it is open.
+    /// This address. Makes the interface promiscuous while it is open.
     Fixed([u8; 6]),
 }
 
@@ -238,9 +239,9 @@ impl AfPacketOptions {
     }
 }
 
-/// A network interface, through a packet socket.
+/// A network interface, opened as a packet socket.
 ///
-/// The interface's MTU is read once, when it is opened.
+/// The interface's MTU is read once, when the device is opened.
 #[derive(Debug)]
 pub struct AfPacket {
     caps: Capabilities,
@@ -260,13 +261,13 @@ impl AfPacket {
     /// Opens the interface. It may be down: the first calls then report [`DeviceError::Down`].
     ///
     /// # Errors
-    /// The name cannot be one, or names no Ethernet interface of this network namespace;
+    /// The name is invalid, or names no Ethernet interface of this network namespace;
     /// `CAP_NET_RAW` is missing; the kernel owns [`AfPacketOptions::address`].
     pub fn open(interface: &str, options: AfPacketOptions) -> Result<Self, DeviceError> {
         check_name(interface)?;
         let system = |what| move |error: io::Error| DeviceError::system(what, interface, &error);
-        // The socket has no protocol until it is bound, lest it collects frames of all interfaces
-        // meanwhile.
+        // The socket has no protocol until it is bound, so that it collects no frames of other
+        // interfaces.
         let fd = sys::packet_socket().map_err(|error| socket_error(interface, &error))?;
         let socket = fd.as_fd();
         let index = sys::interface_index(socket, interface).map_err(|error| {
@@ -289,8 +290,8 @@ impl AfPacket {
         } else if let Some(address) = options.address {
             let owned = sys::addresses().map_err(system("list addresses"))?;
             refuse_owned(&[address.into()], owned)?;
-            // The kernel is silent either way, so this is for speed, and does without what it is
-            // not allowed.
+            // The kernel does not answer in any case, so this is for speed, and errors such as a
+            // missing capability do not matter.
             guard = attach_guard(interface, index, address).ok();
         }
         let set = |option, value, what| {
@@ -316,7 +317,7 @@ impl AfPacket {
             MacChoice::Local => local_mac(interface),
             MacChoice::Fixed(mac) => mac,
         };
-        // Which groups a stack listens to is not known here, and changes.
+        // The device does not know to which groups a stack listens, and they change.
         sys::packet_widen(socket, index, mac != interface_mac)
             .map_err(system("open the interface for more frames"))?;
         let mut caps = Capabilities::new(interface);
@@ -359,11 +360,11 @@ impl AfPacket {
         })
     }
 
-    /// Opens the interface several times, so that each frame is received by one of the devices,
-    /// chosen by `spread`. All of them send on the same interface.
+    /// Opens the interface several times. Each frame is received by one of the devices, selected
+    /// by `spread`. All of them send on the same interface.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// As for [`open`](Self::open).
     ///
     /// # Panics
     /// If `count` is 0.
@@ -387,16 +388,16 @@ impl AfPacket {
         Ok(devices)
     }
 
-    /// Room for received frames that wait, in bytes as the kernel counts them (buffers and their
-    /// management); up to twice of what the options asked for.
+    /// Size of the socket's receive queue in bytes, as the kernel counts it (buffers and their
+    /// management): up to twice the size in the options.
     pub fn receive_buffer(&self) -> usize {
         self.receive_buffer
     }
 }
 
 /// Readable while a frame can be claimed. A program that sleeps in `poll` or `epoll` instead of
-/// [`DeviceRx::wait`] clones it ([`BorrowedFd::try_clone_to_owned`]) before the device is given to a
-/// stack.
+/// [`DeviceRx::wait`] clones the descriptor ([`BorrowedFd::try_clone_to_owned`]) before it gives
+/// the device to a stack.
 impl AsFd for AfPacket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.link.fd()
@@ -422,13 +423,13 @@ impl Device for AfPacket {
     }
 }
 
-/// A receiving half without a ring, over any datagram socket.
+/// A receiving half without a ring, for any datagram socket.
 #[cfg(feature = "testkit")]
 pub(crate) fn copying_rx(link: Arc<Link>, event: FdEvent, pool: Pool) -> Box<dyn DeviceRx> {
     Box::new(CopyingRx::new(link, event, pool))
 }
 
-/// A receiving half over a ring in any memory.
+/// A receiving half with a ring in any memory.
 #[cfg(feature = "testkit")]
 pub(crate) fn ring_rx(
     link: Arc<Link>,
@@ -440,7 +441,7 @@ pub(crate) fn ring_rx(
     Ok(Box::new(RingRx::new(link, event, pool, memory, blocks)?))
 }
 
-/// What may be left to the kernel in frames that are sent through a packet socket.
+/// Adds the features that the kernel offers for frames sent through a packet socket.
 pub(crate) fn offer_offloads(caps: &mut Capabilities) {
     caps.tx_checksum = true;
     caps.tso4_max_bytes = 65_535 + ETHERNET_HEADER_LEN;
@@ -459,7 +460,7 @@ pub(crate) fn sending_socket(index: i32) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Drops frames to the address behind our socket and before the kernel's stack.
+/// Drops frames to the address after our socket and before the kernel's stack.
 fn attach_guard(interface: &str, index: i32, address: Ipv4Addr) -> Result<OwnedFd, DeviceError> {
     let error = |error: io::Error| match error.raw_os_error() {
         Some(errno @ libc::EINVAL) => DeviceError::Unsupported {
@@ -473,7 +474,7 @@ fn attach_guard(interface: &str, index: i32, address: Ipv4Addr) -> Result<OwnedF
     sys::bpf_attach(Hook::Ingress, program.as_fd(), index, 0).map_err(error)
 }
 
-/// Makes and maps the ring that the options ask for.
+/// Creates and maps the ring that the options request, if any.
 fn make_ring(
     socket: BorrowedFd<'_>,
     options: &AfPacketOptions,
@@ -490,7 +491,8 @@ fn make_ring(
                 .next_multiple_of(page);
             let slots = units(slot as u32);
             sys::packet_version(socket, libc::tpacket_versions::TPACKET_V2 as i32)?;
-            // Any length: all frames that are cut are kept whole in the queue as well.
+            // Makes the kernel keep frames of any length that are cut in the ring complete in the
+            // queue as well.
             sys::set_packet_option(socket, libc::PACKET_COPY_THRESH, 1)?;
             sys::packet_ring_v2(socket, slots, slot as u32)?;
             PacketMemory::new(socket, slots, slot, false).map(Some)
@@ -571,8 +573,8 @@ fn kernel_is_at_least(major: u32, minor: u32) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
 }
 
-/// Puts back the VLAN tag that the kernel has taken out. The frame begins `VLAN_TAG_LEN` bytes into
-/// the buffer before, and at its start afterwards.
+/// Restores the VLAN tag that the kernel removed. Before the call the frame begins `VLAN_TAG_LEN`
+/// bytes into the buffer, afterwards at its start.
 pub(crate) fn insert_vlan_tag(
     buffer: &mut [u8],
     protocol: u16,

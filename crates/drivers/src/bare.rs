@@ -1,5 +1,5 @@
-//! What devices are measured against: loops over the same sockets with nothing around them, and a
-//! source of frames that is faster than both. Feature `bare`; not for use beside measurements.
+//! Baselines for measurements of devices: bare loops over the same sockets, and a source of frames
+//! that is faster than either. Feature `bare`; for measurements only.
 
 use crate::af_xdp::AfXdp;
 use crate::sys::{self, Hook};
@@ -7,48 +7,49 @@ use crate::{DeviceError, DeviceRx, DeviceTx, bpf};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// A device that also shows its bare rings.
+/// A device that also gives access to its bare rings.
 #[derive(Debug)]
 pub struct BareXdp(AfXdp);
 
 impl BareXdp {
-    /// Takes a device apart.
+    /// Takes over a device.
     pub fn new(device: AfXdp) -> Self {
         Self(device)
     }
 
-    /// Its receiving half.
+    /// The receiving half.
     pub fn rx(&mut self) -> &mut dyn DeviceRx {
         self.0.halves().0
     }
 
-    /// Its sending half.
+    /// The sending half.
     pub fn tx(&mut self) -> &mut dyn DeviceTx {
         self.0.halves().1
     }
 
-    /// Takes up to `max` frames from the receive ring, reads 8 bytes at their start, and puts their
-    /// chunks onto the fill ring. Returns how many, and the sum of what was read.
+    /// Takes up to `max` frames from the receive ring, reads the first 8 bytes of each, and
+    /// returns the chunks through the fill ring. Returns the number of frames and the sum of the
+    /// values read.
     pub fn receive(&mut self, max: usize) -> (usize, u64) {
         self.0.bare_receive(max)
     }
 
-    /// Copies the frame into as many chunks, at most `count`, as there is room for, and has them
-    /// sent. Returns how many.
+    /// Copies the frame into up to `count` chunks, as many as there is room for, and sends them.
+    /// Returns their number.
     pub fn send(&mut self, frame: &[u8], count: usize) -> usize {
         self.0.bare_send(frame, count)
     }
 }
 
-/// A source of frames in the kernel: a program that is run on the same frame again and again, and
-/// redirects it to an interface (`BPF_PROG_TEST_RUN` with live frames, Linux 5.18).
+/// A source of frames in the kernel: it runs an XDP program repeatedly on the same frame, which
+/// redirects the frame to an interface (`BPF_PROG_TEST_RUN` with live frames, Linux 5.18).
 #[derive(Debug)]
 pub struct LiveSource {
     program: OwnedFd,
 }
 
 impl LiveSource {
-    /// Frames leave through `interface`.
+    /// A source whose frames leave through `interface`.
     ///
     /// # Errors
     /// There is no such interface, or `CAP_BPF` and `CAP_NET_ADMIN` are missing.
@@ -62,11 +63,11 @@ impl LiveSource {
         Ok(Self { program })
     }
 
-    /// Sends the frame `count` times. Who receives on the other end needs an XDP program, or all
-    /// are lost there.
+    /// Sends the frame `count` times. The receiver at the other end needs an XDP program; without
+    /// one, all frames are lost there.
     ///
     /// # Errors
-    /// As the kernel says.
+    /// The error of the system call.
     pub fn run(&self, frame: &[u8], count: u32) -> io::Result<()> {
         sys::bpf_run_live(self.program.as_fd(), frame, count)
     }

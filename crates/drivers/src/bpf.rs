@@ -1,8 +1,8 @@
 //! Two programs for the kernel, assembled instruction by instruction, so that no BPF compiler is
 //! needed.
 //!
-//! Registers and calls are those of RFC 9669 (BPF Instruction Set Architecture): r1 holds the
-//! context, r0 the result, r6 to r9 survive calls, r10 is the end of the stack.
+//! Registers and calls follow RFC 9669 (BPF Instruction Set Architecture): r1 holds the context,
+//! r0 the result, r6 to r9 survive calls, r10 is the end of the stack.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -426,7 +426,7 @@ mod tests {
     fn what_is_about_one_of_our_addresses_is_taken() {
         let ours = Ipv6Addr::new(0xfd00, 0x78, 0, 0, 0, 0, 0, 1);
         let local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0x1234, 0x5678);
-        // Its last 24 bits are those of `ours`, so it has the same solicited-node group.
+        // It has the same last 24 bits as `ours`, hence the same solicited-node group.
         let other = Ipv6Addr::new(0xfd00, 0x78, 0, 0, 0, 0, 1, 1);
         let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 1);
         let mdns = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0xfb);

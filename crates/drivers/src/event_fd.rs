@@ -4,21 +4,21 @@ use crate::sys;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// A descriptor that is readable while it is signalled (`eventfd`), to be waited for beside others
-/// with `poll` or `epoll`.
+/// A descriptor that is readable while it is signalled (`eventfd`), for use with `poll` or
+/// `epoll`.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// A descriptor that is not signalled.
+    /// A new descriptor, not signalled.
     ///
     /// # Errors
-    /// If the process has no descriptor left.
+    /// The process has no file descriptor left.
     pub fn new() -> io::Result<Self> {
         sys::eventfd().map(Self)
     }
 
-    /// Makes it readable. An `epoll` that reports edges reports each call.
+    /// Makes it readable. An edge-triggered `epoll` reports every call.
     pub fn signal(&self) {
         sys::signal(self.0.as_fd());
     }

@@ -1,4 +1,4 @@
-//! Waiting on a file descriptor, with a waker beside it.
+//! Waiting on a file descriptor, with a waker.
 
 use crate::{Waker, sys};
 use std::io;
@@ -8,16 +8,17 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// One thread waits for a device's descriptor, others may wake it.
+/// One thread waits for a device's descriptor, and other threads may wake it.
 #[derive(Debug)]
 pub(crate) struct FdEvent {
     shared: Arc<Shared>,
     wakes: u64,
 }
 
-/// A waker raises `woken` and then looks at `waiting`; the waiter raises `waiting` and then looks
-/// at `woken`. As all four are sequentially consistent, at least one sees the other: either the
-/// waiter does not sleep, or the waker writes to the descriptor that it sleeps on.
+/// A waker sets `woken` and then reads `waiting`; the waiter sets `waiting` and then reads
+/// `woken`. Since all four accesses are sequentially consistent, at least one thread sees the
+/// other's write: either the waiter does not sleep, or the waker writes to the descriptor on which
+/// it sleeps.
 #[derive(Debug)]
 struct Shared {
     woken: AtomicBool,
@@ -48,13 +49,13 @@ impl FdEvent {
         })
     }
 
-    /// How many waits a wake has ended.
+    /// Number of waits that a wake has ended.
     pub(crate) fn wakes(&self) -> u64 {
         self.wakes
     }
 
-    /// Waits until `device` has something to read or an error, a waker was used, or the time is
-    /// over. Returns whether the device reports an error.
+    /// Waits until `device` is readable or has an error, a waker is used, or the timeout is over.
+    /// Returns whether the device reports an error.
     pub(crate) fn wait(
         &mut self,
         device: BorrowedFd<'_>,
@@ -68,8 +69,8 @@ impl FdEvent {
             sys::wait_readable(device, shared.event.as_fd(), timeout)
         };
         shared.waiting.store(false, SeqCst);
-        // A waker that saw the flag in time may write later than this; the next wait then returns
-        // for no reason.
+        // A waker that saw the flag in time may write after this; the next wait then returns
+        // spuriously.
         if shared.woken.swap(false, SeqCst) {
             self.wakes += 1;
         }

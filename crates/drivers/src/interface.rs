@@ -5,7 +5,7 @@ use crate::DeviceError;
 /// Longest name of an interface, in bytes.
 const MAX_NAME_LEN: usize = 15;
 
-/// Checks what the kernel would refuse with less to say, or understand otherwise than meant.
+/// Rejects names that the kernel would refuse with a vaguer error, or would misunderstand.
 pub(crate) fn check_name(name: &str) -> Result<(), DeviceError> {
     let reason = if name.is_empty() {
         "it is empty"
@@ -26,7 +26,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), DeviceError> {
     })
 }
 
-/// A locally administered unicast address that belongs to the name, the same each time.
+/// A locally administered unicast address derived from the name, hence constant.
 pub(crate) fn local_mac(name: &str) -> [u8; 6] {
     // FNV-1a, 64 bits.
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

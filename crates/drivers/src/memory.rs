@@ -384,7 +384,7 @@ pub struct MemoryTx {
 struct Copier {
     caps: Capabilities,
     lane: Arc<Lane>,
-    /// What the receiver is told about a complete checksum.
+    /// The receiver's checksum state for a complete checksum.
     rx_checksum: RxChecksum,
 }
 

@@ -1,11 +1,10 @@
-//! Between this crate's devices and those of smoltcp, both ways (feature `smoltcp`).
+//! Adapters between this crate's devices and smoltcp's, in both directions (feature `smoltcp`).
 //!
-//! [`ToPhy`] lets smoltcp use any device of this crate; [`FromPhy`] lets our stack use any Ethernet
-//! device of smoltcp. [`FromPhy::new`] takes those that may go to another thread, [`FromPhy::with`]
-//! makes the others on a thread of their own: smoltcp's `TunTapInterface` and `RawSocket`.
-//! smoltcp's contract knows single frames, no merged ones and no state of checksums, so both
-//! directions cost what it cannot express: unfinished checksums are finished in software, and each
-//! frame is copied.
+//! [`ToPhy`] lets smoltcp use any device of this crate; [`FromPhy`] lets our stack use any
+//! Ethernet device of smoltcp. [`FromPhy::new`] takes devices that are `Send`; [`FromPhy::with`]
+//! creates other devices, such as smoltcp's `TunTapInterface` and `RawSocket`, on a separate
+//! thread. smoltcp's device trait has neither merged frames nor checksum state, so both directions
+//! have a cost: unfinished checksums are finished in software, and each frame is copied.
 
 mod thread;
 
@@ -23,13 +22,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Frames that wait for a busy device; with these smoltcp is told to wait.
+/// Frames that may wait for a busy device. With this many, smoltcp gets no send token.
 const BACKLOG: usize = 64;
 
-/// How often a device of smoltcp is asked for frames during a wait: it cannot wake anybody.
+/// How often a smoltcp device is polled during a wait; it cannot wake a thread.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A device of this crate, for smoltcp.
+/// Adapts a device of this crate to smoltcp.
 pub struct ToPhy {
     rx: Box<dyn DeviceRx>,
     tx: Sender,
@@ -40,7 +39,7 @@ pub struct ToPhy {
 
 struct Sender {
     tx: Box<dyn DeviceTx>,
-    /// Frames that the device had no room for.
+    /// Frames for which the device had no room.
     backlog: VecDeque<Vec<u8>>,
     error: Option<DeviceError>,
 }
@@ -54,7 +53,7 @@ impl fmt::Debug for ToPhy {
 }
 
 impl ToPhy {
-    /// Hands a device over to smoltcp.
+    /// Takes a device over for smoltcp.
     pub fn new(device: impl Device + 'static) -> Self {
         let capabilities = device.capabilities();
         let (rx, tx) = Box::new(device).split();
@@ -71,16 +70,16 @@ impl ToPhy {
         }
     }
 
-    /// The error that the device has reported since the last call; smoltcp's contract has no place
-    /// for it.
+    /// Returns the error that the device has reported since the last call. smoltcp's trait has no
+    /// place for it.
     pub fn take_error(&mut self) -> Option<DeviceError> {
         self.tx.error.take()
     }
 
-    /// Blocks until a frame may be there or the time is over; see [`DeviceRx::wait`].
+    /// Blocks until a frame may be ready or the timeout is over; see [`DeviceRx::wait`].
     ///
     /// # Errors
-    /// As there.
+    /// As for [`DeviceRx::wait`].
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
         if self.claimed.is_empty() {
             self.rx.wait(timeout)
@@ -91,7 +90,7 @@ impl ToPhy {
 }
 
 impl Sender {
-    /// Sends what waits. Returns whether there is room for more.
+    /// Sends waiting frames. Returns whether there is room for more.
     fn flush(&mut self) -> bool {
         while let Some(frame) = self.backlog.front() {
             match self.tx.transmit(&[TxFrame::new(frame)]) {
@@ -150,7 +149,7 @@ impl phy::Device for ToPhy {
     }
 }
 
-/// A frame that smoltcp may take. One that it does not take stays.
+/// A frame for smoltcp. If the token is dropped, the frame stays.
 pub struct ReceivedToken<'a> {
     claimed: &'a mut VecDeque<Frame>,
     batch: &'a mut Vec<Frame>,
@@ -178,7 +177,7 @@ impl phy::RxToken for ReceivedToken<'_> {
     }
 }
 
-/// Room for a frame of smoltcp's.
+/// Room for a frame from smoltcp.
 pub struct SendToken<'a>(&'a mut Sender);
 
 impl fmt::Debug for SendToken<'_> {
@@ -197,8 +196,8 @@ impl phy::TxToken for SendToken<'_> {
     }
 }
 
-/// An Ethernet device of smoltcp, for our stack. It is asked for frames every millisecond while
-/// somebody waits, since it cannot wake anybody.
+/// Adapts an Ethernet device of smoltcp to our stack. The device is polled every millisecond while
+/// a thread waits, since it cannot wake a thread.
 #[derive(Debug)]
 pub struct FromPhy<P> {
     phy: P,
@@ -206,10 +205,10 @@ pub struct FromPhy<P> {
 }
 
 impl<P: phy::Device + Send + 'static> FromPhy<P> {
-    /// Takes a device over, under an Ethernet address, which smoltcp's devices do not have.
+    /// Takes over a device. `mac` is its Ethernet address, which smoltcp's devices do not have.
     ///
     /// # Panics
-    /// If it is no Ethernet.
+    /// If it is not an Ethernet device.
     pub fn new(phy: P, mac: [u8; 6]) -> Self {
         assert_eq!(
             phy.capabilities().medium,
@@ -250,7 +249,7 @@ impl<P: phy::Device + Send + 'static> Device for FromPhy<P> {
     }
 }
 
-/// What a device of smoltcp can do, in our words.
+/// The capabilities of a smoltcp device.
 fn capabilities(theirs: &DeviceCapabilities) -> Capabilities {
     let mut caps = Capabilities::new("smoltcp");
     caps.mtu = theirs
@@ -263,7 +262,7 @@ fn capabilities(theirs: &DeviceCapabilities) -> Capabilities {
     caps
 }
 
-/// smoltcp's devices do not divide, so both halves share one.
+/// Both halves share the device, since smoltcp's devices cannot be divided.
 #[derive(Debug)]
 struct Shared<P> {
     phy: Mutex<P>,
@@ -283,7 +282,7 @@ impl<P> Shared<P> {
 #[derive(Debug)]
 struct PhyRx<P> {
     shared: Arc<Shared<P>>,
-    /// A frame that a wait has met.
+    /// A frame found during a wait.
     found: Option<Frame>,
     event: Arc<Event>,
     stats: RxStats,

@@ -1,10 +1,10 @@
-//! Raw frames on any platform, through the crate `pnet_datalink`: a baseline to compare with, and a
-//! last resort.
+//! Raw frames on any platform, through the crate `pnet_datalink`: a baseline for comparisons, and
+//! a last resort.
 //!
-//! It knows neither merged frames nor checksum state: a peer on a veth has to finish its checksums
-//! (`ethtool -K veth0 tx off`). Each frame costs two system calls and a copy each way, and a thread
-//! receives, since the crate cannot be asked without waiting, nor woken. What the interface itself
-//! sends comes back, and is left out by its source address.
+//! The crate supports neither merged frames nor checksum state, so a peer on a veth has to finish
+//! its checksums (`ethtool -K veth0 tx off`). Each frame costs two system calls and a copy in each
+//! direction. A separate thread receives, since the crate cannot be polled without waiting, nor
+//! woken. The interface's own frames come back, and are filtered out by their source address.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -21,19 +21,19 @@ use crate::{
     TxFrame, TxStats, VLAN_TAG_LEN, Waker,
 };
 
-/// Frames that wait to be claimed; more are dropped and counted.
+/// Most frames that wait to be claimed; further ones are dropped and counted.
 const QUEUE: usize = 4096;
-/// The crate cuts longer frames without a word; its default is 4096.
+/// The crate silently cuts longer frames; its default is 4096.
 const BUFFER: usize = 65_536 + ETHERNET_HEADER_LEN + VLAN_TAG_LEN;
-/// How often the receiving thread looks whether it is to end.
+/// How often the receiving thread checks whether it should end.
 const READ_TIMEOUT: Duration = Duration::from_millis(20);
-/// How long it leaves a link alone that is down.
+/// Pause of the receiving thread while the link is down.
 const DOWN: Duration = Duration::from_millis(100);
 
-/// A network interface, through `pnet_datalink`.
+/// A network interface, opened through `pnet_datalink`.
 ///
-/// The interface's MTU is read once, when it is opened; on other systems than Linux it is taken to
-/// be 1500.
+/// The interface's MTU is read once, when the device is opened; on other systems than Linux it is
+/// assumed to be 1500.
 pub struct Pnet {
     caps: Capabilities,
     mac: [u8; 6],
@@ -41,7 +41,7 @@ pub struct Pnet {
     tx: PnetTx,
 }
 
-/// What the receiving thread leaves for the receiving half.
+/// State that the receiving thread fills for the receiving half.
 struct Shared {
     name: String,
     frames: ArrayQueue<Frame>,
@@ -57,7 +57,7 @@ impl Shared {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says once that the link is down; that it is gone, again and again.
+    /// Reports a link that is down once, and one that is gone at every call.
     fn check(&self) -> Result<(), DeviceError> {
         let mut trouble = self.trouble();
         match &*trouble {
@@ -73,7 +73,7 @@ fn find(name: &str) -> Option<NetworkInterface> {
     interfaces.find(|interface| interface.name == name)
 }
 
-/// The link is down, or gone with its interface.
+/// Distinguishes a link that is down from one that is gone with its interface.
 fn trouble(name: &str) -> DeviceError {
     let interface = name.to_owned();
     match find(name) {
@@ -86,7 +86,8 @@ impl Pnet {
     /// Opens the interface.
     ///
     /// # Errors
-    /// There is none of this name, it is no Ethernet, or the system wants more privileges.
+    /// There is no interface of this name, it is not Ethernet, or the system requires more
+    /// privileges.
     pub fn open(name: &str) -> Result<Self, DeviceError> {
         let interface = find(name).ok_or_else(|| DeviceError::NoSuchInterface {
             interface: name.to_owned(),
@@ -190,13 +191,13 @@ impl Device for Pnet {
     }
 }
 
-/// Moves frames into the queue until the receiving half is gone.
+/// Moves frames into the queue until the receiving half is dropped.
 fn receive(shared: &Shared, mut from: Box<dyn DataLinkReceiver>, mac: [u8; 6]) {
     let mut down = false;
-    // ORDERING: Relaxed, here and for the counts: nothing else is passed on with them.
+    // ORDERING: Relaxed, here and for the counts: they publish no other memory.
     while !shared.over.load(Relaxed) {
         match from.next() {
-            // Ours, come back.
+            // One of our own frames, which came back.
             Ok(bytes) if bytes.get(6..12) == Some(&mac) => continue,
             Ok(bytes) if (ETHERNET_HEADER_LEN..BUFFER).contains(&bytes.len()) => {
                 if shared.frames.push(Frame::from_bytes(bytes)).is_err() {
@@ -282,7 +283,7 @@ impl Drop for PnetRx {
     fn drop(&mut self) {
         self.shared.over.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It has nothing left to say, not even that it panicked.
+            // The panic of a thread, if there was one, is of no use here.
             let _ = thread.join();
         }
     }
@@ -292,7 +293,7 @@ impl Drop for PnetRx {
 struct PnetTx {
     caps: Capabilities,
     sender: Box<dyn DataLinkSender>,
-    /// Where head and payload are joined.
+    /// A buffer in which head and payload are joined.
     frame: Vec<u8>,
     stats: TxStats,
 }
@@ -314,7 +315,7 @@ impl DeviceTx for PnetTx {
                     continue;
                 }
                 Some(Err(error)) => error.kind(),
-                // It has no room for it.
+                // The sender's buffer is full.
                 None => io::ErrorKind::WouldBlock,
             };
             match kind {
@@ -334,7 +335,7 @@ impl DeviceTx for PnetTx {
                 _ if find(&self.caps.name).is_none() => {
                     return Err(trouble(&self.caps.name));
                 }
-                // Too long for a link whose MTU has changed, or malformed.
+                // The frame is too long for a link whose MTU has changed, or malformed.
                 _ => self.stats.dropped += 1,
             }
         }

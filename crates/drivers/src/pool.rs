@@ -1,31 +1,31 @@
-//! Receive buffers of devices that the kernel copies into.
+//! Receive buffers of devices for which the kernel copies frames.
 
 use crate::frame::zeroed;
 use crate::{ETHERNET_HEADER_LEN, Frame, VLAN_TAG_LEN};
 
-/// Longest frame that these devices deliver: an IP packet of 65,535 bytes behind a tagged Ethernet
+/// Longest frame that these devices deliver: an IP packet of 65,535 bytes after a tagged Ethernet
 /// header.
 pub(crate) const MAX_FRAME_LEN: usize = 65_535 + ETHERNET_HEADER_LEN + VLAN_TAG_LEN;
 
-/// Length of a buffer. Above `MAX_FRAME_LEN` and what a TAP has before a frame, so that a frame
-/// that fills it must have been cut; and no multiple of the page size, so that the headers of
-/// successive frames do not compete for the same cache sets.
+/// Length of a buffer, in bytes. It exceeds `MAX_FRAME_LEN` plus the TAP header, so a frame that
+/// fills a buffer must have been cut. It is not a multiple of the page size, so that the headers
+/// of successive frames do not compete for the same cache sets.
 const BUFFER_LEN: usize = 65_536 + 17 * 64;
 
 /// Buffers of one receiving half, handed out last in, first out: the kernel writes into them
-/// through the cache, so the warmest is the best.
+/// through the cache, so the most recently used one is the best.
 #[derive(Debug)]
 pub(crate) struct Pool {
     free: Vec<Box<[u8]>>,
-    /// Buffers made so far, up to `limit`.
+    /// Buffers allocated so far, up to `limit`.
     made: usize,
     limit: usize,
-    /// Buffers made beyond `limit`.
+    /// Buffers allocated beyond `limit`.
     exhausted: u64,
 }
 
 impl Pool {
-    /// A pool that makes buffers as it needs them and keeps at most `limit`.
+    /// A pool that allocates buffers on demand and keeps at most `limit`.
     pub(crate) fn new(limit: usize) -> Self {
         Self {
             free: Vec::with_capacity(limit),
@@ -35,7 +35,7 @@ impl Pool {
         }
     }
 
-    /// A buffer with old contents.
+    /// Returns a buffer with arbitrary contents.
     #[inline]
     pub(crate) fn take(&mut self) -> Box<[u8]> {
         self.free.pop().unwrap_or_else(|| {
@@ -48,7 +48,7 @@ impl Pool {
         })
     }
 
-    /// Takes a buffer back.
+    /// Returns a buffer to the pool.
     #[inline]
     pub(crate) fn put(&mut self, buffer: Box<[u8]>) {
         if buffer.len() == BUFFER_LEN && self.free.len() < self.limit {
@@ -56,14 +56,14 @@ impl Pool {
         }
     }
 
-    /// Takes the buffers of all frames back.
+    /// Returns the buffers of all frames to the pool.
     pub(crate) fn release(&mut self, frames: &mut Vec<Frame>) {
         for frame in frames.drain(..) {
             self.put(frame.into_buffer());
         }
     }
 
-    /// How often more buffers were out than the pool keeps.
+    /// Number of buffers allocated beyond the limit.
     pub(crate) fn exhausted(&self) -> u64 {
         self.exhausted
     }

@@ -2,14 +2,14 @@
 
 #![allow(unsafe_code)]
 
-/// Asks the processor to fetch `bytes` into its nearest cache, on processors that can. Does not
-/// wait.
+/// Asks the processor to fetch `bytes` into its nearest cache, where the processor supports that.
+/// Does not wait.
 #[inline]
 pub fn prefetch(bytes: &[u8]) {
     prefetch_at(bytes.as_ptr(), bytes.len());
 }
 
-/// As [`prefetch`], of `len` bytes from `start` on, even while another thread writes them.
+/// As [`prefetch`], for `len` bytes from `start` on, even while another thread writes them.
 #[inline]
 pub fn prefetch_at(start: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -22,7 +22,8 @@ pub fn prefetch_at(start: *const u8, len: usize) {
             unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(at).cast()) };
         };
         let mut at = 0;
-        // Four lines per iteration: counting lines would cost more than prefetching some.
+        // Four lines per iteration, since the loop overhead per line would exceed the cost of
+        // prefetching.
         while at + 4 * LINE <= len {
             fetch(at);
             fetch(at + LINE);

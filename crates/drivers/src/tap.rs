@@ -1,8 +1,8 @@
-//! The far end of a virtual Ethernet interface of this kernel.
+//! The other end of a virtual Ethernet interface of this kernel.
 //!
-//! The kernel's own stack is the peer: what it sends on the interface arrives here, what is sent
-//! here the kernel receives. Frames carry a virtio header, so both sides hand over TCP data in
-//! pieces of up to 64 KB and never compute a checksum.
+//! The kernel's stack is the peer: the frames that it sends on the interface arrive here, and it
+//! receives the frames that are sent here. Frames carry a virtio header, so both sides pass TCP
+//! data in pieces of up to 64 KB and never compute a checksum.
 //!
 //! ```console
 //! $ sudo ip tuntap add dev tap0 mode tap user $USER
@@ -28,10 +28,10 @@ use std::time::Duration;
 const TCP_OFFLOADS: u32 =
     libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
 
-/// Bytes that are read for the shortest frame.
+/// Bytes read for the shortest frame.
 const SHORTEST: usize = HEADER_LEN_WITH_COUNT + ETHERNET_HEADER_LEN;
 
-/// What the kernel may leave undone in frames that it gives us, best first. Those for UDP came with
+/// Sets of offloads that the kernel may use in frames for us, best first. The UDP ones came with
 /// Linux 6.2.
 const OFFLOADS: [u32; 4] = [
     TCP_OFFLOADS | libc::TUN_F_USO4 | libc::TUN_F_USO6,
@@ -40,26 +40,27 @@ const OFFLOADS: [u32; 4] = [
     0,
 ];
 
-/// How a [`Tap`] is opened.
+/// Options for opening a [`Tap`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TapOptions {
-    /// Whether checksums and segmentation are left to the other side, both ways. Default: yes.
+    /// Whether checksums and segmentation are left to the other side, in both directions. Default:
+    /// yes.
     pub offloads: bool,
-    /// Whether frames longer than the MTU pass, to be divided by the other side; with
-    /// [`offloads`](Self::offloads) only. The interface takes this over, whatever was set with
-    /// `ethtool -K`. Default: yes.
+    /// Whether frames longer than the MTU pass, for the other side to divide. Requires
+    /// [`offloads`](Self::offloads). Overrides the interface's settings of `ethtool -K`. Default:
+    /// yes.
     pub segmentation: bool,
-    /// Whether frames that we send may be longer than the MTU even without
-    /// [`segmentation`](Self::segmentation), if [`offloads`](Self::offloads) are on: the kernel
-    /// takes one in a system call, as if a network card had merged it, where it would otherwise
-    /// take a call for each segment and wake its receiver for each. It has no say in that. Default:
-    /// no.
+    /// Whether we may send frames longer than the MTU even without
+    /// [`segmentation`](Self::segmentation). Requires [`offloads`](Self::offloads). The kernel
+    /// takes such a frame in one system call, as if a network card had merged it; otherwise it
+    /// takes one call for each segment and wakes its receiver for each. The kernel's settings
+    /// cannot prevent that. Default: no.
     pub merged: bool,
-    /// Our Ethernet address. Default, `None`: a locally administered one made from the interface's
-    /// name. It is not the interface's, which is the kernel's.
+    /// Our Ethernet address. Default, `None`: a locally administered address derived from the
+    /// interface's name. It differs from the interface's address, which is the kernel's.
     pub mac: Option<[u8; 6]>,
-    /// Receive buffers kept for reuse, 65 KB each; memory that no frame touches is not used.
+    /// Receive buffers kept for reuse, 65 KB each. Pages that no frame touches take no memory.
     /// Default 256.
     pub rx_pool: usize,
 }
@@ -110,15 +111,15 @@ impl TapOptions {
     /// Opens the interface `name` with these options; see [`Tap::open`].
     ///
     /// # Errors
-    /// As [`Tap::open`].
+    /// As for [`Tap::open`].
     pub fn open(self, name: &str) -> Result<Tap, DeviceError> {
         Tap::attach(name, &self, 0)
     }
 }
 
-/// The far end of a TAP interface.
+/// The other end of a TAP interface.
 ///
-/// The interface's MTU is read once, when it is opened.
+/// The interface's MTU is read once, when the device is opened.
 #[derive(Debug)]
 pub struct Tap {
     caps: Capabilities,
@@ -129,30 +130,30 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Opens the interface `name`, with all offloads that the kernel has. An interface that is not
-    /// there is made, and lives as long as the device; it has no address and is down until somebody
-    /// changes that.
+    /// Opens the interface `name`, with all offloads that the kernel supports. An interface that
+    /// does not exist is created, and lives as long as the device; it has no address and is down
+    /// until someone configures it.
     ///
     /// # Errors
-    /// The name cannot be one; making an interface needs `CAP_NET_ADMIN`, opening one needs to be
-    /// its user; another process has it open; the kernel has no TAP.
+    /// The name is invalid; creating an interface needs `CAP_NET_ADMIN`, and opening one is
+    /// reserved to its owner; another process has it open; the kernel does not support TAP.
     pub fn open(name: &str) -> Result<Self, DeviceError> {
         Self::attach(name, &TapOptions::default(), 0)
     }
 
-    /// The options to open an interface with, at their defaults:
+    /// The default options, to change before opening:
     /// `Tap::options().offloads(false).open("tap0")`.
     pub fn options() -> TapOptions {
         TapOptions::default()
     }
 
-    /// Opens several queues of the interface `name`, a device each. The kernel spreads the frames
-    /// it sends by flow, and keeps a flow with the device that last sent a frame of it. All have
-    /// the same Ethernet address.
+    /// Opens several queues of the interface `name`, one device each. The kernel distributes the
+    /// frames it sends by flow, and keeps a flow with the device that last sent a frame of it. All
+    /// devices have the same Ethernet address.
     ///
     /// # Errors
-    /// As [`open`](Self::open); the interface exists and was not made for several queues
-    /// (`ip tuntap add ... multi_queue`).
+    /// As for [`open`](Self::open); also if the interface exists and was not created for several
+    /// queues (`ip tuntap add ... multi_queue`).
     ///
     /// # Panics
     /// If `count` is 0.
@@ -180,8 +181,8 @@ impl Tap {
                 && sys::tun_set_offloads(fd.as_fd(), offloads).is_ok()
         });
         let accepts = |offload| accepted.unwrap_or(0) & offload != 0;
-        // What the kernel may send says nothing of what it takes, which is anything that its TCP
-        // would.
+        // The accepted offloads concern frames from the kernel only. The kernel itself takes any
+        // frame that its TCP would send.
         let merged = options.merged && accepts(libc::TUN_F_CSUM);
 
         let socket = sys::control_socket().map_err(system("open a socket"))?;
@@ -215,8 +216,8 @@ impl Tap {
 }
 
 /// Readable while a frame can be claimed. A program that sleeps in `poll` or `epoll` instead of
-/// [`DeviceRx::wait`] clones it ([`BorrowedFd::try_clone_to_owned`]) before the device is given to a
-/// stack.
+/// [`DeviceRx::wait`] clones the descriptor ([`BorrowedFd::try_clone_to_owned`]) before it gives
+/// the device to a stack.
 impl AsFd for Tap {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -232,7 +233,7 @@ impl Device for Tap {
         self.mac
     }
 
-    /// The kernel's end of the interface is another host on the link.
+    /// Checks the kernel's addresses on this interface, since its end is another host on the link.
     fn check_address(&self, address: IpAddr) -> Result<(), DeviceError> {
         let name = &self.caps.name;
         let owned = sys::addresses();
@@ -337,7 +338,7 @@ impl TapRx {
 impl DeviceRx for TapRx {
     fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
         let mut claimed = 0;
-        // A frame that is dropped counts too, so that a flood of them cannot keep us here.
+        // Dropped frames count as well, so that a flood of them cannot keep the loop running.
         for _ in 0..max {
             let mut buffer = self.pool.take();
             let len = match sys::read_frame(self.fd.as_fd(), &mut buffer) {
@@ -347,7 +348,7 @@ impl DeviceRx for TapRx {
                     match error.raw_os_error() {
                         Some(libc::EINTR) => continue,
                         Some(libc::EBADFD) if claimed == 0 => return Err(self.gone()),
-                        // Nothing there, or no memory for it in the kernel just now.
+                        // There is no frame, or the kernel has no memory for it at the moment.
                         _ => break,
                     }
                 }
@@ -440,7 +441,7 @@ impl DeviceTx for TapTx {
                         interface: self.caps.name.clone(),
                     });
                 }
-                // The kernel found it malformed.
+                // The kernel considers the frame malformed.
                 _ => {
                     self.stats.dropped += 1;
                     taken += 1;

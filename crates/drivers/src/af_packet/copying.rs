@@ -1,4 +1,4 @@
-//! Receiving by a system call per frame, which copies it into a buffer of ours.
+//! Receiving with one system call per frame, which copies the frame into a buffer.
 
 use super::insert_vlan_tag;
 use crate::fd_event::FdEvent;
@@ -17,7 +17,7 @@ pub(super) struct CopyingRx {
     event: FdEvent,
     pool: Pool,
     stats: RxStats,
-    /// The kernel's count starts anew each time it is read.
+    /// Sum of the kernel's count of drops, which restarts at 0 each time it is read.
     kernel_drops: Cell<u64>,
 }
 
@@ -37,11 +37,11 @@ impl DeviceRx for CopyingRx {
     fn claim(&mut self, max: usize, out: &mut Vec<Frame>) -> Result<usize, DeviceError> {
         self.reporter.check()?;
         let mut claimed = 0;
-        // A frame that is dropped counts too, so that a flood of them cannot keep us here.
+        // Dropped frames count as well, so that a flood of them cannot keep the loop running.
         for _ in 0..max {
             let mut header = [0; HEADER_LEN];
             let mut buffer = self.pool.take();
-            // Room before the frame for a VLAN tag.
+            // Leaves room for a VLAN tag before the frame.
             let result = sys::receive_frame(
                 self.reporter.link().fd(),
                 &mut header,
@@ -54,8 +54,7 @@ impl DeviceRx for CopyingRx {
                     match error.raw_os_error() {
                         Some(libc::EINTR) => continue,
                         Some(libc::EAGAIN) => break,
-                        // The kernel cannot express this frame in a virtio header and has dropped
-                        // it.
+                        // The kernel dropped this frame because a virtio header cannot express it.
                         Some(libc::EINVAL) => {
                             self.stats.truncated += 1;
                             continue;
@@ -67,7 +66,7 @@ impl DeviceRx for CopyingRx {
                             }
                             break;
                         }
-                        // No memory in the kernel just now.
+                        // The kernel has no memory at the moment.
                         _ => break,
                     }
                 }
@@ -114,8 +113,8 @@ impl DeviceRx for CopyingRx {
     }
 }
 
-/// The frame in a buffer that was filled behind room for a VLAN tag; `None` if it was cut or makes
-/// no sense.
+/// The frame in a buffer that was filled after room for a VLAN tag. `None` if the frame was cut or
+/// is malformed.
 #[inline]
 pub(super) fn frame(
     pool: &mut Pool,

@@ -1,21 +1,21 @@
 //! Receiving in place, from a ring that the kernel fills and this process has mapped.
 //!
-//! Frames stay where the kernel put them, and everybody reads them there. What a unit of the ring
-//! (a slot of TPACKET_V2, a block of TPACKET_V3) is lent out for goes back when all its frames have
-//! been released or dropped, in order, since the kernel fills the ring in order and stops at the
-//! first unit that it has not got back. So one frame that is kept for long would stop the ring. Two
-//! limits prevent that:
+//! Frames stay where the kernel put them, and every thread reads them there. A unit of the ring is
+//! a slot of TPACKET_V2 or a block of TPACKET_V3. It goes back to the kernel when all its frames
+//! have been released or dropped. Units go back in order, because the kernel fills the ring in
+//! order and stops at the first unit that it does not have. So one frame that is kept for long
+//! would stop the ring. Two limits prevent that:
 //!
-//! 1. When more than half of the ring is out, new frames are copied, so that their units go back at
-//!    once.
-//! 2. When more than three quarters are out, the units of the late frames are copied out: their
-//!    readers go on in the copy without noticing (see [`PacketMemory::detach`]), and the unit goes
-//!    back.
+//! 1. When more than half of the ring is out, new frames are copied, so that their units go back
+//!    at once.
+//! 2. When more than three quarters are out, the units of the oldest frames are copied out: their
+//!    readers then read the copy without noticing (see [`PacketMemory::detach`]), and the unit
+//!    goes back.
 //!
-//! A frame that is longer than a slot waits whole in the socket's queue besides; it is copied from
-//! there when its slot's turn comes.
+//! The kernel stores a frame that is longer than a slot in the socket's queue as well; it is
+//! copied from there when its slot's turn comes.
 //!
-//! All are counted, in [`RxStats::copied`] and [`RxStats::copied_out`].
+//! [`RxStats::copied`] and [`RxStats::copied_out`] count these cases.
 
 use super::{copying, insert_vlan_tag};
 use crate::fd_event::FdEvent;
@@ -37,31 +37,31 @@ use std::time::Duration;
 pub(super) struct RingRx {
     reporter: Reporter,
     event: FdEvent,
-    /// Watches the socket while a unit is out, since the socket itself is readable that long; tells
-    /// of each frame once. At other times it watches nothing: whoever watches is called for every
-    /// frame.
+    /// An epoll descriptor that watches the socket while a unit is out, because the socket itself
+    /// is readable all that time; the epoll reports each frame once. At other times it watches
+    /// nothing, because watching costs a callback for every frame.
     edge: OwnedFd,
     /// Buffers for frames that do not fit a slot.
     pool: Pool,
     memory: PacketMemory,
     blocks: bool,
-    /// Units taken from the kernel, and units given back, since the beginning.
+    /// Units taken from the kernel and units given back, since the start.
     taken: u64,
     returned: u64,
-    /// The block whose frames are being claimed; the one taken last.
+    /// The block whose frames are being claimed; the last one taken.
     block: Option<Block>,
-    /// The next time that detached units may be mended, in units taken: mending takes long.
+    /// The value of `taken` at which detached units may be restored next. Restoring is slow.
     reuse_at: u64,
     stats: RxStats,
-    /// The kernel's count starts anew each time it is read.
+    /// Sum of the kernel's count of drops, which restarts at 0 each time it is read.
     kernel_drops: Cell<u64>,
 }
 
-/// A block of TPACKET_V3 with frames that have not been claimed.
+/// A TPACKET_V3 block with unclaimed frames.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     unit: u32,
-    /// Where the next frame's header is, in bytes from the start of the block.
+    /// Offset of the next frame's header, in bytes from the start of the block.
     next: usize,
     left: u32,
 }
@@ -69,23 +69,23 @@ struct Block {
 /// A frame in the ring.
 struct Found {
     unit: u32,
-    /// Where its header is, in bytes from the start of the unit.
+    /// Offset of its header, in bytes from the start of the unit.
     within: usize,
     header: Header,
 }
 
-/// The fields in common of `tpacket2_hdr` and `tpacket3_hdr`.
+/// The fields that `tpacket2_hdr` and `tpacket3_hdr` have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Header {
     status: u32,
     len: u32,
-    /// Bytes of it that are there.
+    /// Number of its bytes in the ring.
     snaplen: u32,
-    /// Where the Ethernet header is, in bytes from the start of this header.
+    /// Offset of the Ethernet header, in bytes from the start of this header.
     mac: u16,
     vlan_control: u16,
     vlan_protocol: u16,
-    /// TPACKET_V3: where the next header is, in bytes from the start of this one.
+    /// TPACKET_V3: offset of the next header, in bytes from the start of this one.
     next: u32,
 }
 
@@ -117,7 +117,7 @@ impl Header {
         }
     }
 
-    /// The VLAN tag that the kernel has taken out: protocol and control information.
+    /// The VLAN tag that the kernel removed: protocol and control information.
     fn vlan(&self) -> Option<(u16, u16)> {
         if self.status & libc::TP_STATUS_VLAN_VALID == 0 {
             return None;
@@ -163,7 +163,7 @@ impl RingRx {
         })
     }
 
-    /// Units that the kernel has not got back.
+    /// Number of units that the kernel has not got back.
     fn out(&self) -> u64 {
         self.taken - self.returned
     }
@@ -176,7 +176,7 @@ impl RingRx {
     #[inline]
     fn take_unit(&mut self) -> Option<u32> {
         let unit = (self.taken % self.units()) as u32;
-        // With all of them out, the next one is the first of those again.
+        // If all units are out, the next unit is the oldest of those.
         if self.out() == self.units() || !self.memory.is_ours(unit) {
             return None;
         }
@@ -184,7 +184,7 @@ impl RingRx {
         Some(unit)
     }
 
-    /// Whether `claim` would find something.
+    /// Whether `claim` would find a frame.
     fn is_ready(&self) -> bool {
         let unit = (self.taken % self.units()) as u32;
         self.block.is_some() || self.out() < self.units() && self.memory.is_ours(unit)
@@ -218,7 +218,7 @@ impl RingRx {
             if block.left == 0 {
                 continue;
             }
-            // What lies outside of the block ends it.
+            // A header outside the block ends the block.
             let Some(header) = self.memory.header(block.unit, block.next) else {
                 continue;
             };
@@ -238,8 +238,8 @@ impl RingRx {
         }
     }
 
-    /// The frame, in place if the ring can spare that; `None` if it is not there whole or makes no
-    /// sense.
+    /// The frame, in place unless too much of the ring is out. `None` if it is incomplete or
+    /// malformed.
     #[inline]
     fn frame(&mut self, found: &Found) -> Option<Frame> {
         let Found {
@@ -269,7 +269,7 @@ impl RingRx {
         Some(Frame::from_lent(lent, header.mac, header.len, meta))
     }
 
-    /// The next frame that did not fit a slot: it is whole in the socket's queue, in the order of
+    /// The next frame that did not fit a slot. The socket's queue has it complete, in the order of
     /// the slots.
     fn queued(&mut self) -> Option<Frame> {
         let mut header = [0; HEADER_LEN];
@@ -281,7 +281,7 @@ impl RingRx {
                     self.stats.copied += 1;
                     return copying::frame(&mut self.pool, buffer, &header, &received);
                 }
-                // An error of the link waits before the frame, and is fetched with this.
+                // A pending error of the link comes before the frame, and this call clears it.
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR) => {}
                     Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
@@ -311,7 +311,8 @@ impl RingRx {
         }
     }
 
-    /// Gives the done prefix back, and copies out what is late.
+    /// Gives units back in order, up to the first one that is in use, and copies out units that
+    /// are late.
     #[inline]
     fn give_back(&mut self) {
         let claiming = u64::from(self.block.is_some());
@@ -325,24 +326,25 @@ impl RingRx {
         }
     }
 
-    /// Whether so much is out that the kernel needs some back.
+    /// Whether the kernel needs units back: more than three quarters are out.
     fn is_late(&self) -> bool {
         self.out() > self.units() / 4 * 3
     }
 
-    /// Makes a unit done whose frames are late. False if they are not late enough, or there is no
-    /// memory.
+    /// Copies out a unit whose frames are late, so that it can be given back. False if it is not
+    /// late enough, or there is no memory.
     fn copy_out(&mut self, unit: u32) -> bool {
         let copied = self.is_late() && self.memory.detach(unit).is_ok();
         self.stats.copied_out += u64::from(copied);
         copied
     }
 
-    /// Waits while a unit is out. Says whether the link has an error.
+    /// Waits for new frames while a unit is out. Returns whether the link has an error.
     fn wait_for_another(&mut self, timeout: Option<Duration>) -> io::Result<bool> {
         let (edge, socket) = (self.edge.as_fd(), self.reporter.link().fd());
         sys::epoll_watch(edge, socket)?;
-        // It begins with what is out already, which is no news; and an error is.
+        // The first event may report the units that are out already, which are not new. An error
+        // counts.
         let waited = if sys::epoll_take(edge) {
             Ok(true)
         } else if self.is_ready() {
@@ -356,10 +358,10 @@ impl RingRx {
         waited
     }
 
-    /// Puts units that were copied out back into use, once they are many enough to be worth it.
+    /// Restores units that were copied out, once there are enough of them to be worth the cost.
     fn reuse_detached(&mut self) {
         if self.taken >= self.reuse_at && u64::from(self.memory.detached()) > self.units() / 8 {
-            // If it fails, frames of those units are copied as before.
+            // If this fails, frames of those units continue to be copied.
             let _ = self.memory.reuse_detached(self.reporter.link().fd());
             self.reuse_at = self.taken + self.units();
         }
@@ -372,7 +374,7 @@ impl DeviceRx for RingRx {
         self.give_back();
         self.reuse_detached();
         let mut claimed = 0;
-        // A frame that is dropped counts too, so that a flood of them cannot keep us here.
+        // Dropped frames count as well, so that a flood of them cannot keep the loop running.
         for _ in 0..max {
             let Some(found) = self.next() else { break };
             match self.frame(&found) {

@@ -1,11 +1,11 @@
-//! Sending: the parts of each frame are gathered by the kernel, several frames in one system call.
+//! Sending: the kernel gathers the parts of each frame, and one system call sends several frames.
 
 use crate::link::{Link, LinkState};
 use crate::vnet::{HEADER_LEN, VnetHeader};
 use crate::{Capabilities, DeviceError, DeviceTx, TxFrame, TxStats, sys};
 use std::sync::Arc;
 
-/// Frames handed over in one system call.
+/// Most frames per system call.
 const BATCH: usize = 16;
 
 /// The sending half of an [`AfPacket`](super::AfPacket).
@@ -25,8 +25,8 @@ impl AfPacketTx {
         }
     }
 
-    /// Hands over the longest prefix of `frames` that the device admits and the kernel takes, at
-    /// most [`BATCH`].
+    /// Sends the longest prefix of `frames` that the device admits and the kernel takes, at most
+    /// [`BATCH`].
     fn send(&self, frames: &[TxFrame<'_>]) -> std::io::Result<usize> {
         let mut headers = [[0; HEADER_LEN]; BATCH];
         let mut count = 0;
@@ -79,12 +79,12 @@ impl DeviceTx for AfPacketTx {
                     match self.link.query_state() {
                         LinkState::Gone => return Err(self.link.gone()),
                         LinkState::Down => return Err(self.link.down()),
-                        // The error was left over from before the link came back.
+                        // The error dates from before the link came back.
                         LinkState::Up if !old_error_fetched => old_error_fetched = true,
                         LinkState::Up => break,
                     }
                 }
-                // Too long for a link whose MTU has changed, or malformed.
+                // The frame is too long for a link whose MTU has changed, or malformed.
                 _ => {
                     self.stats.dropped += 1;
                     taken += 1;

@@ -1,4 +1,4 @@
-//! Events of the firmware, and the registers in which they wait.
+//! Events of the firmware, and the registers that hold them.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::SeqCst;
@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 
 use crate::Waker;
 
-/// What the firmware handles. The lower the number, the higher the priority.
+/// An event that the firmware handles. A lower number means a higher priority.
 ///
-/// The first four are raised by hardware, the others by handlers.
+/// Hardware raises the first four, handlers the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum Event {
@@ -22,21 +22,21 @@ pub enum Event {
     ReceiveComplete,
     /// The driver has produced send descriptors.
     SendDescriptorsReady,
-    /// Send descriptors have been fetched; the frames they describe are to be.
+    /// Send descriptors have been fetched; their frames have not.
     SendDataReady,
-    /// The consumer index of the send ring is to be passed to the driver.
+    /// The driver needs the new consumer index of the send ring.
     UpdateSendConsumer,
     /// The driver has produced receive descriptors.
     ReceiveDescriptorsReady,
-    /// The producer index of the return ring is to be passed to the driver.
+    /// The driver needs the new producer index of the return ring.
     UpdateReturnProducer,
 }
 
 impl Event {
-    /// How many there are.
+    /// Number of events.
     pub const COUNT: usize = 9;
 
-    /// All of them, in the order of their priority.
+    /// All events, in order of priority.
     pub const ALL: [Event; Event::COUNT] = [
         Event::Mailbox,
         Event::DmaReadComplete,
@@ -69,11 +69,11 @@ impl Event {
     }
 }
 
-/// A bit for each event that has occurred and that no processor has begun to handle.
+/// One bit for each event that has occurred and that no processor has begun to handle.
 #[derive(Debug, Default)]
 pub(crate) struct EventRegister {
     bits: AtomicU32,
-    /// The processors that poll it, the one that is to be woken first before the others.
+    /// The processors that poll this register, in the order in which they are woken.
     sleepers: OnceLock<Vec<Sleeper>>,
 }
 
@@ -94,21 +94,21 @@ impl Sleeper {
 }
 
 impl EventRegister {
-    /// Names the processors that are woken. Only the first call counts.
+    /// Sets the processors to wake. Only the first call has an effect.
     pub(crate) fn set_sleepers(&self, sleepers: Vec<Sleeper>) {
         let _ = self.sleepers.set(sleepers);
     }
 
-    /// Sets the bit of an event. Whatever the caller wrote before, the handler reads.
+    /// Sets the bit of an event. The handler sees all earlier writes of the caller.
     #[inline]
     pub(crate) fn raise(&self, event: Event) {
-        // ORDERING: SeqCst, here and in `sleep`: either this sees that a processor sleeps, or that
-        // sees the bit before it does.
+        // ORDERING: SeqCst, here and in `sleep`: either this thread sees that a processor sleeps,
+        // or the processor sees the bit before it sleeps.
         self.bits.fetch_or(event.bit(), SeqCst);
         self.wake();
     }
 
-    /// Wakes a processor, if all of them sleep or the first does.
+    /// Wakes the first processor that sleeps, if any does.
     pub(crate) fn wake(&self) {
         let sleepers = self.sleepers.get().map_or(&[][..], Vec::as_slice);
         let asleep = sleepers
@@ -119,13 +119,13 @@ impl EventRegister {
         }
     }
 
-    /// Clears the bit of the event of highest priority among those in `mask`, and names the event.
+    /// Clears the bit of the highest-priority event in `mask`, and returns the event.
     #[inline]
     pub(crate) fn take(&self, mask: u32) -> Option<Event> {
         loop {
             let bits = self.bits.load(SeqCst) & mask;
             let event = *Event::ALL.get(bits.trailing_zeros() as usize)?;
-            // Another processor may have taken it meanwhile.
+            // Another processor may have taken the event meanwhile.
             if self.bits.fetch_and(!event.bit(), SeqCst) & event.bit() != 0 {
                 return Some(event);
             }
@@ -137,8 +137,8 @@ impl EventRegister {
         self.bits.load(SeqCst) != 0
     }
 
-    /// Announces that processor `index` of this register sleeps, and calls `wait` unless an event
-    /// has occurred.
+    /// Marks processor `index` of this register as asleep, and calls `wait` unless an event has
+    /// occurred.
     pub(crate) fn sleep<T>(&self, index: usize, wait: impl FnOnce() -> T) -> Option<T> {
         let sleeper = self.sleepers.get()?.get(index)?;
         sleeper.sleeping.store(true, SeqCst);
@@ -148,7 +148,7 @@ impl EventRegister {
     }
 }
 
-/// A mask of one event, for [`EventRegister::take`].
+/// A mask with one event, for [`EventRegister::take`].
 pub(crate) const fn mask(event: Event) -> u32 {
     event.bit()
 }

@@ -1,10 +1,10 @@
-//! Handlers of events, and the hardware units that they command.
+//! Handlers of events, and the hardware units that they control.
 //!
-//! Everything belongs to one of two halves, which share nothing but the three indices in
-//! [`Shared`]: [`SendHalf`] has the DMA read channel and the MAC's transmit channel, [`ReceiveHalf`]
-//! the DMA write channel and the MAC's receive channel. So the two run on two processors without
-//! mutual exclusion, which the compiler checks. A handler never waits: it enqueues a transfer and
-//! returns, and an event says that the transfer is done.
+//! Everything belongs to one of two halves, which share only the three indices in [`Shared`]:
+//! [`SendHalf`] has the DMA read channel and the MAC's transmit channel, [`ReceiveHalf`] the DMA
+//! write channel and the MAC's receive channel. So they run on two processors without mutual
+//! exclusion, which the compiler checks. A handler never waits: it enqueues a transfer and
+//! returns, and an event reports the completion.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,10 +20,10 @@ use super::memory::{FIRST, SendDescriptor, Shared};
 use crate::frame::zeroed;
 use crate::{DeviceError, DeviceRx, DeviceTx, Frame, RxChecksum, RxMeta, TxFrame, TxMeta, checked};
 
-/// Frames that the MAC exchanges with the wire at once.
+/// Most frames that the MAC exchanges with the wire at once.
 const MAC_BATCH: usize = 32;
 
-/// What the firmware computes over each received frame: whether its checksums are right.
+/// A function of the firmware that checks the checksums of each received frame.
 #[derive(Clone)]
 pub struct Inspect(Arc<InspectFn>);
 
@@ -48,16 +48,16 @@ impl fmt::Debug for Inspect {
     }
 }
 
-/// Bounds of the firmware.
+/// Limits of the firmware.
 #[derive(Clone, Debug)]
 pub(crate) struct Bounds {
-    /// Descriptors, transfers or frames that one call of a handler takes at most.
+    /// Most descriptors, transfers or frames per call of a handler.
     pub(crate) batch: usize,
-    /// Transfers that may wait in a DMA channel.
+    /// Most transfers that wait in a DMA channel.
     pub(crate) channel: usize,
-    /// Frames in the card's transmit buffer, and in its receive buffer.
+    /// Capacity of the card's transmit buffer and of its receive buffer, in frames.
     pub(crate) buffered: usize,
-    /// Descriptors after which an index is passed to the host.
+    /// Number of descriptors after which an index is passed to the host.
     pub(crate) coalesced: u32,
 }
 
@@ -69,37 +69,37 @@ enum DmaRead {
     Frame(SendDescriptor),
 }
 
-/// A transfer from the host's memory that is done.
+/// A completed transfer from the host's memory.
 #[derive(Debug)]
 enum ReadDone {
     SendDescriptors(u32),
     ReceiveDescriptors(u32),
-    /// The buffer whose frame was read.
+    /// The buffer of a frame that was read.
     Frame(Box<[u8]>),
 }
 
-/// What the MAC is to send once it is in the transmit buffer.
+/// A frame for the MAC to send once its bytes are in the transmit buffer.
 #[derive(Debug)]
 struct MacDescriptor {
     len: usize,
     meta: TxMeta,
 }
 
-/// All that sends, and fetches descriptors: processor B of the partition.
+/// Sends, and fetches descriptors: processor B of the partition.
 pub(crate) struct SendHalf {
     shared: Arc<Shared>,
     bounds: Bounds,
-    // The host's memory.
+    // In the host's memory.
     send_ring: Consumer<SendDescriptor>,
     receive_ring: Consumer<Box<[u8]>>,
     spent: Producer<Box<[u8]>>,
-    // The card's memory.
+    // In the card's memory.
     local_sends: VecDeque<SendDescriptor>,
     local_receives: Producer<Box<[u8]>>,
     dma: VecDeque<DmaRead>,
     dma_done: VecDeque<ReadDone>,
     mac: VecDeque<MacDescriptor>,
-    /// Frames in the transmit buffer, and its free places.
+    /// Frames in the transmit buffer, and its free buffers.
     buffered: VecDeque<Box<[u8]>>,
     free: Vec<Box<[u8]>>,
     wire: Box<dyn DeviceTx>,
@@ -154,7 +154,7 @@ impl SendHalf {
         }
     }
 
-    // Handlers
+    // Handlers.
 
     /// Fetches the send descriptors that the driver has produced.
     pub(crate) fn send_descriptors_ready(&mut self) {
@@ -176,8 +176,8 @@ impl SendHalf {
         }
     }
 
-    /// Publishes what was fetched: descriptors to the handlers that wait for them, frames to the
-    /// MAC.
+    /// Publishes completed transfers: descriptors to the handlers that wait for them, frames to
+    /// the MAC.
     pub(crate) fn dma_read_complete(&mut self) {
         for _ in 0..self.bounds.batch {
             match self.dma_done.pop_front() {
@@ -190,11 +190,11 @@ impl SendHalf {
                     self.receives_fetched = self.receives_fetched.wrapping_add(count);
                     let fetched = self.receives_fetched;
                     self.shared.local_receive_producer.store(fetched);
-                    // A frame may have waited for them.
+                    // A frame may have waited for these buffers.
                     self.shared.raise(Event::ReceiveComplete);
                 }
                 Some(ReadDone::Frame(buffer)) => {
-                    // As long as the send ring, so there is room.
+                    // `spent` is as long as the send ring, so there is room.
                     let _ = self.spent.push(buffer);
                     self.sends_consumed = self.sends_consumed.wrapping_add(1);
                 }
@@ -213,7 +213,7 @@ impl SendHalf {
         }
     }
 
-    /// Fetches frames into the transmit buffer, and names them to the MAC. If the buffer or the
+    /// Fetches frames into the transmit buffer, and queues them for the MAC. If the buffer or the
     /// channel is full, DMA Read Complete or the MAC raises the event again.
     pub(crate) fn send_data_ready(&mut self) {
         for _ in 0..self.bounds.batch {
@@ -235,15 +235,15 @@ impl SendHalf {
         }
     }
 
-    /// Returns the consumer index that the host is to learn.
+    /// Returns the consumer index to pass to the host.
     pub(crate) fn update_send_consumer(&mut self) -> u32 {
         self.sends_reported = self.sends_consumed;
         self.sends_consumed
     }
 
-    // Hardware
+    // Hardware.
 
-    /// Performs up to `max` transfers of the DMA read channel. Returns how many.
+    /// Performs up to `max` transfers of the DMA read channel. Returns their number.
     pub(crate) fn dma_read(&mut self, max: usize) -> usize {
         let mut performed = 0;
         while performed < max {
@@ -265,7 +265,7 @@ impl SendHalf {
                 }
                 Some(DmaRead::Frame(descriptor)) => {
                     let SendDescriptor { buffer, len, .. } = descriptor;
-                    // No more frames are begun than the transmit buffer has places.
+                    // At most as many frames are begun as the transmit buffer holds.
                     let mut place = self.free.pop().unwrap_or_else(|| zeroed(buffer.len()));
                     place[..len].copy_from_slice(&buffer[..len]);
                     self.buffered.push_back(place);
@@ -281,7 +281,7 @@ impl SendHalf {
         performed
     }
 
-    /// Sends frames that lie in the transmit buffer. Returns how many.
+    /// Sends frames from the transmit buffer. Returns their number.
     pub(crate) fn mac_transmit(&mut self, max: usize) -> usize {
         let frames: Vec<TxFrame<'_>> = self
             .buffered
@@ -300,7 +300,7 @@ impl SendHalf {
         let taken = match checked::transmit(&mut *self.wire, &frames) {
             Ok(taken) => taken,
             Err(error) => {
-                // As on a cable that is not plugged in.
+                // Frames are lost, as on a cable that is not plugged in.
                 let lost = frames.len();
                 // ORDERING: Relaxed, a count that orders nothing.
                 self.shared.unsent.fetch_add(lost as u64, Relaxed);
@@ -317,7 +317,7 @@ impl SendHalf {
         taken
     }
 
-    /// Whether frames wait for a wire that is busy.
+    /// Whether frames wait for a busy wire.
     pub(crate) fn has_backlog(&self) -> bool {
         !self.buffered.is_empty()
     }
@@ -332,7 +332,7 @@ enum DmaWrite {
     SendConsumer(u32),
 }
 
-/// A received frame on its way through the handler, with the buffer that the host gets it in.
+/// A received frame in the handler, with the host buffer that it will be copied to.
 #[derive(Debug)]
 pub(crate) struct Arrival {
     ticket: u32,
@@ -341,32 +341,32 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    /// What is costly about a frame, and concerns no other: copies of the handler do it side by
-    /// side.
+    /// The costly work on a frame, independent of other frames: copies of the handler do it in
+    /// parallel.
     pub(crate) fn inspect(&mut self, inspect: &Inspect) {
         inspect.apply(&mut self.frame);
     }
 }
 
-/// All that receives: processor A of the partition.
+/// Receives: processor A of the partition.
 pub(crate) struct ReceiveHalf {
     shared: Arc<Shared>,
     bounds: Bounds,
     wire: Box<dyn DeviceRx>,
-    /// The receive buffer: frames that have arrived.
+    /// The receive buffer, with frames that have arrived.
     mac: VecDeque<Frame>,
     claimed: Vec<Frame>,
     local_receives: Consumer<Box<[u8]>>,
     receives_taken: u32,
-    /// Frames that copies of the handler have in work, in their order; those that are done wait
-    /// for the ones before them.
+    /// Frames that copies of the handler process, in order of arrival; `None` while one is in
+    /// progress. Finished frames wait for earlier ones.
     in_work: VecDeque<Option<(Frame, Box<[u8]>)>>,
     first_in_work: u32,
     dma: VecDeque<DmaWrite>,
-    /// Completed transfers that no handler has seen: all, and those of an index.
+    /// Completed transfers that no handler has seen: in total, and of indices.
     dma_done: usize,
     indices_done: usize,
-    /// Buffers whose frame has been transferred, and whose descriptor has not.
+    /// Buffers whose frame has been transferred but whose descriptor has not.
     landed: VecDeque<Box<[u8]>>,
     returns: Producer<ReturnDescriptor>,
     returns_produced: u32,
@@ -404,10 +404,10 @@ impl ReceiveHalf {
         }
     }
 
-    // Handlers
+    // Handlers.
 
     /// Receive Complete: transfers frames to the host, each with a descriptor. Raises the event
-    /// again if more can be taken; otherwise DMA Read Complete or DMA Write Complete does.
+    /// again if more frames can be taken; otherwise DMA Read Complete or DMA Write Complete does.
     pub(crate) fn receive_complete(&mut self, inspect: Option<&Inspect>) {
         for _ in 0..self.begin() {
             let (Some(mut frame), Ok(buffer)) = (self.mac.pop_front(), self.local_receives.pop())
@@ -423,7 +423,7 @@ impl ReceiveHalf {
         self.end();
     }
 
-    /// The first part of a copy of Receive Complete: takes frames with a buffer for each.
+    /// The first part of a copy of Receive Complete: takes frames, with a buffer for each.
     pub(crate) fn begin_receive(&mut self, arrivals: &mut Vec<Arrival>) {
         for _ in 0..self.begin() {
             let (Some(frame), Ok(buffer)) = (self.mac.pop_front(), self.local_receives.pop())
@@ -444,7 +444,7 @@ impl ReceiveHalf {
         }
     }
 
-    /// Its last part: transfers the frames in the order in which they arrived.
+    /// The last part of a copy: transfers the frames in order of arrival.
     pub(crate) fn finish_receive(&mut self, arrivals: &mut Vec<Arrival>) {
         for arrival in arrivals.drain(..) {
             let place = arrival.ticket.wrapping_sub(self.first_in_work) as usize;
@@ -460,7 +460,7 @@ impl ReceiveHalf {
         self.end();
     }
 
-    /// How many frames this call of the handler takes.
+    /// Number of frames that this call of the handler may take.
     fn begin(&mut self) -> usize {
         if self.shared.receiver_gone.load(SeqCst) {
             self.claimed.extend(self.mac.drain(..));
@@ -470,7 +470,7 @@ impl ReceiveHalf {
         self.receivable().min(self.bounds.batch)
     }
 
-    /// Frames that have a buffer, and room in the channel for two transfers each.
+    /// Number of frames that have a buffer, and room in the channel for two transfers each.
     fn receivable(&self) -> usize {
         let producer = self.shared.local_receive_producer.load();
         let buffers = producer.wrapping_sub(self.receives_taken) as usize;
@@ -490,14 +490,14 @@ impl ReceiveHalf {
         self.returns_produced = self.returns_produced.wrapping_add(1);
     }
 
-    /// Raises what follows from a call of the handler.
+    /// Raises the events that follow from a call of the handler.
     fn end(&mut self) {
         let can_receive = self.can_receive();
         if can_receive {
             self.shared.raise(Event::ReceiveComplete);
         }
         let unreported = self.returns_produced.wrapping_sub(self.returns_reported);
-        // The host may have to take these before it produces buffers for those that wait.
+        // The host may have to take these before it produces buffers for waiting frames.
         let is_last = self.in_work.is_empty() && !can_receive;
         if unreported >= self.bounds.coalesced || unreported > 0 && is_last {
             self.shared.raise(Event::UpdateReturnProducer);
@@ -532,7 +532,7 @@ impl ReceiveHalf {
 
     // Hardware
 
-    /// Performs up to `max` transfers of the DMA write channel. Returns how many.
+    /// Performs up to `max` transfers of the DMA write channel. Returns their number.
     pub(crate) fn dma_write(&mut self, max: usize) -> usize {
         let mut performed = 0;
         while performed < max {
@@ -545,7 +545,7 @@ impl ReceiveHalf {
                 }
                 Some(DmaWrite::ReturnDescriptor { len, meta }) => {
                     if let Some(buffer) = self.landed.pop_front() {
-                        // As long as the receive ring, so there is room.
+                        // `returns` is as long as the receive ring, so there is room.
                         let _ = self.returns.push(ReturnDescriptor { buffer, len, meta });
                     }
                 }
@@ -568,7 +568,8 @@ impl ReceiveHalf {
         performed
     }
 
-    /// Takes up to `max` frames from the wire, while the receive buffer has room. Returns how many.
+    /// Takes up to `max` frames from the wire, as long as the receive buffer has room. Returns
+    /// their number.
     pub(crate) fn mac_receive(&mut self, max: usize) -> usize {
         let room = self.bounds.buffered.saturating_sub(self.mac.len());
         let max = max.min(room).min(MAC_BATCH);
@@ -596,17 +597,17 @@ impl ReceiveHalf {
         claimed
     }
 
-    /// Waits until a frame may be there.
+    /// Waits until a frame may be ready.
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<(), DeviceError> {
         self.wire.wait(Some(timeout))
     }
 
-    /// Whether frames may be taken from the wire.
+    /// Whether the receive buffer has room.
     pub(crate) fn has_room(&self) -> bool {
         self.mac.len() < self.bounds.buffered
     }
 
-    /// What ends [`wait`](Self::wait).
+    /// The waker of [`wait`](Self::wait).
     pub(crate) fn waker(&self) -> crate::Waker {
         self.wire.waker()
     }

@@ -1,4 +1,4 @@
-//! The device driver: what the host does to send and receive through the card.
+//! The device driver, that is, the host's side of sending and receiving through the card.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -14,7 +14,7 @@ use crate::{
     Capabilities, DeviceError, DeviceRx, DeviceTx, Frame, RxMeta, RxStats, TxFrame, TxStats, Waker,
 };
 
-/// A received frame, as the card describes it.
+/// A received frame, as described by the card.
 #[derive(Debug)]
 pub(crate) struct ReturnDescriptor {
     pub(crate) buffer: Box<[u8]>,
@@ -31,7 +31,7 @@ pub struct NicTx {
     /// Buffers of descriptors that the card has processed.
     pub(crate) spent: Consumer<Box<[u8]>>,
     pub(crate) free: Vec<Box<[u8]>>,
-    /// Up to here descriptors were produced, and buffers taken back.
+    /// Index up to which descriptors were produced, and index up to which buffers were taken back.
     pub(crate) produced: u32,
     pub(crate) reclaimed: u32,
     pub(crate) stats: TxStats,
@@ -97,7 +97,7 @@ impl DeviceTx for NicTx {
             frame.copy_to(&mut buffer);
             let meta = frame.meta;
             let descriptor = SendDescriptor { buffer, len, meta };
-            // There are as many buffers as the ring has places.
+            // There are as many buffers as the ring has entries.
             let pushed = self.ring.push(descriptor);
             debug_assert!(pushed.is_ok(), "more buffers than places");
             self.produced = self.produced.wrapping_add(1);
@@ -126,14 +126,14 @@ impl DeviceTx for NicTx {
 #[derive(Debug)]
 pub struct NicRx {
     pub(crate) shared: Arc<Shared>,
-    /// Buffers for frames to come.
+    /// Buffers for received frames.
     pub(crate) ring: Producer<Box<[u8]>>,
     pub(crate) returns: Consumer<ReturnDescriptor>,
     pub(crate) free: Vec<Box<[u8]>>,
     pub(crate) buffer_len: usize,
-    /// Up to here buffers were produced.
+    /// Index up to which buffers were produced.
     produced: u32,
-    /// Up to here frames were claimed.
+    /// Index up to which frames were claimed.
     consumed: u32,
     stats: RxStats,
     _threads: Arc<Threads>,
@@ -163,7 +163,7 @@ impl NicRx {
         rx
     }
 
-    /// Produces as many receive descriptors as were consumed.
+    /// Produces receive descriptors until the ring is full again.
     fn replenish(&mut self) {
         let before = self.produced;
         let posted = self.produced.wrapping_sub(self.consumed) as usize;
@@ -246,7 +246,7 @@ impl DeviceRx for NicRx {
 impl Drop for NicRx {
     fn drop(&mut self) {
         self.shared.receiver_gone.store(true, SeqCst);
-        // What has arrived is discarded.
+        // The card discards frames that have arrived.
         self.shared.raise(Event::ReceiveComplete);
     }
 }

@@ -1,4 +1,4 @@
-//! What both sides of the bus see: mailboxes, indices, event registers.
+//! State that host and card share: mailboxes, indices, event registers.
 
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -10,10 +10,10 @@ use super::event::{Event, EventRegister};
 use crate::waker;
 use crate::{DeviceError, TxMeta};
 
-/// The first index of every ring, such that every run passes the end of the numbers.
+/// The first index of every ring, close to the end of the number range so that every run wraps.
 pub(crate) const FIRST: u32 = u32::MAX - 63;
 
-/// A producer or consumer index of a ring. One side writes it; the others may read an old value.
+/// A producer or consumer index of a ring. One side writes it; others may read an old value.
 #[derive(Debug)]
 pub(crate) struct Index(CachePadded<AtomicU32>);
 
@@ -27,7 +27,7 @@ impl Index {
     /// Publishes the entries before `index`.
     #[inline]
     pub(crate) fn store(&self, index: u32) {
-        // ORDERING: Release, so that a reader of the index finds the entries before it.
+        // ORDERING: Release, so that a reader of the index sees the entries before it.
         self.0.store(index, Release);
     }
 
@@ -38,7 +38,8 @@ impl Index {
     }
 }
 
-/// A frame to send, as the driver describes it: the buffer stands for its address.
+/// A frame to send, as described by the driver. It contains the buffer instead of the buffer's
+/// address.
 #[derive(Debug)]
 pub(crate) struct SendDescriptor {
     pub(crate) buffer: Box<[u8]>,
@@ -46,39 +47,40 @@ pub(crate) struct SendDescriptor {
     pub(crate) meta: TxMeta,
 }
 
-/// Words that several processors, or the host and the card, read and write.
+/// State that several processors, or the host and the card, read and write.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// A register for each processor, or one for all of them.
+    /// One register per processor, or one for all of them.
     pub(crate) registers: Box<[EventRegister]>,
-    /// The register of each event.
+    /// The index of each event's register.
     pub(crate) register_of: [usize; Event::COUNT],
-    /// Mailbox registers, which the driver writes: the producer indices of its send and receive
-    /// ring.
+    /// Mailbox registers: the producer indices of the send and the receive ring, written by the
+    /// driver.
     pub(crate) send_mailbox: Index,
     pub(crate) receive_mailbox: Index,
     /// The three variables that the two processors of the partition share. Each is written by one
-    /// handler. The producer index of the driver's send ring: from Mailbox to Send Descriptors
-    /// Ready.
+    /// handler. This one is the producer index of the driver's send ring: from Mailbox to Send
+    /// Descriptors Ready.
     pub(crate) send_producer: Index,
-    /// That of the driver's receive ring: from Mailbox to Receive Descriptors Ready.
+    /// The producer index of the driver's receive ring: from Mailbox to Receive Descriptors Ready.
     pub(crate) receive_producer: Index,
-    /// That of the card's copy of the receive ring: from DMA Read Complete to Receive Complete.
+    /// The producer index of the card's copy of the receive ring: from DMA Read Complete to
+    /// Receive Complete.
     pub(crate) local_receive_producer: Index,
-    /// The consumer index of the send ring: in the host's memory, or a register of the card that
-    /// the driver reads.
+    /// The consumer index of the send ring: in the host's memory, or in a register of the card
+    /// that the driver reads.
     pub(crate) send_consumer: Index,
     /// The producer index of the return ring, in the host's memory.
     pub(crate) return_producer: Index,
-    /// The line on which the card interrupts the host.
+    /// The card's interrupt line to the host.
     pub(crate) interrupt: waker::Event,
-    /// The driver's receiving half is gone.
+    /// The driver's receiving half is dropped.
     pub(crate) receiver_gone: AtomicBool,
-    /// The card is to finish what it has begun, and stop.
+    /// The card must finish its work and stop.
     pub(crate) over: AtomicBool,
     /// Frames that were too long for a receive buffer.
     pub(crate) truncated: AtomicU64,
-    /// Frames that the wire did not take because it was gone.
+    /// Frames that the wire did not take because it was down or gone.
     pub(crate) unsent: AtomicU64,
     trouble: Mutex<Option<DeviceError>>,
 }
@@ -114,7 +116,7 @@ impl Shared {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The wire is down or gone.
+    /// Records that the wire is down or gone.
     pub(crate) fn report(&self, error: DeviceError) {
         *self.trouble() = Some(error);
         self.interrupt.notify();
@@ -125,7 +127,7 @@ impl Shared {
         self.trouble().is_some()
     }
 
-    /// Reports once that the wire is down, and again and again that it is gone.
+    /// Reports a wire that is down once, and one that is gone at every call.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
         let mut trouble = self.trouble();
         match &*trouble {
@@ -135,7 +137,7 @@ impl Shared {
         }
     }
 
-    /// Asks the processors to finish.
+    /// Makes the processors finish.
     pub(crate) fn end(&self) {
         self.over.store(true, SeqCst);
         self.registers.iter().for_each(EventRegister::wake);

@@ -1,11 +1,11 @@
 //! A programmable network card in software: rings of descriptors, mailboxes, DMA and MAC channels,
 //! and firmware that handles events.
 //!
-//! It is the card that Kim, Pai and Rixner describe (*Exploiting task-level concurrency in a
+//! It models the card described by Kim, Pai and Rixner (*Exploiting task-level concurrency in a
 //! programmable network interface*, PPoPP 2003): a controller whose firmware is a loop over the
-//! bits of an event register and nine handlers, each of which runs to completion. The same handlers
-//! run on one processor, on two with the events spread over them as in that paper, or on several
-//! that take whatever has occurred ([`Firmware`]).
+//! bits of an event register and nine handlers, each of which runs to completion. The same
+//! handlers run on one processor, on two with the events divided between them as in that paper, or
+//! on several that take any event ([`Firmware`]).
 //!
 //! ```text
 //!        host                    |  card                                        |  wire
@@ -14,26 +14,27 @@
 //!         return ring, interrupt |<- DMA write <- receive buffer  <- MAC        |<- DeviceRx
 //! ```
 //!
-//! A descriptor owns its buffer, where that of real hardware has an address: so a transfer is a
+//! A descriptor owns its buffer, where a real card's descriptor has an address. So a transfer is a
 //! copy between two buffers, and no memory is read while another processor writes it. The wire is
-//! any other [`Device`], whose offloads the card passes on.
+//! any other [`Device`]; the card passes its offloads on.
 //!
-//! Two processors of the partition share three indices and no lock. Each is written by one handler,
-//! and its reader may find an old value: the event that follows a new value makes it look again.
+//! The two processors of the partition share three indices and no lock. Each index is written by
+//! one handler, and its reader may see an old value: the event that follows a new value makes it
+//! look again.
 //!
-//! - To send, the driver produces descriptors and writes a mailbox register (Mailbox). The firmware
-//!   fetches descriptors (Send BD Ready, DMA Read Complete) and frames (Send Data Ready, DMA Read
-//!   Complete), and passes its consumer index to the driver (Update Send Consumer).
+//! - To send, the driver produces descriptors and writes a mailbox register (Mailbox). The
+//!   firmware fetches descriptors (Send BD Ready, DMA Read Complete) and frames (Send Data Ready,
+//!   DMA Read Complete), and passes its consumer index to the driver (Update Send Consumer).
 //! - To receive, the driver produces buffers, which the firmware fetches (Mailbox, Receive BD
-//!   Ready, DMA Read Complete). A frame goes into one of them, a descriptor of it into the return
-//!   ring (Receive Complete), and the producer index of that to the driver (Update Receive Return
-//!   Producer, DMA Write Complete), which is interrupted.
+//!   Ready, DMA Read Complete). The firmware copies a frame into one of them, its descriptor into
+//!   the return ring (Receive Complete), and the producer index of that ring to the driver (Update
+//!   Receive Return Producer, DMA Write Complete), and interrupts the driver.
 //!
-//! If the driver has produced no buffer, frames wait at the wire, as behind pause frames (IEEE
-//! 802.3 annex 31B), and none is lost here.
+//! While the driver offers no buffer, frames wait at the wire, as with pause frames (IEEE 802.3
+//! annex 31B), and the card loses none.
 //!
-//! [`Nic::start`] gives each processor a thread. [`Nic::by_hand`] gives none: every event, transfer
-//! and frame is a call, which a test makes in any order.
+//! [`Nic::start`] gives each processor a thread. [`Nic::by_hand`] starts no threads: every event,
+//! transfer and frame is a call, which a test makes in any order.
 //!
 //! ```
 //! use dominoes_drivers::memory::{self, MemoryConfig};
@@ -72,7 +73,7 @@ use memory::Shared;
 use processor::Half;
 use threads::Threads;
 
-/// Bytes of a frame before its packet, at most.
+/// Most bytes of a frame before its packet.
 const FRAMING: usize = ETHERNET_HEADER_LEN + VLAN_TAG_LEN;
 
 pub use event::Event;
@@ -80,25 +81,26 @@ pub use firmware::Inspect;
 pub use host::{NicRx, NicTx};
 pub use processor::{Firmware, Processor, Profile, Step};
 
-/// How a card is built.
+/// Configuration of a card.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct NicConfig {
-    /// Which processor runs which handler. Default: one processor runs all.
+    /// Assigns the handlers to processors. Default: one processor runs all.
     pub firmware: Firmware,
     /// Descriptors in each ring; at least 1. Default 512.
     pub ring: usize,
-    /// Frames in the transmit buffer, and in the receive buffer; at least 1. Default 256.
+    /// Capacity of the transmit buffer and of the receive buffer, in frames; at least 1. Default
+    /// 256.
     pub buffered: usize,
-    /// Descriptors, transfers or frames that one call of a handler takes at most; at least 1.
-    /// Default 16.
+    /// Most descriptors, transfers or frames per call of a handler; at least 1. Default 16.
     pub batch: usize,
-    /// Descriptors after which an index is passed to the driver while more are under way; at least
-    /// 1. The last one of a burst is always passed at once. Default 16.
+    /// Number of descriptors after which an index is passed to the driver while more are in
+    /// progress; at least one. After the last descriptor of a burst it is always passed at once.
+    /// Default 16.
     pub coalesced: usize,
-    /// What Receive Complete computes over each frame. Default: nothing.
+    /// The function that Receive Complete applies to each frame. Default: none.
     pub inspect: Option<Inspect>,
-    /// Whether the time of each handler is measured. Default: no.
+    /// Whether the run time of each handler is measured. Default: no.
     pub profile: bool,
 }
 
@@ -179,10 +181,10 @@ pub struct Nic {
 }
 
 impl Nic {
-    /// A card on `wire` with a thread for each processor. The threads end with the device.
+    /// A card on `wire`, with a thread for each processor. The threads end with the device.
     ///
     /// # Errors
-    /// If the system has no thread left.
+    /// The system has no thread left.
     pub fn start(config: &NicConfig, wire: impl Device + 'static) -> io::Result<Nic> {
         let threads = Arc::new(Threads::default());
         let (nic, card) = Nic::build(config, Box::new(wire), Arc::clone(&threads));
@@ -191,7 +193,7 @@ impl Nic {
         Ok(nic)
     }
 
-    /// A card on `wire` that does nothing by itself.
+    /// A card on `wire` that does nothing on its own.
     pub fn by_hand(config: &NicConfig, wire: impl Device + 'static) -> (Nic, Card) {
         Nic::build(config, Box::new(wire), Arc::default())
     }
@@ -208,8 +210,8 @@ impl Nic {
         let mac = wire.mac();
         caps.name = format!("nic-{}", caps.name);
         caps.rx_held_max = usize::MAX;
-        // Buffers are as long as the longest frame, whatever the device says: no IP packet is
-        // longer than 65,535 bytes.
+        // Buffers are as long as the longest frame. An IP packet has at most 65,535 bytes,
+        // whatever the device claims.
         caps.mtu = caps.mtu.min(usize::from(u16::MAX));
         for len in [
             &mut caps.rx_max_frame,
@@ -282,7 +284,7 @@ impl Nic {
         (Nic { caps, mac, rx, tx }, Card { processors, wire })
     }
 
-    /// [`Device::split`] with the halves' own types.
+    /// Like [`Device::split`], with the concrete types of the halves.
     pub fn into_halves(self) -> (NicRx, NicTx) {
         (self.rx, self.tx)
     }
@@ -310,18 +312,18 @@ pub struct Card {
 }
 
 impl Card {
-    /// A turn of every processor. Returns how much was done; 0 means that nothing will happen until
-    /// the driver or the wire does something.
+    /// Runs a turn of every processor. Returns the amount of work done; 0 means that nothing will
+    /// happen until the driver or the wire acts.
     pub fn turn(&mut self) -> usize {
         self.processors.iter_mut().map(Processor::turn).sum()
     }
 
-    /// Its processors, each for a thread of the caller's.
+    /// The processors, to run on threads of the caller.
     pub fn processors(&mut self) -> &mut [Processor] {
         &mut self.processors
     }
 
-    /// What all processors have done.
+    /// The combined profile of all processors.
     pub fn profile(&self) -> Profile {
         let profiles = self.processors.iter().map(Processor::profile);
         profiles.fold(Profile::default(), |sum, one| sum.merged(&one))

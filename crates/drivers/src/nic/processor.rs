@@ -1,4 +1,4 @@
-//! Processors of the card: which handlers each runs, and the loop that dispatches events.
+//! Processors of the card: which handlers each one runs, and the loop that dispatches events.
 
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use super::event::{Event, mask};
 use super::firmware::{Arrival, Inspect, ReceiveHalf, SendHalf};
 use super::memory::Shared;
 
-/// How the handlers are spread over processors.
+/// How the handlers are distributed over processors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Firmware {
@@ -18,16 +18,16 @@ pub enum Firmware {
     /// processor B the others, without mutual exclusion (Kim, Pai and Rixner, *Exploiting
     /// task-level concurrency in a programmable network interface*, PPoPP 2003, section 4.2).
     Partitioned,
-    /// Any of so many processors, at least 1, runs any handler: a lock for each half of the
-    /// firmware keeps them apart (section 7 there).
+    /// This many processors, at least 1, each run any handler; a lock for each half of the
+    /// firmware keeps them apart (section 7 of that paper).
     Dynamic(usize),
-    /// The same, and Receive Complete runs on several processors at a time, each with frames of its
-    /// own.
+    /// As [`Dynamic`](Self::Dynamic), and several processors run Receive Complete at the same
+    /// time, each with different frames.
     Copies(usize),
 }
 
 impl Firmware {
-    /// How many processors run it.
+    /// Number of processors.
     pub fn processors(self) -> usize {
         match self {
             Firmware::Uniprocessor => 1,
@@ -36,8 +36,8 @@ impl Firmware {
         }
     }
 
-    /// The event register of each event; a register is a processor's, but in dynamic partitions
-    /// that of all.
+    /// The event register of each event. Each processor has one register, except in dynamic
+    /// partitions, where one serves all.
     pub(crate) fn register_of(self) -> [usize; Event::COUNT] {
         Event::ALL.map(|event| {
             let on_b = matches!(
@@ -53,21 +53,21 @@ impl Firmware {
     }
 }
 
-/// What one processor has done.
+/// Counts of a processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Profile {
-    /// How often each handler ran, by [`Event`] as a number.
+    /// Number of runs of each handler, indexed by [`Event`].
     pub runs: [u64; Event::COUNT],
-    /// How long each ran in all, in nanoseconds; 0 unless
+    /// Total run time of each handler in nanoseconds; 0 unless
     /// [`NicConfig::profile`](super::NicConfig::profile) is set.
     pub nanos: [u64; Event::COUNT],
-    /// How often a handler was put off because another processor had the half that it needs.
+    /// How often a handler was postponed because another processor had the half that it needs.
     pub contended: u64,
 }
 
 impl Profile {
-    /// Adds up what two processors have done.
+    /// The sum of two profiles.
     pub fn merged(mut self, other: &Profile) -> Profile {
         for (sum, runs) in self.runs.iter_mut().zip(other.runs) {
             *sum += runs;
@@ -96,7 +96,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// All of them.
+    /// All steps.
     pub const ALL: [Step; 5] = [
         Step::Dispatch,
         Step::DmaRead,
@@ -106,25 +106,25 @@ impl Step {
     ];
 }
 
-/// How a processor gets at one half of the firmware.
+/// A processor's access to one half of the firmware.
 pub(crate) enum Half<T> {
     Own(Box<T>),
     Shared(Arc<Mutex<T>>),
-    /// It is another processor's.
+    /// Only another processor has it.
     Elsewhere,
 }
 
-/// Another processor has it.
+/// Another processor is using the half.
 struct Contended;
 
 impl<T> Half<T> {
-    /// `None`: it is elsewhere.
+    /// Calls `f` with the half. `None` if it is [`Elsewhere`](Self::Elsewhere).
     fn with<R>(&mut self, f: impl FnOnce(&mut T) -> R) -> Option<Result<R, Contended>> {
         match self {
             Half::Own(half) => Some(Ok(f(half))),
             Half::Shared(half) => Some(match half.try_lock() {
                 Ok(mut half) => Ok(f(&mut half)),
-                // A handler that panics ends its card.
+                // A panic in a handler ends its card.
                 Err(TryLockError::Poisoned(half)) => Ok(f(&mut half.into_inner())),
                 Err(TryLockError::WouldBlock) => Err(Contended),
             }),
@@ -132,7 +132,7 @@ impl<T> Half<T> {
         }
     }
 
-    /// Waits for another processor that has it.
+    /// As [`with`](Self::with), but waits while another processor uses the half.
     fn with_waiting<R>(&mut self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         match self {
             Half::Own(half) => Some(f(half)),
@@ -145,19 +145,19 @@ impl<T> Half<T> {
     }
 }
 
-/// Transfers, or frames, that a hardware unit moves in one turn of its processor.
+/// Most transfers or frames that a hardware unit moves per turn of its processor.
 const TURN: usize = 32;
-/// How long a processor sleeps that waits for the wire or the host to take something, which no
-/// event reports.
+/// Sleep of a processor that waits for the wire or the host to take something, which no event
+/// reports.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
-/// How often a processor that sleeps looks whether its wire, which was down, came up.
+/// How often a sleeping processor checks whether its wire, which was down, came up.
 const SLEEP: Duration = Duration::from_millis(100);
 
-/// A processor of a card, with the halves of the firmware and the hardware units that it commands.
+/// A processor of a card, with the halves of the firmware and the hardware units that it controls.
 pub struct Processor {
     pub(crate) shared: Arc<Shared>,
     pub(crate) firmware: Firmware,
-    /// Its register, and its place among the processors that poll it.
+    /// Its register, and its index among the processors that poll it.
     pub(crate) register: usize,
     pub(crate) place: usize,
     pub(crate) send: Half<SendHalf>,
@@ -166,22 +166,22 @@ pub struct Processor {
     pub(crate) is_profiled: bool,
     pub(crate) profile: Profile,
     pub(crate) arrivals: Vec<Arrival>,
-    /// Another processor kept a hardware unit from this one, in its last turn.
+    /// In the last turn, another processor was using a hardware unit that this one needed.
     pub(crate) was_contended: bool,
 }
 
 impl Processor {
-    /// What it has done so far.
+    /// Counts of this processor so far.
     pub fn profile(&self) -> Profile {
         self.profile
     }
 
-    /// Whether it has the receiving half, alone or with others.
+    /// Whether it has the receiving half, alone or shared.
     pub(crate) fn commands_receiving(&self) -> bool {
         !matches!(self.receive, Half::Elsewhere)
     }
 
-    /// Performs one step, and returns whether there was anything to do.
+    /// Performs one step. Returns whether there was work.
     pub fn step(&mut self, step: Step) -> bool {
         if step == Step::Dispatch {
             return self.dispatch(!0).is_some();
@@ -189,13 +189,13 @@ impl Processor {
         self.hardware(step, 1) > 0
     }
 
-    /// Handles what has occurred and moves the hardware units on. Returns how much was done; 0
-    /// means that nothing will happen until the driver, the wire or another processor does
-    /// something.
+    /// Handles pending events and runs the hardware units. Returns the amount of work done; 0
+    /// means that nothing will happen until the driver, the wire or another processor acts.
     pub fn turn(&mut self) -> usize {
         self.was_contended = false;
         let mut done = self.hardware(Step::MacReceive, TURN);
-        // Handlers raise events: as many as there are kinds, and the rest next time.
+        // Handlers raise further events. Handle a limited number now and the rest in the next
+        // turn.
         let mut left = !0;
         for _ in 0..2 * Event::COUNT {
             match self.dispatch(left) {
@@ -210,7 +210,7 @@ impl Processor {
         done
     }
 
-    /// Moves a hardware unit on, if it is this processor's and no other has it.
+    /// Runs a hardware unit, if this processor has it and no other one is using it.
     fn hardware(&mut self, step: Step, max: usize) -> usize {
         let done = match step {
             Step::Dispatch => None,
@@ -223,8 +223,8 @@ impl Processor {
         done.and_then(Result::ok).unwrap_or(0)
     }
 
-    /// Handles the event of highest priority in `among`. An error names one that another processor
-    /// keeps from being handled; it is raised again.
+    /// Handles the highest-priority event in `among`. An error returns an event that could not be
+    /// handled because another processor was using its half; the event is raised again.
     fn dispatch(&mut self, among: u32) -> Option<Result<(), Event>> {
         let event = self.shared.registers[self.register].take(among)?;
         let begin = self.is_profiled.then(now);
@@ -260,7 +260,7 @@ impl Processor {
         handled.unwrap_or(Ok(()))
     }
 
-    /// Reads the mailbox registers, and raises what the driver has produced.
+    /// Reads the mailbox registers, and raises the events for what the driver has produced.
     fn mailbox(&mut self) {
         let shared = &self.shared;
         for (mailbox, producer, event) in [
@@ -283,8 +283,9 @@ impl Processor {
         }
     }
 
-    /// On one processor the index goes through the DMA write channel. That is the other half's, so
-    /// every other firmware leaves it in a register that the driver reads.
+    /// On one processor the index goes through the DMA write channel. With several processors that
+    /// channel belongs to the other half, so the index is left in a register that the driver
+    /// reads.
     fn update_send_consumer(&mut self) -> Result<(), Contended> {
         let shared = &self.shared;
         let firmware = self.firmware;
@@ -327,9 +328,9 @@ impl Processor {
         Ok(())
     }
 
-    /// Runs until the card is switched off, and finishes what was begun.
+    /// Runs until the card is switched off, then finishes pending work.
     pub(crate) fn run(&mut self) {
-        // ORDERING: Relaxed; `Shared::end` raises the flag and wakes this thread.
+        // ORDERING: Relaxed; `Shared::end` sets the flag and wakes this thread.
         while !self.shared.over.load(std::sync::atomic::Ordering::Relaxed) {
             if self.turn() == 0 {
                 self.sleep();
@@ -339,18 +340,18 @@ impl Processor {
         while self.turn() > 0 && now() < deadline {}
     }
 
-    /// Sleeps until something occurs.
+    /// Sleeps until an event occurs.
     fn sleep(&mut self) {
         if self.shared.registers[self.register].is_set() {
-            // Another processor has what the event needs.
+            // Another processor is using the half that the event needs.
             return std::thread::yield_now();
         }
         if self.was_contended {
-            // The first processor may wait for the wire with what this one needs.
+            // The first processor may be waiting for the wire with the half that this one needs.
             self.shared.registers[self.register].wake();
             return std::thread::yield_now();
         }
-        // A processor that has the half meanwhile is awake, and asks for itself.
+        // A processor that is using a half is awake, and checks this itself.
         let is_blocked = self.send.with(|half| half.has_backlog());
         let is_full = self.receive.with(|half| !half.has_room());
         if [is_blocked, is_full]
@@ -366,7 +367,7 @@ impl Processor {
             place,
             ..
         } = self;
-        // The first processor waits for the wire, if it commands the receiving half.
+        // The first processor waits for the wire, if it has the receiving half.
         let waits_for_wire = *place == 0;
         let waited = shared.registers[*register].sleep(*place, || {
             let waited = waits_for_wire.then(|| receive.with_waiting(|half| half.wait(SLEEP)));

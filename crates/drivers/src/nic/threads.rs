@@ -1,4 +1,4 @@
-//! A thread for each processor of a card.
+//! One thread for each processor of a card.
 
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -9,7 +9,7 @@ use super::memory::Shared;
 use super::processor::{Processor, Profile};
 use crate::Waker;
 
-/// The threads of a card; they end with the halves of its device.
+/// The threads of a card, which end when the halves of its device are dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Threads {
     running: Mutex<Vec<JoinHandle<Profile>>>,
@@ -36,7 +36,8 @@ impl Threads {
             let thread = Builder::new()
                 .name(format!("{name}-{number}"))
                 .spawn(move || {
-                    // Until all are registered; an error ends it without a turn.
+                    // Waits until all processors are registered. After an error it ends without a
+                    // turn.
                     if wait.recv().is_ok() {
                         processor.run();
                     }
@@ -73,7 +74,7 @@ impl Drop for Threads {
             .unwrap_or_else(PoisonError::into_inner);
         for thread in running.drain(..) {
             thread.thread().unpark();
-            // It has nothing left to say, not even that it panicked.
+            // The panic of a thread, if there was one, is of no use here.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! A device of smoltcp on a thread of its own, for those that must stay on one thread.
+//! A smoltcp device on a separate thread, for devices that are not `Send`.
 
 use super::{FromPhy, POLL_INTERVAL, capabilities};
 use crate::waker::Event;
@@ -16,24 +16,24 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Frames that may wait in each direction between the thread of the device and the halves.
+/// Most frames that wait in each direction between the device's thread and the halves.
 const DEPTH: usize = 256;
-/// Frames that the thread moves in one direction before it looks at the other one.
+/// Most frames that the thread moves in one direction before it serves the other.
 const TURN: usize = 32;
 
 impl<P: phy::Device + 'static> FromPhy<P> {
-    /// Makes a device on a thread of its own, under an Ethernet address, which smoltcp's devices do
-    /// not have.
+    /// Creates a device on a separate thread. `mac` is its Ethernet address, which smoltcp's
+    /// devices do not have.
     ///
-    /// smoltcp's `TunTapInterface` and `RawSocket` share their descriptor by `Rc`, so they are not
-    /// [`Send`], and [`FromPhy::new`] does not compile with them. Here only `make` goes to the
-    /// other thread; the device is made, used and dropped there. Frames pass through two queues of
-    /// 256 frames, at the cost of one more copy and a change of threads for each. While nothing
-    /// moves, the thread asks the device for frames every millisecond.
+    /// smoltcp's `TunTapInterface` and `RawSocket` share their descriptor through `Rc`, so they
+    /// are not [`Send`], and [`FromPhy::new`] does not compile with them. Here only `make` moves
+    /// to the other thread; the device is created, used and dropped there. Frames pass through two
+    /// queues of 256 frames, which costs one more copy and a change of threads for each. While no
+    /// frame moves, the thread polls the device every millisecond.
     ///
     /// The thread ends when the device, or both its halves, are dropped; the last drop waits for
-    /// it. If the device panics, as those two do when their interface goes down, both halves report
-    /// [`DeviceError::Gone`].
+    /// it. If the smoltcp device panics, as those two do when their interface goes down, both
+    /// halves report [`DeviceError::Gone`].
     ///
     /// ```no_run
     /// use dominoes_drivers::phy::FromPhy;
@@ -45,8 +45,8 @@ impl<P: phy::Device + 'static> FromPhy<P> {
     /// ```
     ///
     /// # Errors
-    /// That of `make`, or of the start of the thread. [`io::ErrorKind::InvalidInput`] if the device
-    /// is no Ethernet; [`io::ErrorKind::Other`] if `make` panics.
+    /// An error of `make`, or of starting the thread. [`io::ErrorKind::InvalidInput`] if the
+    /// device is not Ethernet; [`io::ErrorKind::Other`] if `make` panics.
     pub fn with<F>(make: F, mac: [u8; 6]) -> io::Result<PhyThread>
     where
         F: FnOnce() -> io::Result<P> + Send + 'static,
@@ -73,7 +73,7 @@ impl<P: phy::Device + 'static> FromPhy<P> {
     }
 }
 
-/// The life of the thread.
+/// The body of the thread.
 fn live<P: phy::Device>(
     make: impl FnOnce() -> io::Result<P>,
     report: &SyncSender<io::Result<DeviceCapabilities>>,
@@ -93,14 +93,14 @@ fn live<P: phy::Device>(
         Ok((phy, theirs)) => (Some(phy), Ok(theirs)),
         Err(error) => (None, Err(error)),
     };
-    // The caller waits for it.
+    // The caller waits for this report.
     let _ = report.send(theirs);
     if let Some(phy) = made {
         bridge.run(phy);
     }
 }
 
-/// Reports that the thread has ended, in whichever way.
+/// Reports the end of the thread, however it ends.
 struct End<'a>(&'a Bridge);
 
 impl Drop for End<'_> {
@@ -110,19 +110,20 @@ impl Drop for End<'_> {
     }
 }
 
-/// What the thread and both halves share.
+/// State shared by the thread and both halves.
 ///
-/// The two flags are Relaxed: each is stored before a notification and looked at where an [`Event`]
-/// looks, whose fences order the two. Frames are handed over by their queues.
+/// The two flags are Relaxed: each is stored before a notification and loaded in the condition of
+/// an [`Event`], whose fences order the two. Frames are handed over by their queues.
 #[derive(Debug)]
 struct Bridge {
     arrived: ArrayQueue<Frame>,
     leaving: ArrayQueue<Vec<u8>>,
-    /// For the receiving half: a frame has arrived.
+    /// Wakes the receiving half: a frame has arrived.
     arrival: Event,
-    /// For the thread: there is something to send, room to receive, or an end.
+    /// Wakes the thread: there are frames to send, there is room to receive, or the device is
+    /// closed.
     work: Event,
-    /// Nobody uses the device any more.
+    /// The device and its halves are dropped.
     closed: AtomicBool,
     /// The thread has ended.
     gone: AtomicBool,
@@ -140,10 +141,10 @@ impl Bridge {
         }
     }
 
-    /// Moves frames until the device is closed, and what was taken by then.
+    /// Moves frames until the device is closed and all frames taken until then are sent.
     fn run<P: phy::Device>(&self, mut phy: P) {
         let start = Instant::now();
-        // A frame that the device had no room for.
+        // A frame for which the device had no room.
         let mut kept = None;
         loop {
             let now = time::Instant::from_micros(start.elapsed().as_micros() as i64);
@@ -164,7 +165,7 @@ impl Bridge {
         }
     }
 
-    /// Sends up to [`TURN`] frames. Returns how many.
+    /// Sends up to [`TURN`] frames. Returns their number.
     fn send<P: phy::Device>(
         &self,
         phy: &mut P,
@@ -184,8 +185,8 @@ impl Bridge {
         TURN
     }
 
-    /// Receives up to [`TURN`] frames. `None`: there were none; otherwise whether only a full queue
-    /// ended it at once.
+    /// Receives up to [`TURN`] frames. `None` if there were none; otherwise whether the queue was
+    /// full before the first.
     fn receive<P: phy::Device>(&self, phy: &mut P, now: time::Instant) -> Option<bool> {
         for received in 0..TURN {
             if self.arrived.is_full() {
@@ -213,7 +214,7 @@ impl Bridge {
     }
 }
 
-/// Ends the thread when it is dropped.
+/// Ends the thread when dropped.
 #[derive(Debug)]
 struct Owner {
     bridge: Arc<Bridge>,
@@ -231,7 +232,7 @@ impl Drop for Owner {
     }
 }
 
-/// An Ethernet device of smoltcp on a thread of its own, for our stack; made by [`FromPhy::with`].
+/// A smoltcp Ethernet device on a separate thread, for our stack; made by [`FromPhy::with`].
 #[derive(Debug)]
 pub struct PhyThread {
     caps: Capabilities,
@@ -361,8 +362,7 @@ mod tests {
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
-    /// A loopback that must stay on its thread, and panics when it is sent a frame that begins with
-    /// 0xee.
+    /// A loopback that is not `Send`, and panics when it sends a frame that begins with 0xee.
     struct Fragile {
         inner: Loopback,
         here: Rc<()>,
@@ -421,7 +421,7 @@ mod tests {
         while got < 5_000 {
             let mut bytes = [0; 60];
             bytes[1..5].copy_from_slice(&sent.to_be_bytes());
-            // More than the queues hold are under way, so some are refused.
+            // More frames are in flight than the queues hold, so some are refused.
             sent += tx.transmit(&[TxFrame::new(&bytes)]).unwrap() as u32;
             if sent > got + 600 {
                 rx.wait(None).unwrap();

@@ -115,8 +115,8 @@ pub(crate) fn bpf_run_live(program: BorrowedFd<'_>, frame: &[u8], count: u32) ->
         .set64(16, frame.as_ptr().addr() as u64)
         .set32(32, count)
         .set32(64, LIVE_FRAMES);
-    // SAFETY: the length is that of the frame, which the kernel only reads and which lives until
-    // the call returns.
+    // SAFETY: pointer and length describe `frame`, which the kernel only reads and which lives
+    // until the call returns.
     unsafe { attributes.call(BPF_PROG_TEST_RUN) }.map(drop)
 }
 
