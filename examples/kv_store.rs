@@ -17,7 +17,7 @@ mod program;
 
 use dominoes::{
     Clock, Context, Group, Observe, Replica, Seq, SystemClock, TimerControl, TimerPublisher,
-    group::Action,
+    group::OnDivergence,
 };
 use std::{
     collections::HashMap,
@@ -167,7 +167,7 @@ fn run(options: &Options) -> Outcome<()> {
         .observe(64)
         .on_divergence(|divergence| {
             println!("corrupted: {divergence}");
-            Action::Repair
+            OnDivergence::Repair
         })
         .spawn(
             move |store: &mut Store, seq, operation: &Operation| {

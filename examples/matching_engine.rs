@@ -17,8 +17,8 @@
 mod program;
 
 use dominoes::{
-    Channel, Group, NoBatch, Observe, Park, Priority, Publish, Replica, Semaphore, Seq, Service,
-    Step, SystemClock, TimerFeed, Unordered, Wheel, WorkShare, channel, group::Action,
+    Channel, Group, Handled, NoBatch, Observe, Park, Priority, Publish, Replica, Semaphore, Seq,
+    Service, SystemClock, TimerFeed, Unordered, Wheel, WorkShare, channel, group::OnDivergence,
 };
 use std::{
     collections::BTreeMap,
@@ -173,11 +173,11 @@ fn run(options: &Options) -> Outcome<()> {
         .with_wake_source(credit.wake_source());
     let send = move |gateway: &mut Gateway, _, shares: &u64| {
         if !permits.try_take() {
-            return Step::Wait;
+            return Handled::Wait;
         }
         gateway.sent += shares;
         gateway.since_tick += shares;
-        Step::Done
+        Handled::Done
     };
     gateway.subscribe(0, report_log.subscribe()?, send);
     let tick = |gateway: &mut Gateway, now, ()| {
@@ -216,7 +216,7 @@ fn run(options: &Options) -> Outcome<()> {
         .observe(128)
         .on_divergence(|divergence| {
             println!("divergence: {divergence}");
-            Action::Repair
+            OnDivergence::Repair
         })
         .spawn(
             move |book: &mut Book, seq, order: &Order| {

@@ -12,7 +12,7 @@ use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{Connecting, SocketError, Sockets, TcpListener};
 use dominoes_testkit::link::Faults;
-use dominoes_testkit::link::{Link, LinkConfig};
+use dominoes_testkit::link::{ImpairedLink, LinkConfig};
 use dominoes_testkit::{Cases, Host, Rng, Stalls, Traffic, Variant};
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::{self, DeviceCapabilities, Medium};
@@ -272,7 +272,10 @@ fn conversation(seed: u64) -> Result<bool, String> {
             longest: Duration::from_millis(10),
         });
     }
-    let mut links = [Link::new(wire(&mut rng)), Link::new(wire(&mut rng))];
+    let mut links = [
+        ImpairedLink::new(wire(&mut rng)),
+        ImpairedLink::new(wire(&mut rng)),
+    ];
     let keys = [rng.next(), rng.next()];
     let lens = [rng.below(30_000), rng.below(30_000)];
     let mut them = Them::new(&mut rng, keys, lens);
@@ -294,7 +297,7 @@ fn conversation(seed: u64) -> Result<bool, String> {
     let mut mended = false;
     while now < limit {
         if now > Instant::ZERO + FAULTS_END && !mended {
-            links.iter_mut().for_each(Link::clear_faults);
+            links.iter_mut().for_each(ImpairedLink::clear_faults);
             host.set_stalls(Stalls::default());
             mended = true;
         }

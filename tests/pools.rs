@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_drivers::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, Waker,
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame, RxStats,
 };
 use dominoes_netstack::Stack;
 
@@ -70,7 +70,7 @@ impl DeviceRx for ScarceRx {
         Ok(())
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> DeviceWaker {
         self.rx.waker()
     }
 

@@ -17,7 +17,7 @@ use std::thread;
 
 use dominoes_drivers::Frame;
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
-use dominoes_netstack::group::{FaultHooks, Group, Layout, Primaries, Worker};
+use dominoes_netstack::group::{FaultHooks, Layout, Primaries, ReplicatedGroup, ReplicatedWorker};
 use dominoes_netstack::stats::EffectStats;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
@@ -128,7 +128,7 @@ impl FaultHooks for Preempt {
 
 /// Takes turns whenever it has the baton. Returns what it performed, and how many panics its
 /// replica caught.
-fn live(id: usize, mut worker: Worker<Preempt>, baton: &Baton) -> (EffectStats, u64) {
+fn live(id: usize, mut worker: ReplicatedWorker<Preempt>, baton: &Baton) -> (EffectStats, u64) {
     while let Some(now) = baton.take(id) {
         let turn = catch_unwind(AssertUnwindSafe(|| worker.turn(now)));
         baton.give_up(false, turn.is_err());
@@ -219,7 +219,7 @@ fn play(seed: u64) -> Result<Seen, String> {
     });
     let per_mille = rng.below(200) as u32;
     let layout = layout(&mut rng, replicas);
-    let group = Group::with_fault_hooks(setup, layout, Box::new(device), |id| Preempt {
+    let group = ReplicatedGroup::with_fault_hooks(setup, layout, Box::new(device), |id| Preempt {
         id,
         baton: Arc::clone(&baton),
         rng: Rng::new(mix(seed ^ id as u64)),

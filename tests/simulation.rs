@@ -25,7 +25,7 @@ mod wire_observer;
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::VariantKind;
 use dominoes_testkit::link::LinkStats;
-use dominoes_testkit::{Cases, FaultStats, Host, Net, Rng, Stalls, Variant};
+use dominoes_testkit::{Cases, FaultPlanStats, Host, Net, Rng, Stalls, Variant};
 
 use case::{About, CONNECTIONS};
 
@@ -118,7 +118,7 @@ impl Tally {
         }
     }
 
-    fn worker_faults(&mut self, stats: &FaultStats) {
+    fn worker_faults(&mut self, stats: &FaultPlanStats) {
         self.joins += stats.joins;
         self.revivals += stats.replacements;
         self.leaves += stats.leaves;

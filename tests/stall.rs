@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use dominoes_drivers::Frame;
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
-use dominoes_netstack::group::{FaultHooks, Group, Layout, Primaries, Worker};
+use dominoes_netstack::group::{FaultHooks, Layout, Primaries, ReplicatedGroup, ReplicatedWorker};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{SocketError, TcpStream};
 use dominoes_proto::log::effect::Effect;
-use dominoes_testkit::link::{Link, LinkConfig};
+use dominoes_testkit::link::{ImpairedLink, LinkConfig};
 use dominoes_testkit::packet::Header;
 use dominoes_testkit::{Rng, number};
 
@@ -63,7 +63,7 @@ impl Pattern {
 
 /// One direction of a link of 8 Gbit/s: a byte takes a nanosecond.
 struct Lane {
-    link: Link,
+    link: ImpairedLink,
     /// After the highest byte that went this way.
     highest: Option<u32>,
     /// Bytes that went again.
@@ -74,7 +74,7 @@ impl Lane {
     fn new() -> Lane {
         let config = LinkConfig::default().rate(8_000_000_000, 0);
         Lane {
-            link: Link::new(config.delay(DELAY)),
+            link: ImpairedLink::new(config.delay(DELAY)),
             highest: None,
             again: 0,
         }
@@ -172,7 +172,7 @@ fn play(scene: Scene) -> Outcome {
     let late = rng.index(scene.replicas);
     let stall_at = WARM + rng.below(5 * MILLI);
     let panic_at = rng.below(200);
-    let group = Group::with_fault_hooks(
+    let group = ReplicatedGroup::with_fault_hooks(
         Setup::new(GROUP.into(), 24, [1, 2]),
         layout,
         Box::new(device),
@@ -190,7 +190,7 @@ fn play(scene: Scene) -> Outcome {
         .sockets()
         .begin_connect(SocketAddr::new(GROUP.into(), 80))
         .unwrap();
-    let mut workers: Vec<Option<Worker<PanicOnce>>> =
+    let mut workers: Vec<Option<ReplicatedWorker<PanicOnce>>> =
         group.into_workers().into_iter().map(Some).collect();
     let (mut to_group, mut to_peer) = (Lane::new(), Lane::new());
     let (mut ends, mut peer_end) = (None::<TcpStream>, None::<TcpStream>);

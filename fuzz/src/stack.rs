@@ -4,8 +4,8 @@ use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 use dominoes_drivers::{Frame, RxMeta};
 use dominoes_netstack::group::{Layout, Tuning};
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::{Setup, Step, Variant, VariantKind};
-use dominoes_netstack::{Ipv6Config, Limits, Replica, Sockets};
+use dominoes_netstack::variants::{Setup, TurnStep, Variant, VariantKind};
+use dominoes_netstack::{Ipv6Config, Limits, ReplicaState, Sockets};
 use dominoes_testkit::packet::v6_of;
 
 use crate::packets::{Family, STACK, STACK_MAC};
@@ -122,13 +122,18 @@ impl Stack {
     pub(crate) fn step(&mut self, which: u8, now: Instant) {
         let worker = usize::from(which & 1) % self.variant.worker_count();
         let step = match which >> 1 & 7 {
-            0 => [Step::Pump, Step::Claim, Step::Parse, Step::Publish][usize::from(which >> 4 & 3)],
-            1 => Step::Prepare(u64::from(which >> 4)),
-            2 | 3 => Step::Apply,
-            4 => Step::Perform,
-            5 => Step::Send,
-            6 => Step::SendOne,
-            _ => Step::Turn,
+            0 => [
+                TurnStep::Pump,
+                TurnStep::Claim,
+                TurnStep::Parse,
+                TurnStep::Publish,
+            ][usize::from(which >> 4 & 3)],
+            1 => TurnStep::Prepare(u64::from(which >> 4)),
+            2 | 3 => TurnStep::Apply,
+            4 => TurnStep::Perform,
+            5 => TurnStep::Send,
+            6 => TurnStep::SendOne,
+            _ => TurnStep::Turn,
         };
         self.variant.step(worker, step, now);
     }
@@ -148,7 +153,7 @@ impl Stack {
     }
 
     /// Every copy of the state.
-    pub(crate) fn replicas(&self) -> Vec<Replica> {
+    pub(crate) fn replicas(&self) -> Vec<ReplicaState> {
         let mut replicas = Vec::new();
         self.variant
             .inspect(&mut |replica| replicas.push(replica.clone()));

@@ -5,10 +5,10 @@ mod quiesce;
 
 use dominoes_drivers::memory::Script;
 use dominoes_drivers::{Frame, Gso, GsoKind, RxChecksum, TxChecksum, TxMeta};
-use dominoes_netstack::group::{FaultHooks, Group};
+use dominoes_netstack::group::{FaultHooks, ReplicatedGroup};
 use dominoes_netstack::stats::{EffectStats, StateStats};
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::{Entry, Limits, Recorder, Replica};
+use dominoes_netstack::{Entry, Limits, Recorder, ReplicaState};
 use dominoes_proto::log::request::Body;
 use dominoes_testkit::Rng;
 use dominoes_testkit::packet::{self, ACK, Family, ICMP, Path, SYN, Segment, TCP, UDP};
@@ -47,7 +47,7 @@ pub(crate) struct Case<'p, T: FaultHooks> {
     pub(crate) plan: &'p Plan,
     pub(crate) rng: Rng,
     now: u64,
-    pub(crate) group: Group<T>,
+    pub(crate) group: ReplicatedGroup<T>,
     /// Makes the fault hooks of a worker.
     pub(crate) hooks: &'p dyn Fn(usize) -> T,
     script: Script,
@@ -77,7 +77,7 @@ pub(crate) struct Case<'p, T: FaultHooks> {
     marked: Vec<u64>,
     /// A worker and a position at which its state is wanted.
     watched: Option<(usize, u64)>,
-    found: Option<Replica>,
+    found: Option<ReplicaState>,
 }
 
 /// What may happen next.
@@ -125,7 +125,7 @@ pub(crate) struct Report {
     pub(crate) result: Result<Outcome, Failure>,
     pub(crate) entries: Vec<Entry>,
     /// The state that was asked for.
-    pub(crate) found: Option<Replica>,
+    pub(crate) found: Option<ReplicaState>,
 }
 
 /// Runs the case of `plan`; worker i has the fault hooks `hooks(i)`. If `watched` names a worker
@@ -139,7 +139,7 @@ pub(crate) fn run<T: FaultHooks>(
     let (device, script) = stack::device(plan);
     let mut setup = stack::setup(plan);
     setup.recorder = Recorder::new(Box::new(log.clone()), &setup.limits).ok();
-    let group = Group::with_fault_hooks(setup, stack::layout(plan), device, &hooks)
+    let group = ReplicatedGroup::with_fault_hooks(setup, stack::layout(plan), device, &hooks)
         .expect("plans stay within the bounds");
     let app = Application::new(group.sockets(), plan.seed);
     // From now on, frames are counted as they leave.

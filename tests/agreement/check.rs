@@ -4,7 +4,7 @@ use dominoes_drivers::memory::Script;
 use dominoes_netstack::group::{Layout, Tuning};
 use dominoes_netstack::variants::VariantKind;
 use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::{Entry, Replica};
+use dominoes_netstack::{Entry, ReplicaState};
 
 use super::app::Application;
 use super::case::{Left, Outcome};
@@ -174,7 +174,7 @@ fn replay_in(
 }
 
 /// The state of `single` after the first `position` entries of a log.
-pub(crate) fn oracle_at(plan: &Plan, entries: &[Entry], position: u64) -> Option<Replica> {
+pub(crate) fn oracle_at(plan: &Plan, entries: &[Entry], position: u64) -> Option<ReplicaState> {
     let (device, _script) = stack::device(plan);
     let mut single = Single::new(stack::setup(plan), device).ok()?;
     for entry in entries.get(..position as usize)? {

@@ -4,7 +4,7 @@
 use dominoes_netstack::group::FaultHooks;
 use dominoes_netstack::time::Duration;
 use dominoes_proto::log::effect::Effect;
-use dominoes_proto::log::request::{Body, Flags, Flow, Kind, Request, Verdict};
+use dominoes_proto::log::request::{Body, Flags, Flow, Request, RequestKind, Verdict};
 use dominoes_proto::seqnum::SeqNum;
 use dominoes_testkit::Rng;
 
@@ -175,7 +175,9 @@ impl FaultHooks for Faulty {
                 self.done();
             }
             Some(Fault::RunBoundaries)
-                if digest.kind == Kind::Segments && digest.count > 1 && self.waited == seq =>
+                if digest.kind == RequestKind::Segments
+                    && digest.count > 1
+                    && self.waited == seq =>
             {
                 self.leave_last_segment(request);
             }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use dominoes::Mismatch;
-use dominoes_netstack::Replica;
+use dominoes_netstack::ReplicaState;
 use dominoes_netstack::group::FaultHooks;
 use dominoes_proto::log::effect::Effect;
 use dominoes_proto::log::request::{Request, Verdict};
@@ -84,7 +84,7 @@ pub(crate) struct PlannedFaults<T>(pub(crate) T);
 impl<T: FaultHooks> FaultHooks for PlannedFaults<T> {
     const ACTIVE: bool = true;
 
-    fn change_state(&mut self, _seq: u64, replica: &mut Replica) {
+    fn change_state(&mut self, _seq: u64, replica: &mut ReplicaState) {
         let Some((nth, bit)) = FLIP.take() else {
             return;
         };

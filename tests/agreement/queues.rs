@@ -4,9 +4,9 @@
 //! but a replica that is busy with one queue is late with the other. Sizemore's dissertation of
 //! 2011 (figure 3.2) shows why copies of one connection then part.
 
-use dominoes_netstack::{Entry, Limits, Replica};
+use dominoes_netstack::{Entry, Limits, ReplicaState};
 use dominoes_proto::log::effect::Effect;
-use dominoes_proto::log::request::{Body, Digest, Kind};
+use dominoes_proto::log::request::{Body, Digest, RequestKind};
 use dominoes_testkit::Rng;
 
 use super::check::{Failure, Marks};
@@ -29,7 +29,7 @@ pub(crate) fn part(entries: &[Entry], limits: Limits, haste: &mut [Rng]) -> Part
     let mut rng = Rng::new(entries.len() as u64);
     let mut copies: Vec<_> = haste
         .iter()
-        .map(|_| (Replica::new(limits), Vec::new()))
+        .map(|_| (ReplicaState::new(limits), Vec::new()))
         .collect();
     let mut marks = Marks::default();
     let mut states = None;
@@ -74,9 +74,9 @@ pub(crate) fn part(entries: &[Entry], limits: Limits, haste: &mut [Rng]) -> Part
 
 /// Applies an entry without what only one log can carry along with a segment: the application's
 /// cursors.
-fn apply(replica: &mut Replica, entry: &Entry, effects: &mut Vec<Effect>) {
+fn apply(replica: &mut ReplicaState, entry: &Entry, effects: &mut Vec<Effect>) {
     let mut request = entry.request;
-    if request.digest.kind == Kind::Segments {
+    if request.digest.kind == RequestKind::Segments {
         request.digest.bits &= !Digest::PROGRESS;
     }
     replica.apply(&request, request.digest.all_good(), effects);

@@ -1,6 +1,6 @@
 //! Flipped bits: three replicas apply one log, and one of them is changed behind its back.
 //!
-//! Each flip is found by a posted fingerprint within as many positions as [`Replica::post`] says,
+//! Each flip is found by a posted fingerprint within as many positions as [`ReplicaState::post`] says,
 //! or what was changed has been overwritten before anything came of it, and the states are equal
 //! again.
 //!
@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use dominoes_netstack::Replica;
+use dominoes_netstack::ReplicaState;
 use dominoes_testkit::Cases;
 
 use super::hosts::World;
@@ -84,7 +84,7 @@ fn flip(seed: u64) -> Result<Option<Outcome>, String> {
     }
     let begin = one.position();
     let places = one.places() as u64;
-    let outcome = |fate, replica: &Replica| Outcome {
+    let outcome = |fate, replica: &ReplicaState| Outcome {
         fate,
         field,
         after: replica.position() - begin,

@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
 
-use dominoes_netstack::Replica;
+use dominoes_netstack::ReplicaState;
 use dominoes_netstack::config::{Limits, Settings};
 use dominoes_netstack::time::{Duration, Instant};
-use dominoes_proto::log::effect::{Effect, EffectSink, Event, Transmit};
+use dominoes_proto::log::effect::{ConnectionEvent, Effect, EffectSink, Transmit};
 use dominoes_proto::log::request::{
-    Binding, Body, ConnId, Digest, Flags, Flow, GroupIndex, Kind, Mac, Options, Request,
+    Binding, Body, ConnId, Digest, Flags, Flow, GroupIndex, Mac, Options, Request, RequestKind,
 };
 use dominoes_proto::seqnum::SeqNum;
 use dominoes_testkit::Rng;
@@ -80,7 +80,7 @@ pub(super) struct App {
     total: u64,
     shut: bool,
     /// How the connection ended, unless it was well.
-    pub(super) failed: Option<Event>,
+    pub(super) failed: Option<ConnectionEvent>,
 }
 
 /// What a sink does besides keeping effects.
@@ -115,7 +115,7 @@ impl EffectSink for Sink {
 
 /// Replicas of one state, the first of which is believed, and everything around them.
 pub(super) struct Host {
-    pub(super) replicas: Vec<Replica>,
+    pub(super) replicas: Vec<ReplicaState>,
     pub(super) sinks: Vec<Sink>,
     pub(super) apps: BTreeMap<u32, App>,
     /// How connections ended that are gone: how far the peer was heard, and what was wrong.
@@ -135,7 +135,7 @@ pub(super) struct Host {
 impl Host {
     fn new(address: Ipv4Addr, replicas: usize, limits: Limits) -> Host {
         Host {
-            replicas: (0..replicas).map(|_| Replica::new(limits)).collect(),
+            replicas: (0..replicas).map(|_| ReplicaState::new(limits)).collect(),
             sinks: (0..replicas).map(|_| Sink::default()).collect(),
             apps: BTreeMap::new(),
             over: Vec::new(),
@@ -191,7 +191,9 @@ impl Host {
             Effect::Event { conn, event, .. } => {
                 let well = matches!(
                     event,
-                    Event::Established | Event::AllAcknowledged | Event::PeerFinished { .. }
+                    ConnectionEvent::Established
+                        | ConnectionEvent::AllAcknowledged
+                        | ConnectionEvent::PeerFinished { .. }
                 );
                 if let (false, Some(app)) = (well, self.apps.get_mut(&conn.index)) {
                     app.failed = Some(event);
@@ -380,7 +382,7 @@ impl World {
     }
 
     fn arrive(&mut self, host: usize, segment: Segment) {
-        let mut digest = Digest::bare(Kind::Segments, self.now, self.hosts[host].taken);
+        let mut digest = Digest::bare(RequestKind::Segments, self.now, self.hosts[host].taken);
         let known = self.hosts[host].conns.get(&segment.flow).copied();
         digest.hint = known.unwrap_or(ConnId::NONE);
         digest.seg_seq = segment.seq;

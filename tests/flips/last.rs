@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_netstack::group::{FaultHooks, Group, Layout};
+use dominoes_netstack::group::{FaultHooks, Layout, ReplicatedGroup};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::single::Single;
@@ -30,7 +30,7 @@ impl FaultHooks for Forgetful {
 
 /// Two who agree and a third who does not, with a connection on which bytes arrived, as soon as all
 /// have posted that.
-fn outvoted() -> (Group<Forgetful>, TcpStream, Instant) {
+fn outvoted() -> (ReplicatedGroup<Forgetful>, TcpStream, Instant) {
     let (ours, theirs) = memory::pair(MemoryConfig::default());
     let mut layout = Layout::default();
     (layout.replicas, layout.confirm) = (3, true);
@@ -38,7 +38,8 @@ fn outvoted() -> (Group<Forgetful>, TcpStream, Instant) {
         from: if id == 2 { 20 } else { u64::MAX },
     };
     let setup = Setup::new(GROUP.into(), 24, [1, 2]);
-    let mut group = Group::with_fault_hooks(setup, layout, Box::new(ours), forgetful).unwrap();
+    let mut group =
+        ReplicatedGroup::with_fault_hooks(setup, layout, Box::new(ours), forgetful).unwrap();
     let mut peer = Single::new(Setup::new(PEER.into(), 24, [3, 4]), Box::new(theirs)).unwrap();
     let listener = group.sockets().listen(7, 1).unwrap();
     let to = SocketAddr::new(GROUP.into(), 7);

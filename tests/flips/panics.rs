@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use dominoes_proto::log::effect::Event;
+use dominoes_proto::log::effect::ConnectionEvent;
 use dominoes_testkit::Cases;
 
 use super::hosts::World;
@@ -111,7 +111,7 @@ fn case(seed: u64) -> Result<Tally, String> {
         }
     }
     let server = &world.hosts[0];
-    let aborted = |failed: Option<Event>| failed == Some(Event::Aborted);
+    let aborted = |failed: Option<ConnectionEvent>| failed == Some(ConnectionEvent::Aborted);
     let ended = server
         .over
         .iter()

@@ -15,7 +15,8 @@ use std::time::Duration;
 use crossbeam_utils::CachePadded;
 use dominoes_drivers::memory::peer::headers::{Ends, arp_reply, udp_frame};
 use dominoes_drivers::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame, TxStats, Waker,
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame, RxStats, TxFrame,
+    TxStats,
 };
 use dominoes_netstack::variants::kernel;
 
@@ -189,8 +190,8 @@ impl DeviceRx for DatagramRx {
         Ok(())
     }
 
-    fn waker(&self) -> Waker {
-        Waker::new(|| ())
+    fn waker(&self) -> DeviceWaker {
+        DeviceWaker::new(|| ())
     }
 
     fn stats(&self) -> RxStats {

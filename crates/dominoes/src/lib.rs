@@ -232,17 +232,17 @@ pub use attachments::{Attachments, Pin, Stocker, attachments};
 pub use channel::{Channel, Delivery, Order, Publish, Receive};
 pub use domains::{
     Clock, Context, ContextControl, ContextHandle, Domain, DomainHandle, Feed, FeedId, FeedView,
-    Lifo, ManualClock, Pool, Priority, Replica, Reply, RoundRobin, Scheduler, Semaphore, Served,
-    Service, SharePublisher, Step, SystemClock, Then, Tick, TimerControl, TimerFeed, TimerId,
-    TimerPublisher, Turn, Unordered, Wheel, WorkShare, Worker,
+    Handled, Lifo, ManualClock, Pool, PoolWorker, Priority, Replica, Reply, RoundRobin, Scheduler,
+    Semaphore, Served, Service, SharePublisher, SystemClock, Then, Tick, TimerControl, TimerFeed,
+    TimerId, TimerPublisher, Turn, Unordered, Wheel, WorkShare,
 };
 pub use error::{BatchError, Closed, JoinError, NoBatch, SubscribeError, TryPublishError};
 pub use exclusive::{Exclusive, ExclusiveGuard};
 pub use group::{Fingerprints, Group, GroupError, Mismatch, Observe};
 pub use log::{Log, channel, channel_with_slots};
 pub use primary::{
-    Assignment, Balancer, ByKind, ByLoad, ByPosition, ByPublisher, Greedy, Kind, PrimaryPolicy,
-    Weights, Work,
+    Assignment, Balancer, ByKind, ByLoad, ByPosition, ByPublisher, Greedy, PrimaryPolicy, Weights,
+    Work, WorkKind,
 };
 pub use publisher::{Buffered, Publisher};
 pub use ring::MAX_SUBSCRIBERS;

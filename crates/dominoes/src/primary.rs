@@ -26,21 +26,21 @@ pub use load::{Balancer, ByLoad, Weights};
 /// A kind of work, numbered by the user from 0: deliveries, say, and outgoing frames. Each kind
 /// counts its chunks by itself.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Kind(pub u8);
+pub struct WorkKind(pub u8);
 
 /// A piece of work that has one primary: a chunk of entries, or a chunk of whatever applying
 /// numbers.
 ///
 /// ```
-/// use dominoes::{Kind, Work};
-/// let frames = Kind(1);
+/// use dominoes::{WorkKind, Work};
+/// let frames = WorkKind(1);
 /// let work = Work::chunk(7).of(frames).stamped(2);
 /// assert_eq!((work.chunk, work.kind, work.stamp), (7, frames, Some(2)));
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Work {
     /// What it is.
-    pub kind: Kind,
+    pub kind: WorkKind,
     /// Its number among the chunks of its kind, ascending from 0.
     pub chunk: u64,
     /// The primary that the publisher named, if it did; the same in all entries of the chunk.
@@ -52,7 +52,7 @@ impl Work {
     #[inline]
     pub const fn chunk(chunk: u64) -> Self {
         Work {
-            kind: Kind(0),
+            kind: WorkKind(0),
             chunk,
             stamp: None,
         }
@@ -60,7 +60,7 @@ impl Work {
 
     /// The same of another kind.
     #[inline]
-    pub const fn of(self, kind: Kind) -> Self {
+    pub const fn of(self, kind: WorkKind) -> Self {
         Work { kind, ..self }
     }
 
@@ -169,8 +169,8 @@ impl PrimaryPolicy for ByPublisher {
 /// there. So work is never left lying because the group is smaller than the policy thought.
 ///
 /// ```
-/// use dominoes::{ByKind, Kind, PrimaryPolicy, Work};
-/// let (payload, frames) = (Kind(0), Kind(1));
+/// use dominoes::{ByKind, WorkKind, PrimaryPolicy, Work};
+/// let (payload, frames) = (WorkKind(0), WorkKind(1));
 /// let policy = ByKind::new(&[&[0, 1], &[2]]); // payload to 0 and 1, frames to 2
 /// let primary = |chunk, kind| policy.primary_of(Work::chunk(chunk).of(kind), 3);
 /// assert_eq!([0, 1, 2, 3].map(|chunk| primary(chunk, payload)), [0, 1, 0, 1]);
@@ -243,7 +243,7 @@ mod tests {
     fn works() -> impl Iterator<Item = Work> {
         (0..3u8).flat_map(|kind| {
             (0..200).map(move |chunk| {
-                let work = Work::chunk(chunk).of(Kind(kind));
+                let work = Work::chunk(chunk).of(WorkKind(kind));
                 match chunk % 3 {
                     0 => work,
                     stamp => work.stamped(stamp as u16 * 3),
@@ -269,7 +269,7 @@ mod tests {
             each_piece_has_one_primary(&ByKind::new(&[&[63], &[0, 5]]), replicas);
             each_piece_has_one_primary(&Greedy::new(&[256; 3]), replicas);
             let mut load = ByLoad::new(3, 64);
-            load.change(Kind(1), 50, Weights::of(&[3, 1, 0, 9, 1, 1, 1, 200]));
+            load.change(WorkKind(1), 50, Weights::of(&[3, 1, 0, 9, 1, 1, 1, 200]));
             each_piece_has_one_primary(&load, replicas);
         }
     }
@@ -302,9 +302,9 @@ mod tests {
     fn halves_keep_kinds_apart_when_there_are_two_replicas() {
         let policy = ByKind::halves(2);
         for chunk in 0..9 {
-            assert_eq!(policy.primary_of(Work::chunk(chunk).of(Kind(0)), 2), 0);
-            assert_eq!(policy.primary_of(Work::chunk(chunk).of(Kind(1)), 2), 1);
-            assert_eq!(policy.primary_of(Work::chunk(chunk).of(Kind(1)), 1), 0);
+            assert_eq!(policy.primary_of(Work::chunk(chunk).of(WorkKind(0)), 2), 0);
+            assert_eq!(policy.primary_of(Work::chunk(chunk).of(WorkKind(1)), 2), 1);
+            assert_eq!(policy.primary_of(Work::chunk(chunk).of(WorkKind(1)), 1), 0);
         }
     }
 }

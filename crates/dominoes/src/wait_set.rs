@@ -35,10 +35,10 @@ use std::{ops::Deref, sync::atomic::AtomicU64, time::Instant};
 /// An [`EventCount`] that its notifiers and its waiters share, and that a [`WaitSet`] can hold. A
 /// clone is another handle of the same event count.
 #[derive(Debug, Clone)]
-pub struct WakeSource(Arc<CachePadded<Shared>>);
+pub struct WakeSource(Arc<CachePadded<WaitSetShared>>);
 
 #[derive(Debug)]
-struct Shared {
+struct WaitSetShared {
     event: EventCount,
     /// Orders the sources of a set. (Addresses would do, but differ from run to run of a model.)
     number: u64,
@@ -49,7 +49,7 @@ static SOURCES: AtomicU64 = AtomicU64::new(0);
 impl WakeSource {
     /// An event count of its own.
     pub fn new() -> Self {
-        WakeSource(Arc::new(CachePadded::new(Shared {
+        WakeSource(Arc::new(CachePadded::new(WaitSetShared {
             event: EventCount::new(),
             number: SOURCES.fetch_add(1, Ordering::Relaxed),
         })))

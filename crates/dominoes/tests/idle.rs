@@ -7,9 +7,9 @@
 #![cfg(not(loom))]
 
 use dominoes::{
-    Channel, Context, ContextHandle, Domain, Feed, Log, ManualClock, NoBatch, Park, Publish,
-    Publisher, Receive, Replica, Semaphore, Served, Service, SpinYield, Step, Then, Tick,
-    TimerFeed, TimerPublisher, Unordered, WaitSet, Wheel, WorkShare, Worker, channel,
+    Channel, Context, ContextHandle, Domain, Feed, Handled, Log, ManualClock, NoBatch, Park,
+    PoolWorker, Publish, Publisher, Receive, Replica, Semaphore, Served, Service, SpinYield, Then,
+    Tick, TimerFeed, TimerPublisher, Unordered, WaitSet, Wheel, WorkShare, channel,
 };
 use std::{
     sync::{
@@ -136,10 +136,10 @@ fn an_entry_that_waits_for_permits_is_shown_again_when_they_are_released() {
         log.subscribe().unwrap(),
         move |_: &mut (), _, _: &u32| {
             if !permits.try_take() {
-                return Step::Wait;
+                return Handled::Wait;
             }
             count.fetch_add(1, Ordering::Relaxed);
-            Step::Done
+            Handled::Done
         },
     );
     publisher.publish_all([1, 2]).unwrap();
@@ -222,7 +222,7 @@ fn a_timer_publisher_sleeps_until_an_order_comes_or_time_passes_or_there_is_room
 }
 
 /// Takes from a work share.
-struct Taking(Worker<u32, Unordered<u32>, Park>);
+struct Taking(PoolWorker<u32, Unordered<u32>, Park>);
 
 impl Feed<Arc<AtomicU64>> for Taking {
     fn serve(&mut self, state: &mut Arc<AtomicU64>, limit: usize) -> Served {

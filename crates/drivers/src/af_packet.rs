@@ -22,7 +22,7 @@ use crate::fd_event::FdEvent;
 use crate::interface::{check_name, local_mac};
 use crate::link::Link;
 use crate::pool::{MAX_FRAME_LEN, Pool};
-use crate::sys::Hook;
+use crate::sys::BpfHook;
 use crate::umem::PacketMemory;
 use crate::{
     Capabilities, Device, DeviceError, DeviceRx, DeviceTx, ETHERNET_HEADER_LEN, RxChecksum,
@@ -470,8 +470,8 @@ fn attach_guard(interface: &str, index: i32, address: Ipv4Addr) -> Result<OwnedF
         },
         _ => bpf_error(interface, "guard the address", &error),
     };
-    let program = sys::bpf_load(Hook::Ingress, &bpf::guard(address), false).map_err(error)?;
-    sys::bpf_attach(Hook::Ingress, program.as_fd(), index, 0).map_err(error)
+    let program = sys::bpf_load(BpfHook::Ingress, &bpf::guard(address), false).map_err(error)?;
+    sys::bpf_attach(BpfHook::Ingress, program.as_fd(), index, 0).map_err(error)
 }
 
 /// Creates and maps the ring that the options request, if any.

@@ -33,7 +33,7 @@ pub use options::{AfXdpOptions, XdpBind, XdpMode, XdpTransmit};
 use crate::af_packet::AfPacketTx;
 use crate::interface::check_name;
 use crate::{AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx};
-use filter::{Attached, Filter};
+use filter::{AttachedFilter, Filter};
 use open::Opening;
 pub(crate) use open::bpf_error;
 use receive::XdpRx;
@@ -59,7 +59,7 @@ pub struct AfXdp {
     tx: XdpTx,
     /// If set, frames are sent through this instead of `tx`.
     packets: Option<AfPacketTx>,
-    attached: Arc<Attached>,
+    attached: Arc<AttachedFilter>,
     /// Whether only frames to some addresses are ours.
     is_filtered: bool,
 }

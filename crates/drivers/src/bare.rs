@@ -2,7 +2,7 @@
 //! that is faster than either. Feature `bare`; for measurements only.
 
 use crate::af_xdp::AfXdp;
-use crate::sys::{self, Hook};
+use crate::sys::{self, BpfHook};
 use crate::{DeviceError, DeviceRx, DeviceTx, bpf};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -58,7 +58,7 @@ impl LiveSource {
         let control = sys::control_socket().map_err(system("open a socket"))?;
         let index = sys::interface_index(control.as_fd(), interface)
             .map_err(system("find the interface"))?;
-        let program = sys::bpf_load(Hook::Xdp, &bpf::forward(index), false)
+        let program = sys::bpf_load(BpfHook::Xdp, &bpf::forward(index), false)
             .map_err(|error| crate::af_xdp::bpf_error(interface, "load an XDP program", &error))?;
         Ok(Self { program })
     }

@@ -1,6 +1,6 @@
 //! Waiting on a file descriptor, with a waker.
 
-use crate::{Waker, sys};
+use crate::{DeviceWaker, sys};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// One thread waits for a device's descriptor, and other threads may wake it.
 #[derive(Debug)]
 pub(crate) struct FdEvent {
-    shared: Arc<Shared>,
+    shared: Arc<FdEventShared>,
     wakes: u64,
 }
 
@@ -20,7 +20,7 @@ pub(crate) struct FdEvent {
 /// other's write: either the waiter does not sleep, or the waker writes to the descriptor on which
 /// it sleeps.
 #[derive(Debug)]
-struct Shared {
+struct FdEventShared {
     woken: AtomicBool,
     waiting: AtomicBool,
     event: OwnedFd,
@@ -29,7 +29,7 @@ struct Shared {
 impl FdEvent {
     pub(crate) fn new() -> io::Result<Self> {
         let event = sys::eventfd()?;
-        let shared = Shared {
+        let shared = FdEventShared {
             woken: AtomicBool::new(false),
             waiting: AtomicBool::new(false),
             event,
@@ -40,9 +40,9 @@ impl FdEvent {
         })
     }
 
-    pub(crate) fn waker(&self) -> Waker {
+    pub(crate) fn waker(&self) -> DeviceWaker {
         let shared = Arc::clone(&self.shared);
-        Waker::new(move || {
+        DeviceWaker::new(move || {
             if !shared.woken.swap(true, SeqCst) && shared.waiting.load(SeqCst) {
                 sys::signal(shared.event.as_fd());
             }

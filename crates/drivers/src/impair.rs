@@ -1,17 +1,17 @@
 //! A bad wire over time: delay, limited rate, a queue that overflows, and the [`Faults`] of a
 //! cable.
 //!
-//! A [`Link`] is one direction of the wire as plain data: time is an argument, frames go in and
-//! come out, and [`Link::next_arrival`] returns when the next one arrives. Simulations drive it
+//! A [`ImpairedLink`] is one direction of the wire as plain data: time is an argument, frames go in and
+//! come out, and [`ImpairedLink::next_arrival`] returns when the next one arrives. Simulations drive it
 //! with virtual time. [`Impaired`] puts one into each direction of any device, [`bridge`] between
 //! two devices.
 //!
 //! ```
 //! use dominoes_drivers::Frame;
-//! use dominoes_drivers::impair::{Link, LinkConfig};
+//! use dominoes_drivers::impair::{ImpairedLink, LinkConfig};
 //! use std::time::Duration;
 //!
-//! let mut link = Link::new(LinkConfig::default().delay(Duration::from_millis(5)));
+//! let mut link = ImpairedLink::new(LinkConfig::default().delay(Duration::from_millis(5)));
 //! link.offer(Duration::ZERO, Frame::from_bytes(&[0; 60]));
 //! assert_eq!(link.next_arrival(), Some(Duration::from_millis(5)));
 //! assert!(link.take(Duration::from_millis(4)).is_none());
@@ -22,13 +22,13 @@ mod bridge;
 mod impaired;
 
 pub use bridge::bridge;
-pub use impaired::{Clock, Impaired, LinkControls};
+pub use impaired::{ImpairClock, Impaired, LinkControls};
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use crate::Frame;
-use crate::memory::{FaultStats, Faults, Wire};
+use crate::memory::{FaultStats, Faults, FaultyWire};
 
 /// Bytes that Ethernet adds to each frame: preamble, frame check sequence and inter-frame gap.
 const OVERHEAD: u64 = 24;
@@ -105,9 +105,9 @@ pub struct LinkStats {
 /// One direction of a wire. The caller supplies the time, as a duration since a start of its
 /// choice; it must never go back.
 #[derive(Debug)]
-pub struct Link {
+pub struct ImpairedLink {
     config: LinkConfig,
-    wire: Wire,
+    wire: FaultyWire,
     /// When the frames that are held back are released.
     reorder_timeout: Duration,
     /// For each frame that waits for the rate: when its last bit is sent, and its length in bytes.
@@ -121,11 +121,11 @@ pub struct Link {
     stats: LinkStats,
 }
 
-impl Link {
+impl ImpairedLink {
     /// An empty link.
     pub fn new(config: LinkConfig) -> Self {
         Self {
-            wire: Wire::new(config.faults.clone()),
+            wire: FaultyWire::new(config.faults.clone()),
             config,
             reorder_timeout: Duration::ZERO,
             waiting: VecDeque::new(),
@@ -234,7 +234,7 @@ mod tests {
         Frame::from_bytes(&[number; 101])
     }
 
-    fn drain(link: &mut Link, now: Duration) -> Vec<u8> {
+    fn drain(link: &mut ImpairedLink, now: Duration) -> Vec<u8> {
         std::iter::from_fn(|| link.take(now))
             .map(|frame| frame[0])
             .collect()
@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn a_rate_spaces_frames_by_their_length() {
         // 101 + 24 bytes are 1000 bits: a millisecond at 1 Mbit/s.
-        let mut link = Link::new(LinkConfig::default().rate(1_000_000, 0).delay(MS * 5));
+        let mut link = ImpairedLink::new(LinkConfig::default().rate(1_000_000, 0).delay(MS * 5));
         for number in 0..3 {
             link.offer(Duration::ZERO, frame(number));
         }
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_full_queue_drops_the_newest_and_takes_more_when_it_has_drained() {
-        let mut link = Link::new(LinkConfig::default().rate(1_000_000, 303));
+        let mut link = ImpairedLink::new(LinkConfig::default().rate(1_000_000, 303));
         for number in 0..5 {
             link.offer(Duration::ZERO, frame(number));
         }
@@ -272,7 +272,7 @@ mod tests {
     fn jitter_lets_frames_pass_each_other_and_repeats_with_the_seed() {
         let run = |seed| {
             let config = LinkConfig::default().jitter(MS * 10).seed(seed);
-            let mut link = Link::new(config);
+            let mut link = ImpairedLink::new(config);
             for number in 0..50 {
                 link.offer(Duration::ZERO, frame(number));
             }
@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn a_frame_held_back_for_nobody_comes_after_a_millisecond() {
         let faults = Faults::new(1).reorder(1_000_000, 3);
-        let mut link = Link::new(LinkConfig::default().faults(faults));
+        let mut link = ImpairedLink::new(LinkConfig::default().faults(faults));
         link.offer(MS, frame(1));
         assert_eq!(link.next_arrival(), Some(MS * 2));
         assert!(link.take(MS).is_none());
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn a_mended_link_loses_nothing_any_more() {
         let config = LinkConfig::default().faults(Faults::new(1).loss(1_000_000));
-        let mut link = Link::new(config);
+        let mut link = ImpairedLink::new(config);
         link.offer(Duration::ZERO, frame(1));
         link.clear_faults();
         link.offer(Duration::ZERO, frame(2));

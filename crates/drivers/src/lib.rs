@@ -134,7 +134,7 @@ pub use frame::{
     ETHERNET_HEADER_LEN, Frame, Gso, GsoKind, RxChecksum, RxMeta, TxChecksum, TxFrame, TxMeta,
     VLAN_TAG_LEN, complete_checksum,
 };
-pub use waker::Waker;
+pub use waker::DeviceWaker;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -226,7 +226,7 @@ pub trait DeviceRx: Send {
     /// Frames from elsewhere are freed.
     fn release(&mut self, frames: &mut Vec<Frame>);
 
-    /// Blocks until a frame may be ready, the [`Waker`] is used, or `timeout` is over (`None`: no
+    /// Blocks until a frame may be ready, the [`DeviceWaker`] is used, or `timeout` is over (`None`: no
     /// timeout). It may return spuriously.
     ///
     /// # Errors
@@ -235,7 +235,7 @@ pub trait DeviceRx: Send {
     fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError>;
 
     /// A handle that ends a [`wait`](Self::wait) from any thread.
-    fn waker(&self) -> Waker;
+    fn waker(&self) -> DeviceWaker;
 
     /// Counts since the device was opened.
     fn stats(&self) -> RxStats;
@@ -407,7 +407,7 @@ pub struct RxStats {
     pub copied_out: u64,
     /// How often the pool was empty and allocated a buffer.
     pub pool_exhausted: u64,
-    /// How often a [`Waker`] ended a `wait`.
+    /// How often a [`DeviceWaker`] ended a `wait`.
     pub wakes: u64,
 }
 

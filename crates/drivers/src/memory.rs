@@ -11,7 +11,7 @@ mod faults;
 mod manual;
 pub mod peer;
 
-pub(crate) use faults::Wire;
+pub(crate) use faults::FaultyWire;
 pub use faults::{FaultStats, Faults};
 pub use manual::{ManualDevice, Script, scripted, scripted_with};
 
@@ -19,9 +19,9 @@ use crate::frame::zeroed;
 use crate::prepared::PreparedSlots;
 use crate::waker::Event;
 use crate::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, ETHERNET_HEADER_LEN, Frame, RxChecksum,
-    RxChecksumSupport, RxMeta, RxStats, TxChecksum, TxFrame, TxPrepare, TxStats, VLAN_TAG_LEN,
-    Waker,
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, ETHERNET_HEADER_LEN, Frame,
+    RxChecksum, RxChecksumSupport, RxMeta, RxStats, TxChecksum, TxFrame, TxPrepare, TxStats,
+    VLAN_TAG_LEN,
 };
 use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
@@ -172,7 +172,7 @@ pub fn pair(config: MemoryConfig) -> (MemoryDevice, MemoryDevice) {
         MemoryDevice {
             mac: config.macs[index],
             tx: MemoryTx {
-                copier: Arc::new(Copier {
+                copier: Arc::new(MemoryCopier {
                     caps: caps.clone(),
                     lane: Arc::clone(outbound),
                     rx_checksum: if config.rx_checksum_valid {
@@ -283,13 +283,13 @@ impl Lane {
 #[derive(Debug)]
 pub struct MemoryRx {
     lane: Arc<Lane>,
-    wire: Option<Box<Wire>>,
+    wire: Option<Box<FaultyWire>>,
     stats: RxStats,
 }
 
 impl MemoryRx {
     fn new(lane: Arc<Lane>, faults: Faults) -> Self {
-        let wire = (!faults.is_none()).then(|| Box::new(Wire::new(faults)));
+        let wire = (!faults.is_none()).then(|| Box::new(FaultyWire::new(faults)));
         Self {
             lane,
             wire,
@@ -350,9 +350,9 @@ impl DeviceRx for MemoryRx {
         Ok(())
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> DeviceWaker {
         let lane = Arc::clone(&self.lane);
-        Waker::new(move || lane.event.wake())
+        DeviceWaker::new(move || lane.event.wake())
     }
 
     fn stats(&self) -> RxStats {
@@ -374,21 +374,21 @@ impl Drop for MemoryRx {
 /// The sending half of a [`MemoryDevice`].
 #[derive(Debug)]
 pub struct MemoryTx {
-    copier: Arc<Copier>,
+    copier: Arc<MemoryCopier>,
     prepared: Option<Arc<Prepared>>,
     stats: TxStats,
 }
 
 /// Copies frames for the other end.
 #[derive(Debug)]
-struct Copier {
+struct MemoryCopier {
     caps: Capabilities,
     lane: Arc<Lane>,
     /// The receiver's checksum state for a complete checksum.
     rx_checksum: RxChecksum,
 }
 
-impl Copier {
+impl MemoryCopier {
     /// The copy that the other end receives. `None` for a frame that can never be sent.
     fn copy(&self, frame: &TxFrame<'_>) -> Option<Frame> {
         if !self.caps.admits(frame) {
@@ -411,7 +411,7 @@ impl Copier {
 /// Copies made in advance; `None` for a frame that can never be sent.
 #[derive(Debug)]
 struct Prepared {
-    copier: Arc<Copier>,
+    copier: Arc<MemoryCopier>,
     slots: PreparedSlots<Option<Frame>>,
 }
 

@@ -5,8 +5,8 @@
 //! not look damaged. Merged frames are written as they are.
 
 use crate::{
-    AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxChecksum,
-    RxStats, TxChecksum, TxFrame, TxStats, Waker, checked, complete_checksum,
+    AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame,
+    RxChecksum, RxStats, TxChecksum, TxFrame, TxStats, checked, complete_checksum,
 };
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 use pcap_file::{DataLink, TsResolution};
@@ -31,14 +31,14 @@ pub struct Capture<D, W: Write> {
 }
 
 /// The file, shared by both halves.
-type File<W> = Arc<Mutex<Writer<W>>>;
+type File<W> = Arc<Mutex<FileWriter<W>>>;
 
-struct Writer<W: Write> {
+struct FileWriter<W: Write> {
     /// `None` after an error, because a reader could not parse what follows it.
     writer: Option<PcapWriter<checked::Sink<W>>>,
 }
 
-impl<W: Write> fmt::Debug for Writer<W> {
+impl<W: Write> fmt::Debug for FileWriter<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Writer").finish_non_exhaustive()
     }
@@ -58,7 +58,7 @@ impl<D: Device, W: Write + Send> Capture<D, W> {
         };
         let writer =
             PcapWriter::with_header(checked::Sink(to), header).map_err(io::Error::other)?;
-        let writer = Writer {
+        let writer = FileWriter {
             writer: Some(writer),
         };
         Ok(Self {
@@ -68,7 +68,7 @@ impl<D: Device, W: Write + Send> Capture<D, W> {
     }
 }
 
-impl<W: Write> Writer<W> {
+impl<W: Write> FileWriter<W> {
     /// Writes a frame; `unfinished` gives the start and offset of a checksum to finish.
     fn write(&mut self, when: SystemTime, mut bytes: Vec<u8>, unfinished: Option<(u16, u16)>) {
         let Some(writer) = &mut self.writer else {
@@ -151,7 +151,7 @@ impl<W: Write + Send> DeviceRx for CaptureRx<W> {
         self.rx.wait(timeout)
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> DeviceWaker {
         self.rx.waker()
     }
 

@@ -12,8 +12,8 @@ pub use thread::PhyThread;
 
 use crate::waker::Event;
 use crate::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, ETHERNET_HEADER_LEN, Frame, RxChecksum,
-    RxStats, TxFrame, TxStats, Waker, checked, complete_checksum,
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, ETHERNET_HEADER_LEN, Frame,
+    RxChecksum, RxStats, TxFrame, TxStats, checked, complete_checksum,
 };
 use ::smoltcp::phy::{self, DeviceCapabilities, Medium, RxToken as _, TxToken as _};
 use ::smoltcp::time;
@@ -230,7 +230,7 @@ impl<P: phy::Device + Send + 'static> Device for FromPhy<P> {
 
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
         let caps = self.capabilities();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PhyShared {
             phy: Mutex::new(self.phy),
             start: Instant::now(),
         });
@@ -264,12 +264,12 @@ fn capabilities(theirs: &DeviceCapabilities) -> Capabilities {
 
 /// Both halves share the device, since smoltcp's devices cannot be divided.
 #[derive(Debug)]
-struct Shared<P> {
+struct PhyShared<P> {
     phy: Mutex<P>,
     start: Instant,
 }
 
-impl<P> Shared<P> {
+impl<P> PhyShared<P> {
     fn lock(&self) -> MutexGuard<'_, P> {
         self.phy.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -281,7 +281,7 @@ impl<P> Shared<P> {
 
 #[derive(Debug)]
 struct PhyRx<P> {
-    shared: Arc<Shared<P>>,
+    shared: Arc<PhyShared<P>>,
     /// A frame found during a wait.
     found: Option<Frame>,
     event: Arc<Event>,
@@ -335,9 +335,9 @@ impl<P: phy::Device + Send> DeviceRx for PhyRx<P> {
         }
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> DeviceWaker {
         let event = Arc::clone(&self.event);
-        Waker::new(move || event.wake())
+        DeviceWaker::new(move || event.wake())
     }
 
     fn stats(&self) -> RxStats {
@@ -350,7 +350,7 @@ impl<P: phy::Device + Send> DeviceRx for PhyRx<P> {
 
 #[derive(Debug)]
 struct PhyTx<P> {
-    shared: Arc<Shared<P>>,
+    shared: Arc<PhyShared<P>>,
     caps: Capabilities,
     stats: TxStats,
 }

@@ -17,8 +17,8 @@ use pnet_datalink::{Channel, Config, DataLinkReceiver, DataLinkSender, NetworkIn
 
 use crate::waker::Event;
 use crate::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, ETHERNET_HEADER_LEN, Frame, RxStats,
-    TxFrame, TxStats, VLAN_TAG_LEN, Waker,
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, ETHERNET_HEADER_LEN, Frame,
+    RxStats, TxFrame, TxStats, VLAN_TAG_LEN,
 };
 
 /// Most frames that wait to be claimed; further ones are dropped and counted.
@@ -42,7 +42,7 @@ pub struct Pnet {
 }
 
 /// State that the receiving thread fills for the receiving half.
-struct Shared {
+struct PnetShared {
     name: String,
     frames: ArrayQueue<Frame>,
     event: Event,
@@ -52,7 +52,7 @@ struct Shared {
     trouble: Mutex<Option<DeviceError>>,
 }
 
-impl Shared {
+impl PnetShared {
     fn trouble(&self) -> MutexGuard<'_, Option<DeviceError>> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -131,7 +131,7 @@ impl Pnet {
         let mut caps = Capabilities::new(name);
         caps.mtu = mtu(name)?;
         caps.rx_max_frame = BUFFER;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PnetShared {
             name: name.to_owned(),
             frames: ArrayQueue::new(QUEUE),
             event: Event::default(),
@@ -192,7 +192,7 @@ impl Device for Pnet {
 }
 
 /// Moves frames into the queue until the receiving half is dropped.
-fn receive(shared: &Shared, mut from: Box<dyn DataLinkReceiver>, mac: [u8; 6]) {
+fn receive(shared: &PnetShared, mut from: Box<dyn DataLinkReceiver>, mac: [u8; 6]) {
     let mut down = false;
     // ORDERING: Relaxed, here and for the counts: they publish no other memory.
     while !shared.over.load(Relaxed) {
@@ -231,7 +231,7 @@ fn receive(shared: &Shared, mut from: Box<dyn DataLinkReceiver>, mac: [u8; 6]) {
 
 /// The receiving half of a [`Pnet`].
 struct PnetRx {
-    shared: Arc<Shared>,
+    shared: Arc<PnetShared>,
     thread: Option<thread::JoinHandle<()>>,
     stats: RxStats,
 }
@@ -264,9 +264,9 @@ impl DeviceRx for PnetRx {
         shared.check()
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> DeviceWaker {
         let shared = Arc::clone(&self.shared);
-        Waker::new(move || shared.event.wake())
+        DeviceWaker::new(move || shared.event.wake())
     }
 
     fn stats(&self) -> RxStats {

@@ -25,8 +25,8 @@ use rtrb::{Consumer, Producer, RingBuffer};
 
 use crate::waker::Event;
 use crate::{
-    AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame,
-    TxStats, Waker, checked,
+    AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame,
+    RxStats, TxFrame, TxStats, checked,
 };
 
 /// Default capacity of a part's inbox, in frames.
@@ -97,9 +97,9 @@ pub fn split(
         })
     };
     let (into, from): (Vec<_>, Vec<_>) = (0..parts).map(|_| RingBuffer::new(inbox.max(1))).unzip();
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(SplitShared {
         waker: rx.waker(),
-        rx: Mutex::new(RxSide {
+        rx: Mutex::new(SplitRxSide {
             device: rx,
             inboxes: into,
             batch: Vec::new(),
@@ -127,13 +127,13 @@ pub fn split(
 }
 
 /// State that all parts share.
-struct Shared {
-    rx: Mutex<RxSide>,
+struct SplitShared {
+    rx: Mutex<SplitRxSide>,
     tx: Mutex<Box<dyn DeviceTx>>,
     parts: Box<[CachePadded<Part>]>,
     classify: Box<Classify>,
     /// Ends a sleep in the device.
-    waker: Waker,
+    waker: DeviceWaker,
     /// Number of parts that are awake.
     awake: AtomicUsize,
     /// The part that sleeps in the device; `NOBODY` if none does.
@@ -143,7 +143,7 @@ struct Shared {
 }
 
 /// The receiving half of the device, and buffers to work with it.
-struct RxSide {
+struct SplitRxSide {
     device: Box<dyn DeviceRx>,
     /// The inboxes of all parts. Each gets its frames of a batch at once.
     inboxes: Vec<Producer<Frame>>,
@@ -168,7 +168,7 @@ fn try_take<T>(role: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-impl Shared {
+impl SplitShared {
     /// Puts frames into the inbox of `part` and notifies it. Empties `frames`.
     fn enqueue(&self, inbox: &mut Producer<Frame>, part: usize, frames: &mut Vec<Frame>) {
         let room = if inbox.is_abandoned() {
@@ -197,7 +197,7 @@ impl Shared {
     }
 
     /// Releases frames that other parts left.
-    fn give_back(&self, side: &mut RxSide) {
+    fn give_back(&self, side: &mut SplitRxSide) {
         while let Some(frame) = self.back.pop() {
             side.back.push(frame);
         }
@@ -210,12 +210,12 @@ impl Shared {
     /// their parts. Returns the number claimed.
     fn sort(
         &self,
-        side: &mut RxSide,
+        side: &mut SplitRxSide,
         me: usize,
         max: usize,
         out: &mut Vec<Frame>,
     ) -> Result<usize, DeviceError> {
-        let RxSide {
+        let SplitRxSide {
             device,
             inboxes,
             batch,
@@ -255,7 +255,7 @@ pub struct SplitDevice {
     filter: Option<Arc<dyn AddressFilter>>,
     part: usize,
     inbox: Consumer<Frame>,
-    shared: Arc<Shared>,
+    shared: Arc<SplitShared>,
 }
 
 impl Device for SplitDevice {
@@ -298,7 +298,7 @@ impl fmt::Debug for SplitDevice {
 
 /// The receiving half of a part.
 struct SplitRx {
-    shared: Arc<Shared>,
+    shared: Arc<SplitShared>,
     me: usize,
     inbox: Consumer<Frame>,
     /// Frames to release.
@@ -447,9 +447,9 @@ impl DeviceRx for SplitRx {
         slept
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> DeviceWaker {
         let (shared, me) = (Arc::clone(&self.shared), self.me);
-        Waker::new(move || {
+        DeviceWaker::new(move || {
             shared.parts[me].event.wake();
             if shared.sleeper.load(SeqCst) == me {
                 shared.waker.wake();
@@ -481,7 +481,7 @@ impl Drop for SplitRx {
 
 /// The sending half of a part.
 struct SplitTx {
-    shared: Arc<Shared>,
+    shared: Arc<SplitShared>,
     stats: TxStats,
 }
 
@@ -615,7 +615,7 @@ mod tests {
     #[test]
     fn a_waker_ends_the_sleep_of_its_part_wherever_it_sleeps() {
         let (_tx, rx) = parts(2, 4);
-        let wakers: Vec<Waker> = rx.iter().map(|part| part.waker()).collect();
+        let wakers: Vec<DeviceWaker> = rx.iter().map(|part| part.waker()).collect();
         thread::scope(|scope| {
             let sleepers: Vec<_> = rx
                 .into_iter()

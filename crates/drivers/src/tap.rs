@@ -16,8 +16,8 @@ use crate::interface::{check_name, local_mac};
 use crate::pool::{MAX_FRAME_LEN, Pool};
 use crate::vnet::{HEADER_LEN, HEADER_LEN_WITH_COUNT, VnetHeader};
 use crate::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, ETHERNET_HEADER_LEN, Frame,
-    RxChecksumSupport, RxStats, TxFrame, TxStats, Waker, sys,
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, ETHERNET_HEADER_LEN, Frame,
+    RxChecksumSupport, RxStats, TxFrame, TxStats, sys,
 };
 use std::io;
 use std::net::IpAddr;
@@ -385,7 +385,7 @@ impl DeviceRx for TapRx {
         }
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> DeviceWaker {
         self.event.waker()
     }
 

@@ -11,9 +11,9 @@ use std::time::Duration;
 /// Wakes are sticky: a wake that comes before the wait makes the wait return at once. Several
 /// wakes before one wait count as one. Waking makes no system call while no thread waits.
 #[derive(Clone)]
-pub struct Waker(Arc<dyn Fn() + Send + Sync>);
+pub struct DeviceWaker(Arc<dyn Fn() + Send + Sync>);
 
-impl Waker {
+impl DeviceWaker {
     /// A waker that calls `wake`, for devices outside this crate.
     pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Self {
         Self(Arc::new(wake))
@@ -25,9 +25,9 @@ impl Waker {
     }
 }
 
-impl fmt::Debug for Waker {
+impl fmt::Debug for DeviceWaker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Waker").finish_non_exhaustive()
+        f.debug_struct("DeviceWaker").finish_non_exhaustive()
     }
 }
 

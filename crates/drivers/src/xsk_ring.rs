@@ -37,7 +37,7 @@ unsafe impl Entry for u64 {}
 /// A frame or a piece of one: `struct xdp_desc`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Descriptor {
+pub(crate) struct XskDescriptor {
     /// Offset from the start of the region, in bytes.
     pub(crate) at: u64,
     pub(crate) len: u32,
@@ -45,11 +45,11 @@ pub(crate) struct Descriptor {
 }
 
 // SAFETY: integers without padding between them.
-unsafe impl Entry for Descriptor {}
+unsafe impl Entry for XskDescriptor {}
 
 /// A ring in shared memory.
 #[derive(Debug)]
-struct Ring<T> {
+struct XskRing<T> {
     mapping: Mapping,
     offsets: Offsets,
     /// The number of entries minus one. The number is a power of two.
@@ -57,7 +57,7 @@ struct Ring<T> {
     entry: std::marker::PhantomData<T>,
 }
 
-impl<T: Entry> Ring<T> {
+impl<T: Entry> XskRing<T> {
     /// # Panics
     /// If the length is not a power of two, or a part is outside the mapping or not at a multiple
     /// of 8.
@@ -109,7 +109,7 @@ impl<T: Entry> Ring<T> {
 /// The side that writes entries. Neither side is `Clone`, so each is unique.
 #[derive(Debug)]
 pub(crate) struct Producer<T> {
-    ring: Ring<T>,
+    ring: XskRing<T>,
     /// Index of the next entry to write. The consumer can see entries below `published`.
     next: u32,
     published: u32,
@@ -118,9 +118,9 @@ pub(crate) struct Producer<T> {
 }
 
 impl<T: Entry> Producer<T> {
-    /// Panics as [`Ring::new`].
+    /// Panics as [`XskRing::new`].
     pub(crate) fn new(mapping: Mapping, offsets: Offsets, len: u32) -> Self {
-        let ring = Ring::<T>::new(mapping, offsets, len);
+        let ring = XskRing::<T>::new(mapping, offsets, len);
         let next = ring.producer().load(Relaxed);
         let consumed = ring.consumer().load(Relaxed);
         Self {
@@ -191,16 +191,16 @@ impl<T: Entry> Producer<T> {
 /// The side that reads entries.
 #[derive(Debug)]
 pub(crate) struct Consumer<T> {
-    ring: Ring<T>,
+    ring: XskRing<T>,
     next: u32,
     /// The producer's index as last read.
     produced: u32,
 }
 
 impl<T: Entry> Consumer<T> {
-    /// Panics as [`Ring::new`].
+    /// Panics as [`XskRing::new`].
     pub(crate) fn new(mapping: Mapping, offsets: Offsets, len: u32) -> Self {
-        let ring = Ring::<T>::new(mapping, offsets, len);
+        let ring = XskRing::<T>::new(mapping, offsets, len);
         let next = ring.consumer().load(Relaxed);
         Self {
             ring,
@@ -261,7 +261,7 @@ mod tests {
         let bytes = OFFSETS.entries + len as usize * 8;
         let memory = crate::sys::shared_memory(bytes).unwrap();
         let map = || Mapping::shared(memory.as_fd(), bytes, 0, true).unwrap();
-        let ring = Ring::<u64>::new(map(), OFFSETS, len);
+        let ring = XskRing::<u64>::new(map(), OFFSETS, len);
         ring.producer().store(start, Relaxed);
         ring.consumer().store(start, Relaxed);
         (

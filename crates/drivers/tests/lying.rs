@@ -10,8 +10,8 @@ use dominoes_drivers::pcap::Capture;
 use dominoes_drivers::phy::ToPhy;
 use dominoes_drivers::split::{Target, split};
 use dominoes_drivers::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame, TxStats, Waker,
-    checked,
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame, RxStats, TxFrame,
+    TxStats, checked,
 };
 use smoltcp::phy::{Device as _, TxToken as _};
 
@@ -51,8 +51,8 @@ impl DeviceRx for Liar {
         Ok(())
     }
 
-    fn waker(&self) -> Waker {
-        Waker::new(|| ())
+    fn waker(&self) -> DeviceWaker {
+        DeviceWaker::new(|| ())
     }
 
     fn stats(&self) -> RxStats {

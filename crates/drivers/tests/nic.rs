@@ -3,7 +3,7 @@
 mod support;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_drivers::nic::{Event, Firmware, Inspect, Nic, NicConfig, Step};
+use dominoes_drivers::nic::{CardStep, Firmware, Inspect, Nic, NicConfig, NicEvent};
 use dominoes_drivers::{Device, DeviceRx, DeviceTx, Frame, RxChecksum, TxFrame};
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng};
@@ -140,7 +140,7 @@ impl Steps {
             _ => {
                 let processors = self.cards[side].processors();
                 let which = self.rng.below(processors.len());
-                let step = Step::ALL[self.rng.below(Step::ALL.len())];
+                let step = CardStep::ALL[self.rng.below(CardStep::ALL.len())];
                 processors[which].step(step);
             }
         }
@@ -235,20 +235,20 @@ fn one_frame_each_way_takes_the_events_of_the_paper() {
     let mut got = Vec::new();
     assert_eq!(far_rx.claim(2, &mut got), Ok(1));
     let sent = runs(&mut card);
-    let count = |of: &[[u64; Event::COUNT]], cpu: usize, event: Event| {
+    let count = |of: &[[u64; NicEvent::COUNT]], cpu: usize, event: NicEvent| {
         of[cpu][event as usize] - before[cpu][event as usize]
     };
     // Processor A reads the mailbox; B fetches the descriptor, then the frame.
     let of_b = [
-        (Event::SendDescriptorsReady, 1),
-        (Event::DmaReadComplete, 2),
-        (Event::UpdateSendConsumer, 1),
+        (NicEvent::SendDescriptorsReady, 1),
+        (NicEvent::DmaReadComplete, 2),
+        (NicEvent::UpdateSendConsumer, 1),
     ];
-    assert_eq!(count(&sent, 0, Event::Mailbox), 1);
+    assert_eq!(count(&sent, 0, NicEvent::Mailbox), 1);
     for (event, times) in of_b {
         assert_eq!(count(&sent, 1, event), times, "{}", event.name());
     }
-    assert!(count(&sent, 1, Event::SendDataReady) >= 1);
+    assert!(count(&sent, 1, NicEvent::SendDataReady) >= 1);
     assert_eq!(
         sent[0].iter().sum::<u64>(),
         before[0].iter().sum::<u64>() + 1
@@ -259,8 +259,8 @@ fn one_frame_each_way_takes_the_events_of_the_paper() {
     assert_eq!(rx.claim(2, &mut got), Ok(1));
     let received = runs(&mut card);
     let of_a = [
-        (Event::ReceiveComplete, 1),
-        (Event::UpdateReturnProducer, 1),
+        (NicEvent::ReceiveComplete, 1),
+        (NicEvent::UpdateReturnProducer, 1),
     ];
     for (event, times) in of_a {
         let taken = received[0][event as usize] - sent[0][event as usize];

@@ -1,7 +1,7 @@
 //! One log, a copy of the state per worker, and costly work by each request's primary alone.
 //!
-//! A [`Group`] is a log with its workers. A [`Worker`] owns one replica of the state. Its steps can
-//! be called one by one, in any order and interleaving, from one thread or many. [`Worker::turn`]
+//! A [`ReplicatedGroup`] is a log with its workers. A [`ReplicatedWorker`] owns one replica of the state. Its steps can
+//! be called one by one, in any order and interleaving, from one thread or many. [`ReplicatedWorker::turn`]
 //! is the order that threads use:
 //!
 //! 1. claim a batch of frames, if no other worker has the device, and parse it (`batches`); with
@@ -46,7 +46,7 @@ pub use layout::{Layout, Tuning};
 use pending::{EFFECT_BITS, PendingEffects};
 pub use slots::{JoiningWorker, MembershipHandle};
 use slots::{Members, NEVER_ACTIVE, Snapshot};
-pub use worker::Worker;
+pub use worker::ReplicatedWorker;
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -73,7 +73,7 @@ use crate::io::world::World;
 use crate::log::effect::Effect;
 use crate::log::request::{MAX_RUN, Request, Verdict};
 use crate::socket::Sockets;
-use crate::state::apply::Replica;
+use crate::state::apply::ReplicaState;
 use crate::stats::{EffectStats, MembershipStats, PostedStats, PumpStats};
 use crate::time::{Duration, Instant};
 
@@ -84,7 +84,7 @@ const _: () = assert!(MAX_RUN <= 61);
 /// Fingerprints that each replica keeps posted for comparison.
 const POSTS: usize = 64;
 /// What the workers of a group share.
-pub(crate) struct Shared {
+pub(crate) struct ReplicatedShared {
     pub(crate) world: Arc<World>,
     layout: Layout,
     verdicts: Verdicts,
@@ -153,7 +153,11 @@ impl Receiving for RxGuard<'_> {
 }
 
 impl RxSide {
-    fn parts<'a>(&'a mut self, shared: &'a Shared, id: usize) -> (&'a mut RxPump, GroupLog<'a>) {
+    fn parts<'a>(
+        &'a mut self,
+        shared: &'a ReplicatedShared,
+        id: usize,
+    ) -> (&'a mut RxPump, GroupLog<'a>) {
         let log = GroupLog {
             shared,
             holder: id as u8,
@@ -166,7 +170,7 @@ impl RxSide {
     }
 }
 
-impl Shared {
+impl ReplicatedShared {
     /// The receive pump and the device, unless a worker has one of them.
     pub(crate) fn take_rx(&self) -> Option<RxGuard<'_>> {
         let side = self.rx.try_take()?;
@@ -190,7 +194,7 @@ impl Shared {
     /// The position below which each of these slots reports its share as performed.
     fn performed_by(&self, owners: u64) -> Seq {
         let performed = replicas(owners).map(|id| {
-            // ORDERING: Acquire, pairs with the Release in `Worker::report_progress`: what is
+            // ORDERING: Acquire, pairs with the Release in `ReplicatedWorker::report_progress`: what is
             // reported is done.
             self.performed[id].load(Ordering::Acquire)
         });
@@ -271,7 +275,7 @@ impl Shared {
 
 /// The log as the pump sees it.
 struct GroupLog<'a> {
-    shared: &'a Shared,
+    shared: &'a ReplicatedShared,
     publisher: &'a mut Publisher<Request, Spin>,
     stocker: &'a mut Stocker<Run>,
     namer: &'a mut PrimaryNamer,
@@ -325,7 +329,7 @@ impl Log for GroupLog<'_> {
 
     fn performed(&self) -> u64 {
         let all_done = self.shared.all_done.iter().map(|word| {
-            // ORDERING: Acquire, pairs with the Release in `Worker::report_all_done`: what it saw
+            // ORDERING: Acquire, pairs with the Release in `ReplicatedWorker::report_all_done`: what it saw
             // done is done.
             word.load(Ordering::Acquire)
         });
@@ -338,13 +342,13 @@ impl Log for GroupLog<'_> {
 }
 
 /// A log and its workers.
-pub struct Group<T: FaultHooks = ()> {
-    shared: Arc<Shared>,
-    workers: Vec<Worker<T>>,
+pub struct ReplicatedGroup<T: FaultHooks = ()> {
+    shared: Arc<ReplicatedShared>,
+    workers: Vec<ReplicatedWorker<T>>,
     joining: Vec<JoiningWorker<T>>,
 }
 
-impl Group {
+impl ReplicatedGroup {
     /// A group over `device`.
     ///
     /// # Errors
@@ -354,7 +358,7 @@ impl Group {
     }
 }
 
-impl<T: FaultHooks> Group<T> {
+impl<T: FaultHooks> ReplicatedGroup<T> {
     /// A group in which worker i has the fault hooks `hooks(i)`.
     ///
     /// # Errors
@@ -381,7 +385,7 @@ impl<T: FaultHooks> Group<T> {
         let frame_chunks = base.world.limits.tx_slots as usize / layout.tuning.frame_chunk;
         let frame_words = 2 * frame_chunks.max(1);
         let (stocker, attachments) = dominoes::attachments(slots, layout.tuning.request_chunk);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ReplicatedShared {
             world: base.world,
             layout,
             verdicts: Verdicts::new(slots),
@@ -445,11 +449,11 @@ impl<T: FaultHooks> Group<T> {
                     allowed: "1 to 56",
                 });
             };
-            workers.push(Worker::new(
+            workers.push(ReplicatedWorker::new(
                 id,
                 Arc::clone(&shared),
                 Snapshot {
-                    replica: Replica::new(shared.world.limits),
+                    replica: ReplicaState::new(shared.world.limits),
                     log: subscription,
                     pending: PendingEffects::default(),
                     epochs: Epochs::new(layout.replicas),
@@ -459,9 +463,11 @@ impl<T: FaultHooks> Group<T> {
         }
         if layout.autoscale {
             let parked = layout.replicas..slot_count;
-            workers.extend(parked.map(|id| Worker::parked(id, Arc::clone(&shared), hooks(id))));
+            workers.extend(
+                parked.map(|id| ReplicatedWorker::parked(id, Arc::clone(&shared), hooks(id))),
+            );
         }
-        Ok(Group {
+        Ok(ReplicatedGroup {
             shared,
             workers,
             joining: Vec::new(),
@@ -502,7 +508,7 @@ impl<T: FaultHooks> Group<T> {
     }
 
     /// Asks the worker in slot `replica` to leave, or the one in the last slot. It performs its
-    /// share first; then [`Worker::has_left`] returns true.
+    /// share first; then [`ReplicatedWorker::has_left`] returns true.
     ///
     /// # Errors
     /// If there is no such worker, or it is the last.
@@ -525,7 +531,7 @@ impl<T: FaultHooks> Group<T> {
     ///
     /// # Panics
     /// If there is no worker `index`.
-    pub fn take(&mut self, index: usize) -> Worker<T> {
+    pub fn take(&mut self, index: usize) -> ReplicatedWorker<T> {
         self.workers.remove(index)
     }
 
@@ -535,31 +541,31 @@ impl<T: FaultHooks> Group<T> {
     }
 
     /// The workers, to be driven by hand, in the order in which they came.
-    pub fn workers(&mut self) -> &mut [Worker<T>] {
+    pub fn workers(&mut self) -> &mut [ReplicatedWorker<T>] {
         &mut self.workers
     }
 
     /// The same, to be looked at.
-    pub(crate) fn all_workers(&self) -> &[Worker<T>] {
+    pub(crate) fn all_workers(&self) -> &[ReplicatedWorker<T>] {
         &self.workers
     }
 
     /// The workers, to be given to threads.
-    pub fn into_workers(self) -> Vec<Worker<T>> {
+    pub fn into_workers(self) -> Vec<ReplicatedWorker<T>> {
         self.workers
     }
 
     /// One turn of each worker, in order. Returns how much was done. If that is 0, and 0 again,
-    /// nothing will happen before [`Group::next_deadline`] unless a frame comes or an application
+    /// nothing will happen before [`ReplicatedGroup::next_deadline`] unless a frame comes or an application
     /// acts.
     pub fn turn(&mut self, now: Instant) -> usize {
         self.workers.iter_mut().map(|worker| worker.turn(now)).sum()
     }
 
     /// The latest time at which the group must be given the time: the earliest
-    /// [`Worker::next_deadline`].
+    /// [`ReplicatedWorker::next_deadline`].
     pub fn next_deadline(&self) -> Instant {
-        let deadlines = self.workers.iter().map(Worker::next_deadline);
+        let deadlines = self.workers.iter().map(ReplicatedWorker::next_deadline);
         deadlines.min().unwrap_or(Instant::NEVER)
     }
 
@@ -568,17 +574,29 @@ impl<T: FaultHooks> Group<T> {
     ///
     /// The caller must reproduce what applications had read by then, through the sockets.
     pub fn replay(&mut self, entry: &Entry) {
-        while self.workers.iter_mut().map(Worker::work).sum::<usize>() > 0 {}
+        while self
+            .workers
+            .iter_mut()
+            .map(ReplicatedWorker::work)
+            .sum::<usize>()
+            > 0
+        {}
         let run = entry.prepare_world(&self.shared.world);
         if let Some(mut side) = self.shared.rx.try_take() {
             let active = || self.workers.iter().filter(|worker| worker.is_active());
             let index = entry.request.digest.primary as usize % active().count().max(1);
-            let id = active().nth(index).map_or(0, Worker::id);
+            let id = active().nth(index).map_or(0, ReplicatedWorker::id);
             let (_, mut log) = side.parts(&self.shared, id);
             log.reclaim(&mut drop);
             log.publish(&entry.request, entry.verdict, run);
         }
-        while self.workers.iter_mut().map(Worker::work).sum::<usize>() > 0 {}
+        while self
+            .workers
+            .iter_mut()
+            .map(ReplicatedWorker::work)
+            .sum::<usize>()
+            > 0
+        {}
     }
 
     /// The sockets.
@@ -622,7 +640,7 @@ impl<T: FaultHooks> Group<T> {
         self.shared.world.limits
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<ReplicatedShared> {
         &self.shared
     }
 }

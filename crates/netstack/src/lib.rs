@@ -118,7 +118,7 @@ pub use crate::ip::reassembly::ReassemblyLimits;
 pub use crate::ip::route::Route;
 pub use crate::ip::v6::Ipv6Config;
 pub use crate::log::request::Families;
-pub use crate::state::apply::Replica;
+pub use crate::state::apply::ReplicaState;
 pub use crate::tcp::{Info as TcpInfo, State as TcpState};
 pub use config::{Keepalive, Limits, Settings, TcpPolicy, Tuning};
 pub use error::{CloseError, ConfigError, MembershipError, SocketError, StackError};

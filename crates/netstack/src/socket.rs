@@ -41,7 +41,7 @@ use crate::io::stream::{AppRequest, EndReason};
 use crate::io::view::{ConnectionStats, LIST_TIMEOUT};
 use crate::io::world::{Command, Options, World};
 use crate::ip::neighbor::WaitingOpen;
-use crate::keys::Domain;
+use crate::keys::KeyUse;
 use crate::log::request::{Address, Binding, Body, ConnId, Endpoint, Families, Flow};
 use crate::state::demux::Grouping;
 use crate::state::ports::ephemeral_from;
@@ -142,7 +142,7 @@ impl Sockets {
             0 => {
                 let start = self
                     .world()
-                    .random_port(Domain::TcpPort, table.next_request_id());
+                    .random_port(KeyUse::TcpPort, table.next_request_id());
                 let is_free = |port: &u16| table.listeners.at(*port).next().is_none();
                 let mut ports = ephemeral_from(start as u16);
                 ports.find(is_free).ok_or(SocketError::PortTaken)?

@@ -15,7 +15,7 @@ mod fault_plan;
 mod host;
 
 pub use dominoes_proto::hash::Rng;
-pub use fault_plan::{FaultPlan, FaultStats};
+pub use fault_plan::{FaultPlan, FaultPlanStats};
 pub use host::{Host, Stalls, Variant};
 
 /// A bijective mix of 64 bits, the same on every machine.

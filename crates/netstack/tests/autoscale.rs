@@ -6,7 +6,7 @@ use std::thread;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::Stack;
-use dominoes_netstack::group::{Group, Layout};
+use dominoes_netstack::group::{Layout, ReplicatedGroup};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::single::Single;
 
@@ -14,7 +14,7 @@ use crate::support::{Ends, pattern_byte, setup};
 
 /// A group of up to three, and a peer that writes to it, in virtual time.
 struct Fixture {
-    group: Group,
+    group: ReplicatedGroup,
     peer: Single,
     now: Instant,
     ends: Option<Ends>,
@@ -27,7 +27,7 @@ impl Fixture {
         let mut layout = Layout::default();
         (layout.replicas, layout.replica_slots, layout.autoscale) = (replicas, 3, autoscale);
         let mut fixture = Fixture {
-            group: Group::new(setup(1), layout, Box::new(left)).unwrap(),
+            group: ReplicatedGroup::new(setup(1), layout, Box::new(left)).unwrap(),
             peer: Single::new(setup(2), Box::new(right)).unwrap(),
             now: Instant::ZERO,
             ends: None,

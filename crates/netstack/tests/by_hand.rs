@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex};
 
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 use dominoes_drivers::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, Waker,
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame, RxStats,
 };
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::{self, Setup};
 use dominoes_netstack::{SocketError, Sockets, TcpStream};
 use dominoes_testkit::app::Traffic;
-use dominoes_testkit::link::{Faults, Link, LinkConfig};
+use dominoes_testkit::link::{Faults, ImpairedLink, LinkConfig};
 use dominoes_testkit::packet::{self, ACK, FIN, PSH, RST, SYN, TO_STACK};
 use dominoes_testkit::rng::Cases;
 
@@ -161,7 +161,7 @@ impl DeviceRx for CallingRx {
         self.rx.wait(timeout)
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> DeviceWaker {
         self.rx.waker()
     }
 
@@ -438,7 +438,7 @@ fn the_peer_of_a_stack_that_started_again_finds_its_connection_reset() {
 /// Two hosts, and the wires from the first and from the second.
 struct Pair {
     hosts: [Host; 2],
-    wires: [Link; 2],
+    wires: [ImpairedLink; 2],
     now: Instant,
     /// ARP requests so far.
     asked: usize,
@@ -449,7 +449,7 @@ impl Pair {
         let faults = |way| Faults::new(seed ^ way).loss(200_000).duplicate(20_000);
         let wire = |way| {
             let delay = std::time::Duration::from_millis(3);
-            Link::new(LinkConfig::default().faults(faults(way)).delay(delay))
+            ImpairedLink::new(LinkConfig::default().faults(faults(way)).delay(delay))
         };
         Pair {
             hosts: [US, PEER].map(|address| Host::new(variant, address)),
@@ -486,7 +486,7 @@ impl Pair {
     /// When a frame arrives, or a host said that time must pass by then; nothing else moves the
     /// clock. Returns whether there is such a moment.
     fn jump(&mut self) -> bool {
-        let arrivals = self.wires.iter().filter_map(Link::next_arrival);
+        let arrivals = self.wires.iter().filter_map(ImpairedLink::next_arrival);
         let arrivals = arrivals.map(|at| Instant::from_nanos(at.as_nanos() as u64));
         let deadlines = self.hosts.iter().map(Host::next_deadline);
         let next = arrivals.chain(deadlines).min().unwrap_or(Instant::NEVER);

@@ -118,7 +118,7 @@ fn settings_and_keepalive_are_built_field_by_field() {
 
 #[test]
 fn layouts_are_built_field_by_field() {
-    let layout = locked::Layout::default()
+    let layout = locked::LockedLayout::default()
         .workers(3)
         .window(64)
         .hold(locked::Hold::Run)

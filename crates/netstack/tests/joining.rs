@@ -5,7 +5,7 @@
 //! and the applications cost nothing.
 
 use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_netstack::group::{Group, Layout};
+use dominoes_netstack::group::{Layout, ReplicatedGroup};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::single::Single;
 use dominoes_proto::log::effect::Effect;
@@ -28,7 +28,7 @@ const SLICE: u64 = 1;
 
 /// A group whose cores are slow, and a peer that sends to it as fast as it can.
 struct Fixture {
-    group: Group,
+    group: ReplicatedGroup,
     peer: Single,
     now: u64,
     /// Until when the core of each replica is busy.
@@ -44,7 +44,7 @@ impl Fixture {
         let mut layout = Layout::default();
         (layout.replicas, layout.replica_slots) = (replicas, slots);
         let mut fixture = Fixture {
-            group: Group::new(setup(1), layout, Box::new(left)).unwrap(),
+            group: ReplicatedGroup::new(setup(1), layout, Box::new(left)).unwrap(),
             peer: Single::new(setup(2), Box::new(right)).unwrap(),
             now: 0,
             busy: vec![0; slots],

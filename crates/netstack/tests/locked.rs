@@ -10,8 +10,8 @@ use std::thread;
 use dominoes_drivers::memory::{self, Faults, MemoryConfig};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::locked::{
-    self, Counted, Counting, Granularity, Group, Hold, Layout, LockKind, LockName, LockTimes, Mcs,
-    Messages, References, Worker,
+    self, Counted, Counting, Granularity, Hold, LockKind, LockName, LockTimes, LockedGroup,
+    LockedLayout, LockedWorker, Mcs, Messages, References,
 };
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Entry, Recorder, Recording};
@@ -26,7 +26,7 @@ fn is_over(traffic: &mut Traffic) -> bool {
 }
 
 /// One step of one worker.
-fn step<K: LockKind>(worker: &mut Worker<K>, now: Instant, rng: &mut Rng) {
+fn step<K: LockKind>(worker: &mut LockedWorker<K>, now: Instant, rng: &mut Rng) {
     match rng.below(7) {
         0 => _ = worker.pump(now),
         1 => _ = worker.prepare(),
@@ -66,7 +66,7 @@ impl Write for Memory {
 /// `single` replays the requests in the order in which they went through the lock, and has to end
 /// in the same state. Returns how many segments were misordered at the lock, and what the
 /// application counted.
-fn by_hand<K: LockKind>(layout: Layout, seed: u64, total: u64) -> (u64, Counted) {
+fn by_hand<K: LockKind>(layout: LockedLayout, seed: u64, total: u64) -> (u64, Counted) {
     println!("{} with {layout:?}, seed {seed:#x}", K::NAME);
     let workers = layout.workers;
     let mut rng = Rng::new(seed);
@@ -75,7 +75,7 @@ fn by_hand<K: LockKind>(layout: Layout, seed: u64, total: u64) -> (u64, Counted)
     let log = Memory::default();
     let mut ours = setup(1);
     ours.recorder = Some(Recorder::new(Box::new(log.clone()), &ours.limits).unwrap());
-    let mut group = Group::<K>::new(ours, layout, Box::new(near)).unwrap();
+    let mut group = LockedGroup::<K>::new(ours, layout, Box::new(near)).unwrap();
     let mut peer = Single::new(setup(2), Box::new(far)).unwrap();
     let listener = group.sockets().listen(7, 4).unwrap();
     let at = SocketAddr::new([10, 0, 0, 1].into(), 7);
@@ -99,8 +99,9 @@ fn by_hand<K: LockKind>(layout: Layout, seed: u64, total: u64) -> (u64, Counted)
         }
         let over = ends.iter_mut().map(is_over).filter(|over| *over).count();
         if over == 2 {
-            let finish =
-                |worker: &mut Worker<K>| worker.prepare() || worker.apply() || worker.perform();
+            let finish = |worker: &mut LockedWorker<K>| {
+                worker.prepare() || worker.apply() || worker.perform()
+            };
             // Some wait for the tickets of others.
             while group
                 .workers()
@@ -122,7 +123,7 @@ fn by_hand<K: LockKind>(layout: Layout, seed: u64, total: u64) -> (u64, Counted)
 }
 
 /// `single` applies the recorded requests in the order of the lock.
-fn replayed<K: LockKind>(group: &mut Group<K>, log: &Memory) {
+fn replayed<K: LockKind>(group: &mut LockedGroup<K>, log: &Memory) {
     drop(group.take_recorder());
     let bytes = log.0.lock().unwrap();
     let recording = Recording::open(&bytes[..]).unwrap();
@@ -170,7 +171,7 @@ fn every_byte_arrives_whatever_steps_the_workers_take_and_single_replays_them_to
     for workers in 1..=4 {
         for seed in 1..=4 {
             let seed = seed * 0x9e37_79b9 + workers as u64;
-            let layout = Layout::default().workers(workers);
+            let layout = LockedLayout::default().workers(workers);
             let (at_mutex, _) = by_hand::<locked::Mutex>(layout, seed, 100_000);
             let (at_mcs, _) = by_hand::<Mcs>(layout, seed, 100_000);
             // One thread drives all, so the kind of lock decides nothing.
@@ -188,9 +189,11 @@ fn every_byte_arrives_whatever_steps_the_workers_take_and_single_replays_them_to
 }
 
 /// All divisions of the state, and each way to do what is beside the protocol.
-fn layouts() -> Vec<Layout> {
+fn layouts() -> Vec<LockedLayout> {
     let six = |checksums_inside| Granularity::Six { checksums_inside };
-    let layout = Layout::default().workers(3).counting(Counting::Ticketed);
+    let layout = LockedLayout::default()
+        .workers(3)
+        .counting(Counting::Ticketed);
     let locked = layout.references(References::Locked);
     let atomic = layout.references(References::Atomic);
     vec![
@@ -270,11 +273,11 @@ fn segments_that_are_taken_for_those_expected_cause_no_duplicate_acknowledgments
     for (sent, assumed) in sent.iter_mut().zip([false, true]) {
         let mut rng = Rng::new(3);
         let (near, far) = memory::pair(MemoryConfig::default().rx_checksum_valid(false));
-        let layout = Layout::default()
+        let layout = LockedLayout::default()
             .workers(3)
             .claim(1)
             .assume_in_order(assumed);
-        let mut group = Group::<Mcs>::new(setup(1), layout, Box::new(near)).unwrap();
+        let mut group = LockedGroup::<Mcs>::new(setup(1), layout, Box::new(near)).unwrap();
         let mut peer = Single::new(setup(2), Box::new(far)).unwrap();
         let listener = group.sockets().listen(7, 4).unwrap();
         let at = std::net::SocketAddr::new([10, 0, 0, 1].into(), 7);
@@ -320,11 +323,11 @@ fn segments_that_are_taken_for_those_expected_cause_no_duplicate_acknowledgments
 }
 
 /// A transfer both ways between a group on as many threads as workers, and `single` on this one.
-fn by_threads<K: LockKind>(layout: Layout, seed: u64, total: u64) -> Vec<LockTimes> {
+fn by_threads<K: LockKind>(layout: LockedLayout, seed: u64, total: u64) -> Vec<LockTimes> {
     println!("{} with {layout:?}, seed {seed:#x}", K::NAME);
     let (near, far) = memory::pair(bad_wire(seed));
     let layout = layout.window(64);
-    let group = Group::<K>::new(setup(1), layout, Box::new(near)).unwrap();
+    let group = LockedGroup::<K>::new(setup(1), layout, Box::new(near)).unwrap();
     let mut peer = Single::new(setup(2), Box::new(far)).unwrap();
     let listener = group.sockets().listen(7, 4).unwrap();
     let at = SocketAddr::new([10, 0, 0, 1].into(), 7);
@@ -338,7 +341,7 @@ fn by_threads<K: LockKind>(layout: Layout, seed: u64, total: u64) -> Vec<LockTim
     let stop = AtomicBool::new(false);
     let (mut ours, mut theirs): (Option<Traffic>, Option<Traffic>) = (None, None);
     thread::scope(|scope| {
-        let run = |mut worker: Worker<K>| {
+        let run = |mut worker: LockedWorker<K>| {
             let (stop, now) = (&stop, &now);
             scope.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
@@ -385,7 +388,7 @@ fn by_threads<K: LockKind>(layout: Layout, seed: u64, total: u64) -> Vec<LockTim
 fn every_byte_arrives_with_one_to_four_threads_at_either_lock() {
     for workers in 1..=4 {
         for hold in [Hold::Batch, Hold::Run] {
-            let layout = Layout::default().workers(workers).hold(hold);
+            let layout = LockedLayout::default().workers(workers).hold(hold);
             by_threads::<locked::Mutex>(layout, 11 + workers as u64, 300_000);
             by_threads::<Mcs>(layout, 23 + workers as u64, 300_000);
         }
@@ -396,10 +399,10 @@ fn every_byte_arrives_with_one_to_four_threads_at_either_lock() {
 fn a_layout_out_of_range_is_refused() {
     for (workers, window) in [(0, 512), (57, 512), (2, 32), (2, 100)] {
         let (near, _) = memory::pair(MemoryConfig::default());
-        let mut layout = Layout::default();
+        let mut layout = LockedLayout::default();
         layout.workers = workers;
         layout.window = window;
-        assert!(Group::<Mcs>::new(setup(1), layout, Box::new(near)).is_err());
+        assert!(LockedGroup::<Mcs>::new(setup(1), layout, Box::new(near)).is_err());
     }
 }
 
@@ -410,9 +413,9 @@ fn datagrams_pass_the_lock_whole_whichever_worker_carries_them() {
     for seed in 1..20 {
         let mut rng = Rng::new(seed);
         let (near, far) = memory::pair(MemoryConfig::default().rx_checksum_valid(false));
-        let mut layout = Layout::default();
+        let mut layout = LockedLayout::default();
         layout.workers = 3;
-        let mut server = Group::<Mcs>::new(setup(1), layout, Box::new(near)).unwrap();
+        let mut server = LockedGroup::<Mcs>::new(setup(1), layout, Box::new(near)).unwrap();
         let mut client = Single::new(setup(2), Box::new(far)).unwrap();
         let mut theirs = server.sockets().bind_udp(7).unwrap();
         let mut ours = client.sockets().bind_udp(0).unwrap();

@@ -10,8 +10,8 @@ use std::time::Duration as StdDuration;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_drivers::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, Gso, GsoKind, RxStats, TxFrame,
-    TxPrepare, TxStats, Waker,
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame, Gso, GsoKind,
+    RxStats, TxFrame, TxPrepare, TxStats,
 };
 use dominoes_netstack::framed::{
     FramedError, FramedReadHalf, FramedStream, FramedWriteHalf, UnitProcessor,
@@ -157,7 +157,7 @@ impl DeviceRx for Half<Box<dyn DeviceRx>> {
         self.half.wait(timeout)
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> DeviceWaker {
         self.half.waker()
     }
 

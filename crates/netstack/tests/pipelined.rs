@@ -6,7 +6,7 @@ use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::Limits;
 use dominoes_netstack::SocketError;
 use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::pipelined::{Layout, Pipeline, StageKind};
+use dominoes_netstack::variants::pipelined::{Pipeline, PipelinedLayout, StageKind};
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::variants::{Setup, Variant};
 
@@ -24,7 +24,7 @@ fn byte(port: u16, from: u8, at: usize) -> u8 {
 }
 
 /// Opens connections from `single` to a pipeline of this layout, and moves bytes both ways on each.
-fn move_bytes(layout: Layout) -> Pipeline {
+fn move_bytes(layout: PipelinedLayout) -> Pipeline {
     let (left, right) = memory::pair(MemoryConfig::default());
     let mut server = Pipeline::new(setup(1), layout, Box::new(left)).unwrap();
     let mut client = Single::new(setup(2), Box::new(right)).unwrap();
@@ -88,7 +88,7 @@ fn move_bytes(layout: Layout) -> Pipeline {
 
 #[test]
 fn payload_stays_with_the_data_stages_and_headers_with_the_protocol_stage() {
-    let mut server = move_bytes(Layout::default().workers(5));
+    let mut server = move_bytes(PipelinedLayout::default().workers(5));
     let stages = server.workers().iter().flat_map(|worker| worker.stages());
     let (mut delivered, mut sent) = (0, 0);
     for stats in stages {
@@ -118,7 +118,7 @@ fn payload_stays_with_the_data_stages_and_headers_with_the_protocol_stage() {
 #[test]
 fn several_protocol_stages_share_the_connections() {
     for workers in [1, 2, 6] {
-        let mut layout = Layout::default().workers(workers).data_stages(2);
+        let mut layout = PipelinedLayout::default().workers(workers).data_stages(2);
         layout = layout.protocol_stages(3);
         let mut server = move_bytes(layout);
         let mut segments = Vec::new();

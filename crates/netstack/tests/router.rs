@@ -7,7 +7,7 @@ use dominoes_drivers::nic::{Card, Firmware, Nic, NicConfig};
 use dominoes_drivers::{Device, Frame, RxChecksum};
 use dominoes_netstack::Route;
 use dominoes_netstack::error::{ConfigError, StackError};
-use dominoes_netstack::router::{Builder, Router, RouterStats};
+use dominoes_netstack::router::{Router, RouterBuilder, RouterStats};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::{Setup, single::Single};
 use dominoes_testkit::packet::{
@@ -59,7 +59,7 @@ fn device(index: usize) -> (ManualDevice, Script) {
 }
 
 impl Fixture {
-    fn new(build: impl FnOnce(Builder) -> Builder) -> Fixture {
+    fn new(build: impl FnOnce(RouterBuilder) -> RouterBuilder) -> Fixture {
         let mut builder = Router::builder().secret([1, 2]);
         let mut scripts = Vec::new();
         for (index, (address, _)) in PORTS.iter().enumerate() {

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use dominoes_drivers::memory::{self, MemoryConfig, MemoryDevice};
-use dominoes_netstack::group::{Group, Layout};
+use dominoes_netstack::group::{Layout, ReplicatedGroup};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::variants::{Setup, VariantKind};
@@ -221,7 +221,7 @@ fn settings_out_of_range_are_refused_with_what_would_do() {
     let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
     let mut layout = Layout::default();
     layout.replicas = 0;
-    assert!(Group::new(setup, layout, Box::new(left)).is_err());
+    assert!(ReplicatedGroup::new(setup, layout, Box::new(left)).is_err());
 }
 
 #[test]

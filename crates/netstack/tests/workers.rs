@@ -3,7 +3,7 @@
 #![cfg(feature = "testkit")]
 
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
-use dominoes_netstack::group::{Group, Layout, Tuning, Worker};
+use dominoes_netstack::group::{Layout, ReplicatedGroup, ReplicatedWorker, Tuning};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::Setup;
 use dominoes_testkit::packet::{self, ACK, TO_STACK};
@@ -11,21 +11,24 @@ use dominoes_testkit::packet::{self, ACK, TO_STACK};
 const NOW: Instant = Instant::from_millis(5);
 
 /// A group, and the far side of its device.
-fn group(layout: Layout) -> (Group, Script) {
+fn group(layout: Layout) -> (ReplicatedGroup, Script) {
     let mac = packet::mac_of([10, 0, 0, 1]);
     let (device, script) = scripted_with(MemoryConfig::default().macs(mac, mac));
     let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
-    (Group::new(setup, layout, Box::new(device)).unwrap(), script)
+    (
+        ReplicatedGroup::new(setup, layout, Box::new(device)).unwrap(),
+        script,
+    )
 }
 
 /// Its workers, which drive themselves.
-fn workers(replicas: usize, tuning: Tuning) -> (Vec<Worker>, Script) {
+fn workers(replicas: usize, tuning: Tuning) -> (Vec<ReplicatedWorker>, Script) {
     let (group, script) = group(Layout::default().replicas(replicas).tuning(tuning));
     (group.into_workers(), script)
 }
 
 /// Lets a worker learn who sends the segments, so that it can answer.
-fn learn(worker: &mut Worker, script: &Script) {
+fn learn(worker: &mut ReplicatedWorker, script: &Script) {
     script.push(packet::arp_reply(TO_STACK));
     worker.pump(NOW);
 }

@@ -86,14 +86,14 @@ pub mod host {
 /// Workers that join, leave and fail, and bits that flip.
 #[cfg(feature = "stack")]
 pub mod faults {
-    pub use dominoes_netstack::testkit::{FaultPlan, FaultStats};
+    pub use dominoes_netstack::testkit::{FaultPlan, FaultPlanStats};
 }
 
 #[cfg(feature = "stack")]
 #[doc(no_inline)]
 pub use self::{
     app::{Traffic, TrafficError},
-    faults::{FaultPlan, FaultStats},
+    faults::{FaultPlan, FaultPlanStats},
     host::{Host, Stalls, Variant},
     link::LinkConfig,
     net::{HostConfig, HostId, Moment, Net, Progress, RunError},

@@ -8,11 +8,11 @@ use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 use dominoes_drivers::{Device, Frame};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::{ConfigError, Ipv6Config, Limits, Replica, SocketError, Sockets};
+use dominoes_netstack::{ConfigError, Ipv6Config, Limits, ReplicaState, SocketError, Sockets};
 
 use crate::faults::FaultPlan;
 use crate::host::{Host, Stalls, Variant};
-use crate::link::{Link, LinkConfig, LinkStats};
+use crate::link::{ImpairedLink, LinkConfig, LinkStats};
 use crate::packet::{Family, Mac, odd, on_wire, v6_of};
 use crate::rng::{Rng, mix};
 
@@ -186,8 +186,8 @@ struct Station {
     name: IpAddr,
     /// The Ethernet address that it has for others from some time on.
     moves: Option<(Instant, Mac)>,
-    up: Link,
-    down: Link,
+    up: ImpairedLink,
+    down: ImpairedLink,
 }
 
 impl Station {
@@ -318,8 +318,8 @@ impl Net {
             address,
             name: config.family.address(bytes),
             moves: None,
-            up: Link::new(config.up.seed(self.rng.next())),
-            down: Link::new(config.down.seed(self.rng.next())),
+            up: ImpairedLink::new(config.up.seed(self.rng.next())),
+            down: ImpairedLink::new(config.down.seed(self.rng.next())),
         });
         Ok(HostId(index))
     }
@@ -561,7 +561,7 @@ impl Net {
                 all = mix(all ^ count);
             }
             for host in &station.hosts {
-                let states = host.inspect(Replica::fingerprint).into_iter();
+                let states = host.inspect(ReplicaState::fingerprint).into_iter();
                 all = states.fold(all, |all, state| mix(all ^ state));
             }
         }

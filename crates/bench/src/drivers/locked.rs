@@ -4,7 +4,7 @@
 //! repeats acknowledgments. The peer of these rows lets that pass, and takes no repeated
 //! acknowledgment for a loss: the rows are better off than they would be with a real peer.
 
-use dominoes_netstack::variants::locked::{Group, Layout, LockKind, Mcs, Mutex};
+use dominoes_netstack::variants::locked::{LockKind, LockedGroup, LockedLayout, Mcs, Mutex};
 
 use crate::drivers::app::App;
 use crate::drivers::{Direction, Row, worker};
@@ -30,10 +30,10 @@ fn row<K: LockKind>(
     workload: &Workload,
     cores: usize,
 ) -> Result<Row, String> {
-    let layout = Layout::default()
+    let layout = LockedLayout::default()
         .workers(cores)
         .window(workload.log_requests);
-    let make = |setup, device| Group::<K>::new(setup, layout, device);
+    let make = |setup, device| LockedGroup::<K>::new(setup, layout, device);
     let (group, app) = App::on(direction, workload, make)?;
     Ok(worker::row(name, group.into_workers(), [app.reordering()]))
 }

@@ -2,8 +2,8 @@
 //! experiment `locks`, which take the locks for each packet.
 
 use dominoes_netstack::variants::locked::{
-    Counting, Granularity, Group, Layout, LockKind, LockName, Mcs, Messages, Mutex, References,
-    Worker,
+    Counting, Granularity, LockKind, LockName, LockedGroup, LockedLayout, LockedWorker, Mcs,
+    Messages, Mutex, References,
 };
 
 use crate::drivers::app::App;
@@ -19,7 +19,7 @@ const SIX_OUTSIDE: Granularity = Granularity::Six {
 };
 
 /// The paper's baseline: one lock, a packet at a time, atomic counts and pools.
-fn baseline(layout: Layout) -> Layout {
+fn baseline(layout: LockedLayout) -> LockedLayout {
     layout
         .claim(1)
         .references(References::Atomic)
@@ -29,20 +29,20 @@ fn baseline(layout: Layout) -> Layout {
 fn row<K: LockKind>(
     name: &'static str,
     (direction, workload, cores): (Direction, &Workload, usize),
-    change: impl FnOnce(Layout) -> Layout,
+    change: impl FnOnce(LockedLayout) -> LockedLayout,
 ) -> Result<Row, String> {
-    let layout = Layout::default()
+    let layout = LockedLayout::default()
         .workers(cores)
         .window(workload.log_requests);
     let layout = change(baseline(layout));
-    let make = |setup, device| Group::<K>::new(setup, layout, device);
+    let make = |setup, device| LockedGroup::<K>::new(setup, layout, device);
     let (group, app) = App::on(direction, workload, make)?;
     let apps = [app.reordering()];
     Ok(worker::row_with(name, group.into_workers(), apps, account))
 }
 
 /// Waits for each lock, and what the application counted.
-fn account<K: LockKind>(worker: &Worker<K>, account: &mut Account) {
+fn account<K: LockKind>(worker: &LockedWorker<K>, account: &mut Account) {
     let times = worker.lock_times();
     // Those of the pump are not to be had while another worker has it.
     account.segments = worker.lock_stats().segments;

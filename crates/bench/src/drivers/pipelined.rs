@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use dominoes_netstack::time;
 use dominoes_netstack::variants::Worker as _;
-use dominoes_netstack::variants::pipelined::{Layout, Pipeline, StageKind, Worker};
+use dominoes_netstack::variants::pipelined::{
+    Pipeline, PipelinedLayout, PipelinedWorker, StageKind,
+};
 use dominoes_netstack::variants::single::Single;
 
 use crate::drivers::app::App;
@@ -14,7 +16,7 @@ use crate::workload::Workload;
 
 /// The variant on `cores` cores: from three on, a core for each stage.
 pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Result<Row, String> {
-    let layout = Layout::default()
+    let layout = PipelinedLayout::default()
         .workers(cores)
         .window(workload.log_requests);
     let (workers, app) = build(direction, workload, layout)?;
@@ -24,8 +26,8 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
 fn build(
     direction: Direction,
     workload: &Workload,
-    layout: Layout,
-) -> Result<(Vec<Worker>, App), String> {
+    layout: PipelinedLayout,
+) -> Result<(Vec<PipelinedWorker>, App), String> {
     let make = |setup, device| Pipeline::new(setup, layout, device);
     let (pipeline, app) = App::on(direction, workload, make)?;
     Ok((pipeline.into_workers(), app))
@@ -91,7 +93,7 @@ pub(crate) fn stage_costs(
     (data_stages, protocol_stages): (usize, usize),
     slice: Duration,
 ) -> Result<StageCosts, String> {
-    let layout = Layout::default()
+    let layout = PipelinedLayout::default()
         .workers(1)
         .data_stages(data_stages)
         .protocol_stages(protocol_stages)
@@ -101,7 +103,7 @@ pub(crate) fn stage_costs(
     let workers = std::cell::RefCell::new(workers);
     let busy = || {
         let mut costs = [0.0, 0.0, 0.0];
-        for stats in workers.borrow().iter().flat_map(Worker::stages) {
+        for stats in workers.borrow().iter().flat_map(PipelinedWorker::stages) {
             let ns = stats.busy_ns as f64;
             match stats.stage {
                 StageKind::Interface => costs[0] += ns,

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::{thread, time};
 
-use dominoes_netstack::group::{Group, Layout, MembershipHandle, Worker};
+use dominoes_netstack::group::{Layout, MembershipHandle, ReplicatedGroup, ReplicatedWorker};
 use dominoes_netstack::time::Instant;
 
 use crate::drivers::app::App;
@@ -16,7 +16,7 @@ use crate::workload::Workload;
 
 /// A worker whose steps can be observed.
 pub(super) struct ReplicaDriver {
-    inner: WorkerDriver<Worker, App>,
+    inner: WorkerDriver<ReplicatedWorker, App>,
     observed: Option<Account>,
     /// Its number, and where it reports what it did, if it does.
     #[cfg(feature = "report")]
@@ -67,7 +67,7 @@ pub(super) fn drivers(
     layout.replicas = cores;
     layout.tuning.log = workload.log_requests;
     arrange(&mut layout);
-    let make = |setup, device| Group::new(setup, layout, device);
+    let make = |setup, device| ReplicatedGroup::new(setup, layout, device);
     let (group, app) = App::on(direction, workload, make)?;
     let mut app = Some(app);
     let membership = group.membership();
@@ -77,7 +77,7 @@ pub(super) fn drivers(
 }
 
 impl ReplicaDriver {
-    pub(super) fn new(worker: Worker, app: Option<App>) -> ReplicaDriver {
+    pub(super) fn new(worker: ReplicatedWorker, app: Option<App>) -> ReplicaDriver {
         ReplicaDriver {
             inner: WorkerDriver::new(worker, app),
             observed: None,
@@ -89,7 +89,7 @@ impl ReplicaDriver {
     }
 
     #[cfg(feature = "report")]
-    pub(super) fn worker(&self) -> &Worker {
+    pub(super) fn worker(&self) -> &ReplicatedWorker {
         &self.inner.worker
     }
 

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex};
 use dominoes_drivers::memory::peer::headers::{self, Ends, HEADERS_LEN, flags};
 use dominoes_drivers::memory::peer::{Payload, PeerHandle, PeerRx, PeerTx, Role};
 use dominoes_drivers::{Device, DeviceRx, DeviceTx, Frame, TxFrame, TxMeta, TxPrepare};
-use dominoes_netstack::group::{Group, Layout};
+use dominoes_netstack::group::{Layout, ReplicatedGroup};
 use dominoes_netstack::stats::{PumpStats, StateStats};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::tls::{PreparedTls, RecordKey, TlsError, TlsReadHalf, TlsWriteHalf};
@@ -406,7 +406,7 @@ fn replicated(direction: Direction, workload: &Workload, cores: usize) -> Result
     let mut layout = Layout::default();
     layout.replicas = cores;
     layout.tuning.log = workload.log_requests;
-    let make = |setup, device| Group::new(setup, layout, device);
+    let make = |setup, device| ReplicatedGroup::new(setup, layout, device);
     let (group, app) = stack(direction, workload, make, Ours::new)?;
     Ok(worker::row("replicated", group.into_workers(), [app]))
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use dominoes_drivers::Device;
 use dominoes_drivers::memory::peer::headers::Ends;
-use dominoes_netstack::group::{Group, Layout};
+use dominoes_netstack::group::{Layout, ReplicatedGroup};
 use dominoes_netstack::stats::{PumpStats, StateStats};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::locked;
@@ -250,10 +250,10 @@ fn behind<K: locked::LockKind>(
     workload: &Workload,
     cores: usize,
 ) -> Result<Row, String> {
-    let layout = locked::Layout::default()
+    let layout = locked::LockedLayout::default()
         .workers(cores)
         .window(workload.log_requests);
-    let make = |setup, device| locked::Group::<K>::new(setup, layout, device);
+    let make = |setup, device| locked::LockedGroup::<K>::new(setup, layout, device);
     let (group, app) = stack(direction, workload, make)?;
     Ok(worker::row(name, group.into_workers(), [app]))
 }
@@ -262,7 +262,7 @@ fn replicated(direction: Direction, workload: &Workload, cores: usize) -> Result
     let mut layout = Layout::default();
     layout.replicas = cores;
     layout.tuning.log = workload.log_requests;
-    let make = |setup, device| Group::new(setup, layout, device);
+    let make = |setup, device| ReplicatedGroup::new(setup, layout, device);
     let (group, app) = stack(direction, workload, make)?;
     Ok(worker::row("replicated", group.into_workers(), [app]))
 }

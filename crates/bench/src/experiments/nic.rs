@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use dominoes_drivers::memory::{self, MemoryConfig, MemoryDevice};
-use dominoes_drivers::nic::{Card, Event, Firmware, Inspect, Nic, NicConfig, Step};
+use dominoes_drivers::nic::{Card, CardStep, Firmware, Inspect, Nic, NicConfig, NicEvent};
 use dominoes_drivers::{Device, DeviceRx, DeviceTx, RxChecksum, TxFrame};
 use dominoes_netstack::Stack;
 use dominoes_netstack::router::Router;
@@ -176,9 +176,11 @@ impl Fixture {
 
 /// The half of the firmware that a handler needs, where locks keep processors apart.
 fn half(event: usize) -> Option<usize> {
-    match Event::ALL[event] {
-        Event::Mailbox => None,
-        Event::DmaWriteComplete | Event::ReceiveComplete | Event::UpdateReturnProducer => Some(0),
+    match NicEvent::ALL[event] {
+        NicEvent::Mailbox => None,
+        NicEvent::DmaWriteComplete | NicEvent::ReceiveComplete | NicEvent::UpdateReturnProducer => {
+            Some(0)
+        }
         _ => Some(1),
     }
 }
@@ -196,7 +198,7 @@ struct Processors {
     /// What reading the clock costs.
     overhead: f64,
     busy: Vec<f64>,
-    events: [f64; Event::COUNT],
+    events: [f64; NicEvent::COUNT],
 }
 
 impl Processors {
@@ -211,7 +213,7 @@ impl Processors {
             last: 0.0,
             overhead,
             busy: vec![0.0; count],
-            events: [0.0; Event::COUNT],
+            events: [0.0; NicEvent::COUNT],
         }
     }
 
@@ -238,7 +240,7 @@ impl Processors {
             let before = processor.profile().runs;
             let inspected = fixture.inspected.load(Relaxed);
             let begin = Instant::now();
-            let handled = processor.step(Step::Dispatch);
+            let handled = processor.step(CardStep::Dispatch);
             let took = begin.elapsed().as_nanos() as f64 - self.overhead;
             if !handled {
                 self.idle[number] = true;
@@ -257,7 +259,7 @@ impl Processors {
             break;
         }
         for processor in fixture.card.processors() {
-            for step in &Step::ALL[1..] {
+            for step in &CardStep::ALL[1..] {
                 while processor.step(*step) {}
             }
         }
@@ -269,7 +271,7 @@ impl Processors {
         let mut begin = self.clocks[number];
         if let Some(half) = half(event).filter(|_| self.is_shared) {
             begin = begin.max(self.free[half]);
-            let is_copy = self.may_copy && Event::ALL[event] == Event::ReceiveComplete;
+            let is_copy = self.may_copy && NicEvent::ALL[event] == NicEvent::ReceiveComplete;
             let held = if is_copy {
                 took - inspected.min(took)
             } else {
@@ -295,7 +297,7 @@ struct Measured {
     /// Nanoseconds for a frame, whichever way it goes.
     per_frame: f64,
     /// Nanoseconds for a frame in each handler.
-    events: [f64; Event::COUNT],
+    events: [f64; NicEvent::COUNT],
     /// That of each processor.
     busy: Vec<f64>,
 }
@@ -616,7 +618,7 @@ fn event_rows(profiles: &[(Firmware, Measured)]) -> Vec<EventRow> {
         .filter(|(firmware, _)| *firmware == Firmware::Uniprocessor)
         .map(|(_, measured)| measured)
         .collect();
-    let row = |(number, event): (usize, Event)| {
+    let row = |(number, event): (usize, NicEvent)| {
         let share = |m: &&Measured| m.events[number] / m.events.iter().sum::<f64>();
         EventRow {
             event: event.name(),
@@ -625,16 +627,16 @@ fn event_rows(profiles: &[(Firmware, Measured)]) -> Vec<EventRow> {
             published: paper::NIC_EVENTS[number],
         }
     };
-    Event::ALL.into_iter().enumerate().map(row).collect()
+    NicEvent::ALL.into_iter().enumerate().map(row).collect()
 }
 
 /// Processor A's share of what one processor does, as the paper counts it.
 fn share_of_a(profiles: &[(Firmware, Measured)]) -> Option<Spread> {
     let of_a = [
-        Event::Mailbox,
-        Event::DmaWriteComplete,
-        Event::ReceiveComplete,
-        Event::UpdateReturnProducer,
+        NicEvent::Mailbox,
+        NicEvent::DmaWriteComplete,
+        NicEvent::ReceiveComplete,
+        NicEvent::UpdateReturnProducer,
     ];
     let alone = profiles
         .iter()
@@ -658,7 +660,7 @@ fn busy_share(profiles: &[(Firmware, Measured)]) -> Option<Spread> {
 
 /// What the paper found, and whether it is so here.
 fn findings(result: &Found) -> Vec<Finding> {
-    let share = |event: Event| {
+    let share = |event: NicEvent| {
         let row = &result.events[event as usize];
         row.share.map_or(f64::NAN, |share| share.median)
     };
@@ -688,12 +690,18 @@ fn findings(result: &Found) -> Vec<Finding> {
         ours,
         holds,
     };
-    let (data, receive) = (share(Event::SendDataReady), share(Event::ReceiveComplete));
-    let (read, write) = (
-        share(Event::DmaReadComplete),
-        share(Event::DmaWriteComplete),
+    let (data, receive) = (
+        share(NicEvent::SendDataReady),
+        share(NicEvent::ReceiveComplete),
     );
-    let least = Event::ALL.map(share).into_iter().fold(f64::MAX, f64::min);
+    let (read, write) = (
+        share(NicEvent::DmaReadComplete),
+        share(NicEvent::DmaWriteComplete),
+    );
+    let least = NicEvent::ALL
+        .map(share)
+        .into_iter()
+        .fold(f64::MAX, f64::min);
     let a = result.share_of_a.map_or(f64::NAN, |share| share.median);
     let (small, large) = (
         speedup(two, Traffic::Both, min),
@@ -720,8 +728,8 @@ fn findings(result: &Found) -> Vec<Finding> {
         finding(
             "update send consumer is the least",
             "0.6 %",
-            format!("{:.1} %", share(Event::UpdateSendConsumer) * 100.0),
-            share(Event::UpdateSendConsumer) <= least,
+            format!("{:.1} %", share(NicEvent::UpdateSendConsumer) * 100.0),
+            share(NicEvent::UpdateSendConsumer) <= least,
         ),
         finding(
             "the partition shares the work of one processor about equally",

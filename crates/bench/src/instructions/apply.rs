@@ -12,9 +12,9 @@ use std::sync::mpsc;
 use dominoes::Fingerprints;
 use dominoes_netstack::config::Limits;
 use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::{Entry, Recorder, Recording, Replica};
+use dominoes_netstack::{Entry, Recorder, Recording, ReplicaState};
 use dominoes_proto::log::effect::Effect;
-use dominoes_proto::log::request::{Kind, Request};
+use dominoes_proto::log::request::{Request, RequestKind};
 use dominoes_testkit::packet::Family;
 
 use crate::instructions::Case;
@@ -68,7 +68,7 @@ fn record(setting: Setting) -> (Limits, Vec<Entry>) {
 
 /// A replica that applies a recorded log.
 struct Replay {
-    replica: Replica,
+    replica: ReplicaState,
     posts: Fingerprints,
     effects: Vec<Effect>,
     log: std::vec::IntoIter<(Request, u64)>,
@@ -85,7 +85,7 @@ impl Replay {
             })
             .collect();
         let mut replay = Replay {
-            replica: Replica::new(limits),
+            replica: ReplicaState::new(limits),
             posts: Fingerprints::new(1, 64, 1),
             effects: Vec::with_capacity(1024),
             log: log.into_iter(),
@@ -159,8 +159,8 @@ enum What {
 
 fn what(request: &Request) -> What {
     match (request.digest.kind, request.digest.len) {
-        (Kind::Segments, 0) => What::Ack,
-        (Kind::Segments, _) => What::Data,
+        (RequestKind::Segments, 0) => What::Ack,
+        (RequestKind::Segments, _) => What::Data,
         _ => What::Other,
     }
 }

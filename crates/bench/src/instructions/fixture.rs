@@ -14,8 +14,8 @@ use dominoes_drivers::memory::peer::headers::{
     self, Ends, HEADERS_LEN, IPV6_LONGER, Numbers, Patch, TcpHeader, flags,
 };
 use dominoes_drivers::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxChecksum, RxChecksumSupport,
-    RxStats, TxFrame, TxStats, Waker,
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame, RxChecksum,
+    RxChecksumSupport, RxStats, TxFrame, TxStats,
 };
 use dominoes_testkit::packet::{self, Family};
 
@@ -358,8 +358,8 @@ impl<const LONGER: usize> DeviceRx for ScriptedRx<LONGER> {
         Ok(())
     }
 
-    fn waker(&self) -> Waker {
-        Waker::new(|| ())
+    fn waker(&self) -> DeviceWaker {
+        DeviceWaker::new(|| ())
     }
 
     fn stats(&self) -> RxStats {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use dominoes_drivers::Device;
 use dominoes_drivers::memory::peer::headers::{self, Ends, HEADERS_LEN, flags};
-use dominoes_netstack::group::{Group, Layout, Worker};
+use dominoes_netstack::group::{Layout, ReplicatedGroup, ReplicatedWorker};
 use dominoes_netstack::stats::PumpStats;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::single::Single;
@@ -175,7 +175,7 @@ const STEP_BY_STEP: u8 = 2;
 /// A group of one.
 struct Replicated<const HOW: u8> {
     sockets: Sockets,
-    worker: Worker,
+    worker: ReplicatedWorker,
 }
 
 impl<const HOW: u8> Stack for Replicated<HOW> {
@@ -183,7 +183,7 @@ impl<const HOW: u8> Stack for Replicated<HOW> {
         let mut layout = Layout::default();
         layout.replicas = 1;
         layout.tuning.always_log = HOW != SOLO;
-        let group = Group::new(setup, layout, device).expect("the bounds are right");
+        let group = ReplicatedGroup::new(setup, layout, device).expect("the bounds are right");
         Replicated {
             sockets: group.sockets(),
             worker: group.into_workers().pop().expect("there is one"),
@@ -216,27 +216,27 @@ impl<const HOW: u8> Stack for Replicated<HOW> {
 }
 
 #[inline(never)]
-fn counted_pump(worker: &mut Worker, now: Instant) -> usize {
+fn counted_pump(worker: &mut ReplicatedWorker, now: Instant) -> usize {
     worker.pump(now).unwrap_or(0)
 }
 
 #[inline(never)]
-fn counted_prepare(worker: &mut Worker) -> usize {
+fn counted_prepare(worker: &mut ReplicatedWorker) -> usize {
     worker.prepare_ahead()
 }
 
 #[inline(never)]
-fn counted_apply(worker: &mut Worker) -> usize {
+fn counted_apply(worker: &mut ReplicatedWorker) -> usize {
     worker.apply_all()
 }
 
 #[inline(never)]
-fn counted_perform(worker: &mut Worker) -> usize {
+fn counted_perform(worker: &mut ReplicatedWorker) -> usize {
     worker.perform_all()
 }
 
 #[inline(never)]
-fn counted_send(worker: &mut Worker) -> usize {
+fn counted_send(worker: &mut ReplicatedWorker) -> usize {
     worker.send().unwrap_or(0)
 }
 

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use dominoes_drivers::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame, TxStats, Waker,
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame, RxStats, TxFrame,
+    TxStats,
 };
 
 /// Nanoseconds so far.
@@ -91,7 +92,7 @@ impl DeviceRx for TimedHalf<Box<dyn DeviceRx>> {
         time(&self.times.asleep, || half.wait(timeout))
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> DeviceWaker {
         self.half.waker()
     }
 

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use dominoes_netstack::group::{Group, Layout, Worker};
+use dominoes_netstack::group::{Layout, ReplicatedGroup, ReplicatedWorker};
 use dominoes_netstack::time;
 use dominoes_netstack::variants::locked;
 use dominoes_netstack::variants::single::Single;
@@ -208,11 +208,11 @@ pub(super) fn group(
     direction: Direction,
     workload: &Workload,
     replicas: usize,
-) -> Result<(Vec<Worker>, App), String> {
+) -> Result<(Vec<ReplicatedWorker>, App), String> {
     let mut layout = Layout::default();
     layout.replicas = replicas;
     layout.tuning.log = workload.log_requests;
-    let make = |setup, device| Group::new(setup, layout, device);
+    let make = |setup, device| ReplicatedGroup::new(setup, layout, device);
     let (group, mut app) = App::on(direction, workload, make)?;
     app.verify(false);
     Ok((group.into_workers(), app))
@@ -318,10 +318,10 @@ fn small(workload: &Workload) -> Workload {
 
 /// The steps of one worker of `locked`: pump, prepare, apply, perform, send, application.
 fn locked(direction: Direction, workload: &Workload) -> Result<Median<6>, String> {
-    let layout = locked::Layout::default()
+    let layout = locked::LockedLayout::default()
         .workers(1)
         .window(workload.log_requests);
-    let make = |setup, device| locked::Group::<locked::Mcs>::new(setup, layout, device);
+    let make = |setup, device| locked::LockedGroup::<locked::Mcs>::new(setup, layout, device);
     let (mut group, mut app) = App::on(direction, workload, make)?;
     app.verify(false);
     let mut moved = 0;

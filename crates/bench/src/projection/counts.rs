@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use dominoes_drivers::DeviceRx as _;
 use dominoes_drivers::memory::peer::Role;
-use dominoes_netstack::group::Worker;
+use dominoes_netstack::group::ReplicatedWorker;
 use dominoes_netstack::time;
 use serde::Serialize;
 
@@ -51,8 +51,9 @@ pub(crate) fn count(
     let (mut moved, mut all) = (0, 0);
     segments(&app, &workload, &mut moved);
     let before = group[0].pump_stats().unwrap_or_default();
-    let applied =
-        |group: &[Worker]| -> u64 { group.iter().map(|worker| worker.replica().position()).sum() };
+    let applied = |group: &[ReplicatedWorker]| -> u64 {
+        group.iter().map(|worker| worker.replica().position()).sum()
+    };
     let begun = applied(&group);
     let mut now = 10_000_000;
     while all < COUNTED {
@@ -71,7 +72,7 @@ pub(crate) fn count(
             return Err(format!("{workers} workers stand still"));
         }
     }
-    while group.iter_mut().map(Worker::work).sum::<usize>() > 0 {}
+    while group.iter_mut().map(ReplicatedWorker::work).sum::<usize>() > 0 {}
     app.check()?;
     let stats = group[0].pump_stats().unwrap_or_default();
     let segments = all.max(1) as f64;

@@ -65,12 +65,12 @@ struct Listed {
 
 #[derive(Default)]
 struct Inbox {
-    messages: Vec<Message>,
+    messages: Vec<ContextMessage>,
     closed: bool,
 }
 
 /// What the control channel carries.
-enum Message {
+enum ContextMessage {
     Add(Box<dyn Domain>),
     Remove(u64, mpsc::Sender<Box<dyn Domain>>),
     Move(u64, ContextControl, mpsc::Sender<bool>),
@@ -174,17 +174,17 @@ impl<'a> Domains<'a> {
     }
 
     /// Does what the messages say.
-    fn handle(&mut self, messages: Vec<Message>) {
+    fn handle(&mut self, messages: Vec<ContextMessage>) {
         for message in messages {
             match message {
-                Message::Add(domain) => self.add(domain),
-                Message::Remove(id, reply) => {
+                ContextMessage::Add(domain) => self.add(domain),
+                ContextMessage::Remove(id, reply) => {
                     let Some(at) = self.find(id) else { continue };
                     if let Err(mpsc::SendError(domain)) = reply.send(self.remove(at)) {
                         self.add(domain); // nobody waits for it any more
                     }
                 }
-                Message::Move(id, to, reply) => {
+                ContextMessage::Move(id, to, reply) => {
                     let Some(at) = self.find(id) else { continue };
                     let moved = match to.add(self.remove(at)) {
                         Ok(()) => true,
@@ -210,7 +210,7 @@ fn run(control: &Control, mut own: Domains<'_>) -> Vec<Box<dyn Domain>> {
             inbox.closed = true;
             inbox
                 .messages
-                .retain(|message| matches!(message, Message::Add(_)));
+                .retain(|message| matches!(message, ContextMessage::Add(_)));
             lock(&self.0.roster).clear();
         }
     }
@@ -296,7 +296,7 @@ fn run(control: &Control, mut own: Domains<'_>) -> Vec<Box<dyn Domain>> {
     finished.extend(own.domains.into_iter().map(|(domain, _)| domain));
     let rest = std::mem::take(&mut lock(&control.inbox).messages);
     finished.extend(rest.into_iter().filter_map(|message| match message {
-        Message::Add(domain) => Some(domain),
+        ContextMessage::Add(domain) => Some(domain),
         _ => None,
     }));
     finished
@@ -336,7 +336,7 @@ pub struct ContextControl {
 
 impl ContextControl {
     /// Gives the message back if the context has ended.
-    fn send(&self, message: Message) -> Result<(), Message> {
+    fn send(&self, message: ContextMessage) -> Result<(), ContextMessage> {
         {
             let mut inbox = lock(&self.control.inbox);
             if inbox.closed {
@@ -368,9 +368,9 @@ impl ContextControl {
     /// # Errors
     /// Gives the domain back if the context has ended.
     pub fn add(&self, domain: Box<dyn Domain>) -> Result<(), Box<dyn Domain>> {
-        self.send(Message::Add(domain))
+        self.send(ContextMessage::Add(domain))
             .map_err(|message| match message {
-                Message::Add(domain) => domain,
+                ContextMessage::Add(domain) => domain,
                 _ => unreachable!("the message that was refused is the one that was sent"),
             })
     }
@@ -379,7 +379,7 @@ impl ContextControl {
     pub fn remove(&self, id: u64) -> Reply<Box<dyn Domain>> {
         let (tell, told) = mpsc::channel();
         // If the context has ended, `tell` is dropped, and the reply says so.
-        let _ = self.send(Message::Remove(id, tell));
+        let _ = self.send(ContextMessage::Remove(id, tell));
         Reply(told)
     }
 
@@ -387,7 +387,7 @@ impl ContextControl {
     /// is false if that one has ended; then the domain stays.
     pub fn move_to(&self, id: u64, to: &ContextControl) -> Reply<bool> {
         let (tell, told) = mpsc::channel();
-        let _ = self.send(Message::Move(id, to.clone(), tell));
+        let _ = self.send(ContextMessage::Move(id, to.clone(), tell));
         Reply(told)
     }
 
@@ -574,11 +574,11 @@ mod tests {
     use crate::{NoBatch, Park, Replica, SpinYield, Wait, channel};
     use std::{any::Any, time::Duration};
 
-    struct Counter {
+    struct ContextCounter {
         left: u32,
     }
 
-    impl Domain for Counter {
+    impl Domain for ContextCounter {
         fn run(&mut self) -> Turn {
             if self.left == 0 {
                 return Turn::Finished;
@@ -594,14 +594,14 @@ mod tests {
             "t",
             Some(0),
             vec![
-                Box::new(Counter { left: 10 }),
-                Box::new(Counter { left: 3 }),
+                Box::new(ContextCounter { left: 10 }),
+                Box::new(ContextCounter { left: 3 }),
             ],
         );
         let domains = context.unwrap().join().unwrap();
         assert_eq!(domains.len(), 2);
         let first: Box<dyn Any> = domains.into_iter().next().unwrap();
-        assert_eq!(first.downcast::<Counter>().unwrap().left, 0);
+        assert_eq!(first.downcast::<ContextCounter>().unwrap().left, 0);
     }
 
     /// A replica that adds up entries, under a type that cannot be named.
@@ -698,7 +698,7 @@ mod tests {
     fn a_domain_can_be_added_to_a_sleeping_context() {
         let context = Context::spawn("t", None, Vec::new()).unwrap();
         thread::sleep(Duration::from_millis(5));
-        context.add(Box::new(Counter { left: 5 })).unwrap();
+        context.add(Box::new(ContextCounter { left: 5 })).unwrap();
         assert_eq!(context.join().unwrap().len(), 1);
     }
 

@@ -11,9 +11,9 @@ pub use context::{Context, ContextControl, ContextHandle, DomainHandle, Reply};
 pub use domain::{Domain, Replica, Turn};
 pub use semaphore::Semaphore;
 pub use service::{
-    Feed, FeedId, FeedView, Priority, RoundRobin, Scheduler, Served, Service, Step, Then,
+    Feed, FeedId, FeedView, Handled, Priority, RoundRobin, Scheduler, Served, Service, Then,
 };
-pub use share::{Lifo, Pool, SharePublisher, Unordered, WorkShare, Worker};
+pub use share::{Lifo, Pool, PoolWorker, SharePublisher, Unordered, WorkShare};
 pub use timer::{
     Clock, ManualClock, SystemClock, Tick, TimerControl, TimerFeed, TimerId, TimerPublisher, Wheel,
 };

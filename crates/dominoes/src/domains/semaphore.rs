@@ -6,7 +6,7 @@ use crate::{
 };
 
 /// Counts permits. There is no call that waits: a domain that finds none returns
-/// [`Step::Wait`](crate::Step::Wait) and is asked again, so its context goes on with other work and
+/// [`Handled::Wait`](crate::Handled::Wait) and is asked again, so its context goes on with other work and
 /// permits may be released in any order. A domain that names the
 /// [`wake_source`](Self::wake_source) sleeps until permits are released.
 ///

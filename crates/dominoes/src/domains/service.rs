@@ -5,7 +5,7 @@
 //! University of New Mexico, 2011, section 3.2.4. One thing is different. There, code that had to
 //! wait on a semaphore called back into the scheduler from inside a request (section 4.3.1, figure
 //! 4.4), so waits nested on one stack: they had to be released in the opposite order, and could
-//! deadlock. Here a handler that cannot go on returns [`Step::Wait`]. Its entry stays where it is,
+//! deadlock. Here a handler that cannot go on returns [`Handled::Wait`]. Its entry stays where it is,
 //! its subscription stands still, and the domain's other subscriptions, like all other domains of
 //! the context, go on; at the next turn the handler is shown the entry again.
 
@@ -20,9 +20,9 @@ use feed::LogFeed;
 use std::{any::Any, fmt, io, sync::Arc};
 
 /// What became of an entry, as its handler says. A handler that returns nothing is
-/// [`Done`](Step::Done).
+/// [`Done`](Handled::Done).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum Handled {
     /// It was handled.
     Done,
     /// It was handled, and so many units of work were done as its primary.
@@ -37,9 +37,9 @@ pub enum Step {
     Wait,
 }
 
-impl From<()> for Step {
+impl From<()> for Handled {
     fn from((): ()) -> Self {
-        Step::Done
+        Handled::Done
     }
 }
 
@@ -47,9 +47,9 @@ impl From<()> for Step {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FeedId(u64);
 
-type Hook<S> = Box<dyn FnMut(&mut S, FeedId) + Send>;
+type SubscriptionHook<S> = Box<dyn FnMut(&mut S, FeedId) + Send>;
 
-struct Entry<S> {
+struct FeedEntry<S> {
     feed: Box<dyn Feed<S>>,
     view: FeedView,
 }
@@ -81,12 +81,12 @@ pub struct Service<S> {
     id: u64,
     name: String,
     state: S,
-    feeds: Vec<Entry<S>>,
+    feeds: Vec<FeedEntry<S>>,
     next_feed: u64,
     scheduler: Box<dyn Scheduler>,
     batch: usize,
-    on_subscribe: Option<Hook<S>>,
-    on_unsubscribe: Option<Hook<S>>,
+    on_subscribe: Option<SubscriptionHook<S>>,
+    on_unsubscribe: Option<SubscriptionHook<S>>,
     meter: Arc<Meter>,
     /// What entries may wait for.
     wake_sources: Vec<WakeSource>,
@@ -129,12 +129,12 @@ impl<S: Send + 'static> Service<S> {
         self
     }
 
-    /// With a source that is notified when an entry that [waits](Step::Wait) may go on, such as
+    /// With a source that is notified when an entry that [waits](Handled::Wait) may go on, such as
     /// [`Semaphore::wake_source`](crate::Semaphore::wake_source). Name each thing that handlers
     /// wait for: with one source or more, the context sleeps until one of them is notified.
     ///
     /// ```
-    /// use dominoes::{Context, Park, Semaphore, Service, Step, channel};
+    /// use dominoes::{Context, Park, Semaphore, Service, Handled, channel};
     /// use std::sync::Arc;
     ///
     /// let (mut publisher, log) = channel::<u32, Park>(8);
@@ -144,10 +144,10 @@ impl<S: Send + 'static> Service<S> {
     ///     .with_wake_source(resolved.wake_source());
     /// service.subscribe(0, log.subscribe()?, move |sent: &mut Vec<u32>, _, packet: &u32| {
     ///     if !permits.try_take() {
-    ///         return Step::Wait;
+    ///         return Handled::Wait;
     ///     }
     ///     sent.push(*packet);
-    ///     Step::Done
+    ///     Handled::Done
     /// });
     /// let context = Context::spawn("sender", None, vec![Box::new(service)])?;
     /// publisher.publish_all([1, 2])?;
@@ -185,7 +185,7 @@ impl<S: Send + 'static> Service<S> {
     where
         T: Send + Sync + 'static,
         W: Wait,
-        R: Into<Step> + 'static,
+        R: Into<Handled> + 'static,
     {
         self.add_feed(
             priority,
@@ -197,7 +197,7 @@ impl<S: Send + 'static> Service<S> {
     pub fn add_feed(&mut self, priority: u8, feed: impl Feed<S> + 'static) -> FeedId {
         let id = FeedId(self.next_feed);
         self.next_feed += 1;
-        self.feeds.push(Entry {
+        self.feeds.push(FeedEntry {
             feed: Box::new(feed),
             view: FeedView::new(id, priority),
         });
@@ -312,7 +312,7 @@ impl<S: Send + 'static> Domain for Service<S> {
     }
 
     fn wake_sources(&mut self, set: &mut WaitSet) {
-        for Entry { feed, view } in &mut self.feeds {
+        for FeedEntry { feed, view } in &mut self.feeds {
             if !view.asked {
                 // The scheduler left it out, and may ask it at the next turn.
                 set.unknown();

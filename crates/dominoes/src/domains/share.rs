@@ -120,7 +120,7 @@ impl<T> fmt::Debug for Unordered<T> {
     }
 }
 
-struct Shared<P, W> {
+struct PoolShared<P, W> {
     pool: P,
     publishers: AtomicUsize,
     workers: AtomicUsize,
@@ -146,20 +146,20 @@ struct Shared<P, W> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct WorkShare<T, P: Pool<T> = Unordered<T>, W: Wait = SpinYield> {
-    shared: Arc<Shared<P, W>>,
+    shared: Arc<PoolShared<P, W>>,
     _item: PhantomData<fn() -> T>,
 }
 
 /// Publishes into a [`WorkShare`]. The last one closes it when it goes.
 pub struct SharePublisher<T, P: Pool<T> = Unordered<T>, W: Wait = SpinYield> {
-    shared: Arc<Shared<P, W>>,
+    shared: Arc<PoolShared<P, W>>,
     _item: PhantomData<fn() -> T>,
 }
 
 /// Takes entries out of a [`WorkShare`]. What it has taken is its own; what it has not goes to
 /// others.
-pub struct Worker<T, P: Pool<T> = Unordered<T>, W: Wait = SpinYield> {
-    shared: Arc<Shared<P, W>>,
+pub struct PoolWorker<T, P: Pool<T> = Unordered<T>, W: Wait = SpinYield> {
+    shared: Arc<PoolShared<P, W>>,
     active: bool,
     _item: PhantomData<fn() -> T>,
 }
@@ -167,13 +167,13 @@ pub struct Worker<T, P: Pool<T> = Unordered<T>, W: Wait = SpinYield> {
 impl<T: Send, P: Pool<T>, W: Wait> Channel for WorkShare<T, P, W> {
     type Item = T;
     type Publisher = SharePublisher<T, P, W>;
-    type Subscription = Worker<T, P, W>;
+    type Subscription = PoolWorker<T, P, W>;
     const ORDER: Order = P::ORDER;
     const DELIVERY: Delivery = Delivery::Someone;
 
     fn open(capacity: usize) -> (SharePublisher<T, P, W>, Self) {
         assert!(capacity >= 1, "a channel has a capacity of at least 1");
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolShared {
             pool: P::with_capacity(capacity),
             publishers: AtomicUsize::new(1),
             workers: AtomicUsize::new(0),
@@ -192,9 +192,9 @@ impl<T: Send, P: Pool<T>, W: Wait> Channel for WorkShare<T, P, W> {
         )
     }
 
-    fn join(&self) -> Result<Worker<T, P, W>, SubscribeError> {
+    fn join(&self) -> Result<PoolWorker<T, P, W>, SubscribeError> {
         self.shared.workers.fetch_add(1, Ordering::Relaxed);
-        Ok(Worker {
+        Ok(PoolWorker {
             shared: self.shared.clone(),
             active: true,
             _item: PhantomData,
@@ -248,7 +248,7 @@ impl<T: Send, P: Pool<T>, W: Wait> Publish<T> for SharePublisher<T, P, W> {
     }
 }
 
-impl<T: Send, P: Pool<T>, W: Wait> Worker<T, P, W> {
+impl<T: Send, P: Pool<T>, W: Wait> PoolWorker<T, P, W> {
     /// Takes an entry, if there is one.
     ///
     /// # Errors
@@ -310,7 +310,7 @@ impl<T: Send, P: Pool<T>, W: Wait> Worker<T, P, W> {
     }
 }
 
-impl<T: Send, P: Pool<T>, W: Wait> Receive<T> for Worker<T, P, W> {
+impl<T: Send, P: Pool<T>, W: Wait> Receive<T> for PoolWorker<T, P, W> {
     fn receive(&mut self, limit: usize, mut handler: impl FnMut(&T)) -> Result<usize, NoBatch> {
         let mut n = 0;
         while n < limit {
@@ -325,7 +325,7 @@ impl<T: Send, P: Pool<T>, W: Wait> Receive<T> for Worker<T, P, W> {
     }
 
     fn wake_sources(&self, set: &mut WaitSet) {
-        Worker::wake_sources(self, set);
+        PoolWorker::wake_sources(self, set);
     }
 }
 
@@ -357,7 +357,7 @@ impl<T, P: Pool<T>, W: Wait> Drop for SharePublisher<T, P, W> {
     }
 }
 
-impl<T, P: Pool<T>, W: Wait> Drop for Worker<T, P, W> {
+impl<T, P: Pool<T>, W: Wait> Drop for PoolWorker<T, P, W> {
     fn drop(&mut self) {
         self.shared.workers.fetch_sub(1, Ordering::Relaxed);
     }
@@ -380,9 +380,9 @@ impl<T, P: Pool<T>, W: Wait> fmt::Debug for SharePublisher<T, P, W> {
     }
 }
 
-impl<T, P: Pool<T>, W: Wait> fmt::Debug for Worker<T, P, W> {
+impl<T, P: Pool<T>, W: Wait> fmt::Debug for PoolWorker<T, P, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Worker")
+        f.debug_struct("PoolWorker")
             .field("order", &P::ORDER)
             .field("active", &self.active)
             .finish()

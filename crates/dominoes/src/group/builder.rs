@@ -1,9 +1,9 @@
 //! The settings of a group, and how it starts.
 
 use super::{
-    Action, ByHand, Code, Divergence, Group, GroupError, MAX_REPLICAS, Membership,
-    MembershipHandle, Observe, Settings, Shared, Worker,
-    observe::{Hook, Observer, Prints},
+    ByHand, Code, Divergence, Group, GroupError, GroupHandle, GroupSettings, GroupShared,
+    GroupWorker, MAX_REPLICAS, Membership, Observe, OnDivergence,
+    observe::{DivergenceHook, Observer, Prints},
 };
 use crate::{Park, Seq, Units, WakeSource, channel};
 use std::{
@@ -14,7 +14,7 @@ use std::{
 
 /// Settings of a group; [`Group::builder`] makes one.
 #[must_use = "a builder does nothing until it spawns a group"]
-pub struct Builder<S> {
+pub struct GroupBuilder<S> {
     state: S,
     replicas: usize,
     slots: usize,
@@ -27,19 +27,19 @@ pub struct Builder<S> {
     every: u64,
     fields: &'static [&'static str],
     prints: Option<Prints<S>>,
-    hook: Hook,
+    hook: DivergenceHook,
 }
 
-impl<S> fmt::Debug for Builder<S> {
+impl<S> fmt::Debug for GroupBuilder<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder")
+        f.debug_struct("GroupBuilder")
             .field("replicas", &self.replicas)
             .field("capacity", &self.capacity)
             .finish_non_exhaustive()
     }
 }
 
-impl<S> Builder<S> {
+impl<S> GroupBuilder<S> {
     /// The most replicas at a time, 1 to 56: room for [`Group::join`]. Values below the number of
     /// replicas at the beginning count as that. Default 0.
     pub fn slots(mut self, slots: usize) -> Self {
@@ -114,14 +114,14 @@ impl<S> Builder<S> {
     /// from the majority. By default they are repaired.
     pub fn on_divergence(
         mut self,
-        hook: impl Fn(&Divergence) -> Action + Send + Sync + 'static,
+        hook: impl Fn(&Divergence) -> OnDivergence + Send + Sync + 'static,
     ) -> Self {
         self.hook = Box::new(hook);
         self
     }
 
-    pub(super) fn new(state: S, replicas: usize) -> Builder<S> {
-        Builder {
+    pub(super) fn new(state: S, replicas: usize) -> GroupBuilder<S> {
+        GroupBuilder {
             state,
             replicas,
             slots: 0,
@@ -134,7 +134,7 @@ impl<S> Builder<S> {
             every: 0,
             fields: &[],
             prints: None,
-            hook: Box::new(|_| Action::Repair),
+            hook: Box::new(|_| OnDivergence::Repair),
         }
     }
 
@@ -187,7 +187,7 @@ impl<S> Builder<S> {
         let (publisher, log) = channel::<T, Park>(self.capacity);
         let slots = self.slots.max(self.replicas);
         let words = (2 * self.capacity / self.chunk).next_power_of_two();
-        let settings = Settings {
+        let settings = GroupSettings {
             chunk_shift: self.chunk.trailing_zeros(),
             words: words as u64,
             steal_after: (self.capacity / 4) as u64,
@@ -197,7 +197,7 @@ impl<S> Builder<S> {
         };
         let (every, fields, hook) = (self.every, self.fields, self.hook);
         let observer = |prints| Observer::new(fields, every, slots, prints, hook);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(GroupShared {
             membership: Membership::new(slots, self.replicas, false),
             units: Units::new(words, settings.chunk_shift),
             settings,
@@ -214,10 +214,10 @@ impl<S> Builder<S> {
             let log = shared.log.subscribe();
             let log = log.expect("a log has room for as many readers as a group has replicas");
             let state = self.state.clone();
-            workers.push(Worker::first(&shared, &code, id, state, log));
+            workers.push(GroupWorker::first(&shared, &code, id, state, log));
         }
         Ok(ByHand {
-            handle: MembershipHandle { shared },
+            handle: GroupHandle { shared },
             code,
             workers,
         })
@@ -241,7 +241,7 @@ impl<S> Builder<S> {
             code,
             workers,
         } = self.by_hand(apply, perform)?;
-        let start = move |worker: Worker<S, T, E, A, P>| {
+        let start = move |worker: GroupWorker<S, T, E, A, P>| {
             let core = cores.get(worker.id()).copied();
             worker.spawn(core).map_err(GroupError::Io)
         };
@@ -256,7 +256,7 @@ impl<S> Builder<S> {
             group.threads[id] = Some(start(worker)?);
         }
         let shared = handle.shared;
-        group.start = Box::new(move |id| start(Worker::joining(&shared, &code, id)));
+        group.start = Box::new(move |id| start(GroupWorker::joining(&shared, &code, id)));
         Ok(group)
     }
 }

@@ -10,13 +10,13 @@
 //!   deterministic: it reads the state, the position and the request, and nothing else.
 //! - *No effect is lost* while one replica lives. Every replica retains every effect until it is
 //!   performed. If a primary panics, parks or leaves, others perform what it had not begun; if it
-//!   stands still, they do so after [`Builder::patience`], or when the log has gone on by a quarter
+//!   stands still, they do so after [`GroupBuilder::patience`], or when the log has gone on by a quarter
 //!   of its capacity.
 //! - *An effect is completed once.* Before a worker performs effects it claims their *chunk*,
-//!   [`Builder::chunk`] positions, by one compare-and-swap; no other worker performs effects of
+//!   [`GroupBuilder::chunk`] positions, by one compare-and-swap; no other worker performs effects of
 //!   that chunk until the claim is released, and then it goes on behind the last one completed. So
 //!   an effect is begun twice only if `perform` panicked in the middle of it. It is begun at most
-//!   [`Builder::attempts`] times, 3 unless set, and then given up and counted; with 1, no effect is
+//!   [`GroupBuilder::attempts`] times, 3 unless set, and then given up and counted; with 1, no effect is
 //!   ever begun twice.
 //! - *A worker that stands still in the middle of `perform`* is not known to have failed. The
 //!   others wait for the rest of its chunk, and do all other work. They go on applying until the
@@ -24,17 +24,17 @@
 //! - *Effects of one chunk* are performed in ascending order, those of different chunks
 //!   concurrently.
 //! - *Failure.* A replica whose `apply`, `perform` or `clone` panics is gone, with its copy of the
-//!   state. With [`Builder::revive`], which is the default, its thread joins again with a copy of
+//!   state. With [`GroupBuilder::revive`], which is the default, its thread joins again with a copy of
 //!   another replica's. A request at which `apply` panics in every replica ends the group:
 //!   publishers find the log closed, and [`Group::shut_down`] says so.
-//! - *Divergence.* With [`Builder::observe`] or [`Builder::fingerprint`], replicas compare
+//! - *Divergence.* With [`GroupBuilder::observe`] or [`GroupBuilder::fingerprint`], replicas compare
 //!   fingerprints of their states at equal positions, and one that differs from the majority takes
 //!   over the state of one of the majority. What it performed until then is done, and may be wrong.
 //!   With two replicas there is no majority: the difference is counted and reported.
 //!
 //! # Layers
 //!
-//! A [`Worker`] is one replica, whose turns can be called by hand: [`Builder::by_hand`]. A group
+//! A [`GroupWorker`] is one replica, whose turns can be called by hand: [`GroupBuilder::by_hand`]. A group
 //! runs each on a thread. The rest of this module is what workers agree by, for those who build
 //! workers of their own: [`Membership`] is who is there and who gives a state to whom,
 //! [`Fingerprints`] with [`Agreement`] is who is right, [`Units`] is what is performed.
@@ -48,13 +48,13 @@ mod perform;
 mod slots;
 mod worker;
 
-pub use builder::Builder;
+pub use builder::GroupBuilder;
 pub use join_check::CheckResult;
 pub use majority::{Agreement, Fingerprints, Mismatch};
 pub use membership::{MAX_REPLICAS, MembershipTable, replicas};
-pub use observe::{Action, Divergence, Observe};
-pub use slots::{Membership, MembershipError, MembershipStats, Served, WorkerState};
-pub use worker::Worker;
+pub use observe::{Divergence, Observe, OnDivergence};
+pub use slots::{JoinError, JoinersServed, Membership, MembershipStats, WorkerState};
+pub use worker::GroupWorker;
 
 use crate::{DomainHandle, DomainStats, Log, Meter, Park, Publisher, Seq, Units, WakeSource};
 use observe::Observer;
@@ -75,11 +75,11 @@ struct Code<A, P> {
 }
 
 /// What all workers share.
-struct Shared<S, T: Send + Sync, E> {
+struct GroupShared<S, T: Send + Sync, E> {
     membership: Membership<Snapshot<S, T, E>>,
     /// Which effects are performed.
     units: Units,
-    settings: Settings,
+    settings: GroupSettings,
     observer: Option<Observer<S>>,
     /// For each slot.
     meters: Box<[Arc<Meter>]>,
@@ -101,7 +101,7 @@ struct Interrupted {
 }
 
 #[derive(Clone, Copy)]
-struct Settings {
+struct GroupSettings {
     /// log2 of the positions in a chunk.
     chunk_shift: u32,
     /// Chunks that have a word each.
@@ -112,7 +112,7 @@ struct Settings {
     revive: bool,
 }
 
-impl<S, T: Send + Sync, E> Shared<S, T, E> {
+impl<S, T: Send + Sync, E> GroupShared<S, T, E> {
     fn chunk(&self, seq: Seq) -> u64 {
         seq >> self.settings.chunk_shift
     }
@@ -169,7 +169,7 @@ pub enum GroupError {
     /// A thread could not be started.
     Io(io::Error),
     /// No replica can join or leave.
-    Membership(MembershipError),
+    Membership(JoinError),
     /// Every replica has failed: the state is lost, and effects may be.
     NoReplicaLeft,
 }
@@ -191,8 +191,8 @@ impl fmt::Display for GroupError {
 
 impl Error for GroupError {}
 
-impl From<MembershipError> for GroupError {
-    fn from(error: MembershipError) -> Self {
+impl From<JoinError> for GroupError {
+    fn from(error: JoinError) -> Self {
         GroupError::Membership(error)
     }
 }
@@ -224,25 +224,25 @@ impl GroupStats {
 
 /// Asks workers to leave, to park and to go on, and tells what they do. Cheap to clone, may go to
 /// any thread.
-pub struct MembershipHandle<S, T: Send + Sync, E> {
-    shared: Arc<Shared<S, T, E>>,
+pub struct GroupHandle<S, T: Send + Sync, E> {
+    shared: Arc<GroupShared<S, T, E>>,
 }
 
-impl<S, T: Send + Sync, E> Clone for MembershipHandle<S, T, E> {
+impl<S, T: Send + Sync, E> Clone for GroupHandle<S, T, E> {
     fn clone(&self) -> Self {
-        MembershipHandle {
+        GroupHandle {
             shared: self.shared.clone(),
         }
     }
 }
 
-impl<S, T: Send + Sync, E> fmt::Debug for MembershipHandle<S, T, E> {
+impl<S, T: Send + Sync, E> fmt::Debug for GroupHandle<S, T, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MembershipHandle").finish_non_exhaustive()
+        f.debug_struct("GroupHandle").finish_non_exhaustive()
     }
 }
 
-impl<S, T: Send + Sync, E> MembershipHandle<S, T, E> {
+impl<S, T: Send + Sync, E> GroupHandle<S, T, E> {
     /// A publisher of the group's log. Clone it for other threads.
     pub fn publisher(&self) -> Publisher<T, Park> {
         self.shared.publisher()
@@ -253,7 +253,7 @@ impl<S, T: Send + Sync, E> MembershipHandle<S, T, E> {
     ///
     /// # Errors
     /// If there is no such replica, or it is the last.
-    pub fn leave(&self, replica: usize) -> Result<(), MembershipError> {
+    pub fn leave(&self, replica: usize) -> Result<(), JoinError> {
         self.ask_to_leave(replica, false)
     }
 
@@ -262,11 +262,11 @@ impl<S, T: Send + Sync, E> MembershipHandle<S, T, E> {
     ///
     /// # Errors
     /// If there is no such replica, or it is the last.
-    pub fn park(&self, replica: usize) -> Result<(), MembershipError> {
+    pub fn park(&self, replica: usize) -> Result<(), JoinError> {
         self.ask_to_leave(replica, true)
     }
 
-    fn ask_to_leave(&self, replica: usize, park: bool) -> Result<(), MembershipError> {
+    fn ask_to_leave(&self, replica: usize, park: bool) -> Result<(), JoinError> {
         self.shared.membership.ask_to_leave(Some(replica), park)?;
         self.shared.news.notify_all();
         Ok(())
@@ -276,7 +276,7 @@ impl<S, T: Send + Sync, E> MembershipHandle<S, T, E> {
     ///
     /// # Errors
     /// If no such replica is parked, or no replica is left.
-    pub fn unpark(&self, replica: usize) -> Result<(), MembershipError> {
+    pub fn unpark(&self, replica: usize) -> Result<(), JoinError> {
         self.shared.membership.unpark(replica)?;
         self.shared.news.notify_all();
         Ok(())
@@ -304,17 +304,17 @@ impl<S, T: Send + Sync, E> MembershipHandle<S, T, E> {
     }
 }
 
-/// A group whose workers are stepped by hand; see [`Builder::by_hand`].
+/// A group whose workers are stepped by hand; see [`GroupBuilder::by_hand`].
 pub struct ByHand<S, T: Send + Sync, E, A, P> {
-    handle: MembershipHandle<S, T, E>,
+    handle: GroupHandle<S, T, E>,
     code: Arc<Code<A, P>>,
     /// The workers that the group begins with. A worker may go to any thread, and may be dropped.
-    pub workers: Vec<Worker<S, T, E, A, P>>,
+    pub workers: Vec<GroupWorker<S, T, E, A, P>>,
 }
 
 impl<S, T: Send + Sync, E, A, P> ByHand<S, T, E, A, P> {
     /// Asks workers to leave, to park and to go on, and tells what they do.
-    pub fn handle(&self) -> &MembershipHandle<S, T, E> {
+    pub fn handle(&self) -> &GroupHandle<S, T, E> {
         &self.handle
     }
 
@@ -322,10 +322,10 @@ impl<S, T: Send + Sync, E, A, P> ByHand<S, T, E, A, P> {
     ///
     /// # Errors
     /// If no slot is free, or no worker is active.
-    pub fn join(&self) -> Result<Worker<S, T, E, A, P>, MembershipError> {
+    pub fn join(&self) -> Result<GroupWorker<S, T, E, A, P>, JoinError> {
         let shared = &self.handle.shared;
         let id = shared.membership.request_snapshot(None)?;
-        Ok(Worker::joining(shared, &self.code, id))
+        Ok(GroupWorker::joining(shared, &self.code, id))
     }
 }
 
@@ -367,7 +367,7 @@ type Start<S> = Box<dyn Fn(usize) -> Result<DomainHandle<S>, GroupError> + Send>
 /// Dropping a group is the same as [`shut_down`](Self::shut_down), except that a thread that
 /// unwinds does not wait for the replicas.
 pub struct Group<S: 'static, T: Send + Sync + 'static, E = ()> {
-    shared: Arc<Shared<S, T, E>>,
+    shared: Arc<GroupShared<S, T, E>>,
     /// By replica slot.
     threads: Vec<Option<DomainHandle<S>>>,
     /// Starts a thread for a worker that joins in this slot.
@@ -397,15 +397,15 @@ impl<S: Clone + Send + 'static, T: Send + Sync + 'static, E: Clone + Send + 'sta
 
 impl<S: 'static> Group<S, ()> {
     /// Settings for a group of `replicas` replicas of `state`, to begin with.
-    pub fn builder(state: S, replicas: usize) -> Builder<S> {
-        Builder::new(state, replicas)
+    pub fn builder(state: S, replicas: usize) -> GroupBuilder<S> {
+        GroupBuilder::new(state, replicas)
     }
 }
 
 impl<S: 'static, T: Send + Sync + 'static, E> Group<S, T, E> {
     /// Asks replicas to leave, to park and to go on, and tells what they do.
-    pub fn handle(&self) -> MembershipHandle<S, T, E> {
-        MembershipHandle {
+    pub fn handle(&self) -> GroupHandle<S, T, E> {
+        GroupHandle {
             shared: self.shared.clone(),
         }
     }

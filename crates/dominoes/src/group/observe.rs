@@ -60,7 +60,7 @@ impl Error for Divergence {}
 
 /// What is to be done about a [`Divergence`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub enum OnDivergence {
     /// Replace the state of the minority by that of a replica of the majority, if there is one.
     Repair,
     /// Only report it.
@@ -68,7 +68,7 @@ pub enum Action {
 }
 
 pub(super) type Prints<S> = Box<dyn Fn(&S, &mut [u64]) + Send + Sync>;
-pub(super) type Hook = Box<dyn Fn(&Divergence) -> Action + Send + Sync>;
+pub(super) type DivergenceHook = Box<dyn Fn(&Divergence) -> OnDivergence + Send + Sync>;
 
 /// How the states of a group are compared.
 pub(super) struct Observer<S> {
@@ -78,7 +78,7 @@ pub(super) struct Observer<S> {
     posts: Fingerprints,
     /// Of each field.
     fields: Box<[Fingerprints]>,
-    hook: Hook,
+    hook: DivergenceHook,
     /// What was reported last.
     reported: Mutex<Option<Reported>>,
 }
@@ -89,7 +89,7 @@ impl<S> Observer<S> {
         every: u64,
         slots: usize,
         prints: Prints<S>,
-        hook: Hook,
+        hook: DivergenceHook,
     ) -> Self {
         let ring = || Fingerprints::new(slots, DEPTH, every);
         Observer {
@@ -147,14 +147,14 @@ impl<S> Observer<S> {
         };
         match (wrong, self.report(table, position, wrong)) {
             (None, _) => Post::Undecided,
-            (Some(_), Action::Report) => Post::Nothing,
-            (Some(wrong), Action::Repair) => Post::Wrong(wrong),
+            (Some(_), OnDivergence::Report) => Post::Nothing,
+            (Some(wrong), OnDivergence::Repair) => Post::Wrong(wrong),
         }
     }
 
     /// Calls the hook, unless it knows of these workers, and they have the state of no other one
     /// since.
-    fn report(&self, table: &MembershipTable, position: Seq, wrong: Option<u64>) -> Action {
+    fn report(&self, table: &MembershipTable, position: Seq, wrong: Option<u64>) -> OnDivergence {
         let reported = self.reported.lock();
         let mut reported = reported.unwrap_or_else(PoisonError::into_inner);
         if let Some(last) = &*reported
@@ -216,7 +216,7 @@ struct Reported {
     position: Seq,
     /// The workers that differ from the majority, if there is one.
     wrong: Option<u64>,
-    action: Action,
+    action: OnDivergence,
 }
 
 /// What a comparison came to.

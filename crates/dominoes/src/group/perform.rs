@@ -17,9 +17,9 @@
 //! performed.
 
 use super::{
-    Shared,
+    GroupShared,
     membership::replicas,
-    worker::{Replica, Worker},
+    worker::{GroupWorker, Replica},
 };
 use crate::{Begun, Seq, UnitState};
 use std::{collections::VecDeque, sync::PoisonError, time::Instant};
@@ -60,7 +60,7 @@ impl<E> Pending<E> {
     }
 }
 
-impl<S, T, E, A, P> Worker<S, T, E, A, P>
+impl<S, T, E, A, P> GroupWorker<S, T, E, A, P>
 where
     S: Clone,
     T: Send + Sync,
@@ -190,7 +190,7 @@ where
 /// A worker that performs. If `perform` panics, counts that, and gives the effect up if that
 /// happened too often.
 struct Attempt<'a, S, T: Send + Sync, E> {
-    shared: &'a Shared<S, T, E>,
+    shared: &'a GroupShared<S, T, E>,
     begun: Begun<'a>,
     /// The effect that is being performed.
     effect: Option<Seq>,

@@ -82,7 +82,7 @@ impl MembershipStats {
 /// Why no replica can join a group, or leave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum MembershipError {
+pub enum JoinError {
     /// Every replica slot is taken.
     NoFreeSlot,
     /// No such replica, or it is already leaving.
@@ -93,21 +93,21 @@ pub enum MembershipError {
     NoReplicaLeft,
 }
 
-impl fmt::Display for MembershipError {
+impl fmt::Display for JoinError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            MembershipError::NoFreeSlot => "every replica slot is taken",
-            MembershipError::NoSuchReplica => "no such replica, or it is leaving",
-            MembershipError::LastReplica => "the last replica cannot leave",
-            MembershipError::NoReplicaLeft => "no replica is left to take a state from",
+            JoinError::NoFreeSlot => "every replica slot is taken",
+            JoinError::NoSuchReplica => "no such replica, or it is leaving",
+            JoinError::LastReplica => "the last replica cannot leave",
+            JoinError::NoReplicaLeft => "no replica is left to take a state from",
         })
     }
 }
 
-impl Error for MembershipError {}
+impl Error for JoinError {}
 
 /// The state of a replica slot.
-enum Slot<R> {
+enum ReplicaSlot<R> {
     Free,
     /// Its worker waits for a snapshot from one of these workers.
     AwaitsSnapshot(u64),
@@ -121,7 +121,7 @@ enum Slot<R> {
 
 /// The state of all slots.
 struct Slots<R> {
-    slots: Vec<Slot<R>>,
+    slots: Vec<ReplicaSlot<R>>,
     stats: MembershipStats,
     /// Replicas are known to differ, and there is no majority.
     is_undecided: bool,
@@ -148,7 +148,7 @@ impl<R> Deref for Membership<R> {
 
 /// What [`Membership::serve_joiners`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Served {
+pub struct JoinersServed {
     /// The worker gave a snapshot: the others have to attest.
     pub gave: bool,
     /// Something still waits for this worker.
@@ -163,9 +163,9 @@ impl<R> Membership<R> {
     /// As [`MembershipTable::new`].
     pub fn new(slots: usize, replicas: usize, others_parked: bool) -> Self {
         let slot = |id| match id < replicas {
-            true => Slot::Active,
-            false if others_parked => Slot::Parked,
-            false => Slot::Free,
+            true => ReplicaSlot::Active,
+            false if others_parked => ReplicaSlot::Parked,
+            false => ReplicaSlot::Free,
         };
         Membership {
             table: CachePadded::new(MembershipTable::new(slots, replicas, others_parked)),
@@ -198,7 +198,7 @@ impl<R> Membership<R> {
 
     /// Whether some worker has a state, or was given one.
     pub fn has_state(&self) -> bool {
-        let is_given = |slot: &Slot<R>| matches!(slot, Slot::JoinCheck(_));
+        let is_given = |slot: &ReplicaSlot<R>| matches!(slot, ReplicaSlot::JoinCheck(_));
         self.active() != 0 || self.lock().slots.iter().any(is_given)
     }
 
@@ -207,19 +207,19 @@ impl<R> Membership<R> {
     ///
     /// # Errors
     /// If the slot is not free, or no worker is active.
-    pub fn request_snapshot(&self, id: Option<usize>) -> Result<usize, MembershipError> {
+    pub fn request_snapshot(&self, id: Option<usize>) -> Result<usize, JoinError> {
         let mut table = self.lock();
         let sources = self.active();
         if sources == 0 {
-            return Err(MembershipError::NoReplicaLeft);
+            return Err(JoinError::NoReplicaLeft);
         }
-        let is_free = |slot: &Slot<R>| matches!(slot, Slot::Free);
+        let is_free = |slot: &ReplicaSlot<R>| matches!(slot, ReplicaSlot::Free);
         let id = match id {
             Some(id) => Some(id).filter(|id| table.slots.get(*id).is_some_and(is_free)),
             None => table.slots.iter().position(is_free),
         };
-        let id = id.ok_or(MembershipError::NoFreeSlot)?;
-        table.slots[id] = Slot::AwaitsSnapshot(u64::MAX);
+        let id = id.ok_or(JoinError::NoFreeSlot)?;
+        table.slots[id] = ReplicaSlot::AwaitsSnapshot(u64::MAX);
         self.begin_join(id);
         self.notify(sources);
         Ok(id)
@@ -230,8 +230,8 @@ impl<R> Membership<R> {
     pub fn take_snapshot(&self, id: usize) -> Option<R> {
         let mut table = self.lock();
         match &mut table.slots[id] {
-            Slot::JoinCheck(check) => check.take_snapshot(),
-            Slot::AwaitsSnapshot(from) => {
+            ReplicaSlot::JoinCheck(check) => check.take_snapshot(),
+            ReplicaSlot::AwaitsSnapshot(from) => {
                 // The workers that were asked may be gone.
                 let active = self.active();
                 if *from & active == 0 {
@@ -240,7 +240,7 @@ impl<R> Membership<R> {
                 self.notify(active);
                 None
             }
-            Slot::Free | Slot::Active | Slot::Parked => None,
+            ReplicaSlot::Free | ReplicaSlot::Active | ReplicaSlot::Parked => None,
         }
     }
 
@@ -259,12 +259,12 @@ impl<R> Membership<R> {
     ///
     /// # Errors
     /// If no such worker is parked, or no worker is active.
-    pub fn unpark(&self, id: usize) -> Result<(), MembershipError> {
+    pub fn unpark(&self, id: usize) -> Result<(), JoinError> {
         let mut table = self.lock();
-        let is_parked = matches!(table.slots.get(id), Some(Slot::Parked));
+        let is_parked = matches!(table.slots.get(id), Some(ReplicaSlot::Parked));
         match is_parked {
             true => self.unpark_slot(&mut table, id),
-            false => Err(MembershipError::NoSuchReplica),
+            false => Err(JoinError::NoSuchReplica),
         }
     }
 
@@ -272,17 +272,17 @@ impl<R> Membership<R> {
     /// worker is active, or the table is locked at this moment.
     pub fn unpark_first(&self) -> Option<usize> {
         let mut table = self.try_lock()?;
-        let is_parked = |slot: &Slot<R>| matches!(slot, Slot::Parked);
+        let is_parked = |slot: &ReplicaSlot<R>| matches!(slot, ReplicaSlot::Parked);
         let id = table.slots.iter().position(is_parked)?;
         self.unpark_slot(&mut table, id).ok().map(|()| id)
     }
 
-    fn unpark_slot(&self, table: &mut Slots<R>, id: usize) -> Result<(), MembershipError> {
+    fn unpark_slot(&self, table: &mut Slots<R>, id: usize) -> Result<(), JoinError> {
         let sources = self.active();
         if sources == 0 {
-            return Err(MembershipError::NoReplicaLeft);
+            return Err(JoinError::NoReplicaLeft);
         }
-        table.slots[id] = Slot::AwaitsSnapshot(u64::MAX);
+        table.slots[id] = ReplicaSlot::AwaitsSnapshot(u64::MAX);
         self.begin_join(id);
         self.set_parked(id, false);
         self.notify(sources | 1 << id);
@@ -319,16 +319,16 @@ impl<R> Membership<R> {
     ///
     /// # Errors
     /// If there is no such worker, or it is the last.
-    pub fn ask_to_leave(&self, id: Option<usize>, park: bool) -> Result<usize, MembershipError> {
+    pub fn ask_to_leave(&self, id: Option<usize>, park: bool) -> Result<usize, JoinError> {
         let table = self.lock();
         let staying = self.staying();
         let last = (staying != 0).then(|| staying.ilog2() as usize);
-        let id = id.or(last).ok_or(MembershipError::NoReplicaLeft)?;
+        let id = id.or(last).ok_or(JoinError::NoReplicaLeft)?;
         if id >= table.slots.len() || staying >> id & 1 == 0 {
-            return Err(MembershipError::NoSuchReplica);
+            return Err(JoinError::NoSuchReplica);
         }
         if staying.count_ones() == 1 {
-            return Err(MembershipError::LastReplica);
+            return Err(JoinError::LastReplica);
         }
         if park {
             self.table.request_park(id);
@@ -351,7 +351,7 @@ impl<R> Membership<R> {
         let mut table = self.lock();
         table.is_undecided &= state == WorkerState::Joining;
         self.deactivate(id);
-        let unused = mem::replace(&mut table.slots[id], Slot::Free);
+        let unused = mem::replace(&mut table.slots[id], ReplicaSlot::Free);
         self.end_join(id);
         match state {
             WorkerState::Gone => table.stats.left += 1,
@@ -359,11 +359,11 @@ impl<R> Membership<R> {
             WorkerState::Joining | WorkerState::JoinCheck => self.set_parked(id, false),
             WorkerState::Parked => {
                 table.stats.parked += 1;
-                table.slots[id] = Slot::Parked;
+                table.slots[id] = ReplicaSlot::Parked;
                 self.set_parked(id, true);
             }
             WorkerState::Diverged(from) => {
-                table.slots[id] = Slot::AwaitsSnapshot(from);
+                table.slots[id] = ReplicaSlot::AwaitsSnapshot(from);
                 self.begin_join(id);
                 self.notify(from);
             }
@@ -385,7 +385,7 @@ impl<R> Membership<R> {
     /// Worker `id` was given a state that is not checked: its slot is active from now on, and
     /// [`activate`](MembershipTable::activate) is to be called.
     pub fn skip_check(&self, id: usize) {
-        self.lock().slots[id] = Slot::Active;
+        self.lock().slots[id] = ReplicaSlot::Active;
     }
 
     /// Worker `id`, which is at `position` of the log between two of its steps, gives snapshots to
@@ -398,8 +398,8 @@ impl<R> Membership<R> {
         worker: &mut C,
         snapshot: impl Fn(&mut C) -> Option<R>,
         fingerprint: impl Fn(&C) -> u64,
-    ) -> Served {
-        let mut served = Served {
+    ) -> JoinersServed {
+        let mut served = JoinersServed {
             gave: false,
             is_waiting: true,
         };
@@ -409,15 +409,16 @@ impl<R> Membership<R> {
         served.is_waiting = false;
         for slot in &mut table.slots {
             match slot {
-                Slot::AwaitsSnapshot(from) if *from >> id & 1 != 0 => match snapshot(worker) {
+                ReplicaSlot::AwaitsSnapshot(from) if *from >> id & 1 != 0 => match snapshot(worker)
+                {
                     Some(snapshot) => {
                         let check = JoinCheck::new(id, self.since(id), position, snapshot);
-                        *slot = Slot::JoinCheck(Box::new(check));
+                        *slot = ReplicaSlot::JoinCheck(Box::new(check));
                         served.gave = true;
                     }
                     None => served.is_waiting = true,
                 },
-                Slot::JoinCheck(check) => {
+                ReplicaSlot::JoinCheck(check) => {
                     served.is_waiting |= !check.attest(id, position, || fingerprint(worker));
                 }
                 _ => {}
@@ -445,7 +446,7 @@ impl<R> Membership<R> {
     ) -> Option<CheckResult> {
         let mut table = self.lock();
         let active = self.active();
-        let Slot::JoinCheck(check) = &mut table.slots[id] else {
+        let ReplicaSlot::JoinCheck(check) = &mut table.slots[id] else {
             return None;
         };
         let source = check.source();
@@ -458,13 +459,13 @@ impl<R> Membership<R> {
         let result = review(result);
         let differ = check.differ() & active;
         match result {
-            CheckResult::Passed | CheckResult::Undecided => table.slots[id] = Slot::Active,
+            CheckResult::Passed | CheckResult::Undecided => table.slots[id] = ReplicaSlot::Active,
             CheckResult::Failed => {
                 let from = match is_gone {
                     true => active,
                     false => active & !(1 << source),
                 };
-                table.slots[id] = Slot::AwaitsSnapshot(from);
+                table.slots[id] = ReplicaSlot::AwaitsSnapshot(from);
             }
             CheckResult::ContinueTo(_) | CheckResult::Open => {}
         }

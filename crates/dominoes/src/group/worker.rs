@@ -1,7 +1,7 @@
 //! A replica of a [`Group`](super::Group), turn by turn.
 
 use super::{
-    Code, Shared, join_check::CheckResult, observe::Post, perform::Pending, slots::WorkerState,
+    Code, GroupShared, join_check::CheckResult, observe::Post, perform::Pending, slots::WorkerState,
 };
 use crate::{Domain, DomainHandle, Meter, Park, Seq, Subscription, Turn, WaitSet};
 use std::{
@@ -69,10 +69,10 @@ impl<S, T: Send + Sync, E> Replica<S, T, E> {
 /// effects. Its turns can be called by hand, from one thread or many; a [`Group`](super::Group)
 /// runs each worker on a thread of its own. Dropping it, also while its thread unwinds, hands its
 /// share to the others.
-pub struct Worker<S, T: Send + Sync, E, A, P> {
+pub struct GroupWorker<S, T: Send + Sync, E, A, P> {
     pub(super) id: usize,
     name: String,
-    pub(super) shared: Arc<Shared<S, T, E>>,
+    pub(super) shared: Arc<GroupShared<S, T, E>>,
     pub(super) code: Arc<Code<A, P>>,
     state: WorkerState,
     /// What it was before it began to join.
@@ -84,14 +84,14 @@ pub struct Worker<S, T: Send + Sync, E, A, P> {
     pub(super) meter: Arc<Meter>,
 }
 
-impl<S, T: Send + Sync, E, A, P> Worker<S, T, E, A, P> {
+impl<S, T: Send + Sync, E, A, P> GroupWorker<S, T, E, A, P> {
     fn new(
-        shared: &Arc<Shared<S, T, E>>,
+        shared: &Arc<GroupShared<S, T, E>>,
         code: &Arc<Code<A, P>>,
         id: usize,
         state: WorkerState,
     ) -> Self {
-        Worker {
+        GroupWorker {
             id,
             name: format!("replica {id}"),
             meter: shared.meters[id].clone(),
@@ -106,14 +106,14 @@ impl<S, T: Send + Sync, E, A, P> Worker<S, T, E, A, P> {
 
     /// A worker that begins with the group.
     pub(super) fn first(
-        shared: &Arc<Shared<S, T, E>>,
+        shared: &Arc<GroupShared<S, T, E>>,
         code: &Arc<Code<A, P>>,
         id: usize,
         state: S,
         log: Subscription<T, Park>,
     ) -> Self {
         let pending = Pending::from(log.position());
-        let mut worker = Worker::new(shared, code, id, WorkerState::Active);
+        let mut worker = GroupWorker::new(shared, code, id, WorkerState::Active);
         worker.replica = Some(Replica::new(Snapshot {
             state,
             log,
@@ -124,11 +124,11 @@ impl<S, T: Send + Sync, E, A, P> Worker<S, T, E, A, P> {
 
     /// A worker that waits for a state, in a slot that is reserved for it.
     pub(super) fn joining(
-        shared: &Arc<Shared<S, T, E>>,
+        shared: &Arc<GroupShared<S, T, E>>,
         code: &Arc<Code<A, P>>,
         id: usize,
     ) -> Self {
-        Worker::new(shared, code, id, WorkerState::Joining)
+        GroupWorker::new(shared, code, id, WorkerState::Joining)
     }
 
     /// The number of its replica slot.
@@ -182,7 +182,7 @@ impl<S, T: Send + Sync, E, A, P> Worker<S, T, E, A, P> {
     }
 }
 
-impl<S, T, E, A, P> Worker<S, T, E, A, P>
+impl<S, T, E, A, P> GroupWorker<S, T, E, A, P>
 where
     S: Clone,
     T: Send + Sync,
@@ -442,7 +442,7 @@ enum Membership {
     Turn(Turn),
 }
 
-impl<S, T, E, A, P> Worker<S, T, E, A, P>
+impl<S, T, E, A, P> GroupWorker<S, T, E, A, P>
 where
     S: Clone + Send + 'static,
     T: Send + Sync + 'static,
@@ -457,22 +457,22 @@ where
     }
 }
 
-impl<S, T: Send + Sync, E, A, P> Drop for Worker<S, T, E, A, P> {
+impl<S, T: Send + Sync, E, A, P> Drop for GroupWorker<S, T, E, A, P> {
     fn drop(&mut self) {
         self.give_up();
     }
 }
 
-impl<S, T: Send + Sync, E, A, P> fmt::Debug for Worker<S, T, E, A, P> {
+impl<S, T: Send + Sync, E, A, P> fmt::Debug for GroupWorker<S, T, E, A, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Worker")
+        f.debug_struct("GroupWorker")
             .field("id", &self.id)
             .field("state", &self.state)
             .finish_non_exhaustive()
     }
 }
 
-impl<S, T, E, A, P> Domain for Worker<S, T, E, A, P>
+impl<S, T, E, A, P> Domain for GroupWorker<S, T, E, A, P>
 where
     S: Clone + Send + 'static,
     T: Send + Sync + 'static,
@@ -524,6 +524,6 @@ where
     }
 
     fn into_state(self: Box<Self>) -> Option<Box<dyn Any + Send>> {
-        Worker::into_state(*self).map(|state| Box::new(state) as Box<dyn Any + Send>)
+        GroupWorker::into_state(*self).map(|state| Box::new(state) as Box<dyn Any + Send>)
     }
 }

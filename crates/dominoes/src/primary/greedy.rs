@@ -1,6 +1,6 @@
 //! First come, first served.
 
-use super::{Assignment, Kind, Work};
+use super::{Assignment, Work, WorkKind};
 use crate::sync::{AtomicU64, Ordering};
 use std::fmt;
 
@@ -77,7 +77,7 @@ impl Greedy {
     }
 
     #[inline]
-    fn at(&self, kind: Kind, chunk: u64) -> &AtomicU64 {
+    fn at(&self, kind: WorkKind, chunk: u64) -> &AtomicU64 {
         let line = &self.words[usize::from(kind.0)];
         &line[chunk as usize & (line.len() - 1)]
     }
@@ -166,7 +166,7 @@ mod tests {
     fn kinds_do_not_share_words() {
         let greedy = Greedy::new(&[2, 2]);
         assert!(greedy.is_mine(Work::chunk(0), 0, 2));
-        assert!(greedy.is_mine(Work::chunk(0).of(Kind(1)), 1, 2));
+        assert!(greedy.is_mine(Work::chunk(0).of(WorkKind(1)), 1, 2));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! the publisher looks ([`Balancer`]), puts what follows from it into the log as an entry like any
 //! other ([`Weights`]), and every replica changes its table at that position ([`ByLoad`]).
 
-use super::{Kind, PrimaryPolicy, Work};
+use super::{PrimaryPolicy, Work, WorkKind};
 use std::collections::VecDeque;
 
 /// Replicas that weights are kept for.
@@ -81,9 +81,9 @@ struct Era {
 /// numbers have not been handed out. Work below keeps the primary it has.
 ///
 /// ```
-/// use dominoes::{ByLoad, Kind, PrimaryPolicy, Weights};
+/// use dominoes::{ByLoad, WorkKind, PrimaryPolicy, Weights};
 /// let mut policy = ByLoad::new(1, 64);
-/// policy.change(Kind(0), 8, Weights::of(&[3, 1]));
+/// policy.change(WorkKind(0), 8, Weights::of(&[3, 1]));
 /// let mine = |chunks: std::ops::Range<u64>| chunks.filter(|c| policy.primary(*c, 2) == 0).count();
 /// assert_eq!(mine(0..8), 4); // by position until then
 /// assert_eq!(mine(8..72), 48);
@@ -116,7 +116,7 @@ impl ByLoad {
     ///
     /// # Panics
     /// If there is no such kind.
-    pub fn change(&mut self, kind: Kind, from: u64, weights: Weights) {
+    pub fn change(&mut self, kind: WorkKind, from: u64, weights: Weights) {
         let pattern = (weights.0 != [0; REPLICAS]).then(|| Box::new(weights.pattern()));
         let eras = &mut self.eras[usize::from(kind.0)];
         let newest = eras.back().map_or(0, |era| era.from);
@@ -237,7 +237,7 @@ mod tests {
     fn shares_are_as_the_weights_say() {
         for weights in [[1, 1, 1, 1], [3, 1, 0, 0], [9, 4, 2, 1], [255, 255, 1, 1]] {
             let mut policy = ByLoad::new(1, 8);
-            policy.change(Kind(0), 0, Weights::of(&weights));
+            policy.change(WorkKind(0), 0, Weights::of(&weights));
             let total: f64 = weights.iter().map(|w| f64::from(*w)).sum();
             for replica in 0..4 {
                 let due = f64::from(weights[replica]) / total * 64.0;
@@ -254,7 +254,11 @@ mod tests {
         let mut told = Vec::new();
         for chunk in 0..500u64 {
             if chunk % 5 == 0 {
-                policy.change(Kind(0), chunk, Weights::of(&[(chunk % 7) as u8, 3, 1, 9]));
+                policy.change(
+                    WorkKind(0),
+                    chunk,
+                    Weights::of(&[(chunk % 7) as u8, 3, 1, 9]),
+                );
             }
             told.push(policy.primary(chunk, 4));
             for open in chunk.saturating_sub(reach)..=chunk {
@@ -275,7 +279,7 @@ mod tests {
         for twin in &mut twins {
             for (from, weights) in changes {
                 twin.change(
-                    Kind(1),
+                    WorkKind(1),
                     from,
                     Weights::from_bytes(Weights::of(&weights).to_bytes()),
                 );
@@ -284,7 +288,7 @@ mod tests {
         let [a, b] = twins;
         assert_eq!(a, b);
         for chunk in 0..200 {
-            let work = Work::chunk(chunk).of(Kind(1));
+            let work = Work::chunk(chunk).of(WorkKind(1));
             assert_eq!(a.primary_of(work, 2), b.primary_of(work, 2));
         }
     }
@@ -311,7 +315,7 @@ mod tests {
                 shares[me] += done;
             }
             if let Some(weights) = balancer.sample(&given, &shares) {
-                policy.change(Kind(0), chunk, weights);
+                policy.change(WorkKind(0), chunk, weights);
             }
             if round == 2000 {
                 at_half = given;

@@ -4,7 +4,7 @@
 use super::{Chain, Planned, Random, die};
 use dominoes::{
     Group, Park, Publisher, Seq, Turn,
-    group::{Action, ByHand, Divergence, GroupStats, MembershipError, Worker, WorkerState},
+    group::{ByHand, Divergence, GroupStats, GroupWorker, JoinError, OnDivergence, WorkerState},
 };
 use std::{
     cell::{Cell, RefCell},
@@ -18,7 +18,7 @@ use std::{
 
 type Apply = Box<dyn Fn(&mut Chain, Seq, &u64) -> u64>;
 type Perform = Box<dyn Fn(u64, Seq)>;
-type Hand = Worker<Chain, u64, u64, Apply, Perform>;
+type Hand = GroupWorker<Chain, u64, u64, Apply, Perform>;
 
 const PATIENCE: Duration = Duration::from_millis(1);
 
@@ -84,7 +84,7 @@ impl Fixture {
             .observe(1 + random.below(12))
             .on_divergence(move |divergence| {
                 heard.lock().unwrap().push(divergence.clone());
-                Action::Repair
+                OnDivergence::Repair
             });
         Rc::new_cyclic(|fixture: &std::rc::Weak<Fixture>| {
             let (one, other) = (fixture.clone(), fixture.clone());
@@ -258,7 +258,7 @@ impl Fixture {
                     let mut workers = self.workers.borrow_mut();
                     workers.push(Some(worker));
                 }
-                Err(MembershipError::NoFreeSlot) => self.count("no free slot"),
+                Err(JoinError::NoFreeSlot) => self.count("no free slot"),
                 Err(error) => panic!("{error}"),
             },
             36 if self.may_lose_one() => {
@@ -294,7 +294,7 @@ impl Fixture {
                 let mut workers = self.workers.borrow_mut();
                 let all = workers.iter().flatten();
                 // All others are active and stay so until it is repaired, and are a majority.
-                let mut states = all.map(Worker::worker_state);
+                let mut states = all.map(GroupWorker::worker_state);
                 if self.stats().membership.active < 3
                     || states
                         .any(|state| !matches!(state, WorkerState::Active | WorkerState::Parked))
@@ -389,7 +389,10 @@ impl Fixture {
             .drain(..)
             .flatten()
             .collect::<Vec<_>>();
-        let states: Vec<Chain> = workers.into_iter().filter_map(Worker::into_state).collect();
+        let states: Vec<Chain> = workers
+            .into_iter()
+            .filter_map(GroupWorker::into_state)
+            .collect();
         assert!(!states.is_empty(), "one replica has the state");
         for state in states {
             assert_eq!(state, chain, "a replica differs from the model");

@@ -3,7 +3,7 @@
 use super::{Chain, Planned, die};
 use dominoes::{
     Group, Park, Publisher, Seq, Turn,
-    group::{Action, ByHand, Divergence, MembershipError, Worker, WorkerState},
+    group::{ByHand, Divergence, GroupWorker, JoinError, OnDivergence, WorkerState},
 };
 use std::{
     cell::{Cell, RefCell},
@@ -15,7 +15,7 @@ use std::{
 
 type Apply = Box<dyn Fn(&mut Chain, Seq, &u64) -> u64>;
 type Perform = Box<dyn Fn(u64, Seq)>;
-type Hand = Worker<Chain, u64, u64, Apply, Perform>;
+type Hand = GroupWorker<Chain, u64, u64, Apply, Perform>;
 
 /// A group that compares every 4 positions.
 struct Fixture {
@@ -33,10 +33,10 @@ struct Fixture {
 
 impl Fixture {
     fn new(replicas: usize) -> Fixture {
-        Fixture::with(replicas, Action::Repair, 3)
+        Fixture::with(replicas, OnDivergence::Repair, 3)
     }
 
-    fn with(replicas: usize, action: Action, attempts: u32) -> Fixture {
+    fn with(replicas: usize, action: OnDivergence, attempts: u32) -> Fixture {
         let divergences = Arc::<Mutex<Vec<Divergence>>>::default();
         let performed = Rc::<RefCell<Vec<Seq>>>::default();
         let poison = Rc::new(Cell::new((0, 0)));
@@ -195,7 +195,7 @@ fn no_worker_is_reported_without_a_majority_while_a_third_one_is_on_its_way() {
 
 #[test]
 fn a_hook_can_forbid_the_repair() {
-    let mut fixture = Fixture::with(3, Action::Report, 3);
+    let mut fixture = Fixture::with(3, OnDivergence::Report, 3);
     fixture.run(2);
     fixture.workers[2].state_mut().unwrap().sum ^= 1;
     fixture.run(6);
@@ -213,11 +213,7 @@ fn one_that_leaves_is_forgotten_and_a_fresh_one_joins() {
     fixture.workers.push(fixture.group.join().unwrap());
     assert_eq!(fixture.workers[2].id(), 1);
     let full = fixture.group.join().map(|_| ());
-    assert_eq!(
-        full,
-        Err(MembershipError::NoFreeSlot),
-        "there are three replicas"
-    );
+    assert_eq!(full, Err(JoinError::NoFreeSlot), "there are three replicas");
     assert!(fixture.workers[2].state().is_none());
     fixture.run(10);
     fixture.all_agree();
@@ -302,12 +298,12 @@ fn the_last_replica_neither_leaves_nor_parks_and_a_parked_one_comes_back() {
     let handle = fixture.group.handle().clone();
     fixture.run(3);
     handle.park(0).unwrap();
-    assert_eq!(handle.leave(1), Err(MembershipError::LastReplica));
-    assert_eq!(handle.park(7), Err(MembershipError::NoSuchReplica));
+    assert_eq!(handle.leave(1), Err(JoinError::LastReplica));
+    assert_eq!(handle.park(7), Err(JoinError::NoSuchReplica));
     fixture.run(3);
     assert_eq!(fixture.workers[0].worker_state(), WorkerState::Parked);
     assert_eq!(fixture.publisher.log().subscribers(), 1, "it has no state");
-    assert_eq!(handle.unpark(1), Err(MembershipError::NoSuchReplica));
+    assert_eq!(handle.unpark(1), Err(JoinError::NoSuchReplica));
     handle.unpark(0).unwrap();
     fixture.run(3);
     fixture.all_agree();
@@ -323,11 +319,11 @@ fn the_last_replica_neither_leaves_nor_parks_and_a_parked_one_comes_back() {
         (1, 1, 1, 0)
     );
     drop(fixture.workers.remove(0));
-    assert_eq!(handle.unpark(0), Err(MembershipError::NoSuchReplica));
+    assert_eq!(handle.unpark(0), Err(JoinError::NoSuchReplica));
     assert!(fixture.publisher.is_closed(), "the state is lost");
     assert_eq!(
         fixture.group.join().map(|_| ()),
-        Err(MembershipError::NoReplicaLeft)
+        Err(JoinError::NoReplicaLeft)
     );
 }
 
@@ -369,7 +365,7 @@ fn an_effect_in_the_middle_of_which_its_primary_died_is_performed_by_another() {
 
 #[test]
 fn an_effect_that_is_to_be_begun_once_is_not_begun_again() {
-    let mut fixture = Fixture::with(2, Action::Repair, 1);
+    let mut fixture = Fixture::with(2, OnDivergence::Repair, 1);
     fixture.publish(8);
     fixture.poison.set((1, 1));
     fixture.step_to_death(0);

@@ -3,7 +3,7 @@
 use super::{Chain, Planned, Random, die};
 use dominoes::{
     Group, GroupError,
-    group::{Action, Divergence, MembershipHandle},
+    group::{Divergence, GroupHandle, OnDivergence},
 };
 use std::{
     collections::BTreeMap,
@@ -33,7 +33,7 @@ fn effects_are_performed_once_while_threads_die_join_leave_and_park() {
         let performed = Arc::<Mutex<BTreeMap<u64, u64>>>::default();
         let draws = AtomicU64::new(seed << 32);
         // Asks for the handle of the group, so that the last replica does not die.
-        let handle = Arc::new(OnceLock::<MembershipHandle<Chain, u64, u64>>::new());
+        let handle = Arc::new(OnceLock::<GroupHandle<Chain, u64, u64>>::new());
         let group_handle = handle.clone();
         let fault = Arc::new(move |one_in: u64| {
             let draw = draws.fetch_add(1, Ordering::Relaxed);
@@ -255,7 +255,7 @@ fn a_state_that_was_changed_is_found_and_repaired_on_threads() {
         .fingerprint(8, |sum: &u64| *sum)
         .on_divergence(move |divergence| {
             heard.lock().unwrap().push(divergence.clone());
-            Action::Repair
+            OnDivergence::Repair
         })
         .spawn(
             move |sum: &mut u64, _, n: &u64| {
@@ -282,7 +282,7 @@ fn a_state_that_was_changed_is_found_and_repaired_on_threads() {
 
 #[test]
 fn settings_out_of_their_range_are_named() {
-    let name = |settings: dominoes::group::Builder<u8>| {
+    let name = |settings: dominoes::group::GroupBuilder<u8>| {
         let group = settings.by_hand(|_: &mut u8, _, _: &()| (), |(), _| ());
         match group.map(|_| ()) {
             Err(GroupError::OutOfRange { field, .. }) => field,

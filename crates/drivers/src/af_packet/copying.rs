@@ -5,7 +5,9 @@ use crate::fd_event::FdEvent;
 use crate::link::{Link, Reporter};
 use crate::pool::Pool;
 use crate::vnet::{HEADER_LEN, VnetHeader};
-use crate::{DeviceError, DeviceRx, ETHERNET_HEADER_LEN, Frame, RxStats, VLAN_TAG_LEN, Waker, sys};
+use crate::{
+    DeviceError, DeviceRx, DeviceWaker, ETHERNET_HEADER_LEN, Frame, RxStats, VLAN_TAG_LEN, sys,
+};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,7 +99,7 @@ impl DeviceRx for CopyingRx {
         }
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> DeviceWaker {
         self.event.waker()
     }
 

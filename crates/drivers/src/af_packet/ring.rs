@@ -24,7 +24,8 @@ use crate::pool::Pool;
 use crate::umem::PacketMemory;
 use crate::vnet::{HEADER_LEN, VnetHeader};
 use crate::{
-    DeviceError, DeviceRx, ETHERNET_HEADER_LEN, Frame, RxMeta, RxStats, VLAN_TAG_LEN, Waker, sys,
+    DeviceError, DeviceRx, DeviceWaker, ETHERNET_HEADER_LEN, Frame, RxMeta, RxStats, VLAN_TAG_LEN,
+    sys,
 };
 use std::cell::Cell;
 use std::io;
@@ -49,7 +50,7 @@ pub(super) struct RingRx {
     taken: u64,
     returned: u64,
     /// The block whose frames are being claimed; the last one taken.
-    block: Option<Block>,
+    block: Option<RingBlock>,
     /// The value of `taken` at which detached units may be restored next. Restoring is slow.
     reuse_at: u64,
     stats: RxStats,
@@ -59,7 +60,7 @@ pub(super) struct RingRx {
 
 /// A TPACKET_V3 block with unclaimed frames.
 #[derive(Clone, Copy, Debug)]
-struct Block {
+struct RingBlock {
     unit: u32,
     /// Offset of the next frame's header, in bytes from the start of the block.
     next: usize,
@@ -67,16 +68,16 @@ struct Block {
 }
 
 /// A frame in the ring.
-struct Found {
+struct RingFound {
     unit: u32,
     /// Offset of its header, in bytes from the start of the unit.
     within: usize,
-    header: Header,
+    header: RingHeader,
 }
 
 /// The fields that `tpacket2_hdr` and `tpacket3_hdr` have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Header {
+struct RingHeader {
     status: u32,
     len: u32,
     /// Number of its bytes in the ring.
@@ -89,7 +90,7 @@ struct Header {
     next: u32,
 }
 
-impl Header {
+impl RingHeader {
     const V2_LEN: usize = 28;
     const V3_LEN: usize = 40;
 
@@ -191,11 +192,11 @@ impl RingRx {
     }
 
     #[inline]
-    fn next(&mut self) -> Option<Found> {
+    fn next(&mut self) -> Option<RingFound> {
         if !self.blocks {
             let unit = self.take_unit()?;
-            let header = Header::v2(&self.memory.header(unit, 0)?);
-            return Some(Found {
+            let header = RingHeader::v2(&self.memory.header(unit, 0)?);
+            return Some(RingFound {
                 unit,
                 within: 0,
                 header,
@@ -208,7 +209,7 @@ impl RingRx {
                     let unit = self.take_unit()?;
                     // struct tpacket_block_desc
                     let head: [u8; 20] = self.memory.header(unit, 0)?;
-                    Block {
+                    RingBlock {
                         unit,
                         next: word(&head, 16) as usize,
                         left: word(&head, 12),
@@ -222,15 +223,15 @@ impl RingRx {
             let Some(header) = self.memory.header(block.unit, block.next) else {
                 continue;
             };
-            let header = Header::v3(&header);
+            let header = RingHeader::v3(&header);
             if block.left > 1 {
-                self.block = Some(Block {
+                self.block = Some(RingBlock {
                     next: block.next + header.next as usize,
                     left: block.left - 1,
                     ..block
                 });
             }
-            return Some(Found {
+            return Some(RingFound {
                 unit: block.unit,
                 within: block.next,
                 header,
@@ -241,8 +242,8 @@ impl RingRx {
     /// The frame, in place unless too much of the ring is out. `None` if it is incomplete or
     /// malformed.
     #[inline]
-    fn frame(&mut self, found: &Found) -> Option<Frame> {
-        let Found {
+    fn frame(&mut self, found: &RingFound) -> Option<Frame> {
+        let RingFound {
             unit,
             within,
             header,
@@ -297,7 +298,7 @@ impl RingRx {
     }
 
     #[cold]
-    fn copy(&mut self, found: &Found, meta: RxMeta) -> Frame {
+    fn copy(&mut self, found: &RingFound, meta: RxMeta) -> Frame {
         let (mac, len) = (usize::from(found.header.mac), found.header.len as usize);
         let mut buffer = vec![0; VLAN_TAG_LEN + len].into_boxed_slice();
         self.memory
@@ -421,7 +422,7 @@ impl DeviceRx for RingRx {
         }
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> DeviceWaker {
         self.event.waker()
     }
 
@@ -444,7 +445,7 @@ mod tests {
     #[cfg(target_endian = "little")]
     #[test]
     fn headers_of_both_versions_are_read_field_by_field() {
-        let expected = Header {
+        let expected = RingHeader {
             status: 0x51,
             len: 0x1000,
             snaplen: 0x0fff,
@@ -453,14 +454,14 @@ mod tests {
             vlan_protocol: 0x88a8,
             next: 0,
         };
-        let mut v2 = [0xee; Header::V2_LEN];
+        let mut v2 = [0xee; RingHeader::V2_LEN];
         v2[0..4].copy_from_slice(&[0x51, 0, 0, 0]);
         v2[4..8].copy_from_slice(&[0, 0x10, 0, 0]);
         v2[8..12].copy_from_slice(&[0xff, 0x0f, 0, 0]);
         v2[12..14].copy_from_slice(&[0x4c, 0]);
         v2[24..28].copy_from_slice(&[7, 0, 0xa8, 0x88]);
-        assert_eq!(Header::v2(&v2), expected);
-        let mut v3 = [0xee; Header::V3_LEN];
+        assert_eq!(RingHeader::v2(&v2), expected);
+        let mut v3 = [0xee; RingHeader::V3_LEN];
         v3[0..4].copy_from_slice(&[0x80, 0, 0, 0]);
         v3[12..16].copy_from_slice(&[0xff, 0x0f, 0, 0]);
         v3[16..20].copy_from_slice(&[0, 0x10, 0, 0]);
@@ -469,14 +470,14 @@ mod tests {
         v3[32..36].copy_from_slice(&[7, 0, 0, 0]);
         v3[36..38].copy_from_slice(&[0xa8, 0x88]);
         assert_eq!(
-            Header::v3(&v3),
-            Header {
+            RingHeader::v3(&v3),
+            RingHeader {
                 next: 0x80,
                 ..expected
             }
         );
         assert_eq!(expected.vlan(), Some((0x88a8, 7)));
-        let plain = Header {
+        let plain = RingHeader {
             status: 1,
             ..expected
         };

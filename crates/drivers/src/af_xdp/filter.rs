@@ -3,7 +3,7 @@
 use super::open::bpf_error;
 use crate::af_packet::refuse_owned;
 use crate::bpf::{self, Redirect};
-use crate::sys::{self, Hook};
+use crate::sys::{self, BpfHook};
 use crate::{AddressFilter, DeviceError};
 use std::io;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError, Weak};
 /// The objects that keep the program attached. It is removed when the last reference to them is
 /// dropped.
 #[derive(Debug)]
-pub(super) struct Attached {
+pub(super) struct AttachedFilter {
     pub(super) interface: String,
     pub(super) link: OwnedFd,
     pub(super) map: OwnedFd,
@@ -28,7 +28,7 @@ pub(super) struct Attached {
     pub(super) redirect: Mutex<Redirect>,
 }
 
-impl Attached {
+impl AttachedFilter {
     /// Changes our addresses, unless all frames are ours. `change` returns whether it changed the
     /// list.
     fn change(&self, change: impl FnOnce(&mut Vec<IpAddr>) -> bool) -> Result<(), DeviceError> {
@@ -48,7 +48,7 @@ impl Attached {
         }
         let error = |error: io::Error| bpf_error(&self.interface, "change the program", &error);
         let program = bpf::redirect(&changed, self.map.as_raw_fd());
-        let program = sys::bpf_load(Hook::Xdp, &program, self.pieces).map_err(error)?;
+        let program = sys::bpf_load(BpfHook::Xdp, &program, self.pieces).map_err(error)?;
         sys::bpf_replace(self.link.as_fd(), program.as_fd()).map_err(error)?;
         *redirect = changed;
         Ok(())
@@ -57,7 +57,7 @@ impl Attached {
 
 /// A stack's handle to the program. It does not keep the program attached.
 #[derive(Debug)]
-pub(super) struct Filter(pub(super) Weak<Attached>);
+pub(super) struct Filter(pub(super) Weak<AttachedFilter>);
 
 impl AddressFilter for Filter {
     fn add(&self, address: IpAddr) -> Result<(), DeviceError> {

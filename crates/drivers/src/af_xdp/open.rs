@@ -1,6 +1,6 @@
 //! Opens the memory, the sockets of all queues, and the program.
 
-use super::filter::Attached;
+use super::filter::AttachedFilter;
 use super::options::{AfXdpOptions, XdpBind, XdpMode, XdpTransmit};
 use super::receive::XdpRx;
 use super::transmit::XdpTx;
@@ -10,9 +10,9 @@ use crate::bpf;
 use crate::fd_event::FdEvent;
 use crate::interface::local_mac;
 use crate::link::Link;
-use crate::sys::{self, Hook, Mapping, UmemRequest};
+use crate::sys::{self, BpfHook, Mapping, UmemRequest};
 use crate::umem::{Region, TransmitMemory};
-use crate::xsk_ring::{Consumer, Descriptor, Offsets, Producer};
+use crate::xsk_ring::{Consumer, Offsets, Producer, XskDescriptor};
 use crate::{Capabilities, DeviceError, ETHERNET_HEADER_LEN, RxChecksumSupport, VLAN_TAG_LEN};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -235,14 +235,14 @@ impl<'a> Opening<'a> {
         }
     }
 
-    fn attach(&self, count: u32) -> Result<(Attached, OwnedFd), DeviceError> {
+    fn attach(&self, count: u32) -> Result<(AttachedFilter, OwnedFd), DeviceError> {
         let privilege = |error: io::Error| bpf_error(self.interface, "load an XDP program", &error);
         let map = sys::bpf_socket_map(count).map_err(privilege)?;
         let program = bpf::redirect(
             &self.options.redirect,
             std::os::fd::AsRawFd::as_raw_fd(&map),
         );
-        let program = sys::bpf_load(Hook::Xdp, &program, self.pieces).map_err(privilege)?;
+        let program = sys::bpf_load(BpfHook::Xdp, &program, self.pieces).map_err(privilege)?;
         let widened = sys::packet_socket().map_err(self.system("open a packet socket"))?;
         sys::packet_widen(widened.as_fd(), self.index, self.mac != self.interface_mac)
             .map_err(self.system("open the interface for more frames"))?;
@@ -253,10 +253,10 @@ impl<'a> Opening<'a> {
         };
         let mut first_error = None;
         for &mode in modes {
-            match sys::bpf_attach(Hook::Xdp, program.as_fd(), self.index, mode) {
+            match sys::bpf_attach(BpfHook::Xdp, program.as_fd(), self.index, mode) {
                 Ok(link) => {
                     let kept = map.try_clone().map_err(self.system("keep the map"))?;
-                    let attached = Attached {
+                    let attached = AttachedFilter {
                         interface: self.interface.to_owned(),
                         link,
                         map: kept,
@@ -383,8 +383,8 @@ pub(crate) fn bpf_error(interface: &str, what: &'static str, error: &io::Error) 
 /// The four rings of a socket.
 struct Rings {
     fill: Producer<u64>,
-    receive: Consumer<Descriptor>,
-    send: Producer<Descriptor>,
+    receive: Consumer<XskDescriptor>,
+    send: Producer<XskDescriptor>,
     completion: Consumer<u64>,
 }
 
@@ -421,9 +421,9 @@ impl Rings {
             };
             Ok::<_, io::Error>((mapping, offsets, lens[ring]))
         };
-        let (mapping, offsets, len) = map(0, size_of::<Descriptor>())?;
+        let (mapping, offsets, len) = map(0, size_of::<XskDescriptor>())?;
         let receive = Consumer::new(mapping, offsets, len);
-        let (mapping, offsets, len) = map(1, size_of::<Descriptor>())?;
+        let (mapping, offsets, len) = map(1, size_of::<XskDescriptor>())?;
         let send = Producer::new(mapping, offsets, len);
         let (mapping, offsets, len) = map(2, size_of::<u64>())?;
         let fill = Producer::new(mapping, offsets, len);

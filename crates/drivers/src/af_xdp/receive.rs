@@ -1,13 +1,14 @@
 //! The receiving half: chunks go to the kernel through the fill ring and come back, filled with
 //! frames, through the receive ring.
 
-use super::filter::Attached;
+use super::filter::AttachedFilter;
 use crate::fd_event::FdEvent;
 use crate::link::{Link, Reporter};
 use crate::umem::{Lent, Region};
-use crate::xsk_ring::{Consumer, Descriptor, Producer};
+use crate::xsk_ring::{Consumer, Producer, XskDescriptor};
 use crate::{
-    DeviceError, DeviceRx, ETHERNET_HEADER_LEN, Frame, RxChecksum, RxMeta, RxStats, Waker, sys,
+    DeviceError, DeviceRx, DeviceWaker, ETHERNET_HEADER_LEN, Frame, RxChecksum, RxMeta, RxStats,
+    sys,
 };
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,14 +33,14 @@ pub(super) struct XdpRx {
     /// Number of receive chunks of this socket.
     chunks: usize,
     fill: Producer<u64>,
-    ring: Consumer<Descriptor>,
+    ring: Consumer<XskDescriptor>,
     /// The pieces of a frame whose last piece has not arrived.
     pieces: Vec<(Lent, usize)>,
     /// The metadata of all frames.
     meta: RxMeta,
     checked_at: Instant,
     stats: RxStats,
-    _attached: Arc<Attached>,
+    _attached: Arc<AttachedFilter>,
 }
 
 impl XdpRx {
@@ -48,8 +49,8 @@ impl XdpRx {
         event: FdEvent,
         region: Arc<Region>,
         queue: usize,
-        (fill, ring): (Producer<u64>, Consumer<Descriptor>),
-        attached: Arc<Attached>,
+        (fill, ring): (Producer<u64>, Consumer<XskDescriptor>),
+        attached: Arc<AttachedFilter>,
         trust_checksums: bool,
     ) -> io::Result<Self> {
         let edge = sys::epoll()?;
@@ -129,7 +130,7 @@ impl XdpRx {
     /// The frame that ends with this descriptor. `None` if more pieces follow, or the frame is too
     /// short.
     #[inline]
-    fn frame(&mut self, found: Descriptor, behind: bool) -> Option<Frame> {
+    fn frame(&mut self, found: XskDescriptor, behind: bool) -> Option<Frame> {
         let lent = self.region.lend_chunk(found.at as u32);
         let len = found.len as usize;
         if found.options & libc::XDP_PKT_CONTD != 0 || !self.pieces.is_empty() {
@@ -213,7 +214,7 @@ impl DeviceRx for XdpRx {
         }
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> DeviceWaker {
         self.event.waker()
     }
 

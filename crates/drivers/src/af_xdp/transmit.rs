@@ -4,12 +4,12 @@
 //! If several threads build frames, each copies its own into chunks in advance ([`TxPrepare`]).
 //! The sender then only writes descriptors and makes the system call.
 
-use super::filter::Attached;
+use super::filter::AttachedFilter;
 use super::{CHUNK_LEN, MAX_PIECES};
 use crate::link::{Link, LinkState};
 use crate::prepared::PreparedSlots;
 use crate::umem::{TransmitChunk, TransmitMemory};
-use crate::xsk_ring::{Consumer, Descriptor, Producer};
+use crate::xsk_ring::{Consumer, Producer, XskDescriptor};
 use crate::{
     Capabilities, DeviceError, DeviceTx, TxChecksum, TxFrame, TxMeta, TxPrepare, TxStats, sys,
 };
@@ -187,10 +187,10 @@ pub(super) struct XdpTx {
     /// Number of chunks that the kernel has.
     under_way: usize,
     preparer: Option<Arc<Preparer>>,
-    ring: Producer<Descriptor>,
+    ring: Producer<XskDescriptor>,
     completion: Consumer<u64>,
     stats: TxStats,
-    _attached: Arc<Attached>,
+    _attached: Arc<AttachedFilter>,
 }
 
 impl XdpTx {
@@ -198,9 +198,9 @@ impl XdpTx {
         caps: Capabilities,
         link: Arc<Link>,
         (memory, free): (TransmitMemory, Vec<TransmitChunk>),
-        (ring, completion): (Producer<Descriptor>, Consumer<u64>),
+        (ring, completion): (Producer<XskDescriptor>, Consumer<u64>),
         metadata_len: usize,
-        attached: Arc<Attached>,
+        attached: Arc<AttachedFilter>,
     ) -> Self {
         let filler = Filler {
             caps,
@@ -283,7 +283,7 @@ impl XdpTx {
         self.under_way += count;
         for piece in filled.pieces() {
             let at = self.filler.memory.hand_over(piece.chunk);
-            let put = self.ring.push(Descriptor {
+            let put = self.ring.push(XskDescriptor {
                 at: at + self.filler.metadata_len as u64,
                 len: piece.len,
                 options: piece.options,

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Link, LinkConfig, LinkStats};
+use super::{ImpairedLink, LinkConfig, LinkStats};
 use crate::{Device, DeviceError, DeviceRx, DeviceTx, Frame, TxFrame, checked};
 
 /// Most frames moved at once.
@@ -52,7 +52,7 @@ fn carry(
     start: Instant,
     over: &AtomicBool,
 ) -> Result<LinkStats, DeviceError> {
-    let mut link = Link::new(config);
+    let mut link = ImpairedLink::new(config);
     let mut frames = Vec::new();
     // ORDERING: Relaxed, here and at the stores: the flag orders nothing, and a late answer is
     // fine.

@@ -6,10 +6,10 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Link, LinkConfig, LinkStats};
+use super::{ImpairedLink, LinkConfig, LinkStats};
 use crate::{
-    AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame,
-    TxStats, Waker, checked,
+    AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame,
+    RxStats, TxFrame, TxStats, checked,
 };
 
 /// Pause before frames are offered again to a busy device.
@@ -18,7 +18,7 @@ const BUSY_PAUSE: Duration = Duration::from_millis(1);
 const BATCH: usize = 64;
 
 /// Returns the time since some start.
-pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
+pub type ImpairClock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
 /// A device with a bad wire in each direction.
 ///
@@ -31,12 +31,12 @@ pub struct Impaired<D> {
     device: D,
     inbound: LinkConfig,
     outbound: LinkConfig,
-    clock: Clock,
+    clock: ImpairClock,
     controls: LinkControls,
 }
 
 /// The inbound and the outbound link.
-type Ways = [Arc<Mutex<Link>>; 2];
+type Ways = [Arc<Mutex<ImpairedLink>>; 2];
 
 /// Access to both wires of an [`Impaired`] device, also after the device has moved.
 #[derive(Clone, Default)]
@@ -53,7 +53,7 @@ impl LinkControls {
         }
     }
 
-    /// Calls [`Link::clear_faults`] on both links.
+    /// Calls [`ImpairedLink::clear_faults`] on both links.
     pub fn clear_faults(&self) {
         for link in lock(&self.links).iter().flatten() {
             lock(link).clear_faults();
@@ -75,7 +75,12 @@ impl<D: Device> Impaired<D> {
     }
 
     /// As [`new`](Self::new), with another clock, which must never go back.
-    pub fn with_clock(device: D, inbound: LinkConfig, outbound: LinkConfig, clock: Clock) -> Self {
+    pub fn with_clock(
+        device: D,
+        inbound: LinkConfig,
+        outbound: LinkConfig,
+        clock: ImpairClock,
+    ) -> Self {
         Self {
             device,
             inbound,
@@ -125,8 +130,8 @@ impl<D: Device> Device for Impaired<D> {
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>) {
         let caps = self.capabilities();
         let (rx, tx) = Box::new(self.device).split();
-        let inbound = Arc::new(Mutex::new(Link::new(self.inbound)));
-        let link = Arc::new(Mutex::new(Link::new(self.outbound)));
+        let inbound = Arc::new(Mutex::new(ImpairedLink::new(self.inbound)));
+        let link = Arc::new(Mutex::new(ImpairedLink::new(self.outbound)));
         *lock(&self.controls.links) = Some([Arc::clone(&inbound), Arc::clone(&link)]);
         let outlet = Arc::new(Outlet {
             link,
@@ -156,11 +161,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The outbound side, which both halves drive.
 struct Outlet {
-    link: Arc<Mutex<Link>>,
+    link: Arc<Mutex<ImpairedLink>>,
     /// The device, and frames that it was too busy to take.
     device: Mutex<(Box<dyn DeviceTx>, VecDeque<Frame>)>,
-    clock: Clock,
-    waker: Waker,
+    clock: ImpairClock,
+    waker: DeviceWaker,
 }
 
 impl Outlet {
@@ -194,7 +199,7 @@ impl Outlet {
 
 struct ImpairedRx {
     rx: Box<dyn DeviceRx>,
-    inbound: Arc<Mutex<Link>>,
+    inbound: Arc<Mutex<ImpairedLink>>,
     outlet: Arc<Outlet>,
     batch: Vec<Frame>,
     stats: RxStats,
@@ -263,7 +268,7 @@ impl DeviceRx for ImpairedRx {
         self.rx.wait(timeout)
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> DeviceWaker {
         self.rx.waker()
     }
 
@@ -340,7 +345,7 @@ mod tests {
         let (device, script) = memory::scripted();
         let time = Arc::new(AtomicU64::new(0));
         let clock = Arc::clone(&time);
-        let clock: Clock = Arc::new(move || MS * clock.load(Relaxed) as u32);
+        let clock: ImpairClock = Arc::new(move || MS * clock.load(Relaxed) as u32);
         let device = Impaired::with_clock(device, inbound, outbound, clock);
         let switches = device.controls();
         let (rx, tx) = Box::new(device).split();

@@ -102,7 +102,7 @@ pub struct FaultStats {
 
 /// Applies [`Faults`] to frames as the receiver takes them from the queue.
 #[derive(Debug)]
-pub(crate) struct Wire {
+pub(crate) struct FaultyWire {
     faults: Faults,
     /// Number of frames taken from the queue.
     index: u64,
@@ -129,7 +129,7 @@ enum Choice {
     Late,
 }
 
-impl Wire {
+impl FaultyWire {
     pub(crate) fn new(faults: Faults) -> Self {
         Self {
             faults,
@@ -300,7 +300,7 @@ mod tests {
     }
 
     /// Sends `count` numbered frames in bursts of `burst` and returns what arrives.
-    fn deliver(wire: &mut Wire, count: u16, burst: u16) -> Vec<Frame> {
+    fn deliver(wire: &mut FaultyWire, count: u16, burst: u16) -> Vec<Frame> {
         let mut out = Vec::new();
         let mut next = 0;
         while next < count {
@@ -339,7 +339,7 @@ mod tests {
             .duplicate(50_000)
             .reorder(20_000, 3)
             .corrupt(10_000);
-        let mut wire = Wire::new(faults);
+        let mut wire = FaultyWire::new(faults);
         let arrived = deliver(&mut wire, 50_000, 500);
         let stats = wire.stats();
         let near = |count: u64, expected: u64| {
@@ -357,7 +357,7 @@ mod tests {
 
     #[test]
     fn a_burst_takes_up_to_its_length_in_a_row() {
-        let mut wire = Wire::new(Faults::new(2).bursts(10_000, 8));
+        let mut wire = FaultyWire::new(Faults::new(2).bursts(10_000, 8));
         let arrived = numbers(&deliver(&mut wire, 20_000, 100));
         let gaps = arrived.windows(2).map(|pair| pair[1] - pair[0] - 1);
         // Two bursts may follow each other at once.
@@ -371,12 +371,12 @@ mod tests {
 
     #[test]
     fn total_loss_delivers_nothing_and_ends() {
-        assert!(deliver(&mut Wire::new(Faults::new(1).loss(MILLION)), 100, 10).is_empty());
+        assert!(deliver(&mut FaultyWire::new(Faults::new(1).loss(MILLION)), 100, 10).is_empty());
     }
 
     #[test]
     fn a_frame_is_overtaken_by_no_more_than_the_distance() {
-        let mut wire = Wire::new(Faults::new(3).reorder(100_000, 4));
+        let mut wire = FaultyWire::new(Faults::new(3).reorder(100_000, 4));
         let arrived = numbers(&deliver(&mut wire, 5_000, 100));
         assert!(!arrived.is_sorted());
         for (position, &number) in arrived.iter().enumerate() {
@@ -396,14 +396,14 @@ mod tests {
 
     #[test]
     fn a_frame_with_none_behind_it_is_not_late() {
-        let mut wire = Wire::new(Faults::new(3).reorder(MILLION, 4));
+        let mut wire = FaultyWire::new(Faults::new(3).reorder(MILLION, 4));
         assert_eq!(numbers(&deliver(&mut wire, 3, 1)), [0, 1, 2]);
         assert!(!wire.holds_frames());
     }
 
     #[test]
     fn corruption_flips_one_bit_past_the_header_and_takes_the_vouching_away() {
-        let mut wire = Wire::new(Faults::new(5).corrupt(MILLION));
+        let mut wire = FaultyWire::new(Faults::new(5).corrupt(MILLION));
         for number in 0..200 {
             let mut sent = ipv4(number);
             sent.meta.checksum = RxChecksum::Valid;
@@ -421,7 +421,7 @@ mod tests {
 
     #[test]
     fn frames_without_a_checksum_are_left_whole() {
-        let mut wire = Wire::new(Faults::new(5).corrupt(MILLION));
+        let mut wire = FaultyWire::new(Faults::new(5).corrupt(MILLION));
         let mut arp = ipv4(1);
         arp.bytes_mut()[13] = 0x06;
         let mut once = Some(arp.clone());
@@ -431,7 +431,7 @@ mod tests {
 
     #[test]
     fn a_partial_checksum_is_completed_before_it_is_spoiled() {
-        let mut wire = Wire::new(Faults::new(9).corrupt(MILLION));
+        let mut wire = FaultyWire::new(Faults::new(9).corrupt(MILLION));
         let mut sent = ipv4(77);
         sent.meta = RxMeta {
             checksum: RxChecksum::Partial {
@@ -461,8 +461,8 @@ mod tests {
         fn what_happens_depends_on_seed_and_index_only(seed: u64, burst in 1u16..50) {
             let faults = Faults::new(seed).loss(50_000).duplicate(50_000).corrupt(50_000);
             let bytes = |frames: Vec<Frame>| frames.iter().map(|frame| frame.to_vec()).collect::<Vec<_>>();
-            let one_by_one = bytes(deliver(&mut Wire::new(faults.clone()), 300, 1));
-            let in_bursts = bytes(deliver(&mut Wire::new(faults), 300, burst));
+            let one_by_one = bytes(deliver(&mut FaultyWire::new(faults.clone()), 300, 1));
+            let in_bursts = bytes(deliver(&mut FaultyWire::new(faults), 300, burst));
             prop_assert_eq!(one_by_one, in_bursts);
         }
     }

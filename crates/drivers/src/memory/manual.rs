@@ -4,8 +4,8 @@ use super::MemoryConfig;
 use crate::prepared::PreparedSlots;
 use crate::waker::Event;
 use crate::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame, TxMeta,
-    TxPrepare, TxStats, Waker,
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame, RxStats, TxFrame,
+    TxMeta, TxPrepare, TxStats,
 };
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,7 +35,7 @@ pub fn scripted() -> (ManualDevice, Script) {
 /// As [`scripted`], with MTU, first Ethernet address and offloads from `config`. Queues are
 /// unlimited, and buffers are not pooled.
 pub fn scripted_with(config: MemoryConfig) -> (ManualDevice, Script) {
-    let shared = Arc::new(Shared::default());
+    let shared = Arc::new(ManualShared::default());
     let device = ManualDevice {
         caps: config.capabilities("manual0"),
         mac: config.macs[0],
@@ -50,31 +50,31 @@ pub fn scripted_with(config: MemoryConfig) -> (ManualDevice, Script) {
 pub struct ManualDevice {
     caps: Capabilities,
     mac: [u8; 6],
-    shared: Arc<Shared>,
+    shared: Arc<ManualShared>,
 }
 
 /// The other end of a [`ManualDevice`]. Clones control the same device.
 #[derive(Clone, Debug)]
 pub struct Script {
-    shared: Arc<Shared>,
+    shared: Arc<ManualShared>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+struct ManualShared {
+    state: Mutex<ManualState>,
     event: Event,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ManualState {
     arriving: VecDeque<Frame>,
     sent: Vec<(Vec<u8>, TxMeta)>,
     credit: Option<usize>,
     failure: Option<DeviceError>,
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl ManualShared {
+    fn state(&self) -> MutexGuard<'_, ManualState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -139,7 +139,7 @@ impl Device for ManualDevice {
 }
 
 struct ManualRx {
-    shared: Arc<Shared>,
+    shared: Arc<ManualShared>,
     stats: RxStats,
 }
 
@@ -170,9 +170,9 @@ impl DeviceRx for ManualRx {
         self.shared.state().failure.clone().map_or(Ok(()), Err)
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> DeviceWaker {
         let shared = Arc::clone(&self.shared);
-        Waker::new(move || shared.event.wake())
+        DeviceWaker::new(move || shared.event.wake())
     }
 
     fn stats(&self) -> RxStats {
@@ -185,15 +185,15 @@ impl DeviceRx for ManualRx {
 
 struct ManualTx {
     caps: Capabilities,
-    shared: Arc<Shared>,
-    prepared: Option<Arc<Prepared>>,
+    shared: Arc<ManualShared>,
+    prepared: Option<Arc<ManualPrepared>>,
     stats: TxStats,
 }
 
 /// Copies of frames, made in advance.
-struct Prepared(PreparedSlots<(Vec<u8>, TxMeta)>);
+struct ManualPrepared(PreparedSlots<(Vec<u8>, TxMeta)>);
 
-impl TxPrepare for Prepared {
+impl TxPrepare for ManualPrepared {
     fn prepare(&self, first: usize, frames: &[TxFrame<'_>]) {
         for (slot, frame) in (first..).zip(frames) {
             self.0.put(slot, copy(frame));
@@ -248,7 +248,7 @@ impl DeviceTx for ManualTx {
     }
 
     fn preparer(&mut self, slots: usize) -> Option<Arc<dyn TxPrepare>> {
-        let prepared = Arc::new(Prepared(PreparedSlots::new(slots)));
+        let prepared = Arc::new(ManualPrepared(PreparedSlots::new(slots)));
         self.prepared = Some(Arc::clone(&prepared));
         Some(prepared)
     }

@@ -76,7 +76,7 @@ mod receiver;
 mod sender;
 mod sums;
 
-pub use config::{ConfigError, Encoding, Payload, PeerConfig, Role};
+pub use config::{Encoding, Payload, PeerConfig, PeerConfigError, Role};
 pub use handle::{PeerFault, PeerHandle};
 pub use receiver::PeerTx;
 pub use sender::PeerRx;
@@ -85,7 +85,7 @@ use crate::{
     Capabilities, Device, DeviceRx, DeviceTx, ETHERNET_HEADER_LEN, RxChecksumSupport, VLAN_TAG_LEN,
 };
 use crossbeam_utils::CachePadded;
-use handle::{Shared, SharedConnection, VERIFY_CHECKSUMS, VERIFY_FRAMES};
+use handle::{PeerShared, SharedConnection, VERIFY_CHECKSUMS, VERIFY_FRAMES};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8};
 
@@ -108,7 +108,7 @@ impl PeerDevice {
     ///
     /// # Errors
     /// If `config` has invalid or contradictory values.
-    pub fn new(config: PeerConfig) -> Result<(PeerDevice, PeerHandle), ConfigError> {
+    pub fn new(config: PeerConfig) -> Result<(PeerDevice, PeerHandle), PeerConfigError> {
         config.check()?;
         let mut caps = Capabilities::new("peer0");
         let packet = config.head_bytes() - ETHERNET_HEADER_LEN + config.segment_bytes;
@@ -124,7 +124,7 @@ impl PeerDevice {
             0
         };
         let connections = (0..config.connections).map(|_| SharedConnection::default());
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PeerShared {
             connections: connections.collect(),
             faults: CachePadded::default(),
             is_asked: AtomicBool::new(false),

@@ -4,14 +4,14 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 
-use crate::Waker;
+use crate::DeviceWaker;
 
 /// An event that the firmware handles. A lower number means a higher priority.
 ///
 /// Hardware raises the first four, handlers the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
-pub enum Event {
+pub enum NicEvent {
     /// The driver has written a mailbox register.
     Mailbox,
     /// A transfer from the host's memory is done.
@@ -32,35 +32,35 @@ pub enum Event {
     UpdateReturnProducer,
 }
 
-impl Event {
+impl NicEvent {
     /// Number of events.
     pub const COUNT: usize = 9;
 
     /// All events, in order of priority.
-    pub const ALL: [Event; Event::COUNT] = [
-        Event::Mailbox,
-        Event::DmaReadComplete,
-        Event::DmaWriteComplete,
-        Event::ReceiveComplete,
-        Event::SendDescriptorsReady,
-        Event::SendDataReady,
-        Event::UpdateSendConsumer,
-        Event::ReceiveDescriptorsReady,
-        Event::UpdateReturnProducer,
+    pub const ALL: [NicEvent; NicEvent::COUNT] = [
+        NicEvent::Mailbox,
+        NicEvent::DmaReadComplete,
+        NicEvent::DmaWriteComplete,
+        NicEvent::ReceiveComplete,
+        NicEvent::SendDescriptorsReady,
+        NicEvent::SendDataReady,
+        NicEvent::UpdateSendConsumer,
+        NicEvent::ReceiveDescriptorsReady,
+        NicEvent::UpdateReturnProducer,
     ];
 
     /// Its name in words.
     pub const fn name(self) -> &'static str {
         match self {
-            Event::Mailbox => "mailbox",
-            Event::DmaReadComplete => "DMA read complete",
-            Event::DmaWriteComplete => "DMA write complete",
-            Event::ReceiveComplete => "receive complete",
-            Event::SendDescriptorsReady => "send BD ready",
-            Event::SendDataReady => "send data ready",
-            Event::UpdateSendConsumer => "update send consumer",
-            Event::ReceiveDescriptorsReady => "receive BD ready",
-            Event::UpdateReturnProducer => "update receive return producer",
+            NicEvent::Mailbox => "mailbox",
+            NicEvent::DmaReadComplete => "DMA read complete",
+            NicEvent::DmaWriteComplete => "DMA write complete",
+            NicEvent::ReceiveComplete => "receive complete",
+            NicEvent::SendDescriptorsReady => "send BD ready",
+            NicEvent::SendDataReady => "send data ready",
+            NicEvent::UpdateSendConsumer => "update send consumer",
+            NicEvent::ReceiveDescriptorsReady => "receive BD ready",
+            NicEvent::UpdateReturnProducer => "update receive return producer",
         }
     }
 
@@ -74,18 +74,18 @@ impl Event {
 pub(crate) struct EventRegister {
     bits: AtomicU32,
     /// The processors that poll this register, in the order in which they are woken.
-    sleepers: OnceLock<Vec<Sleeper>>,
+    sleepers: OnceLock<Vec<CardSleeper>>,
 }
 
 /// A processor that sleeps while no event occurs.
 #[derive(Debug)]
-pub(crate) struct Sleeper {
+pub(crate) struct CardSleeper {
     sleeping: AtomicBool,
-    waker: Waker,
+    waker: DeviceWaker,
 }
 
-impl Sleeper {
-    pub(crate) fn new(waker: Waker) -> Self {
+impl CardSleeper {
+    pub(crate) fn new(waker: DeviceWaker) -> Self {
         Self {
             sleeping: AtomicBool::new(false),
             waker,
@@ -95,13 +95,13 @@ impl Sleeper {
 
 impl EventRegister {
     /// Sets the processors to wake. Only the first call has an effect.
-    pub(crate) fn set_sleepers(&self, sleepers: Vec<Sleeper>) {
+    pub(crate) fn set_sleepers(&self, sleepers: Vec<CardSleeper>) {
         let _ = self.sleepers.set(sleepers);
     }
 
     /// Sets the bit of an event. The handler sees all earlier writes of the caller.
     #[inline]
-    pub(crate) fn raise(&self, event: Event) {
+    pub(crate) fn raise(&self, event: NicEvent) {
         // ORDERING: SeqCst, here and in `sleep`: either this thread sees that a processor sleeps,
         // or the processor sees the bit before it sleeps.
         self.bits.fetch_or(event.bit(), SeqCst);
@@ -121,10 +121,10 @@ impl EventRegister {
 
     /// Clears the bit of the highest-priority event in `mask`, and returns the event.
     #[inline]
-    pub(crate) fn take(&self, mask: u32) -> Option<Event> {
+    pub(crate) fn take(&self, mask: u32) -> Option<NicEvent> {
         loop {
             let bits = self.bits.load(SeqCst) & mask;
-            let event = *Event::ALL.get(bits.trailing_zeros() as usize)?;
+            let event = *NicEvent::ALL.get(bits.trailing_zeros() as usize)?;
             // Another processor may have taken the event meanwhile.
             if self.bits.fetch_and(!event.bit(), SeqCst) & event.bit() != 0 {
                 return Some(event);
@@ -149,7 +149,7 @@ impl EventRegister {
 }
 
 /// A mask with one event, for [`EventRegister::take`].
-pub(crate) const fn mask(event: Event) -> u32 {
+pub(crate) const fn mask(event: NicEvent) -> u32 {
     event.bit()
 }
 
@@ -160,16 +160,20 @@ mod tests {
     #[test]
     fn events_are_taken_by_priority_and_once() {
         let register = EventRegister::default();
-        for event in [Event::SendDataReady, Event::Mailbox, Event::SendDataReady] {
+        for event in [
+            NicEvent::SendDataReady,
+            NicEvent::Mailbox,
+            NicEvent::SendDataReady,
+        ] {
             register.raise(event);
         }
         assert_eq!(
-            register.take(!mask(Event::Mailbox)),
-            Some(Event::SendDataReady)
+            register.take(!mask(NicEvent::Mailbox)),
+            Some(NicEvent::SendDataReady)
         );
-        assert_eq!(register.take(!0), Some(Event::Mailbox));
+        assert_eq!(register.take(!0), Some(NicEvent::Mailbox));
         assert_eq!(register.take(!0), None);
-        for (number, event) in Event::ALL.into_iter().enumerate() {
+        for (number, event) in NicEvent::ALL.into_iter().enumerate() {
             assert_eq!(event as usize, number);
         }
     }

@@ -1,6 +1,6 @@
 //! Handlers of events, and the hardware units that they control.
 //!
-//! Everything belongs to one of two halves, which share only the three indices in [`Shared`]:
+//! Everything belongs to one of two halves, which share only the three indices in [`CardShared`]:
 //! [`SendHalf`] has the DMA read channel and the MAC's transmit channel, [`ReceiveHalf`] the DMA
 //! write channel and the MAC's receive channel. So they run on two processors without mutual
 //! exclusion, which the compiler checks. A handler never waits: it enqueues a transfer and
@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use rtrb::{Consumer, Producer};
 
-use super::event::Event;
+use super::event::NicEvent;
 use super::host::ReturnDescriptor;
-use super::memory::{FIRST, SendDescriptor, Shared};
+use super::memory::{CardShared, FIRST, SendDescriptor};
 use crate::frame::zeroed;
 use crate::{DeviceError, DeviceRx, DeviceTx, Frame, RxChecksum, RxMeta, TxFrame, TxMeta, checked};
 
@@ -30,7 +30,7 @@ pub struct Inspect(Arc<InspectFn>);
 type InspectFn = dyn Fn(&[u8]) -> RxChecksum + Send + Sync;
 
 impl Inspect {
-    /// Calls `inspect` in the handler of [`Event::ReceiveComplete`].
+    /// Calls `inspect` in the handler of [`NicEvent::ReceiveComplete`].
     pub fn new(inspect: impl Fn(&[u8]) -> RxChecksum + Send + Sync + 'static) -> Self {
         Inspect(Arc::new(inspect))
     }
@@ -87,7 +87,7 @@ struct MacDescriptor {
 
 /// Sends, and fetches descriptors: processor B of the partition.
 pub(crate) struct SendHalf {
-    shared: Arc<Shared>,
+    shared: Arc<CardShared>,
     bounds: Bounds,
     // In the host's memory.
     send_ring: Consumer<SendDescriptor>,
@@ -123,7 +123,7 @@ pub(crate) struct SendRings {
 
 impl SendHalf {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<CardShared>,
         bounds: Bounds,
         rings: SendRings,
         wire: Box<dyn DeviceTx>,
@@ -184,14 +184,14 @@ impl SendHalf {
                 None => break,
                 Some(ReadDone::SendDescriptors(count)) => {
                     self.sends_fetched = self.sends_fetched.wrapping_add(count);
-                    self.shared.raise(Event::SendDataReady);
+                    self.shared.raise(NicEvent::SendDataReady);
                 }
                 Some(ReadDone::ReceiveDescriptors(count)) => {
                     self.receives_fetched = self.receives_fetched.wrapping_add(count);
                     let fetched = self.receives_fetched;
                     self.shared.local_receive_producer.store(fetched);
                     // A frame may have waited for these buffers.
-                    self.shared.raise(Event::ReceiveComplete);
+                    self.shared.raise(NicEvent::ReceiveComplete);
                 }
                 Some(ReadDone::Frame(buffer)) => {
                     // `spent` is as long as the send ring, so there is room.
@@ -203,13 +203,13 @@ impl SendHalf {
         let unreported = self.sends_consumed.wrapping_sub(self.sends_reported);
         let is_last = self.sends_consumed == self.sends_begun;
         if unreported >= self.bounds.coalesced || unreported > 0 && is_last {
-            self.shared.raise(Event::UpdateSendConsumer);
+            self.shared.raise(NicEvent::UpdateSendConsumer);
         }
         if !self.dma_done.is_empty() {
-            self.shared.raise(Event::DmaReadComplete);
+            self.shared.raise(NicEvent::DmaReadComplete);
         }
         if self.sends_begun != self.sends_fetched {
-            self.shared.raise(Event::SendDataReady);
+            self.shared.raise(NicEvent::SendDataReady);
         }
     }
 
@@ -231,7 +231,7 @@ impl SendHalf {
             self.sends_begun = self.sends_begun.wrapping_add(1);
         }
         if self.sends_begun != self.sends_fetched {
-            self.shared.raise(Event::SendDataReady);
+            self.shared.raise(NicEvent::SendDataReady);
         }
     }
 
@@ -276,7 +276,7 @@ impl SendHalf {
             performed += 1;
         }
         if performed > 0 {
-            self.shared.raise(Event::DmaReadComplete);
+            self.shared.raise(NicEvent::DmaReadComplete);
         }
         performed
     }
@@ -312,7 +312,7 @@ impl SendHalf {
         self.mac.drain(..taken);
         self.free.extend(self.buffered.drain(..taken));
         if was_full && taken > 0 {
-            self.shared.raise(Event::SendDataReady);
+            self.shared.raise(NicEvent::SendDataReady);
         }
         taken
     }
@@ -350,7 +350,7 @@ impl Arrival {
 
 /// Receives: processor A of the partition.
 pub(crate) struct ReceiveHalf {
-    shared: Arc<Shared>,
+    shared: Arc<CardShared>,
     bounds: Bounds,
     wire: Box<dyn DeviceRx>,
     /// The receive buffer, with frames that have arrived.
@@ -376,7 +376,7 @@ pub(crate) struct ReceiveHalf {
 
 impl ReceiveHalf {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<CardShared>,
         bounds: Bounds,
         local_receives: Consumer<Box<[u8]>>,
         returns: Producer<ReturnDescriptor>,
@@ -440,7 +440,7 @@ impl ReceiveHalf {
             });
         }
         if self.can_receive() {
-            self.shared.raise(Event::ReceiveComplete);
+            self.shared.raise(NicEvent::ReceiveComplete);
         }
     }
 
@@ -494,13 +494,13 @@ impl ReceiveHalf {
     fn end(&mut self) {
         let can_receive = self.can_receive();
         if can_receive {
-            self.shared.raise(Event::ReceiveComplete);
+            self.shared.raise(NicEvent::ReceiveComplete);
         }
         let unreported = self.returns_produced.wrapping_sub(self.returns_reported);
         // The host may have to take these before it produces buffers for waiting frames.
         let is_last = self.in_work.is_empty() && !can_receive;
         if unreported >= self.bounds.coalesced || unreported > 0 && is_last {
-            self.shared.raise(Event::UpdateReturnProducer);
+            self.shared.raise(NicEvent::UpdateReturnProducer);
         }
     }
 
@@ -512,7 +512,7 @@ impl ReceiveHalf {
             self.shared.interrupt.notify();
         }
         if was_full && self.can_receive() {
-            self.shared.raise(Event::ReceiveComplete);
+            self.shared.raise(NicEvent::ReceiveComplete);
         }
     }
 
@@ -563,7 +563,7 @@ impl ReceiveHalf {
         if performed > 0 {
             checked::release(&mut *self.wire, &mut self.claimed);
             self.dma_done += performed;
-            self.shared.raise(Event::DmaWriteComplete);
+            self.shared.raise(NicEvent::DmaWriteComplete);
         }
         performed
     }
@@ -592,7 +592,7 @@ impl ReceiveHalf {
                     self.shared.truncated.fetch_add(1, Relaxed);
                 }
             }
-            self.shared.raise(Event::ReceiveComplete);
+            self.shared.raise(NicEvent::ReceiveComplete);
         }
         claimed
     }
@@ -608,7 +608,7 @@ impl ReceiveHalf {
     }
 
     /// The waker of [`wait`](Self::wait).
-    pub(crate) fn waker(&self) -> crate::Waker {
+    pub(crate) fn waker(&self) -> crate::DeviceWaker {
         self.wire.waker()
     }
 }

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use rtrb::{Consumer, Producer};
 
-use super::event::Event;
-use super::memory::{FIRST, SendDescriptor, Shared};
-use super::threads::Threads;
+use super::event::NicEvent;
+use super::memory::{CardShared, FIRST, SendDescriptor};
+use super::threads::CardThreads;
 use crate::frame::zeroed;
 use crate::{
-    Capabilities, DeviceError, DeviceRx, DeviceTx, Frame, RxMeta, RxStats, TxFrame, TxStats, Waker,
+    Capabilities, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame, RxMeta, RxStats, TxFrame,
+    TxStats,
 };
 
 /// A received frame, as described by the card.
@@ -26,7 +27,7 @@ pub(crate) struct ReturnDescriptor {
 #[derive(Debug)]
 pub struct NicTx {
     pub(crate) caps: Capabilities,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<CardShared>,
     pub(crate) ring: Producer<SendDescriptor>,
     /// Buffers of descriptors that the card has processed.
     pub(crate) spent: Consumer<Box<[u8]>>,
@@ -35,16 +36,16 @@ pub struct NicTx {
     pub(crate) produced: u32,
     pub(crate) reclaimed: u32,
     pub(crate) stats: TxStats,
-    pub(crate) _threads: Arc<Threads>,
+    pub(crate) _threads: Arc<CardThreads>,
 }
 
 impl NicTx {
     pub(crate) fn new(
         caps: Capabilities,
-        shared: Arc<Shared>,
+        shared: Arc<CardShared>,
         ring: Producer<SendDescriptor>,
         spent: Consumer<Box<[u8]>>,
-        threads: Arc<Threads>,
+        threads: Arc<CardThreads>,
     ) -> Self {
         let len = caps
             .rx_max_frame
@@ -108,7 +109,7 @@ impl DeviceTx for NicTx {
         self.stats.frames += sent;
         if sent > 0 {
             self.shared.send_mailbox.store(self.produced);
-            self.shared.raise(Event::Mailbox);
+            self.shared.raise(NicEvent::Mailbox);
         }
         Ok(taken)
     }
@@ -125,7 +126,7 @@ impl DeviceTx for NicTx {
 /// The receiving half of a [`Nic`](super::Nic).
 #[derive(Debug)]
 pub struct NicRx {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<CardShared>,
     /// Buffers for received frames.
     pub(crate) ring: Producer<Box<[u8]>>,
     pub(crate) returns: Consumer<ReturnDescriptor>,
@@ -136,16 +137,16 @@ pub struct NicRx {
     /// Index up to which frames were claimed.
     consumed: u32,
     stats: RxStats,
-    _threads: Arc<Threads>,
+    _threads: Arc<CardThreads>,
 }
 
 impl NicRx {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<CardShared>,
         ring: Producer<Box<[u8]>>,
         returns: Consumer<ReturnDescriptor>,
         buffer_len: usize,
-        threads: Arc<Threads>,
+        threads: Arc<CardThreads>,
     ) -> Self {
         let free = (0..2 * ring.buffer().capacity()).map(|_| zeroed(buffer_len));
         let mut rx = Self {
@@ -180,7 +181,7 @@ impl NicRx {
         }
         if self.produced != before {
             self.shared.receive_mailbox.store(self.produced);
-            self.shared.raise(Event::Mailbox);
+            self.shared.raise(NicEvent::Mailbox);
         }
     }
 }
@@ -228,9 +229,9 @@ impl DeviceRx for NicRx {
         shared.check()
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> DeviceWaker {
         let shared = Arc::clone(&self.shared);
-        Waker::new(move || shared.interrupt.wake())
+        DeviceWaker::new(move || shared.interrupt.wake())
     }
 
     fn stats(&self) -> RxStats {
@@ -247,6 +248,6 @@ impl Drop for NicRx {
     fn drop(&mut self) {
         self.shared.receiver_gone.store(true, SeqCst);
         // The card discards frames that have arrived.
-        self.shared.raise(Event::ReceiveComplete);
+        self.shared.raise(NicEvent::ReceiveComplete);
     }
 }

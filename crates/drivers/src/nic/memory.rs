@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crossbeam_utils::CachePadded;
 
-use super::event::{Event, EventRegister};
+use super::event::{EventRegister, NicEvent};
 use crate::waker;
 use crate::{DeviceError, TxMeta};
 
@@ -49,11 +49,11 @@ pub(crate) struct SendDescriptor {
 
 /// State that several processors, or the host and the card, read and write.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct CardShared {
     /// One register per processor, or one for all of them.
     pub(crate) registers: Box<[EventRegister]>,
     /// The index of each event's register.
-    pub(crate) register_of: [usize; Event::COUNT],
+    pub(crate) register_of: [usize; NicEvent::COUNT],
     /// Mailbox registers: the producer indices of the send and the receive ring, written by the
     /// driver.
     pub(crate) send_mailbox: Index,
@@ -85,8 +85,8 @@ pub(crate) struct Shared {
     trouble: Mutex<Option<DeviceError>>,
 }
 
-impl Shared {
-    pub(crate) fn new(registers: usize, register_of: [usize; Event::COUNT]) -> Self {
+impl CardShared {
+    pub(crate) fn new(registers: usize, register_of: [usize; NicEvent::COUNT]) -> Self {
         Self {
             registers: (0..registers).map(|_| EventRegister::default()).collect(),
             register_of,
@@ -108,7 +108,7 @@ impl Shared {
 
     /// Sets the event's bit in the register of the processor that handles it.
     #[inline]
-    pub(crate) fn raise(&self, event: Event) {
+    pub(crate) fn raise(&self, event: NicEvent) {
         self.registers[self.register_of[event as usize]].raise(event);
     }
 

@@ -67,19 +67,21 @@ use std::sync::{Arc, Mutex};
 
 use rtrb::RingBuffer;
 
-use crate::{Capabilities, Device, DeviceRx, DeviceTx, ETHERNET_HEADER_LEN, VLAN_TAG_LEN, Waker};
+use crate::{
+    Capabilities, Device, DeviceRx, DeviceTx, DeviceWaker, ETHERNET_HEADER_LEN, VLAN_TAG_LEN,
+};
 use firmware::{Bounds, ReceiveHalf, SendHalf, SendRings};
-use memory::Shared;
-use processor::Half;
-use threads::Threads;
+use memory::CardShared;
+use processor::CardHalf;
+use threads::CardThreads;
 
 /// Most bytes of a frame before its packet.
 const FRAMING: usize = ETHERNET_HEADER_LEN + VLAN_TAG_LEN;
 
-pub use event::Event;
+pub use event::NicEvent;
 pub use firmware::Inspect;
 pub use host::{NicRx, NicTx};
-pub use processor::{Firmware, Processor, Profile, Step};
+pub use processor::{CardProcessor, CardStep, Firmware, Profile};
 
 /// Configuration of a card.
 #[derive(Clone, Debug)]
@@ -186,7 +188,7 @@ impl Nic {
     /// # Errors
     /// The system has no thread left.
     pub fn start(config: &NicConfig, wire: impl Device + 'static) -> io::Result<Nic> {
-        let threads = Arc::new(Threads::default());
+        let threads = Arc::new(CardThreads::default());
         let (nic, card) = Nic::build(config, Box::new(wire), Arc::clone(&threads));
         let name = nic.caps.name.clone();
         threads.start(&name, &nic.rx.shared, card.processors, &card.wire)?;
@@ -198,14 +200,14 @@ impl Nic {
         Nic::build(config, Box::new(wire), Arc::default())
     }
 
-    fn build(config: &NicConfig, wire: Box<dyn Device>, threads: Arc<Threads>) -> (Nic, Card) {
+    fn build(config: &NicConfig, wire: Box<dyn Device>, threads: Arc<CardThreads>) -> (Nic, Card) {
         let firmware = config.firmware;
         let registers = if firmware == Firmware::Partitioned {
             2
         } else {
             1
         };
-        let shared = Arc::new(Shared::new(registers, firmware.register_of()));
+        let shared = Arc::new(CardShared::new(registers, firmware.register_of()));
         let mut caps = wire.capabilities();
         let mac = wire.mac();
         caps.name = format!("nic-{}", caps.name);
@@ -249,7 +251,7 @@ impl Nic {
         let (ours, bounds) = (Arc::clone(&shared), config.bounds());
         let receiving = ReceiveHalf::new(ours, bounds, local_receives, returns, wire_rx, rx_len);
         let wire = receiving.waker();
-        let processor = |register, place, send, receive| Processor {
+        let processor = |register, place, send, receive| CardProcessor {
             shared: Arc::clone(&shared),
             firmware,
             register,
@@ -265,18 +267,23 @@ impl Nic {
         let (sending, receiving) = (Box::new(sending), Box::new(receiving));
         let processors = match firmware {
             Firmware::Uniprocessor => {
-                vec![processor(0, 0, Half::Own(sending), Half::Own(receiving))]
+                vec![processor(
+                    0,
+                    0,
+                    CardHalf::Own(sending),
+                    CardHalf::Own(receiving),
+                )]
             }
             Firmware::Partitioned => vec![
-                processor(0, 0, Half::Elsewhere, Half::Own(receiving)),
-                processor(1, 0, Half::Own(sending), Half::Elsewhere),
+                processor(0, 0, CardHalf::Elsewhere, CardHalf::Own(receiving)),
+                processor(1, 0, CardHalf::Own(sending), CardHalf::Elsewhere),
             ],
             Firmware::Dynamic(_) | Firmware::Copies(_) => {
                 let sending = Arc::new(Mutex::new(*sending));
                 let receiving = Arc::new(Mutex::new(*receiving));
                 let halves = |place| {
                     let (send, receive) = (Arc::clone(&sending), Arc::clone(&receiving));
-                    processor(0, place, Half::Shared(send), Half::Shared(receive))
+                    processor(0, place, CardHalf::Shared(send), CardHalf::Shared(receive))
                 };
                 (0..firmware.processors()).map(halves).collect()
             }
@@ -307,25 +314,25 @@ impl Device for Nic {
 /// A card that is driven by hand.
 #[derive(Debug)]
 pub struct Card {
-    processors: Vec<Processor>,
-    wire: Waker,
+    processors: Vec<CardProcessor>,
+    wire: DeviceWaker,
 }
 
 impl Card {
     /// Runs a turn of every processor. Returns the amount of work done; 0 means that nothing will
     /// happen until the driver or the wire acts.
     pub fn turn(&mut self) -> usize {
-        self.processors.iter_mut().map(Processor::turn).sum()
+        self.processors.iter_mut().map(CardProcessor::turn).sum()
     }
 
     /// The processors, to run on threads of the caller.
-    pub fn processors(&mut self) -> &mut [Processor] {
+    pub fn processors(&mut self) -> &mut [CardProcessor] {
         &mut self.processors
     }
 
     /// The combined profile of all processors.
     pub fn profile(&self) -> Profile {
-        let profiles = self.processors.iter().map(Processor::profile);
+        let profiles = self.processors.iter().map(CardProcessor::profile);
         profiles.fold(Profile::default(), |sum, one| sum.merged(&one))
     }
 }

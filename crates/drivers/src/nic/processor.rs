@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use super::event::{Event, mask};
+use super::event::{NicEvent, mask};
 use super::firmware::{Arrival, Inspect, ReceiveHalf, SendHalf};
-use super::memory::Shared;
+use super::memory::CardShared;
 
 /// How the handlers are distributed over processors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -38,15 +38,15 @@ impl Firmware {
 
     /// The event register of each event. Each processor has one register, except in dynamic
     /// partitions, where one serves all.
-    pub(crate) fn register_of(self) -> [usize; Event::COUNT] {
-        Event::ALL.map(|event| {
+    pub(crate) fn register_of(self) -> [usize; NicEvent::COUNT] {
+        NicEvent::ALL.map(|event| {
             let on_b = matches!(
                 event,
-                Event::DmaReadComplete
-                    | Event::SendDescriptorsReady
-                    | Event::SendDataReady
-                    | Event::ReceiveDescriptorsReady
-                    | Event::UpdateSendConsumer
+                NicEvent::DmaReadComplete
+                    | NicEvent::SendDescriptorsReady
+                    | NicEvent::SendDataReady
+                    | NicEvent::ReceiveDescriptorsReady
+                    | NicEvent::UpdateSendConsumer
             );
             usize::from(on_b && self == Firmware::Partitioned)
         })
@@ -57,11 +57,11 @@ impl Firmware {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Profile {
-    /// Number of runs of each handler, indexed by [`Event`].
-    pub runs: [u64; Event::COUNT],
+    /// Number of runs of each handler, indexed by [`NicEvent`].
+    pub runs: [u64; NicEvent::COUNT],
     /// Total run time of each handler in nanoseconds; 0 unless
     /// [`NicConfig::profile`](super::NicConfig::profile) is set.
-    pub nanos: [u64; Event::COUNT],
+    pub nanos: [u64; NicEvent::COUNT],
     /// How often a handler was postponed because another processor had the half that it needs.
     pub contended: u64,
 }
@@ -82,7 +82,7 @@ impl Profile {
 
 /// One step of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Step {
+pub enum CardStep {
     /// The processor handles an event.
     Dispatch,
     /// A transfer of the DMA read channel.
@@ -95,19 +95,19 @@ pub enum Step {
     MacReceive,
 }
 
-impl Step {
+impl CardStep {
     /// All steps.
-    pub const ALL: [Step; 5] = [
-        Step::Dispatch,
-        Step::DmaRead,
-        Step::DmaWrite,
-        Step::MacTransmit,
-        Step::MacReceive,
+    pub const ALL: [CardStep; 5] = [
+        CardStep::Dispatch,
+        CardStep::DmaRead,
+        CardStep::DmaWrite,
+        CardStep::MacTransmit,
+        CardStep::MacReceive,
     ];
 }
 
 /// A processor's access to one half of the firmware.
-pub(crate) enum Half<T> {
+pub(crate) enum CardHalf<T> {
     Own(Box<T>),
     Shared(Arc<Mutex<T>>),
     /// Only another processor has it.
@@ -117,30 +117,30 @@ pub(crate) enum Half<T> {
 /// Another processor is using the half.
 struct Contended;
 
-impl<T> Half<T> {
+impl<T> CardHalf<T> {
     /// Calls `f` with the half. `None` if it is [`Elsewhere`](Self::Elsewhere).
     fn with<R>(&mut self, f: impl FnOnce(&mut T) -> R) -> Option<Result<R, Contended>> {
         match self {
-            Half::Own(half) => Some(Ok(f(half))),
-            Half::Shared(half) => Some(match half.try_lock() {
+            CardHalf::Own(half) => Some(Ok(f(half))),
+            CardHalf::Shared(half) => Some(match half.try_lock() {
                 Ok(mut half) => Ok(f(&mut half)),
                 // A panic in a handler ends its card.
                 Err(TryLockError::Poisoned(half)) => Ok(f(&mut half.into_inner())),
                 Err(TryLockError::WouldBlock) => Err(Contended),
             }),
-            Half::Elsewhere => None,
+            CardHalf::Elsewhere => None,
         }
     }
 
     /// As [`with`](Self::with), but waits while another processor uses the half.
     fn with_waiting<R>(&mut self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         match self {
-            Half::Own(half) => Some(f(half)),
-            Half::Shared(half) => {
+            CardHalf::Own(half) => Some(f(half)),
+            CardHalf::Shared(half) => {
                 let mut half = half.lock().unwrap_or_else(PoisonError::into_inner);
                 Some(f(&mut half))
             }
-            Half::Elsewhere => None,
+            CardHalf::Elsewhere => None,
         }
     }
 }
@@ -154,14 +154,14 @@ const POLL_INTERVAL: Duration = Duration::from_micros(100);
 const SLEEP: Duration = Duration::from_millis(100);
 
 /// A processor of a card, with the halves of the firmware and the hardware units that it controls.
-pub struct Processor {
-    pub(crate) shared: Arc<Shared>,
+pub struct CardProcessor {
+    pub(crate) shared: Arc<CardShared>,
     pub(crate) firmware: Firmware,
     /// Its register, and its index among the processors that poll it.
     pub(crate) register: usize,
     pub(crate) place: usize,
-    pub(crate) send: Half<SendHalf>,
-    pub(crate) receive: Half<ReceiveHalf>,
+    pub(crate) send: CardHalf<SendHalf>,
+    pub(crate) receive: CardHalf<ReceiveHalf>,
     pub(crate) inspect: Option<Inspect>,
     pub(crate) is_profiled: bool,
     pub(crate) profile: Profile,
@@ -170,7 +170,7 @@ pub struct Processor {
     pub(crate) was_contended: bool,
 }
 
-impl Processor {
+impl CardProcessor {
     /// Counts of this processor so far.
     pub fn profile(&self) -> Profile {
         self.profile
@@ -178,12 +178,12 @@ impl Processor {
 
     /// Whether it has the receiving half, alone or shared.
     pub(crate) fn commands_receiving(&self) -> bool {
-        !matches!(self.receive, Half::Elsewhere)
+        !matches!(self.receive, CardHalf::Elsewhere)
     }
 
     /// Performs one step. Returns whether there was work.
-    pub fn step(&mut self, step: Step) -> bool {
-        if step == Step::Dispatch {
+    pub fn step(&mut self, step: CardStep) -> bool {
+        if step == CardStep::Dispatch {
             return self.dispatch(!0).is_some();
         }
         self.hardware(step, 1) > 0
@@ -193,31 +193,31 @@ impl Processor {
     /// means that nothing will happen until the driver, the wire or another processor acts.
     pub fn turn(&mut self) -> usize {
         self.was_contended = false;
-        let mut done = self.hardware(Step::MacReceive, TURN);
+        let mut done = self.hardware(CardStep::MacReceive, TURN);
         // Handlers raise further events. Handle a limited number now and the rest in the next
         // turn.
         let mut left = !0;
-        for _ in 0..2 * Event::COUNT {
+        for _ in 0..2 * NicEvent::COUNT {
             match self.dispatch(left) {
                 Some(Ok(())) => done += 1,
                 Some(Err(event)) => left &= !mask(event),
                 None => break,
             }
         }
-        for step in [Step::DmaRead, Step::DmaWrite, Step::MacTransmit] {
+        for step in [CardStep::DmaRead, CardStep::DmaWrite, CardStep::MacTransmit] {
             done += self.hardware(step, TURN);
         }
         done
     }
 
     /// Runs a hardware unit, if this processor has it and no other one is using it.
-    fn hardware(&mut self, step: Step, max: usize) -> usize {
+    fn hardware(&mut self, step: CardStep, max: usize) -> usize {
         let done = match step {
-            Step::Dispatch => None,
-            Step::DmaRead => self.send.with(|half| half.dma_read(max)),
-            Step::MacTransmit => self.send.with(|half| half.mac_transmit(max)),
-            Step::DmaWrite => self.receive.with(|half| half.dma_write(max)),
-            Step::MacReceive => self.receive.with(|half| half.mac_receive(max)),
+            CardStep::Dispatch => None,
+            CardStep::DmaRead => self.send.with(|half| half.dma_read(max)),
+            CardStep::MacTransmit => self.send.with(|half| half.mac_transmit(max)),
+            CardStep::DmaWrite => self.receive.with(|half| half.dma_write(max)),
+            CardStep::MacReceive => self.receive.with(|half| half.mac_receive(max)),
         };
         self.was_contended |= matches!(done, Some(Err(Contended)));
         done.and_then(Result::ok).unwrap_or(0)
@@ -225,7 +225,7 @@ impl Processor {
 
     /// Handles the highest-priority event in `among`. An error returns an event that could not be
     /// handled because another processor was using its half; the event is raised again.
-    fn dispatch(&mut self, among: u32) -> Option<Result<(), Event>> {
+    fn dispatch(&mut self, among: u32) -> Option<Result<(), NicEvent>> {
         let event = self.shared.registers[self.register].take(among)?;
         let begin = self.is_profiled.then(now);
         let handled = self.handle(event);
@@ -241,21 +241,21 @@ impl Processor {
         Some(Ok(()))
     }
 
-    fn handle(&mut self, event: Event) -> Result<(), Contended> {
+    fn handle(&mut self, event: NicEvent) -> Result<(), Contended> {
         let (send, receive) = (&mut self.send, &mut self.receive);
         let handled = match event {
-            Event::Mailbox => {
+            NicEvent::Mailbox => {
                 self.mailbox();
                 return Ok(());
             }
-            Event::DmaReadComplete => send.with(SendHalf::dma_read_complete),
-            Event::SendDescriptorsReady => send.with(SendHalf::send_descriptors_ready),
-            Event::ReceiveDescriptorsReady => send.with(SendHalf::receive_descriptors_ready),
-            Event::SendDataReady => send.with(SendHalf::send_data_ready),
-            Event::UpdateSendConsumer => return self.update_send_consumer(),
-            Event::DmaWriteComplete => receive.with(ReceiveHalf::dma_write_complete),
-            Event::UpdateReturnProducer => receive.with(ReceiveHalf::update_return_producer),
-            Event::ReceiveComplete => return self.receive_complete(),
+            NicEvent::DmaReadComplete => send.with(SendHalf::dma_read_complete),
+            NicEvent::SendDescriptorsReady => send.with(SendHalf::send_descriptors_ready),
+            NicEvent::ReceiveDescriptorsReady => send.with(SendHalf::receive_descriptors_ready),
+            NicEvent::SendDataReady => send.with(SendHalf::send_data_ready),
+            NicEvent::UpdateSendConsumer => return self.update_send_consumer(),
+            NicEvent::DmaWriteComplete => receive.with(ReceiveHalf::dma_write_complete),
+            NicEvent::UpdateReturnProducer => receive.with(ReceiveHalf::update_return_producer),
+            NicEvent::ReceiveComplete => return self.receive_complete(),
         };
         handled.unwrap_or(Ok(()))
     }
@@ -267,12 +267,12 @@ impl Processor {
             (
                 &shared.send_mailbox,
                 &shared.send_producer,
-                Event::SendDescriptorsReady,
+                NicEvent::SendDescriptorsReady,
             ),
             (
                 &shared.receive_mailbox,
                 &shared.receive_producer,
-                Event::ReceiveDescriptorsReady,
+                NicEvent::ReceiveDescriptorsReady,
             ),
         ] {
             let index = mailbox.load();
@@ -304,7 +304,7 @@ impl Processor {
     }
 
     fn receive_complete(&mut self) -> Result<(), Contended> {
-        let Processor {
+        let CardProcessor {
             receive,
             arrivals,
             inspect,
@@ -360,7 +360,7 @@ impl Processor {
         {
             return std::thread::sleep(POLL_INTERVAL);
         }
-        let Processor {
+        let CardProcessor {
             shared,
             receive,
             register,
@@ -386,9 +386,9 @@ impl Processor {
     }
 }
 
-impl std::fmt::Debug for Processor {
+impl std::fmt::Debug for CardProcessor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Processor")
+        f.debug_struct("CardProcessor")
             .field("firmware", &self.firmware)
             .field("register", &self.register)
             .field("profile", &self.profile)

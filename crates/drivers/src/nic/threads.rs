@@ -4,29 +4,30 @@ use std::io;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
-use super::event::Sleeper;
-use super::memory::Shared;
-use super::processor::{Processor, Profile};
-use crate::Waker;
+use super::event::CardSleeper;
+use super::memory::CardShared;
+use super::processor::{CardProcessor, Profile};
+use crate::DeviceWaker;
 
 /// The threads of a card, which end when the halves of its device are dropped.
 #[derive(Debug, Default)]
-pub(crate) struct Threads {
+pub(crate) struct CardThreads {
     running: Mutex<Vec<JoinHandle<Profile>>>,
-    shared: OnceLock<Arc<Shared>>,
+    shared: OnceLock<Arc<CardShared>>,
 }
 
-impl Threads {
+impl CardThreads {
     /// Starts a thread for each processor.
     pub(crate) fn start(
         &self,
         name: &str,
-        shared: &Arc<Shared>,
-        processors: Vec<Processor>,
-        wire: &Waker,
+        shared: &Arc<CardShared>,
+        processors: Vec<CardProcessor>,
+        wire: &DeviceWaker,
     ) -> io::Result<()> {
         let _ = self.shared.set(Arc::clone(shared));
-        let mut sleepers: Vec<Vec<Sleeper>> = shared.registers.iter().map(|_| Vec::new()).collect();
+        let mut sleepers: Vec<Vec<CardSleeper>> =
+            shared.registers.iter().map(|_| Vec::new()).collect();
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let mut begin = Vec::new();
         for (number, mut processor) in processors.into_iter().enumerate() {
@@ -44,10 +45,10 @@ impl Threads {
                     processor.profile()
                 })?;
             let handle = thread.thread().clone();
-            sleepers[register].push(Sleeper::new(if waits_for_wire {
+            sleepers[register].push(CardSleeper::new(if waits_for_wire {
                 wire.clone()
             } else {
-                Waker::new(move || handle.unpark())
+                DeviceWaker::new(move || handle.unpark())
             }));
             running.push(thread);
             begin.push(go);
@@ -63,7 +64,7 @@ impl Threads {
     }
 }
 
-impl Drop for Threads {
+impl Drop for CardThreads {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.get() {
             shared.end();

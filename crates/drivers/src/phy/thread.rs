@@ -3,7 +3,8 @@
 use super::{FromPhy, POLL_INTERVAL, capabilities};
 use crate::waker::Event;
 use crate::{
-    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame, TxStats, Waker,
+    Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame, RxStats, TxFrame,
+    TxStats,
 };
 use ::smoltcp::phy::{self, DeviceCapabilities, Medium, RxToken as _, TxToken as _};
 use ::smoltcp::time;
@@ -79,7 +80,7 @@ fn live<P: phy::Device>(
     report: &SyncSender<io::Result<DeviceCapabilities>>,
     bridge: &Bridge,
 ) {
-    let _end = End(bridge);
+    let _end = PhyEnd(bridge);
     let made = make().and_then(|phy| {
         let theirs = phy.capabilities();
         if theirs.medium == Medium::Ethernet {
@@ -101,9 +102,9 @@ fn live<P: phy::Device>(
 }
 
 /// Reports the end of the thread, however it ends.
-struct End<'a>(&'a Bridge);
+struct PhyEnd<'a>(&'a Bridge);
 
-impl Drop for End<'_> {
+impl Drop for PhyEnd<'_> {
     fn drop(&mut self) {
         self.0.gone.store(true, Relaxed);
         self.0.arrival.notify();
@@ -306,9 +307,9 @@ impl DeviceRx for ThreadRx {
         }
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> DeviceWaker {
         let bridge = Arc::clone(&self.owner.bridge);
-        Waker::new(move || bridge.arrival.wake())
+        DeviceWaker::new(move || bridge.arrival.wake())
     }
 
     fn stats(&self) -> RxStats {

@@ -75,7 +75,7 @@ pub(crate) fn bpf_map_set(map: BorrowedFd<'_>, key: u32, socket: BorrowedFd<'_>)
 
 /// The place where a program is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hook {
+pub(crate) enum BpfHook {
     /// In the driver or directly after it, before packet sockets and the kernel's stack.
     Xdp,
     /// After packet sockets and before the kernel's stack.
@@ -83,12 +83,12 @@ pub(crate) enum Hook {
 }
 
 /// Loads a program. With `fragments` (XDP only) it accepts packets in several pieces.
-pub(crate) fn bpf_load(hook: Hook, program: &[u64], fragments: bool) -> io::Result<OwnedFd> {
+pub(crate) fn bpf_load(hook: BpfHook, program: &[u64], fragments: bool) -> io::Result<OwnedFd> {
     const BPF_PROG_LOAD: c_int = 5;
     const XDP_HAS_FRAGS: u32 = 1 << 5;
     let (kind, attach) = match hook {
-        Hook::Xdp => (6, 37),
-        Hook::Ingress => (3, 46),
+        BpfHook::Xdp => (6, 37),
+        BpfHook::Ingress => (3, 46),
     };
     let license = c"Dual MIT/GPL";
     let attributes = BpfAttributes::new()
@@ -138,15 +138,15 @@ pub(crate) const XDP_MODE_NATIVE: u32 = 1 << 2;
 
 /// Attaches a program to an interface until the last copy of the returned descriptor is closed.
 pub(crate) fn bpf_attach(
-    hook: Hook,
+    hook: BpfHook,
     program: BorrowedFd<'_>,
     index: i32,
     flags: u32,
 ) -> io::Result<OwnedFd> {
     const BPF_LINK_CREATE: c_int = 28;
     let attach = match hook {
-        Hook::Xdp => 37,
-        Hook::Ingress => 46,
+        BpfHook::Xdp => 37,
+        BpfHook::Ingress => 46,
     };
     let attributes = BpfAttributes::new()
         .set32(0, program.as_raw_fd() as u32)

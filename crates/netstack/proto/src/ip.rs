@@ -48,7 +48,7 @@ pub mod v6;
 
 use crate::packet as wire;
 use crate::packet::ETHERNET_HEADER;
-use reassembly::{Datagram, DatagramId, Fragment};
+use reassembly::{DatagramId, Fragment, WholeDatagram};
 
 /// Reads a fragment. `None` if the frame is not what the parser called one.
 pub fn fragment(frame: &[u8]) -> Option<Fragment<'_>> {
@@ -70,7 +70,7 @@ pub fn fragment(frame: &[u8]) -> Option<Fragment<'_>> {
 
 /// The frame that a datagram would have come in, had no network cut it. `None` if it is longer than
 /// a packet may be.
-pub fn whole(datagram: &Datagram) -> Option<Vec<u8>> {
+pub fn whole(datagram: &WholeDatagram) -> Option<Vec<u8>> {
     if wire::is_ipv6(&datagram.head) {
         let (head, payload) = (&datagram.head, &datagram.payload);
         return wire::ipv6::without_fragment_header(head, payload, datagram.ce);

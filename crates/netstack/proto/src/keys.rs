@@ -4,7 +4,7 @@
 //! One secret of 128 bits belongs to a stack. It is only ever a key of SipHash-2-4 (J.-P. Aumasson,
 //! D. J. Bernstein, *SipHash: a fast short-input PRF*, INDOCRYPT 2012), and the first word of every
 //! input names what the output is for. So no output shows a bit of the secret, and an output of one
-//! [`Domain`] says nothing about those of another.
+//! [`KeyUse`] says nothing about those of another.
 
 use core::hash::{BuildHasher, Hash, Hasher};
 
@@ -16,7 +16,7 @@ use crate::packet::flow::{Address, Flow};
 /// again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
-pub enum Domain {
+pub enum KeyUse {
     /// Initial sequence numbers (RFC 6528 section 3).
     InitialSequenceNumber = 1,
     /// Offset of a connection's timestamps (RFC 7323 section 5.4).
@@ -74,14 +74,14 @@ impl Keys {
         Keys { secret }
     }
 
-    fn hasher(&self, domain: Domain) -> SipHasher24 {
+    fn hasher(&self, domain: KeyUse) -> SipHasher24 {
         let mut hasher = SipHasher24::new_with_keys(self.secret[0], self.secret[1]);
         hasher.write_u64(domain as u64);
         hasher
     }
 
     /// A hash of a few numbers. For one `domain`, always as many.
-    pub fn of<const N: usize>(&self, domain: Domain, words: [u64; N]) -> u64 {
+    pub fn of<const N: usize>(&self, domain: KeyUse, words: [u64; N]) -> u64 {
         let mut hasher = self.hasher(domain);
         for word in words {
             hasher.write_u64(word);
@@ -90,7 +90,7 @@ impl Keys {
     }
 
     /// A hash of a host and a number.
-    pub fn of_address(&self, domain: Domain, address: Address, number: u64) -> u64 {
+    pub fn of_address(&self, domain: KeyUse, address: Address, number: u64) -> u64 {
         let mut hasher = self.hasher(domain);
         hasher.write_u64(number);
         if address.is_v4() {
@@ -102,7 +102,7 @@ impl Keys {
     }
 
     /// A hash of a connection, and of a number if `domain` has several for each.
-    pub fn of_flow(&self, domain: Domain, flow: &Flow, number: u64) -> u64 {
+    pub fn of_flow(&self, domain: KeyUse, flow: &Flow, number: u64) -> u64 {
         let mut hasher = self.hasher(domain);
         hasher.write_u64(number);
         flow.hash(&mut hasher);
@@ -110,13 +110,13 @@ impl Keys {
     }
 
     /// A key for another hash.
-    pub fn derive(&self, domain: Domain) -> [u64; 2] {
+    pub fn derive(&self, domain: KeyUse) -> [u64; 2] {
         [0, 1].map(|half| self.of(domain, [half]))
     }
 
     /// The hasher of the connection table: a faster one, as its outputs stay here.
     pub fn table(&self) -> TableKey {
-        TableKey(self.derive(Domain::Table))
+        TableKey(self.derive(KeyUse::Table))
     }
 }
 
@@ -152,23 +152,23 @@ mod tests {
     fn outputs(secret: [u64; 2]) -> Vec<u64> {
         let keys = Keys::new(secret);
         let domains = [
-            Domain::InitialSequenceNumber,
-            Domain::Timestamp,
-            Domain::TcpPort,
-            Domain::UdpPort,
-            Domain::Identification,
-            Domain::Cookie,
-            Domain::ErrorLimit,
-            Domain::ResetLimit,
-            Domain::ChallengeLimit,
-            Domain::Group,
-            Domain::Table,
-            Domain::InterfaceIdentifier,
-            Domain::LinkDelay,
-            Domain::FlowLabel,
-            Domain::InjectedPanic,
-            Domain::OneDestination,
-            Domain::AllDestinations,
+            KeyUse::InitialSequenceNumber,
+            KeyUse::Timestamp,
+            KeyUse::TcpPort,
+            KeyUse::UdpPort,
+            KeyUse::Identification,
+            KeyUse::Cookie,
+            KeyUse::ErrorLimit,
+            KeyUse::ResetLimit,
+            KeyUse::ChallengeLimit,
+            KeyUse::Group,
+            KeyUse::Table,
+            KeyUse::InterfaceIdentifier,
+            KeyUse::LinkDelay,
+            KeyUse::FlowLabel,
+            KeyUse::InjectedPanic,
+            KeyUse::OneDestination,
+            KeyUse::AllDestinations,
         ];
         let each = |domain| [keys.of_flow(domain, &FLOW, 0), keys.of(domain, [0])];
         domains.into_iter().flat_map(each).collect()

@@ -4,7 +4,7 @@
 //! same calls give the same state and the same effects. `dominoes-netstack` brings requests to this
 //! state, and performs the effects.
 //!
-//! A [`Tcb`](tcp::Tcb) is one connection. A [`Replica`](state::apply::Replica) is all connections
+//! A [`Tcb`](tcp::Tcb) is one connection. A [`Replica`](state::apply::ReplicaState) is all connections
 //! of a host: [`Request`](log::request::Request)s change it, and its answers are
 //! [`Effect`](log::effect::Effect)s. Neither sees a byte of payload.
 //!

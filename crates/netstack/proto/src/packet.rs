@@ -29,14 +29,14 @@ pub use forward::{
     Forwarded, decrement_ttl, forwarded, options, set_internetwork_control, set_link,
 };
 pub use header_template::{HeaderTemplate, HeaderTemplateV6, Template};
-pub use icmp::{Report, UdpError, echo_reply, error_about};
+pub use icmp::{IcmpError, UdpError, echo_reply, error_about};
 pub use ip::{
     ICMP, IP_HEADERS, IpHeaders, UDP, emit_ip, fragment_header, ip_headers_len, set_dont_fragment,
     set_piece,
 };
 pub use ipv6::{ICMPV6, IPV6_MIN_MTU, Problem, is_ipv6};
 pub use udp::{
-    Datagram, UDP_HEADER, Udp, UdpHeaders, emit_udp, set_udp_checksum, udp_checksummed,
+    UDP_HEADER, Udp, UdpDatagram, UdpHeaders, emit_udp, set_udp_checksum, udp_checksummed,
     udp_datagram,
 };
 
@@ -569,7 +569,7 @@ pub fn emit_tcp(buffer: &mut [u8], headers: &TcpHeaders) -> usize {
     if headers.flow.remote.address.is_v4() {
         emit_ipv4_of_tcp(buffer, headers, tcp_len);
     } else {
-        let header = ipv6::Header {
+        let header = ipv6::Ipv6Header {
             src_mac: headers.src_mac,
             dst_mac: headers.dst_mac,
             src: headers.flow.local.address,

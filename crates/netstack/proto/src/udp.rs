@@ -22,7 +22,7 @@ use crate::ip::identification::Identifications;
 use crate::keys::Keys;
 use crate::log::effect::{Effect, EffectSink, FrameNumbers, Queue};
 use crate::log::request::{
-    Body, ConnId, Digest, GroupIndex, Kind, Lengths, Merged, Request, Verdict,
+    Body, ConnId, Digest, GroupIndex, Lengths, Merged, Request, RequestKind, Verdict,
 };
 use crate::stats::StateStats;
 use send::Sends;
@@ -49,7 +49,7 @@ struct Socket {
 }
 
 /// What a change asks for.
-pub struct Cx<'a, S> {
+pub struct UdpCx<'a, S> {
     /// Numbers of the frames that are sent.
     pub frames: &'a mut FrameNumbers,
     /// The limits of the group.
@@ -62,7 +62,7 @@ pub struct Cx<'a, S> {
 
 /// The sockets of a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sockets {
+pub struct UdpSockets {
     places: Vec<Option<Socket>>,
     /// Sockets that could send more, in turn.
     waiting: VecDeque<ConnId>,
@@ -74,7 +74,7 @@ pub struct Sockets {
     first: bool,
 }
 
-impl Sockets {
+impl UdpSockets {
     /// What it sends is numbered with these keys. It does so beside its group's pump, and beside
     /// other groups.
     pub fn configure(&mut self, keys: &Keys, group: GroupIndex) {
@@ -92,7 +92,7 @@ impl Sockets {
         &mut self,
         request: &Request,
         verdict: Verdict,
-        cx: &mut Cx<'_, S>,
+        cx: &mut UdpCx<'_, S>,
     ) {
         let (digest, Body::Datagrams { lengths }) = (&request.digest, &request.body) else {
             return;
@@ -139,7 +139,7 @@ impl Sockets {
         digest: &Digest,
         merged: Merged,
         verdict: Verdict,
-        cx: &mut Cx<'_, S>,
+        cx: &mut UdpCx<'_, S>,
     ) {
         let count = u64::from(merged.count());
         cx.stats.datagrams += count;
@@ -173,7 +173,7 @@ impl Sockets {
     }
 
     /// Whether `body` was for a socket, and done.
-    pub fn command<S: EffectSink>(&mut self, request: &Request, cx: &mut Cx<'_, S>) -> bool {
+    pub fn command<S: EffectSink>(&mut self, request: &Request, cx: &mut UdpCx<'_, S>) -> bool {
         match request.body {
             Body::Bind { socket, port } => self.bind(socket, port, cx.limits),
             Body::Sends { .. } => self.send(request, cx),
@@ -210,7 +210,7 @@ impl Sockets {
     }
 
     /// A socket that is closing is gone once nothing is left to be sent.
-    fn end<S: EffectSink>(&mut self, id: ConnId, cx: &mut Cx<'_, S>) {
+    fn end<S: EffectSink>(&mut self, id: ConnId, cx: &mut UdpCx<'_, S>) {
         let Some(socket) = self.get(id) else { return };
         if socket.closing && socket.sends.is_empty() && socket.unsent == 0 {
             self.places[id.index as usize] = None;
@@ -237,7 +237,7 @@ impl Sockets {
     /// Folds what a request changed into `h`.
     pub fn fold(&self, h: u64, request: &Request) -> u64 {
         let id = match (request.digest.kind, request.body) {
-            (Kind::Datagrams, _) => request.digest.hint,
+            (RequestKind::Datagrams, _) => request.digest.hint,
             (
                 _,
                 Body::Sends { socket, .. } | Body::Bind { socket, .. } | Body::Unbind { socket },
@@ -280,7 +280,12 @@ impl Socket {
     /// Takes datagrams of these lengths into the queue, as far as they are good and there is room.
     /// Each takes so many bytes more than its record. Returns which, a bit each.
     #[inline(always)]
-    fn take<const MORE: u64, S>(&mut self, lens: &[u16], good: Verdict, cx: &mut Cx<'_, S>) -> u16 {
+    fn take<const MORE: u64, S>(
+        &mut self,
+        lens: &[u16],
+        good: Verdict,
+        cx: &mut UdpCx<'_, S>,
+    ) -> u16 {
         let most = self.app_read + u64::from(cx.limits.udp_receive_buffer);
         let mut take = 0;
         for (i, len) in lens.iter().enumerate() {

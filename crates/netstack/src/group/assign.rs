@@ -10,7 +10,7 @@ use dominoes::group::{MembershipTable, replicas};
 use dominoes::{Assignment, Balancer, ByLoad, Greedy, PrimaryPolicy, Seq, Work};
 
 use super::epochs::{Epoch, Epochs};
-use crate::group::{Layout, Shared};
+use crate::group::{Layout, ReplicatedShared};
 use crate::log::request::Request;
 
 /// The policy that assigns requests and outgoing frames to workers.
@@ -54,9 +54,9 @@ impl Primaries {
 }
 
 /// Payload.
-const PAYLOAD: dominoes::Kind = dominoes::Kind(0);
+const PAYLOAD: dominoes::WorkKind = dominoes::WorkKind(0);
 /// Acknowledgments, and everything else that moves no payload.
-const REST: dominoes::Kind = dominoes::Kind(1);
+const REST: dominoes::WorkKind = dominoes::WorkKind(1);
 
 /// Requests between two measurements of how well the workers keep up.
 const BALANCE_EVERY: u64 = 256;
@@ -80,8 +80,8 @@ pub(crate) struct WorkAssignment {
 }
 
 /// The kinds of work for [`Greedy`].
-const REQUESTS: dominoes::Kind = dominoes::Kind(0);
-const FRAMES: dominoes::Kind = dominoes::Kind(1);
+const REQUESTS: dominoes::WorkKind = dominoes::WorkKind(0);
+const FRAMES: dominoes::WorkKind = dominoes::WorkKind(1);
 
 impl WorkAssignment {
     /// For as many chunks of requests and of frames as can be open at once.
@@ -173,7 +173,7 @@ impl WorkAssignment {
     /// Claims the chunk for worker `id` unless another one has. Only owners of the epoch may: the
     /// progress of no other worker would be asked for.
     #[inline]
-    fn claim(&self, epoch: &Epoch, kind: dominoes::Kind, chunk: u64, id: usize) -> bool {
+    fn claim(&self, epoch: &Epoch, kind: dominoes::WorkKind, chunk: u64, id: usize) -> bool {
         let owners = epoch.owners();
         owners.contains(id)
             && self
@@ -185,7 +185,7 @@ impl WorkAssignment {
         &self,
         epoch: &Epoch,
         membership: &MembershipTable,
-        kind: dominoes::Kind,
+        kind: dominoes::WorkKind,
         chunk: u64,
     ) -> Owner {
         let work = Work::chunk(chunk).of(kind);
@@ -208,7 +208,7 @@ impl WorkAssignment {
     }
 }
 
-fn kind(has_payload: bool) -> dominoes::Kind {
+fn kind(has_payload: bool) -> dominoes::WorkKind {
     if has_payload { PAYLOAD } else { REST }
 }
 
@@ -248,7 +248,7 @@ impl PrimaryNamer {
     #[inline]
     pub(crate) fn name(
         &mut self,
-        shared: &Shared,
+        shared: &ReplicatedShared,
         seq: Seq,
         publisher: u8,
         request: &Request,
@@ -266,7 +266,7 @@ impl PrimaryNamer {
 
     /// Reads which workers may own the chunk that begins, and stores that beside the log.
     #[inline]
-    fn begin_chunk(&mut self, shared: &Shared, seq: Seq) {
+    fn begin_chunk(&mut self, shared: &ReplicatedShared, seq: Seq) {
         let mask = shared.membership.staying();
         // If there are none, the previous owners stay: a worker that joins then finds their work
         // late.
@@ -278,7 +278,7 @@ impl PrimaryNamer {
     }
 
     #[cold]
-    fn change_epoch(&mut self, shared: &Shared, mask: u64) {
+    fn change_epoch(&mut self, shared: &ReplicatedShared, mask: u64) {
         let joined = mask & !self.epoch.owners().mask();
         self.epoch = Epoch::of(mask);
         if self.balancer.is_some() {
@@ -291,7 +291,7 @@ impl PrimaryNamer {
     }
 
     #[inline(never)]
-    fn name_by_rule(&mut self, shared: &Shared, seq: Seq, request: &Request) -> usize {
+    fn name_by_rule(&mut self, shared: &ReplicatedShared, seq: Seq, request: &Request) -> usize {
         let chunk = shared.request_chunk_of(seq);
         let owners = self.epoch.owners();
         match self.policy {
@@ -313,7 +313,7 @@ impl PrimaryNamer {
     }
 
     /// From chunk `from` on, weights the workers by how well they keep up.
-    fn balance(&mut self, shared: &Shared, from: u64) {
+    fn balance(&mut self, shared: &ReplicatedShared, from: u64) {
         let done: Vec<u64> = shared
             .slot_stats
             .iter()
@@ -324,7 +324,7 @@ impl PrimaryNamer {
             .as_mut()
             .and_then(|balancer| balancer.sample(&self.given, &done))
         {
-            self.load.change(dominoes::Kind(0), from, weights);
+            self.load.change(dominoes::WorkKind(0), from, weights);
         }
     }
 }

@@ -20,8 +20,8 @@ use crossbeam_utils::CachePadded;
 use dominoes::{Exclusive, ExclusiveGuard};
 use dominoes_drivers::Frame;
 
-use super::worker::Worker;
-use crate::group::{FaultHooks, Shared};
+use super::worker::ReplicatedWorker;
+use crate::group::{FaultHooks, ReplicatedShared};
 use crate::io::gro::{Found, OpenRun, Parser};
 use crate::io::rx::{Batches, Log, RESERVED, RxPump};
 use crate::io::sync::AtomicU64;
@@ -284,7 +284,7 @@ impl Intake {
         }
     }
 
-    fn parse(&mut self, shared: &Shared, worker: usize, batch: &Batch) -> Box<Parsed> {
+    fn parse(&mut self, shared: &ReplicatedShared, worker: usize, batch: &Batch) -> Box<Parsed> {
         let mut parsed = self.spare.pop().unwrap_or_default();
         parsed.worker = worker as u8;
         parsed.batch = Some(Batch::clone(batch));
@@ -320,7 +320,7 @@ impl Intake {
 
 /// The waiting batches, for the worker that has the receive pump.
 pub(crate) struct Publishing<'a> {
-    pub(crate) shared: &'a Shared,
+    pub(crate) shared: &'a ReplicatedShared,
     pub(crate) intake: &'a mut Intake,
     /// Whether this worker has found no frame in the device at this time.
     pub(crate) is_device_empty: bool,
@@ -411,7 +411,7 @@ impl Parsed {
     }
 }
 
-impl<T: FaultHooks> Worker<T> {
+impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Claims a batch of frames and gives back frames that are no longer needed. Returns how many
     /// frames it claimed. `None` if another worker has the device, if this one has enough to do, or
     /// while its last batch is not parsed.
@@ -465,7 +465,7 @@ impl<T: FaultHooks> Worker<T> {
     /// Parses the batch that this worker claimed; else the oldest batch of another worker that is
     /// late with it. Returns whether it parsed one.
     pub fn parse(&mut self) -> bool {
-        let Worker {
+        let ReplicatedWorker {
             intake,
             shared,
             recycler,

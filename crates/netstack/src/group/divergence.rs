@@ -5,7 +5,7 @@
 //! worker that is reported as diverged checks that itself, gives up its slot, throws its state
 //! away, and joins again with the state of one of the majority. If all of those are gone, so is the
 //! state, and the stack is shut down. Where there is no majority, as with two replicas, the
-//! difference is counted, [`Group::compare`](crate::group::Group::compare) returns it, and all go
+//! difference is counted, [`ReplicatedGroup::compare`](crate::group::ReplicatedGroup::compare) returns it, and all go
 //! on.
 //!
 //! By default a change is found when the next fingerprint is posted, and what the replica performed
@@ -40,10 +40,10 @@ use dominoes::group::{Agreement, WorkerState};
 
 use super::pending::{Cursor, PendingEffects};
 use super::slots::Snapshot;
-use super::worker::Worker;
-use crate::group::{FaultHooks, Shared};
+use super::worker::ReplicatedWorker;
+use crate::group::{FaultHooks, ReplicatedShared};
 
-impl Shared {
+impl ReplicatedShared {
     /// Compares what the others posted at `position`, where the caller just has posted.
     #[cold]
     pub(crate) fn compare_at(&self, position: Seq) {
@@ -63,11 +63,11 @@ impl Shared {
     }
 }
 
-impl<T: FaultHooks> Worker<T> {
+impl<T: FaultHooks> ReplicatedWorker<T> {
     /// This worker was reported as diverged. If it is, it gives up its state. Returns whether it
     /// did.
     pub(crate) fn leave_if_diverged(&mut self) -> bool {
-        let Shared {
+        let ReplicatedShared {
             membership, posts, ..
         } = &*self.shared;
         let Some((right, first_wrong)) = posts.majority_against(membership, self.id) else {
@@ -150,16 +150,16 @@ mod tests {
     use dominoes_drivers::memory::{MemoryConfig, pair};
 
     use super::*;
-    use crate::group::{Group, Layout, Tuning};
+    use crate::group::{Layout, ReplicatedGroup, Tuning};
     use crate::io::setup::Setup;
 
-    fn group(replicas: usize) -> Group {
+    fn group(replicas: usize) -> ReplicatedGroup {
         let (device, _) = pair(MemoryConfig::default());
         let layout = Layout::default()
             .replicas(replicas)
             .tuning(Tuning::default().fingerprint_every(1));
         let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
-        Group::new(setup, layout, Box::new(device)).unwrap()
+        ReplicatedGroup::new(setup, layout, Box::new(device)).unwrap()
     }
 
     #[test]
@@ -230,7 +230,7 @@ mod tests {
         let (device, _) = pair(MemoryConfig::default());
         let layout = Layout::default().replicas(3).confirm(true);
         let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
-        let mut group = Group::new(setup, layout, Box::new(device)).unwrap();
+        let mut group = ReplicatedGroup::new(setup, layout, Box::new(device)).unwrap();
         let now = crate::time::Instant::from_millis(1);
         while group.workers()[0].replica().position() == 0 {
             group.workers()[0].turn(now);

@@ -35,7 +35,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::VecDeque;
 
 use dominoes::group::{MAX_REPLICAS, replicas};
-use dominoes::{ByKind, Kind, PrimaryPolicy, Seq, Work};
+use dominoes::{ByKind, PrimaryPolicy, Seq, Work, WorkKind};
 
 use crate::group::Layout;
 
@@ -134,7 +134,7 @@ impl Epoch {
     }
 
     /// The owner that is primary of work of `kind` in chunk `chunk`, if work is assigned by kind.
-    pub(crate) fn by_kind(&self, chunk: u64, kind: Kind) -> usize {
+    pub(crate) fn by_kind(&self, chunk: u64, kind: WorkKind) -> usize {
         let work = Work::chunk(chunk).of(kind);
         self.owners
             .nth(self.kinds.primary_of(work, self.owners.count()))

@@ -11,7 +11,7 @@ use dominoes::{Attachments, Begun, Pin, Seq, UnitState};
 
 use super::epochs::Epochs;
 use super::pending::{Applied, Cursor, PendingEffects, REQUEST_END, piece};
-use crate::group::{FaultHooks, Shared};
+use crate::group::{FaultHooks, ReplicatedShared};
 use crate::io::perform;
 use crate::io::perform::Template;
 use crate::io::world::{Wakes, World};
@@ -158,7 +158,7 @@ const NONE: u64 = u64::MAX;
 /// and when this is dropped, also by unwinding.
 pub(crate) struct Executor<'a, T: FaultHooks> {
     pub(crate) id: usize,
-    pub(crate) shared: &'a Shared,
+    pub(crate) shared: &'a ReplicatedShared,
     pub(crate) pending: &'a PendingEffects,
     pub(crate) epochs: &'a Epochs,
     pub(crate) cursor: &'a mut Cursor,

@@ -1,7 +1,7 @@
 //! Hooks by which tests change what one worker does. Programs cannot use them: the code that writes
 //! into rings trusts what a [`FaultHooks`] returns.
 
-use crate::group::{Effect, Replica, Request};
+use crate::group::{Effect, ReplicaState, Request};
 use crate::log::request::Verdict;
 
 /// Faults that a test plants in one worker, which the checks must find. Production code uses `()`,
@@ -29,7 +29,7 @@ pub trait FaultHooks: Send + 'static {
     /// verdict is begun. May panic, and may return much later.
     fn before_preparing(&mut self, _seq: u64) {}
     /// Changes the worker's state before the worker applies the request at `seq`.
-    fn change_state(&mut self, _seq: u64, _replica: &mut Replica) {}
+    fn change_state(&mut self, _seq: u64, _replica: &mut ReplicaState) {}
     /// Whether to take a late worker's work without beginning its unit.
     fn steals_unclaimed(&mut self, _seq: u64) -> bool {
         false

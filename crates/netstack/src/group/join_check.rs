@@ -14,10 +14,10 @@ use std::sync::Arc;
 use dominoes::group::{CheckResult, WorkerState};
 
 use super::pending::{Cursor, PendingEffects};
-use super::worker::Worker;
+use super::worker::ReplicatedWorker;
 use crate::group::FaultHooks;
 
-impl<T: FaultHooks> Worker<T> {
+impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Goes on until the join check has a result. Returns whether the worker is active from now on.
     pub(crate) fn run_join_check(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);

@@ -23,17 +23,17 @@ use dominoes::{Seq, Spin, Subscription};
 
 use super::epochs::Epochs;
 use super::pending::PendingEffects;
-use super::worker::Worker;
+use super::worker::ReplicatedWorker;
 use crate::config::Limits;
 use crate::error::MembershipError;
-use crate::group::{FaultHooks, Shared};
+use crate::group::{FaultHooks, ReplicatedShared};
 use crate::log::request::Request;
-use crate::state::apply::Replica;
+use crate::state::apply::ReplicaState;
 use crate::stats::MembershipStats;
 
 /// Everything that a worker needs to go on from another worker's position.
 pub(crate) struct Snapshot {
-    pub(crate) replica: Replica,
+    pub(crate) replica: ReplicaState,
     pub(crate) log: Subscription<Request, Spin>,
     pub(crate) pending: PendingEffects,
     pub(crate) epochs: Epochs,
@@ -47,7 +47,7 @@ impl Snapshot {
         let (_, log) = dominoes::channel_with_slots::<Request, Spin>(1, 1);
         let log = log.subscribe().expect("a log has room for one reader");
         Snapshot {
-            replica: Replica::new(limits),
+            replica: ReplicaState::new(limits),
             log,
             pending: PendingEffects::default(),
             epochs: Epochs::new(1),
@@ -58,8 +58,8 @@ impl Snapshot {
 /// Which replicas are there, and who gives a state to whom.
 pub(crate) type Members = Membership<Snapshot>;
 
-fn error(error: dominoes::group::MembershipError) -> MembershipError {
-    use dominoes::group::MembershipError as Error;
+fn error(error: dominoes::group::JoinError) -> MembershipError {
+    use dominoes::group::JoinError as Error;
     match error {
         Error::NoFreeSlot => MembershipError::NoFreeSlot,
         Error::NoSuchReplica => MembershipError::NoSuchReplica,
@@ -68,7 +68,7 @@ fn error(error: dominoes::group::MembershipError) -> MembershipError {
     }
 }
 
-impl Shared {
+impl ReplicatedShared {
     /// How many replicas joined, left, failed, and so on, so far.
     pub(crate) fn membership_stats(&self) -> MembershipStats {
         self.membership.stats()
@@ -94,7 +94,7 @@ impl Shared {
             NEVER_ACTIVE => first,
             reported => reported.max(first),
         };
-        // ORDERING: Release, as in `Worker::report_progress`.
+        // ORDERING: Release, as in `ReplicatedWorker::report_progress`.
         self.performed[id].store(reported, Ordering::Release);
         self.membership.activate(id, position);
         self.membership.end_join(id);
@@ -139,7 +139,7 @@ impl Shared {
 /// What `performed` holds for a slot that was never active.
 pub(crate) const NEVER_ACTIVE: Seq = Seq::MAX;
 
-impl<T: FaultHooks> Worker<T> {
+impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Gives snapshots to workers that wait for one, and attests to snapshots that others gave.
     /// Returns whether something still waits for this worker.
     pub(crate) fn serve_joiners(&mut self) -> bool {
@@ -164,7 +164,7 @@ impl<T: FaultHooks> Worker<T> {
 /// Lets workers join and leave a group whose workers run on the caller's own threads.
 #[derive(Clone)]
 pub struct MembershipHandle {
-    shared: Arc<Shared>,
+    shared: Arc<ReplicatedShared>,
 }
 
 impl core::fmt::Debug for MembershipHandle {
@@ -174,13 +174,13 @@ impl core::fmt::Debug for MembershipHandle {
 }
 
 impl MembershipHandle {
-    pub(crate) fn new(shared: &Arc<Shared>) -> MembershipHandle {
+    pub(crate) fn new(shared: &Arc<ReplicatedShared>) -> MembershipHandle {
         MembershipHandle {
             shared: Arc::clone(shared),
         }
     }
 
-    /// As [`Group::join`](crate::group::Group::join), for any free slot.
+    /// As [`ReplicatedGroup::join`](crate::group::ReplicatedGroup::join), for any free slot.
     ///
     /// # Errors
     /// If no slot is free, or no worker is left.
@@ -188,7 +188,7 @@ impl MembershipHandle {
         JoiningWorker::new(&self.shared, None, hooks)
     }
 
-    /// As [`Group::leave`](crate::group::Group::leave).
+    /// As [`ReplicatedGroup::leave`](crate::group::ReplicatedGroup::leave).
     ///
     /// # Errors
     /// If there is no such worker, or it is the last.
@@ -199,18 +199,18 @@ impl MembershipHandle {
 
 /// A worker that waits for its state.
 pub struct JoiningWorker<T: FaultHooks = ()> {
-    shared: Arc<Shared>,
+    shared: Arc<ReplicatedShared>,
     replica: usize,
     /// `None` once it was given a state.
     hooks: Option<T>,
     /// The worker with a state that is being checked.
-    worker: Option<Box<Worker<T>>>,
+    worker: Option<Box<ReplicatedWorker<T>>>,
 }
 
 impl<T: FaultHooks> JoiningWorker<T> {
     /// Waits for a state for slot `replica`, or for the first free slot.
     pub(crate) fn new(
-        shared: &Arc<Shared>,
+        shared: &Arc<ReplicatedShared>,
         slot: Option<usize>,
         hooks: T,
     ) -> Result<Self, MembershipError> {
@@ -234,18 +234,18 @@ impl<T: FaultHooks> JoiningWorker<T> {
         self.hooks.is_some() || self.worker.is_some()
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<ReplicatedShared> {
         &self.shared
     }
 
     /// The worker, once its state has passed the join check. `None` before, and after it was
     /// returned.
-    pub fn try_join(&mut self) -> Option<Worker<T>> {
+    pub fn try_join(&mut self) -> Option<ReplicatedWorker<T>> {
         if self.hooks.is_some() {
             let snapshot = self.shared.membership.take_snapshot(self.replica)?;
             let hooks = self.hooks.take()?;
             let shared = Arc::clone(&self.shared);
-            let mut worker = Worker::new(self.replica, shared, snapshot, hooks);
+            let mut worker = ReplicatedWorker::new(self.replica, shared, snapshot, hooks);
             (worker.state, worker.joined_from) = (WorkerState::JoinCheck, WorkerState::Gone);
             self.worker = Some(Box::new(worker));
         }

@@ -15,7 +15,7 @@
 //! `single`; with a log it takes 1.1 to 2 times as many, more the smaller
 //! the requests are.
 
-use super::worker::Worker;
+use super::worker::ReplicatedWorker;
 use crate::group::FaultHooks;
 use crate::io::rx::Log;
 use crate::time::Instant;
@@ -34,7 +34,7 @@ pub(crate) enum LogMode {
     Solo,
 }
 
-impl<T: FaultHooks> Worker<T> {
+impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Whether other workers are active, or about to be.
     #[inline]
     pub(crate) fn needs_log(&self) -> bool {

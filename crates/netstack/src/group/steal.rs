@@ -46,7 +46,7 @@ use super::assign::{Owner, WorkAssignment};
 use super::epochs::Epochs;
 use super::execute::{Access, Executor, NumberedFrames};
 use super::pending::{PendingEffects, REQUEST_END, piece};
-use crate::group::{FaultHooks, Layout, Shared};
+use crate::group::{FaultHooks, Layout, ReplicatedShared};
 use crate::log::effect::Effect;
 use crate::time::Instant;
 
@@ -99,7 +99,7 @@ impl Stragglers {
     /// Checks which workers are late. Returns whether there may be work to steal.
     pub(crate) fn check(
         &mut self,
-        shared: &Shared,
+        shared: &ReplicatedShared,
         pending: &PendingEffects,
         epochs: &Epochs,
     ) -> bool {
@@ -121,14 +121,14 @@ impl Stragglers {
         self.any || self.blocked || self.is_late(shared, pending, pending.first)
     }
 
-    fn is_straggler(&self, shared: &Shared, owner: usize) -> bool {
+    fn is_straggler(&self, shared: &ReplicatedShared, owner: usize) -> bool {
         // ORDERING: Relaxed: whether the work is done is read elsewhere.
         let reported = shared.performed[owner].load(Ordering::Relaxed);
         self.late_at[owner] == Some(reported) || !shared.membership.is_active(owner)
     }
 
     /// Whether the work that is left of the request at `seq` is late.
-    fn is_late(&self, shared: &Shared, pending: &PendingEffects, seq: Seq) -> bool {
+    fn is_late(&self, shared: &ReplicatedShared, pending: &PendingEffects, seq: Seq) -> bool {
         let layout = &shared.layout;
         let chunk = layout.tuning.request_chunk as u64;
         let chunk_end = (seq / chunk + 1) * chunk;
@@ -139,7 +139,7 @@ impl Stragglers {
     /// is late, records `owner` as late.
     fn may_steal(
         &mut self,
-        shared: &Shared,
+        shared: &ReplicatedShared,
         pending: &PendingEffects,
         me: usize,
         owner: usize,

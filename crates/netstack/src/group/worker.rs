@@ -38,14 +38,14 @@ use super::pending::{Cursor, PendingEffects};
 use super::slots::Snapshot;
 use super::solo::LogMode;
 use super::steal::{STEAL_BATCH, Scan, Stragglers};
-use crate::group::{FaultHooks, STORED, Shared};
+use crate::group::{FaultHooks, ReplicatedShared, STORED};
 use crate::io::FrameRecycler;
 use crate::io::direct::DirectLog;
 use crate::io::perform::Template;
 use crate::io::world::Wakes;
 use crate::log::effect::Effect;
 use crate::log::request::Request;
-use crate::state::apply::Replica;
+use crate::state::apply::ReplicaState;
 use crate::stats::{EffectStats, PumpStats};
 use crate::time::Instant;
 use sending::SendWatch;
@@ -57,11 +57,11 @@ const IDLE_TURNS: u32 = 16;
 const APPLY_BATCH: usize = 256;
 
 /// A worker: holds one replica of a group's state, and does a share of the group's work.
-pub struct Worker<T: FaultHooks = ()> {
+pub struct ReplicatedWorker<T: FaultHooks = ()> {
     pub(crate) id: usize,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ReplicatedShared>,
     pub(crate) log: Subscription<Request, Spin>,
-    pub(crate) replica: Replica,
+    pub(crate) replica: ReplicaState,
     pub(crate) pending: PendingEffects,
     /// Which replicas own which stretch of the log and of the frame numbers: only an owner may be
     /// the primary of work in it.
@@ -116,9 +116,14 @@ pub struct Worker<T: FaultHooks = ()> {
     pub(crate) stats: EffectStats,
 }
 
-impl<T: FaultHooks> Worker<T> {
+impl<T: FaultHooks> ReplicatedWorker<T> {
     /// A worker that goes on from `snapshot`, in a slot that is reserved for it.
-    pub(crate) fn new(id: usize, shared: Arc<Shared>, snapshot: Snapshot, hooks: T) -> Self {
+    pub(crate) fn new(
+        id: usize,
+        shared: Arc<ReplicatedShared>,
+        snapshot: Snapshot,
+        hooks: T,
+    ) -> Self {
         // Counting goes on from what earlier workers of this slot counted.
         let stats = shared.slot_stats[id].load();
         let Snapshot {
@@ -130,7 +135,7 @@ impl<T: FaultHooks> Worker<T> {
         // ORDERING: Relaxed: an earlier worker of this slot ran on this thread, or ended before in
         // a way that synchronizes with the thread that makes this one.
         let reported = shared.performed[id].load(Ordering::Relaxed);
-        Worker {
+        ReplicatedWorker {
             id,
             stragglers: Stragglers::new(shared.layout.slot_count()),
             shared,
@@ -163,9 +168,9 @@ impl<T: FaultHooks> Worker<T> {
     }
 
     /// A worker that is parked from the beginning.
-    pub(crate) fn parked(id: usize, shared: Arc<Shared>, hooks: T) -> Self {
+    pub(crate) fn parked(id: usize, shared: Arc<ReplicatedShared>, hooks: T) -> Self {
         let nothing = Snapshot::none(shared.world.limits);
-        let mut worker = Worker::new(id, shared, nothing, hooks);
+        let mut worker = ReplicatedWorker::new(id, shared, nothing, hooks);
         worker.state = WorkerState::Parked;
         worker
     }
@@ -306,7 +311,7 @@ impl<T: FaultHooks> Worker<T> {
 
     /// Prepares this worker's requests, in order, until `prepared_bytes` reaches `ahead_bytes`.
     fn prepare_mine(&mut self) -> usize {
-        let Worker {
+        let ReplicatedWorker {
             id,
             shared,
             log,
@@ -375,7 +380,7 @@ impl<T: FaultHooks> Worker<T> {
     }
 
     /// Applies at most `most` requests. A panic of a connection ends that connection (see
-    /// [`Replica::recover`]).
+    /// [`ReplicaState::recover`]).
     fn apply_ready(&mut self, most: usize) -> usize {
         let mut done = 0;
         loop {
@@ -582,8 +587,8 @@ impl<T: FaultHooks> Worker<T> {
         // `reported` may be ahead of the cursor: an earlier worker of this slot stored it.
         if self.reported < self.cursor.seq {
             self.reported = self.cursor.seq;
-            // ORDERING: Release, pairs with the Acquire in `Shared::performed_by` and
-            // `Shared::has_reported`.
+            // ORDERING: Release, pairs with the Acquire in `ReplicatedShared::performed_by` and
+            // `ReplicatedShared::has_reported`.
             self.shared.performed[self.id].store(self.reported, Ordering::Release);
             self.shared.slot_stats[self.id].post(&self.stats);
         }
@@ -678,7 +683,7 @@ impl<T: FaultHooks> Worker<T> {
     }
 
     /// Its copy of the group's state.
-    pub fn replica(&self) -> &Replica {
+    pub fn replica(&self) -> &ReplicaState {
         &self.replica
     }
 
@@ -708,7 +713,7 @@ impl<T: FaultHooks> Worker<T> {
     }
 
     /// Requests that are published and not applied here. Looks at the log, so that
-    /// [`Worker::prepare`] can reach all of them.
+    /// [`ReplicatedWorker::prepare`] can reach all of them.
     pub fn lag(&mut self) -> u64 {
         self.log.poll() - self.replica.position()
     }
@@ -718,7 +723,7 @@ impl<T: FaultHooks> Worker<T> {
         self.log.poll()
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<ReplicatedShared> {
         &self.shared
     }
 
@@ -753,10 +758,10 @@ impl<T: FaultHooks> Worker<T> {
     }
 }
 
-impl<T: FaultHooks> core::fmt::Debug for Worker<T> {
+impl<T: FaultHooks> core::fmt::Debug for ReplicatedWorker<T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let shared = &self.shared;
-        f.debug_struct("Worker")
+        f.debug_struct("ReplicatedWorker")
             .field("id", &self.id)
             .field("state", &self.state)
             .field("published", &self.log.end())

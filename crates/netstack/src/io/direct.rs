@@ -8,7 +8,7 @@ use crate::io::Run;
 use crate::io::rx::Log;
 use crate::log::effect::{Deliver, Effect, EffectSink};
 use crate::log::request::{Request, Verdict};
-use crate::state::apply::{Replica, Requests};
+use crate::state::apply::{ReplicaState, Requests};
 use crate::stats::EffectStats;
 
 /// Requests that may wait at once: there is no log, so no bound but this.
@@ -109,7 +109,7 @@ impl DirectLog {
     pub(crate) fn work(
         &mut self,
         world: &World,
-        replica: &mut Replica,
+        replica: &mut ReplicaState,
         template: &mut Template,
         stats: &mut EffectStats,
     ) -> usize {

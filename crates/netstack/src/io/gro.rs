@@ -25,8 +25,8 @@ use crate::io::world::World;
 use crate::io::{Batch, Indices, Run};
 use crate::ip::route::is_martian_v6;
 use crate::log::request::{
-    Acks, Body, ConnId, Digest, Flags, Flow, Kind, MAX_RUN, MORE_ACKS, MORE_ALIKE, Mac, Options,
-    Request, Sack, SynOptions, Verdict,
+    Acks, Body, ConnId, Digest, Flags, Flow, MAX_RUN, MORE_ACKS, MORE_ALIKE, Mac, Options, Request,
+    RequestKind, Sack, SynOptions, Verdict,
 };
 use crate::packet as wire;
 use crate::packet::Packet;
@@ -442,7 +442,7 @@ impl OpenRun {
                 .flatten();
         }
         let Request { digest, body } = &mut self.request;
-        digest.kind = Kind::Segments;
+        digest.kind = RequestKind::Segments;
         digest.seg_seq = SeqNum(tcp.seq);
         digest.seg_ack = SeqNum(tcp.ack);
         digest.len = tcp.payload_len;

@@ -7,7 +7,7 @@ use dominoes_drivers::{Frame, RxChecksum};
 
 use crate::io::world::World;
 use crate::io::{Frames, Run};
-use crate::log::request::{Kind, Request, Verdict};
+use crate::log::request::{Request, RequestKind, Verdict};
 use crate::packet as wire;
 use crate::packet::UDP;
 use crate::packet::checksum::Sum;
@@ -92,9 +92,9 @@ fn verify_and_copy_v6(frame: &[u8], to: &mut [u8]) -> Option<bool> {
 /// Which segments of a run have a good checksum, one bit each.
 pub(crate) fn prepare(request: &Request, run: &Run) -> Verdict {
     match request.digest.kind {
-        Kind::Segments => verdict(run.frames().iter()),
-        Kind::Datagrams => datagrams(run.frames()),
-        Kind::Tick | Kind::Command => 0,
+        RequestKind::Segments => verdict(run.frames().iter()),
+        RequestKind::Datagrams => datagrams(run.frames()),
+        RequestKind::Tick | RequestKind::Command => 0,
     }
 }
 

@@ -36,7 +36,7 @@ use crate::ip::neighbor::{Neighbors, WaitingOpen};
 use crate::ip::rate_limit::RateLimit;
 use crate::ip::reassembly::{Reassembly, ReassemblyLimits};
 use crate::ip::route::Site;
-use crate::keys::{Domain, Keys};
+use crate::keys::{KeyUse, Keys};
 use crate::log::request::{
     Address, Body, ConnId, Digest, Flow, GroupIndex, Mac, NetworkError, Request, Verdict,
 };
@@ -188,7 +188,7 @@ impl RxPump {
             world,
             site,
             reassembly: Reassembly::new(reassembly),
-            reports: RateLimit::new(&keys, Domain::ErrorLimit),
+            reports: RateLimit::new(&keys, KeyUse::ErrorLimit),
             idents: Identifications::default(),
             secret,
             configured: false,

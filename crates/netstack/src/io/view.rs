@@ -11,7 +11,7 @@ use std::time;
 use dominoes::Meter;
 
 use crate::log::request::ConnId;
-use crate::state::apply::Replica;
+use crate::state::apply::ReplicaState;
 use crate::stats::WorkerStats;
 use crate::tcp::{Info, State, Tcb};
 use crate::time::Duration;
@@ -95,7 +95,7 @@ impl View {
 
     /// Lists connections, if nobody else is at it.
     #[cold]
-    pub(crate) fn answer(&self, replica: &Replica) {
+    pub(crate) fn answer(&self, replica: &ReplicaState) {
         let Ok(mut list) = self.list.try_lock() else {
             return;
         };

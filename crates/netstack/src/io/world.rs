@@ -11,7 +11,7 @@ use crossbeam_queue::{ArrayQueue, SegQueue};
 use dominoes::EventCount;
 use dominoes_drivers::split::Target;
 use dominoes_drivers::{
-    AddressFilter, DeviceError, Frame, Gso, RxChecksum, RxMeta, TxFrame, Waker,
+    AddressFilter, DeviceError, DeviceWaker, Frame, Gso, RxChecksum, RxMeta, TxFrame,
 };
 
 use crate::config::{Limits, Settings, Tuning};
@@ -31,7 +31,7 @@ use crate::ip::multicast::Member;
 use crate::ip::neighbor::WaitingOpen;
 use crate::ip::route::{PlaceV4, Site};
 use crate::ip::v6::Place;
-use crate::keys::{Domain, Keys};
+use crate::keys::{KeyUse, Keys};
 use crate::log::effect::Effect;
 use crate::log::request::{Body, ConnId, Flow};
 use crate::packet::flow::{Address, Binding, Endpoint, Families, IpFields};
@@ -178,7 +178,7 @@ pub(crate) struct Mailbox {
     pub(crate) paths: SegQueue<(Address, u16)>,
     /// The same, if there is no room: closed connections may have left an entry behind.
     pub(crate) overflow: SegQueue<ConnId>,
-    waker: Waker,
+    waker: DeviceWaker,
     /// Whether somebody sleeps in the device and must be woken for news.
     asleep: AtomicBool,
 }
@@ -466,7 +466,7 @@ impl Drop for Wakes<'_> {
 impl World {
     /// A number for the `count`th port that is chosen, hard to guess for whoever knows all others,
     /// and the secret, too.
-    pub(crate) fn random_port(&self, domain: Domain, count: u64) -> u64 {
+    pub(crate) fn random_port(&self, domain: KeyUse, count: u64) -> u64 {
         self.keys.of(domain, [self.salt, count])
     }
 
@@ -476,7 +476,7 @@ impl World {
         site: Site,
         delivery_slots: usize,
         tx: Arc<TxRing>,
-        waker: Waker,
+        waker: DeviceWaker,
         (shared, group): (Arc<StackShared>, u16),
     ) -> World {
         let v4 = v4_bits(&site);

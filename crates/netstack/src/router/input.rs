@@ -6,16 +6,16 @@ use dominoes_drivers::{
     DeviceError, DeviceRx, Frame, GsoKind, RxChecksum, checked, complete_checksum,
 };
 
-use super::{Port, RouterStats, Shared};
+use super::{Port, RouterShared, RouterStats};
 use crate::ip::fragment::{cut_frame, cut_packet};
 use crate::ip::identification::Identifications;
 use crate::ip::rate_limit::{RateLimit, TokenBucket};
 use crate::ip::reassembly::{Reassembled, Reassembly, ReassemblyLimits};
 use crate::ip::{fragment, whole};
-use crate::keys::{Domain, Keys};
+use crate::keys::{KeyUse, Keys};
 use crate::packet as wire;
 use crate::packet::flow::{Address, Mac};
-use crate::packet::{ETHERNET_HEADER, Forwarded, Packet, Report};
+use crate::packet::{ETHERNET_HEADER, Forwarded, IcmpError, Packet};
 use crate::time::{Duration, Instant};
 
 /// Frames that are taken from a device at once.
@@ -27,7 +27,7 @@ const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
 pub(super) struct Input {
     index: usize,
     rx: Box<dyn DeviceRx>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<RouterShared>,
     reassembly: Reassembly,
     reports: RateLimit,
     /// Reports of packets that are too long. Connections stand still without them, so errors that
@@ -50,7 +50,7 @@ pub(super) struct Input {
 
 impl Input {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<RouterShared>,
         index: usize,
         count: u16,
         rx: Box<dyn DeviceRx>,
@@ -62,8 +62,8 @@ impl Input {
             rx,
             shared,
             reassembly: Reassembly::new(ReassemblyLimits::default()),
-            reports: RateLimit::new(keys, Domain::ErrorLimit),
-            too_long: RateLimit::new(keys, Domain::TooLongLimit),
+            reports: RateLimit::new(keys, KeyUse::ErrorLimit),
+            too_long: RateLimit::new(keys, KeyUse::TooLongLimit),
             idents: Identifications::new(keys, index as u16, count),
             defences: TokenBucket::new(1, DEFEND_INTERVAL),
             is_announced: false,
@@ -185,12 +185,12 @@ impl Input {
             }
         };
         for frame in unsent {
-            self.report(now, &frame, Report::HostUnreachable);
+            self.report(now, &frame, IcmpError::HostUnreachable);
         }
         if self.reassembly.next_deadline() <= now {
             self.reassembly.expire(now);
             for expired in self.reassembly.take_expired() {
-                self.report(now, &expired.quoted, Report::ReassemblyTime);
+                self.report(now, &expired.quoted, IcmpError::ReassemblyTime);
             }
         }
     }
@@ -308,14 +308,14 @@ impl Input {
         let shared = Arc::clone(&self.shared);
         if packet.ttl <= 1 {
             self.stats.expired += 1;
-            return self.refuse(now, frame, Report::TimeExceeded);
+            return self.refuse(now, frame, IcmpError::TimeExceeded);
         }
         let Some((out, next_hop)) = shared.route(packet.dst) else {
             self.stats.no_route += 1;
-            return self.refuse(now, frame, Report::NetUnreachable);
+            return self.refuse(now, frame, IcmpError::NetUnreachable);
         };
         if out == self.index && shared.ports[out].site.next_hop(packet.src).is_some() {
-            self.report(now, &frame, Report::Redirect(next_hop));
+            self.report(now, &frame, IcmpError::Redirect(next_hop));
         }
         let port = &shared.ports[out];
         let longest = longest_packet(&frame, packet);
@@ -324,7 +324,7 @@ impl Input {
         }
         if packet.dont_fragment {
             self.stats.too_long += 1;
-            return self.refuse(now, frame, Report::FragmentationNeeded(port.mtu));
+            return self.refuse(now, frame, IcmpError::FragmentationNeeded(port.mtu));
         }
         if frame.meta.gso.is_some() {
             self.stats.unsupported += 1;
@@ -362,14 +362,14 @@ impl Input {
     }
 
     /// Drops a packet, and reports that to its sender.
-    fn refuse(&mut self, now: Instant, frame: Frame, report: Report) {
+    fn refuse(&mut self, now: Instant, frame: Frame, report: IcmpError) {
         self.report(now, &frame, report);
         self.done.push(frame);
     }
 
     /// Reports to the sender of a packet what became of it (RFC 1812 section 4.3.2), from the
     /// address of the interface through which the error leaves.
-    fn report(&mut self, now: Instant, frame: &[u8], report: Report) {
+    fn report(&mut self, now: Instant, frame: &[u8], report: IcmpError) {
         let shared = Arc::clone(&self.shared);
         let Some((sender, _)) = wire::ends_v4(frame) else {
             return;
@@ -385,7 +385,7 @@ impl Input {
             return;
         };
         let (limit, rate) = match report {
-            Report::FragmentationNeeded(_) => (&mut self.too_long, shared.too_long_rate()),
+            IcmpError::FragmentationNeeded(_) => (&mut self.too_long, shared.too_long_rate()),
             _ => (&mut self.reports, shared.rate),
         };
         if limit.admits(now, sender, rate) {
@@ -411,9 +411,9 @@ impl Input {
                     self.local(now, &Frame::from_bytes(&bytes));
                 }
             }
-            Ok(Packet::Udp(_)) => self.report(now, frame, Report::PortUnreachable),
+            Ok(Packet::Udp(_)) => self.report(now, frame, IcmpError::PortUnreachable),
             Ok(Packet::Tcp(_) | Packet::OtherProtocol { .. }) => {
-                self.report(now, frame, Report::ProtocolUnreachable);
+                self.report(now, frame, IcmpError::ProtocolUnreachable);
             }
             Ok(_) | Err(_) => {}
         }

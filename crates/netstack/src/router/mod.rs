@@ -58,7 +58,7 @@ mod threads;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dominoes_drivers::{Capabilities, Device, Waker};
+use dominoes_drivers::{Capabilities, Device, DeviceWaker};
 
 use crate::error::{ConfigError, StackError};
 use crate::ip::rate_limit::Rate;
@@ -74,7 +74,7 @@ pub use threads::RunningRouter;
 
 /// Puts a router together.
 #[derive(Default)]
-pub struct Builder {
+pub struct RouterBuilder {
     interfaces: Vec<(String, Box<dyn Device>)>,
     routes: Vec<Route>,
     validate_source: bool,
@@ -82,7 +82,7 @@ pub struct Builder {
     rate: Option<Rate>,
 }
 
-impl Builder {
+impl RouterBuilder {
     /// Adds an interface with an address and the prefix of its network, as in `10.0.1.254/24`. It
     /// is a route to that network.
     #[must_use]
@@ -199,7 +199,7 @@ impl Builder {
                 }
             }
         }
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(RouterShared {
             table,
             ports,
             validate_source: self.validate_source,
@@ -239,9 +239,9 @@ fn check(ports: &[Port]) -> Result<(), ConfigError> {
     Ok(())
 }
 
-impl std::fmt::Debug for Builder {
+impl std::fmt::Debug for RouterBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Builder")
+        f.debug_struct("RouterBuilder")
             .field("interfaces", &self.interfaces.len())
             .field("routes", &self.routes)
             .finish_non_exhaustive()
@@ -263,7 +263,7 @@ struct Port {
     mtu: u16,
     caps: Capabilities,
     /// Ends the sleep of its thread.
-    waker: Waker,
+    waker: DeviceWaker,
     output: Mutex<Output>,
     /// What its input has counted.
     stats: Mutex<RouterStats>,
@@ -281,14 +281,14 @@ impl Port {
 }
 
 /// What the inputs share.
-struct Shared {
+struct RouterShared {
     table: RouteTable<Hop>,
     ports: Vec<Port>,
     validate_source: bool,
     rate: Rate,
 }
 
-impl Shared {
+impl RouterShared {
     /// The interface and the neighbour that packets to `destination` are for.
     fn route(&self, destination: Address) -> Option<(usize, Address)> {
         let hop = self.table.lookup(destination)?;
@@ -398,13 +398,13 @@ router_stats! {
 /// A router, to be driven by hand or started.
 pub struct Router {
     inputs: Vec<Input>,
-    shared: Arc<Shared>,
+    shared: Arc<RouterShared>,
 }
 
 impl Router {
     /// A router without interfaces.
-    pub fn builder() -> Builder {
-        Builder::default()
+    pub fn builder() -> RouterBuilder {
+        RouterBuilder::default()
     }
 
     /// Takes frames from every interface, forwards them, and does what is due. Returns how much was

@@ -8,7 +8,7 @@ use std::time::Duration;
 use dominoes_drivers::DeviceError;
 
 use super::input::Input;
-use super::{RouterStats, Shared};
+use super::{RouterShared, RouterStats};
 use crate::error::StackError;
 use crate::stack::Clock;
 
@@ -19,7 +19,7 @@ const RETRY: Duration = Duration::from_micros(100);
 
 /// A running router. Dropping it ends its threads.
 pub struct RunningRouter {
-    shared: Arc<Shared>,
+    shared: Arc<RouterShared>,
     running: Arc<Running>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -31,7 +31,7 @@ struct Running {
 }
 
 impl RunningRouter {
-    pub(super) fn start(inputs: Vec<Input>, shared: Arc<Shared>) -> Result<Self, StackError> {
+    pub(super) fn start(inputs: Vec<Input>, shared: Arc<RouterShared>) -> Result<Self, StackError> {
         let mut router = RunningRouter {
             shared,
             running: Arc::default(),

@@ -12,7 +12,7 @@ use super::{Sockets, interfaces, valid_ttl};
 use crate::error::SocketError;
 use crate::io::echo::{EchoQueues, EchoReply, EchoRequest};
 use crate::io::world::{Command, World};
-use crate::keys::Domain;
+use crate::keys::KeyUse;
 use crate::log::request::Address;
 
 /// Bytes that a request carries, at most: 65,535 less the headers of IPv4 and ICMP.
@@ -55,7 +55,7 @@ impl Sockets {
         self.check_up()?;
         let world = self.world();
         let mut table = world.socket_table();
-        let start = world.random_port(Domain::UdpPort, table.next_request_id()) as u16;
+        let start = world.random_port(KeyUse::UdpPort, table.next_request_id()) as u16;
         let mut all = (0..=u16::MAX).map(|i| start.wrapping_add(i));
         let ident = all.find(|ident| !table.echoes.contains_key(ident));
         let ident = ident.ok_or(SocketError::NoPort)?;

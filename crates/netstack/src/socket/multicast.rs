@@ -14,7 +14,7 @@ use crate::log::request::Address;
 
 /// A group that a socket listens to on an interface, with a source or with all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Membership {
+pub(super) struct JoinedGroup {
     interface: usize,
     group: Address,
     source: Option<Address>,
@@ -202,13 +202,13 @@ impl UdpShared {
         if world.is_down() {
             return Err(SocketError::Down);
         }
-        let new = Membership {
+        let new = JoinedGroup {
             interface,
             group,
             source,
         };
         self.groups.with(|groups| {
-            let same = |of: &&Membership| (of.interface, of.group) == (interface, group);
+            let same = |of: &&JoinedGroup| (of.interface, of.group) == (interface, group);
             let mut of_group = groups.iter().filter(same);
             // All sources, or some: not both.
             let is_taken =
@@ -231,7 +231,7 @@ impl UdpShared {
         group: IpAddr,
         source: Option<Address>,
     ) -> Result<(), SocketError> {
-        let what = Membership {
+        let what = JoinedGroup {
             interface,
             group: group.into(),
             source,
@@ -245,7 +245,7 @@ impl UdpShared {
     }
 
     /// Tells the pumps, in the order of the calls.
-    fn tell(&self, membership: Membership, listens: bool) {
+    fn tell(&self, membership: JoinedGroup, listens: bool) {
         let member = Member {
             socket: self.socket,
             group: membership.group,

@@ -190,12 +190,12 @@ impl<'a> IntoIterator for &'a Events {
 /// Waits for sockets of any number of stacks. Any thread may call any function at any time.
 #[derive(Debug)]
 pub struct Poller {
-    shared: Arc<Shared>,
+    shared: Arc<PollerShared>,
 }
 
 /// What registrations and wakers refer to.
 #[derive(Debug)]
-struct Shared {
+struct PollerShared {
     /// Registrations that may have something to report.
     queue: SegQueue<Arc<Registration>>,
     /// Threads sleep here.
@@ -225,7 +225,7 @@ impl Poller {
     /// If the process has no descriptor left (Linux).
     pub fn new() -> io::Result<Poller> {
         Ok(Poller {
-            shared: Arc::new(Shared {
+            shared: Arc::new(PollerShared {
                 queue: SegQueue::new(),
                 event: EventCount::new(),
                 woken: AtomicBool::new(false),
@@ -369,7 +369,7 @@ impl Poller {
     }
 }
 
-impl Shared {
+impl PollerShared {
     fn collector(&self) -> MutexGuard<'_, Vec<Arc<Registration>>> {
         let collector = self.collector.lock();
         collector.unwrap_or_else(PoisonError::into_inner)
@@ -397,7 +397,7 @@ impl Shared {
 /// as one.
 #[derive(Clone, Debug)]
 pub struct Waker {
-    shared: Arc<Shared>,
+    shared: Arc<PollerShared>,
 }
 
 impl Waker {
@@ -456,7 +456,7 @@ impl Descriptor {
 #[cfg(target_os = "linux")]
 impl std::os::fd::AsFd for Poller {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        let Shared {
+        let PollerShared {
             queue,
             woken,
             descriptor,

@@ -24,14 +24,14 @@ use dominoes::Watch;
 
 use super::Sockets;
 use super::current::each_address;
-use super::multicast::Membership;
+use super::multicast::JoinedGroup;
 use super::poller::{Interest, Target, Watched};
 use super::shared::{Shared, UserId};
 use super::wait::WaitPolicy;
 use crate::error::SocketError;
 use crate::io::stream::DeliveryCursor;
 use crate::io::world::{Command, World};
-use crate::keys::Domain;
+use crate::keys::KeyUse;
 use crate::log::request::{Binding, ConnId, Families};
 use crate::state::demux::Grouping;
 use queues::News;
@@ -83,7 +83,7 @@ impl Sockets {
         self.check_up()?;
         let world = self.world();
         let mut table = world.socket_table();
-        let random = |count| world.random_port(Domain::UdpPort, count);
+        let random = |count| world.random_port(KeyUse::UdpPort, count);
         let (socket, port) = table
             .bindings
             .bind((port, binding), &world.limits, random)?;
@@ -148,7 +148,7 @@ pub(super) struct UdpShared {
     /// The peer's end, of a connected socket; taken by each call that sends.
     remote: Shared<Option<SocketAddr>>,
     /// Groups that it listens to, each with a source or with all.
-    pub(super) groups: Shared<Vec<Membership>>,
+    pub(super) groups: Shared<Vec<JoinedGroup>>,
     read_wait: WaitPolicy,
     write_wait: WaitPolicy,
     ttl: AtomicU8,

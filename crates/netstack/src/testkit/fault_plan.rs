@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::group::FaultHooks;
 use crate::log::effect::Effect;
-use crate::state::apply::Replica;
+use crate::state::apply::ReplicaState;
 
 /// How often workers join, leave and fail: before so many steps in a million each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl FaultPlan {
 /// What happened to the workers of a host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct FaultStats {
+pub struct FaultPlanStats {
     /// Workers that joined.
     pub joins: u64,
     /// Workers among them that took the slot of one that failed.
@@ -98,7 +98,7 @@ pub(super) struct PlannedFaults;
 impl FaultHooks for PlannedFaults {
     const ACTIVE: bool = true;
 
-    fn change_state(&mut self, _seq: u64, replica: &mut Replica) {
+    fn change_state(&mut self, _seq: u64, replica: &mut ReplicaState) {
         let Some((nth, bit)) = FLIP.get() else { return };
         let count = replica.connections().count() as u64;
         let Some(nth) = nth.checked_rem(count) else {

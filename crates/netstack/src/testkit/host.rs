@@ -15,16 +15,16 @@ use std::sync::Arc;
 
 use super::Rng;
 use super::fault_plan::{
-    End, FaultPlan, FaultStats, PanicPoint, PlannedFaults, with_flip, with_panic_at,
+    End, FaultPlan, FaultPlanStats, PanicPoint, PlannedFaults, with_flip, with_panic_at,
 };
 use crate::error::ConfigError;
-use crate::group::{Group, Layout, Primaries, Tuning, Worker};
+use crate::group::{Layout, Primaries, ReplicatedGroup, ReplicatedWorker, Tuning};
 use crate::io::world::World;
 use crate::socket::Sockets;
-use crate::state::apply::Replica;
+use crate::state::apply::ReplicaState;
 use crate::stats::{EffectStats, MembershipStats, PumpStats, StateStats};
 use crate::time::{Duration, Instant};
-use crate::variants::{self, Setup, Step, VariantKind, groups};
+use crate::variants::{self, Setup, TurnStep, VariantKind, groups};
 
 /// Fruitless steps per worker before a round in which each takes all of its steps.
 const FRUITLESS: usize = 3;
@@ -167,7 +167,7 @@ pub struct Host {
     stalled: Vec<Instant>,
     stall_count: u64,
     fault_plan: FaultPlan,
-    fault_stats: FaultStats,
+    fault_stats: FaultPlanStats,
     /// The slot whose state was changed and is not repaired yet.
     flipped: Option<usize>,
     /// Whether it was found, and how many had been repaired when it changed.
@@ -194,7 +194,7 @@ enum Engine {
     /// Whose workers only stand still.
     Plain(Box<dyn variants::Variant>),
     /// Whose workers also join, leave and fail.
-    Group(Box<Group<PlannedFaults>>),
+    Group(Box<ReplicatedGroup<PlannedFaults>>),
 }
 
 impl Engine {
@@ -312,7 +312,8 @@ impl Host {
                     },
                     ..Layout::default()
                 };
-                let group = Group::with_fault_hooks(setup, layout, device, |_| PlannedFaults)?;
+                let group =
+                    ReplicatedGroup::with_fault_hooks(setup, layout, device, |_| PlannedFaults)?;
                 let slots = replicas + fault_plan.free_slots;
                 (Engine::Group(Box::new(group)), slots)
             }
@@ -341,7 +342,7 @@ impl Host {
             stalled: vec![Instant::ZERO; slots],
             stall_count: 0,
             fault_plan,
-            fault_stats: FaultStats::default(),
+            fault_stats: FaultPlanStats::default(),
             flipped: None,
             found: false,
             repaired: 0,
@@ -374,7 +375,7 @@ impl Host {
     }
 
     /// What happened to the workers so far.
-    pub const fn fault_stats(&self) -> FaultStats {
+    pub const fn fault_stats(&self) -> FaultPlanStats {
         self.fault_stats
     }
 
@@ -522,7 +523,9 @@ impl Host {
                 for i in 0..live {
                     let replica = nth(awake, i as u64);
                     round += match &mut self.engine {
-                        Engine::Plain(plain) => usize::from(plain.step(replica, Step::Turn, now)),
+                        Engine::Plain(plain) => {
+                            usize::from(plain.step(replica, TurnStep::Turn, now))
+                        }
                         Engine::Group(_) => {
                             self.run_with_fault(replica, PanicPoint::Never, |worker, _| {
                                 worker.turn(now)
@@ -552,7 +555,11 @@ impl Host {
         let bit = |mask: u64, id: usize| mask | u64::from(stalled[id] <= now) << id;
         match &mut self.engine {
             Engine::Plain(plain) => (0..plain.worker_count()).fold(0, bit),
-            Engine::Group(group) => group.workers().iter().map(Worker::id).fold(0, bit),
+            Engine::Group(group) => group
+                .workers()
+                .iter()
+                .map(ReplicatedWorker::id)
+                .fold(0, bit),
         }
     }
 
@@ -582,19 +589,19 @@ impl Host {
         let step = self.rng.below(10);
         if let Engine::Plain(plain) = &mut self.engine {
             let step = match step {
-                0 | 9 => Step::Pump,
-                1 => Step::Prepare(0),
-                2 | 3 => Step::Apply,
-                4 | 5 => Step::Perform,
-                6 => Step::Send,
-                _ => Step::Turn,
+                0 | 9 => TurnStep::Pump,
+                1 => TurnStep::Prepare(0),
+                2 | 3 => TurnStep::Apply,
+                4 | 5 => TurnStep::Perform,
+                6 => TurnStep::Send,
+                _ => TurnStep::Turn,
             };
             return plain.step(replica, step, now);
         }
         if self.rng.below(8) > 0 && !self.may_find_work(replica, step, now) {
             return false;
         }
-        let what = |worker: &mut Worker<PlannedFaults>, rng: &mut Rng| match step {
+        let what = |worker: &mut ReplicatedWorker<PlannedFaults>, rng: &mut Rng| match step {
             0 if rng.percent(30) => did(worker.pump(now)),
             0 => did(worker.claim(now)),
             8 => worker.parse(),
@@ -618,7 +625,7 @@ impl Host {
     #[cfg(feature = "framed")]
     fn die_in_unit(&mut self, replica: usize, now: Instant) -> bool {
         self.world.units.fail_after(Some(self.rng.below(4)));
-        let turn = |worker: &mut Worker<PlannedFaults>, _: &mut Rng| worker.turn(now) > 0;
+        let turn = |worker: &mut ReplicatedWorker<PlannedFaults>, _: &mut Rng| worker.turn(now) > 0;
         let did = self.run_with_fault(replica, PanicPoint::Unit, turn);
         self.world.units.fail_after(None);
         did
@@ -640,7 +647,7 @@ impl Host {
         &mut self,
         replica: usize,
         panic_point: PanicPoint,
-        what: impl FnOnce(&mut Worker<PlannedFaults>, &mut Rng) -> R,
+        what: impl FnOnce(&mut ReplicatedWorker<PlannedFaults>, &mut Rng) -> R,
     ) -> R {
         let (Engine::Group(group), rng) = (&mut self.engine, &mut self.rng) else {
             return R::default();
@@ -917,7 +924,7 @@ impl Host {
 
     /// What `look` finds in each state, as far as each replica has come, but for one that was
     /// changed.
-    pub fn inspect<R>(&self, mut look: impl FnMut(&Replica) -> R) -> Vec<R> {
+    pub fn inspect<R>(&self, mut look: impl FnMut(&ReplicaState) -> R) -> Vec<R> {
         let mut found = Vec::new();
         match &self.engine {
             Engine::Plain(plain) => plain.inspect(&mut |replica| found.push(look(replica))),
@@ -929,19 +936,19 @@ impl Host {
     /// The states of a group, but for one that was changed.
     fn unchanged<'a>(
         &self,
-        group: &'a Group<PlannedFaults>,
-    ) -> impl Iterator<Item = &'a Replica> + use<'a> {
+        group: &'a ReplicatedGroup<PlannedFaults>,
+    ) -> impl Iterator<Item = &'a ReplicaState> + use<'a> {
         let flipped = self.flipped;
         let workers = group.all_workers().iter();
         let knowing =
             workers.filter(move |worker| worker.is_active() && Some(worker.id()) != flipped);
-        knowing.map(Worker::replica)
+        knowing.map(ReplicatedWorker::replica)
     }
 
     /// How many requests were applied, by the replica that is farthest.
     pub fn position(&self) -> u64 {
         match &self.engine {
-            Engine::Plain(_) => self.inspect(Replica::position)[0],
+            Engine::Plain(_) => self.inspect(ReplicaState::position)[0],
             Engine::Group(group) => {
                 let workers = group.all_workers().iter();
                 let positions = workers.map(|worker| worker.replica().position());
@@ -953,7 +960,7 @@ impl Host {
     /// How many unplanned panics ended a connection: none, unless there is a bug. A replica whose
     /// state was changed is not asked.
     pub fn unexpected_panics(&self) -> u64 {
-        let counts = self.inspect(Replica::unexpected_panics).into_iter();
+        let counts = self.inspect(ReplicaState::unexpected_panics).into_iter();
         counts.max().unwrap_or(0)
     }
 
@@ -1012,7 +1019,7 @@ impl Host {
 
     /// Counters of the state.
     pub fn state_stats(&self) -> StateStats {
-        self.inspect(Replica::stats)[0]
+        self.inspect(ReplicaState::stats)[0]
     }
 
     /// What was performed, by all workers together, also by those that are gone.

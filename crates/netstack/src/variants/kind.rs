@@ -12,7 +12,7 @@ use super::pipelined;
 use super::single::Single;
 use super::{Setup, Variant};
 use crate::error::{ConfigError, VARIANT_NAMES};
-use crate::group::{Group, Layout};
+use crate::group::{Layout, ReplicatedGroup};
 use crate::log::request::GroupIndex;
 
 /// Names a variant: what [`Builder::variant`](crate::Builder::variant) starts on threads, and
@@ -123,12 +123,12 @@ impl VariantKind {
             }
             #[cfg(feature = "pipelined")]
             VariantKind::Pipelined => {
-                let layout = pipelined::Layout::default()
+                let layout = pipelined::PipelinedLayout::default()
                     .workers(layout.replicas)
                     .window(layout.tuning.log.max(pipelined::MIN_WINDOW));
                 Ok(Box::new(pipelined::Pipeline::new(setup, layout, device)?))
             }
-            VariantKind::Replicated => Ok(Box::new(Group::new(setup, layout, device)?)),
+            VariantKind::Replicated => Ok(Box::new(ReplicatedGroup::new(setup, layout, device)?)),
             #[cfg(not(all(feature = "locked", feature = "pipelined")))]
             _ => Err(ConfigError::MissingFeature {
                 what: self.name(),
@@ -156,12 +156,14 @@ impl VariantKind {
             }
             _ => (Granularity::One, Counting::None),
         };
-        let layout = locked::Layout::default()
+        let layout = locked::LockedLayout::default()
             .workers(layout.replicas)
             .window(layout.tuning.log.max(locked::MIN_WINDOW))
             .granularity(granularity)
             .counting(counting);
-        Ok(Box::new(locked::Group::<K>::new(setup, layout, device)?))
+        Ok(Box::new(locked::LockedGroup::<K>::new(
+            setup, layout, device,
+        )?))
     }
 
     /// Whether a variant with one state can be had with these settings.

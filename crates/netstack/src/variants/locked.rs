@@ -7,23 +7,23 @@
 //! the other variants. Checksums are verified before the lock, payload is copied and frames are
 //! built behind it:
 //!
-//! 1. a [`Worker`] takes the receive pump, if it is free, and carries away at most
-//!    [`Layout::claim`] frames as requests;
-//! 2. it verifies their checksums ([`Worker::prepare`]);
-//! 3. it takes the lock and applies them ([`Worker::apply`]): here frames and deliveries get their
+//! 1. a [`LockedWorker`] takes the receive pump, if it is free, and carries away at most
+//!    [`LockedLayout::claim`] frames as requests;
+//! 2. it verifies their checksums ([`LockedWorker::prepare`]);
+//! 3. it takes the lock and applies them ([`LockedWorker::apply`]): here frames and deliveries get their
 //!    numbers, so that what follows needs no ticket to keep its order;
-//! 4. it performs what they asked for ([`Worker::perform`]), while others hold the lock;
+//! 4. it performs what they asked for ([`LockedWorker::perform`]), while others hold the lock;
 //! 5. if it held the transmit pump last, or has nothing to do, it sends what is ready.
 //!
 //! Batches may overtake each other between 1 and 3. That is the *misordering* of the paper's Table
 //! 1: TCP sees segments out of order that the network did not reorder. [`LockStats`] counts it, and
-//! waiting; [`Worker::lock_times`] has both for each lock.
+//! waiting; [`LockedWorker::lock_times`] has both for each lock.
 //!
 //! What else the paper measures is off by default: [`References`], [`Messages`], [`Counting`] with
-//! and without tickets, and `Layout::assume_in_order`.
+//! and without tickets, and `LockedLayout::assume_in_order`.
 //!
 //! # What bounds the rest
-//! A request enters only if everything a [`Layout::window`] before it is done with. So while
+//! A request enters only if everything a [`LockedLayout::window`] before it is done with. So while
 //! delivery j is not stamped, at most two windows of requests are applied after it: those that
 //! entered before its request and had not been applied, and those that may enter after it. There
 //! are twice as many delivery slots as requests in the window, hence none is stamped a round too
@@ -48,7 +48,7 @@ use crossbeam_utils::CachePadded;
 use dominoes::{EventCount, Exclusive, ExclusiveGuard};
 use dominoes_drivers::Device;
 
-use super::{Handle, Parts, Step, Variant};
+use super::{Handle, Parts, TurnStep, Variant};
 use crate::config::{Limits, setters};
 use crate::error::ConfigError;
 use crate::io::Run;
@@ -59,16 +59,16 @@ use crate::io::sleep::{Receiving, Sleep, Sleeper, sleep_alone};
 use crate::io::tx::TxPump;
 use crate::io::world::{Wakes, World};
 use crate::log::effect::{Effect, EffectSink};
-use crate::log::request::{Kind, Request, Verdict};
+use crate::log::request::{Request, RequestKind, Verdict};
 use crate::socket::Sockets;
-use crate::state::apply::{Replica, Requests};
+use crate::state::apply::{ReplicaState, Requests};
 use crate::stats::{EffectStats, MembershipStats, PumpStats, StackStats, WorkerStats};
 use crate::time::Instant;
 use batch::{Batch, Intake, Item};
 use locks::Locks;
 use message::{Counter, FreeMessages, Sessions};
 
-/// The smallest [`Layout::window`].
+/// The smallest [`LockedLayout::window`].
 pub(super) const MIN_WINDOW: usize = 64;
 /// A worker's word while it carries nothing.
 const IDLE: u64 = u64::MAX;
@@ -86,14 +86,14 @@ pub enum Hold {
 /// How a group is laid out. Nothing here changes the protocol.
 ///
 /// ```
-/// use dominoes_netstack::variants::locked::{Hold, Layout};
+/// use dominoes_netstack::variants::locked::{Hold, LockedLayout};
 ///
-/// let layout = Layout::default().workers(4).hold(Hold::Run);
+/// let layout = LockedLayout::default().workers(4).hold(Hold::Run);
 /// assert_eq!((layout.workers, layout.window), (4, 512));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Layout {
+pub struct LockedLayout {
     /// Workers, 1 to 56. Default 2.
     pub workers: usize,
     /// Requests in flight, a power of two, 64 to 65536. Default 512.
@@ -117,16 +117,16 @@ pub struct Layout {
     #[cfg(feature = "testkit")]
     #[doc(hidden)]
     pub assume_in_order: bool,
-    /// Whether the order in which requests went through the lock is kept, for `Group::order`. It
+    /// Whether the order in which requests went through the lock is kept, for `LockedGroup::order`. It
     /// grows without bound; for tests. Default: no.
     #[cfg(feature = "testkit")]
     #[doc(hidden)]
     pub keep_order: bool,
 }
 
-impl Default for Layout {
+impl Default for LockedLayout {
     fn default() -> Self {
-        Layout {
+        LockedLayout {
             workers: 2,
             window: 512,
             hold: Hold::Batch,
@@ -143,7 +143,7 @@ impl Default for Layout {
     }
 }
 
-impl Layout {
+impl LockedLayout {
     setters! {
         workers: usize;
         window: usize;
@@ -203,7 +203,7 @@ impl Layout {
 
 /// What the lock guards.
 struct State {
-    replica: Replica,
+    replica: ReplicaState,
     /// Position behind the newest run that was applied.
     newest: u64,
     order: Option<Vec<u64>>,
@@ -281,7 +281,7 @@ impl Requests<OfOne<'_>> for BatchRequests<'_> {
 
     fn take_effects(&mut self, sink: &mut OfOne<'_>) {
         let item = &mut self.items[self.reached - 1];
-        if item.request.digest.kind == Kind::Segments {
+        if item.request.digest.kind == RequestKind::Segments {
             let segments = u64::from(item.request.digest.count);
             self.stats.segments += segments;
             if item.position < *self.newest {
@@ -346,9 +346,9 @@ impl Receiving for ExclusiveGuard<'_, RxSide> {
     }
 }
 
-struct Shared<K: LockKind> {
+struct LockedShared<K: LockKind> {
     world: Arc<World>,
-    layout: Layout,
+    layout: LockedLayout,
     locks: Locks<K>,
     sessions: Sessions<K>,
     free_messages: FreeMessages<K>,
@@ -371,7 +371,7 @@ struct Shared<K: LockKind> {
 
 /// However a test drives it, what it was sent made nothing panic.
 #[cfg(feature = "testkit")]
-impl<K: LockKind> Drop for Shared<K> {
+impl<K: LockKind> Drop for LockedShared<K> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             let world = &self.world;
@@ -382,12 +382,12 @@ impl<K: LockKind> Drop for Shared<K> {
 }
 
 /// One state and its workers. `K` is the kind of lock.
-pub struct Group<K: LockKind> {
-    shared: Arc<Shared<K>>,
-    workers: Vec<Worker<K>>,
+pub struct LockedGroup<K: LockKind> {
+    shared: Arc<LockedShared<K>>,
+    workers: Vec<LockedWorker<K>>,
 }
 
-impl<K: LockKind> Group<K> {
+impl<K: LockKind> LockedGroup<K> {
     /// A group over `device`.
     ///
     /// A recording ([`Setup::recorder`]) has requests in the order of the pump; with several
@@ -395,17 +395,21 @@ impl<K: LockKind> Group<K> {
     ///
     /// # Errors
     /// If a setting is out of its range.
-    pub fn new(setup: Setup, layout: Layout, device: Box<dyn Device>) -> Result<Self, ConfigError> {
+    pub fn new(
+        setup: Setup,
+        layout: LockedLayout,
+        device: Box<dyn Device>,
+    ) -> Result<Self, ConfigError> {
         layout.check()?;
         let base = setup.build(device, 2 * layout.window, layout.workers)?;
         let state = State {
-            replica: Replica::new(base.world.limits),
+            replica: ReplicaState::new(base.world.limits),
             newest: 0,
             order: layout.keeps_order().then(Vec::new),
             tickets: (layout.counting != Counting::None).then_some(0),
             assume_in_order: layout.assumes_in_order(),
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(LockedShared {
             world: base.world,
             layout,
             locks: Locks::new(layout.granularity, state),
@@ -426,34 +430,34 @@ impl<K: LockKind> Group<K> {
             work_event: EventCount::new(),
             asleep: AtomicUsize::new(0),
         });
-        let worker = |id| Worker {
+        let worker = |id| LockedWorker {
             id,
             shared: Arc::clone(&shared),
             batch: Batch::default(),
         };
         let workers = (0..layout.workers).map(worker).collect();
-        Ok(Group { shared, workers })
+        Ok(LockedGroup { shared, workers })
     }
 
     /// The workers, to be driven by hand.
-    pub fn workers(&mut self) -> &mut [Worker<K>] {
+    pub fn workers(&mut self) -> &mut [LockedWorker<K>] {
         &mut self.workers
     }
 
     /// The workers, to be given to threads.
-    pub fn into_workers(self) -> Vec<Worker<K>> {
+    pub fn into_workers(self) -> Vec<LockedWorker<K>> {
         self.workers
     }
 
     /// One turn of each worker, in order. Returns how much was done; 0 means that nothing will
-    /// happen before [`Group::next_deadline`] unless a frame or an application comes.
+    /// happen before [`LockedGroup::next_deadline`] unless a frame or an application comes.
     pub fn turn(&mut self, now: Instant) -> usize {
         self.workers.iter_mut().map(|worker| worker.turn(now)).sum()
     }
 
-    /// When time has to be told at the latest: the earliest [`Worker::next_deadline`].
+    /// When time has to be told at the latest: the earliest [`LockedWorker::next_deadline`].
     pub fn next_deadline(&self) -> Instant {
-        let deadlines = self.workers.iter().map(Worker::next_deadline);
+        let deadlines = self.workers.iter().map(LockedWorker::next_deadline);
         deadlines.min().unwrap_or(Instant::NEVER)
     }
 
@@ -463,12 +467,12 @@ impl<K: LockKind> Group<K> {
     }
 
     /// Lets `look` at the state, under the lock.
-    pub fn inspect<R>(&self, look: impl FnOnce(&Replica) -> R) -> R {
+    pub fn inspect<R>(&self, look: impl FnOnce(&ReplicaState) -> R) -> R {
         self.shared.locks.look(|state| look(&state.replica))
     }
 
     /// Positions of the applied requests in the order of the pump (0 on), listed in the order in
-    /// which they went through the lock; empty without [`Layout::keep_order`].
+    /// which they went through the lock; empty without [`LockedLayout::keep_order`].
     #[cfg(feature = "testkit")]
     #[doc(hidden)]
     pub fn order(&self) -> Vec<u64> {
@@ -477,7 +481,7 @@ impl<K: LockKind> Group<K> {
             .look(|state| state.order.clone().unwrap_or_default())
     }
 
-    /// What the application counted, with [`Layout::counting`].
+    /// What the application counted, with [`LockedLayout::counting`].
     pub fn counted(&self) -> Counted {
         self.shared.counter.counted()
     }
@@ -494,17 +498,17 @@ impl<K: LockKind> Group<K> {
     }
 }
 
-impl<K: LockKind> Variant for Group<K> {
+impl<K: LockKind> Variant for LockedGroup<K> {
     fn turn(&mut self, now: Instant) -> usize {
-        Group::turn(self, now)
+        LockedGroup::turn(self, now)
     }
 
     fn next_deadline(&self) -> Instant {
-        Group::next_deadline(self)
+        LockedGroup::next_deadline(self)
     }
 
     fn wait(&mut self, now: Instant, until: Instant) {
-        let deadline = until.min(Group::next_deadline(self));
+        let deadline = until.min(LockedGroup::next_deadline(self));
         let Some(mut side) = self.shared.rx.try_take() else {
             return;
         };
@@ -528,43 +532,43 @@ impl<K: LockKind> Variant for Group<K> {
         self.workers.len()
     }
 
-    fn step(&mut self, worker: usize, step: Step, now: Instant) -> bool {
+    fn step(&mut self, worker: usize, step: TurnStep, now: Instant) -> bool {
         let worker = &mut self.workers[worker];
         match step {
-            Step::Claim | Step::Parse => false,
-            Step::Pump | Step::Publish => worker.pump(now).is_some_and(|done| done > 0),
-            Step::Prepare(_) => worker.prepare(),
-            Step::Apply => worker.apply(),
-            Step::Perform => worker.perform(),
-            Step::Send | Step::SendOne => worker.send().is_some_and(|done| done > 0),
-            Step::Turn => worker.turn(now) > 0,
+            TurnStep::Claim | TurnStep::Parse => false,
+            TurnStep::Pump | TurnStep::Publish => worker.pump(now).is_some_and(|done| done > 0),
+            TurnStep::Prepare(_) => worker.prepare(),
+            TurnStep::Apply => worker.apply(),
+            TurnStep::Perform => worker.perform(),
+            TurnStep::Send | TurnStep::SendOne => worker.send().is_some_and(|done| done > 0),
+            TurnStep::Turn => worker.turn(now) > 0,
         }
     }
 
     fn sockets(&self) -> Sockets {
-        Group::sockets(self)
+        LockedGroup::sockets(self)
     }
 
     fn limits(&self) -> Limits {
-        Group::limits(self)
+        LockedGroup::limits(self)
     }
 
     fn stats(&self) -> StackStats {
-        let pump = self.workers.first().and_then(Worker::pump_stats);
+        let pump = self.workers.first().and_then(LockedWorker::pump_stats);
         StackStats {
             pump: pump.unwrap_or_default(),
-            state: Group::inspect(self, Replica::stats),
+            state: LockedGroup::inspect(self, ReplicaState::stats),
             membership: MembershipStats::default(),
         }
     }
 
     fn effect_stats(&self) -> EffectStats {
-        let all = self.workers.iter().map(Worker::stats);
+        let all = self.workers.iter().map(LockedWorker::stats);
         all.fold(EffectStats::default(), EffectStats::and)
     }
 
-    fn inspect(&self, look: &mut dyn FnMut(&Replica)) {
-        Group::inspect(self, look);
+    fn inspect(&self, look: &mut dyn FnMut(&ReplicaState)) {
+        LockedGroup::inspect(self, look);
     }
 
     fn replay(&mut self, entry: &Entry) {
@@ -578,11 +582,11 @@ impl<K: LockKind> Variant for Group<K> {
     }
 
     fn take_recorder(&mut self) -> Option<Recorder> {
-        Group::take_recorder(self)
+        LockedGroup::take_recorder(self)
     }
 
     fn into_parts(self: Box<Self>) -> Parts {
-        let Group { shared, workers } = *self;
+        let LockedGroup { shared, workers } = *self;
         let worker = |worker| -> Box<dyn super::Worker> { Box::new(worker) };
         Parts {
             workers: workers.into_iter().map(worker).collect(),
@@ -591,22 +595,22 @@ impl<K: LockKind> Variant for Group<K> {
     }
 }
 
-impl<K: LockKind> Handle for Shared<K> {
+impl<K: LockKind> Handle for LockedShared<K> {
     fn wake_all(&self) {
         self.work_event.notify_all();
     }
 }
 
 /// One thread's part: the requests that it carries, and its counters.
-pub struct Worker<K: LockKind> {
+pub struct LockedWorker<K: LockKind> {
     id: usize,
-    shared: Arc<Shared<K>>,
+    shared: Arc<LockedShared<K>>,
     batch: Batch,
 }
 
-impl<K: LockKind> Worker<K> {
+impl<K: LockKind> LockedWorker<K> {
     /// Everything that can be done now, once. Returns how much that was; 0 means that nothing will
-    /// happen before [`Worker::next_deadline`] unless a frame, an application or another worker
+    /// happen before [`LockedWorker::next_deadline`] unless a frame, an application or another worker
     /// does something.
     ///
     /// Waits for nothing but the lock.
@@ -788,7 +792,7 @@ impl<K: LockKind> Worker<K> {
     }
 
     /// Lets `look` at the state, under the lock.
-    pub fn inspect<R>(&self, look: impl FnOnce(&Replica) -> R) -> R {
+    pub fn inspect<R>(&self, look: impl FnOnce(&ReplicaState) -> R) -> R {
         self.shared.locks.look(|state| look(&state.replica))
     }
 
@@ -798,7 +802,7 @@ impl<K: LockKind> Worker<K> {
     }
 }
 
-impl<K: LockKind> Sleeper for Worker<K> {
+impl<K: LockKind> Sleeper for LockedWorker<K> {
     fn has_work(&mut self) -> bool {
         !self.batch.is_empty()
             || self.shared.world.has_units()
@@ -806,11 +810,11 @@ impl<K: LockKind> Sleeper for Worker<K> {
     }
 
     fn state_deadline(&self) -> Instant {
-        Worker::state_deadline(self)
+        LockedWorker::state_deadline(self)
     }
 }
 
-impl<K: LockKind> super::Worker for Worker<K> {
+impl<K: LockKind> super::Worker for LockedWorker<K> {
     fn id(&self) -> usize {
         self.id
     }
@@ -820,11 +824,11 @@ impl<K: LockKind> super::Worker for Worker<K> {
     }
 
     fn turn(&mut self, now: Instant) -> usize {
-        Worker::turn(self, now)
+        LockedWorker::turn(self, now)
     }
 
     fn next_deadline(&self) -> Instant {
-        Worker::next_deadline(self)
+        LockedWorker::next_deadline(self)
     }
 
     fn stats(&self) -> WorkerStats {
@@ -837,25 +841,25 @@ impl<K: LockKind> super::Worker for Worker<K> {
     }
 
     fn pump_stats(&self) -> Option<PumpStats> {
-        Worker::pump_stats(self)
+        LockedWorker::pump_stats(self)
     }
 
-    fn inspect(&self, look: &mut dyn FnMut(&Replica)) {
-        Worker::inspect(self, look);
+    fn inspect(&self, look: &mut dyn FnMut(&ReplicaState)) {
+        LockedWorker::inspect(self, look);
     }
 
     fn attend(&mut self) -> bool {
         let world = &self.shared.world;
         let goes_on = !world.is_down();
         if goes_on && world.view.is_asked() {
-            Worker::inspect(self, |replica| world.view.answer(replica));
+            LockedWorker::inspect(self, |replica| world.view.answer(replica));
         }
         goes_on
     }
 
     fn post(&mut self) {
-        let pump = Worker::pump_stats(self);
-        let state = Worker::inspect(self, Replica::stats);
+        let pump = LockedWorker::pump_stats(self);
+        let state = LockedWorker::inspect(self, ReplicaState::stats);
         self.shared.world.post(|posted| {
             posted.state = state;
             posted.pump = pump.unwrap_or(posted.pump);
@@ -878,7 +882,7 @@ impl<K: LockKind> super::Worker for Worker<K> {
 
 /// What a worker carries is lost with its thread, and the window never opens again: no application
 /// may wait for that.
-impl<K: LockKind> Drop for Worker<K> {
+impl<K: LockKind> Drop for LockedWorker<K> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.shared.world.shut_down();

@@ -5,7 +5,7 @@
 //! | [`single`] | one thread, no log, direct calls | one core is enough; the oracle of the tests |
 //! | `locked` (a feature) | one state, one, two or six locks around it, any thread processes any packet | a comparison: what a lock costs |
 //! | `pipelined` (a feature) | a stage for frames, some for payload, one for headers | a comparison: division by function |
-//! | [`Group`](crate::group::Group) | one log, a copy of the state per thread, costly work by primaries | one connection on several cores; threads that may fail |
+//! | [`ReplicatedGroup`](crate::group::ReplicatedGroup) | one log, a copy of the state per thread, costly work by primaries | one connection on several cores; threads that may fail |
 //!
 //! What is true of each:
 //!
@@ -14,11 +14,11 @@
 //!   receive pump. Workers of `locked` may overtake each other on the
 //!   way to the lock, so that TCP sees segments out of order that the network did not reorder.
 //! - `single`, `locked` and `pipelined` have one copy of the state: it ends with its thread, or
-//!   with one that fails while it has the lock or some payload. A [`Group`](crate::group::Group)
+//!   with one that fails while it has the lock or some payload. A [`ReplicatedGroup`](crate::group::ReplicatedGroup)
 //!   replaces replicas that fail or differ, and replicas may join and leave.
 //! - No step waits for another thread, but those of `locked` for the lock.
 //! - With several groups side by side ([`groups`]) each is `single` or a
-//!   [`Group`](crate::group::Group). With several [`interfaces`] each is any variant.
+//!   [`ReplicatedGroup`](crate::group::ReplicatedGroup). With several [`interfaces`] each is any variant.
 //!
 //! All of them are a [`Variant`], driven by hand: time is an argument, every step is a call. Its
 //! [parts](Variant::into_parts) run on threads: [`Stack`](crate::Stack) starts whichever a
@@ -44,7 +44,7 @@ use crate::config::Limits;
 use crate::error::MembershipError;
 use crate::io::record::{Entry, Recorder};
 use crate::socket::Sockets;
-use crate::state::apply::Replica;
+use crate::state::apply::ReplicaState;
 use crate::stats::{EffectStats, MembershipStats, PumpStats, StackStats, WorkerStats};
 use crate::time::Instant;
 
@@ -123,7 +123,7 @@ pub trait Variant: Send {
     ///
     /// # Panics
     /// If there is no such worker.
-    fn step(&mut self, worker: usize, _step: Step, now: Instant) -> bool {
+    fn step(&mut self, worker: usize, _step: TurnStep, now: Instant) -> bool {
         assert!(worker < self.worker_count(), "there is no worker {worker}");
         self.turn(now) > 0
     }
@@ -142,7 +142,7 @@ pub trait Variant: Send {
 
     /// Shows each copy of the state to `look`, as far as its worker has come; of a worker that
     /// joins or has left there is none.
-    fn inspect(&self, look: &mut dyn FnMut(&Replica));
+    fn inspect(&self, look: &mut dyn FnMut(&ReplicaState));
 
     /// A number that differs where two states differ, as good as always: that of the copy that is
     /// farthest.
@@ -182,7 +182,7 @@ pub trait Variant: Send {
 /// A step of a worker, for callers that choose their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Step {
+pub enum TurnStep {
     /// Takes the receive pump for one turn, if it is free.
     Pump,
     /// Claims a batch of frames from the device; only `replicated` has this step by itself, and the
@@ -238,7 +238,7 @@ pub trait Worker: Send {
     fn pump_stats(&self) -> Option<PumpStats>;
 
     /// Shows the state to `look`, if it has one.
-    fn inspect(&self, look: &mut dyn FnMut(&Replica));
+    fn inspect(&self, look: &mut dyn FnMut(&ReplicaState));
 
     /// Does what other threads asked of it between two turns: it lists connections. Returns whether
     /// it goes on; not once the stack is down, or the worker has left.

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! - The *interface* stage moves whole frames and reads none: from the device to the data stages in
-//!   turn, a message of at most [`Layout::frames`] each, and built frames to the device.
+//!   turn, a message of at most [`PipelinedLayout::frames`] each, and built frames to the device.
 //! - Each *data* stage verifies the checksums of the frames that it is given, and keeps them. It
 //!   copies payload to applications, and builds the frames that carry payload.
 //! - The *protocol* stage takes the frames of all data stages in the order in which they arrived,
@@ -29,13 +29,13 @@
 //!
 //! # Order and bounds
 //! One protocol stage applies all requests, in the order of arrival, so it sends what `single`
-//! sends for the same requests. A request enters only if fewer than [`Layout::window`] are not
+//! sends for the same requests. A request enters only if fewer than [`PipelinedLayout::window`] are not
 //! performed, so as many delivery slots are enough, and no channel of jobs is ever full.
 //!
 //! When a timer is due, the protocol stage first waits for the frames that had arrived by then.
 //!
 //! # Several protocol stages
-//! [`Layout::protocol_stages`] gives connections to protocol stages by the hash of their flow, as
+//! [`PipelinedLayout::protocol_stages`] gives connections to protocol stages by the hash of their flow, as
 //! the paper proposes in section 6. Each has a state and transmit slots of its own, as a group of
 //! [`groups`](super::groups) has; interface and data stages serve all of them.
 //!
@@ -55,7 +55,7 @@ use dominoes::Exclusive;
 use dominoes_drivers::Device;
 
 use super::groups::{Classify, divide_setup};
-use super::{Handle, Parts, Setup, Step, Variant};
+use super::{Handle, Parts, Setup, TurnStep, Variant};
 use crate::config::{Limits, setters};
 use crate::error::ConfigError;
 use crate::io::claim::Claimer;
@@ -66,16 +66,16 @@ use crate::io::setup::Base;
 use crate::io::sleep::timeout;
 use crate::io::world::World;
 use crate::socket::Sockets;
-use crate::state::apply::Replica;
+use crate::state::apply::ReplicaState;
 use crate::stats::{EffectStats, MembershipStats, StackStats};
 use crate::time::Instant;
 use front::{Front, Inbox, SharedTx};
 use message::{LastLook, Sender, WakeUp, channel};
 use stage::{Data, Interface, JobInput, Outbox, Protocol, Stage};
 
-pub use worker::{StageStats, Worker};
+pub use worker::{PipelinedWorker, StageStats};
 
-/// The smallest [`Layout::window`].
+/// The smallest [`PipelinedLayout::window`].
 pub(super) const MIN_WINDOW: usize = 64;
 /// Messages of frames that may wait for a stage.
 const FRAMES_WAITING: usize = 64;
@@ -97,15 +97,15 @@ pub enum StageKind {
 /// How a pipeline is laid out. Nothing here changes the protocol.
 ///
 /// ```
-/// use dominoes_netstack::variants::pipelined::Layout;
+/// use dominoes_netstack::variants::pipelined::PipelinedLayout;
 ///
-/// let layout = Layout::default().workers(6);
+/// let layout = PipelinedLayout::default().workers(6);
 /// assert_eq!((layout.data_stages, layout.stages()), (4, 6));
 /// assert_eq!(layout.data_stages(8).workers, 6);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Layout {
+pub struct PipelinedLayout {
     /// Threads, 1 to 56. Default 3.
     pub workers: usize,
     /// Data stages, 1 to 32. Default 1.
@@ -120,9 +120,9 @@ pub struct Layout {
     pub timed: bool,
 }
 
-impl Default for Layout {
+impl Default for PipelinedLayout {
     fn default() -> Self {
-        Layout {
+        PipelinedLayout {
             workers: 3,
             data_stages: 1,
             protocol_stages: 1,
@@ -133,7 +133,7 @@ impl Default for Layout {
     }
 }
 
-impl Layout {
+impl PipelinedLayout {
     setters! {
         data_stages: usize;
         protocol_stages: usize;
@@ -142,7 +142,7 @@ impl Layout {
         timed: bool;
     }
 
-    /// Sets [`Layout::workers`], and as many data stages that each stage has a worker if it can.
+    /// Sets [`PipelinedLayout::workers`], and as many data stages that each stage has a worker if it can.
     #[must_use]
     pub const fn workers(mut self, workers: usize) -> Self {
         self.workers = workers;
@@ -203,20 +203,20 @@ impl Layout {
 }
 
 /// What other threads ask of a pipeline.
-struct Shared {
+struct PipelinedShared {
     worlds: Vec<Arc<World>>,
     wakes: Vec<Arc<WakeUp>>,
     /// When each protocol stage has something to do without input.
     deadlines: Vec<Arc<AtomicU64>>,
 }
 
-impl Handle for Shared {
+impl Handle for PipelinedShared {
     fn wake_all(&self) {
         self.wakes.iter().for_each(|wake| wake.wake());
     }
 }
 
-impl Shared {
+impl PipelinedShared {
     /// When a protocol stage has something to do without input.
     fn next_deadline(&self) -> Instant {
         // ORDERING: Relaxed, as in `Protocol::post_deadline`.
@@ -236,8 +236,8 @@ impl Shared {
 
 /// A pipeline, whose stages belong to workers.
 pub struct Pipeline {
-    shared: Arc<Shared>,
-    workers: Vec<Worker>,
+    shared: Arc<PipelinedShared>,
+    workers: Vec<PipelinedWorker>,
 }
 
 impl Pipeline {
@@ -248,7 +248,7 @@ impl Pipeline {
     /// log of its own.
     pub fn new(
         setup: Setup,
-        layout: Layout,
+        layout: PipelinedLayout,
         device: Box<dyn Device>,
     ) -> Result<Pipeline, ConfigError> {
         layout.check()?;
@@ -351,13 +351,13 @@ impl Pipeline {
                 Stage::Protocol(Box::new(protocol)),
             ));
         }
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PipelinedShared {
             worlds,
             wakes,
             deadlines,
         });
         let mut workers: Vec<_> = (0..layout.workers)
-            .map(|id| Worker::new(id, Arc::clone(&shared), layout.timed))
+            .map(|id| PipelinedWorker::new(id, Arc::clone(&shared), layout.timed))
             .collect();
         for (kind, stage) in stages {
             workers[layout.worker_of(kind)].add(kind, stage);
@@ -366,18 +366,18 @@ impl Pipeline {
     }
 
     /// The workers, to be driven by hand.
-    pub fn workers(&mut self) -> &mut [Worker] {
+    pub fn workers(&mut self) -> &mut [PipelinedWorker] {
         &mut self.workers
     }
 
     /// The workers, to be given to threads.
-    pub fn into_workers(self) -> Vec<Worker> {
+    pub fn into_workers(self) -> Vec<PipelinedWorker> {
         self.workers
     }
 
     /// One turn of each worker, in order. Returns how much was done.
     pub fn turn(&mut self, now: Instant) -> usize {
-        let turn = |worker: &mut Worker| super::Worker::turn(worker, now);
+        let turn = |worker: &mut PipelinedWorker| super::Worker::turn(worker, now);
         self.workers.iter_mut().map(turn).sum()
     }
 
@@ -387,13 +387,13 @@ impl Pipeline {
     }
 
     fn protocols(&self) -> impl Iterator<Item = &Protocol> {
-        self.workers.iter().flat_map(Worker::protocols)
+        self.workers.iter().flat_map(PipelinedWorker::protocols)
     }
 
     fn first_protocol(&mut self) -> Option<&mut Protocol> {
         self.workers
             .iter_mut()
-            .flat_map(Worker::protocols_mut)
+            .flat_map(PipelinedWorker::protocols_mut)
             .next()
     }
 }
@@ -412,7 +412,7 @@ impl Variant for Pipeline {
         let deadline = until.min(self.next_deadline());
         let workers = &mut self.workers;
         workers.iter_mut().for_each(|worker| worker.before_sleep());
-        if !workers.iter_mut().any(Worker::has_work)
+        if !workers.iter_mut().any(PipelinedWorker::has_work)
             && let Some(first) = workers.first_mut()
         {
             first.wait_in_device(timeout(deadline, now));
@@ -421,7 +421,7 @@ impl Variant for Pipeline {
     }
 
     fn has_work(&mut self) -> bool {
-        self.workers.iter_mut().any(Worker::has_work)
+        self.workers.iter_mut().any(PipelinedWorker::has_work)
     }
 
     fn is_pump_busy(&self) -> bool {
@@ -432,7 +432,7 @@ impl Variant for Pipeline {
         self.workers.len()
     }
 
-    fn step(&mut self, worker: usize, step: Step, now: Instant) -> bool {
+    fn step(&mut self, worker: usize, step: TurnStep, now: Instant) -> bool {
         self.workers[worker].step(step, now)
     }
 
@@ -455,11 +455,11 @@ impl Variant for Pipeline {
     }
 
     fn effect_stats(&self) -> EffectStats {
-        let all = self.workers.iter().map(Worker::effect_stats);
+        let all = self.workers.iter().map(PipelinedWorker::effect_stats);
         all.fold(EffectStats::default(), EffectStats::and)
     }
 
-    fn inspect(&self, look: &mut dyn FnMut(&Replica)) {
+    fn inspect(&self, look: &mut dyn FnMut(&ReplicaState)) {
         self.protocols()
             .for_each(|protocol| look(&protocol.replica));
     }

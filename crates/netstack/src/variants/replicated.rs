@@ -1,32 +1,32 @@
-//! A [`Group`] as a variant: what drives its workers by hand or by threads.
+//! A [`ReplicatedGroup`] as a variant: what drives its workers by hand or by threads.
 
 use core::marker::PhantomData;
 use std::sync::Arc;
 
 use dominoes::{ChannelStats, Mismatch};
 
-use super::{Handle, Joining, Parts, Step, Variant, Worker};
+use super::{Handle, Joining, Parts, TurnStep, Variant, Worker};
 use crate::config::Limits;
 use crate::error::MembershipError;
-use crate::group::{self, FaultHooks, Group, JoiningWorker, Shared};
+use crate::group::{self, FaultHooks, JoiningWorker, ReplicatedGroup, ReplicatedShared};
 use crate::io::record::{Entry, Recorder};
 use crate::io::sleep::{RECHECK, Sleep, Sleeper, sleep_alone};
 use crate::socket::Sockets;
-use crate::state::apply::Replica;
+use crate::state::apply::ReplicaState;
 use crate::stats::{EffectStats, MembershipStats, PumpStats, StackStats, StateStats, WorkerStats};
 use crate::time::Instant;
 
-impl<T: FaultHooks + Default> Variant for Group<T> {
+impl<T: FaultHooks + Default> Variant for ReplicatedGroup<T> {
     fn turn(&mut self, now: Instant) -> usize {
-        Group::turn(self, now)
+        ReplicatedGroup::turn(self, now)
     }
 
     fn next_deadline(&self) -> Instant {
-        Group::next_deadline(self)
+        ReplicatedGroup::next_deadline(self)
     }
 
     fn wait(&mut self, now: Instant, until: Instant) {
-        let deadline = until.min(Group::next_deadline(self));
+        let deadline = until.min(ReplicatedGroup::next_deadline(self));
         let shared = Arc::clone(self.shared());
         let workers = self.workers();
         let waits = workers
@@ -57,29 +57,29 @@ impl<T: FaultHooks + Default> Variant for Group<T> {
         self.all_workers().len()
     }
 
-    fn step(&mut self, worker: usize, step: Step, now: Instant) -> bool {
+    fn step(&mut self, worker: usize, step: TurnStep, now: Instant) -> bool {
         let did = |count: Option<usize>| count.is_some_and(|count| count > 0);
         let worker = &mut self.workers()[worker];
         match step {
-            Step::Pump => did(worker.pump(now)),
-            Step::Claim => did(worker.claim(now)),
-            Step::Parse => worker.parse(),
-            Step::Publish => did(worker.publish(now)),
-            Step::Prepare(ahead) => worker.prepare(worker.replica().position() + ahead),
-            Step::Apply => worker.apply(),
-            Step::Perform => worker.perform(),
-            Step::Send => did(worker.send()),
-            Step::SendOne => did(worker.send_one()),
-            Step::Turn => worker.turn(now) > 0,
+            TurnStep::Pump => did(worker.pump(now)),
+            TurnStep::Claim => did(worker.claim(now)),
+            TurnStep::Parse => worker.parse(),
+            TurnStep::Publish => did(worker.publish(now)),
+            TurnStep::Prepare(ahead) => worker.prepare(worker.replica().position() + ahead),
+            TurnStep::Apply => worker.apply(),
+            TurnStep::Perform => worker.perform(),
+            TurnStep::Send => did(worker.send()),
+            TurnStep::SendOne => did(worker.send_one()),
+            TurnStep::Turn => worker.turn(now) > 0,
         }
     }
 
     fn sockets(&self) -> Sockets {
-        Group::sockets(self)
+        ReplicatedGroup::sockets(self)
     }
 
     fn limits(&self) -> Limits {
-        Group::limits(self)
+        ReplicatedGroup::limits(self)
     }
 
     fn stats(&self) -> StackStats {
@@ -97,22 +97,22 @@ impl<T: FaultHooks + Default> Variant for Group<T> {
         shares.fold(EffectStats::default(), EffectStats::and)
     }
 
-    fn inspect(&self, look: &mut dyn FnMut(&Replica)) {
+    fn inspect(&self, look: &mut dyn FnMut(&ReplicaState)) {
         let workers = self.all_workers().iter();
         let active = workers.filter(|worker| worker.is_active());
         active.for_each(|worker| look(worker.replica()));
     }
 
     fn compare(&self) -> Result<usize, Mismatch> {
-        Group::compare(self)
+        ReplicatedGroup::compare(self)
     }
 
     fn replay(&mut self, entry: &Entry) {
-        Group::replay(self, entry);
+        ReplicatedGroup::replay(self, entry);
     }
 
     fn take_recorder(&mut self) -> Option<Recorder> {
-        Group::take_recorder(self)
+        ReplicatedGroup::take_recorder(self)
     }
 
     fn into_parts(self: Box<Self>) -> Parts {
@@ -129,7 +129,7 @@ impl<T: FaultHooks + Default> Variant for Group<T> {
 }
 
 struct GroupHandle<T> {
-    shared: Arc<Shared>,
+    shared: Arc<ReplicatedShared>,
     hooks: PhantomData<fn() -> T>,
 }
 
@@ -172,40 +172,40 @@ impl<T: FaultHooks + Default> Handle for GroupHandle<T> {
     }
 }
 
-impl<T: FaultHooks> Worker for group::Worker<T> {
+impl<T: FaultHooks> Worker for group::ReplicatedWorker<T> {
     fn id(&self) -> usize {
-        group::Worker::id(self)
+        group::ReplicatedWorker::id(self)
     }
 
     fn name(&self) -> String {
-        format!("replica {}", group::Worker::id(self))
+        format!("replica {}", group::ReplicatedWorker::id(self))
     }
 
     fn turn(&mut self, now: Instant) -> usize {
-        group::Worker::turn(self, now)
+        group::ReplicatedWorker::turn(self, now)
     }
 
     fn next_deadline(&self) -> Instant {
-        group::Worker::next_deadline(self)
+        group::ReplicatedWorker::next_deadline(self)
     }
 
     fn stats(&self) -> WorkerStats {
         WorkerStats {
             applied: self.replica().stats().requests,
-            effects: group::Worker::stats(self),
+            effects: group::ReplicatedWorker::stats(self),
             ..WorkerStats::default()
         }
     }
 
     fn lag(&mut self) -> u64 {
-        group::Worker::lag(self)
+        group::ReplicatedWorker::lag(self)
     }
 
     fn pump_stats(&self) -> Option<PumpStats> {
-        group::Worker::pump_stats(self)
+        group::ReplicatedWorker::pump_stats(self)
     }
 
-    fn inspect(&self, look: &mut dyn FnMut(&Replica)) {
+    fn inspect(&self, look: &mut dyn FnMut(&ReplicaState)) {
         if self.is_active() {
             look(self.replica());
         }
@@ -224,7 +224,7 @@ impl<T: FaultHooks> Worker for group::Worker<T> {
 
     fn post(&mut self) {
         let state = self.replica().stats();
-        let pump = group::Worker::pump_stats(self);
+        let pump = group::ReplicatedWorker::pump_stats(self);
         self.shared().world.post(|posted| {
             posted.state = state;
             posted.pump = pump.unwrap_or(posted.pump);
@@ -274,9 +274,9 @@ impl<T: FaultHooks> Joining for JoiningWorker<T> {
     }
 }
 
-impl<T: FaultHooks> Sleeper for group::Worker<T> {
+impl<T: FaultHooks> Sleeper for group::ReplicatedWorker<T> {
     fn has_work(&mut self) -> bool {
-        group::Worker::has_work(self)
+        group::ReplicatedWorker::has_work(self)
     }
 
     fn waits_for_others(&mut self) -> bool {

@@ -18,7 +18,7 @@ use crate::io::sleep::sleep_alone;
 use crate::io::tx::TxPump;
 use crate::io::world::World;
 use crate::socket::Sockets;
-use crate::state::apply::Replica;
+use crate::state::apply::ReplicaState;
 use crate::stats::{EffectStats, MembershipStats, PumpStats, StackStats, WorkerStats};
 use crate::time::Instant;
 
@@ -31,7 +31,7 @@ pub struct Single {
     rx: Receiver,
     tx: TxPump,
     world: Arc<World>,
-    replica: Replica,
+    replica: ReplicaState,
     direct: DirectLog,
     template: Template,
     stats: EffectStats,
@@ -56,7 +56,7 @@ impl Single {
         let mut base = setup.build(device, DELIVERY_SLOTS, 1)?;
         base.rx.stores_ahead = base.world.streams.inline.is_none();
         Ok(Single {
-            replica: Replica::new(base.world.limits),
+            replica: ReplicaState::new(base.world.limits),
             world: base.world,
             direct: DirectLog::default(),
             template: Template::default(),
@@ -113,7 +113,7 @@ impl Single {
     }
 
     /// The state.
-    pub fn replica(&self) -> &Replica {
+    pub fn replica(&self) -> &ReplicaState {
         &self.replica
     }
 
@@ -184,7 +184,7 @@ impl Variant for Single {
         self.stats
     }
 
-    fn inspect(&self, look: &mut dyn FnMut(&Replica)) {
+    fn inspect(&self, look: &mut dyn FnMut(&ReplicaState)) {
         look(&self.replica);
     }
 
@@ -233,7 +233,7 @@ impl Worker for Single {
         Some(self.rx.pump.stats)
     }
 
-    fn inspect(&self, look: &mut dyn FnMut(&Replica)) {
+    fn inspect(&self, look: &mut dyn FnMut(&ReplicaState)) {
         look(&self.replica);
     }
 

@@ -1,6 +1,6 @@
 //! What a service can be fed from.
 
-use super::Step;
+use super::Handled;
 use crate::{Meter, NoBatch, Seq, Subscription, Wait, WaitSet};
 use std::{marker::PhantomData, sync::Arc};
 
@@ -69,7 +69,7 @@ where
     T: Send + Sync,
     W: Wait,
     F: FnMut(&mut S, Seq, &T) -> R + Send,
-    R: Into<Step>,
+    R: Into<Handled>,
 {
     fn serve(&mut self, state: &mut S, limit: usize) -> Served {
         let mut batch = match self.subscription.try_next_batch() {
@@ -87,10 +87,10 @@ where
         let (mut primary, mut stolen) = (0, 0);
         for (seq, entry) in batch.iter().take(limit) {
             match (self.handler)(state, seq, entry).into() {
-                Step::Done => {}
-                Step::Primary(units) => primary += u64::from(units),
-                Step::Stolen(units) => stolen += u64::from(units),
-                Step::Wait => {
+                Handled::Done => {}
+                Handled::Primary(units) => primary += u64::from(units),
+                Handled::Stolen(units) => stolen += u64::from(units),
+                Handled::Wait => {
                     then = Then::Waiting;
                     break;
                 }

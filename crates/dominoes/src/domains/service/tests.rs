@@ -92,10 +92,10 @@ fn waiting_domains_hold_up_nobody_and_are_released_in_any_order() {
         let addresses = addresses.clone();
         let send = move |sent: &mut Vec<(usize, u32)>, _, packet: &u32| {
             if !addresses[n].try_take() {
-                return Step::Wait;
+                return Handled::Wait;
             }
             sent.push((n, *packet));
-            Step::Primary(1)
+            Handled::Primary(1)
         };
         ip.subscribe(0, log.subscribe().unwrap(), send);
     }
@@ -137,10 +137,10 @@ fn a_context_runs_the_one_who_releases_while_another_domain_waits() {
         let resolved = resolved.clone();
         move |sent: &mut Arc<AtomicUsize>, _, _: &u32| {
             if !resolved.try_take() {
-                return Step::Wait;
+                return Handled::Wait;
             }
             sent.fetch_add(1, Ordering::Relaxed);
-            Step::Done
+            Handled::Done
         }
     };
     ip.subscribe(0, packets.1.subscribe().unwrap(), take);

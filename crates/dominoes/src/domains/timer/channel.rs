@@ -194,7 +194,7 @@ impl<S, V, C: fmt::Debug, G, F> fmt::Debug for TimerFeed<S, V, C, G, F> {
     }
 }
 
-enum Order<V> {
+enum TimerOrder<V> {
     Start(u64, Tick, V),
     Cancel(u64),
 }
@@ -207,14 +207,14 @@ pub struct TimerControl<V> {
 
 /// What a [`TimerPublisher`] shares with its controls.
 struct Orders<V> {
-    queue: SegQueue<Order<V>>,
+    queue: SegQueue<TimerOrder<V>>,
     controls: AtomicUsize,
     /// Notified of each order, and when the last control goes.
     news: WakeSource,
 }
 
 impl<V> Orders<V> {
-    fn push(&self, order: Order<V>) {
+    fn push(&self, order: TimerOrder<V>) {
         self.queue.push(order);
         self.news.notify_all();
     }
@@ -224,12 +224,12 @@ impl<V> TimerControl<V> {
     /// Starts the timer `key`, which fires at `deadline`; instead of the one of that name, if it
     /// runs.
     pub fn start(&self, key: u64, deadline: Tick, value: V) {
-        self.orders.push(Order::Start(key, deadline, value));
+        self.orders.push(TimerOrder::Start(key, deadline, value));
     }
 
     /// Cancels the timer `key`, if it runs. An expiry that is published already comes all the same.
     pub fn cancel(&self, key: u64) {
-        self.orders.push(Order::Cancel(key));
+        self.orders.push(TimerOrder::Cancel(key));
     }
 }
 
@@ -345,12 +345,12 @@ where
         while let Some(order) = self.orders.queue.pop() {
             any = true;
             match order {
-                Order::Start(key, deadline, value) => {
+                TimerOrder::Start(key, deadline, value) => {
                     self.cancel(key);
                     let id = self.wheel.start(deadline, (key, value));
                     self.running.insert(key, id);
                 }
-                Order::Cancel(key) => self.cancel(key),
+                TimerOrder::Cancel(key) => self.cancel(key),
             }
         }
         any
@@ -513,14 +513,14 @@ mod tests {
         // A long series of requests is not completed before the first timeout is seen.
         let (mut publisher, log) = channel::<u32, SpinYield>(64);
         let clock = ManualClock::new();
-        struct State(Wheel<u32>, Vec<u32>);
-        let mut service = Service::new(0, "", State(Wheel::new(0), Vec::new())).with_batch(4);
-        let handle = |state: &mut State, _, n: &u32| state.1.push(*n);
+        struct TimerState(Wheel<u32>, Vec<u32>);
+        let mut service = Service::new(0, "", TimerState(Wheel::new(0), Vec::new())).with_batch(4);
+        let handle = |state: &mut TimerState, _, n: &u32| state.1.push(*n);
         service.subscribe(0, log.subscribe().unwrap(), handle);
-        let expire = |state: &mut State, _, n| state.1.push(n);
+        let expire = |state: &mut TimerState, _, n| state.1.push(n);
         service.add_feed(
             9,
-            TimerFeed::new(clock.clone(), |s: &mut State| &mut s.0, expire),
+            TimerFeed::new(clock.clone(), |s: &mut TimerState| &mut s.0, expire),
         );
         publisher.publish_all(0..12).unwrap();
         service.state_mut().0.start(1, 100);

@@ -89,7 +89,7 @@ impl fmt::Debug for Encoding {
 /// let (_device, peer) = PeerDevice::new(config)?;
 /// assert_eq!(peer.received_bytes(2), 0);
 /// assert!(PeerDevice::new(PeerConfig::new(Role::Sender).connections(0)).is_err());
-/// # Ok::<(), dominoes_drivers::memory::peer::ConfigError>(())
+/// # Ok::<(), dominoes_drivers::memory::peer::PeerConfigError>(())
 /// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -261,12 +261,12 @@ impl PeerConfig {
         }
     }
 
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
+    pub(super) fn check(&self) -> Result<(), PeerConfigError> {
         let within = |what, asked, least, most| {
             if (least..=most).contains(&asked) {
                 Ok(())
             } else {
-                Err(ConfigError::OutOfRange {
+                Err(PeerConfigError::OutOfRange {
                     what,
                     asked,
                     least,
@@ -286,12 +286,14 @@ impl PeerConfig {
         within("connections", self.connections, 1, most)?;
         within("burst", self.burst, 1, 1 << 16)?;
         let rounds = match &self.payload {
-            Payload::Marked(pattern) if pattern.is_empty() => return Err(ConfigError::NoPayload),
+            Payload::Marked(pattern) if pattern.is_empty() => {
+                return Err(PeerConfigError::NoPayload);
+            }
             Payload::Marked(_) => 1,
             Payload::Round(payloads) => {
                 let unequal = |payload: &Vec<u8>| payload.len() != self.segment_bytes;
                 if let Some(index) = payloads.iter().position(unequal) {
-                    return Err(ConfigError::PayloadLength {
+                    return Err(PeerConfigError::PayloadLength {
                         index,
                         bytes: payloads[index].len(),
                         segment_bytes: self.segment_bytes,
@@ -307,7 +309,7 @@ impl PeerConfig {
         if !self.verify_checksums {
             return Ok(());
         }
-        let unknown = |reason| Err(ConfigError::UnknownChecksums { reason });
+        let unknown = |reason| Err(PeerConfigError::UnknownChecksums { reason });
         if self.expected.is_empty() {
             return unknown("no bytes are expected");
         }
@@ -324,7 +326,7 @@ impl PeerConfig {
 /// The reason why a peer cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum ConfigError {
+pub enum PeerConfigError {
     /// A number is too small or too large.
     OutOfRange {
         /// The field.
@@ -354,7 +356,7 @@ pub enum ConfigError {
     },
 }
 
-impl fmt::Display for ConfigError {
+impl fmt::Display for PeerConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::OutOfRange {
@@ -379,7 +381,7 @@ impl fmt::Display for ConfigError {
     }
 }
 
-impl std::error::Error for ConfigError {}
+impl std::error::Error for PeerConfigError {}
 
 #[cfg(test)]
 mod tests {

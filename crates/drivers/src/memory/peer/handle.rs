@@ -11,9 +11,9 @@ pub(super) const VERIFY_FRAMES: u8 = 1;
 pub(super) const VERIFY_CHECKSUMS: u8 = 2;
 
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct PeerShared {
     pub(super) connections: Box<[SharedConnection]>,
-    pub(super) faults: CachePadded<Faults>,
+    pub(super) faults: CachePadded<PeerFaults>,
     /// Set by an ARP request of the stack; the peer's answer clears it.
     pub(super) is_asked: AtomicBool,
     /// The checks that are on: `VERIFY_FRAMES` and `VERIFY_CHECKSUMS`.
@@ -35,7 +35,7 @@ pub(super) struct SharedConnection {
 
 /// Counts of faults of the stack.
 #[derive(Debug, Default)]
-pub(super) struct Faults {
+pub(super) struct PeerFaults {
     /// Acknowledgments that repeat the previous one.
     pub(super) repeated_acks: AtomicU64,
     /// Segments that begin after the first missing byte.
@@ -52,7 +52,7 @@ pub(super) struct Faults {
 /// report on the same peer.
 #[derive(Clone, Debug)]
 pub struct PeerHandle {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<PeerShared>,
     /// The checks that are always on.
     pub(super) always: u8,
 }

@@ -9,7 +9,7 @@ use crate::{Frame, RxMeta};
 /// Prebuilt frames that differ only in their numbers. The pool keeps their buffers, as a card's
 /// ring does; a buffer becomes a frame when it is taken.
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(super) struct PeerPool {
     buffers: Buffers,
     len: usize,
     meta: RxMeta,
@@ -26,12 +26,12 @@ enum Buffers {
 /// Most bytes of buffers that stay in a cache.
 const FEW: usize = 1 << 20;
 
-impl Pool {
+impl PeerPool {
     /// `count` frames with the content `bytes`, in buffers that begin with a cache line, as a
     /// network card's do, so that the headers take one line. To get such buffers, this allocates
     /// small fillers until the allocator returns an aligned one, and requests whole lines from
     /// then on.
-    pub(super) fn new(bytes: &[u8], capacity: usize, count: usize, meta: RxMeta) -> Pool {
+    pub(super) fn new(bytes: &[u8], capacity: usize, count: usize, meta: RxMeta) -> PeerPool {
         let copy = || {
             let mut buffer = vec![0; capacity].into_boxed_slice();
             buffer[..bytes.len()].copy_from_slice(bytes);
@@ -43,7 +43,7 @@ impl Pool {
             fillers.push(Vec::with_capacity(72));
         }
         let buffers = (0..count).map(|_| copy());
-        Pool {
+        PeerPool {
             buffers: if count * capacity <= FEW {
                 Buffers::Few(buffers.collect())
             } else {
@@ -226,8 +226,8 @@ mod tests {
 
     const CAPACITY: usize = 1600;
 
-    fn pool(count: usize) -> Pool {
-        Pool::new(&[7; 60], CAPACITY, count, RxMeta::default())
+    fn pool(count: usize) -> PeerPool {
+        PeerPool::new(&[7; 60], CAPACITY, count, RxMeta::default())
     }
 
     fn addresses(frames: &[Frame]) -> Vec<usize> {

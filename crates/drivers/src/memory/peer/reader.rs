@@ -1,7 +1,7 @@
 //! Parses the frames that the stack sends, either at transmission or in advance on any thread.
 
 use super::config::{Encoding, PeerConfig, Role};
-use super::handle::{Shared, VERIFY_CHECKSUMS, VERIFY_FRAMES};
+use super::handle::{PeerShared, VERIFY_CHECKSUMS, VERIFY_FRAMES};
 use super::headers::{self, HEADERS_LEN, TcpHeader, flags};
 use super::sums::Sums;
 use crate::{TxChecksum, TxFrame, TxPrepare};
@@ -109,7 +109,7 @@ impl Read {
 /// Parses frames. Changes nothing but counts of faults, so any thread may use it.
 #[derive(Debug)]
 pub(super) struct Reader {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<PeerShared>,
     pub(super) role: Role,
     stamped: bool,
     first_port: u16,
@@ -121,7 +121,7 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    pub(super) fn new(config: PeerConfig, shared: Arc<Shared>) -> Reader {
+    pub(super) fn new(config: PeerConfig, shared: Arc<PeerShared>) -> Reader {
         Reader {
             shared,
             role: config.role,
@@ -279,28 +279,28 @@ pub(super) fn fault(count: &AtomicU64) {
 
 /// The parsed frame of each slot.
 #[derive(Debug)]
-pub(super) struct Prepared {
+pub(super) struct PeerPrepared {
     reader: Arc<Reader>,
-    slots: Box<[Slot]>,
+    slots: Box<[PeerSlot]>,
 }
 
 /// A [`Read`] as words. The alignment keeps it within one cache line.
 #[derive(Debug, Default)]
 #[repr(align(32))]
-struct Slot([AtomicU64; 4]);
+struct PeerSlot([AtomicU64; 4]);
 
-impl Prepared {
-    pub(super) fn new(reader: Arc<Reader>, slots: usize) -> Prepared {
-        Prepared {
+impl PeerPrepared {
+    pub(super) fn new(reader: Arc<Reader>, slots: usize) -> PeerPrepared {
+        PeerPrepared {
             reader,
-            slots: (0..slots).map(|_| Slot::default()).collect(),
+            slots: (0..slots).map(|_| PeerSlot::default()).collect(),
         }
     }
 
     /// The parsed frame in `slot`; an unexpected frame if there is no such slot.
     #[inline]
     pub(super) fn get(&self, slot: usize) -> Read {
-        let Some(Slot(words)) = self.slots.get(slot) else {
+        let Some(PeerSlot(words)) = self.slots.get(slot) else {
             return Read::default().alone();
         };
         // ORDERING: Relaxed, the caller of `prepare` has synchronized with this thread since.
@@ -308,7 +308,7 @@ impl Prepared {
     }
 }
 
-impl TxPrepare for Prepared {
+impl TxPrepare for PeerPrepared {
     fn prepare(&self, first: usize, frames: &[TxFrame<'_>]) {
         for (part, frames) in frames.chunks(MAX_ALIKE).enumerate() {
             let mut next = Read::default();
@@ -320,7 +320,7 @@ impl TxPrepare for Prepared {
                     read.run += next.run;
                     read.run_len += next.run_len;
                 }
-                let Some(Slot(words)) = self.slots.get(first + part * MAX_ALIKE + i) else {
+                let Some(PeerSlot(words)) = self.slots.get(first + part * MAX_ALIKE + i) else {
                     continue;
                 };
                 for (word, value) in words.iter().zip(read.to_words()) {

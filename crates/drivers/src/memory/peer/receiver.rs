@@ -1,8 +1,8 @@
 //! The receiving half of the peer, which acts on parsed frames in order.
 
 use super::config::{PeerConfig, Role};
-use super::handle::Shared;
-use super::reader::{Kind, Prepared, Read, Reader, fault};
+use super::handle::PeerShared;
+use super::reader::{Kind, PeerPrepared, Read, Reader, fault};
 use crate::{DeviceError, DeviceTx, TxFrame, TxPrepare, TxStats};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ pub struct PeerTx {
     /// The connection of the last frame. Its changes are not yet published.
     current: usize,
     /// The frames parsed in advance, if the stack prepares frames.
-    prepared: Option<Arc<Prepared>>,
+    prepared: Option<Arc<PeerPrepared>>,
     stats: TxStats,
 }
 
@@ -71,7 +71,7 @@ impl Receiving {
 }
 
 impl PeerTx {
-    pub(super) fn new(config: PeerConfig, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(config: PeerConfig, shared: Arc<PeerShared>) -> Self {
         PeerTx {
             connections: vec![Receiving::default(); config.connections],
             current: 0,
@@ -173,7 +173,7 @@ impl PeerTx {
     }
 
     /// Processes the frames in `count` slots from `first` on, as [`take`](Self::take).
-    fn take_prepared(&mut self, prepared: &Prepared, first: usize, count: usize) {
+    fn take_prepared(&mut self, prepared: &PeerPrepared, first: usize, count: usize) {
         let (mut slot, end) = (first, first + count);
         while slot < end {
             let read = prepared.get(slot);
@@ -204,7 +204,7 @@ impl DeviceTx for PeerTx {
     }
 
     fn preparer(&mut self, slots: usize) -> Option<Arc<dyn TxPrepare>> {
-        let prepared = Arc::new(Prepared::new(Arc::clone(&self.reader), slots));
+        let prepared = Arc::new(PeerPrepared::new(Arc::clone(&self.reader), slots));
         self.prepared = Some(Arc::clone(&prepared));
         Some(prepared)
     }

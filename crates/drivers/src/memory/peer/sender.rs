@@ -1,11 +1,11 @@
 //! The sending half of the peer. It patches the headers of prebuilt frames when they are claimed.
 
 use super::config::{ACK_BUFFER, Payload, PeerConfig, Role};
-use super::handle::Shared;
+use super::handle::PeerShared;
 use super::headers::{self, Ends, HEADERS_LEN, Numbers, Patch, flags};
-use super::pool::Pool;
+use super::pool::PeerPool;
 use super::{PEER_ISS, PEER_SCALE};
-use crate::{DeviceError, DeviceRx, Frame, RxChecksum, RxMeta, RxStats, Waker};
+use crate::{DeviceError, DeviceRx, DeviceWaker, Frame, RxChecksum, RxMeta, RxStats};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const TICK: u64 = 512;
 
 /// Progress of the handshake (RFC 9293 section 3.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum SenderPhase {
     Closed,
     SynSent,
     Established,
@@ -32,7 +32,7 @@ enum Phase {
 /// [`stats`](DeviceRx::stats) counts only frames.
 #[derive(Debug)]
 pub struct PeerRx {
-    shared: Arc<Shared>,
+    shared: Arc<PeerShared>,
     role: Role,
     ends: Ends,
     segment: u32,
@@ -43,14 +43,14 @@ pub struct PeerRx {
     head: usize,
     /// Frames with payload: one pool per prebuilt payload, or a single one if all are alike.
     /// Stacks return frames in any order.
-    data: Vec<Pool>,
+    data: Vec<PeerPool>,
     /// The patches of these pools.
     data_patches: Vec<Patch>,
     /// Buffer length in these pools, in bytes.
     data_buffer: usize,
     /// Whether payloads begin with their offset.
     marked: bool,
-    acks: Pool,
+    acks: PeerPool,
     ack_patch: Patch,
     connections: Vec<Sending>,
     /// Number of established connections. They are opened in order.
@@ -68,7 +68,7 @@ pub struct PeerRx {
 #[derive(Debug)]
 struct Sending {
     index: usize,
-    phase: Phase,
+    phase: SenderPhase,
     /// Offset of the next byte in the peer's stream.
     offset: u64,
     /// The stack's first sequence number.
@@ -85,7 +85,7 @@ impl Sending {
     fn new(index: usize) -> Self {
         Sending {
             index,
-            phase: Phase::Closed,
+            phase: SenderPhase::Closed,
             offset: 0,
             iss: 0,
             acked: 0,
@@ -96,7 +96,7 @@ impl Sending {
 }
 
 impl PeerRx {
-    pub(super) fn new(config: &PeerConfig, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(config: &PeerConfig, shared: Arc<PeerShared>) -> Self {
         let ends = config.ends;
         let options: &[u8] = if config.timestamps {
             &headers::timestamps(0, 0)
@@ -141,12 +141,12 @@ impl PeerRx {
         PeerRx {
             data: segments
                 .iter()
-                .map(|segment| Pool::new(segment, buffer, count, meta))
+                .map(|segment| PeerPool::new(segment, buffer, count, meta))
                 .collect(),
             data_patches: segments.iter().map(patch).collect(),
             data_buffer: buffer,
             marked,
-            acks: Pool::new(&ack, ACK_BUFFER, ACKS, meta),
+            acks: PeerPool::new(&ack, ACK_BUFFER, ACKS, meta),
             ack_patch: Patch::new(&ack),
             shared,
             role: config.role,
@@ -175,7 +175,7 @@ impl PeerRx {
     fn handshake(&mut self, out: &mut Vec<Frame>) {
         let index = self.open;
         match self.connections[index].phase {
-            Phase::Closed => {
+            SenderPhase::Closed => {
                 // The announced MSS does not count options (RFC 6691).
                 let options_len = if self.stamped {
                     headers::TIMESTAMPS_LEN
@@ -194,20 +194,20 @@ impl PeerRx {
                 let mut syn = Frame::from_bytes(&syn);
                 syn.meta.checksum = self.checksum;
                 out.push(syn);
-                self.connections[index].phase = Phase::SynSent;
+                self.connections[index].phase = SenderPhase::SynSent;
             }
-            Phase::SynSent => {
+            SenderPhase::SynSent => {
                 // ORDERING: Acquire, pairs with the Release in `PeerTx::syn`.
                 let syn = self.shared.connections[index].syn.load(Ordering::Acquire);
                 if syn >> 32 != 0 {
                     self.connections[index].iss = syn as u32;
                     if self.acknowledge(index, 0, out) {
-                        self.connections[index].phase = Phase::Established;
+                        self.connections[index].phase = SenderPhase::Established;
                         self.open += 1;
                     }
                 }
             }
-            Phase::Established => {}
+            SenderPhase::Established => {}
         }
     }
 
@@ -415,8 +415,8 @@ impl DeviceRx for PeerRx {
         Ok(())
     }
 
-    fn waker(&self) -> Waker {
-        Waker::new(|| ())
+    fn waker(&self) -> DeviceWaker {
+        DeviceWaker::new(|| ())
     }
 
     fn stats(&self) -> RxStats {

@@ -3,7 +3,7 @@
 use crate::hash::mix;
 use crate::packet::flow::Address;
 
-use crate::keys::{Domain, Keys};
+use crate::keys::{KeyUse, Keys};
 
 /// Counts of packets, each for many destinations; a power of two.
 const COUNTERS: usize = 256;
@@ -29,7 +29,7 @@ impl Identifications {
     /// next 65,536 / `of` packets.
     pub fn new(keys: &Keys, index: u16, of: u16) -> Self {
         Identifications {
-            key: keys.derive(Domain::Identification),
+            key: keys.derive(KeyUse::Identification),
             of,
             index,
             counters: Vec::new(),
@@ -43,8 +43,8 @@ impl Identifications {
         }
         let keys = Keys::new(self.key);
         let hash = |domain| keys.of_address(domain, destination, u64::from(protocol));
-        let key = hash(Domain::OneDestination);
-        let bucket = hash(Domain::AllDestinations);
+        let key = hash(KeyUse::OneDestination);
+        let bucket = hash(KeyUse::AllDestinations);
         let counter = &mut self.counters[bucket as usize % COUNTERS];
         let first = counter
             .wrapping_mul(self.of.into())

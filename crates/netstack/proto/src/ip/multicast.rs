@@ -34,7 +34,7 @@ pub struct Member<S> {
 
 /// What is to be sent. All addresses of one report are of one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Report {
+pub enum MembershipReport {
     /// Records of IGMPv3 or MLDv2.
     Records(Vec<Record>),
     /// One group, for a router of this version of IGMP, or of version 1 of MLD.
@@ -43,7 +43,7 @@ pub enum Report {
 
 /// A record that will be sent so often more.
 #[derive(Debug)]
-struct Pending {
+struct PendingRecord {
     record: Record,
     left: u8,
     next: Instant,
@@ -66,7 +66,7 @@ type Sources = Option<BTreeSet<Address>>;
 #[derive(Debug)]
 pub struct Memberships<S> {
     members: Vec<Member<S>>,
-    pending: Vec<Pending>,
+    pending: Vec<PendingRecord>,
     answers: Vec<Answer>,
 }
 
@@ -167,11 +167,12 @@ impl<S: Copy + PartialEq> Memberships<S> {
             return;
         }
         let new = changes(group, before, &self.sources(group));
-        self.pending.extend(new.into_iter().map(|record| Pending {
-            record,
-            left: ROBUSTNESS,
-            next: now,
-        }));
+        self.pending
+            .extend(new.into_iter().map(|record| PendingRecord {
+                record,
+                left: ROBUSTNESS,
+                next: now,
+            }));
     }
 
     /// A router asks for `group`, or for all if it is zeros, and waits for `most`. `old` is the
@@ -223,7 +224,7 @@ impl<S: Copy + PartialEq> Memberships<S> {
         &mut self,
         now: Instant,
         mut random: impl FnMut(Duration) -> Duration,
-    ) -> Vec<Report> {
+    ) -> Vec<MembershipReport> {
         let mut records = Vec::new();
         // Those of one group stay in order, so the last that is sent is what is so.
         let again = now + random(REPORT_INTERVAL);
@@ -245,7 +246,7 @@ impl<S: Copy + PartialEq> Memberships<S> {
             for group in answer.groups {
                 match (answer.old, self.sources(group)) {
                     (Some(version), _) if self.listens_to(group) => {
-                        reports.push(Report::Old(group, version));
+                        reports.push(MembershipReport::Old(group, version));
                     }
                     (None, None) => records.push(Record {
                         mode: Mode::IsExclude,
@@ -268,7 +269,7 @@ impl<S: Copy + PartialEq> Memberships<S> {
 }
 
 /// Puts records into reports that fit a packet.
-fn in_reports(records: Vec<Record>) -> Vec<Report> {
+fn in_reports(records: Vec<Record>) -> Vec<MembershipReport> {
     let mut reports = Vec::new();
     for is_v4 in [true, false] {
         let size = |record: &Record| (1 + record.sources.len()) * if is_v4 { 4 } else { 16 } + 4;
@@ -278,12 +279,12 @@ fn in_reports(records: Vec<Record>) -> Vec<Report> {
             let len: usize = report.iter().map(size).sum();
             if report.len() == MAX_RECORDS || !report.is_empty() && len + size(&record) > MAX_REPORT
             {
-                reports.push(Report::Records(core::mem::take(&mut report)));
+                reports.push(MembershipReport::Records(core::mem::take(&mut report)));
             }
             report.push(record);
         }
         if !report.is_empty() {
-            reports.push(Report::Records(report));
+            reports.push(MembershipReport::Records(report));
         }
     }
     reports
@@ -331,8 +332,8 @@ mod tests {
     fn said(memberships: &mut Memberships<u32>, now: Instant) -> Vec<(Mode, Vec<Address>)> {
         let reports = memberships.on_time(now, half);
         let records = reports.into_iter().flat_map(|report| match report {
-            Report::Records(records) => records,
-            Report::Old(..) => Vec::new(),
+            MembershipReport::Records(records) => records,
+            MembershipReport::Old(..) => Vec::new(),
         });
         records.map(|one| (one.mode, one.sources)).collect()
     }
@@ -425,7 +426,10 @@ mod tests {
         let reports = all.on_time(at + second, half);
         assert_eq!(
             reports,
-            [Report::Old(group(1), 2), Report::Old(group(2), 2)]
+            [
+                MembershipReport::Old(group(1), 2),
+                MembershipReport::Old(group(2), 2)
+            ]
         );
         all.on_query(Address::v6([0; 16]), (second, None), at, half);
         assert_eq!(said(&mut all, at + second), [exclude]);
@@ -463,7 +467,7 @@ mod tests {
             half,
         );
         for report in all.on_time(NOW + Duration::from_secs(2), half) {
-            let Report::Records(records) = report else {
+            let MembershipReport::Records(records) = report else {
                 panic!("an old report");
             };
             let mut bytes = Vec::new();

@@ -3,7 +3,7 @@
 use crate::hash::mix;
 use crate::packet::flow::Address;
 
-use crate::keys::{Domain, Keys};
+use crate::keys::{KeyUse, Keys};
 use crate::time::{Duration, Instant};
 
 /// Counts of destinations; a power of two. Each destination belongs to one of them for a second,
@@ -66,7 +66,7 @@ impl Bucket {
 
 impl Default for RateLimit {
     fn default() -> Self {
-        RateLimit::new(&Keys::default(), Domain::ErrorLimit)
+        RateLimit::new(&Keys::default(), KeyUse::ErrorLimit)
     }
 }
 
@@ -78,7 +78,7 @@ fn jittered(rate: u32, hash: u32) -> u32 {
 
 impl RateLimit {
     /// Of the kind that `domain` is for.
-    pub fn new(keys: &Keys, domain: Domain) -> Self {
+    pub fn new(keys: &Keys, domain: KeyUse) -> Self {
         RateLimit {
             key: keys.derive(domain),
             second: 0,
@@ -101,7 +101,7 @@ impl RateLimit {
         let second = now.as_nanos() / 1_000_000_000 + 1;
         if second != self.second {
             self.second = second;
-            let hash = keys.of(Domain::AllDestinations, [second]);
+            let hash = keys.of(KeyUse::AllDestinations, [second]);
             self.left = jittered(rate.total, hash as u32);
         }
         if self.left == 0 {
@@ -110,7 +110,7 @@ impl RateLimit {
         if self.buckets.is_empty() {
             self.buckets = vec![Bucket::default(); BUCKETS];
         }
-        let hash = keys.of_address(Domain::OneDestination, destination, second);
+        let hash = keys.of_address(KeyUse::OneDestination, destination, second);
         let index = hash as usize % BUCKETS;
         let bucket = &mut self.buckets[index];
         let before = bucket.number(index);
@@ -196,7 +196,7 @@ mod tests {
     };
 
     fn limit(secret: u64) -> RateLimit {
-        RateLimit::new(&Keys::new([secret, 0]), Domain::ErrorLimit)
+        RateLimit::new(&Keys::new([secret, 0]), KeyUse::ErrorLimit)
     }
 
     fn at(second: u64) -> Instant {

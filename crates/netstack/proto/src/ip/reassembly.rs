@@ -89,7 +89,7 @@ impl Default for ReassemblyLimits {
 #[non_exhaustive]
 pub enum Reassembled {
     /// It was the last one missing.
-    Complete(Datagram),
+    Complete(WholeDatagram),
     /// Others are missing.
     Incomplete,
     /// It was there already.
@@ -107,7 +107,7 @@ pub enum Reassembled {
 
 /// A datagram that is whole again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Datagram {
+pub struct WholeDatagram {
     /// What stood before the payload of its first fragment.
     pub head: Box<[u8]>,
     /// The payload.
@@ -285,7 +285,7 @@ impl Reassembly {
             let pieces = pieces.unwrap_or_default();
             let pieces: Vec<&[u8]> = pieces.iter().map(|(_, piece)| &**piece).collect();
             let payload = pieces.concat();
-            return Reassembled::Complete(Datagram { head, payload, ce });
+            return Reassembled::Complete(WholeDatagram { head, payload, ce });
         }
         self.make_room();
         Reassembled::Incomplete
@@ -436,7 +436,7 @@ mod tests {
     const HEAD: [u8; 34] = [6; 34];
 
     fn whole(payload: Vec<u8>) -> Reassembled {
-        Reassembled::Complete(Datagram {
+        Reassembled::Complete(WholeDatagram {
             head: HEAD.into(),
             payload,
             ce: false,

@@ -1,6 +1,6 @@
 //! IPv6 on a link: our addresses, those of routers, and what both are for.
 //!
-//! [`Link`] is the machine: it makes addresses (RFC 4862, RFC 7217), asks whether others have them,
+//! [`Ipv6Link`] is the machine: it makes addresses (RFC 4862, RFC 7217), asks whether others have them,
 //! takes what routers advertise (RFC 4861 section 6.3), and reports the groups that we listen to
 //! (RFC 3810). It sees no frame and no clock: the pump passes what arrived and what time it is, and
 //! sends what it asks for. [`Place`] is what follows from it at a moment: which addresses are ours,
@@ -14,7 +14,7 @@ use crate::ip::route::{Route, Way};
 use crate::packet::flow::Address;
 use crate::packet::ndp;
 
-pub use link::{Action, Link, may_be_ours};
+pub use link::{Action, Ipv6Link, may_be_ours};
 
 /// How a stack takes part in IPv6.
 ///

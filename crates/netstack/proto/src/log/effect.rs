@@ -70,7 +70,7 @@ pub enum Effect {
         /// The connection.
         conn: ConnId,
         /// How.
-        event: Event,
+        event: ConnectionEvent,
         /// How far the receive stream reaches without a gap at this point.
         received: u64,
     },
@@ -318,7 +318,7 @@ impl Transmit {
 
 /// What a socket learns of its connection. Each can be told once, in any order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Event {
+pub enum ConnectionEvent {
     /// The handshake is complete.
     Established,
     /// The peer will send nothing after stream offset `end`.

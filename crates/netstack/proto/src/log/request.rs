@@ -98,7 +98,7 @@ impl Flags {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
-pub enum Kind {
+pub enum RequestKind {
     /// A run of TCP segments of one flow; [`Body::Segments`].
     Segments,
     /// Nothing but time (a deadline is due) or transmit credit; [`Body::None`].
@@ -109,11 +109,11 @@ pub enum Kind {
     Datagrams,
 }
 
-impl Kind {
+impl RequestKind {
     /// Whether requests of this kind have frames, whose checksums are to be verified.
     #[inline]
     pub const fn has_frames(self) -> bool {
-        matches!(self, Kind::Segments | Kind::Datagrams)
+        matches!(self, RequestKind::Segments | RequestKind::Datagrams)
     }
 }
 
@@ -156,7 +156,7 @@ pub struct Digest {
     /// Number of segments in the run, 1 to [`MAX_RUN`] (0 for requests that are no segments).
     pub count: u8,
     /// What the request is about.
-    pub kind: Kind,
+    pub kind: RequestKind,
     /// Which optional fields are there: [`Digest::TIMESTAMPS`] and so on.
     pub bits: u8,
     /// Which worker the pump named to perform what the request asks for. Nothing that `apply` does
@@ -185,7 +185,7 @@ impl Digest {
     pub const INFO: u8 = 64;
 
     /// A digest that carries nothing but time and credit.
-    pub const fn bare(kind: Kind, now: Instant, sent: u64) -> Self {
+    pub const fn bare(kind: RequestKind, now: Instant, sent: u64) -> Self {
         Digest {
             now,
             sent,
@@ -590,7 +590,7 @@ impl Request {
     /// A command, that is a request that carries no segment.
     pub const fn command(now: Instant, sent: u64, body: Body) -> Self {
         Request {
-            digest: Digest::bare(Kind::Command, now, sent),
+            digest: Digest::bare(RequestKind::Command, now, sent),
             body,
         }
     }
@@ -610,7 +610,7 @@ impl Request {
     /// Time and credit, nothing else.
     pub const fn tick(now: Instant, sent: u64) -> Self {
         Request {
-            digest: Digest::bare(Kind::Tick, now, sent),
+            digest: Digest::bare(RequestKind::Tick, now, sent),
             body: Body::None,
         }
     }
@@ -762,7 +762,7 @@ mod tests {
     use super::*;
 
     fn run(count: u8, seg_len: u16, len: u32, flags: Flags) -> Request {
-        let mut digest = Digest::bare(Kind::Segments, Instant::ZERO, 0);
+        let mut digest = Digest::bare(RequestKind::Segments, Instant::ZERO, 0);
         digest.count = count;
         digest.seg_len = seg_len;
         digest.len = len;

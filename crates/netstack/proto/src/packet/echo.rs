@@ -4,7 +4,7 @@ use smoltcp::wire as sw;
 
 use super::flow::Address;
 use super::ip::{ICMP, IP_HEADERS, IpHeaders, emit_ip};
-use super::ipv6::{self, Header, ICMPV6};
+use super::ipv6::{self, ICMPV6, Ipv6Header};
 use super::{ETHERNET_HEADER, icmpv6};
 
 /// Types of a request.
@@ -37,7 +37,7 @@ pub fn echo_request(
     let kind = if dst.is_v4() { REQUEST } else { REQUEST_V6 };
     let message = [&[kind, 0, 0, 0, a, b, c, d], data].concat();
     if !dst.is_v4() {
-        let header = Header {
+        let header = Ipv6Header {
             src_mac,
             dst_mac: [0; 6],
             src,

@@ -8,7 +8,7 @@ use crate::packet::{Malformed, Packet, Problem};
 
 /// An error that we report about a packet that cannot be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Report {
+pub enum IcmpError {
     /// Nobody speaks the protocol here (RFC 1122 section 3.2.2.1).
     ProtocolUnreachable,
     /// Nobody is at the port (RFC 1122 section 4.1.3.1).
@@ -29,31 +29,31 @@ pub enum Report {
     Problem(Problem),
 }
 
-impl Report {
+impl IcmpError {
     /// Type and code.
     const fn numbers(self) -> [u8; 2] {
         match self {
-            Report::ProtocolUnreachable => [3, 2],
-            Report::PortUnreachable => [3, 3],
-            Report::ReassemblyTime => [11, 1],
-            Report::NetUnreachable => [3, 0],
-            Report::HostUnreachable => [3, 1],
-            Report::FragmentationNeeded(_) => [3, 4],
-            Report::TimeExceeded => [11, 0],
-            Report::Redirect(_) => [5, 1],
+            IcmpError::ProtocolUnreachable => [3, 2],
+            IcmpError::PortUnreachable => [3, 3],
+            IcmpError::ReassemblyTime => [11, 1],
+            IcmpError::NetUnreachable => [3, 0],
+            IcmpError::HostUnreachable => [3, 1],
+            IcmpError::FragmentationNeeded(_) => [3, 4],
+            IcmpError::TimeExceeded => [11, 0],
+            IcmpError::Redirect(_) => [5, 1],
             // A parameter problem, whatever it is.
-            Report::Problem(_) => [12, 0],
+            IcmpError::Problem(_) => [12, 0],
         }
     }
 
     /// The four bytes behind the checksum.
     const fn head(self) -> [u8; 4] {
         match self {
-            Report::FragmentationNeeded(mtu) => {
+            IcmpError::FragmentationNeeded(mtu) => {
                 let [high, low] = mtu.to_be_bytes();
                 [0, 0, high, low]
             }
-            Report::Redirect(gateway) => gateway.v4_bits().to_be_bytes(),
+            IcmpError::Redirect(gateway) => gateway.v4_bits().to_be_bytes(),
             _ => [0; 4],
         }
     }
@@ -116,7 +116,7 @@ pub fn echo_reply(frame: &[u8], src_mac: [u8; 6], ident: u32) -> Option<Vec<u8>>
 /// host. Whether it was sent to one host, the caller knows, and which neighbour gets the error.
 pub fn error_about(
     frame: &[u8],
-    report: Report,
+    report: IcmpError,
     src_mac: [u8; 6],
     src: Address,
     ident: u32,
@@ -230,7 +230,7 @@ mod tests {
     }
 
     fn report(frame: &[u8]) -> Option<Vec<u8>> {
-        error_about(frame, Report::PortUnreachable, [4; 6], US, 1, 1500)
+        error_about(frame, IcmpError::PortUnreachable, [4; 6], US, 1, 1500)
     }
 
     #[test]

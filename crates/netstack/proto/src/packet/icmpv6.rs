@@ -1,8 +1,8 @@
 //! ICMPv6 (RFC 4443): echo, errors that we report, errors that are reported to us.
 
-use super::icmp::{Report, UdpError};
+use super::icmp::{IcmpError, UdpError};
 use super::icmp_error::TcpError;
-use super::ipv6::{self, Content, Header, ICMPV6, IPV6_HEADERS, IPV6_MIN_MTU};
+use super::ipv6::{self, Content, ICMPV6, IPV6_HEADERS, IPV6_MIN_MTU, Ipv6Header};
 use crate::packet::checksum::Sum;
 use crate::packet::flow::{Address, Endpoint};
 use crate::packet::{Malformed, Packet, UDP, link};
@@ -105,11 +105,11 @@ fn about(numbers: [u8; 2], mtu: u16, dst: Address, quoted: &[u8]) -> Option<Pack
 ///
 /// # Panics
 /// If the message has no checksum field.
-pub fn frame(header: &Header, message: &[u8]) -> Vec<u8> {
+pub fn frame(header: &Ipv6Header, message: &[u8]) -> Vec<u8> {
     let mut frame = vec![0; IPV6_HEADERS];
     ipv6::emit(
         &mut frame,
-        &Header {
+        &Ipv6Header {
             next_header: ICMPV6,
             payload_len: message.len(),
             ..*header
@@ -134,7 +134,7 @@ pub fn echo_reply(request: &[u8], src_mac: [u8; 6], src: Address) -> Option<Vec<
     let (sender, _, range) = ipv6::upper(request)?;
     let mut message = request[range].to_vec();
     *message.first_mut()? = ECHO_REPLY;
-    let header = Header {
+    let header = Ipv6Header {
         src_mac,
         dst_mac: [0; 6],
         src,
@@ -151,11 +151,11 @@ pub fn echo_reply(request: &[u8], src_mac: [u8; 6], src: Address) -> Option<Vec<
 /// Whether an error may be reported about the packet in `frame` (RFC 4443 section 2.4 (e)): not
 /// about errors and redirects, and not to what is no single host. `to_group`: whether it was sent
 /// to a group, of hosts or of link-layer addresses.
-fn may_report(frame: &[u8], report: Report, to_group: bool) -> bool {
+fn may_report(frame: &[u8], report: IcmpError, to_group: bool) -> bool {
     let Some((from, to)) = ipv6::ends(frame) else {
         return false;
     };
-    let even_to_groups = matches!(report, Report::Problem(problem) if problem.even_to_groups);
+    let even_to_groups = matches!(report, IcmpError::Problem(problem) if problem.even_to_groups);
     // Only a packet to ourselves comes from there.
     let is_elsewhere = from.ip().is_loopback() && !to.ip().is_loopback();
     let is_one_host = !from.is_unspecified() && !from.is_multicast() && !is_elsewhere;
@@ -173,11 +173,11 @@ fn may_report(frame: &[u8], report: Report, to_group: bool) -> bool {
 }
 
 /// Type, code, and the four bytes behind the checksum. `None` for what IPv6 does not report so.
-fn fields(report: Report) -> Option<([u8; 2], u32)> {
+fn fields(report: IcmpError) -> Option<([u8; 2], u32)> {
     Some(match report {
-        Report::PortUnreachable => ([1, 4], 0),
-        Report::ReassemblyTime => ([3, 1], 0),
-        Report::Problem(problem) => ([4, problem.code], problem.pointer),
+        IcmpError::PortUnreachable => ([1, 4], 0),
+        IcmpError::ReassemblyTime => ([3, 1], 0),
+        IcmpError::Problem(problem) => ([4, problem.code], problem.pointer),
         _ => return None,
     })
 }
@@ -187,7 +187,7 @@ fn fields(report: Report) -> Option<([u8; 2], u32)> {
 /// which neighbour gets it.
 pub fn error_about(
     about: &[u8],
-    report: Report,
+    report: IcmpError,
     src_mac: [u8; 6],
     src: Address,
 ) -> Option<Vec<u8>> {
@@ -203,7 +203,7 @@ pub fn error_about(
     let len = usize::from(u16::from_be_bytes([about[18], about[19]])) + 40;
     let quoted = &packet[..packet.len().min(len).min(ROOM)];
     let message = [&[kind, code, 0, 0], &field.to_be_bytes()[..], quoted].concat();
-    let header = Header {
+    let header = Ipv6Header {
         src_mac,
         dst_mac: [0; 6],
         src,
@@ -229,7 +229,7 @@ mod tests {
     const GROUP: Address = Address::of_words([0xff02_0000_0000_0000, 1]);
 
     fn packet(src: Address, dst: Address, next_header: u8, payload: &[u8]) -> Vec<u8> {
-        let header = Header {
+        let header = Ipv6Header {
             src_mac: [2; 6],
             dst_mac: [4; 6],
             src,
@@ -249,7 +249,7 @@ mod tests {
         frame
     }
 
-    fn report(frame: &[u8], report: Report) -> Option<Vec<u8>> {
+    fn report(frame: &[u8], report: IcmpError) -> Option<Vec<u8>> {
         error_about(frame, report, [4; 6], US)
     }
 
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn an_error_quotes_the_packet_and_is_understood_by_its_sender() {
         let sent = packet(PEER, US, UDP, &DATAGRAM);
-        let error = report(&sent, Report::PortUnreachable).expect("an error");
+        let error = report(&sent, IcmpError::PortUnreachable).expect("an error");
         let Ok(Packet::UdpError { error, dst }) = parse_frame(&error) else {
             panic!("not understood")
         };
@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn a_long_packet_is_quoted_up_to_the_least_mtu() {
         let sent = packet(PEER, US, UDP, &[1; 1400]);
-        let error = report(&sent, Report::PortUnreachable).expect("an error");
+        let error = report(&sent, IcmpError::PortUnreachable).expect("an error");
         assert_eq!(error.len(), 14 + usize::from(IPV6_MIN_MTU));
     }
 
@@ -302,7 +302,7 @@ mod tests {
     fn no_error_is_reported_about_errors_redirects_groups_and_what_no_host_sent() {
         let about = |src, dst, next_header, payload: &[u8]| {
             let sent = packet(src, dst, next_header, payload);
-            report(&sent, Report::PortUnreachable).is_some()
+            report(&sent, IcmpError::PortUnreachable).is_some()
         };
         assert!(about(PEER, US, UDP, &DATAGRAM));
         assert!(about(PEER, US, ICMPV6, &[128, 0, 0, 0, 0, 0, 0, 0]));
@@ -325,7 +325,7 @@ mod tests {
             };
             report(
                 &packet(PEER, GROUP, UDP, &DATAGRAM),
-                Report::Problem(problem),
+                IcmpError::Problem(problem),
             )
             .is_some()
         };
@@ -353,7 +353,7 @@ mod tests {
             let frame = packet(PEER, US, ICMPV6, &message);
             let _ = parse_frame(&frame);
             let _ = echo_reply(&frame, [0; 6], US);
-            let _ = report(&frame, Report::ReassemblyTime);
+            let _ = report(&frame, IcmpError::ReassemblyTime);
         }
     }
 }

@@ -64,7 +64,7 @@ impl Record {
 
 /// What a router asks of members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Query {
+pub struct IgmpQuery {
     /// The group that it asks for; zeros for all.
     pub group: Address,
     /// Milliseconds that an answer waits at most.
@@ -80,7 +80,7 @@ pub fn group_mac(group: Address) -> [u8; 6] {
 }
 
 /// Reads a query out of an IPv4 frame whose header is right. `None` if it is none, or not valid.
-pub fn parse(frame: &[u8]) -> Option<Query> {
+pub fn parse(frame: &[u8]) -> Option<IgmpQuery> {
     ends_v4(frame)?;
     let packet = frame.get(ETHERNET_HEADER..)?;
     let header = usize::from(packet[0] & 0xf) * 4;
@@ -100,7 +100,7 @@ pub fn parse(frame: &[u8]) -> Option<Query> {
         (12.., time) => (3, u64::from(time & 0xf | 0x10) << ((time >> 4 & 7) + 3)),
         _ => return None,
     };
-    Some(Query {
+    Some(IgmpQuery {
         group: [fields[4], fields[5], fields[6], fields[7]].into(),
         most_ms: tenths * 100,
         version,
@@ -188,7 +188,7 @@ mod tests {
             parse(&frame(MAC, US.into(), ALL_HOSTS.into(), &mut message))
         };
         let expected = |version, most_ms| {
-            Some(Query {
+            Some(IgmpQuery {
                 group: GROUP.into(),
                 most_ms,
                 version,

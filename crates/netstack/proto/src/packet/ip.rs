@@ -107,7 +107,7 @@ pub fn set_dont_fragment(frame: &mut [u8]) {
 fn emit_ipv6(buffer: &mut [u8], h: &IpHeaders) {
     let len = h.headers_len();
     let is_fragment = len > IPV6_HEADERS;
-    let header = ipv6::Header {
+    let header = ipv6::Ipv6Header {
         src_mac: h.src_mac,
         dst_mac: h.dst_mac,
         src: h.src,

@@ -355,7 +355,7 @@ pub fn checksummed_at_once(frame: &[u8]) -> Option<&[u8]> {
 
 /// What an outgoing IPv6 header says.
 #[derive(Clone, Copy, Debug)]
-pub struct Header {
+pub struct Ipv6Header {
     /// Number of the header that follows.
     pub next_header: u8,
     /// Source address.
@@ -380,7 +380,7 @@ pub struct Header {
 ///
 /// # Panics
 /// If `buffer` is shorter than [`IPV6_HEADERS`].
-pub fn emit(buffer: &mut [u8], h: &Header) {
+pub fn emit(buffer: &mut [u8], h: &Ipv6Header) {
     let (link, rest) = buffer.split_at_mut(ETHERNET_HEADER);
     let mut eth = sw::EthernetFrame::new_unchecked(link);
     eth.set_dst_addr(sw::EthernetAddress(h.dst_mac));
@@ -530,7 +530,7 @@ mod tests {
 
     /// A packet of the peer whose first header behind IPv6's has this number.
     fn packet(next_header: u8, rest: &[u8]) -> Vec<u8> {
-        let header = Header {
+        let header = Ipv6Header {
             src_mac: [2; 6],
             dst_mac: [4; 6],
             src: PEER,

@@ -16,7 +16,7 @@ const ROUTER_ALERT: [u8; 8] = [ipv6::ICMPV6, 0, 5, 2, 0, 0, 1, 0];
 
 /// What a router asks of listeners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Query {
+pub struct MldQuery {
     /// The group that it asks for; zeros for all.
     pub group: Address,
     /// Milliseconds that an answer waits at most.
@@ -27,7 +27,7 @@ pub struct Query {
 
 /// Reads a query out of a frame whose ICMPv6 checksum is right. `None` if it is none, or not valid
 /// (RFC 3810 section 5.1.14): from no router of the link, or without its options.
-pub fn parse(frame: &[u8]) -> Option<Query> {
+pub fn parse(frame: &[u8]) -> Option<MldQuery> {
     let (src, _) = ipv6::ends(frame)?;
     let found = ipv6::walk(frame).ok()?;
     let Content::Upper { at, .. } = found.content else {
@@ -49,7 +49,7 @@ pub fn parse(frame: &[u8]) -> Option<Query> {
     };
     let mut group = [0; 16];
     group.copy_from_slice(&fields[8..]);
-    Some(Query {
+    Some(MldQuery {
         group: Address::v6(group),
         most_ms: millis,
         is_v1,
@@ -57,7 +57,7 @@ pub fn parse(frame: &[u8]) -> Option<Query> {
 }
 
 fn frame(src_mac: [u8; 6], src: Address, dst: Address, message: &mut [u8]) -> Vec<u8> {
-    let header = ipv6::Header {
+    let header = ipv6::Ipv6Header {
         src_mac,
         dst_mac: group_mac(dst),
         src,
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_query_says_for_whom_and_until_when() {
-        let expected = |millis, is_v1| Query {
+        let expected = |millis, is_v1| MldQuery {
             group: GROUP,
             most_ms: millis,
             is_v1,

@@ -3,7 +3,7 @@
 use smoltcp::wire as sw;
 
 use super::icmpv6;
-use super::ipv6::{self, Content, Header};
+use super::ipv6::{self, Content, Ipv6Header};
 use crate::packet::flow::Address;
 
 /// The hop limit that says that no router forwarded a message (RFC 4861 section 3.1).
@@ -82,7 +82,7 @@ pub struct RouterAdvertisement {
 /// A message of neighbour discovery that is valid by RFC 4861 sections 6.1.2, 7.1.1, 7.1.2 and 8.1,
 /// as far as the message alone tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Message {
+pub enum NdpMessage {
     /// Asks for the link-layer address of `target`.
     Solicitation {
         /// [`Address`] of zeros if the sender does not have one yet.
@@ -122,7 +122,7 @@ pub enum Message {
 
 /// Options of a message, as far as they matter here.
 #[derive(Debug, Default)]
-struct Options {
+struct NdpOptions {
     source_mac: Option<[u8; 6]>,
     target_mac: Option<[u8; 6]>,
     prefixes: Vec<Prefix>,
@@ -130,8 +130,8 @@ struct Options {
 }
 
 /// Reads the options. `None` if one has no length, or a wrong one (RFC 4861 section 4.6).
-fn options(mut bytes: &[u8]) -> Option<Options> {
-    let mut options = Options::default();
+fn options(mut bytes: &[u8]) -> Option<NdpOptions> {
+    let mut options = NdpOptions::default();
     while let [kind, len, ..] = *bytes {
         let len = 8 * usize::from(len);
         if len == 0 {
@@ -183,7 +183,7 @@ pub fn is_message(frame: &[u8]) -> bool {
 
 /// Reads a message out of a frame whose ICMPv6 checksum is right. `None` if it is invalid, has a
 /// fragment header (RFC 6980 section 5), or is not for hosts.
-pub fn parse(frame: &[u8]) -> Option<Message> {
+pub fn parse(frame: &[u8]) -> Option<NdpMessage> {
     let (src, dst) = ipv6::ends(frame)?;
     let found = ipv6::walk(frame).ok()?;
     let Content::Upper { at, .. } = found.content else {
@@ -202,7 +202,7 @@ pub fn parse(frame: &[u8]) -> Option<Message> {
             // Who has no address asks the group, and has none to be answered at.
             let is_valid = !target.is_multicast()
                 && (!is_probe || dst == solicited_node(target) && options.source_mac.is_none());
-            is_valid.then_some(Message::Solicitation {
+            is_valid.then_some(NdpMessage::Solicitation {
                 src,
                 target,
                 mac: options.source_mac,
@@ -214,7 +214,7 @@ pub fn parse(frame: &[u8]) -> Option<Message> {
             let flags = bytes[4];
             let solicited = flags & 0x40 != 0;
             let is_valid = !(target.is_multicast() || dst.is_multicast() && solicited);
-            is_valid.then_some(Message::Advertisement {
+            is_valid.then_some(NdpMessage::Advertisement {
                 target,
                 mac: options.target_mac,
                 solicited,
@@ -227,7 +227,7 @@ pub fn parse(frame: &[u8]) -> Option<Message> {
             let options = options(&bytes[16..])?;
             let long = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|i| fields[at + i]));
             src.is_link_local().then(|| {
-                Message::Router(RouterAdvertisement {
+                NdpMessage::Router(RouterAdvertisement {
                     router: src,
                     mac: options.source_mac,
                     hop_limit: fields[4],
@@ -248,7 +248,7 @@ pub fn parse(frame: &[u8]) -> Option<Message> {
             let is_valid = src.is_link_local()
                 && !destination.is_multicast()
                 && (target.is_link_local() || target == destination);
-            is_valid.then_some(Message::Redirect {
+            is_valid.then_some(NdpMessage::Redirect {
                 router: src,
                 target,
                 destination,
@@ -260,7 +260,7 @@ pub fn parse(frame: &[u8]) -> Option<Message> {
 }
 
 fn frame(src_mac: [u8; 6], dst_mac: [u8; 6], src: Address, dst: Address, bytes: &[u8]) -> Vec<u8> {
-    let header = Header {
+    let header = Ipv6Header {
         src_mac,
         dst_mac,
         src,
@@ -333,7 +333,7 @@ mod tests {
     const PEER: Address = Address::of_words([0xfe80 << 48, 2]);
     const NOBODY: Address = Address::v6([0; 16]);
 
-    fn read(frame: &[u8]) -> Option<Message> {
+    fn read(frame: &[u8]) -> Option<NdpMessage> {
         assert!(matches!(parse_frame(frame), Ok(Packet::Link { .. })));
         parse(frame)
     }
@@ -349,13 +349,13 @@ mod tests {
     fn what_is_emitted_parses_back() {
         let asked = solicitation(PEER_MAC, PEER, None, US);
         assert_eq!(asked[..6], [0x33, 0x33, 0xff, 6, 7, 8]);
-        let expected = Message::Solicitation {
+        let expected = NdpMessage::Solicitation {
             src: PEER,
             target: US,
             mac: Some(PEER_MAC),
         };
         assert_eq!(read(&asked), Some(expected));
-        let expected = |solicited| Message::Advertisement {
+        let expected = |solicited| NdpMessage::Advertisement {
             target: US,
             mac: Some(MAC),
             solicited,
@@ -371,7 +371,7 @@ mod tests {
     #[test]
     fn a_probe_names_no_sender() {
         let probe = solicitation(MAC, NOBODY, None, US);
-        let expected = Message::Solicitation {
+        let expected = NdpMessage::Solicitation {
             src: NOBODY,
             target: US,
             mac: None,
@@ -386,7 +386,7 @@ mod tests {
         let mut forwarded = solicitation(PEER_MAC, PEER, None, US);
         forwarded[21] = 254;
         assert_eq!(read(&forwarded), None);
-        let header = Header {
+        let header = Ipv6Header {
             src_mac: PEER_MAC,
             dst_mac: MAC,
             src: PEER,
@@ -432,7 +432,7 @@ mod tests {
                 preferred_s: u32::MAX,
             }],
         };
-        assert_eq!(read(&sent(PEER)), Some(Message::Router(expected)));
+        assert_eq!(read(&sent(PEER)), Some(NdpMessage::Router(expected)));
         // Only link-local addresses tell routers apart.
         assert_eq!(read(&sent(prefix)), None);
     }

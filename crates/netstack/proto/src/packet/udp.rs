@@ -75,7 +75,7 @@ pub(super) fn parse_udp(udp: &[u8], src: Address, dst: Address) -> Result<Packet
 
 /// What the primary of a datagram needs of its frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Datagram<'a> {
+pub struct UdpDatagram<'a> {
     /// Sender's address and port.
     pub source: Endpoint,
     /// DSCP and ECN.
@@ -107,10 +107,10 @@ fn extent(frame: &[u8]) -> Option<(usize, usize)> {
 
 /// Reads the datagram in a frame that [`crate::packet::parse`] called one.
 #[inline]
-pub fn udp_datagram(frame: &[u8]) -> Option<Datagram<'_>> {
+pub fn udp_datagram(frame: &[u8]) -> Option<UdpDatagram<'_>> {
     let (at, end) = extent(frame)?;
     if let Some((src, _)) = ipv6::ends(frame) {
-        return Some(Datagram {
+        return Some(UdpDatagram {
             source: Endpoint::new(src, u16::from_be_bytes([frame[at], frame[at + 1]])),
             tos: ipv6::traffic_class(frame),
             ttl: ipv6::hop_limit(frame),
@@ -118,7 +118,7 @@ pub fn udp_datagram(frame: &[u8]) -> Option<Datagram<'_>> {
         });
     }
     let [a, b, c, d] = *frame.get(ETHERNET_HEADER + 12..)?.first_chunk()?;
-    Some(Datagram {
+    Some(UdpDatagram {
         source: Endpoint::new(
             Address::ipv4(a, b, c, d),
             u16::from_be_bytes([frame[at], frame[at + 1]]),

@@ -1,6 +1,6 @@
 //! The replicated state: all connections of a group, and what they share.
 //!
-//! A [`Replica`] is plain data. Only requests change it; the exceptions are `continue_log_at` and
+//! A [`ReplicaState`] is plain data. Only requests change it; the exceptions are `continue_log_at` and
 //! faults that tests inject. The result depends only on the state, the request and its verdict,
 //! which says which segments have good checksums and is the same for every replica. Replicas that
 //! began with the same limits and applied the same requests are therefore equal.
@@ -17,10 +17,11 @@ use std::panic::{catch_unwind, resume_unwind};
 use crate::config::Limits;
 use crate::hash::mix;
 use crate::ip::rate_limit::RateLimit;
-use crate::keys::{Domain, Keys};
+use crate::keys::{KeyUse, Keys};
 use crate::log::effect::{EffectSink, FrameNumbers};
 use crate::log::request::{
-    Body, ConnId, Digest, Flags, Flow, GroupIndex, Kind, Mac, Options, Request, Segment, Verdict,
+    Body, ConnId, Digest, Flags, Flow, GroupIndex, Mac, Options, Request, RequestKind, Segment,
+    Verdict,
 };
 use crate::seqnum::SeqNum;
 use crate::state::demux::{Demux, Grouping};
@@ -55,7 +56,7 @@ pub trait Requests<S> {
 
 /// One copy of the state of all connections of a group.
 #[derive(Clone, Debug)]
-pub struct Replica {
+pub struct ReplicaState {
     /// The latest time that an applied request carried.
     now: Instant,
     /// `next`: the number of the next outgoing frame; `limit`: the first number for which there is
@@ -103,7 +104,7 @@ pub struct Replica {
     time_wait: VecDeque<ConnId>,
     /// When each connection has to be looked at.
     deadlines: Deadlines,
-    udp: udp::Sockets,
+    udp: udp::UdpSockets,
     stats: StateStats,
     /// `frames.next` before the request: `recover` sets it back to this after a panic. Replicas do
     /// not compare it, nor the next field, since both have a meaning within one request only.
@@ -116,10 +117,10 @@ pub struct Replica {
     injected: u64,
 }
 
-impl Replica {
+impl ReplicaState {
     /// The state before the first request.
     pub fn new(limits: Limits) -> Self {
-        Replica {
+        ReplicaState {
             now: Instant::ZERO,
             frames: FrameNumbers {
                 next: 0,
@@ -144,7 +145,7 @@ impl Replica {
             unsent: VecDeque::new(),
             time_wait: VecDeque::new(),
             deadlines: Deadlines::default(),
-            udp: udp::Sockets::default(),
+            udp: udp::UdpSockets::default(),
             stats: StateStats::default(),
             first_frame: 0,
             concerns_several: false,
@@ -170,12 +171,12 @@ impl Replica {
         }
     }
 
-    /// Applies several requests. Cheaper than calling [`Replica::apply`] for each, because one
+    /// Applies several requests. Cheaper than calling [`ReplicaState::apply`] for each, because one
     /// `catch_unwind` covers many. After the panic of a connection it goes on with the next
     /// request.
     ///
     /// # Panics
-    /// As [`Replica::apply`], and if a method of `requests` panics.
+    /// As [`ReplicaState::apply`], and if a method of `requests` panics.
     pub fn apply_each<S: EffectSink>(&mut self, requests: &mut impl Requests<S>, out: &mut S) {
         loop {
             // Whether a request is being applied.
@@ -201,7 +202,7 @@ impl Replica {
     }
 
     /// Applies one request, for callers that catch the panics of a whole batch themselves: a panic
-    /// unwinds out of this function, and the caller must pass it to [`Replica::recover`] before any
+    /// unwinds out of this function, and the caller must pass it to [`ReplicaState::recover`] before any
     /// other use of the replica.
     ///
     /// # Panics
@@ -240,7 +241,7 @@ impl Replica {
         let digest = &request.digest;
         let conn = digest.hint;
         let full_verdict = digest.all_good();
-        if digest.kind != Kind::Segments
+        if digest.kind != RequestKind::Segments
             || digest.bits & (Digest::OPTIONS | Digest::CE | Digest::ACKS) != 0
             || verdict & full_verdict != full_verdict
         {
@@ -277,19 +278,19 @@ impl Replica {
     fn slow_path(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
         self.concerns_several = true;
         match request.digest.kind {
-            Kind::Segments => self.segments(request, verdict, out),
-            Kind::Command => {
+            RequestKind::Segments => self.segments(request, verdict, out),
+            RequestKind::Command => {
                 if !self.udp_command(request, out) {
                     self.command(&request.body, out);
                 }
                 self.fold = mix(self.fold ^ self.frames.next);
             }
-            Kind::Datagrams => {
+            RequestKind::Datagrams => {
                 let (sockets, mut cx) = self.udp(out);
                 sockets.arrive(request, verdict, &mut cx);
                 self.fold = self.udp.fold(self.fold, request);
             }
-            Kind::Tick => {}
+            RequestKind::Tick => {}
         }
         self.concerns_several = false;
     }
@@ -326,8 +327,8 @@ impl Replica {
     fn udp<'a, S: EffectSink>(
         &'a mut self,
         out: &'a mut S,
-    ) -> (&'a mut udp::Sockets, udp::Cx<'a, S>) {
-        let cx = udp::Cx {
+    ) -> (&'a mut udp::UdpSockets, udp::UdpCx<'a, S>) {
+        let cx = udp::UdpCx {
             frames: &mut self.frames,
             limits: &self.limits,
             stats: &mut self.stats,
@@ -429,8 +430,8 @@ impl Replica {
                 self.keys = keys;
                 self.grouping = Grouping::new(&keys, group.count);
                 self.demux = Demux::new(keys.table());
-                self.frames.resets = RateLimit::new(&keys, Domain::ResetLimit);
-                self.frames.challenges = RateLimit::new(&keys, Domain::ChallengeLimit);
+                self.frames.resets = RateLimit::new(&keys, KeyUse::ResetLimit);
+                self.frames.challenges = RateLimit::new(&keys, KeyUse::ChallengeLimit);
                 self.udp.configure(&keys, group);
             }
             Body::Open {
@@ -537,7 +538,7 @@ impl Replica {
 
     /// Goes on with the log at `position`, after working without it. Nothing is undone: requests
     /// that were applied behind `position` count as unlogged from now on. `position` is at most
-    /// what [`Replica::position`] returns.
+    /// what [`ReplicaState::position`] returns.
     pub fn continue_log_at(&mut self, position: u64) {
         self.applied_unlogged += self.position - position;
         self.position = position;

@@ -3,7 +3,7 @@
 use core::hash::BuildHasher;
 use std::collections::HashMap;
 
-use crate::keys::{Domain, Keys, TableKey};
+use crate::keys::{KeyUse, Keys, TableKey};
 use crate::log::request::{ConnId, Flow};
 
 /// Which group a flow belongs to, where there are several. Its key is its own, since ports tell
@@ -18,7 +18,7 @@ impl Grouping {
     /// Of `of` groups.
     pub fn new(keys: &Keys, of: u16) -> Self {
         Grouping {
-            key: keys.derive(Domain::Group),
+            key: keys.derive(KeyUse::Group),
             of,
         }
     }

@@ -5,14 +5,14 @@ use super::congestion::Acked;
 use super::recovery::Recovery;
 use super::retransmit::{Timer, measured_by};
 use super::{Cx, FIN_WAIT_2, MSL, State, Tcb};
-use crate::log::effect::{Effect, EffectSink, Event};
+use crate::log::effect::{ConnectionEvent, Effect, EffectSink};
 use crate::log::request::{Flags, Options, Segment};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
 impl Tcb {
     /// Notifies the connection's socket of an event.
-    pub(super) fn notify<S: EffectSink>(&self, event: Event, cx: &mut Cx<'_, S>) {
+    pub(super) fn notify<S: EffectSink>(&self, event: ConnectionEvent, cx: &mut Cx<'_, S>) {
         cx.out.push(Effect::Event {
             conn: self.conn,
             event,
@@ -34,7 +34,7 @@ impl Tcb {
         self.timers.stop(Timer::Retransmit);
         snd.begin_data(seg.ack, cx.now);
         self.recovery = Recovery::new(seg.ack);
-        self.notify(Event::Established, cx);
+        self.notify(ConnectionEvent::Established, cx);
         if self.snd.fin {
             self.enter(State::FinWait1);
         }
@@ -186,16 +186,16 @@ impl Tcb {
     fn on_fin_acknowledged<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         match self.state {
             State::FinWait1 => {
-                self.notify(Event::AllAcknowledged, cx);
+                self.notify(ConnectionEvent::AllAcknowledged, cx);
                 self.enter(State::FinWait2);
                 self.start_fin_wait_2_timer(cx);
             }
             State::Closing => {
-                self.notify(Event::AllAcknowledged, cx);
+                self.notify(ConnectionEvent::AllAcknowledged, cx);
                 self.enter_time_wait(cx);
             }
             State::LastAck => {
-                self.notify(Event::AllAcknowledged, cx);
+                self.notify(ConnectionEvent::AllAcknowledged, cx);
                 self.enter(State::Closed);
             }
             _ => {}

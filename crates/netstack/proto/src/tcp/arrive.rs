@@ -7,7 +7,7 @@ use super::send_space::Due;
 use super::{Cx, State, Tcb};
 use crate::config::Limits;
 use crate::ip::rate_limit::Rate;
-use crate::log::effect::{Effect, EffectSink, Event, Transmit};
+use crate::log::effect::{ConnectionEvent, Effect, EffectSink, Transmit};
 use crate::log::request::{ConnId, Flags, Flow, IpFields, Mac, Options, Segment, SynOptions};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
@@ -149,7 +149,7 @@ impl Tcb {
         if seg.flags.has(Flags::RST) {
             if acknowledges {
                 cx.frames.counts.resets_received += 1;
-                self.fail_with(Event::Refused, cx);
+                self.fail_with(ConnectionEvent::Refused, cx);
             }
             return;
         }
@@ -421,12 +421,14 @@ impl Tcb {
         match self.state {
             // Back to LISTEN, a state that the user never saw this connection in.
             State::SynReceived if self.passive => self.enter(State::Closed),
-            State::SynReceived => self.fail_with(Event::Refused, cx),
+            State::SynReceived => self.fail_with(ConnectionEvent::Refused, cx),
             // What was written may not have arrived, which the application should know (RFC 9293
             // section 3.9.1).
-            State::Closing | State::LastAck if unacknowledged => self.fail_with(Event::Reset, cx),
+            State::Closing | State::LastAck if unacknowledged => {
+                self.fail_with(ConnectionEvent::Reset, cx)
+            }
             State::Closing | State::LastAck | State::TimeWait => self.enter(State::Closed),
-            _ => self.fail_with(Event::Reset, cx),
+            _ => self.fail_with(ConnectionEvent::Reset, cx),
         }
         false
     }
@@ -618,7 +620,7 @@ impl Tcb {
         rcv.edge = rcv.edge.max(rcv.nxt);
         let end = rcv.offset;
         self.ack_now();
-        self.notify(Event::PeerFinished { end }, cx);
+        self.notify(ConnectionEvent::PeerFinished { end }, cx);
         match self.state {
             State::Established => self.enter(State::CloseWait),
             State::FinWait1 => self.enter(State::Closing),

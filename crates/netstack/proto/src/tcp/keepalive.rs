@@ -15,7 +15,7 @@ use crate::time::Instant;
 
 /// The state of the keepalive of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Keepalive {
+pub(super) struct KeepaliveTimer {
     /// When the peer was last known to respond.
     last_response: Instant,
     /// SND.UNA and RCV.NXT when the timer expired last.
@@ -24,9 +24,9 @@ pub(super) struct Keepalive {
     probes_sent: u8,
 }
 
-fields!(Keepalive, "keepalive", { last_response, last_positions, probes_sent });
+fields!(KeepaliveTimer, "keepalive", { last_response, last_positions, probes_sent });
 
-impl Keepalive {
+impl KeepaliveTimer {
     /// The peer responded.
     const fn on_response(&mut self, now: Instant) {
         self.last_response = now;

@@ -141,7 +141,7 @@ use fast_path::FastPath;
 #[cfg(any(test, feature = "testkit"))]
 use fields::Fields;
 use fields::{field_variants, fields};
-use keepalive::Keepalive;
+use keepalive::KeepaliveTimer;
 use pmtu::PathMtu;
 use reassembly::Reassembly;
 use receive_space::ReceiveSpace;
@@ -379,7 +379,7 @@ pub struct Tcb {
     challenges: Challenges,
     settings: Settings,
     tuning: Tuning,
-    keepalive: Keepalive,
+    keepalive: KeepaliveTimer,
     autotune: Autotune,
     pmtu: PathMtu,
     reassembly: Reassembly,

@@ -13,7 +13,7 @@ use super::fields::fields;
 use super::{Cx, State, Tcb};
 use crate::config::Limits;
 use crate::ip::pmtu::LEAST_V4;
-use crate::log::effect::{Effect, EffectSink, Event};
+use crate::log::effect::{ConnectionEvent, Effect, EffectSink};
 use crate::log::request::NetworkError;
 use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
@@ -116,15 +116,15 @@ impl Tcb {
                 }
                 return counts;
             }
-            NetworkError::Refused if opens => self.fail_open(Event::Refused, cx),
-            NetworkError::Prohibited if opens => self.fail_open(Event::Unreachable, cx),
+            NetworkError::Refused if opens => self.fail_open(ConnectionEvent::Refused, cx),
+            NetworkError::Prohibited if opens => self.fail_open(ConnectionEvent::Unreachable, cx),
             // RFC 1122 section 4.2.3.9: conditions that may pass must not abort the connection.
             NetworkError::Unreachable | NetworkError::Refused | NetworkError::Prohibited => {
                 self.pmtu.soft_error = Some(self.snd.una);
                 if self.state == State::SynSent
                     && self.retransmit.retries >= MAX_SYN_RETRIES_AFTER_ERROR
                 {
-                    self.fail_open(Event::Unreachable, cx);
+                    self.fail_open(ConnectionEvent::Unreachable, cx);
                 }
             }
         }
@@ -132,7 +132,7 @@ impl Tcb {
     }
 
     /// The handshake cannot be completed.
-    fn fail_open<S: EffectSink>(&mut self, event: Event, cx: &mut Cx<'_, S>) {
+    fn fail_open<S: EffectSink>(&mut self, event: ConnectionEvent, cx: &mut Cx<'_, S>) {
         if self.passive {
             // Back to LISTEN, a state that the user never saw this connection in.
             self.enter(State::Closed);
@@ -143,11 +143,11 @@ impl Tcb {
 
     /// The event that reports a timeout: the reason that the network reported since the last
     /// response, if it did.
-    pub(super) fn timeout_event(&self) -> Event {
+    pub(super) fn timeout_event(&self) -> ConnectionEvent {
         if self.pmtu.soft_error == Some(self.snd.una) {
-            Event::Unreachable
+            ConnectionEvent::Unreachable
         } else {
-            Event::TimedOut
+            ConnectionEvent::TimedOut
         }
     }
 

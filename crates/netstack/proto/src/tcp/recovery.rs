@@ -11,7 +11,7 @@ use super::rack::{AckInfo, Rack};
 use super::retransmit::{Expiry, Timer};
 use super::scoreboard::{RangeState, Scoreboard, SentRange};
 use super::send_space::Due;
-use super::undo::Cause;
+use super::undo::UndoCause;
 
 use super::{Cx, Tcb};
 use crate::log::effect::EffectSink;
@@ -278,7 +278,7 @@ impl Tcb {
             // What arrives in the recovery, this acknowledgment included.
             let known = self.scoreboard.sacked().saturating_sub(delivered);
             self.congestion.enter(self.snd.nxt, flight, known, mss);
-            self.on_reduction(Cause::Loss);
+            self.on_reduction(UndoCause::Loss);
             self.recovery.tail_probe = TailProbe::None;
             cx.frames.counts.sack_recoveries += 1;
         }
@@ -363,7 +363,7 @@ impl Tcb {
         let mss = u32::from(snd.mss);
         let verdict = self.congestion.on_duplicate(snd.una, snd.max, flight, mss);
         if verdict == AckAction::Resend {
-            self.on_reduction(Cause::Loss);
+            self.on_reduction(UndoCause::Loss);
             cx.frames.counts.reno_recoveries += 1;
         }
         self.apply_action(verdict);

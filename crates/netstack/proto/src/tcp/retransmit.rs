@@ -5,10 +5,10 @@
 
 use super::fields::{field_variants, fields};
 use super::send_space::Due;
-use super::undo::Cause;
+use super::undo::UndoCause;
 
 use super::{Cx, DATA_RETRIES, SYN_ACK_RETRIES, SYN_RETRIES, State, Tcb};
-use crate::log::effect::{EffectSink, Event};
+use crate::log::effect::{ConnectionEvent, EffectSink};
 use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
 
@@ -412,7 +412,7 @@ impl Tcb {
         self.congestion
             .on_timeout(snd.max, flight, u32::from(snd.mss), first);
         if first {
-            self.on_reduction(Cause::Timeout);
+            self.on_reduction(UndoCause::Timeout);
         }
         self.mark_all_lost();
     }
@@ -463,7 +463,7 @@ impl Tcb {
     }
 
     /// Closes the connection and reports the reason to its socket.
-    pub(super) fn fail_with<S: EffectSink>(&mut self, event: Event, cx: &mut Cx<'_, S>) {
+    pub(super) fn fail_with<S: EffectSink>(&mut self, event: ConnectionEvent, cx: &mut Cx<'_, S>) {
         self.enter(State::Closed);
         self.notify(event, cx);
     }

@@ -23,14 +23,14 @@ use crate::time::Instant;
 /// Why the window was reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Cause {
+pub(super) enum UndoCause {
     /// Later data arrived.
     Loss,
     /// Nothing arrived for too long.
     Timeout,
 }
 
-field_variants!(Cause { Loss, Timeout });
+field_variants!(UndoCause { Loss, Timeout });
 
 /// What was retransmitted since the window was reduced, while the reduction may be undone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub(super) struct Undo {
     marker: SeqNum,
     /// The highest number sent then.
     max: SeqNum,
-    cause: Cause,
+    cause: UndoCause,
     /// Retransmitted bytes, less those that arrived twice.
     again: u32,
     /// TSval of the first retransmission.
@@ -53,7 +53,7 @@ impl Undo {
         Undo {
             marker: iss,
             max: iss,
-            cause: Cause::Loss,
+            cause: UndoCause::Loss,
             again: 0,
             resent_at: None,
         }
@@ -67,7 +67,7 @@ impl Undo {
 
     /// Whether bytes from `begin` on are sent again because of a timeout.
     pub(super) fn is_for_timeout(&self, begin: SeqNum) -> bool {
-        self.cause == Cause::Timeout && begin.before(self.max)
+        self.cause == UndoCause::Timeout && begin.before(self.max)
     }
 
     /// Whether the next acknowledgment that advances shows which copy has arrived.
@@ -78,7 +78,7 @@ impl Undo {
 
 impl Tcb {
     /// The window was reduced, because of the data sent so far.
-    pub(super) fn on_reduction(&mut self, cause: Cause) {
+    pub(super) fn on_reduction(&mut self, cause: UndoCause) {
         self.undo = Undo {
             marker: self.snd.una,
             max: self.snd.max,
@@ -134,7 +134,7 @@ impl Tcb {
 
     /// RFC 5682 section 3.1, step 3.b.
     const fn original_arrived(&self, report: &AckReport) -> bool {
-        matches!(self.undo.cause, Cause::Timeout)
+        matches!(self.undo.cause, UndoCause::Timeout)
             && self.rcv.sack_permitted
             && !self.rcv.timestamps
             && report.has_spurious()
@@ -145,7 +145,7 @@ impl Tcb {
         let pipe = self.pipe();
         self.congestion
             .undo(self.snd.una, pipe, u32::from(self.snd.mss));
-        if self.undo.cause == Cause::Loss {
+        if self.undo.cause == UndoCause::Loss {
             self.recovery.on_reordering();
         }
         self.undo.resent_at = None;

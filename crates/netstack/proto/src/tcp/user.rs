@@ -4,7 +4,7 @@
 use super::autotune::Autotune;
 use super::congestion::Congestion;
 use super::fast_path::FastPath;
-use super::keepalive::Keepalive;
+use super::keepalive::KeepaliveTimer;
 use super::pmtu::PathMtu;
 use super::reassembly::Reassembly;
 use super::receive_space::ReceiveSpace;
@@ -15,7 +15,7 @@ use super::send_space::SendSpace;
 use super::undo::Undo;
 use super::{Challenges, Counted, Cx, State, Tcb};
 use crate::config::{Limits, Settings, Tuning};
-use crate::log::effect::{EffectSink, Event};
+use crate::log::effect::{ConnectionEvent, EffectSink};
 use crate::log::request::{ConnId, Flow, Mac, Segment};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
@@ -51,7 +51,7 @@ impl Tcb {
             challenges: Challenges::default(),
             settings: Settings::default(),
             tuning: Tuning::default(),
-            keepalive: Keepalive::default(),
+            keepalive: KeepaliveTimer::default(),
             autotune: Autotune::default(),
             pmtu: PathMtu::new(),
             reassembly: Reassembly::new(),
@@ -225,7 +225,7 @@ impl Tcb {
                 self.enter(State::Closed);
             }
         }
-        self.notify(Event::Aborted, cx);
+        self.notify(ConnectionEvent::Aborted, cx);
     }
 
     /// Our address is ours no longer: the connection ends, and its peer is not told, since nothing
@@ -233,7 +233,7 @@ impl Tcb {
     pub fn lose_address<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         if !matches!(self.state, State::Closed | State::Listen) {
             self.enter(State::Closed);
-            self.notify(Event::AddressLost, cx);
+            self.notify(ConnectionEvent::AddressLost, cx);
         }
     }
 }

@@ -42,7 +42,7 @@ pub const MORE: usize = 32;
 
 /// A record's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct RecordHeader {
     /// The other end.
     pub remote: Endpoint,
     /// Payload bytes.
@@ -87,7 +87,7 @@ impl More {
     }
 }
 
-impl Header {
+impl RecordHeader {
     /// Bytes of the record.
     #[inline]
     pub const fn record_len(&self) -> u64 {
@@ -109,10 +109,10 @@ impl Header {
 
     /// Reads a header from the front of `bytes`.
     #[inline]
-    pub fn read(bytes: &[u8]) -> Option<Header> {
+    pub fn read(bytes: &[u8]) -> Option<RecordHeader> {
         let (address, rest) = bytes.split_first_chunk()?;
         let [e, f, g, h, ttl, tos, more, loops, dont_fragment] = *rest.first_chunk()?;
-        Some(Header {
+        Some(RecordHeader {
             remote: Endpoint::new(Address::v6(*address), u16::from_be_bytes([e, f])),
             len: u16::from_be_bytes([g, h]),
             ttl,
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_and_records_keep_their_alignment() {
-        let header = Header {
+        let header = RecordHeader {
             remote: Endpoint::new(Address::ipv4(10, 1, 2, 3), 456),
             len: 77,
             ttl: 3,
@@ -139,21 +139,21 @@ mod tests {
             loops: false,
             dont_fragment: false,
         };
-        let sent = Header {
+        let sent = RecordHeader {
             has_more: false,
             loops: true,
             dont_fragment: true,
             ..header
         };
-        assert_eq!(Header::read(&sent.to_bytes()), Some(sent));
-        assert_eq!(Header::read(&header.to_bytes()), Some(header));
+        assert_eq!(RecordHeader::read(&sent.to_bytes()), Some(sent));
+        assert_eq!(RecordHeader::read(&header.to_bytes()), Some(header));
         let more = More {
             local: Address::v6([7; 16]),
             arrived: Instant::from_millis(77),
         };
         assert_eq!(More::read(&more.to_bytes()), Some(more));
         assert_eq!(header.record_len(), 160);
-        assert_eq!(Header::read(&[0; 23]), None);
+        assert_eq!(RecordHeader::read(&[0; 23]), None);
         assert_eq!([len(0), len(1), len(32), len(33)], [32, 64, 64, 96]);
         assert_eq!(len(MAX_PAYLOAD as u16), 65_568);
     }

@@ -2,7 +2,7 @@
 
 use crate::hash::mix;
 
-use super::{Cx, Socket, Sockets, record};
+use super::{Socket, UdpCx, UdpSockets, record};
 use crate::ip::fragment::Cut;
 use crate::ip::identification::Sequence;
 use crate::log::effect::{Effect, EffectSink, SendDatagrams};
@@ -138,9 +138,9 @@ impl Sends {
     }
 }
 
-impl Sockets {
+impl UdpSockets {
     /// Datagrams to be sent, or with a count of 0 a part of the send ring that may be written over.
-    pub(super) fn send<S: EffectSink>(&mut self, request: &Request, cx: &mut Cx<'_, S>) {
+    pub(super) fn send<S: EffectSink>(&mut self, request: &Request, cx: &mut UdpCx<'_, S>) {
         let Body::Sends {
             socket: id,
             source,
@@ -188,7 +188,7 @@ impl Sockets {
     }
 
     /// Lets a socket number its frames, as many as its turn allows.
-    fn turn<S: EffectSink>(&mut self, id: ConnId, cx: &mut Cx<'_, S>) {
+    fn turn<S: EffectSink>(&mut self, id: ConnId, cx: &mut UdpCx<'_, S>) {
         let mut unsent = core::mem::take(&mut self.unsent);
         if let Some(socket) = self.get(id) {
             let blocked = socket.number(cx, &mut unsent);
@@ -203,7 +203,7 @@ impl Sockets {
     }
 
     /// Lets waiting sockets send, each its quantum in turn, while there is room.
-    pub fn serve<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+    pub fn serve<S: EffectSink>(&mut self, cx: &mut UdpCx<'_, S>) {
         for _ in 0..self.waiting.len() {
             if cx.frames.room() == 0 {
                 return;
@@ -219,7 +219,7 @@ impl Sockets {
     }
 
     /// Frames were sent: what they were made of may be written over.
-    pub fn after_sending<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
+    pub fn after_sending<S: EffectSink>(&mut self, cx: &mut UdpCx<'_, S>) {
         while let Some(&(sent, id, upto)) = self.unsent.front() {
             if sent > cx.frames.sent {
                 return;
@@ -244,10 +244,10 @@ impl Socket {
     /// Numbers frames, at most a quantum. Says whether there are more.
     fn number<S: EffectSink>(
         &mut self,
-        cx: &mut Cx<'_, S>,
+        cx: &mut UdpCx<'_, S>,
         unsent: &mut std::collections::VecDeque<(u64, ConnId, u64)>,
     ) -> bool {
-        let Cx {
+        let UdpCx {
             frames,
             limits,
             stats,

@@ -10,7 +10,7 @@ const ID: ConnId = ConnId {
 };
 
 struct Fixture {
-    sockets: Sockets,
+    sockets: UdpSockets,
     frames: FrameNumbers,
     limits: Limits,
     stats: StateStats,
@@ -25,7 +25,7 @@ impl Fixture {
             ..Limits::default()
         };
         let mut fixture = Fixture {
-            sockets: Sockets::default(),
+            sockets: UdpSockets::default(),
             frames: FrameNumbers {
                 next: 0,
                 limit: 8,
@@ -43,8 +43,11 @@ impl Fixture {
         fixture
     }
 
-    fn with(&mut self, what: impl FnOnce(&mut Sockets, &mut Cx<'_, Vec<Effect>>)) -> Vec<Effect> {
-        let mut cx = Cx {
+    fn with(
+        &mut self,
+        what: impl FnOnce(&mut UdpSockets, &mut UdpCx<'_, Vec<Effect>>),
+    ) -> Vec<Effect> {
+        let mut cx = UdpCx {
             frames: &mut self.frames,
             limits: &self.limits,
             stats: &mut self.stats,
@@ -60,7 +63,7 @@ impl Fixture {
     }
 
     fn arrive(&mut self, lens: &[u16], verdict: Verdict, app_read: u64) -> Option<Queue> {
-        let mut digest = Digest::bare(Kind::Datagrams, Instant::ZERO, 0);
+        let mut digest = Digest::bare(RequestKind::Datagrams, Instant::ZERO, 0);
         digest.hint = ID;
         digest.count = lens.len() as u8;
         digest.app_read = app_read as u32;
@@ -72,7 +75,7 @@ impl Fixture {
 
     /// So many payload bytes in one frame, cut every `size` bytes.
     fn arrive_merged(&mut self, (len, size): (u16, u16), bits: u8, app_read: u64) -> Option<Queue> {
-        let mut digest = Digest::bare(Kind::Datagrams, Instant::ZERO, 0);
+        let mut digest = Digest::bare(RequestKind::Datagrams, Instant::ZERO, 0);
         digest.hint = ID;
         digest.count = 1;
         digest.app_read = app_read as u32;

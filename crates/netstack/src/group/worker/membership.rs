@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use dominoes::group::WorkerState;
 
-use super::Worker;
+use super::ReplicatedWorker;
 use super::sending::SendWatch;
 use crate::group::FaultHooks;
 use crate::group::pending::Cursor;
 use crate::group::slots::Snapshot;
 use crate::group::steal::Stragglers;
 
-impl<T: FaultHooks> Worker<T> {
+impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Replaces the worker's state by that of `snapshot`.
     fn restart_from(&mut self, snapshot: Snapshot) {
         let now = self.stragglers.now;
@@ -177,7 +177,7 @@ impl<T: FaultHooks> Worker<T> {
     }
 }
 
-impl<T: FaultHooks> Drop for Worker<T> {
+impl<T: FaultHooks> Drop for ReplicatedWorker<T> {
     fn drop(&mut self) {
         self.release();
         // A test with fault hooks checks panics by itself.

@@ -1,6 +1,6 @@
 //! Which worker sends the frames that are built.
 
-use super::Worker;
+use super::ReplicatedWorker;
 use crate::group::FaultHooks;
 use crate::group::assign::Owner;
 use crate::time::{Duration, Instant};
@@ -18,7 +18,7 @@ pub(super) struct SendWatch {
     sent: u64,
 }
 
-impl<T: FaultHooks> Worker<T> {
+impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Sends frames if this worker probably built the next one to be sent: that one, and its own
     /// frames after it, are in the cache of its core. Sends frames of others, too, if it is `idle`
     /// or if their worker is late. Sends nothing if another worker has the transmit pump.

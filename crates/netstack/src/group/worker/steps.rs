@@ -1,9 +1,9 @@
-//! The parts of [`Worker::work`], one by one, so that each can be measured.
+//! The parts of [`ReplicatedWorker::work`], one by one, so that each can be measured.
 
-use super::{APPLY_BATCH, Worker};
+use super::{APPLY_BATCH, ReplicatedWorker};
 use crate::group::FaultHooks;
 
-impl<T: FaultHooks> Worker<T> {
+impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Reads how far the log is published, and prepares this worker's requests. Returns how many.
     pub fn prepare_ahead(&mut self) -> usize {
         self.log.poll();
@@ -16,7 +16,7 @@ impl<T: FaultHooks> Worker<T> {
     }
 
     /// Whether it and `other` posted equal fingerprints wherever both posted since `from`.
-    pub(crate) fn posted_alike(&self, other: &Worker<T>, from: u64) -> bool {
+    pub(crate) fn posted_alike(&self, other: &ReplicatedWorker<T>, from: u64) -> bool {
         let posts = &self.shared.posts;
         let own = posts.all(self.id).into_iter();
         let mut own = own.filter(|(position, _)| *position >= from);

@@ -11,10 +11,10 @@ use crate::log::effect::{Deliver, Queue, SendDatagrams};
 use crate::log::request::{Address, Endpoint, Flow, Lengths, MAX_DATAGRAMS, Merged};
 use crate::packet as wire;
 use crate::packet::checksum::Sum;
-use crate::packet::{Datagram, IpHeaders, UDP, UDP_HEADER, UdpHeaders};
+use crate::packet::{IpHeaders, UDP, UDP_HEADER, UdpDatagram, UdpHeaders};
 use crate::stats::EffectStats;
 use crate::time::Instant;
-use crate::udp::record::{self, Header, More};
+use crate::udp::record::{self, More, RecordHeader};
 
 /// Where the checksum field stands within a UDP header.
 const CHECKSUM_AT: u16 = 6;
@@ -80,11 +80,11 @@ fn queue_as<const MORE: bool>(
 }
 
 /// The first ones of the datagrams in `frame`, as `merged` says. `None` if it holds fewer.
-fn datagrams_of(frame: &[u8], merged: Merged) -> Option<impl Iterator<Item = Datagram<'_>>> {
+fn datagrams_of(frame: &[u8], merged: Merged) -> Option<impl Iterator<Item = UdpDatagram<'_>>> {
     let whole = wire::udp_datagram(frame)?;
     let payload = whole.payload.get(..merged.len.into())?;
     let pieces = payload.chunks(usize::from(merged.size).max(1));
-    Some(pieces.map(move |payload| Datagram { payload, ..whole }))
+    Some(pieces.map(move |payload| UdpDatagram { payload, ..whole }))
 }
 
 /// Stores the record of a datagram that came in `frame` at `offset` of a queue. Returns where it
@@ -95,9 +95,9 @@ fn store_record<const MORE: bool>(
     queue: &Queue,
     offset: u64,
     frame: &[u8],
-    datagram: &Datagram<'_>,
+    datagram: &UdpDatagram<'_>,
 ) -> u64 {
-    let header = Header {
+    let header = RecordHeader {
         remote: datagram.source,
         len: datagram.payload.len() as u16,
         ttl: datagram.ttl,
@@ -151,7 +151,7 @@ pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &m
     };
     let records = lens[..index].iter().map(|len| record::len(*len));
     let payload_at = s.offset + records.sum::<u64>() + record::HEADER as u64;
-    let header = Header {
+    let header = RecordHeader {
         remote: s.remote,
         len,
         ttl: s.ttl,
@@ -207,7 +207,7 @@ pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &m
 
 /// Builds the frame of several datagrams, which the device divides.
 fn build_merged(world: &World, s: &SendDatagrams, merged: Merged, stats: &mut EffectStats) {
-    let header = Header {
+    let header = RecordHeader {
         remote: s.remote,
         len: merged.len,
         ttl: s.ttl,
@@ -268,7 +268,7 @@ fn build_merged(world: &World, s: &SendDatagrams, merged: Merged, stats: &mut Ef
 pub(crate) fn whole_datagram(
     world: &World,
     local: Endpoint,
-    header: &Header,
+    header: &RecordHeader,
     ident: u32,
     payload: Parts<'_>,
 ) -> Vec<u8> {
@@ -292,7 +292,7 @@ pub(crate) fn whole_datagram(
 }
 
 /// Writes the headers of a packet, or of a piece of one.
-fn emit(buffer: &mut [u8], headers: &IpHeaders, datagram: &Header) {
+fn emit(buffer: &mut [u8], headers: &IpHeaders, datagram: &RecordHeader) {
     wire::emit_ip(buffer, headers);
     if datagram.dont_fragment && headers.dst.is_v4() {
         wire::set_dont_fragment(buffer);
@@ -303,7 +303,7 @@ fn ip_headers(
     world: &World,
     dst_mac: [u8; 6],
     local: Endpoint,
-    header: &Header,
+    header: &RecordHeader,
     ident: u32,
     piece: Piece,
 ) -> IpHeaders {
@@ -334,7 +334,7 @@ fn ip_headers(
 /// that adds the rest.
 fn first_piece(
     local: Endpoint,
-    header: &Header,
+    header: &RecordHeader,
     payload: Parts<'_>,
     partial: bool,
     piece: &mut [u8],

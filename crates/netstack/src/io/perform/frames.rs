@@ -10,7 +10,7 @@ use crate::io::processor::{Processor, StreamId};
 use crate::io::stream::StreamRef;
 use crate::io::tx::TxClaim;
 use crate::io::world::World;
-use crate::keys::Domain;
+use crate::keys::KeyUse;
 use crate::log::effect::Transmit;
 use crate::log::request::{ConnId, Flags, Flow, IpFields, Sack};
 use crate::packet as wire;
@@ -250,7 +250,7 @@ pub(super) fn flow_label(world: &World, flow: &Flow) -> u32 {
         return 0;
     }
     // Never 0, which says that there is none.
-    (world.keys.of_flow(Domain::FlowLabel, flow, 0) as u32 & 0xf_ffff).max(1)
+    (world.keys.of_flow(KeyUse::FlowLabel, flow, 0) as u32 & 0xf_ffff).max(1)
 }
 
 /// What is said of a frame with headers of at most `N` bytes that is left to the device to finish.

@@ -135,9 +135,9 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     #[derive(Clone, Default)]
-    struct Shared(Arc<Mutex<Vec<u8>>>);
+    struct RecordShared(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Shared {
+    impl Write for RecordShared {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().write(bytes)
         }
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn what_was_recorded_is_read_back() {
-        let file = Shared::default();
+        let file = RecordShared::default();
         let mut recorder = Recorder::new(Box::new(file.clone()), &Limits::default()).unwrap();
         for i in 0..5 {
             recorder.add(&entry(i));

@@ -21,15 +21,15 @@ use crate::ip::multicast::Memberships;
 use crate::ip::neighbor::Cause;
 use crate::ip::route::AddressKind;
 use crate::log::request::{
-    Body, ConnId, Digest, Flow, Kind, Lengths, MAX_DATAGRAMS, Mac, Merged, Request,
+    Body, ConnId, Digest, Flow, Lengths, MAX_DATAGRAMS, Mac, Merged, Request, RequestKind,
 };
 use crate::packet as wire;
-use crate::packet::Report;
+use crate::packet::IcmpError;
 use crate::packet::flow::{Address, Binding, Endpoint};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 use crate::udp::gather::{FrameRoom, gather};
-use crate::udp::record::{self, Header};
+use crate::udp::record::{self, RecordHeader};
 
 /// A socket in the pump's table.
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +88,7 @@ struct OpenRun {
 #[derive(Clone, Copy)]
 struct Found {
     offset: u64,
-    header: Header,
+    header: RecordHeader,
 }
 
 /// The payload of a record in the send ring of its socket.
@@ -172,7 +172,7 @@ impl RxPump {
         let Some(place) = self.datagrams.receiver_of(local, remote) else {
             self.stats.no_port += 1;
             if ours && (is_verified_by_device(frame) || datagram_is_good(frame.bytes())) {
-                self.report(now, frame, Report::PortUnreachable);
+                self.report(now, frame, IcmpError::PortUnreachable);
             }
             return;
         };
@@ -264,7 +264,7 @@ impl RxPump {
             return;
         };
         let (socket, wants_info) = (bound.socket, bound.wants_info);
-        let mut digest = Digest::bare(Kind::Datagrams, now, 0);
+        let mut digest = Digest::bare(RequestKind::Datagrams, now, 0);
         digest.sent = self.sample_sent();
         digest.hint = socket;
         digest.count = count as u8;
@@ -455,7 +455,7 @@ impl RxPump {
         }
         let stream = self.world.queues.streams.get(socket)?;
         let (header, _) = stream.recorded(offset, header_end);
-        let header = Header::read(header)?;
+        let header = RecordHeader::read(header)?;
         (offset + record::len(header.len) <= written).then_some(Found { offset, header })
     }
 
@@ -469,7 +469,7 @@ impl RxPump {
         written: u64,
         log: &mut impl Log,
     ) -> u64 {
-        let Header {
+        let RecordHeader {
             remote,
             ttl,
             tos,

@@ -23,7 +23,7 @@ use crate::ip::route::AddressKind;
 use crate::log::request::{Address, Endpoint, Mac};
 use crate::packet as wire;
 use crate::time::Instant;
-use crate::udp::record::Header;
+use crate::udp::record::RecordHeader;
 
 /// Packets to ourselves in the receive pump.
 #[derive(Default)]
@@ -102,7 +102,7 @@ impl RxPump {
     pub(super) fn loop_datagram(
         &self,
         (local, mac): (Endpoint, Mac),
-        header: &Header,
+        header: &RecordHeader,
         payload: Parts<'_>,
     ) -> bool {
         let mut frame = whole_datagram(&self.world, local, header, 0, payload);

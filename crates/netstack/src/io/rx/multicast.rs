@@ -4,8 +4,8 @@
 //! The others know who listens, too, since they send: see [`loopback`](super::loopback).
 
 use crate::io::rx::RxPump;
-use crate::ip::multicast::{Member, Report};
-use crate::keys::{Domain, Keys};
+use crate::ip::multicast::{Member, MembershipReport};
+use crate::keys::{KeyUse, Keys};
 use crate::log::request::ConnId;
 use crate::packet as wire;
 use crate::packet::flow::Address;
@@ -14,7 +14,7 @@ use crate::time::{Duration, Instant};
 
 /// A random time below `most`, at this time and for this purpose.
 fn random(keys: &Keys, now: Instant, purpose: u64, most: Duration) -> Duration {
-    let random = keys.of(Domain::LinkDelay, [now.as_nanos(), purpose]);
+    let random = keys.of(KeyUse::LinkDelay, [now.as_nanos(), purpose]);
     Duration::from_nanos(random % most.as_nanos().max(1))
 }
 
@@ -102,14 +102,14 @@ impl RxPump {
         let (mac, local) = (self.world.mac, self.link_local());
         for report in reports {
             let frame = match report {
-                Report::Records(records) if records[0].group.is_v4() => {
+                MembershipReport::Records(records) if records[0].group.is_v4() => {
                     igmp::report(mac, self.site.address, &records)
                 }
-                Report::Records(records) => mld::report(mac, local, &records),
-                Report::Old(group, version) if group.is_v4() => {
+                MembershipReport::Records(records) => mld::report(mac, local, &records),
+                MembershipReport::Old(group, version) if group.is_v4() => {
                     igmp::report_old(mac, self.site.address, group, version)
                 }
-                Report::Old(group, _) => mld::report_v1(mac, local, group),
+                MembershipReport::Old(group, _) => mld::report_v1(mac, local, group),
             };
             self.control(frame);
         }

@@ -1,6 +1,6 @@
 //! IPv6 in the receive pump: neighbours, routers, and our addresses.
 //!
-//! The first group keeps the [`Link`], and says where we are in the network. The others follow.
+//! The first group keeps the [`Ipv6Link`], and says where we are in the network. The others follow.
 
 use std::collections::VecDeque;
 
@@ -10,13 +10,13 @@ use crate::io::world::Command;
 use crate::ip::neighbor::{Cause, WaitingOpen};
 use crate::ip::rate_limit::TokenBucket;
 use crate::ip::route::is_martian_v6;
-use crate::ip::v6::{Action, Ipv6Config, Link, Place};
+use crate::ip::v6::{Action, Ipv6Config, Ipv6Link, Place};
 use crate::keys::Keys;
 use crate::log::request::{Address, Flow, Mac};
 use crate::packet as wire;
 use crate::packet::igmp::{Mode, Record};
 use crate::packet::mld;
-use crate::packet::ndp::{self, Message};
+use crate::packet::ndp::{self, NdpMessage};
 use crate::time::{Duration, Instant};
 
 /// How often a neighbour is told that an address is ours that it claims (as RFC 5227 section 1.1).
@@ -29,7 +29,7 @@ const PLACE_CHANGES: (u64, Duration) = (16, Duration::from_millis(100));
 /// IPv6 on the link of a pump.
 pub(crate) struct LinkV6 {
     /// `None` in all groups but the first.
-    link: Option<Link>,
+    link: Option<Ipv6Link>,
     /// The version of our place that is known.
     version: u64,
     heeds_routers: bool,
@@ -49,7 +49,7 @@ impl RxPump {
         keys: &Keys,
     ) {
         let (heeds_routers, heeds_redirects) = (config.autoconfigure, config.redirects);
-        let mut link = Link::new(self.world.mac, config, routes, keys);
+        let mut link = Ipv6Link::new(self.world.mac, config, routes, keys);
         // The age of the stack is its time. Sockets may ask before the first turn.
         link.begin(Instant::ZERO);
         if self.group.is_first() {
@@ -81,11 +81,11 @@ impl RxPump {
             return groups;
         };
         let link = v6.link.as_ref();
-        let change = match link.is_some_and(Link::has_changed) {
+        let change = match link.is_some_and(Ipv6Link::has_changed) {
             true => v6.changes.next(),
             false => Instant::NEVER,
         };
-        let link = link.map_or(Instant::NEVER, Link::next_deadline);
+        let link = link.map_or(Instant::NEVER, Ipv6Link::next_deadline);
         link.min(change).min(groups)
     }
 
@@ -269,10 +269,10 @@ impl RxPump {
             return;
         }
         match ndp::parse(frame) {
-            Some(Message::Solicitation { src, target, mac }) => {
+            Some(NdpMessage::Solicitation { src, target, mac }) => {
                 self.solicited(now, src, target, mac.map(Mac));
             }
-            Some(Message::Advertisement {
+            Some(NdpMessage::Advertisement {
                 target,
                 mac,
                 solicited,
@@ -293,7 +293,7 @@ impl RxPump {
                     self.with_link(now, |link| link.on_no_router(target));
                 }
             }
-            Some(Message::Router(said)) => {
+            Some(NdpMessage::Router(said)) => {
                 if let Some(mac) = said.mac.map(Mac).filter(|mac| mac.0[0] & 1 == 0) {
                     let learned = self.neighbors.heard(said.router, mac, now);
                     self.routes_to(said.router, now);
@@ -306,7 +306,7 @@ impl RxPump {
                 }
                 self.with_link(now, |link| link.on_router(&said, now));
             }
-            Some(Message::Redirect {
+            Some(NdpMessage::Redirect {
                 router,
                 target,
                 destination,
@@ -319,7 +319,7 @@ impl RxPump {
                 }
                 self.with_link(now, |link| link.on_redirect(destination, target));
             }
-            Some(Message::Redirect { .. }) => self.stats.redirects_ignored += 1,
+            Some(NdpMessage::Redirect { .. }) => self.stats.redirects_ignored += 1,
             None => {
                 self.stats.neighbor_messages -= 1;
                 self.stats.unknown += 1;
@@ -328,7 +328,7 @@ impl RxPump {
     }
 
     /// Tells the link what others say.
-    fn with_link(&mut self, now: Instant, what: impl FnOnce(&mut Link)) {
+    fn with_link(&mut self, now: Instant, what: impl FnOnce(&mut Ipv6Link)) {
         if let Some(link) = self.v6.as_mut().and_then(|v6| v6.link.as_mut()) {
             what(link);
             self.take_place(now, true);
@@ -336,7 +336,7 @@ impl RxPump {
     }
 
     /// Changes the link as the application wants it.
-    pub(super) fn change_link(&mut self, now: Instant, what: impl FnOnce(&mut Link)) {
+    pub(super) fn change_link(&mut self, now: Instant, what: impl FnOnce(&mut Ipv6Link)) {
         if let Some(link) = self.v6.as_mut().and_then(|v6| v6.link.as_mut()) {
             what(link);
             self.take_place(now, false);

@@ -14,7 +14,7 @@ use crate::ip::route::AddressKind;
 use crate::ip::{fragment, whole};
 use crate::packet as wire;
 use crate::packet::flow::{Address, Mac};
-use crate::packet::{Packet, Report};
+use crate::packet::{IcmpError, Packet};
 use crate::time::Instant;
 
 impl RxPump {
@@ -56,11 +56,11 @@ impl RxPump {
             }
             Packet::OtherProtocol { dst } if ours(dst) => {
                 self.stats.unknown += 1;
-                self.report(now, frame, Report::ProtocolUnreachable);
+                self.report(now, frame, IcmpError::ProtocolUnreachable);
             }
             Packet::Problem { dst, problem } if ours(dst) || self.is_to_all(dst, broadcast) => {
                 self.stats.unknown += 1;
-                self.report(now, frame, Report::Problem(problem));
+                self.report(now, frame, IcmpError::Problem(problem));
             }
             Packet::TooBig {
                 dst,
@@ -190,7 +190,7 @@ impl RxPump {
         }
         match wire::ipv6::fragment_problem(bytes) {
             Some(problem) => {
-                self.report(now, frame, Report::Problem(problem));
+                self.report(now, frame, IcmpError::Problem(problem));
                 false
             }
             None => wire::ipv6::has_whole_chain(bytes),
@@ -231,17 +231,17 @@ impl RxPump {
             let to = wire::ends(&expired.quoted).map(|(_, to)| to);
             let ours = to.is_some_and(|to| self.is_ours(to));
             if self.group.is_first() && ours {
-                self.report_about(now, &expired.quoted, Report::ReassemblyTime);
+                self.report_about(now, &expired.quoted, IcmpError::ReassemblyTime);
             }
         }
     }
 
     /// Reports to the sender of a packet that was addressed to us alone why it is not served.
-    pub(crate) fn report(&mut self, now: Instant, frame: &Frame, report: Report) {
+    pub(crate) fn report(&mut self, now: Instant, frame: &Frame, report: IcmpError) {
         self.report_about(now, frame.bytes(), report);
     }
 
-    fn report_about(&mut self, now: Instant, frame: &[u8], report: Report) {
+    fn report_about(&mut self, now: Instant, frame: &[u8], report: IcmpError) {
         let Some((sender, to)) = wire::ends(frame) else {
             return;
         };

@@ -7,7 +7,7 @@ use loom::thread;
 use super::*;
 use crate::config::Limits;
 use crate::io::sync::fence;
-use crate::log::effect::{Deliver, Event};
+use crate::log::effect::{ConnectionEvent, Deliver};
 
 const CONN: ConnId = ConnId {
     index: 0,
@@ -150,8 +150,8 @@ fn how_much_arrived_before_a_reset_is_known_with_it() {
         let streams = streams();
         let primary = spawn(&streams, |stream| {
             deliver(stream, 0);
-            stream.event(Event::PeerFinished { end: 1 }, 1);
-            stream.event(Event::Reset, 1);
+            stream.event(ConnectionEvent::PeerFinished { end: 1 }, 1);
+            stream.event(ConnectionEvent::Reset, 1);
         });
         let stream = streams.get(CONN).unwrap();
         if stream.status().end_reason().is_some() {

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use super::{StreamRef, UNKNOWN};
-use crate::log::effect::Event;
+use crate::log::effect::ConnectionEvent;
 
 pub(super) const ESTABLISHED: u32 = 1;
 const ACKNOWLEDGED: u32 = 2;
@@ -82,10 +82,12 @@ impl ConnectionStatus {
 impl StreamRef<'_> {
     /// Stores an event of the connection, which happened when the receive stream was `received`
     /// bytes long.
-    pub(crate) fn event(&self, event: Event, received: u64) {
+    pub(crate) fn event(&self, event: ConnectionEvent, received: u64) {
         let ends = !matches!(
             event,
-            Event::Established | Event::AllAcknowledged | Event::PeerFinished { .. }
+            ConnectionEvent::Established
+                | ConnectionEvent::AllAcknowledged
+                | ConnectionEvent::PeerFinished { .. }
         );
         if ends {
             // Before the bit that says so, which is a Release.
@@ -95,19 +97,19 @@ impl StreamRef<'_> {
                 .store(received, Ordering::Relaxed);
         }
         let bit = match event {
-            Event::Established => ESTABLISHED,
-            Event::AllAcknowledged => ACKNOWLEDGED,
-            Event::PeerFinished { end } => {
+            ConnectionEvent::Established => ESTABLISHED,
+            ConnectionEvent::AllAcknowledged => ACKNOWLEDGED,
+            ConnectionEvent::PeerFinished { end } => {
                 // ORDERING: Release, pairs with the Acquire in `peer_end`.
                 self.stream.stack.peer_end.store(end, Ordering::Release);
                 0
             }
-            Event::Reset => RESET,
-            Event::Refused => REFUSED,
-            Event::TimedOut => TIMED_OUT,
-            Event::Unreachable => UNREACHABLE,
-            Event::Aborted => ABORTED,
-            Event::AddressLost => LOST,
+            ConnectionEvent::Reset => RESET,
+            ConnectionEvent::Refused => REFUSED,
+            ConnectionEvent::TimedOut => TIMED_OUT,
+            ConnectionEvent::Unreachable => UNREACHABLE,
+            ConnectionEvent::Aborted => ABORTED,
+            ConnectionEvent::AddressLost => LOST,
         };
         self.set_status(bit);
     }

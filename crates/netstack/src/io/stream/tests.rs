@@ -4,7 +4,7 @@ use std::sync::Arc;
 use super::*;
 use crate::config::Limits;
 use crate::io::sync::interrupted;
-use crate::log::effect::{Deliver, Event};
+use crate::log::effect::{ConnectionEvent, Deliver};
 use crate::seqnum::SeqNum;
 
 const CONN: ConnId = ConnId {
@@ -357,7 +357,7 @@ fn a_recycled_entry_is_fresh_and_its_former_connection_gone() {
     let streams = streams();
     let former = streams.get(CONN).unwrap();
     former.write(b"x");
-    former.event(Event::Reset, 0);
+    former.event(ConnectionEvent::Reset, 0);
     former.stamp(&deliver(0, 0, 1, 1));
     streams.recycle(CONN);
     assert!(streams.get(CONN).is_none());

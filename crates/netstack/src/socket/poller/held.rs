@@ -7,12 +7,12 @@
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-use super::Shared;
+use super::PollerShared;
 
 thread_local! {
     static IS_IN_TURN: Cell<bool> = const { Cell::new(false) };
     /// Those that had news in this turn.
-    static POLLERS: RefCell<Vec<Arc<Shared>>> = const { RefCell::new(Vec::new()) };
+    static POLLERS: RefCell<Vec<Arc<PollerShared>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Ends a turn, also one that unwinds.
@@ -35,7 +35,7 @@ pub(crate) fn hold_wakeups<R>(turn: impl FnOnce() -> R) -> R {
 }
 
 /// Whether a wake-up is left to the end of this thread's turn.
-pub(super) fn holds(poller: &Arc<Shared>) -> bool {
+pub(super) fn holds(poller: &Arc<PollerShared>) -> bool {
     if IS_IN_TURN.get() {
         POLLERS.with_borrow_mut(|pollers| {
             if !pollers.iter().any(|other| Arc::ptr_eq(other, poller)) {

@@ -6,12 +6,12 @@ use std::sync::{Arc, Weak};
 use dominoes::Watch;
 
 use super::source::{Sight, Target};
-use super::{Event, Interest, Shared, Token, Trigger};
+use super::{Event, Interest, PollerShared, Token, Trigger};
 
 /// A socket that is registered with a poller.
 #[derive(Debug)]
 pub(super) struct Registration {
-    poller: Weak<Shared>,
+    poller: Weak<PollerShared>,
     target: Target,
     token: AtomicUsize,
     /// [`Interest`], and [`EDGE`].
@@ -54,7 +54,7 @@ pub(super) enum Collected {
 impl Registration {
     /// It is queued, so that its first look happens in the poller.
     pub(super) fn new(
-        poller: Weak<Shared>,
+        poller: Weak<PollerShared>,
         target: Target,
         token: Token,
         interest: Interest,
@@ -74,7 +74,7 @@ impl Registration {
     }
 
     /// Whether it is with this poller.
-    pub(super) fn is_with(&self, poller: &Arc<Shared>) -> bool {
+    pub(super) fn is_with(&self, poller: &Arc<PollerShared>) -> bool {
         core::ptr::eq(self.poller.as_ptr(), Arc::as_ptr(poller))
     }
 

@@ -10,7 +10,7 @@ use crate::io::stream::{DeliveryCursor, StreamRef};
 use crate::socket::interfaces;
 use crate::socket::shared::Taken;
 use crate::time::Instant;
-use crate::udp::record::{HEADER, Header, MORE, More};
+use crate::udp::record::{HEADER, MORE, More, RecordHeader};
 
 /// A datagram where it lies in its socket's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -289,7 +289,7 @@ impl<'a> Received<'a> {
     pub(super) fn first((a, b): (&'a [u8], &'a [u8])) -> Result<Received<'a>, SocketError> {
         // Neither a header nor the ring's length is odd, so headers do not wrap.
         let first = if a.is_empty() { b } else { a };
-        let header = Header::read(first).ok_or(SocketError::WouldBlock)?;
+        let header = RecordHeader::read(first).ok_or(SocketError::WouldBlock)?;
         let len = usize::from(header.len);
         let (mut payload, mut behind) = (&first[HEADER..], if a.is_empty() { a } else { b });
         let mut info = None;
@@ -323,7 +323,7 @@ impl<'a> Received<'a> {
 fn consume_first(queue: &StreamRef<'_>, seen: &mut DeliveryCursor) -> bool {
     let (a, b) = queue.received(seen);
     let first = if a.is_empty() { b } else { a };
-    let header = Header::read(first);
+    let header = RecordHeader::read(first);
     if let Some(header) = header {
         queue.read(header.record_len() as usize, seen, 0);
     }

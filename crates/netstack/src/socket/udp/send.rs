@@ -10,7 +10,7 @@ use crate::error::SocketError;
 use crate::ip::fragment::Cut;
 use crate::log::request::Endpoint;
 use crate::socket::wait::WaitUntil;
-use crate::udp::record::{self, HEADER, Header, MAX_PAYLOAD};
+use crate::udp::record::{self, HEADER, MAX_PAYLOAD, RecordHeader};
 
 impl UdpSender {
     /// From now on the socket sends to `remote` by [`UdpSender::send`], takes datagrams from nobody
@@ -156,7 +156,7 @@ impl UdpSender {
             true => &place.loops_v4,
             false => &place.loops_v6,
         };
-        let header = Header {
+        let header = RecordHeader {
             remote,
             len,
             ttl: place.ttl.load(Ordering::Relaxed),

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::lock::LockKind;
 use super::locks::LockTimes;
 use super::message::{Free, Own};
-use super::{IDLE, LockStats, Shared, State};
+use super::{IDLE, LockStats, LockedShared, State};
 use crate::io::Run;
 use crate::io::perform;
 use crate::io::perform::Template;
@@ -13,7 +13,7 @@ use crate::io::prepare::prepare;
 use crate::io::rx::{Log, RESERVED};
 use crate::io::world::Wakes;
 use crate::log::effect::Effect;
-use crate::log::request::{Body, Kind, Request, Verdict};
+use crate::log::request::{Body, Request, RequestKind, Verdict};
 use crate::stats::EffectStats;
 
 /// A request on its way.
@@ -56,7 +56,7 @@ impl Batch {
 
     /// Verifies the checksums of the next request that nobody vouched for. Says whether there was
     /// one left.
-    pub(super) fn prepare_one<K: LockKind>(&mut self, shared: &Shared<K>) -> bool {
+    pub(super) fn prepare_one<K: LockKind>(&mut self, shared: &LockedShared<K>) -> bool {
         let Some(item) = self.items.get_mut(self.prepared) else {
             return false;
         };
@@ -83,7 +83,7 @@ impl Batch {
     }
 
     /// Takes the lock once and applies at most `most` of what is prepared. Returns how many.
-    pub(super) fn apply<K: LockKind>(&mut self, shared: &Shared<K>, most: usize) -> usize {
+    pub(super) fn apply<K: LockKind>(&mut self, shared: &LockedShared<K>, most: usize) -> usize {
         let until = self.prepared.min(self.applied.saturating_add(most));
         let Some(items) = self
             .items
@@ -115,7 +115,7 @@ impl Batch {
     /// turn has come. Says whether there was one.
     pub(super) fn perform_one<K: LockKind>(
         &mut self,
-        shared: &Shared<K>,
+        shared: &LockedShared<K>,
         wakes: &mut Wakes<'_>,
     ) -> bool {
         if self.performed == self.applied {
@@ -142,7 +142,7 @@ impl Batch {
     }
 
     /// Lets the application count the next request, if it has a ticket that is called.
-    fn count_one<K: LockKind>(&mut self, shared: &Shared<K>) -> bool {
+    fn count_one<K: LockKind>(&mut self, shared: &LockedShared<K>) -> bool {
         if !shared.counter.is_on() || self.counted == self.performed {
             return false;
         }
@@ -153,7 +153,7 @@ impl Batch {
     }
 
     /// If everything is done: the runs, for the pump, and an empty batch again.
-    pub(super) fn finish<K: LockKind>(&mut self, shared: &Shared<K>) -> Option<Vec<Run>> {
+    pub(super) fn finish<K: LockKind>(&mut self, shared: &LockedShared<K>) -> Option<Vec<Run>> {
         if self.items.is_empty() || self.performed < self.items.len() {
             return None;
         }
@@ -180,7 +180,7 @@ impl Batch {
 
 /// The log as the pump sees it: a worker's batch.
 pub(super) struct Intake<'a, K: LockKind> {
-    pub(super) shared: &'a Shared<K>,
+    pub(super) shared: &'a LockedShared<K>,
     pub(super) id: usize,
     /// Position of the next request.
     pub(super) next: &'a mut u64,
@@ -209,8 +209,8 @@ impl<K: LockKind> Log for Intake<'_, K> {
         // Listening and not listening, opening and aborting, freeing a place: of two such commands
         // the second may rest on the first, so they must not overtake each other on the way to the
         // lock. They are rare.
-        let in_order =
-            request.digest.kind == Kind::Command && !matches!(request.body, Body::Progress { .. });
+        let in_order = request.digest.kind == RequestKind::Command
+            && !matches!(request.body, Body::Progress { .. });
         let mut message = None;
         if request.digest.kind.has_frames() {
             let Batch { free, times, .. } = &mut *self.batch;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use dominoes::Exclusive;
 use dominoes_drivers::{
-    AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx, Frame, RxStats, TxFrame,
-    TxPrepare, TxStats, Waker,
+    AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame,
+    RxStats, TxFrame, TxPrepare, TxStats,
 };
 
 use super::message::{Receiver, Sender, WakeUp};
@@ -147,9 +147,9 @@ impl DeviceRx for FrontRx {
         Ok(())
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> DeviceWaker {
         let inbox = Arc::clone(&self.inbox);
-        Waker::new(move || inbox.wake.wake())
+        DeviceWaker::new(move || inbox.wake.wake())
     }
 
     fn stats(&self) -> RxStats {

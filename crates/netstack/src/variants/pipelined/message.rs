@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use dominoes::{EventCount, Exclusive, Publisher, Spin, Subscription};
-use dominoes_drivers::Waker;
+use dominoes_drivers::DeviceWaker;
 
 use crate::io::Run;
 use crate::log::effect::Effect;
@@ -84,12 +84,12 @@ pub(super) struct WakeUp {
     /// The worker sleeps on this,
     event: EventCount,
     /// or in the device, and this ends it.
-    device: Waker,
+    device: DeviceWaker,
     is_in_device: AtomicBool,
 }
 
 impl WakeUp {
-    pub(super) fn new(device: Waker) -> WakeUp {
+    pub(super) fn new(device: DeviceWaker) -> WakeUp {
         WakeUp {
             event: EventCount::new(),
             device,

@@ -20,7 +20,7 @@ use crate::io::world::{Wakes, World};
 use crate::io::{FrameRecycler, Payload, Run};
 use crate::log::effect::Effect;
 use crate::log::request::{Request, Verdict};
-use crate::state::apply::{Replica, Requests};
+use crate::state::apply::{ReplicaState, Requests};
 use crate::stats::EffectStats;
 use crate::time::Instant;
 use crate::variants::groups::Classify;
@@ -481,7 +481,7 @@ struct Pending {
 pub(super) struct Protocol {
     pub(super) world: Arc<World>,
     pub(super) rx: rx::Receiver,
-    pub(super) replica: Replica,
+    pub(super) replica: ReplicaState,
     inbox: Arc<Inbox>,
     last_look: Arc<LastLook>,
     /// A deadline that is due, and the messages that come before it.
@@ -524,7 +524,7 @@ impl Protocol {
         window: usize,
     ) -> Protocol {
         Protocol {
-            replica: Replica::new(world.limits),
+            replica: ReplicaState::new(world.limits),
             world,
             rx,
             inbox,

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use super::message::WakeUp;
 use super::stage::{Protocol, Stage};
-use super::{Shared, StageKind};
+use super::{PipelinedShared, StageKind};
 use crate::io::sleep::timeout;
-use crate::state::apply::Replica;
+use crate::state::apply::ReplicaState;
 use crate::stats::{EffectStats, PumpStats, WorkerStats};
 use crate::time::Instant;
-use crate::variants::Step;
+use crate::variants::TurnStep;
 
 /// What a stage did since its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,16 +20,16 @@ pub struct StageStats {
     pub stage: StageKind,
     /// Turns in which it found something to do.
     pub turns: u64,
-    /// Nanoseconds that these took; 0 without [`Layout::timed`](super::Layout::timed).
+    /// Nanoseconds that these took; 0 without [`PipelinedLayout::timed`](super::PipelinedLayout::timed).
     pub busy_ns: u64,
     /// What it verified, copied and built.
     pub effects: EffectStats,
 }
 
 /// One thread's part: its stages.
-pub struct Worker {
+pub struct PipelinedWorker {
     id: usize,
-    shared: Arc<Shared>,
+    shared: Arc<PipelinedShared>,
     wake: Arc<WakeUp>,
     stages: Vec<Timed>,
     is_timed: bool,
@@ -43,9 +43,9 @@ struct Timed {
     busy_ns: u64,
 }
 
-impl Worker {
-    pub(super) fn new(id: usize, shared: Arc<Shared>, is_timed: bool) -> Worker {
-        Worker {
+impl PipelinedWorker {
+    pub(super) fn new(id: usize, shared: Arc<PipelinedShared>, is_timed: bool) -> PipelinedWorker {
+        PipelinedWorker {
             id,
             wake: Arc::clone(&shared.wakes[id]),
             shared,
@@ -105,17 +105,17 @@ impl Worker {
     }
 
     /// One step of those of its stages that have such a step. Returns whether something was done.
-    pub(super) fn step(&mut self, step: Step, now: Instant) -> bool {
-        if step == Step::Turn {
+    pub(super) fn step(&mut self, step: TurnStep, now: Instant) -> bool {
+        if step == TurnStep::Turn {
             return self.all(now) > 0;
         }
         let one = |timed: &mut Timed| match (&mut timed.stage, step) {
-            (Stage::Interface(stage), Step::Pump) => stage.receive(now),
-            (Stage::Interface(stage), Step::Send | Step::SendOne) => stage.send(),
-            (Stage::Data(stage), Step::Prepare(_)) => stage.prepare(),
-            (Stage::Data(stage), Step::Perform) => stage.perform(),
-            (Stage::Protocol(stage), Step::Pump) => stage.receive(now),
-            (Stage::Protocol(stage), Step::Apply) => stage.apply(1),
+            (Stage::Interface(stage), TurnStep::Pump) => stage.receive(now),
+            (Stage::Interface(stage), TurnStep::Send | TurnStep::SendOne) => stage.send(),
+            (Stage::Data(stage), TurnStep::Prepare(_)) => stage.prepare(),
+            (Stage::Data(stage), TurnStep::Perform) => stage.perform(),
+            (Stage::Protocol(stage), TurnStep::Pump) => stage.receive(now),
+            (Stage::Protocol(stage), TurnStep::Apply) => stage.apply(1),
             _ => 0,
         };
         self.stages.iter_mut().map(one).sum::<usize>() > 0
@@ -150,7 +150,7 @@ fn clock() -> std::time::Instant {
     std::time::Instant::now()
 }
 
-impl crate::variants::Worker for Worker {
+impl crate::variants::Worker for PipelinedWorker {
     fn id(&self) -> usize {
         self.id
     }
@@ -188,7 +188,7 @@ impl crate::variants::Worker for Worker {
         all.reduce(PumpStats::and)
     }
 
-    fn inspect(&self, look: &mut dyn FnMut(&Replica)) {
+    fn inspect(&self, look: &mut dyn FnMut(&ReplicaState)) {
         self.protocols()
             .for_each(|protocol| look(&protocol.replica));
     }
@@ -239,7 +239,7 @@ impl crate::variants::Worker for Worker {
     }
 }
 
-impl Worker {
+impl PipelinedWorker {
     /// A thread that drives all workers is about to sleep in the device: whatever wakes one of them
     /// wakes it.
     pub(super) fn before_sleep(&mut self) {
@@ -263,7 +263,7 @@ impl Worker {
 }
 
 /// What a stage has at hand is lost with its thread: no application may wait for that.
-impl Drop for Worker {
+impl Drop for PipelinedWorker {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.shared.shut_down();

@@ -4,10 +4,10 @@ use core::net::Ipv6Addr;
 
 use super::{Ipv6Config, Own, Place};
 use crate::ip::route::Route;
-use crate::keys::{Domain, Keys};
+use crate::keys::{KeyUse, Keys};
 use crate::packet::IPV6_MIN_MTU;
 use crate::packet::flow::Address;
-use crate::packet::mld::Query;
+use crate::packet::mld::MldQuery;
 use crate::packet::ndp::{self, Prefix, RouterAdvertisement};
 use crate::time::{Duration, Instant};
 
@@ -71,7 +71,7 @@ enum Origin {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum AddressState {
     /// So many probes were sent; the next is due then, or, if they were all, nobody has answered.
     Tentative {
         probes: u8,
@@ -87,7 +87,7 @@ enum State {
 struct Candidate {
     address: Address,
     origin: Origin,
-    state: State,
+    state: AddressState,
     valid_until: Instant,
     preferred_until: Instant,
     is_deprecated: bool,
@@ -101,7 +101,7 @@ struct OnLink {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Router {
+struct DefaultRouter {
     address: Address,
     until: Instant,
 }
@@ -124,14 +124,14 @@ struct Answer {
 
 /// What is known of the link, and what is due there.
 #[derive(Debug)]
-pub struct Link {
+pub struct Ipv6Link {
     keys: Keys,
     mac: u64,
     config: Ipv6Config,
     routes: Vec<Route>,
     candidates: Vec<Candidate>,
     on_link: Vec<OnLink>,
-    routers: Vec<Router>,
+    routers: Vec<DefaultRouter>,
     /// Destinations, and who forwards to them, oldest first.
     redirects: Vec<(Address, Address)>,
     hop_limit: Option<u8>,
@@ -163,7 +163,7 @@ const fn is_reserved(identifier: u64) -> bool {
         || identifier >= 0xfdff_ffff_ffff_ff80 && identifier <= 0xfdff_ffff_ffff_ffff
 }
 
-impl Link {
+impl Ipv6Link {
     /// Begins nothing. `routes` are those that are configured, of either family; `keys` those of
     /// the stack.
     pub fn new(mac: [u8; 6], config: Ipv6Config, routes: &[Route], keys: &Keys) -> Self {
@@ -175,7 +175,7 @@ impl Link {
             .copied()
             .collect();
         routes.sort_by_key(Route::order);
-        Link {
+        Ipv6Link {
             keys,
             mac: u64::from_be_bytes([0, 0, a, b, c, d, e, f]),
             config,
@@ -219,7 +219,7 @@ impl Link {
     pub fn add_by_hand(&mut self, address: Ipv6Addr, len: u8, now: Instant) {
         let own = Address::from(address);
         let mut known = self.candidates.iter();
-        if known.any(|one| one.address == own && one.state != State::Duplicate) {
+        if known.any(|one| one.address == own && one.state != AddressState::Duplicate) {
             return;
         }
         // It was another host's, and is asked for anew.
@@ -273,14 +273,14 @@ impl Link {
     /// A random time below `most`, another one each time.
     fn delay(&mut self, most: Duration) -> Duration {
         self.delays += 1;
-        let random = self.keys.of(Domain::LinkDelay, [self.mac, self.delays]);
+        let random = self.keys.of(KeyUse::LinkDelay, [self.mac, self.delays]);
         Duration::from_nanos(random % most.as_nanos().max(1))
     }
 
     /// A stable, opaque interface identifier for `prefix` (RFC 7217 section 5).
     fn identifier(&self, prefix: Address, tried: u64) -> u64 {
         let words = [prefix.words()[0], self.mac, tried];
-        self.keys.of(Domain::InterfaceIdentifier, words)
+        self.keys.of(KeyUse::InterfaceIdentifier, words)
     }
 
     /// Makes an address of a prefix of 64 bits, of which `tried` others were taken.
@@ -303,14 +303,14 @@ impl Link {
         now: Instant,
     ) {
         let state = match self.config.duplicate_probes {
-            0 => State::Assigned,
-            _ => State::Tentative {
+            0 => AddressState::Assigned,
+            _ => AddressState::Tentative {
                 probes: 0,
                 next: now + self.delay(MAX_DELAY),
             },
         };
         let next = match state {
-            State::Tentative { next, .. } => next,
+            AddressState::Tentative { next, .. } => next,
             _ => now,
         };
         self.candidates.push(Candidate {
@@ -333,7 +333,7 @@ impl Link {
     pub fn next_deadline(&self) -> Instant {
         let of_candidate = |candidate: &Candidate| {
             let next = match candidate.state {
-                State::Tentative { next, .. } => next,
+                AddressState::Tentative { next, .. } => next,
                 _ => Instant::NEVER,
             };
             let deprecated = match candidate.is_deprecated {
@@ -375,7 +375,7 @@ impl Link {
     /// Asks for tentative addresses; those that nobody has are ours.
     fn probe(&mut self, now: Instant, actions: &mut Vec<Action>) {
         for candidate in &mut self.candidates {
-            let State::Tentative { probes, next } = &mut candidate.state else {
+            let AddressState::Tentative { probes, next } = &mut candidate.state else {
                 continue;
             };
             if *next > now {
@@ -386,7 +386,7 @@ impl Link {
                 *next = now + self.retransmit;
                 actions.push(Action::Probe(candidate.address));
             } else {
-                candidate.state = State::Assigned;
+                candidate.state = AddressState::Assigned;
                 self.has_changed = true;
             }
         }
@@ -435,9 +435,9 @@ impl Link {
     }
 
     /// A router asks what we listen to (RFC 3810 section 6.2).
-    pub fn on_query(&mut self, query: &Query, now: Instant) {
+    pub fn on_query(&mut self, query: &MldQuery, now: Instant) {
         let listening = self.candidates.iter();
-        let listening = listening.filter(|candidate| candidate.state != State::Duplicate);
+        let listening = listening.filter(|candidate| candidate.state != AddressState::Duplicate);
         let mut groups: Vec<_> = listening
             .map(|candidate| ndp::solicited_node(candidate.address))
             .filter(|group| query.group.bits() == 0 || query.group == *group)
@@ -464,7 +464,7 @@ impl Link {
     /// Whether we ask whether another host has this address.
     pub fn is_tentative(&self, address: Address) -> bool {
         let mut all = self.candidates.iter();
-        all.any(|one| one.address == address && matches!(one.state, State::Tentative { .. }))
+        all.any(|one| one.address == address && matches!(one.state, AddressState::Tentative { .. }))
     }
 
     /// Another host has the tentative `address`, or asks for it as we do: it does not become ours.
@@ -474,7 +474,7 @@ impl Link {
         let Some(found) = all.find(|one| one.address == address) else {
             return;
         };
-        found.state = State::Duplicate;
+        found.state = AddressState::Duplicate;
         self.duplicates += 1;
         self.has_changed = true;
         let lifetimes = (found.valid_until, found.preferred_until);
@@ -510,7 +510,7 @@ impl Link {
             Some(at) => self.routers[at].until = until,
             None if said.lifetime_s > 0 && self.routers.len() < MAX_ROUTERS => {
                 self.has_changed = true;
-                self.routers.push(Router {
+                self.routers.push(DefaultRouter {
                     address: said.router,
                     until,
                 });
@@ -641,12 +641,12 @@ impl Link {
         self.has_changed |= (self.routers.len(), self.redirects.len()) != before;
     }
 
-    /// Whether [`Link::place`] may be another one since it was taken last.
+    /// Whether [`Ipv6Link::place`] may be another one since it was taken last.
     pub const fn has_changed(&self) -> bool {
         self.has_changed
     }
 
-    /// [`Link::place`] is taken as it is now.
+    /// [`Ipv6Link::place`] is taken as it is now.
     pub const fn take_changed(&mut self) -> bool {
         core::mem::replace(&mut self.has_changed, false)
     }
@@ -657,9 +657,9 @@ impl Link {
             address: one.address,
             is_deprecated: one.is_deprecated,
         };
-        let is_own = |one: &&Candidate| one.state == State::Assigned;
+        let is_own = |one: &&Candidate| one.state == AddressState::Assigned;
         let tentative = self.candidates.iter();
-        let tentative = tentative.filter(|one| matches!(one.state, State::Tentative { .. }));
+        let tentative = tentative.filter(|one| matches!(one.state, AddressState::Tentative { .. }));
         Place {
             addresses: self.candidates.iter().filter(is_own).map(own).collect(),
             tentative: tentative.map(|one| one.address).collect(),

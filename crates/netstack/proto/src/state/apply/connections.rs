@@ -1,9 +1,9 @@
 //! The connection table: opening, finding and closing connections.
 
-use super::Replica;
+use super::ReplicaState;
 use super::schedule::waits;
 use crate::config::Settings;
-use crate::keys::Domain;
+use crate::keys::KeyUse;
 use crate::log::effect::{Effect, EffectSink};
 use crate::log::request::Endpoint;
 use crate::log::request::{Body, ConnId, Flow, GroupIndex, Mac, Request};
@@ -24,13 +24,13 @@ pub(super) struct Place {
     pub(super) listener_port: Option<u16>,
     /// Whether an application knows the connection, and so will release it.
     pub(super) held: bool,
-    /// Whether it is in [`Replica::waiting`].
+    /// Whether it is in [`ReplicaState::waiting`].
     pub(super) waits_for_turn: bool,
-    /// Whether it is in [`Replica::unsent`].
+    /// Whether it is in [`ReplicaState::unsent`].
     pub(super) waits_for_sent: bool,
-    /// Whether it is in [`Replica::time_wait`].
+    /// Whether it is in [`ReplicaState::time_wait`].
     pub(super) in_time_wait: bool,
-    /// When [`Replica::deadlines`] has it next.
+    /// When [`ReplicaState::deadlines`] has it next.
     pub(super) armed: Instant,
 }
 
@@ -107,7 +107,7 @@ impl Place {
     }
 }
 
-impl Replica {
+impl ReplicaState {
     /// The connection of a run: the pump's hint if it is current, otherwise the one with its flow.
     #[inline]
     pub(super) fn lookup(&self, request: &Request) -> Option<ConnId> {
@@ -264,7 +264,7 @@ impl Replica {
             ..ends
         };
         let opened = self.stats.opened;
-        let start = self.keys.of_flow(Domain::TcpPort, &flow(0), opened) as u16;
+        let start = self.keys.of_flow(KeyUse::TcpPort, &flow(0), opened) as u16;
         let GroupIndex { index, count } = self.group;
         ephemeral_from(start)
             .filter(|port| count == 1 || self.grouping.group(&flow(*port)) == index)
@@ -275,14 +275,14 @@ impl Replica {
     /// A clock that ticks every 4 microseconds, plus a keyed hash of the flow (RFC 6528 section 3).
     pub(super) fn initial_sequence_number(&self, flow: &Flow) -> SeqNum {
         let clock = (self.now.as_nanos() / 4_000) as u32;
-        let hash = self.keys.of_flow(Domain::InitialSequenceNumber, flow, 0);
+        let hash = self.keys.of_flow(KeyUse::InitialSequenceNumber, flow, 0);
         SeqNum(clock.wrapping_add(hash as u32))
     }
 
     /// The offset of a connection's timestamps (RFC 7323 section 5.4): the same for every
     /// connection between these two ends.
     pub(super) fn timestamp_offset(&self, flow: &Flow) -> u32 {
-        self.keys.of_flow(Domain::Timestamp, flow, 0) as u32
+        self.keys.of_flow(KeyUse::Timestamp, flow, 0) as u32
     }
 
     /// The number of entries of the connection table, free ones included. It never shrinks.

@@ -1,17 +1,17 @@
 //! Fingerprints of the state, and where two replicas differ.
 
-use super::Replica;
+use super::ReplicaState;
 use crate::hash::mix;
 use crate::tcp::fields;
 #[cfg(any(test, feature = "testkit"))]
 use crate::tcp::fields::{Fields, Flip};
 
-impl Replica {
+impl ReplicaState {
     /// A fingerprint that replicas post for comparison: the changes of all requests so far, folded
     /// together as they were applied, and the full contents of two entries of the connection table,
     /// one of which is a different one for each post. `turn` counts the posts.
     ///
-    /// With a post every `e` positions and `p` entries in the table ([`Replica::places`]: the
+    /// With a post every `e` positions and `p` entries in the table ([`ReplicaState::places`]: the
     /// largest number of connections that were open at one time), a corrupted bit in an entry
     /// becomes visible after at most `e * p` positions, unless it is overwritten before it has any
     /// effect.
@@ -71,7 +71,7 @@ impl Replica {
     }
 
     /// The name of the first difference between two replicas, with the values where they are short.
-    pub fn first_difference(&self, other: &Replica) -> Option<String> {
+    pub fn first_difference(&self, other: &ReplicaState) -> Option<String> {
         if self.applied() != other.applied() {
             return Some(format!("applied {} / {}", self.applied(), other.applied()));
         }
@@ -103,14 +103,14 @@ impl Replica {
             .then(|| "waiting lists, deadlines or fold".to_owned())
     }
 
-    /// How many bits [`Replica::flip`] can change in entry `index` of the connection table, its
+    /// How many bits [`ReplicaState::flip`] can change in entry `index` of the connection table, its
     /// connection included; 0 if there is no such entry.
     #[cfg(any(test, feature = "testkit"))]
     pub fn bits(&self, index: u32) -> u32 {
         self.places.get(index as usize).map_or(0, Flip::bits)
     }
 
-    /// Flips bit `bit` of [`Replica::bits`], as failing memory would, and returns the name of the
+    /// Flips bit `bit` of [`ReplicaState::bits`], as failing memory would, and returns the name of the
     /// field that it belongs to; `None` if there is no such bit. See
     /// [`Tcb::flip`](crate::tcp::Tcb::flip).
     #[cfg(any(test, feature = "testkit"))]

@@ -12,7 +12,7 @@
 //!
 //! The fast path is not guarded by itself, because that would make a request a tenth more
 //! expensive. A caller that applies several requests catches panics once for all of them
-//! ([`Replica::recover`]). The fast path stores in the replica what is needed in that case, and all
+//! ([`ReplicaState::recover`]). The fast path stores in the replica what is needed in that case, and all
 //! other paths mark work that concerns more than one connection.
 //!
 //! Deadlines and turns of other connections in the same request are processed as without the panic.
@@ -23,11 +23,11 @@ use core::panic::AssertUnwindSafe;
 use std::panic::{catch_unwind, resume_unwind};
 
 #[cfg(feature = "testkit")]
-use crate::keys::Domain;
-use crate::log::effect::{Effect, EffectSink, Event};
+use crate::keys::KeyUse;
+use crate::log::effect::{ConnectionEvent, Effect, EffectSink};
 use crate::log::request::{ConnId, Request};
 use crate::seqnum::SeqNum;
-use crate::state::apply::Replica;
+use crate::state::apply::ReplicaState;
 use crate::tcp::{self, Cx, Finish, Tcb};
 
 /// What has to be known before a call that may unwind.
@@ -39,7 +39,7 @@ struct Before {
     seq: SeqNum,
 }
 
-impl Replica {
+impl ReplicaState {
     /// Calls `what` with a connection, if it still exists, and lets it send. `None` if it is gone,
     /// before or after.
     #[inline]
@@ -63,7 +63,7 @@ impl Replica {
         let at = if planted {
             mix((self.position + self.applied_unlogged)
                 ^ u64::from(conn.index) << 48
-                ^ self.keys.of(Domain::InjectedPanic, []))
+                ^ self.keys.of(KeyUse::InjectedPanic, []))
         } else {
             0
         };
@@ -96,7 +96,7 @@ impl Replica {
         outcome.ok()
     }
 
-    /// [`Replica::apply_in_batch`] unwound while it applied `request`; `out` holds the effects of
+    /// [`ReplicaState::apply_in_batch`] unwound while it applied `request`; `out` holds the effects of
     /// that request. If the panic came from the fast path, its connection is closed, and the work
     /// that follows from the request is done. Its segments do not count as received.
     ///
@@ -144,7 +144,7 @@ impl Replica {
         tcp::reset_at(before.seq, flow, mac, &mut cx);
         out.push(Effect::Event {
             conn,
-            event: Event::Aborted,
+            event: ConnectionEvent::Aborted,
             received,
         });
         self.close(conn, out);

@@ -10,13 +10,13 @@
 use std::collections::BTreeMap;
 
 use crate::config::{Limits, Settings};
-use crate::keys::Domain;
+use crate::keys::KeyUse;
 use crate::log::effect::{Effect, EffectSink};
 use crate::log::request::{
     Binding, Body, ConnId, Endpoint, Flags, Flow, Mac, Request, Segment, Verdict,
 };
 use crate::seqnum::SeqNum;
-use crate::state::apply::{Replica, State};
+use crate::state::apply::{ReplicaState, State};
 use crate::tcp::fields::Fields;
 use crate::tcp::{self, Cx, Tcb};
 use crate::time::Instant;
@@ -189,7 +189,7 @@ impl Listeners {
     }
 }
 
-impl Replica {
+impl ReplicaState {
     /// How many connections may be in SYN-RECEIVED at a time: a part of the connection table is
     /// reserved for established ones.
     fn syn_queue(&self) -> u32 {
@@ -255,7 +255,7 @@ impl Replica {
             return;
         }
         let (keys, offset) = (self.keys, self.timestamp_offset(&flow));
-        let hash = |use_of_it| keys.of_flow(Domain::Cookie, &flow, use_of_it);
+        let hash = |use_of_it| keys.of_flow(KeyUse::Cookie, &flow, use_of_it);
         let ip = self.listeners.settings(flow.local, &self.limits).ip();
         let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, out);
         if tcp::answer_with_cookie(syn, (flow, mac, offset), (ip, &hash), &mut cx) {
@@ -286,7 +286,7 @@ impl Replica {
             return Returned::Nothing;
         }
         let (keys, offset) = (self.keys, self.timestamp_offset(&flow));
-        let hash = |use_of_it| keys.of_flow(Domain::Cookie, &flow, use_of_it);
+        let hash = |use_of_it| keys.of_flow(KeyUse::Cookie, &flow, use_of_it);
         let mut returned = tcp::Returned::Nothing;
         let mut acknowledges = false;
         request.pieces(verdict, |segment| {

@@ -2,14 +2,14 @@
 
 use std::collections::VecDeque;
 
-use super::Replica;
+use super::ReplicaState;
 use super::connections::{Place, is_current};
 use crate::log::effect::EffectSink;
 use crate::log::request::ConnId;
 use crate::tcp::{Finish, State, Tcb};
 use crate::time::Instant;
 
-impl Replica {
+impl ReplicaState {
     /// Lets a connection that received no segment send, and updates its queues and its deadline.
     pub(super) fn finish(&mut self, conn: ConnId, out: &mut impl EffectSink) {
         self.with(conn, out, |_, _| ());

@@ -10,7 +10,7 @@ const PORT: u16 = 80;
 
 /// A replica, the effects of the last request, and the time.
 pub(crate) struct Fixture {
-    pub(crate) replica: Replica,
+    pub(crate) replica: ReplicaState,
     pub(crate) effects: Vec<Effect>,
     now: Instant,
     /// Timestamp of the peer's segments.
@@ -30,7 +30,7 @@ impl Fixture {
             ..Limits::default()
         };
         let mut fixture = Fixture {
-            replica: Replica::new(limits),
+            replica: ReplicaState::new(limits),
             effects: Vec::new(),
             now: Instant::from_millis(1),
             ts_val: None,
@@ -63,7 +63,7 @@ impl Fixture {
 
     /// A segment without payload.
     fn request(&self, from: u16, seq: u32, ack: u32, flags: Flags) -> Request {
-        let mut digest = Digest::bare(Kind::Segments, self.now, self.replica.frames.next);
+        let mut digest = Digest::bare(RequestKind::Segments, self.now, self.replica.frames.next);
         digest.seg_seq = SeqNum(seq);
         digest.seg_ack = SeqNum(ack);
         digest.seg_wnd = 60_000;

@@ -27,7 +27,7 @@ const DUPLICATES: u8 = 3;
 /// What the sender does about loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Phase {
+pub(super) enum CongestionPhase {
     /// Nothing: no loss is known, or a timeout has begun anew.
     Open,
     /// Fast recovery (RFC 6582), no partial acknowledgment seen yet.
@@ -38,7 +38,7 @@ pub(super) enum Phase {
     Reduction,
 }
 
-field_variants!(Phase {
+field_variants!(CongestionPhase {
     Open,
     Recovery,
     RecoveryPartial,
@@ -200,7 +200,7 @@ pub(super) struct Congestion {
     ssthresh: u32,
     /// The highest number sent when loss was last noticed (RFC 6582 section 3.2).
     recover: SeqNum,
-    pub(super) phase: Phase,
+    pub(super) phase: CongestionPhase,
     /// Duplicate acknowledgments in a row.
     pub(super) duplicates: u8,
     /// Bytes in flight when the first of them came: without what limited transmit sent.
@@ -232,7 +232,7 @@ impl Congestion {
             cwnd: 0,
             ssthresh: WINDOW_MAX,
             recover: iss,
-            phase: Phase::Open,
+            phase: CongestionPhase::Open,
             duplicates: 0,
             flight: 0,
             reduction: Reduction::default(),
@@ -272,7 +272,7 @@ impl Congestion {
     /// each (limited transmit, RFC 3042).
     #[inline]
     pub(super) fn allowed(&self, mss: u32) -> u32 {
-        if self.phase == Phase::Open {
+        if self.phase == CongestionPhase::Open {
             self.cwnd + u32::from(self.duplicates.min(DUPLICATES - 1)) * mss
         } else {
             self.cwnd
@@ -288,13 +288,13 @@ impl Congestion {
     /// Whether the retransmission timer keeps running from before this acknowledgment: in fast
     /// recovery it starts again at the first partial one only (RFC 6582 section 3.2, step 3).
     pub(super) fn keeps_timer(&self) -> bool {
-        self.phase == Phase::RecoveryPartial
+        self.phase == CongestionPhase::RecoveryPartial
     }
 
     /// Whether no recovery is under way.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
-        self.phase == Phase::Open
+        self.phase == CongestionPhase::Open
     }
 
     /// The highest number sent when loss was last noticed.
@@ -308,7 +308,7 @@ impl Congestion {
     pub(super) fn on_ack(&mut self, flight: u32, ack: impl FnOnce() -> Acked) -> AckAction {
         self.duplicates = 0;
         // A window that was not used says nothing about the network (RFC 7661 section 4.3).
-        if self.phase == Phase::Open && flight < self.cwnd / 2 {
+        if self.phase == CongestionPhase::Open && flight < self.cwnd / 2 {
             return AckAction::Continue;
         }
         self.on_ack_with_effect(&ack())
@@ -316,7 +316,7 @@ impl Congestion {
 
     #[inline(never)]
     fn on_ack_with_effect(&mut self, ack: &Acked) -> AckAction {
-        if self.phase != Phase::Open {
+        if self.phase != CongestionPhase::Open {
             return self.on_ack_in_recovery(ack);
         }
         if !ack.marked {
@@ -350,17 +350,17 @@ impl Congestion {
             ..
         } = *ack;
         let is_over = una.at_or_after(self.recover);
-        if self.phase == Phase::Reduction {
+        if self.phase == CongestionPhase::Reduction {
             if is_over {
                 self.cwnd = self.ssthresh;
-                self.phase = Phase::Open;
+                self.phase = CongestionPhase::Open;
             }
             return AckAction::Continue;
         }
         if is_over {
             let left = flight.saturating_sub(acked);
             self.cwnd = self.ssthresh.min(left.max(mss) + mss);
-            self.phase = Phase::Open;
+            self.phase = CongestionPhase::Open;
             return AckAction::Continue;
         }
         self.cwnd = self.cwnd.saturating_sub(acked);
@@ -368,7 +368,7 @@ impl Congestion {
             self.cwnd += mss;
         }
         self.cwnd = self.cwnd.max(mss);
-        self.phase = Phase::RecoveryPartial;
+        self.phase = CongestionPhase::RecoveryPartial;
         AckAction::Resend
     }
 
@@ -377,7 +377,7 @@ impl Congestion {
     pub(super) fn enter(&mut self, nxt: SeqNum, flight: u32, known: u32, mss: u32) {
         self.reduce_window(flight.min(self.cwnd), mss);
         self.recover = nxt;
-        self.phase = Phase::Reduction;
+        self.phase = CongestionPhase::Reduction;
         self.reduction = Reduction {
             flight: flight.saturating_sub(known).max(1),
             ..Reduction::default()
@@ -389,7 +389,7 @@ impl Congestion {
     /// leaves in a recovery.
     pub(super) fn reduce(&mut self, delivered: u32, safe: bool, pipe: u32, mss: u32) {
         let begins = self.reduction.out == 0 && self.reduction.delivered == 0;
-        if self.phase != Phase::Reduction || (delivered == 0 && !begins) {
+        if self.phase != CongestionPhase::Reduction || (delivered == 0 && !begins) {
             return;
         }
         let Reduction {
@@ -416,7 +416,7 @@ impl Congestion {
     /// `bytes` left, again or for the first time.
     #[inline]
     pub(super) fn on_sent(&mut self, bytes: u32) {
-        if self.phase == Phase::Reduction {
+        if self.phase == CongestionPhase::Reduction {
             self.reduction.out = self.reduction.out.saturating_add(bytes);
         }
     }
@@ -424,7 +424,7 @@ impl Congestion {
     /// There was congestion, and nothing has to be sent again: the window falls, once for what was
     /// sent up to `nxt`.
     pub(super) fn on_congestion_mark(&mut self, nxt: SeqNum, mss: u32) {
-        if self.phase == Phase::Open {
+        if self.phase == CongestionPhase::Open {
             self.reduce_window(self.cwnd, mss);
             // Congestion was said to be there: that stands.
             self.before_reduction = None;
@@ -460,13 +460,13 @@ impl Congestion {
             ssthresh,
             growth,
         } = *before;
-        let is_open = self.phase == Phase::Open;
+        let is_open = self.phase == CongestionPhase::Open;
         let now = if is_open { self.cwnd } else { 0 };
         self.cwnd = cwnd.min(pipe + Self::initial(mss)).max(now).max(mss);
         self.ssthresh = ssthresh.max(cwnd);
         self.growth = growth;
         self.recover = una;
-        self.phase = Phase::Open;
+        self.phase = CongestionPhase::Open;
         self.duplicates = 0;
     }
 
@@ -483,7 +483,7 @@ impl Congestion {
         if self.duplicates == 1 {
             self.flight = flight;
         }
-        if self.phase != Phase::Open {
+        if self.phase != CongestionPhase::Open {
             // Another segment has left the network.
             self.cwnd = (self.cwnd + mss).min(WINDOW_MAX);
             return AckAction::Continue;
@@ -496,7 +496,7 @@ impl Congestion {
         self.reduce_window(self.flight, mss);
         self.recover = max;
         self.cwnd = (self.ssthresh + u32::from(DUPLICATES) * mss).min(WINDOW_MAX);
-        self.phase = Phase::Recovery;
+        self.phase = CongestionPhase::Recovery;
         AckAction::Resend
     }
 
@@ -508,7 +508,7 @@ impl Congestion {
         }
         self.cwnd = mss;
         self.recover = max;
-        self.phase = Phase::Open;
+        self.phase = CongestionPhase::Open;
         self.duplicates = 0;
     }
 
@@ -648,7 +648,7 @@ mod tests {
         assert_eq!(c.window(), 12 * MSS);
         assert_eq!(on_ack(&mut c, max, 17_000, 17_000), AckAction::Continue);
         assert_eq!(c.window(), 2 * MSS);
-        assert_eq!((c.phase, c.duplicates), (Phase::Open, 0));
+        assert_eq!((c.phase, c.duplicates), (CongestionPhase::Open, 0));
     }
 
     #[test]

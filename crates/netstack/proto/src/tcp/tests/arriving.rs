@@ -3,7 +3,7 @@
 use super::end::flow;
 use super::one_side::OneSide;
 use crate::config::Limits;
-use crate::log::effect::{Effect, Event, FrameNumbers};
+use crate::log::effect::{ConnectionEvent, Effect, FrameNumbers};
 use crate::log::request::{Flags, Mac, Options, Segment};
 use crate::seqnum::SeqNum;
 use crate::tcp::{CHALLENGES_PER_SECOND, Cx, DELAYED_ACK, MSL, State, reset_at, reset_for};
@@ -20,7 +20,7 @@ fn an_active_open_is_established_by_the_syn_ack() {
     let options = OneSide::syn(Some(500), None);
     one_side.receive_with(SYN_ACK, 0, 1, 0, None, options);
     assert_eq!(one_side.state(), State::Established);
-    assert_eq!(one_side.end.events, [Event::Established]);
+    assert_eq!(one_side.end.events, [ConnectionEvent::Established]);
     assert_eq!(one_side.sent(), [(ACK, 1, 1, 0)]);
     assert_eq!(one_side.tcb().snd.mss, 500);
 }
@@ -67,7 +67,7 @@ fn a_reset_of_our_syn_is_a_refusal() {
     one_side.receive(Flags::RST, 0, 0, 0);
     assert_eq!(one_side.state(), State::SynSent, "it acknowledges nothing");
     one_side.receive(Flags::RST.with(ACK), 0, 1, 0);
-    assert_eq!(one_side.end.events, [Event::Refused]);
+    assert_eq!(one_side.end.events, [ConnectionEvent::Refused]);
     assert!(one_side.tcb().is_closed());
 }
 
@@ -88,7 +88,10 @@ fn a_reset_must_name_the_next_byte_exactly() {
     assert_eq!(one_side.sent(), []);
     assert_eq!(one_side.state(), State::Established);
     one_side.receive(Flags::RST, 1, 0, 0);
-    assert_eq!(one_side.end.events, [Event::Established, Event::Reset]);
+    assert_eq!(
+        one_side.end.events,
+        [ConnectionEvent::Established, ConnectionEvent::Reset]
+    );
     assert!(one_side.tcb().is_closed());
 }
 
@@ -130,7 +133,10 @@ fn a_fin_behind_a_gap_waits_for_the_text_before_it() {
     assert_eq!(one_side.state(), State::CloseWait);
     assert_eq!(
         one_side.end.events,
-        [Event::Established, Event::PeerFinished { end: 1000 }]
+        [
+            ConnectionEvent::Established,
+            ConnectionEvent::PeerFinished { end: 1000 }
+        ]
     );
     assert_eq!(one_side.sent().last(), Some(&(ACK, 1, 1002, 0)));
 }
@@ -231,7 +237,12 @@ fn fins_that_cross_go_through_closing() {
     assert_eq!(one_side.state(), State::Closing);
     one_side.receive(ACK, 2, 2, 0);
     assert_eq!(one_side.state(), State::TimeWait);
-    assert!(one_side.end.events.contains(&Event::AllAcknowledged));
+    assert!(
+        one_side
+            .end
+            .events
+            .contains(&ConnectionEvent::AllAcknowledged)
+    );
 }
 
 #[test]

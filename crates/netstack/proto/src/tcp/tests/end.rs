@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::config::Limits;
-use crate::log::effect::{Deliver, Effect, Event, FrameNumbers, Transmit};
+use crate::log::effect::{ConnectionEvent, Deliver, Effect, FrameNumbers, Transmit};
 use crate::log::request::{Address, Endpoint};
 use crate::log::request::{ConnId, Flags, Flow, Options, Segment};
 use crate::seqnum::SeqNum;
@@ -87,7 +87,7 @@ pub(super) struct End {
     pub(super) frames: FrameNumbers,
     pub(super) limits: Limits,
     pub(super) finish: Finish,
-    pub(super) events: Vec<Event>,
+    pub(super) events: Vec<ConnectionEvent>,
     /// Numbered frames that the device has not taken.
     pub(super) unsent: VecDeque<(u64, Wire)>,
     /// Frames that left without a connection or after it.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::end::{CONN, check, compare_paths, flow};
 use crate::config::Limits;
 use crate::hash::Rng;
-use crate::log::effect::{Effect, Event, FrameNumbers};
+use crate::log::effect::{ConnectionEvent, Effect, FrameNumbers};
 use crate::log::request::{Flags, Mac, Options, Sack, Segment, SynOptions};
 use crate::seqnum::SeqNum;
 use crate::tcp::{Cx, Finish, State, Tcb, reset_for};
@@ -21,7 +21,7 @@ pub(super) struct Subject {
     seen: Vec<u8>,
     edge: u64,
     released: u64,
-    events: Vec<Event>,
+    events: Vec<ConnectionEvent>,
     pub(super) rng: Rng,
 }
 

@@ -3,7 +3,7 @@
 use super::end::{CONN, End, Wire, flow, segments};
 use crate::config::{CongestionControl, Ecn, Limits, TcpPolicy};
 use crate::hash::Rng;
-use crate::log::effect::{Effect, Event, FrameNumbers};
+use crate::log::effect::{ConnectionEvent, Effect, FrameNumbers};
 use crate::log::request::{Flags, Mac};
 use crate::seqnum::SeqNum;
 use crate::tcp::{Cx, RTO_INITIAL, State, Tcb, reset_for};
@@ -271,14 +271,17 @@ impl Pair {
             let (end, total) = (&self.ends[side], self.total[1 - side]);
             assert_eq!(end.seen.len() as u64, total);
             assert!(end.seen.iter().all(|&n| n == 1));
-            assert!(end.events.contains(&Event::Established));
+            assert!(end.events.contains(&ConnectionEvent::Established));
             // A timeout without measurements may outlast the other end's TIME-WAIT: then a reset is
             // all that comes for our FIN.
-            let all = end.events.contains(&Event::AllAcknowledged);
+            let all = end.events.contains(&ConnectionEvent::AllAcknowledged);
             assert!(all || self.forgot[1 - side], "{:?}", end.events);
-            assert!(end.events.contains(&Event::PeerFinished { end: total }));
+            assert!(
+                end.events
+                    .contains(&ConnectionEvent::PeerFinished { end: total })
+            );
             // It is told if text is not acknowledged either.
-            let reset = end.events.contains(&Event::Reset);
+            let reset = end.events.contains(&ConnectionEvent::Reset);
             assert!(
                 !reset || (!all && self.forgot[1 - side]),
                 "{:?}",

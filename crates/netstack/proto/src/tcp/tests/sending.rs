@@ -2,7 +2,7 @@
 
 use super::one_side::OneSide;
 use crate::config::Limits;
-use crate::log::effect::Event;
+use crate::log::effect::ConnectionEvent;
 use crate::log::request::Flags;
 use crate::tcp::{DATA_RETRIES, RTO_INITIAL, RTO_MAX, RTO_MIN, SYN_RETRIES, State};
 use crate::time::Duration;
@@ -52,7 +52,12 @@ fn fin_rides_on_the_last_bytes() {
     );
     one_side.receive(ACK, 1, 1502, 0);
     assert_eq!(one_side.state(), State::FinWait2);
-    assert!(one_side.end.events.contains(&Event::AllAcknowledged));
+    assert!(
+        one_side
+            .end
+            .events
+            .contains(&ConnectionEvent::AllAcknowledged)
+    );
 }
 
 #[test]
@@ -221,7 +226,7 @@ fn a_probe_that_nobody_answers_ends_the_connection() {
     for _ in 0..=DATA_RETRIES {
         one_side.wait();
     }
-    assert!(one_side.end.events.contains(&Event::TimedOut));
+    assert!(one_side.end.events.contains(&ConnectionEvent::TimedOut));
 }
 
 #[test]
@@ -262,7 +267,7 @@ fn an_open_without_an_answer_fails_after_six_retries() {
     }
     assert_eq!(one_side.sent().len(), 1 + usize::from(SYN_RETRIES));
     one_side.wait();
-    assert_eq!(one_side.end.events, [Event::TimedOut]);
+    assert_eq!(one_side.end.events, [ConnectionEvent::TimedOut]);
     assert!(one_side.tcb().is_closed());
 }
 

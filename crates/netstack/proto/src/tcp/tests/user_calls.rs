@@ -2,7 +2,7 @@
 
 use super::one_side::OneSide;
 use crate::config::Limits;
-use crate::log::effect::{Event, FrameNumbers};
+use crate::log::effect::{ConnectionEvent, FrameNumbers};
 use crate::log::request::Flags;
 use crate::tcp::{Cx, FIN_WAIT_2, State};
 
@@ -17,7 +17,10 @@ fn abort_resets_at_once_and_reports_why() {
     one_side.sent();
     one_side.call(|tcb, cx| tcb.abort(cx));
     assert_eq!(one_side.sent(), [(RST_ACK, 101, 1, 0)]);
-    assert_eq!(one_side.end.events, [Event::Established, Event::Aborted]);
+    assert_eq!(
+        one_side.end.events,
+        [ConnectionEvent::Established, ConnectionEvent::Aborted]
+    );
     assert!(one_side.tcb().is_closed());
 }
 

@@ -8,14 +8,14 @@ fn keys() -> Keys {
     Keys::new([1, 2])
 }
 
-fn link_with(config: Ipv6Config) -> Link {
-    let mut link = Link::new(MAC, config, &[], &keys());
+fn link_with(config: Ipv6Config) -> Ipv6Link {
+    let mut link = Ipv6Link::new(MAC, config, &[], &keys());
     link.begin(Instant::ZERO);
     link
 }
 
 /// Addresses are used at once.
-fn at_once() -> Link {
+fn at_once() -> Ipv6Link {
     link_with(Ipv6Config::default().duplicate_probes(0))
 }
 
@@ -24,7 +24,7 @@ fn at(seconds: u64) -> Instant {
 }
 
 /// Does all that is due until then; says what was sent, and when.
-fn run(link: &mut Link, until: Instant) -> Vec<(Instant, Action)> {
+fn run(link: &mut Ipv6Link, until: Instant) -> Vec<(Instant, Action)> {
     let mut all = Vec::new();
     while link.next_deadline() <= until {
         let now = link.next_deadline();
@@ -59,7 +59,7 @@ fn said(lifetime_s: u16, prefixes: &[Prefix]) -> RouterAdvertisement {
 }
 
 /// The address of prefix A, if there is one, and whether it is deprecated.
-fn made(link: &Link) -> Option<(Address, bool)> {
+fn made(link: &Ipv6Link) -> Option<(Address, bool)> {
     let place = link.place();
     let mut own = place.addresses.iter();
     let own = own.find(|own| super::super::is_in(own.address, PREFIX_A, 64));
@@ -67,7 +67,7 @@ fn made(link: &Link) -> Option<(Address, bool)> {
 }
 
 /// For how long the address of prefix A stays.
-fn valid_for(link: &Link, now: Instant) -> u64 {
+fn valid_for(link: &Ipv6Link, now: Instant) -> u64 {
     let mut all = link.candidates.iter();
     let one = all.find(|one| super::super::is_in(one.address, PREFIX_A, 64));
     let until = one.expect("an address").valid_until;
@@ -147,7 +147,7 @@ fn a_made_address_that_is_taken_is_made_anew_three_times_and_one_by_hand_is_not(
 fn identifiers_are_stable_and_differ_by_key_interface_and_prefix() {
     let first = |mac, secret| {
         let config = Ipv6Config::default().stable_secret(secret);
-        let mut link = Link::new(mac, config, &[], &keys());
+        let mut link = Ipv6Link::new(mac, config, &[], &keys());
         link.begin(at(0));
         link.on_router(&said(0, &[prefix(100, 100)]), at(0));
         let place = link.place();
@@ -182,7 +182,7 @@ fn reserved_identifiers_are_known() {
 
 #[test]
 fn routers_are_asked_three_times_until_one_answers() {
-    let asks = |link: &mut Link, until| {
+    let asks = |link: &mut Ipv6Link, until| {
         let sent = run(link, until);
         sent.iter()
             .filter(|(_, action)| *action == Action::SolicitRouters)
@@ -381,7 +381,7 @@ fn a_query_is_answered_once_in_the_version_of_the_router() {
     let mut link = at_once();
     run(&mut link, at(60));
     let group = ndp::solicited_node(link.place().addresses[0].address);
-    let query = |group, is_v1| Query {
+    let query = |group, is_v1| MldQuery {
         group,
         most_ms: 1000,
         is_v1,
