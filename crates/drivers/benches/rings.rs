@@ -1,6 +1,6 @@
-//! The devices against bare loops over the same sockets, in alternating slices of one run, over a
-//! veth pair in a network namespace that goes when this ends. Needs root; prints packets per second
-//! and the ratio of each pair of slices (median and quartiles).
+//! Compares the devices with bare loops over the same sockets, in alternating slices of one run,
+//! over a veth pair in a network namespace that is removed at the end. Needs root. Prints packets
+//! per second and the ratio of each pair of slices (median and quartiles).
 //!
 //! ```text
 //! sudo -E env "PATH=$PATH" cargo bench -p dominoes-drivers --features bare rings
@@ -21,7 +21,7 @@ use dominoes_drivers::{Device, Frame, TxFrame};
 
 /// Set in the copy of this program that runs inside the namespace.
 const INSIDE: &str = "DOMINOES_BENCH_INSIDE";
-/// How long a slice is, and how many pairs of slices are measured.
+/// Length of a slice, and number of pairs of slices.
 const SLICE: Duration = Duration::from_millis(200);
 const PAIRS: usize = 20;
 /// Frames claimed or sent at once.
@@ -29,7 +29,7 @@ const BATCH: usize = 64;
 
 fn main() {
     if std::env::var_os(INSIDE).is_none() {
-        // Cargo says the same words to the bench targets of all packages.
+        // Cargo passes the same arguments to the bench targets of all packages.
         let words = || {
             std::env::args()
                 .skip(1)
@@ -89,7 +89,7 @@ fn ip(arguments: &str) {
     );
 }
 
-/// Two joined interfaces, new each time.
+/// Creates two joined interfaces and removes earlier ones.
 fn veth() {
     let _ = Command::new("ip").args(["link", "del", "left"]).output();
     ip("link add left type veth peer name right");
@@ -117,10 +117,10 @@ fn frame(len: usize) -> Vec<u8> {
     frame
 }
 
-/// Runs both in turn, and prints what they reached and how they compare. Each returns how many
-/// packets it moved in a slice.
+/// Runs both functions in turn, and prints their rates and ratios. Each returns the number of
+/// packets that it moved in a slice.
 fn compare(name: &str, mut ours: impl FnMut() -> u64, mut bare: impl FnMut() -> u64) {
-    // Once without being counted.
+    // One uncounted run each, to warm up.
     ours();
     bare();
     let mut rows: Vec<(f64, f64)> = Vec::new();
@@ -130,7 +130,7 @@ fn compare(name: &str, mut ours: impl FnMut() -> u64, mut bare: impl FnMut() -> 
         packets as f64 / begin.elapsed().as_secs_f64() / 1e6
     };
     for pair in 0..PAIRS {
-        // Whoever goes first may have it easier.
+        // Alternates the order, since the first of a pair may have an advantage.
         rows.push(if pair % 2 == 0 {
             let first = rate(&mut ours);
             (first, rate(&mut bare))
@@ -155,12 +155,12 @@ fn compare(name: &str, mut ours: impl FnMut() -> u64, mut bare: impl FnMut() -> 
     );
 }
 
-/// Sends as fast as the kernel can until `done`.
+/// Sends as fast as the kernel can until `done` is set.
 fn source(interface: &'static str, len: usize, done: Arc<AtomicBool>) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         pin(0);
         let source = LiveSource::new(interface).expect("a source of frames");
-        // Each call takes 24 ms to begin; long ones keep the pauses few.
+        // Each call takes 24 ms to begin, so long calls keep the pauses few.
         while !done.load(Relaxed) {
             source.run(&frame(len), 500_000).expect("the source runs");
         }
@@ -170,7 +170,7 @@ fn source(interface: &'static str, len: usize, done: Arc<AtomicBool>) -> thread:
 fn xdp_receive(len: usize) {
     veth();
     let device = AfXdp::open("left", &AfXdpOptions::default()).expect("AF_XDP");
-    // The other end sends; it needs a program to have its frames handed over at once.
+    // The sending end needs a program, too, so that its frames are handed over at once.
     let _peer = AfXdp::open("right", &AfXdpOptions::default()).expect("AF_XDP");
     let done = Arc::new(AtomicBool::new(false));
     let source = source("right", len, Arc::clone(&done));
@@ -241,7 +241,8 @@ fn xdp_send(len: usize) {
     );
 }
 
-/// A TPACKET_V3 ring read in place by three threads, against one; the first claims and releases.
+/// Compares three threads that read a TPACKET_V3 ring in place with one. The first thread claims
+/// and releases the frames.
 fn blocks_with_readers(len: usize) {
     veth();
     let device = AfPacket::open("left", AfPacketOptions::default().ring(RxRing::Blocks));
@@ -273,7 +274,8 @@ fn blocks_with_readers(len: usize) {
     sender.join().expect("the sender ends");
 }
 
-/// Frames that all readers read; who claims them waits for the others before it gives them back.
+/// Frames that all readers read. The thread that claims them waits for the others before it
+/// releases them.
 type Batch = Arc<Vec<Frame>>;
 
 fn read_by(readers: usize, rx: &mut dyn dominoes_drivers::DeviceRx) -> u64 {

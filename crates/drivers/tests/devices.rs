@@ -1,5 +1,5 @@
-//! What every device does, run for the devices in memory. `tests/kernel.rs` runs the same for those
-//! of the kernel.
+//! Runs the behaviours that all devices share on the devices in memory. `tests/kernel.rs` runs
+//! them on the kernel's devices.
 
 mod support;
 
@@ -34,8 +34,8 @@ fn a_pair_with_one_buffer_and_a_short_queue() {
 
 #[test]
 fn a_wire_whose_faults_never_happen() {
-    // One in a million of a few thousand frames: this seed spares them all, but every frame goes
-    // the long way.
+    // One in a million of a few thousand frames: with this seed no frame is lost, but every frame
+    // goes through the code for faults.
     run(MemoryConfig::default().faults(Faults::new(1).loss(1)));
 }
 
@@ -82,7 +82,7 @@ fn smoltcp_finds_finished_checksums() {
     let mut expected = bytes.clone();
     assert!(dominoes_drivers::complete_checksum(&mut expected, 34, 16));
     let now = smoltcp::time::Instant::ZERO;
-    // A token that is not used loses nothing.
+    // An unused token loses no frame.
     assert!(phy.receive(now).is_some());
     let (token, _) = phy.receive(now).expect("the same frame");
     token.consume(|got| assert_eq!(got, expected));
@@ -97,7 +97,7 @@ mod capture {
     use std::io::{self, Write};
     use std::sync::{Arc, Mutex};
 
-    /// A file in memory that can be read while it is written, and that fails beyond a length.
+    /// A file in memory that can be read while it is written. Writing fails beyond a length.
     #[derive(Clone)]
     struct Shared(Arc<Mutex<Vec<u8>>>, usize);
 

@@ -1,9 +1,9 @@
-//! TAP, AF_PACKET and AF_XDP against the kernel's own stack.
+//! Tests TAP, AF_PACKET and AF_XDP against the kernel's stack.
 //!
-//! The tests run in a network namespace of their own, which this program enters by starting itself
-//! again under `unshare`, so nothing on the machine is touched and everything made here goes when
-//! it ends. What cannot run is shown as ignored, with the reason; `REQUIRE=packet,tap,xdp,tools`
-//! makes that a failure.
+//! The tests run in a separate network namespace, which this program enters by restarting itself
+//! under `unshare`. So nothing else on the machine is affected, and everything created here is
+//! removed at the end. A test that cannot run is shown as ignored, with the reason;
+//! `REQUIRE=packet,tap,xdp,tools` makes that a failure.
 
 #[cfg(target_os = "linux")]
 #[path = "kernel/linux.rs"]

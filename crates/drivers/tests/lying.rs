@@ -1,4 +1,4 @@
-//! Devices that wrap one whose answers are lies: each passes on what there is, and no more.
+//! Devices that wrap a lying device: each passes on the true frames and numbers, and no more.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use dominoes_drivers::{
 };
 use smoltcp::phy::{Device as _, TxToken as _};
 
-/// Appends three frames whatever it is asked for, and takes one; says that it was all of them and
-/// more.
+/// Appends three frames to any request and takes one frame, but claims to have handled more than
+/// all.
 struct Liar;
 
 impl Device for Liar {
@@ -76,7 +76,7 @@ impl DeviceTx for Liar {
     }
 }
 
-/// Takes more bytes than it is given.
+/// Claims to write more bytes than it is given.
 struct Greedy;
 
 impl Write for Greedy {

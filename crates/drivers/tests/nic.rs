@@ -1,4 +1,5 @@
-//! The programmable card: every device behaviour with every firmware, and every order of its steps.
+//! The programmable card: every device behaviour with every firmware, and its steps in random
+//! orders.
 
 mod support;
 
@@ -63,7 +64,7 @@ fn a_card_passes_the_offloads_of_its_wire_on() {
     );
 }
 
-/// Choices that follow from a seed.
+/// Pseudo-random choices from a seed.
 struct Choices(TestRng);
 
 impl Choices {
@@ -72,7 +73,7 @@ impl Choices {
     }
 }
 
-/// The steps of two cards and their drivers in an order that is chosen.
+/// Two cards and their drivers, whose steps run in a chosen order.
 struct Steps {
     rng: Choices,
     rx: [Box<dyn DeviceRx>; 2],
@@ -146,7 +147,7 @@ impl Steps {
         }
     }
 
-    /// What arrived is what was sent, in its order.
+    /// Checks that the frames that arrived are those that were sent, in order.
     fn check(&mut self, from: &mut [u32; 2]) -> Result<(), String> {
         for (side, from) in from.iter_mut().enumerate() {
             for frame in &self.got[side] {
@@ -169,10 +170,10 @@ impl Steps {
     }
 }
 
-/// Frames that are sent each way.
+/// Frames sent in each direction.
 const FRAMES: u32 = 150;
 
-/// So many steps, then all parts in turn until nothing is left.
+/// Runs `count` steps, then all parts in turn until no work is left.
 fn every_frame_arrives(seed: u64, count: usize) -> Result<(), String> {
     let mut steps = Steps::new(seed);
     let mut from = [0; 2];
@@ -180,7 +181,7 @@ fn every_frame_arrives(seed: u64, count: usize) -> Result<(), String> {
         steps.step(FRAMES);
         steps.check(&mut from)?;
     }
-    // What is missing in the end is lost, not late.
+    // Frames that are missing then are lost, not late.
     let mut idle = 0;
     while idle < 3 {
         let before = (steps.sent, from);

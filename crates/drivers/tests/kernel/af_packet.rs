@@ -133,7 +133,7 @@ fn frames_to_an_address_of_ours_arrive() {
 
 fn the_kernel_does_not_route_what_is_ours() {
     const FRAMES: usize = 5_000;
-    // Other tests' packets are among them, far fewer than ours.
+    // The count includes other tests' packets, far fewer than ours.
     let received_by_ip = || {
         let counts = std::fs::read_to_string("/proc/self/net/snmp").unwrap();
         let [names, numbers] = [0, 1].map(|line| {

@@ -70,7 +70,7 @@ pub(crate) fn open_xdp(interface: &str, options: &AfXdpOptions) -> Port {
     Port::new(device)
 }
 
-/// An ARP request for `target` by an address that nobody has.
+/// An ARP request for `target` from an address that no host has.
 pub(crate) fn arp_request(from: [u8; 6], subnet: u8, target: Ipv4Addr) -> Vec<u8> {
     let mut frame = [&[0xff; 6][..], &from, &[0x08, 0x06]].concat();
     frame.extend([0, 1, 8, 0, 6, 4, 0, 1]);
@@ -107,8 +107,8 @@ fn a_guarded_address_may_be_the_kernels() {
         assert_eq!(right.tx.transmit(&[TxFrame::new(&request)]), Ok(1));
         port.claim_exactly(1, |frame| packet::is_arp_request(frame, address));
     }
-    // The kernel answers for the address that is not guarded, and did not for the one asked for
-    // before.
+    // The kernel answers for the address that is not guarded, and did not answer the earlier
+    // request for the guarded one.
     right.claim_while(|frame| {
         assert!(
             !is_arp_reply(&frame, guarded),
@@ -150,7 +150,7 @@ fn the_kernel_keeps_what_is_not_ours() {
     drop(open_xdp(&veth.left, &options));
 }
 
-/// A question that `from` asks about `target` in the group of all that may have it.
+/// A neighbor solicitation from `from` about `target`, sent to the solicited-node group.
 fn solicitation(from: ([u8; 6], Ipv6Addr), target: Ipv6Addr) -> Vec<u8> {
     let group = v6::solicited_node(target);
     let path = v6::Path {
@@ -167,7 +167,7 @@ fn solicitation(from: ([u8; 6], Ipv6Addr), target: Ipv6Addr) -> Vec<u8> {
     v6::frame(path, v6::ICMPV6, &message)
 }
 
-/// Which message about a neighbor it is, and who that is.
+/// The type and the target of a neighbor discovery message.
 fn neighbor_message(frame: &[u8]) -> Option<(u8, Ipv6Addr)> {
     let packet = v6::Packet::read(frame)?;
     let target: &[u8; 16] = packet.payload.get(8..)?.first_chunk()?;
@@ -175,7 +175,7 @@ fn neighbor_message(frame: &[u8]) -> Option<(u8, Ipv6Addr)> {
     is_one.then(|| (packet.payload[0], (*target).into()))
 }
 
-/// Both have the same solicited-node group.
+/// `ours` and `kernels` have the same solicited-node group.
 fn the_kernel_keeps_what_is_not_ours_of_ipv6() {
     let veth = Veth::new();
     std::fs::write(
@@ -242,7 +242,8 @@ fn the_program_follows_addresses_that_come_and_go() {
             let request = arp_request(right.mac, veth.subnet, target);
             assert_eq!(right.tx.transmit(&[TxFrame::new(&request)]), Ok(1));
         };
-        // Whether a request for `asked` comes to us, before one for `ours`, which does.
+        // Whether a request for `asked` reaches us. A later request for `ours`, which always does,
+        // marks the end.
         let mut hears = |right: &mut Port, asked: Ipv4Addr, ours: Ipv4Addr| {
             ask(right, asked);
             ask(right, ours);
@@ -267,7 +268,7 @@ fn the_program_follows_addresses_that_come_and_go() {
         let error = filter.add(address(163).into()).unwrap_err();
         assert!(error.to_string().contains("64 addresses"), "{error}");
         assert!(hears(&mut right, address(162), second));
-        // Without any, the kernel has all.
+        // Without any of our addresses, the kernel gets all frames.
         for last in [4].into_iter().chain(100..163) {
             filter.remove(address(last).into()).unwrap();
         }
@@ -275,7 +276,7 @@ fn the_program_follows_addresses_that_come_and_go() {
         right.claim_exactly(1, |frame| is_arp_reply(frame, kernels));
         filter.add(first.into()).unwrap();
         assert!(!hears(&mut right, second, first));
-        // What changes the program does not keep it.
+        // The filter changes the program, but does not keep it attached.
         drop(port);
         assert!(!has_program(&veth.left));
         filter.add(second.into()).unwrap();
@@ -315,7 +316,7 @@ fn several_queues_share_their_memory() {
         }
         assert!(Instant::now() < deadline, "{seen:?}");
     }
-    // Released by another device than theirs, frames find their queue.
+    // Frames return to their own queue even if another device releases them.
     ports[3].rx.release(&mut kept);
     let socket = peer.socket();
     for port in &mut ports {
@@ -341,7 +342,7 @@ fn long_frames_pass_in_pieces() {
     for (number, len) in (0..).zip([60, 4072, 4073, 4096, 8144, 8145, 9014]) {
         let there = experiment(right.mac, left.mac, number, len);
         let back = experiment(left.mac, right.mac, number, len);
-        // In two parts, so that pieces end in either.
+        // In two parts, so that pieces end in either part.
         let frame = TxFrame {
             head: &there[..54],
             payload: &there[54..],
@@ -396,7 +397,7 @@ fn a_burst_beyond_the_ring_is_counted() {
         assert!(Instant::now() < deadline, "{got} {:?}", port.rx.stats());
     }
     assert!(port.rx.stats().dropped > 100, "{:?}", port.rx.stats());
-    // What came later finds room again.
+    // Later frames find room again.
     send_experiments(&mut other, &port, 7..8);
     let got = port.claim_exactly(1, |frame| is_experiment(frame));
     assert_eq!(got[0].bytes(), experiment(port.mac, other.mac, 7, 1514));
@@ -423,7 +424,7 @@ fn opened_and_closed_again_and_again() {
             let mut other = veth.open_right();
             send_experiments(&mut other, &port, 0..1);
             port.claim_exactly(1, |frame| is_experiment(frame));
-            // The halves hold the program together.
+            // Each half keeps the program attached.
             drop(port.rx);
             assert!(has_program(&veth.left));
             drop(port.tx);

@@ -1,4 +1,4 @@
-//! Where kernels surprise: what is lost without a word, and what is told of it here.
+//! Surprises of the kernel: frames that it loses silently, and how the devices report that.
 
 use std::env;
 use std::process::Command;
@@ -53,7 +53,7 @@ pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
     ]
 }
 
-/// A datagram with a checksum that is left to the device; or several of `gso` bytes each.
+/// A datagram whose checksum is left to the device, or several of them of `gso` bytes each.
 fn datagram(
     veth: &Veth,
     from: &Port,
@@ -144,7 +144,7 @@ fn a_shrunken_mtu() {
     let mut other = veth.open_right();
     ip(&format!("link set {} mtu 1000", veth.left));
     ip(&format!("link set {} mtu 1000", veth.right));
-    // The kernel takes such a frame, drops it, and says busy.
+    // The kernel takes such a frame, drops it, and returns busy.
     let long = experiment(other.mac, port.mac, 1, 1514);
     let short = experiment(other.mac, port.mac, 2, 1014);
     for _ in 0..100 {
@@ -198,7 +198,7 @@ fn a_long_burst() {
         taken += port.tx.transmit(&frames[taken..]).unwrap();
         assert!(Instant::now() < deadline, "{:?}", port.tx.stats());
     }
-    // Nothing more is sent that could push the rest out.
+    // No later frame is sent that could push the rest out.
     let got = other.claim_exactly(frames.len(), |frame| is_experiment(frame));
     assert!(
         got.iter()
@@ -207,9 +207,8 @@ fn a_long_burst() {
     );
 }
 
-/// A socket that asks for no virtio headers is handed what the peer did not divide all the same,
-/// and a ring whose slots are as long as the MTU wants cuts it without an error: the rest is
-/// fetched.
+/// A socket without virtio headers also receives frames that the peer did not divide. A ring whose
+/// slots are as long as the MTU would cut them silently; the device fetches the rest.
 fn several_segments_without_offloads() {
     const LEN: usize = 20_000;
     for ring in [RxRing::None, RxRing::Slots, RxRing::Blocks] {
@@ -250,7 +249,7 @@ fn frames_of_other_interfaces() {
     let mut noise = noisy.open_right();
     let bytes = experiment([0xff; 6], noise.mac, 0, 1000);
     for ring in [RxRing::None, RxRing::Slots, RxRing::Blocks] {
-        // Before, while and after it opens.
+        // Sends before, while and after the device opens.
         let send = |noise: &mut Port| {
             assert_eq!(noise.tx.transmit(&[TxFrame::new(&bytes); 32]), Ok(32));
         };

@@ -1,4 +1,4 @@
-//! Interfaces that the tests make in their namespace, and the kernel as the other end.
+//! Interfaces that the tests create in their namespace, with the kernel as the other end.
 
 use super::INSIDE;
 use super::support::packet::Path;
@@ -12,9 +12,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The kernel at the other end.
+/// The kernel as the other end of a link.
 pub(crate) struct Peer {
-    /// The interface on our side, to be set down or deleted.
+    /// The interface on our side, which tests set down or delete.
     pub(crate) ours: String,
     /// The interface that has the kernel's address.
     pub(crate) kernels: String,
@@ -26,15 +26,14 @@ impl Peer {
         Ipv4Addr::new(10, 78, self.subnet, 2)
     }
 
-    /// The address that the tests use as ours. No interface has it.
+    /// The address that the tests use. No interface has it.
     pub(crate) fn our_address(&self) -> Ipv4Addr {
         Ipv4Addr::new(10, 78, self.subnet, 1)
     }
 
     pub(crate) fn mac(&self) -> [u8; 6] {
         let text = std::fs::read_to_string(format!("/sys/class/net/{}/address", self.kernels));
-        // The file system still shows the namespace that it was mounted in, so ask otherwise if
-        // need be.
+        // Before sysfs is mounted in the new namespace, it shows the old one; ask `ip` then.
         let text = text.unwrap_or_else(|_| {
             let output = Command::new("ip")
                 .args(["-o", "link", "show", "dev", &self.kernels])
@@ -56,7 +55,7 @@ impl Peer {
         mac
     }
 
-    /// Tells the kernel our Ethernet address, so that it need not ask.
+    /// Adds our Ethernet address to the kernel's neighbor table, so that it need not ask.
     pub(crate) fn introduce(&self, mac: [u8; 6]) {
         let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
         ip(&format!(
@@ -84,7 +83,8 @@ impl Peer {
 
 pub(crate) static NEXT_SUBNET: AtomicU8 = AtomicU8::new(1);
 
-/// Two joined interfaces: the left is ours, the right has the kernel's address. Deleted in the end.
+/// Two joined interfaces: the left one is ours, the right one has the kernel's address. Deleted
+/// when dropped.
 pub(crate) struct Veth {
     pub(crate) left: String,
     pub(crate) right: String,
@@ -106,7 +106,8 @@ impl Veth {
         }
     }
 
-    /// With more to say about both interfaces, and about the right one's kind.
+    /// As [`new`](Self::new), with further arguments for both interfaces, and for the right one's
+    /// type.
     pub(crate) fn with(both: &str, peer: &str) -> Self {
         let subnet = NEXT_SUBNET.fetch_add(1, Relaxed);
         let (left, right) = (format!("left{subnet}"), format!("right{subnet}"));
@@ -163,7 +164,7 @@ impl Drop for Veth {
     }
 }
 
-/// A TAP interface that has the kernel's address; goes with its device.
+/// A TAP interface that has the kernel's address. Removed with its device.
 pub(crate) struct TapInterface {
     pub(crate) name: String,
     pub(crate) subnet: u8,
@@ -188,10 +189,10 @@ impl TapInterface {
     }
 }
 
-/// Runs this program again in a network namespace of its own.
+/// Runs this program again in a new network namespace.
 pub(crate) fn enter_namespace() -> Result<ExitCode, String> {
     let program = env::current_exe().map_err(|error| error.to_string())?;
-    // As root a network namespace is enough; others become root of a user namespace first.
+    // For root a network namespace is enough; other users become root of a user namespace first.
     let flags = ["-n", "-Urn"].into_iter().find(|flags| {
         Command::new("unshare")
             .args([flags, "true"])
@@ -236,7 +237,7 @@ pub(crate) fn bring_up(interface: &str) {
     wait_until_running(interface);
 }
 
-/// An interface that was just set up still drops what is sent for a moment, without a word.
+/// An interface that was just set up silently drops frames for a moment.
 pub(crate) fn wait_until_running(interface: &str) {
     let deadline = Instant::now() + TIMEOUT;
     loop {
@@ -245,7 +246,7 @@ pub(crate) fn wait_until_running(interface: &str) {
             .output()
             .unwrap();
         let line = String::from_utf8(output.stdout).unwrap();
-        // A TAP interface does not tell.
+        // A TAP interface does not report its state.
         if line.contains(" state UP ")
             || line.contains(",LOWER_UP> ") && line.contains(" state UNKNOWN ")
         {

@@ -1,4 +1,4 @@
-//! What a process leaves behind that is killed while frames pass: nothing.
+//! A process that is killed while it sends and receives leaves nothing behind.
 
 use std::env;
 use std::io::Read;
@@ -17,7 +17,7 @@ use super::support::packet::{experiment, is_experiment};
 use super::support::{Port, TIMEOUT};
 use super::{Missing, OPEN, Trial};
 
-/// Devices on a veth, by name.
+/// Kinds of devices on a veth.
 const ON_VETH: [&str; 7] = [
     "packet_copies",
     "packet_slots",
@@ -46,7 +46,7 @@ pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
     trials
 }
 
-/// In the process that is to be killed: opens the device, and sends and receives for ever.
+/// Runs in the process that will be killed: opens the device, then sends and receives without end.
 pub(crate) fn flood(kind: &str, interface: &str) -> Result<(), DeviceError> {
     let packet = |ring| {
         let options = AfPacketOptions::default()
@@ -61,7 +61,7 @@ pub(crate) fn flood(kind: &str, interface: &str) -> Result<(), DeviceError> {
         "packet_slots" => vec![packet(RxRing::Slots)?],
         "packet_blocks" => vec![packet(RxRing::Blocks)?],
         "packet_guarded" => {
-            // By the rule of `Veth`.
+            // The addresses that `Veth` assigns.
             let subnet = interface.trim_start_matches("left").parse().unwrap_or(0);
             let address = std::net::Ipv4Addr::new(10, 78, subnet, 1);
             let options = AfPacketOptions::default().address(address).guard(true);
@@ -81,7 +81,7 @@ pub(crate) fn flood(kind: &str, interface: &str) -> Result<(), DeviceError> {
     for number in 0.. {
         for port in &mut ports {
             let bytes = experiment([0xff; 6], port.mac, number, 1000);
-            // The interface of a TAP comes up later.
+            // The interface of a TAP comes up later, so early errors are ignored.
             let _ = port.tx.transmit(&[TxFrame::new(&bytes); 8]);
             let _ = port.rx.claim(64, &mut frames);
             port.rx.release(&mut frames);
@@ -109,7 +109,7 @@ fn start(kind: &str, interface: &str) -> Child {
     child
 }
 
-/// Lets frames pass both ways, and kills the process while they do.
+/// Lets frames pass in both directions, and kills the process meanwhile.
 fn kill_under_way(mut child: Child, other: &mut Port) {
     for number in 0..50 {
         let bytes = experiment([0xff; 6], other.mac, number, 1514);
@@ -123,13 +123,13 @@ fn kill_under_way(mut child: Child, other: &mut Port) {
 
 fn said(command: &str, arguments: &[&str]) -> String {
     let output = Command::new(command).args(arguments).output();
-    // Without `ethtool` there is less to compare.
+    // Without `ethtool`, fewer settings are compared.
     output.map_or(String::new(), |output| {
         String::from_utf8_lossy(&output.stdout).into_owned()
     })
 }
 
-/// All that can be set of an interface.
+/// All settings of an interface.
 fn settings(interface: &str) -> String {
     let mut text = said("ip", &["-d", "-o", "link", "show", "dev", interface]);
     text += &said("ip", &["-o", "addr", "show", "dev", interface]);
@@ -152,7 +152,7 @@ fn on_veth(kind: &'static str) {
         ip(&format!("addr add {ours}/24 dev {}", veth.left));
     }
     let both = || [&veth.left, &veth.right].map(|interface| settings(interface));
-    // It is open for groups while this is open.
+    // While this device is open, the interface receives multicast.
     let mut other = veth.open_right();
     let before = both();
     let child = start(kind, &veth.left);
@@ -164,7 +164,7 @@ fn on_veth(kind: &'static str) {
     wait_until("something stays set", || both() == before);
     assert!(!has_program(&veth.left));
     if kind == "packet_guarded" {
-        // Nobody keeps the kernel from answering any more.
+        // The kernel answers again.
         let request = arp_request(other.mac, veth.subnet, ours);
         let mut frames = Vec::new();
         wait_until("the guard stays", || {
@@ -173,7 +173,7 @@ fn on_veth(kind: &'static str) {
             frames.drain(..).any(|frame| is_arp_reply(&frame, ours))
         });
     }
-    // Its queue is free, after the moment that the kernel takes.
+    // Its queue is free, after the moment that the kernel needs.
     if kind.starts_with("xdp") {
         drop(AfXdp::open(&veth.left, &AfXdpOptions::default()).unwrap());
     }
@@ -195,8 +195,8 @@ fn a_lasting_tap() {
     let name = "killed1";
     ip(&format!("tuntap add dev {name} mode tap multi_queue"));
     ip(&format!("link set {name} up"));
-    // What else it shows is what its last user asked for, and the next one asks anew: offloads, and
-    // virtio headers.
+    // The other settings shown (offloads and virtio headers) are those of the last user, and the
+    // next user sets its own.
     let queues = || {
         let line = said("ip", &["-d", "-o", "link", "show", "dev", name]);
         let mut words = line.split_whitespace();

@@ -1,4 +1,4 @@
-//! The tests by device, and what they need.
+//! The tests by device, and their requirements.
 
 #[path = "af_packet.rs"]
 mod af_packet;
@@ -36,8 +36,8 @@ use support::{Port, behaviour};
 /// Set in the copy of this program that runs inside the namespace.
 const INSIDE: &str = "DOMINOES_TEST_INSIDE";
 
-/// Set in a copy that only opens a device and prints the error: `packet:INTERFACE`, `tap:INTERFACE`
-/// or `xdp:INTERFACE`; or one that is to be killed: `flood:KIND:INTERFACE`.
+/// Set in a copy that only opens a device and prints the error (`packet:INTERFACE`,
+/// `tap:INTERFACE` or `xdp:INTERFACE`), or in one that will be killed (`flood:KIND:INTERFACE`).
 const OPEN: &str = "DOMINOES_TEST_OPEN";
 
 pub(super) fn main() -> ExitCode {
@@ -45,12 +45,12 @@ pub(super) fn main() -> ExitCode {
         return open_and_report(&what);
     }
     let trapped = if env::var_os(INSIDE).is_some() {
-        // Interfaces of the kind used here may reorder what different cores send, so all stays on
+        // The interfaces used here may reorder frames from different cores, so all threads stay on
         // one.
         if let Some(core) = core_affinity::get_core_ids().and_then(|cores| cores.last().copied()) {
             core_affinity::set_for_current(core);
         }
-        // Neighbour discovery of the kernel would mix with the tests' own frames.
+        // The kernel's neighbor discovery would mix with the tests' frames.
         let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
         None
     } else {
@@ -94,7 +94,7 @@ fn trials(missing: &Missing) -> Vec<Trial> {
             missing.xdp.clone(),
             || {
                 privilege("xdp", "net_raw")?;
-                // CAP_SYS_ADMIN stands for it.
+                // CAP_SYS_ADMIN would include it.
                 privilege("xdp", "bpf,-sys_admin")
             },
         ),
@@ -114,7 +114,7 @@ fn trials(missing: &Missing) -> Vec<Trial> {
     trials
 }
 
-/// What every device must do, by two of them and by one of them and another kind.
+/// The behaviours that all devices share, for two devices of a kind and for two kinds.
 fn pairs(missing: &Missing) -> Vec<Trial> {
     let mut trials = Vec::new();
     for &(name, test) in behaviour::ALL {
@@ -152,7 +152,7 @@ fn pairs(missing: &Missing) -> Vec<Trial> {
         trials.push(
             missing.packet(&format!("packet_and_pnet::{name}"), move || {
                 let veth = Veth::new();
-                // It could not tell that something is left to be done.
+                // `Pnet` could not tell that a frame is unfinished.
                 let options = AfPacketOptions::default().offloads(false);
                 let right = dominoes_drivers::pnet::Pnet::open(&veth.right).unwrap();
                 test(
@@ -176,7 +176,7 @@ fn pairs(missing: &Missing) -> Vec<Trial> {
         );
         trials.push(missing.xdp(&format!("packet_and_xdp::{name}"), move || {
             let veth = Veth::new();
-            // The peer must not leave to us what we cannot see.
+            // The peer must not leave checksums or segments unfinished, since we could not tell.
             let options = AfPacketOptions::default().offloads(false);
             let right = open_xdp(&veth.right, &AfXdpOptions::default());
             test(
@@ -202,7 +202,7 @@ fn pairs(missing: &Missing) -> Vec<Trial> {
     trials
 }
 
-/// Why tests cannot run here, if so.
+/// The reasons why tests cannot run here, if there are any.
 struct Missing {
     packet: Option<String>,
     tap: Option<String>,
@@ -219,7 +219,7 @@ impl Missing {
     }
 
     fn tap(&self, name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
-        // The other end of some is a packet socket.
+        // Some tests use a packet socket as the other end.
         self.trial(
             name,
             "tap",
@@ -238,7 +238,7 @@ impl Missing {
         })
     }
 
-    /// A test that is ignored for the reason that is known beforehand, or for the one it returns.
+    /// A test that is ignored if `reason` is given, or if it returns a reason.
     fn trial(
         &self,
         name: &str,
@@ -262,7 +262,7 @@ fn packet_missing() -> Option<String> {
     if Command::new("ip").arg("-V").output().is_err() {
         return Some("needs the command ip (iproute2)".to_owned());
     }
-    // The loopback interface is no Ethernet; finding that out takes a packet socket.
+    // The loopback interface is not Ethernet; finding that out requires a packet socket.
     match AfPacket::open("lo", AfPacketOptions::default()) {
         Err(DeviceError::Unsuitable { .. }) => {}
         Err(error) => return Some(error.to_string()),
@@ -311,7 +311,7 @@ fn privilege(device: &str, capability: &str) -> Result<(), String> {
     let output = Command::new("setpriv")
         .args(["--bounding-set", &without, "--inh-caps", &without, "--"])
         .arg(env::current_exe().map_err(|error| error.to_string())?)
-        // AF_XDP looks at the interface first.
+        // AF_XDP reads the interface's properties first, so it needs one that exists.
         .env(
             OPEN,
             format!(

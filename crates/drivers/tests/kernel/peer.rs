@@ -1,4 +1,4 @@
-//! Devices whose other end is the stack of the kernel.
+//! Devices whose other end is the kernel's stack.
 
 use super::af_xdp::open_xdp;
 use super::interfaces::{Peer, TapInterface, Veth, bring_up, ip, wait_until_running};
@@ -53,7 +53,7 @@ pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
                 test(port, veth.peer());
             }));
         }
-        // AF_XDP has no frames that stand for several segments.
+        // AF_XDP has no merged frames.
         if name != "tcp_moves_in_large_frames_both_ways" {
             trials.push(missing.xdp(&format!("xdp::{name}"), move || {
                 let veth = Veth::new();
@@ -75,7 +75,7 @@ pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
             );
         }
         #[cfg(feature = "pnet")]
-        // It has no checksums and no segments to leave to others.
+        // `Pnet` supports neither checksum offload nor segmentation.
         if [
             "the_kernel_asks_for_our_address",
             "a_deleted_interface_is_gone",
@@ -134,7 +134,7 @@ fn a_datagram_reaches_the_kernel(mut port: Port, peer: Peer) {
     let path = peer.path(&port, 7, socket.local_addr().unwrap().port());
     let mut buffer = [0; 2000];
 
-    // The device does the checksum, then we do.
+    // First the device computes the checksum, then we do.
     let packet = packet::udp(path, b"left to the device", None);
     assert_eq!(port.tx.transmit(&[packet.frame()]), Ok(1));
     let (len, from) = socket.recv_from(&mut buffer).unwrap();
@@ -146,7 +146,7 @@ fn a_datagram_reaches_the_kernel(mut port: Port, peer: Peer) {
     assert_eq!(port.tx.transmit(&[TxFrame::new(&bytes)]), Ok(1));
     assert_eq!(socket.recv(&mut buffer).unwrap(), 10);
 
-    // And back: the kernel leaves the checksum to us, and says so.
+    // In the other direction the kernel leaves the checksum to us, and the metadata shows it.
     socket.send_to(b"answer", from).unwrap();
     let answer = port
         .claim_exactly(1, |frame| packet::parse_udp(frame) == Some(b"answer"))
@@ -178,18 +178,18 @@ fn one_frame_becomes_fifty_datagrams(mut port: Port, peer: Peer) {
     }
 }
 
-/// A TCP connection from the kernel to us: it sends a megabyte, we acknowledge and send one large
+/// A TCP connection from the kernel to us. It sends a megabyte; we acknowledge, and send one large
 /// frame back.
 fn tcp_moves_in_large_frames_both_ways(port: Port, peer: Peer) {
     tcp_moves(port, peer, 40_000..=65_549);
 }
 
-/// The kernel sends frames that the link carries, and takes larger ones.
+/// The kernel sends frames no longer than the link allows, and accepts longer ones.
 fn tcp_leaves_in_large_frames(port: Port, peer: Peer) {
     tcp_moves(port, peer, 1514..=1514);
 }
 
-/// Our interface merges what the kernel at the other end has divided.
+/// Our interface merges segments that the kernel at the other end has divided.
 fn tcp_arrives_merged_by_our_interface() -> Result<(), String> {
     let veth = Veth::new();
     let (left, right) = (veth.left.clone(), veth.right.clone());
@@ -206,8 +206,8 @@ fn tcp_arrives_merged_by_our_interface() -> Result<(), String> {
     Ok(())
 }
 
-/// A megabyte from the kernel, in frames of which the longest is one of `longest`; and an answer in
-/// one frame.
+/// The kernel sends a megabyte in frames, the longest of which has a length in `expected`; the
+/// answer is one frame.
 fn tcp_moves(mut port: Port, peer: Peer, expected: RangeInclusive<usize>) {
     const BYTES: usize = 1 << 20;
     const ANSWER: usize = 40 * 1460;
@@ -244,7 +244,7 @@ fn tcp_moves(mut port: Port, peer: Peer, expected: RangeInclusive<usize>) {
         caps,
         mac,
     };
-    let mut next = 0; // what we expect of the kernel's sequence space
+    let mut next = 0; // the next sequence number expected from the kernel
     let mut received = 0;
     let mut longest = 0;
     let mut large = 0;
@@ -296,7 +296,7 @@ fn tcp_moves(mut port: Port, peer: Peer, expected: RangeInclusive<usize>) {
                 None,
             );
         } else if !payload.is_empty() {
-            // Lost or out of order: ask for what is missing.
+            // Lost or out of order: request the missing segment.
             send(
                 path,
                 Tcp {
@@ -339,7 +339,7 @@ fn tcp_moves(mut port: Port, peer: Peer, expected: RangeInclusive<usize>) {
     );
 }
 
-/// Stands in for a sending half that is used elsewhere.
+/// A placeholder for a sending half that is in use elsewhere.
 struct Mute;
 
 impl dominoes_drivers::DeviceTx for Mute {
@@ -378,7 +378,7 @@ fn a_link_that_goes_down_says_so_and_comes_back(mut port: Port, peer: Peer) {
     assert_eq!(port.tx.transmit(&[TxFrame::new(&bytes)]), Err(down.clone()));
     assert!(down.is_temporary());
 
-    // Said once; then waiting waits.
+    // The error is reported once; later waits last their full time.
     let begin = Instant::now();
     for _ in 0..3 {
         port.rx.wait(Some(Duration::from_millis(50))).unwrap();
@@ -404,7 +404,7 @@ fn a_deleted_interface_is_gone(mut port: Port, peer: Peer) {
         thread::sleep(Duration::from_millis(30));
         ip(&format!("link del {ours}"));
     });
-    // It goes down first, which may be seen.
+    // The interface goes down first, which the device may report.
     let mut error = error_of(&mut port);
     if error.is_temporary() {
         error = error_of(&mut port);

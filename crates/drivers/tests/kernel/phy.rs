@@ -1,4 +1,4 @@
-//! The devices of smoltcp, each on a thread of its own, beside ours.
+//! The devices of smoltcp, each on a separate thread, against ours.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -73,13 +73,13 @@ fn tuntap() -> (Port, String) {
     (port, name)
 }
 
-/// smoltcp knows no frames of several segments.
+/// A packet socket without offloads, since smoltcp does not support merged frames.
 fn packet(interface: &str) -> Port {
     let options = AfPacketOptions::default().offloads(false);
     Port::new(AfPacket::open(interface, options).unwrap())
 }
 
-/// smoltcp panics, and the panic of its thread becomes an error of both halves.
+/// smoltcp panics, and both halves report the panic of its thread as an error.
 fn an_interface_that_goes_down() {
     let veth = Veth::new();
     let mut port = raw_socket(&veth.left);

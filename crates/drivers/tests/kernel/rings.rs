@@ -62,7 +62,7 @@ pub(crate) fn trials(missing: &Missing) -> Vec<Trial> {
     trials
 }
 
-/// A device with a ring as small as they get, its interfaces, and a device at the other end.
+/// A device with the smallest ring, its interfaces, and a device at the other end.
 fn small_ring(ring: RxRing) -> (Veth, Port, Port) {
     let veth = Veth::new();
     let port = veth.open_left_with(AfPacketOptions::default().ring(ring).ring_bytes(0));
@@ -70,7 +70,7 @@ fn small_ring(ring: RxRing) -> (Veth, Port, Port) {
     (veth, port, other)
 }
 
-/// Sends frames for experiments with these numbers.
+/// Sends experimental frames with these numbers.
 pub(crate) fn send_experiments(from: &mut Port, to: &Port, numbers: std::ops::Range<u32>) {
     for number in numbers {
         let bytes = experiment(to.mac, from.mac, number, 1514);
@@ -92,7 +92,7 @@ fn several_threads_read_a_frame_where_it_lies(ring: RxRing) {
             });
         }
     });
-    // A copy is one's own.
+    // A copy can be written.
     let mut copy = frames[0].clone();
     assert!(!copy.is_in_place());
     copy.bytes_mut()[20] ^= 1;
@@ -111,7 +111,7 @@ fn nobody_can_write_where_a_frame_lies(ring: RxRing) {
     assert!(mapping.contains(" r--s "), "{mapping}");
 }
 
-/// The line of `/proc/self/maps` about an address.
+/// The line of `/proc/self/maps` for the mapping that contains an address.
 pub(crate) fn mapping_of(address: usize) -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let mapping = maps.lines().find(|line| {
@@ -122,7 +122,8 @@ pub(crate) fn mapping_of(address: usize) -> String {
     mapping.expect("the frame lies in a mapping").to_owned()
 }
 
-/// Sends many times what the ring holds while one frame is kept, several times over.
+/// Sends many times the capacity of the ring while one frame per round is kept, for several
+/// rounds.
 fn a_frame_that_is_kept_does_not_stop_the_ring(ring: RxRing) {
     let (_veth, mut port, mut other) = small_ring(ring);
     let mut kept: Vec<dominoes_drivers::Frame> = Vec::new();
@@ -139,7 +140,7 @@ fn a_frame_that_is_kept_does_not_stop_the_ring(ring: RxRing) {
                 kept.push(got.remove(0));
             }
             port.rx.release(&mut got);
-            // V3 hands a block over per millisecond, so hurrying does not help.
+            // V3 hands over one block per millisecond, so this would take too long.
             if ring == RxRing::Blocks && at == each / 16 {
                 break;
             }
@@ -153,7 +154,7 @@ fn a_frame_that_is_kept_does_not_stop_the_ring(ring: RxRing) {
     assert!(stats.copied_out > 0, "{stats:?}");
     assert_eq!(stats.dropped, 0, "{stats:?}");
 
-    // Once they are released, the ring is as good as new.
+    // Once they are released, the whole ring is in use again.
     port.rx.release(&mut kept);
     let lap = 10;
     for number in 0..lap {
@@ -211,7 +212,7 @@ fn the_kernel_notes_when_a_frame_came(ring: RxRing) {
         .claim_exactly(1, |frame| is_experiment(frame))
         .remove(0);
     let noted = frame.timestamp().expect("the ring has timestamps");
-    // The kernel may take the time by a coarser clock.
+    // The kernel may use a coarser clock.
     let slack = Duration::from_millis(20);
     assert!(
         noted + slack >= before && noted <= std::time::SystemTime::now() + slack,

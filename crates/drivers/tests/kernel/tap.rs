@@ -40,7 +40,7 @@ fn what_the_kernels_end_has_is_refused() {
     let subnet = NEXT_SUBNET.fetch_add(1, Relaxed);
     let name = format!("tap{subnet}");
     let tap = Tap::open(&name).unwrap();
-    // Off in the namespace of these tests.
+    // IPv6 is off in the namespace of these tests.
     let switch = format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6");
     std::fs::write(switch, "0").unwrap();
     ip(&format!("addr add 10.78.{subnet}.2/24 dev {name}"));
@@ -53,7 +53,7 @@ fn what_the_kernels_end_has_is_refused() {
             matches!(&error, DeviceError::AddressInUse { interface, .. } if *interface == name);
         assert!(is_named, "{error}");
     }
-    // What other interfaces have may be the same on this link.
+    // Addresses of other interfaces may be used on this link.
     for other in [
         format!("10.78.{subnet}.1"),
         "127.0.0.1".into(),
@@ -137,7 +137,8 @@ fn without_offloads_frames_stay_short() {
         (got.meta.checksum, got.meta.gso),
         (RxChecksum::Verify, None)
     );
-    // The kernel has done the checksum: doing it again over the pseudo-header's sum gives the same.
+    // The kernel has computed the checksum: computing it again over the pseudo-header's sum gives
+    // the same result.
     let path = Path {
         from_mac: peer.mac(),
         to_mac: tap.mac,

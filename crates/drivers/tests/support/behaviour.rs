@@ -1,4 +1,4 @@
-//! What every device does. Each test gets two that are joined, whatever lies between them.
+//! The behaviours that all devices share. Each test gets two joined devices, whatever joins them.
 
 use super::packet::{self, Path, experiment, is_experiment};
 use super::{Port, TIMEOUT};
@@ -7,10 +7,10 @@ use std::net::Ipv4Addr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// One behaviour: its name, and the test.
+/// A behaviour: its name and its test.
 pub type Behaviour = (&'static str, fn(Port, Port));
 
-/// All of them.
+/// All behaviours.
 pub const ALL: &[Behaviour] = &[
     (
         "frames_arrive_whole_and_in_order",
@@ -60,7 +60,7 @@ pub const ALL: &[Behaviour] = &[
     ),
 ];
 
-/// Sends all frames, however often the device is busy.
+/// Sends all frames, and retries while the device is busy.
 fn send_all(port: &mut Port, frames: &[Vec<u8>]) {
     let frames: Vec<_> = frames.iter().map(|bytes| TxFrame::new(bytes)).collect();
     let mut rest = &frames[..];
@@ -123,7 +123,7 @@ fn prepared_frames_arrive_in_order_among_others(mut left: Port, mut right: Port)
     let other = experiment(right.mac, left.mac, u32::MAX, 60);
     let long = experiment(right.mac, left.mac, 2, left.caps.mtu + 15);
     for round in 0..3 {
-        // Two threads have every other batch. What is prepared at first is given up.
+        // The two threads alternate in batches. The frame that is prepared first is abandoned.
         thread::scope(|scope| {
             for thread in 0..2 {
                 let (preparer, sent, long) = (&*preparer, &sent, &long);
@@ -145,7 +145,7 @@ fn prepared_frames_arrive_in_order_among_others(mut left: Port, mut right: Port)
                 });
             }
         });
-        // Slots that there are not.
+        // This slot does not exist.
         preparer.prepare(SLOTS, &[TxFrame::new(&other)]);
         let deadline = Instant::now() + TIMEOUT;
         for (batch, sent) in sent.chunks(BATCH).enumerate() {
@@ -166,7 +166,7 @@ fn prepared_frames_arrive_in_order_among_others(mut left: Port, mut right: Port)
     }
     let before = left.tx.stats();
     preparer.prepare(3, &[TxFrame::new(&long)]);
-    // Nothing was prepared in the slots beside it since they were sent.
+    // Nothing has been prepared in the neighboring slots since their frames were sent.
     assert_eq!(left.tx.transmit_prepared(2, 3), Ok(3));
     let after = left.tx.stats();
     assert_eq!(
@@ -194,7 +194,7 @@ fn both_ways_work_at_once(left: Port, right: Port) {
     };
     thread::scope(|scope| {
         let other = scope.spawn(|| work(right, &back, &there));
-        // The other end must not go before this one has everything.
+        // The other end must live until this one has received everything.
         let _ports = (
             work(left, &there, &back),
             other.join().expect("the other end succeeds"),
@@ -412,7 +412,7 @@ fn the_halves_may_go_in_any_order(left: Port, right: Port) {
         1
     );
     drop(tx);
-    // Some take the other end with them.
+    // In some devices the other end is gone as well.
     let result = right.rx.claim(1, &mut Vec::new());
     assert!(
         matches!(result, Ok(0) | Err(DeviceError::Gone { .. })),

@@ -1,6 +1,6 @@
-//! What the tests of devices share: frames to send, and the behaviours that every device must have.
+//! Shared by the tests of devices: frames to send, and the behaviours that every device must have.
 
-// Two test programs share these modules, and each uses a part of them.
+// Two test programs share these modules, and each uses only a part of them.
 #![allow(dead_code, unreachable_pub, unused_imports)]
 
 pub mod behaviour;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// Longer than anything here takes on a busy machine.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A device in its parts.
+/// A device, split into its parts.
 pub struct Port {
     pub rx: Box<dyn DeviceRx>,
     pub tx: Box<dyn DeviceTx>,
@@ -27,12 +27,13 @@ impl Port {
         Self { rx, tx, caps, mac }
     }
 
-    /// Claims frames for as long as `wanted` asks for more. Panics when that takes too long.
+    /// Claims frames and passes them to `wanted` until it returns false. Panics when that takes
+    /// too long.
     pub fn claim_while(&mut self, mut wanted: impl FnMut(Frame) -> bool) {
         let deadline = Instant::now() + TIMEOUT;
         let mut frames = Vec::new();
         loop {
-            // One by one, so that none is claimed beyond the last one wanted.
+            // One at a time, so that no frame after the last one is claimed.
             while self.rx.claim(1, &mut frames).expect("the device is up") > 0 {
                 if !frames.drain(..).all(&mut wanted) {
                     return;
@@ -49,7 +50,7 @@ impl Port {
         }
     }
 
-    /// Claims `count` frames for which `wanted` holds and leaves out the others.
+    /// Claims frames until `count` of them satisfy `wanted`, and returns those.
     pub fn claim_exactly(&mut self, count: usize, wanted: impl Fn(&Frame) -> bool) -> Vec<Frame> {
         let mut found = Vec::new();
         if count > 0 {

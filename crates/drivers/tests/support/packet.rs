@@ -1,4 +1,5 @@
-//! Packets with what a device is to do to them, and what a kernel sends.
+//! Packets to send, with the work that they leave to the device, and parsers for packets from the
+//! kernel.
 
 use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxFrame, TxMeta, complete_checksum};
 use dominoes_testkit::packet::{self, Header, Segment, UDP};
@@ -6,10 +7,10 @@ use std::net::Ipv4Addr;
 
 pub use dominoes_testkit::packet::{ACK, LOWER as L4_START, RST, SYN};
 
-/// The EtherType for local experiments: no kernel minds such frames.
+/// The EtherType for local experiments, which kernels ignore.
 pub const EXPERIMENT: [u8; 2] = [0x88, 0xb5];
 
-/// A frame for local experiments of `len` bytes, whose payload follows from `number`.
+/// A frame for local experiments of `len` bytes, whose payload is derived from `number`.
 pub fn experiment(to: [u8; 6], from: [u8; 6], number: u32, len: usize) -> Vec<u8> {
     let mut frame = [&to[..], &from, &EXPERIMENT, &number.to_be_bytes()].concat();
     frame.extend((frame.len()..len).map(|at| (number as usize * 31 + at) as u8));
@@ -21,7 +22,7 @@ pub fn is_experiment(frame: &[u8]) -> bool {
     frame.get(12..14) == Some(&EXPERIMENT)
 }
 
-/// Where a packet comes from and goes to.
+/// Source and destination of a packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Path {
     pub from_mac: [u8; 6],
@@ -41,7 +42,7 @@ impl Path {
     }
 }
 
-/// A frame to send with what the device is to do to it.
+/// A frame to send, and the work that it leaves to the device.
 #[derive(Clone, Debug)]
 pub struct Packet {
     pub head: Vec<u8>,
@@ -50,8 +51,8 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// Takes back the checksum at `offset` of the transport header; in pieces of so many bytes if
-    /// that is given.
+    /// Undoes the checksum at `offset` of the transport header. With `gso`, the frame is to be
+    /// divided into pieces of that size.
     fn partial(
         mut whole: Vec<u8>,
         payload: &[u8],
@@ -85,7 +86,7 @@ impl Packet {
         }
     }
 
-    /// The same packet with its checksum done, in one piece.
+    /// The same packet with its checksum computed, undivided.
     pub fn completed(&self) -> Vec<u8> {
         let mut bytes = [&self.head[..], &self.payload].concat();
         if let TxChecksum::Partial { start, offset } = self.meta.checksum {
@@ -95,13 +96,13 @@ impl Packet {
     }
 }
 
-/// A UDP packet with a partial checksum, in datagrams of `size` bytes if it is given.
+/// A UDP packet with a partial checksum, to be divided into datagrams of `size` bytes if given.
 pub fn udp(path: Path, payload: &[u8], size: Option<u16>) -> Packet {
     let whole = packet::udp(path.hosts(), (path.from.1, path.to.1), payload);
     Packet::partial(whole, payload, 6, size.map(|size| (GsoKind::Udp, size)))
 }
 
-/// The fields of a TCP segment that the tests care for.
+/// The fields of a TCP segment that the tests use.
 #[derive(Clone, Copy, Debug)]
 pub struct Tcp {
     pub seq: u32,
@@ -109,8 +110,8 @@ pub struct Tcp {
     pub flags: u8,
 }
 
-/// A TCP packet with a partial checksum, in segments of `size` payload bytes if it is given. A SYN
-/// offers segments of 1460 bytes and a window scale of 7.
+/// A TCP packet with a partial checksum, to be divided into segments of `size` payload bytes if
+/// given. A SYN offers an MSS of 1460 bytes and a window scale of 7.
 pub fn tcp(path: Path, tcp: Tcp, payload: &[u8], size: Option<u16>) -> Packet {
     let opens = tcp.flags & SYN != 0;
     let segment = Segment {
@@ -129,7 +130,7 @@ pub fn tcp(path: Path, tcp: Tcp, payload: &[u8], size: Option<u16>) -> Packet {
     Packet::partial(segment.frame(path.hosts()), payload, 16, gso)
 }
 
-/// A received TCP packet: its source port, fields and payload. Its checksum may be partial.
+/// Source port, fields and payload of a received TCP packet. Its checksum may be partial.
 pub fn parse_tcp(frame: &[u8]) -> Option<(u16, Tcp, &[u8])> {
     let header = Header::read(frame)?;
     let fields = Tcp {
@@ -141,7 +142,7 @@ pub fn parse_tcp(frame: &[u8]) -> Option<(u16, Tcp, &[u8])> {
     Some((header.src_port, fields, &frame[begin..end]))
 }
 
-/// A received UDP packet: its payload.
+/// The payload of a received UDP packet.
 pub fn parse_udp(frame: &[u8]) -> Option<&[u8]> {
     (packet::protocol(frame)? == UDP).then(|| &frame[L4_START + 8..])
 }
