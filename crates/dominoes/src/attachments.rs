@@ -1,29 +1,30 @@
-//! One owned value beside each slot, which returns to the publisher chunk by chunk.
+//! One owned value beside each slot. Values return to the publisher chunk by chunk.
 //!
 //! # Why attachments are sound
 //!
-//! One word per chunk holds `lap tag (32) | taking (1) | pins (15) | done (16)`; all threads change
-//! it by compare and swap. Four facts carry the argument, and none depends on what callers do:
+//! Each chunk has a word `lap tag (32) | taking (1) | pins (15) | done (16)`, which all threads
+//! change by compare and swap. The argument consists of four facts, none of which depends on the
+//! behaviour of callers:
 //!
-//! 1. The `Stocker` alone writes values, to positions `head..head + slots` only, each once, in
-//!    ascending order; `stocked` is stored with Release after the value. So a position below
-//!    `stocked` and at or above `head` holds a value.
-//! 2. Values are taken out only by the thread that set `taking`, before the tag moves on. That is
-//!    done with a compare and swap that demands the current tag, no pin, and a full done count, and
-//!    by one thread only; while it is set no pin succeeds. A chunk that another thread than the
-//!    `Stocker`'s has emptied keeps `taking`, with a done count of zero, until the `Stocker` moves
-//!    its tag on.
-//! 3. `pin` succeeds only on the current tag without `taking`. Hence from a successful `pin` to its
-//!    drop no thread takes values of that chunk out or writes them again.
-//! 4. `Pin::get` hands out a reference only to a position below a `stocked` it has read and at most
-//!    `slots` behind it. That makes it a position of the lap now in the array even if the 32-bit
-//!    tag had come round.
+//! 1. Only the `Stocker` writes values: to positions `head..head + slots`, each once, in ascending
+//!    order; it stores `stocked` with Release after the value. So a position at or above `head`
+//!    and below `stocked` holds a value.
+//! 2. Only the thread that set `taking` takes values out, before the tag changes. `taking` is set
+//!    by a compare and swap that requires the current tag, no pin and a full done count, so one
+//!    thread only succeeds; while it is set, no pin succeeds. If another thread than the
+//!    `Stocker`'s has emptied a chunk, `taking` stays set, with a done count of zero, until the
+//!    `Stocker` advances the tag.
+//! 3. `pin` succeeds only with the current tag and without `taking`. Hence from a successful `pin`
+//!    to its drop no thread takes values out of that chunk or writes them again.
+//! 4. `Pin::get` returns a reference only to a position below a value of `stocked` that it has
+//!    read, and at most `slots` below it. So the position belongs to the lap now in the array,
+//!    even if the 32-bit tag has wrapped around.
 //!
-//! Callbacks and destructors are user code: they panic, and they call back. So a value is moved out
-//! of its slot, and the words that say so are stored, before either sees it. [`Stocker::reclaim`]
-//! opens a chunk again between taking its last value out and handing it over; `Emptying` marks a
-//! chunk as emptied on every way out of [`Attachments::take_out`], which keeps it closed until
-//! then.
+//! Callbacks and destructors are user code, which may panic or call back. So before either sees a
+//! value, the value has been moved out of its slot and the words that record this have been
+//! stored. [`Stocker::reclaim`] reopens a chunk after it has taken the last value out and before
+//! it passes that value on. `Emptying` marks a chunk as emptied on every exit from
+//! [`Attachments::take_out`], and keeps it closed until then.
 
 use crate::{
     Seq,
@@ -55,7 +56,7 @@ impl Chunk {
     fn taking(self) -> bool {
         self.0 & Self::TAKING != 0
     }
-    /// All values are out, and it waits for the stocker to notice.
+    /// The word of a chunk whose values are all out, until the stocker reclaims it.
     fn emptied(tag: u32) -> Self {
         Chunk(Chunk::open(tag).0 | Self::TAKING)
     }
@@ -70,34 +71,34 @@ pub struct Attachments<A> {
     slot_shift: u32,
     /// log2 of the number of slots in a chunk.
     chunk_shift: u32,
-    /// Everything below holds (or held) a value. Written by the stocker only.
+    /// All positions below hold (or held) a value. Written by the stocker only.
     stocked: CachePadded<AtomicU64>,
-    /// Everything below was taken back. Written by the stocker only.
+    /// All positions below were taken back. Written by the stocker only.
     head: CachePadded<AtomicU64>,
 }
 
-/// The one thread's handle that puts values into [`Attachments`] and takes them back. `Send`, not
-/// `Clone`.
+/// The handle that puts values into [`Attachments`] and takes them back, for one thread. `Send`,
+/// not `Clone`.
 pub struct Stocker<A> {
     shared: Arc<Attachments<A>>,
-    /// Next position to be stocked.
+    /// Next position to stock.
     next: Seq,
-    /// Next position to be taken back.
+    /// Next position to take back.
     head: Seq,
-    /// The chunk of `head` is marked as being taken; its values from `head` on have yet to go out.
-    /// False as soon as the last one is out of its slot, before the callback sees it: `head` then
-    /// stands in the next chunk, which may have readers.
+    /// The chunk of `head` is marked as being taken, and its values from `head` on are still in
+    /// their slots. Becomes false as soon as the last value has left its slot, before the callback
+    /// sees it: `head` is then in the next chunk, which may have readers.
     taking: bool,
 }
 
-/// Values of type `A` beside the slots of a channel: `slots` as told by
+/// Values of type `A` beside the slots of a channel: `slots` as returned by
 /// [`Log::slots`](crate::Log::slots), in chunks of `chunk` slots.
 ///
-/// The single publisher stocks position `seq` before it publishes it. Others
+/// The single publisher stocks position `seq` before it publishes that entry. Other threads
 /// [`pin`](Attachments::pin) a chunk to read its values in place, and report slots as
 /// [`done`](Attachments::done). The publisher takes a chunk's values back once all its slots are
-/// done and no thread has it pinned, which does not wait for the slowest subscriber: such a one
-/// finds that it cannot pin the chunk.
+/// done and no thread has it pinned. It does not wait for the slowest subscriber, which may find
+/// that it can no longer pin the chunk.
 ///
 /// ```
 /// let (mut stocker, frames) = dominoes::attachments::<String>(4, 2);
@@ -130,7 +131,7 @@ pub struct Stocker<A> {
 /// ```
 ///
 /// # Panics
-/// If one of the two is not a power of two, or `chunk` is larger than `slots` or than 32768.
+/// If either is not a power of two, or `chunk` is larger than `slots` or than 32768.
 pub fn attachments<A: Send + Sync>(
     slots: usize,
     chunk: usize,
@@ -185,21 +186,21 @@ impl<A> Attachments<A> {
         (seq & self.mask) as usize
     }
 
-    /// Slots in a chunk.
+    /// Number of slots in a chunk.
     pub fn chunk(&self) -> usize {
         1 << self.chunk_shift
     }
 
-    /// Slots altogether.
+    /// Number of slots.
     pub fn slots(&self) -> usize {
         self.values.len()
     }
 
-    /// Keeps the chunk of `seq` from being taken back while the pin lives; `None` when it was taken
+    /// Keeps the chunk of `seq` from being taken back while the pin lives. `None` if it was taken
     /// back already.
     ///
     /// # Panics
-    /// If 32767 pins of the chunk are alive.
+    /// If the chunk already has 32767 pins.
     pub fn pin(&self, seq: Seq) -> Option<Pin<'_, A>> {
         let word = self.word(seq);
         let tag = self.tag(seq);
@@ -210,7 +211,7 @@ impl<A> Attachments<A> {
             }
             assert!(now.0 & Chunk::PINS != Chunk::PINS, "a chunk has 32767 pins");
             // ORDERING: Acquire, pairs with the Release store at the end of `Stocker::reclaim`, so
-            // that values written after it are written after what the lap before did.
+            // that values of this lap are written after all accesses of the previous lap.
             match word.compare_exchange_weak(
                 now.0,
                 now.0 + Chunk::PIN,
@@ -232,12 +233,12 @@ impl<A> Attachments<A> {
         })
     }
 
-    /// Reports that nothing more will be done with `n` slots of the chunk of `seq`. Returns how
-    /// many slots of it are done now.
+    /// Reports `n` slots of the chunk of `seq` as done: they are not needed any more. Returns the
+    /// number of done slots in the chunk.
     ///
     /// # Panics
-    /// If that makes more slots than the chunk has, or the chunk was taken back already: work was
-    /// done twice.
+    /// If that exceeds the slots of the chunk, or the chunk was taken back already: work was done
+    /// twice.
     pub fn done(&self, seq: Seq, n: u32) -> u32 {
         let word = self.word(seq);
         let tag = self.tag(seq);
@@ -253,8 +254,8 @@ impl<A> Attachments<A> {
                 "{done} slots done at {seq} in a chunk of {}",
                 self.chunk()
             );
-            // ORDERING: Release, pairs with the Acquire compare and swap in `Stocker::reclaim`: the
-            // work is over before the values go.
+            // ORDERING: Release, pairs with the Acquire compare and swap in `Stocker::reclaim`:
+            // the work ends before the values are taken.
             match word.compare_exchange_weak(
                 now.0,
                 now.0 + u64::from(n),
@@ -268,10 +269,12 @@ impl<A> Attachments<A> {
     }
 
     /// Takes the values of the chunk of `seq` out, if all its slots are stocked and done and no
-    /// thread has it pinned: for the thread that did the work, which has them in a nearby cache.
-    /// The place stays taken until the [`Stocker`] comes by. False if it cannot be done, or was.
+    /// thread has it pinned. For the thread that did the work, which has the values in a nearby
+    /// cache. The chunk stays closed until the [`Stocker`] reclaims it. False if the values cannot
+    /// be taken, or were.
     ///
-    /// Values go to `out` in ascending order. If `out` panics, the others are dropped.
+    /// Passes values to `out` in ascending order. If `out` panics, the remaining values are
+    /// dropped.
     pub fn take_out(&self, seq: Seq, out: &mut impl FnMut(Seq, A)) -> bool {
         let chunk = self.chunk() as u64;
         let first = seq & !(chunk - 1);
@@ -307,15 +310,14 @@ impl<A> Attachments<A> {
         true
     }
 
-    /// How many slots of the chunk of `seq` are reported done; `None` when it was taken back
-    /// already.
+    /// Number of slots reported done in the chunk of `seq`. `None` if it was taken back already.
     pub fn done_count(&self, seq: Seq) -> Option<u32> {
         let now = Chunk(self.word(seq).load(Ordering::Relaxed));
         (now.tag() == self.tag(seq) && !now.taking()).then(|| now.done())
     }
 }
 
-/// A chunk that `take_out` is emptying; dropped, it is empty.
+/// Empties a chunk for `take_out`. When this is dropped, the chunk is empty.
 struct Emptying<'a, A> {
     shared: &'a Attachments<A>,
     next: Seq,
@@ -329,8 +331,8 @@ impl<A> Emptying<'_, A> {
         }
         let seq = self.next;
         self.next += 1;
-        // SAFETY: `take_out` saw the chunk stocked, in this lap, and set `taking`, so that it has
-        // the values for itself (fact 2); `next` has moved past this one.
+        // SAFETY: `take_out` saw the chunk stocked in this lap and set `taking`, so it has
+        // exclusive access to the values (fact 2); `next` has moved past this one.
         Some((seq, unsafe {
             self.shared.values.take(self.shared.index(seq))
         }))
@@ -352,7 +354,7 @@ impl<A> Drop for Emptying<'_, A> {
 
 impl<A> Drop for Attachments<A> {
     fn drop(&mut self) {
-        /// Goes on with the rest when a destructor panics.
+        /// Drops the remaining values even if a destructor panics.
         struct Rest<'a, A> {
             shared: &'a Attachments<A>,
             next: Seq,
@@ -368,9 +370,9 @@ impl<A> Drop for Attachments<A> {
                     {
                         continue;
                     }
-                    // SAFETY: `&mut Attachments`: nothing else is left. Positions `head..stocked`
-                    // hold values (fact 1) but for emptied chunks, and each is taken once, since
-                    // `next` has moved past it.
+                    // SAFETY: `&mut Attachments`, so no other reference exists. Positions
+                    // `head..stocked` hold values (fact 1), except for emptied chunks, and each is
+                    // taken once, since `next` has moved past it.
                     let value = unsafe { shared.values.take(shared.index(seq)) };
                     let again = Rest { shared, ..*self };
                     drop(value);
@@ -396,16 +398,16 @@ impl<A> fmt::Debug for Attachments<A> {
 }
 
 impl<A: Send + Sync> Stocker<A> {
-    /// Whether position `seq` can be stocked: false while the chunk that stands in its place was
-    /// not taken back.
+    /// Whether position `seq` can be stocked. False until the chunk that occupies its slots has
+    /// been taken back.
     #[inline]
     pub fn can_put(&mut self, seq: Seq) -> bool {
-        // A chunk's place is free only when all of it was handed out.
+        // A chunk's slots are free only when all its values have been passed on.
         let free = self.head & !(self.shared.chunk() as u64 - 1);
         seq < free + self.shared.slots() as u64
     }
 
-    /// How many positions can be stocked before a chunk has to be taken back.
+    /// Number of positions that can be stocked before a chunk must be taken back.
     #[inline]
     pub fn room(&self) -> usize {
         let free = self.head & !(self.shared.chunk() as u64 - 1);
@@ -417,10 +419,10 @@ impl<A: Send + Sync> Stocker<A> {
         self.next
     }
 
-    /// Stocks position `seq`, or gives the value back if [`can_put`](Self::can_put) is false.
+    /// Stocks position `seq`, or returns the value if [`can_put`](Self::can_put) is false.
     ///
     /// # Panics
-    /// If `seq` is not [`next_seq`](Self::next_seq): every position is stocked once, in ascending
+    /// If `seq` is not [`next_seq`](Self::next_seq). Every position is stocked once, in ascending
     /// order.
     #[inline]
     pub fn put(&mut self, seq: Seq, value: A) -> Result<(), A> {
@@ -433,13 +435,13 @@ impl<A: Send + Sync> Stocker<A> {
             return Err(value);
         }
         let shared = &*self.shared;
-        // SAFETY: the position is below `head + slots`, so the value of the lap before was taken
-        // out (fact 2), and no reference to it is left; none to the new one exists before `stocked`
-        // says so (fact 4).
+        // SAFETY: the position is below `head + slots`, so the previous lap's value was taken out
+        // (fact 2) and has no references left; no reference to the new value exists before
+        // `stocked` covers it (fact 4).
         unsafe { shared.values.write(shared.index(seq), value) };
         self.next = seq + 1;
-        // ORDERING: Release, pairs with the Acquire loads in `pin` and `Pin::get`, which then read
-        // the value.
+        // ORDERING: Release, pairs with the Acquire loads in `pin` and `Pin::get`, which read the
+        // value afterwards.
         shared.stocked.store(self.next, Ordering::Release);
         Ok(())
     }
@@ -447,10 +449,10 @@ impl<A: Send + Sync> Stocker<A> {
     /// Takes the next chunk in order back, if all its slots are stocked and done and no thread has
     /// it pinned.
     ///
-    /// Its values go to `out` in ascending order; one that was [taken out](Attachments::take_out)
-    /// has none any more. One call takes at most one chunk; false means that nothing was ready. If
-    /// `out` panics, its value is lost, and the rest of the chunk goes out with the next call;
-    /// after the last value of a chunk there is no rest, and its place is free.
+    /// Passes its values to `out` in ascending order; values that were [taken
+    /// out](Attachments::take_out) are gone. One call takes at most one chunk; false means that
+    /// none was ready. If `out` panics, its value is lost, and the next call passes on the rest of
+    /// the chunk; if it was the last value of a chunk, the chunk is free.
     pub fn reclaim(&mut self, out: &mut impl FnMut(Seq, A)) -> bool {
         let shared = &*self.shared;
         let chunk = shared.chunk() as u64;
@@ -487,15 +489,15 @@ impl<A: Send + Sync> Stocker<A> {
         let end = first + chunk;
         while self.head < end {
             let seq = self.head;
-            // SAFETY: the chunk is fully stocked and marked as being taken, so nothing reads it
-            // (facts 2 and 3); `head` moves past the position before `out` runs, so it counts as
-            // empty, also if `out` panics.
+            // SAFETY: the chunk is fully stocked and marked as being taken, so no thread reads it
+            // (facts 2 and 3). `head` moves past the position before `out` runs, so the slot
+            // counts as empty even if `out` panics.
             let value = unsafe { shared.values.take(shared.index(seq)) };
             self.head = seq + 1;
             shared.head.store(self.head, Ordering::Relaxed);
             if self.head == end {
-                // `head` now stands in the next chunk, which is not being taken: that must be said
-                // before `out` can panic.
+                // `head` is now in the next chunk, which is not being taken. Record that before
+                // `out` can panic.
                 self.taking = false;
                 // ORDERING: Release, pairs with the Acquire in `pin`.
                 word.store(Chunk::open(tag.wrapping_add(1)).0, Ordering::Release);
@@ -520,9 +522,10 @@ impl<A> fmt::Debug for Stocker<A> {
     }
 }
 
-/// Keeps one chunk of [`Attachments`] in place; dropping it lets the chunk go. `Send`, not `Sync`.
+/// Keeps one chunk of [`Attachments`] from being taken back until it is dropped. `Send`, not
+/// `Sync`.
 ///
-/// What it lends does not outlive it:
+/// References from a pin cannot outlive it:
 ///
 /// ```compile_fail,E0505
 /// let (_stocker, frames) = dominoes::attachments::<String>(4, 2);
@@ -543,7 +546,8 @@ pub struct Pin<'a, A> {
 }
 
 impl<A> Pin<'_, A> {
-    /// The value beside position `seq`; `None` if it is not in the pinned chunk or not stocked yet.
+    /// The value beside position `seq`. `None` if it is not in the pinned chunk, or not stocked
+    /// yet.
     #[inline]
     pub fn get(&self, seq: Seq) -> Option<&A> {
         let shared = self.shared;
@@ -557,12 +561,12 @@ impl<A> Pin<'_, A> {
                 return None;
             }
         }
-        // After 2^32 laps the tag is the same again: then the pin holds a chunk of another lap.
+        // After 2^32 laps the tag repeats; the pin then holds the chunk of another lap.
         if self.stocked.get() - seq > shared.slots() as u64 {
             return None;
         }
-        // SAFETY: the position is stocked, of the lap now in the array (fact 4), and its chunk
-        // stays pinned (fact 3) as long as `self` is borrowed.
+        // SAFETY: the position is stocked and belongs to the lap now in the array (fact 4), and
+        // its chunk stays pinned (fact 3) as long as `self` is borrowed.
         Some(unsafe { shared.values.get(shared.index(seq)) })
     }
 
@@ -575,7 +579,7 @@ impl<A> Pin<'_, A> {
 impl<A> Drop for Pin<'_, A> {
     fn drop(&mut self) {
         if cfg!(loom) {
-            // Show loom that the values were readable up to here.
+            // Show loom that the values are readable up to here.
             for seq in self.range() {
                 let _ = self.get(seq);
             }
@@ -598,8 +602,8 @@ impl<A> fmt::Debug for Pin<'_, A> {
 mod tests {
     use super::*;
 
-    /// Attachments as they are after so many laps in which every value was taken back. The tags of
-    /// all chunks have come round if that is 2^32.
+    /// Attachments after `laps` laps in which every value was taken back. After 2^32 laps the tags
+    /// of all chunks have wrapped around.
     fn after_laps(laps: u64) -> (Stocker<u32>, Arc<Attachments<u32>>) {
         const SLOTS: u64 = 4;
         let (mut stocker, shared) = attachments::<u32>(SLOTS as usize, 2);
@@ -620,8 +624,8 @@ mod tests {
         stocker.put(start, 7).unwrap();
         let now = shared.pin(start).unwrap();
         assert_eq!((now.get(start), now.get(start + 1)), (Some(&7), None));
-        // The pin of the old position holds the chunk of today, and lends nothing of it: neither
-        // what is stocked nor, worse, a slot that is empty.
+        // The pin of the old position holds the present chunk, and must not return any of its
+        // values: neither a stocked one nor, worse, an empty slot.
         let old = shared.pin(0).expect("the tags are the same");
         assert!(old.get(0).is_none(), "a value of another lap");
         assert!(old.get(1).is_none(), "a value that was never stocked");

@@ -2,14 +2,15 @@
 //!
 //! Put everything that can change some state into one ordered log, give each core its own copy of
 //! the state, and let every copy apply the whole log. Copies that apply the same entries in the
-//! same order stay equal, and nobody locks anything. The costly part of each entry, which does not
-//! change the state, is done by one copy only. This crate is the log and what one needs around it;
-//! it knows nothing of networks.
+//! same order stay equal, and no copy needs a lock. The costly part of each entry, which does not
+//! change the state, is done by one copy only. This crate contains the log and the parts around
+//! it; it knows nothing of networks.
 //!
 //! # A tour
 //!
-//! [`Group`] puts it together: replicas of any state, a thread each, over one log. Replicas join
-//! and leave, are compared and repaired; what a dead one owes is done by the others.
+//! [`Group`] combines the parts: replicas of any state, each on its own thread, over one log.
+//! Replicas join and leave, and are compared and repaired; other replicas do the work that a dead
+//! one had left.
 //!
 //! ```
 //! use dominoes::Group;
@@ -22,9 +23,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What follows are the parts, for those who drive them by themselves. A channel has any number of
-//! publishers and up to [`MAX_SUBSCRIBERS`] subscriptions. Every subscription sees every entry, all
-//! in the same order, in place: a batch lends slices of the ring.
+//! The parts can also be used directly. A channel has any number of publishers and up to
+//! [`MAX_SUBSCRIBERS`] subscriptions. Every subscription sees every entry, in the same order and
+//! in place: a batch borrows slices of the ring.
 //!
 //! ```
 //! use dominoes::{SpinYield, channel};
@@ -49,8 +50,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A subscription can also look ahead of what it releases, which is what a replica does that
-//! prepares entries before it applies them:
+//! A subscription can also read ahead of the entries that it releases. A replica uses this to
+//! prepare entries before it applies them:
 //!
 //! ```
 //! # use dominoes::{SpinYield, channel};
@@ -67,9 +68,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Replicas come and go while the channel runs. A [fork](Subscription::fork) stands at the same
-//! position as its parent, so beside a clone of the parent's state it makes a replica that is up to
-//! date; dropping a subscription, also by a panic, lets its entries go.
+//! Replicas can be added and removed while the channel runs. A [fork](Subscription::fork) starts
+//! at the position of its parent; together with a clone of the parent's state it makes a replica
+//! that is up to date. Dropping a subscription, even by a panic, releases its entries.
 //!
 //! ```
 //! # use dominoes::{SpinYield, channel};
@@ -86,54 +87,54 @@
 //!
 //! # The parts
 //!
-//! | what | for |
+//! | part | purpose |
 //! |---|---|
 //! | [`Group`], [`group`] | replicas of any state: threads, membership, divergence, repair |
 //! | [`channel`], [`Publisher`], [`Log`], [`Subscription`], [`Batch`] | the multicast log |
-//! | [`Verdicts`], [`attachments()`], [`Exclusive`] | small results and owned values beside the slots; a value that one thread has at a time |
-//! | [`Assignment`], [`PrimaryPolicy`] | who does the costly part of an entry |
-//! | [`Units`] | how far that part is, so that others can take it over |
-//! | [`Context`], [`Domain`], [`Service`], [`Replica`] | pinned threads that run state machines, which never block |
-//! | [`Wheel`], [`TimerFeed`], [`TimerPublisher`] | timers, of a domain or published |
-//! | [`Snapshot`], [`Meter`] | what domains and channels are doing |
-//! | [`Fingerprints`] | do the copies still agree |
+//! | [`Verdicts`], [`attachments()`], [`Exclusive`] | small results and owned values beside the slots; a value that one thread at a time can take |
+//! | [`Assignment`], [`PrimaryPolicy`] | which replica does the costly part of an entry |
+//! | [`Units`] | progress of that part, so that others can take it over |
+//! | [`Context`], [`Domain`], [`Service`], [`Replica`] | pinned threads that run state machines and never block |
+//! | [`Wheel`], [`TimerFeed`], [`TimerPublisher`] | timers, local to a domain or published |
+//! | [`Snapshot`], [`Meter`] | statistics of domains and channels |
+//! | [`Fingerprints`] | whether the copies still agree |
 //! | [`Channel`], [`WorkShare`] | other kinds of channel behind one trait |
-//! | [`EventCount`], [`WaitSet`], [`Wait`], [`Semaphore`] | sleeping on one thing or on many without losing a wake-up |
+//! | [`EventCount`], [`WaitSet`], [`Wait`], [`Semaphore`] | sleeping on one source or on many without losing a wake-up |
 //!
 //! # When a primary dies
 //!
 //! The log replicates *state*. A replica whose thread panics loses none of it: its subscription
-//! leaves, publishers no longer wait for it, and the others apply the same entries as before. The
-//! *effects* that it owed, the costly part of the entries that were its own as their primary, are
-//! another matter. A [`Group`] hands them over: an effect is completed once, by the primary or by
-//! another replica, and [`group`] says what that means for one in the middle of which its primary
-//! died. Those who drive the parts by themselves:
+//! leaves, publishers no longer wait for it, and the others apply the same entries as before.
+//! *Effects* are different: they are the costly part of the entries whose primary the dead replica
+//! was. A [`Group`] hands them over: each effect is completed once, by the primary or by another
+//! replica. [`group`] describes what happens to an effect whose primary died while performing it.
+//! If you use the parts directly:
 //!
-//! * *By itself the crate hands over nothing.* A [`PrimaryPolicy`] computes its answer and does not
-//!   know that a replica died; [`Greedy`] keeps the dead taker of a chunk. What the dead replica
-//!   had not done of its chunks is never done, and no part of the crate reports that.
-//! * *Later chunks* go to others at once under [`Greedy`], whose chunks go to those that ask. Under
-//!   the other policies the user has to make all replicas agree from which entry on another one is
-//!   named.
-//! * *Chunks that were its own* are taken over only where all replicas do their work through
-//!   [`Units`], and look for units that are late. A thread that unwinds lets go of the unit that it
-//!   had begun; any other replica [begins](Units::begin) it behind the last piece that was reported
-//!   done. The taker needs what the effects are made from, so every replica keeps that until the
+//! * *The parts hand over nothing on their own.* A [`PrimaryPolicy`] computes its answer and does
+//!   not know that a replica died; [`Greedy`] still names the dead replica as the owner of its
+//!   chunks. The rest of those chunks is never done, and no part of the crate reports that.
+//! * *Later chunks* go to others at once under [`Greedy`], which gives chunks to the replicas that
+//!   ask. Under the other policies the user must make all replicas agree on the entry from which
+//!   another replica is the primary.
+//! * *Chunks of the dead replica* are taken over only if all replicas do their work through
+//!   [`Units`] and look for late units. A thread that unwinds releases the unit that it had begun;
+//!   any other replica can [begin](Units::begin) it after the last piece reported done. To perform
+//!   it, that replica needs the unit's inputs, so every replica keeps them until the
 //!   [state](Units::state) is [`Done`](UnitState::Done).
-//! * *The piece in the middle of which it died* counts as not done, so it may be performed twice.
-//!   Pieces whose end was reported are not. A receiver of effects to which that matters has to
+//! * *The piece that it was performing when it died* counts as not done, so it may be performed
+//!   twice. Pieces reported done are not. If that matters, the receiver of the effects must
 //!   recognise a piece by its number.
-//! * *A thread that hangs, or leaks its [`Begun`],* is not dead as far as the crate can tell. It
-//!   keeps its unit, and publishers wait once they are `capacity` entries ahead of its
-//!   subscription.
-//! * *Beside the slots:* a [`Pin`], an [`ExclusiveGuard`] and a [`BegunVerdict`] are given up by
-//!   unwinding. Slots of [`Attachments`] that the dead replica did not report
-//!   [done](Attachments::done) stay, and the [`Stocker`] runs out of room, unless the replica that
-//!   takes their work over reports them.
-//! * *Work that was taken out of a [`WorkShare`]* is lost with the worker that took it: no other
-//!   one has seen it. So are the timers of a [`TimerPublisher`].
+//! * *A thread that hangs, or leaks its [`Begun`],* does not count as dead, since the crate cannot
+//!   detect this. It keeps its unit, and publishers wait once they are `capacity` entries ahead of
+//!   its subscription.
+//! * *Beside the slots:* unwinding releases a [`Pin`], an [`ExclusiveGuard`] and a
+//!   [`BegunVerdict`]. Slots of [`Attachments`] that the dead replica did not report
+//!   [done](Attachments::done) stay occupied, and the [`Stocker`] runs out of room, unless the
+//!   replica that takes the work over reports them.
+//! * *Work taken out of a [`WorkShare`]* is lost with the worker that took it, since no other
+//!   worker has seen it. So are the timers of a [`TimerPublisher`].
 //!
-//! A process that aborts takes all replicas with it: the log is in memory only.
+//! If the process aborts, everything is lost: the log is in memory only.
 //!
 //! ```
 //! use dominoes::{UnitState, Units};
@@ -156,46 +157,47 @@
 //! assert_eq!(units.state(3), UnitState::Done);
 //! ```
 //!
-//! # What is promised
+//! # Guarantees
 //!
-//! * *Bounded and lossless.* A publisher waits, or is told that the channel is full, when the
-//!   slowest subscription is `capacity` entries behind. Nobody is overrun, and nobody is thrown
-//!   out: [`Log::evict`] asks. With no subscription at all, entries go nowhere and publishers go
-//!   on.
+//! * *Bounded and lossless.* When the slowest subscription is `capacity` entries behind, a
+//!   publisher waits, or gets an error that the channel is full. No entry is overwritten before it
+//!   is released, and no subscription is removed unless it agrees: [`Log::evict`] only asks.
+//!   Without any subscription, entries are discarded and publishers continue.
 //! * *One order.* All subscriptions see the same entries at the same positions, without holes,
 //!   however many publishers there are.
-//! * *Closing loses nothing.* An entry whose publish returned `Ok` is seen by every subscription
-//!   that was there; then comes the end.
-//! * *Owned entries.* Each value is dropped exactly once: after its last subscription has released
-//!   it, by a publisher that looks for room, by [`Log::tidy`], by a subscription that leaves, or
-//!   with the channel.
-//! * *Panics.* User code runs neither between claim and publication nor with anything half done. A
-//!   panic in a handler, an iterator or a destructor leaves a channel that works.
-//! * *Progress.* Reading is wait-free. Publishing is wait-free for a publisher that is the only
-//!   one, while there is room. Several publishers claim lock-free, but since there is one order, an
-//!   entry becomes visible only after those claimed before it: a publisher preempted between claim
-//!   and publication, a few instructions, holds up what comes after it. Entries with destructors
-//!   are dropped by one thread at a time; other publishers find no room meanwhile.
+//! * *Closing loses nothing.* Every subscription that existed sees an entry whose publish returned
+//!   `Ok`; after the last entry comes the end.
+//! * *Owned entries.* Each value is dropped exactly once, after its last subscription has released
+//!   it: by a publisher that needs room, by [`Log::tidy`], by a subscription that leaves, or with
+//!   the channel.
+//! * *Panics.* User code never runs between claim and publication, nor while an operation is half
+//!   done. A panic in a handler, an iterator or a destructor leaves a working channel.
+//! * *Progress.* Reading is wait-free. Publishing is wait-free for a sole publisher while there is
+//!   room. Several publishers claim lock-free, but an entry becomes visible only after those
+//!   claimed before it, since there is one order: a publisher that is preempted in the few
+//!   instructions between claim and publication delays all later entries. One thread at a time
+//!   drops entries with destructors; other publishers find no room meanwhile.
 //!
-//! # What is not
+//! # Limits
 //!
-//! * A thread that waits for room while it owns the slowest subscription waits for ever. Use the
+//! * A thread that waits for room while it owns the slowest subscription waits forever. Use the
 //!   `try_` calls there.
-//! * An entry that nobody released is kept: a forgotten [`Batch`] guard holds its entries until the
-//!   subscription moves on or goes.
+//! * An entry that is never released is kept: a forgotten [`Batch`] guard holds its entries until
+//!   the subscription moves on or is dropped.
 //! * Memory: entries without destructors get more slots than the capacity, up to 4 MiB of them,
-//!   because a ring that fits into a core's cache is slower by several times. [`Log::slots`] tells.
+//!   because a ring that fits into a core's cache is several times slower. [`Log::slots`] returns
+//!   their number.
 //!
-//! # How it is checked
+//! # Tests
 //!
-//! `tests/loom.rs` holds models of each race that the design has to win, `tests/model.rs` compares
-//! random calls with a plain model, `tests/pitfalls.rs` has a test for each bug that other channels
-//! had, `tests/group.rs` steps groups by hand under kills, joins, leaves and flips at every step,
-//! `tests/adversarial.rs` has one for each block of `unsafe`, with user code that panics, lies and
-//! calls back, and `examples/stress.rs` joins, forks, leaves and panics under load, also under
-//! AddressSanitizer, ThreadSanitizer (`.ci/sanitize`) and Valgrind. `unsafe` stands in four files:
-//! `ring.rs`, `slots.rs`, `attachments.rs` and `exclusive.rs`. The module documentation of
-//! `ring.rs` and of `attachments.rs` holds the argument.
+//! `tests/loom.rs` models each race that the design must win. `tests/model.rs` compares random
+//! calls with a plain model. `tests/pitfalls.rs` has a test for each bug known from other
+//! channels. `tests/group.rs` steps groups by hand, with kills, joins, leaves and flipped bits at
+//! every step. `tests/adversarial.rs` has a test for each block of `unsafe`, with user code that
+//! panics, lies and calls back. `examples/stress.rs` joins, forks, leaves and panics under load,
+//! also under AddressSanitizer, ThreadSanitizer (`.ci/sanitize`) and Valgrind. Four files contain
+//! `unsafe`: `ring.rs`, `slots.rs`, `attachments.rs` and `exclusive.rs`. The module documentation
+//! of `ring.rs` and of `attachments.rs` has the soundness arguments.
 #![deny(unsafe_code)]
 
 /// Compiles and runs the examples of the README.

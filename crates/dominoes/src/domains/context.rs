@@ -17,29 +17,29 @@ use std::{
     thread,
 };
 
-/// Cores that a thread can be pinned to, by number (`CPU_SETSIZE` of Linux).
+/// Number of cores to which a thread can be pinned (`CPU_SETSIZE` of Linux).
 const MOST_CORES: usize = 1024;
-/// Idle rounds with pauses before the first yield: between these, by what came of it before.
+/// Idle rounds with pauses before the first yield. The number adapts within these limits.
 const SPIN_LEAST: u32 = 16;
 const SPIN_MOST: u32 = 1024;
-/// Turns without work after which a thread lets others have its core that wait for it: those that
-/// were woken do not always get it by themselves before its time slice is over.
+/// Turns without work after which a thread yields once while it spins. A thread that waits for its
+/// core may otherwise have to wait until the time slice is over.
 const SPIN_ROUND: u32 = 64;
-/// Idle rounds with yields, before a context sleeps.
+/// Idle rounds with yields before a context sleeps.
 const YIELD_ROUNDS: u32 = 2;
 
-/// A pinned thread with its domains. It runs them in turn, and when all are idle it spins, then
-/// yields, then sleeps, until something that feeds one of them notifies it: an entry published, a
-/// timer due, permits released. It never looks again by itself, however many domains and feeds it
-/// has; see [`Domain::wake_sources`]. While a domain waits for something that notifies nothing,
-/// such as an entry in a channel whose wait strategy is not [`Park`](crate::Park), it does not
-/// sleep, but yields between two turns.
+/// A pinned thread and its domains, which it runs in turn. When all are idle, it spins, then
+/// yields, then sleeps until a source of one of them notifies it: an entry is published, a timer
+/// is due, permits are released. It does not poll while it sleeps, however many domains and
+/// sources it has; see [`Domain::wake_sources`]. While a domain waits for a source that does not
+/// notify, such as a channel whose wait strategy is not [`Park`](crate::Park), the context does
+/// not sleep, but yields between turns.
 ///
-/// How long it spins adapts: longer where spinning was rewarded, shorter where it slept after all,
-/// or where only yielding brought something, as on a core that it shares.
+/// The length of spinning adapts: it grows when spinning found work, and shrinks when the context
+/// slept after all, or when only yielding brought work, as on a shared core.
 ///
-/// Like an operating system process that owns a core: the domains on it share nothing with other
-/// contexts but channels. Domains are added, removed and moved while it runs; see
+/// A context resembles an operating system process that owns a core: its domains share nothing
+/// with other contexts except channels. Domains can be added, removed and moved while it runs; see
 /// [`ContextHandle`] and [`ContextControl`].
 #[derive(Debug)]
 pub struct Context;
@@ -48,12 +48,12 @@ pub struct Context;
 #[derive(Default)]
 struct Control {
     stop: AtomicBool,
-    /// On which the context sleeps. Notified after `stop` or `mail` was set.
+    /// The source on which the context sleeps. Notified after `stop` or `mail` is set.
     wake: WakeSource,
-    /// Something is in `inbox`, or it is closed.
+    /// `inbox` has messages, or is closed.
     mail: AtomicBool,
     inbox: Mutex<Inbox>,
-    /// Every domain that is here, with its counts.
+    /// All domains of this context, with their counts.
     roster: Mutex<Vec<Listed>>,
 }
 
@@ -69,7 +69,7 @@ struct Inbox {
     closed: bool,
 }
 
-/// What the control channel carries.
+/// A message of the control channel.
 enum ContextMessage {
     Add(Box<dyn Domain>),
     Remove(u64, mpsc::Sender<Box<dyn Domain>>),
@@ -77,13 +77,13 @@ enum ContextMessage {
 }
 
 impl Context {
-    /// Starts a thread with these domains, on this core if one is named.
+    /// Starts a thread with these domains, pinned to `core` if given.
     ///
-    /// The thread ends when it is told to stop, when every domain is finished (a context that
-    /// starts without any waits for the first), or when a domain panics.
+    /// The thread ends when it is stopped, when every domain is finished (a context that starts
+    /// without domains waits for the first), or when a domain panics.
     ///
     /// # Errors
-    /// If the thread cannot be started.
+    /// The thread cannot be started.
     pub fn spawn(
         name: &str,
         core: Option<usize>,
@@ -96,14 +96,14 @@ impl Context {
             thread::Builder::new()
                 .name(name.to_string())
                 .spawn(move || {
-                    // Others have no bit in what the system is told.
+                    // The system's mask has no bit for cores with higher numbers.
                     let core = core.filter(|id| *id < MOST_CORES);
                     let pinned = core.is_some_and(|id| {
                         core_affinity::set_for_current(core_affinity::CoreId { id })
                     });
                     let mut own = Domains::new(&control);
                     domains.into_iter().for_each(|domain| own.add(domain));
-                    // The other end waits for this, or is gone because starting failed.
+                    // The receiver waits for this, or is gone because starting failed.
                     let _ = tell.send(pinned);
                     run(&control, own)
                 })?
@@ -139,7 +139,7 @@ impl<'a> Domains<'a> {
     }
 
     fn add(&mut self, domain: Box<dyn Domain>) {
-        // A domain that keeps no counts is counted as far as the context can.
+        // For a domain that keeps no counts, the context counts as far as it can.
         let meter = domain.meter().unwrap_or_default();
         lock(&self.control.roster).push(Listed {
             id: domain.id(),
@@ -161,7 +161,7 @@ impl<'a> Domains<'a> {
             .position(|(domain, _)| domain.id() == id)
     }
 
-    /// Fills `set` with what the domains wait for.
+    /// Fills `set` with the wake sources of the domains.
     fn wake_sources(&mut self, set: &mut WaitSet) {
         set.clear();
         for (domain, _) in &mut self.domains {
@@ -173,7 +173,7 @@ impl<'a> Domains<'a> {
         self.domains.iter().for_each(|(_, meter)| meter.parked());
     }
 
-    /// Does what the messages say.
+    /// Carries out the messages.
     fn handle(&mut self, messages: Vec<ContextMessage>) {
         for message in messages {
             match message {
@@ -181,7 +181,7 @@ impl<'a> Domains<'a> {
                 ContextMessage::Remove(id, reply) => {
                     let Some(at) = self.find(id) else { continue };
                     if let Err(mpsc::SendError(domain)) = reply.send(self.remove(at)) {
-                        self.add(domain); // nobody waits for it any more
+                        self.add(domain); // the caller no longer waits for it
                     }
                 }
                 ContextMessage::Move(id, to, reply) => {
@@ -193,7 +193,7 @@ impl<'a> Domains<'a> {
                             false
                         }
                     };
-                    // It does not matter if nobody wants to know.
+                    // The caller may have dropped the reply.
                     let _ = reply.send(moved);
                 }
             }
@@ -202,7 +202,8 @@ impl<'a> Domains<'a> {
 }
 
 fn run(control: &Control, mut own: Domains<'_>) -> Vec<Box<dyn Domain>> {
-    /// However the thread ends, nobody adds a domain afterwards, nor waits for an answer.
+    /// However the thread ends, no domain can be added afterwards, and no caller waits for a
+    /// reply.
     struct Close<'a>(&'a Control);
     impl Drop for Close<'_> {
         fn drop(&mut self) {
@@ -219,8 +220,8 @@ fn run(control: &Control, mut own: Domains<'_>) -> Vec<Box<dyn Domain>> {
     let (mut idle, mut spins, mut yielded) = (0, SPIN_MOST / 4, false);
     let (mut set, mut latest) = (WaitSet::on(&control.wake), WaitSet::new());
     loop {
-        // A context that is registered with all that can wake it looks once more, and sleeps if
-        // there is still nothing.
+        // After it has registered with all its wake sources, a context looks for work once more,
+        // and sleeps if there is still none.
         let last_look = idle >= spins + YIELD_ROUNDS;
         if last_look {
             own.wake_sources(&mut set);
@@ -265,8 +266,8 @@ fn run(control: &Control, mut own: Domains<'_>) -> Vec<Box<dyn Domain>> {
         }
         if worked {
             if yielded {
-                // Who was let go first had something for us, or took its time: spinning only held
-                // it up.
+                // The thread that ran during the yield produced work for us, or ran for long:
+                // spinning only delayed it.
                 spins = (spins / 2).max(SPIN_LEAST);
             } else if idle > 0 && idle < spins {
                 spins = (spins * 2).min(SPIN_MOST);
@@ -287,7 +288,7 @@ fn run(control: &Control, mut own: Domains<'_>) -> Vec<Box<dyn Domain>> {
             }
         } else {
             spins = (spins / 2).max(SPIN_LEAST);
-            idle = spins; // after sleeping, a look; then to sleep again
+            idle = spins; // after sleeping, look once, then sleep again
             yielded = sleep(&mut own, &mut set, &mut latest, waiting);
         }
     }
@@ -302,8 +303,9 @@ fn run(control: &Control, mut own: Domains<'_>) -> Vec<Box<dyn Domain>> {
     finished
 }
 
-/// Sleeps until something notifies the context, which has prepared `set` before it looked in vain.
-/// Only yields, and returns true, if one of its domains waits for something that notifies nothing.
+/// Sleeps until a source notifies the context. The caller has prepared `set` before it looked for
+/// work in vain. Only yields, and returns true, if a domain waits for a source that does not
+/// notify.
 fn sleep(own: &mut Domains<'_>, set: &mut WaitSet, latest: &mut WaitSet, waiting: bool) -> bool {
     own.wake_sources(latest);
     if set.covers(latest) {
@@ -326,8 +328,8 @@ fn sleep(own: &mut Domains<'_>, set: &mut WaitSet, latest: &mut WaitSet, waiting
     true
 }
 
-/// The control channel of a [`Context`]: tells it to take in, give up and move domains. Cheap to
-/// clone, may go to any thread.
+/// The control channel of a [`Context`], which adds, removes and moves domains. Cheap to clone;
+/// usable from any thread.
 #[derive(Clone)]
 pub struct ContextControl {
     control: Arc<Control>,
@@ -335,7 +337,7 @@ pub struct ContextControl {
 }
 
 impl ContextControl {
-    /// Gives the message back if the context has ended.
+    /// Returns the message if the context has ended.
     fn send(&self, message: ContextMessage) -> Result<(), ContextMessage> {
         {
             let mut inbox = lock(&self.control.inbox);
@@ -350,23 +352,23 @@ impl ContextControl {
         Ok(())
     }
 
-    /// Tells the context to stop after its current turn. Does not wait.
+    /// Makes the context stop after its current turn. Does not wait.
     pub fn stop(&self) {
         // ORDERING: Release, pairs with the Acquire in `run`.
         self.control.stop.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// Wakes the context, whether it sleeps by itself or one of its domains does.
+    /// Wakes the context, whether the context itself or one of its domains sleeps.
     fn wake(&self) {
         self.control.wake.notify_all();
         self.thread.unpark();
     }
 
-    /// Hands the context another domain.
+    /// Adds a domain to the context.
     ///
     /// # Errors
-    /// Gives the domain back if the context has ended.
+    /// Returns the domain if the context has ended.
     pub fn add(&self, domain: Box<dyn Domain>) -> Result<(), Box<dyn Domain>> {
         self.send(ContextMessage::Add(domain))
             .map_err(|message| match message {
@@ -375,23 +377,23 @@ impl ContextControl {
             })
     }
 
-    /// Asks for the first domain with this id; it is given up between two of its turns.
+    /// Removes the first domain with this id, between two of its turns.
     pub fn remove(&self, id: u64) -> Reply<Box<dyn Domain>> {
         let (tell, told) = mpsc::channel();
-        // If the context has ended, `tell` is dropped, and the reply says so.
+        // If the context has ended, `tell` is dropped, which ends the reply.
         let _ = self.send(ContextMessage::Remove(id, tell));
         Reply(told)
     }
 
-    /// Moves the first domain with this id to another context, between two of its turns. The answer
-    /// is false if that one has ended; then the domain stays.
+    /// Moves the first domain with this id to another context, between two of its turns. The reply
+    /// is false if that context has ended; the domain then stays.
     pub fn move_to(&self, id: u64, to: &ContextControl) -> Reply<bool> {
         let (tell, told) = mpsc::channel();
         let _ = self.send(ContextMessage::Move(id, to.clone(), tell));
         Reply(told)
     }
 
-    /// The counts of the domains that are here.
+    /// The counts of the context's domains.
     pub fn stats(&self) -> Vec<DomainStats> {
         lock(&self.control.roster)
             .iter()
@@ -399,7 +401,7 @@ impl ContextControl {
             .collect()
     }
 
-    /// The thread, for waking it up.
+    /// The thread, to wake it up.
     pub fn thread(&self) -> &thread::Thread {
         &self.thread
     }
@@ -413,24 +415,24 @@ impl fmt::Debug for ContextControl {
     }
 }
 
-/// The answer of a [`Context`], when it comes.
+/// A future reply of a [`Context`].
 #[derive(Debug)]
 pub struct Reply<T>(mpsc::Receiver<T>);
 
 impl<T> Reply<T> {
-    /// Waits for the answer; `None` if the context has no such domain, or has ended. Domains must
-    /// not call it: they would wait for themselves.
+    /// Waits for the reply. `None` if the context has no such domain, or has ended. A domain must
+    /// not call this, since it would wait for itself.
     pub fn wait(self) -> Option<T> {
         self.0.recv().ok()
     }
 
-    /// The answer, if it is there. Does not wait.
+    /// The reply, if it has arrived. Does not wait.
     pub fn poll(&self) -> Option<T> {
         self.0.try_recv().ok()
     }
 }
 
-/// The owner's view of a [`Context`]. Dropping it lets the context run on by itself.
+/// The owner's handle to a [`Context`]. If it is dropped, the context continues to run.
 pub struct ContextHandle {
     control: ContextControl,
     thread: thread::JoinHandle<Vec<Box<dyn Domain>>>,
@@ -438,7 +440,7 @@ pub struct ContextHandle {
 }
 
 impl ContextHandle {
-    /// Whether the thread was pinned to the core that was asked for. False if none was.
+    /// Whether the thread is pinned to the requested core. False if none was requested.
     pub fn pinned(&self) -> bool {
         self.pinned
     }
@@ -448,32 +450,32 @@ impl ContextHandle {
         self.control.clone()
     }
 
-    /// Tells the context to stop after its current turn. Does not wait.
+    /// Makes the context stop after its current turn. Does not wait.
     pub fn stop(&self) {
         self.control.stop();
     }
 
-    /// Waits for the thread to end; call [`stop`](Self::stop) first unless its domains finish by
-    /// themselves.
+    /// Waits for the thread to end. Call [`stop`](Self::stop) first unless its domains finish
+    /// without that.
     ///
-    /// Gives the domains back, those that finished first.
+    /// Returns the domains, finished ones first.
     ///
     /// # Errors
-    /// The payload of the panic, if a domain panicked. Then the context's domains are gone: they
-    /// were dropped while unwinding, and their subscriptions left.
+    /// The payload of the panic, if a domain panicked. All domains of the context were then
+    /// dropped while unwinding, and their subscriptions have left.
     pub fn join(self) -> thread::Result<Vec<Box<dyn Domain>>> {
         self.thread.join()
     }
 
-    /// Hands the context another domain.
+    /// Adds a domain to the context.
     ///
     /// # Errors
-    /// Gives the domain back if the context has ended.
+    /// Returns the domain if the context has ended.
     pub fn add(&self, domain: Box<dyn Domain>) -> Result<(), Box<dyn Domain>> {
         self.control.add(domain)
     }
 
-    /// Asks for the first domain with this id; it is given up between two of its turns.
+    /// Removes the first domain with this id, between two of its turns.
     pub fn remove(&self, id: u64) -> Reply<Box<dyn Domain>> {
         self.control.remove(id)
     }
@@ -483,12 +485,12 @@ impl ContextHandle {
         self.control.move_to(id, to)
     }
 
-    /// The counts of the domains that are here.
+    /// The counts of the context's domains.
     pub fn stats(&self) -> Vec<DomainStats> {
         self.control.stats()
     }
 
-    /// The thread, for waking it up.
+    /// The thread, to wake it up.
     pub fn thread(&self) -> &thread::Thread {
         self.thread.thread()
     }
@@ -508,12 +510,12 @@ impl fmt::Debug for ContextHandle {
     }
 }
 
-/// The owner's view of a domain with state `S` in a context that was started for it, by
-/// [`Replica::spawn`](crate::Replica::spawn) or [`Service::spawn`](crate::Service::spawn). Dropping
-/// it lets the context run on by itself.
+/// The owner's handle to a domain with state `S` and to the context that
+/// [`Replica::spawn`](crate::Replica::spawn) or [`Service::spawn`](crate::Service::spawn) started
+/// for it. If it is dropped, the context continues to run.
 pub struct DomainHandle<S> {
     context: ContextHandle,
-    /// The domain's, and no other's: by this it is found again.
+    /// The domain's meter, which identifies the domain.
     meter: Arc<Meter>,
     state: PhantomData<fn() -> S>,
 }
@@ -537,17 +539,17 @@ impl<S: 'static> DomainHandle<S> {
         &self.context
     }
 
-    /// Tells the context to stop after its current turn. Does not wait.
+    /// Makes the context stop after its current turn. Does not wait.
     pub fn stop(&self) {
         self.context.stop();
     }
 
-    /// Waits for the context to end, and gives the state back as the domain left it. Call
-    /// [`stop`](Self::stop) first unless the domain finishes by itself.
+    /// Waits for the context to end, and returns the domain's final state. Call
+    /// [`stop`](Self::stop) first unless the domain finishes without that.
     ///
     /// # Errors
     /// [`JoinError::Panicked`] if a domain of the context panicked, [`JoinError::Elsewhere`] if
-    /// this one was removed from the context or moved to another.
+    /// this domain was removed from the context or moved to another.
     pub fn join(self) -> Result<S, JoinError> {
         let domains = self.context.join().map_err(JoinError::Panicked)?;
         let domain = domains.into_iter().find(|domain| {
@@ -604,7 +606,7 @@ mod tests {
         assert_eq!(first.downcast::<ContextCounter>().unwrap().left, 0);
     }
 
-    /// A replica that adds up entries, under a type that cannot be named.
+    /// A replica that adds up entries, whose type cannot be named.
     fn summing<W: Wait>(log: &crate::Log<u32, W>) -> DomainHandle<u64> {
         let add = |sum: &mut u64, _, n: &u32| *sum += u64::from(*n);
         let replica = Replica::new("sum", 0, log.subscribe().unwrap(), add);
@@ -639,7 +641,7 @@ mod tests {
         };
         domains(2);
         other.publish(40).unwrap();
-        drop(other); // the other domain is finished first
+        drop(other); // the other domain finishes first
         domains(1);
         publisher.publish(2).unwrap();
         drop(publisher);
@@ -725,7 +727,7 @@ mod tests {
         assert_eq!(healthy.try_next_batch().unwrap_err(), NoBatch::Empty);
     }
 
-    /// Counts entries under an id.
+    /// A domain with an id that adds up entries.
     fn adder<W: Wait>(id: u64, log: &crate::Log<u32, W>) -> Box<dyn Domain> {
         let add = |sum: &mut u64, _, n: &u32| *sum += u64::from(*n);
         Box::new(Replica::new("adder", 0u64, log.subscribe().unwrap(), add).with_id(id))

@@ -1,40 +1,40 @@
-//! Domains: typed state with what drives it, run by a [`Context`](crate::Context).
+//! Domains: typed state and its sources of work, run by a [`Context`](crate::Context).
 
 use crate::{DomainHandle, Meter, Seq, SpinYield, Subscription, Wait, WaitSet};
 use std::{any::Any, fmt, io, sync::Arc};
 
-/// What a turn of a domain came to.
+/// The result of a turn of a domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
-    /// Something was done; there may be more.
+    /// The domain did some work; there may be more.
     Worked,
     /// There was nothing to do.
     Idle,
-    /// There is something to do, but it waits for somebody else: ask again later.
+    /// There is work, but it must wait for another thread. Try again later.
     Waiting,
-    /// There will never be anything to do again.
+    /// There will never be work again.
     Finished,
 }
 
-/// Something that a [`Context`](crate::Context) runs, turn by turn. A turn must not block.
+/// A state machine that a [`Context`](crate::Context) runs in turns. A turn must not block.
 pub trait Domain: Send + Any {
     /// Does some work, if there is any.
     fn run(&mut self) -> Turn;
 
-    /// Adds to `set` all that notifies when there may be work. Called after a turn that was
-    /// [idle](Turn::Idle), or in which the domain [waits](Turn::Waiting) for something: then that
-    /// belongs into the set, too.
+    /// Adds to `set` all sources that notify when there may be work. Called after a turn that was
+    /// [idle](Turn::Idle), or in which the domain [waits](Turn::Waiting) for something; the set
+    /// must then contain the source of that, too.
     ///
-    /// The context sleeps only after one more turn has found nothing to do, and if this adds
-    /// nothing new after that. By default the domain [sleeps by itself](WaitSet::by_itself).
+    /// The context sleeps only if one more turn finds no work and a second call adds no new
+    /// source. By default the domain [sleeps by itself](WaitSet::by_itself).
     fn wake_sources(&mut self, set: &mut WaitSet) {
         set.by_itself();
     }
 
-    /// Sleeps until there may be work: for a domain that [sleeps by itself](WaitSet::by_itself), in
-    /// a device for instance. Called only if it is the context's only domain, and stayed idle
-    /// through spinning and yielding. May return for no reason; must return when work may have
-    /// come, or the thread is unparked. Yields by default.
+    /// Sleeps until there may be work. For a domain that [sleeps by itself](WaitSet::by_itself),
+    /// for instance in a device. Called only if it is the context's only domain and stayed idle
+    /// through spinning and yielding. May return spuriously. Must return when work may have
+    /// arrived, or when the thread is unparked. Yields by default.
     fn park(&mut self) {
         std::thread::yield_now();
     }
@@ -44,20 +44,20 @@ pub trait Domain: Send + Any {
         "domain"
     }
 
-    /// A number by which its context finds it, to remove or move it. Need not be unique: the first
-    /// is meant.
+    /// A number by which its context finds the domain to remove or move it. If several domains
+    /// have the same number, the first is used.
     fn id(&self) -> u64 {
         0
     }
 
-    /// Its counts, if it keeps any.
+    /// The domain's counts, if it keeps any.
     fn meter(&self) -> Option<Arc<Meter>> {
         None
     }
 
-    /// Gives up everything but its state, for a [`DomainHandle`]. `None` by default: a domain whose
-    /// type can be named is taken out of [`ContextHandle::join`](crate::ContextHandle::join) by
-    /// downcasting.
+    /// Returns the state and drops the rest, for a [`DomainHandle`]. `None` by default: a domain
+    /// whose type can be named is taken out of [`ContextHandle::join`](crate::ContextHandle::join)
+    /// by downcasting.
     fn into_state(self: Box<Self>) -> Option<Box<dyn Any + Send>> {
         None
     }
@@ -100,7 +100,7 @@ where
     W: Wait,
     F: FnMut(&mut S, Seq, &T),
 {
-    /// A replica with this state, fed from this subscription through `handler`.
+    /// A replica with this state, which applies the entries of this subscription with `handler`.
     pub fn new(
         name: impl Into<String>,
         state: S,
@@ -117,7 +117,7 @@ where
         }
     }
 
-    /// With a number by which its context finds it.
+    /// Sets the number by which its context finds the replica.
     pub fn with_id(mut self, id: u64) -> Self {
         self.id = id;
         self
@@ -133,16 +133,16 @@ where
         &self.subscription
     }
 
-    /// State and subscription.
+    /// Returns state and subscription.
     pub fn into_parts(self) -> (S, Subscription<T, W>) {
         (self.state, self.subscription)
     }
 
-    /// Starts a context of its own for the replica, on this core if one is named, and under the
-    /// replica's name. The handle gives the state back.
+    /// Starts a context for the replica, under the replica's name, pinned to `core` if given. The
+    /// handle returns the state at the end.
     ///
     /// # Errors
-    /// If the thread cannot be started.
+    /// The thread cannot be started.
     pub fn spawn(self, core: Option<usize>) -> io::Result<DomainHandle<S>>
     where
         S: Send + 'static,
@@ -153,7 +153,7 @@ where
         DomainHandle::spawn(Box::new(self), meter, core)
     }
 
-    /// Applies what is there now, at most a batch.
+    /// Applies the entries published so far, at most a batch.
     pub fn turn(&mut self) -> Turn {
         let handled = match self.subscription.try_next_batch() {
             Ok(batch) => {

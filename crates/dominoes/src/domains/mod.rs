@@ -1,4 +1,4 @@
-//! Domains: state machines that pinned threads run, and what feeds them besides a log.
+//! Domains: state machines that pinned threads run, and their sources of work other than a log.
 
 mod context;
 mod domain;
