@@ -1,22 +1,22 @@
-//! One error type per operation. A refused value always comes back to the caller.
+//! One error type per operation. A rejected value always returns to the caller.
 
 use std::{any::Any, error::Error, fmt};
 
-/// The channel is closed; the value was not published and is handed back.
+/// The channel is closed. Contains the value, which was not published.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Closed<T>(pub T);
 
-/// Why [`try_publish`](crate::Publisher::try_publish) did not publish.
+/// The reason why [`try_publish`](crate::Publisher::try_publish) did not publish.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum TryPublishError<T> {
-    /// `capacity` entries are waiting for the slowest subscriber.
+    /// The slowest subscriber is `capacity` entries behind.
     Full(T),
     /// The channel is closed.
     Closed(T),
 }
 
 impl<T> TryPublishError<T> {
-    /// The value that was not published.
+    /// Returns the value that was not published.
     pub fn into_inner(self) -> T {
         match self {
             TryPublishError::Full(value) | TryPublishError::Closed(value) => value,
@@ -29,19 +29,19 @@ impl<T> TryPublishError<T> {
     }
 }
 
-/// Why a batch was not published. Nothing of it was: a batch goes in whole or not at all.
+/// The reason why a batch was not published. A batch is published whole or not at all.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum BatchError<B> {
-    /// There is no room for the whole batch now (from `try_` and deadline calls only).
+    /// There is no room for the whole batch now (only from `try_` and deadline calls).
     Full(B),
     /// The channel is closed.
     Closed(B),
-    /// The batch is longer than the capacity of the channel and can never go in.
+    /// The batch is longer than the capacity of the channel and can never be published.
     TooLong(B),
 }
 
 impl<B> BatchError<B> {
-    /// The batch that was not published.
+    /// Returns the batch that was not published.
     pub fn into_inner(self) -> B {
         match self {
             BatchError::Full(batch) | BatchError::Closed(batch) | BatchError::TooLong(batch) => {
@@ -51,28 +51,29 @@ impl<B> BatchError<B> {
     }
 }
 
-/// Every place for a subscription is taken; see [`MAX_SUBSCRIBERS`](crate::MAX_SUBSCRIBERS).
+/// The channel has the maximum of subscriptions; see [`MAX_SUBSCRIBERS`](crate::MAX_SUBSCRIBERS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SubscribeError;
 
-/// Why [`try_next_batch`](crate::Subscription::try_next_batch) has no batch.
+/// The reason why [`try_next_batch`](crate::Subscription::try_next_batch) has no batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoBatch {
-    /// Nothing new is published at the moment.
+    /// No new entry is published at the moment.
     Empty,
-    /// The channel is closed and everything in it was read.
+    /// The channel is closed and every entry was read.
     Closed,
     /// This subscription was asked to leave; see [`Log::evict`](crate::Log::evict).
     Evicted,
 }
 
-/// Why [`DomainHandle::join`](crate::DomainHandle::join) has no state.
+/// The reason why [`DomainHandle::join`](crate::DomainHandle::join) has no state.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum JoinError {
-    /// A domain of the context panicked, with this payload. Its domains are gone.
+    /// A domain of the context panicked, with this payload. All domains of the context are gone.
     Panicked(Box<dyn Any + Send>),
-    /// The domain was not in the context when that ended: it was removed, or moved to another.
+    /// The domain was not in the context when the context ended: it was removed, or moved to
+    /// another.
     Elsewhere,
 }
 

@@ -31,7 +31,7 @@ pub struct Exclusive<T> {
     shadow: Shadow,
 }
 
-// SAFETY: `taken` lets one thread at a time reach the value, by `&mut`, which is why `T: Send` is
+// SAFETY: `taken` lets one thread at a time access the value, through `&mut`, so `T: Send` is
 // enough (as for a mutex).
 unsafe impl<T: Send> Sync for Exclusive<T> {}
 

@@ -1,18 +1,18 @@
-//! Who does the costly work of a request: policies.
+//! Policies that choose the replica which does the costly work of a request.
 //!
-//! A policy answers one question of a replica: is this piece of work mine? There are two ways to
-//! make sure that exactly one replica hears yes. Either all compute the same answer from what they
-//! all know, which is a [`PrimaryPolicy`] and costs no atomics; or they race for a word, which is
-//! [`Greedy`]. Both are an [`Assignment`], so a loop that takes one as a type parameter runs any of
-//! them, without dynamic dispatch.
+//! A policy answers one question of a replica: is this piece of work mine? Exactly one replica
+//! must get yes. There are two ways to achieve that. With a [`PrimaryPolicy`], all replicas
+//! compute the same answer from common knowledge, without atomics. With [`Greedy`], they race to
+//! write a word. Both implement [`Assignment`], so a loop that takes one as a type parameter works
+//! with any of them, without dynamic dispatch.
 //!
-//! | policy | who is primary | agreed by | in the dissertation |
+//! | policy | primary | agreed by | in the dissertation |
 //! |---|---|---|---|
 //! | [`ByPosition`] | chunk `c` goes to replica `c % replicas` | arithmetic | |
-//! | [`Greedy`] | whoever comes first | one compare-and-swap a chunk | section 3.2.4, algorithm 1 |
-//! | [`ByPublisher`] | whom the publisher named | the stamp in the entry | sections 3.2.4, 6.1.4 |
-//! | [`ByKind`] | kinds of work have replicas of their own | arithmetic | sections 3.1.4, 5.4.4 |
-//! | [`ByLoad`] | chunks follow measured speed | weights that stand in the log | answers section 6.1.4 |
+//! | [`Greedy`] | the first replica that asks | one compare-and-swap per chunk | section 3.2.4, algorithm 1 |
+//! | [`ByPublisher`] | named by the publisher | the stamp in the entry | sections 3.2.4, 6.1.4 |
+//! | [`ByKind`] | each kind of work has separate replicas | arithmetic | sections 3.1.4, 5.4.4 |
+//! | [`ByLoad`] | chunks follow measured speed | weights in the log | answers section 6.1.4 |
 //!
 //! The dissertation is C. D. Sizemore, *Parallel network protocol stacks using replication*,
 //! University of New Mexico, 2011.
@@ -23,12 +23,12 @@ mod load;
 pub use greedy::Greedy;
 pub use load::{Balancer, ByLoad, Weights};
 
-/// A kind of work, numbered by the user from 0: deliveries, say, and outgoing frames. Each kind
-/// counts its chunks by itself.
+/// A kind of work, numbered by the user from 0, for example deliveries and outgoing frames. Each
+/// kind numbers its chunks separately.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkKind(pub u8);
 
-/// A piece of work that has one primary: a chunk of entries, or a chunk of whatever applying
+/// A piece of work with one primary: a chunk of entries, or a chunk of other items that `apply`
 /// numbers.
 ///
 /// ```
@@ -39,16 +39,16 @@ pub struct WorkKind(pub u8);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Work {
-    /// What it is.
+    /// The kind of work.
     pub kind: WorkKind,
-    /// Its number among the chunks of its kind, ascending from 0.
+    /// The chunk's number within its kind, ascending from 0.
     pub chunk: u64,
-    /// The primary that the publisher named, if it did; the same in all entries of the chunk.
+    /// The primary named by the publisher, if any; equal in all entries of the chunk.
     pub stamp: Option<u16>,
 }
 
 impl Work {
-    /// A chunk of the first kind, without a stamp.
+    /// A chunk of kind 0, without a stamp.
     #[inline]
     pub const fn chunk(chunk: u64) -> Self {
         Work {
@@ -58,13 +58,13 @@ impl Work {
         }
     }
 
-    /// The same of another kind.
+    /// Sets the kind.
     #[inline]
     pub const fn of(self, kind: WorkKind) -> Self {
         Work { kind, ..self }
     }
 
-    /// The same with a primary that the publisher named.
+    /// Sets the primary that the publisher named.
     #[inline]
     pub const fn stamped(self, replica: u16) -> Self {
         Work {
@@ -74,25 +74,23 @@ impl Work {
     }
 }
 
-/// Names the primary of a chunk of positions. Every replica asks the same question and must get the
-/// same answer.
+/// Computes the primary of a chunk of positions. Every replica must compute the same one.
 pub trait PrimaryPolicy {
-    /// The replica, below `replicas`, that is primary for chunk number `chunk` of the first kind.
-    /// [`Assignment`] takes a larger number modulo `replicas`, so that somebody does the work.
+    /// The primary, below `replicas`, of chunk number `chunk` of kind 0. [`Assignment`] reduces a
+    /// larger number modulo `replicas`, so that some replica does the work.
     fn primary(&self, chunk: u64, replicas: usize) -> usize;
 
-    /// The replica, below `replicas`, that is primary for `work`. The kind and the stamp make no
-    /// difference, unless the policy says so.
+    /// The primary, below `replicas`, of `work`. By default ignores the kind and the stamp.
     #[inline]
     fn primary_of(&self, work: Work, replicas: usize) -> usize {
         self.primary(work.chunk, replicas)
     }
 }
 
-/// Tells replicas what work is theirs: each piece belongs to exactly one of them.
+/// Decides which work a replica does: each piece belongs to exactly one replica.
 ///
-/// Every [`PrimaryPolicy`] is one. The answer for a piece of work does not change, so one may ask
-/// again; nobody ever waits for it.
+/// Every [`PrimaryPolicy`] implements it. The answer for a piece of work does not change, so
+/// asking again is allowed. No call waits.
 ///
 /// ```
 /// use dominoes::{Assignment, ByPosition, Greedy, Work};
@@ -117,7 +115,7 @@ impl<P: PrimaryPolicy> Assignment for P {
     }
 }
 
-/// The chunks go round: chunk `c` belongs to replica `c % replicas`. No atomics at all.
+/// Round robin: chunk `c` belongs to replica `c % replicas`. Uses no atomics.
 ///
 /// ```
 /// use dominoes::{ByPosition, PrimaryPolicy};
@@ -134,9 +132,9 @@ impl PrimaryPolicy for ByPosition {
     }
 }
 
-/// The publisher names the primary in the entry, which is useful when a series of entries had
-/// better stay with one replica (dissertation, sections 3.2.4 and 6.1.4). Work without a stamp, or
-/// whose stamp names nobody, goes by position.
+/// The publisher names the primary in the entry, to keep a series of entries on one replica
+/// (dissertation, sections 3.2.4 and 6.1.4). Work without a stamp, or with the stamp of a replica
+/// that does not exist, is assigned by position.
 ///
 /// ```
 /// use dominoes::{ByPublisher, PrimaryPolicy, Work};
@@ -162,11 +160,11 @@ impl PrimaryPolicy for ByPublisher {
     }
 }
 
-/// Each kind of work goes round among replicas of its own: specialized primaries (dissertation,
+/// Round robin within the replicas of each kind of work: specialized primaries (dissertation,
 /// sections 3.1.4 and 5.4.4), where one domain delivers payload and another makes acknowledgments.
 ///
-/// A kind whose replicas are all absent, or that was not named, goes round among all that are
-/// there. So work is never left lying because the group is smaller than the policy thought.
+/// A kind whose replicas are all absent, or that was not configured, is assigned round robin to
+/// all present replicas. So no work is lost if the group is smaller than the policy assumed.
 ///
 /// ```
 /// use dominoes::{ByKind, WorkKind, PrimaryPolicy, Work};
@@ -178,12 +176,12 @@ impl PrimaryPolicy for ByPublisher {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ByKind {
-    /// A bit for each replica that takes this kind.
+    /// Per kind, one bit for each replica that takes it.
     takers: Box<[u64]>,
 }
 
 impl ByKind {
-    /// `replicas_of[k]` take the work of kind `k`.
+    /// The replicas `replicas_of[k]` take the work of kind `k`.
     ///
     /// # Panics
     /// If a replica is numbered 64 or more.
@@ -199,8 +197,8 @@ impl ByKind {
         }
     }
 
-    /// Two kinds: the first to the lower replicas, the second to the upper ones; with an odd number
-    /// the first has one more, and a single replica does everything.
+    /// A policy for two kinds: the lower replicas take the first kind, the upper ones the second.
+    /// If their number is odd, the first kind has one more; a single replica does everything.
     pub fn halves(replicas: usize) -> Self {
         let (first, second): (Vec<usize>, Vec<usize>) =
             (0..replicas).partition(|replica| *replica < replicas.div_ceil(2));
@@ -252,7 +250,7 @@ mod tests {
         })
     }
 
-    /// The property that every policy owes: each piece of work has exactly one primary.
+    /// Checks the obligation of every policy: each piece of work has exactly one primary.
     fn each_piece_has_one_primary(policy: &impl Assignment, replicas: usize) {
         for work in works() {
             let takers = (0..replicas).filter(|me| policy.is_mine(work, *me, replicas));
@@ -274,7 +272,7 @@ mod tests {
         }
     }
 
-    /// The chunks that each of three threads takes.
+    /// The number of chunks that each of three threads takes.
     fn shares_of(policy: &(impl Assignment + Sync), chunks: u64) -> Vec<usize> {
         let share = |me| {
             let mine = move |c: &u64| policy.is_mine(Work::chunk(*c), me, 3);

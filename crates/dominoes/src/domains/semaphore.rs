@@ -1,13 +1,13 @@
-//! Permits that are asked for and never waited for.
+//! A counting semaphore that never blocks.
 
 use crate::{
     WakeSource,
     sync::{AtomicUsize, Ordering},
 };
 
-/// Counts permits. There is no call that waits: a domain that finds none returns
-/// [`Handled::Wait`](crate::Handled::Wait) and is asked again, so its context goes on with other work and
-/// permits may be released in any order. A domain that names the
+/// Counts permits. No call waits: a handler that finds no permit returns
+/// [`Handled::Wait`](crate::Handled::Wait) and is called again later. Meanwhile its context
+/// continues with other work, so permits may be released in any order. A domain that registers the
 /// [`wake_source`](Self::wake_source) sleeps until permits are released.
 ///
 /// ```
@@ -23,7 +23,7 @@ pub struct Semaphore {
 }
 
 impl Semaphore {
-    /// With so many permits.
+    /// A semaphore with this number of permits.
     pub fn new(permits: usize) -> Self {
         Semaphore {
             permits: AtomicUsize::new(permits),
@@ -33,14 +33,14 @@ impl Semaphore {
 
     /// Takes a permit if there is one. Lock-free.
     pub fn try_take(&self) -> bool {
-        // ORDERING: Acquire, pairs with the Release in `release`: what was done before a permit was
-        // given is seen by who takes it.
+        // ORDERING: Acquire, pairs with the Release in `release`: the thread that takes a permit
+        // sees all that was done before the permit was released.
         self.permits
             .fetch_update(Ordering::Acquire, Ordering::Relaxed, |n| n.checked_sub(1))
             .is_ok()
     }
 
-    /// Gives `permits` more.
+    /// Adds `permits`.
     pub fn release(&self, permits: usize) {
         // ORDERING: Release, pairs with the Acquire in `try_take`.
         self.permits.fetch_add(permits, Ordering::Release);
@@ -53,7 +53,7 @@ impl Semaphore {
         &self.released
     }
 
-    /// Permits that are there. A moment's view.
+    /// Number of permits. May be outdated at once.
     pub fn permits(&self) -> usize {
         self.permits.load(Ordering::Relaxed)
     }

@@ -1,13 +1,13 @@
-//! A domain with several subscriptions: typed state, a scheduler that picks whose entry is next,
-//! and waiting that is an answer and not a call.
+//! A domain with several subscriptions: typed state, a scheduler that chooses the subscription to
+//! serve next, and handlers that return when they have to wait.
 //!
 //! This is the domain of C. D. Sizemore, *Parallel network protocol stacks using replication*,
-//! University of New Mexico, 2011, section 3.2.4. One thing is different. There, code that had to
+//! University of New Mexico, 2011, section 3.2.4, with one difference. There, code that had to
 //! wait on a semaphore called back into the scheduler from inside a request (section 4.3.1, figure
-//! 4.4), so waits nested on one stack: they had to be released in the opposite order, and could
-//! deadlock. Here a handler that cannot go on returns [`Handled::Wait`]. Its entry stays where it is,
-//! its subscription stands still, and the domain's other subscriptions, like all other domains of
-//! the context, go on; at the next turn the handler is shown the entry again.
+//! 4.4). So waits nested on one stack: they had to be released in the opposite order, and could
+//! deadlock. Here a handler that cannot continue returns [`Handled::Wait`]. Its entry stays in
+//! place and its subscription pauses, but the domain's other subscriptions and the context's other
+//! domains continue. At the next turn the handler gets the entry again.
 
 mod feed;
 mod schedule;
@@ -19,21 +19,21 @@ use crate::{Domain, DomainHandle, Meter, Seq, Subscription, Turn, Wait, WaitSet,
 use feed::LogFeed;
 use std::{any::Any, fmt, io, sync::Arc};
 
-/// What became of an entry, as its handler says. A handler that returns nothing is
+/// A handler's result for an entry. A handler that returns nothing counts as
 /// [`Done`](Handled::Done).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Handled {
-    /// It was handled.
+    /// The entry was handled.
     Done,
-    /// It was handled, and so many units of work were done as its primary.
+    /// The entry was handled, and this many units of work were done as its primary.
     Primary(u32),
-    /// It was handled, and so many units of work were done in another primary's place.
+    /// The entry was handled, and this many units of work were done in place of another primary.
     Stolen(u32),
-    /// It has to wait: show it again later. The handler must not have changed anything that it
-    /// would change again.
+    /// The entry has to wait: call the handler again later. The handler must not have made a
+    /// change that it would then repeat.
     ///
-    /// What it waits for is best named with [`Service::with_wake_source`]: otherwise the context
-    /// does not sleep until the entry is handled, but yields the core between two turns.
+    /// Register the source that it waits for with [`Service::with_wake_source`]. Otherwise the
+    /// context does not sleep until the entry is handled, but yields the core between turns.
     Wait,
 }
 
@@ -43,7 +43,7 @@ impl From<()> for Handled {
     }
 }
 
-/// Names a subscription of a [`Service`].
+/// Identifies a subscription of a [`Service`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FeedId(u64);
 
@@ -54,7 +54,7 @@ struct FeedEntry<S> {
     view: FeedView,
 }
 
-/// A domain: state, an id, subscriptions with a handler each, a scheduler, and hooks for
+/// A domain: state, an id, subscriptions with one handler each, a scheduler, and hooks for
 /// subscribing and unsubscribing.
 ///
 /// ```
@@ -88,17 +88,17 @@ pub struct Service<S> {
     on_subscribe: Option<SubscriptionHook<S>>,
     on_unsubscribe: Option<SubscriptionHook<S>>,
     meter: Arc<Meter>,
-    /// What entries may wait for.
+    /// The sources for which entries may wait.
     wake_sources: Vec<WakeSource>,
-    /// Views of the feeds, kept for their memory.
+    /// Views of the feeds, kept to reuse the allocation.
     views: Vec<FeedView>,
 }
 
 impl<S: Send + 'static> Service<S> {
-    /// A domain with this state and no subscriptions, which go round robin, a batch of up to 64
-    /// entries each.
+    /// A domain with this state and no subscriptions. Subscriptions are served round robin, in
+    /// batches of up to 64 entries.
     ///
-    /// The id means nothing here; handlers and reports may use it, and a context finds the domain
+    /// The service does not use the id; handlers and reports may, and a context finds the domain
     /// by it.
     pub fn new(id: u64, name: impl Into<String>, state: S) -> Self {
         Service {
@@ -117,21 +117,21 @@ impl<S: Send + 'static> Service<S> {
         }
     }
 
-    /// With another scheduler: [`Priority`], or one's own.
+    /// Sets another scheduler: [`Priority`], or your own.
     pub fn with_scheduler(mut self, scheduler: impl Scheduler + 'static) -> Self {
         self.scheduler = Box::new(scheduler);
         self
     }
 
-    /// With another bound on the entries that a turn handles, at least 1.
+    /// Sets the maximum of entries that a turn handles, at least 1.
     pub fn with_batch(mut self, entries: usize) -> Self {
         self.batch = entries.max(1);
         self
     }
 
-    /// With a source that is notified when an entry that [waits](Handled::Wait) may go on, such as
-    /// [`Semaphore::wake_source`](crate::Semaphore::wake_source). Name each thing that handlers
-    /// wait for: with one source or more, the context sleeps until one of them is notified.
+    /// Adds a source that is notified when an entry that [waits](Handled::Wait) may continue, such
+    /// as [`Semaphore::wake_source`](crate::Semaphore::wake_source). Add every source for which
+    /// handlers wait: if there is at least one, the context sleeps until one of them is notified.
     ///
     /// ```
     /// use dominoes::{Context, Park, Semaphore, Service, Handled, channel};
@@ -162,20 +162,21 @@ impl<S: Send + 'static> Service<S> {
         self
     }
 
-    /// With a hook that is called after a subscription was added.
+    /// Sets a hook that is called after a subscription is added.
     pub fn on_subscribe(mut self, hook: impl FnMut(&mut S, FeedId) + Send + 'static) -> Self {
         self.on_subscribe = Some(Box::new(hook));
         self
     }
 
-    /// With a hook that is called after a subscription was removed, also when its channel ended.
+    /// Sets a hook that is called after a subscription is removed, also when its channel has
+    /// ended.
     pub fn on_unsubscribe(mut self, hook: impl FnMut(&mut S, FeedId) + Send + 'static) -> Self {
         self.on_unsubscribe = Some(Box::new(hook));
         self
     }
 
-    /// Adds a subscription to a multicast channel. A larger priority is more urgent, for schedulers
-    /// that look at it.
+    /// Adds a subscription to a multicast channel. A larger priority is more urgent, for
+    /// schedulers that use it.
     pub fn subscribe<T, W, R>(
         &mut self,
         priority: u8,
@@ -193,7 +194,7 @@ impl<S: Send + 'static> Service<S> {
         )
     }
 
-    /// Adds anything that can be served.
+    /// Adds a feed of any kind.
     pub fn add_feed(&mut self, priority: u8, feed: impl Feed<S> + 'static) -> FeedId {
         let id = FeedId(self.next_feed);
         self.next_feed += 1;
@@ -207,7 +208,7 @@ impl<S: Send + 'static> Service<S> {
         id
     }
 
-    /// Removes a subscription; what it has not handled is let go. False if there is none.
+    /// Removes a subscription and releases its unhandled entries. False if it does not exist.
     pub fn unsubscribe(&mut self, id: FeedId) -> bool {
         let at = self.feeds.iter().position(|entry| entry.view.id == id);
         if let Some(at) = at {
@@ -229,11 +230,11 @@ impl<S: Send + 'static> Service<S> {
         self.run_batch(1)
     }
 
-    /// Handles up to `limit` entries of one subscription, the first that has any, in the order in
-    /// which the scheduler asks.
+    /// Handles up to `limit` entries of one subscription: the first one with entries, in the order
+    /// in which the scheduler asks them.
     ///
-    /// [`Turn::Waiting`] if nothing could be handled and an entry waits; [`Turn::Finished`] if
-    /// there were subscriptions and all have ended.
+    /// [`Turn::Waiting`] if no entry could be handled and one waits; [`Turn::Finished`] if there
+    /// were subscriptions and all have ended.
     pub fn run_batch(&mut self, limit: usize) -> Turn {
         for entry in &mut self.feeds {
             entry.view.asked = false;
@@ -247,7 +248,7 @@ impl<S: Send + 'static> Service<S> {
                 break;
             };
             let Some(entry) = self.feeds.get_mut(next).filter(|entry| !entry.view.asked) else {
-                break; // a scheduler that repeats itself gives up its turn
+                break; // a scheduler that repeats a subscription ends its turn
             };
             let served = entry.feed.serve(&mut self.state, limit);
             entry.view.asked = true;
@@ -280,27 +281,27 @@ impl<S: Send + 'static> Service<S> {
         &self.state
     }
 
-    /// The state, for whoever owns the domain between turns.
+    /// The state, for the owner of the domain between turns.
     pub fn state_mut(&mut self) -> &mut S {
         &mut self.state
     }
 
-    /// Gives up the subscriptions and returns the state.
+    /// Drops the subscriptions and returns the state.
     pub fn into_state(self) -> S {
         self.state
     }
 
-    /// Starts a context of its own for the domain, on this core if one is named, and under the
-    /// domain's name. The handle gives the state back.
+    /// Starts a context for the domain, under the domain's name, pinned to `core` if given. The
+    /// handle returns the state at the end.
     ///
     /// # Errors
-    /// If the thread cannot be started.
+    /// The thread cannot be started.
     pub fn spawn(self, core: Option<usize>) -> io::Result<DomainHandle<S>> {
         let meter = self.meter.clone();
         DomainHandle::spawn(Box::new(self), meter, core)
     }
 
-    /// The subscriptions, in the order in which they were made.
+    /// The subscriptions, in the order in which they were added.
     pub fn feeds(&self) -> Vec<FeedId> {
         self.feeds.iter().map(|entry| entry.view.id).collect()
     }
@@ -314,7 +315,7 @@ impl<S: Send + 'static> Domain for Service<S> {
     fn wake_sources(&mut self, set: &mut WaitSet) {
         for FeedEntry { feed, view } in &mut self.feeds {
             if !view.asked {
-                // The scheduler left it out, and may ask it at the next turn.
+                // The scheduler skipped this feed, and may ask it at the next turn.
                 set.unknown();
             } else if !view.waiting {
                 feed.wake_sources(&mut self.state, set);

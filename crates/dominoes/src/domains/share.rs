@@ -1,4 +1,4 @@
-//! Channels that share work: each entry goes to one subscription, newest first or in no particular
+//! Work-sharing channels: each entry goes to one subscription, newest first or in no particular
 //! order.
 
 use crate::{
@@ -10,35 +10,35 @@ use crate::{
 use crossbeam_queue::ArrayQueue;
 use std::{fmt, marker::PhantomData, time::Instant};
 
-/// A bounded collection that a [`WorkShare`] channel keeps its entries in. Bring your own for an
-/// order of your own.
+/// A bounded collection that stores the entries of a [`WorkShare`] channel. Implement it for
+/// another order.
 pub trait Pool<T>: Send + Sync {
-    /// The order in which entries come out.
+    /// The order in which entries are returned.
     const ORDER: Order;
 
-    /// An empty pool for at most `capacity` entries.
+    /// An empty pool with room for `capacity` entries.
     fn with_capacity(capacity: usize) -> Self;
 
-    /// Takes a value in, or gives it back when the pool is full.
+    /// Stores a value, or returns it if the pool is full.
     ///
     /// # Errors
     /// The value.
     fn push(&self, value: T) -> Result<(), T>;
 
-    /// Gives a value out.
+    /// Removes and returns a value.
     fn pop(&self) -> Option<T>;
 
-    /// How many there are. A moment's view.
+    /// Number of values. May be outdated at once.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
+    /// Whether there are no values.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Last in, first out: what was published last is likely still in somebody's cache. A stack under a
-/// lock that is held for a few instructions.
+/// Last in, first out: the newest value is likely still in some cache. A stack under a lock that
+/// is held for a few instructions.
 pub struct Lifo<T> {
     stack: Mutex<Vec<T>>,
     capacity: usize,
@@ -89,7 +89,7 @@ impl<T> fmt::Debug for Lifo<T> {
     }
 }
 
-/// No order is promised; lock-free, the array queue of `crossbeam-queue`.
+/// Values in no particular order, in the lock-free array queue of `crossbeam-queue`.
 pub struct Unordered<T>(ArrayQueue<T>);
 
 impl<T: Send> Pool<T> for Unordered<T> {
@@ -128,8 +128,8 @@ struct PoolShared<P, W> {
     room: W,
 }
 
-/// A channel that gives each entry to one of its workers. Like a [`Log`](crate::Log), a handle that
-/// may go anywhere.
+/// A channel that gives each entry to one of its workers. Like a [`Log`](crate::Log), a handle
+/// that any thread may use.
 ///
 /// ```
 /// use dominoes::{Channel, Publish, Receive, SpinYield, Unordered, WorkShare};
@@ -150,14 +150,14 @@ pub struct WorkShare<T, P: Pool<T> = Unordered<T>, W: Wait = SpinYield> {
     _item: PhantomData<fn() -> T>,
 }
 
-/// Publishes into a [`WorkShare`]. The last one closes it when it goes.
+/// Publishes into a [`WorkShare`]. The channel closes when the last publisher is dropped.
 pub struct SharePublisher<T, P: Pool<T> = Unordered<T>, W: Wait = SpinYield> {
     shared: Arc<PoolShared<P, W>>,
     _item: PhantomData<fn() -> T>,
 }
 
-/// Takes entries out of a [`WorkShare`]. What it has taken is its own; what it has not goes to
-/// others.
+/// Takes entries out of a [`WorkShare`]. Entries that it has taken are its alone; all others go to
+/// any worker.
 pub struct PoolWorker<T, P: Pool<T> = Unordered<T>, W: Wait = SpinYield> {
     shared: Arc<PoolShared<P, W>>,
     active: bool,
@@ -207,12 +207,12 @@ impl<T: Send, P: Pool<T>, W: Wait> Channel for WorkShare<T, P, W> {
 }
 
 impl<T: Send, P: Pool<T>, W: Wait> WorkShare<T, P, W> {
-    /// How many workers there are. A moment's view.
+    /// Number of workers. May be outdated at once.
     pub fn workers(&self) -> usize {
         self.shared.workers.load(Ordering::Relaxed)
     }
 
-    /// How many publishers there are. A moment's view.
+    /// Number of publishers. May be outdated at once.
     pub fn publishers(&self) -> usize {
         self.shared.publishers.load(Ordering::Relaxed)
     }
@@ -232,7 +232,7 @@ impl<T: Send, P: Pool<T>, W: Wait> Publish<T> for SharePublisher<T, P, W> {
     fn put(&mut self, value: T) -> Result<(), Closed<T>> {
         let mut value = Some(value);
         let shared = &*self.shared;
-        // A wait strategy may ask again after the value is in, and may come back too early.
+        // A wait strategy may call this again after the value is stored, and may return too early.
         let mut push = || match value.take().map(|value| shared.pool.push(value)) {
             None | Some(Ok(())) => true,
             Some(Err(back)) => {
@@ -252,13 +252,13 @@ impl<T: Send, P: Pool<T>, W: Wait> PoolWorker<T, P, W> {
     /// Takes an entry, if there is one.
     ///
     /// # Errors
-    /// Says why there is none. A worker that is not active finds none.
+    /// The reason why there is no entry. A worker that is not active finds none.
     pub fn try_take(&mut self) -> Result<T, NoBatch> {
         if !self.active {
             return Err(NoBatch::Empty);
         }
-        // ORDERING: Acquire, pairs with the Release decrement in `SharePublisher::drop`. Closed
-        // first, then the last look.
+        // ORDERING: Acquire, pairs with the Release decrement in `SharePublisher::drop`. Read this
+        // first, then check the pool a last time.
         let closed = self.shared.publishers.load(Ordering::Acquire) == 0;
         match self.shared.pool.pop() {
             Some(value) => {
@@ -270,17 +270,17 @@ impl<T: Send, P: Pool<T>, W: Wait> PoolWorker<T, P, W> {
         }
     }
 
-    /// Takes an entry; waits for one until `deadline`, or without end.
+    /// Takes an entry, and waits for one until `deadline`, or without limit.
     ///
     /// # Errors
     /// [`NoBatch::Empty`] after the deadline, or if this worker is not active; [`NoBatch::Closed`]
-    /// when nothing more can come.
+    /// when there will be no more entries.
     pub fn take(&mut self, deadline: Option<Instant>) -> Result<T, NoBatch> {
         let mut found = self.try_take();
         if self.active && matches!(found, Err(NoBatch::Empty)) {
             let shared = self.shared.clone();
             shared.entries.wait_until(deadline, || {
-                // A wait strategy may ask again after something was found.
+                // A wait strategy may call this again after an entry was found.
                 if matches!(found, Err(NoBatch::Empty)) {
                     found = self.try_take();
                 }
@@ -290,8 +290,8 @@ impl<T: Send, P: Pool<T>, W: Wait> PoolWorker<T, P, W> {
         found
     }
 
-    /// Adds to `set` what notifies when there may be entries, or nothing more can come. Nothing, if
-    /// this worker is not active. A wait strategy that wakes no thread makes the set
+    /// Adds to `set` the source that notifies when there may be entries, or there will be no more.
+    /// Adds none if this worker is not active. A wait strategy that wakes no thread makes the set
     /// [unknown](WaitSet::unknown).
     pub fn wake_sources(&self, set: &mut WaitSet) {
         if self.active {
@@ -299,7 +299,7 @@ impl<T: Send, P: Pool<T>, W: Wait> PoolWorker<T, P, W> {
         }
     }
 
-    /// Takes nothing any more until it is activated again.
+    /// Stops taking entries until [`activate`](Self::activate).
     pub fn deactivate(&mut self) {
         self.active = false;
     }
@@ -350,8 +350,9 @@ impl<T, P: Pool<T>, W: Wait> Clone for SharePublisher<T, P, W> {
 
 impl<T, P: Pool<T>, W: Wait> Drop for SharePublisher<T, P, W> {
     fn drop(&mut self) {
-        // ORDERING: Release, pairs with the Acquire in `Worker::try_take`: what was published is in
-        // the pool. (Every decrement is one, so a load of zero acquires from all of them.)
+        // ORDERING: Release, pairs with the Acquire in `PoolWorker::try_take`: all published
+        // entries are in the pool. (Every decrement is a Release, so a load of zero acquires from
+        // all of them.)
         self.shared.publishers.fetch_sub(1, Ordering::Release);
         self.shared.entries.notify();
     }

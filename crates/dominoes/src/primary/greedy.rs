@@ -4,28 +4,29 @@ use super::{Assignment, Work, WorkKind};
 use crate::sync::{AtomicU64, Ordering};
 use std::fmt;
 
-/// Whoever comes first is primary: one compare-and-swap per chunk, on a word beside the log
-/// (dissertation, section 3.2.4, algorithm 1, and section 6.1.4).
+/// The first replica that asks is primary: one compare-and-swap per chunk, on a word beside the
+/// log (dissertation, section 3.2.4, algorithm 1, and section 6.1.4).
 ///
-/// It adapts at once to a replica that is slow, since that one comes later to everything; the price
-/// is a shared word per chunk, and shares that drift (figure 6.1).
+/// It adapts at once to a slow replica, since that one asks later for everything. The price is a
+/// shared word per chunk, and shares that drift (figure 6.1).
 ///
-/// A word is found by its chunk's number, and remembers the newest chunk that was taken through it.
-/// So asking again gives the same answer, and a replica that comes so late that the word serves a
-/// later chunk hears no: somebody took its chunk long ago. Nobody waits: a failed swap is an
+/// The chunk's number selects its word, which stores the newest chunk taken through it. So asking
+/// again gives the same answer, and a replica that asks so late that the word has a later chunk
+/// gets no: another replica took its chunk long ago. No call waits, since a failed swap is an
 /// answer.
 ///
-/// # What it relies on
-/// Chunks that use the same word, `words` apart, must not both be open: before anybody asks for
-/// chunk `c + words`, somebody has asked for chunk `c`. With chunks of entries that follows when
-/// there are as many words as the ring has chunks of slots and a replica asks before it releases;
-/// with numbered work, when numbers are handed out within a credit of that size.
+/// # Precondition
+/// Chunks that use the same word, `words` apart, must not be open at the same time: before any
+/// replica asks for chunk `c + words`, some replica has asked for chunk `c`. For chunks of entries
+/// this holds if there are as many words as the ring has chunks of slots, and each replica asks
+/// before it releases. For numbered work it holds if numbers are handed out within a credit of
+/// that size.
 pub struct Greedy {
-    /// One line of words per kind.
+    /// One row of words per kind.
     words: Box<[Box<[AtomicU64]>]>,
 }
 
-/// Bits of a word that name the taker; those above hold the chunk's number plus one, modulo 2^48.
+/// Bits of a word for the taker; the bits above hold the chunk's number plus one, modulo 2^48.
 const TAKER_BITS: u32 = 16;
 
 #[inline]
@@ -33,8 +34,8 @@ fn word(chunk: u64, taker: usize) -> u64 {
     (chunk + 1) << TAKER_BITS | taker as u64
 }
 
-/// How the chunk of the word `found` compares with `chunk`, modulo 2^48: chunks of one word that
-/// are compared are far less than 2^47 apart, as they are open or were a moment ago.
+/// Compares the chunk in the word `found` with `chunk`, modulo 2^48. Two such chunks are far less
+/// than 2^47 apart, since they are open or were recently.
 #[inline]
 fn compare(found: u64, chunk: u64) -> std::cmp::Ordering {
     let ahead = (found >> TAKER_BITS).wrapping_sub(chunk + 1) << TAKER_BITS;
@@ -42,7 +43,8 @@ fn compare(found: u64, chunk: u64) -> std::cmp::Ordering {
 }
 
 impl Greedy {
-    /// `words[k]` words for the chunks of kind `k`: at least as many as can be open at once.
+    /// `words[k]` words for the chunks of kind `k`: at least as many as can be open at the same
+    /// time.
     ///
     /// # Panics
     /// If a number of words is not a power of two.
@@ -56,10 +58,10 @@ impl Greedy {
         }
     }
 
-    /// Who took the newest chunk that went through the word of `work`, if it is that of `work`.
+    /// The replica that took `work`, if `work` is the newest chunk taken through its word.
     ///
     /// # Panics
-    /// If there are no words for that kind.
+    /// If there are no words for the kind.
     pub fn taker(&self, work: Work) -> Option<usize> {
         let found = self.at(work.kind, work.chunk).load(Ordering::Relaxed);
         compare(found, work.chunk)
@@ -67,10 +69,11 @@ impl Greedy {
             .then_some((found & ((1 << TAKER_BITS) - 1)) as usize)
     }
 
-    /// Whether a later chunk was taken through the word of `work`: somebody took this one long ago.
+    /// Whether a later chunk was taken through the word of `work`, so that `work` itself was taken
+    /// long ago.
     ///
     /// # Panics
-    /// If there are no words for that kind.
+    /// If there are no words for the kind.
     pub fn is_past(&self, work: Work) -> bool {
         let found = self.at(work.kind, work.chunk).load(Ordering::Relaxed);
         compare(found, work.chunk).is_gt()
@@ -84,22 +87,22 @@ impl Greedy {
 }
 
 impl Assignment for Greedy {
-    /// Takes the work for `me` if nobody has.
+    /// Takes the work for `me` unless another replica has.
     ///
     /// # Panics
-    /// If there are no words for that kind, or `me` is 65,536 or more.
+    /// If there are no words for the kind, or `me` is 65,536 or more.
     #[inline]
     fn is_mine(&self, work: Work, me: usize, _replicas: usize) -> bool {
         assert!(me < 1 << TAKER_BITS, "replica {me} does not fit a word");
         let at = self.at(work.kind, work.chunk);
         let mine = word(work.chunk, me);
-        // Relaxed throughout: the word decides who works and publishes nothing. What there is to
-        // do came with the log.
+        // Relaxed throughout: the word decides which replica works and publishes nothing. The work
+        // itself came with the log.
         let found = at.load(Ordering::Relaxed);
         if compare(found, work.chunk).is_ge() {
             return found == mine;
         }
-        // Only takers of this very chunk can come between, or the chunks would both be open.
+        // Only takers of this very chunk can intervene, otherwise both chunks would be open.
         at.compare_exchange(found, mine, Ordering::Relaxed, Ordering::Relaxed)
             .is_ok()
     }
@@ -150,7 +153,7 @@ mod tests {
         let greedy = Greedy::new(&[4]);
         for chunk in (1 << 48) - 9..(1 << 48) + 9 {
             let work = Work::chunk(chunk);
-            // The word as one that was taken a lap before left it.
+            // The word as the chunk of the previous lap left it.
             let last = word(chunk - 4, 1);
             greedy.at(work.kind, chunk).store(last, Ordering::Relaxed);
             assert_eq!(greedy.taker(work), None);

@@ -1,27 +1,26 @@
-//! Shares that follow measured speed, without racing for each chunk.
+//! Shares that follow measured speed, without a race for each chunk.
 //!
-//! Replicas must agree on the primary of a chunk, but they do not know each other's speed alike. So
-//! the publisher looks ([`Balancer`]), puts what follows from it into the log as an entry like any
-//! other ([`Weights`]), and every replica changes its table at that position ([`ByLoad`]).
+//! Replicas must agree on the primary of a chunk, but their knowledge of each other's speed
+//! differs. So the publisher measures ([`Balancer`]) and puts the resulting [`Weights`] into the
+//! log as an entry, and every replica changes its table at that position ([`ByLoad`]).
 
 use super::{PrimaryPolicy, Work, WorkKind};
 use std::collections::VecDeque;
 
-/// Replicas that weights are kept for.
+/// Most replicas that weights cover.
 const REPLICAS: usize = 8;
-/// Chunks after which the pattern of a table repeats.
+/// Period of a table's pattern, in chunks.
 const PATTERN: usize = 64;
 
-/// How much of the work each of up to 8 replicas is to have, in relation to each other. 8 bytes, so
-/// that they fit into an entry.
+/// Relative shares of work for up to 8 replicas. 8 bytes, so that they fit into an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Weights([u8; REPLICAS]);
 
 impl Weights {
-    /// The same for everybody.
+    /// Equal shares.
     pub const EQUAL: Weights = Weights([1; REPLICAS]);
 
-    /// Weights of the first replicas; the others get none.
+    /// The weights of the first replicas; the others get 0.
     ///
     /// # Panics
     /// If there are more than 8.
@@ -32,18 +31,19 @@ impl Weights {
         Weights(all)
     }
 
-    /// As bytes, for an entry.
+    /// The weights as bytes, for an entry.
     pub const fn to_bytes(self) -> [u8; REPLICAS] {
         self.0
     }
 
-    /// From bytes in an entry. Any bytes are weights.
+    /// The weights in the bytes of an entry. Any bytes are valid.
     pub const fn from_bytes(bytes: [u8; REPLICAS]) -> Self {
         Weights(bytes)
     }
 
-    /// Who is primary of each chunk of the pattern, spread as evenly as possible: whoever is
-    /// furthest behind its due part is next. Integers only, so it is the same everywhere.
+    /// The primary of each chunk of the pattern, distributed as evenly as possible: the replica
+    /// furthest below its due share is next. Uses integers only, so the result is the same on all
+    /// machines.
     fn pattern(self) -> [u8; PATTERN] {
         let total: i32 = self.0.iter().map(|w| i32::from(*w)).sum();
         let mut due = [0i32; REPLICAS];
@@ -61,7 +61,7 @@ impl Weights {
     }
 }
 
-/// From chunk `from` on, this pattern.
+/// The pattern that applies from chunk `from` on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Era {
     from: u64,
@@ -69,16 +69,16 @@ struct Era {
     pattern: Option<Box<[u8; PATTERN]>>,
 }
 
-/// Chunks follow weights that stand in the log.
+/// Assigns chunks by weights from the log.
 ///
-/// A value of this type is part of the replicated state, one in each replica: it changes only when
-/// an entry that carries [`Weights`] is applied, so all replicas change it at the same position.
-/// No atomics, and no replica takes part in deciding. (The dissertation, section 6.1.4, leaves load
-/// balancing at first come, first served.)
+/// A value of this type is part of the replicated state of each replica. It changes only when an
+/// entry with [`Weights`] is applied, so all replicas change it at the same position. It uses no
+/// atomics, and no replica takes part in the decision. (The dissertation, section 6.1.4, leaves
+/// load balancing to first come, first served.)
 ///
-/// Weights take effect at a chunk that nobody has been told about yet: for chunks of entries, say,
-/// the first one that begins at or after the entry's position; for numbered work, the first whose
-/// numbers have not been handed out. Work below keeps the primary it has.
+/// Weights must take effect at a chunk about which no replica has asked yet. For chunks of entries
+/// that is the first one that begins at or after the entry's position; for numbered work, the
+/// first one whose numbers have not been handed out. Earlier work keeps its primary.
 ///
 /// ```
 /// use dominoes::{ByLoad, WorkKind, PrimaryPolicy, Weights};
@@ -96,8 +96,9 @@ pub struct ByLoad {
 }
 
 impl ByLoad {
-    /// For so many kinds of work, at first by position. `reach` is how many chunks of a kind may be
-    /// open at once: what is asked for is never so far below the newest change.
+    /// A policy for this number of kinds, at first by position. `reach` is the number of chunks of
+    /// a kind that may be open at once: replicas never ask about a chunk further below the newest
+    /// change.
     pub fn new(kinds: usize, reach: u64) -> Self {
         let first = Era {
             from: 0,
@@ -111,11 +112,11 @@ impl ByLoad {
         }
     }
 
-    /// From chunk `from` of this kind on, shares are as these weights say. Weights that name nobody
-    /// mean by position. A change below an earlier one takes effect where that one does.
+    /// Uses these weights from chunk `from` of this kind on. Weights of 0 for all replicas mean by
+    /// position. If `from` is below an earlier change, the new change takes effect there.
     ///
     /// # Panics
-    /// If there is no such kind.
+    /// If the kind does not exist.
     pub fn change(&mut self, kind: WorkKind, from: u64, weights: Weights) {
         let pattern = (weights.0 != [0; REPLICAS]).then(|| Box::new(weights.pattern()));
         let eras = &mut self.eras[usize::from(kind.0)];
@@ -137,8 +138,7 @@ impl PrimaryPolicy for ByLoad {
         self.primary_of(Work::chunk(chunk), replicas)
     }
 
-    /// Work of a kind that was not named, and work that falls to a replica that is not there, goes
-    /// by position.
+    /// Work of an unknown kind, and work of an absent replica, is assigned by position.
     #[inline]
     fn primary_of(&self, work: Work, replicas: usize) -> usize {
         assert!(replicas > 0, "somebody must be primary");
@@ -160,13 +160,12 @@ impl PrimaryPolicy for ByLoad {
     }
 }
 
-/// The publisher's side of [`ByLoad`]: turns counts of work given and done into
-/// weights.
+/// The publisher's side of [`ByLoad`]: computes weights from counts of work given and done.
 ///
-/// What a replica was given less what it has done is its backlog. A replica whose backlog is more
-/// than twice the smallest one, and more than `slack`, loses an eighth of its weight; the others
-/// regain a little. So a replica that keeps up has a full weight, and a slow one settles where it
-/// keeps up.
+/// The backlog of a replica is the work that it was given minus the work that it has done. A
+/// replica whose backlog is more than twice the smallest one, and more than `slack`, loses an
+/// eighth of its weight; the others regain a little. So a replica that keeps up has the full
+/// weight, and a slow one settles where it keeps up.
 #[derive(Debug, Clone)]
 pub struct Balancer {
     slack: u64,
@@ -176,11 +175,11 @@ pub struct Balancer {
 impl Balancer {
     /// The weight of a replica that keeps up.
     const FULL: u8 = 240;
-    /// Nobody gets less, or nothing would show that it has become faster.
+    /// The smallest weight. Without any work, a replica could not show that it has become faster.
     const LEAST: u8 = 4;
 
-    /// Between so many replicas, at most 8. Backlogs of up to `slack` units of work are ordinary:
-    /// a few chunks.
+    /// A balancer for this number of replicas, at most 8. `slack` is an ordinary backlog in units
+    /// of work: a few chunks.
     ///
     /// # Panics
     /// If there are more than 8 replicas.
@@ -192,11 +191,11 @@ impl Balancer {
         }
     }
 
-    /// The weights that follow from what each replica was `given` so far and has `done`. `Some` if
-    /// they changed and had better be published.
+    /// The weights that follow from the counts of work `given` to each replica and `done` by it.
+    /// `Some` if they have changed and should be published.
     ///
     /// # Panics
-    /// If `given` or `done` count other replicas than this balancer.
+    /// If the length of `given` or `done` is not the number of replicas.
     pub fn sample(&mut self, given: &[u64], done: &[u64]) -> Option<Weights> {
         assert!(
             given.len() == self.weights.len() && done.len() == self.weights.len(),
@@ -293,8 +292,8 @@ mod tests {
         }
     }
 
-    /// Replicas of different speed in virtual time: each does so much per round, and rounds bring
-    /// as much work as all can do together.
+    /// Simulates replicas of different speed in virtual time. Each does its speed in work per
+    /// round, and a round brings as much work as all can do together.
     fn settled_share(speeds: [u64; 2]) -> f64 {
         let mut policy = ByLoad::new(1, 1 << 20);
         let mut balancer = Balancer::new(2, 64);

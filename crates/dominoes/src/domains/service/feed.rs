@@ -1,43 +1,44 @@
-//! What a service can be fed from.
+//! The sources of a service's entries.
 
 use super::Handled;
 use crate::{Meter, NoBatch, Seq, Subscription, Wait, WaitSet};
 use std::{marker::PhantomData, sync::Arc};
 
-/// How a look at a [`Feed`] went on after the entries that were handled.
+/// The state of a [`Feed`] after the entries that were handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Then {
-    /// There may be more.
+    /// There may be more entries.
     More,
-    /// Nothing more is there now.
+    /// There are no more entries now.
     Empty,
     /// The next entry waits for something.
     Waiting,
-    /// Nothing will ever come again.
+    /// There will never be another entry.
     Ended,
 }
 
-/// What a look at a [`Feed`] came to.
+/// The result of serving a [`Feed`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Served {
-    /// Entries handled.
+    /// Number of entries handled.
     pub handled: usize,
-    /// What came after them.
+    /// The state after them.
     pub then: Then,
 }
 
-/// Something a [`Service`](crate::Service) with state `S` takes entries from: a subscription with a
-/// handler, a timer channel, or a kind of one's own.
+/// A source of entries for a [`Service`](crate::Service) with state `S`: a subscription with a
+/// handler, a timer channel, or your own kind.
 pub trait Feed<S>: Send {
     /// Handles up to `limit` entries. Never blocks.
     fn serve(&mut self, state: &mut S, limit: usize) -> Served;
 
-    /// Entries that are there and not handled. A moment's view.
+    /// Number of unhandled entries. May be outdated at once.
     fn lag(&self) -> u64;
 
-    /// Adds to `set` all that notifies when there may be entries. Called while the feed has none.
+    /// Adds to `set` all sources that notify when there may be entries. Called while the feed has
+    /// none.
     ///
-    /// By default the set becomes [unknown](WaitSet::unknown), and the context of the service
+    /// By default the set becomes [unknown](WaitSet::unknown), so the context of the service
     /// yields where it could sleep.
     fn wake_sources(&mut self, state: &mut S, set: &mut WaitSet) {
         let _ = state;
@@ -45,7 +46,7 @@ pub trait Feed<S>: Send {
     }
 }
 
-/// A subscription with the handler of its entries.
+/// A subscription and the handler of its entries.
 pub(super) struct LogFeed<T, W: Wait, F, R> {
     subscription: Subscription<T, W>,
     handler: F,
@@ -97,7 +98,7 @@ where
             }
             end = seq + 1;
         }
-        // What was not handled stays for the next look.
+        // Unhandled entries stay for the next call.
         batch.truncate(end);
         drop(batch);
         if primary > 0 {

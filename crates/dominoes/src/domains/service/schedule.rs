@@ -1,20 +1,20 @@
-//! Whose entry is next.
+//! Schedulers: which subscription is served next.
 
 use super::FeedId;
 
-/// A subscription as a scheduler sees it.
+/// A scheduler's view of a subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FeedView {
-    /// Its name.
+    /// Its identifier.
     pub id: FeedId,
-    /// As it was given; larger is more urgent.
+    /// Its priority; larger is more urgent.
     pub priority: u8,
-    /// Entries that were there when the turn began.
+    /// Number of its entries when the turn began.
     pub lag: u64,
-    /// Whether its next entry had to wait when it was last shown.
+    /// Whether its next entry had to wait at the last attempt.
     pub waiting: bool,
-    /// Whether it was asked in this turn, and had nothing.
+    /// Whether it was asked in this turn, and had no entries.
     pub asked: bool,
 }
 
@@ -30,8 +30,8 @@ impl FeedView {
     }
 }
 
-/// Picks the subscription whose entries a [`Service`](crate::Service) handles next (dissertation,
-/// section 3.2.4: the scheduler callback). A closure over the views will do:
+/// Chooses the subscription whose entries a [`Service`](crate::Service) handles next
+/// (dissertation, section 3.2.4: the scheduler callback). A closure over the views will do:
 ///
 /// ```
 /// use dominoes::{FeedView, Service};
@@ -43,8 +43,8 @@ impl FeedView {
 /// let service = Service::new(0, "busy", ()).with_scheduler(longest);
 /// ```
 pub trait Scheduler: Send {
-    /// The place in `feeds` of the one to ask, which must not have been asked in this turn. `None`
-    /// ends the turn.
+    /// The index in `feeds` of the subscription to ask, which must not have been asked in this
+    /// turn. `None` ends the turn.
     fn next(&mut self, feeds: &[FeedView]) -> Option<usize>;
 }
 
@@ -54,10 +54,10 @@ impl<F: FnMut(&[FeedView]) -> Option<usize> + Send> Scheduler for F {
     }
 }
 
-/// Each subscription in its turn.
+/// Serves all subscriptions in turn.
 #[derive(Debug, Default, Clone)]
 pub struct RoundRobin {
-    /// The one that was asked last.
+    /// The subscription that was asked last.
     last: Option<FeedId>,
 }
 
@@ -74,8 +74,8 @@ impl Scheduler for RoundRobin {
     }
 }
 
-/// The most urgent subscription that has anything; among equals, the one that was made first. One
-/// that is never empty starves those below it.
+/// Serves the most urgent subscription that has entries; among equals, the one that was added
+/// first. A subscription that is never empty starves less urgent ones.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Priority;
 

@@ -8,7 +8,7 @@ fn wire() -> Wire {
     channel(64)
 }
 
-/// A service that notes from which subscription each entry came.
+/// A service that records the subscription of each entry.
 fn noting(wires: &[&Wire], scheduler: impl Scheduler + 'static) -> Service<Vec<(usize, u32)>> {
     let mut service = Service::new(1, "noting", Vec::new()).with_scheduler(scheduler);
     for (n, (_, log)) in wires.iter().enumerate() {
@@ -81,12 +81,12 @@ fn hooks_hear_of_subscriptions_that_come_go_and_end() {
 
 /// The dissertation's scenario (section 4.3.1): packets wait for an address to be resolved, the
 /// reply comes through the same thread, and permits are released in another order than they were
-/// asked for, which its nested waits cannot do.
+/// requested, which its nested waits cannot do.
 #[test]
 fn waiting_domains_hold_up_nobody_and_are_released_in_any_order() {
     let (mut to_x, mut to_y, mut replies) = (wire(), wire(), wire());
     let addresses = Arc::new([Semaphore::new(0), Semaphore::new(0)]);
-    // IP: packets to x, and packets to y; each needs its neighbour's address.
+    // IP: packets to x and packets to y; each needs its neighbor's address.
     let mut ip = Service::new(1, "ip", Vec::new());
     for (n, (_, log)) in [&to_x, &to_y].into_iter().enumerate() {
         let addresses = addresses.clone();
@@ -99,7 +99,7 @@ fn waiting_domains_hold_up_nobody_and_are_released_in_any_order() {
         };
         ip.subscribe(0, log.subscribe().unwrap(), send);
     }
-    // ARP: a reply resolves a neighbour, for as many packets as it says here.
+    // ARP: a reply resolves a neighbor, here for two packets.
     let mut arp = Service::new(2, "arp", 0);
     let resolve = {
         let addresses = addresses.clone();
@@ -107,11 +107,11 @@ fn waiting_domains_hold_up_nobody_and_are_released_in_any_order() {
     };
     arp.subscribe(0, replies.1.subscribe().unwrap(), resolve);
 
-    // x is asked for first, y second; both wait, and neither turn blocks.
+    // x is requested first, y second; both wait, and neither turn blocks.
     to_x.0.publish_all([10, 11]).unwrap();
     to_y.0.publish_all([20, 21]).unwrap();
     assert_eq!((ip.run(), arp.run()), (Turn::Waiting, Turn::Idle));
-    // y is resolved first, so y goes first.
+    // y is resolved first, so its packets are sent first.
     replies.0.publish(1).unwrap();
     assert_eq!(arp.run(), Turn::Worked);
     while ip.run() == Turn::Worked {}
@@ -126,7 +126,8 @@ fn waiting_domains_hold_up_nobody_and_are_released_in_any_order() {
     assert!(stats.waits >= 3);
 }
 
-/// The same inside one thread, as it runs: whoever waits and whoever releases share a context.
+/// As above, in one running thread: the domain that waits and the one that releases share a
+/// context.
 #[test]
 fn a_context_runs_the_one_who_releases_while_another_domain_waits() {
     let (mut packets, mut replies) = (wire(), wire());

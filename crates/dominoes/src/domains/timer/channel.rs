@@ -1,4 +1,4 @@
-//! Where time comes from, and both ways of feeding expiries to domains.
+//! Clocks, and both ways to feed expiries to domains.
 
 use super::{Tick, TimerId, Wheel};
 use crate::{
@@ -16,20 +16,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Says what time it is.
+/// A source of time.
 pub trait Clock: Send {
-    /// The time now, in ticks. Never less than before.
+    /// The time now, in ticks. Never decreases.
     fn now(&self) -> Tick;
 
-    /// Adds to `set` what ends a sleep when `deadline` is reached: that moment, or what notifies
-    /// when the time was moved. By default the set becomes [unknown](WaitSet::unknown).
+    /// Adds to `set` what ends a sleep at `deadline`: the moment itself, or a source that notifies
+    /// when the time changes. By default the set becomes [unknown](WaitSet::unknown).
     fn wake_sources(&self, deadline: Tick, set: &mut WaitSet) {
         let _ = deadline;
         set.unknown();
     }
 }
 
-/// The machine's clock, from the moment it was made.
+/// The machine's clock, starting at 0 when it is created.
 #[derive(Debug, Clone, Copy)]
 pub struct SystemClock {
     origin: Instant,
@@ -37,7 +37,7 @@ pub struct SystemClock {
 }
 
 impl SystemClock {
-    /// Ticks of this length, from 0 on.
+    /// A clock with ticks of this length.
     ///
     /// # Panics
     /// If `tick` is zero.
@@ -59,7 +59,7 @@ impl Clock for SystemClock {
     fn wake_sources(&self, deadline: Tick, set: &mut WaitSet) {
         const SECOND: u128 = 1_000_000_000;
         let after = self.tick.as_nanos().saturating_mul(deadline.into());
-        // A moment that the clock of the machine cannot tell never comes.
+        // A moment beyond the range of the machine's clock never comes.
         let moment = u64::try_from(after / SECOND).ok().and_then(|seconds| {
             let after = Duration::new(seconds, (after % SECOND) as u32);
             self.origin.checked_add(after)
@@ -70,7 +70,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that is moved by hand, for tests and simulations. Clones show the same time.
+/// A clock that is moved by hand, for tests and simulations. Clones share the time.
 #[derive(Debug, Default, Clone)]
 pub struct ManualClock(Arc<ManualTime>);
 
@@ -81,12 +81,12 @@ struct ManualTime {
 }
 
 impl ManualClock {
-    /// At 0.
+    /// A clock at 0.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Moves on by so many ticks, and wakes contexts in which a timer runs.
+    /// Advances the time by `ticks`, and wakes contexts with running timers.
     pub fn pass(&self, ticks: Tick) {
         self.0.now.fetch_add(ticks, Ordering::Relaxed);
         self.0.moved.notify_all();
@@ -103,10 +103,10 @@ impl Clock for ManualClock {
     }
 }
 
-/// The timers of one domain, among its subscriptions: the first mode.
+/// The timers of one domain, as a feed of its service: the first mode.
 ///
-/// The wheel stands in the domain's state, so every handler can start and cancel; this feed moves
-/// its time on and shows what is due.
+/// The wheel is in the domain's state, so every handler can start and cancel timers. This feed
+/// advances the wheel's time and passes on expiries.
 ///
 /// ```
 /// use dominoes::{Domain, ManualClock, Service, Tick, TimerFeed, Wheel};
@@ -141,8 +141,8 @@ where
     G: Fn(&mut S) -> &mut Wheel<V> + Send,
     F: FnMut(&mut S, Tick, V) + Send,
 {
-    /// Shows what is due in the wheel that `timers` finds in the state to `handler`, with its
-    /// deadline.
+    /// Passes the timers that expire to `handler`, with their deadlines. `timers` finds the wheel
+    /// in the state.
     pub fn new(clock: C, timers: G, handler: F) -> Self {
         TimerFeed {
             clock,
@@ -162,7 +162,7 @@ where
     fn serve(&mut self, state: &mut S, limit: usize) -> Served {
         let now = self.clock.now();
         for handled in 0..limit {
-            // One at a time: a handler may cancel what is due after it.
+            // One at a time, since a handler may cancel later timers.
             let Some((deadline, value)) = (self.timers)(state).pop_due(now) else {
                 let then = Then::Empty;
                 return Served { handled, then };
@@ -176,7 +176,7 @@ where
     }
 
     fn lag(&self) -> u64 {
-        0 // what is due is known only when time moves on
+        0 // the number of due timers is known only when time advances
     }
 
     fn wake_sources(&mut self, state: &mut S, set: &mut WaitSet) {
@@ -199,17 +199,17 @@ enum TimerOrder<V> {
     Cancel(u64),
 }
 
-/// Starts and cancels timers of a [`TimerPublisher`], from any thread, without waiting. Timers are
-/// named by keys that the caller chooses.
+/// Starts and cancels timers of a [`TimerPublisher`], from any thread, without waiting. The caller
+/// chooses keys to name the timers.
 pub struct TimerControl<V> {
     orders: Arc<Orders<V>>,
 }
 
-/// What a [`TimerPublisher`] shares with its controls.
+/// State that a [`TimerPublisher`] shares with its controls.
 struct Orders<V> {
     queue: SegQueue<TimerOrder<V>>,
     controls: AtomicUsize,
-    /// Notified of each order, and when the last control goes.
+    /// Notified of each order, and when the last control is dropped.
     news: WakeSource,
 }
 
@@ -221,13 +221,12 @@ impl<V> Orders<V> {
 }
 
 impl<V> TimerControl<V> {
-    /// Starts the timer `key`, which fires at `deadline`; instead of the one of that name, if it
-    /// runs.
+    /// Starts the timer `key`, which fires at `deadline`. Replaces a running timer of that key.
     pub fn start(&self, key: u64, deadline: Tick, value: V) {
         self.orders.push(TimerOrder::Start(key, deadline, value));
     }
 
-    /// Cancels the timer `key`, if it runs. An expiry that is published already comes all the same.
+    /// Cancels the timer `key` if it runs. An expiry that is already published stays published.
     pub fn cancel(&self, key: u64) {
         self.orders.push(TimerOrder::Cancel(key));
     }
@@ -245,7 +244,7 @@ impl<V> Clone for TimerControl<V> {
 impl<V> Drop for TimerControl<V> {
     fn drop(&mut self) {
         // ORDERING: Release, pairs with the Acquire in `TimerPublisher::turn`: its orders are in
-        // the queue. (Every decrement is one, so a load of zero acquires from all of them.)
+        // the queue. (Every decrement is a Release, so a load of zero acquires from all of them.)
         self.orders.controls.fetch_sub(1, Ordering::Release);
         self.orders.news.notify_all();
     }
@@ -257,11 +256,11 @@ impl<V> fmt::Debug for TimerControl<V> {
     }
 }
 
-/// The third party that owns timers and publishes expiries into the main channel of other domains:
-/// the second mode. A domain itself, so it runs in any context.
+/// Owns timers for other domains and publishes their expiries into the main channel of those
+/// domains: the second mode. It is a domain itself, so any context can run it.
 ///
-/// An expiry is an entry like any other, at one position for all replicas. If the channel is full
-/// it waits, and later ones behind it, without blocking the context.
+/// An expiry is an entry like any other, at one position for all replicas. If the channel is full,
+/// the expiry waits, and later ones wait for it, without blocking the context.
 ///
 /// ```
 /// use dominoes::{Domain, ManualClock, SpinYield, TimerPublisher, channel};
@@ -284,11 +283,11 @@ pub struct TimerPublisher<T, V, W: Wait, C, F> {
     clock: C,
     orders: Arc<Orders<V>>,
     wheel: Wheel<(u64, V)>,
-    /// Timers that run, by key.
+    /// Running timers, by key.
     running: HashMap<u64, TimerId>,
     publisher: Publisher<T, W>,
     entry: F,
-    /// Found the channel full; its key is still known.
+    /// An expiry that found the channel full, with its key.
     stuck: Option<(u64, T)>,
     meter: Arc<Meter>,
 }
@@ -300,8 +299,9 @@ where
     C: Clock,
     F: FnMut(Tick, u64, V) -> T,
 {
-    /// Publishes what `entry` makes of deadline, key and value of each timer that expires. It is
-    /// finished when the channel is closed, or when the last control is gone and no timer runs.
+    /// For each timer that expires, publishes the entry that `entry` makes from deadline, key and
+    /// value. The domain is finished when the channel is closed, or when the last control is
+    /// dropped and no timer runs.
     pub fn new(clock: C, publisher: Publisher<T, W>, entry: F) -> (Self, TimerControl<V>) {
         let orders = Arc::new(Orders {
             queue: SegQueue::new(),
@@ -325,7 +325,7 @@ where
         (timers, control)
     }
 
-    /// When the next timer expires; `None` if none runs.
+    /// The time at which the next timer expires; `None` if none runs.
     pub fn next_deadline(&self) -> Option<Tick> {
         self.wheel.next_deadline()
     }
@@ -339,7 +339,7 @@ where
         }
     }
 
-    /// Does what was ordered. Says whether there was anything.
+    /// Carries out pending orders. Returns whether there were any.
     fn obey(&mut self) -> bool {
         let mut any = false;
         while let Some(order) = self.orders.queue.pop() {
@@ -356,11 +356,11 @@ where
         any
     }
 
-    /// One turn: orders, then what is due.
+    /// Runs one turn: first the orders, then the timers that are due.
     pub fn turn(&mut self) -> Turn {
-        // Seen before the orders are read, so no order can be missed.
+        // Read before the orders, so that no order can be missed.
         // ORDERING: Acquire, pairs with the Release in `TimerControl::drop`: the orders of all
-        // controls are seen below.
+        // controls are visible below.
         let last = self.orders.controls.load(Ordering::Acquire) == 0;
         let mut worked = self.obey();
         let now = self.clock.now();
@@ -413,7 +413,7 @@ where
     fn wake_sources(&mut self, set: &mut WaitSet) {
         set.add(&self.orders.news);
         if self.stuck.is_some() {
-            // What is due stands behind it.
+            // Due timers wait for it.
             self.publisher.room_sources(set);
         } else if let Some(deadline) = self.wheel.next_deadline() {
             self.clock.wake_sources(deadline, set);
@@ -475,7 +475,7 @@ mod tests {
         for (key, deadline) in [(1, 300), (2, 100), (3, 100), (4, 5000)] {
             control.start(key, deadline, 7);
         }
-        control.start(3, 200, 8); // instead of the one at 100
+        control.start(3, 200, 8); // replaces the one at 100
         clock.pass(1000);
         assert_eq!(turn(), Turn::Worked);
         assert_eq!(take(&mut main), [(100, 2, 7), (200, 3, 8), (300, 1, 7)]);
@@ -510,7 +510,7 @@ mod tests {
 
     #[test]
     fn a_timeout_of_one_domain_does_not_wait_for_its_queue_of_requests() {
-        // A long series of requests is not completed before the first timeout is seen.
+        // The first timeout is seen before a long series of requests is completed.
         let (mut publisher, log) = channel::<u32, SpinYield>(64);
         let clock = ManualClock::new();
         struct TimerState(Wheel<u32>, Vec<u32>);

@@ -1,11 +1,11 @@
 //! A hashed hierarchical timing wheel (G. Varghese, A. Lauck, *Hashed and hierarchical timing
 //! wheels*, SOSP 1987, schemes 6 and 7).
 //!
-//! Level 0 has a slot per tick, each level above one per 64 slots of the level below. A timer waits
-//! in the lowest level that can tell its deadline from now; when time reaches its slot there, it
-//! moves down. So it moves at most once per level. Slots are doubly linked lists threaded through
-//! one vector, and a word per level says which of them are occupied, so that passing time without
-//! timers costs nothing per tick.
+//! Level 0 has a slot per tick, each level above one per 64 slots of the level below. A timer
+//! waits in the lowest level that can distinguish its deadline from now. When time reaches its
+//! slot there, it moves down, so it moves at most once per level. Slots are doubly linked lists
+//! threaded through one vector. A word per level records which of them are occupied, so that
+//! passing time without timers costs nothing per tick.
 
 use super::Tick;
 use std::cmp::Reverse;
@@ -13,44 +13,44 @@ use std::cmp::Reverse;
 /// log2 of the slots in a level.
 const BITS: u32 = 6;
 const SLOTS: usize = 1 << BITS;
-/// Levels: together they tell deadlines apart that are up to 2^36 ticks away. One beyond waits in
-/// the top level for more than one round.
+/// Number of levels. Together they distinguish deadlines up to 2^36 ticks away. A timer beyond
+/// that waits in the top level for more than one round.
 const LEVELS: usize = 6;
-/// log2 of the ticks of a slot in the top level.
+/// log2 of the ticks per slot of the top level.
 const TOP: u32 = BITS * (LEVELS as u32 - 1);
-/// Ticks of a round of the top level.
+/// Ticks per round of the top level.
 const FAR: u64 = 1 << (TOP + BITS);
 /// The end of a list.
 const NONE: u32 = u32::MAX;
 
-/// Names a timer that was started. One that has fired or was cancelled is never confused with a
-/// later one.
+/// Identifies a timer that was started. A timer that has fired or was cancelled is never confused
+/// with a later one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TimerId {
     place: u32,
-    /// Starts before it.
+    /// Number of timers started before it.
     started: u64,
 }
 
 #[derive(Debug, Clone)]
 struct Node<T> {
-    /// `None`: the place is free.
+    /// `None`: the node is free.
     value: Option<T>,
     deadline: Tick,
-    /// Starts before it, for the order among equal deadlines, and to tell it from others that had
-    /// this place.
+    /// Number of timers started before it. Orders equal deadlines, and distinguishes the timer
+    /// from others that used this node.
     started: u64,
     next: u32,
     previous: u32,
-    /// Level and slot of the list that this is in.
+    /// Level and slot of the list that contains this node.
     list: (u8, u8),
 }
 
-/// Timers in slots: starting and cancelling take constant time, however many there are.
+/// A set of timers. Starting and cancelling take constant time, however many there are.
 ///
 /// Timers fire in the order of their deadlines, and those of one tick in the order in which they
-/// were started, however far time moves at once. So replicas that make the same calls see the same
-/// expiries, and it is part of a state like any other value.
+/// were started, however far time advances at once. So replicas that make the same calls see the
+/// same expiries, and a wheel can be part of a replicated state like any other value.
 ///
 /// ```
 /// let mut wheel = dominoes::Wheel::new(0);
@@ -64,24 +64,24 @@ struct Node<T> {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Wheel<T> {
-    /// Everything at or below has fired.
+    /// All timers at or before this have fired.
     now: Tick,
     nodes: Vec<Node<T>>,
     free: u32,
     /// The first and the last timer of each slot.
     heads: [[(u32, u32); SLOTS]; LEVELS],
-    /// No slot with timers comes up before this.
+    /// No occupied slot comes up before this.
     quiet_until: Tick,
-    /// A bit per slot with timers.
+    /// One bit per occupied slot.
     occupied: [u64; LEVELS],
     len: usize,
     started: u64,
-    /// Timers of the tick that fires now: start and place of each, the first at the end.
+    /// Timers of the tick that fires now, as start number and node, in reverse order.
     firing: Vec<(u64, u32)>,
 }
 
 impl<T> Wheel<T> {
-    /// No timers; the time is `now`.
+    /// A wheel without timers, at time `now`.
     pub fn new(now: Tick) -> Self {
         Wheel {
             now,
@@ -96,12 +96,12 @@ impl<T> Wheel<T> {
         }
     }
 
-    /// The time that [`advance`](Self::advance) was last told.
+    /// The time that the wheel has reached.
     pub fn now(&self) -> Tick {
         self.now
     }
 
-    /// Timers that run.
+    /// Number of running timers.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -111,8 +111,8 @@ impl<T> Wheel<T> {
         self.len == 0
     }
 
-    /// Starts a timer that fires when time reaches `deadline`; one in the past fires at the next
-    /// tick. Constant time.
+    /// Starts a timer that fires when time reaches `deadline`. A deadline in the past fires at the
+    /// next tick. Constant time.
     ///
     /// # Panics
     /// If 2^32 - 1 timers run.
@@ -147,7 +147,7 @@ impl<T> Wheel<T> {
         TimerId { place, started }
     }
 
-    /// Stops a timer and gives its value back; `None` if it has fired or was cancelled. Constant
+    /// Stops a timer and returns its value; `None` if it has fired or was cancelled. Constant
     /// time.
     pub fn cancel(&mut self, id: TimerId) -> Option<T> {
         if !self.runs(id.place, id.started) {
@@ -157,26 +157,27 @@ impl<T> Wheel<T> {
         self.release(id.place)
     }
 
-    /// Whether the timer that was started after so many others waits at `place`.
+    /// Whether node `place` contains the timer with start number `started`.
     fn runs(&self, place: u32, started: u64) -> bool {
         let node = self.nodes.get(place as usize);
         node.is_some_and(|node| node.started == started && node.value.is_some())
     }
 
-    /// Moves time on to `now` and fires what is due. Time does not go back: an earlier `now` does
-    /// not move it.
+    /// Advances the time to `now` and fires the timers that are due. An earlier `now` has no
+    /// effect.
     ///
-    /// Costs a constant for each timer that fires or moves down a level, a logarithm for those that
-    /// fire in the same tick, and a few words for the time that passes.
+    /// The cost is constant for each timer that fires or moves down a level, logarithmic in the
+    /// number that fire in one tick, and a few words for the time that passes.
     pub fn advance(&mut self, now: Tick, mut fire: impl FnMut(Tick, T)) {
         while let Some((deadline, value)) = self.pop_due(now) {
             fire(deadline, value);
         }
     }
 
-    /// Moves time on towards `now` until a timer is due, and fires that one: its deadline and its
-    /// value. `None` when time has reached `now` and nothing more is due. For those who start and
-    /// cancel between two expiries; a timer that has not been returned can still be cancelled.
+    /// Advances the time towards `now` until a timer is due, and fires that one. Returns its
+    /// deadline and its value; `None` when time has reached `now` and no timer is due. Allows
+    /// starting and cancelling between two expiries: a timer that has not been returned can still
+    /// be cancelled.
     pub fn pop_due(&mut self, now: Tick) -> Option<(Tick, T)> {
         loop {
             while let Some((started, place)) = self.firing.pop() {
@@ -197,7 +198,7 @@ impl<T> Wheel<T> {
             if now - self.now > FAR {
                 self.skip_rounds(now);
             }
-            // The next tick at which a slot comes up, in any level.
+            // The next tick at which an occupied slot comes up, in any level.
             let next = self.next_event().unwrap_or(Tick::MAX);
             self.quiet_until = next;
             if next > now {
@@ -214,20 +215,21 @@ impl<T> Wheel<T> {
         }
     }
 
-    /// Moves time to just before the first timer, or `now`, if that is rounds of the top level away:
-    /// its slots come up once a round, and the end of time is 2^28 rounds away.
+    /// If the first timer, or `now`, is rounds of the top level away, advances the time to just
+    /// before it. Otherwise the slots of the top level would come up once per round, and the end
+    /// of time is 2^28 rounds away.
     #[cold]
     fn skip_rounds(&mut self, now: Tick) {
         let first = self.next_deadline().unwrap_or(now).min(now);
-        // All timers are in the top level, where a deadline alone says in which slot.
+        // All timers are in the top level, where the slot depends on the deadline alone.
         if first.saturating_sub(self.now) > FAR {
             self.now = (first >> TOP << TOP) - 1;
             self.quiet_until = self.now;
         }
     }
 
-    /// When the next timer fires, exactly; `None` if none runs. Looks at the timers of one slot per
-    /// level.
+    /// The exact time at which the next timer fires; `None` if none runs. Reads the timers of one
+    /// slot per level.
     pub fn next_deadline(&self) -> Option<Tick> {
         let mut firing = self.firing.iter();
         if firing.any(|&(started, place)| self.runs(place, started)) {
@@ -236,8 +238,8 @@ impl<T> Wheel<T> {
         (0..LEVELS)
             .filter_map(|level| {
                 let first = self.first_slot(level)?;
-                // In the top level a slot also holds timers of later rounds, so the least of it may
-                // not be the least of the level.
+                // In the top level a slot also contains timers of later rounds, so its earliest
+                // timer may not be the earliest of the level.
                 let slots = if level + 1 < LEVELS {
                     first..first + 1
                 } else {
@@ -261,10 +263,10 @@ impl<T> Wheel<T> {
         })
     }
 
-    /// The first occupied slot of a level after the one where time stands.
+    /// The first occupied slot of a level after the current one.
     fn first_slot(&self, level: usize) -> Option<usize> {
         let here = slot(self.now, level) as u32;
-        // Bit 0 stands for the next slot, bit 63 for the one where time stands, a round later.
+        // Bit 0 is the next slot, bit 63 the current one, a round later.
         let ahead = self.occupied[level].rotate_right((here + 1) % SLOTS as u32);
         (ahead != 0).then(|| (here + 1 + ahead.trailing_zeros()) as usize % SLOTS)
     }
@@ -282,15 +284,15 @@ impl<T> Wheel<T> {
                 } else {
                     ahead
                 };
-                // Past the end of time nothing comes up.
+                // After the end of time no slot comes up.
                 (round + ahead).checked_mul(1 << shift)
             })
             .min()
     }
 
-    /// Where a deadline waits.
+    /// The level and slot of a deadline.
     fn home(&self, deadline: Tick) -> (usize, usize) {
-        // The highest digit in which deadline and now differ says how coarse one may look.
+        // The highest digit in which the deadline differs from now determines the level.
         let differ = (deadline ^ self.now) | 1;
         let level = ((u64::BITS - 1 - differ.leading_zeros()) / BITS) as usize;
         let level = level.min(LEVELS - 1);
@@ -300,7 +302,7 @@ impl<T> Wheel<T> {
     fn link(&mut self, place: u32) {
         let deadline = self.nodes[place as usize].deadline;
         let (level, slot) = self.home(deadline);
-        // When its slot comes up; in the top level that may be rounds before.
+        // When its slot comes up. In the top level that may be rounds earlier than the deadline.
         let comes_up = if level + 1 < LEVELS {
             deadline >> (BITS * level as u32) << (BITS * level as u32)
         } else {
@@ -337,7 +339,7 @@ impl<T> Wheel<T> {
         }
     }
 
-    /// Takes the value out and makes the place free.
+    /// Removes the value and frees the node.
     fn release(&mut self, place: u32) -> Option<T> {
         let node = &mut self.nodes[place as usize];
         node.next = self.free;
@@ -351,8 +353,8 @@ impl<T> Wheel<T> {
         std::mem::replace(&mut self.heads[level][slot], (NONE, NONE)).0
     }
 
-    /// The timers of a slot whose time has come find places below, or, in the top level, wait for
-    /// another round.
+    /// Distributes the timers of a slot that has come up to lower levels. In the top level, some
+    /// wait for another round.
     fn move_down(&mut self, level: usize, slot: usize) {
         let mut at = self.detach(level, slot);
         while at != NONE {
@@ -362,7 +364,7 @@ impl<T> Wheel<T> {
         }
     }
 
-    /// Lines up the timers of the tick that has come. They stay where they are until they fire.
+    /// Collects the timers of the current tick. They stay in their list until they fire.
     fn gather(&mut self, slot: usize) {
         let mut at = self.heads[0][slot].0;
         while at != NONE {
@@ -371,13 +373,13 @@ impl<T> Wheel<T> {
             self.firing.push((node.started, at));
             at = node.next;
         }
-        // A list keeps the order of starts, except that what came down stands behind what did not.
-        // The last is taken first.
+        // A list is in the order of starts, except that timers that moved down come after those
+        // started here. The last element fires first.
         self.firing.sort_unstable_by_key(|firing| Reverse(firing.0));
     }
 }
 
-/// The slot of a level in which a tick lies.
+/// The slot of a level that contains a tick.
 fn slot(tick: Tick, level: usize) -> usize {
     (tick >> (BITS * level as u32)) as usize & (SLOTS - 1)
 }
@@ -484,7 +486,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
 
-        /// Against a sorted map: same expiries, same order, same next deadline.
+        /// Compared with a sorted map: same expiries, same order, same next deadline.
         #[test]
         fn a_wheel_fires_what_a_sorted_map_would(calls in prop::collection::vec(call(), 1..60)) {
             let mut wheel = Wheel::new(0);
