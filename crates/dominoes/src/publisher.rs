@@ -7,15 +7,15 @@ use crate::{
 };
 use std::{fmt, mem, ops::Range, time::Instant};
 
-/// Publishes entries into a channel. Clone it for more publishers; the last one closes the channel
-/// when it goes.
+/// Publishes entries into a channel. Clone it for more publishers. The channel closes when the
+/// last one is dropped.
 ///
-/// A publisher that is the only one notices, and then publishes without any locked instruction.
+/// A publisher detects that it is the only one, and then publishes without locked instructions.
 ///
-/// Each blocking call waits while the channel is full. It never ends if the calling thread also
-/// owns the slowest subscription: use the `try_` calls there.
+/// Blocking calls wait while the channel is full. They never return if the calling thread also
+/// owns the slowest subscription; use the `try_` calls there.
 ///
-/// A publisher is `Send`, not `Sync`: each thread has its own.
+/// A publisher is `Send`, not `Sync`, so each thread needs its own:
 ///
 /// ```compile_fail,E0277
 /// fn sync<T: Sync>() {}
@@ -23,7 +23,7 @@ use std::{fmt, mem, ops::Range, time::Instant};
 /// ```
 pub struct Publisher<T, W: Wait = SpinYield> {
     writer: Writer<T, W>,
-    /// The writer's ring, once more, for waiting with the writer borrowed.
+    /// The writer's ring, for waiting while the writer is borrowed.
     ring: Arc<Ring<T, W>>,
     /// Collects batches before they are claimed.
     buffer: Vec<T>,
@@ -38,10 +38,10 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         }
     }
 
-    /// Publishes `value`; waits while the channel is full. Returns its position.
+    /// Publishes `value`; waits while the channel is full. Returns the value's position.
     ///
     /// # Errors
-    /// Gives the value back if the channel is closed.
+    /// Returns the value if the channel is closed.
     #[inline]
     pub fn publish(&mut self, value: T) -> Result<Seq, Closed<T>> {
         match self.writer.try_push(value) {
@@ -65,8 +65,8 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         }
     }
 
-    /// Adds to `set` what notifies when there may be room, or the channel is closed. A wait
-    /// strategy that wakes no thread makes the set [unknown](WaitSet::unknown).
+    /// Adds to `set` the source that notifies when there may be room, or the channel is closed. A
+    /// wait strategy that wakes no thread makes the set [unknown](WaitSet::unknown).
     pub fn room_sources(&self, set: &mut WaitSet) {
         set.add_strategy(&self.ring.room);
     }
@@ -74,7 +74,7 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
     /// Publishes `value` if there is room now.
     ///
     /// # Errors
-    /// Gives the value back if the channel is full or closed. A refused publish has no effect.
+    /// Returns the value if the channel is full or closed. A failed call has no effect.
     #[inline]
     pub fn try_publish(&mut self, value: T) -> Result<Seq, TryPublishError<T>> {
         self.writer
@@ -88,7 +88,7 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
     /// Publishes `value`; waits for room until `deadline`.
     ///
     /// # Errors
-    /// Gives the value back if the channel is still full then, or closed.
+    /// Returns the value if the channel is still full then, or closed.
     pub fn publish_deadline(
         &mut self,
         value: T,
@@ -106,24 +106,24 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         }
     }
 
-    /// Builds a value and publishes it. The value is built before anything is claimed, so `build`
-    /// may panic or take its time.
+    /// Builds a value and publishes it. The value is built before a position is claimed, so
+    /// `build` may panic or take long.
     ///
     /// # Errors
-    /// Gives the value back if the channel is closed.
+    /// Returns the value if the channel is closed.
     pub fn publish_with(&mut self, build: impl FnOnce() -> T) -> Result<Seq, Closed<T>> {
         self.publish(build())
     }
 
-    /// Publishes all that `values` yields as one uninterrupted batch; waits until it fits. Returns
-    /// its positions.
+    /// Publishes all values of an iterator as one uninterrupted batch; waits until it fits.
+    /// Returns the positions. An empty batch is valid and has an empty range.
     ///
-    /// Nothing at all is published if the iterator panics, or is longer than the capacity; with one
-    /// exception: a publisher that is alone may write straight into the ring, and then what was
-    /// yielded before the panic is published. An empty batch is fine and has an empty range.
+    /// Nothing is published if the iterator panics, or has more values than the capacity. There is
+    /// one exception: a sole publisher may write straight into the ring, and then publishes the
+    /// values yielded before the panic.
     ///
     /// # Errors
-    /// Gives the values back if the channel is closed or the batch is longer than the capacity.
+    /// Returns the values if the channel is closed or the batch is longer than the capacity.
     pub fn publish_all<I: IntoIterator<Item = T>>(
         &mut self,
         values: I,
@@ -131,10 +131,10 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         self.publish_iter(values.into_iter(), Patience::Endless)
     }
 
-    /// Publishes all that `values` yields as one uninterrupted batch, if it fits now.
+    /// Publishes all values of an iterator as one uninterrupted batch, if it fits now.
     ///
     /// # Errors
-    /// Gives the values back if the batch does not fit now, is longer than the capacity, or the
+    /// Returns the values if the batch does not fit now, is longer than the capacity, or the
     /// channel is closed.
     pub fn try_publish_all<I: IntoIterator<Item = T>>(
         &mut self,
@@ -143,11 +143,11 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         self.publish_iter(values.into_iter(), Patience::None)
     }
 
-    /// Publishes all that `values` yields as one uninterrupted batch; waits for room until
+    /// Publishes all values of an iterator as one uninterrupted batch; waits for room until
     /// `deadline`.
     ///
     /// # Errors
-    /// Gives the values back if the batch does not fit then, is longer than the capacity, or the
+    /// Returns the values if the batch does not fit then, is longer than the capacity, or the
     /// channel is closed.
     pub fn publish_all_deadline<I: IntoIterator<Item = T>>(
         &mut self,
@@ -165,8 +165,7 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
     ) -> Result<Range<Seq>, BatchError<Vec<T>>> {
         let (least, most) = values.size_hint();
         if most == Some(least) && (1..=self.capacity()).contains(&least) {
-            // The length is known, so that a publisher that is alone need not collect the values
-            // first.
+            // The length is known, so a sole publisher need not collect the values first.
             loop {
                 match self.writer.can_fill(least) {
                     None => break,
@@ -180,7 +179,7 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
                 }
             }
         }
-        // If the iterator panics, the values collected so far are dropped with this.
+        // If the iterator panics, this drops the values collected so far.
         let mut buffer = mem::take(&mut self.buffer);
         buffer.extend(values);
         if buffer.len() > self.capacity() {
@@ -196,8 +195,8 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         }
     }
 
-    /// Publishes `values`, which fit into the capacity, and leaves the vector empty; or leaves them
-    /// there.
+    /// Publishes `values`, which must fit into the capacity, and empties the vector. On an error
+    /// the vector is unchanged.
     fn publish_buffer(
         &mut self,
         values: &mut Vec<T>,
@@ -222,10 +221,10 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
     }
 
     /// Publishes copies of all `values` as one uninterrupted batch; waits until it fits. Returns
-    /// their positions.
+    /// the positions.
     ///
     /// # Errors
-    /// If the channel is closed or there are more values than the capacity.
+    /// The channel is closed, or there are more values than the capacity.
     pub fn publish_slice<'a>(&mut self, values: &'a [T]) -> Result<Range<Seq>, BatchError<&'a [T]>>
     where
         T: Copy,
@@ -236,7 +235,7 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
     /// Publishes copies of all `values` as one uninterrupted batch, if it fits now.
     ///
     /// # Errors
-    /// If it does not fit now, there are more values than the capacity, or the channel is closed.
+    /// The batch does not fit now, is longer than the capacity, or the channel is closed.
     pub fn try_publish_slice<'a>(
         &mut self,
         values: &'a [T],
@@ -251,7 +250,7 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
     /// `deadline`.
     ///
     /// # Errors
-    /// If it does not fit then, there are more values than the capacity, or the channel is closed.
+    /// The batch does not fit then, is longer than the capacity, or the channel is closed.
     pub fn publish_slice_deadline<'a>(
         &mut self,
         values: &'a [T],
@@ -307,38 +306,37 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
     fn wait_for(&mut self, n: usize, deadline: Option<Instant>) -> bool {
         let (ring, writer) = (&*self.ring, &mut self.writer);
         let mut ready = || ring.is_closed() || writer.room(n as u64) >= n as u64;
-        // A strategy that always says yes holds nobody beyond the deadline.
+        // A strategy that always returns true must not hold the caller beyond the deadline.
         ring.room.wait_until(deadline, &mut ready)
             && (deadline.is_none_or(|deadline| Instant::now() < deadline) || ready())
     }
 
-    /// How many entries may be published now without waiting, as seen by this publisher. Other
-    /// publishers may take the room.
+    /// Number of entries that this publisher can publish now without waiting. Other publishers may
+    /// use the room first.
     #[inline]
     pub fn room(&mut self) -> usize {
         let enough = self.capacity().div_ceil(2) as u64;
         self.writer.room(enough) as usize
     }
 
-    /// The position of the next entry, if no other publisher comes first.
+    /// The position of the next entry, unless another publisher publishes first.
     #[inline]
     pub fn next_seq(&self) -> Seq {
         self.writer.next_seq()
     }
 
-    /// The bound on entries that are published and not yet released by the slowest subscription.
+    /// Most entries that can be published and not yet released by the slowest subscription.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.ring.capacity()
     }
 
-    /// How often this publisher found the channel too full for what it wanted to publish.
+    /// How often this publisher found too little room for what it wanted to publish.
     pub fn times_full(&self) -> u64 {
         self.writer.times_full()
     }
 
-    /// A publisher that collects `n` values and then publishes them as one batch: one claim for the
-    /// lot.
+    /// Collects `n` values at a time and publishes them as one batch, with one claim.
     ///
     /// # Panics
     /// If `n` is 0 or more than the capacity.
@@ -355,25 +353,25 @@ impl<T: Send + Sync, W: Wait> Publisher<T, W> {
         }
     }
 
-    /// Closes the channel for all publishers. Subscriptions read what was published, and then see
-    /// the end.
+    /// Closes the channel for all publishers. Subscriptions read the entries published so far,
+    /// then see the end.
     pub fn close(&mut self) {
         self.writer.close();
     }
 
-    /// Whether nothing can be published any more.
+    /// Whether the channel is closed for publishing.
     pub fn is_closed(&self) -> bool {
         self.ring.is_closed()
     }
 
-    /// A handle of the channel, for subscribing and for its counts.
+    /// A handle of the channel, for subscribing and for statistics.
     pub fn log(&self) -> Log<T, W> {
         Log::of(&self.ring)
     }
 }
 
-/// Collects values and publishes them as batches; see [`Publisher::buffered`]. Dropping it
-/// publishes what it has collected.
+/// Collects values and publishes them in batches; see [`Publisher::buffered`]. Dropping it
+/// publishes the values collected so far.
 ///
 /// ```
 /// let (mut publisher, log) = dominoes::channel::<u32, dominoes::SpinYield>(8);
@@ -393,13 +391,13 @@ pub struct Buffered<'a, T: Send + Sync, W: Wait> {
 }
 
 impl<T: Send + Sync, W: Wait> Buffered<'_, T, W> {
-    /// Takes a value, and publishes the batch if it is complete; waits while it does not fit.
+    /// Adds a value. If the batch is complete, publishes it, and waits while it does not fit.
     ///
     /// # Errors
-    /// Gives all collected values back if the channel is closed.
+    /// Returns all collected values if the channel is closed.
     pub fn push(&mut self, value: T) -> Result<(), Closed<Vec<T>>> {
-        // The batch is complete already if the flush of its last value unwound. One that grew
-        // beyond the capacity would wait for ever.
+        // The batch is already complete if the flush of its last value unwound. If it grew beyond
+        // the capacity, it would wait forever.
         if self.values.len() == self.n
             && let Err(Closed(mut values)) = self.flush()
         {
@@ -414,10 +412,10 @@ impl<T: Send + Sync, W: Wait> Buffered<'_, T, W> {
         }
     }
 
-    /// Publishes what was collected; waits while it does not fit.
+    /// Publishes the values collected so far; waits while they do not fit.
     ///
     /// # Errors
-    /// Gives the values back if the channel is closed.
+    /// Returns the values if the channel is closed.
     pub fn flush(&mut self) -> Result<(), Closed<Vec<T>>> {
         match self
             .publisher
@@ -428,12 +426,12 @@ impl<T: Send + Sync, W: Wait> Buffered<'_, T, W> {
         }
     }
 
-    /// How many values are collected and not yet published.
+    /// Number of values collected and not yet published.
     pub fn len(&self) -> usize {
         self.values.len()
     }
 
-    /// Whether everything is published.
+    /// Whether no values are collected.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
@@ -441,8 +439,8 @@ impl<T: Send + Sync, W: Wait> Buffered<'_, T, W> {
 
 impl<T: Send + Sync, W: Wait> Drop for Buffered<'_, T, W> {
     fn drop(&mut self) {
-        // A thread that unwinds does not wait for others; what it has collected goes if there is
-        // room.
+        // A thread that unwinds does not wait for others; its values are published only if there
+        // is room.
         let patience = if std::thread::panicking() {
             Patience::None
         } else {

@@ -1,5 +1,4 @@
 //! Positions in a log.
 
-/// Position in a log: the first entry published is 0, the next 1, without gaps and without ever
-/// wrapping.
+/// A position in a log: the first entry has 0, the next 1, without gaps. Positions never wrap.
 pub type Seq = u64;

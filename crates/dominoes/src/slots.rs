@@ -1,6 +1,6 @@
-//! The memory of slots: plain `T`, published once and lent as `&[T]`.
+//! The memory of slots: plain `T`s, each published once and lent as `&[T]`.
 //!
-//! What changes after publishing is kept beside it in dense arrays of the same length:
+//! Data that changes after publishing is kept in separate dense arrays of the same length:
 //! [`Verdicts`](crate::Verdicts) and [`Attachments`](crate::Attachments).
 
 use crate::sync::Shadow;
@@ -12,16 +12,16 @@ use std::{
     slice,
 };
 
-/// Contiguous, possibly uninitialised slots; the base is aligned to 128 bytes. Does not check which
-/// thread accesses what.
+/// Contiguous, possibly uninitialised slots; the base is aligned to 128 bytes. Does not check
+/// which thread accesses which slot.
 pub(crate) struct Slots<T> {
     base: NonNull<UnsafeCell<MaybeUninit<T>>>,
     len: usize,
     shadow: Shadow,
 }
 
-/// The address of the slots, by value, for loops: the compiler cannot know that writing to a slot
-/// leaves the `Slots` alone.
+/// The address of the slots, by value, for loops: otherwise the compiler would have to assume that
+/// writing a slot changes the `Slots`.
 pub(crate) struct View<'a, T> {
     base: *mut UnsafeCell<MaybeUninit<T>>,
     slots: &'a Slots<T>,
@@ -34,17 +34,18 @@ impl<T> View<'_, T> {
     pub(crate) unsafe fn write(&self, index: usize, value: T) {
         debug_assert!(index < self.slots.len);
         self.slots.shadow.write(index);
-        // SAFETY: the caller has the slot for itself, and `index` is inside the allocation.
+        // SAFETY: the caller has exclusive access to the slot, and `index` is inside the
+        // allocation.
         unsafe { UnsafeCell::raw_get(self.base.add(index)).write(MaybeUninit::new(value)) }
     }
 }
 
-// SAFETY: the slots own their `T`s like a `Vec<T>` does; moving them to another thread moves the
+// SAFETY: the slots own their `T`s as a `Vec<T>` does; moving them to another thread moves the
 // values.
 unsafe impl<T: Send> Send for Slots<T> {}
 
-// SAFETY: through a shared `Slots`, values are put in and taken out (hence `Send`) and lent to
-// several threads at once (hence `Sync`); the unsafe methods leave it to the caller that no two
+// SAFETY: through a shared `Slots`, threads put values in and take them out (hence `Send`) and
+// borrow them concurrently (hence `Sync`); callers of the unsafe methods guarantee that no two
 // accesses conflict.
 unsafe impl<T: Send + Sync> Sync for Slots<T> {}
 
@@ -54,7 +55,7 @@ impl<T> Slots<T> {
         let base = if layout.size() == 0 {
             NonNull::dangling()
         } else {
-            // SAFETY: the layout is not of size zero.
+            // SAFETY: the layout's size is not zero.
             let memory = unsafe { alloc(layout) };
             NonNull::new(memory.cast()).unwrap_or_else(|| handle_alloc_error(layout))
         };
@@ -87,7 +88,7 @@ impl<T> Slots<T> {
     #[inline(always)]
     fn at(&self, index: usize) -> *mut T {
         debug_assert!(index < self.len);
-        // SAFETY: callers give an index below `len`, which is inside the allocation.
+        // SAFETY: callers pass an index below `len`, which is inside the allocation.
         unsafe { UnsafeCell::raw_get(self.base.as_ptr().add(index)).cast() }
     }
 
@@ -97,7 +98,7 @@ impl<T> Slots<T> {
     #[inline(always)]
     pub(crate) unsafe fn write(&self, index: usize, value: T) {
         self.shadow.write(index);
-        // SAFETY: the caller has the slot for itself.
+        // SAFETY: the caller has exclusive access to the slot.
         unsafe { self.at(index).write(value) }
     }
 
@@ -113,7 +114,7 @@ impl<T> Slots<T> {
         for i in index..index + n {
             self.shadow.write(i);
         }
-        // SAFETY: the caller has the slots for itself and vouches for the values.
+        // SAFETY: the caller has exclusive access to the slots and guarantees the values.
         unsafe { self.at(index).copy_from_nonoverlapping(values, n) }
     }
 
@@ -123,7 +124,7 @@ impl<T> Slots<T> {
     #[inline(always)]
     pub(crate) unsafe fn get(&self, index: usize) -> &T {
         self.shadow.read(index);
-        // SAFETY: the caller vouches for value and lifetime.
+        // SAFETY: the caller guarantees value and lifetime.
         unsafe { &*self.at(index) }
     }
 
@@ -135,12 +136,12 @@ impl<T> Slots<T> {
             return &[];
         }
         self.touch(index, len);
-        // SAFETY: the caller vouches for values and lifetime; the slots are contiguous and
+        // SAFETY: the caller guarantees values and lifetime; the slots are contiguous, and
         // `UnsafeCell<MaybeUninit<T>>` has the layout of `T`.
         unsafe { slice::from_raw_parts(self.at(index), len) }
     }
 
-    /// Shows loom a read of these slots.
+    /// Reports a read of these slots to loom.
     #[inline(always)]
     pub(crate) fn touch(&self, index: usize, len: usize) {
         if cfg!(loom) {
@@ -151,12 +152,12 @@ impl<T> Slots<T> {
     }
 
     /// # Safety
-    /// `index < len`, the slot holds a value, no other thread touches the slot meanwhile, and it
+    /// `index < len`, the slot holds a value, no other thread accesses the slot meanwhile, and it
     /// counts as empty from now on.
     #[inline]
     pub(crate) unsafe fn take(&self, index: usize) -> T {
         self.shadow.write(index);
-        // SAFETY: the caller has the slot for itself and treats it as empty afterwards.
+        // SAFETY: the caller has exclusive access to the slot and treats it as empty afterwards.
         unsafe { self.at(index).read() }
     }
 }
@@ -165,8 +166,8 @@ impl<T> Drop for Slots<T> {
     fn drop(&mut self) {
         let layout = Self::layout(self.len);
         if layout.size() != 0 {
-            // SAFETY: allocated in `new` with this layout. Values were dropped by the owner, which
-            // knows which of them exist.
+            // SAFETY: allocated in `new` with this layout. The owner has dropped the values, since
+            // only it knows which slots hold one.
             unsafe { dealloc(self.base.as_ptr().cast(), layout) }
         }
     }

@@ -1,7 +1,7 @@
-//! What domains and channels are doing, live.
+//! Live statistics of domains and channels.
 //!
-//! A domain counts with relaxed loads and stores on a line of its own; whoever wants to know adds
-//! up. One type holds a whole view: [`Snapshot`].
+//! A domain counts with relaxed loads and stores on its own cache line; readers add up.
+//! [`Snapshot`] contains the statistics of several domains and channels.
 
 use crate::{Log, Wait};
 use crossbeam_utils::CachePadded;
@@ -10,10 +10,10 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// The counts of one domain, kept by the thread that runs it and read by anyone.
+/// The counts of one domain, written by the thread that runs it and readable by any thread.
 ///
-/// Each method counts by a load and a store, so only one thread at a time may count; a domain that
-/// moves between contexts keeps that rule by itself.
+/// Each method does a load and a store, so only one thread at a time may count. A domain that
+/// moves between contexts follows this rule.
 #[derive(Debug, Default)]
 pub struct Meter(CachePadded<Counts>);
 
@@ -36,48 +36,48 @@ fn count(at: &AtomicU64, n: u64) {
 }
 
 impl Meter {
-    /// All counts 0.
+    /// A meter with all counts 0.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Entries handled.
+    /// Counts `n` entries as handled.
     #[inline]
     pub fn handled(&self, n: u64) {
         count(&self.0.handled, n);
     }
 
-    /// Units of work that the domain was primary of.
+    /// Counts `n` units of work that the domain did as their primary.
     #[inline]
     pub fn primary(&self, n: u64) {
         count(&self.0.primary, n);
     }
 
-    /// Units of work that it did for another primary.
+    /// Counts `n` units of work that the domain did in place of another primary.
     #[inline]
     pub fn stole(&self, n: u64) {
         count(&self.0.steals, n);
     }
 
-    /// It had an entry that had to wait for something.
+    /// Counts an entry that had to wait.
     #[inline]
     pub fn waited(&self) {
         count(&self.0.waits, 1);
     }
 
-    /// Its thread slept.
+    /// Counts a sleep of the domain's thread.
     #[inline]
     pub fn parked(&self) {
         count(&self.0.parks, 1);
     }
 
-    /// Entries that are published and not yet handled, now.
+    /// Sets the number of entries that are published and not yet handled.
     #[inline]
     pub fn set_lag(&self, lag: u64) {
         self.0.lag.store(lag, Ordering::Relaxed);
     }
 
-    /// The counts under a name. A moment's view.
+    /// The counts, with the domain's id and name. May be outdated at once.
     pub fn stats(&self, id: u64, name: impl Into<String>) -> DomainStats {
         let get = |at: &AtomicU64| at.load(Ordering::Relaxed);
         DomainStats {
@@ -93,46 +93,46 @@ impl Meter {
     }
 }
 
-/// What a domain has done.
+/// The counts of a domain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DomainStats {
-    /// The number that its user gave it.
+    /// The domain's id, chosen by its user.
     pub id: u64,
-    /// Its name.
+    /// The domain's name.
     pub name: String,
     /// Entries handled since the start.
     pub handled: u64,
-    /// Units of work that it was primary of.
+    /// Units of work done as their primary.
     pub primary: u64,
-    /// Units of work that it did in another primary's place.
+    /// Units of work done in place of another primary.
     pub steals: u64,
-    /// Times that an entry had to wait for something.
+    /// How often an entry had to wait.
     pub waits: u64,
-    /// Times that its thread slept.
+    /// How often the domain's thread slept.
     pub parks: u64,
-    /// Entries published and not yet handled, when it last looked.
+    /// Entries published and not yet handled at the domain's last turn.
     pub lag: u64,
 }
 
-/// What a channel holds.
+/// The state of a channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ChannelStats {
-    /// Its name.
+    /// The channel's name.
     pub name: String,
-    /// The bound on entries that somebody has not released.
+    /// Most entries that can be published and not yet released by every subscription.
     pub capacity: usize,
     /// Entries that the slowest subscription has not released.
     pub len: usize,
-    /// Publishers.
+    /// Number of publishers.
     pub publishers: usize,
-    /// Each subscription's number, with how many entries it is behind.
+    /// The number and the lag, in entries, of each subscription.
     pub lags: Vec<(usize, u64)>,
 }
 
 impl<T: Send + Sync, W: Wait> Log<T, W> {
-    /// What this channel holds, under a name. A moment's view.
+    /// The state of this channel under a name. May be outdated at once.
     pub fn stats(&self, name: impl Into<String>) -> ChannelStats {
         ChannelStats {
             name: name.into(),
@@ -144,24 +144,24 @@ impl<T: Send + Sync, W: Wait> Log<T, W> {
     }
 }
 
-/// Domains and channels at a moment. Parts are read one after the other, not all at once.
+/// Statistics of domains and channels. The parts are read one after the other, not at one moment.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// The domains, context by context.
+    /// The domains, grouped by context.
     pub domains: Vec<DomainStats>,
     /// The channels.
     pub channels: Vec<ChannelStats>,
 }
 
 impl Snapshot {
-    /// Of these domains and channels.
+    /// A snapshot of these domains and channels.
     pub fn new(domains: Vec<DomainStats>, channels: Vec<ChannelStats>) -> Self {
         Snapshot { domains, channels }
     }
 
-    /// The part of all units of work that each domain was primary of, 0 to 1 (what the
-    /// dissertation's figure 6.1 samples). All 0 before the first unit.
+    /// For each domain, the fraction (0 to 1) of all units of work of which it was primary, as in
+    /// the dissertation's figure 6.1. All 0 before the first unit.
     pub fn primary_parts(&self) -> Vec<f64> {
         let total: u64 = self.domains.iter().map(|domain| domain.primary).sum();
         self.domains

@@ -12,22 +12,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A reader that found fewer entries than this (or than a quarter of the capacity) is close behind
+/// A reader that found fewer entries than this (and than a quarter of the capacity) is close to
 /// the publisher.
 const SHORT: u64 = 256;
-/// How long such a reader hangs back for each entry that it found, and at most.
+/// Delay of such a reader for each entry that it found, and the maximum of the delay.
 const PER_ENTRY: Duration = Duration::from_nanos(100);
 const PATIENCE: Duration = Duration::from_micros(6);
 
-/// One reader of a channel. Entries wait for it; dropping it, also while a panic unwinds, lets them
-/// go.
+/// A reader of a channel. Entries are kept until it releases them. Dropping it, even by a panic,
+/// releases them all.
 ///
-/// There are two ways to read. [`next_batch`](Self::next_batch) lends the next entries and releases
-/// them when its guard is dropped. The other way looks ahead: [`poll`](Self::poll) tells how far
-/// the channel is published, [`get`](Self::get) reads any entry from [`position`](Self::position)
-/// up to there in place, and [`advance_to`](Self::advance_to) releases from the front.
+/// There are two ways to read. [`next_batch`](Self::next_batch) lends the next entries and
+/// releases them when its guard is dropped. To read ahead instead, call [`poll`](Self::poll),
+/// which returns how far the channel is published, and [`get`](Self::get), which reads any entry
+/// from [`position`](Self::position) up to there in place; [`advance_to`](Self::advance_to)
+/// releases entries from the front.
 ///
-/// What was lent is not released:
+/// An entry cannot be released while it is borrowed:
 ///
 /// ```compile_fail,E0502
 /// let (_publisher, log) = dominoes::channel::<u32, dominoes::Spin>(4);
@@ -40,9 +41,9 @@ pub struct Subscription<T, W: Wait = SpinYield> {
     reader: Reader<T, W>,
     batch_limit: u64,
     high_water: u64,
-    /// What was there when the last batch was taken.
+    /// Number of entries that were available when the last batch was taken.
     last: u64,
-    /// Below this it was little.
+    /// The limit below which a batch counts as short.
     short: u64,
     patience: Duration,
 }
@@ -61,55 +62,56 @@ impl<T: Send + Sync, W: Wait> Subscription<T, W> {
         }
     }
 
-    /// The next entry not yet released.
+    /// The position of the first entry that is not yet released.
     #[inline]
     pub fn position(&self) -> Seq {
         self.reader.position()
     }
 
-    /// Looks how far the channel is published, and returns that: one past the last entry that can
+    /// Checks how far the channel is published. Returns the position after the last entry that can
     /// be read.
     #[inline]
     pub fn poll(&mut self) -> Seq {
         self.reader.poll()
     }
 
-    /// What the last [`poll`](Self::poll) returned.
+    /// The result of the last [`poll`](Self::poll).
     #[inline]
     pub fn end(&self) -> Seq {
         self.reader.end()
     }
 
-    /// The entry at `seq`, in place, if it is at or above the position and below the polled end.
+    /// The entry at `seq`, in place. `None` unless it is at or above the position and below the
+    /// polled end.
     #[inline]
     pub fn get(&self, seq: Seq) -> Option<&T> {
         self.reader.get(seq)
     }
 
-    /// The entries of `from..to`, in place: the second slice goes on where the first ends.
+    /// The entries of `from..to`, in place, as two slices, the second of which follows the first.
     ///
     /// # Panics
-    /// If the range is not within position and polled end.
+    /// If the range is not between position and polled end.
     #[inline]
     pub fn slices(&self, from: Seq, to: Seq) -> (&[T], &[T]) {
         self.reader.slices(from, to)
     }
 
-    /// Releases everything below `seq`. Does nothing if it is released already.
+    /// Releases all entries below `seq`. Does nothing if they are released already.
     ///
     /// # Panics
-    /// If `seq` is beyond the polled end.
+    /// If `seq` is above the polled end.
     #[inline]
     pub fn advance_to(&mut self, seq: Seq) {
         self.reader.advance_to(seq);
     }
 
     /// The next entries, at most [`batch_limit`](Self::set_batch_limit) of them; waits for the
-    /// first. `None` when the channel is closed and everything was read, or this subscription was
+    /// first. `None` when the channel is closed and every entry was read, or this subscription was
     /// asked to leave.
     ///
-    /// Dropping the guard releases the entries. A guard that is forgotten releases nothing: the
-    /// next batch has them again.
+    /// Dropping the guard releases the entries. A guard that is forgotten releases none, and the
+    /// next batch contains them again.
     pub fn next_batch(&mut self) -> Option<Batch<'_, T, W>> {
         self.batch_by(None).ok()
     }
@@ -117,7 +119,7 @@ impl<T: Send + Sync, W: Wait> Subscription<T, W> {
     /// The next entries, if there are any now.
     ///
     /// # Errors
-    /// Says why there are none.
+    /// The reason why there are none.
     #[inline]
     pub fn try_next_batch(&mut self) -> Result<Batch<'_, T, W>, NoBatch> {
         match self.look() {
@@ -129,8 +131,8 @@ impl<T: Send + Sync, W: Wait> Subscription<T, W> {
     /// The next entries; waits for the first until `deadline`.
     ///
     /// # Errors
-    /// [`NoBatch::Empty`] if there is still none then; or what
-    /// [`try_next_batch`](Self::try_next_batch) says.
+    /// [`NoBatch::Empty`] if there are none then; otherwise as for
+    /// [`try_next_batch`](Self::try_next_batch).
     pub fn next_batch_deadline(&mut self, deadline: Instant) -> Result<Batch<'_, T, W>, NoBatch> {
         self.batch_by(Some(deadline))
     }
@@ -149,9 +151,9 @@ impl<T: Send + Sync, W: Wait> Subscription<T, W> {
         }
     }
 
-    /// Lets the publisher get ahead. Close behind it, looking again at once would find next to
-    /// nothing, and both sides would wait for the same lines for ever after. The more there was,
-    /// the denser the stream, and the longer it may take.
+    /// Lets the publisher get ahead. If a reader close to the publisher polled again at once, it
+    /// would find very few entries, and both sides would keep waiting for the same cache lines.
+    /// The more entries the reader found, the denser the stream, and the longer the delay may be.
     fn hang_back(&self) {
         let time = self
             .patience
@@ -165,7 +167,7 @@ impl<T: Send + Sync, W: Wait> Subscription<T, W> {
         }
     }
 
-    /// The end of the next batch.
+    /// Finds the end of the next batch.
     #[inline]
     fn look(&mut self) -> Result<Seq, NoBatch> {
         let position = self.reader.position();
@@ -197,28 +199,28 @@ impl<T: Send + Sync, W: Wait> Subscription<T, W> {
         }
     }
 
-    /// Bounds the length of a batch; at least 1. A quarter of the capacity at first, so that a slow
-    /// handler does not make the channel look full.
+    /// Sets the maximum length of a batch; at least 1. Initially a quarter of the capacity, so
+    /// that a slow handler does not make the channel look full.
     pub fn set_batch_limit(&mut self, limit: usize) {
         self.batch_limit = (limit as u64).max(1);
     }
 
-    /// Bounds how long [`next_batch`](Self::next_batch) hangs back after a short batch from a dense
-    /// stream; 6 µs at first.
+    /// Sets the longest delay of [`next_batch`](Self::next_batch) after a short batch from a dense
+    /// stream. Initially 6 µs.
     ///
-    /// A subscription that keeps close behind a publisher makes both slow, since every entry then
-    /// moves from core to core by itself: 50 million entries a second where 300 million are
-    /// possible. Zero gives the least latency instead. Sparse streams are not held up either way,
-    /// and [`poll`](Self::poll) and [`try_next_batch`](Self::try_next_batch) never wait.
+    /// A subscription that stays close to a publisher slows both down, since every entry then
+    /// moves from core to core on its own: 50 million entries per second where 300 million are
+    /// possible. Zero gives the lowest latency instead. Sparse streams are not delayed in either
+    /// case, and [`poll`](Self::poll) and [`try_next_batch`](Self::try_next_batch) never wait.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
     }
 
-    /// A second subscription at the same position. With a clone of the state that was fed so far,
-    /// it makes a replica: same state, same next entry.
+    /// Creates a second subscription at the same position. Together with a clone of the state
+    /// computed so far it makes a replica: same state, same next entry.
     ///
     /// # Errors
-    /// If there are [`MAX_SUBSCRIBERS`](crate::MAX_SUBSCRIBERS) subscriptions already.
+    /// There are [`MAX_SUBSCRIBERS`](crate::MAX_SUBSCRIBERS) subscriptions already.
     pub fn fork(&self) -> Result<Self, SubscribeError> {
         let reader = self.reader.fork().ok_or(SubscribeError)?;
         Ok(Subscription {
@@ -228,8 +230,8 @@ impl<T: Send + Sync, W: Wait> Subscription<T, W> {
         })
     }
 
-    /// Stops reading for a while: entries no longer wait for this subscription, and it misses them.
-    /// Its place stays reserved.
+    /// Stops reading for a while: entries are no longer kept for this subscription, so it misses
+    /// them. Its number stays reserved.
     pub fn deactivate(self) -> Inactive<T, W> {
         Inactive {
             batch_limit: self.batch_limit,
@@ -238,7 +240,8 @@ impl<T: Send + Sync, W: Wait> Subscription<T, W> {
         }
     }
 
-    /// How many entries this subscription is behind. A moment's view.
+    /// Number of published entries that this subscription has not released. May be outdated at
+    /// once.
     pub fn lag(&self) -> u64 {
         self.reader
             .ring()
@@ -246,29 +249,29 @@ impl<T: Send + Sync, W: Wait> Subscription<T, W> {
             .saturating_sub(self.reader.position())
     }
 
-    /// The most entries that were waiting when a batch was taken.
+    /// The largest number of entries that were available when a batch was taken.
     pub fn high_water(&self) -> u64 {
         self.high_water
     }
 
-    /// Whether nothing can be published any more. There may be entries left to read.
+    /// Whether the channel is closed for publishing. There may be entries left to read.
     pub fn is_closed(&self) -> bool {
         self.reader.ring().is_closed()
     }
 
-    /// Whether the channel is closed and everything below its end is released: there will never be
-    /// another entry.
+    /// Whether the channel is closed and all its entries are released, so that there will never be
+    /// another one.
     pub fn is_finished(&mut self) -> bool {
         self.reader.is_drained() && self.reader.position() == self.reader.end()
     }
 
-    /// Whether somebody asked this subscription to leave; see [`Log::evict`].
+    /// Whether this subscription was asked to leave; see [`Log::evict`].
     pub fn is_evicted(&self) -> bool {
         self.reader.is_evicted()
     }
 
-    /// The number of this subscription: below [`MAX_SUBSCRIBERS`](crate::MAX_SUBSCRIBERS), its own
-    /// while it lives.
+    /// The number of this subscription, below [`MAX_SUBSCRIBERS`](crate::MAX_SUBSCRIBERS) and
+    /// unique while it lives.
     pub fn number(&self) -> usize {
         self.reader.number()
     }
@@ -278,16 +281,16 @@ impl<T: Send + Sync, W: Wait> Subscription<T, W> {
         Log::of(self.reader.ring())
     }
 
-    /// Adds to `set` what notifies when something is published, the channel is closed, or the
-    /// subscription is asked to leave. A wait strategy that wakes no thread makes the set
+    /// Adds to `set` the source that notifies when an entry is published, the channel is closed,
+    /// or the subscription is asked to leave. A wait strategy that wakes no thread makes the set
     /// [unknown](WaitSet::unknown).
     pub fn wake_sources(&self, set: &mut WaitSet) {
         set.add_strategy(&self.reader.ring().entries);
     }
 
-    /// Waits until something is published beyond the last polled end, the channel is closed, or the
-    /// subscription is asked to leave (true), or `deadline` passes (false). For those who have
-    /// polled and found nothing to do.
+    /// Waits until an entry beyond the last polled end is published, the channel is closed, or the
+    /// subscription is asked to leave (true), or until `deadline` (false). Call this after a poll
+    /// that found no work.
     pub fn wait(&mut self, deadline: Option<Instant>) -> bool {
         self.reader.wait(deadline)
     }
@@ -303,7 +306,7 @@ impl<T, W: Wait> fmt::Debug for Subscription<T, W> {
     }
 }
 
-/// A subscription that does not read at the moment; entries do not wait for it.
+/// A subscription that does not read at the moment; no entries are kept for it.
 pub struct Inactive<T, W: Wait = SpinYield> {
     place: Place<T, W>,
     batch_limit: u64,
@@ -311,7 +314,7 @@ pub struct Inactive<T, W: Wait = SpinYield> {
 }
 
 impl<T: Send + Sync, W: Wait> Inactive<T, W> {
-    /// Reads again, from what is published from now on. Cannot fail: the place was kept.
+    /// Resumes reading, from the next entry published. Cannot fail, since the number was reserved.
     pub fn activate(self) -> Subscription<T, W> {
         let (batch_limit, patience) = (self.batch_limit, self.patience);
         Subscription {
@@ -335,7 +338,7 @@ impl<T, W: Wait> fmt::Debug for Inactive<T, W> {
     }
 }
 
-/// Some entries of a channel, lent in place. Dropping the guard releases those it still has.
+/// Entries of a channel, lent in place. Dropping the guard releases those not yet released.
 #[must_use = "dropping a batch releases its entries unread"]
 pub struct Batch<'a, T: Send + Sync, W: Wait = SpinYield> {
     subscription: &'a mut Subscription<T, W>,
@@ -353,7 +356,7 @@ impl<T: Send + Sync, W: Wait> Batch<'_, T, W> {
         self.to
     }
 
-    /// How many entries there are.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         (self.to - self.first_seq()) as usize
     }
@@ -363,7 +366,7 @@ impl<T: Send + Sync, W: Wait> Batch<'_, T, W> {
         self.len() == 0
     }
 
-    /// The entries: the second slice goes on where the first ends.
+    /// The entries, as two slices, the second of which follows the first.
     #[inline]
     pub fn as_slices(&self) -> (&[T], &[T]) {
         self.subscription.slices(self.first_seq(), self.to)
@@ -379,15 +382,15 @@ impl<T: Send + Sync, W: Wait> Batch<'_, T, W> {
         }
     }
 
-    /// Leaves the entries from `seq` on to the next batch.
+    /// Removes the entries from `seq` on from this batch; the next batch contains them.
     pub fn truncate(&mut self, seq: Seq) {
         self.to = self.to.min(seq.max(self.first_seq()));
     }
 
-    /// Releases the entries below `seq` at once.
+    /// Releases the entries below `seq` now.
     ///
     /// # Panics
-    /// If `seq` is beyond the batch.
+    /// If `seq` is above the end of the batch.
     pub fn release_to(&mut self, seq: Seq) {
         assert!(
             seq <= self.to,

@@ -1,12 +1,11 @@
-//! The one place that atomics, cells, locks and threads come from.
+//! The only source of atomics, cells, locks and threads in this crate.
 //!
-//! Normally this is `std`. Under `cfg(loom)` it is loom's model of the same things, so that the
-//! models in `tests/loom.rs` run the code as shipped, fences included. Under `cfg(netstack_loom)`,
-//! in which `dominoes-netstack` runs models of its own, only what [`Exclusive`] is made of is
-//! loom's. ThreadSanitizer does not
-//! know fences: under `cfg(tsan)` the two orderings below turn "release fence, relaxed stores" into
-//! release stores and "relaxed loads, acquire fence" into acquire loads; std's mutex, whose slow
-//! path it does not see either, is replaced.
+//! Normally this is `std`. Under `cfg(loom)` it is loom's model of the same types, so that the
+//! models in `tests/loom.rs` run the code as shipped, including fences. Under
+//! `cfg(netstack_loom)`, for the models of `dominoes-netstack`, only the parts of [`Exclusive`]
+//! are loom's. ThreadSanitizer does not support fences: under `cfg(tsan)` the two orderings below
+//! turn "release fence, relaxed stores" into release stores and "relaxed loads, acquire fence"
+//! into acquire loads. It does not see the slow path of std's mutex either, so that is replaced.
 
 #[cfg(not(any(loom, tsan)))]
 pub(crate) use std::sync::Mutex;
@@ -37,8 +36,8 @@ pub(crate) use loom::sync::atomic::AtomicBool;
 
 pub(crate) use std::sync::atomic::Ordering;
 
-/// The slow path of std's mutex is compiled into std, which is not instrumented; ThreadSanitizer
-/// sees through this one.
+/// The slow path of std's mutex is compiled into std, which is not instrumented. ThreadSanitizer
+/// sees all of this one.
 #[cfg(tsan)]
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(crate::exclusive::Exclusive<T>);
@@ -58,21 +57,21 @@ impl<T> Mutex<T> {
     }
 }
 
-/// Ordering of a store that stands behind a `fence(Release)`.
+/// Ordering of a store after a `fence(Release)`.
 pub(crate) const STORE_AFTER_FENCE: Ordering = if cfg!(tsan) {
     Ordering::Release
 } else {
     Ordering::Relaxed
 };
 
-/// Ordering of a load that stands before a `fence(Acquire)`.
+/// Ordering of a load before a `fence(Acquire)`.
 pub(crate) const LOAD_BEFORE_FENCE: Ordering = if cfg!(tsan) {
     Ordering::Acquire
 } else {
     Ordering::Relaxed
 };
 
-/// One turn of a loop that waits for another thread.
+/// One iteration of a loop that waits for another thread.
 #[inline]
 pub(crate) fn spin_loop() {
     #[cfg(not(loom))]
@@ -81,9 +80,9 @@ pub(crate) fn spin_loop() {
     loom::hint::spin_loop();
 }
 
-/// Tells loom which slots are read and written. Nothing at all in a normal build.
+/// Reports reads and writes of slots to loom. Does nothing in a normal build.
 ///
-/// The slots themselves are plain contiguous memory in every build, because subscribers are lent
+/// The slots themselves are plain contiguous memory in every build, because subscribers borrow
 /// slices of it; loom watches this shadow instead.
 #[cfg(not(any(loom, netstack_loom)))]
 pub(crate) struct Shadow;

@@ -1,4 +1,4 @@
-//! One atomic word per slot for what is computed after publishing.
+//! One atomic word per slot for results that are computed after publishing.
 
 use crate::{
     Seq,
@@ -6,14 +6,14 @@ use crate::{
 };
 use std::{fmt, mem};
 
-/// One small atomic word per slot, for what is found out after publishing: 62 bits of payload and a
-/// lap bit.
+/// One small atomic word per slot for a result that is computed after publishing: 62 bits of
+/// payload and a lap bit.
 ///
-/// A word counts as set for the lap that wrote it, so nothing needs clearing between laps; but each
-/// lap must set every slot it means to read. A word may be set twice by two threads that computed
-/// the same bits; where finding them out must not be done twice, the thread that does it
-/// [begins](Verdicts::begin) first. Begin and set it only while a subscription keeps the position
-/// in the ring: a late store would stand in the place of the next lap's.
+/// A word counts as set for the lap in which it was written, so it need not be cleared between
+/// laps; but each lap must set every slot that it reads. Two threads may set a word if they
+/// computed the same bits. If the computation must not be repeated, the thread that does it
+/// [begins](Verdicts::begin) first. Begin and set a word only while a subscription keeps the
+/// position in the ring: a late store would overwrite the next lap's word.
 ///
 /// ```
 /// let verdicts = dominoes::Verdicts::new(8);
@@ -33,17 +33,17 @@ impl Verdicts {
     const BEGUN: u64 = 1 << 62;
     const BITS: u64 = Self::BEGUN - 1;
 
-    /// Words for `slots` slots, none of them set.
+    /// Words for `slots` slots, all unset.
     ///
     /// # Panics
-    /// If `slots` is not a power of two; [`Log::slots`](crate::Log::slots) is one.
+    /// If `slots` is not a power of two ([`Log::slots`](crate::Log::slots) is one).
     pub fn new(slots: usize) -> Self {
         assert!(
             slots.is_power_of_two(),
             "{slots} slots are not a power of two"
         );
         Verdicts {
-            // Lap 0 writes a clear lap bit, so a set one means "not yet".
+            // Lap 0 writes a clear lap bit, so a set bit means "not yet".
             words: (0..slots).map(|_| AtomicU64::new(Self::LAP)).collect(),
             mask: slots as u64 - 1,
             shift: slots.trailing_zeros(),
@@ -65,12 +65,12 @@ impl Verdicts {
             bits & !Self::BITS == 0,
             "a verdict has 62 bits, {bits:#x} needs more"
         );
-        // ORDERING: Release, pairs with the Acquire in `get`: what was written before the verdict
-        // is seen with it.
+        // ORDERING: Release, pairs with the Acquire in `get`: a thread that reads the verdict sees
+        // all earlier writes.
         self.words[(seq & self.mask) as usize].store(self.lap(seq) | bits, Ordering::Release);
     }
 
-    /// The bits of position `seq`, or `None` while they are not set.
+    /// The bits of position `seq`, or `None` while they are unset.
     #[inline]
     pub fn get(&self, seq: Seq) -> Option<u64> {
         // ORDERING: Acquire, pairs with the Release in `set`.
@@ -78,8 +78,8 @@ impl Verdicts {
         (word & Self::LAP == self.lap(seq)).then_some(word & Self::BITS)
     }
 
-    /// Reserves computing the bits of position `seq` for the caller. `None` if they are set, or if
-    /// another thread has begun.
+    /// Reserves the computation of the bits of position `seq` for the caller. `None` if they are
+    /// set, or another thread has begun.
     #[inline]
     pub fn begin(&self, seq: Seq) -> Option<BegunVerdict<'_>> {
         let word = &self.words[(seq & self.mask) as usize];
@@ -87,8 +87,8 @@ impl Verdicts {
         if last & Self::LAP == self.lap(seq) || last & Self::BEGUN != 0 {
             return None;
         }
-        // ORDERING: Acquire, pairs with the Release in `BegunVerdict::drop`: a thread that gave up
-        // wrote before.
+        // ORDERING: Acquire, pairs with the Release in `BegunVerdict::drop`: writes of a thread
+        // that gave up are visible.
         word.compare_exchange(
             last,
             last | Self::BEGUN,
@@ -102,7 +102,7 @@ impl Verdicts {
         })
     }
 
-    /// How many words there are.
+    /// Number of words.
     pub fn slots(&self) -> usize {
         self.words.len()
     }
@@ -116,9 +116,9 @@ impl fmt::Debug for Verdicts {
     }
 }
 
-/// A thread's reservation of computing the bits of a position; no other thread computes them
-/// meanwhile. If it is dropped without [`BegunVerdict::set`], also by unwinding, another thread may
-/// begin.
+/// A thread's reservation to compute the bits of a position; no other thread computes them
+/// meanwhile. If it is dropped without [`BegunVerdict::set`], even by unwinding, another thread
+/// may begin.
 #[derive(Debug)]
 pub struct BegunVerdict<'a> {
     verdicts: &'a Verdicts,

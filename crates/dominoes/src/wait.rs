@@ -1,4 +1,4 @@
-//! How a thread waits: strategies for both sides of a channel, and the event count behind parking.
+//! Ways to wait: strategies for both sides of a channel, and the event count used for parking.
 
 use crate::{
     WakeSource,
@@ -15,23 +15,24 @@ use std::{
 ///
 /// A channel owns two values of the type, one for each side.
 pub trait Wait: Default + Send + Sync + 'static {
-    /// Waits until `ready` returns true (then true) or `deadline` has passed (then false).
+    /// Waits until `ready` returns true (returns true) or `deadline` has passed (returns false).
     ///
-    /// The caller has just looked in vain, so a strategy that spins pauses before it calls `ready`
-    /// for the first time.
+    /// The caller has just checked in vain, so a strategy that spins pauses before it calls
+    /// `ready` for the first time.
     fn wait_until(&self, deadline: Option<Instant>, ready: impl FnMut() -> bool) -> bool;
 
-    /// Called after each change that could make somebody's `ready` true.
+    /// Called after each change that could make a waiter's `ready` return true.
     fn notify(&self);
 
-    /// What [`notify`](Self::notify) notifies, for a thread that waits for several channels at once
-    /// with a [`WaitSet`](crate::WaitSet). `None` by default: this strategy wakes no thread.
+    /// The source that [`notify`](Self::notify) notifies, for a thread that waits for several
+    /// channels at once with a [`WaitSet`](crate::WaitSet). `None` by default: this strategy wakes
+    /// no thread.
     fn wake_source(&self) -> Option<&WakeSource> {
         None
     }
 
-    /// A short pause of a thread that could go on but had better not, yet. Pauses without giving up
-    /// the core by default.
+    /// A short pause of a thread that could continue but should not yet. By default it does not
+    /// give up the core.
     fn hesitate(&self) {
         pause();
     }
@@ -39,12 +40,12 @@ pub trait Wait: Default + Send + Sync + 'static {
 
 /// Rounds of pausing before the first yield.
 const SPIN_ROUNDS: u32 = if cfg!(loom) { 0 } else { 4 };
-/// Pauses between two looks, so that the line is not torn from the thread that writes it.
+/// Pauses between two checks, so that the cache line stays with the thread that writes it.
 const PAUSES: u32 = if cfg!(loom) { 1 } else { 16 };
 /// Yields before the first park.
 const YIELD_ROUNDS: u32 = if cfg!(loom) { 0 } else { 16 };
 
-/// What a reader or writer does before it looks again.
+/// Pauses before a reader or writer checks again.
 #[inline]
 pub(crate) fn pause() {
     for _ in 0..PAUSES {
@@ -57,7 +58,7 @@ fn passed(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
-/// Spins without ever giving up the core. Only for threads that have a core each.
+/// Spins without ever giving up the core. Only for threads with a core of their own.
 #[derive(Debug, Default)]
 pub struct Spin;
 
@@ -79,7 +80,7 @@ impl Wait for Spin {
     fn notify(&self) {}
 }
 
-/// Spins for a moment, then yields the core between looks.
+/// Spins for a moment, then yields the core between checks.
 #[derive(Debug, Default)]
 pub struct SpinYield;
 
@@ -111,8 +112,8 @@ impl Wait for SpinYield {
     }
 }
 
-/// Spins, yields, then sleeps until it is woken. Costs the other side one fence and one load per
-/// publish or release.
+/// Spins, yields, then sleeps until woken. Costs the other side one fence and one load per publish
+/// or release.
 #[derive(Debug, Default)]
 pub struct Park {
     event: WakeSource,
@@ -163,14 +164,13 @@ impl Wait for Park {
     }
 }
 
-/// Lets threads sleep until something changes that is not guarded by a lock, without losing a
-/// wake-up.
+/// Lets threads sleep until data changes that is not guarded by a lock, without losing a wake-up.
 ///
-/// The waiter calls [`prepare`](Self::prepare), looks once more whether there is something to do,
-/// and then either [`cancel`](Self::cancel)s or [`wait`](Self::wait)s. The other side changes what
-/// the waiter looks at and calls [`notify_all`](Self::notify_all), which costs a fence and a load
-/// while nobody waits. Either the waiter's look sees the change or the notifier sees the waiter:
-/// between the two stands a sequentially consistent fence on both sides.
+/// The waiter calls [`prepare`](Self::prepare), checks its condition once more, and then calls
+/// either [`cancel`](Self::cancel) or [`wait`](Self::wait). The other side changes the data of the
+/// condition and calls [`notify_all`](Self::notify_all), which costs a fence and a load while no
+/// thread waits. Either the waiter's check sees the change or the notifier sees the waiter,
+/// because both sides have a sequentially consistent fence between their two steps.
 #[derive(Debug, Default)]
 pub struct EventCount {
     /// Threads between `prepare` and the end of `wait` or `cancel`.
@@ -180,24 +180,24 @@ pub struct EventCount {
     sleepers: Mutex<Vec<Sleeper>>,
 }
 
-/// What notifications call for a waiter that does not sleep ([`EventCount::watch`]).
+/// A callback for notifications, for a waiter that does not sleep ([`EventCount::watch`]).
 pub trait Watch: fmt::Debug + Send + Sync {
-    /// Whether there is what the waiter watches for. Called by a notifier, after its change, while
-    /// it holds the lock of the event count: it must not use that.
+    /// Whether the awaited condition holds. A notifier calls this after its change, while it holds
+    /// the lock of the event count, so this must not use the event count.
     fn is_due(&self) -> bool;
 
-    /// Called after [`is_due`](Self::is_due) returned true. The event count has let go of it by
-    /// then, so it is not called again unless it is watched again.
+    /// Called after [`is_due`](Self::is_due) returned true. The event count has removed the watch
+    /// by then, so this is not called again unless it is watched again.
     fn fire(self: std::sync::Arc<Self>);
 }
 
-/// What a notification wakes.
+/// The target of a notification.
 #[derive(Debug)]
 pub(crate) enum Sleeper {
     Thread(thread::Thread),
-    /// Is counted among the waiters as long as it is on the list.
+    /// Counts as a waiter as long as it is on the list.
     Watch(std::sync::Arc<dyn Watch>),
-    /// A [`WaitSet`](crate::WaitSet): the event count on which its thread sleeps.
+    /// A [`WaitSet`](crate::WaitSet): contains the event count on which its thread sleeps.
     Set(WakeSource),
 }
 
@@ -220,8 +220,8 @@ impl Sleeper {
             Sleeper::Thread(thread) => {
                 thread.unpark();
                 if cfg!(tsan) {
-                    // The fence in std's `Arc` would pass for a race of whoever drops the last
-                    // handle.
+                    // ThreadSanitizer would report the fence in std's `Arc` as a race with the
+                    // thread that drops the last handle.
                     std::mem::forget(thread);
                 }
             }
@@ -231,7 +231,7 @@ impl Sleeper {
     }
 }
 
-/// A registration with an [`EventCount`]. Dropping it is the same as [`EventCount::cancel`].
+/// A registration with an [`EventCount`]. Dropping it is equivalent to [`EventCount::cancel`].
 #[derive(Debug)]
 #[must_use = "a key registers a waiter: wait with it, or cancel it"]
 pub struct Key<'a> {
@@ -246,45 +246,45 @@ impl Drop for Key<'_> {
 }
 
 impl EventCount {
-    /// An event count nobody waits on.
+    /// An event count without waiters.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Registers the calling thread as a waiter. Look at the condition after this and before
+    /// Registers the calling thread as a waiter. Check the condition after this and before
     /// [`wait`](Self::wait).
     pub fn prepare(&self) -> Key<'_> {
         let epoch = self.announce();
-        // ORDERING: SeqCst fence, pairs with the one in `notify_all`: either the caller's next look
-        // sees the change made before that fence, or the notifier's load of `waiters` sees this
-        // registration.
+        // ORDERING: SeqCst fence, pairs with the one in `notify_all`: either the caller's next
+        // check sees the change made before that fence, or the notifier's load of `waiters` sees
+        // this registration.
         fence(Ordering::SeqCst);
         Key { event: self, epoch }
     }
 
-    /// Counts a waiter, which passes a SeqCst fence before its next look; returns the epoch.
+    /// Counts a waiter, which must pass a SeqCst fence before its next check. Returns the epoch.
     pub(crate) fn announce(&self) -> u64 {
         self.waiters.fetch_add(1, Ordering::Relaxed);
-        // ORDERING: Acquire, pairs with the Release increment in `wake`: whoever finds the
-        // new epoch here also finds what was changed before it.
+        // ORDERING: Acquire, pairs with the Release increment in `wake`: a thread that reads the
+        // new epoch here also sees the change made before it.
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Takes [`announce`](Self::announce) back.
+    /// Undoes [`announce`](Self::announce).
     pub(crate) fn withdraw(&self) {
         self.waiters.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Takes the registration back: there is something to do after all.
+    /// Removes the registration, for a waiter that found work after all.
     pub fn cancel(&self, key: Key<'_>) {
         drop(key);
     }
 
-    /// Sleeps until a notification that came after `key` was prepared, or `timeout`; false after
-    /// the timeout.
+    /// Sleeps until a notification after `key` was prepared, or until `timeout`. False after the
+    /// timeout.
     ///
-    /// May also return true for no reason (after a stray [`unpark`](std::thread::Thread::unpark) of
-    /// the thread), so look again.
+    /// May also return true spuriously (after a stray [`unpark`](std::thread::Thread::unpark) of
+    /// the thread), so check again.
     pub fn wait(&self, key: Key<'_>, timeout: Option<Duration>) -> bool {
         assert!(
             std::ptr::eq(self, key.event),
@@ -293,7 +293,7 @@ impl EventCount {
         self.sleep(key.epoch, timeout)
     }
 
-    /// Parks the calling thread until a notification that came after `epoch`, or `timeout`; false
+    /// Parks the calling thread until a notification after `epoch`, or until `timeout`. False
     /// after the timeout.
     pub(crate) fn sleep(&self, epoch: u64, timeout: Option<Duration>) -> bool {
         if !self.enlist(epoch, Sleeper::this_thread()) {
@@ -309,12 +309,12 @@ impl EventCount {
         self.delist(epoch, &Sleeper::this_thread()) || woken
     }
 
-    /// Puts a sleeper on the list of those that the next notification wakes. False if a
-    /// notification came after `epoch`.
+    /// Adds a sleeper to the list that the next notification wakes. False if there was a
+    /// notification after `epoch`.
     pub(crate) fn enlist(&self, epoch: u64, sleeper: Sleeper) -> bool {
         let mut sleepers = self.lock_sleepers();
-        // The epoch moves under this lock only, so a notification is either seen here or finds the
-        // sleeper in the list.
+        // The epoch changes only under this lock, so either this sees the notification, or the
+        // notification finds the sleeper on the list.
         let in_time = self.epoch.load(Ordering::Relaxed) == epoch;
         if in_time {
             sleepers.push(sleeper);
@@ -322,8 +322,8 @@ impl EventCount {
         in_time
     }
 
-    /// Takes a sleeper off the list, unless a notification that came after `epoch` has done so;
-    /// then true.
+    /// Removes a sleeper from the list. True if a notification after `epoch` has removed it
+    /// already.
     pub(crate) fn delist(&self, epoch: u64, sleeper: &Sleeper) -> bool {
         // ORDERING: Acquire, pairs with the Release increment in `wake`.
         if self.epoch.load(Ordering::Acquire) != epoch {
@@ -336,9 +336,9 @@ impl EventCount {
         self.epoch.load(Ordering::Relaxed) != epoch
     }
 
-    /// Lets notifications call `watch`, until it [is due](Watch::is_due) or
-    /// [taken back](Self::unwatch). Look at the condition after this: either that look sees a
-    /// change, or its notifier asks `watch`. Does nothing else if it is watched already.
+    /// Makes notifications call `watch`, until it [is due](Watch::is_due) or
+    /// [removed](Self::unwatch). Check the condition after this: either the check sees a change,
+    /// or its notifier asks `watch`. No effect if it is watched already.
     pub fn watch(&self, watch: &std::sync::Arc<dyn Watch>) {
         let new = Sleeper::Watch(std::sync::Arc::clone(watch));
         let mut sleepers = self.lock_sleepers();
@@ -347,14 +347,14 @@ impl EventCount {
             sleepers.push(new);
         }
         drop(sleepers);
-        // ORDERING: SeqCst fence, pairs with the one in `notify_all`: either the caller's next look
-        // sees the change made before that fence, or the notifier's load of `waiters` sees this
-        // one. The notifier then finds it on the list: had it locked that before, its fence would
-        // be the earlier one.
+        // ORDERING: SeqCst fence, pairs with the one in `notify_all`: either the caller's next
+        // check sees the change made before that fence, or the notifier's load of `waiters` sees
+        // this watch. The notifier then finds it on the list: if it had locked the list earlier,
+        // its fence would come first.
         fence(Ordering::SeqCst);
     }
 
-    /// Takes [`watch`](Self::watch) back. A notifier that found it due before may still
+    /// Undoes [`watch`](Self::watch). A notifier that found it due before may still
     /// [fire](Watch::fire) it.
     pub fn unwatch(&self, watch: &std::sync::Arc<dyn Watch>) {
         let old = Sleeper::Watch(std::sync::Arc::clone(watch));
@@ -364,7 +364,7 @@ impl EventCount {
         if removed.is_some() {
             self.waiters.fetch_sub(1, Ordering::Relaxed);
         }
-        // What it holds may be dropped with it.
+        // Drop the watch after the lock, since this may run its destructor.
         drop(sleepers);
     }
 
@@ -374,7 +374,8 @@ impl EventCount {
             .unwrap_or_else(|poison| poison.into_inner())
     }
 
-    /// Wakes every thread that prepared before this call. Call it after changing what they look at.
+    /// Wakes every thread that prepared before this call. Call it after changing the data of their
+    /// conditions.
     #[inline]
     pub fn notify_all(&self) {
         // ORDERING: SeqCst fence, pairs with the ones in `prepare` and `WaitSet::prepare`.
@@ -386,7 +387,7 @@ impl EventCount {
 
     #[cold]
     fn wake(&self) {
-        // Mostly there is one, for which this allocates nothing.
+        // Usually there is one sleeper, for which this allocates nothing.
         let (mut first, mut others) = (None, Vec::new());
         {
             let mut sleepers = self.lock_sleepers();
@@ -417,13 +418,13 @@ impl EventCount {
         self.lock_sleepers().len()
     }
 
-    /// How many threads wait or are about to, and how many watch.
+    /// Number of threads that wait or are about to, plus the number of watches.
     pub fn waiters(&self) -> usize {
         self.waiters.load(Ordering::Relaxed)
     }
 }
 
-/// Parks; false when the time is up.
+/// Parks. False when the timeout is over.
 #[cfg(not(loom))]
 fn park_timeout(timeout: Duration) -> bool {
     let start = Instant::now();
@@ -431,7 +432,7 @@ fn park_timeout(timeout: Duration) -> bool {
     start.elapsed() < timeout
 }
 
-/// loom knows no time.
+/// loom has no time.
 #[cfg(loom)]
 fn park_timeout(_timeout: Duration) -> bool {
     thread::yield_now();

@@ -1,27 +1,27 @@
-//! Waiting for several event counts at once: what a context with many feeds sleeps on.
+//! Waiting for several event counts at once. A context with many sources sleeps on a wait set.
 //!
 //! # Why no wake-up is lost
 //!
-//! A [`WaitSet`] has an event count of its own, on which its thread sleeps. With each of its
-//! sources it does what a waiter does with one [`EventCount`]: it counts itself as a waiter, passes
-//! a SeqCst fence, looks, and enters the list of sleepers, with its own event count in place of a
-//! thread.
+//! A [`WaitSet`] has its own event count, on which its thread sleeps. With each of its sources it
+//! behaves like a waiter of one [`EventCount`]: it counts itself as a waiter, passes a SeqCst
+//! fence, checks, and joins the list of sleepers, with its event count in place of a thread.
 //!
-//! 1. One fence serves all sources, since it stands behind all the counting and before the look. So
-//!    for each source by itself the argument of [`EventCount`] holds: a notifier that does not see
-//!    the waiter made its change before the look; one that sees it moves the epoch of the source,
-//!    either before the set is on the list, and then [`WaitSet::wait`] finds that there, or after,
-//!    and then it finds the set on the list and moves the epoch of the set's own event count.
-//! 2. The thread counted itself as a waiter of its own event count before the fence, too. It parks
-//!    only if that epoch has not moved since, and a notifier that moves it later finds the thread
-//!    on the list.
-//! 3. A set leaves a source under the lock of that source's list. A notifier that took it off
-//!    before moves the epoch of the set later, at the worst during its next wait, which then ends
-//!    for no reason.
+//! 1. One fence serves all sources, since it comes after all the counting and before the check. So
+//!    the argument of [`EventCount`] holds for each source separately. A notifier that does not
+//!    see the waiter made its change before the check. A notifier that sees the waiter advances
+//!    the epoch of the source: either before the set is on the list, in which case
+//!    [`WaitSet::wait`] notices, or after, in which case it finds the set on the list and advances
+//!    the epoch of the set's event count.
+//! 2. The thread also counted itself as a waiter of its own event count before the fence. It parks
+//!    only if that epoch has not changed since, and a notifier that advances it later finds the
+//!    thread on the list.
+//! 3. A set leaves a source under the lock of that source's list. A notifier that removed it
+//!    earlier may advance the epoch of the set later, at worst during the set's next wait, which
+//!    then ends spuriously.
 //!
-//! The thread is on one list of threads, so it is unparked once for each wait, however many sources
-//! notify. A notifier pays a fence and a load of one count, whether its channel is in a set or not,
-//! and takes a lock only while a thread looks for the last time or sleeps. The set pays two locks
+//! The thread is on one list of threads, so it is unparked once per wait, however many sources
+//! notify. A notifier pays a fence and a load of one count, whether its channel is in a set or
+//! not, and takes a lock only while a thread does its last check or sleeps. The set pays two locks
 //! per source and sleep.
 
 use crate::{
@@ -32,7 +32,7 @@ use crate::{
 use crossbeam_utils::CachePadded;
 use std::{ops::Deref, sync::atomic::AtomicU64, time::Instant};
 
-/// An [`EventCount`] that its notifiers and its waiters share, and that a [`WaitSet`] can hold. A
+/// An [`EventCount`] that notifiers and waiters share, and that can be added to a [`WaitSet`]. A
 /// clone is another handle of the same event count.
 #[derive(Debug, Clone)]
 pub struct WakeSource(Arc<CachePadded<WaitSetShared>>);
@@ -40,14 +40,14 @@ pub struct WakeSource(Arc<CachePadded<WaitSetShared>>);
 #[derive(Debug)]
 struct WaitSetShared {
     event: EventCount,
-    /// Orders the sources of a set. (Addresses would do, but differ from run to run of a model.)
+    /// Orders the sources of a set. (Addresses would do, but differ between runs of a model.)
     number: u64,
 }
 
 static SOURCES: AtomicU64 = AtomicU64::new(0);
 
 impl WakeSource {
-    /// An event count of its own.
+    /// A new event count.
     pub fn new() -> Self {
         WakeSource(Arc::new(CachePadded::new(WaitSetShared {
             event: EventCount::new(),
@@ -80,23 +80,23 @@ impl Deref for WakeSource {
     }
 }
 
-/// How a thread can sleep.
+/// How a thread may sleep.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum SleepMode {
-    /// The sources of the set notify of all that there is to wait for.
+    /// The sources of the set notify of everything that it waits for.
     #[default]
     OnSources,
-    /// The one domain that is asked sleeps by itself.
+    /// The only domain sleeps by itself.
     ByDomain,
-    /// Something that is waited for notifies nothing.
+    /// The set waits for something that does not notify.
     NeverSleep,
 }
 
-/// What a thread that has nothing to do waits for: any number of [`WakeSource`]s, and a deadline.
+/// The sources for which an idle thread waits: any number of [`WakeSource`]s, and a deadline.
 ///
-/// A [`Context`](crate::Context) has one. While its domains are idle it asks each of them for its
-/// [wake sources](crate::Domain::wake_sources), looks once more, and sleeps. A thread of one's own
-/// does the same:
+/// A [`Context`](crate::Context) has one. While its domains are idle, it asks each of them for its
+/// [wake sources](crate::Domain::wake_sources), checks them once more, and sleeps. Your own thread
+/// can do the same:
 ///
 /// ```
 /// use dominoes::{NoBatch, Park, WaitSet, channel};
@@ -134,10 +134,10 @@ enum SleepMode {
 /// ```
 #[derive(Debug, Default)]
 pub struct WaitSet {
-    /// On which the thread sleeps, with its epoch when it was prepared.
+    /// The event count on which the thread sleeps, and its epoch when the set was prepared.
     own: WakeSource,
     epoch: u64,
-    /// Each with its epoch when it was prepared.
+    /// The sources, each with its epoch when the set was prepared.
     sources: Vec<(WakeSource, u64)>,
     deadline: Option<Instant>,
     sleep_mode: SleepMode,
@@ -150,29 +150,29 @@ impl WaitSet {
         Self::default()
     }
 
-    /// An empty set whose thread sleeps on `own`; there is no other such set.
+    /// An empty set whose thread sleeps on `own`; no other set may use it.
     pub(crate) fn on(own: &WakeSource) -> Self {
         let mut set = Self::default();
         set.own = own.clone();
         set
     }
 
-    /// The event count on which the thread of this set sleeps: notifying it ends the wait. It need
-    /// not be added.
+    /// The event count on which the thread of this set sleeps. Notifying it ends the wait. Do not
+    /// add it.
     pub fn wake_source(&self) -> &WakeSource {
         &self.own
     }
 
-    /// Adds a source; notifying it ends the wait. One that is added twice counts once.
+    /// Adds a source; notifying it ends the wait. A source that is added twice counts once.
     ///
     /// # Panics
-    /// If the set is prepared.
+    /// If the set is already prepared.
     pub fn add(&mut self, source: &WakeSource) {
         assert!(!self.prepared, "a set that is prepared takes no source");
         self.sources.push((source.clone(), 0));
     }
 
-    /// Adds what a wait strategy notifies, if there is such a thing.
+    /// Adds the source of a wait strategy, if it has one.
     pub(crate) fn add_strategy(&mut self, strategy: &impl Wait) {
         match strategy.wake_source() {
             Some(source) => self.add(source),
@@ -180,39 +180,39 @@ impl WaitSet {
         }
     }
 
-    /// Adds a moment that ends the wait. The earliest counts.
+    /// Adds a moment that ends the wait. The earliest one counts.
     pub fn until(&mut self, deadline: Instant) {
         self.deadline = Some(self.deadline.map_or(deadline, |now| now.min(deadline)));
     }
 
-    /// Says that something is waited for that notifies no source of the set. A context whose set
-    /// says so does not sleep: it yields the core between two looks.
+    /// Records that the thread waits for something that notifies no source of the set. A context
+    /// with such a set does not sleep, but yields the core between checks.
     pub fn unknown(&mut self) {
         self.sleep_mode = SleepMode::NeverSleep;
     }
 
-    /// Says that the domain sleeps by itself, in [`Domain::park`](crate::Domain::park). The same as
-    /// [`unknown`](Self::unknown) in a context with other domains.
+    /// Records that the domain sleeps by itself, in [`Domain::park`](crate::Domain::park). In a
+    /// context with other domains this is equivalent to [`unknown`](Self::unknown).
     pub fn by_itself(&mut self) {
         self.sleep_mode = self.sleep_mode.max(SleepMode::ByDomain);
     }
 
-    /// Whether the set holds all that can end the wait.
+    /// Whether the set contains everything that can end the wait.
     pub fn is_complete(&self) -> bool {
         self.sleep_mode == SleepMode::OnSources
     }
 
-    /// Whether a domain sleeps by itself, and nothing is [unknown](Self::unknown).
+    /// Whether a domain sleeps by itself, and no source is [unknown](Self::unknown).
     pub(crate) fn is_by_itself(&self) -> bool {
         self.sleep_mode == SleepMode::ByDomain
     }
 
-    /// The earliest moment that ends the wait, if there is one.
+    /// The earliest moment that ends the wait, if any.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// How many sources there are; as often as they were added, until the set is prepared.
+    /// Number of sources. Until the set is prepared, a source counts as often as it was added.
     pub fn len(&self) -> usize {
         self.sources.len()
     }
@@ -222,7 +222,7 @@ impl WaitSet {
         self.sources.is_empty()
     }
 
-    /// Registers with every source. Look at everything that is waited for after this and before
+    /// Registers with every source. Check all conditions after this and before
     /// [`wait`](Self::wait).
     pub fn prepare(&mut self) {
         if self.prepared {
@@ -237,13 +237,13 @@ impl WaitSet {
             *epoch = source.announce();
         }
         // ORDERING: SeqCst fence, pairs with the one in `EventCount::notify_all`, for each source:
-        // either the caller's next look sees the change made before that fence, or the notifier's
+        // either the caller's next check sees the change made before that fence, or the notifier's
         // load of `waiters` sees this registration.
         fence(Ordering::SeqCst);
     }
 
-    /// Whether a thread that has prepared this set may sleep on it though what it has to wait for
-    /// is now `latest`.
+    /// Whether a thread that has prepared this set may sleep on it even though its sources are now
+    /// `latest`.
     pub(crate) fn covers(&self, latest: &WaitSet) -> bool {
         let holds = |source: &WakeSource| {
             let place = |(held, _): &(WakeSource, u64)| held.number().cmp(&source.number());
@@ -260,14 +260,14 @@ impl WaitSet {
             && latest.sources.iter().all(|(source, _)| holds(source))
     }
 
-    /// Sleeps until a source was notified after [`prepare`](Self::prepare), or the deadline; false
-    /// after the deadline. Takes the registrations back.
+    /// Sleeps until a source is notified after [`prepare`](Self::prepare), or until the deadline.
+    /// False after the deadline. Removes the registrations.
     ///
-    /// May also return true for no reason (after a stray [`unpark`](std::thread::Thread::unpark) of
-    /// the thread), so look again.
+    /// May also return true spuriously (after a stray [`unpark`](std::thread::Thread::unpark) of
+    /// the thread), so check again.
     ///
     /// # Panics
-    /// If the set is not prepared: a change before the registration would be missed.
+    /// If the set is not prepared, since a change before the registration would be missed.
     pub fn wait(&mut self) -> bool {
         assert!(self.prepared, "a set is prepared before the last look");
         let me = || Sleeper::Set(self.own.clone());
@@ -292,7 +292,7 @@ impl WaitSet {
         }
     }
 
-    /// Takes the registrations back, and forgets all that was added.
+    /// Removes the registrations and all sources.
     pub fn clear(&mut self) {
         self.withdraw();
         self.sources.clear();

@@ -1,34 +1,35 @@
-//! Work that has an owner, and that others may take over: [`Units`].
+//! Work with an owner that other threads may take over: [`Units`].
 //!
-//! Pieces of work are numbered, and follow each other within *units* of equal length. A unit's word
-//! holds the number of the first piece that is not done, and one bit: whether a thread has begun.
+//! Pieces of work are numbered, and grouped into *units* of equal length. A unit's word holds the
+//! number of its first piece that is not done, and one bit: whether a thread has begun the unit.
 //!
 //! ```text
 //! (next, free) --begin, a CAS by any thread--> (next, begun) --Begun::drop--> (next', free)
 //! ```
 //!
 //! # The argument
-//! 1. Only the thread that moved a word from free to begun changes it until it is free again, so
-//!    each piece is done by one thread at a time, and the next thread begins behind what it did.
-//! 2. `next` never decreases, so no piece is done twice, unless the thread that did it unwound in
-//!    the middle of it: then the piece counts as not done.
-//! 3. Between two uses no unit is begun. A thread that stops there, for however long, holds up no
-//!    other; one that stops in between holds up the rest of that unit and nothing else. The others
-//!    wait for it: late does not mean failed. A thread that unwinds releases its unit.
+//! 1. Only the thread that changed a word from free to begun changes it until it is free again. So
+//!    one thread at a time does pieces of a unit, and the next thread begins after them.
+//! 2. `next` never decreases, so no piece is done twice, unless its thread unwound while doing it:
+//!    then the piece counts as not done.
+//! 3. A unit is begun only between `begin` and the drop of its [`Begun`]. A thread that stops
+//!    outside of that, for however long, delays no other thread. One that stops inside delays the
+//!    rest of that unit and nothing else: the others wait for it, since late does not mean failed.
+//!    A thread that unwinds releases its unit.
 //!
-//! A word serves unit after unit: a thread that begins a unit of a later lap finds a number below
-//! its first piece, and treats the unit as untouched. The user must make sure that a word's unit is
-//! done before the first piece of the next one in its place can be begun. Numbers are compared
-//! modulo 2^63.
+//! A word serves one unit after another. A thread that begins a unit of a later lap finds a number
+//! below its first piece, and treats the unit as untouched. The user must make sure that a word's
+//! unit is done before the first piece of its next unit can be begun. Numbers are compared modulo
+//! 2^63.
 
 use crate::sync::{AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 use std::fmt;
 
-/// Progress in units of work, and whether a thread works on one. A unit is begun by one thread at a
-/// time, and goes on where the one before let go of it.
+/// Progress of units of work, and whether a thread works on them. One thread at a time can begin a
+/// unit, and continues where the previous one stopped.
 ///
-/// A unit that follows in the place of another may be begun only when that one is done.
+/// A unit may be begun only when the unit that used its word before is done.
 ///
 /// ```
 /// use dominoes::{UnitState, Units};
@@ -48,9 +49,9 @@ use std::fmt;
 /// assert_eq!(units.state(4), UnitState::Free);
 /// ```
 pub struct Units {
-    /// `next << 1 | begun` each.
+    /// Each word is `next << 1 | begun`.
     words: Box<[CachePadded<AtomicU64>]>,
-    /// log2 of the pieces in a unit.
+    /// log2 of the number of pieces in a unit.
     shift: u32,
 }
 
@@ -68,10 +69,10 @@ pub enum UnitState {
 impl Units {
     const BEGUN: u64 = 1;
 
-    /// `words` words, for units of 2^`shift` pieces each. Nothing is done.
+    /// Creates `words` words, for units of 2^`shift` pieces each. No piece is done.
     ///
     /// # Panics
-    /// If `words` is not a power of two, or `shift` above 60.
+    /// If `words` is not a power of two, or `shift` exceeds 60.
     pub fn new(words: usize, shift: u32) -> Self {
         assert!(
             words.is_power_of_two() && shift <= 60,
@@ -89,7 +90,7 @@ impl Units {
         &self.words[(piece >> self.shift) as usize & (self.words.len() - 1)]
     }
 
-    /// The first piece of the unit that holds `piece`.
+    /// The first piece of the unit that contains `piece`.
     #[inline]
     pub fn first(&self, piece: u64) -> u64 {
         piece >> self.shift << self.shift
@@ -99,7 +100,7 @@ impl Units {
     #[inline]
     pub fn state(&self, piece: u64) -> UnitState {
         // ORDERING: Acquire, pairs with the Release in `Begun::drop`: a thread that reads that a
-        // piece is done sees what doing it wrote.
+        // piece is done sees the writes of doing it.
         let word = self.word(piece).load(Ordering::Acquire);
         if is_before(piece, word >> 1) {
             UnitState::Done
@@ -119,7 +120,7 @@ impl Units {
     pub fn begin(&self, piece: u64) -> Result<Begun<'_>, UnitState> {
         let word = self.word(piece);
         let first = self.first(piece);
-        // ORDERING: Acquire, as in `state`: the caller may learn here that all is done.
+        // ORDERING: Acquire, as in `state`: the caller may learn here that the whole unit is done.
         let found = word.load(Ordering::Acquire);
         if found & Self::BEGUN != 0 {
             return Err(UnitState::Begun);
@@ -132,7 +133,7 @@ impl Units {
             return Err(UnitState::Done);
         }
         // ORDERING: Acquire, pairs with the Release in `Begun::drop`: the caller continues after
-        // what was done.
+        // the earlier pieces.
         match word.compare_exchange(
             found,
             next << 1 | Self::BEGUN,
@@ -160,7 +161,7 @@ impl fmt::Debug for Units {
     }
 }
 
-/// A unit that this thread has begun. Dropping it, also by unwinding, lets any thread begin the
+/// A unit that this thread has begun. Dropping it, even by unwinding, lets any thread begin the
 /// unit.
 #[derive(Debug)]
 pub struct Begun<'a> {
@@ -175,20 +176,20 @@ impl Begun<'_> {
         self.next
     }
 
-    /// Whether `piece`, which is of this unit, is done.
+    /// Whether `piece`, which must be in this unit, is done.
     #[inline]
     pub fn has_done(&self, piece: u64) -> bool {
         is_before(piece, self.next)
     }
 
-    /// Everything up to and including `piece` is done.
+    /// Marks all pieces up to and including `piece` as done.
     #[inline]
     pub fn done(&mut self, piece: u64) {
         debug_assert!(!is_before(piece, self.next), "{piece} was done before");
         self.next = piece.wrapping_add(1) & (u64::MAX >> 1);
     }
 
-    /// Everything before `piece` is done, perhaps more than was known.
+    /// Marks all pieces before `piece` as done. Has no effect if more are done already.
     #[inline]
     pub fn done_before(&mut self, piece: u64) {
         if is_before(self.next, piece) {
