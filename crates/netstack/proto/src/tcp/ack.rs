@@ -1,4 +1,4 @@
-//! Acknowledgments: what an acceptable one changes (RFC 9293 section 3.10.7.4, fifth step).
+//! Acknowledgments: the effects of an acceptable one (RFC 9293 section 3.10.7.4, fifth step).
 
 use super::arrive::Acceptable;
 use super::congestion::Acked;
@@ -20,7 +20,7 @@ impl Tcb {
         });
     }
 
-    /// Our SYN was acknowledged by `ack`: enters ESTABLISHED, and FIN-WAIT-1 if all data is sent.
+    /// `seg` acknowledged our SYN: enters ESTABLISHED, and FIN-WAIT-1 if our side is shut down.
     pub(super) fn establish<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
         self.enter(State::Established);
         if self.tuning.max_segment != 0 {
@@ -102,8 +102,8 @@ impl Tcb {
         }
     }
 
-    /// `una` acknowledges new data; `echoed` is TSecr, if timestamps are in use; `clean` means that
-    /// nothing is known to be lost, `marked` that congestion was reported nevertheless.
+    /// `una` acknowledges new data; `echoed` is TSecr, if timestamps are in use; `clean`:
+    /// nothing is known to be lost; `marked`: congestion was reported nevertheless.
     #[inline]
     pub(super) fn advance(
         &mut self,
@@ -202,7 +202,7 @@ impl Tcb {
         }
     }
 
-    /// FIN-WAIT-2 of a connection without a socket ends after a while.
+    /// Limits the time in FIN-WAIT-2 of a connection without a socket.
     pub(super) fn start_fin_wait_2_timer<S: EffectSink>(&mut self, cx: &Cx<'_, S>) {
         if self.orphan && self.state == State::FinWait2 {
             self.timers.start(Timer::Linger, cx.now + FIN_WAIT_2);

@@ -1,5 +1,5 @@
-//! SEGMENT ARRIVES, in the order of RFC 9293 section 3.10.7; each step is a function named after
-//! it.
+//! SEGMENT ARRIVES, in the order of RFC 9293 section 3.10.7; each function has the name of its
+//! step.
 
 use super::reassembly::{Refused, most_pages};
 use super::receive_space::SHIFT_MAX;
@@ -14,7 +14,7 @@ use crate::time::Instant;
 
 /// MSS of a peer that announces none (RFC 9293 section 3.7.1).
 pub(super) const MSS_DEFAULT: u16 = 536;
-/// The same of a peer of IPv6.
+/// MSS of an IPv6 peer that announces none.
 const MSS_DEFAULT_V6: u16 = 1220;
 
 /// The smallest MSS that is accepted from a peer: smaller ones only multiply frames.
@@ -23,7 +23,8 @@ const MSS_MIN: u16 = 64;
 /// Bytes of the timestamp option in every segment (RFC 7323 appendix A).
 const TIMESTAMP_LEN: u16 = 12;
 
-/// A segment that passed the first step: some of its data, or at least its acknowledgment, counts.
+/// A segment that passed the first step: some of its data, or at least its acknowledgment,
+/// counts.
 pub(super) struct Acceptable<'s, 'o> {
     seg: &'s Segment<'o>,
     /// Where its data begins, relative to RCV.NXT.
@@ -37,9 +38,10 @@ impl<'s, 'o> Acceptable<'s, 'o> {
     }
 }
 
-/// CLOSED (RFC 9293 section 3.10.7.1): sends the reset that answers a segment without a connection,
-/// if the RFC requires one. Returns whether it was sent; it is not without room for a frame, or
-/// beyond the limit of a second, which spares what we send to ourselves.
+/// CLOSED (RFC 9293 section 3.10.7.1): sends the reset that answers a segment without a
+/// connection, if the RFC requires one. Returns whether it was sent. No reset is sent without
+/// room for a frame, or above the rate limit; segments that we send to ourselves are exempt
+/// from the limit.
 pub fn reset_for<S: EffectSink>(
     seg: &Segment<'_>,
     flow: Flow,
@@ -51,7 +53,7 @@ pub fn reset_for<S: EffectSink>(
         per_destination: cx.limits.resets_per_destination,
     };
     let peer = flow.remote.address;
-    // No stranger can send in the name of these: such packets are martian.
+    // No other host can send from these addresses: such packets are martian.
     let is_looped = peer == flow.local.address || peer.ip().is_loopback();
     let may_reset =
         may_reset(seg, cx) && (is_looped || cx.frames.resets.admits(cx.now, peer, rate));
@@ -61,7 +63,7 @@ pub fn reset_for<S: EffectSink>(
     may_reset
 }
 
-/// Whether a segment may be answered by a reset, and a frame has room for it.
+/// Whether the RFC allows a reset in answer to the segment, and there is room for a frame.
 fn may_reset<S: EffectSink>(seg: &Segment<'_>, cx: &Cx<'_, S>) -> bool {
     !seg.flags.has(Flags::RST) && cx.frames.room() > 0
 }
@@ -81,8 +83,9 @@ fn push_reset<S: EffectSink>(seg: &Segment<'_>, flow: Flow, mac: Mac, cx: &mut C
     cx.frames.counts.resets_sent += 1;
 }
 
-/// Sends the reset of a connection whose state may be corrupted, with numbers saved before. Returns
-/// whether there was room. No rate limit applies: the cause is an error of our own.
+/// Sends the reset of a connection whose state may be corrupted, from numbers that were saved
+/// before. Returns whether there was room. No rate limit applies: the cause is a fault on our
+/// side.
 pub fn reset_at<S: EffectSink>(seq: SeqNum, flow: Flow, mac: Mac, cx: &mut Cx<'_, S>) -> bool {
     let room = cx.frames.room() > 0;
     if room {
@@ -138,8 +141,9 @@ impl Tcb {
         // First, the ACK bit. Only our SYN can have been acknowledged.
         let acknowledges = seg.flags.has(Flags::ACK);
         if acknowledges && (seg.ack != self.snd.iss + 1 || self.snd.max == self.snd.iss) {
-            // What the peer keeps of an older connection ends with the reset, so our SYN leaves again
-            // without waiting, if it left once (a SYN is timed until it is repeated).
+            // The reset ends the older connection that the peer still keeps, so our SYN is
+            // repeated without waiting, if it was sent only once so far (a SYN is timed until
+            // it is repeated).
             if self.refuse(seg, cx) && self.retransmit.timing {
                 self.snd.nxt = self.snd.iss;
             }
@@ -185,8 +189,9 @@ impl Tcb {
         self.check_fin(&acceptable, complete, cx);
     }
 
-    /// Answers an unacceptable ACK of a handshake by a reset. Returns whether it did. Only the limit
-    /// of this connection applies: what is sent in its peer's name to others does not hinder it.
+    /// Answers an unacceptable ACK of a handshake by a reset. Returns whether it did. Only the
+    /// limit of this connection applies: answers that others provoke in the peer's name cannot
+    /// use it up.
     fn refuse<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) -> bool {
         let refuses = may_reset(seg, cx) && self.challenges.allow_forged(cx.now);
         if refuses {
@@ -195,8 +200,9 @@ impl Tcb {
         refuses
     }
 
-    /// Text and FIN of a SYN that led from SYN-SENT to SYN-RECEIVED: text goes to its place, where
-    /// nobody sees it before ESTABLISHED, and the FIN counts then (RFC 9293 section 3.10.7.3).
+    /// Keeps data and FIN of a SYN that led from SYN-SENT to SYN-RECEIVED: the data is stored,
+    /// but is not readable before ESTABLISHED, and the FIN counts then (RFC 9293 section
+    /// 3.10.7.3).
     fn keep_text_of_syn<S: EffectSink>(&mut self, syn: &Segment<'_>, cx: &mut Cx<'_, S>) {
         let len = syn.len.min(self.rcv.room());
         if len > 0 {
@@ -207,7 +213,7 @@ impl Tcb {
         }
     }
 
-    /// Takes IRS and options from the peer's SYN; of both sides' options the smaller ones apply.
+    /// Takes IRS and the options from the peer's SYN; of each option the smaller value applies.
     pub(super) fn synchronize(&mut self, syn: &Segment<'_>, limits: &Limits, now: Instant) {
         let options = match syn.options {
             Options::Syn(options) => *options,
@@ -264,9 +270,9 @@ impl Tcb {
         self.check_fin(&acceptable, complete, cx);
     }
 
-    /// The SYN that led to SYN-RECEIVED arrived again. By itself it means that our answer was lost,
-    /// or that an attacker wants many answers. With ACK it is the peer's answer in a simultaneous
-    /// open, and the rest of the segment counts.
+    /// Handles a repetition of the SYN that led to SYN-RECEIVED. Without ACK, either our answer
+    /// was lost or an attacker wants many answers. With ACK it is the peer's answer in a
+    /// simultaneous open, and the rest of the segment counts.
     fn repeated_syn<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
         if !seg.flags.has(Flags::ACK) {
             if self.challenges.allow_forged(cx.now) {
@@ -275,7 +281,7 @@ impl Tcb {
             return;
         }
         let first = seg.seq + 1;
-        // Text that the first SYN brought need not be on this one.
+        // The peer may omit data here that its first SYN carried.
         let known = seg.len.min(self.rcv.nxt.since(first));
         self.rcv.record_duplicate(first, first + known);
         let behind = Segment {
@@ -289,7 +295,7 @@ impl Tcb {
         };
         self.on_segment_otherwise(&behind, cx);
         if self.state != State::Closed {
-            // The SYN in it is not new, so it is answered (RFC 9293 section 3.10.7.4): our own
+            // The SYN in it is not new, so we acknowledge it (RFC 9293 section 3.10.7.4): our
             // answer to the first one may be lost.
             self.ack_now();
         }
@@ -336,13 +342,14 @@ impl Tcb {
         Some(Acceptable { seg, from })
     }
 
-    /// A segment without data from before RCV.NXT. A peer that has more in flight than our window
-    /// seems to hold sends from the window's edge, and we may have received all of that: an older
-    /// window may overtake a newer one, and the byte of a window probe lies beyond every edge. If
-    /// both sides do so, each would ignore the other for ever, so the acknowledgment has to count.
+    /// Handles a segment without data from before RCV.NXT. A peer that has more in flight than
+    /// our window seems to allow sends from the window's edge, and we may have received all of
+    /// its data: an older window update may overtake a newer one, and the byte of a window
+    /// probe is past every edge. If both sides did so, each would ignore the other forever, so
+    /// the acknowledgment has to count.
     fn on_old_segment<S: EffectSink>(&mut self, seg: &Segment<'_>, from: i64, cx: &mut Cx<'_, S>) {
         let is_bare = seg.len == 0 && !seg.flags.any(Flags::SYN.with(Flags::FIN));
-        // No edge lies farther back.
+        // No window edge is farther back than this.
         let may_be_edge = from >= -i64::from(self.rcv.limit.max(1));
         let is_ack = seg.flags.has(Flags::ACK) && self.state.is_synchronized();
         let is_new = seg.ack.after(self.snd.una) && !seg.ack.after(self.snd.max);
@@ -352,8 +359,8 @@ impl Tcb {
     }
 
     /// Answers an unacceptable segment with our current numbers. A segment with data is always
-    /// answered, because its sender waits for that; segments without data could answer each other
-    /// for ever.
+    /// answered, because its sender waits for that; two hosts could answer each other's
+    /// segments without data forever.
     fn reject<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
         if self.state == State::Closed {
             return;
@@ -365,8 +372,8 @@ impl Tcb {
         if seg.len > 0 || seg.flags.has(Flags::FIN) {
             return self.ack_now();
         }
-        // A question whether we are there, or whether the window is open (RFC 1122 sections 4.2.2.17
-        // and 4.2.3.6), or the acknowledgment of who knows the connection.
+        // A keepalive or window probe (RFC 1122 sections 4.2.2.17 and 4.2.3.6), or a segment
+        // whose acknowledgment shows that its sender knows the connection.
         let is_question = seg.seq + 1 == self.rcv.nxt;
         let knows = seg.flags.has(Flags::ACK) && self.may_acknowledge(seg.ack);
         if !seg.flags.has(Flags::SYN) && (is_question || knows) {
@@ -378,16 +385,17 @@ impl Tcb {
         }
     }
 
-    /// RFC 5961 section 5.2: `ack` acknowledges neither unsent data nor data older than any window.
+    /// Whether `ack` acknowledges neither unsent data nor data older than any window (RFC 5961
+    /// section 5.2).
     pub(super) fn may_acknowledge(&self, ack: SeqNum) -> bool {
         let snd = &self.snd;
         !ack.after(snd.max) && !ack.before(snd.una - snd.wnd_max)
     }
 
-    /// Sends a challenge acknowledgment (RFC 5961) for what anybody may have forged, within the
-    /// limits of this connection, of its peer, and of all connections. What only the peer is likely
-    /// to send has a limit for each connection alone: a flood, or many honest peers behind one
-    /// address, cannot use it up.
+    /// Sends a challenge acknowledgment (RFC 5961) in answer to a segment that anyone may have
+    /// forged, within the limits of this connection, of its peer's address, and of all
+    /// connections. Answers to segments that only the peer is likely to send have a limit per
+    /// connection alone, which neither a flood nor many honest peers at one address can use up.
     pub(super) fn challenge<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         let rate = Rate {
             total: cx.limits.challenges_per_second,
@@ -410,7 +418,8 @@ impl Tcb {
             return true;
         }
         if acceptable.from != 0 {
-            // Only one within the window is worth an answer: one right at its edge is outside.
+            // Only a reset within the window deserves an answer: one exactly at the right edge
+            // is outside.
             if (0..i64::from(self.rcv.wnd())).contains(&acceptable.from) {
                 self.challenge(cx);
             }
@@ -419,10 +428,10 @@ impl Tcb {
         cx.frames.counts.resets_received += 1;
         let unacknowledged = self.snd.data_from(self.snd.una) > 0;
         match self.state {
-            // Back to LISTEN, a state that the user never saw this connection in.
+            // Back to LISTEN: the application never saw this connection.
             State::SynReceived if self.passive => self.enter(State::Closed),
             State::SynReceived => self.fail_with(ConnectionEvent::Refused, cx),
-            // What was written may not have arrived, which the application should know (RFC 9293
+            // Written data may not have arrived, which the application should know (RFC 9293
             // section 3.9.1).
             State::Closing | State::LastAck if unacknowledged => {
                 self.fail_with(ConnectionEvent::Reset, cx)
@@ -494,7 +503,7 @@ impl Tcb {
         let room = i64::from(self.rcv.room()).min(before_fin.min(1 << 32) as i64);
         let (first, last) = (from.max(0), end.min(room));
         if self.orphan && end > 0 {
-            // There is no reader, and the sender has to learn that (RFC 9293 section 3.6.1).
+            // There is no reader, and the sender must know (RFC 9293 section 3.6.1).
             self.reset();
             return false;
         }
@@ -517,7 +526,8 @@ impl Tcb {
             }
             return last == end;
         }
-        // RFC 5681 section 4.2: what is out of order, or fills a gap, is acknowledged at once.
+        // RFC 5681 section 4.2: data out of order, or data that fills a gap, is acknowledged at
+        // once.
         self.ack_now();
         cx.frames.counts.out_of_order += u64::from(seg.count) * u64::from(first > 0);
         let place = (first as u64, last as u64);
@@ -538,10 +548,11 @@ impl Tcb {
         rcv.offset += u64::from(len);
     }
 
-    /// Accepts data `first..last`, relative to RCV.NXT: it is stored at its place, one delivery for
-    /// each gap that it fills. Of what came twice the first part is reported (RFC 2883 section 4),
-    /// which stands before RCV.NXT if the segment `is_partly_old`. Returns false if there was no
-    /// room for another range or its pages, and it was dropped.
+    /// Accepts data `first..last`, relative to RCV.NXT, with one delivery for each gap that it
+    /// fills. If some of it came twice, the first such part is reported (RFC 2883 section 4),
+    /// unless the segment `is_partly_old`: then the caller reported the part before RCV.NXT.
+    /// Returns false if the data was dropped because there was no room for another range or its
+    /// pages.
     fn take_out_of_order<S: EffectSink>(
         &mut self,
         run_offset: u32,
@@ -580,8 +591,8 @@ impl Tcb {
         taken
     }
 
-    /// Eighth, the FIN bit; a FIN after a gap is stored. `complete` means that no data before it
-    /// was cut off.
+    /// Eighth, the FIN bit; a FIN after a gap is stored. `complete` means that no data before
+    /// it was cut off.
     fn check_fin<S: EffectSink>(
         &mut self,
         acceptable: &Acceptable<'_, '_>,
@@ -600,7 +611,8 @@ impl Tcb {
             return;
         }
         if seg.flags.has(Flags::FIN) && complete && self.rcv.fin_at == u64::MAX {
-            // The end of the data relative to the old RCV.NXT; its sequence number serves as well.
+            // The end of the data relative to the old RCV.NXT; its sequence number would do as
+            // well.
             let end = i64::from((seg.seq + seg.len).since(self.rcv.nxt) as i32);
             let at = self.rcv.offset.saturating_add_signed(end);
             if end >= 0 && at >= self.reassembly.end() {
@@ -629,14 +641,14 @@ impl Tcb {
         }
     }
 
-    /// The connection is closed by an RST.
+    /// Closes the connection with an RST.
     pub(super) fn reset(&mut self) {
         self.enter(State::Closed);
         self.snd.due = Due::Reset;
     }
 
     /// Whether `syn` may begin a new connection in place of this one in TIME-WAIT (RFC 9293
-    /// section 3.6.1, RFC 6191 section 2): it cannot be an old one.
+    /// section 3.6.1, RFC 6191 section 2), because it cannot be an old SYN.
     pub fn may_reopen(&self, syn: &Segment<'_>) -> bool {
         let controls = Flags::SYN
             .with(Flags::ACK)
@@ -646,7 +658,7 @@ impl Tcb {
             return false;
         }
         match syn.timestamps {
-            // None that is still on its way has them.
+            // No old segment still on its way has timestamps.
             Some(_) if !self.rcv.timestamps => true,
             Some((ts_val, _)) if ts_val != self.rcv.ts_recent => {
                 (ts_val.wrapping_sub(self.rcv.ts_recent) as i32) > 0

@@ -1,11 +1,12 @@
-//! Receive-window autotuning: the window grows with the amount that the application reads in a
-//! round trip.
+//! Receive-window autotuning: the window grows with the amount of data that the application
+//! reads in a round trip.
 //!
-//! A window that is too small costs throughput, one that is too large costs memory and cache space.
-//! The peer cannot send more than a window in a round trip. So when an application reads more than
-//! half of one in that time, the window may limit the transfer, and is widened to twice what was
-//! read (M. Fisk and W. Feng, *Dynamic right-sizing in TCP*, 2001). It never narrows. Rings have
-//! their full length from the beginning, so this only decides how much of them is advertised.
+//! A window that is too small costs throughput; one that is too large costs memory and cache
+//! space. The peer cannot send more than a window in a round trip. So when an application reads
+//! more than half a window in that time, the window may limit the transfer, and is widened to
+//! twice that amount (M. Fisk and W. Feng, *Dynamic right-sizing in TCP*, 2001). It never
+//! narrows. Rings have their full length from the beginning; this only determines how much of a
+//! ring is advertised.
 //!
 //! Only a window that is less than half open is considered, off the fast path. The read cursor and
 //! the time come from the log.
@@ -15,22 +16,23 @@ use super::fields::fields;
 use crate::config::Limits;
 use crate::time::{Duration, Instant};
 
-/// The shortest time that counts as a round trip: applications do not read more often.
+/// The shortest time that counts as a round trip; applications do not read more often.
 const MIN_ROUND_TRIP: Duration = Duration::from_millis(1);
 
-/// Measures how much is read in a round trip.
+/// Measures how much the application reads in a round trip.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Autotune {
     /// When the measurement began.
     since: Instant,
-    /// How much had been read then.
+    /// The read cursor at that time.
     read: u64,
 }
 
 fields!(Autotune, "autotune", { since, read });
 
 impl Tcb {
-    /// How far a window may open: the ring, or what the application has set.
+    /// The largest limit of the window: the ring's length, or the application's setting if that
+    /// is smaller.
     fn most_unread(&self, limits: &Limits) -> u32 {
         match self.tuning.receive_buffer {
             0 => limits.receive_buffer,
@@ -38,8 +40,8 @@ impl Tcb {
         }
     }
 
-    /// The application has changed how far the window may open: it opens so far at once, and closes
-    /// as data arrives.
+    /// The application has changed the maximum of the window: the window opens to a larger one
+    /// at once, and closes to a smaller one as data arrives.
     pub(super) fn bound_receive_window(&mut self, limits: &Limits) {
         let most = self.most_unread(limits);
         if self.rcv.limit > most {

@@ -1,26 +1,27 @@
 //! SYN cookies: handshakes that store nothing until they are complete (RFC 4987 section 3.6).
 //!
-//! The initial sequence number of the SYN-ACK is computed from the peer's and from a keyed hash, so
-//! an acknowledgment that returns it proves that its sender received the SYN-ACK, and when. Three
-//! of its bits encode the MSS of the SYN. If the SYN had timestamps, the low bits of ours encode
-//! the other options; without timestamps, window scaling and SACK are not negotiated.
+//! The initial sequence number of the SYN-ACK is computed from the peer's number and from a
+//! keyed hash, so an acknowledgment that returns it proves that its sender received the
+//! SYN-ACK, and when. Three of its bits encode the MSS of the SYN. If the SYN had timestamps,
+//! the low bits of ours encode the other options; without timestamps, window scaling and SACK
+//! are not negotiated.
 //!
 //! # A cookie is valid for one initial number of the peer
 //!
-//! The number before the first byte of a segment is the peer's initial one only if the segment is
-//! the first behind the SYN. A connection that begins with any other segment would skip the bytes
-//! between, and acknowledge them. So a cookie is
-//! `irs + hash(flow) + period * 2^26 + (block % 2) * 2^25 + low`. `block` is `irs / 2^17`. The 24
-//! bits of `low` are a hash of flow, period and block, plus the index of the MSS times 2^21. Take a
-//! number that is wrong, by less than 2^17. If its block is the right one, it shifts the sum by
-//! less than two indices are apart. If not, the block is the next one, and the sums of the two are
-//! 2^24 apart at least, as those of two periods are. So it does not decode. A number that is wrong
-//! by more meets another hash.
+//! The number before the first byte of a segment is the peer's initial one only if the segment
+//! is the first after the SYN. A connection that began with any other segment would skip the
+//! bytes between, and acknowledge them. So a cookie is `irs + hash(flow) + period * 2^26 +
+//! (block % 2) * 2^25 + low`. `block` is `irs / 2^17`. The 24 bits of `low` are a hash of flow,
+//! period and block, plus the index of the MSS times 2^21. Suppose the assumed `irs` is wrong
+//! by less than 2^17. If its block is right, the error shifts the sum by less than the distance
+//! of two indices. Otherwise its block is the neighbouring one, and the sums of the two are at
+//! least 2^24 apart, as are those of two periods. In both cases the cookie does not decode. If
+//! the error is larger, the hash differs.
 //!
 //! Segments of a peer whose first segment was lost or is late are recognized: data within the
-//! window of the SYN-ACK, and a keepalive probe from one byte before. Their sender has reason to
-//! regard the connection as established, and a reset would end it. They are dropped, and the peer
-//! retransmits its first byte.
+//! window of the SYN-ACK, and a keepalive probe from one byte before. Their sender may regard
+//! the connection as established, and a reset would end it. So these segments are dropped, and
+//! the peer retransmits its first byte.
 
 use super::arrive::MSS_DEFAULT;
 use super::retransmit::timestamp;
@@ -37,28 +38,28 @@ const PERIOD: Duration = Duration::from_secs(64);
 /// The longest validity of a cookie.
 pub const COOKIE_LIFE: Duration = Duration::from_secs(128);
 
-/// The MSS values that a cookie can encode: the largest of these that is not larger.
+/// The MSS values that a cookie can encode; an MSS is rounded down to one of them.
 const MSS: [u16; 8] = [64, 216, 536, 1220, 1360, 1440, 1460, 8960];
 
-/// The low bits of a cookie: hash and MSS. The high ones count periods.
+/// The low bits of a cookie: hash and MSS. The high bits count periods.
 const LOW: u32 = (1 << 24) - 1;
 
-/// The distance of two numbers of one period whose MSS differ is a multiple of this.
+/// If two cookies of one period differ in MSS, their distance is a multiple of this.
 const MSS_STEP: u32 = 1 << 21;
 
-/// Two numbers of neighbouring blocks are this far apart, less [`LOW`] at most.
+/// Cookies of neighbouring blocks differ by this, minus [`LOW`] at most.
 const BLOCK_STEP: u32 = 1 << 25;
 
-/// Two numbers of neighbouring periods are this far apart, less [`BLOCK_STEP`] and [`LOW`] at most.
+/// Cookies of neighbouring periods differ by this, minus [`BLOCK_STEP`] and [`LOW`] at most.
 const PERIOD_STEP: u32 = 1 << 26;
 
-/// Initial sequence numbers of a peer that are hashed alike: 2^17.
+/// 2^17 initial sequence numbers of a peer have one hash.
 const BLOCK_SHIFT: u32 = 17;
 
 /// Bytes that the peer may send before our first window update: the window of a SYN is not scaled.
 const FIRST_WINDOW: u32 = 0xffff;
 
-/// Bytes before its first one from which a peer may send a keepalive probe (RFC 1122 section
+/// How many bytes before its first one a peer may send a keepalive probe (RFC 1122 section
 /// 4.2.3.6).
 const BEFORE: u32 = 1;
 
@@ -66,25 +67,25 @@ const _: () = assert!(FIRST_WINDOW + BEFORE < 1 << BLOCK_SHIFT && 1 << BLOCK_SHI
 
 /// Bits of our timestamp that hold options.
 const BITS: u32 = 6;
-/// No window scale, among the low four of them.
+/// No window scale, in the low four of these bits.
 const NO_SCALE: u32 = 15;
 const SACK: u32 = 1 << 4;
 const ECN: u32 = 1 << 5;
 
-/// Which period `now` belongs to.
+/// The period of `now`.
 const fn period(now: Instant) -> u32 {
     (now.as_nanos() / PERIOD.as_nanos()) as u32
 }
 
-/// The cookies of one period for peers whose initial numbers are in one block, without hash(0) and
-/// those numbers: one for each MSS.
+/// The cookies of one period for peers whose initial numbers are in one block, minus `hash(0)`
+/// and those numbers: one for each MSS.
 fn sums(block: u32, period: u32, hash: &impl Fn(u64) -> u64) -> [u32; MSS.len()] {
     let tail = hash(1 + u64::from(period) + (u64::from(block) << 33)) as u32;
     let high = PERIOD_STEP.wrapping_mul(period) + BLOCK_STEP * (block % 2);
     core::array::from_fn(|index| high + (tail.wrapping_add(MSS_STEP * index as u32) & LOW))
 }
 
-/// The number of a SYN-ACK for a SYN numbered `irs` with this MSS.
+/// The sequence number of a SYN-ACK for a SYN numbered `irs` with this MSS.
 fn encode(mss: u16, irs: SeqNum, period: u32, hash: &impl Fn(u64) -> u64) -> SeqNum {
     let index = MSS.partition_point(|known| *known <= mss).saturating_sub(1);
     let sum = sums(irs.0 >> BLOCK_SHIFT, period, hash)[index];
@@ -96,7 +97,7 @@ fn decode(cookie: SeqNum, irs: SeqNum, now: u32, hash: &impl Fn(u64) -> u64) -> 
     let rest = cookie.since(irs).wrapping_sub(hash(0) as u32);
     let mut meaning = Decoded::None;
     for made in [now, now.wrapping_sub(1)] {
-        // The initial number may be another one close by: it lies in one of two blocks then.
+        // The peer's initial number may be a nearby one, in one of two blocks.
         let lowest = irs - FIRST_WINDOW;
         let blocks = [lowest, irs + BEFORE].map(|near| near.0 >> BLOCK_SHIFT);
         for (i, block) in blocks.into_iter().enumerate() {
@@ -120,10 +121,10 @@ fn decode(cookie: SeqNum, irs: SeqNum, now: u32, hash: &impl Fn(u64) -> u64) -> 
     meaning
 }
 
-/// The meaning of a number.
+/// The meaning of an acknowledged number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Decoded {
-    /// It is no recent cookie.
+    /// It is not a recent cookie.
     None,
     /// It is a cookie with this MSS.
     Mss(u16),
@@ -152,7 +153,7 @@ const fn stamped(now: Instant, bits: u32) -> u32 {
     }
 }
 
-/// ECE and CWR, by which a SYN offers ECN (RFC 3168 section 6.1.1).
+/// ECE and CWR, with which a SYN offers ECN (RFC 3168 section 6.1.1).
 const ECN_SETUP: Flags = Flags::ECE.with(Flags::CWR);
 
 fn options_of(syn: &Segment<'_>) -> SynOptions {
@@ -162,9 +163,10 @@ fn options_of(syn: &Segment<'_>) -> SynOptions {
     }
 }
 
-/// Answers a SYN for a listening port by a SYN-ACK with a cookie, and stores nothing. Returns
-/// whether it was sent; it is not without room for a frame. `hash` is a keyed hash of `flow` for
-/// each of several uses; `offset` is the offset of the connection's timestamps.
+/// Answers a SYN for a listening port with a SYN-ACK that carries a cookie, and stores nothing.
+/// Returns whether it was sent; without room for a frame it is not. `hash` is a keyed hash of
+/// `flow`, with one argument for each of several uses; `offset` is the offset of the
+/// connection's timestamps.
 pub fn answer_with_cookie<S: EffectSink>(
     syn: &Segment<'_>,
     (flow, mac, offset): (Flow, Mac, u32),
@@ -202,7 +204,7 @@ pub fn answer_with_cookie<S: EffectSink>(
     true
 }
 
-/// A sink that keeps the one frame of a SYN-ACK.
+/// A sink that keeps only the frame of a SYN-ACK.
 struct OnlyTransmit(Option<Effect>);
 
 impl EffectSink for OnlyTransmit {
@@ -234,20 +236,20 @@ impl EffectSink for Nothing {
     fn take_back(&mut self, _: usize) {}
 }
 
-/// What a segment without a connection returns.
+/// The result of the cookie check of a segment without a connection.
 #[derive(Debug)]
 pub enum Returned {
     /// No cookie.
     Nothing,
-    /// A cookie, but the segment is not the first one after the handshake, which would be needed.
+    /// A cookie, but the segment is not the first one after the handshake, as it must be.
     NotFirst,
-    /// A cookie: this is the connection as if it had been stored, in SYN-RECEIVED after the
-    /// SYN-ACK. The segment has still to be processed.
+    /// A cookie, and the connection as if it had been stored: in SYN-RECEIVED after the
+    /// SYN-ACK. The caller still has to process the segment.
     Connection(Box<Tcb>),
 }
 
-/// Checks whether `ack`, which has no connection, returns a cookie of ours. The other arguments are
-/// as in [`answer_with_cookie`]; the connection has no name yet.
+/// Checks whether `ack`, which has no connection, returns one of our cookies. The other
+/// arguments are as in [`answer_with_cookie`]; the connection has no name yet.
 pub fn restore_from_cookie(
     ack: &Segment<'_>,
     (flow, mac, offset): (Flow, Mac, u32),
@@ -293,8 +295,8 @@ pub fn restore_from_cookie(
     };
     let mut tcb = Tcb::passive(ConnId::NONE, flow, mac, iss, &syn, limits, now);
     tcb.set_timestamp_offset(offset);
-    // Builds the SYN-ACK once more without sending it. The time of the first one is unknown, so it
-    // measures nothing.
+    // Builds the SYN-ACK once more without sending it. The time of the first one is unknown, so
+    // its acknowledgment measures nothing.
     let mut frames = FrameNumbers {
         limit: 1,
         ..FrameNumbers::default()
@@ -350,7 +352,7 @@ mod tests {
         (-8..=8).chain(far).chain(edges)
     }
 
-    /// Initial numbers of a peer: in the middle of a block, at its edges, at the wrap.
+    /// Initial numbers of a peer: inside a block, at its edges, at the wrap.
     const INITIAL: [u32; 7] = [
         77,
         0x1_0000,
@@ -384,7 +386,7 @@ mod tests {
         }
     }
 
-    /// A SYN of flow number `key`, answered by a cookie: the SYN-ACK.
+    /// A SYN of flow number `key`, and the SYN-ACK with a cookie that answers it.
     fn answered(
         irs: SeqNum,
         options: SynOptions,

@@ -1,16 +1,17 @@
 //! When received data is acknowledged (RFC 9293 section 3.8.6.3, RFC 5681 section 4.2).
 //!
 //! The rule is [`Tcb::ack_soon`]. It runs for each segment, or run of segments, that arrives in
-//! order, when `rcv.nxt` and `rcv.offset` (bytes of the stream so far, which never wraps) are past
-//! it already. What is owed is in [`AckDue`]: a rule that counts further has more variants of that,
-//! in order, and starts the timer for the first segment alone. A new field would be one of
-//! `receive_space.rs`, also in its `fields!` and in `FOR_DATA` of `fast_path.rs`. Its tests are in
-//! `tcp/tests/arriving.rs` and `tests/data/rfc9293_data.toml`; what users read of it is among the
-//! departures in the documentation of [`tcp`](super).
-//!
-//! Other files say only that something else must be acknowledged at once ([`Tcb::ack_now`]): data
-//! out of order, a FIN, a window that opens. They ask what is due ([`Tcb::is_ack_due`]), and say
-//! which frames carry an acknowledgment ([`Tcb::ack_is_numbered`]).
+//! order, after `rcv.nxt` and `rcv.offset` (bytes of the stream so far, which never wraps) have
+//! advanced past it. [`AckDue`] records the acknowledgment that is owed: a rule that counts
+//! more segments adds variants to it, in order, and starts the timer only for the first
+//! segment. A new field belongs in `receive_space.rs`, in its `fields!`, and in `FOR_DATA` of
+//! `fast_path.rs`. The tests are in `tcp/tests/arriving.rs` and `tests/data/rfc9293_data.toml`;
+//! users read about the rule among the departures in the documentation of [`tcp`](super).
+//! the rule among the departures in the documentation of [`tcp`](super).
+//! Other files only demand an acknowledgment at once for other reasons ([`Tcb::ack_now`]): data
+//! out of order, a FIN, a window that opens. They ask whether one is due ([`Tcb::is_ack_due`]),
+//! and report which frames carry an acknowledgment ([`Tcb::ack_is_numbered`]).
+//! report which frames carry an acknowledgment ([`Tcb::ack_is_numbered`]).
 
 use super::fields::field_variants;
 use super::retransmit::Timer;
@@ -38,10 +39,10 @@ pub(super) enum AckDue {
 field_variants!(AckDue { None, Delayed, Now });
 
 impl Tcb {
-    /// `len` bytes of `seg` arrived in order: acknowledges at once with every second segment,
-    /// however short (RFC 9293 section 3.8.6.3 asks for it with full ones only), and with a merged
-    /// frame of more than one maximum segment; a single segment later. If the pump has further
-    /// segments already, they are acknowledged together with this one.
+    /// `len` bytes of `seg` arrived in order. Acknowledges at once every second segment,
+    /// however short (RFC 9293 section 3.8.6.3 requires it for full ones only), and a merged
+    /// frame of more than one maximum segment; delays the acknowledgment of a single segment.
+    /// If the pump already has further segments, they are acknowledged together with this one.
     #[inline(always)]
     pub(super) fn ack_soon<S: EffectSink>(&mut self, seg: &Segment<'_>, len: u32, cx: &Cx<'_, S>) {
         let several = seg.count >= 2 || len > u32::from(cx.limits.mss());
@@ -55,7 +56,7 @@ impl Tcb {
         }
     }
 
-    /// An acknowledgment is due with this request, whatever the rule says.
+    /// An acknowledgment is due with this request, regardless of the rule.
     #[inline(always)]
     pub(super) fn ack_now(&mut self) {
         self.rcv.ack = AckDue::Now;
@@ -67,14 +68,14 @@ impl Tcb {
         self.rcv.ack == AckDue::Now
     }
 
-    /// A frame with an acknowledgment was numbered; `owed` is what is due afterwards.
+    /// A frame with an acknowledgment was numbered; `owed` is still due afterwards.
     #[inline(always)]
     pub(super) fn ack_is_numbered(&mut self, owed: AckDue) {
         self.rcv.ack = owed;
         self.stop_delayed_ack();
     }
 
-    /// Starts the timer, at whose end [`Tcb::on_time`] acknowledges.
+    /// Starts the timer; when it expires, [`Tcb::on_time`] acknowledges.
     #[inline(always)]
     pub(super) fn start_delayed_ack(&mut self, now: Instant) {
         self.timers.start(Timer::DelayedAck, now + DELAYED_ACK);

@@ -23,7 +23,8 @@ impl Tcb {
         }
     }
 
-    /// Takes from the peer's SYN, or from the SYN-ACK that answers ours, whether it supports ECN.
+    /// Reads from the peer's SYN, or from the SYN-ACK that answers ours, whether the peer
+    /// supports ECN.
     pub(super) fn agree_on_ecn(&mut self, syn: &Segment<'_>, limits: &Limits) {
         let said = Flags(syn.flags.0 & SETUP.0);
         self.snd.ecn = match limits.tcp.ecn {
@@ -39,8 +40,8 @@ impl Tcb {
         self.snd.ecn && seg.flags.has(Flags::ECE) && !seg.flags.has(Flags::SYN)
     }
 
-    /// The peer reported congestion: reduces the window as after a loss, once for what was in
-    /// flight (section 6.1.2).
+    /// The peer reported congestion: reduces the window as after a loss, once for the data that
+    /// was in flight (section 6.1.2).
     pub(super) fn slow_down(&mut self) {
         let snd = &mut self.snd;
         if self.congestion.is_open() && snd.una.at_or_after(self.congestion.recover()) {
@@ -50,7 +51,7 @@ impl Tcb {
         }
     }
 
-    /// Records what an acceptable segment shows about the path from the peer to us (section 6.1.3).
+    /// Records the congestion marks of the path from the peer to us (section 6.1.3).
     pub(super) fn record_ce_mark(&mut self, seg: &Segment<'_>) {
         if !self.snd.ecn {
             return;

@@ -1,16 +1,16 @@
 //! Header prediction: the fast path for the segments of a bulk transfer.
 //!
-//! The next segment in order, with no control bit but ACK and PSH, has exactly the same result here
-//! as in [`arrive.rs`](super), but most of the checks there have known answers. That holds in every
-//! state in which data may flow in one direction, up to the acknowledgment of our FIN. A property
-//! test compares both paths.
+//! The next segment in order, with no control bit but ACK and PSH, has exactly the same result
+//! here as in [`arrive.rs`](super), but most of its checks have known results. That holds in
+//! every state in which data may flow in one direction, up to the acknowledgment of our FIN. A
+//! property test compares both paths.
 
 use super::fields::field_variants;
 use super::{Cx, Tcb};
 use crate::log::effect::EffectSink;
 use crate::log::request::{Flags, Options, Segment};
 
-/// The segments that the fast path takes, until another kind of event happens.
+/// The segments that the fast path takes, until an event occurs that it does not handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum FastPath {
@@ -48,8 +48,8 @@ footprint! {
 
 footprint! {
     /// ... and for an acknowledgment without data that leaves the window unchanged, while no
-    /// round-trip measurement ends (as one does once a window), and written data does not end with
-    /// our FIN.
+    /// round-trip measurement ends (one does per window), and while the written data does not
+    /// end with our FIN.
     FOR_ACK, ACK_BYTES:
     fast_path, rcv.nxt, rcv.timestamps, rcv.ts_recent, rcv.ts_recent_at, rcv.last_ack_sent, rcv.sack_permitted,
     snd.una, snd.max, snd.nxt, snd.una_offset, snd.mss, snd.fin, snd.wnd, snd.wnd_max, snd.wl1, snd.wl2,
@@ -61,8 +61,8 @@ footprint! {
 const _: () = assert!(DATA_BYTES <= 128 && ACK_BYTES <= 128);
 
 impl Tcb {
-    /// The segments that the fast path can take in the current state. The fast path itself never
-    /// changes the answer.
+    /// The segments that the fast path can take in the current state. Taking them never changes
+    /// the result.
     fn eligible_fast_path(&self) -> FastPath {
         let waits_for_old_window = self.snd.wl1.after(self.rcv.nxt);
         if !self.state.carries_data() || self.persists() || waits_for_old_window || !self.is_clean()
@@ -75,7 +75,7 @@ impl Tcb {
         }
     }
 
-    /// Something happened that the fast path does not handle: [`Tcb::finish`] decides anew.
+    /// An event occurred that the fast path does not handle: [`Tcb::finish`] decides again.
     #[inline]
     pub(super) const fn close_fast_path(&mut self) {
         self.fast_path = FastPath::Closed;
@@ -89,7 +89,7 @@ impl Tcb {
         }
     }
 
-    /// If `seg` is as expected, how many bytes it acknowledges.
+    /// How many bytes `seg` acknowledges; `None` if it is not the expected segment.
     #[inline(always)]
     pub(super) fn expected_ack(&self, seg: &Segment<'_>) -> Option<u32> {
         let Tcb { rcv, snd, .. } = self;
@@ -112,7 +112,7 @@ impl Tcb {
             return None;
         }
         if acked == 0 {
-            // A bare acknowledgment of nothing new may be a duplicate.
+            // An acknowledgment without data or news may be a duplicate.
             if seg.len == 0 {
                 return None;
             }

@@ -1,8 +1,8 @@
-//! The list of all fields of a connection, written once.
+//! The list of all fields of a connection, in one place.
 //!
 //! A type lists its fields with `fields!`, and the compiler rejects a list that omits one. The
-//! fingerprint, the name of the first field that differs, and, for tests, the flip of any bit are
-//! derived from the list. So no field can be corrupted without changing the fingerprint.
+//! fingerprint, the name of the first field that differs, and (for tests) the flip of any bit
+//! are derived from the list. So no field can be corrupted without changing the fingerprint.
 
 use core::num::NonZero;
 use std::collections::VecDeque;
@@ -18,13 +18,13 @@ use super::receive_space::AckContents;
 
 /// A value made of named numbers.
 pub trait Fields {
-    /// Calls `each` with the names and values of all parts, in a fixed order. Two values that
-    /// differ, differ in one of these, or in their count. `name` is the name of the whole in its
-    /// owner.
+    /// Calls `each` with the names and values of all parts, in a fixed order. Two different
+    /// values differ in one of these parts, or in their number. `name` is the name of this
+    /// value in its owner.
     fn visit(&self, name: &'static str, each: &mut impl FnMut(&'static str, u64));
 
-    /// Offers its bits, in the same order, to `flip`, which may change one of them. The result is a
-    /// value of the type, if rarely one that a connection could have.
+    /// Offers the bits of the value, in the same order, to `flip`, which may change one of
+    /// them. The result is a value of the type, but often one that no connection could have.
     #[cfg(any(test, feature = "testkit"))]
     fn flip(&mut self, name: &'static str, flip: &mut Flip);
 }
@@ -48,7 +48,7 @@ pub fn first_difference<T: Fields>(a: &T, b: &T) -> Option<&'static str> {
 /// All parts of a value with their names.
 #[cold]
 fn parts<T: Fields>(what: &T) -> Vec<(&'static str, u64)> {
-    /// Once, instead of once for each part.
+    /// One instance of the code, instead of one per part.
     #[inline(never)]
     fn push(parts: &mut Vec<(&'static str, u64)>, name: &'static str, value: u64) {
         parts.push((name, value));
@@ -59,8 +59,8 @@ fn parts<T: Fields>(what: &T) -> Vec<(&'static str, u64)> {
     parts
 }
 
-/// One step of a fixed integer hash: one-to-one in both arguments, so that what differs in one part
-/// only differs in the end.
+/// One step of a fixed integer hash. It is one-to-one in both arguments, so a difference in a
+/// single part changes the result.
 const fn fold(h: u64, value: u64) -> u64 {
     (h.rotate_left(26) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -85,7 +85,7 @@ impl Flip {
         }
     }
 
-    /// The field whose bit was flipped, afterwards.
+    /// The field whose bit was flipped; `None` before the flip.
     pub const fn hit(&self) -> Option<&'static str> {
         self.hit
     }
@@ -97,7 +97,8 @@ impl Flip {
         u32::MAX - past.left
     }
 
-    /// Which bit of the next field, `width` bits wide, has to be flipped, if it is one of them.
+    /// Returns which bit of the next field, `width` bits wide, has to be flipped; `None` if it
+    /// is not in this field.
     pub fn within(&mut self, name: &'static str, width: u32) -> Option<u32> {
         if self.hit.is_some() {
             return None;
@@ -140,11 +141,11 @@ macro_rules! fields {
 }
 pub(crate) use fields;
 
-/// Lists the variants of an enum without fields, in order, or takes its list `ALL`. A flipped bit
-/// makes it another one of them.
+/// Lists the variants of an enum without fields, in order, or takes its list `ALL`. A flipped
+/// bit turns a variant into another.
 macro_rules! field_variants {
     ($type:ident { $($variant:ident),* $(,)? }) => {
-        // It does not compile if one is forgotten.
+        // A missing variant is a compile error.
         const _: fn(&$type) = |variant| match variant {
             $($type::$variant)|* => {}
         };
@@ -163,7 +164,7 @@ macro_rules! field_variants {
                 let width = ALL.len().next_power_of_two().trailing_zeros();
                 if let Some(bit) = flip.within(name, width) {
                     let is = *self as usize;
-                    // If the pattern is no variant, the next variant.
+                    // If the new pattern is no variant, takes the next variant.
                     let other = Some(is ^ 1 << bit).filter(|other| *other < ALL.len());
                     *self = ALL[other.unwrap_or((is + 1) % ALL.len())];
                 }
@@ -205,7 +206,7 @@ plain! {
     Instant, 64, Instant::as_nanos, Instant::from_nanos;
     Duration, 64, Duration::as_nanos, Duration::from_nanos;
     AckContents, 8, |tells| u64::from(tells.0), |bits| AckContents(bits as u8);
-    // Zero is not among its values: the largest stands for it.
+    // Zero is not a valid value: the largest replaces it.
     NonZero<u8>, 8, |some| u64::from(some.get()), |bits| NonZero::new(bits as u8).unwrap_or(NonZero::<u8>::MAX);
     (SeqNum, SeqNum), 64, |(a, b)| u64::from(a.0) << 32 | u64::from(b.0), |bits| (SeqNum((bits >> 32) as u32), SeqNum(bits as u32));
     (u16, SeqNum), 48, |(a, b)| u64::from(a) << 32 | u64::from(b.0), |bits| ((bits >> 32) as u16, SeqNum(bits as u32));
@@ -219,8 +220,7 @@ plain! {
 }
 
 impl Fields for Endpoint {
-    /// An IPv4 address and its port are one number, as they are in every connection but those of
-    /// IPv6.
+    /// An IPv4 address and its port are one number; an IPv6 address adds two words.
     #[inline(always)]
     fn visit(&self, name: &'static str, each: &mut impl FnMut(&'static str, u64)) {
         let Endpoint { address, port } = self;

@@ -13,12 +13,12 @@ use crate::log::effect::EffectSink;
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
-/// The state of the keepalive of a connection.
+/// The keepalive state of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct KeepaliveTimer {
     /// When the peer was last known to respond.
     last_response: Instant,
-    /// SND.UNA and RCV.NXT when the timer expired last.
+    /// SND.UNA and RCV.NXT when the timer last expired.
     last_positions: (SeqNum, SeqNum),
     /// Probes since then.
     probes_sent: u8,
@@ -56,8 +56,8 @@ impl Tcb {
         self.pmtu.clear_soft_error();
     }
 
-    /// Schedules the next check: when the peer may have been silent for long enough, or to see
-    /// whether it was.
+    /// Schedules the next check: when the peer may have been silent for long enough, or earlier
+    /// to see whether it responded.
     fn schedule_keepalive<S: EffectSink>(&mut self, settings: &config::Keepalive, cx: &Cx<'_, S>) {
         self.keepalive.last_positions = (self.snd.una, self.rcv.nxt);
         let soon = cx.now + settings.idle.divided(8);
@@ -77,7 +77,7 @@ impl Tcb {
         if silence < settings.idle {
             return self.schedule_keepalive(&settings, cx);
         }
-        // Data in flight, or a window probe, asks for a response already.
+        // Data in flight, or a window probe, already demands a response.
         let asks_anyway = self.snd.una != self.snd.max || self.snd.nxt != self.snd.end;
         if asks_anyway || !self.state.carries_data() {
             return self

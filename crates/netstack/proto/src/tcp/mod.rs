@@ -1,107 +1,114 @@
 //! TCP as plain data: the state of a connection, and how requests change it (RFC 9293).
 //!
-//! A [`Tcb`] never sees a payload byte, a clock, a thread or a socket. It is called with events,
-//! and answers through a [`Cx`]: `Effect::Deliver` names received bytes, `Effect::Transmit` names
-//! frames to build. The same calls with the same arguments always produce the same state and the
-//! same effects, so several replicas can keep equal copies of one connection.
+//! A [`Tcb`] never sees a payload byte, a clock, a thread or a socket. Its caller reports
+//! events, and the [`Tcb`] answers through a [`Cx`]: `Effect::Deliver` names received bytes,
+//! `Effect::Transmit` names frames to build. The same calls with the same arguments always
+//! produce equal states and effects, so several replicas can keep equal copies of one
+//! connection.
 //!
 //! # Calls
 //!
 //! | when | call |
 //! |---|---|
 //! | a connection begins | [`Tcb::open`] (active), [`Tcb::passive`] (a SYN for a listening port) |
-//! | a request is about the connection | [`Tcb::progress`], then any of [`Tcb::on_time`], [`Tcb::segment`] (once for every piece of the run), [`Tcb::shutdown`], [`Tcb::orphan`], [`Tcb::abort`] |
-//! | the request has been told completely | [`Tcb::finish`], once; only here do frames leave, but for answers to segments that no connection accepts |
+//! | a request concerns the connection | [`Tcb::progress`], then any of [`Tcb::on_time`], [`Tcb::segment`] (once for every piece of the run), [`Tcb::shutdown`], [`Tcb::orphan`], [`Tcb::abort`] |
+//! | the request holds nothing more for the connection | [`Tcb::finish`], once; only it sends frames, except answers to segments that no connection accepts |
 //! | a deadline ([`Tcb::next_deadline`]) is due | [`Tcb::on_time`], [`Tcb::finish`] |
-//! | an ICMP error quotes a segment of it | [`Tcb::network_error`], [`Tcb::finish`] |
-//! | there is transmit credit again, or frames were sent | [`Tcb::finish`], if the last one asked for it |
+//! | an ICMP error quotes one of its segments | [`Tcb::network_error`], [`Tcb::finish`] |
+//! | transmit credit is available again, or frames were sent | [`Tcb::finish`], if the last one asked for it |
 //! | no connection accepts a segment | [`reset_for`] |
 //!
 //! # Invariants after every call
 //!
-//! - `snd_una <= snd_nxt <= snd_max <= end of what was written`, in sequence space.
+//! - `snd_una <= snd_nxt <= snd_max <= end of the written data`, in sequence space.
 //! - The right edge of the receive window never moves left, nor past `read + receive_buffer`.
 //! - Every byte of the receive stream has been named by at most one `Deliver`; every byte before
 //!   `rcv_nxt` by exactly one.
 //! - Frames are numbered in order, none at or past the limit.
-//! - Nothing that the wire says makes a call panic.
+//! - No content of a segment makes a call panic.
 //!
 //! # Files
 //!
-//! `arrive.rs` is SEGMENT ARRIVES in the order of the RFC. `fast_path.rs` is an equivalent shortcut
-//! for the segments of a bulk transfer. `ack.rs` holds what an acceptable acknowledgment changes,
-//! `receive_space.rs` what the peer may send, `send_space.rs` what we may send, `send.rs` the
-//! frames. `recovery.rs` detects loss and schedules retransmissions, with the scoreboard in
-//! `scoreboard.rs` and the times in `rack.rs`; `undo.rs` reverts a reduction of the window if
-//! nothing was lost. `pmtu.rs` handles ICMP errors and the path MTU, `cookie.rs` handshakes without
-//! state. `reassembly.rs`, `retransmit.rs` and `congestion` are arithmetic; `user.rs` holds the
-//! calls of the application. `delayed_ack.rs` decides when received data is acknowledged.
+//! `arrive.rs` is SEGMENT ARRIVES in the order of the RFC. `fast_path.rs` is an equivalent
+//! shortcut for the segments of a bulk transfer. `ack.rs` processes acceptable acknowledgments,
+//! `receive_space.rs` bounds what the peer may send, `send_space.rs` bounds what we may send,
+//! and `send.rs` numbers the frames. `recovery.rs` detects loss and schedules retransmissions,
+//! with the scoreboard in `scoreboard.rs` and the times in `rack.rs`; `undo.rs` reverts a
+//! reduction of the window if nothing was lost. `pmtu.rs` handles ICMP errors and the path MTU,
+//! `cookie.rs` does handshakes without state. `reassembly.rs`, `retransmit.rs` and `congestion`
+//! are arithmetic; `user.rs` holds the calls of the application. `delayed_ack.rs` decides when
+//! received data is acknowledged.
 //!
 //! # Departures from the RFCs
 //!
-//! - The retransmission timeout may fall to 200 ms; RFC 6298 section 2.4 says 1 s ([`RTO_MIN`]).
-//! - A segment without text that begins right at the edge of a window that is not closed is
-//!   acceptable, though RFC 9293 section 3.10.7.4 wants it before the edge: it carries the
-//!   acknowledgments of a peer that has filled the window.
-//! - The acknowledgment of a segment without text that begins before RCV.NXT, by a window at most,
-//!   counts if it is news, though the same table drops it: who has sent more than the window seems
-//!   to hold speaks from its edge (an older window may overtake a newer one, and the byte of a
-//!   probe lies behind every edge). When both sides do, neither would listen.
-//! - A segment that begins before a window and ends behind it is trimmed at both ends; the table in
-//!   the same section drops it, but devices merge segments.
-//! - The urgent pointer is ignored and urgent data taken inline (RFC 6093 says that new
-//!   applications should not use it).
-//! - Data on a SYN for a listening port is not taken; the peer sends it again after the handshake.
-//! - CLOSE in SYN-SENT keeps what was written and sends FIN behind it, where RFC 9293 section
-//!   3.10.4 deletes the connection; when nobody holds the connection any more it is deleted.
-//! - A SYN-ACK is sent for a minute, where RFC 9293 section 3.8.3 wants three for every SYN: what
-//!   waits for its acknowledgment takes a place of the SYN queue, and most that wait so long were
-//!   forged.
-//! - An open ends when the network says that the peer cannot be reached and three repetitions of
-//!   the SYN brought no answer; RFC 1122 section 4.2.3.9 would wait for the whole timeout (RFC 5461
-//!   section 4 describes both).
-//! - An ICMP error about a question to an idle peer counts, though RFC 5927 section 4.1 wants its
-//!   number at or after SND.UNA, and the question has the one before: nothing else would say why
-//!   nobody answers.
-//! - A timeout that was none leaves the retransmission timer as the next measurements make it; RFC
-//!   4015 section 3.3 would begin the estimate anew.
-//! - After a timeout, what is lost leaves again at once, where F-RTO would try new text first (RFC
-//!   5682 section 3.1, step 2.b); and it takes SACK.
-//! - Without timestamps too little is measured for HyStart++ (RFC 9406): slow start ends with a
-//!   loss then.
-//! - FIN-WAIT-2 of a connection that nobody holds ends after [`FIN_WAIT_2`]; the RFC would wait
+//! - The retransmission timeout may fall to 200 ms; RFC 6298 section 2.4 requires 1 s
+//!   ([`RTO_MIN`]).
+//! - A segment without data that begins exactly at the right edge of an open window is
+//!   acceptable, although RFC 9293 section 3.10.7.4 requires a number before the edge: such a
+//!   segment carries the acknowledgments of a peer that has filled the window.
+//! - If a segment without data begins before RCV.NXT, by one window at most, its acknowledgment
+//!   counts when it is new, although the same table drops the segment: a peer that overran the
+//!   window sends from the window's edge (an older window update may overtake a newer one, and
+//!   the byte of a window probe is past every edge). If both sides overran, each would
+//!   otherwise ignore the other.
+//! - A segment that begins before the window and ends after it is trimmed at both ends; the
+//!   table in that section drops it, but devices merge segments.
+//! - The urgent pointer is ignored and urgent data is taken inline (RFC 6093 advises new
+//!   applications not to use it).
+//! - Data on a SYN for a listening port is not taken; the peer retransmits it after the
+//!   handshake.
+//! - CLOSE in SYN-SENT keeps the written data and sends FIN after it, where RFC 9293 section
+//!   3.10.4 deletes the connection. A connection without a socket is deleted.
+//! - A SYN-ACK is retransmitted for a minute, where RFC 9293 section 3.8.3 requires three
+//!   minutes for every SYN: a half-open connection occupies an entry of the SYN queue, and most
+//!   that wait so long come from forged SYNs.
+//! - An active OPEN fails when an ICMP error reports the peer unreachable and three
+//!   retransmissions of the SYN brought no answer; RFC 1122 section 4.2.3.9 would wait for the
+//!   whole timeout (RFC 5461 section 4 describes both).
+//! - An ICMP error that quotes a keepalive probe counts, although RFC 5927 section 4.1 requires
+//!   a number at or after SND.UNA and the probe has the one before: nothing else would report
+//!   why the peer does not answer.
+//! - After a spurious timeout, the next measurements set the retransmission timer; RFC 4015
+//!   section 3.3 would restart the estimate.
+//! - After a timeout, lost data is retransmitted at once, where F-RTO would try new data first
+//!   (RFC 5682 section 3.1, step 2.b); and F-RTO is used with SACK too.
+//! - Without timestamps there are too few measurements for HyStart++ (RFC 9406), so slow start
+//!   ends with a loss.
+//! - FIN-WAIT-2 of a connection without a socket ends after [`FIN_WAIT_2`]; the RFC would wait
 //!   forever.
-//! - Small segments wait only for small ones in flight (a form of Nagle's algorithm, RFC 9293
-//!   section 3.7.4, that lets the end of every large write leave at once).
-//! - One acknowledgment covers a run, or several: RFC 9293 section 3.8.6.3 wants one for at least
-//!   every second full-sized segment. A run of up to 60 segments, or a frame that a device merged,
-//!   is acknowledged once. Full runs that were claimed from the device together, 120 segments by
-//!   default, are acknowledged with the last
-//!   ([`Digest::FOLLOWED`](crate::log::request::Digest::FOLLOWED)). What is acknowledged later has
-//!   arrived already, so nothing waits for it. Linux does the same after merging, up to 64 KB.
-//! - Every frame has the don't-fragment bit and identification 0 (RFC 6864 section 4.1). That is
-//!   allowed; a frame that may be fragmented would need a number of its own, and another
-//!   rule in `pmtu.rs`.
+//! - A small segment waits only while another small one is in flight (a form of Nagle's
+//!   algorithm, RFC 9293 section 3.7.4, that sends the end of every large write at once).
+//! - One acknowledgment covers one run or several: RFC 9293 section 3.8.6.3 wants one for at
+//!   least every second full-sized segment. A run of up to 60 segments, or a frame that a
+//!   device merged, is acknowledged once. Full runs that were claimed from the device together,
+//!   120 segments by default, are acknowledged with the last
+//!   ([`Digest::FOLLOWED`](crate::log::request::Digest::FOLLOWED)). The delay is harmless
+//!   because the later segments have already arrived. Linux does likewise after merging, up to
+//!   64 KB.
+//! - Every frame has the don't-fragment bit and identification 0 (RFC 6864 section 4.1). That
+//!   is allowed; a frame that may be fragmented would need a unique number, and `pmtu.rs`
+//!   another rule.
 //! - SACK blocks are sent in segments without payload. RFC 2018 section 4 wants them in every
 //!   acknowledgment that does not cover everything. If payload leaves while blocks are owed, a
-//!   segment of its own with the blocks follows it; so payload is always cut at the full segment
+//!   separate segment with the blocks follows it; so payload is always cut at the full segment
 //!   size.
-//! - A tail loss probe waits for at least 10 ms. RFC 8985 section 7.2 says two round trips; a busy
-//!   peer nearby may take longer.
-//! - After a timeout everything that did not arrive counts as lost (RFC 6675 section 5.1). RFC 8985
-//!   section 6.3 would leave out what was sent within the last round trip.
-//! - The reply path is the arrival path: a connection that a peer opened answers to the link-layer
-//!   address of its SYN until ARP says otherwise.
-//! - SYN cookies lose options. While the SYN queue is full, initial sequence numbers do not follow
-//!   the clock of RFC 9293 section 3.4.1, an MSS is rounded down to one of eight, windows are
-//!   scaled and acknowledgments selective only with timestamps, and payload that overtakes the
-//!   first segment after the handshake is dropped (RFC 4987 section 3.6).
-//! - A path MTU below 296 bytes is ignored, though RFC 791 allows 68: such an error is more likely
-//!   an attack than a network.
-//! - TIME-WAIT ends early when the connection table is nearly full (7 of 8 places), the oldest
-//!   first. RFC 9293 section 3.6.1 wants two segment lifetimes; a server that closes first would
-//!   otherwise refuse all connections for a minute.
+//! - A tail loss probe waits for at least 10 ms. RFC 8985 section 7.2 requires two round trips;
+//!   a busy peer nearby may take longer.
+//! - After a timeout all data in flight that was not reported as received counts as lost (RFC
+//!   6675 section 5.1). RFC 8985 section 6.3 would except data sent within the last round trip.
+//! - The reply path is the arrival path: a connection that a peer opened answers to the
+//!   link-layer address of its SYN until ARP reports another.
+//! - SYN cookies lose options. While the SYN queue is full, initial sequence numbers do not
+//!   follow the clock of RFC 9293 section 3.4.1, an MSS is rounded down to one of eight,
+//!   windows are scaled and acknowledgments selective only with timestamps, and payload that
+//!   overtakes the first segment after the handshake is dropped (RFC 4987 section 3.6).
+//! - A path MTU below 296 bytes is ignored, although RFC 791 allows 68: such an error is more
+//!   likely an attack than a network.
+//! - TIME-WAIT ends early when the connection table is nearly full (7 of 8 entries), the oldest
+//!   first. RFC 9293 section 3.6.1 wants two segment lifetimes; a server that closes first
+//!   would otherwise refuse all connections for a minute.
 //!
+//! [`ip`](crate::ip) lists the departures of IPv4, ARP, ICMP and UDP.
 //! [`ip`](crate::ip) lists the departures of IPv4, ARP, ICMP and UDP.
 
 mod ack;
@@ -175,14 +182,15 @@ pub const SYN_ACK_RETRIES: u8 = 5;
 /// 3.8.3.
 pub const DATA_RETRIES: u8 = 15;
 
-/// The most challenge acknowledgments (RFC 5961) of one connection within a second; as many answers
-/// may leave to segments without text that the peer itself is likely to have sent.
+/// Maximum number of challenge acknowledgments (RFC 5961) of one connection within a second.
+/// The same number of answers may leave to segments without data that the peer itself probably
+/// sent.
 pub const CHALLENGES_PER_SECOND: u8 = 10;
 
 /// The context of a request: everything that a [`Tcb`] needs from outside while it handles one.
 ///
-/// It serves one connection at a time: call that connection's [`Tcb::finish`] before handing it to
-/// another.
+/// It serves one connection at a time: call that connection's [`Tcb::finish`] before passing it
+/// to another.
 #[derive(Debug)]
 pub struct Cx<'a, S: EffectSink> {
     /// When the request was published.
@@ -193,12 +201,12 @@ pub struct Cx<'a, S: EffectSink> {
     pub limits: &'a Limits,
     /// Receives the effects.
     pub out: &'a mut S,
-    /// The newest delivery, kept back because only the last one of a request is marked as such.
+    /// The newest delivery, kept back because only the last one of a request is marked as last.
     pending_delivery: PendingDelivery,
 }
 
 impl<'a, S: EffectSink> Cx<'a, S> {
-    /// For one request.
+    /// Creates the context of one request.
     #[inline]
     pub fn new(
         now: Instant,
@@ -215,9 +223,9 @@ impl<'a, S: EffectSink> Cx<'a, S> {
         }
     }
 
-    /// The same context for a part of the request outside the fast path, with no pending delivery:
-    /// a value that is lent out cannot stay in registers, and this keeps the pending delivery in
-    /// them.
+    /// Returns a copy of the context, without a pending delivery, for a part of the request
+    /// outside the fast path. A borrowed value cannot stay in registers; the copy keeps the
+    /// pending delivery in them.
     #[inline(always)]
     fn outside_fast_path(&mut self) -> Cx<'_, S> {
         debug_assert!(self.pending_delivery.len == 0);
@@ -262,7 +270,7 @@ impl PendingDelivery {
     };
 }
 
-/// Declares the states, and their list.
+/// Declares the states and `State::ALL`.
 macro_rules! states {
     ($($(#[$doc:meta])* $state:ident,)*) => {
         /// RFC 9293 section 3.3.2. `Tcb::enter` is the only writer.
@@ -275,7 +283,7 @@ macro_rules! states {
         field_variants!(State in State::ALL);
 
         impl State {
-            /// All of them, in the order of the RFC.
+            /// All states, in the order of the RFC.
             pub const ALL: [State; 11] = [$(State::$state,)*];
         }
     };
@@ -288,7 +296,7 @@ states! {
     Listen,
     /// Our SYN is out, or waits for room.
     SynSent,
-    /// Both SYNs are known, ours is not acknowledged.
+    /// Both SYNs are known; ours is not acknowledged.
     SynReceived,
     /// The usual state of a data transfer.
     Established,
@@ -307,8 +315,8 @@ states! {
 }
 
 impl State {
-    /// The edges of the connection diagram (RFC 9293 figure 5, with what its notes and section 3.10
-    /// add: every connection may be reset or aborted).
+    /// The edges of the connection diagram (RFC 9293 figure 5, with the additions of its notes
+    /// and of section 3.10: every connection may be reset or aborted).
     pub const fn may_enter(self, next: State) -> bool {
         use State::{
             CloseWait, Closed, Closing, Established, FinWait1, FinWait2, LastAck, Listen,
@@ -359,16 +367,16 @@ pub struct Tcb {
     state: State,
     /// The segments that [`Tcb::try_fast_path`] may take.
     fast_path: FastPath,
-    /// The connection has no socket any more; implies that our side is shut down.
+    /// The connection has no socket any more; this implies that our side is shut down.
     orphan: bool,
-    /// It began with a passive OPEN.
+    /// The connection began with a passive OPEN.
     passive: bool,
-    /// The counter that has it.
+    /// The counter that includes the connection.
     counted: Counted,
     conn: ConnId,
     mac: Mac,
     flow: Flow,
-    /// Counts the changes of values that the headers of all frames contain.
+    /// Counts the changes of values that all headers of the connection contain.
     header_version: u32,
     timers: Timers,
     congestion: Congestion,
@@ -385,7 +393,7 @@ pub struct Tcb {
     reassembly: Reassembly,
 }
 
-/// The counter that has a connection.
+/// The counter that includes a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Counted {
@@ -408,7 +416,7 @@ fields!(Tcb, "tcb", {
     scoreboard, recovery, undo, challenges, settings, tuning, keepalive, autotune, pmtu, reassembly,
 });
 
-/// Numbers of a connection at a moment, as [`Tcb::info`] gives them.
+/// Statistics of a connection at one moment, as [`Tcb::info`] returns them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Info {
@@ -420,7 +428,7 @@ pub struct Info {
     pub rto: Duration,
     /// Slow start threshold in bytes (RFC 5681 section 2); 2^30 before the first loss.
     pub ssthresh: u32,
-    /// Bytes that the peer takes from SND.UNA on (SND.WND, RFC 9293 section 3.3.1).
+    /// Bytes that the peer accepts from SND.UNA on (SND.WND, RFC 9293 section 3.3.1).
     pub send_window: u32,
     /// Bytes that the peer may send from RCV.NXT on (RCV.WND).
     pub receive_window: u32,
@@ -438,7 +446,7 @@ pub struct Info {
     pub lost: u32,
     /// Bytes that were written and not sent.
     pub unsent: u32,
-    /// Bytes that arrived in order and were not read, as far as the log says.
+    /// Bytes that arrived in order and that the application had not read at the last request.
     pub unread: u64,
     /// Bytes that were sent again.
     pub retransmitted: u64,
@@ -446,7 +454,7 @@ pub struct Info {
     pub timeouts: u64,
     /// Timeouts and window probes since the latest response.
     pub retries: u8,
-    /// Bytes per second that were acknowledged in the latest round trip that was measured.
+    /// Bytes per second that were acknowledged in the latest measured round trip.
     pub delivery_rate: u64,
     /// Whether a loss is being recovered from.
     pub is_recovering: bool,
@@ -457,9 +465,9 @@ pub struct Info {
 struct Challenges {
     /// The beginning of the second that both counts are for.
     since: Instant,
-    /// To what anybody may have forged.
+    /// Answers to segments that anyone may have forged.
     forged: u8,
-    /// To what only the peer is likely to send. Forgeries do not use these up.
+    /// Answers to segments that only the peer is likely to send. Forgeries do not use these up.
     honest: u8,
 }
 
@@ -492,7 +500,7 @@ impl Challenges {
     }
 }
 
-/// The MSS that we announce to the peer of `flow`: routers say how much the link takes.
+/// The MSS that we announce to the peer of `flow`: at most what routers advertise for the link.
 fn announced_mss(flow: &Flow, limits: &Limits, link_mtu_v6: u16) -> u16 {
     let mss = mss_for(flow, limits);
     match link_mtu_v6 {
@@ -524,7 +532,7 @@ impl Tcb {
         self.state == State::Closed && !self.snd.reset_pending()
     }
 
-    /// The sequence number that is expected next.
+    /// RCV.NXT.
     #[cfg(feature = "locked")]
     pub const fn expected(&self) -> SeqNum {
         self.rcv.nxt
@@ -536,51 +544,51 @@ impl Tcb {
         self.flow
     }
 
-    /// Its name.
+    /// The name of the connection.
     #[inline]
     pub const fn conn(&self) -> ConnId {
         self.conn
     }
 
-    /// Whether it began with a passive OPEN.
+    /// Whether the connection began with a passive OPEN.
     #[inline]
     pub const fn is_passive(&self) -> bool {
         self.passive
     }
 
-    /// Sets the offset of its timestamps, before the first one is sent (RFC 7323 section 5.4).
+    /// Sets the offset of the timestamps, before the first one is sent (RFC 7323 section 5.4).
     pub const fn set_timestamp_offset(&mut self, offset: u32) {
         self.rcv.ts_offset = offset;
     }
 
-    /// Sets its permanent name, before any effect contains it.
+    /// Sets the permanent name, before any effect contains it.
     pub const fn set_conn(&mut self, conn: ConnId) {
         self.conn = conn;
     }
 
-    /// Pages of its receive ring that hold text behind gaps.
+    /// Pages of the receive ring that hold data after gaps.
     pub const fn gap_pages(&self) -> u64 {
         self.reassembly.pages()
     }
 
-    /// The link-layer address that its frames are sent to.
+    /// The link-layer address to which the connection's frames are sent.
     pub const fn mac(&self) -> Mac {
         self.mac
     }
 
-    /// Sets the link-layer address that its frames are sent to.
+    /// Sets the link-layer address to which the connection's frames are sent.
     pub const fn set_mac(&mut self, mac: Mac) {
         self.mac = mac;
         self.header_version = self.header_version.wrapping_add(1);
     }
 
-    /// The number after the highest that was sent. A connection that takes the place of this one in
+    /// The number after the highest that was sent. A connection that replaces this one in
     /// TIME-WAIT begins past it (RFC 9293 section 3.6.1).
     pub const fn snd_nxt(&self) -> SeqNum {
         self.snd.max
     }
 
-    /// The sequence number of a reset that the peer accepts, should one have to be sent.
+    /// The sequence number of a reset that the peer accepts, in case one has to be sent.
     #[inline]
     pub fn reset_seq(&self) -> SeqNum {
         self.snd.control_seq()
@@ -601,7 +609,7 @@ impl Tcb {
         self.congestion.cwnd()
     }
 
-    /// All numbers that describe how the connection goes on.
+    /// Statistics of the connection.
     pub fn info(&self) -> Info {
         let (snd, retransmit) = (&self.snd, &self.retransmit);
         Info {
@@ -632,14 +640,14 @@ impl Tcb {
         self.retransmit.srtt
     }
 
-    /// The next time at which [`Tcb::on_time`] has to be called; [`Instant::NEVER`] if there is
-    /// none.
+    /// The next time at which the caller has to call [`Tcb::on_time`]; [`Instant::NEVER`] if
+    /// there is none.
     #[inline]
     pub const fn next_deadline(&self) -> Instant {
         self.timers.next()
     }
 
-    /// SEGMENT ARRIVES (RFC 9293 section 3.10.7), for each piece of a run.
+    /// SEGMENT ARRIVES (RFC 9293 section 3.10.7), called once for each piece of a run.
     #[inline]
     pub fn segment<S: EffectSink>(&mut self, seg: &Segment<'_>, cx: &mut Cx<'_, S>) {
         if !self.try_fast_path(seg, cx) {
@@ -670,8 +678,8 @@ impl Tcb {
         }
     }
 
-    /// Counts that it was established, or is so no longer. To be called when its state may be
-    /// another one.
+    /// Counts that the connection was established, or no longer is. Called whenever the state
+    /// may have changed.
     #[inline(never)]
     fn count_state(&mut self, counts: &mut StateStats) {
         let is_established = matches!(self.state, State::Established | State::CloseWait);
@@ -685,7 +693,7 @@ impl Tcb {
         }
     }
 
-    /// Counts that it ends.
+    /// Counts the end of the connection.
     pub fn count_end(&mut self, counts: &mut StateStats) {
         match self.counted {
             Counted::Opening => counts.failed_opens += 1,
@@ -700,8 +708,8 @@ impl Tcb {
         fields::fingerprint(self)
     }
 
-    /// Folds the positions of both streams into `h`: what a segment changes, cheap enough for every
-    /// request. [`Tcb::fingerprint`] covers all fields.
+    /// Folds the positions of both streams, which every segment changes, into `h`: cheap enough
+    /// for every request. [`Tcb::fingerprint`] covers all fields.
     #[inline(always)]
     pub fn fold(&self, h: u64) -> u64 {
         positions(h, &self.rcv, &self.snd)
@@ -713,18 +721,18 @@ impl Tcb {
     }
 }
 
-/// Corruption of a connection, as by failing memory: for tests of its detection.
+/// Corruption of a connection, as by failing memory, for tests that detect it.
 #[cfg(any(test, feature = "testkit"))]
 impl Tcb {
-    /// How many bits [`Tcb::flip`] can change in the current state; collections have as many as
-    /// their elements.
+    /// How many bits [`Tcb::flip`] can change in the current state; a collection has as many as
+    /// its elements.
     pub fn bits(&self) -> u32 {
         fields::Flip::bits(self)
     }
 
-    /// Flips bit `bit` of [`Tcb::bits`], and returns the name of the field that it belongs to;
-    /// `None` if there is no such bit. An enum becomes another of its variants, an option something
-    /// or nothing, a collection longer or shorter by one.
+    /// Flips bit `bit` of [`Tcb::bits`], and returns the name of its field; `None` if there is
+    /// no such bit. An enum takes another variant, an option switches between `Some` and
+    /// `None`, and a collection becomes longer or shorter by one.
     pub fn flip(&mut self, bit: u32) -> Option<&'static str> {
         let mut flip = fields::Flip::new(bit);
         Fields::flip(self, "", &mut flip);

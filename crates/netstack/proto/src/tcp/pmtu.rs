@@ -1,13 +1,14 @@
 //! The path MTU (RFC 1191, RFC 8201), and other ICMP errors about a connection.
 //!
-//! Anyone can forge ICMP errors. An error counts only if it quotes a number that is in flight (RFC
-//! 5927 section 4.1). None closes a connection whose handshake is complete (RFC 5927 section 5.2,
-//! RFC 5461). One that reports as too big a segment size that has been acknowledged before has to
-//! be confirmed by a timeout (RFC 5927 section 7.2).
+//! Anyone can forge ICMP errors. An error counts only if it quotes a number that is in flight
+//! (RFC 5927 section 4.1). None closes a connection whose handshake is complete (RFC 5927
+//! section 5.2, RFC 5461). If segments of a size have been acknowledged, an error that reports
+//! this size as too big counts only after a timeout confirms it (RFC 5927 section 7.2).
 //!
-//! Where errors are filtered, repeated timeouts of full segments show that their size is too large
-//! (RFC 4821 section 7.7, RFC 8899); larger ones are tried again after ten minutes. The path MTU is
-//! stored per connection; what an error says of it, others that send to the peer learn, too.
+//! Where errors are filtered, repeated timeouts of full segments show that their size is too
+//! large (RFC 4821 section 7.7, RFC 8899); larger ones are tried again after ten minutes. The
+//! path MTU is stored per connection; an accepted error also informs the other connections to
+//! the peer.
 
 use super::fields::fields;
 use super::{Cx, State, Tcb};
@@ -20,7 +21,7 @@ use crate::time::{Duration, Instant};
 
 /// Packets of this size always pass. A forged error must not reduce segments further.
 const MIN_PACKET: u16 = LEAST_V4;
-/// The same of IPv6, whose networks all take packets of this size (RFC 8200 section 5).
+/// The same for IPv6, whose networks all take packets of this size (RFC 8200 section 5).
 const MIN_PACKET_V6: u16 = 1280;
 
 /// Common sizes of packets in networks (RFC 1191 section 7), for routers that do not report theirs.
@@ -28,9 +29,9 @@ const PLATEAUS: [u16; 10] = [
     65_535, 32_000, 17_914, 8166, 4352, 2002, 1492, 1006, 508, MIN_PACKET,
 ];
 
-/// The number of consecutive timeouts after which full segments are suspect (R1 of RFC 9293 section
-/// 3.8.3), and the packet size tried then: BASE_PLPMTU of RFC 8899 section 5.1.2, what every host
-/// accepts (RFC 791), the minimum.
+/// The number of consecutive timeouts after which full segments are suspect (R1 of RFC 9293
+/// section 3.8.3), and the packet size tried then: BASE_PLPMTU of RFC 8899 section 5.1.2, the
+/// size that every host accepts (RFC 791), the minimum.
 const BASES: [(u8, u16); 3] = [(3, 1200), (6, 576), (9, MIN_PACKET)];
 
 /// How long a smaller size is kept before a larger one is tried: PMTU_RAISE_TIMER of RFC 8899
@@ -40,7 +41,7 @@ const RAISE_INTERVAL: Duration = Duration::from_secs(600);
 /// Retransmissions of a SYN before a soft error fails the open (RFC 5461 section 4).
 const MAX_SYN_RETRIES_AFTER_ERROR: u8 = 3;
 
-/// What is known of the path.
+/// What we know about the path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PathMtu {
     /// SND.UNA at the latest report that packets do not arrive.
@@ -49,9 +50,9 @@ pub(super) struct PathMtu {
     full: u16,
     /// The payload that segments had before the last increase.
     proven: u16,
-    /// Bytes of a packet that the path takes, as was known before both ends negotiated.
+    /// Packet size in bytes that the path takes, as known before both ends negotiated.
     path: u16,
-    /// The payload size of an error that is not confirmed yet, and SND.UNA when it arrived.
+    /// The payload size from an error that is not confirmed yet, and SND.UNA when it arrived.
     claimed: Option<(u16, SeqNum)>,
     /// Bytes of the stream that were acknowledged when the payload last changed.
     changed_at: u64,
@@ -80,7 +81,7 @@ impl PathMtu {
         self.proven = mss;
     }
 
-    /// Whether something was known of the path before.
+    /// Whether the path MTU was known before both ends negotiated.
     pub(super) const fn is_path_known(&self) -> bool {
         self.path != u16::MAX
     }
@@ -134,15 +135,15 @@ impl Tcb {
     /// The handshake cannot be completed.
     fn fail_open<S: EffectSink>(&mut self, event: ConnectionEvent, cx: &mut Cx<'_, S>) {
         if self.passive {
-            // Back to LISTEN, a state that the user never saw this connection in.
+            // Back to LISTEN: the application never saw this connection.
             self.enter(State::Closed);
         } else {
             self.fail_with(event, cx);
         }
     }
 
-    /// The event that reports a timeout: the reason that the network reported since the last
-    /// response, if it did.
+    /// The event that reports a timeout: the error that the network reported since the last
+    /// response, if there was one.
     pub(super) fn timeout_event(&self) -> ConnectionEvent {
         if self.pmtu.soft_error == Some(self.snd.una) {
             ConnectionEvent::Unreachable
@@ -151,8 +152,8 @@ impl Tcb {
         }
     }
 
-    /// Packets of more than `mtu` bytes do not get through, as is known from others that went to the
-    /// peer.
+    /// Other traffic to the peer showed that packets of more than `mtu` bytes do not get
+    /// through.
     pub fn path_mtu<S: EffectSink>(&mut self, mtu: u16, cx: &Cx<'_, S>) {
         if self.state.is_synchronized() {
             self.on_packet_too_big(mtu, cx);
@@ -164,7 +165,7 @@ impl Tcb {
         }
     }
 
-    /// Both ends have negotiated: segments are no longer than the path is known to take.
+    /// Both ends have negotiated: limits segments to the known path MTU.
     #[cold]
     pub(super) fn fit_path(&mut self, now: Instant) {
         let mtu = self.pmtu.path.max(self.min_packet());
@@ -191,14 +192,15 @@ impl Tcb {
             self.pmtu.claimed = Some((mss, self.snd.una));
         } else {
             self.shrink(mss, cx.now);
-            // Only the size is wrong: data in flight is segmented anew (RFC 1191 section 6.5).
+            // Only the size is wrong, so data in flight is cut into smaller segments (RFC 1191
+            // section 6.5).
             self.mark_all_lost();
             self.retransmit.on_resent();
         }
         true
     }
 
-    /// Others that send to the peer learn how much passes (RFC 8201 section 5.2).
+    /// Informs the other senders to the peer of the path MTU (RFC 8201 section 5.2).
     fn tell_path<S: EffectSink>(&self, cx: &mut Cx<'_, S>) {
         let (remote, mtu) = (self.flow.remote.address, self.snd.mss + self.overhead());
         cx.out.push(Effect::PathMtu { remote, mtu });
@@ -226,10 +228,10 @@ impl Tcb {
         }
     }
 
-    /// No segment has more payload than `most` from now on, whatever the path takes.
+    /// No segment has more payload than `most` from now on, even if the path takes more.
     pub(super) fn bound_segments(&mut self, most: u16) {
         if !self.state.is_synchronized() {
-            // The peer's MSS is not known: this comes again when it is.
+            // The peer's MSS is not known yet: the call is repeated when it is.
             return;
         }
         let pmtu = &mut self.pmtu;
@@ -252,7 +254,8 @@ impl Tcb {
         self.pmtu.changed_at = self.snd.una_offset;
     }
 
-    /// The retransmission timer has expired: decides whether the size may be the reason.
+    /// The retransmission timer has expired: determines whether the segment size may be the
+    /// reason.
     pub(super) fn detect_black_hole<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         let now = cx.now;
         let snd = &self.snd;
@@ -269,7 +272,7 @@ impl Tcb {
             return self.tell_path(cx);
         }
         if mss > self.pmtu.proven && !self.has_arrived() {
-            // The larger size that was tried does not pass.
+            // The larger size, which was only a trial, does not pass.
             return self.shrink(self.pmtu.proven, now);
         }
         let tried = BASES

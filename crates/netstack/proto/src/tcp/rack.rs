@@ -8,22 +8,23 @@ use super::scoreboard::SentRange;
 use crate::seqnum::SeqNum;
 use crate::time::{Duration, Instant};
 
-/// Recoveries for which a wider reordering window lasts (RFC 8985 section 6.2.4).
+/// Number of recoveries for which a wider reordering window lasts (RFC 8985 section 6.2.4).
 const PERSISTS: u8 = 16;
 
 /// The RACK state of RFC 8985 section 5.2, without the estimates of the round trip.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rack {
-    /// RACK.xmit_ts: the latest sending time of all data that arrived; [`Instant::ZERO`] before any
-    /// did.
+    /// RACK.xmit_ts: the latest sending time of all data that arrived; [`Instant::ZERO`] before
+    /// the first arrival.
     sent_at: Instant,
     /// RACK.end_seq: the end of that data.
     end: SeqNum,
-    /// RACK.rtt: the round trip that it measured.
+    /// RACK.rtt: the round trip of that data.
     rtt: Duration,
     /// RACK.fack: the highest number that arrived.
     fack: SeqNum,
-    /// RACK.dsack_round, while `widened`: the window widens no further until this is acknowledged.
+    /// RACK.dsack_round, while `widened`: the window does not widen further until this is
+    /// acknowledged.
     round: SeqNum,
     widened: bool,
     /// RACK.reordering_seen.
@@ -36,7 +37,7 @@ pub(super) struct Rack {
 
 fields!(Rack, "rack", { sent_at, end, rtt, fack, round, widened, reordering, mult, persists });
 
-/// The parts of an acknowledgment besides numbers.
+/// The parts of an acknowledgment other than numbers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AckInfo {
     pub(super) now: Instant,
@@ -71,7 +72,7 @@ impl Rack {
         }
         let rtt = info.now.since(range.sent_at);
         if range.retransmitted {
-            // The first copy may have arrived.
+            // This may be the arrival of the first copy.
             let earlier = |echoed: u32| (echoed.wrapping_sub(timestamp(range.sent_at)) as i32) < 0;
             if info.echoed.is_some_and(earlier) || rtt < info.min_rtt {
                 return;
@@ -92,8 +93,8 @@ impl Rack {
         }
     }
 
-    /// A retransmission was spurious (RFC 2883): the data that counted as lost was late (RFC 8985
-    /// section 6.2, step 4).
+    /// A retransmission was spurious (RFC 2883): the data that counted as lost was late (RFC
+    /// 8985 section 6.2, step 4).
     pub(super) fn on_spurious_retransmit(&mut self, nxt: SeqNum) {
         if !self.widened {
             self.widened = true;
@@ -127,8 +128,8 @@ impl Rack {
         quarter.times(u64::from(self.mult)).min(srtt)
     }
 
-    /// The time at which a range is lost unless it arrives before; `None` if no data sent after it
-    /// has arrived (RFC 8985 section 6.2, step 5).
+    /// The time at which `range` counts as lost unless it arrives earlier; `None` if no data
+    /// sent after it has arrived (RFC 8985 section 6.2, step 5).
     pub(super) fn deadline(&self, range: &SentRange, window: Duration) -> Option<Instant> {
         let later = (range.sent_at, range.end.after(self.end)) > (self.sent_at, false);
         (!later && self.sent_at != Instant::ZERO).then(|| range.sent_at + self.rtt + window)
@@ -140,7 +141,7 @@ mod tests {
     use super::*;
     use crate::tcp::scoreboard::RangeState;
 
-    /// RFC 8985 section 6.2, step 4: once a round trip, and for 16 recoveries.
+    /// RFC 8985 section 6.2, step 4: at most once per round trip, and for 16 recoveries.
     #[test]
     fn a_spurious_retransmission_widens_the_window_once_a_round_trip() {
         let (una, nxt) = (SeqNum(0xffff_fff0), SeqNum(1000));
@@ -166,7 +167,7 @@ mod tests {
         assert_eq!(window(&rack), 10);
     }
 
-    /// RFC 8985 section 6.2, step 3: what arrives before what is acknowledged was not reordered.
+    /// RFC 8985 section 6.2, step 3: arrivals in ascending order are no reordering.
     #[test]
     fn data_below_what_was_acknowledged_on_the_fast_path_shows_reordering() {
         let una = SeqNum(500);

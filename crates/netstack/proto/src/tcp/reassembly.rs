@@ -1,31 +1,33 @@
-//! Reassembly: which bytes beyond `rcv_nxt` have arrived (RFC 9293 section 3.10.7.4, seventh step).
+//! Reassembly: which bytes beyond `rcv_nxt` have arrived (RFC 9293 section 3.10.7.4, seventh
+//! step).
 //!
-//! Only ranges are stored here: the bytes themselves are in the receive ring. Each byte of a new
-//! range is reported in exactly one gap.
+//! Only ranges are stored here: the bytes themselves are in the receive ring. Each byte of a
+//! new range is reported in exactly one gap.
 //!
 //! # Memory
-//! A byte behind a gap takes the page of the receive ring that it lies in, so single bytes far
-//! apart take much more than they are. Each range counts with the pages that it touches, and the
-//! ranges of all connections of a group have one budget: its share of [`Limits::out_of_order`], which
-//! the limits of a group hold. A connection
-//! may take as many pages as are left of it; before it has received as much in order, a sixteenth.
-//! So something is always left for connections that come later, most of all for those whose gaps
-//! are likely to be filled. Nothing is taken back: selectively acknowledged text stays (RFC 2018
-//! section 8).
+//! A byte after a gap occupies its whole page of the receive ring, so single bytes far apart
+//! occupy much more memory than their number. Each range counts with the pages that it touches,
+//! and the ranges of all connections of a group share one budget: the group's share of
+//! [`Limits::out_of_order`], which the limits of the group hold. A connection may take all free
+//! pages once it has received more data in order than its pages hold; before that, a sixteenth
+//! of the free pages. So some pages remain for later connections, above all for those whose
+//! gaps are likely to be filled. Pages are never taken back: data that we have acknowledged
+//! selectively stays (RFC 2018 section 8).
 
 use super::fields::fields;
 use crate::config::Limits;
 use crate::log::request::Sack;
 
-/// The most ranges that are stored; a segment that would need one more is dropped and retransmitted
-/// by the peer. A megabyte in flight may lose a third of its segments before that.
+/// Maximum number of stored ranges; a segment that would need one more is dropped, and the peer
+/// retransmits it. A megabyte in flight may lose a third of its segments before that.
 pub(super) const MAX_RANGES: usize = 256;
 
-/// Bytes of a page, by which memory is counted. Part of the state: it is the same on every machine.
+/// Bytes of a page, the unit of memory. Part of the state, so it has one value on every
+/// machine.
 pub(super) const PAGE: u64 = 4096;
 
-/// Pages that may be taken for text behind gaps, of `held` ones of all connections, by one that has
-/// `own` of them and has received `in_order` bytes.
+/// Limit of pages for data after gaps of a connection that has `own` pages and has received
+/// `in_order` bytes, when all connections together have `held` pages.
 pub(super) fn most_pages(limits: &Limits, held: u64, own: u64, in_order: u64) -> u64 {
     let budget = u64::from(limits.out_of_order).max(2 * u64::from(limits.receive_buffer));
     let free = (budget / PAGE).saturating_sub(held);
@@ -41,10 +43,10 @@ const fn pages(range: (u64, u64)) -> u64 {
     (range.1 - 1) / PAGE - range.0 / PAGE + 1
 }
 
-/// Why text was not added.
+/// Why data was not added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// There are [`MAX_RANGES`] already.
+    /// There are already [`MAX_RANGES`].
     Ranges,
     /// It would take too many pages.
     Pages,
@@ -57,14 +59,14 @@ pub(super) struct Reassembly {
     ranges: Vec<(u64, u64)>,
     /// A byte of each of the ranges that changed last, newest first; 0 for none.
     newest: [u64; Sack::MOST],
-    /// Pages of all ranges; one that two of them touch counts twice.
+    /// Pages of all ranges; a page that two ranges touch counts twice.
     pages: u64,
 }
 
 fields!(Reassembly, "reassembly", { ranges, newest, pages });
 
 impl Reassembly {
-    /// With nothing out of order.
+    /// Creates a list with nothing out of order.
     pub(super) const fn new() -> Self {
         Reassembly {
             ranges: Vec::new(),
@@ -107,11 +109,11 @@ impl Reassembly {
         (from < end).then(|| (from.max(start), to.min(end)))
     }
 
-    /// Adds `start..end`, which lies beyond the gap-free part, and calls `gap` for each part that
+    /// Adds `start..end`, which is beyond the gap-free part, and calls `gap` for each part that
     /// had not arrived.
     ///
     /// # Errors
-    /// If the list is full, or the ranges would touch more pages than before, and more than
+    /// If the list is full, or the ranges would touch more pages than before and more than
     /// `most_pages`. Nothing is added then.
     pub(super) fn insert(
         &mut self,
@@ -171,7 +173,7 @@ impl Reassembly {
     }
 }
 
-/// Calls `gap` for what `start..end` adds to `there`, which is ascending.
+/// Calls `gap` for each part of `start..end` that is not in `there`, which is ascending.
 fn gaps(there: &[(u64, u64)], start: u64, end: u64, gap: &mut impl FnMut(u64, u64)) {
     let mut at = start;
     for range in there {
@@ -232,7 +234,7 @@ mod tests {
         assert_eq!(insert(PAGE - 1, PAGE + 1, 2), Ok(()));
         assert_eq!(insert(9 * PAGE, 9 * PAGE + 1, 2), Err(Refused::Pages));
         assert_eq!(insert(9 * PAGE, 9 * PAGE + 1, 3), Ok(()));
-        // What takes no other page is taken, whatever is left.
+        // A range on pages that are already held is accepted, even if none is free.
         assert_eq!(insert(9 * PAGE + 1, 10 * PAGE, 0), Ok(()));
         assert_eq!(r.pages(), 3);
         r.advance(0, PAGE, |_, _| ());
@@ -251,7 +253,7 @@ mod tests {
         assert_eq!(most(16_000, 9, 10 * PAGE), 384);
         assert_eq!(most(16_000, 10, 10 * PAGE), 24);
         assert_eq!(most(17_000, 0, PAGE), 0);
-        // One that is alone can fill its ring.
+        // A connection that is alone can fill its ring.
         let limits = limits.out_of_order(0);
         assert_eq!(most_pages(&limits, 256, 256, 1 << 30), 256);
     }

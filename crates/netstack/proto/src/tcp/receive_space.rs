@@ -17,14 +17,15 @@ use crate::time::Instant;
 /// Largest shift of a window field (RFC 7323 section 2.3).
 pub(super) const SHIFT_MAX: u8 = 14;
 
-/// What acknowledgments have to carry besides numbers, as bits.
+/// The contents of acknowledgments in addition to numbers, as bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AckContents(pub(super) u8);
 
 impl AckContents {
-    /// Something that only SACK blocks can report.
+    /// Ranges that only SACK blocks can report.
     pub(super) const BLOCKS: AckContents = AckContents(1);
-    /// A segment arrived marked, and the peer has not sent CWR since (RFC 3168 section 6.1.3).
+    /// A segment arrived with a CE mark, and the peer has not sent CWR since (RFC 3168 section
+    /// 6.1.3).
     pub(super) const CONGESTION: AckContents = AckContents(2);
 
     /// Whether acknowledgments carry `what`.
@@ -38,7 +39,7 @@ impl AckContents {
         self.0 |= what.0;
     }
 
-    /// Acknowledgments carry `what` no longer.
+    /// Acknowledgments do not carry `what` any more.
     pub(super) const fn remove(&mut self, what: AckContents) {
         self.0 &= !what.0;
     }
@@ -78,7 +79,7 @@ pub(super) struct ReceiveSpace {
     /// The limit of unread bytes, and so of the window; at most the ring's length.
     pub(super) limit: u32,
     /// Half of the widest window: while more than that is open, reading does not change the
-    /// advertisement.
+    /// advertised window.
     pub(super) half: u32,
     /// Rcv.Wind.Shift (RFC 7323 section 2.3).
     pub(super) shift: u8,
@@ -88,7 +89,7 @@ pub(super) struct ReceiveSpace {
     pub(super) ack: AckDue,
     /// Both sides permit SACK (RFC 2018 section 2); we offer it before we know.
     pub(super) sack_permitted: bool,
-    /// What acknowledgments have to carry besides numbers.
+    /// The contents of acknowledgments in addition to numbers.
     pub(super) ack_contents: AckContents,
     /// A range that arrived twice and was not reported yet (RFC 2883), if the edges differ.
     pub(super) duplicate: (SeqNum, SeqNum),
@@ -100,7 +101,7 @@ fields!(ReceiveSpace, "rcv", {
 });
 
 impl ReceiveSpace {
-    /// The state before anything of the peer is known; the shift is the one that we offer.
+    /// The state before we know anything about the peer; the shift is the one that we offer.
     pub(super) fn new(limits: &Limits) -> Self {
         let shift = (0..SHIFT_MAX)
             .find(|&shift| limits.receive_buffer >> shift <= 0xffff)
@@ -161,13 +162,13 @@ impl ReceiveSpace {
         self.edge.since(self.nxt)
     }
 
-    /// Bytes from `nxt` on that have a place in the ring.
+    /// Bytes from `nxt` on that fit into the ring.
     #[inline]
     const fn capacity(&self) -> u32 {
         (self.read + self.limit as u64).saturating_sub(self.offset) as u32
     }
 
-    /// Bytes from `nxt` on that are accepted: advertised, and with a place in the ring.
+    /// Bytes from `nxt` on that are accepted: advertised, and with room in the ring.
     #[inline(always)]
     pub(super) fn room(&self) -> u32 {
         self.wnd().min(self.capacity())
@@ -193,7 +194,7 @@ impl ReceiveSpace {
         };
     }
 
-    /// The window field of a segment that is sent now. With `syn` it is not scaled (RFC 7323
+    /// The window field of a segment that is sent now. It is not scaled with `syn` (RFC 7323
     /// section 2.2).
     #[inline(always)]
     pub(super) fn advertise(&mut self, limits: &Limits, syn: bool) -> u16 {
@@ -214,8 +215,8 @@ impl ReceiveSpace {
         field as u16
     }
 
-    /// Whether to send a window update now: the window is less than half open and can open by two
-    /// segments or by half.
+    /// Whether to send a window update now: the window is less than half open, and can open by
+    /// two segments or by half.
     fn needs_window_update(&self, limits: &Limits) -> bool {
         let open = self.wnd();
         if open >= self.half {
@@ -240,8 +241,8 @@ impl ReceiveSpace {
         }
     }
 
-    /// Whether `ts_val` is older than the timestamps before it (PAWS, RFC 7323 section 5).
-    /// Undecidable after 24 days without a segment.
+    /// Whether `ts_val` is older than earlier timestamps (PAWS, RFC 7323 section 5). False
+    /// after 24 days without a segment, since the comparison is undecidable then.
     pub(super) fn is_outdated(&self, ts_val: u32, now: Instant) -> bool {
         const OUTDATED: u32 = coarse_time(Instant::from_nanos(24 * 24 * 3600 * 1_000_000_000));
         (ts_val.wrapping_sub(self.ts_recent) as i32) < 0
@@ -257,8 +258,8 @@ impl ReceiveSpace {
         }
     }
 
-    /// Data `left..right` arrived again, all of it before RCV.NXT or none; the next acknowledgment
-    /// reports it once (RFC 2883 section 4).
+    /// Data `left..right`, which is either before RCV.NXT at its left edge or after it as a
+    /// whole, arrived again; the next acknowledgment reports it once (RFC 2883 section 4).
     pub(super) fn record_duplicate(&mut self, left: SeqNum, right: SeqNum) {
         if !self.sack_permitted || left == right {
             return;
@@ -283,13 +284,13 @@ impl ReceiveSpace {
 }
 
 impl Tcb {
-    /// The SACK option of an acknowledgment that is sent now: first the range that arrived twice,
-    /// then the ranges beyond RCV.NXT, the latest change first (RFC 2018 section 4, RFC 2883
-    /// section 4).
+    /// The SACK option of an acknowledgment that is sent now: first the range that arrived
+    /// twice, then the ranges beyond RCV.NXT, the latest change first (RFC 2018 section 4, RFC
+    /// 2883 section 4).
     #[cold]
     pub(super) fn take_sack(&mut self) -> Option<Sack> {
         let rcv = &mut self.rcv;
-        // Beside timestamps there is room for three blocks.
+        // Timestamps leave room for three blocks.
         let mut room = Sack::MOST - usize::from(rcv.timestamps);
         let mut sack = Sack::NONE;
         if rcv.duplicate.0 != rcv.duplicate.1 {
@@ -311,7 +312,7 @@ impl Tcb {
     #[inline(always)]
     pub(super) fn on_read<S: EffectSink>(&mut self, app_read: u64, cx: &Cx<'_, S>) {
         let rcv = &mut self.rcv;
-        // A cursor that went back is ignored.
+        // A cursor that moved backwards is ignored.
         rcv.read = rcv.read.max(app_read.min(rcv.offset));
         if rcv.wnd() < rcv.half {
             self.schedule_window_update(cx.now, cx.limits);

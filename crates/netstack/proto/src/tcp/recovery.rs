@@ -26,8 +26,8 @@ const GAP_SEGMENTS: u32 = 2;
 /// (RFC 8985 section 7.2).
 const MAX_ACK_DELAY: Duration = Duration::from_millis(200);
 
-/// The least time before a probe, 10 ms: a nearby peer may be busy for longer than a round trip.
-/// RFC 8985 section 7.2 has no such bound.
+/// The minimum time before a probe, 10 ms: a nearby peer may be busy for longer than a round
+/// trip. RFC 8985 section 7.2 has no such bound.
 const PROBE_MIN: Duration = Duration::from_millis(10);
 
 /// The tail loss probe in flight (RFC 8985 section 7.1).
@@ -59,7 +59,7 @@ pub(super) struct Recovery {
 
 fields!(Recovery, "recovery", { rack, tail_probe, tail_probe_end });
 
-/// What an acknowledgment reported.
+/// The contents of an acknowledgment, as loss detection sees them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AckReport {
     /// Bytes newly known to have arrived (DeliveredData, RFC 9937 section 6).
@@ -86,7 +86,7 @@ impl Recovery {
         }
     }
 
-    /// This path reorders segments.
+    /// Notes that this path reorders segments.
     pub(super) const fn on_reordering(&mut self) {
         self.rack.on_reordering();
     }
@@ -100,8 +100,8 @@ impl AckReport {
 }
 
 impl Tcb {
-    /// Whether nothing is known to be lost or out of order: then an acknowledgment is just a
-    /// number.
+    /// Whether nothing is known to be lost or out of order; an acknowledgment then only
+    /// advances SND.UNA.
     pub(super) fn is_clean(&self) -> bool {
         self.scoreboard.is_clean()
             && self.congestion.is_open()
@@ -115,8 +115,8 @@ impl Tcb {
         sent.saturating_sub(self.scoreboard.sacked() + self.scoreboard.lost())
     }
 
-    /// Starts the retransmission timer; if the scoreboard is `clean`, the timer of a probe if that
-    /// is earlier (RFC 8985 section 7.2).
+    /// Starts the retransmission timer, or the timer of a tail loss probe if the scoreboard is
+    /// `clean` and that is earlier (RFC 8985 section 7.2).
     #[inline]
     pub(super) fn arm(&mut self, clean: bool, now: Instant) {
         let r = &mut self.retransmit;
@@ -174,8 +174,8 @@ impl Tcb {
             recovering: !self.congestion.is_open(),
         };
         if let (Options::Sack(sack), true) = (seg.options, self.rcv.sack_permitted) {
-            // In ascending order: what an earlier acknowledgment should have reported does not
-            // count as reordering.
+            // In ascending order, so that a block that an earlier acknowledgment omitted does
+            // not count as reordering.
             let mut blocks = *sack;
             let sent = SackBounds {
                 una,
@@ -197,7 +197,7 @@ impl Tcb {
         report
     }
 
-    /// After SND.UNA has advanced: detects losses, and decides how much may be sent.
+    /// After SND.UNA has advanced: detects losses, and determines how much may be sent.
     pub(super) fn respond(
         &mut self,
         seg: &Segment<'_>,
@@ -223,15 +223,15 @@ impl Tcb {
                 self.arm(self.is_clean(), cx.now);
             }
         } else if self.snd.una != self.snd.nxt && !self.persists() {
-            // Everything in flight is reported as received, while the window was closed. The peer
-            // may revoke that (RFC 2018 section 8).
+            // Everything in flight was reported as received while the window was closed. The
+            // peer may withdraw that report (RFC 2018 section 8).
             self.arm(false, cx.now);
         }
         self.arm_reordering_timer(wait);
     }
 
-    /// Marks ranges as lost that should have arrived by now (RFC 8985 section 6.2, step 5). Returns
-    /// how many bytes, and when to check again, if a range may just be late.
+    /// Marks ranges as lost that should have arrived by now (RFC 8985 section 6.2, step 5).
+    /// Returns the number of bytes, and when to check again if a range may just be late.
     fn detect(&mut self, now: Instant) -> (u32, Option<Instant>) {
         let Tcb {
             scoreboard,
@@ -268,14 +268,15 @@ impl Tcb {
         }
     }
 
-    /// Begins a recovery if there is a new reason for it, and sets how much may be sent in it,
-    /// after `delivered` bytes more have arrived; `safe`: with no sign of further loss.
+    /// Begins a recovery if there is a new reason for it, and sets how much may be sent in it
+    /// after `delivered` more bytes have arrived; `safe`: with no sign of further loss.
     fn recover(&mut self, delivered: u32, safe: bool, cx: &mut Cx<'_, impl EffectSink>) {
         let (una, mss) = (self.snd.una, u32::from(self.snd.mss));
         let is_new = self.congestion.is_open() && una.at_or_after(self.congestion.recover());
         if self.scoreboard.lost() > 0 && is_new {
             let flight = self.snd.nxt.since(una);
-            // What arrives in the recovery, this acknowledgment included.
+            // Bytes that arrived before the recovery; this acknowledgment's arrivals count in
+            // it.
             let known = self.scoreboard.sacked().saturating_sub(delivered);
             self.congestion.enter(self.snd.nxt, flight, known, mss);
             self.on_reduction(UndoCause::Loss);
@@ -336,7 +337,7 @@ impl Tcb {
         self.recovery.tail_probe = TailProbe::None;
     }
 
-    /// Marks everything as lost that was not reported as received, after a timeout (RFC 6298
+    /// Marks all data as lost that was not reported as received, after a timeout (RFC 6298
     /// section 5.4).
     pub(super) fn mark_all_lost(&mut self) {
         self.scoreboard.acked(self.snd.una, |_| ());
@@ -369,7 +370,7 @@ impl Tcb {
         self.apply_action(verdict);
     }
 
-    /// Retransmits the first segment if `verdict` says so.
+    /// Retransmits the first segment if `verdict` is [`AckAction::Resend`].
     #[inline]
     pub(super) fn apply_action(&mut self, verdict: AckAction) {
         if verdict == AckAction::Resend {
@@ -386,7 +387,7 @@ impl Tcb {
 struct SackBounds {
     /// SND.UNA after the segment.
     una: SeqNum,
-    /// Where data begins that was never sent.
+    /// The first number that was never sent.
     nxt: SeqNum,
     /// SEG.ACK.
     ack: SeqNum,
@@ -395,8 +396,8 @@ struct SackBounds {
 }
 
 impl SackBounds {
-    /// Whether a block reports data in flight: it lies after SND.UNA, otherwise SND.UNA would be
-    /// larger, and is not empty (RFC 2018 sections 3 and 4).
+    /// Whether a block reports data in flight: it begins after SND.UNA, otherwise SND.UNA would
+    /// be larger, and it is not empty (RFC 2018 sections 3 and 4).
     fn is_in_flight(&self, (left, right): (SeqNum, SeqNum)) -> bool {
         // The byte of a window probe may be acknowledged before it counts as sent.
         let all = self.nxt.max(self.una).since(self.una);
@@ -404,7 +405,7 @@ impl SackBounds {
         0 < left && left < right && right <= all
     }
 
-    /// The range that arrived twice, if the first block reports one: it lies before the
+    /// The range that arrived twice, if the first block reports one: it is before the
     /// acknowledgment, by a window at most, or within the second block, which is in flight (RFC
     /// 2883 section 4).
     fn dsack(&self, blocks: &[(SeqNum, SeqNum)]) -> Option<(SeqNum, SeqNum)> {

@@ -1,7 +1,7 @@
 //! Timers: retransmission timeout (RFC 6298), window probes, delayed acknowledgments, TIME-WAIT.
 //!
-//! There is no queue of segments: retransmissions are segmented anew from the send stream, as the
-//! scoreboard says.
+//! There is no queue of segments: retransmissions are cut again from the send stream, according
+//! to the scoreboard.
 
 use super::fields::{field_variants, fields};
 use super::send_space::Due;
@@ -15,8 +15,8 @@ use crate::time::{Duration, Instant};
 /// Retransmission timeout before there is a measurement, 1 s (RFC 6298 section 2.1).
 pub const RTO_INITIAL: Duration = Duration::from_secs(1);
 
-/// Shortest retransmission timeout, 200 ms. RFC 6298 section 2.4 says 1 s, from a time of coarse
-/// clocks; this is still five times the longest wait of our own delayed acknowledgments.
+/// Shortest retransmission timeout, 200 ms. RFC 6298 section 2.4 requires 1 s, from a time of
+/// coarse clocks; this is still five times the longest delay of our own acknowledgments.
 pub const RTO_MIN: Duration = Duration::from_millis(200);
 
 /// Longest retransmission timeout and longest pause between two window probes, 60 s (RFC 6298
@@ -39,22 +39,23 @@ pub(super) const fn timestamp(now: Instant) -> u32 {
     (now.as_nanos() >> TICK_SHIFT) as u32
 }
 
-/// The time since `echoed` was TSval, in whole ticks, unless it never was.
+/// The time since our TSval was `echoed`, in whole ticks; `None` if it never had this value.
 pub(super) fn measured_by(echoed: u32, now: Instant) -> Option<Duration> {
     let ticks = timestamp(now).wrapping_sub(echoed);
     (ticks < 1 << 31).then(|| Duration::from_nanos(u64::from(ticks) << TICK_SHIFT))
 }
 
-/// What a connection waits for.
+/// The event for which a connection waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timer {
     /// An acknowledgment of data in flight.
     Retransmit,
     /// A closed or too small window to open (RFC 9293 section 3.8.6.1).
     Persist,
-    /// A second segment to be acknowledged with the first.
+    /// A second segment, which is acknowledged with the first.
     DelayedAck,
-    /// The end of old segments (TIME-WAIT), or the peer's FIN if the connection has no socket.
+    /// The end of old segments (TIME-WAIT), the peer's FIN if the connection has no socket, or
+    /// the end of lingering.
     Linger,
     /// A response of an idle peer (RFC 1122 section 4.2.3.6).
     Keepalive,
@@ -69,7 +70,7 @@ impl Timer {
     const SLOW_TIMERS: usize = 3;
 }
 
-/// What the expiry of the retransmission timer means.
+/// The meaning of an expiry of the retransmission timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Expiry {
@@ -100,7 +101,7 @@ pub(super) struct Timers {
 fields!(Timers, "timers", { next, at, slow });
 
 impl Timers {
-    /// None runs.
+    /// Creates the timers; none runs.
     pub(super) const fn new() -> Self {
         Timers {
             next: Instant::NEVER,
@@ -109,7 +110,7 @@ impl Timers {
         }
     }
 
-    /// When the earliest expires.
+    /// When the earliest timer expires.
     #[inline]
     pub(super) const fn next(&self) -> Instant {
         self.next
@@ -183,7 +184,7 @@ pub(super) struct Retransmit {
     rttvar: Duration,
     /// Shortest round trip within the last minutes, by our own clock; zero before the first.
     pub(super) min_rtt: Duration,
-    /// When that was measured.
+    /// When `min_rtt` was measured.
     min_rtt_at: Instant,
     /// When `timed` was sent.
     timed_at: Instant,
@@ -193,21 +194,21 @@ pub(super) struct Retransmit {
     /// RFC 6298 section 3).
     pub(super) timing: bool,
     measured: bool,
-    /// What the timer is started for.
+    /// The purpose of the running timer.
     pub(super) expiry: Expiry,
     /// Consecutive expiries without a response.
     pub(super) retries: u8,
     /// Consecutive window probes.
     pub(super) probes: u8,
-    /// Since when the data that `retries` counts for has waited for a response.
+    /// Since when the data for which `retries` counts has waited for a response.
     unanswered: Instant,
-    /// Bytes that were sent again.
+    /// Retransmitted bytes.
     pub(super) resent: u64,
-    /// Expiries in all.
+    /// All expiries.
     pub(super) timeouts: u64,
     /// SND.UNA when the latest measurement began.
     timed_una: SeqNum,
-    /// Bytes per second in the latest round trip that was measured.
+    /// Bytes per second in the latest measured round trip.
     pub(super) delivery_rate: u64,
 }
 
@@ -217,7 +218,7 @@ fields!(Retransmit, "retransmit", {
 });
 
 impl Retransmit {
-    /// Before the first measurement.
+    /// The state before the first measurement.
     pub(super) const fn new() -> Self {
         Retransmit {
             rto: RTO_INITIAL,
@@ -252,7 +253,7 @@ impl Retransmit {
         }
     }
 
-    /// Up to `una` was acknowledged in the measurement that ends after `rtt`.
+    /// Computes the delivery rate: `una` ended a measurement that took `rtt`.
     #[inline(never)]
     fn measure_rate(&mut self, una: SeqNum, rtt: Duration) {
         let bytes = u128::from(una.since(self.timed_una));
@@ -270,8 +271,9 @@ impl Retransmit {
         self.timing = false;
     }
 
-    /// `una` was acknowledged. One segment per window is measured; `echoed` is TSecr if timestamps
-    /// are in use, which distinguish the copies of a segment (RFC 7323 section 4.1).
+    /// `una` was acknowledged. One segment per window is measured; `echoed` is TSecr if
+    /// timestamps, which distinguish the copies of a segment, are in use (RFC 7323 section
+    /// 4.1).
     #[inline]
     pub(super) fn on_ack(&mut self, una: SeqNum, echoed: Option<u32>, now: Instant) {
         if self.timing && una.after(self.timed) {
@@ -291,7 +293,7 @@ impl Retransmit {
         }
     }
 
-    /// A measurement by an echoed timestamp, if that is plausible.
+    /// Measures by an echoed timestamp, if that is plausible.
     #[inline]
     fn sample_echo(&mut self, echoed: u32, now: Instant) {
         if let Some(rtt) = measured_by(echoed, now) {
@@ -356,7 +358,7 @@ impl Tcb {
                 // The end of TIME-WAIT (RFC 9293 section 3.10.8), or of FIN-WAIT-2 without a
                 // socket.
                 State::TimeWait | State::FinWait2 => self.enter(State::Closed),
-                // What was written has lingered long enough.
+                // Written data has lingered long enough.
                 _ => self.reset(),
             }
             return;
@@ -382,8 +384,8 @@ impl Tcb {
         }
     }
 
-    /// Everything that was not reported as received counts as lost and is retransmitted, beginning
-    /// with a window of one segment (RFC 6298 section 5.4, RFC 5681 section 3.1).
+    /// All data that was not reported as received counts as lost and is retransmitted,
+    /// beginning with a window of one segment (RFC 6298 section 5.4, RFC 5681 section 3.1).
     fn on_retransmit_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         let handshake = !self.state.is_synchronized();
         let limit = match self.state {
@@ -417,9 +419,9 @@ impl Tcb {
         self.mark_all_lost();
     }
 
-    /// The window is still closed: probes it with one byte, or with what it allows (RFC 9293
-    /// section 3.8.6.1). A peer that responds may keep it closed for ever; without a response the
-    /// connection fails.
+    /// The window is still closed: probes it with one byte, or with as much as it allows (RFC
+    /// 9293 section 3.8.6.1). A peer that responds may keep it closed forever; without a
+    /// response the connection fails.
     fn on_persist_timeout<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         self.waits_since(cx.now, cx);
         let retransmit = &mut self.retransmit;
@@ -532,7 +534,7 @@ mod tests {
         let millis = Duration::from_millis;
         assert_eq!(measure(1, 10), millis(10));
         assert_eq!(measure(200, 10), millis(10));
-        // The first measurement is older than that, and the second one is not.
+        // The first measurement is older than the limit, the second one is not.
         assert_eq!(measure(400, 20), millis(10));
         assert_eq!(measure(501, 20), millis(20));
     }

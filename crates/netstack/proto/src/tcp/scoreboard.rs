@@ -1,10 +1,10 @@
-//! The scoreboard: what is in flight, and what is known of it (RFC 6675), ordered by the time of
-//! sending as RFC 8985 requires.
+//! The scoreboard: the data in flight and its state (RFC 6675), with the times of sending that
+//! RFC 8985 requires.
 //!
-//! Data sent at one moment is one [`SentRange`], however many segments it was; SACK blocks and
-//! retransmissions split it. So there are about as many ranges as moments. Acknowledgments on the
-//! fast path do not look at them: as long as nothing is known to be lost or out of order,
-//! acknowledged ranges are dropped when something is sent.
+//! Data sent at one instant is one [`SentRange`], however many segments it was; SACK blocks and
+//! retransmissions split it. So there are about as many ranges as sending instants.
+//! Acknowledgments on the fast path do not look at them: while nothing is known to be lost or
+//! out of order, acknowledged ranges are dropped at the next transmission.
 
 use std::collections::VecDeque;
 
@@ -12,23 +12,23 @@ use super::fields::{field_variants, fields};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
-/// The most ranges that are kept. Beyond that, neighbours are merged and count as sent when the
-/// later one was, or a SACK block is ignored; both only delay a retransmission.
+/// Maximum number of ranges. Above it, neighbours are merged and take the later of their times,
+/// or a SACK block is ignored; both only delay a retransmission.
 const MAX_RANGES: usize = 512;
 
 /// The capacity that a connection keeps while nothing is in flight.
 const IDLE_CAPACITY: usize = 16;
 
-/// What is known of sent data.
+/// Our knowledge about sent data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum RangeState {
-    /// Nothing yet.
+    /// Neither received nor lost, as far as we know.
     #[default]
     InFlight,
-    /// It was received, after a gap.
+    /// Received, after a gap.
     Sacked,
-    /// It counts as lost, and was not retransmitted since.
+    /// Counts as lost, and was not retransmitted since.
     Lost,
 }
 
@@ -38,12 +38,12 @@ field_variants!(RangeState {
     Lost
 });
 
-/// Data that was sent at one moment.
+/// Data that was sent at one instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SentRange {
     pub(super) begin: SeqNum,
     pub(super) end: SeqNum,
-    /// When it was sent last.
+    /// When it was last sent. Bytes in ranges that are [`RangeState::Sacked`].
     pub(super) sent_at: Instant,
     pub(super) state: RangeState,
     /// Whether it was sent more than once.
@@ -66,14 +66,14 @@ pub(super) struct Scoreboard {
     ranges: VecDeque<SentRange>,
     /// Bytes in those that are [`RangeState::Sacked`].
     sacked: u32,
-    /// Bytes in those that are [`RangeState::Lost`].
+    /// Bytes in ranges that are [`RangeState::Lost`].
     lost: u32,
 }
 
 fields!(Scoreboard, "scoreboard", { ranges, sacked, lost });
 
 impl Scoreboard {
-    /// With nothing in flight.
+    /// Creates a scoreboard with nothing in flight.
     pub(super) const fn new() -> Self {
         Scoreboard {
             ranges: VecDeque::new(),
@@ -141,8 +141,8 @@ impl Scoreboard {
         }
     }
 
-    /// Everything before `una` is acknowledged; `each` is called with the ranges that were not
-    /// known to have arrived.
+    /// Everything before `una` is acknowledged; calls `each` with the parts that no SACK block
+    /// had reported.
     pub(super) fn acked(&mut self, una: SeqNum, mut each: impl FnMut(&SentRange)) {
         while let Some(first) = self.ranges.front_mut()
             && first.begin.before(una)
@@ -171,8 +171,8 @@ impl Scoreboard {
         }
     }
 
-    /// `left..right`, which was sent and is not acknowledged, has arrived; `each` is called with
-    /// the ranges that were not known to have.
+    /// The peer received `left..right`, which was sent and is not acknowledged; calls `each`
+    /// with the ranges that no SACK block had reported.
     pub(super) fn sack(&mut self, left: SeqNum, right: SeqNum, mut each: impl FnMut(&SentRange)) {
         debug_assert!(left.before(right), "{left:?}..{right:?}");
         if self.ranges.len() + 2 > MAX_RANGES && !self.merge_neighbors() {
@@ -190,7 +190,7 @@ impl Scoreboard {
             self.sacked += len;
             range.state = RangeState::Sacked;
         }
-        // The time of received ranges is not needed: neighbours are merged.
+        // Received ranges do not need their times, so neighbours are merged.
         let last = to.min(self.ranges.len().saturating_sub(1));
         for i in (from.max(1)..=last).rev() {
             let (a, b) = (self.ranges[i - 1], self.ranges[i]);
@@ -273,7 +273,8 @@ impl Scoreboard {
         }
     }
 
-    /// Clears what the peer reported as received, which it may have discarded (RFC 2018 section 8).
+    /// Clears the reports of received data, because the peer may have discarded it (RFC 2018
+    /// section 8).
     pub(super) fn clear_sacks(&mut self) {
         for range in &mut self.ranges {
             if range.state == RangeState::Sacked {
@@ -303,8 +304,8 @@ impl Scoreboard {
         }
     }
 
-    /// Makes room by merging neighbours of one state, two at a time; drops what was received if
-    /// there are none. Returns whether there is room now.
+    /// Makes room by merging pairs of neighbours in one state; if there are none, drops the
+    /// reports of received data first. Returns whether there is room now.
     fn merge_neighbors(&mut self) -> bool {
         for forget in [false, true] {
             if forget {
@@ -472,7 +473,7 @@ mod tests {
         let last = different.last().expect("ranges in flight");
         assert_eq!((last.len(), last.sent_at), (200, at(9_999)));
 
-        // What is behind lost data and has no range of its own counts as lost, too.
+        // New data after lost data, without a range to itself, counts as lost too.
         let mut lost = flight(&sends);
         lost.mark_lost(|range| range.begin.since(UNA) % 200 == 100);
         assert_eq!(lost.lost(), 50 * most);
@@ -481,7 +482,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a scoreboard that has an entry for every byte.
+        /// Compares with a scoreboard that has an entry for every byte.
         #[test]
         fn every_byte_has_the_state_that_it_was_given(
             acts in proptest::collection::vec((0u8..5, 0u32..100, 1u32..40), 1..60),

@@ -1,8 +1,8 @@
 //! Sending: what may be sent now, and the frames for it (RFC 9293 section 3.8).
 //!
-//! Only [`Tcb::finish`] numbers frames of a connection. Lost data is sent before new data, which
-//! lies between `snd_nxt` and the end of what was written. SYN and FIN are bytes of that sequence
-//! space too.
+//! Only [`Tcb::finish`] numbers frames of a connection. Lost data is sent before new data,
+//! which is between `snd_nxt` and the end of the written data. SYN and FIN are bytes of that
+//! sequence space too.
 
 use super::delayed_ack::AckDue;
 use super::fast_path::FastPath;
@@ -37,7 +37,7 @@ enum Resent {
     NoRoom,
 }
 
-/// Frames to be sent, without the values that are the same in every segment of the connection.
+/// Frames to be sent, without the values that every segment of the connection shares.
 pub(super) struct Outgoing {
     seq: SeqNum,
     flags: Flags,
@@ -65,8 +65,8 @@ impl Outgoing {
 }
 
 impl Tcb {
-    /// Finishes a request for this connection: completes its delivery, releases acknowledged bytes,
-    /// sends what may be sent, and acknowledges what must be.
+    /// Finishes a request for this connection: completes its delivery, releases acknowledged
+    /// bytes, sends what the windows allow, and acknowledges what is due.
     #[inline(always)]
     pub fn finish<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) -> Finish {
         if cx.pending_delivery.len != 0 {
@@ -94,7 +94,7 @@ impl Tcb {
         snd.nxt == snd.end && snd.una_offset == snd.released && !self.has_control_to_send()
     }
 
-    /// Whether something besides new data has to be sent.
+    /// Whether something other than new data has to be sent.
     #[inline(always)]
     fn has_control_to_send(&self) -> bool {
         self.snd.due != Due::Nothing
@@ -117,12 +117,13 @@ impl Tcb {
         finish
     }
 
-    /// Releases acknowledged bytes when no frame that is still to be built reads them, that is when
-    /// all frames numbered before the acknowledgment are sent. Returns whether some have to wait.
+    /// Releases acknowledged bytes once no frame that is still to be built reads them, which is
+    /// when all frames numbered before the acknowledgment are sent. Returns whether some bytes
+    /// have to wait.
     fn release<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) -> bool {
         let snd = &mut self.snd;
         if self.state == State::Closed {
-            // The whole stream is freed with the connection's place.
+            // The whole stream is freed with the connection's table entry.
             return false;
         }
         let mut upto = snd.released;
@@ -130,8 +131,8 @@ impl Tcb {
             upto = snd.release_upto;
         }
         if snd.release_upto <= upto && snd.una_offset > upto {
-            // Bytes that were acknowledged after a pair that waited: the last of their frames is
-            // known now.
+            // More bytes were acknowledged after the pair that waited; `frames_end` bounds
+            // their frames.
             if cx.frames.sent >= snd.frames_end {
                 upto = snd.una_offset;
             } else {
@@ -233,7 +234,7 @@ impl Tcb {
         cx.out.push(Effect::Transmit(transmit));
     }
 
-    /// The transmit effect of `what`, with the acknowledgment and window of `acks` and the current
+    /// The transmit effect of `what`, with the given acknowledgment and window and the current
     /// receive state.
     #[inline(always)]
     pub(super) fn transmit(
@@ -274,7 +275,7 @@ impl Tcb {
         }
     }
 
-    /// Sends an acknowledgment by itself. Returns false if there is no room for it.
+    /// Sends a separate acknowledgment. Returns false if there is no room for it.
     #[inline(always)]
     fn send_ack<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) -> bool {
         if cx.frames.next >= cx.frames.limit {
@@ -284,8 +285,8 @@ impl Tcb {
         true
     }
 
-    /// Sends the reset that ends an aborted connection (RFC 9293 section 3.10.5). It has ACK, as
-    /// every segment of a connection once both SYNs are known (section 3.1).
+    /// Sends the reset that ends an aborted connection (RFC 9293 section 3.10.5). It has ACK,
+    /// as has every segment of a connection once both SYNs are known (section 3.1).
     fn send_reset<S: EffectSink>(&mut self, room: u32, cx: &mut Cx<'_, S>) -> bool {
         if self.snd.due != Due::Reset {
             return false;
@@ -300,7 +301,7 @@ impl Tcb {
         false
     }
 
-    /// Sends a SYN or SYN-ACK (RFC 9293 section 3.5), the latter only with options that the peer
+    /// Sends a SYN or SYN-ACK (RFC 9293 section 3.5). A SYN-ACK has only options that the peer
     /// offered.
     fn send_syn<S: EffectSink>(&mut self, room: u32, cx: &mut Cx<'_, S>) -> bool {
         if self.snd.nxt != self.snd.iss {
@@ -513,8 +514,8 @@ impl Tcb {
         }
     }
 
-    /// Emits the frames. The last byte written is pushed (RFC 9293 section 3.9.1). Only `new` data
-    /// may be ECT (RFC 3168 sections 6.1.5 and 6.1.6), and carries CWR.
+    /// Emits the frames. The last written byte is pushed (RFC 9293 section 3.9.1). Only `new`
+    /// data may be ECT (RFC 3168 sections 6.1.5 and 6.1.6) and carry CWR.
     #[expect(clippy::too_many_arguments, reason = "all of them say what leaves")]
     fn transmit_payload<S: EffectSink>(
         &mut self,
@@ -551,7 +552,7 @@ impl Tcb {
         self.emit(payload, cx);
     }
 
-    /// Retransmits the first lost segment, whatever the windows (RFC 6582 section 3.2).
+    /// Retransmits the first lost segment, regardless of the windows (RFC 6582 section 3.2).
     fn resend_first<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         self.snd.due = Due::Nothing;
         let mss = u32::from(self.snd.mss);
@@ -560,8 +561,8 @@ impl Tcb {
         }
     }
 
-    /// Bytes that a cork holds although nothing can be written behind them, so that they would wait
-    /// in vain.
+    /// Bytes that a cork holds although there is no room to write more after them, so that they
+    /// would wait in vain.
     #[cold]
     fn held_in_vain(&self, limits: &Limits) -> u32 {
         let snd = &self.snd;
@@ -577,8 +578,8 @@ impl Tcb {
         }
     }
 
-    /// Sends a segment of new data if there is any, whatever the congestion window; otherwise
-    /// repeats the last one (RFC 8985 section 7.3).
+    /// Sends a segment of new data if there is any, regardless of the congestion window;
+    /// otherwise repeats the last one (RFC 8985 section 7.3).
     fn probe_tail<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         self.snd.due = Due::Nothing;
         if !self.may_probe() {
@@ -600,8 +601,8 @@ impl Tcb {
         self.arm(false, cx.now);
     }
 
-    /// Sends what the window allows, however little, or one byte beyond it. That byte does not
-    /// count as sent, but may be acknowledged.
+    /// Sends as much as the window allows, however little, or one byte beyond it. That byte
+    /// does not count as sent, but may be acknowledged.
     fn probe<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         let snd = &mut self.snd;
         snd.due = Due::Nothing;
@@ -648,16 +649,16 @@ impl Tcb {
         self.transmit_payload(begin, 1, bytes, 1, bytes == 0, false, cx);
     }
 
-    /// Sends a segment without data from before the peer's window, which the peer answers with its
-    /// current numbers.
+    /// Sends a segment without data from before the peer's window, to which the peer replies
+    /// with its current numbers.
     fn send_keepalive<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         self.snd.due = Due::Nothing;
         cx.frames.counts.keepalive_probes += 1;
         self.emit(Outgoing::bare(self.snd.una - 1, Flags::ACK), cx);
     }
 
-    /// Nothing may be sent. If nothing is in flight either, no acknowledgment will change that:
-    /// starts probing the window.
+    /// Nothing may be sent. If nothing is in flight either, no acknowledgment will change that,
+    /// so window probing starts.
     fn wait_for_window<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         if self.pipe() == 0 && !self.timers.runs(Timer::Persist) {
             self.close_fast_path();

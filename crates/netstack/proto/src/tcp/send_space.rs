@@ -6,13 +6,13 @@ use crate::log::request::IpFields;
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
-/// Something to be sent besides new data.
+/// Something to send in addition to new data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Due {
     /// Nothing.
     Nothing,
-    /// The first lost segment, whatever the window (RFC 6582).
+    /// The first lost segment, regardless of the window (RFC 6582).
     Resend,
     /// A tail loss probe (RFC 8985 section 7.3).
     TailProbe,
@@ -20,7 +20,7 @@ pub(super) enum Due {
     Probe,
     /// A keepalive probe (RFC 1122 section 4.2.3.6).
     Keepalive,
-    /// The reset of a connection that is closed already.
+    /// The reset of a connection that is already closed.
     Reset,
 }
 
@@ -39,7 +39,8 @@ field_variants!(Due {
 pub(super) struct SendSpace {
     /// SND.UNA.
     pub(super) una: SeqNum,
-    /// The next number to send for the first time; the SYN's while the SYN has to be retransmitted.
+    /// The next number to send for the first time; the number of our SYN while it has to be
+    /// retransmitted.
     pub(super) nxt: SeqNum,
     /// SND.NXT of the RFC: the number after the highest that was sent.
     pub(super) max: SeqNum,
@@ -57,13 +58,13 @@ pub(super) struct SendSpace {
     pub(super) wl1: SeqNum,
     /// SND.WL2.
     pub(super) wl2: SeqNum,
-    /// Largest payload of a segment, options deducted (Eff.snd.MSS, RFC 9293 section 3.7.1).
+    /// Largest payload of a segment, after options (Eff.snd.MSS, RFC 9293 section 3.7.1).
     pub(super) mss: u16,
     /// Snd.Wind.Shift (RFC 7323 section 2.3).
     pub(super) shift: u8,
     /// Whether `end` counts our FIN.
     pub(super) fin: bool,
-    /// What has to be sent besides data.
+    /// Something to send in addition to new data.
     pub(super) due: Due,
     /// Whether both sides take part in ECN (RFC 3168).
     pub(super) ecn: bool,
@@ -77,9 +78,9 @@ pub(super) struct SendSpace {
     pub(super) nodelay: bool,
     /// Only full segments are sent.
     pub(super) cork: bool,
-    /// If `end` is here, nothing before it waits for more.
+    /// If `end` is here, no data before it waits for more.
     pub(super) pushed: SeqNum,
-    /// [`Settings::ip`], where every frame finds it.
+    /// A copy of [`Settings::ip`], which every frame needs.
     pub(super) ip: IpFields,
     /// ISS.
     pub(super) iss: SeqNum,
@@ -91,7 +92,7 @@ pub(super) struct SendSpace {
     pub(super) sent_at: Instant,
     /// Number of the frame after the newest one that carries data of this connection.
     pub(super) frames_end: u64,
-    /// Bytes before this may be released when the frames before `release_frame` are sent.
+    /// Bytes before this may be released once all frames before `release_frame` are sent.
     pub(super) release_upto: u64,
     pub(super) release_frame: u64,
 }
@@ -106,7 +107,7 @@ fields!(SendSpace, "snd", {
 pub(super) struct Allowed {
     /// Bytes of data.
     pub(super) bytes: u32,
-    /// FIN with or after the data.
+    /// Whether FIN is sent with or after the data.
     pub(super) fin: bool,
 }
 
@@ -152,7 +153,7 @@ impl SendSpace {
         self.due == Due::Reset
     }
 
-    /// Nothing more is sent: the stream ends with what was sent.
+    /// Stops sending: the stream ends after the data that was sent.
     pub(super) const fn stop(&mut self) {
         self.due = Due::Nothing;
         self.nxt = self.max;
@@ -185,8 +186,8 @@ impl SendSpace {
         self.end.since(from).saturating_sub(u32::from(self.fin))
     }
 
-    /// A number within the peer's window, for a segment without data: the highest sent, unless the
-    /// peer has shrunk its window since.
+    /// A number within the peer's window, for a segment without data: the highest sent, unless
+    /// the peer has shrunk its window since.
     pub(super) fn control_seq(&self) -> SeqNum {
         if self.una == self.iss {
             // The window counts from the byte after our SYN.
@@ -195,16 +196,19 @@ impl SendSpace {
         self.max.min(self.una + self.wnd)
     }
 
-    /// Whether a segment that is not full was sent and is not acknowledged, be it lost. (Its end
-    /// may have been long ago, so it is looked for in what is sent.)
+    /// Whether a small segment was sent and is not acknowledged, even if it is lost. (`small`
+    /// may be so old that numbers have wrapped, so it counts only within the sent data.)
     fn has_small_in_flight(&self) -> bool {
         (1..=self.max.since(self.una)).contains(&self.small.since(self.una))
     }
 
-    /// RFC 9293 section 3.8.6.2.1, with the end of what was written counting as pushed; Nagle's
-    /// algorithm (section 3.7.4) holds a small segment only behind another small one.
+    /// RFC 9293 section 3.8.6.2.1, with the end of the written data treated as pushed; Nagle's
+    /// algorithm (section 3.7.4) delays a small segment only while another small one is in
+    /// flight.
     ///
-    /// `pipe` bytes are in flight, without those that are lost or known to have arrived.
+    /// `pipe` is the number of bytes in flight, except lost bytes and those known to have
+    /// arrived.
+    /// arrived.
     pub(super) fn allowed(&self, cwnd: u32, pipe: u32) -> Allowed {
         let mss = u32::from(self.mss);
         let left = self.data_from(self.nxt);
@@ -223,8 +227,8 @@ impl SendSpace {
             return Allowed { bytes, fin };
         }
         let full = usable - usable % mss;
-        // The byte of a window probe was due when it was sent first: it does not wait for the
-        // window again.
+        // The byte of a window probe did not wait for the window when it was first sent, so its
+        // repetition does not wait either.
         let again = self.nxt != self.max;
         let worth = again || usable >= (self.wnd_max / 2).max(1);
         let bytes = if full == 0 && pipe == 0 && worth {

@@ -3,14 +3,15 @@
 //! Late or reordered segments look lost for a while. After a retransmission, three things can show
 //! that the first copy has arrived:
 //!
-//! - The first acknowledgment that moves on echoes a timestamp from before (Eifel detection, RFC
-//!   3522).
-//! - The peer reports that everything that left again came twice (D-SACK, RFC 3708).
-//! - With SACK and without timestamps, after a timeout: something else arrived that did not leave
-//!   again (F-RTO with SACK, RFC 5682 section 3).
+//! - The first acknowledgment that advances SND.UNA echoes a timestamp from before the
+//!   retransmission (Eifel detection, RFC 3522).
+//! - The peer reports that all retransmitted data arrived twice (D-SACK, RFC 3708).
+//! - With SACK and without timestamps, after a timeout: data arrived that was not retransmitted
+//!   (F-RTO with SACK, RFC 5682 section 3).
 //!
-//! Then the windows and the CUBIC curve are restored (RFC 4015 section 3.2, RFC 9438 section 4.9),
-//! ranges that count as lost are in flight again, and RACK knows that this path reorders.
+//! In each case the windows and the CUBIC curve are restored (RFC 4015 section 3.2, RFC 9438
+//! section 4.9), ranges that count as lost are in flight again, and RACK notes that this path
+//! reorders.
 
 use super::Tcb;
 use super::fields::{field_variants, fields};
@@ -32,15 +33,15 @@ pub(super) enum UndoCause {
 
 field_variants!(UndoCause { Loss, Timeout });
 
-/// What was retransmitted since the window was reduced, while the reduction may be undone.
+/// The retransmissions since the window was reduced, while the reduction may be undone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Undo {
     /// SND.UNA when the window was reduced.
     marker: SeqNum,
-    /// The highest number sent then.
+    /// The highest number sent when the window was reduced.
     max: SeqNum,
     cause: UndoCause,
-    /// Retransmitted bytes, less those that arrived twice.
+    /// Retransmitted bytes, minus those reported as received twice.
     again: u32,
     /// TSval of the first retransmission.
     resent_at: Option<u32>,
@@ -65,19 +66,19 @@ impl Undo {
         self.resent_at.get_or_insert(timestamp);
     }
 
-    /// Whether bytes from `begin` on are sent again because of a timeout.
+    /// Whether bytes from `begin` on are retransmitted because of a timeout.
     pub(super) fn is_for_timeout(&self, begin: SeqNum) -> bool {
         self.cause == UndoCause::Timeout && begin.before(self.max)
     }
 
-    /// Whether the next acknowledgment that advances shows which copy has arrived.
+    /// Whether the next advance of SND.UNA shows which copy has arrived.
     pub(super) fn is_awaiting(&self, una: SeqNum) -> bool {
         self.resent_at.is_some() && una == self.marker
     }
 }
 
 impl Tcb {
-    /// The window was reduced, because of the data sent so far.
+    /// The window was reduced because of the data sent so far.
     pub(super) fn on_reduction(&mut self, cause: UndoCause) {
         self.undo = Undo {
             marker: self.snd.una,
@@ -89,8 +90,8 @@ impl Tcb {
         };
     }
 
-    /// Decides whether `seg`, which was acceptable, shows that there was no loss, and returns that.
-    /// `before` was SND.UNA before it.
+    /// Decides whether `seg`, an acceptable segment, shows that there was no loss; if so,
+    /// undoes the reduction and returns true. `before` is SND.UNA before `seg`.
     pub(super) fn detect_spurious(
         &mut self,
         seg: &Segment<'_>,
@@ -150,7 +151,7 @@ impl Tcb {
         }
         self.undo.resent_at = None;
         if self.snd.una != self.snd.nxt {
-            // What waited for a window is in flight again.
+            // Data that waited for a window is in flight again.
             self.timers.stop(Timer::Persist);
             if !self.timers.runs(Timer::Retransmit) {
                 self.arm(false, now);

@@ -58,8 +58,8 @@ impl Tcb {
         }
     }
 
-    /// `syn` arrived for a listening port (section 3.10.7.2): SYN-RECEIVED. The SYN-ACK leaves in
-    /// [`Tcb::finish`].
+    /// `syn` arrived for a listening port (section 3.10.7.2): SYN-RECEIVED. The SYN-ACK leaves
+    /// in [`Tcb::finish`].
     pub fn passive(
         conn: ConnId,
         flow: Flow,
@@ -76,8 +76,8 @@ impl Tcb {
         tcb
     }
 
-    /// SEND and RECEIVE (sections 3.10.2 and 3.10.3): the application has read and written up to
-    /// these offsets of its streams. Cursors never go back; older ones are ignored.
+    /// SEND and RECEIVE (sections 3.10.2 and 3.10.3): the application has read and written up
+    /// to these offsets of its streams. Cursors never move backwards; older values are ignored.
     #[inline]
     pub fn progress<S: EffectSink>(&mut self, app_read: u64, app_written: u64, cx: &mut Cx<'_, S>) {
         if app_read > self.rcv.read {
@@ -106,7 +106,8 @@ impl Tcb {
         }
     }
 
-    /// There is more to send, at most what the send ring holds.
+    /// The application has written up to `app_written`, which is clamped to the capacity of the
+    /// send ring.
     #[inline]
     fn on_written(&mut self, app_written: u64, limits: &Limits) {
         let snd = &mut self.snd;
@@ -121,8 +122,8 @@ impl Tcb {
         }
     }
 
-    /// The application changed its settings. Data that waited because of the old ones is sent in
-    /// [`Tcb::finish`].
+    /// The application changed its settings. [`Tcb::finish`] sends data that only the old
+    /// settings delayed.
     pub fn set<S: EffectSink>(&mut self, settings: Settings, cx: &mut Cx<'_, S>) {
         if matches!(self.state, State::Closed | State::TimeWait) {
             return;
@@ -142,8 +143,8 @@ impl Tcb {
         }
     }
 
-    /// The application tuned the connection. `more`: what was written last waits for more, as if
-    /// corked. `push`: what was written so far does not wait.
+    /// The application tuned the connection. `more`: the newest data waits for more, as if
+    /// corked. `push`: the data written so far does not wait.
     pub fn tune<S: EffectSink>(
         &mut self,
         tuning: Tuning,
@@ -174,7 +175,8 @@ impl Tcb {
         }
     }
 
-    /// CLOSE (section 3.10.4), of our side: FIN follows what was written. The peer may go on.
+    /// CLOSE (section 3.10.4) of our side: FIN follows the written data. The peer may continue
+    /// to send.
     pub fn shutdown<S: EffectSink>(&mut self, _cx: &mut Cx<'_, S>) {
         if self.snd.fin || self.state == State::Closed {
             return;
@@ -189,9 +191,9 @@ impl Tcb {
         }
     }
 
-    /// The connection has no socket any more: our side is shut down, and received data has no
-    /// reader. If some data was not read, the peer learns that by an RST (RFC 9293 section 3.6.1,
-    /// RFC 2525 section 2.17).
+    /// The connection has lost its socket: our side is shut down, and received data has no
+    /// reader. If some data was not read, an RST informs the peer (RFC 9293 section 3.6.1, RFC
+    /// 2525 section 2.17).
     pub fn orphan<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         if self.orphan || self.state == State::Closed {
             return;
@@ -228,8 +230,8 @@ impl Tcb {
         self.notify(ConnectionEvent::Aborted, cx);
     }
 
-    /// Our address is ours no longer: the connection ends, and its peer is not told, since nothing
-    /// may come from there (RFC 4862 section 5.5.4).
+    /// We lost our address: the connection ends without informing its peer, since no segment
+    /// may be sent from that address any more (RFC 4862 section 5.5.4).
     pub fn lose_address<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         if !matches!(self.state, State::Closed | State::Listen) {
             self.enter(State::Closed);

@@ -1,8 +1,8 @@
 //! CUBIC (RFC 9438), in integers: time in microseconds, windows in bytes.
 //!
-//! The window follows a cubic function of the time since it was last reduced: fast at first, flat
-//! where it was before, faster again beyond. Where that is slower than Reno would be, it follows
-//! Reno.
+//! The window follows a cubic function of the time since it was last reduced: it grows fast at
+//! first, is flat at the size before the reduction, and grows fast again beyond. Where Reno's
+//! window would be larger, it follows Reno.
 
 use super::hystart::HyStart;
 use super::{Acked, Algorithm, WINDOW_MAX};
@@ -22,34 +22,36 @@ const ALPHA_OF: u64 = 17;
 /// Microseconds of a second, to the third.
 const CUBE_OF_A_SECOND: i128 = 1_000_000_000_000_000_000;
 
-/// The curve is computed anew after so long, 1 ms.
+/// The curve is computed again after this time, 1 ms.
 const STEP: Duration = Duration::from_millis(1);
 
-/// Times beyond this, 35 minutes, are as good as this: a window has reached its bound long before.
+/// Longer times, over 35 minutes, are treated as this one: the window has reached its bound
+/// long before.
 const LONGEST: i128 = 1 << 31;
 
 /// State of RFC 9438 section 4.1.2.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cubic {
-    /// W_max, bytes: the window before it was last reduced, or what fast convergence leaves of it.
+    /// W_max, bytes: the window before it was last reduced, or a smaller value after fast
+    /// convergence.
     w_max: u32,
-    /// cwnd_prior, bytes: the window just before it was last reduced. Up to there W_est grows by
-    /// alpha only.
+    /// cwnd_prior, bytes: the window just before it was last reduced. W_est grows only by alpha
+    /// up to there.
     cwnd_prior: u32,
     /// W_est, bytes: the window that Reno would have.
     w_est: u32,
-    /// Bytes acknowledged that W_est did not grow for yet, times [`ALPHA_OF`].
+    /// Acknowledged bytes for which W_est did not grow yet, times [`ALPHA_OF`].
     est_acked: u64,
     /// Where the curve is flat, bytes.
     plateau: u32,
-    /// K: microseconds from the epoch to there.
+    /// K: microseconds from the epoch to the plateau.
     k_us: u64,
-    /// When the current stage of congestion avoidance began; [`Instant::NEVER`]: with the next
-    /// acknowledgment.
+    /// When the current stage of congestion avoidance began; [`Instant::NEVER`]: it begins with
+    /// the next acknowledgment.
     epoch: Instant,
-    /// Until when `needed` holds.
+    /// End of the time for which `needed` holds.
     until: Instant,
-    /// Bytes to be acknowledged for a segment more of window.
+    /// Bytes that must be acknowledged before the window grows by a segment.
     needed: u32,
     /// Bytes acknowledged since the window last grew.
     acked: u32,
@@ -99,13 +101,13 @@ impl Cubic {
         window.clamp(0, i128::from(WINDOW_MAX)) as u32
     }
 
-    /// How many bytes have to be acknowledged for the next segment, for a while from now.
+    /// Computes how many bytes have to be acknowledged for the next segment, for the next
+    /// [`STEP`].
     #[inline(never)]
     fn update_curve(&mut self, cwnd: u32, ack: &Acked) {
         let t = ack.now.since(self.epoch);
         self.until = ack.now + STEP;
-        // Section 4.4: as far as the curve is a round trip from now, but half as much again at
-        // most.
+        // Section 4.4: up to the curve's value one round trip ahead, but at most by half.
         let target = self.curve(t + ack.srtt, ack.mss);
         let target = target.min(cwnd.saturating_add(cwnd / 2));
         let ahead = target.saturating_sub(cwnd);
@@ -135,7 +137,7 @@ impl Algorithm for Cubic {
         if ack.now >= self.until {
             self.update_curve(cwnd, ack);
         }
-        // Section 4.3: what Reno would do with a reduction as small as ours.
+        // Section 4.3: Reno's window, with a reduction as small as ours.
         let faster = self.w_est >= self.cwnd_prior;
         let alpha = if faster { ALPHA_OF } else { ALPHA };
         self.est_acked += u64::from(ack.acked) * alpha;
@@ -171,7 +173,7 @@ impl Algorithm for Cubic {
     }
 }
 
-/// K = cbrt(below / C) in microseconds, `below` bytes being missing to the plateau (RFC 9438
+/// K = cbrt(below / C) in microseconds, for a window `below` bytes under the plateau (RFC 9438
 /// section 4.2).
 fn k_us(below: u32, mss: u32) -> u64 {
     let cube = u128::from(below) * (C.1 * CUBE_OF_A_SECOND) as u128;
@@ -208,7 +210,7 @@ mod tests {
         }
     }
 
-    /// W_cubic(t) as RFC 9438 section 4.2 writes it, in segments and seconds.
+    /// W_cubic(t) in the form of RFC 9438 section 4.2, in segments and seconds.
     fn reference(w_max: f64, cwnd: f64, t: f64) -> f64 {
         let k = ((w_max - cwnd) / 0.4).cbrt();
         0.4 * (t - k).powi(3) + w_max
@@ -260,7 +262,7 @@ mod tests {
         let w_max = 1000 * MSS;
         let cwnd = cubic.decrease(w_max, w_max, MSS);
         assert_eq!(cwnd, w_max / 10 * 7);
-        // K = cbrt(300 / 0.4) = 9.09 s; with 100 ms of round trip Reno is slower.
+        // K = cbrt(300 / 0.4) = 9.09 s; with a round trip of 100 ms Reno is slower.
         let seen = grow(&mut cubic, cwnd, 1_000_000, 130, 100_000);
         for (round, &cwnd) in seen.iter().enumerate().skip(5) {
             let should = reference(1000.0, 700.0, (round + 1) as f64 / 10.0);
@@ -277,8 +279,8 @@ mod tests {
         let mut cubic = Cubic::default();
         let w_max = 20 * MSS;
         let cwnd = cubic.decrease(w_max, w_max, MSS);
-        // With 10 ms of round trip, K = cbrt(6 / 0.4) = 2.5 s are many rounds; W_est grows by 9/17
-        // in each until the window is what it was, and by 1 from there.
+        // With a round trip of 10 ms, K = cbrt(6 / 0.4) = 2.5 s is many round trips; W_est
+        // grows by 9/17 in each until the window has its old size, and by 1 from there.
         let seen = grow(&mut cubic, cwnd, 1_000_000, 17, 10_000);
         let is = f64::from(seen[16]) / f64::from(MSS);
         assert!((is - 25.7).abs() < 2.0, "{is} segments");
@@ -304,7 +306,7 @@ mod tests {
         assert_eq!(cubic.w_max, 1000 * MSS);
         cubic.decrease(800 * MSS, 800 * MSS, MSS);
         assert_eq!(cubic.w_max, 680 * MSS);
-        // Section 4.7: only if it is less.
+        // Section 4.7: only if it is smaller.
         cubic.decrease(680 * MSS, 680 * MSS, MSS);
         assert_eq!(cubic.w_max, 680 * MSS);
     }

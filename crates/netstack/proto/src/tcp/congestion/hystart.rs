@@ -1,19 +1,19 @@
-//! Slow start that ends before it loses: HyStart++ (RFC 9406).
+//! HyStart++ (RFC 9406): ends slow start before it causes losses.
 //!
-//! When the round trip becomes longer from one round to the next, a queue builds up. Slow start
-//! goes on more slowly then, for five rounds, to see whether that lasts; if it does, the window is
-//! large enough.
+//! A longer round trip in one round than in the round before shows that a queue builds up. Slow
+//! start then continues at a lower rate for five rounds, to see whether that lasts; if it does,
+//! the window is large enough.
 
 use super::Acked;
 use crate::seqnum::SeqNum;
 use crate::tcp::fields::fields;
 use crate::time::Duration;
 
-/// MIN_RTT_THRESH and MAX_RTT_THRESH: by how much longer the round trip must be (RFC 9406 section
-/// 4.3).
+/// MIN_RTT_THRESH and MAX_RTT_THRESH: bounds of the required increase of the round trip (RFC
+/// 9406 section 4.3).
 const THRESHOLD: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(16));
 
-/// MIN_RTT_DIVISOR: or by this part of it, between both.
+/// MIN_RTT_DIVISOR: the required increase as a fraction of the round trip, within both bounds.
 const PART: u64 = 8;
 
 /// N_RTT_SAMPLE: measurements that a round needs to count.
@@ -22,10 +22,10 @@ const SAMPLES: u8 = 8;
 /// CSS_GROWTH_DIVISOR: how much slower the window grows in conservative slow start.
 const SLOWER: u32 = 4;
 
-/// CSS_ROUNDS: how long that lasts.
+/// CSS_ROUNDS: the number of rounds of conservative slow start.
 const ROUNDS: u8 = 5;
 
-/// L: segments by which an acknowledgment opens the window, at most, where nothing paces.
+/// L: maximum number of segments by which an acknowledgment opens the window, without pacing.
 const LIMIT: u32 = 8;
 
 /// Not measured.
@@ -44,7 +44,7 @@ pub(super) struct HyStart {
     samples: u8,
     /// cssBaselineMinRtt, while the window grows more slowly.
     baseline: Option<Duration>,
-    /// Rounds of that.
+    /// Rounds of conservative slow start so far.
     rounds: u8,
 }
 
@@ -64,7 +64,7 @@ impl Default for HyStart {
 }
 
 impl HyStart {
-    /// By how many bytes the window grows after `ack`; `None`: slow start is over.
+    /// By how many bytes the window grows after `ack`; `None` ends slow start.
     pub(super) fn grow(&mut self, ack: &Acked) -> Option<u32> {
         let end = *self.end.get_or_insert(ack.nxt);
         if let Some(rtt) = ack.rtt {
@@ -81,8 +81,8 @@ impl HyStart {
         Some(ack.acked.min(LIMIT * ack.mss) / slower)
     }
 
-    /// What was in flight is acknowledged, and the next round ends at `nxt`. Returns whether there
-    /// were enough.
+    /// The round's data is acknowledged, and the next round ends at `nxt`. Returns whether
+    /// enough rounds of conservative slow start have passed.
     fn begin_round(&mut self, nxt: SeqNum) -> bool {
         if self.baseline.is_some() {
             self.rounds += 1;
@@ -96,10 +96,10 @@ impl HyStart {
         false
     }
 
-    /// Compares the round trips of this round with those before.
+    /// Compares the round trips of this round with those before it.
     fn compare_rounds(&mut self) {
         match self.baseline {
-            // It was no queue.
+            // The increase was not caused by a queue.
             Some(baseline) if self.current < baseline => self.baseline = None,
             None if self.last != UNKNOWN => {
                 let part = self.last.divided(PART);
@@ -120,8 +120,8 @@ mod tests {
 
     const MSS: u32 = 1000;
 
-    /// A round of 20 acknowledgments of two segments each, all measured as `ms`. What the window
-    /// grew by, or nothing if slow start ended.
+    /// A round of 20 acknowledgments of two segments each, all measured as `ms`. Returns the
+    /// growth of the window; `None` if slow start ended.
     fn round(hystart: &mut HyStart, number: u32, ms: u64) -> Option<u32> {
         let mut grown = 0;
         for i in 0..20 {
@@ -156,7 +156,7 @@ mod tests {
         let mut hystart = HyStart::default();
         round(&mut hystart, 0, 50);
         round(&mut hystart, 1, 50);
-        // An eighth of 50 ms are 6.25: seen with the eighth measurement of the round.
+        // An eighth of 50 ms is 6.25 ms: detected at the eighth measurement of the round.
         let grown = round(&mut hystart, 2, 57).unwrap();
         assert!((40_000 / SLOWER..40_000).contains(&grown), "{grown}");
         for number in 3..7 {

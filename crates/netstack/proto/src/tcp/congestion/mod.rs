@@ -1,4 +1,4 @@
-//! How much may be in flight for the network's sake (RFC 5681), in integers.
+//! How much may be in flight for the sake of the network (RFC 5681), in integer arithmetic.
 //!
 //! [`Congestion`] keeps the window and the phase of loss recovery: NewReno (RFC 6582) for peers
 //! without SACK, proportional rate reduction (RFC 9937) for the others. An [`Algorithm`] decides
@@ -21,14 +21,14 @@ use reno::Reno;
 /// No window grows beyond this: the largest that RFC 7323 section 2.3 can announce.
 const WINDOW_MAX: u32 = 1 << 30;
 
-/// Duplicate acknowledgments that say a segment was lost (RFC 5681 section 3.2).
+/// Duplicate acknowledgments after which a segment counts as lost (RFC 5681 section 3.2).
 const DUPLICATES: u8 = 3;
 
-/// What the sender does about loss.
+/// The sender's reaction to loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum CongestionPhase {
-    /// Nothing: no loss is known, or a timeout has begun anew.
+    /// None: no loss is known, or a timeout restarted the window.
     Open,
     /// Fast recovery (RFC 6582), no partial acknowledgment seen yet.
     Recovery,
@@ -45,54 +45,57 @@ field_variants!(CongestionPhase {
     Reduction
 });
 
-/// An acknowledgment of something new, as congestion control sees it.
+/// An acknowledgment of new data, as congestion control sees it.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(test, derive(Default))]
 pub(super) struct Acked {
-    /// Up to here.
+    /// SND.UNA after the acknowledgment.
     pub(super) una: SeqNum,
     /// The next number to send for the first time.
     pub(super) nxt: SeqNum,
-    /// Bytes.
+    /// Newly acknowledged bytes.
     pub(super) acked: u32,
-    /// Bytes that were in flight before.
+    /// Bytes that were in flight before the acknowledgment.
     pub(super) flight: u32,
-    /// It tells of congestion, so the window does not grow (RFC 3168 section 6.1.2).
+    /// It reports congestion, so the window does not grow (RFC 3168 section 6.1.2).
     pub(super) marked: bool,
     /// Bytes of a full segment.
     pub(super) mss: u32,
     pub(super) now: Instant,
     /// Smoothed round-trip time.
     pub(super) srtt: Duration,
-    /// What this acknowledgment measured, if it did: by timestamps, in ticks of about 1 ms, so it
-    /// may be 0. The shortest of late, by our own clock, is `min_rtt` of `Tcb::retransmit`.
+    /// The round-trip time that this acknowledgment measured, if it did: from timestamps, in
+    /// ticks of about 1 ms, so it may be 0. `min_rtt` of `Tcb::retransmit` is the shortest
+    /// recent one by our own clock.
     pub(super) rtt: Option<Duration>,
 }
 
 /// How a congestion window opens, and how far it falls.
 ///
-/// It sees acknowledgments and losses, and sets the window and the threshold. It does not see an
-/// acknowledgment in a recovery, with a congestion mark, or while less than half the window is
-/// used. There is no pacing: an algorithm that needs a rate needs more than this trait.
+/// It sees acknowledgments and losses, and sets the window and the threshold. It sees no
+/// acknowledgment during recovery, with a congestion mark, or while less than half the window
+/// is used. There is no pacing: an algorithm that sets a rate needs more than this trait.
 trait Algorithm {
-    /// By how many bytes the window grows after `ack` in slow start; `None`: that is over.
-    /// `initial`: nothing was ever lost.
+    /// By how many bytes the window grows after `ack` in slow start; `None` ends slow start.
+    /// `initial`: no loss has happened yet.
     fn slow_start(&mut self, ack: &Acked, _initial: bool) -> Option<u32> {
-        // RFC 5681 section 3.1, at most L = 2 segments a time (RFC 3465 section 2.2).
+        // RFC 5681 section 3.1, at most L = 2 segments per acknowledgment (RFC 3465 section
+        // 2.2).
         Some(ack.acked.min(2 * ack.mss))
     }
 
-    /// The window after `ack`, `cwnd` having been used.
+    /// The new window after `ack`, when the old one, `cwnd`, was in use.
     fn increase(&mut self, cwnd: u32, ack: &Acked) -> u32;
 
-    /// The threshold after a loss, `flight` bytes of `cwnd` having been in flight.
+    /// The new threshold after a loss, when `flight` bytes of `cwnd` were in flight.
     fn decrease(&mut self, cwnd: u32, flight: u32, mss: u32) -> u32;
 
-    /// The connection was idle.
+    /// Called when the connection was idle.
     fn after_idle(&mut self);
 }
 
-/// The algorithms, by the names of [`CongestionControl`]. It does not compile if one is forgotten.
+/// Declares the algorithms, by the names of [`CongestionControl`]; a missing one is a compile
+/// error.
 macro_rules! algorithms {
     ($($control:ident => $algorithm:ident),* $(,)?) => {
         const _: () = {
@@ -125,7 +128,8 @@ macro_rules! algorithms {
                 }
             }
 
-            /// As [`Algorithm::increase`], which runs for nearly every acknowledgment.
+            /// [`Algorithm::increase`] without dynamic dispatch, since nearly every
+            /// acknowledgment calls it.
             #[inline]
             fn increase(&mut self, cwnd: u32, ack: &Acked) -> u32 {
                 match self {
@@ -169,20 +173,20 @@ impl Default for Growth {
     }
 }
 
-/// What has left and what has arrived in a recovery (RFC 9937 section 6), in bytes.
+/// Bytes sent and bytes that arrived since a recovery began (RFC 9937 section 6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Reduction {
     /// prr_delivered.
     delivered: u32,
     /// prr_out.
     out: u32,
-    /// RecoverFS: what can arrive in it.
+    /// RecoverFS: the bytes in flight when recovery began.
     flight: u32,
 }
 
 fields!(Reduction, "congestion.reduction", { delivered, out, flight });
 
-/// What an acknowledgment asks of the sender.
+/// What the sender has to do after an acknowledgment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AckAction {
     /// Nothing in particular.
@@ -203,15 +207,16 @@ pub(super) struct Congestion {
     pub(super) phase: CongestionPhase,
     /// Duplicate acknowledgments in a row.
     pub(super) duplicates: u8,
-    /// Bytes in flight when the first of them came: without what limited transmit sent.
+    /// Bytes in flight at the first duplicate acknowledgment: without those that limited
+    /// transmit sent.
     flight: u32,
     reduction: Reduction,
     growth: Growth,
-    /// What was before the window last fell for a loss, while that may be undone.
+    /// The values before the last reduction for a loss, while it may be undone.
     before_reduction: Option<Box<BeforeReduction>>,
 }
 
-/// What a fall of the window changes.
+/// The values that a reduction of the window changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct BeforeReduction {
     cwnd: u32,
@@ -226,7 +231,7 @@ fields!(Congestion, "congestion", {
 });
 
 impl Congestion {
-    /// Before the handshake.
+    /// The state before the handshake.
     pub(super) fn new(iss: SeqNum, control: CongestionControl) -> Self {
         Congestion {
             cwnd: 0,
@@ -241,7 +246,7 @@ impl Congestion {
         }
     }
 
-    /// Goes on by another algorithm, with the window as it is.
+    /// Continues with another algorithm and the current window.
     pub(super) fn switch(&mut self, control: CongestionControl) {
         self.growth = Growth::new(control);
         self.before_reduction = None;
@@ -262,14 +267,14 @@ impl Congestion {
         (10 * mss).min((2 * mss).max(14_600))
     }
 
-    /// The handshake is complete. After a lost SYN the window begins with one segment (RFC 5681
+    /// The handshake is complete. After a lost SYN the window starts at one segment (RFC 5681
     /// section 3.1).
     pub(super) fn establish(&mut self, mss: u32, syn_lost: bool) {
         self.cwnd = if syn_lost { mss } else { Self::initial(mss) };
     }
 
-    /// Bytes that may be in flight. The first two duplicate acknowledgments let a new segment out
-    /// each (limited transmit, RFC 3042).
+    /// Bytes that may be in flight. Each of the first two duplicate acknowledgments allows one
+    /// new segment (limited transmit, RFC 3042).
     #[inline]
     pub(super) fn allowed(&self, mss: u32) -> u32 {
         if self.phase == CongestionPhase::Open {
@@ -279,14 +284,14 @@ impl Congestion {
         }
     }
 
-    /// `cwnd` as it is.
+    /// The congestion window.
     #[cfg(test)]
     pub(super) const fn window(&self) -> u32 {
         self.cwnd
     }
 
-    /// Whether the retransmission timer keeps running from before this acknowledgment: in fast
-    /// recovery it starts again at the first partial one only (RFC 6582 section 3.2, step 3).
+    /// Whether this acknowledgment leaves the retransmission timer running: in fast recovery
+    /// only the first partial one restarts it (RFC 6582 section 3.2, step 3).
     pub(super) fn keeps_timer(&self) -> bool {
         self.phase == CongestionPhase::RecoveryPartial
     }
@@ -302,12 +307,12 @@ impl Congestion {
         self.recover
     }
 
-    /// Something new was acknowledged, `flight` bytes having been in flight; `ack` says what, if
-    /// that matters.
+    /// New data was acknowledged while `flight` bytes were in flight; `ack` yields the details
+    /// if they matter.
     #[inline(always)]
     pub(super) fn on_ack(&mut self, flight: u32, ack: impl FnOnce() -> Acked) -> AckAction {
         self.duplicates = 0;
-        // A window that was not used says nothing about the network (RFC 7661 section 4.3).
+        // A window that was not used is no evidence about the network (RFC 7661 section 4.3).
         if self.phase == CongestionPhase::Open && flight < self.cwnd / 2 {
             return AckAction::Continue;
         }
@@ -372,8 +377,8 @@ impl Congestion {
         AckAction::Resend
     }
 
-    /// Something is lost, `flight` bytes having been sent up to `nxt` (RFC 6675 section 5, step 4),
-    /// of which `known` arrived before this acknowledgment (RFC 9937 section 6).
+    /// Data is lost: `flight` bytes were sent up to `nxt` (RFC 6675 section 5, step 4), of
+    /// which `known` arrived before this acknowledgment (RFC 9937 section 6).
     pub(super) fn enter(&mut self, nxt: SeqNum, flight: u32, known: u32, mss: u32) {
         self.reduce_window(flight.min(self.cwnd), mss);
         self.recover = nxt;
@@ -384,9 +389,9 @@ impl Congestion {
         };
     }
 
-    /// `delivered` bytes more have arrived and `pipe` are in flight: RFC 9937 section 6, if there
-    /// is a recovery. `safe`: SND.UNA advanced, and no further loss shows. At least one segment
-    /// leaves in a recovery.
+    /// Sets the window in a recovery (RFC 9937 section 6) after `delivered` more bytes have
+    /// arrived, with `pipe` bytes in flight. `safe`: SND.UNA advanced, and no further loss was
+    /// detected. At least one segment leaves in a recovery.
     pub(super) fn reduce(&mut self, delivered: u32, safe: bool, pipe: u32, mss: u32) {
         let begins = self.reduction.out == 0 && self.reduction.delivered == 0;
         if self.phase != CongestionPhase::Reduction || (delivered == 0 && !begins) {
@@ -413,7 +418,7 @@ impl Congestion {
         self.cwnd = pipe.saturating_add(left.max(least)).min(WINDOW_MAX);
     }
 
-    /// `bytes` left, again or for the first time.
+    /// `bytes` were sent, new or retransmitted.
     #[inline]
     pub(super) fn on_sent(&mut self, bytes: u32) {
         if self.phase == CongestionPhase::Reduction {
@@ -421,12 +426,12 @@ impl Congestion {
         }
     }
 
-    /// There was congestion, and nothing has to be sent again: the window falls, once for what was
-    /// sent up to `nxt`.
+    /// There was congestion without loss: reduces the window, once for the data sent up to
+    /// `nxt`.
     pub(super) fn on_congestion_mark(&mut self, nxt: SeqNum, mss: u32) {
         if self.phase == CongestionPhase::Open {
             self.reduce_window(self.cwnd, mss);
-            // Congestion was said to be there: that stands.
+            // A mark is certain evidence of congestion, so this reduction is never undone.
             self.before_reduction = None;
             self.cwnd = self.ssthresh;
             self.recover = nxt;
@@ -443,14 +448,14 @@ impl Congestion {
         self.ssthresh = self.growth.algorithm().decrease(cwnd, flight, mss);
     }
 
-    /// Whether the window fell for a loss, and what was before is known.
+    /// Whether the window was reduced for a loss, and the values before that are known.
     pub(super) const fn may_undo(&self) -> bool {
         self.before_reduction.is_some()
     }
 
-    /// There was no loss: all is as before (RFC 4015 section 3.2, RFC 9438 section 4.9). What the
-    /// window may open more than by `pipe` and an initial window comes by slow start, lest it all
-    /// leave at once.
+    /// There was no loss: restores the window (RFC 4015 section 3.2, RFC 9438 section 4.9). The
+    /// window opens at once to `pipe` and an initial window at most, and by slow start from
+    /// there, so that no burst leaves.
     pub(super) fn undo(&mut self, una: SeqNum, pipe: u32, mss: u32) {
         let Some(before) = self.before_reduction.take() else {
             return;
@@ -470,8 +475,8 @@ impl Congestion {
         self.duplicates = 0;
     }
 
-    /// A duplicate acknowledgment of `una` arrived, `flight` bytes being in flight up to `max`
-    /// (RFC 5681 section 3.2, RFC 6582 section 3.2).
+    /// A duplicate acknowledgment of `una` arrived while `flight` bytes up to `max` were in
+    /// flight (RFC 5681 section 3.2, RFC 6582 section 3.2).
     pub(super) fn on_duplicate(
         &mut self,
         una: SeqNum,
@@ -488,11 +493,12 @@ impl Congestion {
             self.cwnd = (self.cwnd + mss).min(WINDOW_MAX);
             return AckAction::Continue;
         }
-        // After a timeout, copies of what was sent before it must not look like another loss.
+        // After a timeout, duplicate acknowledgments of older copies must not count as another
+        // loss.
         if self.duplicates != DUPLICATES || !una.after(self.recover) {
             return AckAction::Continue;
         }
-        // RFC 5681 section 3.2, step 2: what limited transmit sent must not be counted.
+        // RFC 5681 section 3.2, step 2: the bytes that limited transmit sent do not count.
         self.reduce_window(self.flight, mss);
         self.recover = max;
         self.cwnd = (self.ssthresh + u32::from(DUPLICATES) * mss).min(WINDOW_MAX);
@@ -512,8 +518,8 @@ impl Congestion {
         self.duplicates = 0;
     }
 
-    /// Nothing was sent for longer than a timeout: the old window says nothing any more (RFC 5681
-    /// section 4.1).
+    /// Nothing was sent for longer than a timeout: the old window is no evidence any more (RFC
+    /// 5681 section 4.1).
     pub(super) fn restart(&mut self, mss: u32) {
         self.cwnd = self.cwnd.min(Self::initial(mss));
         self.growth.algorithm().after_idle();
@@ -551,7 +557,7 @@ mod tests {
                     let mut c = open();
                     c.enter(SeqNum(9), MSS, 0, MSS);
                     c.on_sent(out);
-                    // A peer that takes back what it reported reports it again, and again.
+                    // A peer may withdraw its report and repeat it again and again.
                     for _ in 0..3 {
                         c.reduce(delivered, true, pipe, MSS);
                         assert!((1..=WINDOW_MAX).contains(&c.cwnd()) || pipe == 0);
@@ -559,7 +565,7 @@ mod tests {
                 }
             }
         }
-        // Too much is as good as all.
+        // A report of too many bytes has the effect of a report of all.
         let mut c = open();
         c.enter(SeqNum(9), MSS, 0, MSS);
         c.reduce(u32::MAX, true, 0, MSS);
@@ -643,7 +649,8 @@ mod tests {
         assert_eq!((c.ssthresh, c.window()), (10 * MSS, 13 * MSS));
         assert_eq!(c.on_duplicate(una, max, 20_000, MSS), AckAction::Continue);
         assert_eq!(c.window(), 14 * MSS);
-        // Partial: deflate by what was acknowledged, add one segment, send the next hole.
+        // A partial one deflates by the acknowledged bytes, adds one segment and sends the next
+        // hole.
         assert_eq!(on_ack(&mut c, una + 3000, 3000, 20_000), AckAction::Resend);
         assert_eq!(c.window(), 12 * MSS);
         assert_eq!(on_ack(&mut c, max, 17_000, 17_000), AckAction::Continue);
@@ -704,14 +711,15 @@ mod tests {
         assert_eq!(c.window(), pipe + 2 * MSS);
         c.on_sent(2 * MSS);
         pipe += MSS;
-        // More is lost: as much leaves as arrives. What says nothing of arrivals changes nothing.
+        // More is lost: as many bytes leave as arrive. A report without arrivals changes
+        // nothing.
         c.reduce(MSS, false, pipe - 2 * MSS, MSS);
         assert_eq!(c.window(), pipe - MSS);
         c.reduce(0, true, 0, MSS);
         assert_eq!(c.window(), pipe - MSS);
     }
 
-    /// RFC 9937 section 6: what arrived before the recovery does not count as in flight.
+    /// RFC 9937 section 6: data that arrived before the recovery does not count as in flight.
     #[test]
     fn what_was_known_to_have_arrived_before_a_reduction_leaves_a_larger_share() {
         let mut c = open();
@@ -719,11 +727,11 @@ mod tests {
         c.enter(SeqNum(20_000), 20 * MSS, 10 * MSS, MSS);
         assert_eq!((c.ssthresh, c.reduction.flight), (10 * MSS, 10 * MSS));
         c.reduce(2 * MSS, false, 15 * MSS, MSS);
-        // All of what arrives may leave again, though more than the threshold is in flight.
+        // All that arrives may be replaced, although more than the threshold is in flight.
         assert_eq!(c.window(), 17 * MSS);
     }
 
-    /// RFC 4015 section 3.2: at most an initial window leaves at once, and what grew since the
+    /// RFC 4015 section 3.2: at most an initial window leaves at once, and growth since the
     /// timeout stays.
     #[test]
     fn a_loss_that_was_none_gives_back_what_may_leave_at_once_and_the_threshold() {

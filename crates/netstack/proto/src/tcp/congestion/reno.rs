@@ -3,7 +3,7 @@
 use super::{Acked, Algorithm};
 use crate::tcp::fields::fields;
 
-/// One segment more for each window that is acknowledged; half after a loss.
+/// Adds one segment for each acknowledged window; halves the window after a loss.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reno {
     /// Bytes acknowledged since the window last grew.

@@ -1,4 +1,4 @@
-//! Segments, and what they do to one side.
+//! The effects of arriving segments on one side.
 
 use super::end::flow;
 use super::one_side::OneSide;

@@ -1,4 +1,5 @@
-//! One side of a connection with its device and its application, and what must hold of it.
+//! One side of a connection with its device and its application, and the checks of its
+//! invariants.
 
 use std::collections::VecDeque;
 
@@ -17,7 +18,7 @@ pub(super) struct Wire {
     pub(super) seq: SeqNum,
     pub(super) ack: SeqNum,
     pub(super) len: u32,
-    /// Where its payload stands in the sender's stream.
+    /// Offset of its payload in the sender's stream.
     pub(super) offset: u64,
     pub(super) wnd: u16,
     pub(super) flags: Flags,
@@ -90,7 +91,8 @@ pub(super) struct End {
     pub(super) events: Vec<ConnectionEvent>,
     /// Numbered frames that the device has not taken.
     pub(super) unsent: VecDeque<(u64, Wire)>,
-    /// Frames that left without a connection or after it.
+    /// Frames that left without a connection, or after the connection ended. The cursors moved
+    /// since the last request that reported them.
     pub(super) taken: u64,
     pub(super) written: u64,
     pub(super) released: u64,
@@ -102,7 +104,7 @@ pub(super) struct End {
     pub(super) deliveries: u64,
     pub(super) edge: u64,
     pub(super) shut: bool,
-    /// The cursors moved since they were last told.
+    /// The cursors moved since a request last reported them.
     pub(super) dirty: bool,
     pub(super) fast_segments: u64,
     pub(super) slow_segments: u64,
@@ -162,7 +164,7 @@ impl End {
         self.tcb.as_ref().map_or(State::Closed, Tcb::state)
     }
 
-    /// One request: `what` happens, then the connection finishes. Checks all that must hold
+    /// One request: `what` happens, then the connection finishes. Checks all invariants
     /// afterwards.
     pub(super) fn request(
         &mut self,
@@ -179,7 +181,7 @@ impl End {
         what(tcb, &mut cx);
         self.finish = tcb.finish(&mut cx);
         let numbered = self.frames.next - first;
-        // A SYN's bad acknowledgment may be answered beside the quantum.
+        // The answer to a SYN's bad acknowledgment does not count against the quantum.
         assert!(numbered <= u64::from(self.limits.quantum) + 2);
         assert!(self.frames.next <= self.frames.limit);
         check(tcb, self.finish, &self.limits);
@@ -192,7 +194,7 @@ impl End {
         self.perform(&out, first, run);
     }
 
-    /// Does what the effects say, and checks that it can be done.
+    /// Performs the effects, and checks that they can be performed.
     fn perform(&mut self, out: &[Effect], first: u64, run: &[(u32, Wire)]) {
         let mut number = first;
         let last = out.iter().rposition(|e| matches!(e, Effect::Deliver(_)));
@@ -271,7 +273,7 @@ impl End {
             }
             let mut at = 0;
             while at < run.len() {
-                // Neighbours make one piece.
+                // Adjacent segments make one piece.
                 let mut next = at + 1;
                 while next < run.len() && run[next].0 == run[next - 1].0 + run[next - 1].1.len {
                     next += 1;
@@ -298,7 +300,8 @@ impl End {
     }
 }
 
-/// Lets `seg` arrive by both paths and compares the results. Returns whether the fast path took it.
+/// Lets `seg` arrive by both paths and compares the results. Returns whether the fast path took
+/// it.
 pub(super) fn compare_paths(
     tcb: &mut Tcb,
     seg: &Segment<'_>,
@@ -333,7 +336,7 @@ pub(super) fn compare_paths(
     fast
 }
 
-/// What holds after every request.
+/// Checks the invariants that hold after every request.
 pub(super) fn check(tcb: &Tcb, finish: Finish, limits: &Limits) {
     let Tcb { rcv, snd, .. } = tcb;
     let to = |n: SeqNum| n.since(snd.una);

@@ -1,5 +1,5 @@
-//! Arbitrary segments and calls in every state: nothing panics, both paths agree, and what
-//! the module doc of [`tcp`](crate::tcp) promises holds after every call.
+//! Arbitrary segments and calls in every state: nothing panics, both paths agree, and the
+//! invariants in the documentation of [`tcp`](crate::tcp) hold after every call.
 
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ use crate::seqnum::SeqNum;
 use crate::tcp::{Cx, Finish, State, Tcb, reset_for};
 use crate::time::{Duration, Instant};
 
-/// A connection, everything around it, and what it has asked for so far.
+/// A connection, its surroundings, and the effects so far.
 pub(super) struct Subject {
     pub(super) tcb: Tcb,
     pub(super) frames: FrameNumbers,
@@ -30,7 +30,7 @@ impl Subject {
         Subject::offered(seed, options)
     }
 
-    /// The options of a SYN that opens it are those that `offer` makes.
+    /// `offer` makes the options of the SYN that opens the connection.
     pub(super) fn offered(seed: u64, offer: impl Fn(&mut Rng) -> Options) -> Subject {
         let mut rng = Rng::new(seed);
         let limits = Limits {
@@ -42,7 +42,7 @@ impl Subject {
             quantum: [1, 64][rng.index(2)],
             ..Limits::default()
         };
-        // Half of all streams pass the wrap.
+        // Half of all streams wrap.
         let iss = match rng.next() {
             any if any % 2 == 0 => SeqNum((any >> 8) as u32),
             close => SeqNum(0) - (close >> 8) as u32 % 20_000,
@@ -87,7 +87,7 @@ impl Subject {
         }
     }
 
-    /// A number close to one that matters, or any.
+    /// A number close to a significant one, or any.
     fn near(&mut self, numbers: &[SeqNum]) -> SeqNum {
         let base = numbers[self.rng.index(numbers.len())];
         match self.rng.below(10) {
@@ -98,7 +98,7 @@ impl Subject {
         }
     }
 
-    /// A segment that has a chance to be taken.
+    /// A segment that may be acceptable.
     fn arrive(&mut self) {
         let (rcv, snd) = (&self.tcb.rcv, &self.tcb.snd);
         let (seqs, acks) = (
@@ -293,7 +293,7 @@ fn a_flip_of_any_bit_of_any_connection_is_seen_in_its_fingerprint_and_by_name() 
         let tcb = subject.tcb;
         let bits = tcb.bits();
         longest = longest.max(bits);
-        // Every bit of a few, and some of all.
+        // Every bit of a few connections, and some bits of all.
         let step = if seed % 50 == 0 {
             1
         } else {

@@ -1,4 +1,4 @@
-//! The whole of TCP seen from outside: scripts for one side, streams between two, arbitrary
+//! TCP as a whole, seen from outside: scripts for one side, streams between two, arbitrary
 //! segments.
 
 mod arriving;

@@ -1,4 +1,4 @@
-//! One side whose peer is the test itself.
+//! One side whose peer is the test.
 
 use super::end::{CONN, End, Wire, compare_paths, flow};
 use crate::config::Limits;
@@ -8,11 +8,11 @@ use crate::seqnum::SeqNum;
 use crate::tcp::{Cx, State, Tcb};
 use crate::time::{Duration, Instant};
 
-/// One side by itself, the other played by the test. Numbers are relative to both initial ones.
+/// One side; the test plays the other. Numbers are relative to both initial ones.
 pub(super) struct OneSide {
     pub(super) end: End,
     pub(super) now: Instant,
-    /// Window field of the segments that the test says.
+    /// Window field of the segments that the test sends.
     pub(super) wnd: u16,
 }
 
@@ -20,7 +20,7 @@ impl OneSide {
     pub(super) const ISS: SeqNum = SeqNum(u32::MAX - 5);
     const IRS: SeqNum = SeqNum(0x7fff_fff0);
 
-    /// Limits under which a segment carries 1000 bytes and windows are not scaled.
+    /// Limits with which a segment carries 1000 bytes and windows are not scaled.
     pub(super) fn limits() -> Limits {
         Limits {
             receive_buffer: 1 << 15,
@@ -39,7 +39,7 @@ impl OneSide {
         })
     }
 
-    /// In SYN-SENT, the SYN being out.
+    /// In SYN-SENT, after our SYN was sent.
     pub(super) fn active(limits: Limits) -> OneSide {
         let now = Instant::from_millis(10_000);
         let mut end = End::new(limits);
@@ -54,7 +54,7 @@ impl OneSide {
         one_side
     }
 
-    /// In SYN-RECEIVED after a SYN with these options, the SYN-ACK being out.
+    /// In SYN-RECEIVED, after a SYN with these options arrived and our SYN-ACK was sent.
     pub(super) fn passive(limits: Limits, options: Options, ts: Option<u32>) -> OneSide {
         let now = Instant::from_millis(10_000);
         let mut end = End::new(limits);
@@ -86,7 +86,7 @@ impl OneSide {
         one_side
     }
 
-    /// Established, without timestamps, with nothing said yet.
+    /// Established, without timestamps, before any data.
     pub(super) fn established() -> OneSide {
         let mut one_side = OneSide::passive(Self::limits(), Self::syn(Some(1000), None), None);
         assert_eq!(one_side.sent().len(), 1);
@@ -103,7 +103,7 @@ impl OneSide {
         self.end.tcb.as_ref().expect("it has one")
     }
 
-    /// The other side says a segment.
+    /// The other side sends a segment.
     pub(super) fn receive(&mut self, flags: Flags, seq: u32, ack: u32, len: u32) {
         self.receive_with(flags, seq, ack, len, None, Options::None);
     }
@@ -130,8 +130,8 @@ impl OneSide {
         self.end.arrive(self.now, &[(0, wire)], false);
     }
 
-    /// The other side says `count` segments of `len` bytes, which are one run; `followed`: another
-    /// one is there already.
+    /// The other side sends `count` segments of `len` bytes, which are one run; `followed`: the
+    /// pump already has another one.
     pub(super) fn receive_run(&mut self, seq: u32, count: u32, len: u32, followed: bool) {
         let wire = |i: u32| Wire {
             seq: Self::IRS + seq + i * len,
@@ -155,7 +155,7 @@ impl OneSide {
         });
     }
 
-    /// What left since this was asked last: flags, relative numbers, length.
+    /// The segments sent since the last call: flags, relative numbers, length.
     pub(super) fn sent(&mut self) -> Vec<(Flags, u32, u32, u32)> {
         self.sent_wires()
             .iter()
@@ -172,7 +172,7 @@ impl OneSide {
         self.end.unsent.drain(..).map(|(_, w)| w).collect()
     }
 
-    /// The application has written, and read, so much.
+    /// The application has written, and read, this many bytes.
     pub(super) fn write(&mut self, written: u64) {
         self.end.written = written;
         let read = self.end.read;

@@ -27,14 +27,14 @@ impl Faults {
     };
 }
 
-/// Two ends and what is between them.
+/// Two ends and the wire between them.
 pub(super) struct Pair {
     pub(super) ends: [End; 2],
     pub(super) now: Instant,
     rng: Rng,
     faults: Faults,
     delay: Duration,
-    /// When, to whom, what; in order of sending.
+    /// Arrival time, receiving end and segment, in order of sending.
     flight: Vec<(Instant, usize, Wire)>,
     /// Which end has answered a segment with a reset after its TIME-WAIT.
     forgot: [bool; 2],
@@ -142,7 +142,8 @@ impl Pair {
         }
     }
 
-    /// Whatever is next on the wire arrives, or a timer fires. Returns false if neither will.
+    /// Lets the next segment on the wire arrive, or fires a timer. Returns false if there is
+    /// neither.
     fn step(&mut self) -> bool {
         let arrival = (0..self.flight.len()).min_by_key(|&i| self.flight[i].0);
         let at = arrival.map_or(Instant::NEVER, |i| self.flight[i].0);
@@ -172,7 +173,7 @@ impl Pair {
             return true;
         }
         let (_, side, first) = self.flight.remove(arrival.unwrap_or(0));
-        // As the pump does: what follows without a gap makes a run.
+        // Like the pump: segments without a gap between them make a run.
         let mut run = vec![(0, first)];
         let mut end = first.len;
         while run.len() < 8 && first.len > 0 && self.rng.percent(70) {
@@ -242,7 +243,7 @@ impl Pair {
         })
     }
 
-    /// Runs until both sides have said and read everything and the connection is gone.
+    /// Runs until both sides have written and read everything and the connection is gone.
     fn run(&mut self) {
         for _ in 0..400_000 {
             self.work();
@@ -272,15 +273,15 @@ impl Pair {
             assert_eq!(end.seen.len() as u64, total);
             assert!(end.seen.iter().all(|&n| n == 1));
             assert!(end.events.contains(&ConnectionEvent::Established));
-            // A timeout without measurements may outlast the other end's TIME-WAIT: then a reset is
-            // all that comes for our FIN.
+            // A timeout without measurements may outlast the other end's TIME-WAIT: then only a
+            // reset answers our FIN.
             let all = end.events.contains(&ConnectionEvent::AllAcknowledged);
             assert!(all || self.forgot[1 - side], "{:?}", end.events);
             assert!(
                 end.events
                     .contains(&ConnectionEvent::PeerFinished { end: total })
             );
-            // It is told if text is not acknowledged either.
+            // The end also learns of the reset if some data is not acknowledged.
             let reset = end.events.contains(&ConnectionEvent::Reset);
             assert!(
                 !reset || (!all && self.forgot[1 - side]),

@@ -1,4 +1,4 @@
-//! What others ask of a connection: where it stands, and a number that says so.
+//! Queries about a connection: its progress, and its fingerprint.
 
 use super::end::{CONN, flow};
 use super::one_side::OneSide;
@@ -17,7 +17,7 @@ fn a_connection_says_what_it_knows() {
     one_side.receive(Flags::ACK, 1, 3001, 700);
     let tcb = one_side.tcb();
     assert_eq!((tcb.acknowledged(), tcb.received()), (3000, 700));
-    // The handshake took no time: an eighth of the second measurement.
+    // The handshake took no time, so the result is an eighth of the second measurement.
     assert_eq!(
         (tcb.cwnd(), tcb.srtt()),
         (10_000, Duration::from_millis(10))

@@ -1,8 +1,8 @@
-//! A peer that reports what it likes: SACK blocks from anywhere, in every state, while text is in
-//! flight, lost, and sent again. No call may panic, and what [`Subject::request`] checks must hold
-//! after each.
+//! A peer that reports arbitrary SACK blocks, in every state, while data is in flight, lost,
+//! and retransmitted. No call may panic, and the checks of [`Subject::request`] must hold after
+//! each.
 //!
-//! Here nothing catches a panic, and the profile of tests checks every addition for overflow.
+//! Nothing here catches a panic, and the test profile checks every addition for overflow.
 
 use super::end::Wire;
 use super::fuzz::Subject;
@@ -13,10 +13,11 @@ use crate::seqnum::SeqNum;
 use crate::tcp::{Cx, State};
 use crate::time::{Duration, Instant};
 
-/// Cases of a usual run; `SACKS_CASES=1000000` runs longer, and `SACKS_SEED=17` repeats one.
+/// Number of cases by default; `SACKS_CASES=1000000` runs more, and `SACKS_SEED=17` repeats
+/// one.
 const CASES: u64 = 2500;
 
-/// Says which case it was, if that does not end.
+/// Prints the seed of a case that does not finish.
 struct Named {
     seed: u64,
     has_ended: bool,
@@ -36,7 +37,7 @@ fn number(name: &str) -> Option<u64> {
     Some(payload.parse().expect("it is a number"))
 }
 
-/// A number close to one that some comparison turns at, or any.
+/// A number at which some comparison changes, or one nearby, or any.
 fn edge(subject: &mut Subject) -> SeqNum {
     let snd = &subject.tcb.snd;
     let (una, nxt, max) = (snd.una, snd.nxt, snd.max);
@@ -68,7 +69,7 @@ fn edge(subject: &mut Subject) -> SeqNum {
         5 => base + mss * rng.below(4) as u32,
         6 => base - mss * rng.below(4) as u32,
         7 => base - rng.below(5000) as u32,
-        // Most of what a peer reports lies in flight.
+        // Most reports are about data in flight.
         _ => una + rng.below(flight) as u32,
     }
 }
@@ -87,7 +88,7 @@ fn blocks(subject: &mut Subject) -> Options {
     Options::Sack(sack)
 }
 
-/// A segment that is acceptable as a rule, whatever it reports.
+/// A segment that is usually acceptable, whatever it reports.
 fn report(subject: &mut Subject) {
     let options = blocks(subject);
     let (rcv, snd) = (&subject.tcb.rcv, &subject.tcb.snd);
@@ -114,7 +115,7 @@ fn report(subject: &mut Subject) {
     subject.segment(&wire.segment());
 }
 
-/// The peer opens, or answers, as one does that has SACK.
+/// The peer opens, or answers, with SACK permitted.
 fn establish(subject: &mut Subject) {
     let (rcv, snd) = (&subject.tcb.rcv, &subject.tcb.snd);
     let syn = subject.tcb.state == State::SynSent;
@@ -151,8 +152,8 @@ fn offer(rng: &mut Rng) -> Options {
     })
 }
 
-/// One case: all states that it met, whether something was in flight when blocks came, and whether
-/// some of it was reported, lost, and sent again.
+/// Runs one case. Returns all states that it passed, whether data was in flight when blocks
+/// arrived, and whether some of it was reported, lost, and retransmitted.
 fn case(seed: u64) -> (Vec<State>, [bool; 4]) {
     let mut named = Named {
         seed,
@@ -227,7 +228,7 @@ fn whatever_blocks_say_in_whatever_state_nothing_panics() {
     }
 }
 
-/// Established with SACK, and ten segments of 1000 bytes in flight, which begin at 1.
+/// Established with SACK, with ten segments of 1000 bytes in flight, from 1 on.
 fn ten_in_flight() -> OneSide {
     let options = Options::Syn(SynOptions {
         mss: Some(1000),
@@ -251,23 +252,23 @@ fn acknowledge(one_side: &mut OneSide, ack: u32, blocks: &[(u32, u32)]) {
     one_side.receive_with(Flags::ACK, 1, ack, 0, None, Options::Sack(sack));
 }
 
-/// Left and right edges, relative to the initial number, that report nothing: of 1..10001 in
-/// flight.
+/// Left and right edges, relative to the initial number, of blocks that report nothing about
+/// the flight 1..10001.
 const NOTHING: [(u32, u32); 14] = [
-    // From where nothing was sent yet.
+    // Beginning in numbers that were not sent yet.
     (10_001, 10_001u32.wrapping_add(1 << 31)),
     (10_001, 10_002),
     (5000, 10_002),
     (10_000, 20_000),
-    // Empty, or backwards.
+    // Empty, or reversed.
     (3000, 3000),
     (4000, 3000),
     (9000, 1),
-    // What is acknowledged, or what the acknowledgment would cover.
+    // Already acknowledged, or covered by the acknowledgment.
     (0, 2000),
     (1, 2000),
     (u32::MAX - 3000, 5000),
-    // Across half of all numbers.
+    // Across half of the sequence space.
     (1u32.wrapping_add((1 << 31) - 1), u32::MAX - 8),
     (1 << 31, (1 << 31) + 5),
     (2, 1 << 31),
@@ -278,7 +279,7 @@ const NOTHING: [(u32, u32); 14] = [
 fn a_block_that_lies_not_in_flight_reports_nothing() {
     for block in NOTHING {
         for before in [&[][..], &[(3001, 4001)]] {
-            // What is heard of it is what is heard without it, beside others too.
+            // The outcome equals that without the block, also beside other blocks.
             for others in [&[][..], &[(5001, 6001)]] {
                 let [mut with, mut without] = [ten_in_flight(), ten_in_flight()];
                 for one_side in [&mut with, &mut without] {
@@ -303,16 +304,16 @@ fn a_block_up_to_all_that_was_sent_counts() {
     assert_eq!(one_side.tcb().scoreboard.sacked(), 9999);
 }
 
-/// D-SACK blocks, relative to the initial number, that are none: 2001 is acknowledged, 10001 was
-/// sent.
+/// D-SACK blocks, relative to the initial number, that are invalid: 2001 is acknowledged, 10001
+/// was sent.
 const NOT_TWICE: [(u32, u32); 7] = [
-    // Empty, or backwards.
+    // Empty, or reversed.
     (1001, 1001),
     (1500, 1001),
-    // Behind what it would have to lie before.
+    // After the edge that they would have to precede.
     (1001, 2002),
     (2001, 3001),
-    // Not by a window, or half of all numbers.
+    // Too far back: by more than a window, or by half of the sequence space.
     (2001u32.wrapping_sub(40_000), 2001u32.wrapping_sub(39_000)),
     (2001u32.wrapping_add(1 << 31), 2001),
     (2002u32.wrapping_add(1 << 31), 1001),
@@ -346,13 +347,13 @@ fn a_block_of_what_came_twice_counts_only_where_that_may_be() {
 #[test]
 fn sacked_data_reneged_while_the_window_was_closed_is_retransmitted() {
     let mut one_side = ten_in_flight();
-    // All of it is lost, and the window closes.
+    // All data is lost, and the window closes.
     one_side.wnd = 0;
     acknowledge(&mut one_side, 1, &[(9001, 10_001)]);
     one_side.sent();
     acknowledge(&mut one_side, 1, &[(1001, 10_001)]);
     one_side.sent();
-    // It had 1001..10001, and has it no longer (RFC 2018 section 8).
+    // The peer had 1001..10001 and has dropped it (RFC 2018 section 8).
     one_side.wnd = 30_000;
     acknowledge(&mut one_side, 1001, &[]);
     one_side.sent();

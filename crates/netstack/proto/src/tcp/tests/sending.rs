@@ -1,4 +1,4 @@
-//! What leaves, when, and when again.
+//! Transmission and retransmission.
 
 use super::one_side::OneSide;
 use crate::config::Limits;

@@ -1,4 +1,4 @@
-//! The connection diagram, and how often a connection may be challenged.
+//! The connection diagram, and the limit of challenges per connection.
 
 use crate::tcp::{CHALLENGES_PER_SECOND, Challenges, State};
 use crate::time::{Duration, Instant};

@@ -12,7 +12,7 @@ use crate::tcp::{Cx, PendingDelivery, Tcb};
 
 type FieldValues = Vec<(&'static str, u64)>;
 
-/// What a connection consists of.
+/// The fields of a connection.
 fn fields(tcb: &Tcb) -> FieldValues {
     let mut all = Vec::new();
     tcb.visit("", &mut |name, value| all.push((name, value)));
@@ -37,8 +37,8 @@ fn outcome(
     (fast, held, out, fields(&tcb))
 }
 
-/// Fields that are written, and those of which some bit changes what comes of `seg` besides the
-/// field itself.
+/// The fields that `seg` writes, and the fields of which some bit changes the outcome of `seg`
+/// beyond the field itself.
 fn touched(one_side: &OneSide, seg: &Segment<'_>) -> BTreeSet<&'static str> {
     let tcb = one_side.tcb();
     let before = fields(tcb);
@@ -50,14 +50,14 @@ fn touched(one_side: &OneSide, seg: &Segment<'_>) -> BTreeSet<&'static str> {
         let mut other = tcb.clone();
         let name = other.flip(bit).expect("there are so many bits");
         if fields(&other).len() != before.len() {
-            // Something there is one more or less of, such as gaps.
+            // The flip changed the length of a collection, such as the gaps.
             continue;
         }
         let others = |all: &FieldValues| -> FieldValues {
             let all = all.iter().copied();
             all.filter(|(field, _)| *field != name).collect()
         };
-        // What comes of a value that no connection has may be a panic.
+        // A value that no real connection has may cause a panic.
         let same = catch_unwind(AssertUnwindSafe(|| {
             let (too, held_too, out_too, after_too) = outcome(one_side, &other, seg);
             (too, held_too, out_too) == (true, held, out.clone())
@@ -110,10 +110,10 @@ fn the_fast_path_touches_no_field_that_it_does_not_name() {
 
     one_side.write(2_000);
     let first = one_side.tcb().snd.una;
-    // A measurement ends with the first acknowledgment.
+    // The first acknowledgment ends a measurement.
     one_side.receive_with(Flags::ACK, 501, 1001, 0, stamp(7), Options::None);
     assert_eq!(one_side.tcb().snd.una, first + 1000);
-    // ... and the next one ends behind what is acknowledged now.
+    // ... and the next measurement ends after the data acknowledged now.
     one_side.write(4_000);
     let ack = Segment {
         ack: first + 2000,

@@ -105,7 +105,7 @@ fn what_is_written_before_the_handshake_leaves_after_it_with_fin() {
 fn cursors_never_go_back_and_their_low_halves_are_enough() {
     let mut one_side = OneSide::established();
     let tcb = one_side.end.tcb.as_mut().expect("it has one");
-    // As if 4 GiB less 500 bytes had passed in both directions.
+    // As if 4 GiB minus 500 bytes had passed in both directions.
     let passed = (1u64 << 32) - 500;
     (tcb.rcv.read, tcb.rcv.offset) = (passed, passed + 1000);
     tcb.rcv.deliveries = 1;
