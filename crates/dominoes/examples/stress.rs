@@ -1,10 +1,10 @@
-//! Joining, forking, leaving and panicking under full load.
+//! Joins, forks, leaves and panics under full load.
 //!
-//! `cargo run --release --example stress [-- SECONDS]`. One publisher is joined by a second now and
-//! then, so that the channel is now shared and now not; up to a dozen subscribers join, fork, leave
-//! and panic. Every subscriber checks every entry, hashes the order in spans of 256 positions, and
-//! all who saw a span must agree on its hash. Entries count their drops. Expect a line of counts
-//! and `ok`.
+//! `cargo run --release --example stress [-- SECONDS]`. A second publisher joins the first one
+//! from time to time, so that the channel is sometimes shared and sometimes not. Up to a dozen
+//! subscribers join, fork, leave and panic. Every subscriber checks every entry and hashes the
+//! order in spans of 256 positions; all subscribers that saw a whole span must agree on its hash.
+//! Entries count their drops. A good run prints a line of counts and `ok`.
 
 use dominoes::{Exclusive, Park, Publisher, SpinYield, Subscription, Wait, channel};
 use std::{
@@ -21,7 +21,7 @@ use std::{
 static ALIVE: AtomicI64 = AtomicI64::new(0);
 const SPAN: u64 = 256;
 
-/// An owned entry that knows when it is dropped twice.
+/// An owned entry that detects a second drop.
 struct Entry {
     publisher: u64,
     number: u64,
@@ -53,7 +53,7 @@ impl Drop for Entry {
 
 #[derive(Default)]
 struct Shared {
-    /// Taken in a loop: ThreadSanitizer does not see into std's mutex.
+    /// Taken in a loop instead of a mutex, because ThreadSanitizer does not see into std's.
     spans: Exclusive<HashMap<u64, u64>>,
     agreed: AtomicU64,
     read: AtomicU64,
@@ -134,7 +134,7 @@ fn follow<W: Wait>(
                     }));
                 }
                 1 => {
-                    // With a batch in hand, as a handler would.
+                    // Panics while it holds a batch, as a handler would.
                     let _batch = subscription.try_next_batch();
                     std::panic::resume_unwind(Box::new("on purpose"));
                 }
@@ -190,8 +190,8 @@ fn run<W: Wait>(name: &str, capacity: usize, time: Duration) {
         thread::spawn(move || {
             let (mut state, mut id) = (77, 0);
             while !shared.stop.load(Relaxed) {
-                // Alone, then as one of two, then alone again, perhaps while the other still
-                // finishes.
+                // Alone, then as one of two, then alone again, perhaps while the other is still
+                // finishing.
                 publish(&mut publisher, id, &shared, random(&mut state));
                 let mut second = publisher.clone();
                 let helper = {
@@ -244,7 +244,7 @@ fn main() {
         .and_then(|arg| arg.parse().ok())
         .unwrap_or(4.0);
     std::panic::set_hook(Box::new(|info| {
-        // Planned unwinding does not come here.
+        // `resume_unwind` does not call this hook, so only unplanned panics arrive here.
         eprintln!("{info}");
         std::process::exit(1);
     }));

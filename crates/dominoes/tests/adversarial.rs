@@ -1,8 +1,9 @@
-//! Programs without `unsafe` that try to reach freed, empty or shared memory.
+//! Programs without `unsafe` that try to access freed, empty or shared memory.
 //!
 //! User code runs inside calls of the crate: destructors, callbacks, iterators, wait strategies.
-//! Here it panics, lies, calls the same channel again, and forgets guards. Each value owns a box,
-//! so AddressSanitizer (`.ci/sanitize`) sees what a count of drops does not.
+//! Here it panics, returns false values, calls the same channel again, and forgets guards. Each
+//! value owns a box, so AddressSanitizer (`.ci/sanitize`) detects faults that a count of drops
+//! does not.
 //!
 //! | `unsafe` in | block | test |
 //! |---|---|---|
@@ -47,13 +48,13 @@ use std::{
     time::Instant,
 };
 
-/// Counts the values that are alive.
+/// Counts live values.
 #[derive(Clone, Default)]
 struct Live(Arc<AtomicI64>);
 
 type Action = Box<dyn FnOnce() + Send>;
 
-/// A value that owns memory, checks itself, and does something when it is dropped.
+/// A value that owns memory, checks itself, and can run an action when dropped.
 struct Value {
     number: u64,
     owned: Box<u64>,
@@ -112,7 +113,7 @@ fn unwind() -> ! {
     resume_unwind(Box::new("on purpose"))
 }
 
-/// Whether `call` panics on purpose; any other panic goes on.
+/// Whether `call` panics on purpose; any other panic is resumed.
 fn unwinds<R>(call: impl FnOnce() -> R) -> bool {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(_) => false,
@@ -121,7 +122,7 @@ fn unwinds<R>(call: impl FnOnce() -> R) -> bool {
     }
 }
 
-/// Attachments with values at all positions from `first` to `end`.
+/// Stocks all positions from the next one up to `end`.
 fn stock(stocker: &mut Stocker<Value>, live: &Live, end: u64) {
     for seq in stocker.next_seq()..end {
         assert!(stocker.put(seq, live.value(seq)).is_ok());
@@ -150,7 +151,7 @@ fn a_callback_of_reclaim_that_panics() {
             assert_eq!(live.alive(), (slots - panics_at - 1) as i64);
             assert!(shared.pin(0).is_none(), "values of the chunk are out");
 
-            // A reader of the next chunk keeps it, however often the stocker comes by.
+            // A reader of the next chunk keeps it, however often the stocker tries to reclaim.
             let pin = (chunk < slots).then(|| shared.pin(chunk).unwrap());
             let lent = pin.as_ref().map(|pin| pin.get(chunk).unwrap());
             let mut out = Vec::new();
@@ -168,7 +169,7 @@ fn a_callback_of_reclaim_that_panics() {
                 "{out:?} came out of a chunk of {chunk} after {panics_at}"
             );
 
-            // The place is free, and no value of the next lap comes out before it is done.
+            // The chunk is free, and no value of the next lap comes out before it is done.
             stock(&mut stocker, &live, slots + chunk);
             let next = shared.pin(slots).unwrap();
             (slots..slots + chunk).for_each(|seq| next.get(seq).unwrap().check());
@@ -197,7 +198,7 @@ fn a_callback_of_reclaim_that_calls_back() {
         assert!(again.pin(0).is_none() && again.done_count(1).is_none());
         assert!(!again.take_out(0, &mut |_, _| unreachable!()));
         verdicts.set(seq, 1);
-        // The place is open for the next lap with the last value; nothing is there yet.
+        // The chunk opens for the next lap with its last value, and is still empty.
         match again.pin(4) {
             Some(pin) => {
                 assert_eq!(seq, 1);
@@ -206,7 +207,7 @@ fn a_callback_of_reclaim_that_calls_back() {
             None => assert_eq!(seq, 0),
         }
         if seq == 0 {
-            // The other chunk goes at the same time, by another hand.
+            // Meanwhile another handle takes out the other chunk.
             assert!(again.take_out(2, &mut |_, value| value.check()));
         }
         drop(value);
@@ -258,7 +259,7 @@ fn a_callback_of_take_out_that_calls_back() {
     shared.done(2, 2);
     let mut kept = Vec::new();
     assert!(shared.take_out(0, &mut |seq, value| {
-        // The stocker is another handle, so it may come by now. It finds the chunk closed.
+        // The stocker is a separate handle, so it may run now. It finds the chunk closed.
         assert!(!stocker.reclaim(&mut |_, _| unreachable!()));
         assert!(!stocker.can_put(4) && stocker.room() == 0);
         assert!(stocker.put(4, live.value(4)).is_err());
@@ -275,7 +276,7 @@ fn a_callback_of_take_out_that_calls_back() {
     assert_eq!(live.alive(), 0);
 }
 
-/// Four slots with four values, of which one panics when it is dropped.
+/// Four slots with four values, one of which panics when dropped.
 fn stocked_but_poisoned(live: &Live, poisoned: u64) -> (Stocker<Value>, Arc<Attachments<Value>>) {
     let (mut stocker, shared) = attachments::<Value>(4, 2);
     for seq in 0..4 {
@@ -344,7 +345,7 @@ fn a_forgotten_pin_keeps_its_chunk() {
     assert!(!stocker.reclaim(&mut |_, _| unreachable!("pinned")));
     assert!(!shared.take_out(1, &mut |_, _| unreachable!("pinned")));
     assert!(stocker.put(4, live.value(4)).is_err());
-    drop(stocker); // the attachments are still there
+    drop(stocker); // the attachments still exist
     lent.check();
     assert_eq!(live.alive(), 4);
     mem::forget(shared.pin(2));
@@ -360,7 +361,7 @@ fn positions_that_no_chunk_holds() {
         assert!(!shared.take_out(seq, &mut |_, _| unreachable!()));
         assert!(shared.done_count(seq).is_none());
     }
-    // 2^32 laps on, the tag is that of lap 0.
+    // After 2^32 laps the tag equals that of lap 0.
     let far = (1u64 << 32) * 4;
     let pin = shared.pin(far).unwrap();
     assert!(pin.get(far).is_none() && pin.get(0).is_none());
@@ -368,7 +369,7 @@ fn positions_that_no_chunk_holds() {
     let pin = shared.pin(3).unwrap();
     assert!(pin.get(3).is_none() && pin.get(4).is_none() && pin.get(u64::MAX).is_none());
     pin.get(2).unwrap().check();
-    // A chunk that is reported done before it is stocked stays.
+    // A chunk that is reported done before it is stocked is kept.
     shared.done(2, 2);
     drop(pin);
     assert!(!shared.take_out(2, &mut |_, _| unreachable!("not stocked")));
@@ -402,12 +403,12 @@ fn an_exclusive_whose_guard_is_forgotten() {
 
 // The ring.
 
-/// Publishes one value, by each of the ways that there are.
+/// Publishes one value, in one of four ways.
 fn publish(way: usize, publisher: &mut Publisher<Value, SpinYield>, value: Value) -> bool {
     match way {
         0 => publisher.try_publish(value).is_ok(),
         1 => publisher.try_publish_all([value]).is_ok(),
-        // Of unknown length, so that it is collected.
+        // The length is unknown, so the value is collected.
         2 => publisher
             .try_publish_all(Some(value).into_iter().filter(|_| true))
             .is_ok(),
@@ -437,7 +438,7 @@ fn a_destructor_that_panics_while_a_publisher_looks_for_room() {
                     match catch_unwind(AssertUnwindSafe(|| publish(way, &mut publisher, value))) {
                         Ok(true) => {}
                         Ok(false) => unreachable!("everything is released"),
-                        Err(_) => panics += 1, // the value is dropped, or published
+                        Err(_) => panics += 1, // the value is dropped or published
                     }
                     while let Ok(batch) = subscription.try_next_batch() {
                         for (seq, value) in &batch {
@@ -480,7 +481,7 @@ fn a_destructor_that_panics_while_a_subscription_leaves() {
         assert_eq!(log.subscribers(), 0);
         log.tidy();
         assert_eq!(live.alive(), 0);
-        // Every place is there again.
+        // Every subscription number is free again.
         let all: Vec<_> = std::iter::from_fn(|| log.subscribe().ok()).collect();
         assert_eq!(all.len(), dominoes::MAX_SUBSCRIBERS);
     }
@@ -561,7 +562,7 @@ fn a_destructor_that_uses_the_channel() {
     }
 }
 
-/// An iterator with a length hint of its own, which asks `step` for each value.
+/// An iterator with a false length hint, which calls `step` for each value.
 struct Lying<F> {
     hint: (usize, Option<usize>),
     step: F,
@@ -623,7 +624,7 @@ fn an_iterator_that_lies_about_its_length() {
                 let mut subscription = log.subscribe().unwrap();
                 let mut left = length;
                 let published = publisher.try_publish_all(Lying {
-                    // The vector that collects would reserve what is promised.
+                    // The collecting vector would reserve the promised length.
                     hint: (promised.min(5), Some(promised)),
                     step: || {
                         left = u64::checked_sub(left, 1)?;
@@ -665,7 +666,8 @@ fn an_iterator_that_uses_the_channel() {
                 hint: (3, Some(3)),
                 step: || {
                     left = u64::checked_sub(left, 1)?;
-                    // In the middle of a batch: join, read, release, publish by another handle.
+                    // In the middle of a batch: join, read, release, and publish by another
+                    // handle.
                     joined.push(log.subscribe().unwrap());
                     joined.truncate(2);
                     joined.iter_mut().for_each(|reader| {
@@ -710,7 +712,7 @@ fn batches_of_every_length_at_every_slot() {
         for step in 0..64 {
             let n = step % 6;
             let positions = next..next + n;
-            // Collected, since the length is not known; and copied.
+            // One batch is collected, since its length is unknown; the other is copied.
             let values = positions.clone().map(|seq| live.value(seq));
             let collected = publisher.try_publish_all(values.filter(|_| true));
             assert!(collected.is_ok_and(|published| published == positions));
@@ -748,7 +750,7 @@ fn a_forgotten_guard_keeps_its_entries() {
     let leaked: &Subscription<_, _> = Box::leak(Box::new(subscription));
     let lent = leaked.get(0).unwrap();
     assert!(full(&mut publisher));
-    // Publishers that are forgotten count for ever: the others go on as several.
+    // Forgotten publishers count forever, so the channel stays shared.
     mem::forget(publisher.clone());
     mem::forget(log.subscribe().unwrap().deactivate());
     assert!(full(&mut publisher));
@@ -833,11 +835,11 @@ fn a_batch_that_could_not_be_flushed_is_not_lost() {
 type Hook = Box<dyn FnMut()>;
 
 thread_local! {
-    /// What [`Hooked`] does when it is notified on this thread.
+    /// The action of [`Hooked`] when it is notified on this thread.
     static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
 }
 
-/// A wait strategy that runs the hook, and asks too often and too seldom whether it may go on.
+/// A wait strategy that runs the hook, and calls `ready` both too often and too rarely.
 #[derive(Default)]
 struct Hooked;
 
@@ -848,21 +850,21 @@ impl Wait for Hooked {
             let _ = ready();
         }
         self.notify();
-        // Says so without a reason.
+        // Returns true without a reason.
         deadline.is_none()
     }
 
     fn notify(&self) {
         let hook = HOOK.take();
         if let Some(mut hook) = hook {
-            // Not while it runs: it may notify.
+            // The hook is not set while it runs, since it may notify.
             hook();
             HOOK.set(Some(hook));
         }
     }
 }
 
-/// Runs `call` with a hook that panics at notification number `nth`. Whether it came to that.
+/// Runs `call` with a hook that panics at notification number `nth`. Returns whether it panicked.
 fn with_a_panic(nth: u64, call: impl FnOnce()) -> bool {
     let mut left = nth;
     HOOK.set(Some(Box::new(move || {
@@ -888,8 +890,8 @@ fn a_wait_strategy_that_panics() {
         let mut subscription = log.subscribe().unwrap();
         let mut panics = 0;
         for round in 0..20 {
-            // Looking for room notifies, and publishing does: at most one value is lost, or it is
-            // published all the same.
+            // Both looking for room and publishing notify. At most one value is lost, or it is
+            // published in spite of the panic.
             panics += u32::from(with_a_panic(nth, || {
                 let value = live.value(round);
                 let _ = match round % 3 {
@@ -913,7 +915,7 @@ fn a_wait_strategy_that_panics() {
             assert_eq!(subscription.position(), end);
         }
         assert!(panics > 0);
-        // Joining and leaving: every place is there again.
+        // Joining and leaving: every subscription number is free again.
         assert!(with_a_panic(0, || drop(log.subscribe())));
         assert_eq!(log.subscribers(), 1, "the one that could not join is gone");
         let fork = subscription.fork().unwrap();
@@ -980,7 +982,7 @@ fn a_wait_strategy_that_asks_too_often_loses_no_work() {
     let taken = Arc::new(AtomicUsize::new(0));
     let (count, mut calls) = (taken.clone(), 0);
     HOOK.set(Some(Box::new(move || {
-        // Not at once, so that the publisher finds the channel full.
+        // Not at every call, so that the publisher finds the channel full.
         calls += 1;
         if calls % 2 == 0 {
             count.fetch_add(usize::from(worker.try_take().is_ok()), Relaxed);
@@ -993,7 +995,7 @@ fn a_wait_strategy_that_asks_too_often_loses_no_work() {
     let left = usize::from(share.join().unwrap().try_take().is_ok());
     assert_eq!((taken.load(Relaxed) + left, live.alive()), (8, 0));
 
-    // A worker that waits, while every notification brings entries.
+    // A worker that waits while every notification adds entries.
     let (mut publisher, share) = WorkShare::<Value, Lifo<Value>, Hooked>::open(32);
     let mut worker = share.join().unwrap();
     let offered = Arc::new(AtomicUsize::new(0));
@@ -1005,7 +1007,7 @@ fn a_wait_strategy_that_asks_too_often_loses_no_work() {
         }
     })));
     assert!(worker.take(None).is_ok());
-    // Not while it is borrowed: a publisher that goes notifies.
+    // Not while the hook is borrowed: dropping a publisher notifies.
     drop(HOOK.take());
     let rest = std::iter::from_fn(|| worker.try_take().ok()).count();
     assert_eq!(rest + 1, offered.load(Relaxed), "entries were lost");
@@ -1017,7 +1019,7 @@ fn a_wait_strategy_that_asks_too_often_loses_no_work() {
 #[test]
 fn entries_of_any_size_and_alignment() {
     static DROPS: AtomicUsize = AtomicUsize::new(0);
-    /// No bytes, and a destructor.
+    /// A type of size zero with a destructor.
     struct Nothing;
     impl Drop for Nothing {
         fn drop(&mut self) {
@@ -1103,7 +1105,7 @@ fn a_capacity_that_no_memory_holds() {
     ] {
         assert!(catch_unwind(|| attachments::<u64>(slots, chunk)).is_err());
     }
-    // Entries without bytes still have a byte each for their lap.
+    // Entries of size zero still take one byte each for their lap.
     let (mut publisher, log) = channel::<(), SpinYield>(1000);
     assert!(log.slots() <= 64 * 1024);
     assert!(publisher.try_publish(()).is_ok());
@@ -1129,7 +1131,7 @@ fn a_publisher_that_changes_threads() {
     let mut second = None;
     for round in 0..60 {
         let live = live.clone();
-        // Alone, then one of two, then alone again; each on a thread of its own.
+        // Alone, then one of two, then alone again, each time on a new thread.
         (publisher, second) = thread::spawn(move || {
             assert!(publisher.publish(live.value(2 * round)).is_ok());
             let mut second = second.take().or_else(|| Some(publisher.clone()));
@@ -1165,14 +1167,14 @@ fn what_may_go_to_another_thread() {
     send::<Attachments<Entry>>();
     sync::<Attachments<Entry>>();
     send::<Pin<'_, Entry>>();
-    // A value that may go to another thread, but not be shared: one thread at a time has it.
+    // A value that is `Send` but not `Sync`: one thread at a time has it.
     sync::<Exclusive<std::cell::Cell<u32>>>();
     send::<ExclusiveGuard<'_, std::cell::Cell<u32>>>();
     sync::<ExclusiveGuard<'_, u32>>();
     sync::<Verdicts>();
 }
 
-/// Says yes to everything, at once.
+/// A wait strategy that always returns true at once.
 #[derive(Default)]
 struct Yes;
 
@@ -1196,7 +1198,7 @@ fn a_wait_strategy_that_always_says_yes_ends_at_the_deadline() {
     assert!(matches!(late, Err(NoBatch::Empty)));
 }
 
-/// Names a replica that there is not.
+/// Names a replica that does not exist.
 struct Nobody;
 
 impl PrimaryPolicy for Nobody {
@@ -1220,7 +1222,7 @@ fn a_policy_that_names_nobody_leaves_no_work_undone() {
     let _ = Nobody.is_mine(Work::chunk(1), 0, 0);
 }
 
-/// A feed whose numbers are nonsense.
+/// A feed with absurd numbers.
 struct Boasting;
 
 impl Feed<()> for Boasting {
@@ -1236,7 +1238,8 @@ impl Feed<()> for Boasting {
     }
 }
 
-/// A domain whose name, number and counts are those of others, and that never has enough.
+/// A domain that shares its name, number and counts with others, and asks for more turns than it
+/// needs.
 struct Busy(usize);
 
 impl Domain for Busy {
@@ -1270,7 +1273,7 @@ fn feeds_schedulers_and_domains_that_lie_about_their_numbers_are_counted_no_more
     assert_eq!(context.join().unwrap().len(), 2);
 }
 
-/// A clock that goes back, stands still, and comes to the end of time.
+/// A clock that goes back, stops, and reaches the end of time.
 #[derive(Default)]
 struct Wild(AtomicUsize);
 
@@ -1310,7 +1313,7 @@ fn a_clock_that_goes_back_and_to_the_end_of_time_fires_each_timer_once() {
     assert!(len >= 6, "{fired:?}");
 }
 
-/// A pool that loses every second value, and says that it has room for more than there are.
+/// A pool that loses every second value, and claims a larger capacity than it has.
 struct Leaky(Lifo<Value>);
 
 impl Pool<Value> for Leaky {
@@ -1350,7 +1353,7 @@ fn a_pool_that_loses_values_drops_each_once() {
     assert_eq!(live.alive(), 0);
 }
 
-/// Fingerprints that change at every look.
+/// A state whose fingerprints change with every call.
 #[derive(Clone, Default)]
 struct Unsteady(Arc<AtomicUsize>);
 

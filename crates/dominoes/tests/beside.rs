@@ -1,4 +1,4 @@
-//! What stands beside the slots: verdicts, attachments with their pins, exclusive values,
+//! The data beside the slots: verdicts, attachments with their pins, exclusive values,
 //! fingerprints.
 #![cfg(not(loom))]
 
@@ -14,7 +14,7 @@ use std::{
     thread,
 };
 
-/// Counts the values that are alive.
+/// Counts live values.
 struct Counted(u64, Arc<AtomicIsize>);
 
 impl Counted {
@@ -72,23 +72,23 @@ fn a_verdict_is_found_out_by_one_at_a_time_and_by_another_if_that_one_gives_up()
 fn calling_wrongly_panics_and_breaks_nothing() {
     let alive = Arc::new(AtomicIsize::new(0));
     let (mut stocker, frames) = attachments::<Counted>(4, 2);
-    // Not in order, and too early for a lap.
+    // Out of order, and a lap too early.
     assert!(catch_unwind(AssertUnwindSafe(|| stocker.put(1, Counted::new(1, &alive)))).is_err());
     for seq in 0..4 {
         assert!(stocker.put(seq, Counted::new(seq, &alive)).is_ok());
     }
     assert!(stocker.put(4, Counted::new(4, &alive)).is_err());
     assert_eq!(alive.load(Ordering::Relaxed), 4);
-    // More done than there is, in one step and in two.
+    // More done than the chunk has, in one step and in two.
     assert!(catch_unwind(AssertUnwindSafe(|| frames.done(0, 3))).is_err());
     frames.done(0, 1);
     assert!(catch_unwind(AssertUnwindSafe(|| frames.done(1, 2))).is_err());
     assert_eq!(frames.done_count(0), Some(1));
-    // Of another lap, past and future.
+    // Positions of past and future laps.
     assert!(frames.pin(4).is_none());
     assert!(frames.pin(u64::MAX).is_none());
     assert!(catch_unwind(AssertUnwindSafe(|| frames.done(8, 1))).is_err());
-    // Done before it is stocked: waits for the stocking.
+    // Reported done before it is stocked: taken back only after stocking.
     frames.done(1, 1);
     assert!(stocker.reclaim(&mut |_, _| {}));
     assert!(!stocker.reclaim(&mut |_, _| {}));
@@ -97,7 +97,7 @@ fn calling_wrongly_panics_and_breaks_nothing() {
     frames.done(2, 2);
     assert!(stocker.reclaim(&mut |_, _| {}));
     assert!(!stocker.reclaim(&mut |_, _| {}), "nothing is stocked there");
-    // Work reported after the chunk went back is a divergence.
+    // Work reported after the chunk was taken back is a divergence.
     assert!(catch_unwind(AssertUnwindSafe(|| frames.done(0, 1))).is_err());
     assert!(stocker.put(4, Counted::new(4, &alive)).is_ok());
     drop((stocker, frames));
@@ -142,7 +142,7 @@ fn values_taken_out_go_once_even_if_their_receiver_panics() {
     assert!(failed.is_err());
     assert_eq!(alive.load(Ordering::Relaxed), 2);
     assert!(frames.pin(2).is_none() && !frames.take_out(2, &mut |_, _| unreachable!()));
-    // The first chunk is in the way.
+    // The first chunk must be reclaimed first.
     assert!(!stocker.reclaim(&mut |_, _| unreachable!()));
     drop((stocker, frames));
     assert_eq!(alive.load(Ordering::Relaxed), 0);
@@ -224,7 +224,8 @@ enum Call {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Any calls, right or wrong, against maps of what is stocked, done and pinned.
+    /// Arbitrary calls, valid or not, compared with maps of the stocked, done and pinned
+    /// positions.
     #[test]
     fn attachments_do_what_the_model_does(calls in prop::collection::vec(prop_oneof![
         6 => Just(Call::Put),

@@ -1,4 +1,4 @@
-//! Groups of replicas: every step interleaved by hand from a seed, and the same on threads.
+//! Groups of replicas: with all steps interleaved by hand from a seed, and on threads.
 #![cfg(not(loom))]
 
 #[path = "group/by_hand.rs"]
@@ -40,7 +40,7 @@ struct Chain {
 }
 
 impl Chain {
-    /// The effect is what the chain is afterwards.
+    /// The effect is the new value of the chain.
     fn apply(&mut self, seq: Seq, request: u64) -> u64 {
         assert_eq!(self.applied, seq, "requests are applied in order");
         self.last = mix(self.last ^ request);
@@ -65,7 +65,7 @@ impl Observe for Chain {
     }
 }
 
-/// What a planned fault unwinds with.
+/// The payload of a planned fault.
 struct Planned;
 
 /// Unwinds without a message.

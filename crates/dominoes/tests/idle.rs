@@ -1,9 +1,8 @@
-//! A context that has nothing to do sleeps until something that feeds one of its domains notifies
-//! it.
+//! An idle context sleeps until a source of one of its domains notifies it.
 //!
-//! Time passes in these tests, and decides nothing: a context that sleeps until it is notified
-//! counts the same sleeps however long one waits. Only a context that looks again by itself can
-//! fail, by counting more.
+//! Time passes in these tests, but decides nothing: a context that sleeps until it is notified
+//! counts the same number of sleeps, however long the test waits. Only a context that polls can
+//! fail, by counting more sleeps.
 #![cfg(not(loom))]
 
 use dominoes::{
@@ -20,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-/// Long enough for dozens of looks of a context that looks again by itself.
+/// Long enough for dozens of checks by a context that polls.
 const A_WHILE: Duration = Duration::from_millis(40);
 
 type Wire = (Publisher<u32, Park>, Log<u32, Park>);
@@ -29,7 +28,7 @@ fn wire() -> Wire {
     channel(16)
 }
 
-/// A domain that adds up what comes through `wires`.
+/// A domain that adds up the entries of `wires`.
 fn adder(id: u64, wires: &[&Wire]) -> Box<dyn Domain> {
     let mut service = Service::new(id, "adder", 0u64);
     for (_, log) in wires {
@@ -43,11 +42,11 @@ fn total(context: &ContextHandle, count: fn(&dominoes::DomainStats) -> u64) -> u
     context.stats().iter().map(count).sum()
 }
 
-/// Waits until every domain of the context was counted asleep once more, and returns the sum.
+/// Waits until the context has slept once more, and returns the sum of its domains' sleeps.
 fn asleep(context: &ContextHandle, before: u64) -> u64 {
     let domains = loop {
         match context.stats().len() {
-            0 => thread::yield_now(), // it is on its way
+            0 => thread::yield_now(), // it is being added
             domains => break domains as u64,
         }
     };
@@ -60,7 +59,7 @@ fn asleep(context: &ContextHandle, before: u64) -> u64 {
     }
 }
 
-/// The context sleeps, stays asleep, and wakes for each of the publishers.
+/// Checks that the context sleeps, stays asleep, and wakes for each publisher.
 fn sleeps_until_published(context: &ContextHandle, wires: &mut [Wire]) {
     let mut parks = asleep(context, 0);
     let mut handled = total(context, |domain| domain.handled);
@@ -109,7 +108,7 @@ fn a_context_with_three_domains_sleeps_until_one_of_them_has_an_entry() {
     assert_eq!(context.join().unwrap().len(), 3);
 }
 
-/// The context sleeps, and looks at nothing for a while. Returns its sleeps so far.
+/// Checks that the context sleeps and does not poll for a while. Returns its sleeps so far.
 fn stays_asleep(context: &ContextHandle, before: u64) -> u64 {
     let parks = asleep(context, before);
     thread::sleep(A_WHILE);
@@ -207,7 +206,7 @@ fn a_timer_publisher_sleeps_until_an_order_comes_or_time_passes_or_there_is_room
     let parks = stays_asleep(&context, parks);
     control.start(2, 10, ());
     let parks = stays_asleep(&context, parks);
-    clock.pass(10); // one goes in, the other waits for room
+    clock.pass(10); // one is published, the other waits for room
     while context.stats()[0].waits == 0 {
         thread::yield_now();
     }
@@ -217,11 +216,11 @@ fn a_timer_publisher_sleeps_until_an_order_comes_or_time_passes_or_there_is_room
         seen.extend(expiries.next_batch().unwrap().iter().map(|(_, key)| *key));
     }
     assert_eq!(seen, [1, 2]);
-    drop(control); // the last: nothing can come any more
+    drop(control); // the last control: no more timers can be started
     assert_eq!(context.join().unwrap().len(), 1);
 }
 
-/// Takes from a work share.
+/// A feed that takes entries from a work share.
 struct Taking(PoolWorker<u32, Unordered<u32>, Park>);
 
 impl Feed<Arc<AtomicU64>> for Taking {
@@ -289,7 +288,7 @@ fn a_domain_that_moved_is_woken_where_it_is() {
     });
 }
 
-/// A scheduler that asks one feed a turn, each in its turn.
+/// The scheduler asks one feed per turn, alternately.
 #[test]
 fn a_feed_that_the_scheduler_left_out_is_served_though_no_more_comes() {
     let mut wires = [wire(), wire()];

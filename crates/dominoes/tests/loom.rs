@@ -1,10 +1,10 @@
-//! Small models of the lock-free parts, under every interleaving and every outcome the memory model
-//! allows.
+//! Small models of the lock-free parts, run under every interleaving and every outcome that the
+//! memory model allows.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p dominoes --test loom --release`. The models run
-//! the code as shipped, fences included; loom is shown each slot access, so a slot that is written
-//! while somebody may read it fails a model even if the bytes come out right. Every model says what
-//! it would catch.
+//! the code as shipped, including fences. Every slot access is reported to loom, so a slot that is
+//! written while a thread may read it fails a model even if the bytes come out right. The comment
+//! of each model lists the faults that it would catch.
 #![cfg(loom)]
 
 use dominoes::{
@@ -20,16 +20,16 @@ use loom::{
     thread,
 };
 
-/// Channels under loom, with payloads that have no destructor unless said otherwise.
+/// A channel under loom. Unless noted otherwise, entries have no destructor.
 fn channel<T: Send + Sync>(capacity: usize) -> (Publisher<T, Spin>, dominoes::Log<T, Spin>) {
     dominoes::channel(capacity)
 }
 
-/// All interleavings with at most `preemptions` involuntary switches: enough for each of the races
-/// named here, and finite.
+/// Runs all interleavings with at most `preemptions` involuntary switches: finite, and enough for
+/// each of the races named here.
 fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    // `LOOM_MAX_PREEMPTIONS=3` in the environment looks further, for an hour or so.
+    // `LOOM_MAX_PREEMPTIONS=3` in the environment explores more, in about an hour.
     builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
     builder.max_branches = 20_000;
     builder.check(f);
@@ -37,7 +37,7 @@ fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
 
 type Entries = Vec<(u64, u32)>;
 
-/// Offers each value once, and returns what was taken.
+/// Offers each value once. Returns the accepted values with their positions.
 fn offer<W: Wait>(publisher: &mut Publisher<u32, W>, values: &[u32]) -> Entries {
     values
         .iter()
@@ -45,7 +45,7 @@ fn offer<W: Wait>(publisher: &mut Publisher<u32, W>, values: &[u32]) -> Entries 
         .collect()
 }
 
-/// A subscription with what it has seen.
+/// A subscription, and the entries that it has read.
 struct Follower(Subscription<u32, Spin>, Entries);
 
 impl Follower {
@@ -53,7 +53,7 @@ impl Follower {
         Follower(subscription, Vec::new())
     }
 
-    /// Looks `times` times. (No model waits in a loop: loom would follow it for ever.)
+    /// Polls `times` times. (No model waits in a loop, since loom would follow it forever.)
     fn look(mut self, times: usize) -> Self {
         for _ in 0..times {
             if let Ok(batch) = self.0.try_next_batch() {
@@ -64,8 +64,8 @@ impl Follower {
         self
     }
 
-    /// With all publishers gone: reads the rest, and checks that it saw all that was taken from its
-    /// `start` on, in order.
+    /// Called when all publishers are gone. Reads the rest, and checks that all accepted entries
+    /// from `start` on were read, in order.
     fn settle(self, start: u64, accepted: &[(u64, u32)]) {
         let mut accepted: Entries = accepted
             .iter()
@@ -82,7 +82,7 @@ impl Follower {
 }
 
 /// Catches: an entry read before it is published or after its slot is reused (a missing Release or
-/// Acquire on `published` or on the cursor); an end of channel seen before the last entry.
+/// Acquire on `published` or on the cursor); the end of the channel seen before the last entry.
 #[test]
 fn one_publisher_one_subscriber_around_the_ring() {
     model(3, || {
@@ -103,7 +103,7 @@ fn one_publisher_one_subscriber_around_the_ring() {
     });
 }
 
-/// Catches: two publishers in one slot; an entry shown before it is written; different orders in
+/// Catches: two publishers in one slot; an entry visible before it is written; different orders in
 /// different subscribers.
 #[test]
 fn two_publishers_one_subscriber() {
@@ -140,7 +140,7 @@ fn one_publisher_two_subscribers() {
     });
 }
 
-/// Catches: an entry missed or read twice, or a stale lap byte believed, when one publisher becomes
+/// Catches: an entry missed or read twice, or a stale lap byte trusted, when one publisher becomes
 /// two and then one again.
 #[test]
 fn alone_then_shared_then_alone() {
@@ -159,9 +159,8 @@ fn alone_then_shared_then_alone() {
     });
 }
 
-/// Catches: a channel that says that it has several publishers before its lap bytes say that
-/// nothing of this lap is published. In the first lap the bytes are those of a published entry by
-/// accident.
+/// Catches: a channel marked as having several publishers before its lap bytes are reset for this
+/// lap. In the first lap the old bytes happen to equal those of a published entry.
 #[test]
 fn nothing_is_published_by_cloning_a_publisher() {
     model(3, || {
@@ -181,7 +180,7 @@ fn nothing_is_published_by_cloning_a_publisher() {
     });
 }
 
-/// Catches: a publisher that takes itself for alone while another's claim is not shown yet.
+/// Catches: a publisher that considers itself alone while another's claim is not yet published.
 #[test]
 fn the_survivor_takes_over_while_the_other_leaves() {
     model(2, || {
@@ -197,8 +196,8 @@ fn the_survivor_takes_over_while_the_other_leaves() {
     });
 }
 
-/// Catches: the same, where the survivor alone goes on around the ring over a slot shown by a lap
-/// byte.
+/// Catches: the same fault, when the survivor continues alone around the ring over a slot
+/// published by a lap byte.
 #[test]
 fn the_survivor_goes_around_the_ring() {
     model(3, || {
@@ -216,8 +215,8 @@ fn the_survivor_goes_around_the_ring() {
     });
 }
 
-/// Catches: a publisher whose limit was computed before the join overwriting what the new
-/// subscription is to read; a start in the past; a gap after the start.
+/// Catches: a publisher that computed its limit before the join and overwrites entries of the new
+/// subscription; a start in the past; a gap after the start.
 #[test]
 fn subscribing_against_a_publisher_that_is_alone() {
     model(4, || {
@@ -230,8 +229,8 @@ fn subscribing_against_a_publisher_that_is_alone() {
     });
 }
 
-/// Catches: the same, and a gate that read a running subscriber's cursor after the new one joined
-/// behind it.
+/// Catches: the same faults, and a gate that read a running subscriber's cursor after the new one
+/// had joined at an earlier position.
 #[test]
 fn subscribing_while_another_subscription_runs_ahead() {
     model(2, || {
@@ -250,8 +249,8 @@ fn subscribing_while_another_subscription_runs_ahead() {
     });
 }
 
-/// Catches: two publishers a lap apart in one slot when nobody subscribes (claims bounded by the
-/// tail instead of by what is published).
+/// Catches: two publishers a lap apart in one slot while there is no subscription (claims bounded
+/// by the tail instead of by the published position).
 #[test]
 fn two_publishers_and_nobody_reads() {
     model(3, || {
@@ -266,8 +265,8 @@ fn two_publishers_and_nobody_reads() {
     });
 }
 
-/// Catches: subscribing while two publishers run with nobody reading; a lap byte of two laps ago
-/// believed.
+/// Catches: faults of subscribing while two publishers run without any subscription; a lap byte
+/// from two laps ago trusted.
 #[test]
 fn subscribing_against_two_publishers() {
     model(2, || {
@@ -301,8 +300,8 @@ fn forking_against_a_publisher() {
     });
 }
 
-/// Catches: a place used again by a fork behind its last user, with the last user's cursor counted
-/// for it.
+/// Catches: a subscription number reused by a fork at an earlier position than its last user,
+/// while the last user's cursor is counted for it.
 #[test]
 fn a_place_is_used_again_by_a_fork_behind_it() {
     model(4, || {
@@ -322,8 +321,8 @@ fn a_place_is_used_again_by_a_fork_behind_it() {
     });
 }
 
-/// Catches: a publisher that waits for ever for a subscription that left, or that reuses a slot
-/// while the leaver still reads.
+/// Catches: a publisher that waits forever for a subscription that left, or that reuses a slot
+/// while the leaver still reads it.
 #[test]
 fn leaving_frees_a_full_publisher() {
     model(4, || {
@@ -366,7 +365,7 @@ fn closing_against_the_last_publish() {
     });
 }
 
-/// Catches: a subscriber that sleeps through a publish (missing fence between store and look on
+/// Catches: a subscriber that sleeps through a publish (missing fence between store and check on
 /// either side). loom reports the deadlock.
 #[test]
 fn a_parked_subscriber_is_woken() {
@@ -398,7 +397,7 @@ fn a_parked_publisher_is_woken() {
     });
 }
 
-/// Catches: a wake-up lost between the waiter's look and its sleep.
+/// Catches: a wake-up lost between the waiter's check and its sleep.
 #[test]
 fn an_event_count_loses_no_wake_up() {
     model(3, || {
@@ -423,8 +422,7 @@ fn an_event_count_loses_no_wake_up() {
     });
 }
 
-/// Something that grows, and what watches it: the largest value that was seen, and how often it was
-/// queued since.
+/// A growing value with a watch: the largest value seen, and whether the watch has fired since.
 #[derive(Debug, Default)]
 struct Growing {
     value: AtomicU64,
@@ -443,7 +441,7 @@ impl Watch for Growing {
 }
 
 impl Growing {
-    /// Watches, and looks: what a poller does with what is queued.
+    /// Registers the watch, then checks the value, as a poller does with a queued item.
     fn collect(self: &std::sync::Arc<Self>, event: &EventCount) {
         self.queued.store(false, Ordering::Relaxed);
         event.watch(&(std::sync::Arc::clone(self) as std::sync::Arc<dyn Watch>));
@@ -452,8 +450,8 @@ impl Growing {
     }
 }
 
-/// Catches: a change that neither the look after `watch` sees nor its notifier reports, since a
-/// fence or the lock is missing; a watch that stays counted when it was called or taken back.
+/// Catches: a change that neither the check after `watch` sees nor its notifier reports, because a
+/// fence or the lock is missing; a watch that stays counted after it fired or was removed.
 #[test]
 fn what_is_watched_is_seen_or_fires() {
     model(3, || {
@@ -481,8 +479,8 @@ fn what_is_watched_is_seen_or_fires() {
     });
 }
 
-/// What a context with several feeds does: registers with all of them, looks at all of them, and
-/// sleeps if there is nothing. Returns what it has seen when all channels are closed.
+/// Does what a context with several sources does: registers with all of them, checks all of them,
+/// and sleeps if there is nothing. Returns all entries read when all channels are closed.
 fn follow_all(subscriptions: &mut [Subscription<u32, Park>]) -> Vec<u32> {
     let mut set = WaitSet::new();
     let mut seen = Vec::new();
@@ -505,7 +503,7 @@ fn follow_all(subscriptions: &mut [Subscription<u32, Park>]) -> Vec<u32> {
         if closed == subscriptions.len() {
             return seen;
         }
-        // A channel that is closed stays so, and notifies no more: it is no reason not to sleep.
+        // A closed channel stays closed and notifies no more, so it is no reason to stay awake.
         if !found {
             set.wait();
         }
@@ -513,8 +511,8 @@ fn follow_all(subscriptions: &mut [Subscription<u32, Park>]) -> Vec<u32> {
     }
 }
 
-/// Catches: one thread that sleeps on two channels and misses a publish or the end of either; a
-/// thread that stays on the list of one when the other has woken it. loom reports the deadlock.
+/// Catches: a thread that sleeps on two channels and misses a publish or the end of either; a
+/// thread that stays on the list of one after the other has woken it. loom reports the deadlock.
 #[test]
 fn a_thread_that_sleeps_on_two_channels_is_woken_by_each() {
     model(2, || {
@@ -530,8 +528,8 @@ fn a_thread_that_sleeps_on_two_channels_is_woken_by_each() {
     });
 }
 
-/// Catches: a publish between subscribing, registering and sleeping that neither the look finds nor
-/// the publisher's look for sleepers.
+/// Catches: a publish between subscribing, registering and sleeping that neither the subscriber's
+/// check nor the publisher's check for sleepers finds.
 #[test]
 fn subscribing_and_registering_against_a_publisher_that_wakes() {
     model(2, || {
@@ -539,7 +537,7 @@ fn subscribing_and_registering_against_a_publisher_that_wakes() {
         let (silent, silent_log) = dominoes::channel::<u32, Park>(1);
         let sleeper = thread::spawn(move || {
             let mut silent_one = silent_log.subscribe().unwrap();
-            drop(silent); // closed: only the other channel can end the sleep
+            drop(silent); // closed, so only the other channel can end the sleep
             assert_eq!(silent_one.try_next_batch().err(), Some(NoBatch::Closed));
             let late = log.subscribe().unwrap();
             let start = late.position();
@@ -552,8 +550,8 @@ fn subscribing_and_registering_against_a_publisher_that_wakes() {
     });
 }
 
-/// Catches: a thread that takes itself off one source while that one's notifier wakes it, and then
-/// misses the wake-up of the source on which it sleeps next, or leaves a registration behind.
+/// Catches: a thread that removes itself from one source while that source's notifier wakes it,
+/// and then misses the wake-up of the next source on which it sleeps, or leaves a registration.
 #[test]
 fn leaving_a_source_while_its_notifier_wakes() {
     model(3, || {
@@ -570,7 +568,7 @@ fn leaving_a_source_while_its_notifier_wakes() {
             })
             .collect();
         let mut set = WaitSet::new();
-        // First on both, until either has news; then on what has none.
+        // Sleeps on both until one has news, then on the other alone.
         let mut silent = vec![0, 1];
         while !silent.is_empty() {
             silent.iter().for_each(|n| set.add(&shared[*n]));
@@ -589,8 +587,7 @@ fn leaving_a_source_while_its_notifier_wakes() {
     });
 }
 
-/// Catches: of two threads that sleep on one channel, with other channels or without, one that is
-/// forgotten.
+/// Catches: of two threads that sleep on one channel, one is not woken.
 #[test]
 fn two_threads_that_sleep_on_one_channel_are_both_woken() {
     model(2, || {
@@ -618,7 +615,7 @@ impl Drop for Counted {
 }
 
 /// Catches: a value dropped twice or never, or dropped while a subscriber reads it, when a
-/// publisher that looks for room and a subscriber that leaves both want to drop.
+/// publisher that needs room and a subscriber that leaves both want to drop it.
 #[test]
 fn every_value_is_dropped_once() {
     model(2, || {
@@ -637,7 +634,7 @@ fn every_value_is_dropped_once() {
     });
 }
 
-/// Catches: a batch that is torn apart by another publisher, or claimed beyond the limit.
+/// Catches: a batch interrupted by another publisher, or claimed beyond the limit.
 #[test]
 fn a_batch_is_published_whole() {
     model(2, || {
@@ -673,7 +670,7 @@ fn a_batch_is_published_whole() {
     });
 }
 
-/// Catches: a verdict seen without what was written before it.
+/// Catches: a verdict visible without the earlier writes of its thread.
 #[test]
 fn a_verdict_carries_what_was_written_before_it() {
     model(3, || {
@@ -694,15 +691,15 @@ fn a_verdict_carries_what_was_written_before_it() {
     });
 }
 
-/// Catches: two that find out the same verdict at once, and one that begins before what who gave up
-/// wrote is seen.
+/// Catches: two threads that compute the same verdict at the same time; a thread that begins
+/// without seeing the writes of one that gave up.
 #[test]
 fn a_verdict_is_found_out_by_one_at_a_time() {
     model(3, || {
         let shared = Arc::new((Verdicts::new(2), AtomicUsize::new(0)));
         let begin = |shared: &(Verdicts, AtomicUsize), gives_up: bool| {
             if let Some(begun) = shared.0.begin(1) {
-                // Not atomic: another one in between would be seen.
+                // Not atomic, so a second thread between the two would show.
                 let count = shared.1.load(Ordering::Relaxed);
                 shared.1.store(count + 1, Ordering::Relaxed);
                 if !gives_up {
@@ -724,8 +721,8 @@ fn a_verdict_is_found_out_by_one_at_a_time() {
     });
 }
 
-/// Catches: a value taken back (and written again for the next lap) while a pin lends it; a pin
-/// that succeeds after taking back began.
+/// Catches: a value taken back (and rewritten for the next lap) while it is lent through a pin; a
+/// pin that succeeds after taking back began.
 #[test]
 fn a_pin_keeps_its_chunk_from_being_taken_back() {
     model(3, || {
@@ -754,9 +751,9 @@ fn a_pin_keeps_its_chunk_from_being_taken_back() {
     });
 }
 
-/// Catches: the next chunk taken back while a pin lends it, because the chunk before counts as
-/// being taken still after a callback panicked; and a value of the next lap lent or written while
-/// the callback for the last value of this one runs.
+/// Catches: the next chunk taken back while a pin holds it, because a panic in the callback left
+/// the previous chunk marked as being taken; a value of the next lap lent or written while the
+/// callback for the last value of this lap runs.
 #[test]
 fn a_callback_that_panics_leaves_the_next_chunk_to_its_readers() {
     model(3, || {
@@ -770,7 +767,7 @@ fn a_callback_that_panics_leaves_the_next_chunk_to_its_readers() {
                 if let Some(pin) = frames.pin(1) {
                     assert_eq!(pin.get(1).map(|value| **value), Some(11));
                 }
-                // The place of position 0 may be open for the next lap by now.
+                // The slot of position 0 may already be open for the next lap.
                 if let Some(pin) = frames.pin(2) {
                     assert!(matches!(pin.get(2).map(|value| **value), None | Some(12)));
                 }
@@ -786,8 +783,8 @@ fn a_callback_that_panics_leaves_the_next_chunk_to_its_readers() {
     });
 }
 
-/// Catches: a value that the worker and the stocker both take out, or that one takes while a pin
-/// lends it.
+/// Catches: a value that both the worker and the stocker take out, or that one takes while it is
+/// lent through a pin.
 #[test]
 fn who_did_the_work_may_take_the_values_out() {
     model(3, || {
@@ -832,8 +829,8 @@ fn a_pin_sees_a_value_once_it_is_stocked() {
     });
 }
 
-/// Catches: two holders of an exclusive value at a time, or the second not seeing what the first
-/// wrote.
+/// Catches: two holders of an exclusive value at the same time; a second holder that does not see
+/// the first one's writes.
 #[test]
 fn an_exclusive_has_one_holder() {
     model(3, || {
@@ -860,8 +857,8 @@ fn an_exclusive_has_one_holder() {
     });
 }
 
-/// Does what is left of the first unit, at most `pieces` of it, in cells that only one thread may
-/// have at a time; gives the unit back half done if there is more.
+/// Does at most `pieces` remaining pieces of the first unit, in cells that only one thread may
+/// hold at a time. Releases the unit half done if there are more.
 fn work_on(units: &Units, cells: &[Exclusive<u32>; 2], pieces: usize) {
     let Ok(mut begun) = units.begin(0) else {
         return;
@@ -880,8 +877,8 @@ fn work_on(units: &Units, cells: &[Exclusive<u32>; 2], pieces: usize) {
     }
 }
 
-/// Catches: a piece done twice or never, or by two threads at a time, when two threads meet at a
-/// unit that each of them may leave half done.
+/// Catches: a piece done twice or never, or by two threads at the same time, when two threads
+/// compete for a unit that either may leave half done.
 #[test]
 fn a_unit_is_done_once_by_two_threads_together() {
     model(3, || {
@@ -905,7 +902,7 @@ fn a_unit_is_done_once_by_two_threads_together() {
     });
 }
 
-/// Catches: work that is told to be done before what it wrote can be seen (a missing Release or
+/// Catches: a piece reported done before the writes of doing it are visible (a missing Release or
 /// Acquire).
 #[test]
 fn a_thread_that_sees_a_piece_done_sees_what_it_wrote() {
@@ -933,8 +930,8 @@ fn a_thread_that_sees_a_piece_done_sees_what_it_wrote() {
     });
 }
 
-/// Catches: a unit of a later lap that begins with what the lap before left in its word, or a late
-/// look at an earlier one that takes it for undone.
+/// Catches: a unit of a later lap that starts from the previous lap's value of its word; a late
+/// check of an earlier unit that takes it for not done.
 #[test]
 fn a_word_serves_unit_after_unit() {
     model(3, || {
@@ -959,8 +956,8 @@ fn a_word_serves_unit_after_unit() {
     });
 }
 
-/// Catches: a unit that nobody can have any more because whoever had it unwound; a piece in whose
-/// middle it did so taken for done.
+/// Catches: a unit that no thread can begin any more because its thread unwound; a piece counted
+/// as done although its thread unwound while doing it.
 #[test]
 fn who_unwinds_lets_go_of_what_it_had_begun() {
     model(3, || {
@@ -990,7 +987,8 @@ fn who_unwinds_lets_go_of_what_it_had_begun() {
     });
 }
 
-/// Catches: `try_next_batch` on an empty, open channel saying anything but empty.
+/// Catches: a result other than [`NoBatch::Empty`] from `try_next_batch` on an empty, open
+/// channel.
 #[test]
 fn an_empty_channel_is_empty_until_closed() {
     model(3, || {
@@ -1009,13 +1007,13 @@ fn an_empty_channel_is_empty_until_closed() {
     });
 }
 
-/// Catches: a chunk with two primaries or none, when replicas race for it; a chunk taken again by a
-/// replica that comes a lap late.
+/// Catches: a chunk with two primaries or none, when replicas race for it; a chunk taken again by
+/// a replica that asks a lap too late.
 #[test]
 fn greedy_replicas_take_each_chunk_once() {
     model(3, || {
         let greedy = Arc::new(Greedy::new(&[1]));
-        // Chunk 1 uses chunk 0's word, and is open as soon as somebody asked for chunk 0.
+        // Chunk 1 uses chunk 0's word, and is open once a replica has asked for chunk 0.
         let ask = |greedy: &Greedy, me| [0, 1].map(|c| greedy.is_mine(Work::chunk(c), me, 2));
         let other = {
             let greedy = greedy.clone();

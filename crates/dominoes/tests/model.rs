@@ -1,5 +1,5 @@
-//! Random call sequences against a plain model: a vector of everything published and a cursor for
-//! each subscription.
+//! Random call sequences compared with a plain model: a vector of all published entries and a
+//! cursor for each subscription.
 #![cfg(not(loom))]
 
 use dominoes::{BatchError, NoBatch, Publisher, SpinYield, Subscription, TryPublishError, channel};
@@ -51,7 +51,7 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
     )
 }
 
-/// Something like `T`, told apart by a number.
+/// A payload that is identified by a number.
 trait Payload: Send + Sync {
     fn new(number: usize, alive: &Arc<AtomicUsize>) -> Self;
     fn number(&self) -> usize;
@@ -92,7 +92,7 @@ fn run<T: Payload>(capacity: usize, calls: &[Call]) {
     let alive = Arc::new(AtomicUsize::new(0));
     let (publisher, log) = channel::<T, SpinYield>(capacity);
     let mut publishers: Vec<Publisher<T>> = vec![publisher];
-    // Each with the model's cursor and how far it has looked.
+    // Each with the model's cursor and its last polled end.
     let mut subscriptions: Vec<(Subscription<T>, usize, usize)> = Vec::new();
     let mut published: Vec<usize> = Vec::new();
     let mut closed = false;

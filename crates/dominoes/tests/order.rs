@@ -1,11 +1,11 @@
-//! One order for all subscribers, under stress: content, order per publisher, and a hash of the
-//! whole order.
+//! One order for all subscribers, under stress. Checks content, order per publisher, and a hash of
+//! the whole order.
 #![cfg(not(loom))]
 
 use dominoes::{Park, Publisher, Spin, SpinYield, Subscription, Wait, channel};
 use std::thread;
 
-/// What a message carries: who, the how manieth, and a check of both.
+/// A message: its publisher, its number, and a check of both.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     publisher: u64,
@@ -32,7 +32,7 @@ impl Entry {
     }
 }
 
-/// Folds the order of entries.
+/// Adds an entry to the hash of the order.
 fn fold(hash: u64, seq: u64, entry: &Entry) -> u64 {
     (hash.rotate_left(5) ^ seq ^ entry.publisher << 40 ^ entry.number)
         .wrapping_mul(0x517c_c1b7_2722_0a95)

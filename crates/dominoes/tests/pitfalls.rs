@@ -1,7 +1,7 @@
-//! Bugs that other channels had, by the number they have in our notes; each a test that this one
-//! does not.
+//! Bugs that other channels had, numbered as in our notes. Each has a test that shows that this
+//! channel does not have it.
 //!
-//! The projects named are where the bug was reported or described: LMAX Disruptor, disruptor-rs,
+//! The bugs were reported or described for these projects: LMAX Disruptor, disruptor-rs,
 //! photon-ring, bus, multiqueue, tokio's broadcast, async-broadcast, crossbeam, heapless.
 #![cfg(not(loom))]
 
@@ -61,8 +61,8 @@ fn p01_a_panic_or_early_end_in_a_batch_leaves_no_hole() {
         while let Some(batch) = subscription.next_batch() {
             seen.extend(batch.iter().map(|(_, n)| *n));
         }
-        // Alone, what was yielded before the panic is published; shared, the batch goes whole or
-        // not at all.
+        // A sole publisher publishes the values yielded before the panic; a shared one publishes a
+        // batch whole or not at all.
         assert_eq!(
             seen,
             if shared {
@@ -197,8 +197,8 @@ fn p05_all_who_park_are_woken_at_once() {
         .for_each(|sleeper| assert_eq!(sleeper.join().unwrap(), 1));
 }
 
-// p06 (orderings) is what tests/loom.rs checks; p07 (`&T` shared without `T: Sync`) is refused by
-// the compiler, which the documentation of `channel` tests.
+// tests/loom.rs checks p06 (orderings). The compiler rejects p07 (`&T` shared without `T: Sync`),
+// which a documentation example of `channel` tests.
 
 #[test]
 fn p08_nothing_is_readable_that_was_not_published() {
@@ -217,7 +217,7 @@ fn p08_nothing_is_readable_that_was_not_published() {
     assert!(catch_unwind(AssertUnwindSafe(|| subscription.slices(0, 1).0.len())).is_err());
 }
 
-/// Panics in its destructor if told to; counts.
+/// Counts drops, and panics in its destructor if the flag is set.
 struct Grumpy(bool, Arc<AtomicUsize>);
 
 impl Drop for Grumpy {
@@ -443,7 +443,7 @@ fn p18_counts_stay_right_over_clones_and_inactive_handles() {
     let late = log.subscribe().unwrap();
     assert_eq!(late.lag(), 0);
     drop(publisher);
-    assert_eq!((late.lag(), log.len(), log.publishers()), (0, 0, 0)); // closing is no entry
+    assert_eq!((late.lag(), log.len(), log.publishers()), (0, 0, 0)); // closing adds no entry
 }
 
 #[test]
@@ -461,7 +461,7 @@ fn p18_an_inactive_subscription_holds_nobody_up() {
     assert_eq!(subscription.try_next_batch().unwrap().as_slices().0, [77]);
 }
 
-/// CPU time that this thread has used, if the system tells.
+/// CPU time of this thread in ticks, if the system reports it.
 fn cpu_ticks() -> Option<u64> {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").ok()?;
     let mut fields = stat.rsplit(')').next()?.split_whitespace().skip(11);
@@ -591,7 +591,7 @@ fn p23_a_forgotten_guard_releases_nothing() {
     publisher.try_publish(3).unwrap();
 }
 
-// p24 is about benchmarks: crates/bench checks every message of every peer.
+// p24 concerns benchmarks: crates/bench checks every message of every peer.
 
 #[test]
 fn an_evicted_subscription_sees_it_at_its_next_look_and_holds_its_entries_till_then() {

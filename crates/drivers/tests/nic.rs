@@ -147,7 +147,7 @@ impl Steps {
         }
     }
 
-    /// Checks that the frames that arrived are those that were sent, in order.
+    /// Checks that all sent frames arrived so far, in order.
     fn check(&mut self, from: &mut [u32; 2]) -> Result<(), String> {
         for (side, from) in from.iter_mut().enumerate() {
             for frame in &self.got[side] {

@@ -1,5 +1,5 @@
-//! Workers stepped by hand: any of them may run within the `apply` and `perform` of another, as if
-//! that one had lost its core there.
+//! Workers stepped by hand. Any of them may run within the `apply` or `perform` of another, as if
+//! that worker had lost its core there.
 
 use super::{Chain, Planned, Random, die};
 use dominoes::{
@@ -22,7 +22,7 @@ type Hand = GroupWorker<Chain, u64, u64, Apply, Perform>;
 
 const PATIENCE: Duration = Duration::from_millis(1);
 
-/// Where a worker dies.
+/// The point at which a worker dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fault {
     BeforeApply,
@@ -40,28 +40,28 @@ const FAULTS: [Fault; 5] = [
     Fault::WithinPerform,
 ];
 
-/// What happened in the cases of a test, by name.
+/// Counts of the events in the cases of a test, by name.
 type Counts = BTreeMap<String, u64>;
 
-/// A group, its workers, and the world that they change.
+/// A group, its workers, and the effects that they perform.
 struct Fixture {
     group: ByHand<Chain, u64, u64, Apply, Perform>,
-    /// A worker that is within a step is absent.
+    /// `None` while a worker is within a step.
     workers: RefCell<Vec<Option<Hand>>>,
     publisher: RefCell<Option<Publisher<u64, Park>>>,
     random: RefCell<Random>,
     now: Cell<Instant>,
     requests: RefCell<Vec<u64>>,
-    /// Effects that reached the world, by position.
+    /// Effects that were performed, by position.
     performed: RefCell<BTreeMap<Seq, Vec<u64>>>,
-    /// How often a worker died right after an effect reached the world, by position.
+    /// How often a worker died directly after it performed an effect, by position.
     repeats: RefCell<BTreeMap<Seq, u64>>,
-    /// The fault that is due next.
+    /// The next fault.
     fault: Cell<Option<Fault>>,
     depth: Cell<u32>,
-    /// Whether others run within the code of a worker.
+    /// Whether other workers run within the code of a worker.
     interleaves: Cell<bool>,
-    /// A worker was changed behind its back, and is not repaired yet.
+    /// A worker whose state was changed and is not yet repaired.
     flipped: Cell<Option<usize>>,
     divergences: Arc<Mutex<Vec<Divergence>>>,
     counts: RefCell<Counts>,
@@ -126,12 +126,12 @@ impl Fixture {
         self.group.handle().stats()
     }
 
-    /// Whether a worker may go: another one has the state, and no state is known to be wrong.
+    /// Whether a worker may die: another one has the state, and no state is known to be wrong.
     fn may_lose_one(&self) -> bool {
         self.stats().membership.active >= 2 && self.flipped.get().is_none()
     }
 
-    /// Dies if that is due here.
+    /// Dies if this fault is next.
     fn fault(&self, fault: Fault) {
         if self.fault.get() == Some(fault) && self.may_lose_one() {
             self.fault.set(None);
@@ -140,7 +140,7 @@ impl Fixture {
         }
     }
 
-    /// Lets others run, as if this worker had lost its core.
+    /// Runs other workers, as if this one had lost its core.
     fn lose_core(&self) {
         if self.interleaves.get() && self.depth.get() < 3 && self.below(8) == 0 {
             self.count("lost its core");
@@ -175,7 +175,7 @@ impl Fixture {
         self.fault(Fault::WithinPerform);
     }
 
-    /// Steps a worker. It is gone afterwards if it panics or has left.
+    /// Steps a worker. Removes it if it panics or has left.
     fn step(&self, at: usize, apply: usize, perform: usize) -> Turn {
         let Some(mut worker) = self.workers.borrow_mut()[at].take() else {
             return Turn::Idle;
@@ -196,7 +196,8 @@ impl Fixture {
             resume_unwind(payload);
         }
         assert!(worker.state().is_none());
-        // Half of them are dropped as a thread does that unwinds, half find out themselves.
+        // Half of them are dropped, as by a thread that unwinds; the others find out in their next
+        // step.
         if self.below(2) == 0 {
             assert_eq!(worker.step(self.now.get(), 1, 1), Turn::Finished);
         }
@@ -207,7 +208,7 @@ impl Fixture {
         self.below(self.workers.borrow().len() as u64) as usize
     }
 
-    /// One random action.
+    /// Does one random action.
     fn act(&self) {
         self.see_repair();
         match self.below(41) {
@@ -281,7 +282,8 @@ impl Fixture {
                 }
             }
             40 if self.flipped.get().is_none() => {
-                // One that has no share, or is not yet known to have the right state, just goes.
+                // A worker without a share, or whose state is not yet known to be right, simply
+                // leaves.
                 let at = self.some_worker();
                 let idle = |worker: &mut Hand| worker.worker_state() != WorkerState::Active;
                 let dropped = self.workers.borrow_mut()[at].take_if(idle);
@@ -293,7 +295,7 @@ impl Fixture {
                 let at = self.some_worker();
                 let mut workers = self.workers.borrow_mut();
                 let all = workers.iter().flatten();
-                // All others are active and stay so until it is repaired, and are a majority.
+                // All others are active, stay so until the repair, and are a majority.
                 let mut states = all.map(GroupWorker::worker_state);
                 if self.stats().membership.active < 3
                     || states
@@ -328,7 +330,7 @@ impl Fixture {
         of("leave") + of("park") - stats.left - stats.parked
     }
 
-    /// Forgets a flip that was repaired.
+    /// Clears `flipped` after the repair.
     fn see_repair(&self) {
         if self.flipped.get().is_some() {
             let counts = self.counts.borrow();
@@ -338,11 +340,11 @@ impl Fixture {
         }
     }
 
-    /// Lets everything end without further faults, and checks what came of it.
+    /// Lets everything end without further faults, and checks the result.
     fn finish(&self) -> Counts {
         self.fault.set(None);
         self.interleaves.set(false);
-        // A flip shows at the next fingerprint.
+        // The next fingerprint reveals a flip.
         for round in 0.. {
             self.see_repair();
             if self.flipped.get().is_none() {
@@ -405,7 +407,7 @@ impl Fixture {
             let times = performed.get(&seq).map_or(&[][..], Vec::as_slice);
             let repeats = self.repeats.borrow().get(&seq).copied().unwrap_or(0);
             assert_eq!(times.len() as u64, 1 + repeats, "effect {seq}: {times:?}");
-            // `sum`, the field that is flipped, is in no effect.
+            // `sum`, the flipped field, is in no effect.
             assert!(times.iter().all(|found| found == effect), "effect {seq}");
         }
         assert_eq!(performed.len(), effects.len());
@@ -413,7 +415,7 @@ impl Fixture {
         assert_eq!(stats.published, effects.len() as u64);
         for divergence in self.divergences.lock().unwrap().iter() {
             assert_eq!(divergence.fields, ["sum"], "{divergence}");
-            // Where the others began with a snapshot from further on, there is no majority yet.
+            // If the others began from a later snapshot, there is no majority yet.
             let minority = divergence.minority.as_ref();
             assert!(
                 minority.is_none_or(|minority| minority.len() == 1),
@@ -441,7 +443,7 @@ fn number(name: &str, default: u64) -> u64 {
     env::var(name).map_or(default, |text| text.parse().expect("a number"))
 }
 
-/// `GROUP_CASES` cases, from `GROUP_SEED` on.
+/// Runs `GROUP_CASES` cases, from `GROUP_SEED` on.
 #[test]
 fn any_interleaving_of_kills_joins_leaves_and_flips_gives_the_states_and_effects_of_the_model() {
     let (first, cases) = (number("GROUP_SEED", 1), number("GROUP_CASES", 400));

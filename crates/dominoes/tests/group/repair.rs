@@ -1,4 +1,4 @@
-//! Who joins, who leaves, who is right, and what is done twice: one case each, stepped by hand.
+//! Joining, leaving, divergence and repeated effects: one case each, stepped by hand.
 
 use super::{Chain, Planned, die};
 use dominoes::{
@@ -17,15 +17,15 @@ type Apply = Box<dyn Fn(&mut Chain, Seq, &u64) -> u64>;
 type Perform = Box<dyn Fn(u64, Seq)>;
 type Hand = GroupWorker<Chain, u64, u64, Apply, Perform>;
 
-/// A group that compares every 4 positions.
+/// A group that compares fingerprints every 4 positions.
 struct Fixture {
     group: ByHand<Chain, u64, u64, Apply, Perform>,
     workers: Vec<Hand>,
     publisher: Publisher<u64, Park>,
     requests: Vec<u64>,
-    /// Effects that reached the world, in that order.
+    /// Effects that were performed, in order.
     performed: Rc<RefCell<Vec<Seq>>>,
-    /// `perform` panics as often at this position.
+    /// `perform` panics this often at this position.
     poison: Rc<Cell<(Seq, u32)>>,
     divergences: Arc<Mutex<Vec<Divergence>>>,
     now: Instant,
@@ -80,7 +80,7 @@ impl Fixture {
         }
     }
 
-    /// Steps all workers until none finds anything to do.
+    /// Steps all workers until none finds work.
     fn settle(&mut self) {
         for round in 0.. {
             let now = self.now;
@@ -98,7 +98,7 @@ impl Fixture {
         self.settle();
     }
 
-    /// Steps a worker that dies of it.
+    /// Steps a worker that dies in this step.
     fn step_to_death(&mut self, at: usize) {
         let now = self.now;
         let worker = &mut self.workers[at];
@@ -114,7 +114,7 @@ impl Fixture {
         }
     }
 
-    /// Every effect so far was performed, and this often in all.
+    /// Checks that every effect so far was performed, and that there were `times` in total.
     fn all_performed(&self, times: usize) {
         let mut performed = self.performed.borrow().clone();
         assert_eq!(performed.len(), times);
@@ -267,13 +267,13 @@ fn a_state_that_was_flipped_is_given_to_no_joiner() {
     fixture.workers[0].state_mut().unwrap().sum ^= 2;
     let joiner = fixture.group.join().unwrap();
     let now = fixture.now;
-    fixture.workers[0].turn(now); // gives its state
+    fixture.workers[0].turn(now); // provides its state
     fixture.workers.push(joiner);
     fixture.settle();
     let joiner = fixture.workers.last().unwrap();
     assert_eq!(joiner.worker_state(), WorkerState::Active);
     assert_eq!(joiner.state(), fixture.workers[1].state());
-    fixture.run(7); // and with the next fingerprint it is repaired
+    fixture.run(7); // and the next fingerprint leads to its repair
     fixture.all_agree();
     assert_eq!(fixture.group.handle().stats().membership.repaired, 1);
 }
@@ -284,7 +284,7 @@ fn a_joiner_that_gives_up_frees_its_slot() {
     drop(fixture.workers.remove(1));
     drop(fixture.group.join().unwrap());
     let joiner = fixture.group.join().unwrap();
-    fixture.run(4); // the snapshot lies there
+    fixture.run(4); // the snapshot is there
     drop(joiner);
     assert_eq!(fixture.publisher.log().subscribers(), 1);
     assert_eq!(fixture.group.join().unwrap().id(), 1);
@@ -340,7 +340,7 @@ fn a_worker_that_stands_still_holds_up_no_effect_that_it_has_not_begun() {
     fixture.now += Duration::from_millis(1);
     fixture.settle();
     fixture.all_performed(60);
-    // It comes back, finds everything done, and goes on.
+    // It returns, finds everything done, and continues.
     fixture.workers.push(stalled);
     fixture.run(4);
     fixture.all_performed(64);

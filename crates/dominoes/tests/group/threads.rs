@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Waits until `ready` says so.
+/// Waits until `ready` returns true.
 fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !ready() {
@@ -32,7 +32,7 @@ fn effects_are_performed_once_while_threads_die_join_leave_and_park() {
     for seed in 0..SEEDS {
         let performed = Arc::<Mutex<BTreeMap<u64, u64>>>::default();
         let draws = AtomicU64::new(seed << 32);
-        // Asks for the handle of the group, so that the last replica does not die.
+        // Checks the group through its handle, so that the last replica does not die.
         let handle = Arc::new(OnceLock::<GroupHandle<Chain, u64, u64>>::new());
         let group_handle = handle.clone();
         let fault = Arc::new(move |one_in: u64| {
@@ -70,7 +70,7 @@ fn effects_are_performed_once_while_threads_die_join_leave_and_park() {
                 thread::spawn(move || {
                     let mut random = Random(client);
                     let requests = (0..REQUESTS / 3).map(|_| random.next());
-                    // Closed, if every replica died at once.
+                    // Closed if every replica died at the same time.
                     let publish = |n| publisher.publish(n).ok().map(|seq| (seq, n));
                     requests.map_while(publish).collect::<Vec<_>>()
                 })
@@ -299,7 +299,7 @@ fn settings_out_of_their_range_are_named() {
     assert_eq!(name(Group::builder(0, 1).fingerprint(0, |_| 0)), "every");
 }
 
-/// The payload of a planned fault is no message, so nothing is printed for it.
+/// A planned fault has no message as its payload, so nothing is printed for it.
 #[test]
 fn a_planned_fault_is_told_from_a_failed_check() {
     let fault = std::panic::catch_unwind(|| die()).unwrap_err();

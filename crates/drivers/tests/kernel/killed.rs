@@ -1,4 +1,4 @@
-//! A process that is killed while it sends and receives leaves nothing behind.
+//! Killing a process while it sends and receives leaves no trace.
 
 use std::env;
 use std::io::Read;
@@ -195,8 +195,8 @@ fn a_lasting_tap() {
     let name = "killed1";
     ip(&format!("tuntap add dev {name} mode tap multi_queue"));
     ip(&format!("link set {name} up"));
-    // The other settings shown (offloads and virtio headers) are those of the last user, and the
-    // next user sets its own.
+    // The other settings shown (offloads and virtio headers) stay as the last user set them, and
+    // the next user sets its own.
     let queues = || {
         let line = said("ip", &["-d", "-o", "link", "show", "dev", name]);
         let mut words = line.split_whitespace();

@@ -152,7 +152,7 @@ fn pairs(missing: &Missing) -> Vec<Trial> {
         trials.push(
             missing.packet(&format!("packet_and_pnet::{name}"), move || {
                 let veth = Veth::new();
-                // `Pnet` could not tell that a frame is unfinished.
+                // `Pnet` could not detect that a frame is unfinished.
                 let options = AfPacketOptions::default().offloads(false);
                 let right = dominoes_drivers::pnet::Pnet::open(&veth.right).unwrap();
                 test(
@@ -176,7 +176,8 @@ fn pairs(missing: &Missing) -> Vec<Trial> {
         );
         trials.push(missing.xdp(&format!("packet_and_xdp::{name}"), move || {
             let veth = Veth::new();
-            // The peer must not leave checksums or segments unfinished, since we could not tell.
+            // The peer must not leave checksums or segments unfinished, since we could not detect
+            // it.
             let options = AfPacketOptions::default().offloads(false);
             let right = open_xdp(&veth.right, &AfXdpOptions::default());
             test(

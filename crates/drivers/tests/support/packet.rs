@@ -51,8 +51,8 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// Undoes the checksum at `offset` of the transport header. With `gso`, the frame is to be
-    /// divided into pieces of that size.
+    /// Undoes the checksum at `offset` of the transport header. With `gso`, the device must divide
+    /// the frame into pieces of that size.
     fn partial(
         mut whole: Vec<u8>,
         payload: &[u8],
