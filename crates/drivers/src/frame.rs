@@ -41,7 +41,8 @@ enum Buffer {
     Lent(Lent),
 }
 
-// A batch of frames moves through several vectors; 48 bytes keep that below one cache line each.
+// A batch of frames moves through several vectors; with at most 48 bytes each frame takes less
+// than a cache line there.
 const _: () = assert!(size_of::<Frame>() <= 48);
 
 impl Frame {

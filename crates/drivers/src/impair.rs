@@ -1,10 +1,10 @@
 //! A bad wire over time: delay, limited rate, a queue that overflows, and the [`Faults`] of a
 //! cable.
 //!
-//! A [`ImpairedLink`] is one direction of the wire as plain data: time is an argument, frames go in and
-//! come out, and [`ImpairedLink::next_arrival`] returns when the next one arrives. Simulations drive it
-//! with virtual time. [`Impaired`] puts one into each direction of any device, [`bridge`] between
-//! two devices.
+//! An [`ImpairedLink`] is one direction of the wire as plain data: time is an argument, frames go
+//! in and come out, and [`ImpairedLink::next_arrival`] returns when the next one arrives.
+//! Simulations drive it with virtual time. [`Impaired`] puts one into each direction of any
+//! device, [`bridge`] between two devices.
 //!
 //! ```
 //! use dominoes_drivers::Frame;

@@ -11,7 +11,7 @@
 //! | [`memory::peer::PeerDevice`] | a device whose other end is a simulated TCP peer, for benchmarks | nothing |
 //! | [`memory::scripted`] | a device whose other end is the test itself | nothing |
 //! | [`tap::Tap`] | the other end of a virtual interface of this kernel | `CAP_NET_ADMIN` |
-//! | [`af_packet::AfPacket`] | a real (or veth) interface, beside the kernel's own stack | `CAP_NET_RAW` |
+//! | [`af_packet::AfPacket`] | a real (or veth) interface, shared with the kernel's stack | `CAP_NET_RAW` |
 //! | [`af_xdp::AfXdp`] | the same below the kernel's stack, which keeps all other packets | also `CAP_NET_ADMIN`, `CAP_BPF` |
 //! | `pnet::Pnet` (feature `pnet`) | any platform's raw frames, as a baseline | the platform's privileges |
 //! | [`nic::Nic`] | a programmable card in software, in front of any of them | that device's privileges |
@@ -226,8 +226,8 @@ pub trait DeviceRx: Send {
     /// Frames from elsewhere are freed.
     fn release(&mut self, frames: &mut Vec<Frame>);
 
-    /// Blocks until a frame may be ready, the [`DeviceWaker`] is used, or `timeout` is over (`None`: no
-    /// timeout). It may return spuriously.
+    /// Blocks until a frame may be ready, the [`DeviceWaker`] is used, or `timeout` is over
+    /// (`None`: no timeout). It may return spuriously.
     ///
     /// # Errors
     /// The device is down or gone. Each change is reported once, here or by

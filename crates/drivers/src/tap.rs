@@ -54,8 +54,8 @@ pub struct TapOptions {
     /// Whether we may send frames longer than the MTU even without
     /// [`segmentation`](Self::segmentation). Requires [`offloads`](Self::offloads). The kernel
     /// takes such a frame in one system call, as if a network card had merged it; otherwise it
-    /// takes one call for each segment and wakes its receiver for each. The kernel's settings
-    /// cannot prevent that. Default: no.
+    /// takes one call for each segment and wakes its receiver for each. No setting of the
+    /// interface can prevent that. Default: no.
     pub merged: bool,
     /// Our Ethernet address. Default, `None`: a locally administered address derived from the
     /// interface's name. It differs from the interface's address, which is the kernel's.

@@ -37,8 +37,8 @@ pub(crate) enum Kind {
     Slots,
     /// A packet socket's ring of blocks. The status word is 8 bytes into each block.
     Blocks,
-    /// The frames of AF_XDP sockets. Each queue holds the free units (those with a count of zero)
-    /// of one socket; the sockets have equal shares of the units.
+    /// The frames of AF_XDP sockets. Each queue holds the free units of one socket, which are
+    /// neither lent nor the kernel's; the sockets have equal shares of the units.
     Chunks(Vec<ArrayQueue<u32>>),
 }
 
@@ -206,9 +206,9 @@ impl Region {
             Kind::Chunks(_) => panic!("chunks have no status"),
         };
         assert!(unit < self.units());
-        // SAFETY: inside the mapping, which lives as long as `self`, since the unit is; aligned,
-        // since units are whole pages of a mapping; the kernel and we use this word atomically
-        // only.
+        // SAFETY: the unit is inside the mapping, which lives as long as `self`. The word is
+        // aligned, since units are multiples of 8 bytes in a mapping of whole pages. Both the
+        // kernel and this process access it only atomically.
         unsafe {
             let word = self
                 .write
@@ -260,8 +260,9 @@ impl Lent {
             from + len <= end,
             "{len} bytes at {from}, in a unit that ends at {end}"
         );
-        // SAFETY: `at` is in the unit, so the bytes are, and the view is mapped as long as the
-        // region lives. They do not change as long as `self` lives; see the head of this file.
+        // SAFETY: `at` is in the unit, and so are all the bytes; the view is mapped as long as the
+        // region lives. The bytes do not change as long as `self` lives; see the head of this
+        // file.
         unsafe { slice::from_raw_parts(region.view.start().add(from), len) }
     }
 

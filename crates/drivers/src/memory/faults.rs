@@ -299,7 +299,7 @@ mod tests {
         u16::from_be_bytes([frame[40], frame[41]])
     }
 
-    /// Sends `count` numbered frames in bursts of `burst` and returns what arrives.
+    /// Sends `count` numbered frames in bursts of `burst` and returns the frames that arrive.
     fn deliver(wire: &mut FaultyWire, count: u16, burst: u16) -> Vec<Frame> {
         let mut out = Vec::new();
         let mut next = 0;

@@ -91,7 +91,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8};
 
 /// First sequence number of the peer, on every connection.
 const PEER_ISS: u32 = 0x4000_0000;
-/// Window scale of the peer: with a full window field, 8 MB.
+/// Window scale of the peer; with a full window field its window is 8 MB.
 const PEER_SCALE: u8 = 7;
 
 /// A network interface whose other end is a simulated peer.

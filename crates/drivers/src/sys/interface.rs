@@ -11,8 +11,8 @@ use super::{check, own};
 
 /// A request about the interface `name`; all other fields are zero.
 pub(super) fn request(name: &str) -> libc::ifreq {
-    // SAFETY: `ifreq` is made of integers, arrays of them and pointers in a union; all zero is a
-    // value of each.
+    // SAFETY: `ifreq` consists of integers, arrays of them, and pointers in a union; all zeros are
+    // valid for each.
     let mut request: libc::ifreq = unsafe { mem::zeroed() };
     // The last byte stays zero. Names were checked to be shorter; longer ones are cut.
     let room = request.ifr_name.len() - 1;
@@ -50,7 +50,7 @@ pub(crate) fn control_socket() -> io::Result<OwnedFd> {
 pub(crate) fn interface_index(fd: BorrowedFd<'_>, name: &str) -> io::Result<i32> {
     let mut request = request(name);
     ask(fd, libc::SIOCGIFINDEX as _, &mut request)?;
-    // SAFETY: the kernel has filled in this member; an integer at any rate.
+    // SAFETY: the kernel has filled in this member, and any bits are a valid integer.
     Ok(unsafe { request.ifr_ifru.ifru_ifindex })
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn interface_name(fd: BorrowedFd<'_>, index: i32) -> io::Result<Strin
 pub(crate) fn interface_mtu(fd: BorrowedFd<'_>, name: &str) -> io::Result<usize> {
     let mut request = request(name);
     ask(fd, libc::SIOCGIFMTU as _, &mut request)?;
-    // SAFETY: the kernel has filled in this member; an integer at any rate.
+    // SAFETY: the kernel has filled in this member, and any bits are a valid integer.
     Ok(usize::try_from(unsafe { request.ifr_ifru.ifru_mtu }).unwrap_or(0))
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn interface_mtu(fd: BorrowedFd<'_>, name: &str) -> io::Result<usize>
 pub(crate) fn interface_is_up(fd: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
     let mut request = request(name);
     ask(fd, libc::SIOCGIFFLAGS as _, &mut request)?;
-    // SAFETY: the kernel has filled in this member; an integer at any rate.
+    // SAFETY: the kernel has filled in this member, and any bits are a valid integer.
     let flags = unsafe { request.ifr_ifru.ifru_flags };
     Ok(c_int::from(flags) & libc::IFF_UP != 0)
 }
@@ -89,7 +89,7 @@ pub(crate) fn interface_is_up(fd: BorrowedFd<'_>, name: &str) -> io::Result<bool
 pub(crate) fn interface_mac(fd: BorrowedFd<'_>, name: &str) -> io::Result<Option<[u8; 6]>> {
     let mut request = request(name);
     ask(fd, libc::SIOCGIFHWADDR as _, &mut request)?;
-    // SAFETY: the kernel has filled in this member; integers at any rate.
+    // SAFETY: the kernel has filled in this member, and any bits are valid integers.
     let address = unsafe { request.ifr_ifru.ifru_hwaddr };
     let mut mac = [0; 6];
     for (place, &byte) in mac.iter_mut().zip(&address.sa_data) {
@@ -106,7 +106,7 @@ pub(crate) struct OwnedAddress {
     pub(crate) prefix_len: u8,
 }
 
-/// All addresses of IPv4 and IPv6 that the kernel owns in this network namespace.
+/// All IPv4 and IPv6 addresses that the kernel owns in this network namespace.
 pub(crate) fn addresses() -> io::Result<Vec<OwnedAddress>> {
     let mut list = ptr::null_mut();
     // SAFETY: the kernel's answer is stored through a valid pointer.
@@ -114,7 +114,8 @@ pub(crate) fn addresses() -> io::Result<Vec<OwnedAddress>> {
     let mut found = Vec::new();
     let mut next = list;
     while !next.is_null() {
-        // SAFETY: not null, so an entry of the list that getifaddrs made; it is freed only below.
+        // SAFETY: not null, so it is an entry of the list that getifaddrs made, which is freed
+        // only below.
         let entry = unsafe { &*next };
         // SAFETY: both are null or point to an address that lives as long as the list.
         let (address, mask) = unsafe { (ip(entry.ifa_addr), ip(entry.ifa_netmask)) };
@@ -171,7 +172,7 @@ unsafe fn ip(address: *const libc::sockaddr) -> Option<IpAddr> {
 
 /// The name of an interface's driver, if the driver reports it.
 pub(crate) fn interface_driver(fd: BorrowedFd<'_>, name: &str) -> Option<String> {
-    let mut info = [0u32; 49]; // struct ethtool_drvinfo, 196 bytes
+    let mut info = [0u32; 49]; // SAFETY: the kernel reads one `ifreq` and writes one `ethtool_drvinfo`, which fits into `info`.
     info[0] = 3; // ETHTOOL_GDRVINFO
     let mut request = request(name);
     request.ifr_ifru.ifru_data = info.as_mut_ptr().cast();

@@ -123,6 +123,6 @@ pub(crate) unsafe fn move_pages(from: *mut u8, to: *mut u8, len: usize) -> io::R
 /// # Safety
 /// They are whole pages, mapped by the caller, and no thread uses them any more.
 pub(crate) unsafe fn unmap(start: *mut u8, len: usize) {
-    // SAFETY: the caller's promise. It cannot fail in a way that matters.
+    // SAFETY: the caller's promise. Errors do not matter here.
     unsafe { libc::munmap(start.cast(), len) };
 }

@@ -45,7 +45,7 @@ pub(crate) fn packet_drops(fd: BorrowedFd<'_>) -> io::Result<u64> {
 /// Starts to receive all protocols of one interface; without `receives` it only binds the socket
 /// to the interface.
 pub(crate) fn packet_bind(fd: BorrowedFd<'_>, index: i32, receives: bool) -> io::Result<()> {
-    // SAFETY: integers and an array of them; all zero is a value.
+    // SAFETY: integers and an array of them; all zeros are valid.
     let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
     // Without a protocol the socket receives nothing.
@@ -129,7 +129,7 @@ pub(crate) fn receive_frame(
     let header_len = header.len();
     let mut parts = [part_mut(header), part_mut(frame)];
     let mut control = [0u64; 8];
-    // SAFETY: integers and pointers; all zero is a value.
+    // SAFETY: integers and pointers; all zeros are valid.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     message.msg_iov = parts.as_mut_ptr();
     message.msg_iovlen = parts.len() as _;
@@ -194,7 +194,7 @@ pub(crate) fn send_frames<const MAX: usize>(
 ) -> io::Result<usize> {
     let frames = &frames[..frames.len().min(MAX)];
     let mut parts = [[part(&[]); 3]; MAX];
-    // SAFETY: integers and pointers; all zero is a value.
+    // SAFETY: integers and pointers; all zeros are valid.
     let mut messages: [libc::mmsghdr; MAX] = unsafe { mem::zeroed() };
     for ((message, parts), frame) in messages.iter_mut().zip(&mut parts).zip(frames) {
         *parts = frame.map(part);

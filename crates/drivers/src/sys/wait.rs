@@ -62,8 +62,8 @@ pub(crate) fn wait_readable(
         revents: 0,
     });
     let timeout = timeout.map(|timeout| {
-        // SAFETY: integers; all zero is a value. (Not written as a literal, since some platforms
-        // pad it.)
+        // SAFETY: integers; all zeros are valid. (Not a literal, since some platforms have padding
+        // fields.)
         let mut time: libc::timespec = unsafe { mem::zeroed() };
         time.tv_sec = timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX);
         time.tv_nsec = timeout.subsec_nanos() as _;

@@ -62,8 +62,8 @@ pub(crate) fn xsk_offsets(fd: BorrowedFd<'_>) -> io::Result<[[u64; 4]; 4]> {
     option(fd, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS)
 }
 
-/// The kernel's counts: dropped, invalid to receive, invalid to send, receive ring full, fill ring
-/// empty, send ring empty.
+/// The kernel's counts: frames dropped, invalid receive descriptors, invalid send descriptors,
+/// receive ring full, fill ring empty, send ring empty.
 pub(crate) fn xsk_statistics(fd: BorrowedFd<'_>) -> io::Result<[u64; 6]> {
     option(fd, libc::SOL_XDP, libc::XDP_STATISTICS)
 }
