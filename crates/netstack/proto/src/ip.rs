@@ -1,40 +1,44 @@
-//! IP beyond its header: fragments, addresses, neighbours, and the way to a destination.
+//! IP beyond its header: fragments, addresses, neighbours, and routes.
 //!
-//! None of it is replicated. The receive pump puts datagrams together before anything else sees
-//! them, and looks up where frames go; what connections must know of that stands in the log.
+//! None of it is replicated. The receive pump reassembles datagrams before anything else sees
+//! them, and looks up next hops; the log holds whatever of that connections must know.
 //!
 //! # Departures from the RFCs
 //!
-//! Those of TCP are listed in [`tcp`](crate::tcp).
+//! [`tcp`](crate::tcp) lists the departures of TCP.
 //!
-//! - Fragments that overlap cost their datagram in IPv4 as well, as RFC 5722 section 3 has it for
-//!   IPv6.
-//! - Routers may fragment datagrams. There is no path MTU discovery for UDP (RFC 1191 leaves it to
-//!   the application): datagrams leave without the don't-fragment bit, those longer than the MTU as
-//!   fragments.
-//! - Datagrams that a device makes of one frame have identifications that it counts up from the
-//!   first one's. They may meet those of others to the same destination sooner than RFC 6864
-//!   section 4.3 allows. It shows only where a router cuts both, and UDP's checksum finds it.
-//! - An address is used at once. It is announced and defended (RFC 5227 sections 2.3 and 2.4 (c)),
-//!   but not probed for first (section 2.1), which would take seconds; and it is never given up.
-//! - A new link-layer address of a neighbour is believed once a second, and 10 times a second for
-//!   all neighbours. RFC 826 has no such bound, but the pump looks at all connections for each.
+//! - Fragments that overlap cost their datagram in IPv4 as well, where RFC 5722 section 3
+//!   requires that only for IPv6.
+//! - Routers may fragment datagrams. There is no path MTU discovery for UDP (RFC 1191 leaves it
+//!   to the application): datagrams leave without the don't-fragment bit, those longer than the
+//!   MTU as fragments.
+//! - If a device splits one frame into several datagrams, it counts identifications up from the
+//!   first one's. They may equal those of other datagrams to the same destination sooner than
+//!   RFC 6864 section 4.3 allows. That matters only if a router fragments both, and UDP's
+//!   checksum detects it.
+//! - An address is used at once. It is announced and defended (RFC 5227 sections 2.3 and 2.4
+//!   (c)), but not probed for first (section 2.1), which would take seconds; and it is never
+//!   given up.
+//! - A neighbour may change its link-layer address once a second, and all neighbours together
+//!   10 times a second. RFC 826 has no such bound, but the pump checks all connections at each
+//!   change.
 //! - Joining and leaving are reported in IGMPv3 and MLDv2 even where a router speaks an older
-//!   version (RFC 3376 section 7.2.1); its queries are answered in its own.
-//! - The time between solicitations that routers advertise (RFC 4861 section 6.3.4) holds for the
-//!   probes of our own addresses; neighbours are asked once a second. Their hop limit replaces 64,
-//!   even where an application set 64 itself.
-//! - A redirect (section 8.3) is kept for the last 64 destinations, until its target stops to answer
-//!   or to forward. Redirects of IPv4 are ignored, as RFC 1812 section 5.2.7.2 has it for routers.
-//! - The next hop of a connection is asked whether it is there when a connection or a datagram
-//!   begins to need it, not while segments go unanswered (RFC 4861 section 7.3.3). A connection
-//!   follows a neighbour that says that its link-layer address has changed, and a change of routes;
-//!   when no route is left for it, it keeps its next hop.
-//! - Packets with more than eight extension headers, or eight options in one, are dropped (RFC 8504
-//!   section 5.3).
+//!   version (RFC 3376 section 7.2.1); queries are answered in the router's version.
+//! - The time between solicitations that routers advertise (RFC 4861 section 6.3.4) applies to
+//!   the probes of our own addresses; neighbours are solicited once a second. The advertised
+//!   hop limit replaces 64, even where an application set 64 itself.
+//! - A redirect (section 8.3) is kept for the last 64 destinations, until its target stops
+//!   answering or forwarding. IPv4 redirects are ignored, as RFC 1812 section 5.2.7.2 requires
+//!   of routers.
+//! - The next hop of a connection is probed when a connection or a datagram begins to need it,
+//!   not while segments go unanswered (RFC 4861 section 7.3.3). A connection follows a
+//!   neighbour that changes its link-layer address, and a change of routes; when no route is
+//!   left, it keeps its next hop.
+//! - Packets with more than eight extension headers, or eight options in one, are dropped (RFC
+//!   8504 section 5.3).
 //! - Queries for members of multicast groups are answered together, after one random delay, and
-//!   with all sources of a group (RFC 3376 section 5.2 and RFC 3810 section 6.2 have a timer for
-//!   each group, and answer of the sources that are asked for).
+//!   with all sources of a group (RFC 3376 section 5.2 and RFC 3810 section 6.2 have a timer
+//!   for each group, and answer only about the sources in the query).
 
 pub mod fragment;
 pub mod identification;
@@ -50,7 +54,7 @@ use crate::packet as wire;
 use crate::packet::ETHERNET_HEADER;
 use reassembly::{DatagramId, Fragment, WholeDatagram};
 
-/// Reads a fragment. `None` if the frame is not what the parser called one.
+/// Reads a fragment. `None` if the parser does not accept the frame as one.
 pub fn fragment(frame: &[u8]) -> Option<Fragment<'_>> {
     let h = wire::fragment_header(frame)?;
     Some(Fragment {
@@ -68,8 +72,8 @@ pub fn fragment(frame: &[u8]) -> Option<Fragment<'_>> {
     })
 }
 
-/// The frame that a datagram would have come in, had no network cut it. `None` if it is longer than
-/// a packet may be.
+/// The frame in which a datagram would have arrived without fragmentation. `None` if it is
+/// longer than a packet may be.
 pub fn whole(datagram: &WholeDatagram) -> Option<Vec<u8>> {
     if wire::is_ipv6(&datagram.head) {
         let (head, payload) = (&datagram.head, &datagram.payload);

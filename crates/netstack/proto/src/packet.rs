@@ -1,7 +1,7 @@
-//! Headers in and out: the one place that names the header-parsing crate.
+//! Reads and writes packet headers; the only module that names the header-parsing crate.
 //!
-//! Parsing takes any bytes and never panics; emitting panics if the buffer is too small for the
-//! headers.
+//! Parsing accepts any bytes and never panics; emitting panics if the buffer is too small for
+//! the headers.
 
 pub mod checksum;
 mod echo;
@@ -42,7 +42,7 @@ pub use udp::{
 
 /// Bytes of an Ethernet header.
 pub const ETHERNET_HEADER: usize = sw::ETHERNET_HEADER_LEN;
-/// Bytes of all headers of a frame, at most: Ethernet, IPv6 and TCP with all options we send.
+/// Maximum number of header bytes of a frame: Ethernet, IPv6 and TCP with all options we send.
 pub const MAX_HEADERS: usize = ETHERNET_HEADER + 40 + 60;
 
 /// Why a frame could not be read.
@@ -58,7 +58,7 @@ pub enum Malformed {
     Options,
 }
 
-/// What a frame holds.
+/// The content of a frame.
 #[derive(Clone, Copy, Debug)]
 pub enum Packet {
     /// ARP over Ethernet for IPv4.
@@ -67,56 +67,57 @@ pub enum Packet {
     Tcp(Tcp),
     /// An ICMP echo request.
     EchoRequest {
-        /// Who is asked.
+        /// The host that is asked.
         dst: Address,
     },
     /// An ICMP echo reply.
     EchoReply {
-        /// Who asked.
+        /// The host that asked.
         dst: Address,
     },
     /// An ICMP error about a segment.
     TcpError(TcpError),
     /// A UDP datagram.
     Udp(Udp),
-    /// An ICMP error about a UDP datagram of ours.
+    /// An ICMP error about one of our UDP datagrams.
     UdpError {
-        /// What it says.
+        /// The error.
         error: UdpError,
-        /// Who is told.
+        /// The host to which the error was sent.
         dst: Address,
     },
-    /// A router says that another packet of ours, or a fragment, was too big for its next link.
+    /// A router reports that a packet of ours that no socket sent, or a fragment, was too big
+    /// for its next link.
     TooBig {
-        /// Who is told.
+        /// The host to which the report was sent.
         dst: Address,
         /// Source and destination of the packet.
         sent: (Address, Address),
-        /// How long it was, in bytes.
+        /// Length of the packet, in bytes.
         len: u16,
-        /// What the link takes.
+        /// Maximum size of the link, in bytes.
         mtu: u16,
     },
     /// A fragment of a packet.
     Fragment {
-        /// Whom it is for.
+        /// The receiver.
         dst: Address,
     },
-    /// An IPv4 packet of a protocol that nobody speaks.
+    /// An IPv4 packet of a protocol that we do not support.
     OtherProtocol {
-        /// Whom it is for.
+        /// The receiver.
         dst: Address,
     },
-    /// An IPv6 packet that cannot be served, and why.
+    /// An IPv6 packet that cannot be processed, and why.
     Problem {
-        /// Whom it is for.
+        /// The receiver.
         dst: Address,
-        /// What is wrong with it.
+        /// The problem.
         problem: Problem,
     },
-    /// What neighbours or multicast listeners say over IPv6.
+    /// An IPv6 message of neighbour discovery or of multicast listeners.
     Link {
-        /// Whom it is for.
+        /// The receiver.
         dst: Address,
     },
     /// Anything else that is not handled.
@@ -155,7 +156,7 @@ pub struct Tcp {
     pub wnd: u16,
     /// Control bits.
     pub flags: u8,
-    /// Whether the packet arrived marked CE (RFC 3168).
+    /// Whether the packet arrived with a CE mark (RFC 3168).
     pub ce: bool,
     /// Bytes of the frame before the payload.
     pub payload_offset: u16,
@@ -163,14 +164,14 @@ pub struct Tcp {
     pub payload_len: u32,
     /// TSval and TSecr.
     pub timestamps: Option<(u32, u32)>,
-    /// Options besides timestamps.
+    /// Options other than timestamps.
     pub options: TcpOptions,
 }
 
-/// TCP options besides timestamps.
+/// TCP options other than timestamps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpOptions {
-    /// Whether any of these was there.
+    /// Whether at least one of these options was present.
     pub any: bool,
     /// Maximum segment size.
     pub mss: Option<u16>,
@@ -182,22 +183,22 @@ pub struct TcpOptions {
     pub sack: SackBlocks,
 }
 
-/// SACK blocks (RFC 2018 section 3): how many, and left and right edges.
+/// SACK blocks (RFC 2018 section 3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SackBlocks {
-    /// How many there are.
+    /// The number of blocks.
     pub count: u8,
     /// Left and right edges.
     pub edges: [(u32, u32); 4],
 }
 
 impl SackBlocks {
-    /// Those that are there.
+    /// The blocks that are present.
     pub fn iter(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         self.edges.iter().copied().take(usize::from(self.count))
     }
 
-    /// Bytes of the option, with two before it that align it.
+    /// Bytes of the option, including two NOPs that align it.
     const fn option_len(&self) -> usize {
         if self.count == 0 {
             0
@@ -231,9 +232,9 @@ pub fn ends(frame: &[u8]) -> Option<(Address, Address)> {
     ends_v4(frame).or_else(|| ipv6::ends(frame))
 }
 
-/// Source, destination, and both ports of a TCP segment whose IPv4 header has no options; of IPv6
-/// addresses, the last 32 bits. Nothing else is checked; of a fragment but the first the ports are
-/// other bytes.
+/// Source, destination, and both ports of a TCP segment whose IPv4 header has no options; for
+/// IPv6, the last 32 bits of each address. Nothing else is checked; in a fragment other than
+/// the first, the ports are unrelated bytes.
 #[inline]
 pub fn plain_tcp_flow(frame: &[u8]) -> Option<[u32; 3]> {
     let header: &[u8; ETHERNET_HEADER + 24] = frame.first_chunk()?;
@@ -248,7 +249,7 @@ pub fn plain_tcp_flow(frame: &[u8]) -> Option<[u32; 3]> {
     Some([word(12), word(16), word(20)])
 }
 
-/// Addresses a frame that was built for nobody in particular.
+/// Stores the link-layer destination of a frame that was built without one.
 ///
 /// # Panics
 /// If it is shorter than a link-layer address.
@@ -256,10 +257,10 @@ pub fn set_link_dst(frame: &mut [u8], dst: [u8; 6]) {
     frame[..6].copy_from_slice(&dst);
 }
 
-/// Reads the headers of a frame. The TCP checksum is not looked at.
+/// Reads the headers of a frame. Does not check the TCP checksum.
 ///
 /// # Errors
-/// Says what is wrong with it.
+/// Why the frame could not be read.
 #[inline]
 pub fn parse(frame: &[u8]) -> Result<Packet, Malformed> {
     match parse_plain(frame) {
@@ -268,8 +269,9 @@ pub fn parse(frame: &[u8]) -> Result<Packet, Malformed> {
     }
 }
 
-/// The fast path for nearly every segment: IPv4 without options, whole, and TCP with no options but
-/// timestamps in their usual place. Says the same as [`parse_any`] or nothing.
+/// The fast path for nearly every segment: IPv4 without options, not fragmented, and TCP with
+/// no options but timestamps in their usual layout. Returns the result of [`parse_any`], or
+/// `None`.
 #[inline]
 fn parse_plain(frame: &[u8]) -> Option<Tcp> {
     const TCP: usize = ETHERNET_HEADER + 20;
@@ -380,7 +382,7 @@ fn parse_ipv4(bytes: &[u8]) -> Result<Packet, Malformed> {
     }
 }
 
-/// Reads a segment that begins at `at` of its frame.
+/// Reads a segment that begins at byte `at` of its frame.
 fn parse_tcp(
     raw: &[u8],
     (src, dst): (Address, Address),
@@ -415,10 +417,11 @@ fn parse_tcp(
 /// Kind of the SACK option.
 const SACK: u8 = 5;
 
-/// The layout that nearly every segment of an open connection has: two NOPs and timestamps.
+/// The layout of the options in nearly every segment of an established connection: two NOPs and
+/// timestamps.
 const ONLY_TIMESTAMPS: [u8; 4] = [1, 1, 8, 10];
 
-/// TSval and TSecr of options that are only timestamps in their usual place.
+/// TSval and TSecr, if the options are only timestamps in their usual layout.
 #[inline(always)]
 fn only_timestamps(options: &[u8; 12]) -> Option<(u32, u32)> {
     let [a, b, c, d, v0, v1, v2, v3, e0, e1, e2, e3] = *options;
@@ -435,7 +438,7 @@ fn parse_options(mut bytes: &[u8]) -> (Option<(u32, u32)>, TcpOptions) {
         return (Some(timestamps), options);
     }
     while !bytes.is_empty() {
-        // RFC 9293 section 3.1, MUST-7: nobody knows what stands behind an illegal length.
+        // RFC 9293 section 3.1, MUST-7: after an illegal length nothing can be read.
         let Ok((rest, option)) = sw::TcpOption::parse(bytes) else {
             break;
         };
@@ -465,7 +468,7 @@ fn parse_options(mut bytes: &[u8]) -> (Option<(u32, u32)>, TcpOptions) {
     (timestamps, options)
 }
 
-/// The blocks of a SACK option, of which the header-parsing crate knows three only.
+/// The blocks of a SACK option; the header-parsing crate reads only three of four.
 fn parse_sack(bytes: &[u8]) -> SackBlocks {
     let mut sack = SackBlocks::default();
     for (block, edges) in bytes.chunks_exact(8).zip(&mut sack.edges) {
@@ -483,7 +486,7 @@ fn parse_sack(bytes: &[u8]) -> SackBlocks {
 
 /// The pieces of a received TCP frame that its checksum covers: addresses, and header with payload.
 ///
-/// `None` if `frame` is not what [`parse`] called a TCP segment.
+/// `None` if [`parse`] does not accept `frame` as a TCP segment.
 pub fn checksummed(frame: &[u8]) -> Option<(Address, Address, &[u8])> {
     if is_ipv6(frame) {
         let (src, dst, range) = ipv6::upper(frame)?;
@@ -501,8 +504,8 @@ pub fn checksummed(frame: &[u8]) -> Option<(Address, Address, &[u8])> {
     ))
 }
 
-/// As [`checksummed`], of an IPv4 frame without options: there the addresses stand right before the
-/// segment, and are part of the slice.
+/// [`checksummed`] for an IPv4 frame without options, in one slice: the addresses come right
+/// before the segment.
 #[inline]
 pub fn checksummed_at_once(frame: &[u8]) -> Option<&[u8]> {
     const ADDRESSES: usize = ETHERNET_HEADER + 12;
@@ -514,12 +517,12 @@ pub fn checksummed_at_once(frame: &[u8]) -> Option<&[u8]> {
     frame.get(ADDRESSES..end)
 }
 
-/// What the headers of an outgoing TCP frame say.
+/// The headers of an outgoing TCP frame.
 #[derive(Clone, Copy, Debug)]
 pub struct TcpHeaders {
     /// Our link-layer address.
     pub src_mac: [u8; 6],
-    /// Where the frame goes.
+    /// Link-layer address of the next hop.
     pub dst_mac: [u8; 6],
     /// Our end, and the peer's.
     pub flow: Flow,
@@ -533,7 +536,7 @@ pub struct TcpHeaders {
     pub flags: u8,
     /// ECN-capable transport, ECT(0) (RFC 3168 section 5).
     pub ect: bool,
-    /// What the user set in IP headers.
+    /// The IP header fields that the user set.
     pub ip: IpFields,
     /// Flow label of IPv6 (RFC 6437).
     pub label: u32,
@@ -545,14 +548,14 @@ pub struct TcpHeaders {
     pub window_scale: Option<u8>,
     /// SACK-permitted option.
     pub sack_permitted: bool,
-    /// SACK option; beside timestamps three blocks at most.
+    /// SACK option; at most three blocks with timestamps.
     pub sack: SackBlocks,
-    /// Bytes that will follow the headers.
+    /// Bytes of payload that follow the headers.
     pub payload_len: usize,
 }
 
-/// Writes Ethernet, IP and TCP headers to the front of `buffer`; the TCP checksum field is left
-/// zero. Returns how many bytes they take.
+/// Writes Ethernet, IP and TCP headers to the front of `buffer`; the TCP checksum field is
+/// zero. Returns the length of the headers in bytes.
 ///
 /// # Panics
 /// If `buffer` is shorter than [`MAX_HEADERS`].
@@ -611,8 +614,8 @@ fn emit_ipv4_of_tcp(buffer: &mut [u8], headers: &TcpHeaders, tcp_len: usize) {
     ip.set_dscp(headers.ip.tos >> 2);
     ip.set_ecn(if headers.ect { 0b10 } else { 0 });
     ip.set_total_len((20 + tcp_len + headers.payload_len) as u16);
-    // An atomic datagram: never fragmented, so the identification means nothing (RFC 6864 section
-    // 4.1).
+    // An atomic datagram: never fragmented, so the identification has no meaning (RFC 6864
+    // section 4.1).
     ip.set_ident(0);
     ip.clear_flags();
     ip.set_dont_frag(true);
@@ -678,7 +681,7 @@ pub fn set_tcp_checksum<const AT: usize>(frame: &mut [u8], checksum: u16) {
     frame[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// A whole ARP frame: a request for `target` to everybody, or a reply to `to`.
+/// A whole ARP frame: a broadcast request for `target`, or a reply to `to`.
 pub fn arp_frame(src_mac: [u8; 6], src: Address, to: Option<[u8; 6]>, target: Address) -> Vec<u8> {
     let repr = sw::ArpRepr::EthernetIpv4 {
         operation: if to.is_some() {
@@ -706,7 +709,7 @@ pub(crate) mod tests {
     use crate::packet::flow::Endpoint;
     use proptest::prelude::*;
 
-    /// Those of a SYN and ACK without options or payload.
+    /// The headers of a SYN and ACK without options or payload.
     pub(crate) fn headers() -> TcpHeaders {
         TcpHeaders {
             src_mac: [2; 6],
@@ -824,7 +827,7 @@ pub(crate) mod tests {
             let _ = link(&bytes);
         }
 
-        /// The fast path agrees with the slow one, or declines, whatever is damaged.
+        /// The fast path agrees with the slow one, or declines, even if the frame is damaged.
         #[test]
         fn both_paths_of_the_parser_agree(
             at in 0usize..80,

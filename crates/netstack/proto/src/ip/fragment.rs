@@ -1,4 +1,4 @@
-//! Cutting what is longer than a packet may be (RFC 791 section 3.2, RFC 8200 section 4.5).
+//! Fragmentation of payloads that exceed the MTU (RFC 791 section 3.2, RFC 8200 section 4.5).
 
 use crate::packet::flow::Address;
 use crate::packet::ipv6::make_fragment;
@@ -10,29 +10,30 @@ use crate::packet::{
 /// One piece of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where it begins in the payload, in bytes; a multiple of 8.
+    /// Its offset in the payload, in bytes; a multiple of 8.
     pub offset: u32,
-    /// Its bytes; a multiple of 8 unless it is the last.
+    /// Its length in bytes; a multiple of 8 unless it is the last.
     pub len: u32,
     /// Whether others follow.
     pub more: bool,
 }
 
-/// How packets to a destination are cut.
+/// How packets to a destination are fragmented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// Bytes of a packet before its payload, if it is whole, and if it is a piece.
+    /// Header bytes of a whole packet, and of a fragment.
     whole: u16,
     piece: u16,
-    /// Bytes of a packet, at most.
+    /// Maximum number of bytes of a packet.
     mtu: u16,
 }
 
 impl Cut {
-    /// For packets to `destination` of at most `mtu` bytes, with the headers that we send.
+    /// Creates the rule for packets to `destination` of at most `mtu` bytes, with the headers
+    /// that we send.
     #[inline]
     pub const fn new(destination: Address, mtu: u16) -> Self {
-        // What any network takes (RFC 791 section 3.2, RFC 8200 section 5).
+        // The minimum MTU of every network (RFC 791 section 3.2, RFC 8200 section 5).
         let least = if destination.is_v4() {
             68
         } else {
@@ -45,17 +46,17 @@ impl Cut {
         }
     }
 
-    /// Payload bytes of a packet that is whole, at most.
+    /// Maximum payload bytes of an unfragmented packet.
     pub const fn longest_whole(self) -> u16 {
         self.mtu - self.whole
     }
 
-    /// Payload bytes of every piece but the last.
+    /// Payload bytes of every piece except the last.
     const fn step(self) -> u32 {
         ((self.mtu - self.piece) & !7) as u32
     }
 
-    /// Bytes of the frame of every piece but the last.
+    /// Frame length in bytes of every piece except the last.
     pub const fn longest_frame(self) -> usize {
         ETHERNET_HEADER + self.piece as usize + self.step() as usize
     }
@@ -69,7 +70,7 @@ impl Cut {
         }
     }
 
-    /// Piece `i` of `len` bytes, which are cut into [`Cut::count`].
+    /// Piece `i` of `len` bytes, which make [`Cut::count`] pieces.
     pub fn piece(self, i: u32, len: u32) -> Piece {
         if self.count(len) == 1 {
             return Piece {
@@ -88,9 +89,9 @@ impl Cut {
     }
 }
 
-/// Cuts a frame of ours, whose IP header has neither options nor extension headers, into frames of
-/// packets of at most `mtu` bytes. `ident` is the identification of those of IPv6; one of IPv4 has
-/// its own.
+/// Fragments one of our frames, whose IP header has neither options nor extension headers, into
+/// packets of at most `mtu` bytes. `ident` is the identification for IPv6; an IPv4 frame
+/// contains one.
 pub fn cut_frame(frame: Vec<u8>, mtu: u16, ident: u32) -> Vec<Vec<u8>> {
     let destination = ends(&frame).map_or(Address::UNSPECIFIED, |(_, destination)| destination);
     let cut = Cut::new(destination, mtu);
@@ -117,10 +118,10 @@ pub fn cut_frame(frame: Vec<u8>, mtu: u16, ident: u32) -> Vec<Vec<u8>> {
     (0..count).map(one).collect()
 }
 
-/// Cuts a packet that is on its way into frames of packets of at most `mtu` bytes (RFC 791 section
-/// 3.2). It may be a fragment itself, and its header may have options: the first piece has all of
-/// them, the others those that are to be copied. `None` if the frame is not IPv4, or `mtu` leaves
-/// no room for 8 bytes.
+/// Fragments a forwarded packet into packets of at most `mtu` bytes (RFC 791 section 3.2). The
+/// packet may be a fragment itself, and its header may have options: the first piece has all of
+/// them, the others those with the copied flag. `None` if the frame is not IPv4, or `mtu`
+/// leaves no room for 8 bytes.
 pub fn cut_packet(frame: &[u8], mtu: u16) -> Option<Vec<Vec<u8>>> {
     let header = fragment_header(frame)?;
     let (head, mut rest) = (&frame[..header.head], &frame[header.head..header.end]);
@@ -130,7 +131,7 @@ pub fn cut_packet(frame: &[u8], mtu: u16) -> Option<Vec<Vec<u8>>> {
             later.extend(option);
         }
     }
-    // Padding is the end of the options.
+    // Padding is an end of the options list.
     let header_len = (later.len() - ETHERNET_HEADER).next_multiple_of(4);
     later.resize(ETHERNET_HEADER + header_len, 0);
     let (mut head, mut offset, mut pieces) = (head, header.offset, Vec::new());
@@ -301,7 +302,7 @@ mod tests {
             let payload: Vec<u8> = (0..len).map(|i| (i * 31) as u8).collect();
             let mut sent = frame(&payload);
             if options {
-                // A record of the route, which is not copied, and a security option, which is.
+                // A record-route option, which is not copied, and a security option, which is.
                 let two = [7, 7, 4, 0, 0, 0, 0, 130, 3, 9, 0, 0];
                 sent.splice(IP_HEADERS..IP_HEADERS, two);
                 sent[ETHERNET_HEADER] = 0x48;

@@ -1,32 +1,33 @@
-//! Identifications of packets that may be cut (RFC 791 section 3.1, RFC 8200 section 4.5).
+//! Identifications of packets that may be fragmented (RFC 791 section 3.1, RFC 8200 section
+//! 4.5).
 
 use crate::hash::mix;
 use crate::packet::flow::Address;
 
 use crate::keys::{KeyUse, Keys};
 
-/// Counts of packets, each for many destinations; a power of two.
+/// Number of packet counters, each for many destinations; a power of two.
 const COUNTERS: usize = 256;
 
-/// Numbers the packets to every destination such that none comes twice while the first may still be
-/// under way (RFC 6864 section 4.2), and that nobody learns from those that he gets how many others
-/// get (RFC 7739 section 5).
+/// Numbers the packets to every destination such that no number is reused while its first
+/// packet may still be in the network (RFC 6864 section 4.2), and that a receiver cannot infer
+/// how many packets others get (RFC 7739 section 5).
 ///
-/// Packets are counted, each with others of some destinations. What leaves is the count behind a
-/// permutation of the 16 bits that is keyed for the destination and the protocol.
+/// Each counter counts the packets to several destinations. The identification is the count
+/// after a permutation of the 16 bits that is keyed for the destination and the protocol.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identifications {
     key: [u64; 2],
-    /// There are so many that count for themselves, and this is which of them.
+    /// Number of generators that count independently; `index` is the number of this one.
     of: u16,
     index: u16,
-    /// Empty until somebody asks.
+    /// Empty until first use.
     counters: Vec<u32>,
 }
 
 impl Identifications {
-    /// `index` below `of`: what the others of these count never meets what this one does, for the
-    /// next 65,536 / `of` packets.
+    /// Creates generator `index` of `of`. No other generator uses its numbers within the next
+    /// 65,536 / `of` packets.
     pub fn new(keys: &Keys, index: u16, of: u16) -> Self {
         Identifications {
             key: keys.derive(KeyUse::Identification),
@@ -36,7 +37,7 @@ impl Identifications {
         }
     }
 
-    /// Those of the next `count` packets to `destination`.
+    /// The identifications of the next `count` packets to `destination`.
     pub fn take(&mut self, destination: Address, protocol: u8, count: u16) -> Sequence {
         if self.counters.is_empty() {
             self.counters = vec![0; COUNTERS];
@@ -57,7 +58,7 @@ impl Identifications {
         }
     }
 
-    /// All of it as one number.
+    /// The whole state as one number.
     pub fn fingerprint(&self) -> u64 {
         let counts = self.counters.iter().map(|count| u64::from(*count));
         let seed = u64::from(self.of) << 16 | u64::from(self.index);
@@ -74,13 +75,13 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// That of the packet behind `before` others.
+    /// The identification of the packet after `before` others.
     #[inline]
     pub const fn nth(self, before: u16) -> u16 {
         permute(self.key, self.number(before) as u16)
     }
 
-    /// The same in 32 bits, as IPv6 has it (RFC 8200 section 4.5).
+    /// The 32-bit identification for IPv6 (RFC 8200 section 4.5).
     #[inline]
     pub const fn nth_wide(self, before: u16) -> u32 {
         permute_wide(self.key, self.number(before))
@@ -91,18 +92,18 @@ impl Sequence {
         self.first.wrapping_add(steps)
     }
 
-    /// Leaves out the first `count`.
+    /// Skips the first `count`.
     pub const fn skip(&mut self, count: u16) {
         self.first = self.number(count);
     }
 
-    /// All of it as one number.
+    /// The whole state as one number.
     pub const fn fingerprint(self) -> u64 {
         self.key ^ mix((self.first as u64) << 16 | self.step as u64)
     }
 }
 
-/// Another 16 bits for each, as `key` says: a Feistel network of four rounds.
+/// A permutation of 16 bits, selected by `key`: a Feistel network of four rounds.
 #[inline]
 const fn permute(key: u64, number: u16) -> u16 {
     let [mut left, mut right] = number.to_be_bytes();
@@ -115,13 +116,13 @@ const fn permute(key: u64, number: u16) -> u16 {
     u16::from_be_bytes([left, right])
 }
 
-/// As [`permute`], of 32 bits.
+/// [`permute`] for 32 bits.
 #[inline]
 const fn permute_wide(key: u64, number: u32) -> u32 {
     let (mut left, mut right) = ((number >> 16) as u16, number as u16);
     let mut round = 0;
     while round < 4 {
-        // The upper bits of a round are others than those of the narrow permutation.
+        // The round numbers differ from those of the narrow permutation.
         let mixed = mix(key ^ ((round + 4) << 16 | right as u64));
         (left, right) = (right, left ^ mixed as u16);
         round += 1;
@@ -177,7 +178,7 @@ mod tests {
 
     #[test]
     fn what_one_destination_gets_does_not_show_how_many_others_got() {
-        // All destinations, so some of them share a count with the one that looks.
+        // Packets go to all destinations, so some share a counter with the observer's.
         let gaps = |others: u16| {
             let mut idents = identifications(9);
             let mut before = 0;
@@ -190,7 +191,7 @@ mod tests {
             gaps.sort_unstable();
             gaps[1000]
         };
-        // Of any two numbers the difference is 65,536 * (1 - 1 / sqrt(2)) in the median: 19,195.
+        // The median difference of two random numbers is 65,536 * (1 - 1 / sqrt(2)) = 19,195.
         for others in [0, 1, 7] {
             let median = gaps(others);
             assert!((17_000..21_500).contains(&median), "{others}: {median}");
@@ -205,7 +206,7 @@ mod tests {
         for numbers in [&mut of_secrets, &mut of_hosts] {
             numbers.sort_unstable();
             numbers.dedup();
-            // Of 1,000 any numbers, 8 are expected to come twice.
+            // Among 1,000 random numbers, 8 repetitions are expected.
             assert!(numbers.len() > 970, "{}", numbers.len());
         }
     }

@@ -1,9 +1,9 @@
-//! Which multicast groups sockets listen to, and what routers are told of that: IGMPv3 (RFC 3376)
+//! The multicast groups that sockets listen to, and their reports to routers: IGMPv3 (RFC 3376)
 //! for IPv4, MLDv2 (RFC 3810) for IPv6.
 //!
-//! A change is reported at once and, since reports may be lost, once more within a second. A query
-//! is answered after a random delay. A router that speaks an older version is answered in its own,
-//! which knows no sources; changes are reported in the newest version all the same.
+//! A change is reported at once and, since reports may be lost, once more within a second. A
+//! query is answered after a random delay. A router of an older version gets an answer in its
+//! version, which has no sources; changes are always reported in the newest version.
 
 use std::collections::BTreeSet;
 
@@ -15,24 +15,25 @@ use crate::time::{Duration, Instant};
 const ROBUSTNESS: u8 = 2;
 /// The longest time between these reports (RFC 3376 section 8.11, RFC 3810 section 9.11).
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
-/// Sources of a record, and records of a report, at most: all of them fit the least MTU of IPv6.
+/// Limits of the sources of a record and of the records of a report; a full one fits the
+/// minimum MTU of IPv6.
 const MAX_SOURCES: usize = 50;
 const MAX_RECORDS: usize = 20;
-/// Bytes of the records of a report, at most.
+/// Maximum number of record bytes in a report.
 const MAX_REPORT: usize = 1100;
 
-/// A socket, which `S` names, listens to a group: to one source of it, or to all.
+/// A membership: the socket named by `S` listens to one source of a group, or to all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member<S> {
     /// The socket.
     pub socket: S,
     /// The group.
     pub group: Address,
-    /// The only source that the socket hears; `None` is all of them.
+    /// The only source that the socket accepts; `None` accepts all.
     pub source: Option<Address>,
 }
 
-/// What is to be sent. All addresses of one report are of one family.
+/// A report to send. All addresses in it have one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MembershipReport {
     /// Records of IGMPv3 or MLDv2.
@@ -41,7 +42,7 @@ pub enum MembershipReport {
     Old(Address, u8),
 }
 
-/// A record that will be sent so often more.
+/// A record that will be sent `left` more times.
 #[derive(Debug)]
 struct PendingRecord {
     record: Record,
@@ -55,11 +56,11 @@ struct Answer {
     is_v4: bool,
     at: Instant,
     groups: BTreeSet<Address>,
-    /// The oldest version that asked; `None`: the newest there is.
+    /// The oldest version that asked; `None`: the newest.
     old: Option<u8>,
 }
 
-/// The sources of a group that are wanted: all if `None`.
+/// The sources of a group that are wanted; `None` means all.
 type Sources = Option<BTreeSet<Address>>;
 
 /// All memberships of sockets.
@@ -70,8 +71,8 @@ pub struct Memberships<S> {
     answers: Vec<Answer>,
 }
 
-/// Whether routers are told of a group: not of one of all hosts, nor of one that ends here (RFC
-/// 3376 section 6, RFC 3810 section 6).
+/// Whether a group is reported to routers: the all-hosts group and groups of interface scope
+/// are not (RFC 3376 section 6, RFC 3810 section 6).
 fn is_reported(group: Address) -> bool {
     if group.is_v4() {
         return group != Address::from(ALL_HOSTS);
@@ -82,7 +83,7 @@ fn is_reported(group: Address) -> bool {
     bytes[1] & 0xf > 1 && !is_all_nodes
 }
 
-/// What says that a group was wanted as `before` says, and is as `after` says (RFC 3376 section
+/// The records of a change of a group's sources from `before` to `after` (RFC 3376 section
 /// 5.1).
 fn changes(group: Address, before: &Sources, after: &Sources) -> Vec<Record> {
     let record = |mode, sources: Vec<Address>| Record {
@@ -125,7 +126,7 @@ impl<S: Copy + PartialEq> Memberships<S> {
         self.members.iter().map(|member| member.group)
     }
 
-    /// Whether `socket` takes what `source` sends to `group`.
+    /// Whether `socket` accepts packets from `source` to `group`.
     pub fn takes(&self, socket: S, group: Address, source: Address) -> bool {
         self.members.iter().any(|member| {
             let any = member.source.is_none_or(|only| only == source);
@@ -139,7 +140,7 @@ impl<S: Copy + PartialEq> Memberships<S> {
         members.map(|member| member.source).collect()
     }
 
-    /// A socket listens to something, or does not any more.
+    /// A membership begins (`listens`) or ends.
     pub fn change(&mut self, member: Member<S>, listens: bool, now: Instant) {
         let before = self.sources(member.group);
         self.members.retain(|one| *one != member);
@@ -149,7 +150,7 @@ impl<S: Copy + PartialEq> Memberships<S> {
         self.changed(member.group, &before, now);
     }
 
-    /// A socket ends.
+    /// Ends all memberships of a socket.
     pub fn leave_all(&mut self, socket: S, now: Instant) {
         let mine = self.members.iter();
         let mine = mine.filter(|member| member.socket == socket);
@@ -175,8 +176,9 @@ impl<S: Copy + PartialEq> Memberships<S> {
             }));
     }
 
-    /// A router asks for `group`, or for all if it is zeros, and waits for `most`. `old` is the
-    /// version that it speaks, if that is not the newest. `random` gives a time below another.
+    /// A router queries `group`, or all groups if it is zeros, and expects answers within
+    /// `most`. `old` is the router's version, unless it is the newest. `random` returns a
+    /// random time below its argument.
     pub fn on_query(
         &mut self,
         group: Address,
@@ -193,7 +195,7 @@ impl<S: Copy + PartialEq> Memberships<S> {
             return;
         }
         let at = now + random(most);
-        // One that waits already answers this, too.
+        // A pending answer serves this query too.
         match self.answers.iter_mut().find(|answer| answer.is_v4 == is_v4) {
             Some(answer) => {
                 answer.at = answer.at.min(at);
@@ -212,21 +214,21 @@ impl<S: Copy + PartialEq> Memberships<S> {
         }
     }
 
-    /// When something is to be sent.
+    /// When the next report is due.
     pub fn next_deadline(&self) -> Instant {
         let pending = self.pending.iter().map(|pending| pending.next);
         let answers = self.answers.iter().map(|answer| answer.at);
         pending.chain(answers).min().unwrap_or(Instant::NEVER)
     }
 
-    /// What is to be sent now, in order.
+    /// The reports that are due, in order.
     pub fn on_time(
         &mut self,
         now: Instant,
         mut random: impl FnMut(Duration) -> Duration,
     ) -> Vec<MembershipReport> {
         let mut records = Vec::new();
-        // Those of one group stay in order, so the last that is sent is what is so.
+        // The records of one group stay in order, so the last one sent is the current state.
         let again = now + random(REPORT_INTERVAL);
         self.pending.retain_mut(|pending| {
             if pending.next > now {
@@ -258,7 +260,7 @@ impl<S: Copy + PartialEq> Memberships<S> {
                         group,
                         sources: only.into_iter().collect(),
                     }),
-                    // It was left meanwhile.
+                    // The group was left meanwhile.
                     _ => {}
                 }
             }
@@ -268,7 +270,7 @@ impl<S: Copy + PartialEq> Memberships<S> {
     }
 }
 
-/// Puts records into reports that fit a packet.
+/// Distributes records over reports that fit into a packet.
 fn in_reports(records: Vec<Record>) -> Vec<MembershipReport> {
     let mut reports = Vec::new();
     for is_v4 in [true, false] {
@@ -290,7 +292,7 @@ fn in_reports(records: Vec<Record>) -> Vec<MembershipReport> {
     reports
 }
 
-/// A record with many sources as several (RFC 3376 section 4.2.16).
+/// Splits a record with many sources (RFC 3376 section 4.2.16).
 fn in_parts(record: &Record) -> Vec<Record> {
     if record.sources.len() <= MAX_SOURCES {
         return vec![record.clone()];
@@ -324,7 +326,7 @@ mod tests {
         }
     }
 
-    /// Half of the time that is there.
+    /// Half of the given time.
     fn half(most: Duration) -> Duration {
         Duration::from_nanos(most.as_nanos() / 2)
     }

@@ -1,16 +1,18 @@
-//! Who has which link-layer address (RFC 826, RFC 4861), and who waits to know.
+//! The neighbour cache (RFC 826, RFC 4861): link-layer addresses, and the packets and opens
+//! that wait for them.
 //!
-//! Not replicated: the pump keeps it, answers requests, and writes what connections need into the
-//! log.
+//! It is not replicated: the pump keeps it, answers requests, and writes into the log whatever
+//! connections need.
 //!
-//! A neighbour is *reachable* for a while after it was heard of, and *stale* from then on: who is
-//! needed then is used as before, and asked by itself whether it is still there (RFC 1122 section
-//! 2.3.2.1, mechanisms 1 and 2). One that does not answer is *silent*, and asked for anew when it is
-//! needed again, as one that is not known. If it then has another link-layer address, it has moved.
+//! A neighbour is *reachable* for a while after we received a message from it, and *stale*
+//! afterwards. A stale neighbour is still used when it is needed, and probed by unicast (RFC
+//! 1122 section 2.3.2.1, mechanisms 1 and 2). One that does not answer is *silent*: when it is
+//! needed again, it is resolved like an unknown one. If it then has another link-layer address,
+//! it has moved.
 //!
-//! What IPv6 calls DELAY and PROBE (RFC 4861 section 7.3.2) is the state of a stale neighbour that
-//! was needed since. There, only the answer to a question makes one reachable; whoever asks becomes
-//! stale.
+//! The states DELAY and PROBE of IPv6 (RFC 4861 section 7.3.2) correspond to a stale neighbour
+//! that was needed since. In IPv6 only the answer to a solicitation makes a neighbour
+//! reachable; a neighbour that solicits us becomes stale.
 
 use core::ops::Deref;
 use std::collections::hash_map::Entry;
@@ -21,42 +23,44 @@ use crate::packet::flow::Mac;
 use crate::packet::flow::{Address, Endpoint};
 use crate::time::{Duration, Instant};
 
-/// Neighbours that are remembered besides the next hops of connections; above this, those that were
-/// not needed for longest are forgotten.
+/// Maximum number of neighbours in addition to the next hops of connections; above it, the
+/// least recently needed ones are evicted.
 const MAX_NEIGHBORS: usize = 1024;
-/// Neighbours that are forgotten together. Who is to be forgotten takes a look at the whole table,
-/// and anybody on the link can claim to be a new neighbour with every frame: so one frame in so
-/// many pays for it.
+/// Neighbours that are evicted together. An eviction scans the whole table, and anyone on the
+/// link can claim to be a new neighbour with every frame: evicting in batches spreads the cost
+/// over as many frames.
 const EVICTED_AT_ONCE: usize = MAX_NEIGHBORS / 16;
-/// How long a neighbour counts as reachable (RFC 1122 section 2.3.2.1: of the order of a minute).
+/// How long a neighbour counts as reachable (RFC 1122 section 2.3.2.1: of the order of a
+/// minute).
 const REACHABLE: Duration = Duration::from_secs(60);
-/// The same of IPv6, unless routers say something else (RFC 4861 section 10), and between which
-/// bounds that may lie.
+/// The default for IPv6 (RFC 4861 section 10), and the bounds of the values that routers may
+/// advertise.
 const REACHABLE_V6: Duration = Duration::from_secs(30);
 const REACHABLE_V6_BOUNDS: (Duration, Duration) =
     (Duration::from_secs(1), Duration::from_secs(3600));
-/// How long a stale neighbour of IPv6 that is needed may be heard of before it is asked (RFC 4861
-/// section 10).
+/// How long a stale IPv6 neighbour that is needed has to be heard from before it is probed (RFC
+/// 4861 section 10).
 const DELAY_FIRST_PROBE: Duration = Duration::from_secs(5);
-/// Bytes that may wait for one neighbour, at least, with [`FRAME_OVERHEAD`] for each frame: as many
-/// as in Linux. A datagram of 65,507 bytes takes 199,436 of them in packets of 68 bytes.
+/// Minimum limit of the bytes that wait for one neighbour, with [`FRAME_OVERHEAD`] for each
+/// frame: the value of Linux. A datagram of 65,507 bytes counts 199,436 in packets of 68 bytes.
 const LEAST_FOR_ONE: usize = 212_992;
-/// How many times as much as in a socket's send ring datagrams take here, at most.
+/// How many times their size in a socket's send ring datagrams count here, at most.
 const FRAMES_PER_RECORD: usize = 4;
 /// Bytes that may wait for all neighbours together.
 const MOST_FOR_ALL: usize = 4 << 20;
-/// At most so many neighbours are asked for answers alone, and above so many waiting bytes answers
-/// are dropped: what sockets send finds room.
+/// Limits for answers: the number of neighbours that are resolved only for answers, and the
+/// waiting bytes above which answers are dropped, so that packets of sockets find room.
 const MAX_ANSWERED: usize = MAX_NEIGHBORS / 4;
 const MOST_WITH_ANSWERS: usize = MOST_FOR_ALL / 2;
-/// Bytes that a frame counts on top of what it has.
+/// Bytes that a frame counts in addition to its length.
 pub const FRAME_OVERHEAD: usize = 64;
 /// Time between two requests for the same address (RFC 1122 section 2.3.2.1: at most one a second).
 const RETRY: Duration = Duration::from_secs(1);
-/// A neighbour's address changes no more often: who is right is heard again.
+/// Minimum time between two changes of a neighbour's address; the rightful owner will be heard
+/// again.
 const MOVE_INTERVAL: Duration = Duration::from_secs(1);
-/// Addresses of neighbours that may change in a row, and how long until one more may. The pump
-/// looks at all connections for each, and anybody on the link can claim to be anybody.
+/// Burst of address changes of all neighbours, and the time until one more is allowed. The pump
+/// checks all connections at each change, and anyone on the link can claim any address.
 const MOVES: (u64, Duration) = (16, Duration::from_millis(100));
 /// Requests that go unanswered before a neighbour counts as unreachable.
 const MAX_TRIES: u32 = 3;
@@ -64,9 +68,9 @@ const MAX_TRIES: u32 = 3;
 /// An active open that waits for its next hop's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitingOpen {
-    /// The call of the socket that waits for it.
+    /// The socket call that waits for it.
     pub request_id: u64,
-    /// Our end: an unspecified address and port 0 are chosen.
+    /// Our end; the stack replaces an unspecified address and port 0.
     pub local: Endpoint,
     /// The other end.
     pub remote: Endpoint,
@@ -76,16 +80,16 @@ pub struct WaitingOpen {
 struct Resolution<F> {
     tries: u32,
     again_at: Instant,
-    /// Whether more than answers wait.
+    /// Whether something other than answers waits.
     cause: Cause,
     opens: Vec<WaitingOpen>,
     /// The frames of each datagram, newest last.
     datagrams: VecDeque<Vec<F>>,
-    /// What they count.
+    /// The cost of all waiting datagrams.
     bytes: usize,
 }
 
-/// What the frames of a datagram count.
+/// The cost of a datagram's frames.
 fn cost(frames: &[impl Deref<Target = [u8]>]) -> usize {
     frames
         .iter()
@@ -93,57 +97,58 @@ fn cost(frames: &[impl Deref<Target = [u8]>]) -> usize {
         .sum()
 }
 
-/// What is known of one neighbour.
+/// The cache entry of a neighbour.
 #[derive(Clone, Copy, Debug)]
 struct Neighbor {
     mac: Mac,
-    /// When it was last heard of.
+    /// When a message from it last arrived.
     last_seen: Instant,
-    /// When it was last known to be there; `None`: it only spoke.
+    /// When it was last known to be reachable; `None`: it only sent messages.
     confirmed: Option<Instant>,
     /// When its address was last needed.
     last_used: Instant,
-    /// When its link-layer address changed last.
+    /// When its link-layer address last changed.
     moved: Option<Instant>,
-    /// If it is being asked whether it is there: how often so far, and when next.
+    /// Present while it is probed: the number of probes so far, and the time of the next.
     poll: Option<(u32, Instant)>,
-    /// It did not answer; until it speaks again its link-layer address is not used.
+    /// It did not answer; its link-layer address is not used until it sends a message.
     is_silent: bool,
 }
 
-/// Why frames leave.
+/// Why frames are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The stack's own users want it.
+    /// A user of the stack sends them.
     Ours,
-    /// They answer a packet, which any host can cause.
+    /// They answer a packet, which any host can provoke.
     Answer,
 }
 
-/// The table, and the questions that are open. `F` is a frame that waits.
+/// The neighbour cache and the pending resolutions. `F` is the type of a waiting frame.
 #[derive(Debug)]
 pub struct Neighbors<F = Vec<u8>> {
     moves: TokenBucket,
-    /// When a link-layer address changed last.
+    /// When a link-layer address last changed.
     moved: Option<Instant>,
     reachable_v6: Duration,
     table: HashMap<Address, Neighbor>,
-    /// How many connections have each as their next hop. Those are not forgotten: a connection
-    /// follows a neighbour only while its table tells what it has moved from.
+    /// How many connections have each neighbour as their next hop. These neighbours are not
+    /// evicted: a connection follows a neighbour only while the table holds the address from
+    /// which it moved.
     needed: HashMap<Address, u32>,
-    /// No poll is due before.
+    /// No probe is due before this time.
     next_poll: Option<Instant>,
-    /// Who is asked for.
+    /// The addresses that are being resolved.
     resolving: BTreeMap<Address, Resolution<F>>,
     /// How many of them only answers need.
     answered: usize,
-    /// Nobody is asked for again before; it may be too early.
+    /// No request is repeated before this time; it may be too early.
     next_ask: Instant,
-    /// Opens that wait.
+    /// Number of opens that wait.
     opens: usize,
-    /// Bytes that may wait for one neighbour.
+    /// Limit of the bytes that wait for one neighbour.
     most_for_one: usize,
-    /// Bytes that wait for all of them.
+    /// Bytes that wait for all neighbours.
     bytes: usize,
 }
 
@@ -166,16 +171,16 @@ impl<F> Default for Neighbors<F> {
     }
 }
 
-/// What is to be done when time has passed.
+/// The work that is due after time has passed.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Overdue<F> {
-    /// Ask again for these.
+    /// Resend requests for these addresses.
     pub ask: Vec<Address>,
-    /// Ask these whether they are still there.
+    /// Probe these neighbours.
     pub poll: Vec<(Address, Mac)>,
-    /// Nobody answered for these.
+    /// Opens that failed because their next hop did not answer.
     pub failed: Vec<WaitingOpen>,
-    /// Datagrams that waited for somebody who did not answer.
+    /// Number of datagrams that waited for a neighbour that did not answer.
     pub dropped: u64,
     /// Their frames.
     pub unsent: Vec<F>,
@@ -196,17 +201,17 @@ impl<F> Default for Overdue<F> {
     }
 }
 
-/// What follows from learning an address.
+/// The consequences of learning an address.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Learned<F> {
     /// Opens that waited for it.
     pub opens: Vec<WaitingOpen>,
     /// Frames that waited for it, oldest first.
     pub frames: VecDeque<F>,
-    /// The link-layer address that it was known by before.
+    /// The previous link-layer address, if it changed.
     pub moved: Option<Mac>,
-    /// The message said that it has another one, too soon after others did; nobody believes that
-    /// yet.
+    /// The message claims another link-layer address, too soon after other changes; it is not
+    /// accepted yet.
     pub is_move_rejected: bool,
 }
 
@@ -221,32 +226,33 @@ impl<F> Default for Learned<F> {
     }
 }
 
-/// What became of frames that are to wait.
+/// The outcome of queueing frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Queued {
     /// Whether a request has to be sent now.
     pub ask: bool,
-    /// Datagrams for which there was no room, or that made room.
+    /// Datagrams for which there was no room, or that were dropped to make room.
     pub dropped: u64,
 }
 
-/// What became of a neighbour by what it said.
+/// The effect of a neighbour's message.
 enum Heard {
-    /// It is reached as before.
+    /// Its link-layer address is unchanged.
     Same,
-    /// It has another link-layer address than this.
+    /// It moved away from this link-layer address.
     Moved(Mac),
-    /// It says so too soon after others did.
+    /// It claims to have moved, too soon after other changes.
     Rejected,
 }
 
 impl Neighbor {
-    /// Nothing is known of it but how it was reached.
+    /// Marks it silent; only its last link-layer address is kept.
     const fn silence(&mut self) {
         (self.is_silent, self.confirmed, self.poll) = (true, None, None);
     }
 
-    /// It claims the link-layer address `mac`. A silent neighbour is believed, as an unknown one is.
+    /// It claims the link-layer address `mac`. The claim of a silent neighbour is accepted,
+    /// like that of an unknown one.
     fn hear(&mut self, mac: Mac, now: Instant, moves: &mut TokenBucket) -> Heard {
         let was_silent = core::mem::take(&mut self.is_silent);
         self.last_seen = now;
@@ -264,7 +270,8 @@ impl Neighbor {
 }
 
 impl<F: Deref<Target = [u8]>> Neighbors<F> {
-    /// For sockets that hold `send_buffer` bytes each: all that one holds may wait for a neighbour.
+    /// Creates a cache for sockets with send rings of `send_buffer` bytes: the whole content of
+    /// one ring may wait for a neighbour.
     pub fn new(send_buffer: usize) -> Self {
         let most = send_buffer.saturating_mul(FRAMES_PER_RECORD);
         Neighbors {
@@ -273,13 +280,13 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
         }
     }
 
-    /// The link-layer address of a neighbour that is needed now.
+    /// Returns the link-layer address of a neighbour, which is needed now.
     pub fn lookup(&mut self, address: Address, now: Instant) -> Option<Mac> {
         self.lookup_for(Cause::Ours, address, now)
     }
 
-    /// As [`lookup`](Self::lookup), for frames that leave for this cause. Whom only answers need
-    /// makes room for others first.
+    /// [`lookup`](Self::lookup) for frames that leave for `cause`. Neighbours that only answers
+    /// need are evicted first.
     pub fn lookup_for(&mut self, cause: Cause, address: Address, now: Instant) -> Option<Mac> {
         let known = self.table.get_mut(&address)?;
         if known.is_silent {
@@ -293,7 +300,7 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
             false => (self.reachable_v6, DELAY_FIRST_PROBE),
         };
         if known.poll.is_none() && known.confirmed.is_none_or(|at| at + reachable <= now) {
-            // It may be heard of before that.
+            // A message may arrive from it before the probe.
             let at = now + wait;
             known.poll = Some((0, at));
             self.next_poll = Some(self.next_poll.map_or(at, |next| next.min(at)));
@@ -301,7 +308,8 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
         Some(known.mac)
     }
 
-    /// Learns from an ARP message. `wanted`: it spoke to us, so a new entry is worth keeping.
+    /// Learns from an ARP message. `wanted`: it was sent to us, so a new entry is worth
+    /// keeping.
     pub fn learn(&mut self, address: Address, mac: Mac, wanted: bool, now: Instant) -> Learned<F> {
         let heard = match self.table.get_mut(&address) {
             Some(known) => {
@@ -335,14 +343,15 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
         self.table.insert(address, known);
     }
 
-    /// Routers say how long a neighbour of IPv6 counts as reachable (RFC 4861 section 6.3.4).
+    /// Sets the time for which an IPv6 neighbour counts as reachable, from routers (RFC 4861
+    /// section 6.3.4).
     pub fn set_reachable(&mut self, reachable: Duration) {
         let (least, most) = REACHABLE_V6_BOUNDS;
         self.reachable_v6 = reachable.clamp(least, most);
     }
 
-    /// Learns of a neighbour of IPv6 that asks for us, or of a router: it is there, and may not
-    /// hear us (RFC 4861 section 7.2.3).
+    /// Learns from an IPv6 neighbour that solicits us, or from a router: it exists, but may not
+    /// receive our packets (RFC 4861 section 7.2.3).
     pub fn heard(&mut self, address: Address, mac: Mac, now: Instant) -> Learned<F> {
         let heard = match self.table.get_mut(&address) {
             Some(known) => {
@@ -360,8 +369,8 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
         self.resolved(address, heard, now)
     }
 
-    /// Learns of a neighbour of IPv6 that says what its link-layer address is (RFC 4861 section
-    /// 7.2.5): because it was asked, or by itself; over what we know, or not.
+    /// Learns from a neighbour advertisement (RFC 4861 section 7.2.5), which may be solicited
+    /// or not, and may override a cached address or not.
     pub fn advertised(
         &mut self,
         address: Address,
@@ -372,7 +381,7 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
         let confirmed = solicited.then_some(now);
         let resolving = self.is_resolving(address);
         let Some(known) = self.table.get_mut(&address) else {
-            // Nobody waits for what nobody asked.
+            // An unsolicited advertisement for which nothing waits creates no entry.
             return match mac.filter(|_| resolving) {
                 Some(mac) => {
                     self.insert(address, mac, confirmed, now);
@@ -387,21 +396,22 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
             None => known.mac,
         };
         if mac != known.mac && !overrides && !resolving {
-            // One of two is wrong: who is used is asked.
+            // The two addresses conflict: the cached one is probed when it is used.
             known.confirmed = None;
             return Learned::default();
         }
         let heard = known.hear(mac, now, &mut self.moves);
         let differs = matches!(heard, Heard::Moved(_));
         if differs || solicited && !matches!(heard, Heard::Rejected) {
-            // Without a question before it, it is stale (RFC 4861 appendix C).
+            // Unsolicited, it makes the neighbour stale (RFC 4861 appendix C).
             (known.confirmed, known.poll) = (confirmed, None);
         }
         self.resolved(address, heard, now)
     }
 
-    /// What waited for `address`, which is known now. What waited needs it, so it is asked whether
-    /// it is there unless that is known (RFC 4861 section 7.3.3).
+    /// Takes whatever waited for `address`, which is resolved now. Since the waiting packets
+    /// need the neighbour, it is probed unless it is known to be reachable (RFC 4861 section
+    /// 7.3.3).
     fn resolved(&mut self, address: Address, heard: Heard, now: Instant) -> Learned<F> {
         let mut learned = Learned::default();
         match heard {
@@ -442,24 +452,24 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
                 .is_some_and(|known| known.moved.as_ref().is_some_and(lately))
     }
 
-    /// Whether somebody is asked for and has not answered yet.
+    /// Whether a request for `address` is unanswered.
     pub fn is_resolving(&self, address: Address) -> bool {
         self.resolving.contains_key(&address)
     }
 
-    /// Forgets how all are reached; who is asked for still is.
+    /// Marks all neighbours silent; pending requests continue.
     pub fn forget(&mut self) {
         for known in self.table.values_mut() {
             known.silence();
         }
     }
 
-    /// A connection goes through `next_hop` from now on.
+    /// A connection uses `next_hop` from now on.
     pub fn need(&mut self, next_hop: Address) {
         *self.needed.entry(next_hop).or_insert(0) += 1;
     }
 
-    /// One does not any more.
+    /// A connection does not use `next_hop` any more.
     pub fn need_no_more(&mut self, next_hop: Address) {
         if let Entry::Occupied(mut needed) = self.needed.entry(next_hop) {
             *needed.get_mut() -= 1;
@@ -469,19 +479,19 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
         }
     }
 
-    /// Connections go through these.
+    /// Replaces the next hops of all connections.
     pub fn set_needed(&mut self, next_hops: impl Iterator<Item = Address>) {
         self.needed.clear();
         next_hops.for_each(|hop| self.need(hop));
     }
 
-    /// Whether it is known how `address` is reached.
+    /// Whether the link-layer address of `address` is known.
     pub fn is_known(&self, address: Address) -> bool {
         let known = self.table.get(&address);
         known.is_some_and(|known| !known.is_silent)
     }
 
-    /// Forgets those that were not needed for longest, if the table is full.
+    /// Evicts the least recently needed neighbours, if the table is full.
     fn make_room(&mut self) {
         if self.table.len() < MAX_NEIGHBORS + self.needed.len() {
             return;
@@ -498,7 +508,7 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
         }
     }
 
-    /// What waits for `next_hop`, and whether a request has to be sent now.
+    /// The resolution of `next_hop`, and whether a request has to be sent now.
     fn asking(
         &mut self,
         cause: Cause,
@@ -526,9 +536,10 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
         (asking, ask)
     }
 
-    /// Lets the frames of a datagram wait for `next_hop`, which leave for this cause. The oldest
-    /// datagrams make room for new ones (RFC 1122 section 2.3.2.2). Anybody causes answers: fewer
-    /// neighbours are asked for them, fewer bytes of them wait, and nothing makes room for one.
+    /// Lets the frames of a datagram, which leave for `cause`, wait for `next_hop`. The oldest
+    /// datagrams are dropped to make room for new ones (RFC 1122 section 2.3.2.2). Anyone can
+    /// provoke answers: they may resolve fewer neighbours and hold fewer bytes, and nothing is
+    /// dropped for an answer.
     pub fn queue_frames(
         &mut self,
         cause: Cause,
@@ -589,13 +600,13 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
             .ask
     }
 
-    /// The same for answers alone.
+    /// [`ask_for`](Self::ask_for) for answers only.
     pub fn ask_to_answer(&mut self, next_hop: Address, now: Instant) -> bool {
         self.queue_frames(Cause::Answer, next_hop, Vec::new(), now)
             .ask
     }
 
-    /// Takes the opens that wait for somebody whom they do not need: `hop` says whom they need.
+    /// Takes the opens whose next hop, which `hop` returns, is not the one for which they wait.
     pub fn take_opens(
         &mut self,
         hop: impl Fn(&WaitingOpen) -> Option<Address>,
@@ -613,12 +624,12 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
         taken
     }
 
-    /// When [`on_time`](Self::on_time) has something to do next.
+    /// When [`on_time`](Self::on_time) next has something to do.
     pub fn next_deadline(&self) -> Instant {
         self.next_ask.min(self.next_poll.unwrap_or(Instant::NEVER))
     }
 
-    /// Asks again and gives up, as far as that is due at `now`.
+    /// Repeats and gives up requests and probes that are due at `now`.
     pub fn on_time(&mut self, now: Instant) -> Overdue<F> {
         let mut overdue = Overdue::default();
         if self.next_ask <= now {
@@ -630,7 +641,7 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
         overdue
     }
 
-    /// Asks again for those who did not answer, and gives up who was asked often enough.
+    /// Repeats unanswered requests, and gives up after [`MAX_TRIES`].
     fn ask_again(&mut self, now: Instant, overdue: &mut Overdue<F>) {
         self.resolving.retain(|next_hop, asking| {
             if asking.again_at > now {
@@ -655,7 +666,7 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
         self.next_ask = next.unwrap_or(Instant::NEVER);
     }
 
-    /// Asks those who are due whether they are there, and notes who did not answer.
+    /// Sends probes that are due, and marks neighbours silent that did not answer.
     fn poll(&mut self, now: Instant, overdue: &mut Overdue<F>) {
         let mut next = Instant::NEVER;
         self.table.iter_mut().for_each(|(address, known)| {
@@ -674,7 +685,7 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
             }
             next = next.min(*at);
         });
-        // The table has no order, and what leaves must have one.
+        // The table has no order, but the output must have one.
         overdue.poll.sort_unstable();
         overdue.silent.sort_unstable();
         self.next_poll = (next != Instant::NEVER).then_some(next);
@@ -722,7 +733,7 @@ mod tests {
     #[test]
     fn whole_datagrams_wait_for_the_answer_and_the_oldest_make_room() {
         let mut n: Neighbors = Neighbors::new(0);
-        // 64 KB in packets of 68 bytes: three such do not fit, nor do two.
+        // 64 KB in packets of 68 bytes: the limit holds neither three nor two such datagrams.
         let datagram = |i: u8| vec![vec![i; 82]; 1365];
         for i in 0..3 {
             let held = n.queue_frames(Cause::Ours, PEER, datagram(i), Instant::ZERO);
@@ -757,11 +768,12 @@ mod tests {
             .count();
         assert_eq!(asked, MAX_ANSWERED);
         assert!((0..MAX_NEIGHBORS - MAX_ANSWERED).all(|i| ours(&mut n, 5_000 + i, 100).ask));
-        // One that we need, too, leaves its place to another.
+        // If a user also needs the neighbour, it no longer counts as one that only answers
+        // need.
         assert!(!ours(&mut n, 0, 100).ask);
         n.learn(host(5_000), MAC, false, Instant::ZERO);
         assert!(answer(&mut n, 4_000, 100).ask);
-        // What is ours stays, and the last answers are dropped.
+        // Frames of users stay, and the latest answers are dropped.
         n = Neighbors::default();
         ours(&mut n, 1, 100);
         let dropped = [0; 4].map(|_| answer(&mut n, 1, 100_000).dropped);
@@ -795,7 +807,7 @@ mod tests {
             let delayed = Instant::ZERO + DELAY_FIRST_PROBE;
             assert_eq!(n.next_deadline(), delayed);
             assert_eq!(n.on_time(delayed).poll, [(address, MAC)]);
-            // Another address in the middle of this makes it stale, and nobody needs it now.
+            // Another address halfway makes it stale, and nothing needs it now.
             n.advertised(address, Some(Mac([7; 6])), (false, true), delayed);
             assert!(n.on_time(n.next_deadline()).poll.is_empty());
             assert_eq!(n.next_deadline(), Instant::NEVER);
@@ -818,7 +830,7 @@ mod tests {
         let mac = |i: u32| Mac([2, 0, 0, 0, (i >> 8) as u8, i as u8]);
         let host = |i: u32| Address::v4(0x0a00_0000 + i);
         (0..100).for_each(|i| drop(n.learn(host(i), MAC, true, Instant::ZERO)));
-        // A thousand messages a second for ten seconds, about one host at first, then about a
+        // A thousand messages a second for ten seconds, first about one host, then about a
         // hundred.
         let mut moves = |hosts: u32, from: u64| {
             (0..10_000u32)
@@ -833,7 +845,7 @@ mod tests {
         assert_eq!(moves(1, 1_000), 10);
         let most = MOVES.0 + 100;
         assert!((100..=most).contains(&moves(100, 20_000)));
-        // It is over, and who is right is believed.
+        // After the flood, the rightful owner's claim is accepted.
         let at = Instant::from_millis(40_000);
         assert!(n.learn(host(7), MAC, false, at).moved.is_some());
     }
@@ -853,7 +865,8 @@ mod tests {
         assert_eq!(n.learn(PEER, other, true, later).moved, Some(MAC));
         assert_eq!(n.lookup(PEER, later), Some(other));
         assert!(n.has_moved(PEER, later) && !n.has_moved(PEER, later + RETRY));
-        // So has one that is heard of after the link was gone, at once, and whatever others do.
+        // So has a neighbour that is heard after the link was down: at once, regardless of
+        // others.
         n.forget();
         assert_eq!(n.lookup(PEER, later), None);
         assert_eq!(n.learn(PEER, MAC, true, later).moved, Some(other));
@@ -922,7 +935,7 @@ mod tests {
             assert!(n.table.len() <= 3_000 + MAX_NEIGHBORS);
         }
         assert!((0..3_000).all(|i| n.is_known(host(i))));
-        // One of two connections ends, then the other.
+        // First one of two connections ends, then the other.
         for (ended, left) in [(1, 3_000), (2, 0)] {
             (0..3_000).for_each(|i| n.need_no_more(host(i)));
             assert_eq!(n.needed.len(), left, "{ended}");
@@ -943,12 +956,12 @@ mod tests {
         for i in 0..10 * MAX_NEIGHBORS as u32 {
             let before = n.table.len();
             unknown(&mut n, i);
-            // Somebody is forgotten after a look only.
+            // An eviction needs a scan of the table.
             looks += usize::from(n.table.len() <= before);
         }
         let most = 9 * MAX_NEIGHBORS / EVICTED_AT_ONCE;
         assert!((1..=most).contains(&looks), "{looks} looks");
-        // The ones that were heard of last are known, and room is left for others.
+        // The most recently heard neighbours are known, and there is room for more.
         let newest = 10 * MAX_NEIGHBORS as u32 - 1;
         let known = |i: u32| n.table.contains_key(&Address::v4(0x0b00_0000 + i));
         assert!((0..500).all(|i| known(newest - i)));
@@ -971,7 +984,7 @@ mod tests {
                 == 0
         });
         assert_eq!(kept.count(), 63, "of 64 KB each, in 4 MB");
-        // Opens are bounded by whoever lets them wait.
+        // The caller bounds the number of opens.
         let mut n: Neighbors = Neighbors::default();
         for i in 0..10_000 {
             let ask = n.wait_for(host(i / 2), open(i as u64), Instant::ZERO);

@@ -1,5 +1,4 @@
-//! What routers said of the path to a destination, be it about datagrams or connections (RFC 1191,
-//! RFC 8201).
+//! Path MTUs that routers reported, for datagrams and connections (RFC 1191, RFC 8201).
 
 use std::collections::HashMap;
 
@@ -8,43 +7,43 @@ use crate::packet::IPV6_MIN_MTU;
 use crate::packet::flow::Address;
 use crate::time::{Duration, Instant};
 
-/// Destinations that are remembered. Anybody can forge such a message, and names the destination.
+/// Maximum number of destinations. Anyone can forge such a report, and choose its destination.
 const MAX_PATHS: usize = 256;
-/// How long, before a larger packet is tried (RFC 8201 section 4).
+/// How long until a larger packet is tried (RFC 8201 section 4).
 const LIFETIME: Duration = Duration::from_secs(600);
 
-/// Packets of IPv4 of this size always pass: the smallest plateau of RFC 1191 section 7 above the 68
-/// bytes of RFC 791.
+/// IPv4 packets of this size always pass: the smallest plateau of RFC 1191 section 7 above the
+/// 68 bytes of RFC 791.
 pub const LEAST_V4: u16 = 296;
 
-/// Packets that are remembered, a power of two, and for how long, since a router may say of them
-/// that they were too big: those that no connection knows of. One takes the place of another of
-/// the same hash, so that each costs the same.
+/// The cache of sent packets that belong to no connection, because a router may report them as
+/// too big: the number of entries, a power of two, and their lifetime. A packet replaces
+/// another one with the same hash, so that each costs equally much.
 const MAX_SENT: usize = 4096;
 const SENT_LATELY: Duration = Duration::from_secs(10);
 
-/// Path MTUs that are less than that of the link.
+/// Path MTUs below the MTU of the link.
 #[derive(Debug, Default)]
 pub struct PathMtus {
     paths: HashMap<Address, (u16, Instant)>,
-    /// Destination and bytes of packets, by their hash; nothing until there is one.
+    /// Destination and length in bytes of packets, by hash; empty until the first.
     sent: Box<[Option<(Address, u16, Instant)>]>,
 }
 
 impl PathMtus {
-    /// Bytes of a packet to `destination`, as far as routers said.
+    /// Maximum bytes of a packet to `destination`, as far as routers reported.
     pub fn get(&self, destination: Address) -> u16 {
         let known = self.paths.get(&destination);
         known.map_or(u16::MAX, |(mtu, _)| *mtu)
     }
 
-    /// When the next is forgotten.
+    /// When the next path MTU expires.
     pub fn next_deadline(&self) -> Instant {
         let ends = self.paths.values().map(|(_, until)| *until);
         ends.min().unwrap_or(Instant::NEVER)
     }
 
-    /// A packet of `len` bytes leaves for `destination`, and nothing else remembers it.
+    /// A packet of `len` bytes that no connection sent leaves for `destination`.
     pub fn sent(&mut self, destination: Address, len: usize, now: Instant) {
         let len = u16::try_from(len).unwrap_or(u16::MAX);
         if len <= IPV6_MIN_MTU {
@@ -56,7 +55,7 @@ impl PathMtus {
         self.sent[place(destination, len)] = Some((destination, len, now));
     }
 
-    /// Whether such a packet has left lately.
+    /// Whether such a packet has left within the last ten seconds.
     pub fn has_sent(&self, destination: Address, len: u16, now: Instant) -> bool {
         let sent = self.sent.get(place(destination, len)).copied().flatten();
         sent.is_some_and(|(to, known, at)| {
@@ -64,8 +63,8 @@ impl PathMtus {
         })
     }
 
-    /// A router says that a packet to `destination` was larger than `mtu` bytes. What is less than
-    /// every link carries is ignored. Returns whether less is known to pass than before.
+    /// A router reports that a packet to `destination` exceeds `mtu` bytes. A value below the
+    /// minimum MTU is ignored. Returns whether the known path MTU has fallen.
     pub fn too_big(&mut self, destination: Address, mtu: u16, now: Instant) -> bool {
         self.expire(now);
         let least = match destination.is_v4() {
@@ -85,7 +84,7 @@ impl PathMtus {
                 self.paths.remove(&oldest);
             }
         }
-        // A larger one is not believed before the smaller one is forgotten.
+        // A larger value does not count before the smaller one expires.
         let (known, until) = self.paths.entry(destination).or_insert((u16::MAX, now));
         let is_less = mtu < *known;
         if is_less {
@@ -94,13 +93,13 @@ impl PathMtus {
         is_less
     }
 
-    /// Forgets what is too old.
+    /// Removes expired path MTUs.
     pub fn expire(&mut self, now: Instant) {
         self.paths.retain(|_, (_, until)| *until > now);
     }
 }
 
-/// Where a packet is remembered.
+/// The index of a packet in the cache.
 fn place(destination: Address, len: u16) -> usize {
     let [high, low] = destination.words();
     mix(mix(high) ^ low ^ u64::from(len)) as usize & (MAX_SENT - 1)
@@ -135,7 +134,7 @@ mod tests {
         assert!(paths.has_sent(FAR, 1500, Instant::from_millis(9_999)));
         assert!(!paths.has_sent(FAR, 1500, Instant::from_millis(10_000)));
         assert!(!paths.has_sent(FAR, 1499, Instant::ZERO));
-        // Others leave most of what was sent to a thousand destinations.
+        // Packets to a thousand destinations displace few of each other.
         let host = |i: usize| Address::of_words([0x2001_0db8_0000_0001, i as u64]);
         (0..1000).for_each(|i| paths.sent(host(i), 1400, Instant::ZERO));
         let known = (0..1000).filter(|i| paths.has_sent(host(*i), 1400, Instant::ZERO));

@@ -1,4 +1,4 @@
-//! How often we do what anybody can make us do.
+//! Rate limits for actions that anyone can provoke.
 
 use crate::hash::mix;
 use crate::packet::flow::Address;
@@ -6,53 +6,53 @@ use crate::packet::flow::Address;
 use crate::keys::{KeyUse, Keys};
 use crate::time::{Duration, Instant};
 
-/// Counts of destinations; a power of two. Each destination belongs to one of them for a second,
-/// and to another one in the next.
+/// Number of buckets; a power of two. A keyed hash maps each destination to a bucket, and to
+/// another one in each second.
 const BUCKETS: usize = 1024;
 
-/// How many answers of one kind may leave in a second.
+/// The limits of answers of one kind per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// To all destinations together, about.
+    /// To all destinations together, approximately.
     pub total: u32,
-    /// To one of them, about.
+    /// To one destination, approximately.
     pub per_destination: u32,
 }
 
-/// Answers of one kind: ICMP errors (RFC 1122 section 3.2.2, RFC 1812 section 4.3.2.8), resets, or
-/// challenge acknowledgments (RFC 5961 section 7). In each second, so many may leave to each
-/// destination, and so many to all.
+/// A limit of answers of one kind: ICMP errors (RFC 1122 section 3.2.2, RFC 1812 section
+/// 4.3.2.8), resets, or challenge acknowledgments (RFC 5961 section 7). It bounds the answers
+/// per second to each destination, and to all.
 ///
-/// A limit that all destinations share, and that an outsider knows, tells that outsider which of
-/// the packets that he sent in another's name were answered: he sends himself what has to be
-/// answered, and counts. So ports of UDP sockets were found (Man et al., *DNS Cache Poisoning
-/// Attack Reloaded*, CCS 2020), and connections (Cao et al., *Off-Path TCP Exploits*, USENIX
-/// Security 2016). So
+/// A known limit that all destinations share is a side channel. An attacker sends packets in
+/// another host's name, then provokes answers to himself and counts them: the count reveals how
+/// many of the forged packets were answered. Such counts have revealed ports of UDP sockets
+/// (Man et al., *DNS Cache Poisoning Attack Reloaded*, CCS 2020) and connections (Cao et al.,
+/// *Off-Path TCP Exploits*, USENIX Security 2016). So
 ///
-/// - what leaves to one destination hardly ever keeps from another what it is due: the limit of one
-///   destination is reached long before that of all, and where two share a count, they do so for a
-///   second;
-/// - every limit is another one in every second, between half and one and a half of what is
-///   configured, as a keyed hash says. Who counts learns about that number.
+/// - answers to one destination hardly ever cost another its own: the limit of one destination
+///   is reached long before the limit of all, and two destinations share a bucket for one
+///   second only;
+/// - every limit changes each second, between half and one and a half of the configured value,
+///   by a keyed hash. A count reveals only that random number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RateLimit {
-    /// Of this kind alone.
+    /// Differs for each kind.
     key: [u64; 2],
-    /// Which second `left` is for, from 1.
+    /// The second to which `left` applies, from 1.
     second: u64,
-    /// How many may still leave in it to all destinations.
+    /// Remaining answers to all destinations in this second.
     left: u32,
-    /// How many did not leave since the beginning.
+    /// Refused answers so far.
     refused: u64,
-    /// What may still leave, by destination. Empty until somebody asks.
+    /// Remaining answers, by bucket of destinations. Empty until first use.
     buckets: Vec<Bucket>,
-    /// The sum over all buckets as numbers.
+    /// The sum of all buckets as numbers.
     sum: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Bucket {
-    /// The low half of the second that `left` is for.
+    /// The low half of the second to which `left` applies.
     second: u32,
     left: u32,
 }
@@ -70,14 +70,14 @@ impl Default for RateLimit {
     }
 }
 
-/// Between half and one and a half of `rate`, as 32 bits of a hash say.
+/// Between half and one and a half of `rate`, selected by 32 bits of a hash.
 fn jittered(rate: u32, hash: u32) -> u32 {
     let more = (u64::from(rate) * u64::from(hash)) >> 32;
     rate.div_ceil(2).saturating_add(more as u32)
 }
 
 impl RateLimit {
-    /// Of the kind that `domain` is for.
+    /// Creates the limit of the kind that `domain` names.
     pub fn new(keys: &Keys, domain: KeyUse) -> Self {
         RateLimit {
             key: keys.derive(domain),
@@ -89,7 +89,7 @@ impl RateLimit {
         }
     }
 
-    /// Whether one more may leave to `destination` at `now`.
+    /// Whether one more answer may leave to `destination` at `now`.
     pub fn admits(&mut self, now: Instant, destination: Address, rate: Rate) -> bool {
         let admits = self.take(now, destination, rate);
         self.refused += u64::from(!admits);
@@ -126,12 +126,12 @@ impl RateLimit {
         admits
     }
 
-    /// How many did not leave since the beginning.
+    /// Refused answers so far.
     pub const fn refused(&self) -> u64 {
         self.refused
     }
 
-    /// All of it as one number.
+    /// The whole state as one number.
     pub fn fingerprint(&self) -> u64 {
         let RateLimit {
             key: [a, b],
@@ -152,12 +152,12 @@ pub struct TokenBucket {
     burst: u64,
     period: Duration,
     tokens: u64,
-    /// Until when tokens have been added.
+    /// Tokens have been added up to this time.
     since: Instant,
 }
 
 impl TokenBucket {
-    /// `burst` in a row after a rest, and one more for each `period`.
+    /// Admits `burst` in a row after a pause, and one more for each `period`.
     pub const fn new(burst: u64, period: Duration) -> Self {
         TokenBucket {
             burst,
@@ -167,7 +167,7 @@ impl TokenBucket {
         }
     }
 
-    /// Whether it may be done once more now.
+    /// Whether one more is admitted now.
     pub fn admits(&mut self, now: Instant) -> bool {
         let periods = now.since(self.since).as_nanos() / self.period.as_nanos();
         self.tokens = self.tokens.saturating_add(periods).min(self.burst);
@@ -177,7 +177,7 @@ impl TokenBucket {
         admits
     }
 
-    /// When one more is admitted, at the latest.
+    /// A time by which one more is admitted.
     pub fn next(&self) -> Instant {
         match self.tokens {
             0 => self.since + self.period,
@@ -207,7 +207,7 @@ mod tests {
         Address::v4(0x0a00_0000 + number)
     }
 
-    /// How many of `many` to `host` leave.
+    /// How many of `many` answers to `host` are admitted.
     fn leave(limit: &mut RateLimit, second: u64, to: u32, many: u32) -> u32 {
         let admitted = (0..many).filter(|_| limit.admits(at(second), host(to), RATE));
         admitted.count() as u32
@@ -230,8 +230,8 @@ mod tests {
 
     #[test]
     fn what_one_host_is_sent_does_not_show_in_what_another_gets() {
-        // Whoever asks sends a hundred packets of his own each second, after 1,000 in the name of a
-        // victim, of which one more or less is answered.
+        // The attacker sends a hundred packets of his own each second, after 1,000 in the name
+        // of a victim, of which one more or less is answered.
         let mut differences = 0;
         for secret in 0..20 {
             let [mut all_closed, mut one_open] = [limit(secret), limit(secret)];
@@ -247,8 +247,8 @@ mod tests {
 
     #[test]
     fn not_even_the_limit_of_all_tells_whether_one_more_was_answered() {
-        // Here he spreads 1,000 packets over as many names, as near to the limit as he can know,
-        // before he asks himself.
+        // Here the attacker spreads 1,000 packets over as many names, as near to the limit as
+        // he can know, before his own packets.
         let mut differences = 0;
         for secret in 0..20 {
             let [mut all_closed, mut one_open] = [limit(secret), limit(secret)];

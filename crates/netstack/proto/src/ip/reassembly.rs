@@ -1,14 +1,14 @@
 //! Fragments of datagrams, until they are whole (RFC 791 section 3.2, RFC 815, RFC 8200 section
 //! 4.5).
 //!
-//! Not replicated: the pump keeps it, and only whole datagrams go on. Everything in it is bounded,
-//! and what is oldest makes room for what is new: a flood of fragments costs honest datagrams only
-//! what was under way, and the first one after it is served. A single source has a bound of its
-//! own, so that it displaces itself first.
+//! It is not replicated: the pump keeps it, and passes on only whole datagrams. Everything in
+//! it is bounded, and the oldest entries are displaced by new ones: a flood of fragments costs
+//! honest datagrams only those in progress, and the first one after it is reassembled. Each
+//! source also has a bound, so that a single source displaces its own datagrams first.
 //!
-//! Fragments that overlap make their datagram suspect. It is dropped, with all that still arrives
-//! of it (RFC 5722 section 3); only an exact copy of a fragment is what a network does by itself,
-//! and ignored.
+//! Fragments that overlap make their datagram suspect. The whole datagram is dropped, including
+//! fragments that arrive later (RFC 5722 section 3). Only an exact copy of a fragment, which
+//! networks produce without malice, is ignored.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -19,22 +19,23 @@ use crate::time::{Duration, Instant};
 /// to 120 s).
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Bytes that a fragmented datagram of IPv4 may carry: 65,535 less the header.
+/// Maximum payload in bytes of a fragmented IPv4 datagram: 65,535 minus the header.
 const PAYLOAD_MAX: u32 = 65_515;
-/// The same of IPv6, whose header does not count (RFC 8200 section 3).
+/// Maximum for IPv6, whose header does not count (RFC 8200 section 3).
 const PAYLOAD_MAX_V6: u32 = 65_535;
 
-/// Bytes that a kept piece or datagram counts on top of what it carries.
+/// Bytes that each stored piece or datagram counts in addition to its payload.
 const OVERHEAD: usize = 64;
 
-/// What fragments of one datagram have in common (RFC 791 section 3.2).
+/// The fields that all fragments of one datagram share (RFC 791 section 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DatagramId {
     /// Source address.
     pub src: Address,
     /// Destination address.
     pub dst: Address,
-    /// Protocol field; 0 of IPv6, where it is no part of the name (RFC 8200 section 4.5).
+    /// Protocol field; 0 for IPv6, where it does not identify a datagram (RFC 8200 section
+    /// 4.5).
     pub protocol: u8,
     /// Identification field.
     pub ident: u32,
@@ -43,33 +44,33 @@ pub struct DatagramId {
 /// A fragment that arrived.
 #[derive(Clone, Copy, Debug)]
 pub struct Fragment<'a> {
-    /// Whose it is.
+    /// The datagram to which it belongs.
     pub id: DatagramId,
-    /// Its place in the datagram in bytes, a multiple of 8.
+    /// Its offset in the datagram in bytes, a multiple of 8.
     pub offset: u32,
     /// Whether others follow it.
     pub more: bool,
     /// Its ECN field (RFC 3168 section 5).
     pub ecn: u8,
-    /// What stands before the payload in its frame: that of the first fragment is kept for the
-    /// whole.
+    /// The bytes before the payload in its frame. The whole datagram gets those of the first
+    /// fragment.
     pub head: &'a [u8],
-    /// What it carries.
+    /// The payload.
     pub payload: &'a [u8],
 }
 
-/// Bounds on all that is kept. All fields are public:
-/// `ReassemblyLimits { bytes: 1 << 20, ..Default::default() }`.
+/// Bounds on everything that is stored. All fields are public: `ReassemblyLimits { bytes: 1 <<
+/// 20, ..Default::default() }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReassemblyLimits {
-    /// Bytes, with what it costs to keep them. Default 4 MiB.
+    /// Stored bytes, including overhead. Default 4 MiB.
     pub bytes: usize,
-    /// Datagrams that are incomplete at a time. Default 1024.
+    /// Incomplete datagrams. Default 1024.
     pub datagrams: usize,
-    /// Datagrams of one source that are incomplete at a time. Default 64.
+    /// Incomplete datagrams of one source. Default 64.
     pub per_source: usize,
-    /// Pieces of one datagram. Default 2048: 64 KB in packets of 68 bytes, as any network takes
-    /// them, are 1366.
+    /// Pieces of one datagram. Default 2048: 64 KB in packets of 68 bytes, which every network
+    /// accepts, are 1366 pieces.
     pub pieces: usize,
 }
 
@@ -84,52 +85,53 @@ impl Default for ReassemblyLimits {
     }
 }
 
-/// What became of a fragment.
+/// The outcome of a fragment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reassembled {
-    /// It was the last one missing.
+    /// It was the last missing one.
     Complete(WholeDatagram),
     /// Others are missing.
     Incomplete,
-    /// It was there already.
+    /// An identical fragment has already arrived.
     Duplicate,
-    /// It cannot be a fragment: empty, too far behind, or of an odd length (RFC 791 section 3.2).
+    /// It is not a valid fragment: empty, beyond the maximum length, or of odd length (RFC 791
+    /// section 3.2).
     Malformed,
-    /// It overlaps another of its datagram, or contradicts where that ends (RFC 5722 section 3).
+    /// It overlaps another fragment of its datagram, or contradicts the datagram's end (RFC
+    /// 5722 section 3).
     Overlapping,
-    /// Its datagram is in more pieces than are kept.
+    /// Its datagram has more pieces than the limit.
     TooManyPieces,
-    /// Congestion was marked on a part of what does not understand such marks (RFC 3168 section
-    /// 5.3).
+    /// One fragment has a congestion mark, another is not ECN-capable (RFC 3168 section 5.3).
     Congested,
 }
 
 /// A datagram that is whole again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WholeDatagram {
-    /// What stood before the payload of its first fragment.
+    /// The bytes before the payload of its first fragment.
     pub head: Box<[u8]>,
     /// The payload.
     pub payload: Vec<u8>,
-    /// Whether congestion was marked on any of its fragments (RFC 3168 section 5.3).
+    /// Whether any of its fragments had a congestion mark (RFC 3168 section 5.3).
     pub ce: bool,
 }
 
-/// A datagram that took too long, of which the first fragment is there: who sent it is to be told
+/// A datagram that timed out after its first fragment had arrived; its sender gets an error
 /// (RFC 1122 section 3.3.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expired {
-    /// The first fragment's frame as far as an error quotes it.
+    /// The first fragment's frame, as far as an error quotes it.
     pub quoted: Vec<u8>,
 }
 
 /// Bytes of the payload that an error quotes (RFC 792).
 const QUOTED: usize = 8;
-/// The same of IPv6: what fits into the least MTU (RFC 4443 section 2.4 (c)).
+/// Quoted bytes for IPv6: as many as fit into the minimum MTU (RFC 4443 section 2.4 (c)).
 const QUOTED_V6: usize = 1280 - 40 - 8;
 
-/// Congestion experienced, as a bit among the ECN fields that were seen (RFC 3168 section 5).
+/// Congestion experienced, as a bit of [`Partial::ecn`] (RFC 3168 section 5).
 const SAW_CE: u8 = 1 << 3;
 /// Not capable of ECN.
 const SAW_NOT_ECT: u8 = 1;
@@ -140,11 +142,11 @@ const SAW_NOT_ECT: u8 = 1;
 pub struct ReassemblyStats {
     /// Datagrams that became whole.
     pub whole: u64,
-    /// Datagrams that took too long.
+    /// Datagrams that timed out.
     pub expired: u64,
-    /// Datagrams that made room for others.
+    /// Datagrams that were displaced by others.
     pub displaced: u64,
-    /// Datagrams that were dropped for overlaps or too many pieces.
+    /// Datagrams that were dropped for overlaps, too many pieces, or inconsistent ECN.
     pub refused: u64,
 }
 
@@ -153,29 +155,29 @@ pub struct ReassemblyStats {
 struct Partial {
     id: DatagramId,
     deadline: Instant,
-    /// Begins and bytes, ascending, without overlap. Empty with `refused`.
+    /// Offsets and bytes, ascending, without overlap. Empty with `refused`.
     pieces: Vec<(u32, Box<[u8]>)>,
-    /// Where it ends, once its last fragment is there.
+    /// Its length, once its last fragment has arrived.
     end: Option<u32>,
-    /// What stood before the payload of the first fragment.
+    /// The bytes before the payload of the first fragment.
     head: Box<[u8]>,
-    /// Which ECN fields its fragments had, a bit each.
+    /// The ECN fields of its fragments, one bit for each value.
     ecn: u8,
-    /// What it counts against the limit.
+    /// Its cost against the limit.
     cost: usize,
     /// Bytes of its pieces.
     held: u32,
-    /// Nothing more of it is taken.
+    /// Further fragments are dropped.
     refused: bool,
 }
 
 impl Partial {
-    /// Whether it has no holes and an end.
+    /// Whether it has an end and no holes.
     fn is_complete(&self) -> bool {
         self.end == Some(self.held)
     }
 
-    /// Where `from..to` may be put in; what it is instead if it may not.
+    /// The index at which `from..to` may be inserted; otherwise the outcome of the fragment.
     fn place(&self, fragment: &Fragment<'_>, to: u32) -> Result<usize, Reassembled> {
         let from = fragment.offset;
         let at = self.pieces.partition_point(|(begin, _)| *begin < from);
@@ -206,10 +208,10 @@ impl Partial {
 #[derive(Debug)]
 pub struct Reassembly {
     limits: ReassemblyLimits,
-    /// By the order in which they began, which is that of their deadlines.
+    /// In the order in which they began, which is the order of their deadlines.
     partial: BTreeMap<u64, Partial>,
     index: HashMap<DatagramId, u64>,
-    /// Numbers of what each source has under way, oldest first.
+    /// Numbers of each source's datagrams in progress, oldest first.
     sources: HashMap<Address, VecDeque<u64>>,
     expired: Vec<Expired>,
     next: u64,
@@ -218,7 +220,7 @@ pub struct Reassembly {
 }
 
 impl Reassembly {
-    /// With nothing in it.
+    /// Creates an empty reassembly.
     pub fn new(limits: ReassemblyLimits) -> Self {
         Reassembly {
             limits,
@@ -291,13 +293,13 @@ impl Reassembly {
         Reassembled::Incomplete
     }
 
-    /// When the oldest datagram is given up; [`Instant::NEVER`] if there is none.
+    /// When the oldest datagram times out; [`Instant::NEVER`] if there is none.
     pub fn next_deadline(&self) -> Instant {
         let first = self.partial.first_key_value();
         first.map_or(Instant::NEVER, |(_, partial)| partial.deadline)
     }
 
-    /// Gives up what took too long.
+    /// Drops the datagrams that timed out.
     pub fn expire(&mut self, now: Instant) {
         while let Some((&number, partial)) = self.partial.first_key_value()
             && partial.deadline <= now
@@ -319,13 +321,13 @@ impl Reassembly {
         }
     }
 
-    /// What was given up and not taken yet, at most [`ReassemblyLimits::datagrams`].
+    /// Takes the datagrams that timed out since the last call, at most
+    /// [`ReassemblyLimits::datagrams`].
     pub fn take_expired(&mut self) -> Vec<Expired> {
         core::mem::take(&mut self.expired)
     }
 
-    /// Bytes that are kept, with what that costs; at most [`ReassemblyLimits::bytes`] between two
-    /// calls.
+    /// Stored bytes with overhead; at most [`ReassemblyLimits::bytes`] between two calls.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
@@ -335,7 +337,7 @@ impl Reassembly {
         self.stats
     }
 
-    /// The datagram, which begins now if it is new.
+    /// The number of the datagram, which is created if it is new.
     fn begin(&mut self, id: DatagramId, now: Instant) -> u64 {
         if let Some(&number) = self.index.get(&id) {
             return number;
@@ -368,7 +370,7 @@ impl Reassembly {
         number
     }
 
-    /// Drops what is there of a datagram, and remembers not to take any more.
+    /// Drops all pieces of a datagram, and marks it so that later ones are dropped too.
     fn refuse(&mut self, number: u64, what: Reassembled) -> Reassembled {
         self.stats.refused += 1;
         if let Some(partial) = self.partial.get_mut(&number) {
@@ -381,8 +383,8 @@ impl Reassembly {
         what
     }
 
-    /// Drops the oldest until the rest is within the limits. The newest stays unless it alone is
-    /// too large.
+    /// Drops the oldest datagrams until the rest is within the limits. The newest stays unless
+    /// it alone is too large.
     fn make_room(&mut self) {
         let limits = self.limits;
         while self.bytes > limits.bytes || self.partial.len() > limits.datagrams.max(1) {
@@ -493,7 +495,7 @@ mod tests {
             assert_eq!(r.insert(&overlap, NOW), Reassembled::Overlapping);
             let rest = fragment(1, 16, false, &[2; 3]);
             assert_eq!(r.insert(&rest, NOW), Reassembled::Overlapping);
-            // Its identification is good again when it is forgotten.
+            // Its identification is valid again once the datagram is forgotten.
             let later = NOW + TIMEOUT;
             assert_eq!(r.insert(&rest, later), Reassembled::Incomplete);
             assert_eq!(r.stats().refused, 1);
@@ -635,7 +637,7 @@ mod tests {
             flood.id.src = Address::v4(0x0b00_0000 + i);
             r.insert(&flood, now);
             assert!(r.bytes() <= ReassemblyLimits::default().bytes);
-            // An honest one whose second half comes ten milliseconds later.
+            // An honest datagram whose second half arrives ten milliseconds later.
             if i % 200 == 0 {
                 r.insert(&fragment(i, 0, true, &payload), now);
             } else if i % 200 == 100 {
@@ -646,17 +648,17 @@ mod tests {
         assert_eq!(served, [0, 1000]);
         now += Duration::from_millis(1);
         r.insert(&fragment(1, 0, true, &payload), now);
-        // Half a second between its halves is no trouble without a flood.
+        // Without a flood, half a second between its halves does no harm.
         now += Duration::from_millis(500);
         let whole = r.insert(&fragment(1, 1480, false, &payload), now);
         assert!(matches!(whole, Reassembled::Complete(_)));
     }
 
-    /// What one datagram's fragments add up to, byte by byte.
+    /// The byte-by-byte union of one datagram's fragments.
     #[derive(Default)]
     struct Oracle {
         octets: BTreeMap<u32, u8>,
-        /// Fragments as they came: begin, bytes, whether others follow.
+        /// Fragments in order of arrival: offset, bytes, whether others follow.
         seen: Vec<(u32, Vec<u8>, bool)>,
         end: Option<u32>,
         refused: bool,
@@ -693,7 +695,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any cut of any datagram in any order, with copies, becomes that datagram once.
+        /// Any fragmentation of any datagram, in any order and with copies, yields that
+        /// datagram once.
         #[test]
         fn every_cut_in_every_order_becomes_the_datagram(
             len in 9_u32..20_000,
@@ -725,8 +728,8 @@ mod tests {
             prop_assert_eq!(r.bytes(), 0);
         }
 
-        /// Against a plain oracle: a map from byte to value, and whether any fragment ever
-        /// disagreed.
+        /// Compared with a plain oracle: a map from offset to byte, and whether any fragment
+        /// ever disagreed.
         #[test]
         fn random_fragments_are_put_together_as_an_oracle_does(
             fragments in proptest::collection::vec((0_u32..6, 1_usize..4, any::<bool>(), 0_u8..2), 1..24),
@@ -734,7 +737,7 @@ mod tests {
             let mut r = reassembly();
             let mut oracle = Oracle::default();
             for (place, units, more, fill) in fragments {
-                // A last fragment may be of any length.
+                // A last fragment may have any length.
                 let len = if more { units * 8 } else { units * 8 - 3 };
                 let payload = vec![fill; len];
                 let piece = fragment(1, place * 8, more, &payload);
@@ -742,8 +745,8 @@ mod tests {
             }
         }
 
-        /// Whatever arrives, what is kept stays within the limits, and what is whole is made of
-        /// what arrived.
+        /// For arbitrary input, storage stays within the limits, and whole datagrams consist of
+        /// bytes that arrived.
         #[test]
         fn nothing_breaks_the_limits(
             fragments in proptest::collection::vec(

@@ -1,4 +1,4 @@
-//! Which neighbour gets a packet (RFC 1122 section 3.3.1).
+//! Route lookup: the neighbour that gets a packet (RFC 1122 section 3.3.1).
 
 use core::cmp::Reverse;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -7,29 +7,30 @@ use std::collections::HashMap;
 use super::v6::{self, Place, is_in};
 use crate::packet::flow::Address;
 
-/// Addresses of each family that an interface may have, at most, those that it makes among them.
+/// Maximum number of addresses of an interface per family, including those that it forms
+/// itself.
 pub const MAX_ADDRESSES: usize = 64;
 
-/// Routes that may be added to an interface that has fewer.
+/// An interface with this many routes accepts no more.
 pub const MAX_ROUTES: usize = 1024;
 
-/// Packets for a network go through a gateway.
+/// A route: packets for a network go through a gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// The network; bits behind the prefix do not count.
+    /// The network; bits after the prefix are ignored.
     pub network: IpAddr,
-    /// Length of its prefix in bits, 0 to 32, or of IPv6 0 to 128. The longest prefix that fits
-    /// decides.
+    /// Length of its prefix in bits, 0 to 32, or 0 to 128 for IPv6. The longest matching prefix
+    /// wins.
     pub prefix: u8,
-    /// The neighbour that forwards, an address of the same family.
+    /// The gateway, an address of the same family.
     pub via: IpAddr,
-    /// Of routes with prefixes as long, the lowest decides. The networks of our own addresses come
-    /// before all routes, default gateways have 0, and routers that advertise themselves come last.
+    /// Among routes with equal prefix lengths, the lowest metric wins. On-link networks precede
+    /// all routes, default gateways have metric 0, and advertised routers come last.
     pub metric: u32,
 }
 
 impl Route {
-    /// Whether both go through the same neighbour to the same network, with the same metric.
+    /// Whether both have one gateway, one network and one metric.
     pub fn is_same(&self, other: &Route) -> bool {
         let bits = match self.network {
             IpAddr::V4(_) => 96 + self.prefix.min(32),
@@ -39,25 +40,25 @@ impl Route {
         (self.order(), self.via) == (other.order(), other.via) && is_in(to, network, bits)
     }
 
-    /// Whether the gateway is of the family of the network, and the prefix not longer than an
+    /// Whether gateway and network have one family, and the prefix is not longer than an
     /// address.
     pub fn is_sound(&self) -> bool {
         let most = if self.network.is_ipv4() { 32 } else { 128 };
         self.network.is_ipv4() == self.via.is_ipv4() && self.prefix <= most
     }
 
-    /// What comes first is looked up first: the longest prefix, of equal ones the lowest metric.
+    /// The order of lookup: the longest prefix first, then the lowest metric.
     pub const fn order(&self) -> (Reverse<u8>, u32) {
         (Reverse(self.prefix), self.metric)
     }
 
-    /// Adds this to routes that are in order: behind those that are equal in that.
+    /// Inserts this route into ordered `routes`, after equal ones.
     pub fn add_to(self, routes: &mut Vec<Route>) {
         let at = routes.partition_point(|known| known.order() <= self.order());
         routes.insert(at, self);
     }
 
-    /// To all networks of the family of `via`.
+    /// The default route of the family of `via`.
     pub const fn default_via(via: IpAddr) -> Self {
         let network = match via {
             IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
@@ -72,22 +73,22 @@ impl Route {
     }
 }
 
-/// How a packet gets on.
+/// The result of a route lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
-    /// Who gets its frames.
+    /// The neighbour that gets the frames.
     pub hop: Address,
-    /// Length of the prefix that said so.
+    /// Length of the matching prefix.
     pub prefix: u8,
-    /// Of equal prefixes, the one of the least metric is taken.
+    /// Among equal prefixes, the lowest metric wins.
     pub metric: u32,
 }
 
 impl Way {
-    /// The metric of routers that advertise themselves.
+    /// The metric of advertised routers.
     pub const ADVERTISED: u32 = u32::MAX;
 
-    /// Straight to a host on a network of ours.
+    /// The way to a host on one of our networks.
     pub const fn near(host: Address, prefix: u8) -> Self {
         Way {
             hop: host,
@@ -96,22 +97,22 @@ impl Way {
         }
     }
 
-    /// Of ways by different interfaces, the greatest is taken.
+    /// Among ways through different interfaces, the greatest rank wins.
     pub const fn rank(&self) -> (u8, Reverse<u32>) {
         (self.prefix, Reverse(self.metric))
     }
 }
 
-/// A way as it is listed.
+/// A way in a list of all ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListedWay {
     /// First address of the destinations.
     pub network: Address,
     /// Length of its prefix, in bits.
     pub prefix: u8,
-    /// Of equal prefixes, the one of the least metric is taken.
+    /// Among equal prefixes, the lowest metric wins.
     pub metric: u32,
-    /// Who forwards, unless the network is that of the link.
+    /// The gateway; `None` if the network is on-link.
     pub via: Option<Address>,
 }
 
@@ -125,7 +126,7 @@ impl From<&Route> for Way {
     }
 }
 
-/// The network bits of `address` under `prefix`.
+/// The network bits of `address` for a prefix length.
 fn network(address: Address, prefix: u8) -> u32 {
     let mask = u32::MAX
         .checked_shl(32 - u32::from(prefix.min(32)))
@@ -133,43 +134,43 @@ fn network(address: Address, prefix: u8) -> u32 {
     address.v4_bits() & mask
 }
 
-/// Whether an address may be given to the stack by hand.
+/// Whether a user may assign this address to the stack.
 pub const fn may_be_ours_v4(address: Ipv4Addr) -> bool {
     !matches!(address.octets()[0], 0 | 127 | 224..)
 }
 
-/// What an address stands for, as we see it.
+/// The kind of an address, from our point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressKind {
-    /// Ours alone.
+    /// Only ours.
     Local,
-    /// Everybody's on our link: 255.255.255.255, our network's broadcast address, or a group of
-    /// IPv6 that we listen to.
+    /// An address of all hosts on our link: 255.255.255.255, our network's broadcast address,
+    /// or an IPv6 group that we listen to.
     Broadcast,
-    /// Somebody else's.
+    /// Any other address.
     Remote,
 }
 
-/// Where we are in the network, and the ways out of it.
+/// Our addresses, networks and routes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
     /// Our first IPv4 address; [`Site::NO_V4`] if there is none.
     pub address: Address,
     /// Length of its prefix, in bits.
     pub prefix: u8,
-    /// The others, in the order in which we got them.
+    /// The other IPv4 addresses, in the order in which they were added.
     others: Vec<PlaceV4>,
-    /// Our place in IPv6 now.
+    /// Our current IPv6 addresses and routes.
     pub v6: Place,
-    /// In order; of equal ones, the one that was named first.
+    /// In lookup order; among equal ones, in the order of insertion.
     routes: Vec<Route>,
 }
 
 impl Site {
-    /// Stands for our IPv4 address if there is none: no packet has it.
+    /// Represents a missing IPv4 address; no packet has it.
     pub const NO_V4: Address = Address::v6([0; 16]);
 
-    /// `gateway` forwards what no route is for.
+    /// Creates a site; `gateway` is the default route.
     pub fn new(address: Address, prefix: u8, gateway: Option<IpAddr>, routes: &[Route]) -> Self {
         let mut routes = routes.to_vec();
         routes.retain(|route| route.network.is_ipv4());
@@ -184,7 +185,7 @@ impl Site {
         }
     }
 
-    /// We have this address of IPv4 from now on, besides those that we have.
+    /// Adds an IPv4 address.
     pub fn add_v4(&mut self, address: Address, prefix: u8) {
         if self.has_v4() {
             self.others.push(PlaceV4 { address, prefix });
@@ -193,7 +194,7 @@ impl Site {
         }
     }
 
-    /// An address of IPv4 is ours no longer. Of those that are left, the next one is the first.
+    /// Removes an IPv4 address. If it was the first, the next one becomes the first.
     pub fn remove_v4(&mut self, address: Address) {
         self.others.retain(|own| own.address != address);
         if self.address == address {
@@ -205,19 +206,19 @@ impl Site {
         }
     }
 
-    /// Packets for a network of IPv4 go through a gateway from now on.
+    /// Adds an IPv4 route.
     pub fn add_route(&mut self, route: Route) {
         if !self.routes.iter().any(|known| known.is_same(&route)) {
             route.add_to(&mut self.routes);
         }
     }
 
-    /// They do not any more.
+    /// Removes an IPv4 route.
     pub fn remove_route(&mut self, route: &Route) {
         self.routes.retain(|known| !known.is_same(route));
     }
 
-    /// The routes of a family that do not come from routers, in order.
+    /// The routes of a family in order, without advertised routers.
     pub fn routes(&self, is_v4: bool) -> &[Route] {
         match is_v4 {
             true => &self.routes,
@@ -225,7 +226,7 @@ impl Site {
         }
     }
 
-    /// All ways of a family, as they are looked up.
+    /// All ways of a family, in lookup order.
     pub fn ways(&self, is_v4: bool) -> Vec<ListedWay> {
         let mut near: Vec<_> = match is_v4 {
             true => self
@@ -262,41 +263,41 @@ impl Site {
             via: Some(*router),
         });
         let mut ways: Vec<_> = near.chain(routes).chain(routers).collect();
-        // The link comes before a neighbour with a prefix as long.
+        // On-link networks precede gateways with equal prefix lengths.
         ways.sort_by_key(|way| (Reverse(way.prefix), way.via.is_some(), way.metric));
         ways
     }
 
-    /// Our addresses of IPv4 with their networks, in order.
+    /// Our IPv4 addresses with their networks, in order.
     pub fn places_v4(&self) -> impl DoubleEndedIterator<Item = PlaceV4> + '_ {
         let first = self.has_v4().then(|| self.v4());
         first.into_iter().chain(self.others.iter().copied())
     }
 
-    /// Whether it is an address of IPv4 of ours.
+    /// Whether `address` is one of our IPv4 addresses.
     pub fn is_own_v4(&self, address: Address) -> bool {
         address == self.address || self.others.iter().any(|own| own.address == address)
     }
 
-    /// Whether we have several addresses of IPv4.
+    /// Whether we have several IPv4 addresses.
     pub fn has_several_v4(&self) -> bool {
         !self.others.is_empty()
     }
 
-    /// Which of our addresses of IPv4 is on the network of `neighbor`: of several that with the
-    /// longest prefix, of equal ones the first.
+    /// Our IPv4 address on the network of `neighbor`: the one with the longest prefix, and the
+    /// first among equals.
     fn on_network_of(&self, neighbor: Address) -> Option<PlaceV4> {
         let near = self.places_v4().rev().filter(|own| own.reaches(neighbor));
         near.max_by_key(|own| own.prefix)
     }
 
-    /// Who gets frames for `remote`, if anybody does: itself on our own networks, or the gateway of
-    /// the longest prefix that fits.
+    /// The neighbour that gets frames for `remote`, if any: `remote` itself on our own
+    /// networks, or the gateway with the longest matching prefix.
     pub fn next_hop(&self, remote: Address) -> Option<Address> {
         self.way(remote).map(|way| way.hop)
     }
 
-    /// How packets to `remote` get on.
+    /// Looks up the way to `remote`.
     pub fn way(&self, remote: Address) -> Option<Way> {
         if !remote.is_v4() {
             return self.v6.way(remote);
@@ -315,8 +316,8 @@ impl Site {
         }
     }
 
-    /// Which of our addresses packets to `remote` come from. `None` if we have none yet. Of several
-    /// of IPv4 it is the one on the network of the neighbour that gets them, or else the first.
+    /// Our source address for packets to `remote`; `None` if we have none yet. Of several IPv4
+    /// addresses, the one on the network of the next hop, otherwise the first.
     pub fn source(&self, remote: Address) -> Option<Address> {
         if self.is_ourselves(remote) {
             Some(remote)
@@ -338,10 +339,10 @@ impl Site {
         self.address != Self::NO_V4
     }
 
-    /// Whether no packet can truly come from `source` to `destination` over a link (RFC 1122
-    /// section 3.2.1.3, RFC 1812 section 5.3.7, RFC 6890): from nobody, from this host, from
-    /// several hosts, or from addresses that are not in use. Only a host that does not know its
-    /// address yet may leave that out, in what it sends to everybody.
+    /// Whether no legitimate packet can come from `source` to `destination` over a link (RFC
+    /// 1122 section 3.2.1.3, RFC 1812 section 5.3.7, RFC 6890): the source is unspecified, is
+    /// ours, is a group or broadcast address, or is not in use. Only a host that does not know
+    /// its address yet may send from the unspecified address, and only by broadcast.
     #[inline]
     pub fn is_martian(&self, (source, destination): (Address, Address)) -> bool {
         if !source.is_v4() {
@@ -351,7 +352,7 @@ impl Site {
             || self.has_several_v4() && self.classify(source) != AddressKind::Remote
     }
 
-    /// Our place in IPv4 by our first address.
+    /// Our first IPv4 address and its network.
     #[inline(always)]
     pub const fn v4(&self) -> PlaceV4 {
         PlaceV4 {
@@ -360,8 +361,8 @@ impl Site {
         }
     }
 
-    /// Whether `address` can be a single host that packets are sent to: what is said of sources in
-    /// [`is_martian`](Self::is_martian) but for ourselves.
+    /// Whether `address` can be a single host as a destination: the rules of
+    /// [`is_martian`](Self::is_martian) for sources, but our own address is allowed.
     pub fn is_one_host(&self, address: Address) -> bool {
         if !address.is_v4() {
             return !address.is_multicast() && !address.is_unspecified();
@@ -370,8 +371,8 @@ impl Site {
             && self.classify(address) != AddressKind::Broadcast
     }
 
-    /// Whether packets for `address` come back to us (RFC 1122 section 3.2.1.3, (g)): it is ours,
-    /// or every host's own.
+    /// Whether packets for `address` return to us (RFC 1122 section 3.2.1.3, (g)): it is ours,
+    /// or a loopback address.
     pub fn is_ourselves(&self, address: Address) -> bool {
         if address.is_v4() {
             self.is_own_v4(address) || address.ip().is_loopback()
@@ -380,7 +381,7 @@ impl Site {
         }
     }
 
-    /// Whether `address` is ours, everybody's, or somebody else's (RFC 1122 section 3.2.1.3).
+    /// Classifies `address` (RFC 1122 section 3.2.1.3).
     pub fn classify(&self, address: Address) -> AddressKind {
         if !address.is_v4() {
             return match address.is_multicast() {
@@ -395,8 +396,8 @@ impl Site {
         }
     }
 
-    /// As [`Site::classify`], where our first address says `kind`. What is ours is ours, though it
-    /// may be everybody's by the network of another one.
+    /// [`Site::classify`] with several addresses, when our first address yields `kind`. Our own
+    /// address is local even if it is the broadcast address of another of our networks.
     #[cold]
     fn classify_by_all(&self, address: Address, kind: AddressKind) -> AddressKind {
         let mut kinds = self.others.iter().map(|own| own.classify(address));
@@ -410,7 +411,7 @@ impl Site {
     }
 }
 
-/// An address of IPv4 that is ours, and its network.
+/// One of our IPv4 addresses, and its network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaceV4 {
     /// Our address; [`Site::NO_V4`] if there is none.
@@ -420,15 +421,15 @@ pub struct PlaceV4 {
 }
 
 impl PlaceV4 {
-    /// Without an address.
+    /// No address.
     const NOWHERE: PlaceV4 = PlaceV4 {
         address: Site::NO_V4,
         prefix: 32,
     };
-    /// Says [`PlaceV4::to_bits`] that there is an address.
+    /// Marks an existing address in [`PlaceV4::to_bits`].
     const SOME: u64 = 1 << 40;
 
-    /// As a word.
+    /// Packs it into a word.
     pub fn to_bits(self) -> u64 {
         match self.address.is_v4() {
             true => Self::SOME | u64::from(self.prefix) << 32 | u64::from(self.address.v4_bits()),
@@ -436,7 +437,7 @@ impl PlaceV4 {
         }
     }
 
-    /// That of [`PlaceV4::to_bits`].
+    /// The inverse of [`PlaceV4::to_bits`].
     #[inline(always)]
     pub const fn of_bits(bits: u64) -> Self {
         match bits & Self::SOME {
@@ -448,12 +449,12 @@ impl PlaceV4 {
         }
     }
 
-    /// Whether a neighbour on its network has `address`.
+    /// Whether `address` is on its network.
     fn reaches(self, address: Address) -> bool {
         network(address, self.prefix) == network(self.address, self.prefix)
     }
 
-    /// As [`Site::is_martian`], of addresses of IPv4.
+    /// [`Site::is_martian`] for IPv4 addresses.
     #[inline]
     pub fn is_martian(self, (source, destination): (Address, Address)) -> bool {
         match source.v4_bits() >> 24 {
@@ -463,13 +464,13 @@ impl PlaceV4 {
         }
     }
 
-    /// As [`Site::classify`], of an address of IPv4.
+    /// [`Site::classify`] for an IPv4 address.
     #[inline]
     fn classify(self, address: Address) -> AddressKind {
         if address == self.address {
             return AddressKind::Local;
         }
-        // A network of two (RFC 3021) or one has no broadcast address.
+        // A network of two addresses (RFC 3021) or one has no broadcast address.
         let all_ones = network(self.address, self.prefix)
             | u32::MAX.checked_shr(u32::from(self.prefix)).unwrap_or(0);
         let bits = address.v4_bits();
@@ -482,9 +483,9 @@ impl PlaceV4 {
     }
 }
 
-/// Whether no IPv6 packet can come from `source` to `destination` over a link (RFC 4291 sections
-/// 2.5 and 2.7), whoever we are. From no address a host speaks to its neighbours only while it has
-/// none.
+/// Whether no IPv6 packet can come from `source` to `destination` over a link (RFC 4291
+/// sections 2.5 and 2.7), independently of our addresses. A host sends from the unspecified
+/// address only while it has no other, and only to groups.
 #[inline]
 pub fn is_martian_v6(source: Address, destination: Address) -> bool {
     let is_nowhere = |address: Address| address.is_unspecified() || address.ip().is_loopback();
@@ -494,8 +495,8 @@ pub fn is_martian_v6(source: Address, destination: Address) -> bool {
         || is_nowhere(destination)
 }
 
-/// Destinations of IPv4 by prefix: what the longest one that fits says. Looking up takes a probe
-/// for each length of a prefix that is there, however many routes have it.
+/// A map from IPv4 prefixes to values; the longest matching prefix wins. A lookup takes one
+/// probe per distinct prefix length, however many routes there are.
 #[derive(Clone, Debug)]
 pub struct RouteTable<T> {
     /// Longest prefix first.
@@ -527,7 +528,7 @@ impl<T> RouteTable<T> {
         routes.entry(network(to, prefix)).or_insert(value);
     }
 
-    /// What the longest prefix that fits says.
+    /// The value of the longest matching prefix.
     pub fn lookup(&self, address: Address) -> Option<&T> {
         let mut lengths = self.lengths.iter();
         lengths.find_map(|(len, routes)| routes.get(&network(address, *len)))
@@ -590,7 +591,7 @@ mod tests {
             hop.map(|hop| hop.bytes()[15])
         };
         assert_eq!(via(&site), Some(3));
-        // A longer prefix comes before any metric.
+        // A longer prefix precedes any metric.
         site.add_route(route(17, 5, 100));
         assert_eq!(via(&site), Some(5));
         site.remove_route(&route(17, 5, 99));
@@ -602,7 +603,7 @@ mod tests {
             site.remove_route(&gone);
             assert_eq!(via(&site), Some(next));
         }
-        // The network of an address of ours comes before a route, whatever its metric.
+        // The on-link network precedes a route, regardless of its metric.
         site.add_v4([172, 16, 0, 9].into(), 16);
         assert_eq!(via(&site), Some(1));
         let [one, other] = [1, 2].map(|metric| Way::from(&route(16, 2, metric)).rank());
@@ -637,12 +638,13 @@ mod tests {
         let mut site = several();
         let from = |site: &Site, remote: [u8; 4]| site.source(remote.into()).map(Address::ip);
         let own = |net, last| Some(IpAddr::from([10, 0, net, last]));
-        // Of equal networks the first, of others the smallest; through a gateway that of its own.
+        // Among equal networks the first, otherwise the smallest; through a gateway, the
+        // address on its network.
         assert_eq!(from(&site, [10, 0, 0, 9]), own(0, 1));
         assert_eq!(from(&site, [10, 0, 1, 9]), own(1, 1));
         assert_eq!(from(&site, [10, 0, 1, 70]), own(1, 66));
         assert_eq!(from(&site, [8, 8, 8, 8]), own(0, 1));
-        // To ourselves, and to all hosts of a network.
+        // To ourselves, and to broadcast addresses.
         assert_eq!(from(&site, [10, 0, 0, 2]), own(0, 2));
         assert_eq!(from(&site, [10, 0, 1, 127]), own(1, 66));
         assert_eq!(from(&site, [255; 4]), own(0, 1));
@@ -652,7 +654,7 @@ mod tests {
         assert_eq!(from(&far, [8, 8, 8, 8]), own(1, 1));
         let near = Address::ipv4(10, 0, 1, 70);
         assert_eq!(site.way(near), Some(Way::near(near, 26)));
-        // The next one takes the place of the first.
+        // The next one becomes the first.
         site.remove_v4(US);
         assert_eq!(from(&site, [10, 0, 0, 9]), own(0, 2));
         assert_eq!(site.address, Address::ipv4(10, 0, 1, 1));
@@ -685,7 +687,7 @@ mod tests {
         }
         assert_eq!(whose([10, 0, 1, 255]), AddressKind::Remote);
         assert!(!site.is_martian((Address::ipv4(10, 0, 1, 255), US)));
-        // The broadcast address of one network is ours in another.
+        // The broadcast address of one network is our own address in another.
         let mut site = Site::new(US, 24, None, &[]);
         site.add_v4(Address::ipv4(10, 0, 0, 255), 16);
         assert_eq!(site.classify([10, 0, 0, 255].into()), AddressKind::Local);

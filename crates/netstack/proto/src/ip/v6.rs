@@ -1,10 +1,10 @@
-//! IPv6 on a link: our addresses, those of routers, and what both are for.
+//! IPv6 on a link: our addresses, the routers, and their use.
 //!
-//! [`Ipv6Link`] is the machine: it makes addresses (RFC 4862, RFC 7217), asks whether others have them,
-//! takes what routers advertise (RFC 4861 section 6.3), and reports the groups that we listen to
-//! (RFC 3810). It sees no frame and no clock: the pump passes what arrived and what time it is, and
-//! sends what it asks for. [`Place`] is what follows from it at a moment: which addresses are ours,
-//! and where packets go.
+//! [`Ipv6Link`] is the state machine: it forms addresses (RFC 4862, RFC 7217), probes whether
+//! other hosts have them, processes router advertisements (RFC 4861 section 6.3), and reports
+//! the groups that we listen to (RFC 3810). It sees no frame and no clock: the pump passes
+//! messages and the time, and sends the messages that the machine requests. [`Place`] is its
+//! result at one moment: our addresses, and our routes.
 
 mod link;
 
@@ -16,7 +16,7 @@ use crate::packet::ndp;
 
 pub use link::{Action, Ipv6Link, may_be_ours};
 
-/// How a stack takes part in IPv6.
+/// The IPv6 configuration of a stack.
 ///
 /// ```
 /// use dominoes_proto::ip::v6::Ipv6Config;
@@ -28,20 +28,22 @@ pub use link::{Action, Ipv6Link, may_be_ours};
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ipv6Config {
-    /// Addresses besides the link-local one, with the lengths of their networks' prefixes in bits,
-    /// 0 to 128. Others with this prefix are neighbours. Default: none.
+    /// Addresses in addition to the link-local one, each with the prefix length of its network
+    /// in bits, 0 to 128. Other addresses with this prefix are neighbours. Default: none.
     pub addresses: Vec<(Ipv6Addr, u8)>,
-    /// Whether routers are asked for and heeded, and addresses made of the prefixes that they
+    /// Whether to solicit and accept routers, and to form addresses from the prefixes that they
     /// advertise (RFC 4862 section 5.5). Default: yes.
     pub autoconfigure: bool,
-    /// How often, a second apart, it is asked whether another host has an address, before it is
-    /// used (`DupAddrDetectTransmits` of RFC 4862 section 5.1). 0: it is used at once. Default: 1.
+    /// Number of probes for an address, a second apart, before the address is used
+    /// (`DupAddrDetectTransmits` of RFC 4862 section 5.1). With 0 it is used at once. Default:
+    /// 1.
     pub duplicate_probes: u8,
-    /// Whether routers may say that another neighbour forwards better to a destination, or that it
-    /// is a neighbour itself (RFC 4861 section 8.3). Default: yes.
+    /// Whether routers may redirect a destination to another neighbour, or mark it as a
+    /// neighbour itself (RFC 4861 section 8.3). Default: yes.
     pub redirects: bool,
-    /// Key of the addresses that the stack makes (RFC 7217 section 5): with the same key they are
-    /// the same at every start, on every link another one. Default: the secret of the stack.
+    /// Key of the addresses that the stack forms (RFC 7217 section 5): with one key the stack
+    /// has the same addresses at every start, and different ones on every link. Default: the
+    /// secret of the stack.
     pub stable_secret: Option<[u64; 2]>,
 }
 
@@ -58,7 +60,7 @@ impl Default for Ipv6Config {
 }
 
 impl core::fmt::Debug for Ipv6Config {
-    /// Without the key.
+    /// Omits the key.
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Ipv6Config")
             .field("addresses", &self.addresses)
@@ -106,40 +108,41 @@ impl Ipv6Config {
     }
 }
 
-/// An address that is ours.
+/// One of our addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Own {
     /// The address.
     pub address: Address,
-    /// Nothing new should begin from it (RFC 4862 section 5.5.4).
+    /// New communication should not begin from it (RFC 4862 section 5.5.4).
     pub is_deprecated: bool,
 }
 
-/// Where we are in the IPv6 network at a moment, and the ways out of it. By default nowhere.
+/// Our current addresses and routes in IPv6. The default has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// Our addresses that are in use.
     pub addresses: Vec<Own>,
-    /// Ours unless another host turns out to have them: not used yet.
+    /// Addresses that are still being probed: not used yet.
     pub tentative: Vec<Address>,
     /// Networks of this link.
     pub on_link: Vec<(Address, u8)>,
-    /// Longest prefix first; of equal ones, the one that was named first.
+    /// Longest prefix first; among equal ones, in the order of insertion.
     pub routes: Vec<Route>,
-    /// Routers for what no route is for, the best first.
+    /// Default routers, the best first.
     pub routers: Vec<Address>,
-    /// Destinations that others forward to than routes say, or that are neighbours.
+    /// Destinations with the next hop of their redirect; equal if the destination is a
+    /// neighbour.
     pub redirects: Vec<(Address, Address)>,
-    /// The hop limit that routers tell hosts to use, if they do.
+    /// The hop limit that routers advertise, if they do.
     pub hop_limit: Option<u8>,
-    /// Bytes that packets on this link may have, if routers say so.
+    /// MTU of this link in bytes, if routers advertise one.
     pub mtu: Option<u16>,
 }
 
 /// Bits of the prefix of link-local addresses (RFC 4291 section 2.5.6).
 const LINK_LOCAL_PREFIX: u8 = 10;
 
-/// Whether `address` lies in the network `prefix` bits of `network` name.
+/// Whether `address` is in the network of the first `prefix` bits of `network`.
 pub fn is_in(address: Address, network: Address, prefix: u8) -> bool {
     let differ = address.bits() ^ network.bits();
     differ
@@ -166,37 +169,37 @@ impl Place {
         local.into_iter().chain(on_link)
     }
 
-    /// Whether there is IPv6 at all.
+    /// Whether IPv6 is in use.
     pub fn is_anywhere(&self) -> bool {
         !self.addresses.is_empty() || !self.tentative.is_empty()
     }
 
-    /// The addresses that are ours or may become ours.
+    /// Our addresses, including tentative ones.
     pub fn all(&self) -> Vec<Address> {
         let own = self.addresses.iter().map(|own| own.address);
         own.chain(self.tentative.iter().copied()).collect()
     }
 
-    /// Whether it is ours, and known to be.
+    /// Whether `address` is ours and not tentative.
     pub fn has(&self, address: Address) -> bool {
         self.addresses.iter().any(|own| own.address == address)
     }
 
-    /// Whether we listen to a group: all nodes, or those that ask for one of our addresses (RFC
-    /// 4291 section 2.8).
+    /// Whether we listen to a group: all nodes, or the solicited-node group of one of our
+    /// addresses (RFC 4291 section 2.8).
     pub fn listens_to(&self, group: Address) -> bool {
         let own = self.addresses.iter().map(|own| own.address);
         let mut all = own.chain(self.tentative.iter().copied());
         group == ndp::ALL_NODES || all.any(|address| ndp::solicited_node(address) == group)
     }
 
-    /// Who gets frames for `remote`, if anybody does.
+    /// The neighbour that gets frames for `remote`, if any.
     #[cfg(test)]
     pub fn next_hop(&self, remote: Address) -> Option<Address> {
         self.way(remote).map(|way| way.hop)
     }
 
-    /// How packets to `remote` get on (RFC 4861 section 5.2).
+    /// Looks up the way to `remote` (RFC 4861 section 5.2).
     pub fn way(&self, remote: Address) -> Option<Way> {
         if remote.is_link_local() {
             let near = Way::near(remote, LINK_LOCAL_PREFIX);
@@ -226,8 +229,8 @@ impl Place {
         }
     }
 
-    /// Which of our addresses packets to `remote` come from (RFC 6724 section 5): of its scope, not
-    /// deprecated, and with the longest prefix in common. `None` if we have no address yet.
+    /// Our source address for packets to `remote` (RFC 6724 section 5): of matching scope, not
+    /// deprecated, and with the longest common prefix. `None` if we have no address yet.
     pub fn source(&self, remote: Address) -> Option<Address> {
         let is_local = |address: Address| {
             address.is_link_local() || address.is_multicast() && address.bytes()[1] & 0xf <= 2
@@ -237,9 +240,9 @@ impl Place {
             let common = (own.address.bits() ^ remote.bits()).leading_zeros();
             (same_scope, !own.is_deprecated, common)
         };
-        // Of equal ones, the first.
+        // Among equals, the first.
         let best = self.addresses.iter().rev().max_by_key(rank)?;
-        // Routers do not forward what a link-local address sends (RFC 4291 section 2.5.6).
+        // Routers do not forward packets with link-local sources (RFC 4291 section 2.5.6).
         let may_leave = is_local(remote) || !best.address.is_link_local();
         let is_near = || {
             self.on_link
@@ -318,7 +321,7 @@ mod tests {
         assert_eq!(from("fe80::99").as_deref(), Some("fe80::1"));
         assert_eq!(from("ff02::1").as_deref(), Some("fe80::1"));
         assert_eq!(from("2001:db8:1::9").as_deref(), Some("2001:db8:1::1"));
-        // Its prefix is longer, and it is deprecated.
+        // Its prefix is longer, but it is deprecated.
         assert_eq!(from("2001:db8:2::9").as_deref(), Some("2001:db8:1::1"));
         assert_eq!(from("fd00::9").as_deref(), Some("fd00::1"));
         let local = Place {

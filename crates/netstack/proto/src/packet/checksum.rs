@@ -1,8 +1,8 @@
-//! The Internet checksum (RFC 1071), alone and together with a copy.
+//! The Internet checksum (RFC 1071), alone and combined with a copy.
 //!
-//! The loops are compiled for AVX2 and AVX-512 besides the baseline, and chosen by what the
-//! processor has. `pulp` keeps that free of `unsafe`: its tokens [`V3`] and [`V4`] are the proof
-//! that the instructions are there.
+//! The loops are compiled for AVX2 and AVX-512 in addition to the baseline, and selected by the
+//! processor's features. `pulp` makes that possible without `unsafe`: its tokens [`V3`] and
+//! [`V4`] prove that the instructions are available.
 
 #[cfg(target_arch = "x86_64")]
 mod wide;
@@ -16,8 +16,8 @@ pub use wide::Vectors;
 
 /// A running one's-complement sum over 16-bit words, not folded yet.
 ///
-/// Words are added in the machine's byte order, which RFC 1071 section 2(B) allows; [`Sum::finish`]
-/// gives the number back in network order.
+/// Words are added in the machine's byte order, which RFC 1071 section 2(B) allows;
+/// [`Sum::finish`] returns the checksum in network order.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum(u64);
 
@@ -29,8 +29,8 @@ impl Sum {
         Sum(fold64(self.0, sum_words(bytes)))
     }
 
-    /// As [`Sum::with`], of addresses and a TCP header, as a rule without options: then they are
-    /// `PLAIN` bytes.
+    /// [`Sum::with`] for addresses and a TCP header, which usually has no options: then they
+    /// are `PLAIN` bytes.
     #[inline]
     #[must_use]
     pub fn add_head<const PLAIN: usize>(self, bytes: &[u8]) -> Sum {
@@ -45,27 +45,29 @@ impl Sum {
         Sum(fold64(self.0, sum))
     }
 
-    /// Copies `from` to `to` and adds it, in one pass. An even number of bytes, or the last ones.
+    /// Copies `from` to `to` and adds it, in one pass. The length must be even, except for the
+    /// last part.
     ///
     /// # Panics
-    /// If the two are not of one length.
+    /// If the lengths differ.
     #[inline(always)]
     #[must_use]
     pub fn add_copy(self, from: &[u8], to: &mut [u8]) -> Sum {
         Sum(fold64(self.0, copy_words(from, to)))
     }
 
-    /// As [`Sum::add_copy`], for a place that is worth more code: there is no call.
+    /// [`Sum::add_copy`] without a call, for a hot place that justifies the larger code.
     #[inline(always)]
     #[must_use]
     pub fn add_copy_here(self, from: &[u8], to: &mut [u8]) -> Sum {
         Sum(fold64(self.0, copy_words_here(from, to)))
     }
 
-    /// Copies `parts` to `to`, end to end, and adds them, wherever the first of them ends.
+    /// Copies `parts` to `to`, one after the other, and adds them; the first may have an odd
+    /// length.
     ///
     /// # Panics
-    /// If `to` is not as long as both.
+    /// If the length of `to` is not the sum of both.
     #[inline]
     #[must_use]
     pub fn add_copies(self, parts: (&[u8], &[u8]), to: &mut [u8]) -> Sum {
@@ -79,7 +81,7 @@ impl Sum {
         Sum(fold64(sum.0, second.behind(a.len()).0))
     }
 
-    /// This sum, for bytes that follow `len` others: behind an odd number every byte stands in the
+    /// This sum, for bytes that follow `len` others: after an odd number, every byte is in the
     /// other half of its word (RFC 1071 section 2(B)).
     #[inline]
     #[must_use]
@@ -91,14 +93,14 @@ impl Sum {
         }
     }
 
-    /// Adds 32 bits that stand at an even place of the whole, as a number.
+    /// Adds 32 bits at an even offset of the whole, as a number.
     #[inline]
     #[must_use]
     pub fn number(self, number: u32) -> Sum {
         Sum(fold64(self.0, u64::from(number.to_be())))
     }
 
-    /// As [`Sum::number`], for few of them.
+    /// [`Sum::number`] for a few numbers.
     #[inline]
     #[must_use]
     pub fn numbers<const N: usize>(self, numbers: [u32; N]) -> Sum {
@@ -131,10 +133,10 @@ impl Sum {
         !self.folded()
     }
 
-    /// Whether a sum over data and its stored checksum says that the data is good.
+    /// Whether this sum, over data and its stored checksum, shows that the data is good.
     #[inline]
     pub fn is_good(self) -> bool {
-        // What folds to all ones.
+        // A sum that folds to all ones.
         self.0 != 0 && self.0.is_multiple_of(0xffff)
     }
 }
@@ -153,7 +155,7 @@ fn fold16(sum: u64) -> u16 {
     word + u16::from(carry)
 }
 
-/// From how many bytes on the wide loops pay for choosing them.
+/// Length in bytes from which the wide loops repay their selection.
 #[cfg(target_arch = "x86_64")]
 const WIDE: usize = 64;
 
@@ -176,7 +178,7 @@ fn copy_words(from: &[u8], to: &mut [u8]) -> u64 {
     copy_words_here(from, to)
 }
 
-/// As [`copy_words`], never by a call.
+/// [`copy_words`], always inlined.
 #[inline(always)]
 fn copy_words_here(from: &[u8], to: &mut [u8]) -> u64 {
     assert_eq!(from.len(), to.len());
@@ -193,13 +195,13 @@ fn copy_words_here(from: &[u8], to: &mut [u8]) -> u64 {
     narrow::sum(from)
 }
 
-/// For every processor.
+/// Loops for every processor.
 mod narrow {
-    /// Words of eight bytes summed side by side.
+    /// Number of eight-byte words that are summed in parallel.
     ///
     /// Both halves of a word go to 64-bit accumulators, which cannot overflow below 2^32 words.
-    /// This shape, with four words, is one that compilers turn into vector code for every target;
-    /// wider ones they may not.
+    /// Compilers vectorize this shape, with four words, for every target; wider ones not
+    /// always.
     const LANES: usize = 4;
 
     pub(super) fn sum(bytes: &[u8]) -> u64 {
@@ -217,10 +219,10 @@ mod narrow {
     }
 }
 
-/// Few bytes: what is left behind whole vectors or groups of words.
+/// Sums a few bytes: the rest after whole vectors or groups of words.
 #[inline]
 fn sum_short(mut bytes: &[u8]) -> u64 {
-    // Loads of their own lengths: a detour over the stack would wait for all stores before it.
+    // Each load has exactly its length: a copy to the stack would wait for all earlier stores.
     let mut sum = 0;
     while let Some((word, rest)) = bytes.split_first_chunk() {
         sum += halves(*word);
@@ -240,14 +242,15 @@ fn sum_short(mut bytes: &[u8]) -> u64 {
     sum
 }
 
-/// As [`sum_short`], and copies them to `to`, which is as long: calling for a copy would cost more.
+/// [`sum_short`] that also copies to `to`, which has equal length: a call of a copy would cost
+/// more.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn copy_short(from: &[u8], to: &mut [u8]) -> u64 {
     let (words, last) = from.as_chunks::<8>();
     let (places, left) = to.as_chunks_mut::<8>();
     let mut sum = 0;
-    // By twos: of a loop over few words compilers make a call and a masked vector.
+    // In pairs: compilers turn a loop over few words into a call and a masked vector.
     let (pairs, word) = words.as_chunks::<2>();
     let (pair_places, place) = places.as_chunks_mut::<2>();
     for (pair, place) in pairs.iter().zip(pair_places) {
@@ -272,7 +275,7 @@ fn halves(word: [u8; 8]) -> u64 {
     (word >> 32) + (word & 0xffff_ffff)
 }
 
-/// The words of an address as a header has it, added up.
+/// The sum of an address's words as in a header.
 #[inline(always)]
 fn sum_of(address: Address) -> u64 {
     if address.is_v4() {
@@ -304,14 +307,14 @@ mod tests {
         !(sum as u16)
     }
 
-    /// Bytes without a pattern that a wrong loop could live with.
+    /// Bytes without a pattern that could hide a wrong loop.
     fn pattern(len: usize) -> Vec<u8> {
         let byte = |at: usize| (at as u32).wrapping_mul(0x9e37_79b1) >> 24;
         (0..len).map(|at| byte(at) as u8).collect()
     }
 
-    /// What every loop that this processor can run makes of `from`, copied to `to` besides where it
-    /// can.
+    /// The result of every loop that this processor can run on `from`, with a copy to `to` if
+    /// the loop copies.
     fn by_every_loop(from: &[u8], to: &mut [u8]) -> Vec<u16> {
         let mut sums = vec![Sum::default().with(from), Sum(narrow::sum(from))];
         #[cfg(target_arch = "x86_64")]
@@ -345,7 +348,7 @@ mod tests {
     fn every_length_to_9000_is_summed_and_copied_right_by_every_loop() {
         let bytes = pattern(9001 + 64);
         for len in 0..=9000usize {
-            // Alignments of both ends change along the way, each meets each.
+            // The alignments of both ends change along the way, so all combinations occur.
             let (at, into) = (len % 64, (len / 64 + len) % 64);
             let from = &bytes[at..at + len];
             let expected = plain(from);
@@ -384,8 +387,8 @@ mod tests {
         }
     }
 
-    /// Carries are counted by means that are rounded: up where half the words are odd, down where
-    /// all that is below the highest word is full.
+    /// Carries are counted by rounded means: they are rounded up when half the words are odd,
+    /// down when all bits below the highest word are set.
     #[test]
     fn words_whose_means_are_rounded_most_are_summed_right() {
         for size in [32, 64] {
@@ -399,7 +402,7 @@ mod tests {
             }
             let mut edge = vec![0u8; 1 << 17];
             for (i, word) in edge.chunks_mut(8).enumerate() {
-                // Sums come to just a carry, or to one less than that.
+                // The sums reach exactly a carry, or one less.
                 word.fill(if i / (size / 8) % 2 == 0 { 0xff } else { 0 });
                 word[0] = (i % 3) as u8;
             }
@@ -454,8 +457,8 @@ mod tests {
         }
     }
 
-    /// 2^16 is worth one, so nothing that is carried may be lost: not in the last step of folding,
-    /// where few sums carry.
+    /// 2^16 counts as one, so no carry may be lost, not even in the last step of folding, where
+    /// few sums carry.
     #[test]
     fn every_carry_of_folding_counts() {
         let parts = [0, 1, 2, 0x7fff, 0x8000, 0xfffe, 0xffff];

@@ -1,4 +1,5 @@
-//! Echo messages of both families (RFC 792, RFC 4443 section 4), as a host that asks has them.
+//! Echo messages of both families (RFC 792, RFC 4443 section 4), from the side of the host that
+//! asks.
 
 use smoltcp::wire as sw;
 
@@ -7,10 +8,10 @@ use super::ip::{ICMP, IP_HEADERS, IpHeaders, emit_ip};
 use super::ipv6::{self, ICMPV6, Ipv6Header};
 use super::{ETHERNET_HEADER, icmpv6};
 
-/// Types of a request.
+/// Types of echo requests.
 const REQUEST: u8 = 8;
 const REQUEST_V6: u8 = 128;
-/// Bytes before what it carries.
+/// Bytes before the data.
 const HEADER: usize = 8;
 
 /// An echo reply.
@@ -23,8 +24,8 @@ pub struct Echo<'a> {
     pub data: &'a [u8],
 }
 
-/// The frame of an echo request from us, for nobody's link-layer address. It may be longer than the
-/// MTU.
+/// The frame of an echo request from us, without a link-layer destination. It may be longer
+/// than the MTU.
 pub fn echo_request(
     (src_mac, src): ([u8; 6], Address),
     (dst, ttl): (Address, u8),
@@ -71,10 +72,10 @@ pub fn echo_request(
     frame
 }
 
-/// Reads an echo reply. `None` if its checksum is wrong, or it is none.
+/// Reads an echo reply; `None` if its checksum is wrong, or it is another message.
 pub fn echo_of(frame: &[u8]) -> Option<Echo<'_>> {
     let (from, ttl, message) = if super::is_ipv6(frame) {
-        // Its checksum was verified when it was parsed.
+        // The parser has verified its checksum.
         let (from, _, range) = ipv6::upper(frame)?;
         (from, *frame.get(ETHERNET_HEADER + 7)?, frame.get(range)?)
     } else {

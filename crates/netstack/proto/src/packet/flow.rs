@@ -1,4 +1,4 @@
-//! Addresses: of a link, of a host, and of both ends of a connection.
+//! Addresses: link-layer, IP, and endpoints of connections.
 
 use core::fmt;
 use core::hash::{Hash, Hasher};
@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 /// An IPv4 or IPv6 address in 128 bits.
 ///
-/// An IPv4 address stands as its IPv4-mapped one (RFC 4291 section 2.5.5.2). No packet of IPv6 may
-/// carry such an address, so the two families cannot be confused.
+/// An IPv4 address is stored as its IPv4-mapped address (RFC 4291 section 2.5.5.2). No IPv6
+/// packet may carry such an address, so the two families cannot be confused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Address([u8; 16]);
@@ -19,7 +19,7 @@ impl Address {
     /// The IPv4 address 0.0.0.0.
     pub const UNSPECIFIED: Address = Address::v4(0);
 
-    /// The IPv4 address of these bits, the first byte the highest.
+    /// The IPv4 address with these bits, the first byte the highest.
     #[inline(always)]
     pub const fn v4(bits: u32) -> Self {
         let bytes = (0xffff << 32 | bits as u128).to_be_bytes();
@@ -44,7 +44,8 @@ impl Address {
         u128::from_be_bytes(self.0) >> 32 == 0xffff
     }
 
-    /// The bits of an IPv4 address, the first byte the highest; of another, its last 32.
+    /// The bits of an IPv4 address, the first byte the highest; the last 32 bits of an IPv6
+    /// address.
     #[inline(always)]
     pub const fn v4_bits(self) -> u32 {
         u128::from_be_bytes(self.0) as u32
@@ -63,19 +64,19 @@ impl Address {
         [(bits >> 64) as u64, bits as u64]
     }
 
-    /// That of [`Address::words`].
+    /// The address with these [`Address::words`].
     #[inline]
     pub const fn of_words([high, low]: [u64; 2]) -> Self {
         Address(((high as u128) << 64 | low as u128).to_be_bytes())
     }
 
-    /// The bytes of an IPv6 address; of an IPv4 address, those of the mapped one.
+    /// The bytes of an IPv6 address, or of the IPv4-mapped address.
     #[inline(always)]
     pub const fn bytes(self) -> [u8; 16] {
         self.0
     }
 
-    /// As the standard library has it.
+    /// The type of the standard library.
     #[inline]
     pub const fn ip(self) -> IpAddr {
         if self.is_v4() {
@@ -95,19 +96,18 @@ impl Address {
         }
     }
 
-    /// The IPv6 address; that of an IPv4 address is the mapped one.
+    /// The IPv6 address, or the IPv4-mapped one.
     #[inline]
     pub const fn to_v6(self) -> Ipv6Addr {
         Ipv6Addr::from_octets(self.0)
     }
 
-    /// Whether it names no host.
+    /// Whether it is 0.0.0.0 or `::`.
     pub const fn is_unspecified(self) -> bool {
         matches!(self.bits(), 0 | 0xffff_0000_0000)
     }
 
-    /// Whether it is an IPv6 address that means something on its link only (RFC 4291 section
-    /// 2.5.6).
+    /// Whether it is an IPv6 address that is valid only on its link (RFC 4291 section 2.5.6).
     pub const fn is_link_local(self) -> bool {
         self.words()[0] >> 54 == 0xfe80 >> 6
     }
@@ -207,20 +207,20 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Of a host and a port.
+    /// Combines a host and a port.
     #[inline(always)]
     pub const fn new(address: Address, port: u16) -> Self {
         Endpoint { address, port }
     }
 
-    /// The host, as the standard library has it.
+    /// The host, as the type of the standard library.
     #[inline]
     pub const fn ip(self) -> IpAddr {
         self.address.ip()
     }
 
-    /// As the standard library has it. The scope of a link-local address is 0: a stack has one
-    /// link.
+    /// The type of the standard library. The scope of a link-local address is 0, because a
+    /// stack has one link.
     #[inline]
     pub const fn socket_addr(self) -> SocketAddr {
         SocketAddr::new(self.ip(), self.port)
@@ -266,7 +266,7 @@ impl PartialEq<SocketAddr> for Endpoint {
     }
 }
 
-/// What a user may set in the IP headers of a connection's segments.
+/// The IP header fields of a connection's segments that a user may set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct IpFields {
@@ -277,7 +277,7 @@ pub struct IpFields {
 }
 
 impl IpFields {
-    /// What they are unless something else is set: 64 hops (RFC 1700), no DSCP.
+    /// The default: 64 hops (RFC 1700), no DSCP.
     pub const DEFAULT: IpFields = IpFields { ttl: 64, tos: 0 };
 }
 
@@ -300,7 +300,7 @@ impl Flow {
 }
 
 impl Hash for Flow {
-    /// An IPv4 flow takes three words of 32 bits; one of IPv6, whose hash covers more, nine.
+    /// Writes three words of 32 bits for an IPv4 flow, and nine for an IPv6 flow.
     #[inline]
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         self.remote.address.hash(hasher);
@@ -309,22 +309,22 @@ impl Hash for Flow {
     }
 }
 
-/// Whose peers may use a port.
+/// The address families whose peers may use a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub enum Families {
-    /// Those of IPv4 and of IPv6.
+    /// IPv4 and IPv6.
     #[default]
     Both,
-    /// Those of IPv4.
+    /// IPv4.
     V4,
-    /// Those of IPv6.
+    /// IPv6.
     V6,
 }
 
 impl Families {
-    /// Whether `address` is of one of them.
+    /// Whether the family of `address` is included.
     pub const fn include(self, address: Address) -> bool {
         match self {
             Families::Both => true,
@@ -333,8 +333,8 @@ impl Families {
         }
     }
 
-    /// What a socket takes that is bound to `address`: to 0.0.0.0 or another of IPv4 that of IPv4,
-    /// to `::` both, as Linux has it, and to another of IPv6 that of IPv6.
+    /// The families of a socket that is bound to `address`: an IPv4 address (0.0.0.0 too)
+    /// accepts IPv4, `::` accepts both, as on Linux, and any other IPv6 address accepts IPv6.
     pub const fn bound_to(address: Address) -> Self {
         match (address.is_v4(), address.is_unspecified()) {
             (true, _) => Families::V4,
@@ -344,24 +344,24 @@ impl Families {
     }
 }
 
-/// What a listener or a UDP socket is bound to.
+/// The binding of a listener or a UDP socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Binding {
-    /// Whose peers may use it.
+    /// The families of its peers.
     pub families: Families,
-    /// The only address of ours that it has; `None`: all of them.
+    /// The only local address that it accepts; `None`: all of them.
     pub address: Option<Address>,
 }
 
 impl Binding {
-    /// Whether it takes what is sent to `local`.
+    /// Whether it accepts packets that are sent to `local`.
     #[inline]
     pub fn takes(&self, local: Address) -> bool {
         self.families.include(local) && self.address.is_none_or(|only| only == local)
     }
 
-    /// Whether something may be sent to that both take.
+    /// Whether some local address is accepted by both.
     pub fn overlaps(&self, other: &Binding) -> bool {
         let both = [self.families, other.families];
         let share = both[0] == both[1] || both.contains(&Families::Both);
@@ -404,7 +404,7 @@ mod tests {
         let six = [1, 2].map(|last| at(Ipv6Addr::from(last).into()));
         let all = [Families::Both, Families::V4, Families::V6].map(Binding::from);
         let bindings = [all.as_slice(), &four, &six].concat();
-        // For each, those that it shares something with.
+        // For each binding, the ones that overlap it.
         let overlapping = [
             vec![0, 1, 2, 3, 4, 5, 6],
             vec![0, 1, 3, 4],

@@ -1,38 +1,39 @@
-//! What a router reads and writes of the packets that it forwards (RFC 1812 sections 5.2 and 5.3).
+//! The header fields that a router reads and writes in forwarded packets (RFC 1812 sections 5.2
+//! and 5.3).
 
 use smoltcp::wire as sw;
 
 use crate::packet::flow::Address;
 use crate::packet::{ETHERNET_HEADER, Malformed};
 
-/// The header of a packet that is for another host.
+/// The header of a packet for another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forwarded {
     /// Source address.
     pub src: Address,
     /// Destination address.
     pub dst: Address,
-    /// Hops that it may still make.
+    /// Remaining hops.
     pub ttl: u8,
-    /// Number of the protocol behind its header.
+    /// Number of the protocol after its header.
     pub protocol: u8,
     /// Bytes of its header.
     pub header_len: usize,
     /// Bytes of the packet, header included.
     pub total_len: usize,
-    /// Whether it must not be divided.
+    /// Whether it must not be fragmented.
     pub dont_fragment: bool,
-    /// Whether its header names routers that it is to pass.
+    /// Whether its header names routers that it has to pass.
     pub is_source_routed: bool,
 }
 
-/// Numbers of the options that name routers: loose and strict source route.
+/// Numbers of the source-route options: loose and strict.
 const SOURCE_ROUTES: [u8; 2] = [131, 137];
 
-/// Reads the header of an IPv4 frame as RFC 1812 section 5.2.2 wants it verified.
+/// Reads and verifies the header of an IPv4 frame (RFC 1812 section 5.2.2).
 ///
 /// # Errors
-/// Says what is wrong with it.
+/// Why the header is invalid.
 pub fn forwarded(frame: &[u8]) -> Result<Forwarded, Malformed> {
     let bytes = frame.get(ETHERNET_HEADER..).ok_or(Malformed::Truncated)?;
     let ip = sw::Ipv4Packet::new_checked(bytes).map_err(|_| Malformed::Truncated)?;
@@ -77,7 +78,7 @@ pub fn options(mut rest: &[u8]) -> impl Iterator<Item = Result<&[u8], Malformed>
     })
 }
 
-/// Takes one from the time to live of a frame whose header [`forwarded`] has read, and corrects the
+/// Decrements the time to live of a frame whose header [`forwarded`] has read, and corrects the
 /// checksum (RFC 1624).
 ///
 /// # Panics
@@ -97,14 +98,14 @@ pub fn decrement_ttl(frame: &mut [u8]) {
 /// Stores both link-layer addresses.
 ///
 /// # Panics
-/// If the frame is shorter than these.
+/// If the frame is shorter than both.
 pub fn set_link(frame: &mut [u8], src: [u8; 6], dst: [u8; 6]) {
     frame[..6].copy_from_slice(&dst);
     frame[6..12].copy_from_slice(&src);
 }
 
-/// Makes a packet of ours internetwork control, as errors of routers are (RFC 1812 section
-/// 4.3.2.5).
+/// Marks one of our packets as internetwork control, as a router's errors must be (RFC 1812
+/// section 4.3.2.5).
 ///
 /// # Panics
 /// If the frame is shorter than its headers.

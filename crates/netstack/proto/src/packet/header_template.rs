@@ -1,38 +1,38 @@
-//! Knowing segments by their looks.
+//! Recognizes the next segment of a flow by comparing its header with the previous one.
 
 use crate::packet::{ETHERNET_HEADER, Tcp};
 
-/// What the headers of a segment's successor look like, if it differs in identification, checksums
-/// and the numbers that change alone: nearly every segment of a bulk transfer is known by that, and
-/// needs no parsing.
+/// The expected headers of the next segment. Only identification, checksums, and the sequence
+/// and acknowledgment numbers may differ. Nearly every segment of a bulk transfer matches, and
+/// then needs no parsing.
 ///
-/// It is made of a frame that [`parse`](crate::packet::parse) understood. What agrees with it would
-/// be understood alike. The headers without options are `HEAD` bytes long, and those before the
-/// sequence number `WORDS` words.
+/// A template is built from a frame that [`parse`](crate::packet::parse) accepted; a matching
+/// frame would be parsed alike. The headers without options are `HEAD` bytes long, and those
+/// before the sequence number `WORDS` words.
 #[derive(Clone, Copy, Debug)]
 pub struct Template<const WORDS: usize, const HEAD: usize> {
     /// The headers up to the sequence number, as words that begin at [`Template::AT`].
     words: [u64; WORDS],
     /// Acknowledgment number.
     ack: u32,
-    /// Length of the header, flags, and window.
+    /// Header length, flags, and window.
     kind: [u8; 4],
-    /// The sum over the IPv4 header's words that have to agree: all but identification and
+    /// The sum over the IPv4 header's words that must be equal: all except identification and
     /// checksum.
     ip_sum: u32,
-    /// The options, if timestamps are there.
+    /// The options, if they are timestamps.
     timestamps: Option<[u8; 12]>,
     /// Bytes of the whole frame, without padding.
     len: usize,
 }
 
-/// That of an IPv4 segment without IP options.
+/// The template of an IPv4 segment without IP options.
 pub type HeaderTemplate = Template<5, { ETHERNET_HEADER + 40 }>;
-/// That of an IPv6 segment without extension headers. There is no checksum of its IP header, and
-/// all of it has to agree.
+/// The template of an IPv6 segment without extension headers. Its IP header has no checksum,
+/// and all of it must be equal.
 pub type HeaderTemplateV6 = Template<8, { ETHERNET_HEADER + 60 }>;
 
-/// The bit of the flags that the last segment of a write has.
+/// The flag of the last segment of a write.
 const PSH: u8 = 8;
 
 const fn ones_but<const WORDS: usize>(bytes: &[usize]) -> [u64; WORDS] {
@@ -58,13 +58,13 @@ fn bytes_at<const N: usize, const HEAD: usize>(head: &[u8; HEAD], at: usize) -> 
 
 impl<const WORDS: usize, const HEAD: usize> Template<WORDS, HEAD> {
     const IS_V4: bool = HEAD == ETHERNET_HEADER + 40;
-    /// Where sequence and acknowledgment number stand.
+    /// Offset of the sequence and acknowledgment numbers.
     const NUMBERS: usize = HEAD - 16;
-    /// Where header length, flags and window stand. TCP checksum and urgent pointer come behind
-    /// them; the latter counts for nothing.
+    /// Offset of header length, flags and window. TCP checksum and urgent pointer follow; the
+    /// latter is ignored.
     const KIND: usize = Self::NUMBERS + 8;
-    /// Where the words begin that all bytes before the numbers are compared in. The last overlaps
-    /// the one before it.
+    /// Offsets of the words in which all bytes before the numbers are compared. The last one
+    /// overlaps the one before it.
     const AT: [usize; WORDS] = {
         let mut at = [0; WORDS];
         let mut i = 0;
@@ -78,11 +78,11 @@ impl<const WORDS: usize, const HEAD: usize> Template<WORDS, HEAD> {
         }
         at
     };
-    /// Ones where bytes have to agree: all but those of identification and IPv4 checksum.
+    /// Ones where bytes must be equal: all except identification and IPv4 checksum.
     const COMPARED: [u64; WORDS] = ones_but(if Self::IS_V4 { &[18, 19, 24, 25] } else { &[] });
 
-    /// Of `frame`, whose headers say `tcp`, PSH aside; `None` unless it is of this family, and they
-    /// are as long as those of most segments.
+    /// The template of `frame`, whose parsed headers are `tcp`, without PSH; `None` unless it
+    /// has this family and the usual header length.
     #[inline]
     pub fn new(frame: &[u8], tcp: &Tcp) -> Option<Self> {
         let (head, rest) = frame.split_first_chunk::<HEAD>()?;
@@ -106,7 +106,7 @@ impl<const WORDS: usize, const HEAD: usize> Template<WORDS, HEAD> {
         .filter(|_| !tcp.options.any && tcp.src.is_v4() == Self::IS_V4)
     }
 
-    /// Whether `frame` is the like of it that begins at `seq`, and has a good IP checksum.
+    /// Whether `frame` matches, begins at `seq`, and has a good IP checksum.
     #[inline]
     pub fn matches(&self, frame: &[u8], seq: u32) -> bool {
         let Some(head) = self.same_headers(frame) else {
@@ -117,7 +117,7 @@ impl<const WORDS: usize, const HEAD: usize> Template<WORDS, HEAD> {
             && bytes_at(head, Self::KIND) == self.kind
     }
 
-    /// As [`Template::matches`], of a segment with PSH.
+    /// [`Template::matches`] for a segment with PSH.
     #[inline]
     pub fn matches_pushed(&self, frame: &[u8], seq: u32) -> bool {
         let [len, flags, wnd @ ..] = self.kind;
@@ -128,8 +128,7 @@ impl<const WORDS: usize, const HEAD: usize> Template<WORDS, HEAD> {
         frame.get(Self::KIND + 1) == Some(&(flags | PSH)) && pushed.matches(frame, seq)
     }
 
-    /// As [`Template::matches`], whatever it acknowledges and however wide its window is: gives
-    /// both.
+    /// [`Template::matches`] for any acknowledgment number and window; returns both.
     #[inline]
     pub fn acknowledges(&self, frame: &[u8], seq: u32) -> Option<(u32, u16)> {
         let head = self.same_headers(frame)?;
@@ -139,7 +138,7 @@ impl<const WORDS: usize, const HEAD: usize> Template<WORDS, HEAD> {
         follows.then_some((numbers as u32, u16::from_be_bytes([c, d])))
     }
 
-    /// Whether all agrees that stands before the numbers, and the options do.
+    /// Whether all bytes before the numbers, and the options, are equal.
     #[inline(always)]
     fn same_headers<'f>(&self, frame: &'f [u8]) -> Option<&'f [u8; HEAD]> {
         let (head, rest) = frame.split_first_chunk::<HEAD>()?;
@@ -157,7 +156,7 @@ impl<const WORDS: usize, const HEAD: usize> Template<WORDS, HEAD> {
             return None;
         }
         if Self::IS_V4 {
-            // RFC 1071: the checksum is right if all words add up to ones, however often that is.
+            // RFC 1071: the checksum is right if all words add up to a multiple of 0xffff.
             let ident = u32::from(u16::from_ne_bytes(bytes_at(head, 18)));
             let checksum = u32::from(u16::from_ne_bytes(bytes_at(head, 24)));
             let sum = self.ip_sum + ident + checksum;
@@ -171,8 +170,8 @@ const fn without_push([len, flags, a, b]: [u8; 4]) -> [u8; 4] {
     [len, flags & !PSH, a, b]
 }
 
-/// The sum over an IPv4 header without options, but for identification and checksum. Never 0, since
-/// the version is not.
+/// The sum over an IPv4 header without options, except identification and checksum. Never 0,
+/// because the version is not.
 fn sum_of_what_agrees(head: &[u8]) -> u32 {
     let (words, _) = head[ETHERNET_HEADER..ETHERNET_HEADER + 20].as_chunks::<2>();
     let counts = words.iter().enumerate().filter(|(i, _)| *i != 2 && *i != 5);
@@ -194,7 +193,7 @@ mod tests {
         sw::Ipv4Packet::new_unchecked(&mut frame[ETHERNET_HEADER..]).fill_checksum();
     }
 
-    /// Headers without options besides timestamps.
+    /// Headers with no options but timestamps.
     fn plain(timestamps: bool, payload_len: usize) -> TcpHeaders {
         TcpHeaders {
             flags: 0x10,
@@ -208,8 +207,8 @@ mod tests {
     }
 
     proptest! {
-        /// What is taken for the next segment by its looks, the parser takes for it too, whatever
-        /// is damaged.
+        /// If a frame matches the template, the parser also accepts it as the next segment,
+        /// even if it is damaged.
         #[test]
         fn a_match_is_what_the_parser_reads(
             at in 0usize..80,
@@ -234,7 +233,7 @@ mod tests {
             prop_assert!(!like.matches(&frame, headers.seq));
             frame[HeaderTemplate::KIND + 1] &= !PSH;
             prop_assert_eq!(like.acknowledges(&frame, headers.seq), Some((17, 512)));
-            // Identification and checksums may be what they want.
+            // Identification and checksums may have any value.
             frame[18] = value;
             fix_checksums(&mut frame);
             frame[50] = value;
@@ -260,7 +259,7 @@ mod tests {
             }
         }
 
-        /// The same over IPv6, where all of the IP header has to agree.
+        /// The same over IPv6, where the whole IP header must be equal.
         #[test]
         fn a_match_of_ipv6_is_what_the_parser_reads(
             at in 0usize..100,

@@ -1,4 +1,4 @@
-//! ICMP (RFC 792): echo, errors that we report, errors that are reported to us.
+//! ICMP (RFC 792): echo, and errors that we send or receive.
 
 use smoltcp::wire as sw;
 
@@ -6,26 +6,26 @@ use super::ip::{ICMP, IP_HEADERS, IpHeaders, emit_ip};
 use crate::packet::flow::{Address, Endpoint};
 use crate::packet::{Malformed, Packet, Problem};
 
-/// An error that we report about a packet that cannot be served.
+/// An error that we report about a packet that cannot be processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IcmpError {
-    /// Nobody speaks the protocol here (RFC 1122 section 3.2.2.1).
+    /// We do not support the protocol (RFC 1122 section 3.2.2.1).
     ProtocolUnreachable,
-    /// Nobody is at the port (RFC 1122 section 4.1.3.1).
+    /// No socket has the port (RFC 1122 section 4.1.3.1).
     PortUnreachable,
-    /// Fragments of it did not come in time (RFC 1122 section 3.3.2).
+    /// Some fragments did not arrive in time (RFC 1122 section 3.3.2).
     ReassemblyTime,
     /// No route leads to its destination (RFC 1812 section 5.2.7.1).
     NetUnreachable,
     /// Its next hop does not answer (RFC 1812 section 5.2.7.1).
     HostUnreachable,
-    /// It is longer than this, and must not be cut (RFC 1191 section 4).
+    /// It is longer than this many bytes, and must not be fragmented (RFC 1191 section 4).
     FragmentationNeeded(u16),
-    /// It has passed as many routers as it may (RFC 1812 section 5.3.1).
+    /// Its time to live is used up (RFC 1812 section 5.3.1).
     TimeExceeded,
-    /// This neighbour is nearer (RFC 1812 section 5.2.7.2).
+    /// This neighbour is a better next hop (RFC 1812 section 5.2.7.2).
     Redirect(Address),
-    /// A header of it cannot be served (RFC 4443 section 3.4); IPv6 alone.
+    /// One of its headers cannot be processed (RFC 4443 section 3.4); only for IPv6.
     Problem(Problem),
 }
 
@@ -41,12 +41,12 @@ impl IcmpError {
             IcmpError::FragmentationNeeded(_) => [3, 4],
             IcmpError::TimeExceeded => [11, 0],
             IcmpError::Redirect(_) => [5, 1],
-            // A parameter problem, whatever it is.
+            // Every parameter problem has these numbers.
             IcmpError::Problem(_) => [12, 0],
         }
     }
 
-    /// The four bytes behind the checksum.
+    /// The four bytes after the checksum.
     const fn head(self) -> [u8; 4] {
         match self {
             IcmpError::FragmentationNeeded(mtu) => {
@@ -59,28 +59,27 @@ impl IcmpError {
     }
 }
 
-/// An error that somebody reports about a UDP datagram of ours.
+/// A received error about one of our UDP datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpError {
     /// Type and code.
     pub numbers: [u8; 2],
     /// Our port.
     pub port: u16,
-    /// Whom it was for.
+    /// The receiver of the datagram.
     pub remote: Endpoint,
-    /// Bytes of its packet; of IPv6 alone.
+    /// Bytes of its packet; only for IPv6.
     pub len: u16,
-    /// With IPv4's type 3 and code 4, and IPv6's type 2, the MTU that stops packets of this size, or
-    /// 0 if an old router does not say it (RFC 1191 section 5).
+    /// With IPv4's type 3 and code 4, or IPv6's type 2: the MTU that packets of this size
+    /// exceed; 0 if an old router does not report it (RFC 1191 section 5).
     pub mtu: u16,
 }
 
-/// Bytes of the packet that an error quotes, at most: the error has 576 altogether (RFC 1812
-/// section 4.3.2.3).
+/// Maximum number of quoted bytes: a whole error has at most 576 (RFC 1812 section 4.3.2.3).
 const QUOTE: usize = 576 - 20 - 8;
 
-/// The reply to an ICMP echo request (RFC 792), or `None` if its checksum is wrong. The packet may
-/// be longer than the MTU, and says not which neighbour gets it.
+/// The reply to an ICMP echo request (RFC 792), or `None` if its checksum is wrong. The packet
+/// may be longer than the MTU, and the caller has to set the link-layer destination.
 pub fn echo_reply(frame: &[u8], src_mac: [u8; 6], ident: u32) -> Option<Vec<u8>> {
     let eth = sw::EthernetFrame::new_checked(frame).ok()?;
     let ip = sw::Ipv4Packet::new_checked(eth.payload()).ok()?;
@@ -111,9 +110,10 @@ pub fn echo_reply(frame: &[u8], src_mac: [u8; 6], ident: u32) -> Option<Vec<u8>>
     Some(reply)
 }
 
-/// The frame that reports `report` about `frame`, from us at `src`; `None` about what no error may
-/// be reported (RFC 1122 section 3.2.2): errors, later fragments, and what came from no single
-/// host. Whether it was sent to one host, the caller knows, and which neighbour gets the error.
+/// The frame that reports `report` about `frame`, from us at `src`; `None` if no error may be
+/// reported (RFC 1122 section 3.2.2): about errors, later fragments, and packets whose source
+/// is not a single host. The caller checks that the packet was sent to one host, and sets the
+/// link-layer destination.
 pub fn error_about(
     frame: &[u8],
     report: IcmpError,
@@ -124,7 +124,7 @@ pub fn error_about(
 ) -> Option<Vec<u8>> {
     let link = sw::EthernetFrame::new_checked(frame).ok()?;
     let packet = link.payload();
-    // The quoted packet may have been cut off behind its first bytes.
+    // The quoted packet may be truncated after its first bytes.
     let ip = sw::Ipv4Packet::new_unchecked(packet.get(..20)?);
     let header_len = usize::from(ip.header_len());
     let from = ip.src_addr();
@@ -179,7 +179,7 @@ pub(super) fn parse_icmp(ip: &sw::Ipv4Packet<&[u8]>) -> Result<Packet, Malformed
     }
 }
 
-/// What an error message says about a UDP datagram, if it quotes one.
+/// Reads an error about a UDP datagram, if the message quotes one.
 fn about_udp(icmp: &[u8]) -> Option<UdpError> {
     let quoted = icmp.get(8..)?;
     let header_len = usize::from(*quoted.first()? & 0xf) * 4;

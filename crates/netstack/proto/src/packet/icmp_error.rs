@@ -1,28 +1,28 @@
-//! ICMP errors about segments of ours (RFC 792, RFC 1191 section 4).
+//! ICMP errors about our segments (RFC 792, RFC 1191 section 4).
 
 use crate::packet::flow::{Address, Endpoint};
 use smoltcp::wire as sw;
 
-/// An ICMP error that quotes the beginning of a TCP segment: 20 bytes of IPv4 header and 8 behind
-/// it, at least.
+/// An ICMP error that quotes the beginning of a TCP segment: at least the IPv4 header of 20
+/// bytes and the next 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpError {
-    /// Who is told.
+    /// The host to which the error was sent.
     pub dst: Address,
     /// Type and code.
     pub numbers: [u8; 2],
-    /// The MTU that stops segments of this size, with type 3 and code 4; 0 from routers that do not
-    /// say.
+    /// The MTU that this segment exceeds, with type 3 and code 4; 0 if the router does not
+    /// report it.
     pub mtu: u16,
-    /// Who sent the segment.
+    /// The sender of the segment.
     pub local: Endpoint,
-    /// Whom it was for.
+    /// The receiver of the segment.
     pub remote: Endpoint,
     /// Its sequence number.
     pub seq: u32,
 }
 
-/// Reads an ICMP message; `None` if it is no error about a TCP segment, or damaged.
+/// Reads an ICMP message; `None` if it is not an error about a TCP segment, or is damaged.
 pub fn parse(ip: &sw::Ipv4Packet<&[u8]>) -> Option<TcpError> {
     let icmp = sw::Icmpv4Packet::new_checked(ip.payload()).ok()?;
     let [kind, code, _, _, _, _, mtu_high, mtu_low, quoted @ ..] = ip.payload() else {
@@ -60,7 +60,7 @@ mod tests {
     const FAR: Address = Address::ipv4(192, 0, 2, 7);
     const ROUTER: Address = Address::ipv4(10, 0, 0, 254);
 
-    /// A router's error about a segment of ours.
+    /// A router's error about one of our segments.
     fn error() -> Vec<u8> {
         let headers = TcpHeaders {
             src_mac: [2; 6],
@@ -92,7 +92,7 @@ mod tests {
         frame
     }
 
-    /// Makes both checksums right, and the outer addresses.
+    /// Corrects both checksums, and the outer addresses.
     fn fix_checksums(frame: &mut [u8]) {
         let len = frame.len() - ETHERNET_HEADER;
         let mut ip = sw::Ipv4Packet::new_unchecked(&mut frame[ETHERNET_HEADER..]);

@@ -1,4 +1,4 @@
-//! ICMPv6 (RFC 4443): echo, errors that we report, errors that are reported to us.
+//! ICMPv6 (RFC 4443): echo, and errors that we send or receive.
 
 use super::icmp::{IcmpError, UdpError};
 use super::icmp_error::TcpError;
@@ -10,13 +10,13 @@ use crate::packet::{Malformed, Packet, UDP, link};
 const TCP: u8 = 6;
 const ECHO_REQUEST: u8 = 128;
 const ECHO_REPLY: u8 = 129;
-/// Types of errors end here (RFC 4443 section 2.1).
+/// The highest type of an error (RFC 4443 section 2.1).
 const LAST_ERROR: u8 = 127;
 /// A redirect, about which no error is reported (RFC 4443 section 2.4 (e.2)).
 const REDIRECT: u8 = 137;
-/// What multicast listeners and neighbours say to each other (RFC 2710, RFC 3810, RFC 4861).
+/// Messages of multicast listeners and of neighbour discovery (RFC 2710, RFC 3810, RFC 4861).
 const LINK_MESSAGES: [u8; 9] = [130, 131, 132, 133, 134, 135, 136, REDIRECT, 143];
-/// Bytes of a header, of an echo or of an error.
+/// Bytes of the header of an echo or an error.
 const HEADER: usize = 8;
 
 /// Reads an ICMPv6 message.
@@ -43,15 +43,15 @@ pub fn parse(message: &[u8], src: Address, dst: Address) -> Result<Packet, Malfo
     }
 }
 
-/// What an error says about a segment or datagram of ours, as far as it quotes that.
+/// Reads an error about a segment or datagram of ours, as far as the error quotes it.
 fn about(numbers: [u8; 2], mtu: u16, dst: Address, quoted: &[u8]) -> Option<Packet> {
-    // A quoted packet is cut off, and its length field is not.
+    // A quoted packet may be truncated, but its length field is not adapted.
     let mut frame = [&[0; 12][..], &[0x86, 0xdd], quoted].concat();
     let len = u16::from_be_bytes(*frame.get(18..20)?.first_chunk()?).saturating_add(40);
     let payload_len = u16::try_from(frame.len().checked_sub(IPV6_HEADERS)?).unwrap_or(u16::MAX);
     frame[18..20].copy_from_slice(&payload_len.to_be_bytes());
     let (local, remote) = ipv6::ends(&frame)?;
-    // Of what no socket sent, only the size matters (RFC 8201 section 4).
+    // If no socket sent the packet, only its size matters (RFC 8201 section 4).
     let too_big = || {
         (numbers[0] == 2).then_some(Packet::TooBig {
             dst,
@@ -65,7 +65,7 @@ fn about(numbers: [u8; 2], mtu: u16, dst: Address, quoted: &[u8]) -> Option<Pack
             protocol: ICMPV6, ..
         } => return too_big(),
         Content::Upper { protocol, at, .. } => (protocol, at),
-        // The first one of a datagram has its header.
+        // The first fragment of a datagram contains its header.
         Content::Fragment { at, .. } if ipv6::fragment_fields(&frame)?.offset == 0 => {
             match frame[at] {
                 ICMPV6 => return too_big(),
@@ -101,7 +101,8 @@ fn about(numbers: [u8; 2], mtu: u16, dst: Address, quoted: &[u8]) -> Option<Pack
     }
 }
 
-/// A whole ICMPv6 message behind its headers; `message` has any checksum.
+/// A frame with a whole ICMPv6 message after its headers; the checksum in `message` is
+/// replaced.
 ///
 /// # Panics
 /// If the message has no checksum field.
@@ -128,8 +129,8 @@ pub(super) fn set_checksum(message: &mut [u8], src: Address, dst: Address) {
     message[2..4].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// The reply from `src` to an echo request that [`parse`] read (RFC 4443 section 4.2). The packet
-/// may be longer than the MTU, and says not which neighbour gets it.
+/// The reply from `src` to an echo request that [`parse`] read (RFC 4443 section 4.2). The
+/// packet may be longer than the MTU, and the caller has to set the link-layer destination.
 pub fn echo_reply(request: &[u8], src_mac: [u8; 6], src: Address) -> Option<Vec<u8>> {
     let (sender, _, range) = ipv6::upper(request)?;
     let mut message = request[range].to_vec();
@@ -149,14 +150,14 @@ pub fn echo_reply(request: &[u8], src_mac: [u8; 6], src: Address) -> Option<Vec<
 }
 
 /// Whether an error may be reported about the packet in `frame` (RFC 4443 section 2.4 (e)): not
-/// about errors and redirects, and not to what is no single host. `to_group`: whether it was sent
-/// to a group, of hosts or of link-layer addresses.
+/// about errors and redirects, and not to a sender that is not a single host. `to_group`:
+/// whether it was sent to an IP or link-layer multicast address.
 fn may_report(frame: &[u8], report: IcmpError, to_group: bool) -> bool {
     let Some((from, to)) = ipv6::ends(frame) else {
         return false;
     };
     let even_to_groups = matches!(report, IcmpError::Problem(problem) if problem.even_to_groups);
-    // Only a packet to ourselves comes from there.
+    // Only a packet to ourselves comes from a loopback address.
     let is_elsewhere = from.ip().is_loopback() && !to.ip().is_loopback();
     let is_one_host = !from.is_unspecified() && !from.is_multicast() && !is_elsewhere;
     let is_error = match ipv6::walk(frame).map(|found| found.content) {
@@ -172,7 +173,8 @@ fn may_report(frame: &[u8], report: IcmpError, to_group: bool) -> bool {
     is_one_host && !is_error && (!to_group || even_to_groups)
 }
 
-/// Type, code, and the four bytes behind the checksum. `None` for what IPv6 does not report so.
+/// Type, code, and the four bytes after the checksum; `None` for errors that IPv6 does not
+/// have.
 fn fields(report: IcmpError) -> Option<([u8; 2], u32)> {
     Some(match report {
         IcmpError::PortUnreachable => ([1, 4], 0),
@@ -182,9 +184,9 @@ fn fields(report: IcmpError) -> Option<([u8; 2], u32)> {
     })
 }
 
-/// The frame that reports `report` about `about`, from us at `src`; `None` about what no error may
-/// be reported. It quotes as much as fits the least MTU (RFC 4443 section 2.4 (c)), and says not
-/// which neighbour gets it.
+/// The frame that reports `report` about `about`, from us at `src`; `None` if no error may be
+/// reported about it. It quotes as much as fits the minimum MTU (RFC 4443 section 2.4 (c)), and
+/// the caller has to set the link-layer destination.
 pub fn error_about(
     about: &[u8],
     report: IcmpError,

@@ -1,5 +1,5 @@
-//! Messages of group members on IPv4 (RFC 1112, RFC 2236, RFC 3376), and the records that reports
-//! of both families consist of.
+//! IGMP messages of group members (RFC 1112, RFC 2236, RFC 3376), and the records of reports
+//! for both families.
 
 use super::checksum::Sum;
 use super::{ETHERNET_HEADER, ends_v4};
@@ -11,27 +11,26 @@ const QUERY: u8 = 0x11;
 const REPORT_V1: u8 = 0x12;
 const REPORT_V2: u8 = 0x16;
 const REPORT_V3: u8 = 0x22;
-/// Bytes of the IPv4 header of what we send, with an option that makes routers look at it (RFC
-/// 2113).
+/// Bytes of the IPv4 header that we send, including the router-alert option (RFC 2113).
 const HEADER: usize = 24;
-/// Routers that listen to reports of version 3.
+/// The group of routers that process reports of version 3.
 const LISTENING_ROUTERS: [u8; 4] = [224, 0, 0, 22];
-/// The group of all hosts of a link, of which nobody is told.
+/// The group of all hosts of a link, which is never reported.
 pub const ALL_HOSTS: [u8; 4] = [224, 0, 0, 1];
 
-/// What is said of a group (RFC 3376 section 4.2.12, RFC 3810 section 5.2.12).
+/// The meaning of a group record (RFC 3376 section 4.2.12, RFC 3810 section 5.2.12).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Mode {
-    /// These sources are wanted, and were before.
+    /// Only these sources are wanted, as before.
     IsInclude = 1,
-    /// All but these are, and were before.
+    /// All sources except these are wanted, as before.
     IsExclude = 2,
-    /// These sources are wanted now, where all were before.
+    /// Only these sources are wanted now; before, all except some were.
     ToInclude = 3,
-    /// All but these are wanted now.
+    /// All sources except these are wanted now; before, only some were.
     ToExclude = 4,
-    /// These are wanted besides.
+    /// These sources are wanted in addition.
     Allow = 5,
     /// These are not wanted any more.
     Block = 6,
@@ -40,16 +39,16 @@ pub enum Mode {
 /// A part of a report: one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// What the record says of the sources.
+    /// The meaning of the sources.
     pub mode: Mode,
     /// The group.
     pub group: Address,
-    /// The sources, of the family of the group.
+    /// The sources, in the family of the group.
     pub sources: Vec<Address>,
 }
 
 impl Record {
-    /// Writes it as it stands in a report of its family.
+    /// Appends the record, in the format of its family.
     pub fn write(&self, message: &mut Vec<u8>) {
         let [high, low] = (self.sources.len() as u16).to_be_bytes();
         message.extend([self.mode as u8, 0, high, low]);
@@ -62,14 +61,14 @@ impl Record {
     }
 }
 
-/// What a router asks of members.
+/// A router's query to members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IgmpQuery {
-    /// The group that it asks for; zeros for all.
+    /// The group in question; zeros for all groups.
     pub group: Address,
-    /// Milliseconds that an answer waits at most.
+    /// Maximum delay of an answer in milliseconds.
     pub most_ms: u64,
-    /// 1 to 3.
+    /// IGMP version, 1 to 3.
     pub version: u8,
 }
 
@@ -79,7 +78,7 @@ pub fn group_mac(group: Address) -> [u8; 6] {
     [1, 0, 0x5e, b & 0x7f, c, d]
 }
 
-/// Reads a query out of an IPv4 frame whose header is right. `None` if it is none, or not valid.
+/// Reads a query from an IPv4 frame whose header is right; `None` if it is not a valid query.
 pub fn parse(frame: &[u8]) -> Option<IgmpQuery> {
     ends_v4(frame)?;
     let packet = frame.get(ETHERNET_HEADER..)?;
@@ -91,12 +90,13 @@ pub fn parse(frame: &[u8]) -> Option<IgmpQuery> {
     if packet[9] != IGMP || fields[0] != QUERY || !is_right {
         return None;
     }
-    // The first versions are eight bytes long; the first of all has no time (RFC 3376 section 7.1).
+    // Queries of versions 1 and 2 have eight bytes; version 1 has no time (RFC 3376 section
+    // 7.1).
     let (version, tenths) = match (message.len(), fields[1]) {
         (8, 0) => (1, 100),
         (8, time) => (2, u64::from(time)),
         (12.., time @ 0..128) => (3, u64::from(time)),
-        // A number with an exponent (RFC 3376 section 4.1.1).
+        // A floating-point value (RFC 3376 section 4.1.1).
         (12.., time) => (3, u64::from(time & 0xf | 0x10) << ((time >> 4 & 7) + 3)),
         _ => return None,
     };
@@ -113,7 +113,7 @@ fn frame(src_mac: [u8; 6], src: Address, dst: Address, message: &mut [u8]) -> Ve
     let mut frame = Vec::with_capacity(ETHERNET_HEADER + HEADER + message.len());
     frame.extend(group_mac(dst));
     frame.extend(src_mac);
-    // Internetwork control, not to be cut, one hop (RFC 3376 section 4).
+    // Internetwork control, don't fragment, one hop (RFC 3376 section 4).
     frame.extend([8, 0, 0x46, 0xc0]);
     frame.extend(((HEADER + message.len()) as u16).to_be_bytes());
     frame.extend([0, 0, 0x40, 0, 1, IGMP, 0, 0]);

@@ -1,4 +1,4 @@
-//! IP headers of everything but TCP, and fragments.
+//! IP headers of all packets except TCP, and fragments.
 
 use core::net::Ipv4Addr;
 
@@ -11,8 +11,8 @@ use crate::packet::flow::Address;
 /// Bytes of an Ethernet and an IPv4 header without options.
 pub const IP_HEADERS: usize = ETHERNET_HEADER + 20;
 
-/// Bytes of a frame to `dst` before what its packet carries, as we write it: with a fragment header
-/// if that is IPv6 and a fragment.
+/// Bytes of all headers that we write before the IP payload of a frame to `dst`, including the
+/// fragment header of an IPv6 fragment.
 #[inline]
 pub const fn ip_headers_len(dst: Address, is_fragment: bool) -> usize {
     if dst.is_v4() {
@@ -29,7 +29,7 @@ pub const ICMP: u8 = 1;
 /// Protocol number of UDP.
 pub const UDP: u8 = 17;
 
-/// What the headers of an outgoing packet say.
+/// The header fields of an outgoing packet.
 #[derive(Clone, Copy, Debug)]
 pub struct IpHeaders {
     /// Link-layer address of the sender.
@@ -40,22 +40,22 @@ pub struct IpHeaders {
     pub src: Address,
     /// Destination address, of the same family.
     pub dst: Address,
-    /// Number of the protocol behind the header.
+    /// Number of the protocol after the header.
     pub protocol: u8,
     /// Hops that the packet may make.
     pub ttl: u8,
     /// DSCP (RFC 2474) and ECN (RFC 3168).
     pub tos: u8,
-    /// Identification: the same in all fragments of a datagram, and in no other for long (RFC
-    /// 6864). IPv4 has the lower half of it.
+    /// Identification: equal in all fragments of a datagram, and in no other datagram for long
+    /// (RFC 6864). IPv4 uses its lower half.
     pub ident: u32,
     /// Flow label of IPv6 (RFC 6437).
     pub label: u32,
-    /// Place of a fragment in its datagram, in bytes.
+    /// Offset of a fragment in its datagram, in bytes.
     pub offset: u32,
     /// Whether fragments follow.
     pub more: bool,
-    /// Bytes behind the header.
+    /// Bytes after the header.
     pub payload_len: usize,
 }
 
@@ -66,11 +66,11 @@ impl IpHeaders {
     }
 }
 
-/// Writes Ethernet and IP headers to the front of `buffer`, [`IpHeaders::headers_len`] bytes. Routers may
-/// cut a packet of IPv4; one of IPv6 has a fragment header if it is a fragment.
+/// Writes Ethernet and IP headers to the front of `buffer`, [`IpHeaders::headers_len`] bytes.
+/// Routers may fragment an IPv4 packet; an IPv6 fragment gets a fragment header.
 ///
 /// # Panics
-/// If `buffer` is shorter.
+/// If `buffer` is shorter than the headers.
 pub fn emit_ip(buffer: &mut [u8], h: &IpHeaders) {
     if !h.dst.is_v4() {
         return emit_ipv6(buffer, h);
@@ -97,7 +97,7 @@ pub fn emit_ip(buffer: &mut [u8], h: &IpHeaders) {
     ip.fill_checksum();
 }
 
-/// Routers may not cut the packet of IPv4 in this frame (RFC 791 section 3.1, DF).
+/// Forbids routers to fragment the IPv4 packet in this frame (RFC 791 section 3.1, DF).
 pub fn set_dont_fragment(frame: &mut [u8]) {
     let mut ip = sw::Ipv4Packet::new_unchecked(&mut frame[ETHERNET_HEADER..IP_HEADERS]);
     ip.set_dont_frag(true);
@@ -125,28 +125,28 @@ fn emit_ipv6(buffer: &mut [u8], h: &IpHeaders) {
     }
 }
 
-/// What the header of a fragment says, and where its payload lies in the frame.
+/// The header fields of a fragment, and the position of its payload in the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FragmentHeader {
     /// Source address.
     pub src: Address,
     /// Destination address, of the same family.
     pub dst: Address,
-    /// 0 of IPv6, where it is no part of a datagram's name (RFC 8200 section 4.5).
+    /// 0 for IPv6, where it does not identify a datagram (RFC 8200 section 4.5).
     pub protocol: u8,
     pub ident: u32,
-    /// Place in its datagram, in bytes.
+    /// Offset in its datagram, in bytes.
     pub offset: u32,
     pub more: bool,
     pub ecn: u8,
     /// Bytes of the frame before the payload.
     pub head: usize,
-    /// Bytes of the frame up to its end.
+    /// Bytes of the frame up to the end of the payload.
     pub end: usize,
 }
 
-/// Reads the header of a fragment. `None` if the frame is not what [`crate::packet::parse`] called
-/// one.
+/// Reads the header of a fragment. `None` if [`crate::packet::parse`] does not accept the frame
+/// as one.
 pub fn fragment_header(frame: &[u8]) -> Option<FragmentHeader> {
     if let Some((src, dst)) = ipv6::ends(frame) {
         let fields = ipv6::fragment_fields(frame)?;
@@ -176,8 +176,9 @@ pub fn fragment_header(frame: &[u8]) -> Option<FragmentHeader> {
     })
 }
 
-/// Makes the IPv4 packet whose header is at the front of `frame` another piece of its datagram, or
-/// with offset 0 and nothing behind it the whole. `ce` marks congestion.
+/// Turns the IPv4 packet whose header is at the front of `frame` into another fragment of its
+/// datagram, or into the whole datagram (offset 0 and no more fragments). `ce` marks
+/// congestion.
 ///
 /// # Panics
 /// If `frame` is shorter than its headers.

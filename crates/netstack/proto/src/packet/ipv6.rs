@@ -10,9 +10,9 @@ use crate::packet::{ETHERNET_HEADER, Malformed, Packet, Tcp, TcpOptions, icmpv6}
 pub const IPV6_HEADERS: usize = ETHERNET_HEADER + 40;
 /// Bytes of a fragment header (RFC 8200 section 4.5).
 pub const FRAGMENT_HEADER: usize = 8;
-/// What a fragment header has between a fragment's place and whether others follow.
+/// The two bits of a fragment header between the offset and the more-fragments bit.
 const RESERVED_BITS: u16 = 0b110;
-/// The least that any link carries, in bytes of a packet (RFC 8200 section 5).
+/// Minimum MTU of every link, in bytes of a packet (RFC 8200 section 5).
 pub const IPV6_MIN_MTU: u16 = 1280;
 /// Protocol number of ICMPv6.
 pub const ICMPV6: u8 = 58;
@@ -25,7 +25,8 @@ const NO_NEXT_HEADER: u8 = 59;
 const DESTINATION_OPTIONS: u8 = 60;
 const TCP: u8 = 6;
 
-/// Extension headers that a packet may have, and options in one of them (RFC 8504 section 5.3).
+/// Limits of a packet's extension headers, and of the options in one of them (RFC 8504 section
+/// 5.3).
 const MAX_EXTENSIONS: usize = 8;
 const MAX_OPTIONS: usize = 8;
 
@@ -34,14 +35,14 @@ const ERRONEOUS_FIELD: u8 = 0;
 const UNKNOWN_HEADER: u8 = 1;
 const UNKNOWN_OPTION: u8 = 2;
 
-/// What is wrong with a packet, as an error reports it.
+/// A problem with a packet, as an error reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The code of an ICMPv6 Parameter Problem (RFC 4443 section 3.4).
     pub code: u8,
-    /// Where, in bytes from the beginning of the IPv6 header.
+    /// Position of the problem, in bytes from the beginning of the IPv6 header.
     pub pointer: u32,
-    /// Whether it is reported about packets to groups, too (RFC 8200 section 4.2).
+    /// Whether it is also reported for packets to groups (RFC 8200 section 4.2).
     pub even_to_groups: bool,
 }
 
@@ -54,42 +55,42 @@ impl Problem {
         }
     }
 
-    /// A field whose value cannot be, at `at` of the frame.
+    /// A field with an invalid value, at byte `at` of the frame.
     pub const fn field(at: usize) -> Self {
         Problem::new(ERRONEOUS_FIELD, at)
     }
 }
 
-/// What follows the IPv6 header and the extension headers that are for every packet.
+/// The content after the IPv6 header and the extension headers that concern every packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// A header that is no extension header begins at `at` of the frame; its number stands at
-    /// `number_at`.
+    /// A header that is not an extension header begins at byte `at` of the frame; its number is
+    /// at `number_at`.
     Upper {
         /// Number of the header.
         protocol: u8,
-        /// Byte of the frame at which that number stands.
+        /// Byte of the frame that holds that number.
         number_at: usize,
         /// Byte of the frame at which the header begins.
         at: usize,
     },
-    /// A fragment header begins at `at`, and its number stands at `number_at`.
+    /// A fragment header begins at `at`, and its number is at `number_at`.
     Fragment {
-        /// Byte of the frame at which the number of that header stands.
+        /// Byte of the frame that holds the number of that header.
         number_at: usize,
         /// Byte of the frame at which the header begins.
         at: usize,
     },
     /// Nothing.
     Nothing,
-    /// It must be dropped, and this be reported if there is something to report.
+    /// The packet must be dropped, and the problem, if any, be reported.
     Refused(Option<Problem>),
 }
 
-/// Where the packet in a frame ends, and what it holds.
+/// The content of the packet in a frame, and its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// What follows the headers.
+    /// The content after the headers.
     pub content: Content,
     /// Whether it is an atomic fragment: a whole packet with a fragment header (RFC 6946).
     pub is_fragment: bool,
@@ -97,8 +98,8 @@ pub struct Found {
     pub end: usize,
 }
 
-/// Source and destination of a frame, if it is long enough to have them, says that it is IPv6, and
-/// they are none of IPv4. Nothing else is checked.
+/// Source and destination of a frame, if it is long enough to have them, is marked as IPv6, and
+/// neither is an IPv4-mapped address. Nothing else is checked.
 #[inline]
 pub fn ends(frame: &[u8]) -> Option<(Address, Address)> {
     let header: &[u8; IPV6_HEADERS] = frame.first_chunk()?;
@@ -108,22 +109,23 @@ pub fn ends(frame: &[u8]) -> Option<(Address, Address)> {
         Address::v6(bytes)
     };
     let (src, dst) = (address(22), address(38));
-    // No packet may carry IPv4-mapped addresses, which stand for IPv4 here.
+    // No packet may carry IPv4-mapped addresses, which represent IPv4 here.
     (is_ipv6(frame) && !src.is_v4() && !dst.is_v4()).then_some((src, dst))
 }
 
-/// Whether a frame says that it is IPv6.
+/// Whether a frame is marked as IPv6.
 #[inline]
 pub fn is_ipv6(frame: &[u8]) -> bool {
     matches!(frame, [_, _, _, _, _, _, _, _, _, _, _, _, 0x86, 0xdd, version, ..] if version >> 4 == 6)
 }
 
-/// Hops that the packet of an IPv6 frame has left.
+/// Remaining hops of the packet in an IPv6 frame.
 pub fn hop_limit(frame: &[u8]) -> u8 {
     frame.get(ETHERNET_HEADER + 7).copied().unwrap_or(0)
 }
 
-/// Gives the packet of an IPv6 frame the hop limit that `map` says for its destination and its own.
+/// Replaces the hop limit of an IPv6 frame by the result of `map`, which gets its destination
+/// and its hop limit.
 pub fn map_hop_limit(frame: &mut [u8], map: impl FnOnce(Address, u8) -> u8) {
     if let Some((_, dst)) = ends(frame) {
         frame[ETHERNET_HEADER + 7] = map(dst, frame[ETHERNET_HEADER + 7]);
@@ -138,9 +140,9 @@ pub fn traffic_class(frame: &[u8]) -> u8 {
     }
 }
 
-/// Walks the headers of an IPv6 packet, in whatever order they are (RFC 8200 section 4.1), as far
-/// as they are in the frame. The fragment header of an atomic fragment is as any other that is for
-/// every packet (RFC 6946 section 4).
+/// Walks the headers of an IPv6 packet, in any order (RFC 8200 section 4.1), as far as the
+/// frame contains them. The fragment header of an atomic fragment is treated like other
+/// extension headers (RFC 6946 section 4).
 ///
 /// # Errors
 /// If a length field or the frame is too short.
@@ -160,14 +162,14 @@ pub fn walk(frame: &[u8]) -> Result<Found, Malformed> {
     })
 }
 
-/// As [`walk`]. Sets `is_fragment` if there is the header of an atomic fragment.
+/// [`walk`] that sets `is_fragment` if there is the header of an atomic fragment.
 fn walk_extensions(packet: &[u8], is_fragment: &mut bool) -> Result<Content, Malformed> {
     let (mut number_at, mut at) = (ETHERNET_HEADER + 6, IPV6_HEADERS);
     for _ in 0..=MAX_EXTENSIONS {
         let protocol = packet[number_at];
         let is_options = match protocol {
             HOP_BY_HOP if at == IPV6_HEADERS => true,
-            // It may stand right behind the IPv6 header only (section 4.1).
+            // It may only come right after the IPv6 header (section 4.1).
             HOP_BY_HOP => {
                 let problem = Problem::new(UNKNOWN_HEADER, number_at);
                 return Ok(Content::Refused(Some(problem)));
@@ -178,7 +180,7 @@ fn walk_extensions(packet: &[u8], is_fragment: &mut bool) -> Result<Content, Mal
                 let header = packet.get(at..).and_then(|rest| rest.first_chunk());
                 let [_, _, high, low, ..]: [u8; FRAGMENT_HEADER] =
                     *header.ok_or(Malformed::Truncated)?;
-                // A place of its own, or others that follow.
+                // A nonzero offset, or more fragments.
                 if u16::from_be_bytes([high, low]) & !RESERVED_BITS != 0 {
                     return Ok(Content::Fragment { number_at, at });
                 }
@@ -203,7 +205,8 @@ fn walk_extensions(packet: &[u8], is_fragment: &mut bool) -> Result<Content, Mal
                 return Ok(refused);
             }
         } else if header[3] != 0 {
-            // We forward nothing, and know no type (section 4.4, RFC 5095).
+            // We do not forward source-routed packets, and know no routing type (section 4.4,
+            // RFC 5095).
             return Ok(Content::Refused(Some(Problem::field(at + 2))));
         }
         (number_at, at) = (at, behind);
@@ -211,8 +214,8 @@ fn walk_extensions(packet: &[u8], is_fragment: &mut bool) -> Result<Content, Mal
     Ok(Content::Refused(None))
 }
 
-/// Looks at options, the first of which stands at `at` of the frame (RFC 8200 section 4.2). Says
-/// whether the packet is refused for one.
+/// Checks options, the first of which is at byte `at` of the frame (RFC 8200 section 4.2).
+/// Returns whether the packet is refused for one.
 fn look_at_options(mut options: &[u8], mut at: usize) -> Result<Option<Content>, Malformed> {
     const PAD1: u8 = 0;
     const PADN: u8 = 1;
@@ -247,7 +250,7 @@ fn look_at_options(mut options: &[u8], mut at: usize) -> Result<Option<Content>,
     Ok(None)
 }
 
-/// Reads the headers of an IPv6 frame. The TCP and UDP checksums are not looked at.
+/// Reads the headers of an IPv6 frame. Does not check TCP and UDP checksums.
 pub fn parse(frame: &[u8]) -> Result<Packet, Malformed> {
     if let Some(tcp) = parse_plain(frame) {
         return Ok(Packet::Tcp(tcp));
@@ -280,7 +283,7 @@ pub fn parse(frame: &[u8]) -> Result<Packet, Malformed> {
 }
 
 /// The fast path: no extension headers, and TCP with no options but timestamps in their usual
-/// place. Says the same as the rest of [`parse`] or nothing.
+/// layout. Returns the result of the rest of [`parse`], or `None`.
 #[inline]
 fn parse_plain(frame: &[u8]) -> Option<Tcp> {
     const AT: usize = IPV6_HEADERS;
@@ -318,7 +321,7 @@ fn parse_plain(frame: &[u8]) -> Option<Tcp> {
     })
 }
 
-/// As [`super::plain_tcp_flow`], of an IPv6 frame without extension headers: the last 32 bits of
+/// [`super::plain_tcp_flow`] for an IPv6 frame without extension headers: the last 32 bits of
 /// both addresses, and the ports.
 #[inline]
 pub fn plain_tcp_flow(frame: &[u8]) -> Option<[u32; 3]> {
@@ -331,7 +334,8 @@ pub fn plain_tcp_flow(frame: &[u8]) -> Option<[u32; 3]> {
     is_plain.then(|| [word(34), word(50), word(54)])
 }
 
-/// The TCP segment or UDP datagram in a frame that [`parse`] called one, and both addresses.
+/// The TCP segment or UDP datagram in a frame that [`parse`] accepted as one, and both
+/// addresses.
 pub fn upper(frame: &[u8]) -> Option<(Address, Address, core::ops::Range<usize>)> {
     let (src, dst) = ends(frame)?;
     let Found { content, end, .. } = walk(frame).ok()?;
@@ -341,8 +345,8 @@ pub fn upper(frame: &[u8]) -> Option<(Address, Address, core::ops::Range<usize>)
     }
 }
 
-/// As [`super::checksummed_at_once`], of an IPv6 frame without extension headers: there both
-/// addresses stand right before the segment, too.
+/// [`super::checksummed_at_once`] for an IPv6 frame without extension headers: there, too, both
+/// addresses come right before the segment.
 #[inline]
 pub fn checksummed_at_once(frame: &[u8]) -> Option<&[u8]> {
     let header: &[u8; IPV6_HEADERS] = frame.first_chunk()?;
@@ -353,7 +357,7 @@ pub fn checksummed_at_once(frame: &[u8]) -> Option<&[u8]> {
     frame.get(ETHERNET_HEADER + 8..end)
 }
 
-/// What an outgoing IPv6 header says.
+/// The fields of an outgoing IPv6 header.
 #[derive(Clone, Copy, Debug)]
 pub struct Ipv6Header {
     /// Number of the header that follows.
@@ -372,7 +376,7 @@ pub struct Ipv6Header {
     pub traffic_class: u8,
     /// Flow label, 20 bits (RFC 6437).
     pub label: u32,
-    /// Bytes behind the header.
+    /// Bytes after the header.
     pub payload_len: usize,
 }
 
@@ -397,8 +401,9 @@ pub fn emit(buffer: &mut [u8], h: &Ipv6Header) {
     ip.set_dst_addr(h.dst.to_v6());
 }
 
-/// Writes a fragment header to the front of `buffer`: the number of what it is a part of, its place
-/// there in bytes, whether others follow, and its identification.
+/// Writes a fragment header to the front of `buffer`: the number of the header that the
+/// original packet has next, the offset in bytes, whether others follow, and the
+/// identification.
 ///
 /// # Panics
 /// If `buffer` is shorter than [`FRAGMENT_HEADER`].
@@ -415,8 +420,8 @@ pub fn emit_fragment_header(
     buffer[4..8].copy_from_slice(&ident.to_be_bytes());
 }
 
-/// Makes `frame`, the headers of a packet without extension headers, a fragment of it that carries
-/// `payload`.
+/// Turns `frame`, the headers of a packet without extension headers, into a fragment that
+/// carries `payload`.
 pub fn make_fragment(frame: &mut Vec<u8>, offset: u32, more: bool, ident: u32, payload: &[u8]) {
     let mut header = [0; FRAGMENT_HEADER];
     emit_fragment_header(&mut header, frame[20], offset, more, ident);
@@ -427,7 +432,7 @@ pub fn make_fragment(frame: &mut Vec<u8>, offset: u32, more: bool, ident: u32, p
     frame.extend(payload);
 }
 
-/// The fields of a fragment header, whose frame [`walk`] called a fragment.
+/// The fields of a fragment header, in a frame that [`walk`] found to be a fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FragmentFields {
     /// Bytes of the packet before this fragment, a multiple of 8.
@@ -436,13 +441,13 @@ pub struct FragmentFields {
     pub more: bool,
     /// Identification: equal in all fragments of a packet.
     pub ident: u32,
-    /// Bytes of the frame before the payload, the fragment header included.
+    /// Bytes of the frame before the payload, including the fragment header.
     pub head: usize,
-    /// Bytes of the frame up to its end.
+    /// Bytes of the frame up to the end of the payload.
     pub end: usize,
 }
 
-/// Reads the fragment header of a frame. `None` if it has none.
+/// Reads the fragment header of a frame; `None` if it has none.
 pub fn fragment_fields(frame: &[u8]) -> Option<FragmentFields> {
     let Found { content, end, .. } = walk(frame).ok()?;
     let Content::Fragment { at, .. } = content else {
@@ -459,7 +464,7 @@ pub fn fragment_fields(frame: &[u8]) -> Option<FragmentFields> {
     })
 }
 
-/// What is wrong with a fragment by itself, to be reported (RFC 8200 section 4.5).
+/// The problem of a single fragment that has to be reported, if any (RFC 8200 section 4.5).
 pub fn fragment_problem(frame: &[u8]) -> Option<Problem> {
     let fields = fragment_fields(frame)?;
     let len = (fields.end - fields.head) as u32;
@@ -471,8 +476,8 @@ pub fn fragment_problem(frame: &[u8]) -> Option<Problem> {
     too_long.then(|| Problem::field(fields.head - FRAGMENT_HEADER + 2))
 }
 
-/// Whether a first fragment holds all headers up to that of the upper layer (RFC 8200 section 4.5,
-/// RFC 7112), or is not the first.
+/// Whether a first fragment contains all headers, including that of the upper layer (RFC 8200
+/// section 4.5, RFC 7112); true for later fragments.
 pub fn has_whole_chain(frame: &[u8]) -> bool {
     let Some(fields) = fragment_fields(frame) else {
         return false;
@@ -498,14 +503,14 @@ pub fn has_whole_chain(frame: &[u8]) -> bool {
     }
 }
 
-/// The frame that a datagram would have come in, had it not been sent in fragments: `head` is what
-/// stood before the payload of the first one. `None` if it is longer than a packet may be. `ce`
+/// The frame in which a datagram would have arrived without fragmentation: `head` is the part
+/// of the first fragment before its payload. `None` if it is longer than a packet may be. `ce`
 /// marks congestion.
 pub fn without_fragment_header(head: &[u8], payload: &[u8], ce: bool) -> Option<Vec<u8>> {
     let headers = head.len().checked_sub(FRAGMENT_HEADER)?;
     let mut frame = [&head[..headers], payload].concat();
     let payload_len = u16::try_from(frame.len().checked_sub(IPV6_HEADERS)?).ok()?;
-    // The header before names what was cut.
+    // The previous header names the header after the removed one.
     let Content::Fragment { number_at, at } = walk_extensions(head, &mut false).ok()? else {
         return None;
     };
@@ -528,7 +533,7 @@ mod tests {
     const US: Address = Address::of_words([0x2001_0db8_0000_0000, 1]);
     const PEER: Address = Address::of_words([0x2001_0db8_0000_0000, 2]);
 
-    /// A packet of the peer whose first header behind IPv6's has this number.
+    /// A packet of the peer whose first header after the IPv6 header has this number.
     fn packet(next_header: u8, rest: &[u8]) -> Vec<u8> {
         let header = Ipv6Header {
             src_mac: [2; 6],

@@ -9,24 +9,25 @@ use crate::packet::flow::Address;
 const QUERY: u8 = 130;
 const REPORT_V1: u8 = 131;
 const REPORT_V2: u8 = 143;
-/// Routers that listen to reports.
+/// The group of routers that process reports.
 const LISTENING_ROUTERS: Address = Address::of_words([0xff02 << 48, 0x16]);
-/// Hop-by-hop options that make routers look at a packet (RFC 2711), and padding.
+/// A hop-by-hop header with the router-alert option (RFC 2711) and padding.
 const ROUTER_ALERT: [u8; 8] = [ipv6::ICMPV6, 0, 5, 2, 0, 0, 1, 0];
 
-/// What a router asks of listeners.
+/// A router's query to listeners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MldQuery {
-    /// The group that it asks for; zeros for all.
+    /// The group in question; zeros for all groups.
     pub group: Address,
-    /// Milliseconds that an answer waits at most.
+    /// Maximum delay of an answer in milliseconds.
     pub most_ms: u64,
-    /// Whether it speaks version 1 only (RFC 3810 section 8.2.1).
+    /// Whether the router supports only version 1 (RFC 3810 section 8.2.1).
     pub is_v1: bool,
 }
 
-/// Reads a query out of a frame whose ICMPv6 checksum is right. `None` if it is none, or not valid
-/// (RFC 3810 section 5.1.14): from no router of the link, or without its options.
+/// Reads a query from a frame whose ICMPv6 checksum is right. `None` if it is not a valid query
+/// (RFC 3810 section 5.1.14): it must come from a router on the link, with the router-alert
+/// option.
 pub fn parse(frame: &[u8]) -> Option<MldQuery> {
     let (src, _) = ipv6::ends(frame)?;
     let found = ipv6::walk(frame).ok()?;
@@ -41,7 +42,7 @@ pub fn parse(frame: &[u8]) -> Option<MldQuery> {
     }
     let code = u64::from(u16::from_be_bytes([fields[4], fields[5]]));
     let is_v1 = bytes.len() == 24;
-    // A number with an exponent, from 32,768 on (RFC 3810 section 5.1.3).
+    // From 32,768 on, a floating-point value (RFC 3810 section 5.1.3).
     let millis = if is_v1 || code < 1 << 15 {
         code
     } else {
@@ -86,7 +87,7 @@ pub fn report(src_mac: [u8; 6], src: Address, records: &[Record]) -> Vec<u8> {
     frame(src_mac, src, LISTENING_ROUTERS, &mut message)
 }
 
-/// The same of one group, for a router of version 1 (RFC 2710 section 3).
+/// Reports one group to a router of version 1 (RFC 2710 section 3).
 pub fn report_v1(src_mac: [u8; 6], src: Address, group: Address) -> Vec<u8> {
     let mut message = vec![REPORT_V1, 0, 0, 0, 0, 0, 0, 0];
     message.extend(group.bytes());

@@ -6,7 +6,7 @@ use super::icmpv6;
 use super::ipv6::{self, Content, Ipv6Header};
 use crate::packet::flow::Address;
 
-/// The hop limit that says that no router forwarded a message (RFC 4861 section 3.1).
+/// The hop limit that proves that no router forwarded a message (RFC 4861 section 3.1).
 const HOP_LIMIT: u8 = 255;
 
 const ROUTER_SOLICITATION: u8 = 133;
@@ -21,7 +21,7 @@ const TARGET_LINK_ADDRESS: u8 = 2;
 const PREFIX: u8 = 3;
 const MTU: u8 = 5;
 
-/// Prefixes of a router advertisement that are looked at.
+/// Maximum number of prefixes that are read from a router advertisement.
 pub const MAX_PREFIXES: usize = 8;
 
 /// The group of all nodes of a link.
@@ -29,7 +29,7 @@ pub const ALL_NODES: Address = Address::of_words([0xff02 << 48, 1]);
 /// The group of all routers of a link.
 pub const ALL_ROUTERS: Address = Address::of_words([0xff02 << 48, 2]);
 
-/// The group in which whoever has `address` is asked for it (RFC 4291 section 2.7.1).
+/// The group in which the owner of `address` is asked for it (RFC 4291 section 2.7.1).
 pub const fn solicited_node(address: Address) -> Address {
     let low = address.words()[1] & 0xff_ffff;
     Address::of_words([0xff02 << 48, 1 << 32 | 0xff << 24 | low])
@@ -50,77 +50,77 @@ pub struct Prefix {
     pub len: u8,
     /// Whether its addresses are on this link.
     pub on_link: bool,
-    /// Whether hosts make addresses of it (RFC 4862).
+    /// Whether hosts form addresses from it (RFC 4862).
     pub autonomous: bool,
-    /// Seconds; [`u32::MAX`] is for ever.
+    /// Valid lifetime in seconds; [`u32::MAX`] is forever.
     pub valid_s: u32,
-    /// Seconds until its addresses are deprecated; [`u32::MAX`] is for ever.
+    /// Seconds until its addresses are deprecated; [`u32::MAX`] is forever.
     pub preferred_s: u32,
 }
 
-/// What a router advertises (RFC 4861 section 4.2).
+/// A router advertisement (RFC 4861 section 4.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouterAdvertisement {
     /// The link-local address of the router.
     pub router: Address,
-    /// Its link-layer address, if the message tells it.
+    /// Its link-layer address, if the message contains it.
     pub mac: Option<[u8; 6]>,
-    /// What packets of hosts begin with; 0: not said.
+    /// The hop limit with which hosts should send; 0: not specified.
     pub hop_limit: u8,
-    /// Seconds that it is a default router; 0: it is none.
+    /// Seconds for which it is a default router; 0: it is not one.
     pub lifetime_s: u16,
-    /// Milliseconds that a neighbour counts as reachable; 0: not said.
+    /// Milliseconds for which a neighbour counts as reachable; 0: not specified.
     pub reachable_ms: u32,
-    /// Milliseconds between two questions for a neighbour; 0: not said.
+    /// Milliseconds between two solicitations of a neighbour; 0: not specified.
     pub retransmit_ms: u32,
-    /// Bytes of a packet that all links here take, if it said so.
+    /// Bytes of a packet that all links here accept, if specified.
     pub mtu: Option<u32>,
     /// Its prefixes, in their order.
     pub prefixes: Vec<Prefix>,
 }
 
-/// A message of neighbour discovery that is valid by RFC 4861 sections 6.1.2, 7.1.1, 7.1.2 and 8.1,
-/// as far as the message alone tells.
+/// A message of neighbour discovery that is valid by RFC 4861 sections 6.1.2, 7.1.1, 7.1.2 and
+/// 8.1, as far as the message alone shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NdpMessage {
     /// Asks for the link-layer address of `target`.
     Solicitation {
-        /// [`Address`] of zeros if the sender does not have one yet.
+        /// The sender's address; zeros if it does not have one yet.
         src: Address,
-        /// The address that the message is about.
+        /// The address in question.
         target: Address,
-        /// The link-layer address that the message tells.
+        /// The sender's link-layer address, if the message contains it.
         mac: Option<[u8; 6]>,
     },
-    /// Tells the link-layer address of `target`.
+    /// Announces the link-layer address of `target`.
     Advertisement {
-        /// The address that the message is about.
+        /// The announced address.
         target: Address,
-        /// The link-layer address that the message tells.
+        /// Its link-layer address, if the message contains it.
         mac: Option<[u8; 6]>,
-        /// Whether it answers a question.
+        /// Whether it answers a solicitation.
         solicited: bool,
-        /// Whether it replaces what was known.
+        /// Whether it replaces a cached address.
         overrides: bool,
         /// Whether the sender is a router.
         router: bool,
     },
     /// A router advertises itself.
     Router(RouterAdvertisement),
-    /// A router says who forwards to `destination` better than itself.
+    /// A router names a better next hop to `destination` than itself.
     Redirect {
-        /// The router that says so.
+        /// The router that sends the redirect.
         router: Address,
-        /// The address that the message is about.
+        /// The better next hop.
         target: Address,
-        /// The destination that `target` forwards to.
+        /// The destination to which `target` forwards.
         destination: Address,
-        /// The link-layer address that the message tells.
+        /// The link-layer address of `target`, if the message contains it.
         mac: Option<[u8; 6]>,
     },
 }
 
-/// Options of a message, as far as they matter here.
+/// The options of a message that matter here.
 #[derive(Debug, Default)]
 struct NdpOptions {
     source_mac: Option<[u8; 6]>,
@@ -129,7 +129,7 @@ struct NdpOptions {
     mtu: Option<u32>,
 }
 
-/// Reads the options. `None` if one has no length, or a wrong one (RFC 4861 section 4.6).
+/// Reads the options; `None` if one has length 0 or a wrong length (RFC 4861 section 4.6).
 fn options(mut bytes: &[u8]) -> Option<NdpOptions> {
     let mut options = NdpOptions::default();
     while let [kind, len, ..] = *bytes {
@@ -181,7 +181,7 @@ pub fn is_message(frame: &[u8]) -> bool {
     protocol == ipv6::ICMPV6 && (ROUTER_SOLICITATION..=REDIRECT).contains(&kind)
 }
 
-/// Reads a message out of a frame whose ICMPv6 checksum is right. `None` if it is invalid, has a
+/// Reads a message from a frame whose ICMPv6 checksum is right. `None` if it is invalid, has a
 /// fragment header (RFC 6980 section 5), or is not for hosts.
 pub fn parse(frame: &[u8]) -> Option<NdpMessage> {
     let (src, dst) = ipv6::ends(frame)?;
@@ -199,7 +199,7 @@ pub fn parse(frame: &[u8]) -> Option<NdpMessage> {
             let target = Address::from(message.target_addr());
             let options = options(bytes.get(24..)?)?;
             let is_probe = src.is_unspecified();
-            // Who has no address asks the group, and has none to be answered at.
+            // A sender without an address asks the group, and includes no link-layer address.
             let is_valid = !target.is_multicast()
                 && (!is_probe || dst == solicited_node(target) && options.source_mac.is_none());
             is_valid.then_some(NdpMessage::Solicitation {
@@ -279,8 +279,9 @@ fn link_address(kind: u8, mac: [u8; 6]) -> [u8; 8] {
     [kind, 1, a, b, c, d, e, f]
 }
 
-/// A frame that asks for `target`, from `src`: the group of whoever has it, or one that may have it
-/// at `to`. From no address it asks whether somebody has it (RFC 4862 section 5.4.2).
+/// A frame from `src` that asks for `target`: it goes to the solicited-node group, or to a
+/// possible owner at `to`. With an unspecified `src` it asks whether the address is in use (RFC
+/// 4862 section 5.4.2).
 pub fn solicitation(
     src_mac: [u8; 6],
     src: Address,
@@ -299,8 +300,8 @@ pub fn solicitation(
     }
 }
 
-/// A frame that says that `target` is ours: to whom that asked, for whose link-layer address there
-/// is room, or to all.
+/// A frame that announces `target` as ours: to the host that asked, whose link-layer address
+/// the caller fills in, or to all nodes.
 pub fn advertisement(src_mac: [u8; 6], target: Address, to: Option<Address>) -> Vec<u8> {
     const SOLICITED: u8 = 0x40;
     const OVERRIDE: u8 = 0x20;
@@ -377,7 +378,7 @@ mod tests {
             mac: None,
         };
         assert_eq!(read(&probe), Some(expected));
-        // One to the address itself is invalid (RFC 4861 section 7.1.1).
+        // A probe sent to the address itself is invalid (RFC 4861 section 7.1.1).
         assert_eq!(read(&solicitation(MAC, NOBODY, Some(MAC), US)), None);
     }
 
@@ -433,7 +434,7 @@ mod tests {
             }],
         };
         assert_eq!(read(&sent(PEER)), Some(NdpMessage::Router(expected)));
-        // Only link-local addresses tell routers apart.
+        // Only link-local addresses identify routers.
         assert_eq!(read(&sent(prefix)), None);
     }
 

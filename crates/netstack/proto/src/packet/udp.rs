@@ -25,8 +25,8 @@ pub struct Udp {
     pub payload_len: u16,
 }
 
-/// The fast path: IPv4 without options, whole, with a UDP header that fits. Says the same as
-/// [`parse_udp`] or nothing.
+/// The fast path: IPv4 without options, not fragmented, with a UDP header that fits. Returns
+/// the result of [`parse_udp`], or `None`.
 #[inline]
 pub(super) fn parse_plain(frame: &[u8]) -> Option<Udp> {
     let h: &[u8; IP_HEADERS + UDP_HEADER] = frame.first_chunk()?;
@@ -73,21 +73,21 @@ pub(super) fn parse_udp(udp: &[u8], src: Address, dst: Address) -> Result<Packet
     }))
 }
 
-/// What the primary of a datagram needs of its frame.
+/// The parts of a frame that the primary of a datagram needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpDatagram<'a> {
     /// Sender's address and port.
     pub source: Endpoint,
     /// DSCP and ECN.
     pub tos: u8,
-    /// Hops that were left.
+    /// Remaining hops.
     pub ttl: u8,
     /// The payload.
     pub payload: &'a [u8],
 }
 
-/// Where the header of the UDP datagram in a frame begins and its payload ends. `None` if
-/// [`crate::packet::parse`] would not have called it one.
+/// The beginning of the UDP header in a frame, and the end of its payload. `None` if
+/// [`crate::packet::parse`] does not accept the frame as a datagram.
 fn extent(frame: &[u8]) -> Option<(usize, usize)> {
     if ipv6::is_ipv6(frame) {
         let (_, _, range) = ipv6::upper(frame)?;
@@ -105,7 +105,7 @@ fn extent(frame: &[u8]) -> Option<(usize, usize)> {
     (header_len >= 20 && len >= UDP_HEADER && frame.len() >= at + len).then_some((at, at + len))
 }
 
-/// Reads the datagram in a frame that [`crate::packet::parse`] called one.
+/// Reads the datagram in a frame that [`crate::packet::parse`] accepted as one.
 #[inline]
 pub fn udp_datagram(frame: &[u8]) -> Option<UdpDatagram<'_>> {
     let (at, end) = extent(frame)?;
@@ -129,9 +129,10 @@ pub fn udp_datagram(frame: &[u8]) -> Option<UdpDatagram<'_>> {
     })
 }
 
-/// The pieces of a received datagram that its checksum covers: source and destination address, and
-/// header with payload. The outer `None` if there is no datagram, or one of IPv6 without a checksum
-/// (RFC 8200 section 8.1); the inner one if the sender of one of IPv4 computed none.
+/// The pieces of a received datagram that its checksum covers: source and destination address,
+/// and header with payload. The outer option is `None` if there is no datagram, or an IPv6
+/// datagram without a checksum (RFC 8200 section 8.1); the inner one if the sender of an IPv4
+/// datagram computed no checksum.
 pub fn udp_checksummed(frame: &[u8]) -> Option<Option<(Address, Address, &[u8])>> {
     let (at, end) = extent(frame)?;
     if let Some((src, dst)) = ipv6::ends(frame) {
@@ -147,14 +148,14 @@ pub fn udp_checksummed(frame: &[u8]) -> Option<Option<(Address, Address, &[u8])>
     Some(Some((src, dst, &frame[at..end])))
 }
 
-/// What the UDP header of an outgoing datagram says.
+/// The fields of an outgoing UDP header.
 #[derive(Clone, Copy, Debug)]
 pub struct UdpHeaders {
     /// Source port.
     pub src_port: u16,
     /// Destination port.
     pub dst_port: u16,
-    /// Bytes behind the header.
+    /// Bytes after the header.
     pub payload_len: usize,
 }
 
@@ -170,8 +171,8 @@ pub fn emit_udp(buffer: &mut [u8], h: &UdpHeaders) {
     udp.set_checksum(0);
 }
 
-/// Stores the checksum in a header that [`emit_udp`] wrote; 0 means that there is none, so it is
-/// sent as its other form (RFC 768).
+/// Stores the checksum in a header that [`emit_udp`] wrote. 0 means that there is none, so
+/// 0xffff replaces it (RFC 768).
 pub fn set_udp_checksum(header: &mut [u8], checksum: u16) {
     let sent = if checksum == 0 { 0xffff } else { checksum };
     header[6..8].copy_from_slice(&sent.to_be_bytes());
@@ -235,8 +236,8 @@ mod tests {
     }
 
     proptest! {
-        /// The fast path agrees with the slow one, or declines, whatever is damaged; and what
-        /// parses can be read.
+        /// The fast path agrees with the slow one, or declines, even if the frame is damaged;
+        /// and every parsed datagram can be read.
         #[test]
         fn both_paths_of_the_parser_agree(at in 0_usize..60, value in any::<u8>(), len in 0_usize..70) {
             let mut frame = frame(b"hello, world");

@@ -1,4 +1,4 @@
-//! Addresses, routers, and groups of one link.
+//! The IPv6 state of one link: addresses, routers, and groups.
 
 use core::net::Ipv6Addr;
 
@@ -13,49 +13,50 @@ use crate::time::{Duration, Instant};
 
 /// Time between two solicitations (`RetransTimer` of RFC 4861 section 10).
 const RETRANS_TIMER: Duration = Duration::from_secs(1);
-/// The first message of an interface waits for a random time below this, so that hosts that start
-/// together do not all speak at once (RFC 4861 section 6.3.7, RFC 4862 section 5.4.2).
+/// The first message of an interface is delayed by a random time below this, so that hosts that
+/// start together do not all send at once (RFC 4861 section 6.3.7, RFC 4862 section 5.4.2).
 const MAX_DELAY: Duration = Duration::from_secs(1);
-/// How often routers are asked, and how long each time waits (RFC 4861 section 10).
+/// How often routers are solicited, and the interval (RFC 4861 section 10).
 const MAX_ROUTER_SOLICITATIONS: u8 = 3;
 const ROUTER_SOLICITATION_INTERVAL: Duration = Duration::from_secs(4);
-/// How often a change of what we listen to is reported (RFC 3810 section 9.1).
+/// How often a change of our groups is reported (RFC 3810 section 9.1).
 const ROBUSTNESS: u8 = 2;
 /// The longest time between two of these reports (RFC 3810 section 9.11).
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
-/// Other addresses that are tried if one is taken (`IDGEN_RETRIES` of RFC 7217 section 7).
+/// Other addresses that are tried if one is a duplicate (`IDGEN_RETRIES` of RFC 7217 section
+/// 7).
 const IDGEN_RETRIES: u64 = 3;
-/// What advertisements can make us keep, at most. Anybody on the link can send them.
+/// Limits of the state that advertisements create, since anyone on the link can send them.
 const MAX_ADDRESSES: usize = 16;
 const MAX_PREFIXES: usize = 16;
 const MAX_ROUTERS: usize = 8;
 const MAX_REDIRECTS: usize = 64;
-/// Between which bounds the time between two solicitations may be that routers ask for.
+/// Bounds of the time between two solicitations that routers may request.
 const RETRANS_BOUNDS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
-/// A lifetime is not cut below this by what nobody proved to have sent (RFC 4862 section 5.5.3
-/// (e)).
+/// An unauthenticated advertisement does not reduce a lifetime below this (RFC 4862 section
+/// 5.5.3 (e)).
 const TWO_HOURS: Duration = Duration::from_secs(7200);
 /// The prefix of all link-local addresses (RFC 4291 section 2.5.6).
 const LINK_LOCAL: Address = Address::of_words([0xfe80 << 48, 0]);
-/// The only length of a prefix that addresses are made of (RFC 4291 section 2.5.1, RFC 2464 section
-/// 4).
+/// The only prefix length from which addresses are formed (RFC 4291 section 2.5.1, RFC 2464
+/// section 4).
 const PREFIX: u8 = 64;
 
-/// What the pump is asked to send.
+/// A message that the pump should send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// The question whether another host has this address (RFC 4862 section 5.4.2).
+    /// A probe: does another host have this address (RFC 4862 section 5.4.2)?
     Probe(Address),
-    /// The question for routers.
+    /// A router solicitation.
     SolicitRouters,
-    /// A report of groups: that we began to listen to them, or do so.
+    /// A report of groups, after a change or in answer to a query.
     Report {
         /// The groups.
         groups: Vec<Address>,
-        /// Whether we began to listen to them.
+        /// Whether we have just begun to listen to them.
         is_new: bool,
     },
-    /// The same of one group, for a router of version 1.
+    /// A report of one group for a router of version 1.
     ReportV1(Address),
 }
 
@@ -63,7 +64,7 @@ pub enum Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
     ByHand,
-    /// Made of a prefix; so many addresses were tried before.
+    /// Formed from a prefix, after `tried` duplicates.
     Made {
         prefix: Address,
         tried: u64,
@@ -72,7 +73,8 @@ enum Origin {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AddressState {
-    /// So many probes were sent; the next is due then, or, if they were all, nobody has answered.
+    /// The probes sent so far, and when the next is due. After the last one, `next` is when the
+    /// address becomes ours.
     Tentative {
         probes: u8,
         next: Instant,
@@ -106,7 +108,7 @@ struct DefaultRouter {
     until: Instant,
 }
 
-/// A change of what we listen to that is being reported.
+/// A change of our groups that is being reported.
 #[derive(Clone, Copy, Debug)]
 struct Change {
     group: Address,
@@ -122,7 +124,7 @@ struct Answer {
     is_v1: bool,
 }
 
-/// What is known of the link, and what is due there.
+/// The state of the link, and its timers.
 #[derive(Debug)]
 pub struct Ipv6Link {
     keys: Keys,
@@ -132,23 +134,23 @@ pub struct Ipv6Link {
     candidates: Vec<Candidate>,
     on_link: Vec<OnLink>,
     routers: Vec<DefaultRouter>,
-    /// Destinations, and who forwards to them, oldest first.
+    /// Destinations with the neighbours that forward to them, oldest first.
     redirects: Vec<(Address, Address)>,
     hop_limit: Option<u8>,
     mtu: Option<u16>,
     retransmit: Duration,
-    /// How often routers were asked, and when they are next.
+    /// How often routers were solicited, and when next.
     asked: u8,
     ask_at: Instant,
     changes: Vec<Change>,
     answer: Option<Answer>,
-    /// How many random delays there were.
+    /// Number of random delays so far.
     delays: u64,
     has_changed: bool,
     duplicates: u64,
 }
 
-/// What a lifetime of so many seconds ends; [`u32::MAX`] never does (RFC 4861 section 4.6.2).
+/// The end of a lifetime in seconds; [`u32::MAX`] never ends (RFC 4861 section 4.6.2).
 fn end_of(now: Instant, seconds: u32) -> Instant {
     match seconds {
         u32::MAX => Instant::NEVER,
@@ -164,8 +166,8 @@ const fn is_reserved(identifier: u64) -> bool {
 }
 
 impl Ipv6Link {
-    /// Begins nothing. `routes` are those that are configured, of either family; `keys` those of
-    /// the stack.
+    /// Creates the state without starting anything. `routes` are the configured routes of both
+    /// families; `keys` are the keys of the stack.
     pub fn new(mac: [u8; 6], config: Ipv6Config, routes: &[Route], keys: &Keys) -> Self {
         let keys = config.stable_secret.map_or(*keys, Keys::new);
         let [a, b, c, d, e, f] = mac;
@@ -215,16 +217,16 @@ impl Ipv6Link {
         }
     }
 
-    /// An address that is given by hand, on the network that the first `len` bits of it name.
+    /// Adds a configured address, on the network of its first `len` bits.
     pub fn add_by_hand(&mut self, address: Ipv6Addr, len: u8, now: Instant) {
         let own = Address::from(address);
         let mut known = self.candidates.iter();
         if known.any(|one| one.address == own && one.state != AddressState::Duplicate) {
             return;
         }
-        // It was another host's, and is asked for anew.
+        // It was a duplicate and is probed again.
         self.remove(own);
-        // Those by hand come first.
+        // Configured networks come first.
         let on_link = OnLink {
             prefix: own,
             len,
@@ -236,8 +238,8 @@ impl Ipv6Link {
         self.add(own, Origin::ByHand, forever, now);
     }
 
-    /// An address is not ours any more. One that was made of a router's prefix comes again with
-    /// its next advertisement.
+    /// Removes an address. One that was formed from a router's prefix returns with the router's
+    /// next advertisement.
     pub fn remove(&mut self, address: Address) {
         self.candidates.retain(|one| one.address != address);
         let mut by_hand = self.config.addresses.iter();
@@ -248,7 +250,7 @@ impl Ipv6Link {
         self.has_changed = true;
     }
 
-    /// Packets for a network go through a gateway from now on.
+    /// Adds a route.
     pub fn add_route(&mut self, route: Route) {
         if !self.routes.iter().any(|known| known.is_same(&route)) {
             route.add_to(&mut self.routes);
@@ -256,13 +258,13 @@ impl Ipv6Link {
         }
     }
 
-    /// They do not any more.
+    /// Removes a route.
     pub fn remove_route(&mut self, route: &Route) {
         self.routes.retain(|known| !known.is_same(route));
         self.has_changed = true;
     }
 
-    /// The link is there again, perhaps another one: routers are asked anew.
+    /// The link is up again, and may be another one: routers are solicited again.
     pub fn ask_again(&mut self, now: Instant) {
         if self.config.autoconfigure {
             self.asked = 0;
@@ -270,7 +272,7 @@ impl Ipv6Link {
         }
     }
 
-    /// A random time below `most`, another one each time.
+    /// A random time below `most`, a new one at each call.
     fn delay(&mut self, most: Duration) -> Duration {
         self.delays += 1;
         let random = self.keys.of(KeyUse::LinkDelay, [self.mac, self.delays]);
@@ -283,7 +285,7 @@ impl Ipv6Link {
         self.keys.of(KeyUse::InterfaceIdentifier, words)
     }
 
-    /// Makes an address of a prefix of 64 bits, of which `tried` others were taken.
+    /// Forms an address from a prefix of 64 bits, after `tried` duplicates.
     fn make(&mut self, prefix: Address, tried: u64, lifetimes: (Instant, Instant), now: Instant) {
         let free = (tried..).map(|tried| (tried, self.identifier(prefix, tried)));
         let found = free
@@ -352,7 +354,7 @@ impl Ipv6Link {
         all.fold(self.ask_at, Instant::min)
     }
 
-    /// Does what is due. Says what is to be sent, in order.
+    /// Does the work that is due. Returns the messages to send, in order.
     pub fn on_time(&mut self, now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
         if self.next_deadline() > now {
@@ -372,7 +374,7 @@ impl Ipv6Link {
         actions
     }
 
-    /// Asks for tentative addresses; those that nobody has are ours.
+    /// Probes for tentative addresses; the ones without an answer become ours.
     fn probe(&mut self, now: Instant, actions: &mut Vec<Action>) {
         for candidate in &mut self.candidates {
             let AddressState::Tentative { probes, next } = &mut candidate.state else {
@@ -434,7 +436,7 @@ impl Ipv6Link {
         }
     }
 
-    /// A router asks what we listen to (RFC 3810 section 6.2).
+    /// A router queries our groups (RFC 3810 section 6.2).
     pub fn on_query(&mut self, query: &MldQuery, now: Instant) {
         let listening = self.candidates.iter();
         let listening = listening.filter(|candidate| candidate.state != AddressState::Duplicate);
@@ -448,7 +450,7 @@ impl Ipv6Link {
             return;
         }
         let at = now + self.delay(Duration::from_millis(query.most_ms));
-        // One that waits already answers this, too.
+        // A pending answer serves this query too.
         let answer = self.answer.get_or_insert(Answer {
             at,
             groups: Vec::new(),
@@ -461,14 +463,15 @@ impl Ipv6Link {
         answer.groups.dedup();
     }
 
-    /// Whether we ask whether another host has this address.
+    /// Whether we are probing for this address.
     pub fn is_tentative(&self, address: Address) -> bool {
         let mut all = self.candidates.iter();
         all.any(|one| one.address == address && matches!(one.state, AddressState::Tentative { .. }))
     }
 
-    /// Another host has the tentative `address`, or asks for it as we do: it does not become ours.
-    /// If it was made, another one is (RFC 4862 section 5.4.5, RFC 7217 section 6).
+    /// Another host has the tentative `address`, or probes for it too: it does not become ours.
+    /// If it was formed from a prefix, another one is formed (RFC 4862 section 5.4.5, RFC 7217
+    /// section 6).
     pub fn on_duplicate(&mut self, address: Address, now: Instant) {
         let mut all = self.candidates.iter_mut();
         let Some(found) = all.find(|one| one.address == address) else {
@@ -486,12 +489,12 @@ impl Ipv6Link {
         }
     }
 
-    /// How many addresses were another host's.
+    /// Number of duplicate addresses so far.
     pub const fn duplicates(&self) -> u64 {
         self.duplicates
     }
 
-    /// A router advertises itself and prefixes (RFC 4861 section 6.3.4, RFC 4862 section 5.5.3).
+    /// A router advertisement arrived (RFC 4861 section 6.3.4, RFC 4862 section 5.5.3).
     pub fn on_router(&mut self, said: &RouterAdvertisement, now: Instant) {
         if !self.config.autoconfigure {
             return;
@@ -528,7 +531,7 @@ impl Ipv6Link {
         let hop_limit = Some(said.hop_limit).filter(|limit| *limit > 0);
         let mtu = said.mtu.map(|mtu| u16::try_from(mtu).unwrap_or(u16::MAX));
         let mtu = mtu.filter(|mtu| *mtu >= IPV6_MIN_MTU);
-        // What it does not say stays as it was.
+        // Unspecified values stay unchanged.
         let before = (self.hop_limit, self.mtu);
         (self.hop_limit, self.mtu) = (hop_limit.or(self.hop_limit), mtu.or(self.mtu));
         self.has_changed |= before != (self.hop_limit, self.mtu);
@@ -537,8 +540,8 @@ impl Ipv6Link {
         }
     }
 
-    /// A router that forwards to `destination` says that `target` does so better; if they are the
-    /// same, it is a neighbour (RFC 4861 section 8.3).
+    /// A redirect arrived: `target` is a better next hop to `destination`; if both are equal,
+    /// the destination is a neighbour (RFC 4861 section 8.3).
     pub fn on_redirect(&mut self, destination: Address, target: Address) {
         if self.redirects.contains(&(destination, target)) {
             return;
@@ -551,7 +554,7 @@ impl Ipv6Link {
         self.has_changed = true;
     }
 
-    /// Routes and routers say again how packets get on that were redirected to `neighbor`.
+    /// Deletes the redirects to `neighbor`; routes and routers apply again.
     fn forwards_no_more(&mut self, neighbor: Address) {
         let before = self.redirects.len();
         self.redirects.retain(|(_, hop)| *hop != neighbor);
@@ -568,7 +571,7 @@ impl Ipv6Link {
                 one.len == said.len && super::is_in(one.prefix, said.prefix, said.len)
             };
             match self.on_link.iter().position(is) {
-                // What was configured by hand stays.
+                // Configured prefixes stay.
                 Some(at) if self.on_link[at].until == Instant::NEVER && self.is_by_hand(at) => {}
                 Some(at) if said.valid_s == 0 => {
                     self.on_link.remove(at);
@@ -595,7 +598,7 @@ impl Ipv6Link {
         at < self.config.addresses.len()
     }
 
-    /// Makes an address, or changes the lifetimes of the one that was made (RFC 4862 section 5.5.3
+    /// Forms an address, or updates the lifetimes of an existing one (RFC 4862 section 5.5.3
     /// (d) and (e)).
     fn on_autonomous(&mut self, said: &Prefix, valid_until: Instant, now: Instant) {
         let network = Address::of_words([said.prefix.words()[0], 0]);
@@ -621,7 +624,7 @@ impl Ipv6Link {
         known.is_deprecated = is_deprecated;
     }
 
-    /// A router does not answer, so another one is asked first (RFC 4861 section 6.3.6).
+    /// A router does not answer, so another one is preferred (RFC 4861 section 6.3.6).
     pub fn on_router_silent(&mut self, address: Address) {
         self.forwards_no_more(address);
         if let Some(at) = self.routers.iter().position(|one| one.address == address) {
@@ -631,27 +634,27 @@ impl Ipv6Link {
         }
     }
 
-    /// A neighbour says that it is no router (RFC 4861 section 7.2.5).
+    /// A neighbour reports that it is not a router (RFC 4861 section 7.2.5).
     pub fn on_no_router(&mut self, address: Address) {
         let before = (self.routers.len(), self.redirects.len());
         self.routers.retain(|one| one.address != address);
-        // Who is a neighbour itself needs to be no router.
+        // A redirect that marks its destination as a neighbour needs no router.
         self.redirects
             .retain(|(to, hop)| *hop != address || to == hop);
         self.has_changed |= (self.routers.len(), self.redirects.len()) != before;
     }
 
-    /// Whether [`Ipv6Link::place`] may be another one since it was taken last.
+    /// Whether [`Ipv6Link::place`] may have changed since [`Ipv6Link::take_changed`].
     pub const fn has_changed(&self) -> bool {
         self.has_changed
     }
 
-    /// [`Ipv6Link::place`] is taken as it is now.
+    /// Resets [`Ipv6Link::has_changed`], and returns its old value.
     pub const fn take_changed(&mut self) -> bool {
         core::mem::replace(&mut self.has_changed, false)
     }
 
-    /// What follows at this moment.
+    /// Our current addresses and routes.
     pub fn place(&self) -> Place {
         let own = |one: &Candidate| Own {
             address: one.address,
@@ -677,7 +680,7 @@ impl Ipv6Link {
     }
 }
 
-/// Whether an address may be given to the stack by hand.
+/// Whether a user may assign this address to the stack.
 pub fn may_be_ours(address: Ipv6Addr) -> bool {
     let address = Address::from(address);
     let is_nowhere = address.is_unspecified() || address.ip().is_loopback();

@@ -1,23 +1,23 @@
-//! For x86-64 with AVX2 or AVX-512: little more than three instructions for a vector, than four
+//! Loops for x86-64 with AVX2 or AVX-512: a little over three instructions per vector, four
 //! with a copy.
 //!
-//! Bytes are added as 64-bit numbers, which wrap around: a carry is worth one, as 2^16 is (RFC 1071
-//! section 1), but is lost. How many there were is told by the size of what was added, which need
-//! not be known well for that: the mean of a group's highest words, one `vpavgw` for a vector, says
-//! it to far less than half a carry.
+//! Bytes are added as 64-bit numbers, which wrap around: a carry counts as one, as 2^16 does
+//! (RFC 1071 section 1), but is lost. The magnitude of the added numbers yields the number of
+//! carries, and an estimate suffices for that: the mean of a group's highest words, one
+//! `vpavgw` per vector, is exact to far less than half a carry.
 
 use core::arch::x86_64::{__m256i, __m512i};
 
 use pulp::NullaryFnOnce;
 use pulp::x86::{V3, V4};
 
-/// Vectors of a group, whose mean is taken at once.
+/// Vectors of a group, which share one mean.
 const GROUP: usize = 4;
-/// Bytes after which the carries are counted. Half of one is 2^15 in the highest words, and what is
-/// added there of a vector is wrong by less than four: there may be thousands of them.
+/// Bytes after which the carries are counted. Half a carry is 2^15 in the highest words, and
+/// the estimate is wrong by less than four per vector: thousands of vectors are possible.
 const BLOCK: usize = 1 << 16;
 
-/// What a processor can do with `N` bytes at once, as 64-bit numbers side by side.
+/// Operations of a processor on `N` bytes at once, as 64-bit numbers in parallel.
 pub trait Vectors<const N: usize>: Copy {
     /// The register that holds `N` bytes.
     type Vector: Copy;
@@ -28,20 +28,20 @@ pub trait Vectors<const N: usize>: Copy {
     fn load(self, bytes: &[u8; N]) -> Self::Vector;
     /// Writes `vector` to `place`.
     fn store(self, vector: Self::Vector, place: &mut [u8; N]);
-    /// Sums, which wrap around.
+    /// Adds and wraps around.
     fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// Means of the 16-bit words, rounded up.
     fn mean(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// The highest 16 bits of each number.
     fn highest(self, vector: Self::Vector) -> Self::Vector;
-    /// The highest 14 bits: what a number adds to the mean of a group.
+    /// The highest 14 bits: the contribution of a number to the mean of a group.
     fn share(self, vector: Self::Vector) -> Self::Vector;
-    /// The sum of all that was added up in `sum`, where `means` are the sums of the highest words
-    /// of each group's mean.
+    /// The sum of all numbers that were added to `sum`; `means` holds the sums of the highest
+    /// words of each group's mean.
     fn total(self, sum: Self::Vector, means: Self::Vector) -> u64;
     /// Sums less than `N` bytes.
     fn sum_last(self, bytes: &[u8]) -> u64;
-    /// Sums and copies them.
+    /// Sums and copies less than `N` bytes.
     fn copy_last(self, from: &[u8], to: &mut [u8]) -> u64;
 }
 
@@ -86,12 +86,13 @@ impl Vectors<32> for V3 {
     #[inline(always)]
     fn total(self, sum: __m256i, means: __m256i) -> u64 {
         let V3 { avx, avx2, .. } = self;
-        // In units of 2^48: what was added, less what is left of it. Rounded, that is the carries.
+        // In units of 2^48: the amount added, minus the amount left. Rounded, that is the
+        // number of carries.
         let added = avx2._mm256_slli_epi64::<2>(means);
         let lost = avx2._mm256_sub_epi64(added, self.highest(sum));
         let half = avx._mm256_set1_epi64x(1 << 15);
         let carries = avx2._mm256_srli_epi64::<16>(self.add(lost, half));
-        // Halves, so that the sum of all fits.
+        // Adds halves, so that the total fits.
         let high = avx2._mm256_srli_epi64::<32>(sum);
         let low = avx2._mm256_srli_epi64::<32>(avx2._mm256_slli_epi64::<32>(sum));
         across(self, self.add(self.add(low, high), carries))
@@ -108,7 +109,7 @@ impl Vectors<32> for V3 {
     }
 }
 
-/// The sum of four numbers, which fits.
+/// The sum of four numbers that fits in 64 bits.
 #[inline(always)]
 fn across(cpu: V3, numbers: __m256i) -> u64 {
     let V3 {
@@ -173,7 +174,7 @@ impl Vectors<64> for V4 {
         ) + half.total(sums, more)
     }
 
-    /// Half a vector is worth another one.
+    /// A remainder of at least half a vector gets another vector.
     #[inline(always)]
     fn sum_last(self, bytes: &[u8]) -> u64 {
         let half: V3 = *self;
@@ -193,7 +194,7 @@ pub(super) struct Words<'a, C> {
     pub bytes: &'a [u8],
 }
 
-/// The sum of `from`, which is copied.
+/// The sum of `from`, which is copied to `to`.
 pub(super) struct Copied<'a, C> {
     pub cpu: C,
     pub from: &'a [u8],
@@ -240,7 +241,7 @@ impl NullaryFnOnce for Copied<'_, V4> {
 #[inline(always)]
 fn words<const N: usize, C: Vectors<N>>(cpu: C, bytes: &[u8]) -> u64 {
     let (vectors, tail) = bytes.as_chunks::<N>();
-    // As a rule one block, and a tenth fewer instructions.
+    // Usually there is one block, which takes a tenth fewer instructions.
     let total = if vectors.len() <= BLOCK / N {
         sum_block(cpu, vectors)
     } else {
@@ -252,7 +253,8 @@ fn words<const N: usize, C: Vectors<N>>(cpu: C, bytes: &[u8]) -> u64 {
 
 #[inline(always)]
 fn copy<const N: usize, C: Vectors<N>>(cpu: C, from: &[u8], to: &mut [u8]) -> u64 {
-    // They are of one length: said here, so that no loop asks for the shorter one.
+    // Both have equal length; the slice makes that known to the compiler, so that no loop
+    // compares lengths.
     let to = &mut to[..from.len()];
     let (from, tail) = from.as_chunks::<N>();
     let (to, last) = to.as_chunks_mut::<N>();
@@ -265,7 +267,7 @@ fn copy<const N: usize, C: Vectors<N>>(cpu: C, from: &[u8], to: &mut [u8]) -> u6
     total + cpu.copy_last(tail, last)
 }
 
-/// What was added up, and how much that was.
+/// The wrapped sum, and the estimate of its magnitude.
 #[derive(Clone, Copy)]
 struct Sums<V> {
     sum: V,
@@ -282,7 +284,7 @@ impl<V: Copy> Sums<V> {
         self.means = cpu.add(self.means, cpu.highest(mean));
     }
 
-    /// One that belongs to no group.
+    /// Adds a vector that belongs to no group.
     #[inline(always)]
     fn single<const N: usize>(&mut self, cpu: impl Vectors<N, Vector = V>, vector: V) {
         self.sum = cpu.add(self.sum, vector);
@@ -290,7 +292,7 @@ impl<V: Copy> Sums<V> {
     }
 }
 
-/// At most [`BLOCK`] bytes.
+/// Sums at most [`BLOCK`] bytes.
 #[inline(always)]
 fn sum_block<const N: usize, C: Vectors<N>>(cpu: C, vectors: &[[u8; N]]) -> u64 {
     let zero = cpu.zero();
@@ -312,7 +314,7 @@ fn sum_block<const N: usize, C: Vectors<N>>(cpu: C, vectors: &[[u8; N]]) -> u64 
     cpu.total(sums.sum, sums.means)
 }
 
-/// At most [`BLOCK`] bytes.
+/// Copies and sums at most [`BLOCK`] bytes.
 #[inline(always)]
 fn copy_block<const N: usize, C: Vectors<N>>(cpu: C, from: &[[u8; N]], to: &mut [[u8; N]]) -> u64 {
     let zero = cpu.zero();

@@ -14,7 +14,7 @@ fn link_with(config: Ipv6Config) -> Ipv6Link {
     link
 }
 
-/// Addresses are used at once.
+/// A link whose addresses are used at once.
 fn at_once() -> Ipv6Link {
     link_with(Ipv6Config::default().duplicate_probes(0))
 }
@@ -23,7 +23,7 @@ fn at(seconds: u64) -> Instant {
     Instant::ZERO + Duration::from_secs(seconds)
 }
 
-/// Does all that is due until then; says what was sent, and when.
+/// Runs the link until `until`; returns the messages and their times.
 fn run(link: &mut Ipv6Link, until: Instant) -> Vec<(Instant, Action)> {
     let mut all = Vec::new();
     while link.next_deadline() <= until {
@@ -58,7 +58,7 @@ fn said(lifetime_s: u16, prefixes: &[Prefix]) -> RouterAdvertisement {
     }
 }
 
-/// The address of prefix A, if there is one, and whether it is deprecated.
+/// The address formed from prefix A, if there is one, and whether it is deprecated.
 fn made(link: &Ipv6Link) -> Option<(Address, bool)> {
     let place = link.place();
     let mut own = place.addresses.iter();
@@ -66,7 +66,7 @@ fn made(link: &Ipv6Link) -> Option<(Address, bool)> {
     own.map(|own| (own.address, own.is_deprecated))
 }
 
-/// For how long the address of prefix A stays.
+/// The remaining lifetime of the address formed from prefix A.
 fn valid_for(link: &Ipv6Link, now: Instant) -> u64 {
     let mut all = link.candidates.iter();
     let one = all.find(|one| super::super::is_in(one.address, PREFIX_A, 64));
@@ -91,7 +91,7 @@ fn an_address_is_ours_a_second_after_nobody_was_asked_in_vain() {
     assert_eq!(*target, tentative);
     assert!(*asked < at(1), "RFC 4862 section 5.4.2");
     assert!(link.place().has(tentative));
-    // The group is reported before the question, and once more (RFC 3810 section 6.1).
+    // The group is reported before the probe, and once more (RFC 3810 section 6.1).
     let group = ndp::solicited_node(tentative);
     let reports: Vec<_> = sent
         .iter()
@@ -142,7 +142,8 @@ fn a_made_address_that_is_taken_is_made_anew_three_times_and_one_by_hand_is_not(
     assert_eq!(link.duplicates(), 2 + IDGEN_RETRIES);
 }
 
-/// RFC 7217 section 5: the same for a key, a link and a prefix; and nothing of one shows another.
+/// RFC 7217 section 5: stable for a key, a link and a prefix; and one identifier reveals
+/// nothing about another.
 #[test]
 fn identifiers_are_stable_and_differ_by_key_interface_and_prefix() {
     let first = |mac, secret| {
@@ -231,7 +232,7 @@ fn routers_come_and_go_as_they_say_or_with_their_lifetime() {
     assert!(link.place().routers.is_empty());
 }
 
-/// RFC 4861 section 6.3.4: what is not said, or cannot be, leaves what was said before.
+/// RFC 4861 section 6.3.4: unspecified or invalid values leave earlier ones unchanged.
 #[test]
 fn hop_limit_mtu_and_time_between_questions_are_what_routers_say() {
     let mut link = link_with(Ipv6Config::default());
@@ -294,7 +295,7 @@ fn an_address_is_deprecated_and_lost_in_time() {
     assert!(link.place().on_link.is_empty());
 }
 
-/// RFC 4862 section 5.5.3 (e): who cannot prove to be a router cannot take an address away at once.
+/// RFC 4862 section 5.5.3 (e): an unauthenticated router cannot remove an address at once.
 #[test]
 fn a_valid_lifetime_falls_to_two_hours_at_once_and_below_them_by_itself() {
     let mut link = at_once();
@@ -305,12 +306,12 @@ fn a_valid_lifetime_falls_to_two_hours_at_once_and_below_them_by_itself() {
     assert_eq!(made(&link).map(|(_, deprecated)| deprecated), Some(true));
     link.on_router(&said(0, &[prefix(60, 60)]), at(3600));
     assert_eq!(valid_for(&link, at(3600)), 3600);
-    // More than what is left counts, and more than two hours.
+    // A value above the remaining lifetime counts, and one above two hours.
     link.on_router(&said(0, &[prefix(5000, 0)]), at(3600));
     assert_eq!(valid_for(&link, at(3600)), 5000);
     link.on_router(&said(0, &[prefix(8000, 8000)]), at(3600));
     assert_eq!(valid_for(&link, at(3600)), 8000);
-    // Zero is no exception.
+    // Zero is not an exception.
     link.on_router(&said(0, &[prefix(0, 0)]), at(3600));
     assert_eq!(valid_for(&link, at(3600)), 7200);
 }
