@@ -105,10 +105,10 @@
 //!
 //! The log replicates *state*. A replica whose thread panics loses none of it: its subscription
 //! leaves, publishers no longer wait for it, and the others apply the same entries as before.
-//! *Effects* are different: they are the costly part of the entries whose primary the dead replica
-//! was. A [`Group`] hands them over: each effect is completed once, by the primary or by another
-//! replica. [`group`] describes what happens to an effect whose primary died while performing it.
-//! If you use the parts directly:
+//! *Effects* are different: an effect is the costly part of an entry, which only the entry's
+//! primary performs. When the primary dies, a [`Group`] hands its effects over: each is completed
+//! once, by the primary or by another replica. [`group`] describes what happens to an effect whose
+//! primary died while performing it. If you use the parts directly:
 //!
 //! * *The parts hand over nothing on their own.* A [`PrimaryPolicy`] computes its answer and does
 //!   not know that a replica died; [`Greedy`] still names the dead replica as the owner of its
@@ -118,8 +118,8 @@
 //!   another replica is the primary.
 //! * *Chunks of the dead replica* are taken over only if all replicas do their work through
 //!   [`Units`] and look for late units. A thread that unwinds releases the unit that it had begun;
-//!   any other replica can [begin](Units::begin) it after the last piece reported done. To perform
-//!   it, that replica needs the unit's inputs, so every replica keeps them until the
+//!   any other replica can [begin](Units::begin) it after the last piece reported done. That
+//!   replica needs the unit's inputs, so every replica must keep them until the
 //!   [state](Units::state) is [`Done`](UnitState::Done).
 //! * *The piece that it was performing when it died* counts as not done, so it may be performed
 //!   twice. Pieces reported done are not. If that matters, the receiver of the effects must

@@ -666,8 +666,7 @@ fn an_iterator_that_uses_the_channel() {
                 hint: (3, Some(3)),
                 step: || {
                     left = u64::checked_sub(left, 1)?;
-                    // In the middle of a batch: join, read, release, and publish by another
-                    // handle.
+                    // In the middle of a batch: join, read, release, and publish by another handle.
                     joined.push(log.subscribe().unwrap());
                     joined.truncate(2);
                     joined.iter_mut().for_each(|reader| {

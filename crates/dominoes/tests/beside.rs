@@ -224,8 +224,7 @@ enum Call {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Arbitrary calls, valid or not, compared with maps of the stocked, done and pinned
-    /// positions.
+    /// Arbitrary calls, valid or not, compared with maps of the stocked, done and pinned positions.
     #[test]
     fn attachments_do_what_the_model_does(calls in prop::collection::vec(prop_oneof![
         6 => Just(Call::Put),

@@ -987,8 +987,7 @@ fn who_unwinds_lets_go_of_what_it_had_begun() {
     });
 }
 
-/// Catches: a result other than [`NoBatch::Empty`] from `try_next_batch` on an empty, open
-/// channel.
+/// Catches: a result other than [`NoBatch::Empty`] from `try_next_batch` on an empty, open channel.
 #[test]
 fn an_empty_channel_is_empty_until_closed() {
     model(3, || {

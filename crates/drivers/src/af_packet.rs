@@ -44,8 +44,7 @@ const MAX_SLOT_LEN: usize = 1 << 20;
 /// the ring is wasted, and the kernel finds the memory for them.
 const BLOCK_LEN: u32 = 1 << 20;
 
-/// Age at which the kernel hands over a block that is not full; the shortest that the kernel
-/// supports.
+/// Age at which the kernel hands over a block that is not full; the shortest possible.
 const RETIRE: Duration = Duration::from_millis(1);
 
 /// Options for opening an [`AfPacket`].
@@ -100,8 +99,7 @@ pub enum RxRing {
     /// [`AfPacketOptions::receive_buffer`] and [`AfPacketOptions::rx_pool`] apply to this, and to
     /// frames that are too long for a slot.
     None,
-    /// In a mapped ring of slots with one frame each, readable as soon as they arrive
-    /// (TPACKET_V2).
+    /// In a mapped ring of slots with one frame each, readable as soon as they arrive (TPACKET_V2).
     #[default]
     Slots,
     /// In a mapped ring of blocks, filled with frames of any length and handed over when they are

@@ -1,5 +1,4 @@
-//! Two programs for the kernel, assembled instruction by instruction, so that no BPF compiler is
-//! needed.
+//! Two programs for the kernel, written as instructions, so that no BPF compiler is needed.
 //!
 //! Registers and calls follow RFC 9669 (BPF Instruction Set Architecture): r1 holds the context,
 //! r0 the result, r6 to r9 survive calls, r10 is the end of the stack.
@@ -14,8 +13,7 @@ const CALL_SKB_LOAD_BYTES: i32 = 26;
 const CALL_REDIRECT_MAP: i32 = 51;
 
 const ETHERTYPE: i16 = 12;
-/// Destination of an IPv4 packet, and target of an ARP message, in bytes from the start of the
-/// frame.
+/// Offsets of an IPv4 packet's destination and of an ARP message's target in a frame, in bytes.
 const IPV4_DESTINATION: i16 = 30;
 const ARP_TARGET: i16 = 38;
 /// Offsets in an IPv6 frame: the next-header field and the destination; then, if there is no
@@ -135,8 +133,7 @@ impl Assembler {
         self
     }
 
-    /// Passes frames shorter than `len` bytes to the kernel. r2 is the start of the frame, r3 its
-    /// end.
+    /// Passes frames shorter than `len` bytes to the kernel. r2 is the frame's start, r3 its end.
     fn within(&mut self, len: i16) -> &mut Self {
         self.op(MOV_REG, 4, 2, 0, 0)
             .op(ADD, 4, 0, 0, len.into())
@@ -249,9 +246,8 @@ pub(crate) fn forward(index: i32) -> Vec<u64> {
         .finish()
 }
 
-/// A program that runs after packet sockets and before the kernel's stack. It drops IPv4 packets
-/// to `address` and ARP messages about it, so that the kernel does not answer although it owns the
-/// address.
+/// A program that runs after packet sockets and before the kernel's stack. It drops IPv4 packets to
+/// `address` and ARP messages about it, so that the kernel does not answer for it.
 pub(crate) fn guard(address: Ipv4Addr) -> Vec<u64> {
     let ours = in_network_order(address);
     let mut program = Assembler::default();

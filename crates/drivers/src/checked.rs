@@ -1,5 +1,5 @@
-//! Calls a device without trusting its answers: the device traits can be implemented by anyone, in
-//! safe code.
+//! Calls a device without trusting its answers: anyone can implement the device traits in safe
+//! code.
 
 use std::io::{self, Write};
 

@@ -4,8 +4,7 @@ use crate::sys;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// A descriptor that is readable while it is signalled (`eventfd`), for use with `poll` or
-/// `epoll`.
+/// A descriptor that is readable while it is signalled (`eventfd`), for use with `poll` or `epoll`.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 

@@ -15,10 +15,9 @@ pub(crate) struct FdEvent {
     wakes: u64,
 }
 
-/// A waker sets `woken` and then reads `waiting`; the waiter sets `waiting` and then reads
-/// `woken`. Since all four accesses are sequentially consistent, at least one thread sees the
-/// other's write: either the waiter does not sleep, or the waker writes to the descriptor on which
-/// it sleeps.
+/// A waker sets `woken` and then reads `waiting`; the waiter sets `waiting` and then reads `woken`.
+/// Since all four accesses are sequentially consistent, at least one thread sees the other's write:
+/// either the waiter does not sleep, or the waker writes to the descriptor on which it sleeps.
 #[derive(Debug)]
 struct FdEventShared {
     woken: AtomicBool,
@@ -69,8 +68,7 @@ impl FdEvent {
             sys::wait_readable(device, shared.event.as_fd(), timeout)
         };
         shared.waiting.store(false, SeqCst);
-        // A waker that saw the flag in time may write after this; the next wait then returns
-        // spuriously.
+        // A waker that saw the flag may write after this; the next wait then returns spuriously.
         if shared.woken.swap(false, SeqCst) {
             self.wakes += 1;
         }

@@ -61,8 +61,7 @@ impl Frame {
         Self::from_buffer(zeroed(capacity), 0, 0, RxMeta::default())
     }
 
-    /// A frame of the bytes `buffer[start..start + len]`, for devices that receive into their own
-    /// buffers.
+    /// A frame of the bytes `buffer[start..start + len]`, for devices that own their buffers.
     ///
     /// # Panics
     /// If the buffer is shorter, or `len` exceeds `u32::MAX`.
@@ -95,8 +94,8 @@ impl Frame {
         }
     }
 
-    /// The buffer, to return it to its pool. Empty if the frame was in a ring, whose place is free
-    /// then.
+    /// The buffer, to return it to its pool. Empty if the frame was in a ring, which frees its
+    /// place.
     #[inline]
     pub fn into_buffer(self) -> Box<[u8]> {
         match self.buf {
@@ -156,7 +155,7 @@ impl Frame {
         }
     }
 
-    /// Moves a frame out of its device's ring into a separate buffer, for callers that keep it for
+    /// Moves a frame out of its device's ring into a separate buffer, for callers that keep it
     /// long.
     #[inline]
     pub fn copy_out(&mut self) {
@@ -288,8 +287,7 @@ pub enum RxChecksum {
     #[default]
     Verify,
     /// Not computed: the sender left it to a later hop (virtio `NEEDS_CSUM`), and the field holds
-    /// the sum of the pseudo-header only. The data never crossed a wire, so there is nothing to
-    /// verify.
+    /// the sum of the pseudo-header only. The data never crossed a wire, so no check is needed.
     Partial {
         /// Where the sum begins, in bytes from the start of the frame.
         start: u16,

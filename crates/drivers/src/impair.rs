@@ -1,5 +1,4 @@
-//! A bad wire over time: delay, limited rate, a queue that overflows, and the [`Faults`] of a
-//! cable.
+//! A bad wire over time: delay, limited rate, a bounded queue, and the [`Faults`] of a cable.
 //!
 //! An [`ImpairedLink`] is one direction of the wire as plain data: time is an argument, frames go
 //! in and come out, and [`ImpairedLink::next_arrival`] returns when the next one arrives.
@@ -48,8 +47,7 @@ pub struct LinkConfig {
     /// Additional delay, drawn for each frame from 0 to this. A frame overtakes the one before it
     /// when the draw differs by more than their distance. Default 0.
     pub jitter: Duration,
-    /// Bits per second, with 24 bytes added to each frame as on Ethernet. 0, the default: no
-    /// limit.
+    /// Bits per second, with 24 bytes added to each frame as on Ethernet. 0, the default: no limit.
     pub rate: u64,
     /// Bytes that may wait for the rate; frames beyond that are dropped. 0, the default: no limit.
     pub queue: u64,

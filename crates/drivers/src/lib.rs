@@ -41,8 +41,7 @@
 //! - A veth pair reorders frames that several cores send.
 //! - An XDP program in the driver of a veth turns the peer's segmentation off while it is
 //!   attached. A generic XDP program does not, and merged frames are dropped (and counted).
-//! - A persistent TAP interface keeps the offloads of its last user until the next one sets its
-//!   own.
+//! - A persistent TAP interface keeps its last user's offloads until the next one sets its own.
 //! - An AF_XDP queue stays busy for about 30 ms after it is closed; opening it waits that long.
 //! - In your own user namespace (`unshare -Urn`), packet sockets, their rings and AF_XDP sockets
 //!   need no privileges. XDP programs do, and so does a TAP unless `/dev/net/tun` may be opened.
@@ -157,8 +156,7 @@ pub trait Device: Send {
     /// Checks that a stack over this device may use `address`. The default always allows it.
     ///
     /// # Errors
-    /// [`DeviceError::AddressInUse`]: another stack on this machine has the address and would
-    /// answer, too.
+    /// [`DeviceError::AddressInUse`]: another stack here has the address and would answer, too.
     fn check_address(&self, address: IpAddr) -> Result<(), DeviceError> {
         let _ = address;
         Ok(())
@@ -168,8 +166,7 @@ pub trait Device: Send {
     fn split(self: Box<Self>) -> (Box<dyn DeviceRx>, Box<dyn DeviceTx>);
 }
 
-/// Selects the packets that a device takes. It leaves all others to another stack: AF_XDP to the
-/// kernel.
+/// Selects the packets that a device takes. Another stack gets the others: with AF_XDP the kernel.
 pub trait AddressFilter: Send + Sync {
     /// Takes packets to this address from now on, and ARP and neighbor discovery messages about
     /// it. Does nothing if the address is taken already. Never waits for a frame.
@@ -211,7 +208,7 @@ impl Device for Box<dyn Device> {
 
 /// The receiving half of a device.
 pub trait DeviceRx: Send {
-    /// Appends up to `max` frames to `out`, in order of arrival, and returns their number. Never
+    /// Appends up to `max` frames to `out`, in order of arrival. Returns their number. Never
     /// blocks.
     ///
     /// More frames may be ready even if it returns fewer than `max`: frames that the device cannot
@@ -246,8 +243,7 @@ pub trait DeviceTx: Send {
     /// Sends frames in order. `Ok(n)`: the device took the first `n`. If that is fewer than
     /// offered, it is busy; offer the others again later. Never blocks.
     ///
-    /// A frame that can never be sent (see [`Capabilities::admits`]) counts as dropped and as
-    /// taken.
+    /// A frame that can never be sent ([`Capabilities::admits`]) counts as dropped and as taken.
     ///
     /// # Errors
     /// The device is down or gone, and no frame was taken.
@@ -402,8 +398,8 @@ pub struct RxStats {
     pub copied: u64,
     /// How often AF_XDP had no free chunk for a frame.
     pub starved: u64,
-    /// Slots or blocks of the ring that the device copied out because their frames were released
-    /// too late.
+    /// Slots or blocks of the ring that were copied out because their frames were released too
+    /// late.
     pub copied_out: u64,
     /// How often the pool was empty and allocated a buffer.
     pub pool_exhausted: u64,

@@ -52,8 +52,8 @@ pub struct MemoryConfig {
     pub tso4_max_bytes: usize,
     /// As [`tso4_max_bytes`](Self::tso4_max_bytes), for UDP.
     pub uso_max_bytes: usize,
-    /// Ethernet addresses of the two devices; by default locally administered ones that end in 1
-    /// and 2.
+    /// Ethernet addresses of the two devices. Default: locally administered ones that end in 1 and
+    /// 2.
     pub macs: [[u8; 6]; 2],
     /// Faults on the way to the first and to the second device. Default: none.
     pub faults: [Faults; 2],

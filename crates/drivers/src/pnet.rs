@@ -86,8 +86,7 @@ impl Pnet {
     /// Opens the interface.
     ///
     /// # Errors
-    /// There is no interface of this name, it is not Ethernet, or the system requires more
-    /// privileges.
+    /// There is no interface of this name, it is not Ethernet, or a privilege is missing.
     pub fn open(name: &str) -> Result<Self, DeviceError> {
         let interface = find(name).ok_or_else(|| DeviceError::NoSuchInterface {
             interface: name.to_owned(),

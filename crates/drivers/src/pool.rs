@@ -3,8 +3,7 @@
 use crate::frame::zeroed;
 use crate::{ETHERNET_HEADER_LEN, Frame, VLAN_TAG_LEN};
 
-/// Longest frame that these devices deliver: an IP packet of 65,535 bytes after a tagged Ethernet
-/// header.
+/// Longest frame that these devices deliver: 65,535 bytes of IP after a tagged Ethernet header.
 pub(crate) const MAX_FRAME_LEN: usize = 65_535 + ETHERNET_HEADER_LEN + VLAN_TAG_LEN;
 
 /// Length of a buffer, in bytes. It exceeds `MAX_FRAME_LEN` plus the TAP header, so a frame that

@@ -17,8 +17,7 @@ pub fn prefetch_at(start: *const u8, len: usize) {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         const LINE: usize = 64;
         let fetch = |at| {
-            // SAFETY: a prefetch is a hint for any address, and never faults; SSE is in every
-            // x86-64.
+            // SAFETY: a prefetch is a hint for any address and never faults; every x86-64 has SSE.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(at).cast()) };
         };
         let mut at = 0;

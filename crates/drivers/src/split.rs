@@ -31,7 +31,7 @@ use crate::{
 
 /// Default capacity of a part's inbox, in frames.
 pub const INBOX: usize = 4096;
-/// Minimum capacity, in frames, of the queue of frames to release. Frames that find it full are
+/// Minimum capacity, in frames, of the queue of frames to release. When it is full, frames are
 /// freed.
 const BACK: usize = 1024;
 /// Frames that a part keeps to release them when it next has the device.
@@ -334,8 +334,7 @@ impl SplitRx {
         let mut side = try_take(&shared.rx)?;
         shared.give_back(&mut side);
         // ORDERING: SeqCst, with the loads below, pairs with `wait` of a part that wakes up and
-        // with wakers: either they see which part sleeps here, or this thread sees their earlier
-        // writes.
+        // with wakers: they see which part sleeps here, or this thread sees their earlier writes.
         shared.sleeper.store(self.me, SeqCst);
         let part = self.part();
         let woken = part.event.take_wake() || !self.inbox.is_empty();
@@ -345,8 +344,7 @@ impl SplitRx {
             side.device.wait(timeout)
         };
         shared.sleeper.store(NOBODY, SeqCst);
-        // The caller looks at everything after this call, so a pending wake has served its
-        // purpose.
+        // The caller looks at everything after this call, so a pending wake has served its purpose.
         let _ = part.event.take_wake();
         Some(slept)
     }
@@ -439,8 +437,7 @@ impl DeviceRx for SplitRx {
             Ok(())
         });
         shared.awake.fetch_add(1, SeqCst);
-        // Parts that are awake receive for all, and cannot while another part sleeps in the
-        // device.
+        // Parts that are awake receive for all, and cannot while another part sleeps in the device.
         if shared.sleeper.load(SeqCst) != NOBODY {
             shared.waker.wake();
         }
@@ -471,8 +468,7 @@ impl Drop for SplitRx {
     fn drop(&mut self) {
         self.clear();
         self.shared.awake.fetch_sub(1, SeqCst);
-        // Sleeping parts may rely on this one to receive for them; one of them may now be the
-        // last.
+        // Sleeping parts may rely on this one to receive for them; one of them may now be the last.
         for part in &self.shared.parts {
             part.event.wake();
         }

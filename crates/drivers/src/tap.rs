@@ -31,8 +31,7 @@ const TCP_OFFLOADS: u32 =
 /// Bytes read for the shortest frame.
 const SHORTEST: usize = HEADER_LEN_WITH_COUNT + ETHERNET_HEADER_LEN;
 
-/// Sets of offloads that the kernel may use in frames for us, best first. The UDP ones came with
-/// Linux 6.2.
+/// Sets of offloads that the kernel may use, best first. The UDP ones came with Linux 6.2.
 const OFFLOADS: [u32; 4] = [
     TCP_OFFLOADS | libc::TUN_F_USO4 | libc::TUN_F_USO6,
     TCP_OFFLOADS,
@@ -44,12 +43,10 @@ const OFFLOADS: [u32; 4] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TapOptions {
-    /// Whether checksums and segmentation are left to the other side, in both directions. Default:
-    /// yes.
+    /// Whether checksums and segmentation are left to the other side, both ways. Default: yes.
     pub offloads: bool,
     /// Whether frames longer than the MTU pass, for the other side to divide. Requires
-    /// [`offloads`](Self::offloads). Overrides the interface's settings of `ethtool -K`. Default:
-    /// yes.
+    /// [`offloads`](Self::offloads). Overrides the settings of `ethtool -K`. Default: yes.
     pub segmentation: bool,
     /// Whether we may send frames longer than the MTU even without
     /// [`segmentation`](Self::segmentation). Requires [`offloads`](Self::offloads). The kernel

@@ -1,5 +1,4 @@
-//! Memory shared by the kernel and this process. Frames are read in place, where the kernel wrote
-//! them.
+//! Memory shared by the kernel and this process. Frames are read in place.
 //!
 //! A [`Region`] is mapped twice. Code accesses the kernel's bookkeeping through the writable
 //! mapping, and reads frames through the *view*, a read-only mapping. The region is divided into
@@ -119,13 +118,11 @@ impl Region {
     /// Number of frames lent from the unit.
     #[inline]
     pub(crate) fn lent(&self, unit: u32) -> u32 {
-        // ORDERING: Acquire, pairs with the Release in `Lent::drop`: all reads of the frame are
-        // over.
+        // ORDERING: Acquire, pairs with the Release in `Lent::drop`: all reads are over.
         self.lent[unit as usize].load(Acquire)
     }
 
-    /// Lends a chunk that the kernel has filled and handed over. The frame begins `at` bytes into
-    /// the region.
+    /// Lends a chunk that the kernel has filled. The frame begins `at` bytes into the region.
     #[inline]
     pub(crate) fn lend_chunk(self: &Arc<Self>, at: u32) -> Lent {
         let Kind::Chunks(free) = &self.kind else {
@@ -144,8 +141,7 @@ impl Region {
         self.lend(unit, at)
     }
 
-    /// Reads eight bytes of a chunk that the kernel has handed over, without counting a frame as
-    /// lent.
+    /// Reads eight bytes of a chunk that the kernel has handed over, without lending a frame.
     #[cfg(feature = "bare")]
     #[inline]
     pub(crate) fn bare_head(&self, at: u64) -> u64 {
@@ -193,8 +189,7 @@ impl Region {
     /// Whether the kernel has handed the slot or block over to us.
     #[inline]
     fn is_ours(&self, unit: u32) -> bool {
-        // ORDERING: Acquire, pairs with the kernel's barrier between writing the frame and its
-        // status.
+        // ORDERING: Acquire, pairs with the kernel's barrier between frame and status.
         self.status(unit).load(Acquire) & libc::TP_STATUS_USER != 0
     }
 
@@ -220,8 +215,7 @@ impl Region {
 
     /// Copies bytes out of the writable mapping.
     ///
-    /// The unit that contains them is ours.
-    /// The bytes are in a unit that is ours.
+    /// The unit that contains them is ours. The bytes are in a unit that is ours.
     #[inline]
     unsafe fn read(&self, at: usize, into: &mut [u8]) {
         assert!(at + into.len() <= self.write.len());
@@ -261,8 +255,7 @@ impl Lent {
             "{len} bytes at {from}, in a unit that ends at {end}"
         );
         // SAFETY: `at` is in the unit, and so are all the bytes; the view is mapped as long as the
-        // region lives. The bytes do not change as long as `self` lives; see the head of this
-        // file.
+        // region lives. The bytes do not change as long as `self` lives; see the head of this file.
         unsafe { slice::from_raw_parts(region.view.start().add(from), len) }
     }
 
@@ -286,8 +279,7 @@ impl Drop for Lent {
     #[inline]
     fn drop(&mut self) {
         let region = &*self.region;
-        // ORDERING: Release, pairs with the Acquire in `Region::lent`: reads of the frame come
-        // before.
+        // ORDERING: Release, pairs with the Acquire in `Region::lent`: reads come before.
         let before = region.lent[self.unit as usize].fetch_sub(1, Release);
         if let Kind::Chunks(free) = &region.kind
             && before == 1
@@ -445,8 +437,7 @@ impl PacketMemory {
         Some(bytes)
     }
 
-    /// Whether frames of the unit can be lent, that is, the view shows the pages that the kernel
-    /// fills.
+    /// Whether frames of the unit can be lent: the view shows the pages that the kernel fills.
     #[inline]
     pub(crate) fn can_lend(&self, unit: u32) -> bool {
         !self.detached[unit as usize]
@@ -530,7 +521,7 @@ impl PacketMemory {
     /// a mapping of the whole ring.
     ///
     /// # Errors
-    /// The ring cannot be mapped, or pages cannot be moved. Units restored before the error stay
+    /// The ring cannot be mapped, or pages cannot be moved. Units restored before that stay
     /// restored.
     pub(crate) fn reuse_detached(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         let region = &*self.region;

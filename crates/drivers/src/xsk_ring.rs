@@ -1,5 +1,4 @@
-//! The rings between an AF_XDP socket and the kernel. One side is the producer, the other the
-//! consumer.
+//! The rings between an AF_XDP socket and the kernel, each with a producer and a consumer side.
 //!
 //! Indices only grow and wrap at 2^32; an index modulo the length selects an entry. The producer
 //! writes entries and then advances its index; the consumer reads them and then advances its own.
@@ -7,8 +6,8 @@
 //! suffice.
 //!
 //! Shared memory is accessed through raw pointers and atomics only. The kernel is trusted not to
-//! break memory safety: entries are plain integers, and code that uses them as addresses checks
-//! them.
+//! break memory safety: entries are plain integers, and code checks those that it uses as
+//! addresses.
 
 #![allow(unsafe_code)]
 
@@ -59,8 +58,8 @@ struct XskRing<T> {
 
 impl<T: Entry> XskRing<T> {
     /// # Panics
-    /// If the length is not a power of two, or a part is outside the mapping or not at a multiple
-    /// of 8.
+    /// If the length is not a power of two, or a part is not in the mapping or not at a multiple of
+    /// 8.
     fn new(mapping: Mapping, offsets: Offsets, len: u32) -> Self {
         assert!(len.is_power_of_two(), "{len} entries");
         let Offsets {
@@ -213,8 +212,7 @@ impl<T: Entry> Consumer<T> {
     #[inline]
     pub(crate) fn is_ready(&mut self) -> bool {
         if self.produced == self.next {
-            // ORDERING: Acquire, pairs with the producer's Release: its earlier writes are
-            // visible.
+            // ORDERING: Acquire, pairs with the producer's Release: its earlier writes are visible.
             self.produced = self.ring.producer().load(Acquire);
         }
         self.produced != self.next

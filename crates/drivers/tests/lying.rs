@@ -15,8 +15,7 @@ use dominoes_drivers::{
 };
 use smoltcp::phy::{Device as _, TxToken as _};
 
-/// Appends three frames to any request and takes one frame, but claims to have handled more than
-/// all.
+/// Appends three frames to any request and takes one frame, but claims to have done more than all.
 struct Liar;
 
 impl Device for Liar {

@@ -1,5 +1,4 @@
-//! The programmable card: every device behaviour with every firmware, and its steps in random
-//! orders.
+//! The programmable card: all device behaviours with each firmware, and its steps in random order.
 
 mod support;
 

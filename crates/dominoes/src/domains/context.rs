@@ -202,8 +202,7 @@ impl<'a> Domains<'a> {
 }
 
 fn run(control: &Control, mut own: Domains<'_>) -> Vec<Box<dyn Domain>> {
-    /// However the thread ends, no domain can be added afterwards, and no caller waits for a
-    /// reply.
+    /// However the thread ends, no domain can be added afterwards, and no caller waits for a reply.
     struct Close<'a>(&'a Control);
     impl Drop for Close<'_> {
         fn drop(&mut self) {

@@ -168,8 +168,7 @@ impl<S: Send + 'static> Service<S> {
         self
     }
 
-    /// Sets a hook that is called after a subscription is removed, also when its channel has
-    /// ended.
+    /// Sets a hook that is called after a subscription is removed, also when its channel has ended.
     pub fn on_unsubscribe(mut self, hook: impl FnMut(&mut S, FeedId) + Send + 'static) -> Self {
         self.on_unsubscribe = Some(Box::new(hook));
         self

@@ -6,8 +6,8 @@
 //! order and stops at the first unit that it does not have. So one frame that is kept for long
 //! would stop the ring. Two limits prevent that:
 //!
-//! 1. When more than half of the ring is out, new frames are copied, so that their units go back
-//!    at once.
+//! 1. When more than half of the ring is out, new frames are copied, so their units go back at
+//!    once.
 //! 2. When more than three quarters are out, the units of the oldest frames are copied out: their
 //!    readers then read the copy without noticing (see [`PacketMemory::detach`]), and the unit
 //!    goes back.
@@ -239,8 +239,7 @@ impl RingRx {
         }
     }
 
-    /// The frame, in place unless too much of the ring is out. `None` if it is incomplete or
-    /// malformed.
+    /// The frame, in place unless too much of the ring is out. `None` if incomplete or malformed.
     #[inline]
     fn frame(&mut self, found: &RingFound) -> Option<Frame> {
         let RingFound {
@@ -270,8 +269,7 @@ impl RingRx {
         Some(Frame::from_lent(lent, header.mac, header.len, meta))
     }
 
-    /// The next frame that did not fit a slot. The socket's queue has it complete, in the order of
-    /// the slots.
+    /// The next frame that did not fit a slot. The socket's queue has it whole, in slot order.
     fn queued(&mut self) -> Option<Frame> {
         let mut header = [0; HEADER_LEN];
         let mut buffer = self.pool.take();
@@ -312,8 +310,7 @@ impl RingRx {
         }
     }
 
-    /// Gives units back in order, up to the first one that is in use, and copies out units that
-    /// are late.
+    /// Gives units back in order, up to the first one in use, and copies out units that are late.
     #[inline]
     fn give_back(&mut self) {
         let claiming = u64::from(self.block.is_some());
@@ -344,8 +341,7 @@ impl RingRx {
     fn wait_for_another(&mut self, timeout: Option<Duration>) -> io::Result<bool> {
         let (edge, socket) = (self.edge.as_fd(), self.reporter.link().fd());
         sys::epoll_watch(edge, socket)?;
-        // The first event may report the units that are out already, which are not new. An error
-        // counts.
+        // The first event may report the units that are already out, which is no news; an error is.
         let waited = if sys::epoll_take(edge) {
             Ok(true)
         } else if self.is_ready() {

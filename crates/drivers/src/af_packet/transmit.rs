@@ -25,8 +25,7 @@ impl AfPacketTx {
         }
     }
 
-    /// Sends the longest prefix of `frames` that the device admits and the kernel takes, at most
-    /// [`BATCH`].
+    /// Sends the longest prefix of `frames` that device and kernel accept, at most [`BATCH`].
     fn send(&self, frames: &[TxFrame<'_>]) -> std::io::Result<usize> {
         let mut headers = [[0; HEADER_LEN]; BATCH];
         let mut count = 0;

@@ -10,14 +10,13 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Mutex, PoisonError, Weak};
 
-/// The objects that keep the program attached. It is removed when the last reference to them is
-/// dropped.
+/// The objects that keep the program attached. It is removed when the last of them is dropped.
 #[derive(Debug)]
 pub(super) struct AttachedFilter {
     pub(super) interface: String,
     pub(super) link: OwnedFd,
     pub(super) map: OwnedFd,
-    /// A packet socket that keeps the interface receiving frames to multicast groups, or to any
+    /// A packet socket that makes the interface receive frames to multicast groups or to any
     /// address.
     pub(super) _widened: OwnedFd,
     /// Whether frames may be longer than a chunk.
@@ -29,8 +28,7 @@ pub(super) struct AttachedFilter {
 }
 
 impl AttachedFilter {
-    /// Changes our addresses, unless all frames are ours. `change` returns whether it changed the
-    /// list.
+    /// Changes our addresses, unless all frames are ours. `change` returns whether it did so.
     fn change(&self, change: impl FnOnce(&mut Vec<IpAddr>) -> bool) -> Result<(), DeviceError> {
         let mut redirect = self.redirect.lock().unwrap_or_else(PoisonError::into_inner);
         let mut changed = redirect.clone();

@@ -121,8 +121,7 @@ impl<'a> Opening<'a> {
         let region = Arc::new(region.map_err(self.system("map shared memory"))?);
         let metadata = self.register(sockets[0].as_fd(), &region)?;
 
-        // Attach the program first: if an address is guarded, the kernel must see no more frames
-        // to it.
+        // Attach the program first: the kernel must see no more frames to a guarded address.
         let (attached, map) = self.attach(count)?;
         let attached = Arc::new(attached);
         let mut devices: Vec<AfXdp> = Vec::new();
@@ -390,8 +389,7 @@ struct Rings {
 
 impl Rings {
     pub(super) fn new(socket: BorrowedFd<'_>, receive: u32, transmit: u32) -> io::Result<Self> {
-        // Received frames take at most half of the chunks, so that the fill ring does not run
-        // empty.
+        // Received frames take at most half of the chunks, so the fill ring does not run empty.
         let lens = [receive / 2, transmit, receive, transmit];
         let options = [
             libc::XDP_RX_RING,

@@ -15,8 +15,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often a wait without frames checks whether the link is up; an AF_XDP socket does not report
-/// it.
+/// How often a wait without frames checks that the link is up; an AF_XDP socket does not report it.
 const LINK_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The receiving half of an [`AfXdp`](super::AfXdp).
@@ -119,16 +118,14 @@ impl XdpRx {
         }
     }
 
-    /// Whether frames must be copied out, because less than a quarter of the chunks is left to the
-    /// kernel.
+    /// Whether frames must be copied out, because the kernel has less than a quarter of the chunks.
     #[inline]
     fn is_behind(&mut self) -> bool {
         let with_kernel = self.fill.pending() as usize + self.region.free(self.queue);
         with_kernel < self.chunks / 4
     }
 
-    /// The frame that ends with this descriptor. `None` if more pieces follow, or the frame is too
-    /// short.
+    /// The frame that ends with this descriptor. `None` if more pieces follow, or it is too short.
     #[inline]
     fn frame(&mut self, found: XskDescriptor, behind: bool) -> Option<Frame> {
         let lent = self.region.lend_chunk(found.at as u32);

@@ -9,8 +9,7 @@ use crate::{Device, DeviceError, DeviceRx, DeviceTx, Frame, TxFrame, checked};
 
 /// Most frames moved at once.
 const BATCH: usize = 64;
-/// How often an idle wire checks `over`, and one whose interface is down checks whether it came
-/// up.
+/// How often an idle wire checks `over`, and one whose interface is down checks whether it came up.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Carries frames between two devices until `over` is set, with one thread per direction. The
@@ -54,8 +53,7 @@ fn carry(
 ) -> Result<LinkStats, DeviceError> {
     let mut link = ImpairedLink::new(config);
     let mut frames = Vec::new();
-    // ORDERING: Relaxed, here and at the stores: the flag orders nothing, and a late answer is
-    // fine.
+    // ORDERING: Relaxed, here and at the stores: the flag orders nothing, and may be seen late.
     while !over.load(Relaxed) {
         match checked::claim(&mut *rx, BATCH, &mut frames) {
             Ok(_) => {}

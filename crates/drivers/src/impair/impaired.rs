@@ -242,7 +242,7 @@ impl DeviceRx for ImpairedRx {
         drop(link);
         let claimed = out.len() - before;
         self.stats.frames += claimed as u64;
-        // An error is reported only when no frame was appended; a device that is gone reports it
+        // An error is reported only if no frame was appended; a device that is gone reports it
         // again.
         if claimed == 0 {
             flushed?;

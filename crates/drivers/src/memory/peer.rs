@@ -1,5 +1,4 @@
-//! A simulated peer: a device whose other end is a TCP sender and receiver made of prebuilt
-//! frames.
+//! A simulated peer: a device whose other end is a TCP sender and receiver made of prebuilt frames.
 //!
 //! This is the measuring device of Nahum, Yates, Kurose and Towsley, *Performance issues in
 //! parallelized network protocols* (1994), section 2.3, for benchmarks that measure a stack and

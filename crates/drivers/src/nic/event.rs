@@ -137,7 +137,7 @@ impl EventRegister {
         self.bits.load(SeqCst) != 0
     }
 
-    /// Marks processor `index` of this register as asleep, and calls `wait` unless an event has
+    /// Marks processor `index` of this register as asleep, and calls `wait` if no event has
     /// occurred.
     pub(crate) fn sleep<T>(&self, index: usize, wait: impl FnOnce() -> T) -> Option<T> {
         let sleeper = self.sleepers.get()?.get(index)?;

@@ -38,8 +38,7 @@ impl Index {
     }
 }
 
-/// A frame to send, as described by the driver. It contains the buffer instead of the buffer's
-/// address.
+/// A frame to send, as described by the driver. It contains the buffer instead of its address.
 #[derive(Debug)]
 pub(crate) struct SendDescriptor {
     pub(crate) buffer: Box<[u8]>,
@@ -54,8 +53,7 @@ pub(crate) struct CardShared {
     pub(crate) registers: Box<[EventRegister]>,
     /// The index of each event's register.
     pub(crate) register_of: [usize; NicEvent::COUNT],
-    /// Mailbox registers: the producer indices of the send and the receive ring, written by the
-    /// driver.
+    /// Mailbox registers: the driver's producer indices of the send and the receive ring.
     pub(crate) send_mailbox: Index,
     pub(crate) receive_mailbox: Index,
     /// The three variables that the two processors of the partition share. Each is written by one

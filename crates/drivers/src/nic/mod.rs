@@ -91,8 +91,7 @@ pub struct NicConfig {
     pub firmware: Firmware,
     /// Descriptors in each ring; at least 1. Default 512.
     pub ring: usize,
-    /// Capacity of the transmit buffer and of the receive buffer, in frames; at least 1. Default
-    /// 256.
+    /// Capacity of the transmit and of the receive buffer, in frames; at least 1. Default 256.
     pub buffered: usize,
     /// Most descriptors, transfers or frames per call of a handler; at least 1. Default 16.
     pub batch: usize,

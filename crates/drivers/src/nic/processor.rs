@@ -147,8 +147,7 @@ impl<T> CardHalf<T> {
 
 /// Most transfers or frames that a hardware unit moves per turn of its processor.
 const TURN: usize = 32;
-/// Sleep of a processor that waits for the wire or the host to take something, which no event
-/// reports.
+/// Sleep of a processor that waits for the wire or the host to take something; no event reports it.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
 /// How often a sleeping processor checks whether its wire, which was down, came up.
 const SLEEP: Duration = Duration::from_millis(100);
@@ -194,8 +193,7 @@ impl CardProcessor {
     pub fn turn(&mut self) -> usize {
         self.was_contended = false;
         let mut done = self.hardware(CardStep::MacReceive, TURN);
-        // Handlers raise further events. Handle a limited number now and the rest in the next
-        // turn.
+        // Handlers raise further events. Handle a limited number now and the rest in the next turn.
         let mut left = !0;
         for _ in 0..2 * NicEvent::COUNT {
             match self.dispatch(left) {
@@ -284,8 +282,7 @@ impl CardProcessor {
     }
 
     /// On one processor the index goes through the DMA write channel. With several processors that
-    /// channel belongs to the other half, so the index is left in a register that the driver
-    /// reads.
+    /// channel belongs to the other half, so the index is left in a register that the driver reads.
     fn update_send_consumer(&mut self) -> Result<(), Contended> {
         let shared = &self.shared;
         let firmware = self.firmware;

@@ -37,8 +37,7 @@ impl CardThreads {
             let thread = Builder::new()
                 .name(format!("{name}-{number}"))
                 .spawn(move || {
-                    // Waits until all processors are registered. After an error it ends without a
-                    // turn.
+                    // Waits until all are registered. After an error it ends without a turn.
                     if wait.recv().is_ok() {
                         processor.run();
                     }

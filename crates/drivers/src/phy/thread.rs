@@ -121,8 +121,7 @@ struct Bridge {
     leaving: ArrayQueue<Vec<u8>>,
     /// Wakes the receiving half: a frame has arrived.
     arrival: Event,
-    /// Wakes the thread: there are frames to send, there is room to receive, or the device is
-    /// closed.
+    /// Wakes the thread: there are frames to send or room to receive, or the device is closed.
     work: Event,
     /// The device and its halves are dropped.
     closed: AtomicBool,

@@ -33,8 +33,7 @@ impl BpfAttributes {
     /// # Safety
     /// Pointers in the attributes are valid for their use by the command.
     unsafe fn call(&self, command: c_int) -> io::Result<c_int> {
-        // SAFETY: the pointer and the length describe `self.0`; the caller guarantees the pointers
-        // in it.
+        // SAFETY: pointer and length describe `self.0`; the caller guarantees the pointers in it.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_bpf,
@@ -103,8 +102,7 @@ pub(crate) fn bpf_load(hook: BpfHook, program: &[u64], fragments: bool) -> io::R
     own(unsafe { attributes.call(BPF_PROG_LOAD) }?)
 }
 
-/// Runs an XDP program `count` times on a frame, and each time performs the action that it
-/// returns.
+/// Runs an XDP program `count` times on a frame, and each time performs the action that it returns.
 #[cfg(feature = "bare")]
 pub(crate) fn bpf_run_live(program: BorrowedFd<'_>, frame: &[u8], count: u32) -> io::Result<()> {
     const BPF_PROG_TEST_RUN: c_int = 10;

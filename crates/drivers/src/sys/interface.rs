@@ -114,8 +114,7 @@ pub(crate) fn addresses() -> io::Result<Vec<OwnedAddress>> {
     let mut found = Vec::new();
     let mut next = list;
     while !next.is_null() {
-        // SAFETY: not null, so it is an entry of the list that getifaddrs made, which is freed
-        // only below.
+        // SAFETY: not null, so it is an entry of getifaddrs' list, which is freed only below.
         let entry = unsafe { &*next };
         // SAFETY: both are null or point to an address that lives as long as the list.
         let (address, mask) = unsafe { (ip(entry.ifa_addr), ip(entry.ifa_netmask)) };
@@ -172,12 +171,11 @@ unsafe fn ip(address: *const libc::sockaddr) -> Option<IpAddr> {
 
 /// The name of an interface's driver, if the driver reports it.
 pub(crate) fn interface_driver(fd: BorrowedFd<'_>, name: &str) -> Option<String> {
-    let mut info = [0u32; 49]; // SAFETY: the kernel reads one `ifreq` and writes one `ethtool_drvinfo`, which fits into `info`.
+    let mut info = [0u32; 49]; // struct ethtool_drvinfo, 196 bytes
     info[0] = 3; // ETHTOOL_GDRVINFO
     let mut request = request(name);
     request.ifr_ifru.ifru_data = info.as_mut_ptr().cast();
-    // SAFETY: the kernel reads one `ifreq` and writes one `ethtool_drvinfo`, for which there is
-    // room.
+    // SAFETY: the kernel reads one `ifreq` and writes one `ethtool_drvinfo`, and `info` fits it.
     check(unsafe {
         libc::ioctl(
             fd.as_raw_fd(),

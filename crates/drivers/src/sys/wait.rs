@@ -14,8 +14,7 @@ pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
-/// Makes an event readable. Errors do not matter: the only one is a full counter, which is
-/// readable.
+/// Makes an event readable. The only error is a full counter, which is readable, too.
 pub(crate) fn signal(event: BorrowedFd<'_>) {
     let one = 1u64;
     // SAFETY: eight bytes are read from a value of eight.
@@ -128,8 +127,7 @@ pub(crate) fn epoll_forget(epoll: BorrowedFd<'_>, device: BorrowedFd<'_>) -> io:
     .map(drop)
 }
 
-/// Consumes the pending event of an `epoll` with one device. Returns whether the device has an
-/// error.
+/// Consumes the pending event of an `epoll` with one device. Returns whether that has an error.
 pub(crate) fn epoll_take(epoll: BorrowedFd<'_>) -> bool {
     let mut event = libc::epoll_event { events: 0, u64: 0 };
     // SAFETY: the kernel writes at most one event into a valid place.

@@ -106,7 +106,7 @@ impl Veth {
         }
     }
 
-    /// As [`new`](Self::new), with further arguments for both interfaces, and for the right one's
+    /// As [`new`](Self::new), with more arguments for both interfaces, and for the right one's
     /// type.
     pub(crate) fn with(both: &str, peer: &str) -> Self {
         let subnet = NEXT_SUBNET.fetch_add(1, Relaxed);

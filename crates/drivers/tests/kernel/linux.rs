@@ -45,8 +45,7 @@ pub(super) fn main() -> ExitCode {
         return open_and_report(&what);
     }
     let trapped = if env::var_os(INSIDE).is_some() {
-        // The interfaces used here may reorder frames from different cores, so all threads stay on
-        // one.
+        // These interfaces may reorder frames from different cores, so all threads stay on one.
         if let Some(core) = core_affinity::get_core_ids().and_then(|cores| cores.last().copied()) {
             core_affinity::set_for_current(core);
         }
@@ -176,8 +175,7 @@ fn pairs(missing: &Missing) -> Vec<Trial> {
         );
         trials.push(missing.xdp(&format!("packet_and_xdp::{name}"), move || {
             let veth = Veth::new();
-            // The peer must not leave checksums or segments unfinished, since we could not detect
-            // it.
+            // The peer must not leave checksums or segments unfinished, as we could not detect it.
             let options = AfPacketOptions::default().offloads(false);
             let right = open_xdp(&veth.right, &AfXdpOptions::default());
             test(

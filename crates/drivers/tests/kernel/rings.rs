@@ -122,8 +122,7 @@ pub(crate) fn mapping_of(address: usize) -> String {
     mapping.expect("the frame lies in a mapping").to_owned()
 }
 
-/// Sends many times the capacity of the ring while one frame per round is kept, for several
-/// rounds.
+/// Sends many times the capacity of the ring while one frame per round is kept, for several rounds.
 fn a_frame_that_is_kept_does_not_stop_the_ring(ring: RxRing) {
     let (_veth, mut port, mut other) = small_ring(ring);
     let mut kept: Vec<dominoes_drivers::Frame> = Vec::new();

@@ -27,8 +27,8 @@ impl Port {
         Self { rx, tx, caps, mac }
     }
 
-    /// Claims frames and passes them to `wanted` until it returns false. Panics when that takes
-    /// too long.
+    /// Claims frames and passes them to `wanted` until it returns false. Panics if that takes too
+    /// long.
     pub fn claim_while(&mut self, mut wanted: impl FnMut(Frame) -> bool) {
         let deadline = Instant::now() + TIMEOUT;
         let mut frames = Vec::new();

@@ -1,5 +1,4 @@
-//! Packets to send, with the work that they leave to the device, and parsers for packets from the
-//! kernel.
+//! Packets to send, with the work that they leave to the device, and parsers of received packets.
 
 use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxFrame, TxMeta, complete_checksum};
 use dominoes_testkit::packet::{self, Header, Segment, UDP};

@@ -147,8 +147,7 @@ impl<T> Wheel<T> {
         TimerId { place, started }
     }
 
-    /// Stops a timer and returns its value; `None` if it has fired or was cancelled. Constant
-    /// time.
+    /// Stops a timer and returns its value; `None` if it has fired or was cancelled. Constant time.
     pub fn cancel(&mut self, id: TimerId) -> Option<T> {
         if !self.runs(id.place, id.started) {
             return None;

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 /// Most connections of a peer, if its first port leaves room for them.
 const MOST_CONNECTIONS: usize = 1 << 15;
-/// Most frames in circulation, so that the index of a buffer can be computed exactly from its
-/// address.
+/// Most frames in circulation, so that the index of a buffer follows exactly from its address.
 const MOST_FRAMES: usize = 1 << 22;
 /// Longest receive buffer, in bytes.
 const LONGEST_BUFFER: usize = 1 << 17;

@@ -23,8 +23,7 @@ pub(super) struct PeerShared {
 /// State of one connection that both halves share.
 #[derive(Debug, Default)]
 pub(super) struct SharedConnection {
-    /// The stack's first sequence number (low half). The high half is not zero once the number is
-    /// known.
+    /// The stack's first sequence number (low half). The high half is not zero once it is known.
     pub(super) syn: CachePadded<AtomicU64>,
     /// From the stack's newest frame: its timestamp (high half) and the right edge of its window
     /// (low half).

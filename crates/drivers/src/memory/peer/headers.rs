@@ -103,8 +103,7 @@ fn packet(ends: &Ends, protocol: u8, len: usize) -> Vec<u8> {
     f
 }
 
-/// A complete frame with sequence and acknowledgment number 0, the window field `wnd`, and correct
-/// checksums.
+/// A complete frame with sequence and acknowledgment number 0, window `wnd`, and correct checksums.
 ///
 /// # Panics
 /// If `options` are longer than 40 bytes or not a multiple of 4 (RFC 9293 section 3.1), or if the
@@ -146,8 +145,7 @@ pub fn udp_frame(ends: &Ends, payload: &[u8]) -> Vec<u8> {
     f
 }
 
-/// A complete frame with an ARP reply (RFC 826) that gives the receiver the sender's Ethernet
-/// address.
+/// A complete frame with an ARP reply (RFC 826) with the sender's Ethernet address.
 pub fn arp_reply(ends: &Ends) -> Vec<u8> {
     let mut f = Vec::with_capacity(42);
     f.extend(ends.to_mac);
@@ -256,8 +254,7 @@ pub struct Numbers {
     pub timestamps: (u32, u32),
 }
 
-/// Stores [`Numbers`] and the matching checksum into copies of one TCP frame. Never reads the
-/// copy.
+/// Stores [`Numbers`] and the matching checksum into copies of one TCP frame. Never reads the copy.
 ///
 /// ```
 /// use dominoes_drivers::memory::peer::headers::{self, Ends, Numbers, Patch, TcpHeader, flags};
@@ -425,8 +422,7 @@ pub fn timestamp(mut options: &[u8]) -> u32 {
     }
 }
 
-/// The window scale in the TCP options of a SYN, at most 14 (RFC 7323 section 2.3); 0 if there is
-/// none.
+/// The window scale in the TCP options of a SYN, at most 14 (RFC 7323 section 2.3); 0 if none.
 pub fn window_scale(mut options: &[u8]) -> u8 {
     loop {
         match *options {

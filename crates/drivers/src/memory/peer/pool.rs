@@ -29,8 +29,7 @@ const FEW: usize = 1 << 20;
 impl PeerPool {
     /// `count` frames with the content `bytes`, in buffers that begin with a cache line, as a
     /// network card's do, so that the headers take one line. To get such buffers, this allocates
-    /// small fillers until the allocator returns an aligned one, and requests whole lines from
-    /// then on.
+    /// small fillers until the allocator returns an aligned one, and then requests whole lines.
     pub(super) fn new(bytes: &[u8], capacity: usize, count: usize, meta: RxMeta) -> PeerPool {
         let copy = || {
             let mut buffer = vec![0; capacity].into_boxed_slice();

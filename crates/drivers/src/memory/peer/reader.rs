@@ -169,8 +169,8 @@ impl Reader {
             seq: header.seq,
             ack: header.ack,
             wnd: header.wnd,
-            // A header longer than its frame yields a length that is never in order; `verify`
-            // counts it.
+            // A header longer than its frame gives a length that is never in order; `verify` counts
+            // it.
             len: frame.len().wrapping_sub(header.headers_len) as u32,
             connection: index as u16,
             kind: Kind::Segment,

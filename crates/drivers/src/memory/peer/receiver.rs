@@ -36,8 +36,7 @@ struct Receiving {
     received: u64,
     /// The value of `received` that was last published.
     published: u64,
-    /// Ranges of sequence numbers that arrived beyond `next`: the first, and the one after the
-    /// last.
+    /// Ranges of sequence numbers that arrived beyond `next`: the first, and one after the last.
     beyond: Vec<(u32, u32)>,
 }
 

@@ -25,8 +25,7 @@ enum SenderPhase {
     Established,
 }
 
-/// The half of a [`PeerDevice`](super::PeerDevice) that the stack receives from: the peer's
-/// sender.
+/// The half of a [`PeerDevice`](super::PeerDevice) that the stack receives from: the peer's sender.
 ///
 /// It sends a released frame again with other numbers, so release frames unchanged.
 /// [`stats`](DeviceRx::stats) counts only frames.
@@ -227,8 +226,7 @@ impl PeerRx {
         (self.sent / TICK) as u32
     }
 
-    /// Appends a pure acknowledgment of the stack's stream up to `upto`. False if no frame is
-    /// free.
+    /// Appends a pure acknowledgment of the stack's stream up to `upto`. False if no frame is free.
     fn acknowledge(&mut self, index: usize, upto: u64, out: &mut Vec<Frame>) -> bool {
         let Some(mut frame) = self.acks.take() else {
             return false;
@@ -278,7 +276,7 @@ impl PeerRx {
         }
     }
 
-    /// Appends segments as far as the window allows, until `out` holds `max` frames. Returns their
+    /// Appends segments while the window allows, until `out` holds `max` frames. Returns their
     /// number.
     fn segments(&mut self, index: usize, max: usize, out: &mut Vec<Frame>) -> usize {
         let (edge, echo) = self.window(index);

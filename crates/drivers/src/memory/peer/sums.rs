@@ -1,7 +1,6 @@
 //! Precomputed checksums of a periodic stream.
 
-/// Sums of all prefixes of a stream's period. The sum of any range of the stream follows from two
-/// of them.
+/// Sums of all prefixes of a stream's period. Two of them give the sum of any range of the stream.
 #[derive(Debug)]
 pub(super) struct Sums {
     /// The sums of the first 0, 1, 2, ... bytes of the period.
