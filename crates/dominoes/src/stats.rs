@@ -77,7 +77,7 @@ impl Meter {
         self.0.lag.store(lag, Ordering::Relaxed);
     }
 
-    /// The counts, with the domain's id and name. May be outdated at once.
+    /// The counts, with the domain's id and name. May already be out of date.
     pub fn stats(&self, id: u64, name: impl Into<String>) -> DomainStats {
         let get = |at: &AtomicU64| at.load(Ordering::Relaxed);
         DomainStats {
@@ -132,7 +132,7 @@ pub struct ChannelStats {
 }
 
 impl<T: Send + Sync, W: Wait> Log<T, W> {
-    /// The state of this channel under a name. May be outdated at once.
+    /// The state of this channel under a name. May already be out of date.
     pub fn stats(&self, name: impl Into<String>) -> ChannelStats {
         ChannelStats {
             name: name.into(),

@@ -240,8 +240,8 @@ impl<T: Send + Sync, W: Wait> Subscription<T, W> {
         }
     }
 
-    /// Number of published entries that this subscription has not released. May be outdated at
-    /// once.
+    /// Number of published entries that this subscription has not released. May already be out of
+    /// date.
     pub fn lag(&self) -> u64 {
         self.reader
             .ring()

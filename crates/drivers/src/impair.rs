@@ -45,7 +45,7 @@ pub struct LinkConfig {
     /// Time from the last bit sent to the last bit received. Default 0.
     pub delay: Duration,
     /// Additional delay, drawn for each frame from 0 to this. A frame overtakes the one before it
-    /// when the draw differs by more than their distance. Default 0.
+    /// when their delays differ by more than their distance. Default 0.
     pub jitter: Duration,
     /// Bits per second, with 24 bytes added to each frame as on Ethernet. 0, the default: no limit.
     pub rate: u64,

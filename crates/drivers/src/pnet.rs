@@ -282,7 +282,7 @@ impl Drop for PnetRx {
     fn drop(&mut self) {
         self.shared.over.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            // The panic of a thread, if there was one, is of no use here.
+            // A panic of the thread is ignored here.
             let _ = thread.join();
         }
     }

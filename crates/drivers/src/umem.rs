@@ -215,7 +215,8 @@ impl Region {
 
     /// Copies bytes out of the writable mapping.
     ///
-    /// The unit that contains them is ours. The bytes are in a unit that is ours.
+    /// # Safety
+    /// The unit that contains them is ours.
     #[inline]
     unsafe fn read(&self, at: usize, into: &mut [u8]) {
         assert!(at + into.len() <= self.write.len());

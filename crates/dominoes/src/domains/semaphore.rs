@@ -53,7 +53,7 @@ impl Semaphore {
         &self.released
     }
 
-    /// Number of permits. May be outdated at once.
+    /// Number of permits. May already be out of date.
     pub fn permits(&self) -> usize {
         self.permits.load(Ordering::Relaxed)
     }

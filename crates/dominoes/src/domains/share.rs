@@ -28,7 +28,7 @@ pub trait Pool<T>: Send + Sync {
     /// Removes and returns a value.
     fn pop(&self) -> Option<T>;
 
-    /// Number of values. May be outdated at once.
+    /// Number of values. May already be out of date.
     fn len(&self) -> usize;
 
     /// Whether there are no values.
@@ -207,12 +207,12 @@ impl<T: Send, P: Pool<T>, W: Wait> Channel for WorkShare<T, P, W> {
 }
 
 impl<T: Send, P: Pool<T>, W: Wait> WorkShare<T, P, W> {
-    /// Number of workers. May be outdated at once.
+    /// Number of workers. May already be out of date.
     pub fn workers(&self) -> usize {
         self.shared.workers.load(Ordering::Relaxed)
     }
 
-    /// Number of publishers. May be outdated at once.
+    /// Number of publishers. May already be out of date.
     pub fn publishers(&self) -> usize {
         self.shared.publishers.load(Ordering::Relaxed)
     }

@@ -74,7 +74,7 @@ impl Drop for CardThreads {
             .unwrap_or_else(PoisonError::into_inner);
         for thread in running.drain(..) {
             thread.thread().unpark();
-            // The panic of a thread, if there was one, is of no use here.
+            // A panic of the thread is ignored here.
             let _ = thread.join();
         }
     }

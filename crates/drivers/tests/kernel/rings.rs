@@ -92,7 +92,7 @@ fn several_threads_read_a_frame_where_it_lies(ring: RxRing) {
             });
         }
     });
-    // A copy can be written.
+    // A copy is writable.
     let mut copy = frames[0].clone();
     assert!(!copy.is_in_place());
     copy.bytes_mut()[20] ^= 1;

@@ -32,7 +32,7 @@ pub trait Feed<S>: Send {
     /// Handles up to `limit` entries. Never blocks.
     fn serve(&mut self, state: &mut S, limit: usize) -> Served;
 
-    /// Number of unhandled entries. May be outdated at once.
+    /// Number of unhandled entries. May already be out of date.
     fn lag(&self) -> u64;
 
     /// Adds to `set` all sources that notify when there may be entries. Called while the feed has
