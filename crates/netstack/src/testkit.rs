@@ -1,15 +1,15 @@
-//! What the simulations of this workspace need of a stack's insides; the crate `dominoes-testkit`
-//! has the rest of it, and is what tests import.
+//! The part of the test kit that needs a stack's internals; tests import it through the crate
+//! `dominoes-testkit`, which contains the rest.
 //!
-//! A [`Host`] is a stack of any variant over a scripted device, whose workers take their steps in
-//! random order, and may stall at every boundary between two steps. As a [`FaultPlan`] says, they
-//! join, leave, fail anywhere, and have bits of their states flipped.
+//! A [`Host`] is a stack of any variant over a scripted device. Its workers take their steps in
+//! random order, and may stall between any two steps. According to a [`FaultPlan`], they join,
+//! leave, fail at any point, and have bits of their states flipped.
 //!
-//! A replica catches panics, and a connection ends
-//! ([`StateStats::panicked`](crate::stats::StateStats::panicked)). With this feature every stack
-//! that is dropped, also one on threads, panics itself if a replica of it has caught one that no
-//! test planted. Of a group with a [`FaultHooks`](crate::group::FaultHooks) its test
-//! asks by itself.
+//! A replica catches panics, and closes the connection
+//! ([`StateStats::panicked`](crate::stats::StateStats::panicked)). With this feature every
+//! stack, including one on threads, panics when it is dropped if one of its replicas has caught
+//! a panic that no test planted. A test of a group with
+//! [`FaultHooks`](crate::group::FaultHooks) has to check that itself.
 
 mod fault_plan;
 mod host;
@@ -23,7 +23,8 @@ pub const fn mix(x: u64) -> u64 {
     dominoes_proto::hash::mix(x)
 }
 
-/// Lets workers stop in the middle of units of streams from now on, or go on.
+/// Makes workers stop in the middle of units of streams from now on (`stalls`), or lets them
+/// continue.
 #[cfg(feature = "framed")]
 pub fn stall_in_unit(sockets: &crate::socket::Sockets, stalls: bool) {
     for world in sockets.worlds() {
@@ -31,14 +32,14 @@ pub fn stall_in_unit(sockets: &crate::socket::Sockets, stalls: bool) {
     }
 }
 
-/// Bytes of address space that the rings of all stacks of this process have, whether or not they
-/// are in memory, and which the heap does not count.
+/// Bytes of address space of the rings of all stacks in this process, whether in memory or not.
+/// The heap does not count them.
 pub fn mapped_bytes() -> usize {
     crate::io::stream::MAPPED.load(core::sync::atomic::Ordering::Relaxed)
 }
 
-/// Makes pumps give memory back though bytes in it are not read, or not any more: a fault that
-/// tests must notice. Of stacks that one thread drives.
+/// Makes pumps release memory that holds unread bytes: a fault that tests must detect. For
+/// stacks that one thread drives.
 pub fn lose_unread(sockets: &crate::socket::Sockets, loses: bool) {
     for world in sockets.worlds() {
         let flag = &world.loses_unread;
@@ -46,7 +47,7 @@ pub fn lose_unread(sockets: &crate::socket::Sockets, loses: bool) {
     }
 }
 
-/// How many workers have stopped in the middle of a unit.
+/// Number of workers that have stopped in the middle of a unit.
 #[cfg(feature = "framed")]
 pub fn stalled_in_unit(sockets: &crate::socket::Sockets) -> usize {
     sockets
@@ -56,7 +57,7 @@ pub fn stalled_in_unit(sockets: &crate::socket::Sockets) -> usize {
         .sum()
 }
 
-/// Whether text of units is in a buffer that no connection uses.
+/// Whether a buffer that no connection uses holds data of units.
 #[cfg(feature = "framed")]
 pub fn keeps_text(sockets: &crate::socket::Sockets) -> bool {
     sockets
@@ -65,7 +66,7 @@ pub fn keeps_text(sockets: &crate::socket::Sockets) -> bool {
         .any(|world| world.units.holds_text())
 }
 
-/// Lets the worker unwind that is in the middle of the unit after the next `units`.
+/// Makes a worker unwind in the middle of a unit, after `units` further ones.
 #[cfg(feature = "framed")]
 pub fn unwind_in_unit(sockets: &crate::socket::Sockets, units: u64) {
     for world in sockets.worlds() {

@@ -1,6 +1,6 @@
-//! What can be set: defaults, ranges, and the reasons for them.
+//! Settings and limits: defaults, ranges, and the reasons for them.
 //!
-//! `config.rs` of dominoes-netstack lists the bounds that nothing sets.
+//! `config.rs` of dominoes-netstack lists the bounds that are fixed.
 
 use core::num::NonZero;
 
@@ -13,8 +13,8 @@ use crate::packet::flow::IpFields;
 use crate::time::Duration;
 pub use error::{ConfigError, VARIANT_NAMES};
 
-/// One method for each field of a struct that sets it and returns the struct: so it can be built
-/// outside this crate, though fields may be added to it.
+/// Declares one method per field that sets the field and returns the struct. So other crates
+/// can build the struct, although fields may be added to it.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! setters {
@@ -45,8 +45,9 @@ pub use crate::setters;
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub struct Keepalive {
-    /// How long a connection is idle before the first probe, 1 ms to 1 year. Default 2 hours, the
-    /// least default that the RFC allows. The first probe may leave an eighth of this later.
+    /// How long a connection is idle before the first probe, 1 ms to 1 year. Default 2 hours,
+    /// the minimum default that the RFC allows. The first probe may leave an eighth of this
+    /// later.
     pub idle: Duration,
     /// Pause between two probes without an answer, 1 ms to 1 year. Default 75 s.
     pub interval: Duration,
@@ -93,13 +94,13 @@ impl Keepalive {
     }
 }
 
-/// What an application sets for one connection, by the methods of its socket. The log carries it to
-/// the connection, as all else that changes one.
+/// Settings of one connection, which the application changes by methods of its socket. The log
+/// carries them to the connection, like every change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub struct Settings {
-    /// Nagle's algorithm is off (RFC 9293 section 3.7.4).
+    /// Whether Nagle's algorithm is off (RFC 9293 section 3.7.4).
     pub nodelay: bool,
     /// Probes of an idle peer. Default: none.
     pub keepalive: Option<Keepalive>,
@@ -107,15 +108,16 @@ pub struct Settings {
     /// section 3.8.3, RFC 5482 section 3). Default: none; the connection fails after
     /// [`DATA_RETRIES`](crate::tcp::DATA_RETRIES) retransmissions.
     pub user_timeout: Option<Duration>,
-    /// Hops that packets may make, 1 to 255 (RFC 1122 section 3.2.1.7). Default [`Settings::TTL`].
+    /// TTL or hop limit of packets, 1 to 255 (RFC 1122 section 3.2.1.7). Default
+    /// [`Settings::TTL`].
     pub ttl: u8,
-    /// DSCP in the upper six bits (RFC 2474); the lower two are ECN's, which TCP sets itself, and 0
-    /// here. Default 0.
+    /// DSCP in the upper six bits (RFC 2474); the lower two belong to ECN, which TCP sets
+    /// itself, and are 0 here. Default 0.
     pub tos: u8,
 }
 
 impl Settings {
-    /// Hops that packets may make unless something else is set: 64 (RFC 1700).
+    /// The default TTL of packets: 64 (RFC 1700).
     pub const TTL: u8 = IpFields::DEFAULT.ttl;
 
     setters! {
@@ -128,7 +130,7 @@ impl Settings {
 }
 
 impl Settings {
-    /// What of them stands in IP headers.
+    /// The fields of IP headers.
     pub fn ip(&self) -> IpFields {
         IpFields {
             ttl: self.ttl,
@@ -136,7 +138,7 @@ impl Settings {
         }
     }
 
-    /// The same as connections have them, if every value is within its range.
+    /// Returns the settings with the ECN bits cleared, if every value is within its range.
     pub fn checked(mut self) -> Option<Settings> {
         self.tos &= !0b11;
         let keepalive = self.keepalive.is_none_or(|keepalive| keepalive.is_valid());
@@ -157,35 +159,34 @@ impl Default for Settings {
     }
 }
 
-/// What an application sets for one connection besides its [`Settings`]: how much of memory and
-/// network it takes. The log carries it to the connection.
+/// Further settings of one connection: its use of memory and network. The log carries them to
+/// the connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub struct Tuning {
-    /// Only full segments leave, until this is switched off, the connection is shut down, or a
-    /// retransmission timeout has passed. Default: no.
+    /// Only full segments are sent, until this is switched off, the connection is shut down, or
+    /// a retransmission timeout has passed. Default: no.
     pub cork: bool,
     /// Congestion control. Default: [`TcpPolicy::congestion`].
     pub congestion: Option<CongestionControl>,
-    /// Largest payload of a segment that we send, in bytes (RFC 9293 section 3.7.1), at least 64;
-    /// 0, the default: what peer and path take, which it does not exceed. 536 passes everywhere (RFC
-    /// 1122 section 4.2.2.6), also where ICMP errors of the path are lost.
+    /// Maximum payload of a segment that we send, in bytes (RFC 9293 section 3.7.1), at least
+    /// 64; peer and path may limit it further. 0, the default: no other limit. 536 passes
+    /// everywhere (RFC 1122 section 4.2.2.6), even where ICMP errors of the path are lost.
     pub max_segment: u16,
-    /// Bytes that the peer may send ahead of what the application has read, at least 1024; 0, the
-    /// default: [`TcpPolicy::receive_window`] at first, and what autotuning finds. It bounds
-    /// autotuning, and is itself bounded by [`Limits::receive_buffer`]. A window that was
-    /// advertised is not taken back (RFC 9293 section 3.8.6.2.1), so a smaller one takes effect as
-    /// data arrives.
+    /// Bytes that the peer may send ahead of what the application has read, at least 1024; 0,
+    /// the default: [`TcpPolicy::receive_window`] at first, then the result of autotuning. It
+    /// bounds autotuning, and [`Limits::receive_buffer`] bounds it. An advertised window is not
+    /// taken back (RFC 9293 section 3.8.6.2.1), so a smaller one takes effect as data arrives.
     pub receive_buffer: u32,
-    /// Bytes that may be written and not sent yet, at least 1; 0, the default: the send ring alone is
-    /// the bound. Writes take no more, and pollers report room while fewer than half of these bytes
-    /// wait, as Linux does it for `TCP_NOTSENT_LOWAT`. A program that writes late can still choose
-    /// its next message when much is in flight. Text counts as sent when windows and transmit slots
-    /// let it leave.
+    /// Maximum number of written bytes that are not sent yet, at least 1; 0, the default: only
+    /// the send ring limits them. Writes accept no more, and pollers report room while fewer
+    /// than half of these bytes wait, like `TCP_NOTSENT_LOWAT` on Linux. A program that writes
+    /// late can still choose its next message when much is in flight. Data counts as sent once
+    /// windows and transmit slots allow it to leave.
     pub notsent_lowat: u32,
-    /// How long a connection that was let go of goes on with what was written, before it is reset.
-    /// Zero: not at all. Default: until the peer has it or does not answer any more.
+    /// How long a connection whose socket was dropped continues to send written data before it
+    /// is reset. Zero: not at all. Default: until the peer has the data or stops answering.
     pub linger: Option<Duration>,
 }
 
@@ -199,7 +200,7 @@ impl Tuning {
         linger: Option<Duration>;
     }
 
-    /// The same, if every value is within its range.
+    /// Returns the tuning, if every value is within its range.
     pub fn checked(self) -> Option<Tuning> {
         let valid = (self.max_segment == 0 || self.max_segment >= 64)
             && (self.receive_buffer == 0 || self.receive_buffer >= 1 << 10);
@@ -207,7 +208,7 @@ impl Tuning {
     }
 }
 
-/// How a congestion window opens and falls.
+/// How a congestion window grows, and how it is reduced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
@@ -222,7 +223,7 @@ pub enum CongestionControl {
 }
 
 impl CongestionControl {
-    /// All of them, in order.
+    /// All algorithms, in order.
     pub const ALL: &'static [CongestionControl] =
         &[CongestionControl::NewReno, CongestionControl::Cubic];
 }
@@ -241,8 +242,8 @@ pub enum Ecn {
     Request,
 }
 
-/// What every connection of a stack does where the standards leave a choice. What one connection
-/// does is in [`Settings`].
+/// The behaviour of every connection of a stack where the standards leave a choice.
+/// [`Settings`] apply to one connection.
 ///
 /// ```
 /// use dominoes_proto::config::{CongestionControl, Ecn, Limits, TcpPolicy};
@@ -255,16 +256,16 @@ pub enum Ecn {
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub struct TcpPolicy {
-    /// Congestion control. Default: CUBIC, as most hosts on the Internet do it.
+    /// Congestion control. Default: CUBIC, like most hosts on the Internet.
     pub congestion: CongestionControl,
-    /// Explicit congestion notification. Default: when the peer asks for it.
+    /// Explicit congestion notification. Default: if the peer asks for it.
     pub ecn: Ecn,
-    /// How far a connection lets its peer send when it begins, in bytes, 2^10 to 2^30; what is more
-    /// than [`Limits::receive_buffer`] counts as that. It widens up to there when the application
-    /// reads more in a round trip than half of it. Default 2^30: all of the ring from the
+    /// Initial receive window of a connection, in bytes, 2^10 to 2^30;
+    /// [`Limits::receive_buffer`] bounds it. It grows up to that bound while the application
+    /// reads more than half of it in a round trip. Default 2^30: the whole ring from the
     /// beginning.
     pub receive_window: u32,
-    /// Probes of an idle peer, unless [`Settings::keepalive`] of a connection says something else.
+    /// Probes of an idle peer, unless [`Settings::keepalive`] of a connection overrides it.
     /// Default: none.
     pub keepalive: Option<Keepalive>,
 }
@@ -289,7 +290,7 @@ impl Default for TcpPolicy {
     }
 }
 
-/// Bounds of a group, the same in every replica. They belong to the log: replaying needs the same
+/// Limits of a group, equal in every replica. They belong to the log: a replay needs the same
 /// ones.
 ///
 /// ```
@@ -304,105 +305,111 @@ impl Default for TcpPolicy {
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub struct Limits {
-    /// Connections at a time in each group, TIME-WAIT and closing ones included, 1 to 2^20. Default
-    /// 16,384.
+    /// Maximum number of connections in each group, including those in TIME-WAIT or closing, 1
+    /// to 2^20. Default 16,384.
     ///
-    /// When so many are open, a SYN is dropped, and an open fails with
-    /// `SocketError::NoRoom`;
-    /// [`StateStats::table_full`](crate::stats::StateStats::table_full) counts both. As many opens
-    /// may wait besides until a neighbour's link-layer address is known.
+    /// At the limit, a SYN is dropped, and an open fails with `SocketError::NoRoom`;
+    /// [`StateStats::table_full`](crate::stats::StateStats::table_full) counts both. The same
+    /// number of opens may also wait until a neighbour's link-layer address is known.
     ///
     /// Memory is allocated with use:
     ///
-    /// - When it starts, a stack takes 44 bytes for each of these connections: 0.7 MiB by default,
-    ///   2.8 MiB for 65,536. It reserves address space for another [`Limits::CONNECTION_BASE`]
-    ///   bytes each at most, which the first connection of a table entry touches.
+    /// - When it starts, a stack takes 44 bytes for each of these connections: 0.7 MiB by
+    ///   default, 2.8 MiB for 65,536. It reserves address space for at most another
+    ///   [`Limits::CONNECTION_BASE`] bytes each, which the first connection of a table entry
+    ///   touches.
     /// - A connection that has carried no payload takes at most these bytes and
     ///   [`Limits::CONNECTION_PER_REPLICA`] in every replica.
-    /// - The first byte that arrives allocates the connection's `receive_buffer` and 8 bytes for
-    ///   each request that the log holds. The first byte that is written allocates its
-    ///   `send_buffer`. The next connection with the same entry of the table uses both again, so a
-    ///   stack never has more than `connections` of each. They are in memory page by page as they
-    ///   are used (Linux). The pages of a connection that has been idle for one or two seconds
-    ///   return to the system if all is read that arrived, and acknowledged that was written; the
-    ///   send ring of a stream of units (TLS) stays. Of a closed connection they return if it has
-    ///   carried 64 KiB in their direction.
-    /// - A replica that joins a running group gets a copy of the state, about 1 KiB for each open
-    ///   connection. The replica that makes the copy does nothing else meanwhile.
+    /// - The first byte that arrives allocates the connection's `receive_buffer`, and 8 bytes
+    ///   for each request that the log holds. The first byte that is written allocates its
+    ///   `send_buffer`. The next connection with the same table entry reuses both, so a stack
+    ///   never has more than `connections` of each. Their pages come into memory as they are
+    ///   used (Linux). When a connection has been idle for one or two seconds, its pages return
+    ///   to the system if all received data is read and all written data acknowledged; the send
+    ///   ring of a stream of units (TLS) stays. The pages of a closed connection return if it
+    ///   has carried 64 KiB in their direction.
+    /// - A replica that joins a running group gets a copy of the state, about 1 KiB for each
+    ///   open connection. The replica that makes the copy does nothing else meanwhile.
     pub connections: u32,
     /// Receive ring of a connection in bytes, a power of two from 2^10 to 2^30. Default 1 MiB.
     pub receive_buffer: u32,
-    /// Send ring of a connection in bytes, a power of two from 2^10 to 2^30. A connection may hold
-    /// 64 KiB of it and twice what its peer has acknowledged so far, so a peer that reads nothing
-    /// takes little memory. Default 1 MiB.
+    /// Send ring of a connection in bytes, a power of two from 2^10 to 2^30. A connection may
+    /// use 64 KiB of it plus twice the number of bytes that its peer has acknowledged so far,
+    /// so a peer that reads nothing takes little memory. Default 1 MiB.
     pub send_buffer: u32,
-    /// Bytes that segments behind a gap may take in the receive rings of all connections of the
-    /// stack, in whole pages of 4 KiB, of which a byte may take one. Each group has an equal share
-    /// of it, which counts as at least twice `receive_buffer`. Any value. Default 32 MiB.
+    /// Bytes that segments after a gap may occupy in the receive rings of all connections of
+    /// the stack, in whole pages of 4 KiB: a single byte may occupy one. Each group has an
+    /// equal share, which counts as at least twice `receive_buffer`. Any value. Default 32 MiB.
     ///
-    /// A connection may take as much as is left, or a sixteenth of that before it has received as
-    /// much in order. More is dropped, and [counted](crate::stats::StateStats::gaps_refused).
+    /// A connection may take all of the free remainder once it has received more data in order
+    /// than it holds after gaps, before that a sixteenth of it. Further segments are dropped
+    /// and [counted](crate::stats::StateStats::gaps_refused).
     pub out_of_order: u32,
-    /// Frames that are numbered and not sent yet, a power of two from 4 to 2^20. Default 512.
+    /// Maximum number of frames that are numbered and not sent yet, a power of two from 4 to
+    /// 2^20. Default 512.
     pub tx_slots: u32,
     /// Largest IP packet in bytes, 68 to 65,535 (RFC 791). Default 1500.
     pub mtu: u16,
-    /// Largest TCP payload of one outgoing frame in bytes, up to 65,475. Above the MSS it counts
-    /// only where the device cuts frames into segments, and is lowered to what the device takes.
-    /// Default: 65,475.
+    /// Largest TCP payload of one outgoing frame in bytes, up to 65,475. A value above the MSS
+    /// has an effect only if the device cuts frames into segments, and is lowered to the limit
+    /// of the device. Default: 65,475.
     pub frame_payload: u32,
-    /// Frames that one connection or UDP socket may number before others that wait, 1 to 2^20.
+    /// Frames that one connection or UDP socket may number while others wait, 1 to 2^20.
     /// Default 64.
     pub quantum: u32,
-    /// Connections that may be half open at a time, over all ports: the SYN queue (RFC 4987 section
-    /// 2). SYNs beyond it, or beyond the backlog of their port, are answered by cookies, which take
-    /// no memory. Never more than seven eighths of `connections`. 1 to 2^20. Default 128.
+    /// Maximum number of half-open connections, over all ports: the SYN queue (RFC 4987 section
+    /// 2). SYNs beyond it, or beyond the backlog of their port, are answered with cookies,
+    /// which take no memory. Never more than seven eighths of `connections`. 1 to 2^20. Default
+    /// 128.
     pub syn_queue: u32,
-    /// Resets per second of segments that no connection accepts, about; 0: none. Default 1000. What
-    /// we send to ourselves is not counted, here and below.
+    /// Approximate limit of resets per second in answer to segments that no connection accepts;
+    /// 0: none. Default 1000. Answers to ourselves do not count, here and below.
     ///
-    /// "About" holds for all limits of answers: each second has another limit, between half of this
-    /// number and one and a half times it.
+    /// All limits of answers are approximate: each second has another limit, between half of
+    /// the configured number and one and a half times it.
     pub resets_per_second: u32,
-    /// Of these, to one destination; 0: none. Default 250.
+    /// Resets per second to one destination; 0: none. Default 250.
     pub resets_per_destination: u32,
-    /// Challenge acknowledgments per second, over all connections, about (RFC 5961 section 7); 0:
-    /// none. Default 1000. They answer what anybody may have forged: RST, SYN, and acknowledgments
-    /// of what was never sent. Other segments that are not acceptable, such as keepalive and window
-    /// probes, are answered ten times a second for each connection.
+    /// Approximate limit of challenge acknowledgments per second, over all connections (RFC
+    /// 5961 section 7); 0: none. Default 1000. They answer segments that anyone may have
+    /// forged: RST, SYN, and acknowledgments of data that was never sent. Other unacceptable
+    /// segments, such as keepalive and window probes, are answered ten times a second for each
+    /// connection.
     pub challenges_per_second: u32,
-    /// Of these, to one destination; 0: none. Default 100.
+    /// Challenge acknowledgments per second to one destination; 0: none. Default 100.
     pub challenges_per_destination: u32,
-    /// ICMP errors per second, about (RFC 1122 section 3.2.2); 0: none. Default 1000.
+    /// Approximate limit of ICMP errors per second (RFC 1122 section 3.2.2); 0: none. Default
+    /// 1000.
     pub errors_per_second: u32,
-    /// Of these, to one destination; 0: none. Default 10.
+    /// ICMP errors per second to one destination; 0: none. Default 10.
     pub errors_per_destination: u32,
-    /// UDP sockets at a time, 0 to 2^16. Default 64.
+    /// Maximum number of UDP sockets, 0 to 2^16. Default 64.
     pub udp_sockets: u32,
-    /// Queue of a UDP socket in bytes, with 32 for each datagram, a power of two from 2^10 to 2^30.
-    /// Default 256 KiB.
+    /// Receive queue of a UDP socket in bytes, including 32 for each datagram, a power of two
+    /// from 2^10 to 2^30. Default 256 KiB.
     pub udp_receive_buffer: u32,
-    /// Datagrams of a UDP socket that are not sent yet, in bytes as above. Default 256 KiB.
+    /// Send queue of a UDP socket, in bytes as above. Default 256 KiB.
     pub udp_send_buffer: u32,
-    /// Datagrams of a UDP socket that leave in one frame, at most, if the device divides such
-    /// frames; otherwise this is lowered to 1. They lie one behind the other, go to one
-    /// destination, and all have one length but the last, which may be shorter. Every frame that is
-    /// numbered and not sent yet has room for the longest of them, whatever `frame_payload` says. 1
-    /// to 64, where 1 gives each datagram a frame of its own. Default 64.
+    /// Maximum number of datagrams of a UDP socket in one frame, if the device divides such
+    /// frames; otherwise this is lowered to 1. They are adjacent in the send ring, go to one
+    /// destination, and have equal lengths, except that the last one may be shorter. Every
+    /// frame that is numbered and not sent yet has room for the longest such frame,
+    /// independently of `frame_payload`. 1 to 64, where 1 puts each datagram into a separate
+    /// frame. Default 64.
     pub datagrams_per_frame: u32,
-    /// What connections do where the standards leave a choice. No bound, but replaying needs it,
-    /// too.
+    /// Policy of connections where the standards leave a choice. It is not a limit, but a
+    /// replay needs it too.
     pub tcp: TcpPolicy,
-    /// For tests: how many of a million uses of a connection off the fast path panic. Which ones
-    /// follows from the log, so all replicas choose the same. Not recorded.
+    /// For tests: how many of a million uses of a connection off the fast path panic. The log
+    /// determines which ones, so all replicas choose the same. Not recorded.
     #[cfg(feature = "testkit")]
     #[doc(hidden)]
     #[cfg_attr(feature = "serde", serde(skip))]
     pub panics_ppm: u32,
 }
 
-/// Frames in a row that share a chunk of `slots` transmit slots (a power of two): their slots are
-/// used again when all of them are sent. A power of two up to 32.
+/// Number of consecutive frames that share a chunk of `slots` transmit slots (a power of two):
+/// the slots of a chunk are reused when all of its frames are sent. A power of two up to 32.
 pub const fn tx_chunk(slots: u64) -> u64 {
     match slots / 16 {
         0 => 1,
@@ -441,13 +448,14 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Bytes of an idle connection that all replicas share, without rings: a bound.
+    /// Upper bound of the bytes of an idle connection that all replicas share, without rings.
     pub const CONNECTION_BASE: usize = 1024;
-    /// Bytes of an idle connection in every replica: a bound.
+    /// Upper bound of the bytes of an idle connection in every replica.
     pub const CONNECTION_PER_REPLICA: usize = 2048;
-    /// What a 64 KB packet holds besides IPv4 and TCP headers.
+    /// Payload of a 64 KB packet with IPv4 and TCP headers of maximum TCP and minimum IP
+    /// length.
     pub const MAX_FRAME_PAYLOAD: u32 = 65_535 - 60;
-    /// What Linux divided a frame into at most when it learned that for UDP.
+    /// The maximum that Linux had for UDP segmentation when it introduced it.
     pub const MAX_DATAGRAMS_PER_FRAME: u32 = 64;
     /// Bytes of IPv4 and TCP headers without options.
     pub const HEADERS: u16 = 40;
@@ -480,17 +488,17 @@ impl Limits {
         panics_ppm: u32;
     }
 
-    /// The MSS that we announce: what fits the MTU (RFC 9293 section 3.7.1).
+    /// The MSS that we announce: the MTU minus headers (RFC 9293 section 3.7.1).
     pub const fn mss(&self) -> u16 {
         self.mtu - Self::HEADERS
     }
 
-    /// The same to a peer of IPv6, whose header is 20 bytes longer.
+    /// The MSS for an IPv6 peer; the IPv6 header is 20 bytes longer.
     pub const fn mss_v6(&self) -> u16 {
         self.mtu.saturating_sub(Self::HEADERS_V6)
     }
 
-    /// What a connection has unless something else is set.
+    /// The default settings of a connection.
     pub fn settings(&self) -> Settings {
         Settings::default().keepalive(self.tcp.keepalive)
     }
@@ -498,7 +506,7 @@ impl Limits {
     /// Checks every bound.
     ///
     /// # Errors
-    /// Says which field is out of its range, and the range.
+    /// Which field is out of its range, and the range.
     pub fn check(&self) -> Result<(), ConfigError> {
         let ring = |field, value: u32| {
             if value.is_power_of_two() && (1 << 10..=1 << 30).contains(&value) {

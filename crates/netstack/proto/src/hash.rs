@@ -1,5 +1,5 @@
-//! A hash of integers, the same on every machine. Fingerprints and keyed permutations use it, and
-//! the generator of the tests.
+//! An integer hash, equal on every machine. Fingerprints, keyed permutations and the tests'
+//! random generator use it.
 
 /// A bijective mix of 64 bits, from the finalizer of MurmurHash3 by way of splitmix64.
 #[inline]
@@ -58,7 +58,7 @@ impl Rng {
         self.below(1000) < per_mille as u64
     }
 
-    /// A generator whose numbers have nothing to do with those of this one.
+    /// A new generator whose numbers are independent of this one's.
     pub const fn fork(&mut self) -> Rng {
         Rng(mix(self.next() ^ 0x5851_f42d_4c95_7f2d))
     }

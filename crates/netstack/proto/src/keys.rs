@@ -1,10 +1,10 @@
 //! Keyed hashes: every number that leaves the stack and that an outsider must not predict is
 //! derived here.
 //!
-//! One secret of 128 bits belongs to a stack. It is only ever a key of SipHash-2-4 (J.-P. Aumasson,
-//! D. J. Bernstein, *SipHash: a fast short-input PRF*, INDOCRYPT 2012), and the first word of every
-//! input names what the output is for. So no output shows a bit of the secret, and an output of one
-//! [`KeyUse`] says nothing about those of another.
+//! A stack has one secret of 128 bits. It is used only as a key of SipHash-2-4 (J.-P. Aumasson,
+//! D. J. Bernstein, *SipHash: a fast short-input PRF*, INDOCRYPT 2012), and the first word of
+//! every input names the purpose of the output. So no output reveals a bit of the secret, and
+//! an output of one [`KeyUse`] reveals nothing about those of another.
 
 use core::hash::{BuildHasher, Hash, Hasher};
 
@@ -12,8 +12,8 @@ use siphasher::sip::{SipHasher13, SipHasher24};
 
 use crate::packet::flow::{Address, Flow};
 
-/// What a keyed hash is for. The number is the first word of the input; numbers are never used
-/// again.
+/// The purpose of a keyed hash. Its number is the first word of the input; numbers are never
+/// reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum KeyUse {
@@ -29,34 +29,35 @@ pub enum KeyUse {
     Identification = 5,
     /// SYN cookies (RFC 4987 section 3.6).
     Cookie = 6,
-    /// How many ICMP errors may leave in a second, and which share a count.
+    /// The rate limit of ICMP errors, and the destinations that share a bucket.
     ErrorLimit = 7,
-    /// The same for reports of packets that are too long.
+    /// The rate limit of reports of packets that are too long.
     TooLongLimit = 19,
-    /// The same for resets.
+    /// The rate limit of resets.
     ResetLimit = 8,
-    /// The same for challenge acknowledgments.
+    /// The rate limit of challenge acknowledgments.
     ChallengeLimit = 9,
-    /// Which group a flow belongs to.
+    /// The group of a flow.
     Group = 10,
-    /// The connection table. Nothing of it leaves but the time that a lookup takes.
+    /// The connection table. Only the time of a lookup is visible outside.
     Table = 12,
     /// Interface identifiers of IPv6 addresses (RFC 7217).
     InterfaceIdentifier = 16,
-    /// Random delays of what is said on a link (RFC 4861, RFC 4862).
+    /// Random delays of messages on a link (RFC 4861, RFC 4862).
     LinkDelay = 17,
     /// Flow labels (RFC 6437).
     FlowLabel = 18,
-    /// Where tests let a connection panic.
+    /// Which calls of a connection panic in tests.
     #[cfg(feature = "testkit")]
     InjectedPanic = 13,
-    /// Under the key of another domain: what concerns one destination.
+    /// A value for one destination, under a key derived for another domain.
     OneDestination = 14,
-    /// The same: what concerns many.
+    /// A value for many destinations, under a key derived for another domain.
     AllDestinations = 15,
 }
 
-/// The secret of a stack. The same in all replicas, so what is derived from it may decide.
+/// The secret of a stack. All replicas have the same one, so `apply` may depend on derived
+/// values.
 #[derive(Clone, Copy, Default)]
 pub struct Keys {
     secret: [u64; 2],
@@ -80,7 +81,7 @@ impl Keys {
         hasher
     }
 
-    /// A hash of a few numbers. For one `domain`, always as many.
+    /// A hash of a few numbers. Each `domain` always has the same `N`.
     pub fn of<const N: usize>(&self, domain: KeyUse, words: [u64; N]) -> u64 {
         let mut hasher = self.hasher(domain);
         for word in words {
@@ -101,7 +102,7 @@ impl Keys {
         hasher.finish()
     }
 
-    /// A hash of a connection, and of a number if `domain` has several for each.
+    /// A hash of a connection, and of a number if `domain` needs several hashes for each.
     pub fn of_flow(&self, domain: KeyUse, flow: &Flow, number: u64) -> u64 {
         let mut hasher = self.hasher(domain);
         hasher.write_u64(number);
@@ -114,13 +115,14 @@ impl Keys {
         [0, 1].map(|half| self.of(domain, [half]))
     }
 
-    /// The hasher of the connection table: a faster one, as its outputs stay here.
+    /// The hasher of the connection table: a faster one, because its outputs stay inside.
     pub fn table(&self) -> TableKey {
         TableKey(self.derive(KeyUse::Table))
     }
 }
 
-/// Keys of a hash table: an outsider cannot aim at one bucket. Hashes with SipHash-1-3.
+/// Keys of a hash table, so that an outsider cannot overload one bucket. Hashes with
+/// SipHash-1-3.
 #[derive(Clone, Copy, Default)]
 pub struct TableKey([u64; 2]);
 
@@ -148,7 +150,7 @@ mod tests {
         remote: Endpoint::new(Address::ipv4(10, 0, 0, 2), 4000),
     };
 
-    /// All outputs that there are for one flow and one number.
+    /// All outputs for one flow and one number.
     fn outputs(secret: [u64; 2]) -> Vec<u64> {
         let keys = Keys::new(secret);
         let domains = [
@@ -194,7 +196,7 @@ mod tests {
                 changed[i] += (a ^ b).count_ones();
             }
         }
-        // 128 * 64 bits were looked at for each: 4096 expected, with a standard deviation of 45.
+        // 128 * 64 bits were compared for each: 4096 expected, with a standard deviation of 45.
         assert!(
             changed.iter().all(|n| (3800..4400).contains(n)),
             "{changed:?}"

@@ -1,14 +1,14 @@
 //! TCP/IP as plain data: time and bytes go in, effects come out.
 //!
-//! Nothing here sees a thread, an atomic, a clock, a file or a device, and nothing is `unsafe`. The
-//! same calls give the same state and the same effects. `dominoes-netstack` brings requests to this
-//! state, and performs the effects.
+//! Nothing here touches a thread, an atomic, a clock, a file or a device, and nothing is
+//! `unsafe`. The same calls produce equal states and effects. `dominoes-netstack` passes
+//! requests to this state, and performs the effects.
 //!
-//! A [`Tcb`](tcp::Tcb) is one connection. A [`Replica`](state::apply::ReplicaState) is all connections
-//! of a host: [`Request`](log::request::Request)s change it, and its answers are
+//! A [`Tcb`](tcp::Tcb) is one connection. A [`Replica`](state::apply::ReplicaState) is all
+//! connections of a host: [`Request`](log::request::Request)s change it, and it answers with
 //! [`Effect`](log::effect::Effect)s. Neither sees a byte of payload.
 //!
-//! The crate's README has two ends of a connection by hand.
+//! The crate's README shows two ends of a connection, driven by hand.
 
 #![forbid(unsafe_code)]
 

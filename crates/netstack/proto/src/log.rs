@@ -1,4 +1,4 @@
-//! What stands in a log, and what comes out of it.
+//! The entries of a log (requests), and the results of applying them (effects).
 
 pub mod effect;
 pub mod request;

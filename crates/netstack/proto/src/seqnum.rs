@@ -13,25 +13,25 @@ use serde::{Deserialize, Serialize};
 pub struct SeqNum(pub u32);
 
 impl SeqNum {
-    /// Whether `self` stands before `other`.
+    /// Whether `self` precedes `other`.
     #[inline]
     pub const fn before(self, other: SeqNum) -> bool {
         (self.0.wrapping_sub(other.0) as i32) < 0
     }
 
-    /// Whether `self` stands after `other`.
+    /// Whether `self` follows `other`.
     #[inline]
     pub const fn after(self, other: SeqNum) -> bool {
         other.before(self)
     }
 
-    /// Whether `self` stands at or before `other`.
+    /// Whether `self` equals or precedes `other`.
     #[inline]
     pub const fn at_or_before(self, other: SeqNum) -> bool {
         !other.before(self)
     }
 
-    /// Whether `self` stands at or after `other`.
+    /// Whether `self` equals or follows `other`.
     #[inline]
     pub const fn at_or_after(self, other: SeqNum) -> bool {
         !self.before(other)

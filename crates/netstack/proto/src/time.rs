@@ -1,11 +1,11 @@
-//! Time as values. Nothing here reads a clock: whoever drives the stack says what time it is.
+//! Time as values. Nothing here reads a clock: the driver of the stack supplies the time.
 
 use core::ops::{Add, AddAssign, Sub};
 
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
-/// A moment, in nanoseconds since a start that the driver of the stack chose.
+/// A point in time, in nanoseconds since a start that the driver of the stack chose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Instant(u64);
@@ -20,7 +20,7 @@ pub struct Duration(u64);
 impl Instant {
     /// The start of time.
     pub const ZERO: Instant = Instant(0);
-    /// Later than every moment that comes; "no deadline".
+    /// Later than every other instant; "no deadline".
     pub const NEVER: Instant = Instant(u64::MAX);
 
     /// The moment `nanos` nanoseconds after the start.
@@ -38,7 +38,7 @@ impl Instant {
         self.0
     }
 
-    /// The moment `span` earlier; the start of time if there was none.
+    /// The instant `span` earlier, but not before the start of time.
     pub const fn before(self, span: Duration) -> Instant {
         Instant(self.0.saturating_sub(span.0))
     }
@@ -84,13 +84,13 @@ impl Duration {
         self.0 / 1_000_000
     }
 
-    /// The span in `parts` equal parts, rounded down; `parts` is not 0.
+    /// The span divided into `parts` equal parts, rounded down. Panics if `parts` is 0.
     #[inline]
     pub const fn divided(self, parts: u64) -> Duration {
         Duration(self.0 / parts)
     }
 
-    /// The span times `factor`, at most the longest that there is.
+    /// The span times `factor`, saturating at the longest span.
     #[inline]
     pub const fn times(self, factor: u64) -> Duration {
         Duration(self.0.saturating_mul(factor))
@@ -98,7 +98,7 @@ impl Duration {
 }
 
 impl From<core::time::Duration> for Duration {
-    /// What does not fit is the longest span that there is.
+    /// Saturates at the longest span.
     fn from(span: core::time::Duration) -> Self {
         Duration(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX))
     }

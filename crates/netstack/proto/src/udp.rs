@@ -1,14 +1,14 @@
 //! UDP (RFC 768, RFC 1122 section 4.1): the replicated part of its sockets.
 //!
-//! What apply decides of a datagram is little: whether it fits the queue of its socket, where it
-//! lies there, and which numbers the frames get that we send. Which socket a datagram is for, the
-//! pump knows, since only what it publishes changes that; so apply looks nothing up, and costs the
-//! more cores the less.
+//! `apply` decides little about a datagram: whether it fits the queue of its socket, its offset
+//! there, and the numbers of the frames that we send. The pump finds the socket of a datagram,
+//! because only the pump's own requests change the bindings; so `apply` looks nothing up and
+//! stays cheap, which lets UDP scale with cores.
 //!
-//! A queue is a ring of bytes, as a stream's, but of *records*: a header of [`record::HEADER`]
-//! bytes, the payload, and padding. Both rings of a socket hold such records. Received ones are
-//! numbered here and copied by the primary; ones to be sent are written by the application and
-//! found by the pump.
+//! A queue is a byte ring like a stream's, but it holds *records*: a header of
+//! [`record::HEADER`] bytes, the payload, and padding. Both rings of a socket hold such
+//! records. Received ones are numbered here and copied by the primary; the application writes
+//! outgoing ones, and the pump finds them.
 
 pub mod gather;
 pub mod record;
@@ -27,34 +27,34 @@ use crate::log::request::{
 use crate::stats::StateStats;
 use send::Sends;
 
-/// What apply knows of one socket.
+/// The state of one socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Socket {
     id: ConnId,
     port: u16,
     /// Bytes of its queue that the application has read.
     app_read: u64,
-    /// Bytes that were ever put into its queue.
+    /// All bytes that were put into its queue so far.
     queued: u64,
     /// Number of the next delivery.
     delivery: u64,
-    /// What it sends and no frame is numbered for, oldest first.
+    /// Datagrams to send whose frames are not all numbered yet, oldest first.
     sends: VecDeque<Sends>,
-    /// Whether it stands in `waiting`.
+    /// Whether it is in `waiting`.
     waits_for_turn: bool,
-    /// How often it stands in `unsent`.
+    /// Number of its entries in `unsent`.
     unsent: u32,
-    /// Whether it is gone as soon as everything is sent.
+    /// Whether it ends as soon as everything is sent.
     closing: bool,
 }
 
-/// What a change asks for.
+/// The context of a request: everything that sockets need from outside.
 pub struct UdpCx<'a, S> {
     /// Numbers of the frames that are sent.
     pub frames: &'a mut FrameNumbers,
     /// The limits of the group.
     pub limits: &'a Limits,
-    /// Where it is counted.
+    /// Counters of the state.
     pub stats: &'a mut StateStats,
     /// Takes the effects.
     pub out: &'a mut S,
@@ -64,19 +64,20 @@ pub struct UdpCx<'a, S> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UdpSockets {
     places: Vec<Option<Socket>>,
-    /// Sockets that could send more, in turn.
+    /// Sockets that could send more, in order of their turns.
     waiting: VecDeque<ConnId>,
-    /// What may be written over once so many frames are sent; counts ascend.
+    /// Offset up to which a socket's send ring may be overwritten once that many frames are
+    /// sent; frame counts ascend.
     unsent: VecDeque<(u64, ConnId, u64)>,
     /// Identifications of the next datagrams.
     idents: Identifications,
-    /// Whose turn it is when both connections and sockets wait for room.
+    /// Whether sockets precede connections when both wait for room.
     first: bool,
 }
 
 impl UdpSockets {
-    /// What it sends is numbered with these keys. It does so beside its group's pump, and beside
-    /// other groups.
+    /// Sets the keys of identifications. Its numbers differ from those of its group's pump, and
+    /// of other groups.
     pub fn configure(&mut self, keys: &Keys, group: GroupIndex) {
         self.idents = Identifications::new(keys, 2 * group.index, 2 * group.count);
     }
@@ -86,8 +87,8 @@ impl UdpSockets {
         (place.id == id).then_some(place)
     }
 
-    /// A run of datagrams for one socket. What does not fit its queue is dropped (RFC 1122 section
-    /// 4.1.3.1 leaves that to us).
+    /// Applies a run of datagrams for one socket. Datagrams that do not fit its queue are
+    /// dropped (RFC 1122 section 4.1.3.1 leaves that to us).
     pub fn arrive<S: EffectSink>(
         &mut self,
         request: &Request,
@@ -133,7 +134,7 @@ impl UdpSockets {
         }
     }
 
-    /// The same of datagrams in one frame, which has one checksum.
+    /// [`Self::arrive`] for datagrams in one frame, which has one checksum.
     fn arrive_merged<S: EffectSink>(
         &mut self,
         digest: &Digest,
@@ -172,7 +173,7 @@ impl UdpSockets {
         }
     }
 
-    /// Whether `body` was for a socket, and done.
+    /// Applies a command of a socket. Returns false if the request is something else.
     pub fn command<S: EffectSink>(&mut self, request: &Request, cx: &mut UdpCx<'_, S>) -> bool {
         match request.body {
             Body::Bind { socket, port } => self.bind(socket, port, cx.limits),
@@ -209,7 +210,7 @@ impl UdpSockets {
         });
     }
 
-    /// A socket that is closing is gone once nothing is left to be sent.
+    /// Removes a closing socket once nothing is left to send.
     fn end<S: EffectSink>(&mut self, id: ConnId, cx: &mut UdpCx<'_, S>) {
         let Some(socket) = self.get(id) else { return };
         if socket.closing && socket.sends.is_empty() && socket.unsent == 0 {
@@ -218,7 +219,7 @@ impl UdpSockets {
         }
     }
 
-    /// Once so many frames are sent, somebody has something to do; 0 while somebody waits for a
+    /// The number of sent frames at which a socket has work to do; 0 while one waits for its
     /// turn.
     pub fn next_sent(&self) -> u64 {
         match (self.waiting.is_empty(), self.unsent.front()) {
@@ -228,13 +229,13 @@ impl UdpSockets {
         }
     }
 
-    /// Whether sockets come before connections this time; it alternates.
+    /// Whether sockets precede connections this time; it alternates.
     pub fn comes_first(&mut self) -> bool {
         self.first = !self.first && !self.waiting.is_empty();
         self.first
     }
 
-    /// Folds what a request changed into `h`.
+    /// Folds the changes of a request into `h`.
     pub fn fold(&self, h: u64, request: &Request) -> u64 {
         let id = match (request.digest.kind, request.body) {
             (RequestKind::Datagrams, _) => request.digest.hint,
@@ -251,7 +252,7 @@ impl UdpSockets {
         })
     }
 
-    /// A number over all of it.
+    /// A hash of the whole state.
     pub fn fingerprint(&self) -> u64 {
         let mut h = self.idents.fingerprint() ^ u64::from(self.first);
         let mut add = |word: u64| h = mix(h ^ word);
@@ -277,8 +278,8 @@ impl UdpSockets {
 }
 
 impl Socket {
-    /// Takes datagrams of these lengths into the queue, as far as they are good and there is room.
-    /// Each takes so many bytes more than its record. Returns which, a bit each.
+    /// Adds good datagrams of these lengths to the queue while there is room. Each takes `MORE`
+    /// bytes in addition to its record. Returns the accepted ones, a bit each.
     #[inline(always)]
     fn take<const MORE: u64, S>(
         &mut self,
@@ -303,8 +304,8 @@ impl Socket {
         take
     }
 
-    /// Takes the first ones of merged datagrams into the queue, as many as there is room for, and
-    /// returns those.
+    /// Adds the first of several merged datagrams to the queue, as many as fit, and returns
+    /// them.
     fn take_merged(&mut self, merged: Merged, has_more: bool, limits: &Limits) -> Merged {
         let more = if has_more { record::MORE as u64 } else { 0 };
         let most = self.app_read + u64::from(limits.udp_receive_buffer);
@@ -324,10 +325,10 @@ impl Socket {
         }
     }
 
-    /// Takes over the low half of the application's cursor.
+    /// Updates the application's cursor from its low half.
     fn read_low(&mut self, low: u32) {
         let step = low.wrapping_sub(self.app_read as u32);
-        // A cursor from before is one that was overtaken.
+        // An older cursor is ignored.
         if step < 1 << 31 {
             self.app_read += u64::from(step);
         }

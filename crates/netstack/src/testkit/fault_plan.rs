@@ -1,4 +1,4 @@
-//! A plan of faults: workers that fail and states that change.
+//! Planned faults: workers that fail, and states that change.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -8,23 +8,24 @@ use crate::group::FaultHooks;
 use crate::log::effect::Effect;
 use crate::state::apply::ReplicaState;
 
-/// How often workers join, leave and fail: before so many steps in a million each.
+/// How often workers join, leave and fail, each in steps per million.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultPlan {
-    /// Replica slots that are free at the beginning.
+    /// Replica slots that are free at first.
     pub free_slots: usize,
     /// A worker joins, if a slot is free.
     pub joins_ppm: u32,
     /// A worker is asked to leave.
     pub leaves_ppm: u32,
-    /// A worker fails between two steps. In three of four cases another one is to take its slot.
+    /// A worker fails between two steps. In three of four cases another one is asked to take
+    /// its slot.
     pub failures_ppm: u32,
-    /// The next step is to end in a panic: in an effect, behind a request that was applied, or in a
-    /// TLS record. Has no effect if the step has none.
+    /// The next step ends in a panic: in an effect, after a request was applied, or in a TLS
+    /// record. Has no effect if the step reaches no such point.
     pub panics_ppm: u32,
-    /// A bit of a connection flips in a worker's state, if at least two others have the right state
-    /// there, and no other worker is gone, wrong, or about to join; others may join later. Then
-    /// nothing is performed that is not [confirmed](crate::group::Layout).
+    /// A bit of a connection flips in a worker's state, if at least two others have the right
+    /// state there, and no other worker is gone, wrong, or about to join; others may join
+    /// later. Then only [confirmed](crate::group::Layout) effects are performed.
     pub flips_ppm: u32,
 }
 
@@ -39,59 +40,59 @@ impl FaultPlan {
     }
 }
 
-/// What happened to the workers of a host.
+/// Events of a host's workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FaultPlanStats {
     /// Workers that joined.
     pub joins: u64,
-    /// Workers among them that took the slot of one that failed.
+    /// Workers among them that took the slot of a failed one.
     pub replacements: u64,
-    /// Workers that left, having performed their share.
+    /// Workers that left after they had performed their share.
     pub leaves: u64,
     /// Workers that failed between two steps.
     pub failures: u64,
     /// Workers that failed in the middle of an effect.
     pub failures_performing: u64,
-    /// Workers that failed behind a request that they applied.
+    /// Workers that failed after applying a request, before its effects counted.
     pub failures_applying: u64,
     /// Workers that failed in the middle of a unit of a stream.
     pub failures_in_unit: u64,
     /// Bits that flipped.
     pub flips: u64,
-    /// Workers that differed and were found.
+    /// Diverged workers that were detected.
     pub found: u64,
-    /// Workers that differed and were given the state of the others.
+    /// Diverged workers that got the state of the others.
     pub repairs: u64,
-    /// Flips that were overwritten before they were found.
+    /// Flips that were overwritten before they were detected.
     pub overwritten: u64,
     /// Workers whose changed state made them panic.
     pub unwound: u64,
 }
 
-/// Where the worker that takes the next step is to panic.
+/// The point at which the worker of the next step panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PanicPoint {
     Never,
-    /// In the middle of an effect, or of storing payload ahead, after so many others.
+    /// In the middle of an effect, or of storing payload ahead, after this many others.
     Performing(u64),
-    /// Behind a request that it applied, before that request's effects count.
+    /// After it applied a request, before that request's effects count.
     Applying,
     /// In the middle of a unit of a stream.
     #[cfg(feature = "framed")]
     Unit,
 }
 
-/// What a planted panic carries.
+/// The payload of a planted panic.
 struct Injected;
 
 thread_local! {
     static PANIC_POINT: Cell<PanicPoint> = const { Cell::new(PanicPoint::Never) };
-    /// The connection and the bit that are to flip before the next request is applied.
+    /// The connection and the bit that flip before the next request is applied.
     static FLIP: Cell<Option<(u64, u32)>> = const { Cell::new(None) };
 }
 
-/// Panics where the plan says so, and changes the worker's state when its turn comes.
+/// Panics where planned, and changes the worker's state at the planned request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PlannedFaults;
 
@@ -135,11 +136,11 @@ pub(super) enum End<R> {
     Done(R),
     /// The planned panic happened.
     Injected,
-    /// Something else panicked.
+    /// Another panic happened.
     Other(Box<dyn Any + Send>),
 }
 
-/// Does `what` with a planned panic.
+/// Runs `what` with a planned panic.
 pub(super) fn with_panic_at<R>(panic_point: PanicPoint, what: impl FnOnce() -> R) -> End<R> {
     PANIC_POINT.set(panic_point);
     let done = catch_unwind(AssertUnwindSafe(what));
@@ -153,8 +154,8 @@ pub(super) fn with_panic_at<R>(panic_point: PanicPoint, what: impl FnOnce() -> R
     }
 }
 
-/// Does `what`, before which bit `bit` of the `nth` connection flips; both are counted modulo what
-/// there is. Returns whether it flipped, and how `what` ended.
+/// Runs `what`, which flips bit `bit` of the `nth` connection at its first request; both are
+/// taken modulo their number. Returns whether the bit flipped, and how `what` ended.
 pub(super) fn with_flip<R>(nth: u64, bit: u32, what: impl FnOnce() -> R) -> (bool, End<R>) {
     FLIP.set(Some((nth, bit)));
     let end = with_panic_at(PanicPoint::Never, what);

@@ -26,41 +26,41 @@ use crate::stats::{EffectStats, MembershipStats, PumpStats, StateStats};
 use crate::time::{Duration, Instant};
 use crate::variants::{self, Setup, TurnStep, VariantKind, groups};
 
-/// Fruitless steps per worker before a round in which each takes all of its steps.
+/// Steps without work per worker before a round in which each takes all of its steps.
 const FRUITLESS: usize = 3;
-/// How much more often a worker dies if there are units to process, which is seldom.
+/// How much more often a worker fails if there are units to process, which is rare.
 #[cfg(feature = "framed")]
 const DEATHS_IN_UNITS: u32 = 8;
-/// How long workers that wait for another one have nothing to do, unless something comes from
+/// How long workers that wait for another one have nothing to do, unless an event arrives from
 /// outside.
 const STEAL_CHECK_INTERVAL: Duration = Duration::from_micros(100);
 
-/// How a stack is run: which variant, and with how many workers.
+/// The variant of a stack, and its number of workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Variant {
     /// One core, no log.
     Single,
-    /// So many workers around one state behind a mutex.
+    /// Workers around one state with a mutex.
     Locked(usize),
-    /// The same behind a queue lock.
+    /// Workers around one state with a queue lock.
     LockedMcs(usize),
-    /// So many workers around one state behind two mutexes, and tickets.
+    /// Workers around one state with two mutexes, and tickets.
     LockedTwo(usize),
-    /// The same behind two queue locks.
+    /// Workers around one state with two queue locks, and tickets.
     LockedTwoMcs(usize),
-    /// So many workers around one state behind six mutexes, and tickets.
+    /// Workers around one state with six mutexes, and tickets.
     LockedSix(usize),
-    /// The same behind six queue locks.
+    /// Workers around one state with six queue locks, and tickets.
     LockedSixMcs(usize),
-    /// So many workers that have the stages of a pipeline.
+    /// Workers that share the stages of a pipeline.
     Pipelined(usize),
-    /// So many replicas over one log.
+    /// Replicas over one log.
     Replicated(usize),
 }
 
 impl Variant {
-    /// Those that every test of behaviour should pass.
+    /// The variants that every test of behaviour should pass.
     pub const ALL: [Variant; 10] = [
         Variant::Single,
         Variant::Locked(2),
@@ -74,7 +74,7 @@ impl Variant {
         Variant::Replicated(4),
     ];
 
-    /// The variant of this kind with so many workers; `single` has one.
+    /// The variant of this kind with this many workers; `single` has one.
     pub const fn new(kind: VariantKind, workers: usize) -> Variant {
         match kind {
             VariantKind::Single => Variant::Single,
@@ -89,7 +89,7 @@ impl Variant {
         }
     }
 
-    /// Which variant it is.
+    /// The kind of the variant.
     pub const fn kind(self) -> VariantKind {
         match self {
             Variant::Single => VariantKind::Single,
@@ -104,7 +104,7 @@ impl Variant {
         }
     }
 
-    /// How many workers it has.
+    /// The number of workers.
     pub const fn workers(self) -> usize {
         match self {
             Variant::Single => 1,
@@ -119,7 +119,7 @@ impl Variant {
         }
     }
 
-    /// The variant itself, laid out as by default.
+    /// Builds the stack of this variant with the default layout.
     ///
     /// # Errors
     /// If a setting is out of its range.
@@ -142,19 +142,19 @@ impl fmt::Display for Variant {
     }
 }
 
-/// How often a worker stands still between two of its steps, and for how long.
+/// How often and for how long a worker stalls between two of its steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stalls {
-    /// Before so many steps in a million.
+    /// Stalls per million steps.
     pub ppm: u32,
-    /// For so long, at most; each shorter time is as likely.
+    /// Maximum duration; all shorter ones are equally likely.
     pub longest: Duration,
 }
 
-/// A stack whose time, frames and order of steps are in the caller's hands.
+/// A stack whose time, frames and order of steps the caller controls.
 ///
-/// Unless it is given another one, its device takes every frame and has no offloads; the Ethernet
-/// address is 02:00 followed by the IP address.
+/// Unless the caller supplies another one, its device takes every frame and has no offloads;
+/// the Ethernet address is 02:00 followed by the IP address.
 pub struct Host {
     variant: Variant,
     engine: Engine,
@@ -163,37 +163,37 @@ pub struct Host {
     world: Arc<World>,
     rng: Rng,
     stalls: Stalls,
-    /// For each slot, until when its worker stands still.
+    /// For each slot, the time until which its worker stalls.
     stalled: Vec<Instant>,
     stall_count: u64,
     fault_plan: FaultPlan,
     fault_stats: FaultPlanStats,
     /// The slot whose state was changed and is not repaired yet.
     flipped: Option<usize>,
-    /// Whether it was found, and how many had been repaired when it changed.
+    /// Whether the change was detected, and the number of repairs before the change.
     found: bool,
     repaired: u64,
-    /// Workers whose changed state was not found, and the positions between which their
-    /// fingerprints may be wrong.
+    /// Workers whose change was not detected, and the positions at which their fingerprints may
+    /// be wrong.
     changed: Vec<(usize, RangeInclusive<u64>)>,
     /// The first position at which the changed worker's fingerprint may be wrong.
     wrong_from: u64,
-    /// A bit for each slot whose worker failed, and for which another one was asked.
+    /// A bit for each slot whose worker failed and for which another one was requested.
     replacing: u64,
     /// Whether a worker may be about to join or leave.
     is_membership_changing: bool,
     flip_is_due: bool,
-    /// Whether another group of the same stack may have taken in frames for it since it last found
-    /// nothing to do.
+    /// Whether another group of the same stack may have received frames for it since it last
+    /// found no work.
     is_disturbed: bool,
-    /// Before when nothing is to be done unless something comes from outside.
+    /// There is no work before this time, unless an event arrives from outside.
     quiet_until: Cell<Instant>,
 }
 
 enum Engine {
-    /// Whose workers only stand still.
+    /// Its workers only stall.
     Plain(Box<dyn variants::Variant>),
-    /// Whose workers also join, leave and fail.
+    /// Its workers also join, leave and fail.
     Group(Box<ReplicatedGroup<PlannedFaults>>),
 }
 
@@ -219,7 +219,7 @@ impl fmt::Debug for Host {
     }
 }
 
-/// However a test uses it, what it was sent made nothing panic.
+/// Every test also checks that nothing it sent caused a panic.
 impl Drop for Host {
     fn drop(&mut self) {
         if !std::thread::panicking() {
@@ -229,7 +229,7 @@ impl Drop for Host {
 }
 
 impl Host {
-    /// A stack made of `setup`; the order of its steps comes from `seed`.
+    /// A stack from `setup`; `seed` determines the order of its steps.
     ///
     /// # Errors
     /// If a setting is out of its range.
@@ -242,7 +242,8 @@ impl Host {
         Self::over_device(variant, setup, FaultPlan::default(), device, seed)
     }
 
-    /// The same over a device of the caller's; workers join, leave and fail as `fault_plan` says.
+    /// A stack over the caller's device; workers join, leave and fail according to
+    /// `fault_plan`.
     ///
     /// # Errors
     /// If a setting is out of its range.
@@ -256,8 +257,8 @@ impl Host {
         Self::over(variant, setup, fault_plan, device, seed, seed)
     }
 
-    /// A stack of several groups, each driven by itself; frames go in and out at any of them. The
-    /// sockets of any are those of all.
+    /// A stack of several groups, each driven separately; every group receives and sends
+    /// frames. Each host has the sockets of all groups.
     ///
     /// # Errors
     /// If a setting is out of its range.
@@ -283,7 +284,7 @@ impl Host {
         Ok(hosts)
     }
 
-    /// Its layout comes from one seed, the order of its steps from the other.
+    /// One seed determines its layout, the other the order of its steps.
     fn over(
         variant: Variant,
         setup: Setup,
@@ -295,7 +296,7 @@ impl Host {
         let mut rng = Rng::new(layout_seed);
         let (engine, slots) = match variant {
             Variant::Replicated(replicas) => {
-                // Small pieces, so that a short run crosses many boundaries.
+                // Small sizes, so that a short run crosses many boundaries.
                 let layout = Layout {
                     replicas,
                     replica_slots: replicas + fault_plan.free_slots,
@@ -356,37 +357,38 @@ impl Host {
         })
     }
 
-    /// The Ethernet address of the host at `address`: the last four bytes stand in it.
+    /// The Ethernet address of the host at `address`, which contains the last four bytes of
+    /// `address`.
     pub fn mac_of(address: IpAddr) -> [u8; 6] {
         let [a, b, c, d] = Address::from(address).v4_bits().to_be_bytes();
         [2, 0, a, b, c, d]
     }
 
-    /// Lets workers stand still now and then, from now on.
+    /// Lets workers stall from now on.
     pub const fn set_stalls(&mut self, stalls: Stalls) {
         self.stalls = stalls;
     }
 
-    /// Changes how workers join, leave and fail from now on. The number of slots, and whether
-    /// states are confirmed, stay.
+    /// Changes how workers join, leave and fail from now on. The number of slots, and the
+    /// confirmation of states, do not change.
     pub fn set_fault_plan(&mut self, fault_plan: FaultPlan) {
         self.fault_plan = fault_plan;
         self.quiet_until.set(Instant::ZERO);
     }
 
-    /// What happened to the workers so far.
+    /// Events of the workers so far.
     pub const fn fault_stats(&self) -> FaultPlanStats {
         self.fault_stats
     }
 
-    /// Flips a bit of a connection in the state of some worker, as soon as there is one with a
-    /// request to apply, and another worker.
+    /// Flips a bit of a connection in some worker's state, as soon as there are a worker with a
+    /// request to apply and another worker.
     pub fn flip_soon(&mut self) {
         self.flip_is_due = true;
         self.quiet_until.set(Instant::ZERO);
     }
 
-    /// What happened to the group's replicas so far, by its own counters.
+    /// Events of the group's replicas so far, from its own counters.
     pub fn membership_stats(&self) -> MembershipStats {
         self.engine.variant().stats().membership
     }
@@ -401,24 +403,24 @@ impl Host {
         self.script.push(frame);
     }
 
-    /// What was sent since the last call, in order.
+    /// The frames sent since the last call, in order.
     pub fn take_sent(&self) -> Vec<Vec<u8>> {
         let sent = self.take_transmitted().into_iter();
         sent.map(|(frame, _)| frame).collect()
     }
 
-    /// The same, and what the device is to do with each.
+    /// The frames sent since the last call, each with its instructions for the device.
     pub fn take_transmitted(&self) -> Vec<(Vec<u8>, TxMeta)> {
         self.script.take_sent()
     }
 
-    /// The device takes so many more frames and is then busy; `None`: no limit.
+    /// The device takes at most `frames` further frames and is then busy; `None`: no limit.
     pub fn accept_at_most(&self, frames: Option<usize>) {
         self.script.accept_at_most(frames);
         self.quiet_until.set(Instant::ZERO);
     }
 
-    /// Frames that arrived and that no group has taken.
+    /// Frames that arrived and that no group has claimed.
     pub fn unclaimed(&self) -> usize {
         self.script.unclaimed()
     }
@@ -428,8 +430,8 @@ impl Host {
         self.is_disturbed = true;
     }
 
-    /// Everything that can be done at `now` by workers that do not stand still. Returns how many
-    /// steps did something.
+    /// Does everything that is possible at `now` by workers that do not stall. Returns how many
+    /// steps did work.
     pub fn turn(&mut self, now: Instant) -> usize {
         if self.is_quiet(now) {
             return 0;
@@ -438,7 +440,7 @@ impl Host {
         let quiet_until = if self.may_sleep(now) {
             self.next_event(now)
         } else if done == 0 && self.flipped.is_none() {
-            // A worker stands still, or is about to join: the others check again now and then.
+            // A worker stalls, or is about to join: the others check again at intervals.
             self.next_event(now).min(now + STEAL_CHECK_INTERVAL)
         } else {
             now
@@ -447,7 +449,7 @@ impl Host {
         done
     }
 
-    /// Whether there is nothing to do, as a stack's threads know before they sleep.
+    /// Whether there is no work, by the criteria of a stack's threads before they sleep.
     fn is_quiet(&self, now: Instant) -> bool {
         !self.is_disturbed
             && now < self.quiet_until.get()
@@ -455,7 +457,7 @@ impl Host {
             && !self.world.has_work()
     }
 
-    /// Whether threads that ran this stack would sleep until its next event, all of them.
+    /// Whether all threads of this stack would sleep until its next event.
     fn may_sleep(&mut self, now: Instant) -> bool {
         let waits = self.is_membership_changing || self.flipped.is_some() || self.flip_is_due;
         if self.is_disturbed || waits || self.receives(now) {
@@ -464,7 +466,7 @@ impl Host {
         !self.engine.variant_mut().has_work()
     }
 
-    /// Whether there is something for the receive pump to take, or to tell.
+    /// Whether the receive pump has something to receive or to publish.
     fn receives(&mut self, now: Instant) -> bool {
         let variant = self.engine.variant();
         self.script.unclaimed() > 0 || variant.next_deadline() <= now || variant.is_pump_busy()
@@ -495,7 +497,7 @@ impl Host {
         let (mut done, mut fruitless) = (0, 0);
         let mut awake = self.awake(now);
         loop {
-            // A worker that joins, leaves or falls asleep is news.
+            // A worker that joins, leaves or stalls changes the set.
             let mut changed = self.apply_fault_plan();
             if changed {
                 awake = self.awake(now);
@@ -549,7 +551,7 @@ impl Host {
         }
     }
 
-    /// The slots of workers that do not stand still, a bit each.
+    /// The slots of workers that do not stall, a bit each.
     fn awake(&mut self, now: Instant) -> u64 {
         let stalled = &self.stalled;
         let bit = |mask: u64, id: usize| mask | u64::from(stalled[id] <= now) << id;
@@ -563,7 +565,7 @@ impl Host {
         }
     }
 
-    /// One step of worker `replica`. Returns whether it did something.
+    /// Runs one step of worker `replica`. Returns whether it did work.
     fn step(&mut self, replica: usize, now: Instant) -> bool {
         let mut panic_point = PanicPoint::Never;
         if self.rng.chance(self.fault_plan.panics_ppm)
@@ -620,8 +622,8 @@ impl Host {
         self.run_with_fault(replica, panic_point, what)
     }
 
-    /// One turn of worker `replica`, which dies in one of the first units that it processes.
-    /// Returns whether it did something.
+    /// Runs one turn of worker `replica`, which fails in one of the first units that it
+    /// processes. Returns whether it did work.
     #[cfg(feature = "framed")]
     fn die_in_unit(&mut self, replica: usize, now: Instant) -> bool {
         self.world.units.fail_after(Some(self.rng.below(4)));
@@ -631,8 +633,7 @@ impl Host {
         did
     }
 
-    /// Whether step `step` of worker `replica` may find something to do. Most of the others are
-    /// spared.
+    /// Whether step `step` of worker `replica` may find work. Most other steps are skipped.
     fn may_find_work(&mut self, replica: usize, step: u64, now: Instant) -> bool {
         let Engine::Group(group) = &mut self.engine else {
             return false;
@@ -642,7 +643,7 @@ impl Host {
         works || matches!(step, 0 | 7 | 9) && self.receives(now)
     }
 
-    /// Lets worker `replica` do `what`, which may end in a panic: then it is gone.
+    /// Runs `what` on worker `replica`; if it ends in a panic, the worker is gone.
     fn run_with_fault<R: Default>(
         &mut self,
         replica: usize,
@@ -673,19 +674,19 @@ impl Host {
         R::default()
     }
 
-    /// Handles a panic of worker `replica`, which may panic because its state was changed.
+    /// Handles a panic of worker `replica`, which is legitimate if its state was changed.
     fn after_panic(&mut self, replica: usize, panic: Box<dyn core::any::Any + Send>) {
         if self.flipped != Some(replica) {
             resume_unwind(panic);
         }
         self.flipped = None;
-        // It may have been in the middle of a request.
+        // The panic may have been in the middle of a request.
         let upto = self.position_of(replica) + 1;
         self.changed.push((replica, self.wrong_from..=upto));
         self.fault_stats.unwound += 1;
     }
 
-    /// How far worker `replica` has applied the log; 0 if there is none.
+    /// The position of worker `replica` in the log; 0 if there is no such worker.
     fn position_of(&mut self, replica: usize) -> u64 {
         let Engine::Group(group) = &mut self.engine else {
             return 0;
@@ -695,7 +696,7 @@ impl Host {
         worker.map_or(0, |worker| worker.replica().position())
     }
 
-    /// Removes worker `replica`. Mostly another one is to take its slot.
+    /// Removes worker `replica`. Usually another one is requested for its slot.
     fn remove_worker(&mut self, replica: usize) {
         let Engine::Group(group) = &mut self.engine else {
             return;
@@ -716,7 +717,7 @@ impl Host {
         }
     }
 
-    /// Workers that have a state, and were not asked to leave.
+    /// Number of workers that have a state, and were not asked to leave.
     fn remaining(&mut self) -> usize {
         let Engine::Group(group) = &mut self.engine else {
             return 1;
@@ -725,10 +726,10 @@ impl Host {
         workers.filter(|worker| worker.is_active()).count()
     }
 
-    /// A worker may join, leave or fail before the next step. Returns whether one did.
+    /// Lets a worker join, leave or fail before the next step. Returns whether one did.
     fn apply_fault_plan(&mut self) -> bool {
         if self.flipped.is_some() {
-            // With one of three wrong, no other worker may be gone; others may join.
+            // While one of three is wrong, no other worker may be gone; others may join.
             self.check_flipped_replica();
             return self.rng.chance(self.fault_plan.joins_ppm) && self.join();
         }
@@ -763,7 +764,7 @@ impl Host {
         if joins {
             self.join();
         } else if leaves {
-            // The last one stays.
+            // The last worker stays.
             let _ = group.leave(Some(replica));
         } else if dies && staying > 1 {
             self.fault_stats.failures += 1;
@@ -771,7 +772,7 @@ impl Host {
         } else if flips && staying == group.workers().len() && group.joining() == 0 {
             let position = group.workers()[any].replica().position();
             let voters = group.workers().iter();
-            // Workers that were given their states farther on have no vote here.
+            // Workers whose states begin after this position have no vote here.
             if voters.filter(|worker| worker.since() <= position).count() >= 3 {
                 self.flip(replica);
             }
@@ -779,7 +780,7 @@ impl Host {
         true
     }
 
-    /// A worker joins, if a slot is free. Returns whether one does.
+    /// Lets a worker join, if a slot is free. Returns whether one does.
     fn join(&mut self) -> bool {
         let Engine::Group(group) = &mut self.engine else {
             return false;
@@ -798,7 +799,8 @@ impl Host {
         self.flip(replica);
     }
 
-    /// A bit of the state of worker `replica` flips before it applies its next request, if it can.
+    /// Flips a bit in the state of worker `replica` before it applies its next request, if
+    /// there is one.
     fn flip(&mut self, replica: usize) {
         let Engine::Group(group) = &mut self.engine else {
             return;
@@ -822,7 +824,8 @@ impl Host {
         }
     }
 
-    /// Whether the worker whose state was changed is right again.
+    /// Checks whether the worker with the changed state has been detected, repaired, or is
+    /// right again.
     fn check_flipped_replica(&mut self) {
         let (Some(id), Engine::Group(group)) = (self.flipped, &mut self.engine) else {
             return;
@@ -837,17 +840,17 @@ impl Host {
             return;
         }
         if self.found {
-            // It has a state again.
+            // It has a right state again.
             self.flipped = None;
             self.fault_stats.repairs += group.membership_stats().repaired - self.repaired;
             return;
         }
-        // Seldom, since it takes long.
+        // Rarely, because it is slow.
         if self.rng.below(64) == 0 {
             let replica = flipped.replica();
             let others = workers.iter().filter(|worker| worker.id() != id);
             let mut alike = others.filter(|other| other.replica().position() == replica.position());
-            // What it posted meanwhile may still be held against it.
+            // Fingerprints that it posted meanwhile may still expose it.
             let overwritten = alike.next().is_some_and(|other| {
                 other.replica().whole_fingerprint() == replica.whole_fingerprint()
                     && flipped.posted_alike(other, self.wrong_from)
@@ -869,8 +872,8 @@ impl Host {
         group.joining() > 0 || group.workers().iter().any(|worker| !worker.is_active())
     }
 
-    /// Admits workers that were given a state, and removes those that have left. Returns how many
-    /// were admitted.
+    /// Admits workers that got a state, and removes those that have left. Returns how many were
+    /// admitted.
     fn admit_and_remove(&mut self) -> usize {
         let Engine::Group(group) = &mut self.engine else {
             return 0;
@@ -895,8 +898,8 @@ impl Host {
         came
     }
 
-    /// The first moment after `now` at which [`Host::turn`] has something to do if nothing comes
-    /// from outside.
+    /// The first instant after `now` at which [`Host::turn`] has work if no event arrives from
+    /// outside.
     pub fn next_event(&mut self, now: Instant) -> Instant {
         let (mut next, all_awake) = self
             .stalled
@@ -922,8 +925,7 @@ impl Host {
         next
     }
 
-    /// What `look` finds in each state, as far as each replica has come, but for one that was
-    /// changed.
+    /// Results of `look` for each replica's current state, except a changed one.
     pub fn inspect<R>(&self, mut look: impl FnMut(&ReplicaState) -> R) -> Vec<R> {
         let mut found = Vec::new();
         match &self.engine {
@@ -933,7 +935,7 @@ impl Host {
         found
     }
 
-    /// The states of a group, but for one that was changed.
+    /// The states of a group, except a changed one.
     fn unchanged<'a>(
         &self,
         group: &'a ReplicatedGroup<PlannedFaults>,
@@ -945,7 +947,7 @@ impl Host {
         knowing.map(ReplicatedWorker::replica)
     }
 
-    /// How many requests were applied, by the replica that is farthest.
+    /// The number of applied requests of the most advanced replica.
     pub fn position(&self) -> u64 {
         match &self.engine {
             Engine::Plain(_) => self.inspect(ReplicaState::position)[0],
@@ -957,19 +959,19 @@ impl Host {
         }
     }
 
-    /// How many unplanned panics ended a connection: none, unless there is a bug. A replica whose
-    /// state was changed is not asked.
+    /// How many unplanned panics ended a connection: none, unless there is a bug. A replica
+    /// with a changed state is skipped.
     pub fn unexpected_panics(&self) -> u64 {
         let counts = self.inspect(ReplicaState::unexpected_panics).into_iter();
         counts.max().unwrap_or(0)
     }
 
-    /// Checks that the replicas agree: all posted fingerprints, every field of those that have come
-    /// equally far, that no primary found work that could not be, and that no panic was caught but
-    /// those that were planted. Returns how much was compared.
+    /// Checks that the replicas agree: all posted fingerprints, and every field of replicas at
+    /// equal positions. Also checks that no primary found impossible work, and that only
+    /// planned panics were caught. Returns the number of comparisons.
     ///
     /// # Errors
-    /// What differs.
+    /// The difference.
     pub fn check(&mut self) -> Result<usize, String> {
         let diverged = self.effect_stats().diverged;
         if diverged > 0 {
@@ -981,7 +983,7 @@ impl Host {
         }
         let mut compared = match self.engine.variant().compare() {
             Ok(compared) => compared,
-            // What was posted with a changed state may still be there.
+            // Fingerprints that were posted with a changed state may still be present.
             Err(differ) if self.was_changed(&differ) => 0,
             Err(differ) => return Err(format!("{differ:?}")),
         };
@@ -1000,8 +1002,8 @@ impl Host {
         Ok(compared)
     }
 
-    /// Whether a change explains the mismatch: the others agree without the workers that were
-    /// changed. Workers that would make up a majority with them may have left since.
+    /// Whether a change explains the mismatch: the others agree without the changed workers.
+    /// Workers that would form a majority with them may have left since.
     fn was_changed(&self, mismatch: &Mismatch) -> bool {
         let position = mismatch.position;
         let is_flipped = |replica| self.flipped == Some(replica) && position >= self.wrong_from;
@@ -1022,17 +1024,17 @@ impl Host {
         self.inspect(ReplicaState::stats)[0]
     }
 
-    /// What was performed, by all workers together, also by those that are gone.
+    /// Counters of effects over all workers, including those that are gone.
     pub fn effect_stats(&self) -> EffectStats {
         self.engine.variant().effect_stats()
     }
 
-    /// What the pump saw.
+    /// Counters of the pump.
     pub fn pump_stats(&self) -> PumpStats {
         self.engine.variant().stats().pump
     }
 
-    /// How often a worker stood still.
+    /// How often a worker stalled.
     pub const fn stall_count(&self) -> u64 {
         self.stall_count
     }

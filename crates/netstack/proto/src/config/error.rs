@@ -1,9 +1,9 @@
-//! Settings that cannot be.
+//! Errors about invalid settings.
 
 use core::fmt;
 use core::net::IpAddr;
 
-/// What the variants are called, in the order of `dominoes_netstack::variants::VariantKind`.
+/// The names of the variants, in the order of `dominoes_netstack::variants::VariantKind`.
 pub const VARIANT_NAMES: [&str; 9] = [
     "single",
     "locked",
@@ -16,7 +16,7 @@ pub const VARIANT_NAMES: [&str; 9] = [
     "replicated",
 ];
 
-/// A setting that cannot be.
+/// An invalid setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -24,18 +24,18 @@ pub enum ConfigError {
     OutOfRange {
         /// Name of the field.
         field: &'static str,
-        /// What it was set to.
+        /// Its value.
         value: u64,
-        /// What it may be.
+        /// The allowed values.
         allowed: &'static str,
     },
     /// Two settings exclude each other.
     Conflict {
-        /// What was asked for.
+        /// The requested setting.
         what: &'static str,
-        /// What rules it out.
+        /// The setting that excludes it.
         with: &'static str,
-        /// What to do instead.
+        /// The alternative.
         instead: &'static str,
     },
     /// A gateway is on no network of its interface, or is the stack itself.
@@ -43,11 +43,11 @@ pub enum ConfigError {
         /// The gateway.
         gateway: IpAddr,
     },
-    /// Something was asked for that this build leaves out.
+    /// This build omits a feature that a setting needs.
     MissingFeature {
-        /// What was asked for.
+        /// The requested setting.
         what: &'static str,
-        /// The feature of dominoes-netstack that has it.
+        /// The feature of dominoes-netstack that provides it.
         feature: &'static str,
     },
     /// No variant has this name.

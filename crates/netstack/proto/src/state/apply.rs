@@ -1,13 +1,15 @@
-//! The replicated state: all connections of a group, and what they share.
+//! The replicated state: all connections of a group, and the data that they share.
 //!
-//! A [`ReplicaState`] is plain data. Only requests change it; the exceptions are `continue_log_at` and
-//! faults that tests inject. The result depends only on the state, the request and its verdict,
-//! which says which segments have good checksums and is the same for every replica. Replicas that
-//! began with the same limits and applied the same requests are therefore equal.
+//! A [`ReplicaState`] is plain data. Only requests change it; the exceptions are
+//! `continue_log_at` and faults that tests inject. The result depends only on the state, the
+//! request and its verdict. The verdict shows which segments have good checksums, and is equal
+//! for every replica. Replicas that began with the same limits and applied the same requests
+//! are therefore equal.
 //!
-//! The receive pump, which reads frames, publishes requests. A request has a digest of fixed size:
-//! the time, how many frames are sent, and what the fast path needs of a run of segments. One part
-//! of that is the hint: the connection to which the pump thinks that the segments belong.
+//! The receive pump, which reads frames, publishes requests. A request has a digest of fixed
+//! size: the time, the number of sent frames, and the inputs of the fast path for a run of
+//! segments. One part of that is the hint: the connection to which the segments probably
+//! belong.
 
 use core::cell::Cell;
 use core::panic::AssertUnwindSafe;
@@ -43,8 +45,8 @@ use connections::Place;
 use deadlines::Deadlines;
 use listen::{Listeners, Returned};
 
-/// A source of requests that are applied one after the other. It also takes the effects of each:
-/// what has to be performed outside of the state, such as frames to build.
+/// A source of requests that are applied one after the other. It also takes the effects of
+/// each: work to perform outside of the state, such as building frames.
 pub trait Requests<S> {
     /// Moves to the next request; false if there is none.
     fn advance(&mut self) -> bool;
@@ -77,23 +79,23 @@ pub struct ReplicaState {
     /// A lower bound of all deadlines of connections. It may be too early: the deadline that set it
     /// may have been put off.
     next_deadline: Instant,
-    /// `follow_up` runs once `frames.sent` reaches this. 0 makes it run after every request;
-    /// `u64::MAX` says that nothing waits for frames to be sent.
+    /// `follow_up` runs once `frames.sent` reaches this. With 0 it runs after every request;
+    /// `u64::MAX` means that nothing waits for frames to be sent.
     next_sent: u64,
     limits: Limits,
     /// The group of the stack that this replica belongs to.
     group: GroupIndex,
     keys: Keys,
     grouping: Grouping,
-    /// The connection table. A [`ConnId`] is the index of a place and its generation, which counts
-    /// the connections that were in it.
+    /// The connection table. A [`ConnId`] is the index of a place and its generation, which
+    /// counts the connections that were in it.
     places: Vec<Place>,
     /// Indices of free places.
     free: Vec<u32>,
     /// Finds the connection of a flow.
     demux: Demux,
     listeners: Listeners,
-    /// Connections that have something to send and wait for transmit slots or for their turn. The
+    /// Connections that have data to send and wait for transmit slots or for their turn. The
     /// first one is next.
     waiting: VecDeque<ConnId>,
     /// Connections with acknowledged bytes to which frames refer that are not sent yet. They may
@@ -102,15 +104,15 @@ pub struct ReplicaState {
     unsent: VecDeque<(u64, ConnId)>,
     /// Connections in TIME-WAIT, the oldest first. Some may have been closed since.
     time_wait: VecDeque<ConnId>,
-    /// When each connection has to be looked at.
+    /// When each connection has to be handled next.
     deadlines: Deadlines,
     udp: udp::UdpSockets,
     stats: StateStats,
     /// `frames.next` before the request: `recover` sets it back to this after a panic. Replicas do
     /// not compare it, nor the next field, since both have a meaning within one request only.
     first_frame: u64,
-    /// Whether code runs that may change several connections. A panic in it is not that of one of
-    /// them, unless it is within `guarded`, which knows which one it calls.
+    /// Whether code runs that may change several connections. A panic in it is not attributed
+    /// to one of them, unless it is within `guarded`, which knows the connection.
     concerns_several: bool,
     /// How many of [`StateStats::panicked`] were injected ([`Limits::panics_ppm`]).
     #[cfg(feature = "testkit")]
@@ -171,9 +173,9 @@ impl ReplicaState {
         }
     }
 
-    /// Applies several requests. Cheaper than calling [`ReplicaState::apply`] for each, because one
-    /// `catch_unwind` covers many. After the panic of a connection it goes on with the next
-    /// request.
+    /// Applies several requests. Cheaper than calling [`ReplicaState::apply`] for each, because
+    /// one `catch_unwind` covers many. After the panic of a connection it continues with the
+    /// next request.
     ///
     /// # Panics
     /// As [`ReplicaState::apply`], and if a method of `requests` panics.
@@ -227,10 +229,11 @@ impl ReplicaState {
         }
     }
 
-    /// Applies a request by the fast path, if the hint names a connection and its segments are the
-    /// next ones that this connection expects. Otherwise returns false, and the slow path has to
-    /// apply it. `touched` may be updated then, and the connection may know the application's
-    /// cursors (how much it has read and written) already; the slow path may update them again.
+    /// Applies a request by the fast path, if the hint names a connection and its segments are
+    /// the next ones that this connection expects. Otherwise returns false, and the slow path
+    /// has to apply it. Even then `touched` may be updated, and the connection may already have
+    /// the application's cursors (how much it has read and written); the slow path may update
+    /// them again.
     #[inline(always)]
     fn fast_path(
         &mut self,
@@ -273,7 +276,7 @@ impl ReplicaState {
         true
     }
 
-    /// Applies a request that the fast path does not take.
+    /// Applies a request that the fast path rejected.
     #[inline(never)]
     fn slow_path(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
         self.concerns_several = true;
@@ -296,7 +299,7 @@ impl ReplicaState {
     }
 
     /// Fires deadlines that are due, and lets waiting connections and UDP sockets continue. Any
-    /// request may bring a later time or more sent frames, so this may follow every kind.
+    /// request may carry a later time or more sent frames, so this may run after every kind.
     #[inline(never)]
     fn follow_up(&mut self, out: &mut impl EffectSink) {
         self.concerns_several = true;
@@ -348,9 +351,9 @@ impl ReplicaState {
         done
     }
 
-    /// Applies a run (consecutive segments of one flow): finds the flow's connection, and passes it
-    /// the segments with good checksums. An early return leaves out the application's cursors.
-    /// Nothing is lost: they are totals, and a later request has them again.
+    /// Applies a run (consecutive segments of one flow): finds the flow's connection, and
+    /// passes it the segments with good checksums. An early return skips the application's
+    /// cursors. Nothing is lost: they are totals, and a later request carries them again.
     fn segments(&mut self, request: &Request, verdict: Verdict, out: &mut impl EffectSink) {
         let digest = &request.digest;
         let verdict = verdict & digest.all_good();
@@ -385,9 +388,9 @@ impl ReplicaState {
         });
     }
 
-    /// Handles a run that matches no connection: each segment goes to the listener of its port, or
-    /// is refused. `past` is set if a SYN replaced an old connection: the first sequence number
-    /// behind those of the old one. (A SYN is a run by itself.)
+    /// Handles a run that matches no connection: each segment goes to the listener of its port,
+    /// or is refused. `past` is set if a SYN replaced an old connection: the first sequence
+    /// number after those of the old one. (A SYN is always a separate run.)
     fn no_connection(
         &mut self,
         request: &Request,
@@ -525,8 +528,8 @@ impl ReplicaState {
         }
     }
 
-    /// The position of the next request in the log, which is how many were applied. Those without a
-    /// log count, too, until `continue_log_at`.
+    /// The position of the next request in the log, which is the number of applied requests.
+    /// Requests without a log count too, until `continue_log_at`.
     pub fn position(&self) -> u64 {
         self.position
     }
@@ -536,9 +539,9 @@ impl ReplicaState {
         self.position + self.applied_unlogged
     }
 
-    /// Goes on with the log at `position`, after working without it. Nothing is undone: requests
-    /// that were applied behind `position` count as unlogged from now on. `position` is at most
-    /// what [`ReplicaState::position`] returns.
+    /// Continues with the log at `position`, after working without it. Nothing is undone:
+    /// requests that were applied beyond `position` count as unlogged from now on. `position`
+    /// is at most the result of [`ReplicaState::position`].
     pub fn continue_log_at(&mut self, position: u64) {
         self.applied_unlogged += self.position - position;
         self.position = position;
@@ -549,13 +552,14 @@ impl ReplicaState {
         self.now
     }
 
-    /// By this time some request must be applied, if only a tick; otherwise deadlines fire late.
+    /// Some request, at least a tick, must be applied by this time; otherwise deadlines fire
+    /// late.
     pub fn next_deadline(&self) -> Instant {
         self.next_deadline
     }
 
-    /// The number of the next outgoing frame, the limit of numbers, and how many frames are sent;
-    /// also the rate limits of resets and challenge ACKs.
+    /// The number of the next outgoing frame, the limit of numbers, and the number of sent
+    /// frames; also the rate limits of resets and challenge ACKs.
     pub fn frames(&self) -> &FrameNumbers {
         &self.frames
     }

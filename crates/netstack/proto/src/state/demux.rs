@@ -1,4 +1,4 @@
-//! From a segment's addresses and ports to its connection.
+//! Maps a segment's addresses and ports to its connection.
 
 use core::hash::BuildHasher;
 use std::collections::HashMap;
@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use crate::keys::{KeyUse, Keys, TableKey};
 use crate::log::request::{ConnId, Flow};
 
-/// Which group a flow belongs to, where there are several. Its key is its own, since ports tell
-/// something about it.
+/// Assigns flows to groups, if there are several. It has a separate key, because the chosen
+/// ports reveal something about it.
 #[derive(Clone, Copy, Debug)]
 pub struct Grouping {
     key: [u64; 2],
@@ -15,7 +15,7 @@ pub struct Grouping {
 }
 
 impl Grouping {
-    /// Of `of` groups.
+    /// Creates the assignment to `of` groups.
     pub fn new(keys: &Keys, of: u16) -> Self {
         Grouping {
             key: keys.derive(KeyUse::Group),
@@ -23,8 +23,8 @@ impl Grouping {
         }
     }
 
-    /// The group's number. Every frame asks, so it is cheap, and not as strong as other hashes: who
-    /// could aim would overload one group, and no more than that.
+    /// The group of `flow`. Every frame needs it, so it is cheap and weaker than other hashes:
+    /// an attacker able to predict it would only overload one group.
     #[inline]
     pub fn group(&self, flow: &Flow) -> u16 {
         let fold = |a: u64, b: u64| {
@@ -44,8 +44,8 @@ impl Grouping {
     }
 }
 
-/// The table of connections by flow. It is only ever asked, and never walked for what it says: its
-/// order means nothing.
+/// The table of connections by flow. It is only used for lookups and never iterated for its
+/// contents, so its order has no meaning.
 #[derive(Clone, Debug, Default)]
 pub struct Demux {
     table: HashMap<Flow, ConnId, TableKey>,

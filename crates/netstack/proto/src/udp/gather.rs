@@ -1,9 +1,9 @@
-//! Which datagrams leave in one frame, for a device that divides it.
+//! Decides which datagrams leave in one frame, for a device that divides it.
 //!
-//! Several datagrams of one socket to one destination share a frame if they lie one behind the
-//! other in its send ring, all of one length but the last, which may be shorter, and none is empty
-//! or longer than a packet on the path. The device makes a packet of each. The pump decides this
-//! when it publishes them, so the log says it and all replicas agree.
+//! Several datagrams of one socket to one destination share a frame if they are adjacent in its
+//! send ring, all have equal lengths except the last, which may be shorter, and none is empty
+//! or longer than a packet on the path. The device makes a packet of each. The pump decides
+//! this when it publishes them, so it is part of the log, and all replicas agree.
 
 use crate::ip::fragment::Cut;
 use crate::log::request::{Address, Lengths, MAX_DATAGRAMS, Merged};
@@ -11,34 +11,35 @@ use crate::log::request::{Address, Lengths, MAX_DATAGRAMS, Merged};
 /// Bytes of a UDP header.
 const HEADER: u16 = 8;
 
-/// What a device divides.
+/// The frames that a device can divide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameBounds {
-    /// Datagrams of a frame, at most; 1 if the device divides none.
+    /// Maximum number of datagrams in a frame; 1 if the device divides none.
     pub datagrams: u16,
-    /// Bytes of the packet in the frame, at most; no fewer than a packet has that is not divided.
+    /// Maximum packet length in the frame, in bytes; at least the length of an undivided
+    /// packet.
     pub packet_len: u16,
 }
 
-/// What a frame to one destination may hold.
+/// Limits of a frame to one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameRoom {
-    /// Datagrams, at most.
+    /// Maximum number of datagrams.
     datagrams: u16,
-    /// Payload bytes of a datagram, at most.
+    /// Maximum payload bytes of one datagram.
     each: u16,
-    /// Payload bytes of all of them, at most.
+    /// Maximum payload bytes of all datagrams.
     all: u16,
 }
 
 impl FrameBounds {
-    /// Of a device that divides none.
+    /// The bounds of a device that divides none.
     pub const NONE: FrameBounds = FrameBounds {
         datagrams: 1,
         packet_len: 0,
     };
 
-    /// What that is to `destination`, where a packet has at most `mtu` bytes.
+    /// The limits for `destination`, where a packet has at most `mtu` bytes.
     pub fn to(self, destination: Address, mtu: u16) -> FrameRoom {
         let longest = |packet| Cut::new(destination, packet).longest_whole() - HEADER;
         FrameRoom {
@@ -49,8 +50,8 @@ impl FrameBounds {
     }
 }
 
-/// Of datagrams with these lengths, the first ones, as far as they share a request, and in how many
-/// frames.
+/// Takes the first datagrams of these lengths that share a request. Returns their lengths and
+/// the number of frames.
 pub fn gather(mut lens: impl Iterator<Item = u16>, room: FrameRoom) -> (Lengths, u8) {
     let mut each = [0; MAX_DATAGRAMS];
     let mut count = 0;
@@ -74,14 +75,14 @@ pub fn gather(mut lens: impl Iterator<Item = u16>, room: FrameRoom) -> (Lengths,
 }
 
 impl FrameRoom {
-    /// Each datagram has a frame of its own.
+    /// A separate frame for each datagram.
     pub const OF_ONE: FrameRoom = FrameRoom {
         datagrams: 1,
         each: 0,
         all: 0,
     };
 
-    /// Whether these two may be the first ones of a frame.
+    /// Whether these two may be the first in one frame.
     fn begins_with(self, first: u16, second: u16) -> bool {
         let both = u32::from(first) + u32::from(second);
         self.datagrams > 1
@@ -90,7 +91,7 @@ impl FrameRoom {
             && both <= self.all.into()
     }
 
-    /// As many as fit behind the first two.
+    /// Adds as many as fit after the first two.
     fn fill(self, first: u16, second: u16, lens: impl Iterator<Item = u16>) -> Merged {
         let mut merged = Merged {
             len: first + second,
@@ -115,7 +116,7 @@ mod tests {
 
     const V4: Address = Address::ipv4(10, 0, 0, 2);
     const V6: Address = Address::v6([0xfd; 16]);
-    /// What Linux takes.
+    /// The limits of Linux.
     const LINUX: FrameBounds = FrameBounds {
         datagrams: 64,
         packet_len: 65_535,
@@ -170,7 +171,7 @@ mod tests {
         let gathered = |mtu, lens: [u16; 2]| gather(lens.into_iter(), LINUX.to(V6, mtu));
         assert_eq!(gathered(1500, [1452, 1452]), merged(2904, 1452));
         assert_eq!(gathered(1500, [1453, 1453]), each(&[1453, 1453]));
-        // The least MTU of IPv6.
+        // The minimum MTU of IPv6.
         assert_eq!(gathered(0, [1232, 9]), merged(1241, 1232));
     }
 
@@ -188,7 +189,7 @@ mod tests {
         };
         assert_eq!(gathered(short, &[100; 5]), merged(300, 100));
         assert_eq!(gathered(short, &[151; 2]), each(&[151, 151]));
-        // Of IPv6, whose header is longer.
+        // For IPv6, whose header is longer.
         let all = gather([1232; 64].into_iter(), LINUX.to(V6, 1280));
         assert_eq!(all, merged(53 * 1232, 1232));
         let packet = |datagrams: u16| 48 + u32::from(datagrams) * 1232;

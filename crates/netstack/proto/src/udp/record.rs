@@ -1,4 +1,4 @@
-//! How a datagram stands in a socket's ring.
+//! The format of a datagram in a socket's ring.
 //!
 //! ```text
 //! 0..16 address  16..18 port  18..20 payload bytes  20 TTL  21 DSCP and ECN  22 1 with more
@@ -6,26 +6,27 @@
 //! more: 32..48 the address that it was sent to  48..56 time of arrival, in ns  56..64 zero
 //! then payload, padding
 //! ```
-//! The other end's address and port, payload bytes and all that the application may know or choose
-//! of its packet. An IPv4 address stands as its IPv4-mapped one. Everything is in network order; a
-//! record takes a multiple of [`HEADER`], so no header wraps around the ring's end.
+//! A record holds the other end's address and port, the payload, and the packet's fields that
+//! the application may read or set. An IPv4 address is stored as its IPv4-mapped address.
+//! Everything is in network order; a record takes a multiple of [`HEADER`], so no header wraps
+//! around the ring's end.
 
 use crate::log::request::{Address, Endpoint, Lengths};
 use crate::time::Instant;
 
-/// Bytes of a header, and what records are padded to.
+/// Bytes of a header; records are padded to a multiple of it.
 pub const HEADER: usize = 32;
 
-/// Payload bytes of a datagram, at most: 65,535 less the headers of IPv4 and UDP (RFC 768).
+/// Maximum payload of a datagram in bytes: 65,535 minus the headers of IPv4 and UDP (RFC 768).
 pub const MAX_PAYLOAD: usize = 65_535 - 20 - 8;
 
-/// Bytes that a datagram with `payload` bytes takes.
+/// Bytes of the record of a datagram with `payload` bytes.
 #[inline]
 pub const fn len(payload: u16) -> u64 {
     (HEADER + payload as usize).next_multiple_of(HEADER) as u64
 }
 
-/// Bytes that datagrams of such lengths take: the first `count`, or all that are merged.
+/// Bytes of the records of datagrams with these lengths: the first `count`, or all merged ones.
 pub fn total(lengths: &Lengths, count: usize) -> u64 {
     match lengths {
         Lengths::Each(lens) => lens.iter().take(count).map(|len| self::len(*len)).sum(),
@@ -37,7 +38,7 @@ pub fn total(lengths: &Lengths, count: usize) -> u64 {
     }
 }
 
-/// Bytes of what a socket may ask for besides, behind the header.
+/// Bytes of [`More`], which follows the header if a socket asked for it.
 pub const MORE: usize = 32;
 
 /// A record's header.
@@ -51,25 +52,25 @@ pub struct RecordHeader {
     pub ttl: u8,
     /// DSCP and ECN.
     pub tos: u8,
-    /// Whether there is [`More`] behind it.
+    /// Whether [`More`] follows it.
     pub has_more: bool,
-    /// Of a datagram that is sent to a group: whether it is for sockets of this host, too.
+    /// For a datagram to a group: whether sockets of this host receive it too.
     pub loops: bool,
-    /// Of a datagram that is sent: whether it must not be fragmented.
+    /// For an outgoing datagram: whether it must not be fragmented.
     pub dont_fragment: bool,
 }
 
-/// What a socket may ask for of a received datagram.
+/// Further fields of a received datagram that a socket may ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct More {
-    /// The address that it was sent to.
+    /// The destination address of the datagram.
     pub local: Address,
     /// When it was taken from the device.
     pub arrived: Instant,
 }
 
 impl More {
-    /// As it stands in the ring.
+    /// The bytes in the ring.
     pub fn to_bytes(self) -> [u8; MORE] {
         let mut bytes = [0; MORE];
         bytes[..16].copy_from_slice(&self.local.bytes());
@@ -94,7 +95,7 @@ impl RecordHeader {
         len(self.len) + if self.has_more { MORE as u64 } else { 0 }
     }
 
-    /// The header as it stands in the ring.
+    /// The bytes in the ring.
     #[inline]
     pub fn to_bytes(self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];

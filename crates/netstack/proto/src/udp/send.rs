@@ -1,4 +1,4 @@
-//! What sockets send: which frames get which numbers, within credit, in fair turns.
+//! Sending by sockets: assigns frame numbers, within credit, in fair turns.
 
 use crate::hash::mix;
 
@@ -11,34 +11,35 @@ use crate::log::request::{Address, Body, ConnId, Endpoint, Lengths, MAX_DATAGRAM
 /// UDP's number among the protocols of IPv4.
 const PROTOCOL: u8 = 17;
 
-/// Datagrams to one destination, a part of which may have got its frames.
+/// Datagrams to one destination; some of their frames may be numbered already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sends {
     source: Address,
     remote: Endpoint,
     mac: Mac,
-    /// Bytes of a packet on the path.
+    /// Path MTU in bytes.
     mtu: u16,
     ttl: u8,
     tos: u8,
     dont_fragment: bool,
-    /// How long they are.
+    /// Payload lengths.
     lengths: Lengths,
-    /// How many; of merged ones, 1.
+    /// Number of datagrams; 1 for merged ones.
     count: u8,
-    /// The next one to get its frames.
+    /// The next datagram that needs frame numbers.
     next: u8,
-    /// Fragments of that which have them.
+    /// Number of its fragments that are numbered.
     fragments: u32,
-    /// Identifications, of the next one on.
+    /// Identifications, from the next datagram on.
     idents: Sequence,
-    /// Where its record begins in the send ring.
+    /// Offset of its record in the send ring.
     offset: u64,
 }
 
 impl Sends {
-    /// Of what is left, what one effect may name: datagrams that fit a packet each, fragments of
-    /// one that does not, or a frame of several. At most `room` frames, at least one.
+    /// Takes the contents of one effect from the rest: datagrams that each fit a packet,
+    /// fragments of one that does not, or a frame of several. At most `room` frames, at least
+    /// one.
     fn take(&mut self, socket: ConnId, port: u16, room: u64) -> SendDatagrams {
         let taken = SendDatagrams {
             socket,
@@ -67,7 +68,7 @@ impl Sends {
         }
     }
 
-    /// The same of those that have frames of their own.
+    /// [`Self::take`] for datagrams in separate frames.
     fn take_each(
         &mut self,
         lens: &[u16; MAX_DATAGRAMS],
@@ -139,7 +140,8 @@ impl Sends {
 }
 
 impl UdpSockets {
-    /// Datagrams to be sent, or with a count of 0 a part of the send ring that may be written over.
+    /// Datagrams to send or, with a count of 0, a part of the send ring that may be
+    /// overwritten.
     pub(super) fn send<S: EffectSink>(&mut self, request: &Request, cx: &mut UdpCx<'_, S>) {
         let Body::Sends {
             socket: id,
@@ -198,11 +200,11 @@ impl UdpSockets {
             }
         }
         self.unsent = unsent;
-        // Nothing of it may have needed a frame.
+        // A request may need no frame at all.
         self.after_sending(cx);
     }
 
-    /// Lets waiting sockets send, each its quantum in turn, while there is room.
+    /// Lets waiting sockets send, a quantum each in turn, while there is room.
     pub fn serve<S: EffectSink>(&mut self, cx: &mut UdpCx<'_, S>) {
         for _ in 0..self.waiting.len() {
             if cx.frames.room() == 0 {
@@ -218,7 +220,7 @@ impl UdpSockets {
         }
     }
 
-    /// Frames were sent: what they were made of may be written over.
+    /// Frames were sent: their records may be overwritten.
     pub fn after_sending<S: EffectSink>(&mut self, cx: &mut UdpCx<'_, S>) {
         while let Some(&(sent, id, upto)) = self.unsent.front() {
             if sent > cx.frames.sent {
@@ -241,7 +243,7 @@ impl UdpSockets {
 }
 
 impl Socket {
-    /// Numbers frames, at most a quantum. Says whether there are more.
+    /// Numbers frames, at most a quantum. Returns whether there are more.
     fn number<S: EffectSink>(
         &mut self,
         cx: &mut UdpCx<'_, S>,

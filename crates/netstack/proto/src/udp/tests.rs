@@ -73,7 +73,7 @@ impl Fixture {
         self.arrive_as(digest, Lengths::Each(all), verdict)
     }
 
-    /// So many payload bytes in one frame, cut every `size` bytes.
+    /// `len` payload bytes in one frame, divided every `size` bytes.
     fn arrive_merged(&mut self, (len, size): (u16, u16), bits: u8, app_read: u64) -> Option<Queue> {
         let mut digest = Digest::bare(RequestKind::Datagrams, Instant::ZERO, 0);
         digest.hint = ID;
@@ -117,7 +117,7 @@ impl Fixture {
         sends(self.with(|sockets, cx| assert!(sockets.command(&request, cx))))
     }
 
-    /// The device took so many frames.
+    /// The device has taken `sent` frames.
     fn sent(&mut self, sent: u64) -> Vec<Effect> {
         self.frames.sent = sent;
         self.frames.limit = sent + 8;
@@ -160,7 +160,7 @@ fn what_does_not_fit_is_dropped_and_counted_until_the_application_reads() {
         (1024, 1),
         "a run of which nothing is taken has no number"
     );
-    // A cursor that was overtaken moves nothing back.
+    // An older cursor does not move the position back.
     assert_eq!(fixture.arrive(&[448], 1, 0).unwrap().end, 1024 + 32 + 480);
 }
 
@@ -172,17 +172,17 @@ fn of_merged_datagrams_the_first_ones_are_queued_as_far_as_there_is_room() {
     let all = fixture.arrive_merged((220, 96), 0, 0).unwrap();
     assert_eq!((all.take, all.offset, all.end), (1, 0, 128 + 128 + 64));
     assert_eq!(all.lengths, merged(220, 96));
-    // Of 704 bytes, five take 640, and there is room for a shorter one, but not out of turn.
+    // Of 704 bytes, five take 640; a shorter one would fit, but not before the sixth.
     let some = fixture.arrive_merged((6 * 96 + 1, 96), 0, 0).unwrap();
     assert_eq!((some.lengths, some.end), (merged(5 * 96, 96), 320 + 640));
     assert_eq!((some.delivery, fixture.stats.queue_full), (1, 2));
     assert_eq!(fixture.arrive_merged((192, 96), 0, 0), None);
     assert_eq!(fixture.stats.queue_full, 4);
-    // With what the socket asked for besides, 160 bytes each.
+    // With the fields that the socket asked for, 160 bytes each.
     let next = fixture.arrive_merged((192, 96), Digest::INFO, 960).unwrap();
     assert_eq!((next.end, next.delivery), (960 + 320, 2));
     assert!(next.arrived.is_some());
-    // Lengths of which no pump says that they are there.
+    // Invalid lengths, which no pump publishes.
     assert_eq!(fixture.arrive_merged((0, 96), 0, 960), None);
     assert_eq!(fixture.arrive_merged((96, 0), 0, 960), None);
     assert_eq!(fixture.stats.datagrams, 3 + 7 + 2 + 2);
@@ -215,7 +215,7 @@ fn frames_are_numbered_within_credit_and_the_ring_returns_when_they_are_sent() {
     assert_eq!(first.len(), 1);
     assert_eq!((first[0].first_frame, first[0].count), (0, 3));
     let second = fixture.send(768, &[0; 8]);
-    // Four is the quantum; what is left waits for its turn.
+    // The quantum is four; the rest waits for its turn.
     assert_eq!((second[0].first_frame, second[0].count), (3, 4));
     assert_eq!(second[0].idents.nth(0), first[0].idents.nth(3));
     let served = fixture.sent(3);

@@ -30,7 +30,7 @@ pub(super) struct Place {
     pub(super) waits_for_sent: bool,
     /// Whether it is in [`ReplicaState::time_wait`].
     pub(super) in_time_wait: bool,
-    /// When [`ReplicaState::deadlines`] has it next.
+    /// Its deadline in [`ReplicaState::deadlines`].
     pub(super) armed: Instant,
 }
 
@@ -188,7 +188,7 @@ impl ReplicaState {
         }
     }
 
-    /// Closes a connection: no segment finds it any more. [`Body::Free`] makes its entry free.
+    /// Closes a connection: no segment finds it any more. [`Body::Free`] frees its entry.
     pub(super) fn close(&mut self, conn: ConnId, out: &mut impl EffectSink) {
         let place = &mut self.places[conn.index as usize];
         let Some(mut tcb) = place.tcb.take() else {
@@ -251,9 +251,9 @@ impl ReplicaState {
         self.finish(conn, out);
     }
 
-    /// The flow of a new connection between these ends. If our port is 0, a keyed hash gives the
-    /// port at which the search begins (RFC 6056 section 3.3.1), and the first one is taken that is
-    /// free and with which the peer's segments belong to this group.
+    /// The flow of a new connection between these ends. If our port is 0, a keyed hash selects
+    /// the port at which the search begins (RFC 6056 section 3.3.1); the first port is chosen
+    /// that is free and that assigns the peer's segments to this group.
     pub(super) fn choose_port(&self, ends: Flow) -> Option<Flow> {
         if ends.local.port != 0 {
             let is_free = self.demux.find(&ends).is_none() && !self.listeners.has(ends.local.port);
@@ -279,8 +279,8 @@ impl ReplicaState {
         SeqNum(clock.wrapping_add(hash as u32))
     }
 
-    /// The offset of a connection's timestamps (RFC 7323 section 5.4): the same for every
-    /// connection between these two ends.
+    /// The offset of a connection's timestamps (RFC 7323 section 5.4), equal for all
+    /// connections between these two ends.
     pub(super) fn timestamp_offset(&self, flow: &Flow) -> u32 {
         self.keys.of_flow(KeyUse::Timestamp, flow, 0) as u32
     }

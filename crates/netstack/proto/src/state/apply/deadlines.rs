@@ -1,5 +1,5 @@
-//! The deadlines of connections: a binary heap in which the entry of each place of the connection
-//! table is known by index.
+//! The deadlines of connections: a binary heap that finds the entry of each place of the
+//! connection table by index.
 //!
 //! A place has at most one entry, however often its deadline moves, so memory is bounded by the
 //! number of places. An entry may be too early, never too late: acknowledgments postpone deadlines,
@@ -25,7 +25,7 @@ impl Deadlines {
         self.heap.first().map_or(Instant::NEVER, |(at, _)| *at)
     }
 
-    /// Sets the deadline of `place` to `at`, instead of any other.
+    /// Sets the deadline of `place` to `at`, replacing any other.
     pub(super) fn set(&mut self, place: u32, at: Instant) {
         let index = place as usize;
         if index >= self.position.len() {

@@ -1,4 +1,4 @@
-//! Fingerprints of the state, and where two replicas differ.
+//! Fingerprints of the state, and the first difference of two replicas.
 
 use super::ReplicaState;
 use crate::hash::mix;
@@ -110,9 +110,8 @@ impl ReplicaState {
         self.places.get(index as usize).map_or(0, Flip::bits)
     }
 
-    /// Flips bit `bit` of [`ReplicaState::bits`], as failing memory would, and returns the name of the
-    /// field that it belongs to; `None` if there is no such bit. See
-    /// [`Tcb::flip`](crate::tcp::Tcb::flip).
+    /// Flips bit `bit` of [`ReplicaState::bits`], as failing memory would, and returns the name
+    /// of its field; `None` if there is no such bit. See [`Tcb::flip`](crate::tcp::Tcb::flip).
     #[cfg(any(test, feature = "testkit"))]
     pub fn flip(&mut self, index: u32, bit: u32) -> Option<&'static str> {
         let mut flip = Flip::new(bit);

@@ -1,21 +1,22 @@
 //! A panic in the TCP code closes one connection and affects no other.
 //!
-//! If a call of a connection unwinds, its effects are withdrawn, its frame numbers are free again,
-//! and the connection is closed without further use: a reset with previously saved numbers leaves,
-//! its socket reports that it was aborted, and no list keeps an entry for it. Code and input are
-//! the same in every replica, so all of them panic identically and stay equal. A panic in only one
-//! of them is a divergence, and found as any other.
+//! If a call of a connection unwinds, its effects are withdrawn, its frame numbers are free
+//! again, and the connection is closed without further use: a reset with previously saved
+//! numbers leaves, its socket reports that it was aborted, and no list keeps an entry for it.
+//! Code and input are equal in every replica, so all of them panic identically and stay equal.
+//! A panic in only one of them is a divergence, and is detected like any other.
 //!
 //! Panics are not caught while a connection is created, or in tables that connections share:
 //! closing one connection cannot repair a half-done change there. In a program built with `panic =
 //! "abort"` nothing unwinds, and the first panic ends the process.
 //!
-//! The fast path is not guarded by itself, because that would make a request a tenth more
-//! expensive. A caller that applies several requests catches panics once for all of them
-//! ([`ReplicaState::recover`]). The fast path stores in the replica what is needed in that case, and all
-//! other paths mark work that concerns more than one connection.
+//! The fast path has no guard, because that would make a request a tenth more expensive. A
+//! caller that applies several requests catches panics once for all of them
+//! ([`ReplicaState::recover`]). The fast path stores the data for that case in the replica, and
+//! all other paths mark work that concerns more than one connection.
 //!
-//! Deadlines and turns of other connections in the same request are processed as without the panic.
+//! Deadlines and turns of other connections in the same request are processed as if there were
+//! no panic.
 
 use crate::hash::mix;
 use core::any::Any;
@@ -30,7 +31,7 @@ use crate::seqnum::SeqNum;
 use crate::state::apply::ReplicaState;
 use crate::tcp::{self, Cx, Finish, Tcb};
 
-/// What has to be known before a call that may unwind.
+/// The values to save before a call that may unwind.
 #[derive(Clone, Copy, Debug)]
 struct Before {
     /// Number of the next frame.
@@ -40,8 +41,8 @@ struct Before {
 }
 
 impl ReplicaState {
-    /// Calls `what` with a connection, if it still exists, and lets it send. `None` if it is gone,
-    /// before or after.
+    /// Calls `what` with a connection, if it still exists, and lets it send. `None` if the
+    /// connection did not exist, or panicked.
     #[inline]
     pub fn guarded<S: EffectSink>(
         &mut self,
@@ -96,9 +97,10 @@ impl ReplicaState {
         outcome.ok()
     }
 
-    /// [`ReplicaState::apply_in_batch`] unwound while it applied `request`; `out` holds the effects of
-    /// that request. If the panic came from the fast path, its connection is closed, and the work
-    /// that follows from the request is done. Its segments do not count as received.
+    /// [`ReplicaState::apply_in_batch`] unwound while it applied `request`; `out` holds the
+    /// effects of that request. If the panic came from the fast path, its connection is closed,
+    /// and the work that follows from the request is done. Its segments do not count as
+    /// received.
     ///
     /// # Panics
     /// With the same panic, if it did not come from one connection. The replica must not
@@ -117,8 +119,8 @@ impl ReplicaState {
             resume_unwind(panic);
         }
         out.take_back(0);
-        // The length of the receive stream is not known here: the application may miss the end of
-        // what other workers are still copying.
+        // The length of the receive stream is not known here: the application may not get the
+        // last bytes, which other workers are still copying.
         let before = Before {
             next: self.first_frame,
             seq: request.digest.seg_ack,
@@ -140,7 +142,7 @@ impl ReplicaState {
             self.listeners.end(flow.local, false);
         }
         let mut cx = Cx::new(self.now, &mut self.frames, &self.limits, &mut *out);
-        // Without room for the reset, the peer learns of it when it sends its next segment.
+        // Without room for the reset, the peer gets one in answer to its next segment.
         tcp::reset_at(before.seq, flow, mac, &mut cx);
         out.push(Effect::Event {
             conn,

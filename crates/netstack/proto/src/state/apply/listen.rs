@@ -26,13 +26,13 @@ struct Listener {
     backlog: u16,
     /// Connections in SYN-RECEIVED.
     half_open: u32,
-    /// Connections established since the port listens.
+    /// Connections established since the port began to listen.
     established: u64,
     /// How many of them the application accepted.
     accepted: u64,
-    /// The time until which a cookie may be returned.
+    /// The time until which a peer may return a cookie.
     cookies_until: Instant,
-    /// What its connections begin with, if that was set.
+    /// The initial settings of its connections, if they were set.
     settings: Option<Settings>,
 }
 
@@ -46,11 +46,11 @@ impl Listener {
 /// All listening ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Listeners {
-    /// By port and by what each is bound to. No connection could be for two of them.
+    /// By port and binding. No connection matches two of them.
     ports: BTreeMap<u16, BTreeMap<Binding, Listener>>,
     /// Connections in SYN-RECEIVED, over all ports.
     half_open: u32,
-    /// Connections established, over all ports, also those of listeners that are closed.
+    /// Connections established, over all ports, including those of closed listeners.
     established: u64,
 }
 
@@ -89,7 +89,7 @@ impl Listeners {
         });
     }
 
-    /// What connections of the listener begin with from now on.
+    /// Sets the initial settings of further connections of the listener.
     pub(super) fn set(&mut self, port: u16, binding: Binding, settings: Settings) {
         let of_port = self.ports.get_mut(&port);
         if let Some(listener) = of_port.and_then(|of_port| of_port.get_mut(&binding)) {
@@ -97,7 +97,7 @@ impl Listeners {
         }
     }
 
-    /// What connections to `local` begin with.
+    /// The initial settings of connections to `local`.
     fn settings(&self, local: Endpoint, limits: &Limits) -> Settings {
         let set = self.at(local).and_then(|listener| listener.settings);
         set.unwrap_or_else(|| limits.settings())
@@ -179,7 +179,7 @@ impl Listeners {
             add(u64::from(port) << 48 | u64::from(backlog) << 32 | u64::from(half_open));
             add(established);
             let Binding { families, address } = binding;
-            // That of most is 0.
+            // Most bindings have no address, which adds 0.
             let only = address.map_or(0, |only| {
                 only.words()[0] ^ only.words()[1].rotate_left(32) | 1
             });
@@ -248,8 +248,8 @@ impl ReplicaState {
     ) {
         self.evict_time_wait(out);
         if !self.listeners.may_queue(flow.local) || !self.has_place() {
-            // The connection would only wait for the application or for a place, so the peer may as
-            // well retransmit its SYN.
+            // The connection would only wait for the application or for a table entry, so the
+            // peer may as well retransmit its SYN.
             self.stats.refused_syn += 1;
             self.stats.table_full += u64::from(!self.has_place());
             return;
@@ -267,9 +267,9 @@ impl ReplicaState {
     }
 
     /// If a run without a connection returns a cookie, creates the connection in SYN-RECEIVED,
-    /// which the run is then applied to. If there is no room, or the run is not the first one after
-    /// the SYN, it is dropped as if the network had lost it: a reset would close a connection that
-    /// the peer has reason to regard as established.
+    /// to which the run is then applied. If there is no room, or the run is not the first one
+    /// after the SYN, it is dropped as if the network had lost it: a reset would close a
+    /// connection that the peer may regard as established.
     #[cold]
     pub fn cookie_returned(
         &mut self,
@@ -325,8 +325,9 @@ impl ReplicaState {
         Returned::Connection(conn)
     }
 
-    /// The end of the sequence numbers of a connection in TIME-WAIT, if a SYN for a listening port
-    /// may replace it. A cookie could not begin after them.
+    /// The end of the sequence numbers of a connection in TIME-WAIT, if a SYN for a listening
+    /// port may replace it. That requires room in the SYN queue, because a cookie could not
+    /// begin after them.
     pub fn replaced_past(
         &self,
         conn: ConnId,
@@ -383,7 +384,7 @@ impl ReplicaState {
     }
 }
 
-/// The result of looking for a cookie in a run without a connection.
+/// The result of the cookie check of a run without a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Returned {
     /// The run returns no cookie.
@@ -401,7 +402,7 @@ mod tests {
     use crate::log::request::{Address, Families};
     use std::collections::BTreeSet;
 
-    /// Listeners that differ in one part alone, or in two that could be taken for each other.
+    /// Listeners that differ in one part only, or in two that could be confused.
     fn different() -> Vec<Listeners> {
         let plain = Listener {
             backlog: 1,

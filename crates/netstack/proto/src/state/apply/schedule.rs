@@ -1,4 +1,4 @@
-//! Connections that are handled without a segment: at a deadline, or when there is room to send.
+//! Handling of connections without a segment: at a deadline, or when there is room to send.
 
 use std::collections::VecDeque;
 
@@ -15,8 +15,8 @@ impl ReplicaState {
         self.with(conn, out, |_, _| ());
     }
 
-    /// The work that is left after a connection has handled a request: queues it, schedules its
-    /// deadline, notices its end.
+    /// Finishes the handling of a request by a connection: queues it, schedules its deadline,
+    /// detects its end.
     pub(super) fn after_request(
         &mut self,
         conn: ConnId,
@@ -45,8 +45,8 @@ impl ReplicaState {
         }
     }
 
-    /// Schedules when a connection is handled next: when it can send more, when frames are sent, or
-    /// at `deadline`.
+    /// Schedules when a connection is handled next: when it can send more, when frames are
+    /// sent, or at `deadline`.
     pub(super) fn schedule(&mut self, conn: ConnId, finish: Finish, deadline: Instant) {
         let most = 2 * self.limits.connections as usize;
         let places = &mut self.places;
@@ -76,7 +76,7 @@ impl ReplicaState {
     /// Handles all deadlines that are due. Entries that were too early are put back.
     pub(super) fn fire_deadlines(&mut self, out: &mut impl EffectSink) {
         // A deadline that is due is normally armed again for later. The bound keeps a corrupted
-        // state from looping for ever.
+        // state from looping forever.
         for _ in 0..2 * self.places.len() {
             let Some(index) = self.deadlines.pop_due(self.now) else {
                 break;

@@ -22,7 +22,7 @@ impl Fixture {
         Fixture::listening_with(backlog, 4)
     }
 
-    /// As [`Fixture::listening`], with room for so many connections.
+    /// [`Fixture::listening`] with room for `connections` connections.
     fn listening_with(backlog: u16, connections: u32) -> Self {
         let limits = Limits {
             connections,
@@ -96,7 +96,7 @@ impl Fixture {
         self.open_with(from, seq, None)
     }
 
-    /// As [`Fixture::open`], of a peer whose clock shows `ts_val` if it uses timestamps.
+    /// [`Fixture::open`] for a peer with timestamps if `ts_val` is set.
     pub(crate) fn open_with(&mut self, from: u16, seq: u32, ts_val: Option<u32>) -> (ConnId, u32) {
         self.ts_val = ts_val;
         self.segment(from, seq, 0, Flags::SYN);
@@ -136,7 +136,7 @@ fn cursors_of_the_application_are_those_of_the_connection_that_the_pump_found() 
         };
         assert_eq!(unread(&fixture), Some(100));
 
-        // The slow path, since text that was received already is not what comes next.
+        // Data that was already received takes the slow path.
         request.digest.bits |= Digest::PROGRESS;
         request.digest.app_read = 60;
         request.digest.hint = ConnId {
@@ -146,7 +146,7 @@ fn cursors_of_the_application_are_those_of_the_connection_that_the_pump_found() 
         fixture.apply(&request);
         let left = if is_the_same { 40 } else { 100 };
         assert_eq!(unread(&fixture), Some(left), "{is_the_same}");
-        // Without the bit the field means nothing.
+        // Without the bit the field has no meaning.
         request.digest.bits &= !Digest::PROGRESS;
         request.digest.app_read = 90;
         fixture.apply(&request);
@@ -185,7 +185,7 @@ fn a_hint_that_is_out_of_date_costs_no_segment() {
     let (before, ours) = fixture.open(4000, 77);
     fixture.segment(4000, 78, ours, Flags::RST);
     assert_eq!(fixture.replica.connections().count(), 0);
-    // Its place is not free before its socket is gone.
+    // Its place is not free until its socket is gone.
     let (conn, ours) = fixture.open(4000, 77);
     assert_ne!(before.index, conn.index);
     let older = ConnId {
