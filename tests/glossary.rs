@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use proc_macro2::{TokenStream, TokenTree};
 
-use crate::source::{read, sources, within_root};
+use crate::source::{read, sources, tokens, within_root};
 use crate::support::root;
 
 /// Words that name nothing here, and what to say. Each has another meaning in no crate of this
@@ -162,6 +162,39 @@ fn names_and_documentation_use_the_words_of_the_glossary() {
         found.is_empty(),
         "{all} places use words that the glossary has others for: {found:#?}"
     );
+}
+
+/// Public names that two types of the published crates still have.
+const TWICE: [&str; 3] = ["Recorder", "Tuning", "Variant"];
+
+#[test]
+fn no_two_public_types_of_the_published_crates_have_one_name() {
+    let mut paths = Vec::new();
+    for folder in [
+        "dominoes/src",
+        "drivers/src",
+        "netstack/src",
+        "netstack/proto/src",
+    ] {
+        sources(&root().join("crates").join(folder), &mut paths);
+    }
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for file in paths.iter().map(|path| within_root(path)) {
+        for window in tokens(&read(&file)).windows(3) {
+            let [public, kind, name] = window else {
+                unreachable!("windows of three")
+            };
+            let is_type = ["struct", "enum", "trait", "union"].contains(&&*kind.text);
+            if public.text == "pub" && is_type && name.is_name() {
+                let place = format!("{file}:{}", name.line);
+                places.entry(name.text.clone()).or_default().push(place);
+            }
+        }
+    }
+    assert!(places.len() > 200, "{} types were found", places.len());
+    places.retain(|_, places| places.len() > 1);
+    let twice: Vec<&str> = places.keys().map(String::as_str).collect();
+    assert_eq!(twice, TWICE, "{places:#?}");
 }
 
 #[test]

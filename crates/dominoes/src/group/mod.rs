@@ -53,7 +53,7 @@ pub use join_check::CheckResult;
 pub use majority::{Agreement, Fingerprints, Mismatch};
 pub use membership::{MAX_REPLICAS, MembershipTable, replicas};
 pub use observe::{Divergence, Observe, OnDivergence};
-pub use slots::{JoinError, JoinersServed, Membership, MembershipStats, WorkerState};
+pub use slots::{JoinersServed, Membership, MembershipStats, ReplicaSlotError, WorkerState};
 pub use worker::GroupWorker;
 
 use crate::{DomainHandle, DomainStats, Log, Meter, Park, Publisher, Seq, Units, WakeSource};
@@ -169,7 +169,7 @@ pub enum GroupError {
     /// A thread could not be started.
     Io(io::Error),
     /// No replica can join or leave.
-    Membership(JoinError),
+    Membership(ReplicaSlotError),
     /// Every replica has failed: the state is lost, and effects may be.
     NoReplicaLeft,
 }
@@ -191,8 +191,8 @@ impl fmt::Display for GroupError {
 
 impl Error for GroupError {}
 
-impl From<JoinError> for GroupError {
-    fn from(error: JoinError) -> Self {
+impl From<ReplicaSlotError> for GroupError {
+    fn from(error: ReplicaSlotError) -> Self {
         GroupError::Membership(error)
     }
 }
@@ -253,7 +253,7 @@ impl<S, T: Send + Sync, E> GroupHandle<S, T, E> {
     ///
     /// # Errors
     /// If there is no such replica, or it is the last.
-    pub fn leave(&self, replica: usize) -> Result<(), JoinError> {
+    pub fn leave(&self, replica: usize) -> Result<(), ReplicaSlotError> {
         self.ask_to_leave(replica, false)
     }
 
@@ -262,11 +262,11 @@ impl<S, T: Send + Sync, E> GroupHandle<S, T, E> {
     ///
     /// # Errors
     /// If there is no such replica, or it is the last.
-    pub fn park(&self, replica: usize) -> Result<(), JoinError> {
+    pub fn park(&self, replica: usize) -> Result<(), ReplicaSlotError> {
         self.ask_to_leave(replica, true)
     }
 
-    fn ask_to_leave(&self, replica: usize, park: bool) -> Result<(), JoinError> {
+    fn ask_to_leave(&self, replica: usize, park: bool) -> Result<(), ReplicaSlotError> {
         self.shared.membership.ask_to_leave(Some(replica), park)?;
         self.shared.news.notify_all();
         Ok(())
@@ -276,7 +276,7 @@ impl<S, T: Send + Sync, E> GroupHandle<S, T, E> {
     ///
     /// # Errors
     /// If no such replica is parked, or no replica is left.
-    pub fn unpark(&self, replica: usize) -> Result<(), JoinError> {
+    pub fn unpark(&self, replica: usize) -> Result<(), ReplicaSlotError> {
         self.shared.membership.unpark(replica)?;
         self.shared.news.notify_all();
         Ok(())
@@ -322,7 +322,7 @@ impl<S, T: Send + Sync, E, A, P> ByHand<S, T, E, A, P> {
     ///
     /// # Errors
     /// If no slot is free, or no worker is active.
-    pub fn join(&self) -> Result<GroupWorker<S, T, E, A, P>, JoinError> {
+    pub fn join(&self) -> Result<GroupWorker<S, T, E, A, P>, ReplicaSlotError> {
         let shared = &self.handle.shared;
         let id = shared.membership.request_snapshot(None)?;
         Ok(GroupWorker::joining(shared, &self.code, id))

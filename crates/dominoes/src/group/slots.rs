@@ -82,7 +82,7 @@ impl MembershipStats {
 /// Why no replica can join a group, or leave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum JoinError {
+pub enum ReplicaSlotError {
     /// Every replica slot is taken.
     NoFreeSlot,
     /// No such replica, or it is already leaving.
@@ -93,18 +93,18 @@ pub enum JoinError {
     NoReplicaLeft,
 }
 
-impl fmt::Display for JoinError {
+impl fmt::Display for ReplicaSlotError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            JoinError::NoFreeSlot => "every replica slot is taken",
-            JoinError::NoSuchReplica => "no such replica, or it is leaving",
-            JoinError::LastReplica => "the last replica cannot leave",
-            JoinError::NoReplicaLeft => "no replica is left to take a state from",
+            ReplicaSlotError::NoFreeSlot => "every replica slot is taken",
+            ReplicaSlotError::NoSuchReplica => "no such replica, or it is leaving",
+            ReplicaSlotError::LastReplica => "the last replica cannot leave",
+            ReplicaSlotError::NoReplicaLeft => "no replica is left to take a state from",
         })
     }
 }
 
-impl Error for JoinError {}
+impl Error for ReplicaSlotError {}
 
 /// The state of a replica slot.
 enum ReplicaSlot<R> {
@@ -207,18 +207,18 @@ impl<R> Membership<R> {
     ///
     /// # Errors
     /// If the slot is not free, or no worker is active.
-    pub fn request_snapshot(&self, id: Option<usize>) -> Result<usize, JoinError> {
+    pub fn request_snapshot(&self, id: Option<usize>) -> Result<usize, ReplicaSlotError> {
         let mut table = self.lock();
         let sources = self.active();
         if sources == 0 {
-            return Err(JoinError::NoReplicaLeft);
+            return Err(ReplicaSlotError::NoReplicaLeft);
         }
         let is_free = |slot: &ReplicaSlot<R>| matches!(slot, ReplicaSlot::Free);
         let id = match id {
             Some(id) => Some(id).filter(|id| table.slots.get(*id).is_some_and(is_free)),
             None => table.slots.iter().position(is_free),
         };
-        let id = id.ok_or(JoinError::NoFreeSlot)?;
+        let id = id.ok_or(ReplicaSlotError::NoFreeSlot)?;
         table.slots[id] = ReplicaSlot::AwaitsSnapshot(u64::MAX);
         self.begin_join(id);
         self.notify(sources);
@@ -259,12 +259,12 @@ impl<R> Membership<R> {
     ///
     /// # Errors
     /// If no such worker is parked, or no worker is active.
-    pub fn unpark(&self, id: usize) -> Result<(), JoinError> {
+    pub fn unpark(&self, id: usize) -> Result<(), ReplicaSlotError> {
         let mut table = self.lock();
         let is_parked = matches!(table.slots.get(id), Some(ReplicaSlot::Parked));
         match is_parked {
             true => self.unpark_slot(&mut table, id),
-            false => Err(JoinError::NoSuchReplica),
+            false => Err(ReplicaSlotError::NoSuchReplica),
         }
     }
 
@@ -277,10 +277,10 @@ impl<R> Membership<R> {
         self.unpark_slot(&mut table, id).ok().map(|()| id)
     }
 
-    fn unpark_slot(&self, table: &mut Slots<R>, id: usize) -> Result<(), JoinError> {
+    fn unpark_slot(&self, table: &mut Slots<R>, id: usize) -> Result<(), ReplicaSlotError> {
         let sources = self.active();
         if sources == 0 {
-            return Err(JoinError::NoReplicaLeft);
+            return Err(ReplicaSlotError::NoReplicaLeft);
         }
         table.slots[id] = ReplicaSlot::AwaitsSnapshot(u64::MAX);
         self.begin_join(id);
@@ -319,16 +319,16 @@ impl<R> Membership<R> {
     ///
     /// # Errors
     /// If there is no such worker, or it is the last.
-    pub fn ask_to_leave(&self, id: Option<usize>, park: bool) -> Result<usize, JoinError> {
+    pub fn ask_to_leave(&self, id: Option<usize>, park: bool) -> Result<usize, ReplicaSlotError> {
         let table = self.lock();
         let staying = self.staying();
         let last = (staying != 0).then(|| staying.ilog2() as usize);
-        let id = id.or(last).ok_or(JoinError::NoReplicaLeft)?;
+        let id = id.or(last).ok_or(ReplicaSlotError::NoReplicaLeft)?;
         if id >= table.slots.len() || staying >> id & 1 == 0 {
-            return Err(JoinError::NoSuchReplica);
+            return Err(ReplicaSlotError::NoSuchReplica);
         }
         if staying.count_ones() == 1 {
-            return Err(JoinError::LastReplica);
+            return Err(ReplicaSlotError::LastReplica);
         }
         if park {
             self.table.request_park(id);

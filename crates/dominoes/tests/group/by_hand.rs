@@ -4,7 +4,9 @@
 use super::{Chain, Planned, Random, die};
 use dominoes::{
     Group, Park, Publisher, Seq, Turn,
-    group::{ByHand, Divergence, GroupStats, GroupWorker, JoinError, OnDivergence, WorkerState},
+    group::{
+        ByHand, Divergence, GroupStats, GroupWorker, OnDivergence, ReplicaSlotError, WorkerState,
+    },
 };
 use std::{
     cell::{Cell, RefCell},
@@ -259,7 +261,7 @@ impl Fixture {
                     let mut workers = self.workers.borrow_mut();
                     workers.push(Some(worker));
                 }
-                Err(JoinError::NoFreeSlot) => self.count("no free slot"),
+                Err(ReplicaSlotError::NoFreeSlot) => self.count("no free slot"),
                 Err(error) => panic!("{error}"),
             },
             36 if self.may_lose_one() => {

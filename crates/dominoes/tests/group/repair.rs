@@ -3,7 +3,7 @@
 use super::{Chain, Planned, die};
 use dominoes::{
     Group, Park, Publisher, Seq, Turn,
-    group::{ByHand, Divergence, GroupWorker, JoinError, OnDivergence, WorkerState},
+    group::{ByHand, Divergence, GroupWorker, OnDivergence, ReplicaSlotError, WorkerState},
 };
 use std::{
     cell::{Cell, RefCell},
@@ -213,7 +213,11 @@ fn one_that_leaves_is_forgotten_and_a_fresh_one_joins() {
     fixture.workers.push(fixture.group.join().unwrap());
     assert_eq!(fixture.workers[2].id(), 1);
     let full = fixture.group.join().map(|_| ());
-    assert_eq!(full, Err(JoinError::NoFreeSlot), "there are three replicas");
+    assert_eq!(
+        full,
+        Err(ReplicaSlotError::NoFreeSlot),
+        "there are three replicas"
+    );
     assert!(fixture.workers[2].state().is_none());
     fixture.run(10);
     fixture.all_agree();
@@ -298,12 +302,12 @@ fn the_last_replica_neither_leaves_nor_parks_and_a_parked_one_comes_back() {
     let handle = fixture.group.handle().clone();
     fixture.run(3);
     handle.park(0).unwrap();
-    assert_eq!(handle.leave(1), Err(JoinError::LastReplica));
-    assert_eq!(handle.park(7), Err(JoinError::NoSuchReplica));
+    assert_eq!(handle.leave(1), Err(ReplicaSlotError::LastReplica));
+    assert_eq!(handle.park(7), Err(ReplicaSlotError::NoSuchReplica));
     fixture.run(3);
     assert_eq!(fixture.workers[0].worker_state(), WorkerState::Parked);
     assert_eq!(fixture.publisher.log().subscribers(), 1, "it has no state");
-    assert_eq!(handle.unpark(1), Err(JoinError::NoSuchReplica));
+    assert_eq!(handle.unpark(1), Err(ReplicaSlotError::NoSuchReplica));
     handle.unpark(0).unwrap();
     fixture.run(3);
     fixture.all_agree();
@@ -319,11 +323,11 @@ fn the_last_replica_neither_leaves_nor_parks_and_a_parked_one_comes_back() {
         (1, 1, 1, 0)
     );
     drop(fixture.workers.remove(0));
-    assert_eq!(handle.unpark(0), Err(JoinError::NoSuchReplica));
+    assert_eq!(handle.unpark(0), Err(ReplicaSlotError::NoSuchReplica));
     assert!(fixture.publisher.is_closed(), "the state is lost");
     assert_eq!(
         fixture.group.join().map(|_| ()),
-        Err(JoinError::NoReplicaLeft)
+        Err(ReplicaSlotError::NoReplicaLeft)
     );
 }
 

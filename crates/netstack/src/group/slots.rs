@@ -58,8 +58,8 @@ impl Snapshot {
 /// Which replicas are there, and who gives a state to whom.
 pub(crate) type Members = Membership<Snapshot>;
 
-fn error(error: dominoes::group::JoinError) -> MembershipError {
-    use dominoes::group::JoinError as Error;
+fn error(error: dominoes::group::ReplicaSlotError) -> MembershipError {
+    use dominoes::group::ReplicaSlotError as Error;
     match error {
         Error::NoFreeSlot => MembershipError::NoFreeSlot,
         Error::NoSuchReplica => MembershipError::NoSuchReplica,

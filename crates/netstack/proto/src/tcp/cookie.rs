@@ -238,7 +238,7 @@ impl EffectSink for Nothing {
 
 /// The result of the cookie check of a segment without a connection.
 #[derive(Debug)]
-pub enum Returned {
+pub enum ReturnedCookie {
     /// No cookie.
     Nothing,
     /// A cookie, but the segment is not the first one after the handshake, as it must be.
@@ -256,15 +256,15 @@ pub fn restore_from_cookie(
     hash: &impl Fn(u64) -> u64,
     limits: &Limits,
     now: Instant,
-) -> Returned {
+) -> ReturnedCookie {
     if !ack.flags.has(Flags::ACK) || ack.flags.any(Flags::SYN.with(Flags::RST)) {
-        return Returned::Nothing;
+        return ReturnedCookie::Nothing;
     }
     let (irs, iss) = (ack.seq - 1, ack.ack - 1);
     let mss = match decode(iss, irs, period(now), hash) {
         Decoded::Mss(mss) => mss,
-        Decoded::NotFirst => return Returned::NotFirst,
-        Decoded::None => return Returned::Nothing,
+        Decoded::NotFirst => return ReturnedCookie::NotFirst,
+        Decoded::None => return ReturnedCookie::Nothing,
     };
     let mut options = SynOptions {
         mss: Some(mss),
@@ -303,7 +303,7 @@ pub fn restore_from_cookie(
     };
     tcb.finish(&mut Cx::new(now, &mut frames, limits, &mut Nothing));
     tcb.retransmit.on_resent();
-    Returned::Connection(Box::new(tcb))
+    ReturnedCookie::Connection(Box::new(tcb))
 }
 
 #[cfg(test)]
@@ -432,7 +432,7 @@ mod tests {
             let whose = (flow(), Mac::default(), offset(key));
             let now = Instant::from_millis(77_777);
             let returned = restore_from_cookie(&ack, whose, &hash(key), &Limits::default(), now);
-            let is = matches!(returned, Returned::Connection(_));
+            let is = matches!(returned, ReturnedCookie::Connection(_));
             assert_eq!(is, is_one, "{flags:?}: {returned:?}");
         }
     }
@@ -487,17 +487,17 @@ mod tests {
                         let now = Instant::from_millis(77_999);
                         let limits = Limits::default();
                         match restore_from_cookie(&ack, whose, &hash(key), &limits, now) {
-                            Returned::Connection(tcb) => {
+                            ReturnedCookie::Connection(tcb) => {
                                 assert_eq!((by, tcb.rcv.nxt), (0, irs + 1));
                                 let scaled = ts.map_or(0, |_| 14);
                                 assert_eq!((tcb.snd.shift, tcb.rcv.irs), (scaled, irs));
                                 assert_eq!(tcb.rcv.ts_offset, offset(key));
                                 assert_eq!(tcb.rcv.sack_permitted, ts.is_some());
                             }
-                            Returned::NotFirst => {
+                            ReturnedCookie::NotFirst => {
                                 assert!(matches!(by, -1 | 1..=0xffff), "{by}");
                             }
-                            Returned::Nothing => {
+                            ReturnedCookie::Nothing => {
                                 assert!(!matches!(by, -1..=0xffff), "{by}");
                             }
                         }
@@ -530,7 +530,7 @@ mod tests {
                 let now = Instant::from_millis(77_777);
                 let limits = Limits::default();
                 let returned = restore_from_cookie(&ack, whose, &hash(key), &limits, now);
-                let Returned::Connection(tcb) = returned else {
+                let ReturnedCookie::Connection(tcb) = returned else {
                     panic!("{options:?}, {ecn}: {returned:?}");
                 };
                 let scale = window_scale.unwrap_or(0);

@@ -159,7 +159,7 @@ use send_space::SendSpace;
 use undo::Undo;
 
 pub use arrive::{reset_at, reset_for};
-pub use cookie::{COOKIE_LIFE, Returned, answer_with_cookie, restore_from_cookie};
+pub use cookie::{COOKIE_LIFE, ReturnedCookie, answer_with_cookie, restore_from_cookie};
 pub use delayed_ack::DELAYED_ACK;
 pub use retransmit::{RTO_INITIAL, RTO_MAX, RTO_MIN};
 pub use send::Finish;

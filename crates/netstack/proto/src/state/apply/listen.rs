@@ -287,27 +287,27 @@ impl ReplicaState {
         }
         let (keys, offset) = (self.keys, self.timestamp_offset(&flow));
         let hash = |use_of_it| keys.of_flow(KeyUse::Cookie, &flow, use_of_it);
-        let mut returned = tcp::Returned::Nothing;
+        let mut returned = tcp::ReturnedCookie::Nothing;
         let mut acknowledges = false;
         request.pieces(verdict, |segment| {
             let others = Flags::SYN.with(Flags::RST);
             acknowledges |= segment.flags.without(others) == segment.flags;
-            if matches!(returned, tcp::Returned::Connection(_)) {
+            if matches!(returned, tcp::ReturnedCookie::Connection(_)) {
                 return;
             }
             let whose = (flow, mac, offset);
             let found = tcp::restore_from_cookie(segment, whose, &hash, &self.limits, self.now);
-            if !matches!(found, tcp::Returned::Nothing) {
+            if !matches!(found, tcp::ReturnedCookie::Nothing) {
                 returned = found;
             }
         });
         let mut tcb = match returned {
-            tcp::Returned::Nothing => {
+            tcp::ReturnedCookie::Nothing => {
                 self.stats.cookies_failed += u64::from(acknowledges);
                 return Returned::Nothing;
             }
-            tcp::Returned::NotFirst => return Returned::Dropped,
-            tcp::Returned::Connection(tcb) => *tcb,
+            tcp::ReturnedCookie::NotFirst => return Returned::Dropped,
+            tcp::ReturnedCookie::Connection(tcb) => *tcb,
         };
         self.evict_time_wait(out);
         let room = self.listeners.may_queue(flow.local);
