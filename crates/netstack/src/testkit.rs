@@ -23,8 +23,7 @@ pub const fn mix(x: u64) -> u64 {
     dominoes_proto::hash::mix(x)
 }
 
-/// Makes workers stop in the middle of units of streams from now on (`stalls`), or lets them
-/// continue.
+/// Makes workers stop inside units of streams from now on (`stalls`), or continue.
 #[cfg(feature = "framed")]
 pub fn stall_in_unit(sockets: &crate::socket::Sockets, stalls: bool) {
     for world in sockets.worlds() {

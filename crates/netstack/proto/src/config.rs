@@ -45,9 +45,8 @@ pub use crate::setters;
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
 pub struct Keepalive {
-    /// How long a connection is idle before the first probe, 1 ms to 1 year. Default 2 hours,
-    /// the minimum default that the RFC allows. The first probe may leave an eighth of this
-    /// later.
+    /// How long a connection is idle before the first probe, 1 ms to 1 year. Default 2 hours, the
+    /// minimum default that the RFC allows. The first probe may leave an eighth of this later.
     pub idle: Duration,
     /// Pause between two probes without an answer, 1 ms to 1 year. Default 75 s.
     pub interval: Duration,
@@ -108,8 +107,7 @@ pub struct Settings {
     /// section 3.8.3, RFC 5482 section 3). Default: none; the connection fails after
     /// [`DATA_RETRIES`](crate::tcp::DATA_RETRIES) retransmissions.
     pub user_timeout: Option<Duration>,
-    /// TTL or hop limit of packets, 1 to 255 (RFC 1122 section 3.2.1.7). Default
-    /// [`Settings::TTL`].
+    /// TTL or hop limit of packets, 1 to 255 (RFC 1122 section 3.2.1.7). Default [`Settings::TTL`].
     pub ttl: u8,
     /// DSCP in the upper six bits (RFC 2474); the lower two belong to ECN, which TCP sets
     /// itself, and are 0 here. Default 0.
@@ -159,8 +157,7 @@ impl Default for Settings {
     }
 }
 
-/// Further settings of one connection: its use of memory and network. The log carries them to
-/// the connection.
+/// Further settings of one connection, about memory and network. The log carries them to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
@@ -260,13 +257,11 @@ pub struct TcpPolicy {
     pub congestion: CongestionControl,
     /// Explicit congestion notification. Default: if the peer asks for it.
     pub ecn: Ecn,
-    /// Initial receive window of a connection, in bytes, 2^10 to 2^30;
-    /// [`Limits::receive_buffer`] bounds it. It grows up to that bound while the application
-    /// reads more than half of it in a round trip. Default 2^30: the whole ring from the
-    /// beginning.
+    /// Initial receive window of a connection, in bytes, 2^10 to 2^30; [`Limits::receive_buffer`]
+    /// bounds it. It grows up to that bound while the application reads more than half of it in a
+    /// round trip. Default 2^30: the whole ring from the beginning.
     pub receive_window: u32,
-    /// Probes of an idle peer, unless [`Settings::keepalive`] of a connection overrides it.
-    /// Default: none.
+    /// Probes of an idle peer, unless [`Settings::keepalive`] overrides it. Default: none.
     pub keepalive: Option<Keepalive>,
 }
 
@@ -290,8 +285,7 @@ impl Default for TcpPolicy {
     }
 }
 
-/// Limits of a group, equal in every replica. They belong to the log: a replay needs the same
-/// ones.
+/// Limits of a group, equal in every replica. They belong to the log: a replay needs the same ones.
 ///
 /// ```
 /// use dominoes_proto::config::Limits;
@@ -345,8 +339,7 @@ pub struct Limits {
     /// than it holds after gaps, before that a sixteenth of it. Further segments are dropped
     /// and [counted](crate::stats::StateStats::gaps_refused).
     pub out_of_order: u32,
-    /// Maximum number of frames that are numbered and not sent yet, a power of two from 4 to
-    /// 2^20. Default 512.
+    /// Limit of frames that are numbered and unsent, a power of two from 4 to 2^20. Default 512.
     pub tx_slots: u32,
     /// Largest IP packet in bytes, 68 to 65,535 (RFC 791). Default 1500.
     pub mtu: u16,
@@ -354,13 +347,11 @@ pub struct Limits {
     /// has an effect only if the device cuts frames into segments, and is lowered to the limit
     /// of the device. Default: 65,475.
     pub frame_payload: u32,
-    /// Frames that one connection or UDP socket may number while others wait, 1 to 2^20.
-    /// Default 64.
+    /// Frames that a connection or UDP socket may number in a turn, 1 to 2^20. Default 64.
     pub quantum: u32,
-    /// Maximum number of half-open connections, over all ports: the SYN queue (RFC 4987 section
-    /// 2). SYNs beyond it, or beyond the backlog of their port, are answered with cookies,
-    /// which take no memory. Never more than seven eighths of `connections`. 1 to 2^20. Default
-    /// 128.
+    /// Maximum number of half-open connections, over all ports: the SYN queue (RFC 4987 section 2).
+    /// SYNs beyond it, or beyond the backlog of their port, are answered with cookies, which take
+    /// no memory. Never more than seven eighths of `connections`. 1 to 2^20. Default 128.
     pub syn_queue: u32,
     /// Approximate limit of resets per second in answer to segments that no connection accepts;
     /// 0: none. Default 1000. Answers to ourselves do not count, here and below.
@@ -370,16 +361,14 @@ pub struct Limits {
     pub resets_per_second: u32,
     /// Resets per second to one destination; 0: none. Default 250.
     pub resets_per_destination: u32,
-    /// Approximate limit of challenge acknowledgments per second, over all connections (RFC
-    /// 5961 section 7); 0: none. Default 1000. They answer segments that anyone may have
-    /// forged: RST, SYN, and acknowledgments of data that was never sent. Other unacceptable
-    /// segments, such as keepalive and window probes, are answered ten times a second for each
-    /// connection.
+    /// Approximate limit of challenge acknowledgments per second, over all connections (RFC 5961
+    /// section 7); 0: none. Default 1000. They answer segments that anyone may have forged: RST,
+    /// SYN, and acknowledgments of data that was never sent. Other unacceptable segments, such as
+    /// keepalive and window probes, are answered ten times a second for each connection.
     pub challenges_per_second: u32,
     /// Challenge acknowledgments per second to one destination; 0: none. Default 100.
     pub challenges_per_destination: u32,
-    /// Approximate limit of ICMP errors per second (RFC 1122 section 3.2.2); 0: none. Default
-    /// 1000.
+    /// Approximate limit of ICMP errors per second (RFC 1122 section 3.2.2); 0: none. Default 1000.
     pub errors_per_second: u32,
     /// ICMP errors per second to one destination; 0: none. Default 10.
     pub errors_per_destination: u32,
@@ -390,15 +379,13 @@ pub struct Limits {
     pub udp_receive_buffer: u32,
     /// Send queue of a UDP socket, in bytes as above. Default 256 KiB.
     pub udp_send_buffer: u32,
-    /// Maximum number of datagrams of a UDP socket in one frame, if the device divides such
-    /// frames; otherwise this is lowered to 1. They are adjacent in the send ring, go to one
-    /// destination, and have equal lengths, except that the last one may be shorter. Every
-    /// frame that is numbered and not sent yet has room for the longest such frame,
-    /// independently of `frame_payload`. 1 to 64, where 1 puts each datagram into a separate
-    /// frame. Default 64.
+    /// Maximum number of datagrams of a UDP socket in one frame, if the device divides such frames;
+    /// otherwise this is lowered to 1. They are adjacent in the send ring, go to one destination,
+    /// and have equal lengths, except that the last one may be shorter. Every frame that is
+    /// numbered and not sent yet has room for the longest such frame, independently of
+    /// `frame_payload`. 1 to 64, where 1 puts each datagram into a separate frame. Default 64.
     pub datagrams_per_frame: u32,
-    /// Policy of connections where the standards leave a choice. It is not a limit, but a
-    /// replay needs it too.
+    /// Policy where the standards leave a choice. It is not a limit, but a replay needs it too.
     pub tcp: TcpPolicy,
     /// For tests: how many of a million uses of a connection off the fast path panic. The log
     /// determines which ones, so all replicas choose the same. Not recorded.
@@ -452,8 +439,7 @@ impl Limits {
     pub const CONNECTION_BASE: usize = 1024;
     /// Upper bound of the bytes of an idle connection in every replica.
     pub const CONNECTION_PER_REPLICA: usize = 2048;
-    /// Payload of a 64 KB packet with IPv4 and TCP headers of maximum TCP and minimum IP
-    /// length.
+    /// Payload of a 64 KB packet with IPv4 and TCP headers of maximum TCP and minimum IP length.
     pub const MAX_FRAME_PAYLOAD: u32 = 65_535 - 60;
     /// The maximum that Linux had for UDP segmentation when it introduced it.
     pub const MAX_DATAGRAMS_PER_FRAME: u32 = 64;

@@ -1,5 +1,4 @@
-//! An integer hash, equal on every machine. Fingerprints, keyed permutations and the tests'
-//! random generator use it.
+//! An integer hash, equal on every machine, for fingerprints, keyed permutations and tests.
 
 /// A bijective mix of 64 bits, from the finalizer of MurmurHash3 by way of splitmix64.
 #[inline]

@@ -1,7 +1,7 @@
 //! IP beyond its header: fragments, addresses, neighbours, and routes.
 //!
 //! None of it is replicated. The receive pump reassembles datagrams before anything else sees
-//! them, and looks up next hops; the log holds whatever of that connections must know.
+//! them, and looks up next hops; the log holds the results that connections depend on.
 //!
 //! # Departures from the RFCs
 //!
@@ -13,15 +13,13 @@
 //!   to the application): datagrams leave without the don't-fragment bit, those longer than the
 //!   MTU as fragments.
 //! - If a device splits one frame into several datagrams, it counts identifications up from the
-//!   first one's. They may equal those of other datagrams to the same destination sooner than
-//!   RFC 6864 section 4.3 allows. That matters only if a router fragments both, and UDP's
-//!   checksum detects it.
-//! - An address is used at once. It is announced and defended (RFC 5227 sections 2.3 and 2.4
-//!   (c)), but not probed for first (section 2.1), which would take seconds; and it is never
-//!   given up.
-//! - A neighbour may change its link-layer address once a second, and all neighbours together
-//!   10 times a second. RFC 826 has no such bound, but the pump checks all connections at each
-//!   change.
+//!   first one's. Other datagrams to that destination may have had them more recently than RFC
+//!   6864 section 4.3 allows. That matters only if a router fragments both, and UDP's checksum
+//!   detects it.
+//! - An address is used at once. It is announced and defended (RFC 5227 sections 2.3 and 2.4 (c)),
+//!   but not probed for first (section 2.1), which would take seconds; and it is never given up.
+//! - A neighbour may change its link-layer address once a second, and all neighbours together 10
+//!   times a second. RFC 826 has no such bound, but the pump checks all connections at each change.
 //! - Joining and leaving are reported in IGMPv3 and MLDv2 even where a router speaks an older
 //!   version (RFC 3376 section 7.2.1); queries are answered in the router's version.
 //! - The time between solicitations that routers advertise (RFC 4861 section 6.3.4) applies to

@@ -12,8 +12,7 @@ use siphasher::sip::{SipHasher13, SipHasher24};
 
 use crate::packet::flow::{Address, Flow};
 
-/// The purpose of a keyed hash. Its number is the first word of the input; numbers are never
-/// reused.
+/// The purpose of a keyed hash: the first word of the input. Numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum KeyUse {
@@ -56,8 +55,7 @@ pub enum KeyUse {
     AllDestinations = 15,
 }
 
-/// The secret of a stack. All replicas have the same one, so `apply` may depend on derived
-/// values.
+/// The secret of a stack. All replicas have the same one, so `apply` may depend on derived values.
 #[derive(Clone, Copy, Default)]
 pub struct Keys {
     secret: [u64; 2],
@@ -121,8 +119,7 @@ impl Keys {
     }
 }
 
-/// Keys of a hash table, so that an outsider cannot overload one bucket. Hashes with
-/// SipHash-1-3.
+/// Keys of a hash table, so that an outsider cannot overload one bucket. Hashes with SipHash-1-3.
 #[derive(Clone, Copy, Default)]
 pub struct TableKey([u64; 2]);
 

@@ -86,8 +86,7 @@ pub enum Packet {
         /// The host to which the error was sent.
         dst: Address,
     },
-    /// A router reports that a packet of ours that no socket sent, or a fragment, was too big
-    /// for its next link.
+    /// A router reports that our ICMPv6 message or later fragment exceeds its next MTU.
     TooBig {
         /// The host to which the report was sent.
         dst: Address,
@@ -225,8 +224,7 @@ pub fn ends_v4(frame: &[u8]) -> Option<(Address, Address)> {
         .then(|| (Address::ipv4(s0, s1, s2, s3), Address::ipv4(d0, d1, d2, d3)))
 }
 
-/// The source and destination of a frame of either family, if it is long enough to have them.
-/// Nothing else is checked.
+/// The source and destination in a frame of either family, if it is long enough. No other check.
 #[inline]
 pub fn ends(frame: &[u8]) -> Option<(Address, Address)> {
     ends_v4(frame).or_else(|| ipv6::ends(frame))
@@ -269,9 +267,8 @@ pub fn parse(frame: &[u8]) -> Result<Packet, Malformed> {
     }
 }
 
-/// The fast path for nearly every segment: IPv4 without options, not fragmented, and TCP with
-/// no options but timestamps in their usual layout. Returns the result of [`parse_any`], or
-/// `None`.
+/// The fast path for nearly every segment: IPv4 without options, not fragmented, and TCP with no
+/// options but timestamps in their usual layout. Returns the result of [`parse_any`], or `None`.
 #[inline]
 fn parse_plain(frame: &[u8]) -> Option<Tcp> {
     const TCP: usize = ETHERNET_HEADER + 20;
@@ -417,8 +414,7 @@ fn parse_tcp(
 /// Kind of the SACK option.
 const SACK: u8 = 5;
 
-/// The layout of the options in nearly every segment of an established connection: two NOPs and
-/// timestamps.
+/// The layout of the options in nearly every segment: two NOPs and timestamps.
 const ONLY_TIMESTAMPS: [u8; 4] = [1, 1, 8, 10];
 
 /// TSval and TSecr, if the options are only timestamps in their usual layout.
@@ -504,8 +500,7 @@ pub fn checksummed(frame: &[u8]) -> Option<(Address, Address, &[u8])> {
     ))
 }
 
-/// [`checksummed`] for an IPv4 frame without options, in one slice: the addresses come right
-/// before the segment.
+/// [`checksummed`] for IPv4 without options, as one slice from the addresses on.
 #[inline]
 pub fn checksummed_at_once(frame: &[u8]) -> Option<&[u8]> {
     const ADDRESSES: usize = ETHERNET_HEADER + 12;
@@ -614,8 +609,7 @@ fn emit_ipv4_of_tcp(buffer: &mut [u8], headers: &TcpHeaders, tcp_len: usize) {
     ip.set_dscp(headers.ip.tos >> 2);
     ip.set_ecn(if headers.ect { 0b10 } else { 0 });
     ip.set_total_len((20 + tcp_len + headers.payload_len) as u16);
-    // An atomic datagram: never fragmented, so the identification has no meaning (RFC 6864
-    // section 4.1).
+    // An atomic datagram: the identification has no meaning (RFC 6864 section 4.1).
     ip.set_ident(0);
     ip.clear_flags();
     ip.set_dont_frag(true);

@@ -60,8 +60,7 @@ counters! {
         pub cookies_sent: u64,
         /// Returned cookies that became connections.
         pub cookies_returned: u64,
-        /// Segments for a listener without a valid cookie, while valid cookies were
-        /// outstanding.
+        /// Segments for a listener without a valid cookie, while valid cookies were outstanding.
         pub cookies_failed: u64,
         /// Resets that were sent: for connections, and in answer to segments that no connection
         /// accepts.
@@ -102,8 +101,7 @@ counters! {
         /// Acknowledgments that report a range as received twice (RFC 2883): it was
         /// retransmitted, or duplicated in the network.
         pub dsacks_received: u64,
-        /// Reductions of congestion windows that were undone, because nothing was lost (RFC
-        /// 4015).
+        /// Reductions of congestion windows that were undone, because nothing was lost (RFC 4015).
         pub undone: u64,
         /// Probes of closed windows (RFC 9293 section 3.8.6.1).
         pub window_probes: u64,

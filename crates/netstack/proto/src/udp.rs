@@ -76,8 +76,7 @@ pub struct UdpSockets {
 }
 
 impl UdpSockets {
-    /// Sets the keys of identifications. Its numbers differ from those of its group's pump, and
-    /// of other groups.
+    /// Sets the keys. Identifications differ from those of the group's pump and of other groups.
     pub fn configure(&mut self, keys: &Keys, group: GroupIndex) {
         self.idents = Identifications::new(keys, 2 * group.index, 2 * group.count);
     }
@@ -219,8 +218,7 @@ impl UdpSockets {
         }
     }
 
-    /// The number of sent frames at which a socket has work to do; 0 while one waits for its
-    /// turn.
+    /// The number of sent frames at which a socket has work to do; 0 while one waits for its turn.
     pub fn next_sent(&self) -> u64 {
         match (self.waiting.is_empty(), self.unsent.front()) {
             (false, _) => 0,
@@ -304,8 +302,7 @@ impl Socket {
         take
     }
 
-    /// Adds the first of several merged datagrams to the queue, as many as fit, and returns
-    /// them.
+    /// Adds the first of several merged datagrams to the queue, as many as fit, and returns them.
     fn take_merged(&mut self, merged: Merged, has_more: bool, limits: &Limits) -> Merged {
         let more = if has_more { record::MORE as u64 } else { 0 };
         let most = self.app_read + u64::from(limits.udp_receive_buffer);

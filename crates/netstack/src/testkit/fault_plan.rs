@@ -17,8 +17,7 @@ pub struct FaultPlan {
     pub joins_ppm: u32,
     /// A worker is asked to leave.
     pub leaves_ppm: u32,
-    /// A worker fails between two steps. In three of four cases another one is asked to take
-    /// its slot.
+    /// A worker fails between two steps. Three of four are replaced in their slot.
     pub failures_ppm: u32,
     /// The next step ends in a panic: in an effect, after a request was applied, or in a TLS
     /// record. Has no effect if the step reaches no such point.

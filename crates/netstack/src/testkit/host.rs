@@ -31,8 +31,7 @@ const FRUITLESS: usize = 3;
 /// How much more often a worker fails if there are units to process, which is rare.
 #[cfg(feature = "framed")]
 const DEATHS_IN_UNITS: u32 = 8;
-/// How long workers that wait for another one have nothing to do, unless an event arrives from
-/// outside.
+/// How long waiting workers stay idle, unless an event arrives from outside.
 const STEAL_CHECK_INTERVAL: Duration = Duration::from_micros(100);
 
 /// The variant of a stack, and its number of workers.
@@ -173,8 +172,7 @@ pub struct Host {
     /// Whether the change was detected, and the number of repairs before the change.
     found: bool,
     repaired: u64,
-    /// Workers whose change was not detected, and the positions at which their fingerprints may
-    /// be wrong.
+    /// Workers with an undetected change, and the positions of possibly wrong fingerprints.
     changed: Vec<(usize, RangeInclusive<u64>)>,
     /// The first position at which the changed worker's fingerprint may be wrong.
     wrong_from: u64,
@@ -183,8 +181,7 @@ pub struct Host {
     /// Whether a worker may be about to join or leave.
     is_membership_changing: bool,
     flip_is_due: bool,
-    /// Whether another group of the same stack may have received frames for it since it last
-    /// found no work.
+    /// Whether another group may have received frames for this one since it was last idle.
     is_disturbed: bool,
     /// There is no work before this time, unless an event arrives from outside.
     quiet_until: Cell<Instant>,
@@ -242,8 +239,7 @@ impl Host {
         Self::over_device(variant, setup, FaultPlan::default(), device, seed)
     }
 
-    /// A stack over the caller's device; workers join, leave and fail according to
-    /// `fault_plan`.
+    /// A stack over the caller's device; workers join, leave and fail according to `fault_plan`.
     ///
     /// # Errors
     /// If a setting is out of its range.
@@ -357,8 +353,7 @@ impl Host {
         })
     }
 
-    /// The Ethernet address of the host at `address`, which contains the last four bytes of
-    /// `address`.
+    /// The Ethernet address of the host at `address`, made of its last four bytes.
     pub fn mac_of(address: IpAddr) -> [u8; 6] {
         let [a, b, c, d] = Address::from(address).v4_bits().to_be_bytes();
         [2, 0, a, b, c, d]
@@ -430,8 +425,7 @@ impl Host {
         self.is_disturbed = true;
     }
 
-    /// Does everything that is possible at `now` by workers that do not stall. Returns how many
-    /// steps did work.
+    /// Does all work at `now` of workers that do not stall. Returns the number of useful steps.
     pub fn turn(&mut self, now: Instant) -> usize {
         if self.is_quiet(now) {
             return 0;
@@ -799,8 +793,7 @@ impl Host {
         self.flip(replica);
     }
 
-    /// Flips a bit in the state of worker `replica` before it applies its next request, if
-    /// there is one.
+    /// Flips a bit in the state of worker `replica` before its next request, if there is one.
     fn flip(&mut self, replica: usize) {
         let Engine::Group(group) = &mut self.engine else {
             return;
@@ -824,8 +817,7 @@ impl Host {
         }
     }
 
-    /// Checks whether the worker with the changed state has been detected, repaired, or is
-    /// right again.
+    /// Checks whether the changed worker is detected, repaired, or right again.
     fn check_flipped_replica(&mut self) {
         let (Some(id), Engine::Group(group)) = (self.flipped, &mut self.engine) else {
             return;
@@ -872,8 +864,7 @@ impl Host {
         group.joining() > 0 || group.workers().iter().any(|worker| !worker.is_active())
     }
 
-    /// Admits workers that got a state, and removes those that have left. Returns how many were
-    /// admitted.
+    /// Admits workers that got a state, removes departed ones, and returns the admitted number.
     fn admit_and_remove(&mut self) -> usize {
         let Engine::Group(group) = &mut self.engine else {
             return 0;
@@ -898,8 +889,7 @@ impl Host {
         came
     }
 
-    /// The first instant after `now` at which [`Host::turn`] has work if no event arrives from
-    /// outside.
+    /// When [`Host::turn`] next has work, after `now`, if no event arrives from outside.
     pub fn next_event(&mut self, now: Instant) -> Instant {
         let (mut next, all_awake) = self
             .stalled

@@ -29,8 +29,7 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Creates the rule for packets to `destination` of at most `mtu` bytes, with the headers
-    /// that we send.
+    /// Creates the rule for packets to `destination` of at most `mtu` bytes, with our headers.
     #[inline]
     pub const fn new(destination: Address, mtu: u16) -> Self {
         // The minimum MTU of every network (RFC 791 section 3.2, RFC 8200 section 5).

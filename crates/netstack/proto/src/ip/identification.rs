@@ -1,5 +1,4 @@
-//! Identifications of packets that may be fragmented (RFC 791 section 3.1, RFC 8200 section
-//! 4.5).
+//! Identifications of packets that may be fragmented (RFC 791 section 3.1, RFC 8200 section 4.5).
 
 use crate::hash::mix;
 use crate::packet::flow::Address;
@@ -26,8 +25,7 @@ pub struct Identifications {
 }
 
 impl Identifications {
-    /// Creates generator `index` of `of`. No other generator uses its numbers within the next
-    /// 65,536 / `of` packets.
+    /// Creates generator `index` of `of`, which share no number within 65,536 / `of` packets.
     pub fn new(keys: &Keys, index: u16, of: u16) -> Self {
         Identifications {
             key: keys.derive(KeyUse::Identification),
@@ -122,7 +120,7 @@ const fn permute_wide(key: u64, number: u32) -> u32 {
     let (mut left, mut right) = ((number >> 16) as u16, number as u16);
     let mut round = 0;
     while round < 4 {
-        // The round numbers differ from those of the narrow permutation.
+        // These round numbers do not occur in the narrow permutation.
         let mixed = mix(key ^ ((round + 4) << 16 | right as u64));
         (left, right) = (right, left ^ mixed as u16);
         round += 1;

@@ -15,8 +15,7 @@ use crate::time::{Duration, Instant};
 const ROBUSTNESS: u8 = 2;
 /// The longest time between these reports (RFC 3376 section 8.11, RFC 3810 section 9.11).
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
-/// Limits of the sources of a record and of the records of a report; a full one fits the
-/// minimum MTU of IPv6.
+/// Maximum sources of a record and records of a report; all fit the minimum MTU of IPv6.
 const MAX_SOURCES: usize = 50;
 const MAX_RECORDS: usize = 20;
 /// Maximum number of record bytes in a report.
@@ -83,8 +82,7 @@ fn is_reported(group: Address) -> bool {
     bytes[1] & 0xf > 1 && !is_all_nodes
 }
 
-/// The records of a change of a group's sources from `before` to `after` (RFC 3376 section
-/// 5.1).
+/// The records of a change of a group's sources from `before` to `after` (RFC 3376 section 5.1).
 fn changes(group: Address, before: &Sources, after: &Sources) -> Vec<Record> {
     let record = |mode, sources: Vec<Address>| Record {
         mode,

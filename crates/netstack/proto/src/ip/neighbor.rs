@@ -1,8 +1,7 @@
-//! The neighbour cache (RFC 826, RFC 4861): link-layer addresses, and the packets and opens
-//! that wait for them.
+//! The neighbour cache (RFC 826, RFC 4861), and the packets and opens that wait for an address.
 //!
-//! It is not replicated: the pump keeps it, answers requests, and writes into the log whatever
-//! connections need.
+//! It is not replicated: the pump keeps it, answers requests, and writes the results that
+//! connections need into the log.
 //!
 //! A neighbour is *reachable* for a while after we received a message from it, and *stale*
 //! afterwards. A stale neighbour is still used when it is needed, and probed by unicast (RFC
@@ -26,20 +25,16 @@ use crate::time::{Duration, Instant};
 /// Maximum number of neighbours in addition to the next hops of connections; above it, the
 /// least recently needed ones are evicted.
 const MAX_NEIGHBORS: usize = 1024;
-/// Neighbours that are evicted together. An eviction scans the whole table, and anyone on the
-/// link can claim to be a new neighbour with every frame: evicting in batches spreads the cost
-/// over as many frames.
+/// Neighbours that are evicted together. An eviction scans the whole table, and anyone on the link
+/// can claim to be a new neighbour with every frame: a batch spreads the cost over many frames.
 const EVICTED_AT_ONCE: usize = MAX_NEIGHBORS / 16;
-/// How long a neighbour counts as reachable (RFC 1122 section 2.3.2.1: of the order of a
-/// minute).
+/// How long a neighbour counts as reachable (RFC 1122 section 2.3.2.1: of the order of a minute).
 const REACHABLE: Duration = Duration::from_secs(60);
-/// The default for IPv6 (RFC 4861 section 10), and the bounds of the values that routers may
-/// advertise.
+/// The default for IPv6 (RFC 4861 section 10), and the bounds of advertised values.
 const REACHABLE_V6: Duration = Duration::from_secs(30);
 const REACHABLE_V6_BOUNDS: (Duration, Duration) =
     (Duration::from_secs(1), Duration::from_secs(3600));
-/// How long a stale IPv6 neighbour that is needed has to be heard from before it is probed (RFC
-/// 4861 section 10).
+/// Time from the use of a stale IPv6 neighbour to its first probe (RFC 4861 section 10).
 const DELAY_FIRST_PROBE: Duration = Duration::from_secs(5);
 /// Minimum limit of the bytes that wait for one neighbour, with [`FRAME_OVERHEAD`] for each
 /// frame: the value of Linux. A datagram of 65,507 bytes counts 199,436 in packets of 68 bytes.
@@ -56,8 +51,7 @@ const MOST_WITH_ANSWERS: usize = MOST_FOR_ALL / 2;
 pub const FRAME_OVERHEAD: usize = 64;
 /// Time between two requests for the same address (RFC 1122 section 2.3.2.1: at most one a second).
 const RETRY: Duration = Duration::from_secs(1);
-/// Minimum time between two changes of a neighbour's address; the rightful owner will be heard
-/// again.
+/// Minimum time between two address changes of a neighbour; the rightful owner repeats its claim.
 const MOVE_INTERVAL: Duration = Duration::from_secs(1);
 /// Burst of address changes of all neighbours, and the time until one more is allowed. The pump
 /// checks all connections at each change, and anyone on the link can claim any address.
@@ -132,9 +126,8 @@ pub struct Neighbors<F = Vec<u8>> {
     moved: Option<Instant>,
     reachable_v6: Duration,
     table: HashMap<Address, Neighbor>,
-    /// How many connections have each neighbour as their next hop. These neighbours are not
-    /// evicted: a connection follows a neighbour only while the table holds the address from
-    /// which it moved.
+    /// How many connections have each neighbour as their next hop. Such a neighbour is not evicted:
+    /// a connection follows it only while the table holds the address from which it moved.
     needed: HashMap<Address, u32>,
     /// No probe is due before this time.
     next_poll: Option<Instant>,
@@ -210,8 +203,7 @@ pub struct Learned<F> {
     pub frames: VecDeque<F>,
     /// The previous link-layer address, if it changed.
     pub moved: Option<Mac>,
-    /// The message claims another link-layer address, too soon after other changes; it is not
-    /// accepted yet.
+    /// The message claims another link-layer address, too soon after other changes.
     pub is_move_rejected: bool,
 }
 
@@ -308,8 +300,7 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
         Some(known.mac)
     }
 
-    /// Learns from an ARP message. `wanted`: it was sent to us, so a new entry is worth
-    /// keeping.
+    /// Learns from an ARP message. `wanted`: it was sent to us, so a new entry is worth keeping.
     pub fn learn(&mut self, address: Address, mac: Mac, wanted: bool, now: Instant) -> Learned<F> {
         let heard = match self.table.get_mut(&address) {
             Some(known) => {
@@ -343,8 +334,7 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
         self.table.insert(address, known);
     }
 
-    /// Sets the time for which an IPv6 neighbour counts as reachable, from routers (RFC 4861
-    /// section 6.3.4).
+    /// Sets the reachable time of IPv6 neighbours, from routers (RFC 4861 section 6.3.4).
     pub fn set_reachable(&mut self, reachable: Duration) {
         let (least, most) = REACHABLE_V6_BOUNDS;
         self.reachable_v6 = reachable.clamp(least, most);
@@ -409,9 +399,8 @@ impl<F: Deref<Target = [u8]>> Neighbors<F> {
         self.resolved(address, heard, now)
     }
 
-    /// Takes whatever waited for `address`, which is resolved now. Since the waiting packets
-    /// need the neighbour, it is probed unless it is known to be reachable (RFC 4861 section
-    /// 7.3.3).
+    /// Takes whatever waited for `address`, which is resolved now. Since the waiting packets need
+    /// the neighbour, it is probed unless it is known to be reachable (RFC 4861 section 7.3.3).
     fn resolved(&mut self, address: Address, heard: Heard, now: Instant) -> Learned<F> {
         let mut learned = Learned::default();
         match heard {
@@ -768,8 +757,7 @@ mod tests {
             .count();
         assert_eq!(asked, MAX_ANSWERED);
         assert!((0..MAX_NEIGHBORS - MAX_ANSWERED).all(|i| ours(&mut n, 5_000 + i, 100).ask));
-        // If a user also needs the neighbour, it no longer counts as one that only answers
-        // need.
+        // If a user also needs the neighbour, it no longer counts as one that only answers need.
         assert!(!ours(&mut n, 0, 100).ask);
         n.learn(host(5_000), MAC, false, Instant::ZERO);
         assert!(answer(&mut n, 4_000, 100).ask);
@@ -830,8 +818,7 @@ mod tests {
         let mac = |i: u32| Mac([2, 0, 0, 0, (i >> 8) as u8, i as u8]);
         let host = |i: u32| Address::v4(0x0a00_0000 + i);
         (0..100).for_each(|i| drop(n.learn(host(i), MAC, true, Instant::ZERO)));
-        // A thousand messages a second for ten seconds, first about one host, then about a
-        // hundred.
+        // A thousand messages a second for ten seconds, first about one host, then about a hundred.
         let mut moves = |hosts: u32, from: u64| {
             (0..10_000u32)
                 .filter(|i| {
@@ -865,8 +852,7 @@ mod tests {
         assert_eq!(n.learn(PEER, other, true, later).moved, Some(MAC));
         assert_eq!(n.lookup(PEER, later), Some(other));
         assert!(n.has_moved(PEER, later) && !n.has_moved(PEER, later + RETRY));
-        // So has a neighbour that is heard after the link was down: at once, regardless of
-        // others.
+        // So has a neighbour that is heard after the link was down: at once, regardless of others.
         n.forget();
         assert_eq!(n.lookup(PEER, later), None);
         assert_eq!(n.learn(PEER, MAC, true, later).moved, Some(other));

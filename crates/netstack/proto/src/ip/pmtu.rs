@@ -12,8 +12,7 @@ const MAX_PATHS: usize = 256;
 /// How long until a larger packet is tried (RFC 8201 section 4).
 const LIFETIME: Duration = Duration::from_secs(600);
 
-/// IPv4 packets of this size always pass: the smallest plateau of RFC 1191 section 7 above the
-/// 68 bytes of RFC 791.
+/// Minimum path MTU of IPv4: the smallest plateau of RFC 1191 section 7 above 68 bytes (RFC 791).
 pub const LEAST_V4: u16 = 296;
 
 /// The cache of sent packets that belong to no connection, because a router may report them as

@@ -29,9 +29,8 @@ pub struct Rate {
 /// (Man et al., *DNS Cache Poisoning Attack Reloaded*, CCS 2020) and connections (Cao et al.,
 /// *Off-Path TCP Exploits*, USENIX Security 2016). So
 ///
-/// - answers to one destination hardly ever cost another its own: the limit of one destination
-///   is reached long before the limit of all, and two destinations share a bucket for one
-///   second only;
+/// - answers to one destination hardly ever cost another its own: the limit of one destination is
+///   reached long before the limit of all, and two destinations share a bucket for one second only;
 /// - every limit changes each second, between half and one and a half of the configured value,
 ///   by a keyed hash. A count reveals only that random number.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -34,8 +34,7 @@ pub struct DatagramId {
     pub src: Address,
     /// Destination address.
     pub dst: Address,
-    /// Protocol field; 0 for IPv6, where it does not identify a datagram (RFC 8200 section
-    /// 4.5).
+    /// Protocol field; 0 for IPv6, where it does not identify a datagram (RFC 8200 section 4.5).
     pub protocol: u8,
     /// Identification field.
     pub ident: u32,
@@ -52,8 +51,7 @@ pub struct Fragment<'a> {
     pub more: bool,
     /// Its ECN field (RFC 3168 section 5).
     pub ecn: u8,
-    /// The bytes before the payload in its frame. The whole datagram gets those of the first
-    /// fragment.
+    /// The bytes before the payload in its frame; the first fragment's become the datagram's.
     pub head: &'a [u8],
     /// The payload.
     pub payload: &'a [u8],
@@ -95,11 +93,9 @@ pub enum Reassembled {
     Incomplete,
     /// An identical fragment has already arrived.
     Duplicate,
-    /// It is not a valid fragment: empty, beyond the maximum length, or of odd length (RFC 791
-    /// section 3.2).
+    /// It is empty, beyond the maximum length, or of odd length (RFC 791 section 3.2).
     Malformed,
-    /// It overlaps another fragment of its datagram, or contradicts the datagram's end (RFC
-    /// 5722 section 3).
+    /// It overlaps another fragment, or contradicts the end (RFC 5722 section 3).
     Overlapping,
     /// Its datagram has more pieces than the limit.
     TooManyPieces,
@@ -383,8 +379,7 @@ impl Reassembly {
         what
     }
 
-    /// Drops the oldest datagrams until the rest is within the limits. The newest stays unless
-    /// it alone is too large.
+    /// Drops datagrams, the oldest first, until the rest is within the limits.
     fn make_room(&mut self) {
         let limits = self.limits;
         while self.bytes > limits.bytes || self.partial.len() > limits.datagrams.max(1) {
@@ -695,8 +690,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any fragmentation of any datagram, in any order and with copies, yields that
-        /// datagram once.
+        /// Any fragmentation, in any order and with copies, yields the datagram once.
         #[test]
         fn every_cut_in_every_order_becomes_the_datagram(
             len in 9_u32..20_000,
@@ -728,8 +722,7 @@ mod tests {
             prop_assert_eq!(r.bytes(), 0);
         }
 
-        /// Compared with a plain oracle: a map from offset to byte, and whether any fragment
-        /// ever disagreed.
+        /// Compared with an oracle: a map from offset to byte, and whether any fragment disagreed.
         #[test]
         fn random_fragments_are_put_together_as_an_oracle_does(
             fragments in proptest::collection::vec((0_u32..6, 1_usize..4, any::<bool>(), 0_u8..2), 1..24),
@@ -745,8 +738,7 @@ mod tests {
             }
         }
 
-        /// For arbitrary input, storage stays within the limits, and whole datagrams consist of
-        /// bytes that arrived.
+        /// Storage stays within the limits, and whole datagrams consist of bytes that arrived.
         #[test]
         fn nothing_breaks_the_limits(
             fragments in proptest::collection::vec(

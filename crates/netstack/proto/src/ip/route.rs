@@ -7,8 +7,7 @@ use std::collections::HashMap;
 use super::v6::{self, Place, is_in};
 use crate::packet::flow::Address;
 
-/// Maximum number of addresses of an interface per family, including those that it forms
-/// itself.
+/// Maximum number of addresses of an interface per family, including those that it forms itself.
 pub const MAX_ADDRESSES: usize = 64;
 
 /// An interface with this many routes accepts no more.
@@ -19,8 +18,7 @@ pub const MAX_ROUTES: usize = 1024;
 pub struct Route {
     /// The network; bits after the prefix are ignored.
     pub network: IpAddr,
-    /// Length of its prefix in bits, 0 to 32, or 0 to 128 for IPv6. The longest matching prefix
-    /// wins.
+    /// Prefix length in bits, 0 to 32, or to 128 for IPv6. The longest matching prefix wins.
     pub prefix: u8,
     /// The gateway, an address of the same family.
     pub via: IpAddr,
@@ -40,8 +38,7 @@ impl Route {
         (self.order(), self.via) == (other.order(), other.via) && is_in(to, network, bits)
     }
 
-    /// Whether gateway and network have one family, and the prefix is not longer than an
-    /// address.
+    /// Whether gateway and network have one family, and the prefix is not longer than an address.
     pub fn is_sound(&self) -> bool {
         let most = if self.network.is_ipv4() { 32 } else { 128 };
         self.network.is_ipv4() == self.via.is_ipv4() && self.prefix <= most
@@ -284,8 +281,7 @@ impl Site {
         !self.others.is_empty()
     }
 
-    /// Our IPv4 address on the network of `neighbor`: the one with the longest prefix, and the
-    /// first among equals.
+    /// The first of our IPv4 addresses with the longest prefix that includes `neighbor`.
     fn on_network_of(&self, neighbor: Address) -> Option<PlaceV4> {
         let near = self.places_v4().rev().filter(|own| own.reaches(neighbor));
         near.max_by_key(|own| own.prefix)
@@ -371,8 +367,7 @@ impl Site {
             && self.classify(address) != AddressKind::Broadcast
     }
 
-    /// Whether packets for `address` return to us (RFC 1122 section 3.2.1.3, (g)): it is ours,
-    /// or a loopback address.
+    /// Whether `address` is ours or loopback (RFC 1122 section 3.2.1.3, (g)).
     pub fn is_ourselves(&self, address: Address) -> bool {
         if address.is_v4() {
             self.is_own_v4(address) || address.ip().is_loopback()

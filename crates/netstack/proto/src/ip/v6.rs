@@ -35,15 +35,13 @@ pub struct Ipv6Config {
     /// advertise (RFC 4862 section 5.5). Default: yes.
     pub autoconfigure: bool,
     /// Number of probes for an address, a second apart, before the address is used
-    /// (`DupAddrDetectTransmits` of RFC 4862 section 5.1). With 0 it is used at once. Default:
-    /// 1.
+    /// (`DupAddrDetectTransmits` of RFC 4862 section 5.1). With 0 it is used at once. Default: 1.
     pub duplicate_probes: u8,
     /// Whether routers may redirect a destination to another neighbour, or mark it as a
     /// neighbour itself (RFC 4861 section 8.3). Default: yes.
     pub redirects: bool,
-    /// Key of the addresses that the stack forms (RFC 7217 section 5): with one key the stack
-    /// has the same addresses at every start, and different ones on every link. Default: the
-    /// secret of the stack.
+    /// Key of the addresses that the stack forms (RFC 7217 section 5): with one key they are equal
+    /// at every start, and differ on every link. Default: the secret of the stack.
     pub stable_secret: Option<[u64; 2]>,
 }
 
@@ -130,8 +128,7 @@ pub struct Place {
     pub routes: Vec<Route>,
     /// Default routers, the best first.
     pub routers: Vec<Address>,
-    /// Destinations with the next hop of their redirect; equal if the destination is a
-    /// neighbour.
+    /// Destinations with the next hop of their redirect; equal if the destination is a neighbour.
     pub redirects: Vec<(Address, Address)>,
     /// The hop limit that routers advertise, if they do.
     pub hop_limit: Option<u8>,

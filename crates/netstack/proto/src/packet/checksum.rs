@@ -29,8 +29,7 @@ impl Sum {
         Sum(fold64(self.0, sum_words(bytes)))
     }
 
-    /// [`Sum::with`] for addresses and a TCP header, which usually has no options: then they
-    /// are `PLAIN` bytes.
+    /// [`Sum::with`] for addresses and a TCP header, `PLAIN` bytes if it has no options.
     #[inline]
     #[must_use]
     pub fn add_head<const PLAIN: usize>(self, bytes: &[u8]) -> Sum {
@@ -45,8 +44,7 @@ impl Sum {
         Sum(fold64(self.0, sum))
     }
 
-    /// Copies `from` to `to` and adds it, in one pass. The length must be even, except for the
-    /// last part.
+    /// Copies `from` to `to` and adds it in one pass. The length is even, except for the last part.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -63,8 +61,7 @@ impl Sum {
         Sum(fold64(self.0, copy_words_here(from, to)))
     }
 
-    /// Copies `parts` to `to`, one after the other, and adds them; the first may have an odd
-    /// length.
+    /// Copies `parts` to `to` and adds them; the first may have an odd length.
     ///
     /// # Panics
     /// If the length of `to` is not the sum of both.
@@ -200,8 +197,7 @@ mod narrow {
     /// Number of eight-byte words that are summed in parallel.
     ///
     /// Both halves of a word go to 64-bit accumulators, which cannot overflow below 2^32 words.
-    /// Compilers vectorize this shape, with four words, for every target; wider ones not
-    /// always.
+    /// Compilers vectorize this shape, with four words, for every target; wider ones not always.
     const LANES: usize = 4;
 
     pub(super) fn sum(bytes: &[u8]) -> u64 {
@@ -242,8 +238,7 @@ fn sum_short(mut bytes: &[u8]) -> u64 {
     sum
 }
 
-/// [`sum_short`] that also copies to `to`, which has equal length: a call of a copy would cost
-/// more.
+/// [`sum_short`] with a copy to `to`, which has equal length, without a call.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn copy_short(from: &[u8], to: &mut [u8]) -> u64 {
@@ -313,8 +308,7 @@ mod tests {
         (0..len).map(|at| byte(at) as u8).collect()
     }
 
-    /// The result of every loop that this processor can run on `from`, with a copy to `to` if
-    /// the loop copies.
+    /// Results of all loops of this processor on `from`, with a copy to `to` if the loop copies.
     fn by_every_loop(from: &[u8], to: &mut [u8]) -> Vec<u16> {
         let mut sums = vec![Sum::default().with(from), Sum(narrow::sum(from))];
         #[cfg(target_arch = "x86_64")]
@@ -457,8 +451,7 @@ mod tests {
         }
     }
 
-    /// 2^16 counts as one, so no carry may be lost, not even in the last step of folding, where
-    /// few sums carry.
+    /// 2^16 counts as one, so even the last step of folding may lose no carry.
     #[test]
     fn every_carry_of_folding_counts() {
         let parts = [0, 1, 2, 0x7fff, 0x8000, 0xfffe, 0xffff];

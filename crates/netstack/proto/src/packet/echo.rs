@@ -1,5 +1,4 @@
-//! Echo messages of both families (RFC 792, RFC 4443 section 4), from the side of the host that
-//! asks.
+//! Echo messages of both families (RFC 792, RFC 4443 section 4), for the host that asks.
 
 use smoltcp::wire as sw;
 
@@ -24,8 +23,7 @@ pub struct Echo<'a> {
     pub data: &'a [u8],
 }
 
-/// The frame of an echo request from us, without a link-layer destination. It may be longer
-/// than the MTU.
+/// The frame of an echo request, which may exceed the MTU, without a link-layer destination.
 pub fn echo_request(
     (src_mac, src): ([u8; 6], Address),
     (dst, ttl): (Address, u8),

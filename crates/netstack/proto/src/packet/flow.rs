@@ -219,8 +219,7 @@ impl Endpoint {
         self.address.ip()
     }
 
-    /// The type of the standard library. The scope of a link-local address is 0, because a
-    /// stack has one link.
+    /// The type of the standard library. A stack has one link, so the scope is 0.
     #[inline]
     pub const fn socket_addr(self) -> SocketAddr {
         SocketAddr::new(self.ip(), self.port)

@@ -1,5 +1,4 @@
-//! The header fields that a router reads and writes in forwarded packets (RFC 1812 sections 5.2
-//! and 5.3).
+//! The header fields that a router reads and writes (RFC 1812 sections 5.2 and 5.3).
 
 use smoltcp::wire as sw;
 
@@ -78,8 +77,7 @@ pub fn options(mut rest: &[u8]) -> impl Iterator<Item = Result<&[u8], Malformed>
     })
 }
 
-/// Decrements the time to live of a frame whose header [`forwarded`] has read, and corrects the
-/// checksum (RFC 1624).
+/// Decrements the TTL of a frame that [`forwarded`] has read, and its checksum (RFC 1624).
 ///
 /// # Panics
 /// If the frame is shorter than its headers.
@@ -104,8 +102,7 @@ pub fn set_link(frame: &mut [u8], src: [u8; 6], dst: [u8; 6]) {
     frame[6..12].copy_from_slice(&src);
 }
 
-/// Marks one of our packets as internetwork control, as a router's errors must be (RFC 1812
-/// section 4.3.2.5).
+/// Marks a packet of ours as internetwork control (RFC 1812 section 4.3.2.5).
 ///
 /// # Panics
 /// If the frame is shorter than its headers.

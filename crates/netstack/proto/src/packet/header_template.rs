@@ -17,8 +17,7 @@ pub struct Template<const WORDS: usize, const HEAD: usize> {
     ack: u32,
     /// Header length, flags, and window.
     kind: [u8; 4],
-    /// The sum over the IPv4 header's words that must be equal: all except identification and
-    /// checksum.
+    /// The sum of the IPv4 header's words, except identification and checksum.
     ip_sum: u32,
     /// The options, if they are timestamps.
     timestamps: Option<[u8; 12]>,
@@ -60,8 +59,7 @@ impl<const WORDS: usize, const HEAD: usize> Template<WORDS, HEAD> {
     const IS_V4: bool = HEAD == ETHERNET_HEADER + 40;
     /// Offset of the sequence and acknowledgment numbers.
     const NUMBERS: usize = HEAD - 16;
-    /// Offset of header length, flags and window. TCP checksum and urgent pointer follow; the
-    /// latter is ignored.
+    /// Offset of header length, flags and window. Checksum and (ignored) urgent pointer follow.
     const KIND: usize = Self::NUMBERS + 8;
     /// Offsets of the words in which all bytes before the numbers are compared. The last one
     /// overlaps the one before it.
@@ -207,8 +205,7 @@ mod tests {
     }
 
     proptest! {
-        /// If a frame matches the template, the parser also accepts it as the next segment,
-        /// even if it is damaged.
+        /// A frame that matches the template, even damaged, is the next segment for the parser too.
         #[test]
         fn a_match_is_what_the_parser_reads(
             at in 0usize..80,

@@ -11,8 +11,7 @@ pub struct TcpError {
     pub dst: Address,
     /// Type and code.
     pub numbers: [u8; 2],
-    /// The MTU that this segment exceeds, with type 3 and code 4; 0 if the router does not
-    /// report it.
+    /// The MTU that this segment exceeds (type 3, code 4); 0 if not reported.
     pub mtu: u16,
     /// The sender of the segment.
     pub local: Endpoint,

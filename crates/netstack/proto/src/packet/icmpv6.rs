@@ -101,8 +101,7 @@ fn about(numbers: [u8; 2], mtu: u16, dst: Address, quoted: &[u8]) -> Option<Pack
     }
 }
 
-/// A frame with a whole ICMPv6 message after its headers; the checksum in `message` is
-/// replaced.
+/// A frame with a whole ICMPv6 message after its headers; the checksum in `message` is replaced.
 ///
 /// # Panics
 /// If the message has no checksum field.
@@ -173,8 +172,7 @@ fn may_report(frame: &[u8], report: IcmpError, to_group: bool) -> bool {
     is_one_host && !is_error && (!to_group || even_to_groups)
 }
 
-/// Type, code, and the four bytes after the checksum; `None` for errors that IPv6 does not
-/// have.
+/// Type, code, and the four bytes after the checksum; `None` for errors that IPv6 does not have.
 fn fields(report: IcmpError) -> Option<([u8; 2], u32)> {
     Some(match report {
         IcmpError::PortUnreachable => ([1, 4], 0),

@@ -1,5 +1,4 @@
-//! IGMP messages of group members (RFC 1112, RFC 2236, RFC 3376), and the records of reports
-//! for both families.
+//! IGMP messages (RFC 1112, RFC 2236, RFC 3376), and the records of reports of both families.
 
 use super::checksum::Sum;
 use super::{ETHERNET_HEADER, ends_v4};
@@ -90,8 +89,7 @@ pub fn parse(frame: &[u8]) -> Option<IgmpQuery> {
     if packet[9] != IGMP || fields[0] != QUERY || !is_right {
         return None;
     }
-    // Queries of versions 1 and 2 have eight bytes; version 1 has no time (RFC 3376 section
-    // 7.1).
+    // Queries of versions 1 and 2 have eight bytes; version 1 has no time (RFC 3376 section 7.1).
     let (version, tenths) = match (message.len(), fields[1]) {
         (8, 0) => (1, 100),
         (8, time) => (2, u64::from(time)),

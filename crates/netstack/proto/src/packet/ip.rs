@@ -145,8 +145,7 @@ pub struct FragmentHeader {
     pub end: usize,
 }
 
-/// Reads the header of a fragment. `None` if [`crate::packet::parse`] does not accept the frame
-/// as one.
+/// Reads the header of a fragment; `None` unless [`crate::packet::parse`] accepts it as one.
 pub fn fragment_header(frame: &[u8]) -> Option<FragmentHeader> {
     if let Some((src, dst)) = ipv6::ends(frame) {
         let fields = ipv6::fragment_fields(frame)?;
@@ -177,8 +176,7 @@ pub fn fragment_header(frame: &[u8]) -> Option<FragmentHeader> {
 }
 
 /// Turns the IPv4 packet whose header is at the front of `frame` into another fragment of its
-/// datagram, or into the whole datagram (offset 0 and no more fragments). `ce` marks
-/// congestion.
+/// datagram, or into the whole datagram (offset 0 and no more fragments). `ce` marks congestion.
 ///
 /// # Panics
 /// If `frame` is shorter than its headers.

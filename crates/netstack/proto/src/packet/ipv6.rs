@@ -25,8 +25,7 @@ const NO_NEXT_HEADER: u8 = 59;
 const DESTINATION_OPTIONS: u8 = 60;
 const TCP: u8 = 6;
 
-/// Limits of a packet's extension headers, and of the options in one of them (RFC 8504 section
-/// 5.3).
+/// Limits of extension headers and of options in one of them (RFC 8504 section 5.3).
 const MAX_EXTENSIONS: usize = 8;
 const MAX_OPTIONS: usize = 8;
 
@@ -64,8 +63,7 @@ impl Problem {
 /// The content after the IPv6 header and the extension headers that concern every packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// A header that is not an extension header begins at byte `at` of the frame; its number is
-    /// at `number_at`.
+    /// A header of the upper layer, at byte `at` of the frame; its number is at `number_at`.
     Upper {
         /// Number of the header.
         protocol: u8,
@@ -124,8 +122,7 @@ pub fn hop_limit(frame: &[u8]) -> u8 {
     frame.get(ETHERNET_HEADER + 7).copied().unwrap_or(0)
 }
 
-/// Replaces the hop limit of an IPv6 frame by the result of `map`, which gets its destination
-/// and its hop limit.
+/// Replaces the hop limit of a frame by `map` of its destination and its hop limit.
 pub fn map_hop_limit(frame: &mut [u8], map: impl FnOnce(Address, u8) -> u8) {
     if let Some((_, dst)) = ends(frame) {
         frame[ETHERNET_HEADER + 7] = map(dst, frame[ETHERNET_HEADER + 7]);
@@ -205,8 +202,7 @@ fn walk_extensions(packet: &[u8], is_fragment: &mut bool) -> Result<Content, Mal
                 return Ok(refused);
             }
         } else if header[3] != 0 {
-            // We do not forward source-routed packets, and know no routing type (section 4.4,
-            // RFC 5095).
+            // We forward no source-routed packets (section 4.4, RFC 5095).
             return Ok(Content::Refused(Some(Problem::field(at + 2))));
         }
         (number_at, at) = (at, behind);
@@ -334,8 +330,7 @@ pub fn plain_tcp_flow(frame: &[u8]) -> Option<[u32; 3]> {
     is_plain.then(|| [word(34), word(50), word(54)])
 }
 
-/// The TCP segment or UDP datagram in a frame that [`parse`] accepted as one, and both
-/// addresses.
+/// The TCP segment or UDP datagram in a frame that [`parse`] accepted as one, and both addresses.
 pub fn upper(frame: &[u8]) -> Option<(Address, Address, core::ops::Range<usize>)> {
     let (src, dst) = ends(frame)?;
     let Found { content, end, .. } = walk(frame).ok()?;
@@ -401,9 +396,8 @@ pub fn emit(buffer: &mut [u8], h: &Ipv6Header) {
     ip.set_dst_addr(h.dst.to_v6());
 }
 
-/// Writes a fragment header to the front of `buffer`: the number of the header that the
-/// original packet has next, the offset in bytes, whether others follow, and the
-/// identification.
+/// Writes a fragment header to the front of `buffer`: the number of the header that the original
+/// packet has next, the offset in bytes, whether others follow, and the identification.
 ///
 /// # Panics
 /// If `buffer` is shorter than [`FRAGMENT_HEADER`].
@@ -420,8 +414,7 @@ pub fn emit_fragment_header(
     buffer[4..8].copy_from_slice(&ident.to_be_bytes());
 }
 
-/// Turns `frame`, the headers of a packet without extension headers, into a fragment that
-/// carries `payload`.
+/// Turns `frame`, headers without extension headers, into a fragment that carries `payload`.
 pub fn make_fragment(frame: &mut Vec<u8>, offset: u32, more: bool, ident: u32, payload: &[u8]) {
     let mut header = [0; FRAGMENT_HEADER];
     emit_fragment_header(&mut header, frame[20], offset, more, ident);

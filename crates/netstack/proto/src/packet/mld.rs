@@ -26,8 +26,7 @@ pub struct MldQuery {
 }
 
 /// Reads a query from a frame whose ICMPv6 checksum is right. `None` if it is not a valid query
-/// (RFC 3810 section 5.1.14): it must come from a router on the link, with the router-alert
-/// option.
+/// (RFC 3810 section 5.1.14): it must come from a router on the link, with the router-alert option.
 pub fn parse(frame: &[u8]) -> Option<MldQuery> {
     let (src, _) = ipv6::ends(frame)?;
     let found = ipv6::walk(frame).ok()?;

@@ -1,15 +1,13 @@
 //! The replicated state: all connections of a group, and the data that they share.
 //!
-//! A [`ReplicaState`] is plain data. Only requests change it; the exceptions are
-//! `continue_log_at` and faults that tests inject. The result depends only on the state, the
-//! request and its verdict. The verdict shows which segments have good checksums, and is equal
-//! for every replica. Replicas that began with the same limits and applied the same requests
-//! are therefore equal.
+//! A [`ReplicaState`] is plain data. Only requests change it; the exceptions are `continue_log_at`
+//! and faults that tests inject. The result depends only on the state, the request and its verdict.
+//! The verdict shows which segments have good checksums, and is equal for every replica. Replicas
+//! that began with the same limits and applied the same requests are therefore equal.
 //!
-//! The receive pump, which reads frames, publishes requests. A request has a digest of fixed
-//! size: the time, the number of sent frames, and the inputs of the fast path for a run of
-//! segments. One part of that is the hint: the connection to which the segments probably
-//! belong.
+//! The receive pump, which reads frames, publishes requests. A request has a digest of fixed size:
+//! the time, the number of sent frames, and the inputs of the fast path for a run of segments. One
+//! part of that is the hint: the connection to which the segments probably belong.
 
 use core::cell::Cell;
 use core::panic::AssertUnwindSafe;
@@ -76,8 +74,8 @@ pub struct ReplicaState {
     /// The place of the connection that was changed last: the next fingerprint includes it, and a
     /// panic of the fast path is blamed on it.
     touched: u32,
-    /// A lower bound of all deadlines of connections. It may be too early: the deadline that set it
-    /// may have been put off.
+    /// A lower bound of all deadlines of connections. It may be too early, because the deadline
+    /// that set it may have been postponed.
     next_deadline: Instant,
     /// `follow_up` runs once `frames.sent` reaches this. With 0 it runs after every request;
     /// `u64::MAX` means that nothing waits for frames to be sent.
@@ -95,12 +93,10 @@ pub struct ReplicaState {
     /// Finds the connection of a flow.
     demux: Demux,
     listeners: Listeners,
-    /// Connections that have data to send and wait for transmit slots or for their turn. The
-    /// first one is next.
+    /// Connections that wait for transmit slots or their turn, in order.
     waiting: VecDeque<ConnId>,
-    /// Connections with acknowledged bytes to which frames refer that are not sent yet. They may
-    /// release these bytes once `frames.sent` is at least the number of their entry; numbers
-    /// ascend.
+    /// Connections with acknowledged bytes to which unsent frames still refer. They may release
+    /// these bytes once `frames.sent` is at least the number of their entry; numbers ascend.
     unsent: VecDeque<(u64, ConnId)>,
     /// Connections in TIME-WAIT, the oldest first. Some may have been closed since.
     time_wait: VecDeque<ConnId>,
@@ -379,8 +375,8 @@ impl ReplicaState {
             return self.no_connection(request, verdict, Some(past), out);
         }
         self.with(conn, out, |tcb, cx| {
-            // The cursors are those of the connection that the pump found (`hint`). Since then the
-            // flow may have got a new connection.
+            // The cursors belong to the connection that the pump found (`hint`), but the flow
+            // may have a newer connection by now.
             if digest.bits & Digest::PROGRESS != 0 && conn == digest.hint {
                 tcb.progress_low(digest.app_read, digest.app_written, cx);
             }
@@ -552,8 +548,7 @@ impl ReplicaState {
         self.now
     }
 
-    /// Some request, at least a tick, must be applied by this time; otherwise deadlines fire
-    /// late.
+    /// Some request, at least a tick, must be applied by this time; otherwise deadlines fire late.
     pub fn next_deadline(&self) -> Instant {
         self.next_deadline
     }
@@ -576,8 +571,8 @@ impl ReplicaState {
         counted.and(self.frames.counts)
     }
 
-    /// How many panics closed a connection and were not injected by a test
-    /// ([`Limits::panics_ppm`]): each is a bug, whatever input caused it.
+    /// How many panics that no test injected ([`Limits::panics_ppm`]) closed a connection. Each
+    /// is a bug, regardless of the input that caused it.
     #[cfg(feature = "testkit")]
     pub fn unexpected_panics(&self) -> u64 {
         self.stats.panicked - self.injected

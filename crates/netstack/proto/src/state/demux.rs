@@ -74,7 +74,7 @@ impl Demux {
         self.table.remove(flow);
     }
 
-    /// All of it as one number, whatever the order.
+    /// A hash of all entries that does not depend on their order.
     pub fn fingerprint(&self) -> u64 {
         let key = self.table.hasher();
         let entries = self.table.iter().map(|entry| key.hash_one(entry));

@@ -23,8 +23,7 @@ const MSS_MIN: u16 = 64;
 /// Bytes of the timestamp option in every segment (RFC 7323 appendix A).
 const TIMESTAMP_LEN: u16 = 12;
 
-/// A segment that passed the first step: some of its data, or at least its acknowledgment,
-/// counts.
+/// A segment that passed the first step: some of its data, or at least its acknowledgment, counts.
 pub(super) struct Acceptable<'s, 'o> {
     seg: &'s Segment<'o>,
     /// Where its data begins, relative to RCV.NXT.
@@ -38,10 +37,9 @@ impl<'s, 'o> Acceptable<'s, 'o> {
     }
 }
 
-/// CLOSED (RFC 9293 section 3.10.7.1): sends the reset that answers a segment without a
-/// connection, if the RFC requires one. Returns whether it was sent. No reset is sent without
-/// room for a frame, or above the rate limit; segments that we send to ourselves are exempt
-/// from the limit.
+/// CLOSED (RFC 9293 section 3.10.7.1): sends the reset that answers a segment without a connection,
+/// if the RFC requires one. Returns whether it was sent. No reset is sent without room for a frame,
+/// or above the rate limit; segments that we send to ourselves are exempt from the limit.
 pub fn reset_for<S: EffectSink>(
     seg: &Segment<'_>,
     flow: Flow,
@@ -84,8 +82,7 @@ fn push_reset<S: EffectSink>(seg: &Segment<'_>, flow: Flow, mac: Mac, cx: &mut C
 }
 
 /// Sends the reset of a connection whose state may be corrupted, from numbers that were saved
-/// before. Returns whether there was room. No rate limit applies: the cause is a fault on our
-/// side.
+/// before. Returns whether there was room. No rate limit applies: the cause is a fault on our side.
 pub fn reset_at<S: EffectSink>(seq: SeqNum, flow: Flow, mac: Mac, cx: &mut Cx<'_, S>) -> bool {
     let room = cx.frames.room() > 0;
     if room {
@@ -200,9 +197,8 @@ impl Tcb {
         refuses
     }
 
-    /// Keeps data and FIN of a SYN that led from SYN-SENT to SYN-RECEIVED: the data is stored,
-    /// but is not readable before ESTABLISHED, and the FIN counts then (RFC 9293 section
-    /// 3.10.7.3).
+    /// Keeps data and FIN of a SYN that led from SYN-SENT to SYN-RECEIVED: the data is stored, but
+    /// is not readable before ESTABLISHED, and the FIN counts then (RFC 9293 section 3.10.7.3).
     fn keep_text_of_syn<S: EffectSink>(&mut self, syn: &Segment<'_>, cx: &mut Cx<'_, S>) {
         let len = syn.len.min(self.rcv.room());
         if len > 0 {

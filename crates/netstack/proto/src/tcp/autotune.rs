@@ -1,12 +1,11 @@
 //! Receive-window autotuning: the window grows with the amount of data that the application
 //! reads in a round trip.
 //!
-//! A window that is too small costs throughput; one that is too large costs memory and cache
-//! space. The peer cannot send more than a window in a round trip. So when an application reads
-//! more than half a window in that time, the window may limit the transfer, and is widened to
-//! twice that amount (M. Fisk and W. Feng, *Dynamic right-sizing in TCP*, 2001). It never
-//! narrows. Rings have their full length from the beginning; this only determines how much of a
-//! ring is advertised.
+//! A window that is too small costs throughput; one that is too large costs memory and cache space.
+//! The peer cannot send more than a window in a round trip. So when an application reads more than
+//! half a window in that time, the window may limit the transfer, and is widened to twice that
+//! amount (M. Fisk and W. Feng, *Dynamic right-sizing in TCP*, 2001). It never narrows. Rings have
+//! their full length from the beginning; this only determines how much of a ring is advertised.
 //!
 //! Only a window that is less than half open is considered, off the fast path. The read cursor and
 //! the time come from the log.

@@ -1,10 +1,9 @@
 //! SYN cookies: handshakes that store nothing until they are complete (RFC 4987 section 3.6).
 //!
-//! The initial sequence number of the SYN-ACK is computed from the peer's number and from a
-//! keyed hash, so an acknowledgment that returns it proves that its sender received the
-//! SYN-ACK, and when. Three of its bits encode the MSS of the SYN. If the SYN had timestamps,
-//! the low bits of ours encode the other options; without timestamps, window scaling and SACK
-//! are not negotiated.
+//! The initial sequence number of the SYN-ACK is computed from the peer's number and from a keyed
+//! hash, so an acknowledgment that returns it proves that its sender received the SYN-ACK, and
+//! when. Three of its bits encode the MSS of the SYN. If the SYN had timestamps, the low bits of
+//! ours encode the other options; without timestamps, window scaling and SACK are not negotiated.
 //!
 //! # A cookie is valid for one initial number of the peer
 //!
@@ -59,8 +58,7 @@ const BLOCK_SHIFT: u32 = 17;
 /// Bytes that the peer may send before our first window update: the window of a SYN is not scaled.
 const FIRST_WINDOW: u32 = 0xffff;
 
-/// How many bytes before its first one a peer may send a keepalive probe (RFC 1122 section
-/// 4.2.3.6).
+/// Distance of a keepalive probe before a peer's first byte (RFC 1122 section 4.2.3.6).
 const BEFORE: u32 = 1;
 
 const _: () = assert!(FIRST_WINDOW + BEFORE < 1 << BLOCK_SHIFT && 1 << BLOCK_SHIFT < MSS_STEP);

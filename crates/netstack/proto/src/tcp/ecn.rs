@@ -23,8 +23,7 @@ impl Tcb {
         }
     }
 
-    /// Reads from the peer's SYN, or from the SYN-ACK that answers ours, whether the peer
-    /// supports ECN.
+    /// Reads from the SYN, or the SYN-ACK that answers ours, whether the peer supports ECN.
     pub(super) fn agree_on_ecn(&mut self, syn: &Segment<'_>, limits: &Limits) {
         let said = Flags(syn.flags.0 & SETUP.0);
         self.snd.ecn = match limits.tcp.ecn {

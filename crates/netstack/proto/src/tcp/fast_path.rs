@@ -61,8 +61,7 @@ footprint! {
 const _: () = assert!(DATA_BYTES <= 128 && ACK_BYTES <= 128);
 
 impl Tcb {
-    /// The segments that the fast path can take in the current state. Taking them never changes
-    /// the result.
+    /// The segments that the fast path can take now. Taking them never changes the result.
     fn eligible_fast_path(&self) -> FastPath {
         let waits_for_old_window = self.snd.wl1.after(self.rcv.nxt);
         if !self.state.carries_data() || self.persists() || waits_for_old_window || !self.is_clean()

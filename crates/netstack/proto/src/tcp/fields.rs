@@ -97,8 +97,7 @@ impl Flip {
         u32::MAX - past.left
     }
 
-    /// Returns which bit of the next field, `width` bits wide, has to be flipped; `None` if it
-    /// is not in this field.
+    /// The bit to flip in the next field, `width` bits wide; `None` if it is in another.
     pub fn within(&mut self, name: &'static str, width: u32) -> Option<u32> {
         if self.hit.is_some() {
             return None;

@@ -1,10 +1,9 @@
 //! TCP as plain data: the state of a connection, and how requests change it (RFC 9293).
 //!
-//! A [`Tcb`] never sees a payload byte, a clock, a thread or a socket. Its caller reports
-//! events, and the [`Tcb`] answers through a [`Cx`]: `Effect::Deliver` names received bytes,
-//! `Effect::Transmit` names frames to build. The same calls with the same arguments always
-//! produce equal states and effects, so several replicas can keep equal copies of one
-//! connection.
+//! A [`Tcb`] never sees a payload byte, a clock, a thread or a socket. Its caller reports events,
+//! and the [`Tcb`] answers through a [`Cx`]: `Effect::Deliver` names received bytes,
+//! `Effect::Transmit` names frames to build. The same calls with the same arguments always produce
+//! equal states and effects, so several replicas can keep equal copies of one connection.
 //!
 //! # Calls
 //!
@@ -55,8 +54,7 @@
 //!   table in that section drops it, but devices merge segments.
 //! - The urgent pointer is ignored and urgent data is taken inline (RFC 6093 advises new
 //!   applications not to use it).
-//! - Data on a SYN for a listening port is not taken; the peer retransmits it after the
-//!   handshake.
+//! - Data on a SYN for a listening port is not taken; the peer retransmits it after the handshake.
 //! - CLOSE in SYN-SENT keeps the written data and sends FIN after it, where RFC 9293 section
 //!   3.10.4 deletes the connection. A connection without a socket is deleted.
 //! - A SYN-ACK is retransmitted for a minute, where RFC 9293 section 3.8.3 requires three
@@ -78,13 +76,12 @@
 //!   forever.
 //! - A small segment waits only while another small one is in flight (a form of Nagle's
 //!   algorithm, RFC 9293 section 3.7.4, that sends the end of every large write at once).
-//! - One acknowledgment covers one run or several: RFC 9293 section 3.8.6.3 wants one for at
-//!   least every second full-sized segment. A run of up to 60 segments, or a frame that a
-//!   device merged, is acknowledged once. Full runs that were claimed from the device together,
-//!   120 segments by default, are acknowledged with the last
-//!   ([`Digest::FOLLOWED`](crate::log::request::Digest::FOLLOWED)). The delay is harmless
-//!   because the later segments have already arrived. Linux does likewise after merging, up to
-//!   64 KB.
+//! - One acknowledgment covers one run or several: RFC 9293 section 3.8.6.3 wants one for at least
+//!   every second full-sized segment. A run of up to 60 segments, or a frame that a device merged,
+//!   is acknowledged once. Full runs that were claimed from the device together, 120 segments by
+//!   default, are acknowledged with the last
+//!   ([`Digest::FOLLOWED`](crate::log::request::Digest::FOLLOWED)). The delay is harmless because
+//!   the later segments have already arrived. Linux does likewise after merging, up to 64 KB.
 //! - Every frame has the don't-fragment bit and identification 0 (RFC 6864 section 4.1). That
 //!   is allowed; a frame that may be fragmented would need a unique number, and `pmtu.rs`
 //!   another rule.
@@ -182,9 +179,8 @@ pub const SYN_ACK_RETRIES: u8 = 5;
 /// 3.8.3.
 pub const DATA_RETRIES: u8 = 15;
 
-/// Maximum number of challenge acknowledgments (RFC 5961) of one connection within a second.
-/// The same number of answers may leave to segments without data that the peer itself probably
-/// sent.
+/// Maximum number of challenge acknowledgments (RFC 5961) of one connection within a second. The
+/// same number of answers may leave to segments without data that the peer itself probably sent.
 pub const CHALLENGES_PER_SECOND: u8 = 10;
 
 /// The context of a request: everything that a [`Tcb`] needs from outside while it handles one.
@@ -300,7 +296,8 @@ states! {
     SynReceived,
     /// The usual state of a data transfer.
     Established,
-    /// We sent FIN, or will when all data is sent; the peer has not, and has not acknowledged ours.
+    /// We sent FIN, or will once all data is sent; the peer has neither sent FIN nor
+    /// acknowledged ours.
     FinWait1,
     /// The peer acknowledged our FIN and has sent none.
     FinWait2,
@@ -438,17 +435,17 @@ pub struct Info {
     pub mss: u16,
     /// Bytes of the stream, each counted once, that were sent.
     pub sent: u64,
-    /// Bytes in flight, without those that are lost or reported as received.
+    /// Bytes in flight, except bytes that are lost or reported as received.
     pub in_flight: u32,
     /// Bytes that were reported as received beyond a gap (RFC 2018).
     pub sacked: u32,
-    /// Bytes that count as lost and were not sent again yet.
+    /// Lost bytes that are not retransmitted yet.
     pub lost: u32,
     /// Bytes that were written and not sent.
     pub unsent: u32,
     /// Bytes that arrived in order and that the application had not read at the last request.
     pub unread: u64,
-    /// Bytes that were sent again.
+    /// Retransmitted bytes.
     pub retransmitted: u64,
     /// Retransmission timeouts.
     pub timeouts: u64,
@@ -460,7 +457,7 @@ pub struct Info {
     pub is_recovering: bool,
 }
 
-/// Counts the answers to unacceptable segments without text (RFC 5961 section 7).
+/// Counts the answers to unacceptable segments without data (RFC 5961 section 7).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Challenges {
     /// The beginning of the second that both counts are for.
@@ -640,8 +637,7 @@ impl Tcb {
         self.retransmit.srtt
     }
 
-    /// The next time at which the caller has to call [`Tcb::on_time`]; [`Instant::NEVER`] if
-    /// there is none.
+    /// When [`Tcb::on_time`] has to be called next; [`Instant::NEVER`] if there is no need.
     #[inline]
     pub const fn next_deadline(&self) -> Instant {
         self.timers.next()
@@ -678,8 +674,7 @@ impl Tcb {
         }
     }
 
-    /// Counts that the connection was established, or no longer is. Called whenever the state
-    /// may have changed.
+    /// Counts the beginning and end of an established connection, when the state may have changed.
     #[inline(never)]
     fn count_state(&mut self, counts: &mut StateStats) {
         let is_established = matches!(self.state, State::Established | State::CloseWait);
@@ -724,8 +719,7 @@ impl Tcb {
 /// Corruption of a connection, as by failing memory, for tests that detect it.
 #[cfg(any(test, feature = "testkit"))]
 impl Tcb {
-    /// How many bits [`Tcb::flip`] can change in the current state; a collection has as many as
-    /// its elements.
+    /// Number of bits that [`Tcb::flip`] can change now; collections contribute their elements.
     pub fn bits(&self) -> u32 {
         fields::Flip::bits(self)
     }

@@ -5,10 +5,9 @@
 //! section 5.2, RFC 5461). If segments of a size have been acknowledged, an error that reports
 //! this size as too big counts only after a timeout confirms it (RFC 5927 section 7.2).
 //!
-//! Where errors are filtered, repeated timeouts of full segments show that their size is too
-//! large (RFC 4821 section 7.7, RFC 8899); larger ones are tried again after ten minutes. The
-//! path MTU is stored per connection; an accepted error also informs the other connections to
-//! the peer.
+//! Where errors are filtered, repeated timeouts of full segments show that their size is too large
+//! (RFC 4821 section 7.7, RFC 8899); larger ones are tried again after ten minutes. The path MTU is
+//! stored per connection; an accepted error also informs the other connections to the peer.
 
 use super::fields::fields;
 use super::{Cx, State, Tcb};
@@ -93,8 +92,7 @@ impl PathMtu {
 }
 
 impl Tcb {
-    /// A router or the peer's host reports `error` about the segment at `seq`. Returns whether it
-    /// counts.
+    /// A router or the peer reports `error` about the segment at `seq`. Returns whether it counts.
     pub fn network_error<S: EffectSink>(
         &mut self,
         seq: SeqNum,
@@ -152,8 +150,7 @@ impl Tcb {
         }
     }
 
-    /// Other traffic to the peer showed that packets of more than `mtu` bytes do not get
-    /// through.
+    /// Other traffic to the peer showed that packets of more than `mtu` bytes do not get through.
     pub fn path_mtu<S: EffectSink>(&mut self, mtu: u16, cx: &Cx<'_, S>) {
         if self.state.is_synchronized() {
             self.on_packet_too_big(mtu, cx);
@@ -192,8 +189,7 @@ impl Tcb {
             self.pmtu.claimed = Some((mss, self.snd.una));
         } else {
             self.shrink(mss, cx.now);
-            // Only the size is wrong, so data in flight is cut into smaller segments (RFC 1191
-            // section 6.5).
+            // Data in flight is cut into smaller segments (RFC 1191 section 6.5).
             self.mark_all_lost();
             self.retransmit.on_resent();
         }
@@ -254,8 +250,7 @@ impl Tcb {
         self.pmtu.changed_at = self.snd.una_offset;
     }
 
-    /// The retransmission timer has expired: determines whether the segment size may be the
-    /// reason.
+    /// The retransmission timer has expired: determines whether the segment size may be the reason.
     pub(super) fn detect_black_hole<S: EffectSink>(&mut self, cx: &mut Cx<'_, S>) {
         let now = cx.now;
         let snd = &self.snd;

@@ -14,8 +14,7 @@ const PERSISTS: u8 = 16;
 /// The RACK state of RFC 8985 section 5.2, without the estimates of the round trip.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rack {
-    /// RACK.xmit_ts: the latest sending time of all data that arrived; [`Instant::ZERO`] before
-    /// the first arrival.
+    /// RACK.xmit_ts: the latest sending time of arrived data; [`Instant::ZERO`] before any.
     sent_at: Instant,
     /// RACK.end_seq: the end of that data.
     end: SeqNum,
@@ -23,8 +22,7 @@ pub(super) struct Rack {
     rtt: Duration,
     /// RACK.fack: the highest number that arrived.
     fack: SeqNum,
-    /// RACK.dsack_round, while `widened`: the window does not widen further until this is
-    /// acknowledged.
+    /// RACK.dsack_round: while `widened`, the window widens again only after this.
     round: SeqNum,
     widened: bool,
     /// RACK.reordering_seen.
@@ -104,8 +102,7 @@ impl Rack {
         }
     }
 
-    /// Data that counted as lost and was retransmitted was only reordered (RFC 8985 section 6.2,
-    /// step 3).
+    /// Data that counted as lost was only reordered (RFC 8985 section 6.2, step 3).
     pub(super) const fn on_reordering(&mut self) {
         self.reordering = true;
     }

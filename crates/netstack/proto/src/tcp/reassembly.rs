@@ -1,5 +1,4 @@
-//! Reassembly: which bytes beyond `rcv_nxt` have arrived (RFC 9293 section 3.10.7.4, seventh
-//! step).
+//! Reassembly: which bytes beyond `rcv_nxt` have arrived (RFC 9293 section 3.10.7.4, seventh step).
 //!
 //! Only ranges are stored here: the bytes themselves are in the receive ring. Each byte of a
 //! new range is reported in exactly one gap.
@@ -22,8 +21,7 @@ use crate::log::request::Sack;
 /// retransmits it. A megabyte in flight may lose a third of its segments before that.
 pub(super) const MAX_RANGES: usize = 256;
 
-/// Bytes of a page, the unit of memory. Part of the state, so it has one value on every
-/// machine.
+/// Bytes of a page, the unit of memory. Part of the state, so it has one value on every machine.
 pub(super) const PAGE: u64 = 4096;
 
 /// Limit of pages for data after gaps of a connection that has `own` pages and has received
@@ -109,8 +107,7 @@ impl Reassembly {
         (from < end).then(|| (from.max(start), to.min(end)))
     }
 
-    /// Adds `start..end`, which is beyond the gap-free part, and calls `gap` for each part that
-    /// had not arrived.
+    /// Adds `start..end`, beyond the gap-free part; calls `gap` for each part that is new.
     ///
     /// # Errors
     /// If the list is full, or the ranges would touch more pages than before and more than

@@ -24,8 +24,7 @@ pub(super) struct AckContents(pub(super) u8);
 impl AckContents {
     /// Ranges that only SACK blocks can report.
     pub(super) const BLOCKS: AckContents = AckContents(1);
-    /// A segment arrived with a CE mark, and the peer has not sent CWR since (RFC 3168 section
-    /// 6.1.3).
+    /// A CE mark arrived, and no CWR since (RFC 3168 section 6.1.3).
     pub(super) const CONGESTION: AckContents = AckContents(2);
 
     /// Whether acknowledgments carry `what`.
@@ -78,8 +77,7 @@ pub(super) struct ReceiveSpace {
     pub(super) irs: SeqNum,
     /// The limit of unread bytes, and so of the window; at most the ring's length.
     pub(super) limit: u32,
-    /// Half of the widest window: while more than that is open, reading does not change the
-    /// advertised window.
+    /// Half of the widest window; above it, reading does not change the advertised window.
     pub(super) half: u32,
     /// Rcv.Wind.Shift (RFC 7323 section 2.3).
     pub(super) shift: u8,
@@ -194,8 +192,7 @@ impl ReceiveSpace {
         };
     }
 
-    /// The window field of a segment that is sent now. It is not scaled with `syn` (RFC 7323
-    /// section 2.2).
+    /// The window field of a segment now; not scaled with `syn` (RFC 7323 section 2.2).
     #[inline(always)]
     pub(super) fn advertise(&mut self, limits: &Limits, syn: bool) -> u16 {
         let shift = if syn { 0 } else { self.shift };
@@ -215,8 +212,7 @@ impl ReceiveSpace {
         field as u16
     }
 
-    /// Whether to send a window update now: the window is less than half open, and can open by
-    /// two segments or by half.
+    /// Whether the window is less than half open, and can open by two segments or by half.
     fn needs_window_update(&self, limits: &Limits) -> bool {
         let open = self.wnd();
         if open >= self.half {
@@ -258,8 +254,8 @@ impl ReceiveSpace {
         }
     }
 
-    /// Data `left..right`, which is either before RCV.NXT at its left edge or after it as a
-    /// whole, arrived again; the next acknowledgment reports it once (RFC 2883 section 4).
+    /// Data `left..right` arrived again, which counts up to RCV.NXT if it begins before it; the
+    /// next acknowledgment reports it once (RFC 2883 section 4).
     pub(super) fn record_duplicate(&mut self, left: SeqNum, right: SeqNum) {
         if !self.sack_permitted || left == right {
             return;

@@ -100,8 +100,7 @@ impl AckReport {
 }
 
 impl Tcb {
-    /// Whether nothing is known to be lost or out of order; an acknowledgment then only
-    /// advances SND.UNA.
+    /// Whether nothing is known to be lost or out of order, so that an ACK is only a number.
     pub(super) fn is_clean(&self) -> bool {
         self.scoreboard.is_clean()
             && self.congestion.is_open()
@@ -174,8 +173,7 @@ impl Tcb {
             recovering: !self.congestion.is_open(),
         };
         if let (Options::Sack(sack), true) = (seg.options, self.rcv.sack_permitted) {
-            // In ascending order, so that a block that an earlier acknowledgment omitted does
-            // not count as reordering.
+            // In ascending order: a block that an earlier ACK omitted is no reordering.
             let mut blocks = *sack;
             let sent = SackBounds {
                 una,
@@ -275,8 +273,7 @@ impl Tcb {
         let is_new = self.congestion.is_open() && una.at_or_after(self.congestion.recover());
         if self.scoreboard.lost() > 0 && is_new {
             let flight = self.snd.nxt.since(una);
-            // Bytes that arrived before the recovery; this acknowledgment's arrivals count in
-            // it.
+            // Bytes that arrived before the recovery; this acknowledgment's arrivals count in it.
             let known = self.scoreboard.sacked().saturating_sub(delivered);
             self.congestion.enter(self.snd.nxt, flight, known, mss);
             self.on_reduction(UndoCause::Loss);
@@ -337,8 +334,7 @@ impl Tcb {
         self.recovery.tail_probe = TailProbe::None;
     }
 
-    /// Marks all data as lost that was not reported as received, after a timeout (RFC 6298
-    /// section 5.4).
+    /// Marks all unreported data as lost, after a timeout (RFC 6298 section 5.4).
     pub(super) fn mark_all_lost(&mut self) {
         self.scoreboard.acked(self.snd.una, |_| ());
         if self

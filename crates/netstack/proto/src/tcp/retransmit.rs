@@ -54,8 +54,7 @@ pub(super) enum Timer {
     Persist,
     /// A second segment, which is acknowledged with the first.
     DelayedAck,
-    /// The end of old segments (TIME-WAIT), the peer's FIN if the connection has no socket, or
-    /// the end of lingering.
+    /// The end of TIME-WAIT, the peer's FIN if there is no socket, or the end of lingering.
     Linger,
     /// A response of an idle peer (RFC 1122 section 4.2.3.6).
     Keepalive,
@@ -271,9 +270,8 @@ impl Retransmit {
         self.timing = false;
     }
 
-    /// `una` was acknowledged. One segment per window is measured; `echoed` is TSecr if
-    /// timestamps, which distinguish the copies of a segment, are in use (RFC 7323 section
-    /// 4.1).
+    /// `una` was acknowledged. One segment per window is measured; `echoed` is TSecr if timestamps,
+    /// which distinguish the copies of a segment, are in use (RFC 7323 section 4.1).
     #[inline]
     pub(super) fn on_ack(&mut self, una: SeqNum, echoed: Option<u32>, now: Instant) {
         if self.timing && una.after(self.timed) {
@@ -355,8 +353,7 @@ impl Tcb {
         self.close_fast_path();
         if self.timers.take(Timer::Linger, now) {
             match self.state {
-                // The end of TIME-WAIT (RFC 9293 section 3.10.8), or of FIN-WAIT-2 without a
-                // socket.
+                // The end of TIME-WAIT (RFC 9293 section 3.10.8), or of an orphan's FIN-WAIT-2.
                 State::TimeWait | State::FinWait2 => self.enter(State::Closed),
                 // Written data has lingered long enough.
                 _ => self.reset(),

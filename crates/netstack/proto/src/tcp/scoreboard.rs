@@ -141,8 +141,7 @@ impl Scoreboard {
         }
     }
 
-    /// Everything before `una` is acknowledged; calls `each` with the parts that no SACK block
-    /// had reported.
+    /// Acknowledges everything before `una`; calls `each` with parts that were not SACKed.
     pub(super) fn acked(&mut self, una: SeqNum, mut each: impl FnMut(&SentRange)) {
         while let Some(first) = self.ranges.front_mut()
             && first.begin.before(una)
@@ -273,8 +272,7 @@ impl Scoreboard {
         }
     }
 
-    /// Clears the reports of received data, because the peer may have discarded it (RFC 2018
-    /// section 8).
+    /// Clears all SACKs, since the peer may have discarded the data (RFC 2018 section 8).
     pub(super) fn clear_sacks(&mut self) {
         for range in &mut self.ranges {
             if range.state == RangeState::Sacked {

@@ -1,4 +1,4 @@
-//! Sending: what may be sent now, and the frames for it (RFC 9293 section 3.8).
+//! Sending: how much may be sent now, and the frames for it (RFC 9293 section 3.8).
 //!
 //! Only [`Tcb::finish`] numbers frames of a connection. Lost data is sent before new data,
 //! which is between `snd_nxt` and the end of the written data. SYN and FIN are bytes of that
@@ -131,8 +131,7 @@ impl Tcb {
             upto = snd.release_upto;
         }
         if snd.release_upto <= upto && snd.una_offset > upto {
-            // More bytes were acknowledged after the pair that waited; `frames_end` bounds
-            // their frames.
+            // More bytes were acknowledged since; `frames_end` bounds their frames.
             if cx.frames.sent >= snd.frames_end {
                 upto = snd.una_offset;
             } else {
@@ -234,8 +233,7 @@ impl Tcb {
         cx.out.push(Effect::Transmit(transmit));
     }
 
-    /// The transmit effect of `what`, with the given acknowledgment and window and the current
-    /// receive state.
+    /// The transmit effect of `what`, with this acknowledgment, window and receive state.
     #[inline(always)]
     pub(super) fn transmit(
         &self,
@@ -301,8 +299,7 @@ impl Tcb {
         false
     }
 
-    /// Sends a SYN or SYN-ACK (RFC 9293 section 3.5). A SYN-ACK has only options that the peer
-    /// offered.
+    /// Sends a SYN, or a SYN-ACK with the options that the peer offered (RFC 9293 section 3.5).
     fn send_syn<S: EffectSink>(&mut self, room: u32, cx: &mut Cx<'_, S>) -> bool {
         if self.snd.nxt != self.snd.iss {
             return false;
@@ -561,8 +558,7 @@ impl Tcb {
         }
     }
 
-    /// Bytes that a cork holds although there is no room to write more after them, so that they
-    /// would wait in vain.
+    /// Bytes that a cork holds in vain, since there is no room to write more after them.
     #[cold]
     fn held_in_vain(&self, limits: &Limits) -> u32 {
         let snd = &self.snd;

@@ -39,8 +39,7 @@ field_variants!(Due {
 pub(super) struct SendSpace {
     /// SND.UNA.
     pub(super) una: SeqNum,
-    /// The next number to send for the first time; the number of our SYN while it has to be
-    /// retransmitted.
+    /// The next number to send for the first time; our SYN's while it must be retransmitted.
     pub(super) nxt: SeqNum,
     /// SND.NXT of the RFC: the number after the highest that was sent.
     pub(super) max: SeqNum,
@@ -203,12 +202,9 @@ impl SendSpace {
     }
 
     /// RFC 9293 section 3.8.6.2.1, with the end of the written data treated as pushed; Nagle's
-    /// algorithm (section 3.7.4) delays a small segment only while another small one is in
-    /// flight.
+    /// algorithm (section 3.7.4) delays a small segment only while another small one is in flight.
     ///
-    /// `pipe` is the number of bytes in flight, except lost bytes and those known to have
-    /// arrived.
-    /// arrived.
+    /// `pipe` is the number of bytes in flight, except lost bytes and those that arrived.
     pub(super) fn allowed(&self, cwnd: u32, pipe: u32) -> Allowed {
         let mss = u32::from(self.mss);
         let left = self.data_from(self.nxt);

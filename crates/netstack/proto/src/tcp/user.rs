@@ -58,8 +58,7 @@ impl Tcb {
         }
     }
 
-    /// `syn` arrived for a listening port (section 3.10.7.2): SYN-RECEIVED. The SYN-ACK leaves
-    /// in [`Tcb::finish`].
+    /// `syn` arrived for a listening port (section 3.10.7.2): [`Tcb::finish`] sends the SYN-ACK.
     pub fn passive(
         conn: ConnId,
         flow: Flow,
@@ -106,8 +105,7 @@ impl Tcb {
         }
     }
 
-    /// The application has written up to `app_written`, which is clamped to the capacity of the
-    /// send ring.
+    /// The application has written up to `app_written`, at most what the send ring holds.
     #[inline]
     fn on_written(&mut self, app_written: u64, limits: &Limits) {
         let snd = &mut self.snd;
@@ -122,8 +120,7 @@ impl Tcb {
         }
     }
 
-    /// The application changed its settings. [`Tcb::finish`] sends data that only the old
-    /// settings delayed.
+    /// Changes the settings. [`Tcb::finish`] sends data that only the old ones delayed.
     pub fn set<S: EffectSink>(&mut self, settings: Settings, cx: &mut Cx<'_, S>) {
         if matches!(self.state, State::Closed | State::TimeWait) {
             return;
@@ -175,8 +172,7 @@ impl Tcb {
         }
     }
 
-    /// CLOSE (section 3.10.4) of our side: FIN follows the written data. The peer may continue
-    /// to send.
+    /// CLOSE (section 3.10.4) of our side: FIN follows the written data. The peer may still send.
     pub fn shutdown<S: EffectSink>(&mut self, _cx: &mut Cx<'_, S>) {
         if self.snd.fin || self.state == State::Closed {
             return;

@@ -16,8 +16,7 @@ const HEADER: u16 = 8;
 pub struct FrameBounds {
     /// Maximum number of datagrams in a frame; 1 if the device divides none.
     pub datagrams: u16,
-    /// Maximum packet length in the frame, in bytes; at least the length of an undivided
-    /// packet.
+    /// Maximum packet length in the frame, in bytes; at least the length of an undivided packet.
     pub packet_len: u16,
 }
 
@@ -50,8 +49,7 @@ impl FrameBounds {
     }
 }
 
-/// Takes the first datagrams of these lengths that share a request. Returns their lengths and
-/// the number of frames.
+/// The lengths of the first datagrams that share a request, and their number of frames.
 pub fn gather(mut lens: impl Iterator<Item = u16>, room: FrameRoom) -> (Lengths, u8) {
     let mut each = [0; MAX_DATAGRAMS];
     let mut count = 0;

@@ -37,9 +37,8 @@ pub(super) struct Sends {
 }
 
 impl Sends {
-    /// Takes the contents of one effect from the rest: datagrams that each fit a packet,
-    /// fragments of one that does not, or a frame of several. At most `room` frames, at least
-    /// one.
+    /// Takes the contents of one effect from the rest: datagrams that each fit a packet, fragments
+    /// of one that does not, or a frame of several. At most `room` frames, at least one.
     fn take(&mut self, socket: ConnId, port: u16, room: u64) -> SendDatagrams {
         let taken = SendDatagrams {
             socket,
@@ -140,8 +139,7 @@ impl Sends {
 }
 
 impl UdpSockets {
-    /// Datagrams to send or, with a count of 0, a part of the send ring that may be
-    /// overwritten.
+    /// Datagrams to send or, with a count of 0, a part of the send ring that may be overwritten.
     pub(super) fn send<S: EffectSink>(&mut self, request: &Request, cx: &mut UdpCx<'_, S>) {
         let Body::Sends {
             socket: id,

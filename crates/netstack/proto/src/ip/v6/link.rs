@@ -23,8 +23,7 @@ const ROUTER_SOLICITATION_INTERVAL: Duration = Duration::from_secs(4);
 const ROBUSTNESS: u8 = 2;
 /// The longest time between two of these reports (RFC 3810 section 9.11).
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
-/// Other addresses that are tried if one is a duplicate (`IDGEN_RETRIES` of RFC 7217 section
-/// 7).
+/// Other addresses that are tried if one is a duplicate (`IDGEN_RETRIES` of RFC 7217 section 7).
 const IDGEN_RETRIES: u64 = 3;
 /// Limits of the state that advertisements create, since anyone on the link can send them.
 const MAX_ADDRESSES: usize = 16;
@@ -33,13 +32,11 @@ const MAX_ROUTERS: usize = 8;
 const MAX_REDIRECTS: usize = 64;
 /// Bounds of the time between two solicitations that routers may request.
 const RETRANS_BOUNDS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
-/// An unauthenticated advertisement does not reduce a lifetime below this (RFC 4862 section
-/// 5.5.3 (e)).
+/// An unauthenticated message reduces no lifetime below this (RFC 4862 section 5.5.3 (e)).
 const TWO_HOURS: Duration = Duration::from_secs(7200);
 /// The prefix of all link-local addresses (RFC 4291 section 2.5.6).
 const LINK_LOCAL: Address = Address::of_words([0xfe80 << 48, 0]);
-/// The only prefix length from which addresses are formed (RFC 4291 section 2.5.1, RFC 2464
-/// section 4).
+/// The prefix length for formed addresses (RFC 4291 section 2.5.1, RFC 2464 section 4).
 const PREFIX: u8 = 64;
 
 /// A message that the pump should send.
@@ -73,8 +70,7 @@ enum Origin {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AddressState {
-    /// The probes sent so far, and when the next is due. After the last one, `next` is when the
-    /// address becomes ours.
+    /// Probes sent so far, and the time of the next; after the last, of the assignment.
     Tentative {
         probes: u8,
         next: Instant,
@@ -238,8 +234,7 @@ impl Ipv6Link {
         self.add(own, Origin::ByHand, forever, now);
     }
 
-    /// Removes an address. One that was formed from a router's prefix returns with the router's
-    /// next advertisement.
+    /// Removes an address. A router's next advertisement restores one that was formed.
     pub fn remove(&mut self, address: Address) {
         self.candidates.retain(|one| one.address != address);
         let mut by_hand = self.config.addresses.iter();
@@ -598,8 +593,7 @@ impl Ipv6Link {
         at < self.config.addresses.len()
     }
 
-    /// Forms an address, or updates the lifetimes of an existing one (RFC 4862 section 5.5.3
-    /// (d) and (e)).
+    /// Forms an address, or updates its lifetimes (RFC 4862 section 5.5.3 (d) and (e)).
     fn on_autonomous(&mut self, said: &Prefix, valid_until: Instant, now: Instant) {
         let network = Address::of_words([said.prefix.words()[0], 0]);
         let preferred_until = end_of(now, said.preferred_s);

@@ -1,5 +1,4 @@
-//! Loops for x86-64 with AVX2 or AVX-512: a little over three instructions per vector, four
-//! with a copy.
+//! Loops for AVX2 or AVX-512: a little over three instructions per vector, four with a copy.
 //!
 //! Bytes are added as 64-bit numbers, which wrap around: a carry counts as one, as 2^16 does
 //! (RFC 1071 section 1), but is lost. The magnitude of the added numbers yields the number of
@@ -39,9 +38,9 @@ pub trait Vectors<const N: usize>: Copy {
     /// The sum of all numbers that were added to `sum`; `means` holds the sums of the highest
     /// words of each group's mean.
     fn total(self, sum: Self::Vector, means: Self::Vector) -> u64;
-    /// Sums less than `N` bytes.
+    /// Sums fewer than `N` bytes.
     fn sum_last(self, bytes: &[u8]) -> u64;
-    /// Sums and copies less than `N` bytes.
+    /// Sums and copies fewer than `N` bytes.
     fn copy_last(self, from: &[u8], to: &mut [u8]) -> u64;
 }
 
@@ -86,8 +85,7 @@ impl Vectors<32> for V3 {
     #[inline(always)]
     fn total(self, sum: __m256i, means: __m256i) -> u64 {
         let V3 { avx, avx2, .. } = self;
-        // In units of 2^48: the amount added, minus the amount left. Rounded, that is the
-        // number of carries.
+        // In units of 2^48: added minus left, which rounds to the number of carries.
         let added = avx2._mm256_slli_epi64::<2>(means);
         let lost = avx2._mm256_sub_epi64(added, self.highest(sum));
         let half = avx._mm256_set1_epi64x(1 << 15);
@@ -253,8 +251,7 @@ fn words<const N: usize, C: Vectors<N>>(cpu: C, bytes: &[u8]) -> u64 {
 
 #[inline(always)]
 fn copy<const N: usize, C: Vectors<N>>(cpu: C, from: &[u8], to: &mut [u8]) -> u64 {
-    // Both have equal length; the slice makes that known to the compiler, so that no loop
-    // compares lengths.
+    // The slice shows the compiler that both have equal length.
     let to = &mut to[..from.len()];
     let (from, tail) = from.as_chunks::<N>();
     let (to, last) = to.as_chunks_mut::<N>();

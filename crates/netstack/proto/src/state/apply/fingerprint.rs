@@ -28,7 +28,7 @@ impl ReplicaState {
         h
     }
 
-    /// A fingerprint of the whole state, computed anew. For tests, and for finding differences.
+    /// A fingerprint of the whole state, computed from scratch. For tests, and to find differences.
     pub fn fingerprint(&self) -> u64 {
         let mut h = self.fold;
         let mut add = |word: u64| h = mix(h ^ word);
@@ -63,7 +63,7 @@ impl ReplicaState {
         h
     }
 
-    /// As [`fingerprint`](Self::fingerprint), plus the tables of flows and deadlines. A corruption
+    /// [`fingerprint`](Self::fingerprint) plus the tables of flows and deadlines. A corruption
     /// may have left traces there although the corrupted value itself was overwritten.
     pub fn whole_fingerprint(&self) -> u64 {
         let tables = mix(self.demux.fingerprint()) ^ self.deadlines.fingerprint();

@@ -35,8 +35,7 @@ pub(super) struct Cubic {
     /// W_max, bytes: the window before it was last reduced, or a smaller value after fast
     /// convergence.
     w_max: u32,
-    /// cwnd_prior, bytes: the window just before it was last reduced. W_est grows only by alpha
-    /// up to there.
+    /// cwnd_prior, bytes: the window before the last reduction. Below it, W_est grows by alpha.
     cwnd_prior: u32,
     /// W_est, bytes: the window that Reno would have.
     w_est: u32,
@@ -46,8 +45,7 @@ pub(super) struct Cubic {
     plateau: u32,
     /// K: microseconds from the epoch to the plateau.
     k_us: u64,
-    /// When the current stage of congestion avoidance began; [`Instant::NEVER`]: it begins with
-    /// the next acknowledgment.
+    /// Start of the stage of congestion avoidance; [`Instant::NEVER`]: the next acknowledgment.
     epoch: Instant,
     /// End of the time for which `needed` holds.
     until: Instant,
@@ -101,8 +99,7 @@ impl Cubic {
         window.clamp(0, i128::from(WINDOW_MAX)) as u32
     }
 
-    /// Computes how many bytes have to be acknowledged for the next segment, for the next
-    /// [`STEP`].
+    /// Computes how many bytes have to be acknowledged for the next segment, for the next [`STEP`].
     #[inline(never)]
     fn update_curve(&mut self, cwnd: u32, ack: &Acked) {
         let t = ack.now.since(self.epoch);
@@ -173,8 +170,7 @@ impl Algorithm for Cubic {
     }
 }
 
-/// K = cbrt(below / C) in microseconds, for a window `below` bytes under the plateau (RFC 9438
-/// section 4.2).
+/// K = cbrt(below / C) in microseconds, `below` bytes under the plateau (RFC 9438 section 4.2).
 fn k_us(below: u32, mss: u32) -> u64 {
     let cube = u128::from(below) * (C.1 * CUBE_OF_A_SECOND) as u128;
     cube_root(cube / (u128::from(mss.max(1)) * C.0 as u128))

@@ -9,8 +9,7 @@ use crate::seqnum::SeqNum;
 use crate::tcp::fields::fields;
 use crate::time::Duration;
 
-/// MIN_RTT_THRESH and MAX_RTT_THRESH: bounds of the required increase of the round trip (RFC
-/// 9406 section 4.3).
+/// MIN_RTT_THRESH and MAX_RTT_THRESH: bounds of the required increase (RFC 9406 section 4.3).
 const THRESHOLD: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(16));
 
 /// MIN_RTT_DIVISOR: the required increase as a fraction of the round trip, within both bounds.

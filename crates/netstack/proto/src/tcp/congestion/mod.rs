@@ -79,8 +79,7 @@ trait Algorithm {
     /// By how many bytes the window grows after `ack` in slow start; `None` ends slow start.
     /// `initial`: no loss has happened yet.
     fn slow_start(&mut self, ack: &Acked, _initial: bool) -> Option<u32> {
-        // RFC 5681 section 3.1, at most L = 2 segments per acknowledgment (RFC 3465 section
-        // 2.2).
+        // RFC 5681 section 3.1, at most L = 2 segments per acknowledgment (RFC 3465 section 2.2).
         Some(ack.acked.min(2 * ack.mss))
     }
 
@@ -94,8 +93,7 @@ trait Algorithm {
     fn after_idle(&mut self);
 }
 
-/// Declares the algorithms, by the names of [`CongestionControl`]; a missing one is a compile
-/// error.
+/// Declares the algorithms of [`CongestionControl`]; a missing one is a compile error.
 macro_rules! algorithms {
     ($($control:ident => $algorithm:ident),* $(,)?) => {
         const _: () = {
@@ -128,8 +126,7 @@ macro_rules! algorithms {
                 }
             }
 
-            /// [`Algorithm::increase`] without dynamic dispatch, since nearly every
-            /// acknowledgment calls it.
+            /// [`Algorithm::increase`] without dynamic dispatch: it runs at nearly every ACK.
             #[inline]
             fn increase(&mut self, cwnd: u32, ack: &Acked) -> u32 {
                 match self {
@@ -207,8 +204,7 @@ pub(super) struct Congestion {
     pub(super) phase: CongestionPhase,
     /// Duplicate acknowledgments in a row.
     pub(super) duplicates: u8,
-    /// Bytes in flight at the first duplicate acknowledgment: without those that limited
-    /// transmit sent.
+    /// Bytes in flight at the first duplicate acknowledgment, before limited transmit.
     flight: u32,
     reduction: Reduction,
     growth: Growth,
@@ -307,8 +303,7 @@ impl Congestion {
         self.recover
     }
 
-    /// New data was acknowledged while `flight` bytes were in flight; `ack` yields the details
-    /// if they matter.
+    /// New data was acknowledged, with `flight` bytes in flight; `ack` yields the details.
     #[inline(always)]
     pub(super) fn on_ack(&mut self, flight: u32, ack: impl FnOnce() -> Acked) -> AckAction {
         self.duplicates = 0;
@@ -426,8 +421,7 @@ impl Congestion {
         }
     }
 
-    /// There was congestion without loss: reduces the window, once for the data sent up to
-    /// `nxt`.
+    /// There was congestion without loss: reduces the window, once for the data sent up to `nxt`.
     pub(super) fn on_congestion_mark(&mut self, nxt: SeqNum, mss: u32) {
         if self.phase == CongestionPhase::Open {
             self.reduce_window(self.cwnd, mss);
@@ -493,8 +487,7 @@ impl Congestion {
             self.cwnd = (self.cwnd + mss).min(WINDOW_MAX);
             return AckAction::Continue;
         }
-        // After a timeout, duplicate acknowledgments of older copies must not count as another
-        // loss.
+        // After a timeout, acknowledgments of older copies must not count as another loss.
         if self.duplicates != DUPLICATES || !una.after(self.recover) {
             return AckAction::Continue;
         }
@@ -649,8 +642,7 @@ mod tests {
         assert_eq!((c.ssthresh, c.window()), (10 * MSS, 13 * MSS));
         assert_eq!(c.on_duplicate(una, max, 20_000, MSS), AckAction::Continue);
         assert_eq!(c.window(), 14 * MSS);
-        // A partial one deflates by the acknowledged bytes, adds one segment and sends the next
-        // hole.
+        // A partial one deflates by its bytes, adds one segment and sends the next hole.
         assert_eq!(on_ack(&mut c, una + 3000, 3000, 20_000), AckAction::Resend);
         assert_eq!(c.window(), 12 * MSS);
         assert_eq!(on_ack(&mut c, max, 17_000, 17_000), AckAction::Continue);
@@ -711,8 +703,7 @@ mod tests {
         assert_eq!(c.window(), pipe + 2 * MSS);
         c.on_sent(2 * MSS);
         pipe += MSS;
-        // More is lost: as many bytes leave as arrive. A report without arrivals changes
-        // nothing.
+        // More is lost: as many bytes leave as arrive. A report without arrivals changes nothing.
         c.reduce(MSS, false, pipe - 2 * MSS, MSS);
         assert_eq!(c.window(), pipe - MSS);
         c.reduce(0, true, 0, MSS);

@@ -1,5 +1,4 @@
-//! One side of a connection with its device and its application, and the checks of its
-//! invariants.
+//! One side of a connection with its device and its application, and the checks of its invariants.
 
 use std::collections::VecDeque;
 
@@ -164,8 +163,7 @@ impl End {
         self.tcb.as_ref().map_or(State::Closed, Tcb::state)
     }
 
-    /// One request: `what` happens, then the connection finishes. Checks all invariants
-    /// afterwards.
+    /// One request: `what` happens, then the connection finishes. Checks all invariants afterwards.
     pub(super) fn request(
         &mut self,
         now: Instant,
@@ -300,8 +298,7 @@ impl End {
     }
 }
 
-/// Lets `seg` arrive by both paths and compares the results. Returns whether the fast path took
-/// it.
+/// Lets `seg` arrive by both paths and compares the results. Returns whether the fast path took it.
 pub(super) fn compare_paths(
     tcb: &mut Tcb,
     seg: &Segment<'_>,

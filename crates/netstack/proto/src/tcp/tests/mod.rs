@@ -1,5 +1,4 @@
-//! TCP as a whole, seen from outside: scripts for one side, streams between two, arbitrary
-//! segments.
+//! TCP as a whole: scripts for one side, streams between two, arbitrary segments.
 
 mod arriving;
 mod end;

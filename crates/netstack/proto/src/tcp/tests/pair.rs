@@ -142,8 +142,7 @@ impl Pair {
         }
     }
 
-    /// Lets the next segment on the wire arrive, or fires a timer. Returns false if there is
-    /// neither.
+    /// Lets the next segment arrive, or fires a timer. Returns false if there is neither.
     fn step(&mut self) -> bool {
         let arrival = (0..self.flight.len()).min_by_key(|&i| self.flight[i].0);
         let at = arrival.map_or(Instant::NEVER, |i| self.flight[i].0);
@@ -273,8 +272,7 @@ impl Pair {
             assert_eq!(end.seen.len() as u64, total);
             assert!(end.seen.iter().all(|&n| n == 1));
             assert!(end.events.contains(&ConnectionEvent::Established));
-            // A timeout without measurements may outlast the other end's TIME-WAIT: then only a
-            // reset answers our FIN.
+            // A long timeout may outlast the other end's TIME-WAIT: then a reset answers our FIN.
             let all = end.events.contains(&ConnectionEvent::AllAcknowledged);
             assert!(all || self.forgot[1 - side], "{:?}", end.events);
             assert!(

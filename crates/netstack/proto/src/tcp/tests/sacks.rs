@@ -1,6 +1,5 @@
-//! A peer that reports arbitrary SACK blocks, in every state, while data is in flight, lost,
-//! and retransmitted. No call may panic, and the checks of [`Subject::request`] must hold after
-//! each.
+//! A peer that reports arbitrary SACK blocks, in every state, while data is in flight, lost, and
+//! retransmitted. No call may panic, and the checks of [`Subject::request`] must hold after each.
 //!
 //! Nothing here catches a panic, and the test profile checks every addition for overflow.
 
@@ -13,8 +12,7 @@ use crate::seqnum::SeqNum;
 use crate::tcp::{Cx, State};
 use crate::time::{Duration, Instant};
 
-/// Number of cases by default; `SACKS_CASES=1000000` runs more, and `SACKS_SEED=17` repeats
-/// one.
+/// Number of cases by default; `SACKS_CASES=1000000` runs more, and `SACKS_SEED=17` repeats one.
 const CASES: u64 = 2500;
 
 /// Prints the seed of a case that does not finish.
@@ -252,8 +250,7 @@ fn acknowledge(one_side: &mut OneSide, ack: u32, blocks: &[(u32, u32)]) {
     one_side.receive_with(Flags::ACK, 1, ack, 0, None, Options::Sack(sack));
 }
 
-/// Left and right edges, relative to the initial number, of blocks that report nothing about
-/// the flight 1..10001.
+/// Edges, relative to the initial number, of blocks that say nothing about 1..10001.
 const NOTHING: [(u32, u32); 14] = [
     // Beginning in numbers that were not sent yet.
     (10_001, 10_001u32.wrapping_add(1 << 31)),
@@ -304,8 +301,7 @@ fn a_block_up_to_all_that_was_sent_counts() {
     assert_eq!(one_side.tcb().scoreboard.sacked(), 9999);
 }
 
-/// D-SACK blocks, relative to the initial number, that are invalid: 2001 is acknowledged, 10001
-/// was sent.
+/// Invalid D-SACK blocks, relative to the initial number: 2001 is acknowledged, 10001 was sent.
 const NOT_TWICE: [(u32, u32); 7] = [
     // Empty, or reversed.
     (1001, 1001),

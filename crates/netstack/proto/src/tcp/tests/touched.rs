@@ -37,8 +37,7 @@ fn outcome(
     (fast, held, out, fields(&tcb))
 }
 
-/// The fields that `seg` writes, and the fields of which some bit changes the outcome of `seg`
-/// beyond the field itself.
+/// The fields that `seg` writes, and those with a bit that changes its effect on others.
 fn touched(one_side: &OneSide, seg: &Segment<'_>) -> BTreeSet<&'static str> {
     let tcb = one_side.tcb();
     let before = fields(tcb);

@@ -142,8 +142,7 @@ fn a_made_address_that_is_taken_is_made_anew_three_times_and_one_by_hand_is_not(
     assert_eq!(link.duplicates(), 2 + IDGEN_RETRIES);
 }
 
-/// RFC 7217 section 5: stable for a key, a link and a prefix; and one identifier reveals
-/// nothing about another.
+/// RFC 7217 section 5: stable for a key, a link and a prefix, and otherwise unrelated.
 #[test]
 fn identifiers_are_stable_and_differ_by_key_interface_and_prefix() {
     let first = |mac, secret| {
