@@ -364,7 +364,7 @@ pub struct Limits {
     /// Approximate limit of challenge acknowledgments per second, over all connections (RFC 5961
     /// section 7); 0: none. Default 1000. They answer segments that anyone may have forged: RST,
     /// SYN, and acknowledgments of data that was never sent. Other unacceptable segments, such as
-    /// keepalive and window probes, are answered ten times a second for each connection.
+    /// keepalive and window probes, are answered at most ten times a second for each connection.
     pub challenges_per_second: u32,
     /// Challenge acknowledgments per second to one destination; 0: none. Default 100.
     pub challenges_per_destination: u32,
@@ -439,7 +439,7 @@ impl Limits {
     pub const CONNECTION_BASE: usize = 1024;
     /// Upper bound of the bytes of an idle connection in every replica.
     pub const CONNECTION_PER_REPLICA: usize = 2048;
-    /// Payload of a 64 KB packet with IPv4 and TCP headers of maximum TCP and minimum IP length.
+    /// Payload of a 64 KB packet after 60 bytes of IP and TCP headers.
     pub const MAX_FRAME_PAYLOAD: u32 = 65_535 - 60;
     /// The maximum that Linux had for UDP segmentation when it introduced it.
     pub const MAX_DATAGRAMS_PER_FRAME: u32 = 64;

@@ -86,7 +86,7 @@ pub enum Packet {
         /// The host to which the error was sent.
         dst: Address,
     },
-    /// A router reports that our ICMPv6 message or later fragment exceeds its next MTU.
+    /// A router reports that our ICMPv6 message or later fragment exceeds the next link's MTU.
     TooBig {
         /// The host to which the report was sent.
         dst: Address,
@@ -94,7 +94,7 @@ pub enum Packet {
         sent: (Address, Address),
         /// Length of the packet, in bytes.
         len: u16,
-        /// Maximum size of the link, in bytes.
+        /// MTU of that link, in bytes.
         mtu: u16,
     },
     /// A fragment of a packet.

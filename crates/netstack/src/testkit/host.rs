@@ -353,7 +353,8 @@ impl Host {
         })
     }
 
-    /// The Ethernet address of the host at `address`, made of its last four bytes.
+    /// The Ethernet address of the host at `address`: it ends with the last four bytes of
+    /// `address`.
     pub fn mac_of(address: IpAddr) -> [u8; 6] {
         let [a, b, c, d] = Address::from(address).v4_bits().to_be_bytes();
         [2, 0, a, b, c, d]

@@ -52,7 +52,7 @@ const BLOCK_STEP: u32 = 1 << 25;
 /// Cookies of neighbouring periods differ by this, minus [`BLOCK_STEP`] and [`LOW`] at most.
 const PERIOD_STEP: u32 = 1 << 26;
 
-/// 2^17 initial sequence numbers of a peer have one hash.
+/// A block of 2^17 initial sequence numbers of a peer shares one hash.
 const BLOCK_SHIFT: u32 = 17;
 
 /// Bytes that the peer may send before our first window update: the window of a SYN is not scaled.

@@ -7,11 +7,10 @@
 //! segment. A new field belongs in `receive_space.rs`, in its `fields!`, and in `FOR_DATA` of
 //! `fast_path.rs`. The tests are in `tcp/tests/arriving.rs` and `tests/data/rfc9293_data.toml`;
 //! users read about the rule among the departures in the documentation of [`tcp`](super).
-//! the rule among the departures in the documentation of [`tcp`](super).
+//!
 //! Other files only demand an acknowledgment at once for other reasons ([`Tcb::ack_now`]): data
 //! out of order, a FIN, a window that opens. They ask whether one is due ([`Tcb::is_ack_due`]),
 //! and report which frames carry an acknowledgment ([`Tcb::ack_is_numbered`]).
-//! report which frames carry an acknowledgment ([`Tcb::ack_is_numbered`]).
 
 use super::fields::field_variants;
 use super::retransmit::Timer;
