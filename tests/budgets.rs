@@ -32,7 +32,7 @@ const PARTS: [Part; 9] = [
     part("crates/netstack/proto", 29_000, 31_000),
     Part {
         without: Some("crates/netstack/proto"),
-        ..part("crates/netstack", 63_500, 45_000)
+        ..part("crates/netstack", 62_200, 45_000)
     },
     part("crates/bench", 29_400, 21_000),
     part("crates/testkit", 3_100, 3_000),

@@ -73,7 +73,6 @@ const STAGES: [Stage; 5] = [
         // What is above sockets finds nothing else.
         filters: &[
             "--skip=framed::",
-            "--skip=inline::",
             "--skip=poller::",
             "--skip=std_shape::",
             "--skip=tls::",

@@ -1,102 +1,146 @@
-//! Inline processing of the payload, the same for all variants and for `limit`.
+//! Work on the payload: units that any worker of the stack processes, the same for all variants and
+//! for `limit`.
 //!
-//! Prebuilt frames carry payload as a peer with the same processor would send it, which is another
-//! one at every position of the stream. For that they would have to be enciphered anew each time;
-//! so what is received repeats its positions after [`RECORDS`] segments, and frames circulate in as
-//! many kinds. That is nothing to a benchmark, and would be the end of any secrecy. What is sent
-//! does not repeat.
+//! A unit is whole segments, so that the peer's prebuilt frames can carry it. They carry payload as
+//! a peer with the same processor would send it, which is another one at every position of the
+//! stream. For that they would have to be enciphered anew each time; so what is received repeats
+//! its positions after [`RECORDS`] segments, and frames circulate in as many kinds. That is nothing
+//! to a benchmark, and would be the end of any secrecy. What is sent does not repeat.
 
 use std::sync::Arc;
 
-use dominoes_drivers::memory::peer::headers::Ends;
 #[cfg(feature = "report")]
-use dominoes_netstack::processor::Search;
+use dominoes_netstack::framed::Search;
 #[cfg(feature = "tls")]
-use dominoes_netstack::processor::{Aes256Ctr, Aes256Gcm};
-use dominoes_netstack::processor::{Failure, Processor, StreamId};
+use dominoes_netstack::framed::{Aes256Ctr, Aes256Gcm};
+use dominoes_netstack::framed::{Failure, UnitProcessor};
 
-#[cfg(feature = "tls")]
-use crate::workload;
-use crate::workload::{Processing, RECORDS, Workload};
+use crate::workload::{self, Processing, RECORDS, Workload};
 
-/// A processor whose streams all have one name, and whose positions repeat in receiving.
+/// What is done with units of one length, and what each carries.
+#[derive(Clone, Debug)]
+pub(crate) struct Units {
+    /// For a stream.
+    pub(crate) processor: Arc<dyn UnitProcessor>,
+    /// Bytes of a unit.
+    pub(crate) len: usize,
+    /// What the application writes and reads of each.
+    pub(crate) text: Vec<u8>,
+}
+
+/// A processor of units that carry so much, whose positions repeat in receiving.
 #[derive(Debug)]
 struct Circular {
-    inner: Box<dyn Processor>,
+    inner: Box<dyn UnitProcessor>,
     /// Bytes after which positions repeat.
     period: u64,
-    name: StreamId,
+    text_len: usize,
 }
 
-/// The name of all streams.
-pub(crate) fn name() -> StreamId {
-    let ends = Ends::default();
-    StreamId {
-        source: ends.from.into(),
-        destination: ends.to.into(),
-        isn: 0,
+impl UnitProcessor for Circular {
+    fn max_payload(&self) -> usize {
+        self.text_len
+    }
+
+    fn max_unit(&self) -> usize {
+        self.inner.max_unit()
+    }
+
+    fn header_len(&self) -> usize {
+        self.inner.header_len()
+    }
+
+    fn received_len(&self, header: &[u8], arrived: usize) -> Result<usize, Failure> {
+        self.inner.received_len(header, arrived)
+    }
+
+    fn receive(&self, offset: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure> {
+        let at = offset % self.period;
+        // What is taken as it arrives may begin in one round and end in the next.
+        let left = (self.period - at).min(unit.len() as u64) as usize;
+        let (unit, next) = unit.split_at(left);
+        let mut len = self.inner.receive(at, unit, payload)?;
+        if !next.is_empty() {
+            len += self.inner.receive(0, next, &mut payload[len..])?;
+        }
+        Ok(len)
+    }
+
+    fn sent_len(&self, payload_len: usize) -> usize {
+        self.inner.sent_len(payload_len)
+    }
+
+    fn send(&self, offset: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
+        self.inner.send(offset, payload, unit)
     }
 }
 
-impl Processor for Circular {
-    fn unit(&self) -> u32 {
-        self.inner.unit()
+impl Units {
+    /// What the workload asks for; `None` if it asks for nothing, or for TLS.
+    ///
+    /// # Errors
+    /// If its feature is not compiled in.
+    pub(crate) fn of(workload: &Workload) -> Result<Option<Units>, String> {
+        let inner: Box<dyn UnitProcessor> = match workload.processing {
+            Processing::None => return Ok(None),
+            processing if processing.is_tls() => return Ok(None),
+            #[cfg(feature = "report")]
+            Processing::Search => Box::new(search(workload)?),
+            #[cfg(not(feature = "report"))]
+            Processing::Search => return Err("a search needs the feature `report`".to_owned()),
+            _ => cipher(workload)?,
+        };
+        let len = workload.unit_len();
+        let text_len = len - inner.sent_len(0);
+        let text = workload.payload().into_iter().cycle();
+        let processor = Circular {
+            inner,
+            period: (RECORDS * workload.segment_bytes) as u64,
+            text_len,
+        };
+        Ok(Some(Units {
+            processor: Arc::new(processor),
+            len,
+            text: text.take(text_len).collect(),
+        }))
     }
 
-    #[inline]
-    fn receive(
-        &self,
-        _: &StreamId,
-        offset: u64,
-        from: &[u8],
-        to: &mut [u8],
-    ) -> Result<(), Failure> {
-        let offset = offset % self.period;
-        self.inner.receive(&self.name, offset, from, to)
+    /// Writes what is sent at `offset` of a stream to `to`.
+    pub(crate) fn sent(&self, offset: u64, to: &mut [u8]) {
+        let mut unit = vec![0; self.len];
+        let within = offset % self.len as u64;
+        let (mut at, mut skip) = (offset - within, within as usize);
+        let mut rest = to;
+        while !rest.is_empty() {
+            // Positions of what is sent end after 2^48 bytes.
+            let _ = self.processor.send(at, &self.text, &mut unit);
+            let (part, behind) = rest.split_at_mut(rest.len().min(self.len - skip));
+            part.copy_from_slice(&unit[skip..][..part.len()]);
+            (at, skip, rest) = (at + self.len as u64, 0, behind);
+        }
     }
 
-    #[inline]
-    fn send(&self, _: &StreamId, offset: u64, from: &[u8], to: &mut [u8]) {
-        self.inner.send(&self.name, offset, from, to);
+    /// The payload of every prebuilt segment of a round: what the peer sends.
+    pub(crate) fn segments(&self, workload: &Workload) -> Vec<Vec<u8>> {
+        let mut round = vec![0; RECORDS * workload.segment_bytes];
+        self.sent(0, &mut round);
+        let segments = round.chunks_exact(workload.segment_bytes);
+        segments.map(Vec::from).collect()
     }
-}
-
-/// What the workload asks for; `None` if it asks for nothing.
-///
-/// # Errors
-/// If segments are too short for its records, or its feature is not compiled in.
-pub(crate) fn processor(workload: &Workload) -> Result<Option<Arc<dyn Processor>>, String> {
-    let inner: Box<dyn Processor> = match workload.processing {
-        Processing::None => return Ok(None),
-        processing if processing.is_tls() => return Ok(None),
-        #[cfg(feature = "report")]
-        Processing::Search => Box::new(search(workload)?),
-        #[cfg(not(feature = "report"))]
-        Processing::Search => return Err("a search needs the feature `report`".to_owned()),
-        _ => cipher(workload)?,
-    };
-    Ok(Some(Arc::new(Circular {
-        inner,
-        period: (RECORDS * workload.segment_bytes) as u64,
-        name: name(),
-    })))
 }
 
 #[cfg(feature = "tls")]
-fn cipher(workload: &Workload) -> Result<Box<dyn Processor>, String> {
+fn cipher(workload: &Workload) -> Result<Box<dyn UnitProcessor>, String> {
     let mut key = [0; 32];
     key.copy_from_slice(&workload::bytes(!workload.seed, 32));
     Ok(match workload.processing {
-        Processing::Aes256Ctr => Box::new(Aes256Ctr::new(&key)),
-        _ => {
-            let gcm = Aes256Gcm::new(&key, workload.segment_bytes as u32);
-            Box::new(gcm.ok_or("segments are too short for records of AES-256-GCM")?)
-        }
+        Processing::Aes256Ctr => Box::new(Aes256Ctr::new(&key, &key)),
+        _ => Box::new(Aes256Gcm::new(&key, &key)),
     })
 }
 
 #[cfg(not(feature = "tls"))]
-fn cipher(_: &Workload) -> Result<Box<dyn Processor>, String> {
+fn cipher(_: &Workload) -> Result<Box<dyn UnitProcessor>, String> {
     Err("a cipher needs the feature `tls`".to_owned())
 }
 
@@ -109,54 +153,31 @@ fn search(workload: &Workload) -> Result<Search, String> {
     Search::new(needles).map_err(|needles| format!("{needles:?}"))
 }
 
-/// The payload of every prebuilt segment of a round, and what the application reads of each.
-pub(crate) type Segments = (Vec<Vec<u8>>, Vec<u8>);
-
-/// What the peer sends, if there is a processor.
-///
-/// # Errors
-/// As [`processor`].
-pub(crate) fn segments(workload: &Workload) -> Result<Option<Segments>, String> {
-    let Some(processor) = processor(workload)? else {
-        return Ok(None);
-    };
-    let plain = workload.payload();
-    let one = |i: usize| {
-        let mut out = vec![0; plain.len()];
-        processor.send(&name(), (i * plain.len()) as u64, &plain, &mut out);
-        out
-    };
-    let all: Vec<Vec<u8>> = (0..RECORDS).map(one).collect();
-    let mut read = vec![0; plain.len()];
-    processor
-        .receive(&name(), 0, &all[0], &mut read)
-        .map_err(|e| e.to_string())?;
-    Ok(Some((all, read)))
-}
-
 #[cfg(test)]
 mod tests {
+    use dominoes_netstack::framed::MAX_PAYLOAD;
+
     use super::*;
+    use crate::workload::UNIT;
 
     #[test]
-    fn a_segment_can_be_read_a_round_later_and_nowhere_else() {
+    fn a_unit_can_be_read_a_round_later_and_nowhere_else() {
         for processing in [Processing::Aes256Ctr, Processing::Aes256Gcm] {
             let workload = Workload {
                 processing,
                 ..Workload::default()
             };
-            let len = workload.segment_bytes as u64;
-            let (segments, read) = segments(&workload).unwrap().unwrap();
-            let processor = processor(&workload).unwrap().unwrap();
-            let mut to = vec![0; read.len()];
-            let at = (RECORDS as u64 * 7 + 3) * len;
-            assert_eq!(
-                processor.receive(&name(), at, &segments[3], &mut to),
-                Ok(())
-            );
-            assert_eq!(to, read);
-            let elsewhere = processor.receive(&name(), at, &segments[4], &mut to);
-            assert!(elsewhere.is_err() || to != read);
+            let units = Units::of(&workload).unwrap().unwrap();
+            let segments = units.segments(&workload);
+            let len = units.len as u64;
+            let [third, fourth] = [3, 4].map(|i| segments[i * UNIT..][..UNIT].concat());
+            let mut to = vec![0; MAX_PAYLOAD];
+            let at = ((RECORDS / UNIT) as u64 * 7 + 3) * len;
+            let read = units.processor.receive(at, &third, &mut to);
+            assert_eq!(read, Ok(units.text.len()));
+            assert_eq!(to[..units.text.len()], units.text);
+            let elsewhere = units.processor.receive(at, &fourth, &mut to);
+            assert!(elsewhere.is_err() || to[..units.text.len()] != units.text);
             assert_ne!(segments[3], workload.payload());
         }
     }
@@ -165,11 +186,10 @@ mod tests {
     fn a_search_finds_words_of_every_segment() {
         let workload = Workload::default();
         let search = search(&workload).unwrap();
-        let mut to = vec![0; workload.segment_bytes];
-        search
-            .receive(&name(), 0, &workload.payload(), &mut to)
-            .unwrap();
+        let payload = workload.payload();
+        let mut to = vec![0; MAX_PAYLOAD];
+        assert_eq!(search.receive(0, &payload, &mut to), Ok(payload.len()));
         assert!(search.received() >= 4);
-        assert_eq!(to, workload.payload());
+        assert_eq!(to[..payload.len()], payload);
     }
 }

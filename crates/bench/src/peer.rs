@@ -4,7 +4,7 @@ use dominoes_drivers::memory::peer::{
     Encoding, Payload, PeerConfig, PeerDevice, PeerHandle, Role, headers::Ends,
 };
 
-use crate::inline;
+use crate::inline::Units;
 use crate::workload::Workload;
 
 /// Port at which the stack listens for the peer.
@@ -29,20 +29,17 @@ pub(crate) fn with_period(
     workload: &Workload,
     period: usize,
 ) -> Result<(PeerDevice, PeerHandle), String> {
-    let payload = match inline::segments(workload)? {
-        Some((payloads, _)) => Payload::Round(payloads),
+    let units = Units::of(workload)?;
+    let payload = match &units {
+        Some(units) => Payload::Round(units.segments(workload)),
         None => Payload::Marked(workload.payload()),
     };
     let mut config = config(role, workload, payload)
         .expected(workload.ring(period))
         .verify_checksums(workload.verify_checksums && role != Role::Free);
-    if let Some(processor) = inline::processor(workload)? {
-        config =
-            config
-                .verify_checksums(false)
-                .encoding(Encoding::new(move |offset, plain, sent| {
-                    processor.send(&inline::name(), offset, plain, sent);
-                }));
+    if let Some(units) = units {
+        let encoding = Encoding::new(move |offset, _, sent| units.sent(offset, sent));
+        config = config.verify_checksums(false).encoding(encoding);
     }
     PeerDevice::new(config).map_err(|e| e.to_string())
 }

@@ -1,6 +1,7 @@
 //! What is sent, how much of it at a time, and from which seed.
 
 use dominoes_drivers::memory::peer::headers;
+use dominoes_netstack::framed::MAX_PAYLOAD;
 use std::time::Duration;
 
 /// What is done with the payload besides moving it.
@@ -18,7 +19,7 @@ pub enum Processing {
     Search,
     /// AES-256 in counter mode.
     Aes256Ctr,
-    /// AES-256 in Galois/counter mode, a record for each segment.
+    /// AES-256 in Galois/counter mode, in records of some segments.
     Aes256Gcm,
     /// Records of TLS 1.3 with AES-128-GCM.
     TlsAes128Gcm,
@@ -90,6 +91,8 @@ pub struct Workload {
 
 /// Segments after which positions in the stream repeat, where received payload is processed.
 pub(crate) const RECORDS: usize = 128;
+/// The most segments of a unit that is processed.
+pub(crate) const UNIT: usize = 8;
 
 /// The records of TLS that the peer sends.
 #[cfg(feature = "tls")]
@@ -192,12 +195,18 @@ impl Workload {
         self.processing != Processing::None
     }
 
+    /// Bytes of a unit that is processed, which is whole segments.
+    pub(crate) fn unit_len(&self) -> usize {
+        let most = (MAX_PAYLOAD / self.segment_bytes).clamp(1, UNIT);
+        self.segment_bytes << most.ilog2()
+    }
+
     /// Bytes that are written at once are a multiple of this: records are not left unfinished.
     pub(crate) fn whole(&self) -> usize {
-        if self.processing == Processing::None {
-            1
-        } else {
-            self.segment_bytes
+        match self.processing {
+            Processing::None => 1,
+            processing if processing.is_tls() => self.segment_bytes,
+            _ => self.unit_len(),
         }
     }
 

@@ -49,8 +49,6 @@ pub enum SocketError {
     TooManyRoutes,
     /// Somebody listens on the port already.
     PortTaken,
-    /// What the peer sent is not what its inline processor would have: the connection was reset.
-    Processing,
     /// The sending side was shut down.
     ShutDown,
     /// The stack was shut down.
@@ -98,7 +96,6 @@ impl SocketError {
                 io::ErrorKind::ConnectionAborted
             }
             SocketError::Unreachable => io::ErrorKind::HostUnreachable,
-            SocketError::Processing => io::ErrorKind::InvalidData,
             SocketError::NoRoute | SocketError::NotNeighbor => io::ErrorKind::NetworkUnreachable,
             SocketError::RouteTaken => io::ErrorKind::AlreadyExists,
             SocketError::NoSuchRoute => io::ErrorKind::NotFound,
@@ -139,7 +136,6 @@ impl SocketError {
             | SocketError::PortZero
             | SocketError::Closed => 22,
             SocketError::ShutDown => 32,
-            SocketError::Processing => 74,
             SocketError::TooLong | SocketError::LongerThanPath { .. } => 90,
             SocketError::PortTaken | SocketError::AddressTaken => 98,
             SocketError::NotOurs | SocketError::NoPort => 99,
@@ -186,9 +182,6 @@ impl fmt::Display for SocketError {
             SocketError::TooManyAddresses => "the interface has 64 addresses; remove one",
             SocketError::TooManyRoutes => "the interface has 1024 routes; remove one",
             SocketError::PortTaken => "the port is taken",
-            SocketError::Processing => {
-                "what the peer sent cannot be processed; do both ends use one processor and key?"
-            }
             SocketError::ShutDown => "the sending side was shut down",
             SocketError::Down => "the stack was shut down",
             SocketError::WouldBlock => "the call would have to wait",

@@ -379,7 +379,7 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
         base.tx
             .transmitter
             .send_past(layout.tuning.past_hole as u64, layout.tuning.hole_turns);
-        base.rx.stores_ahead = base.world.streams.inline.is_none();
+        base.rx.stores_ahead = true;
         let request_shift = EFFECT_BITS + layout.tuning.request_chunk.trailing_zeros();
         // A frame of the chunk after next is numbered only when all of this one have left.
         let frame_chunks = base.world.limits.tx_slots as usize / layout.tuning.frame_chunk;

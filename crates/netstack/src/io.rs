@@ -16,7 +16,6 @@
 //! | `perform` | performs the effects of `apply` ([`crate::state`]) |
 //! | `tx` | holds numbered frames until they are built, and sends them in order |
 //! | `stream`, `udp_queues` | memory that primaries share with applications |
-//! | `processor` | works on every byte of a stream while it is copied |
 //! | `units` | pieces of a stream that any worker may process |
 //! | `direct` | does all steps at once, for a thread that has the state to itself |
 //! | `record` | records what is published, and replays it |
@@ -80,7 +79,6 @@ pub(crate) mod echo;
 pub(crate) mod gro;
 pub(crate) mod perform;
 pub(crate) mod prepare;
-pub mod processor;
 pub(crate) mod record;
 mod run;
 pub(crate) mod rx;

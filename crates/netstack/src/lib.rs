@@ -109,7 +109,6 @@ mod socket;
 mod stack;
 
 pub use crate::io::echo::EchoReply;
-pub use crate::io::processor;
 #[cfg(feature = "record")]
 pub use crate::io::record::Recording;
 pub use crate::io::record::{Entry, Recorder, Written};

@@ -36,7 +36,6 @@ use std::sync::Arc;
 use crate::config::{Keepalive, Settings, Tuning};
 use crate::error::SocketError;
 use crate::io::accept::AcceptQueue;
-use crate::io::processor::InlineStats;
 use crate::io::stream::{AppRequest, EndReason};
 use crate::io::view::{ConnectionStats, LIST_TIMEOUT};
 use crate::io::world::{Command, Options, World};
@@ -326,17 +325,6 @@ impl Sockets {
     pub fn stats(&self) -> StackStats {
         let stats = self.worlds.iter().map(|world| world.stats());
         stats.fold(StackStats::default(), StackStats::and)
-    }
-
-    /// What became of inline processing; all zero without a processor.
-    pub fn inline_stats(&self) -> InlineStats {
-        let inline = self
-            .worlds
-            .iter()
-            .filter_map(|world| world.streams.inline.as_ref());
-        inline.fold(InlineStats::default(), |sum, inline| {
-            sum.and(inline.stats())
-        })
     }
 
     fn check_up(&self) -> Result<(), SocketError> {

@@ -16,7 +16,6 @@ use dominoes_drivers::{Device, DeviceError};
 use crate::config::{Limits, TcpPolicy};
 use crate::error::{MembershipError, SocketError, StackError};
 use crate::group::{Layout, Primaries, Tuning};
-use crate::io::processor::{InlineStats, Processor};
 use crate::io::record::Recorder;
 use crate::io::view::ConnectionStats;
 use crate::io::view::LIST_TIMEOUT;
@@ -67,7 +66,6 @@ pub struct Builder {
     cores: Vec<usize>,
     secret: Option<[u64; 2]>,
     recorder: Option<Recorder>,
-    processor: Option<Arc<dyn Processor>>,
 }
 
 impl Builder {
@@ -320,14 +318,6 @@ impl Builder {
         self
     }
 
-    /// What is done to every byte of every stream besides copying it, by the primary alone. Both
-    /// ends of a connection need the same. Default: nothing.
-    #[must_use]
-    pub fn processor(mut self, processor: Arc<dyn Processor>) -> Self {
-        self.processor = Some(processor);
-        self
-    }
-
     /// Starts the stack over `device`.
     ///
     /// # Errors
@@ -353,7 +343,6 @@ impl Builder {
             setup.limits = self.limits;
             setup.announce = true;
             setup.recorder = self.recorder.take();
-            setup.processor = self.processor.clone();
             [setup.salt, _] = random()?;
             setups.push(setup);
             devices.push(device);
@@ -500,7 +489,6 @@ impl Stack {
             cores: Vec::new(),
             secret: None,
             recorder: None,
-            processor: None,
         }
     }
 
@@ -652,11 +640,6 @@ impl Stack {
             );
         }
         all
-    }
-
-    /// What became of inline processing; all zero without a processor.
-    pub fn inline_stats(&self) -> InlineStats {
-        self.sockets.inline_stats()
     }
 
     /// What the device last complained of, once: it is down or gone, or was and came back.

@@ -2,7 +2,6 @@
 //! added.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::ReassemblyLimits;
@@ -10,7 +9,6 @@ use dominoes_netstack::Route;
 use dominoes_netstack::config::{CongestionControl, Ecn};
 use dominoes_netstack::group as replicated;
 use dominoes_netstack::group::Primaries;
-use dominoes_netstack::processor::{Failure, Processor, StreamId};
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::variants::{Setup, locked};
@@ -169,21 +167,6 @@ fn layouts_are_built_field_by_field() {
     assert_eq!((tuning.hole_turns, tuning.fingerprint_every), (10, 11));
 }
 
-/// Lets every byte pass as it is.
-#[derive(Debug)]
-struct AsItIs;
-
-impl Processor for AsItIs {
-    fn send(&self, _: &StreamId, _: u64, from: &[u8], to: &mut [u8]) {
-        to.copy_from_slice(from);
-    }
-
-    fn receive(&self, _: &StreamId, _: u64, from: &[u8], to: &mut [u8]) -> Result<(), Failure> {
-        to.copy_from_slice(from);
-        Ok(())
-    }
-}
-
 #[test]
 fn a_setup_is_built_field_by_field_and_started() -> Result<(), ConfigError> {
     let gateway = IpAddr::from([10, 0, 0, 254]);
@@ -206,13 +189,12 @@ fn a_setup_is_built_field_by_field_and_started() -> Result<(), ConfigError> {
         .route(route(2))
         .reassembly(reassembly)
         .announce(true)
-        .recorder(recorder)
-        .processor(Arc::new(AsItIs));
+        .recorder(recorder);
     assert_eq!(setup.gateway, Some(gateway));
     assert_eq!(setup.routes, [route(1), route(2)]);
     assert_eq!(setup.reassembly, reassembly);
     assert!(setup.announce);
-    assert!(setup.recorder.is_some() && setup.processor.is_some());
+    assert!(setup.recorder.is_some());
     let (device, _peer) = memory::pair(MemoryConfig::default().mtu(1400).queue_depth(8));
     let single = Single::new(setup, Box::new(device))?;
     assert_eq!(

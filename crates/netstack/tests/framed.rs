@@ -7,12 +7,12 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::{Arc, Condvar, Mutex};
 
-use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_netstack::framed::{FramedError, FramedStream, MAX_PAYLOAD, MAX_UNIT, UnitProcessor};
-use dominoes_netstack::processor::{Failure, Search};
+use dominoes_netstack::framed::{Aes256Ctr, Aes256Gcm, Search};
+use dominoes_netstack::framed::{Failure, FramedError, FramedStream};
+use dominoes_netstack::framed::{MAX_PAYLOAD, MAX_UNIT, UnitProcessor};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::Duration;
-use dominoes_netstack::{Limits, SocketError, Stack, TcpStream};
+use dominoes_netstack::{Limits, SocketError, TcpStream};
 use dominoes_testkit::faults::FaultPlan;
 use dominoes_testkit::host::Stalls;
 use dominoes_testkit::link::{Faults, LinkConfig};
@@ -52,17 +52,17 @@ enum Fault {
 struct Disguise {
     /// Whether units are equally long, or their header says how long they are.
     is_fixed: bool,
-    /// In which unit what goes wrong.
+    /// From where on what goes wrong.
     fault: Option<(u64, Fault)>,
 }
 
-fn key(number: u64, at: usize) -> u8 {
-    mix(number << 16 | at as u64) as u8 | 1
+fn key(offset: u64, at: usize) -> u8 {
+    mix(offset << 16 | at as u64) as u8 | 1
 }
 
-fn sum(number: u64, bytes: &[u8]) -> [u8; SUM] {
+fn sum(offset: u64, bytes: &[u8]) -> [u8; SUM] {
     let add = |sum: u64, byte: &u8| mix(sum ^ u64::from(*byte));
-    bytes.iter().fold(number, add).to_be_bytes()
+    bytes.iter().fold(offset, add).to_be_bytes()
 }
 
 impl Disguise {
@@ -75,15 +75,18 @@ impl Disguise {
         fault: None,
     };
 
-    fn fails(self, unit: u64, fault: Fault) -> Disguise {
+    /// From unit `number` on, if all carry one byte.
+    fn fails(self, number: u64, fault: Fault) -> Disguise {
+        let unit_len = self.sent_len(1) as u64;
         Disguise {
-            fault: Some((unit, fault)),
+            fault: Some((number * unit_len, fault)),
             ..self
         }
     }
 
-    fn has(&self, number: u64, fault: Fault) -> bool {
-        self.fault == Some((number, fault))
+    fn fault(&self, offset: u64) -> Option<Fault> {
+        let (from, fault) = self.fault?;
+        (offset >= from).then_some(fault)
     }
 }
 
@@ -100,7 +103,7 @@ impl UnitProcessor for Disguise {
         if self.is_fixed { 0 } else { HEADER }
     }
 
-    fn received_len(&self, header: &[u8]) -> Result<usize, Failure> {
+    fn received_len(&self, header: &[u8], _: usize) -> Result<usize, Failure> {
         match *header {
             [] => Ok(self.max_unit()),
             [MAGIC, high, low] => Ok(HEADER + usize::from(u16::from_be_bytes([high, low])) + SUM),
@@ -109,27 +112,25 @@ impl UnitProcessor for Disguise {
         }
     }
 
-    fn receive(&self, number: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure> {
+    fn receive(&self, offset: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure> {
         assert_eq!(payload.len(), MAX_PAYLOAD);
-        if let Some((at, Fault::Receive(failure))) = self.fault
-            && at == number
-        {
+        if let Some(Fault::Receive(failure)) = self.fault(offset) {
             // Nobody sees it.
             payload.fill(0xee);
             return Err(failure);
         }
-        assert!(!self.has(number, Fault::ReceivePanics), "planted");
+        assert_ne!(self.fault(offset), Some(Fault::ReceivePanics), "planted");
         let (bytes, found) = unit.split_last_chunk::<SUM>().ok_or(Failure::Forged)?;
-        if sum(number, bytes) != *found {
+        if sum(offset, bytes) != *found {
             return Err(Failure::Forged);
         }
         let len = usize::from(u16::from_be_bytes([bytes[1], bytes[2]]));
         for (at, (to, from)) in payload.iter_mut().zip(&bytes[HEADER..][..len]).enumerate() {
-            *to = from ^ key(number, at);
+            *to = from ^ key(offset, at);
         }
-        match self.has(number, Fault::ReceivesTooMuch) {
-            true => Ok(MAX_PAYLOAD + 1),
-            false => Ok(len),
+        match self.fault(offset) {
+            Some(Fault::ReceivesTooMuch) => Ok(MAX_PAYLOAD + 1),
+            _ => Ok(len),
         }
     }
 
@@ -140,22 +141,20 @@ impl UnitProcessor for Disguise {
         }
     }
 
-    fn send(&self, number: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
+    fn send(&self, offset: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
         assert!(unit.iter().all(|byte| *byte == 0), "of something else");
         let (bytes, last) = unit.split_at_mut(unit.len() - SUM);
         let [high, low] = (payload.len() as u16).to_be_bytes();
         bytes[..HEADER].copy_from_slice(&[MAGIC, high, low]);
         bytes[HEADER..][..payload.len()].copy_from_slice(payload);
-        if let Some((at, Fault::Send(failure))) = self.fault
-            && at == number
-        {
+        if let Some(Fault::Send(failure)) = self.fault(offset) {
             return Err(failure);
         }
-        assert!(!self.has(number, Fault::SendPanics), "planted");
+        assert_ne!(self.fault(offset), Some(Fault::SendPanics), "planted");
         for (at, byte) in bytes[HEADER..][..payload.len()].iter_mut().enumerate() {
-            *byte ^= key(number, at);
+            *byte ^= key(offset, at);
         }
-        last.copy_from_slice(&sum(number, bytes));
+        last.copy_from_slice(&sum(offset, bytes));
         Ok(())
     }
 }
@@ -189,7 +188,11 @@ fn wired(config: HostConfig, seed: u64) -> (Net, [HostId; 2], [TcpStream; 2]) {
 }
 
 impl Pair {
-    fn new(config: HostConfig, seed: u64, processors: [Disguise; 2]) -> Pair {
+    fn new<P: UnitProcessor + 'static>(config: HostConfig, seed: u64, processors: [P; 2]) -> Pair {
+        Pair::shared(config, seed, processors.map(|one| Arc::new(one) as _))
+    }
+
+    fn shared(config: HostConfig, seed: u64, processors: [Arc<dyn UnitProcessor>; 2]) -> Pair {
         let (mut net, hosts, streams) = wired(config, seed);
         let seen = Rc::new(Cell::new(0));
         let count = Rc::clone(&seen);
@@ -199,8 +202,8 @@ impl Pair {
         });
         let mut processors = processors.into_iter();
         let ends = streams.map(|stream| {
-            let processor = processors.next().map(|processor| Arc::new(processor) as _);
-            FramedStream::new(stream, processor.unwrap()).unwrap()
+            let processor = processors.next().unwrap();
+            FramedStream::new(stream, processor).unwrap()
         });
         Pair {
             net,
@@ -390,12 +393,15 @@ fn a_unit_that_cannot_be_made_is_not_sent_nor_any_behind_it() {
 /// The peer is no framed stream, and sends what it likes.
 #[test]
 fn what_is_no_unit_is_refused_and_a_stream_that_ends_within_one_is_truncated() {
-    let whole = |number, payload: &[u8]| {
+    let mut two = Vec::new();
+    let whole = |offset: usize, payload: &[u8]| {
         let mut unit = vec![0; Disguise::FOUND.sent_len(payload.len())];
-        Disguise::FOUND.send(number, payload, &mut unit).unwrap();
-        unit
+        let made = Disguise::FOUND.send(offset as u64, payload, &mut unit);
+        made.map(|()| unit).unwrap()
     };
-    let two = [whole(0, b"one"), whole(1, b""), whole(2, b"three")].concat();
+    for payload in [&b"one"[..], b"", b"three"] {
+        two.extend(whole(two.len(), payload));
+    }
     let long = [MAGIC, 0xff, 0xff];
     let too_long = Failure::Other("no unit is that long");
     let truncated = Err(FramedError::Truncated);
@@ -403,7 +409,7 @@ fn what_is_no_unit_is_refused_and_a_stream_that_ends_within_one_is_truncated() {
         for (behind, processor, expected) in [
             (&b""[..], Disguise::FOUND, Ok(())),
             (&b"\x5e"[..], Disguise::FOUND, truncated),
-            (&whole(3, b"four")[..10], Disguise::FOUND, truncated),
+            (&whole(two.len(), b"four")[..10], Disguise::FOUND, truncated),
             (&long, Disguise::FOUND, Err(FramedError::Failed(too_long))),
             (
                 &[0; 3],
@@ -513,16 +519,6 @@ fn streams_that_cannot_be_framed_are_refused() {
         let (_net, _, [stream, _]) = wired(config.clone(), 1);
         assert_eq!(new(stream, Lengths(1, unit, 0)), expected);
     }
-
-    let (left, right) = memory::pair(MemoryConfig::default());
-    let search = Arc::new(Search::new(["needle"]).unwrap());
-    let ours = Stack::builder("10.0.0.1/24").processor(search);
-    let ours = ours.start(left).unwrap();
-    let peer = Stack::builder("10.0.0.2/24").start(right).unwrap();
-    let listener = peer.listen(7, 4).unwrap();
-    let stream = ours.connect("10.0.0.2:7").unwrap();
-    assert_eq!(new(stream, Lengths(1, 1, 0)), invalid);
-    drop(listener);
 }
 
 /// Stops in the middle of one unit that it makes, until it is let go on.
@@ -533,7 +529,7 @@ struct Halts {
     changed: Condvar,
 }
 
-const HALTS_IN: u64 = 3;
+const HALTS_IN: u64 = 3 * 4096;
 
 impl UnitProcessor for Halts {
     fn max_payload(&self) -> usize {
@@ -549,9 +545,9 @@ impl UnitProcessor for Halts {
         Ok(unit.len())
     }
 
-    fn send(&self, number: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
+    fn send(&self, offset: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
         unit[..100].copy_from_slice(&payload[..100]);
-        if number == HALTS_IN {
+        if offset == HALTS_IN {
             let mut state = self.state.lock().unwrap();
             state[0] = true;
             self.changed.notify_all();
@@ -567,7 +563,7 @@ impl UnitProcessor for Halts {
 #[test]
 fn nothing_of_a_unit_that_is_half_made_is_sent_nor_of_any_behind_it() {
     let sent = text(12 * 4096, 8);
-    let whole = HALTS_IN as usize * 4096;
+    let whole = HALTS_IN as usize;
     for variant in VARIANTS {
         let (mut net, _, [ours, mut there]) = wired(host(variant), 3);
         let halts = Arc::new(Halts::default());
@@ -605,5 +601,112 @@ fn nothing_of_a_unit_that_is_half_made_is_sent_nor_of_any_behind_it() {
             drop(writing.join().unwrap());
         });
         read(&mut net, &mut there, sent.len());
+    }
+}
+
+/// Those that one worker drives at a time, and one with a lock.
+fn with_lock() -> impl Iterator<Item = Variant> {
+    VARIANTS.into_iter().chain([Variant::Locked(2)])
+}
+
+/// A wire that loses, repeats, reorders and spoils frames.
+fn bad_wire(variant: Variant) -> HostConfig {
+    let mut faults = Faults::default();
+    faults.loss_ppm = 20_000;
+    faults.duplicate_ppm = 10_000;
+    faults.reorder_ppm = 30_000;
+    faults.reorder_distance = 8;
+    faults.corrupt_ppm = 5_000;
+    let wire = LinkConfig::default().faults(faults);
+    host(variant).wires(wire.clone(), wire)
+}
+
+#[test]
+fn enciphered_bytes_go_both_ways_over_a_bad_wire_however_they_are_cut() {
+    let (one, other) = ([5; 32], [9; 32]);
+    for (seed, variant) in (0x5eed..).zip(with_lock()) {
+        let ctr = [(one, other), (other, one)]
+            .map(|(sent, received)| Arc::new(Aes256Ctr::new(&sent, &received)) as _);
+        let gcm = [(one, other), (other, one)]
+            .map(|(sent, received)| Arc::new(Aes256Gcm::new(&sent, &received)) as _);
+        for processors in [ctr, gcm] {
+            let mut pair = Pair::shared(bad_wire(variant), seed, processors);
+            let texts = [text(200_000, seed), text(150_000, seed ^ 1)];
+            let heard = pair.exchange([&texts[0], &texts[1]], 20_000, seed);
+            for (i, heard) in heard.iter().enumerate() {
+                assert_eq!(
+                    (heard.end, heard.written),
+                    (Some(Ok(())), Ok(())),
+                    "{variant}"
+                );
+                assert_eq!(heard.bytes.len(), texts[1 - i].len(), "{variant}");
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_is_read_of_records_of_another_key() {
+    for variant in with_lock() {
+        let [one, other] = [[5; 32], [6; 32]].map(|key| Aes256Gcm::new(&key, &key));
+        let mut pair = Pair::new(host(variant), 3, [one, other]);
+        let [here, there] = pair.exchange([&text(90_000, 4), &text(90_000, 5)], 1000, 3);
+        let forged = Some(Err(FramedError::Failed(Failure::Forged)));
+        assert_eq!((here.end, here.bytes.len()), (forged, 0), "{variant}");
+        assert!(matches!(there.end, Some(Err(_))), "{variant}");
+    }
+}
+
+/// What is searched.
+const LINE: &[u8] = b"haystack needle needle hay...\n";
+
+#[test]
+fn occurrences_within_units_are_counted_and_bytes_pass_as_they_arrive() {
+    let count = |bytes: &[u8]| {
+        let of = |needle: &[u8]| {
+            bytes
+                .windows(needle.len())
+                .filter(|at| *at == needle)
+                .count()
+        };
+        of(b"needle") + of(b"dle n")
+    };
+    let sent = LINE.repeat(1000);
+    for variant in with_lock() {
+        let (mut net, _, [ours, mut peer]) = wired(bad_wire(variant), 7);
+        let search = Arc::new(Search::new(["needle", "dle n"]).unwrap());
+        let mut ours = FramedStream::new(ours, Arc::clone(&search) as _).unwrap();
+        let (mut there, mut here, mut found) = ([0; 2], [Vec::new(), Vec::new()], 0);
+        let mut buffer = vec![0; 5000];
+        let waits = |done: Result<usize, FramedError>| match done {
+            Err(FramedError::Socket(SocketError::WouldBlock)) => 0,
+            done => done.unwrap(),
+        };
+        go_on(&mut net, || {
+            let (left, line) = (&sent[there[0]..], &sent[there[1]..]);
+            if !left.is_empty() {
+                there[0] += waits(peer.try_write(left).map_err(FramedError::from));
+            }
+            if !line.is_empty() {
+                // Each is a unit.
+                there[1] += waits(ours.try_write(&line[..LINE.len()]));
+            }
+            let (reader, _) = ours.halves();
+            while let Ok(unit) = reader.try_fill() {
+                found += count(unit);
+                here[0].extend_from_slice(unit);
+                let len = unit.len();
+                reader.consume(len);
+            }
+            let len = waits(peer.try_read(&mut buffer).map_err(FramedError::from));
+            here[1].extend_from_slice(&buffer[..len]);
+            let all = here.iter().all(|heard| heard.len() >= sent.len());
+            Ok::<bool, FramedError>(all)
+        })
+        .unwrap();
+        assert!(here.iter().all(|heard| *heard == sent), "{variant}");
+        assert_eq!(search.received(), found as u64, "{variant}");
+        assert!(found > 2000, "{variant}: {found}");
+        assert_eq!(search.sent(), 3 * 1000, "{variant}");
     }
 }

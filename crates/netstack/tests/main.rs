@@ -15,7 +15,6 @@ mod given_back;
 mod group_errors;
 mod groups;
 mod idle;
-mod inline;
 mod inner_limits;
 mod interfaces;
 mod ipv6;

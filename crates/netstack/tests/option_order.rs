@@ -7,9 +7,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use dominoes_netstack::framed::{FramedStream, UnitProcessor};
+use dominoes_netstack::framed::{Failure, FramedStream, UnitProcessor};
 use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
-use dominoes_netstack::processor::Failure;
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::tls::{TlsHandshake, TlsStream};
@@ -183,7 +182,7 @@ impl UnitProcessor for Units {
         2
     }
 
-    fn received_len(&self, header: &[u8]) -> Result<usize, Failure> {
+    fn received_len(&self, header: &[u8], _: usize) -> Result<usize, Failure> {
         Ok(2 + usize::from(u16::from_be_bytes([header[0], header[1]])))
     }
 

@@ -10,8 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 
 use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_netstack::framed::{FramedStream, UnitProcessor};
-use dominoes_netstack::processor::Failure;
+use dominoes_netstack::framed::{Failure, FramedStream, UnitProcessor};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::tls::{TlsHandshake, TlsStream};

@@ -6,20 +6,24 @@ use std::sync::Arc;
 use dominoes_drivers::Device;
 use dominoes_drivers::memory::peer::{PeerHandle, Role};
 use dominoes_netstack::config::Limits;
+use dominoes_netstack::framed::{FramedError, FramedReadHalf, FramedStream, FramedWriteHalf};
 use dominoes_netstack::stats::{PumpStats, StateStats};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::{Setup, Variant};
-use dominoes_netstack::{ReadHalf, SocketError, Sockets, TcpListener, WriteHalf};
+use dominoes_netstack::{ReadHalf, SocketError, Sockets, TcpListener, TcpStream, WriteHalf};
 
 use crate::drivers::Direction;
 use crate::drivers::worker::Application;
-use crate::inline;
+use crate::inline::Units;
 use crate::peer;
 use crate::workload::Workload;
 
 /// Bytes that must be free in the send ring before more is written, at most: half of the ring is
 /// enough.
 const WRITE: usize = 64 << 10;
+
+/// Pieces that the application reads before others have a turn.
+const BURST: usize = 16;
 
 /// Connections that have their turn at a time.
 const SERVED: usize = 8;
@@ -41,8 +45,7 @@ pub(crate) struct App {
 
 /// One of them.
 struct End {
-    reader: ReadHalf,
-    writer: WriteHalf,
+    halves: Halves,
     /// Which connection of the peer this is.
     index: usize,
     /// Which group of the stack has it.
@@ -59,7 +62,7 @@ struct End {
     whole: usize,
     /// What is written first: as much as the send ring holds, in whole records. Empty once it was.
     first: Vec<u8>,
-    ended: Option<SocketError>,
+    ended: Option<FramedError>,
 }
 
 impl App {
@@ -98,10 +101,9 @@ impl App {
                 Ok((stream, _)) => {
                     #[cfg(feature = "report")]
                     let group = stream.group();
-                    let (reader, writer) = stream.split();
+                    let halves = Halves::of(stream, workload)?;
                     ends.push(End {
-                        reader,
-                        writer,
+                        halves,
                         // The peer opens one after the other.
                         index: ends.len(),
                         #[cfg(feature = "report")]
@@ -274,10 +276,10 @@ impl End {
         done
     }
 
-    fn check_call(&mut self, done: Result<bool, SocketError>) -> bool {
+    fn check_call(&mut self, done: Result<bool, FramedError>) -> bool {
         match done {
             Ok(done) => done,
-            Err(SocketError::WouldBlock) => false,
+            Err(FramedError::Socket(SocketError::WouldBlock)) => false,
             Err(other) => {
                 self.ended = Some(other);
                 false
@@ -285,40 +287,87 @@ impl End {
         }
     }
 
-    fn receive(&mut self) -> Result<bool, SocketError> {
-        let mut some = false;
-        loop {
-            let bytes = match self.reader.try_fill() {
-                Err(SocketError::WouldBlock) => return Ok(some),
+    fn receive(&mut self) -> Result<bool, FramedError> {
+        for i in 0..BURST {
+            let filled = match &mut self.halves {
+                Halves::Plain(reader, _) => reader.try_fill().map_err(FramedError::from),
+                Halves::Units { reader, .. } => reader.try_fill(),
+            };
+            let bytes = match filled {
+                Err(FramedError::Socket(SocketError::WouldBlock)) => return Ok(i > 0),
                 other => other?,
             };
             let len = bytes.len();
             if len == 0 {
-                return Err(SocketError::Reset);
+                return Err(SocketError::Reset.into());
             }
             if let Some(payload) = &self.payload {
                 self.wrong += differences(self.read, bytes, payload);
             }
             self.read += len as u64;
-            self.reader.consume(len);
-            some = true;
+            match &mut self.halves {
+                Halves::Plain(reader, _) => reader.consume(len),
+                Halves::Units { reader, .. } => reader.consume(len),
+            }
         }
+        Ok(true)
     }
 
-    fn send(&mut self) -> Result<bool, SocketError> {
-        let room = self.writer.room()?;
+    fn send(&mut self) -> Result<bool, FramedError> {
+        let writer = match &mut self.halves {
+            Halves::Plain(_, writer) => writer,
+            Halves::Units {
+                writer, units, at, ..
+            } => {
+                let written = writer.try_write(&units[*at..])?;
+                *at = (*at + written) % (units.len() / 2);
+                return Ok(true);
+            }
+        };
+        let room = writer.room()?;
         let whole = room / self.whole * self.whole;
         if !self.first.is_empty() {
             let len = whole.min(self.first.len());
-            let taken = self.writer.try_write(&self.first[..len])?;
+            let taken = writer.try_write(&self.first[..len])?;
             self.first.drain(..taken);
             return Ok(taken > 0);
         }
         if room < self.write {
             return Ok(false);
         }
-        self.writer.write_again(whole)?;
+        writer.write_again(whole)?;
         Ok(true)
+    }
+}
+
+/// The halves of a connection.
+enum Halves {
+    Plain(ReadHalf, WriteHalf),
+    /// Its bytes are units.
+    Units {
+        reader: FramedReadHalf,
+        writer: FramedWriteHalf,
+        /// What units carry, twice as much as is written at least.
+        units: Vec<u8>,
+        /// Where in it the next write begins.
+        at: usize,
+    },
+}
+
+impl Halves {
+    fn of(stream: TcpStream, workload: &Workload) -> Result<Halves, String> {
+        let Some(units) = Units::of(workload)? else {
+            let (reader, writer) = stream.split();
+            return Ok(Halves::Plain(reader, writer));
+        };
+        let stream = FramedStream::new(stream, units.processor).map_err(|e| e.to_string())?;
+        let (reader, writer) = stream.split();
+        Ok(Halves::Units {
+            reader,
+            writer,
+            units: units.text.repeat(2 * WRITE.div_ceil(units.text.len())),
+            at: 0,
+        })
     }
 }
 
@@ -331,10 +380,10 @@ pub(super) struct Expected {
 
 impl Expected {
     pub(super) fn of(workload: &Workload) -> Expected {
-        // If there is no such processor, the stack has said so.
-        match inline::segments(workload).unwrap_or_default() {
-            Some((_, read)) => Expected {
-                payload: read,
+        // If there is no such processor, the peer has said so.
+        match Units::of(workload).unwrap_or_default() {
+            Some(units) => Expected {
+                payload: units.text,
                 marked: false,
             },
             None => Expected {
@@ -384,7 +433,6 @@ pub(crate) fn setup(direction: Direction, workload: &Workload) -> Result<Setup, 
     let secret = [workload.seed, !workload.seed];
     let mut setup = Setup::new([10, 0, 0, 1].into(), 24, secret);
     setup.limits = limits;
-    setup.processor = inline::processor(workload)?;
     Ok(setup)
 }
 

@@ -1,10 +1,10 @@
 //! The same copies and checksums with no protocol: what any variant could reach at best.
 //!
-//! Receiving: a driver takes the next chunk of frames from the device, verifies the checksums of
-//! eight of them and copies their payloads into its chunk of the ring, in one pass if nothing is
-//! done to them, and so on. Sending: a driver takes the next chunk of transmit slots, and for each
-//! copies headers and payload into it and computes the checksum; it prepares them for the device,
-//! and then the device takes them. Chunks are as long as those that primaries are chosen by.
+//! Receiving: a driver takes the next chunk of frames from the device, verifies their checksums
+//! while it copies their payloads into its chunk of the ring, processes the units there, and so on.
+//! Sending: a driver takes the next chunk of transmit slots, and for each copies headers and payload
+//! into it and computes the checksum; it prepares them for the device, and then the device takes
+//! them. Chunks are as long as those that primaries are chosen by.
 //! Nothing is ordered, numbered, acknowledged or waited for; the only things shared are the device
 //! and the chunk counter, held once a chunk.
 
@@ -13,19 +13,17 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use dominoes_drivers::memory::peer::headers::{self, Ends, HEADERS_LEN, flags};
 use dominoes_drivers::memory::peer::{PeerHandle, PeerRx, PeerTx, Role};
 use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxChecksum, TxFrame, TxMeta, TxPrepare};
-use dominoes_netstack::processor::Processor;
+use dominoes_netstack::framed::MAX_PAYLOAD;
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::kernel;
 
 use crate::drivers::{Direction, Driver, Row};
-use crate::inline;
+use crate::inline::Units;
 use crate::peer;
 use crate::workload::{self, Workload};
 
-/// Segments whose checksums are verified before they are copied, as in a run.
-const RUN: usize = 8;
-/// Frames of a chunk in receiving: sixteen runs.
-const RECEIVE_CHUNK: usize = 16 * RUN;
+/// Frames of a chunk in receiving.
+const RECEIVE_CHUNK: usize = 128;
 const _: () = assert!(RECEIVE_CHUNK.is_multiple_of(workload::RECORDS));
 /// Frames of a chunk in sending.
 const SEND_CHUNK: usize = 32;
@@ -61,7 +59,7 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
             pairs.map(|(receive, send)| -> Box<dyn Driver> { Box::new(Two { receive, send }) });
         return Ok(Row::new("limit", drivers.collect()));
     }
-    let processor = inline::processor(workload)?;
+    let units = Units::of(workload)?;
     let (device, peer) = peer::new(Role::Free, workload)?;
     let (rx, mut tx) = device.into_halves();
     let drivers = match direction {
@@ -75,7 +73,8 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
             on_each(cores, || ReceiveDriver {
                 shared: Arc::clone(&shared),
                 checksum: workload.checksum,
-                processor: processor.clone(),
+                units: units.clone(),
+                text: vec![0; MAX_PAYLOAD],
                 head: workload.head_bytes(),
                 segment: workload.segment_bytes,
                 frames: Vec::with_capacity(RECEIVE_CHUNK),
@@ -96,11 +95,12 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
                 header: header_of(&empty),
                 segment: workload.segment_bytes,
                 checksum: workload.checksum,
-                processor,
+                units,
                 peer,
             });
             on_each(cores, || SendDriver {
                 shared: Arc::clone(&shared),
+                made: vec![0; SEND_CHUNK * workload.segment_bytes],
                 bytes: 0,
             })
         }
@@ -146,7 +146,9 @@ struct Source {
 struct ReceiveDriver {
     shared: Arc<Receive>,
     checksum: bool,
-    processor: Option<Arc<dyn Processor>>,
+    units: Option<Units>,
+    /// What a unit carried.
+    text: Vec<u8>,
     /// Bytes of headers, and of payload.
     head: usize,
     segment: usize,
@@ -169,30 +171,22 @@ impl Driver for ReceiveDriver {
         drop(source);
         let mut place = lock(&self.shared.ring[chunk]);
         let mut at = 0;
-        let name = inline::name();
-        for run in self.frames.chunks(RUN) {
-            let in_one_pass = self.checksum && self.processor.is_none();
-            if self.checksum && !in_one_pass {
-                for frame in run {
-                    self.bad += u64::from(!kernel::verify(frame.bytes()));
-                }
+        for frame in &self.frames {
+            let payload = &frame.bytes()[self.head..][..self.segment];
+            let to = &mut place[at..at + payload.len()];
+            if self.checksum {
+                self.bad += u64::from(!kernel::verify_and_copy(frame.bytes(), to));
+            } else {
+                to.copy_from_slice(payload);
             }
-            for frame in run {
-                let payload = &frame.bytes()[self.head..][..self.segment];
-                let to = &mut place[at..at + payload.len()];
-                match &self.processor {
-                    None if in_one_pass => {
-                        self.bad += u64::from(!kernel::verify_and_copy(frame.bytes(), to));
-                    }
-                    None => to.copy_from_slice(payload),
-                    // Chunks are whole rounds of prebuilt frames, so each begins at a position like
-                    // 0.
-                    Some(processor) => {
-                        let done = processor.receive(&name, at as u64, payload, to);
-                        self.bad += u64::from(done.is_err());
-                    }
-                }
-                at += payload.len();
+            at += payload.len();
+        }
+        if let Some(units) = &self.units {
+            // Chunks are whole rounds of prebuilt frames, so each begins at a position like 0.
+            let chunk = place[..at].chunks_exact(units.len);
+            for (unit, offset) in chunk.zip((0..).step_by(units.len)) {
+                let done = units.processor.receive(offset, unit, &mut self.text);
+                self.bad += u64::from(done.is_err());
             }
         }
         self.bytes += at as u64;
@@ -238,7 +232,7 @@ struct Send {
     header: [u8; HEADERS_LEN],
     segment: usize,
     checksum: bool,
-    processor: Option<Arc<dyn Processor>>,
+    units: Option<Units>,
     peer: PeerHandle,
 }
 
@@ -249,6 +243,8 @@ struct Sink {
 
 struct SendDriver {
     shared: Arc<Send>,
+    /// Units of a chunk.
+    made: Vec<u8>,
     bytes: u64,
 }
 
@@ -271,22 +267,24 @@ impl Driver for SendDriver {
         let len = HEADERS_LEN + shared.segment;
         // Chunks follow each other in the send ring; one never wraps.
         let stride = SEND_CHUNK * shared.segment;
-        let name = inline::name();
         let from = chunk % (shared.ring.len() / stride).max(1) * stride;
+        if let Some(units) = &shared.units {
+            units.sent((chunk * stride) as u64, &mut self.made);
+        }
         for (i, slot) in slots.chunks_exact_mut(SLOT).enumerate() {
             let at = (from + i * shared.segment) % shared.ring.len();
             let end = (at + shared.segment).min(shared.ring.len());
-            let payload = &shared.ring[at..end];
+            let payload = match &shared.units {
+                None => &shared.ring[at..end],
+                Some(_) => &self.made[i * shared.segment..][..shared.segment],
+            };
             let frame = &mut slot[..HEADERS_LEN + payload.len()];
             frame[..HEADERS_LEN].copy_from_slice(&shared.header);
             frame[38..42].copy_from_slice(&(chunk as u32).to_be_bytes());
-            match &shared.processor {
-                Some(processor) => {
-                    let offset = (chunk * stride + i * shared.segment) as u64;
-                    kernel::fill_processed(frame, payload, &**processor, &name, offset);
-                }
-                None if shared.checksum => kernel::fill(frame, payload),
-                None => frame[HEADERS_LEN..].copy_from_slice(payload),
+            if shared.checksum {
+                kernel::fill(frame, payload);
+            } else {
+                frame[HEADERS_LEN..].copy_from_slice(payload);
             }
         }
         let mut meta = TxMeta::default();

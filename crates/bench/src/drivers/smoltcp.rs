@@ -12,12 +12,11 @@
 //! section 3.8.6.3 wants one for every second.
 
 use std::cell::Cell;
-use std::sync::Arc;
 
 use dominoes_drivers::memory::peer::headers::{self, Ends};
 use dominoes_drivers::memory::peer::{PeerDevice, PeerHandle, PeerRx, PeerTx};
 use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxChecksum, TxFrame, TxMeta};
-use dominoes_netstack::processor::Processor;
+use dominoes_netstack::framed::MAX_PAYLOAD;
 use dominoes_netstack::time::Instant;
 use smoltcp::iface::{
     Config, Interface, PollIngressSingleResult, PollResult, SocketHandle, SocketSet,
@@ -30,7 +29,7 @@ use crate::drivers::app::{self, Expected, differences};
 #[cfg(feature = "tls")]
 use crate::drivers::tls;
 use crate::drivers::{Direction, Driver, Row};
-use crate::inline;
+use crate::inline::Units;
 use crate::peer;
 use crate::workload::Workload;
 
@@ -191,69 +190,36 @@ struct End {
 /// The application's part where payload is enciphered: smoltcp has no place for that, so it is a
 /// pass of its own, between the socket's buffers and those of the application.
 struct Cipher {
-    processor: Arc<dyn Processor>,
-    /// Bytes of a record.
-    unit: usize,
-    /// What is sent, again and again.
-    plain: Vec<u8>,
-    /// Where records are deciphered to.
-    clear: Vec<u8>,
+    units: Units,
+    /// What a unit carried.
+    text: Vec<u8>,
 }
 
 impl Cipher {
-    /// Bytes that are deciphered before the next are looked at.
-    const PASS: usize = 64 << 10;
-
-    /// `None` if payload is only moved.
-    fn new(workload: &Workload, ring: usize) -> Result<Option<Cipher>, String> {
-        let processor = inline::processor(workload)?;
-        Ok(processor.map(|processor| Cipher {
-            processor,
-            unit: workload.whole(),
-            plain: workload.ring(ring),
-            clear: vec![0; Self::PASS.next_multiple_of(workload.whole())],
-        }))
-    }
-
-    /// Deciphers whole records of `bytes`, which stand at `offset`, and compares them with
-    /// `payload`. Returns how many bytes
-    /// that were, and how many were wrong.
+    /// Deciphers whole units of `bytes`, which stand at `offset`, and compares them with `payload`.
+    /// Returns how many bytes that were, and how many were wrong.
     fn receive(&mut self, offset: u64, bytes: &[u8], payload: Option<&Expected>) -> (usize, u64) {
-        let name = inline::name();
         let (mut at, mut wrong) = (0, 0);
-        for records in bytes.chunks(self.clear.len()) {
-            let whole = records.len() / self.unit * self.unit;
-            let begin = offset + at as u64;
-            let pairs = records
-                .chunks_exact(self.unit)
-                .zip(self.clear.chunks_exact_mut(self.unit));
-            for (i, (from, to)) in pairs.enumerate() {
-                let offset = begin + (i * self.unit) as u64;
-                if self.processor.receive(&name, offset, from, to).is_err() {
-                    wrong += self.unit as u64;
+        for unit in bytes.chunks_exact(self.units.len) {
+            let processor = &self.units.processor;
+            match processor.receive(offset + at as u64, unit, &mut self.text) {
+                Err(_) => wrong += unit.len() as u64,
+                Ok(len) => {
+                    let differ = |payload| differences(0, &self.text[..len], payload);
+                    wrong += payload.map_or(0, differ);
                 }
             }
-            if let Some(payload) = payload {
-                wrong += differences(begin, &self.clear[..whole], payload);
-            }
-            at += whole;
+            at += unit.len();
         }
         (at, wrong)
     }
 
-    /// Enciphers as many whole records as there is room for, the first of which stands at `offset`.
-    /// Returns how many bytes Returns how many bytes that were.
+    /// Enciphers as many whole units as there is room for, the first of which stands at `offset`.
+    /// Returns how many bytes that were.
     fn send(&self, offset: u64, room: &mut [u8]) -> usize {
-        let name = inline::name();
-        let mut at = 0;
-        for to in room.chunks_exact_mut(self.unit) {
-            let offset = offset + at as u64;
-            let from = offset as usize % self.plain.len();
-            let from = &self.plain[from..from + self.unit];
-            self.processor.send(&name, offset, from, to);
-            at += self.unit;
-        }
-        at
+        let whole = room.len() / self.units.len * self.units.len;
+        self.units.sent(offset, &mut room[..whole]);
+        whole
     }
 }
 
@@ -284,9 +250,10 @@ pub(crate) fn tls_row(
     Ok(Row::new(name, vec![Box::new(driver)]))
 }
 
-/// Bytes of each ring: whole segments.
+/// Bytes of each ring: whole segments, and whole units.
 fn ring(workload: &Workload) -> usize {
-    workload.ring_bytes as usize / workload.segment_bytes * workload.segment_bytes
+    let whole = workload.whole().max(workload.segment_bytes);
+    workload.ring_bytes as usize / whole * whole
 }
 
 fn driver(
@@ -368,7 +335,10 @@ fn driver(
         peer,
         workload: *workload,
         payload: None,
-        cipher: Cipher::new(workload, ring)?,
+        cipher: Units::of(workload)?.map(|units| Cipher {
+            units,
+            text: vec![0; MAX_PAYLOAD],
+        }),
         #[cfg(feature = "tls")]
         tls: None,
         failed: None,
@@ -521,7 +491,7 @@ impl SmoltcpDriver {
         let mut done = 0;
         for end in &mut self.ends {
             let socket = self.sockets.get_mut::<tcp::Socket<'_>>(end.handle);
-            while self.direction.receives() && socket.recv_queue() >= cipher.unit {
+            while self.direction.receives() && socket.recv_queue() >= cipher.units.len {
                 let (at, wrong) = (end.read, &mut end.wrong);
                 let payload = self.payload.as_ref();
                 let taken = socket.recv(|bytes| {
@@ -534,7 +504,7 @@ impl SmoltcpDriver {
                 done += 1;
             }
             while self.direction.sends()
-                && socket.send_capacity() - socket.send_queue() >= cipher.unit
+                && socket.send_capacity() - socket.send_queue() >= cipher.units.len
             {
                 let at = end.sent;
                 let sent = socket.send(|room| {

@@ -72,7 +72,7 @@ fn workloads(wanted: &Wanted) -> Vec<Asked> {
                 ..wanted.base
             };
             // Short segments have no room for a record of the cipher.
-            if crate::inline::processor(&workload).is_ok() {
+            if crate::inline::Units::of(&workload).is_ok() {
                 all.push((name, direction, workload));
             }
         }

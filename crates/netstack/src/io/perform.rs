@@ -18,7 +18,7 @@ use crate::stats::EffectStats;
 pub(crate) use datagrams::{build_datagram, queue, whole_datagram};
 pub(crate) use frames::{Template, build, build_bare};
 #[cfg(feature = "testkit")]
-pub(crate) use {datagrams::fill_datagram, frames::fill, frames::fill_processed};
+pub(crate) use {datagrams::fill_datagram, frames::fill};
 
 /// Does all that a request asked for, whose payload is `payload`.
 #[inline]
@@ -76,13 +76,13 @@ pub(crate) fn deliver(
     if !run.lies_at(place) {
         stream.set_first_sequence(run.seq - place as u32);
         let is_one_piece = run.frames.len() == 1 && deliver.run_offset == 0;
-        let whole = (is_one_piece && world.streams.inline.is_none()).then(|| {
+        let whole = is_one_piece.then(|| {
             let payload = run.frames.get(0)?.bytes().get(layout.1..)?;
             payload.get(..deliver.len as usize)
         });
         if let Some(Some(payload)) = whole {
             stream.store(deliver, 0, payload);
-        } else if copy_pieces(world, &stream, deliver, layout, run).is_none() {
+        } else if copy_pieces(&stream, deliver, layout, run).is_none() {
             stats.diverged += 1;
             return;
         }
@@ -98,11 +98,9 @@ pub(crate) fn deliver(
     }
 }
 
-/// Copies it out of several frames, or by way of the inline processor. `None` if they are not as
-/// the run says.
+/// Copies it out of several frames. `None` if they are not as the run says.
 #[inline(never)]
 fn copy_pieces(
-    world: &World,
     stream: &StreamRef<'_>,
     deliver: &Deliver,
     (seg_len, payload_offset): (u32, usize),
@@ -127,13 +125,7 @@ fn copy_pieces(
             left
         };
         let bytes = payload.get(..here)?;
-        match &world.streams.inline {
-            None => stream.store(deliver, done, bytes),
-            Some(inline) => {
-                let place = (frame, within as u32);
-                inline.receive(world, stream, deliver, done, bytes, place);
-            }
-        }
+        stream.store(deliver, done, bytes);
         done += here as u32;
     }
     Some(())

@@ -8,7 +8,6 @@ use dominoes_drivers::Device;
 use crate::config::{Limits, setters};
 use crate::error::ConfigError;
 use crate::io::claim::Claimer;
-use crate::io::processor::{Inline, Processor};
 use crate::io::record::Recorder;
 use crate::io::rx::RxPump;
 use crate::io::tx::TxPump;
@@ -62,8 +61,6 @@ pub struct Setup {
     pub announce: bool,
     /// Where the log is recorded, if it is.
     pub recorder: Option<Recorder>,
-    /// What primaries do to every byte of every stream, besides copying it. Default: nothing.
-    pub processor: Option<Arc<dyn Processor>>,
     /// A random number of this start of the stack.
     pub(crate) salt: u64,
     /// Which of several groups over one device it is for.
@@ -88,7 +85,6 @@ impl Setup {
             secret,
             announce: false,
             recorder: None,
-            processor: None,
             salt: 0,
             group: GroupIndex::ONLY,
             place: 0,
@@ -103,7 +99,6 @@ impl Setup {
         ipv6: Ipv6Config as Some;
         routes: Vec<Route>;
         recorder: Recorder as Some;
-        processor: Arc<dyn Processor> as Some;
         reassembly: ReassemblyLimits;
         announce: bool;
     }
@@ -333,17 +328,6 @@ impl Setup {
                 allowed: "at least 1280 with IPv6",
             });
         }
-        let inline = self.processor.map(Inline::new);
-        if let Some(inline) = &inline {
-            let most = u64::from(limits.receive_buffer.min(limits.send_buffer) / 4);
-            if !(1..=most).contains(&inline.unit) {
-                return Err(ConfigError::OutOfRange {
-                    field: "unit of the inline processor",
-                    value: inline.unit,
-                    allowed: "1 to a quarter of `receive_buffer` and of `send_buffer`",
-                });
-            }
-        }
         let slot_len = MAX_HEADERS + usize::from(limits.mss()).max(limits.frame_payload as usize);
         let slot_len = slot_len.max(ETHERNET_HEADER + usize::from(frame_bounds.packet_len));
         let mac = device.mac();
@@ -353,11 +337,8 @@ impl Setup {
         let slots = limits.tx_slots as usize;
         let preparer = (workers > 1).then(|| tx.preparer(slots)).flatten();
         // What a segment of the MTU needs, or a longer frame's headers: a device that cuts frames
-        // takes their payload from elsewhere, but for a processor's.
-        let touched = match inline {
-            Some(_) => slot_len,
-            None => MAX_HEADERS + usize::from(limits.mss()),
-        };
+        // takes their payload from elsewhere.
+        let touched = MAX_HEADERS + usize::from(limits.mss());
         let (ring, transmitter) = TxRing::new(slots, (slot_len, touched), preparer);
         let mut site = Site::new(Site::NO_V4, 32, None, &self.routes);
         for (address, prefix) in addresses {
@@ -376,7 +357,6 @@ impl Setup {
         {
             world.workers = workers;
         }
-        world.streams.inline = inline;
         world.frame_bounds = frame_bounds;
         world.keys = Keys::new(self.secret);
         world.salt = self.salt;

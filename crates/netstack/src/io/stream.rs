@@ -48,8 +48,7 @@
 //!
 //! *Send ring.* The application writes above what it wrote and below `released + length`; primaries
 //! read between. `Effect::Release` moves `released` only when every frame that was numbered before
-//! is sent, so frames may be sent from the ring without a copy. If an inline processor needs whole
-//! units, `released` stops at the beginning of a unit.
+//! is sent, so frames may be sent from the ring without a copy.
 //!
 //! *Written ahead.* A stream of units (TLS, or a program's own) has one writer, which names ranges
 //! above `written` to units, within the room that an ordinary write would have. Each range is
@@ -171,16 +170,11 @@ struct StackSide {
     limit: AtomicU32,
     /// How many bytes had been received when the connection was closed.
     ended_at: AtomicU64,
-    /// Where the first unit begins that could not be processed.
-    failed_at: AtomicU64,
     /// The end of the last bytes that were stored behind a gap.
     gap_end: AtomicU64,
     /// Stamps of deliveries before this one may be gone with the memory of their slots; all that
     /// they delivered was read. The pump stores it.
     unstamped: AtomicU64,
-    /// The receive stream's [`StreamId`](crate::io::processor::StreamId), set once a unit came in
-    /// pieces: source and number, ports.
-    origin: [AtomicU64; 5],
     /// Sequence number of the receive stream's first byte, and [`IS_KNOWN`] once it is.
     first: AtomicU64,
     /// Status bits.
@@ -240,10 +234,8 @@ impl Stream {
                 advertised: AtomicU64::new(0),
                 limit: AtomicU32::new(0),
                 ended_at: AtomicU64::new(0),
-                failed_at: AtomicU64::new(UNKNOWN),
                 gap_end: AtomicU64::new(0),
                 unstamped: AtomicU64::new(0),
-                origin: Default::default(),
                 first: AtomicU64::new(0),
                 status: AtomicU32::new(0),
             }),

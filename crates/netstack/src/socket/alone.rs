@@ -58,9 +58,6 @@ impl Alone {
         // One step checks and takes: if several threads come here with a clone each, the last one
         // gets the connection, and sees all that the others did to it.
         let mut half = Arc::into_inner(half).ok_or(Unfit::NotAlone)?;
-        if half.world.streams.inline.is_some() {
-            return Err(SocketError::Invalid.into());
-        }
         let ring = half.world.limits.send_buffer;
         let send = match half.stream()?.send_limit() {
             0 => ring,

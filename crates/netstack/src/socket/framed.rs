@@ -1,8 +1,8 @@
 //! Units of a program's own: pieces of a stream that all workers of the stack process (feature
 //! `framed`).
 //!
-//! A [`UnitProcessor`] says where a unit ends, by its first bytes or because all are equally long,
-//! and what is done to one. What is written is cut into units, each of which any worker makes in
+//! A [`UnitProcessor`] says where a unit ends, by its first bytes, because all are equally long, or
+//! because no more has arrived, and what is done to one. What is written is cut into units, each of which any worker makes in
 //! the send ring; what arrives is processed by any worker, unit by unit. So one stream uses several
 //! cores. The order stays that of the stream: only the prefix of whole units that are made is sent,
 //! only the processed prefix is read. TLS stands on the same stage, with records as units.
@@ -12,8 +12,7 @@
 //! ```
 //! use dominoes_drivers::memory::{self, MemoryConfig};
 //! use dominoes_netstack::Stack;
-//! use dominoes_netstack::framed::{FramedStream, UnitProcessor};
-//! use dominoes_netstack::processor::Failure;
+//! use dominoes_netstack::framed::{Failure, FramedStream, UnitProcessor};
 //! use std::io::{BufRead, Read, Write};
 //! use std::sync::Arc;
 //!
@@ -38,18 +37,18 @@
 //!         2
 //!     }
 //!
-//!     fn received_len(&self, header: &[u8]) -> Result<usize, Failure> {
+//!     fn received_len(&self, header: &[u8], _: usize) -> Result<usize, Failure> {
 //!         let len = header.try_into().map(u16::from_be_bytes);
 //!         Ok(2 + usize::from(len.unwrap_or(0)) + 4)
 //!     }
 //!
-//!     fn receive(&self, number: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure> {
+//!     fn receive(&self, offset: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure> {
 //!         let (message, found) = unit[2..].split_last_chunk().ok_or(Failure::Forged)?;
 //!         if sum(message) != *found {
 //!             return Err(Failure::Forged);
 //!         }
 //!         for (to, from) in payload.iter_mut().zip(message) {
-//!             *to = from ^ number as u8;
+//!             *to = from ^ offset as u8;
 //!         }
 //!         Ok(message.len())
 //!     }
@@ -58,12 +57,12 @@
 //!         2 + payload_len + 4
 //!     }
 //!
-//!     fn send(&self, number: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
+//!     fn send(&self, offset: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
 //!         let (header, rest) = unit.split_at_mut(2);
 //!         header.copy_from_slice(&(payload.len() as u16).to_be_bytes());
 //!         let (message, behind) = rest.split_at_mut(payload.len());
 //!         for (to, from) in message.iter_mut().zip(payload) {
-//!             *to = from ^ number as u8;
+//!             *to = from ^ offset as u8;
 //!         }
 //!         behind.copy_from_slice(&sum(message));
 //!         Ok(())
@@ -102,6 +101,11 @@
 //! - What units carry is in the stack's memory only between application and ring, and zeroed before
 //!   another connection has that memory.
 
+#[cfg(feature = "ciphers")]
+mod cipher;
+#[cfg(feature = "search")]
+mod search;
+
 use core::cell::Cell;
 use core::fmt;
 use std::io;
@@ -115,9 +119,13 @@ use super::poller::{Interest, Registered, Sealed, Watched};
 use super::stage::{Codec, MAX_HEADER, Reader, Sender, Shared, Stage, stream_of_units};
 use super::wait::WaitUntil;
 use crate::error::SocketError;
-use crate::io::processor::Failure;
 use crate::io::stream::StreamRef;
 use crate::log::request::ConnId;
+
+#[cfg(feature = "ciphers")]
+pub use cipher::{Aes256Ctr, Aes256Gcm};
+#[cfg(feature = "search")]
+pub use search::{Needles, Search};
 
 /// The most bytes that a unit carries: 16 KiB.
 pub const MAX_PAYLOAD: usize = 16 << 10;
@@ -148,21 +156,23 @@ pub trait UnitProcessor: fmt::Debug + Send + Sync {
     }
 
     /// How many bytes the received unit has that begins with `header`, which are included. At least
-    /// one.
+    /// one. `arrived` bytes have arrived, 1 to [`UnitProcessor::max_unit`], more may follow: who
+    /// returns `arrived` takes bytes as they arrive.
     ///
     /// # Errors
     /// When no unit begins so.
-    fn received_len(&self, header: &[u8]) -> Result<usize, Failure> {
-        let _ = header;
+    fn received_len(&self, header: &[u8], arrived: usize) -> Result<usize, Failure> {
+        let _ = (header, arrived);
         Ok(self.max_unit())
     }
 
-    /// Writes what received unit `number` carries, counted from 0, to the beginning of `payload`,
-    /// which has [`MAX_PAYLOAD`] bytes, all 0. Returns how many bytes that are.
+    /// Writes what the received unit carries to the beginning of `payload`, which has
+    /// [`MAX_PAYLOAD`] bytes, all 0. Returns how many bytes that are. `offset`: how many bytes all
+    /// units before it have, the first begins at 0.
     ///
     /// # Errors
     /// When this cannot be what the peer sent. `payload` is never read then.
-    fn receive(&self, number: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure>;
+    fn receive(&self, offset: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure>;
 
     /// How many bytes the unit has that carries so many, at least 1, at most
     /// [`UnitProcessor::max_unit`].
@@ -171,13 +181,52 @@ pub trait UnitProcessor: fmt::Debug + Send + Sync {
         self.max_unit()
     }
 
-    /// Makes unit `number`, counted from 0, which carries `payload`. `unit` is as long as
-    /// [`UnitProcessor::sent_len`] said, and all 0.
+    /// Makes the unit at `offset`, counted as in [`UnitProcessor::receive`], which carries `payload`.
+    /// `unit` is as long as [`UnitProcessor::sent_len`] said, and all 0.
     ///
     /// # Errors
     /// When it cannot be sent. `unit` is never sent then.
-    fn send(&self, number: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure>;
+    fn send(&self, offset: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure>;
+
+    /// Whether every call that does not fail writes all that is read or sent of it, so that the
+    /// stack need not zero it before. Only this crate can name the argument, so only its own
+    /// processors say so.
+    #[doc(hidden)]
+    fn writes_all(&self, _: sealed::Ours) -> bool {
+        false
+    }
 }
+
+mod sealed {
+    /// Says that a processor belongs to this crate.
+    #[derive(Debug)]
+    pub struct Ours;
+}
+use sealed::Ours;
+
+/// Why a unit cannot be processed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Failure {
+    /// It is not authentic.
+    Forged,
+    /// The stream is longer than the processor can tell positions apart.
+    TooLong,
+    /// A reason of a processor of your own.
+    Other(&'static str),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Failure::Forged => "the unit is not authentic",
+            Failure::TooLong => "the stream is too long for its nonces",
+            Failure::Other(reason) => reason,
+        })
+    }
+}
+
+impl std::error::Error for Failure {}
 
 /// Why a call on a [`FramedStream`] failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -299,8 +348,7 @@ impl FramedStream {
     ///
     /// # Errors
     /// [`FramedError::NotAlone`], [`FramedError::BufferTooShort`]; [`SocketError::Invalid`] if a
-    /// length of the processor is out of its range, or the stack has an inline
-    /// [`Processor`](crate::processor::Processor).
+    /// length of the processor is out of its range.
     pub fn new(
         stream: TcpStream,
         processor: Arc<dyn UnitProcessor>,
@@ -309,6 +357,7 @@ impl FramedStream {
             max_payload: processor.max_payload(),
             max_unit: processor.max_unit(),
             header_len: processor.header_len(),
+            writes_all: processor.writes_all(Ours),
             processor: Arc::clone(&processor),
         });
         if !units.is_valid() {
@@ -336,6 +385,8 @@ struct Units {
     max_payload: usize,
     max_unit: usize,
     header_len: usize,
+    /// [`UnitProcessor::writes_all`].
+    writes_all: bool,
 }
 
 impl Units {
@@ -399,19 +450,27 @@ impl Codec for Units {
         self.header_len
     }
 
-    fn unit_len(&self, header: &[u8]) -> Result<usize, Failure> {
-        let len = call(|| self.processor.received_len(header))?;
+    fn unit_len(&self, header: &[u8], arrived: usize) -> Result<usize, Failure> {
+        let arrived = arrived.min(self.max_unit);
+        let len = call(|| self.processor.received_len(header, arrived))?;
         match (self.header_len.max(1)..=self.max_unit).contains(&len) {
             true => Ok(len),
             false => Err(Failure::Other("no unit is that long")),
         }
     }
 
-    fn open(&self, number: u64, unit: &[u8], text: &mut [u8]) -> Result<(u8, usize), Failure> {
+    /// Units are counted by their bytes.
+    fn next_number(offset: u64, unit_len: usize) -> u64 {
+        offset + unit_len as u64
+    }
+
+    fn open(&self, offset: u64, unit: &[u8], text: &mut [u8]) -> Result<(u8, usize), Failure> {
         let text = &mut text[..MAX_PAYLOAD];
-        // What an earlier unit carried is not read again.
-        text.fill(0);
-        let len = call(|| self.processor.receive(number, unit, text))?;
+        if !self.writes_all {
+            // What an earlier unit carried is not read again.
+            text.fill(0);
+        }
+        let len = call(|| self.processor.receive(offset, unit, text))?;
         match len <= MAX_PAYLOAD {
             true => Ok((Self::TEXT, len)),
             false => Err(Failure::Other(
@@ -434,10 +493,12 @@ impl Codec for Units {
         self.max_unit
     }
 
-    fn seal(&self, number: u64, _: u8, text: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
-        // What other connections wrote there does not leave.
-        unit.fill(0);
-        call(|| self.processor.send(number, text, unit))
+    fn seal(&self, offset: u64, _: u8, text: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
+        if !self.writes_all {
+            // What other connections wrote there does not leave.
+            unit.fill(0);
+        }
+        call(|| self.processor.send(offset, text, unit))
     }
 
     fn refused(failure: Failure) -> FramedError {
@@ -490,9 +551,9 @@ mod tests {
             Ok(UNIT)
         }
 
-        fn send(&self, number: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
+        fn send(&self, offset: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
             unit.copy_from_slice(payload);
-            if number == 1 {
+            if offset == UNIT as u64 {
                 return Err(Failure::Forged);
             }
             Ok(())

@@ -8,7 +8,7 @@ use super::half::Half;
 use super::poller::Watched;
 use super::shared::{Taken, UserId};
 use crate::error::SocketError;
-use crate::io::stream::{DeliveryCursor, EndReason};
+use crate::io::stream::DeliveryCursor;
 
 /// The half of a connection that reads.
 ///
@@ -279,11 +279,7 @@ fn fill_all<'s>(
     let status = stream.status();
     let end = stream.peer_end();
     stream.follow(seen);
-    let world = &*half.world;
-    match &world.streams.inline {
-        None => seen.end = seen.arrived,
-        Some(inline) => inline.open(world, &stream, seen),
-    }
+    seen.end = seen.arrived;
     let (a, b) = stream.received(seen);
     if !a.is_empty() || !b.is_empty() {
         return Ok((a, b));
@@ -291,28 +287,12 @@ fn fill_all<'s>(
     if end == Some(seen.end) {
         return Ok((&[], &[]));
     }
-    if let Some(inline) = &world.streams.inline {
-        if end == Some(seen.arrived) {
-            inline.truncated(world, &stream, seen.end);
-        }
-        if stream.failed_at() <= seen.end {
-            return Err(SocketError::Processing);
-        }
-    }
     if half.world.is_down() {
         return Err(SocketError::Down);
     }
     match status.end_reason() {
         // News of the end may overtake bytes that came before it.
-        Some(ending) if stream.ended_at() <= seen.end => {
-            // A unit that came early may fail before what it waits for is there.
-            let failed = ending == EndReason::Aborted && stream.has_failed();
-            Err(if failed {
-                SocketError::Processing
-            } else {
-                ending.into()
-            })
-        }
+        Some(ending) if stream.ended_at() <= seen.end => Err(ending.into()),
         _ => Err(SocketError::WouldBlock),
     }
 }

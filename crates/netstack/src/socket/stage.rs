@@ -62,8 +62,14 @@ pub(super) trait Codec: Sized + Send + Sync + 'static {
     /// How many bytes of a unit's beginning say how long it is; at most [`MAX_HEADER`].
     fn header_len(&self) -> usize;
 
-    /// How long the received unit is that begins with `header`, which is included.
-    fn unit_len(&self, header: &[u8]) -> Result<usize, Self::Fault>;
+    /// How long the received unit is that begins with `header`, which is included. So many bytes
+    /// have `arrived`, at least one; the unit may be longer.
+    fn unit_len(&self, header: &[u8], arrived: usize) -> Result<usize, Self::Fault>;
+
+    /// The number of the unit behind one that has `number` and is `unit_len` bytes long.
+    fn next_number(number: u64, _unit_len: usize) -> u64 {
+        number + 1
+    }
 
     /// Writes the text of received unit `number` to `text`. Returns its content type and length.
     fn open(&self, number: u64, unit: &[u8], text: &mut [u8]) -> Result<(u8, usize), Self::Fault>;

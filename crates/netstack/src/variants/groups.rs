@@ -109,7 +109,6 @@ pub(super) fn divide_interface(
             own.ipv6 = setup.ipv6.clone();
             own.salt = setup.salt;
             own.announce = setup.announce;
-            own.processor = setup.processor.clone();
             own.group = GroupIndex { index, count };
             own.place = first + index;
             own.shared = Arc::clone(shared);

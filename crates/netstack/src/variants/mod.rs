@@ -342,7 +342,6 @@ impl Handle for () {}
 pub mod kernel {
     use dominoes_drivers::Frame;
 
-    use crate::io::processor::{Processor, StreamId};
     use crate::io::{perform, prefetch, prepare};
 
     /// Asks the processor to fetch `bytes` into its nearest cache; waits for nothing.
@@ -396,22 +395,5 @@ pub mod kernel {
     #[inline]
     pub fn fill_datagram(frame: &mut [u8], payload: &[u8]) {
         perform::fill_datagram(frame, payload);
-    }
-
-    /// As [`fill`], but stores what an inline processor makes of `payload`, which begins at
-    /// `offset` of `stream`. On receive no such call is needed: [`Processor::receive`] reads the
-    /// frame and writes the ring.
-    ///
-    /// # Panics
-    /// If the frame is not as long as headers and payload together.
-    #[inline]
-    pub fn fill_processed(
-        frame: &mut [u8],
-        payload: &[u8],
-        processor: &dyn Processor,
-        stream: &StreamId,
-        offset: u64,
-    ) {
-        perform::fill_processed(frame, payload, processor, stream, offset);
     }
 }

@@ -54,7 +54,7 @@ impl Single {
     /// If a setting is out of its range.
     pub fn new(setup: Setup, device: Box<dyn Device>) -> Result<Single, ConfigError> {
         let mut base = setup.build(device, DELIVERY_SLOTS, 1)?;
-        base.rx.stores_ahead = base.world.streams.inline.is_none();
+        base.rx.stores_ahead = true;
         Ok(Single {
             replica: ReplicaState::new(base.world.limits),
             world: base.world,

@@ -3,8 +3,7 @@
 
 use std::sync::Arc;
 
-use dominoes_netstack::framed::{FramedStream, UnitProcessor};
-use dominoes_netstack::processor::Failure;
+use dominoes_netstack::framed::{Failure, FramedStream, UnitProcessor};
 use dominoes_netstack::tls::{TlsHandshake, TlsStream};
 
 use super::by_hand::{Pair, VARIANTS, connected, drain, fill};

@@ -4,9 +4,6 @@ use core::ops::Range;
 
 use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxMeta};
 
-use crate::io::processor;
-#[cfg(feature = "testkit")]
-use crate::io::processor::{Processor, StreamId};
 use crate::io::stream::StreamRef;
 use crate::io::tx::TxClaim;
 use crate::io::world::World;
@@ -354,7 +351,6 @@ fn build_range<const N: usize>(
         stats.diverged += u64::from(count);
         return;
     };
-    let is_copied = !world.tx_checksum && world.streams.inline.is_none();
     let (mut at, end) = (from, from + count);
     while at < end {
         let first = t.first_frame + u64::from(at);
@@ -362,13 +358,13 @@ fn build_range<const N: usize>(
         let claimed = claim_some(world, first, chunk, stats);
         if let Some((mut claim, count)) = claimed {
             let range = at..at + count;
-            if is_copied {
-                build_copies(world, &stream, t, range, template, &mut claim, &mut before);
-            } else {
+            if world.tx_checksum {
                 for i in range {
                     before();
                     build_with_payload(world, &stream, t, i, template, &mut claim);
                 }
+            } else {
+                build_copies(world, &stream, t, range, template, &mut claim, &mut before);
             }
             claim.publish();
             stats.frames += u64::from(count);
@@ -453,8 +449,8 @@ fn build_copies<const N: usize>(
     }
 }
 
-/// Builds frame `i`, which carries something and is claimed. Its payload is left where it lies for
-/// the device to take, or processed, or copied for a device that computes checksums.
+/// Builds frame `i`, which carries something and is claimed, for a device that computes checksums,
+/// which takes the payload from where it lies, or from the frame where the ring begins anew.
 #[inline(always)]
 fn build_with_payload<const N: usize>(
     world: &World,
@@ -466,13 +462,7 @@ fn build_with_payload<const N: usize>(
 ) {
     let (offset, len) = t.payload_of(i);
     let frame = t.first_frame + u64::from(i);
-    let inline = world.streams.inline.as_ref();
-    // Nothing needs the text itself, so it can be sent from where it lies.
-    let carried = if world.tx_checksum && inline.is_none() {
-        stream.borrow_payload(offset, len as usize)
-    } else {
-        None
-    };
+    let carried = stream.borrow_payload(offset, len as usize);
     // Whoever builds this frame most likely builds the next one, which is as long.
     let copied = if carried.is_some() { 0 } else { len as usize };
     world.tx.fetch(frame + 1, wire::MAX_HEADERS + copied);
@@ -485,50 +475,27 @@ fn build_with_payload<const N: usize>(
     let seq = t.seq + i * t.frame_len;
     let head = template.emit(world, t, seq, flags, len, buffer);
     let total = head.len + len as usize;
-    let payload = &mut buffer[head.len..total];
-    let mut meta = TxMeta::default();
-    let checksum = if world.tx_checksum {
-        if carried.is_none() {
-            copy_payload(world, t, stream, offset, payload);
-        }
-        meta = unfinished::<N>();
-        meta.gso = (len > u32::from(t.mss)).then_some(Gso {
-            kind: if N == PLAIN_V6 {
-                GsoKind::Tcp6
-            } else {
-                GsoKind::Tcp4
-            },
-            size: t.mss,
-            header_len: head.len as u16,
-        });
-        head.pseudo
-    } else {
-        copy_payload(world, t, stream, offset, payload);
-        // What a processor wrote is in the nearest cache now.
-        head.sum.with(payload).finish()
-    };
-    set_checksum::<N>(buffer, checksum);
+    if carried.is_none() {
+        let (a, b) = stream.sending(offset, len as usize);
+        let (front, back) = buffer[head.len..total].split_at_mut(a.len());
+        front.copy_from_slice(a);
+        back.copy_from_slice(b);
+    }
+    let mut meta = unfinished::<N>();
+    meta.gso = (len > u32::from(t.mss)).then_some(Gso {
+        kind: if N == PLAIN_V6 {
+            GsoKind::Tcp6
+        } else {
+            GsoKind::Tcp4
+        },
+        size: t.mss,
+        header_len: head.len as u16,
+    });
+    set_checksum::<N>(buffer, head.pseudo);
     match carried {
         Some(carried) => claim.built_with_payload(head.len, carried, meta),
         None => claim.built(head.len, total, meta),
     }
-}
-
-/// Copies what a frame carries into it, by way of the inline processor if there is one.
-fn copy_payload(
-    world: &World,
-    t: &Transmit,
-    stream: &StreamRef<'_>,
-    offset: u64,
-    payload: &mut [u8],
-) {
-    if let Some(inline) = &world.streams.inline {
-        return inline.send(stream, &processor::sent(t), offset, payload);
-    }
-    let (a, b) = stream.sending(offset, payload.len());
-    let (front, back) = payload.split_at_mut(a.len());
-    front.copy_from_slice(a);
-    back.copy_from_slice(b);
 }
 
 /// What the option says.
@@ -585,21 +552,4 @@ fn sum_of_headers(head: &[u8; ETHERNET_HEADER + 40], payload_len: usize) -> Sum 
     Sum::default()
         .pseudo_header(src, dst, TCP, 20 + payload_len)
         .add_head::<20>(tcp)
-}
-
-/// As [`fill`], with what `processor` makes of `payload`, which stands at `offset` of `stream`.
-#[cfg(feature = "testkit")]
-pub(crate) fn fill_processed(
-    frame: &mut [u8],
-    payload: &[u8],
-    processor: &dyn Processor,
-    stream: &StreamId,
-    offset: u64,
-) {
-    let Some((head, rest)) = frame.split_first_chunk_mut() else {
-        return;
-    };
-    processor.send(stream, offset, payload, rest);
-    let sum = sum_of_headers(head, payload.len()).with(rest);
-    wire::set_tcp_checksum::<AT>(frame, sum.finish());
 }

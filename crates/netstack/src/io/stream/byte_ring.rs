@@ -388,37 +388,6 @@ impl ByteRing {
         }
     }
 
-    /// Lets `fill` write the bytes at `offset`, in up to two parts; its first argument is the
-    /// number of bytes before the part.
-    ///
-    /// # Safety
-    /// Nobody else reads or writes these bytes meanwhile, and they are no more than the ring has.
-    #[inline]
-    pub(super) unsafe fn write_by(
-        &self,
-        offset: u64,
-        len: usize,
-        mut fill: impl FnMut(usize, &mut [u8]),
-    ) {
-        assert!(len <= self.bytes().len());
-        let mut done = 0;
-        for (at, len) in self.spans(offset, len) {
-            if len == 0 {
-                continue;
-            }
-            self.shadow.write(at, len);
-            // SAFETY: `at + len` is within the ring, and the caller has exclusive access to the
-            // range, so the slice is the only reference to its bytes while it lives. The cells were
-            // initialised in `Block::new`.
-            let part = unsafe {
-                let first = UnsafeCell::raw_get(self.bytes().as_ptr().add(at));
-                core::slice::from_raw_parts_mut(first, len)
-            };
-            fill(done, part);
-            done += len;
-        }
-    }
-
     /// Lets `fill` write the bytes at `offset`, which do not wrap.
     ///
     /// # Safety

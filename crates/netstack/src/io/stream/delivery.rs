@@ -7,12 +7,8 @@ use core::num::NonZeroU64;
 use core::sync::atomic::Ordering;
 
 use super::byte_ring::{ByteRing, Parts, Words};
-use super::table::Streams;
-use super::{IS_KNOWN, StreamRef, UNKNOWN};
-use crate::io::processor::{Failure, StreamId};
-use crate::io::sync::AtomicU64;
+use super::{IS_KNOWN, StreamRef};
 use crate::log::effect::Deliver;
-use crate::log::request::{Address, Endpoint};
 use crate::seqnum::SeqNum;
 
 /// Bits of a delivery stamp that hold the stream's end, modulo 2^35; the other bits distinguish
@@ -24,8 +20,6 @@ pub(super) struct Incoming {
     ring: ByteRing,
     /// The delivery slots.
     pub(super) delivered: Words,
-    /// One bit per unit in the receive ring: whether the unit came in pieces. Empty without units.
-    pub(super) split: Box<[AtomicU64]>,
 }
 
 impl Incoming {
@@ -42,7 +36,7 @@ impl Incoming {
         stamps.fold(read, |end, found| end.max(end_of(found, read)))
     }
 
-    /// Clears the slots and the bits of units for the next connection. Returns the end of what was
+    /// Clears the slots for the next connection. Returns the end of what was
     /// delivered; at least `read`.
     pub(super) fn clear(&self, read: u64) -> u64 {
         let mut end = read;
@@ -53,11 +47,6 @@ impl Incoming {
             if found != 0 {
                 end = end_of(found, end);
                 slot.store(0, Ordering::Relaxed);
-            }
-        }
-        for word in &self.split {
-            if word.load(Ordering::Relaxed) != 0 {
-                word.store(0, Ordering::Relaxed);
             }
         }
         end
@@ -87,22 +76,6 @@ impl Incoming {
     }
 }
 
-impl Streams {
-    /// Words of split bits that a ring needs.
-    fn split_words(&self) -> usize {
-        match &self.inline {
-            Some(inline) if inline.unit > 1 => self.split_bits(inline.unit).div_ceil(64) as usize,
-            _ => 0,
-        }
-    }
-
-    /// Units that may have a bit at a time: those that the ring holds, in whole or in part, and one
-    /// more, so that the reader has passed a unit before the next one with its bit can arrive.
-    fn split_bits(&self, unit: u64) -> u64 {
-        self.receive_len as u64 / unit + 3
-    }
-}
-
 impl<'a> StreamRef<'a> {
     /// The receive side, made if these are the first bytes that arrive.
     pub(super) fn incoming(&self) -> &'a Incoming {
@@ -113,9 +86,6 @@ impl<'a> StreamRef<'a> {
                 .table
                 .slot_blocks()
                 .make_words(self.stream.index),
-            split: (0..self.streams.split_words())
-                .map(|_| AtomicU64::new(0))
-                .collect(),
         })
     }
 
@@ -193,64 +163,6 @@ impl<'a> StreamRef<'a> {
                 .ring
                 .write(deliver.stream_offset + u64::from(skip), from);
         }
-    }
-
-    /// As [`StreamRef::store`], of `len` bytes that `fill` writes, in up to two parts.
-    #[inline]
-    pub(crate) fn store_by(
-        &self,
-        deliver: &Deliver,
-        skip: u32,
-        len: usize,
-        fill: impl FnMut(usize, &mut [u8]),
-    ) {
-        assert!(skip as usize + len <= deliver.len as usize);
-        let offset = deliver.stream_offset + u64::from(skip);
-        // SAFETY: as in `store`; a primary calls `fill` within one effect, and what it is lent ends
-        // with it.
-        unsafe { self.incoming().ring.write_by(offset, len, fill) };
-    }
-
-    /// Marks unit number `unit` as received in pieces, one of which has been stored. Must be called
-    /// before its stamp.
-    pub(crate) fn split(&self, unit: u64, stream: &StreamId) {
-        let incoming = self.incoming();
-        let ends = [stream.source, stream.destination];
-        let [[a, b], [c, d]] = ends.map(|end| Address::from(end.ip()).words());
-        let [source, destination] = ends.map(|end| u64::from(end.port()));
-        let words = [
-            a,
-            b,
-            c,
-            d,
-            source << 48 | destination << 32 | u64::from(stream.isn),
-        ];
-        for (place, word) in self.stream.stack.origin.iter().zip(words) {
-            place.store(word, Ordering::Relaxed);
-        }
-        let (word, bit) = self.split_bit(incoming, unit);
-        // ORDERING: Relaxed, as those above: the stamp behind them is a Release, and the reader
-        // looks at it first.
-        word.fetch_or(bit, Ordering::Relaxed);
-    }
-
-    fn split_bit<'r>(&self, incoming: &'r Incoming, unit: u64) -> (&'r AtomicU64, u64) {
-        let bits = incoming.split.len() as u64 * 64;
-        let at = unit % bits;
-        (&incoming.split[(at / 64) as usize], 1 << (at % 64))
-    }
-
-    /// Makes the stream unreadable from `offset` on. False if it was already. Must be called before
-    /// the stamp of the bytes there.
-    pub(crate) fn fail(&self, offset: u64) -> bool {
-        let known = self
-            .stream
-            .stack
-            .failed_at
-            .fetch_min(offset, Ordering::Relaxed);
-        // ORDERING: Relaxed, as in `split`; a reader that finds the failure itself knows it.
-        self.waiting().notify_all();
-        known > offset
     }
 
     /// Bytes before `end` were stored behind a gap of the stream. Must be called before their
@@ -400,74 +312,6 @@ impl<'a> StreamRef<'a> {
     }
 
     // The application's side.
-
-    /// Advances `seen.end` over whole received units, at most to where the stream failed. Units
-    /// that came in pieces are passed to `open` first.
-    ///
-    /// # Errors
-    /// The position at which `open` failed, and the reason; `seen.end` stays there.
-    pub(crate) fn complete(
-        &self,
-        seen: &mut DeliveryCursor,
-        unit: u64,
-        mut open: impl FnMut(&StreamId, u64, &[u8], &mut [u8]) -> Result<(), Failure>,
-    ) -> Result<(), (u64, Failure)> {
-        let arrived = seen.arrived.min(self.failed_at());
-        if unit == 1 {
-            seen.end = seen.end.max(arrived);
-            return Ok(());
-        }
-        let Some(incoming) = self.stream.incoming.get() else {
-            return Ok(());
-        };
-        while arrived.saturating_sub(seen.end) >= unit {
-            let (word, bit) = self.split_bit(incoming, seen.end / unit);
-            if word.load(Ordering::Relaxed) & bit != 0 {
-                let len = unit as usize;
-                let mut processed = vec![0; len];
-                // SAFETY: the whole unit is below `seen.arrived`, so its pieces are stored and
-                // stamped, and no Deliver names them again; it is not below `seen.end`, so it was
-                // not lent to the application. The reader is the only one to call this, with its
-                // `seen`.
-                let (a, b) = unsafe { incoming.ring.read(seen.end, len) };
-                let from = [a, b].concat();
-                open(&self.origin(), seen.end, &from, &mut processed)
-                    .map_err(|failure| (seen.end, failure))?;
-                // SAFETY: as above; the slices `a` and `b` are not used any more.
-                unsafe { incoming.ring.write(seen.end, &processed) };
-                word.fetch_and(!bit, Ordering::Relaxed);
-            }
-            seen.end += unit;
-        }
-        Ok(())
-    }
-
-    /// The receive stream's name, as [`StreamRef::split`] stored it.
-    fn origin(&self) -> StreamId {
-        let origin = self.stream.stack.origin.each_ref();
-        let [a, b, c, d, rest] = origin.map(|word| word.load(Ordering::Relaxed));
-        let end = |words: [u64; 2], port: u64| {
-            let address = Address::of_words(words);
-            Endpoint::new(address, port as u16).socket_addr()
-        };
-        StreamId {
-            source: end([a, b], rest >> 48),
-            destination: end([c, d], rest >> 32),
-            isn: rest as u32,
-        }
-    }
-
-    /// Whether a part of the stream could not be processed.
-    pub(crate) fn has_failed(&self) -> bool {
-        self.failed_at() != UNKNOWN
-    }
-
-    /// The position from which on the stream could not be processed.
-    pub(crate) fn failed_at(&self) -> u64 {
-        // ORDERING: Relaxed: a reader beyond this position has seen a later stamp, with Acquire,
-        // and so sees it.
-        self.stream.stack.failed_at.load(Ordering::Relaxed)
-    }
 
     /// Received bytes below `seen.end` that are not read yet, in place.
     ///

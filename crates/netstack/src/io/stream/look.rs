@@ -37,8 +37,6 @@ impl Look {
     const SHUT_READ: u32 = 1 << 26;
     /// The application will not write any more.
     const SHUT_WRITE: u32 = 1 << 25;
-    /// A unit could not be processed.
-    const FAILED: u32 = 1 << 31;
 
     /// Whether the connection is established.
     pub(crate) fn is_established(&self) -> bool {
@@ -91,14 +89,7 @@ impl StreamRef<'_> {
             end: read,
         };
         self.follow(&mut seen);
-        let mut received = seen.arrived;
-        let mut failed = false;
-        if let Some(inline) = &self.streams.inline {
-            let whole = received.min(self.failed_at());
-            received = (whole - whole % inline.unit).max(read);
-            failed = self.has_failed();
-        }
-        let is_last = |end: u64| end == received || end == seen.arrived;
+        let received = seen.arrived;
         let ended = status.end_reason().is_some() && self.ended_at() <= received;
         let written = app.written.load(Ordering::Relaxed);
         Look {
@@ -112,13 +103,9 @@ impl StreamRef<'_> {
                     Look::SHUT_WRITE
                 } else {
                     0
-                }
-                | if failed { Look::FAILED } else { 0 },
+                },
             has_bytes: received > read,
-            is_at_end: peer_end.is_some_and(is_last)
-                || ended
-                || is_read_shut
-                || failed && self.failed_at() <= received,
+            is_at_end: peer_end == Some(received) || ended || is_read_shut,
             has_room: self.has_room_behind(written, 1),
         }
     }

@@ -86,11 +86,6 @@ impl<'a> StreamRef<'a> {
     /// application afterwards.
     #[inline]
     pub(crate) fn release(&self, upto: u64) {
-        // A frame with a piece of a unit is built from the beginning of the unit.
-        let upto = match &self.streams.inline {
-            Some(inline) => upto - upto % inline.unit,
-            None => upto,
-        };
         // ORDERING: Release, pairs with the Acquire in `writable`: a thread that sees the new value
         // may overwrite the bytes.
         self.stream
@@ -126,25 +121,18 @@ impl<'a> StreamRef<'a> {
     pub(crate) fn ring_room_behind(&self, written: u64) -> usize {
         // ORDERING: Acquire, pairs with the Release in `release`.
         let released = self.stream.stack.released.load(Ordering::Acquire);
-        let unit = self.unit();
-        let first = self.streams.first_send.max(2 * unit);
+        let first = self.streams.first_send;
         let most = (self.streams.send_len as u64).min(first.saturating_add(2 * released));
         let most = match self.stream.app.send_limit.load(Ordering::Relaxed) {
             0 => most,
-            limit => most.min(u64::from(limit).max(2 * unit)),
+            limit => most.min(u64::from(limit)),
         };
         most.saturating_sub(written.saturating_sub(released)) as usize
     }
 
-    /// A unit is released as a whole, so one must fit that has only begun. 0 without a processor.
-    fn unit(&self) -> u64 {
-        self.streams.inline.as_ref().map_or(0, |inline| inline.unit)
-    }
-
     #[cold]
     fn unsent_room_behind(&self, written: u64, bound: u32) -> usize {
-        let bound = u64::from(bound).max(2 * self.unit());
-        bound.saturating_sub(self.unsent_before(written)) as usize
+        u64::from(bound).saturating_sub(self.unsent_before(written)) as usize
     }
 
     /// Bytes before `written` that have no frames yet, of a connection that bounds them.

@@ -10,7 +10,6 @@ use super::delivery::fewest_slots;
 use super::send::FIRST_SEND;
 use super::{Stream, StreamRef, UNKNOWN, flag};
 use crate::config::{Limits, Settings};
-use crate::io::processor::Inline;
 use crate::io::sync::{AtomicU64, fence};
 use crate::log::request::ConnId;
 
@@ -142,8 +141,6 @@ pub(crate) struct Streams {
     pub(super) send_len: usize,
     /// Bytes that may be written before any is released.
     pub(crate) first_send: u64,
-    /// What is done to every byte, if anything.
-    pub(crate) inline: Option<Inline>,
 }
 
 impl Streams {
@@ -156,7 +153,6 @@ impl Streams {
             receive_len: limits.receive_buffer as usize,
             send_len: limits.send_buffer as usize,
             first_send: FIRST_SEND,
-            inline: None,
         }
     }
 
@@ -229,7 +225,6 @@ impl Streams {
         stream.stack.advertised.store(0, Ordering::Relaxed);
         stream.stack.limit.store(0, Ordering::Relaxed);
         stream.stack.ended_at.store(0, Ordering::Relaxed);
-        stream.stack.failed_at.store(UNKNOWN, Ordering::Relaxed);
         stream.stack.gap_end.store(0, Ordering::Relaxed);
         stream.stack.first.store(0, Ordering::Relaxed);
         stream.pump.published_end.store(0, Ordering::Relaxed);

@@ -114,8 +114,9 @@ impl<C: Codec> Stage<C> {
             let Receiver { next, codec, .. } = &*receiver;
             let arrived = receiver.cursor.arrived.saturating_sub(*next);
             let header_len = codec.header_len();
-            if arrived < header_len as u64 {
-                receiver.wanted = next + header_len as u64;
+            let needed = header_len.max(1) as u64;
+            if arrived < needed {
+                receiver.wanted = next + needed;
                 break;
             }
             let mut header = [0; MAX_HEADER];
@@ -124,7 +125,7 @@ impl<C: Codec> Stage<C> {
             for (to, from) in header.iter_mut().zip(a.iter().chain(b)) {
                 *to = *from;
             }
-            let (unit_len, bad) = match codec.unit_len(header) {
+            let (unit_len, bad) = match codec.unit_len(header, arrived as usize) {
                 Ok(len) => (len, None),
                 Err(fault) => (header_len, Some(Err(fault))),
             };
@@ -150,7 +151,7 @@ impl<C: Codec> Stage<C> {
             found = true;
             receiver.is_over = bad.is_some();
             receiver.next += unit_len as u64;
-            receiver.number += 1;
+            receiver.number = C::next_number(receiver.number, unit_len);
             #[cfg(feature = "prepared")]
             receiver.numbers.wrap(&mut receiver.number);
         }
@@ -401,7 +402,7 @@ impl<C: Codec> Reader<C> {
         half.consume(stream, &mut self.cursor, unit.unit_len);
         let text = core::mem::replace(&mut self.text, unit.text);
         half.world.units.give_back(text);
-        self.number += 1;
+        self.number = C::next_number(self.number, unit.unit_len);
         #[cfg(feature = "prepared")]
         self.numbers.wrap(&mut self.number);
         // None: the connection had gone.

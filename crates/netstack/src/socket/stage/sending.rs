@@ -201,7 +201,7 @@ impl<C: Codec> Stage<C> {
 
     /// A unit of this length was made.
     fn goes_on(&self, sender: &mut Sender<C>, unit_len: usize) {
-        sender.number += 1;
+        sender.number = C::next_number(sender.number, unit_len);
         sender.end += unit_len as u64;
         self.half.ahead.store(sender.end, Ordering::Relaxed);
     }

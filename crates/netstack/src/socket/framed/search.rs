@@ -1,4 +1,4 @@
-//! A string search on the way: bytes pass unchanged, and occurrences of a set of needles are
+//! A string search: bytes pass unchanged, as they arrive, and occurrences of a set of needles are
 //! counted.
 
 use core::fmt;
@@ -8,7 +8,7 @@ use aho_corasick::automaton::{Automaton, StateID};
 use aho_corasick::dfa::DFA;
 use aho_corasick::{Anchored, MatchKind};
 
-use super::{Failure, Ours, Processor, StreamId};
+use super::{Failure, MAX_PAYLOAD, Ours, UnitProcessor};
 
 /// Counts occurrences of needles in what is received and in what is sent.
 ///
@@ -18,11 +18,10 @@ use super::{Failure, Ours, Processor, StreamId};
 /// string search").
 ///
 /// # What is counted
-/// Every occurrence, overlapping ones too, that lies within the bytes of one segment and within one
-/// lap of the ring. One that reaches over the boundary of two segments is not found: the segments
-/// belong to different primaries, and neither waits for the other. Bytes that are processed twice,
-/// as in a retransmission, are counted twice; received bytes never are. So received counts are
-/// exact for needles whose places do not cross segments, and a lower bound otherwise.
+/// Every occurrence, overlapping ones too, that lies within one unit: up to 16 KiB that were written
+/// by one call, or that had arrived when a worker looked. One that reaches over the boundary of two
+/// units is not found, as different workers have them, and neither waits for the other. If a worker
+/// dies within a unit, what it counted there is not counted again, as it counts at the end.
 pub struct Search {
     automaton: DFA,
     start: StateID,
@@ -96,20 +95,37 @@ impl Search {
     }
 }
 
-impl Processor for Search {
-    fn receive(&self, _: &StreamId, _: u64, from: &[u8], to: &mut [u8]) -> Result<(), Failure> {
-        let found = self.pass(from, to);
+impl UnitProcessor for Search {
+    fn max_payload(&self) -> usize {
+        MAX_PAYLOAD
+    }
+
+    fn max_unit(&self) -> usize {
+        MAX_PAYLOAD
+    }
+
+    fn received_len(&self, _: &[u8], arrived: usize) -> Result<usize, Failure> {
+        Ok(arrived)
+    }
+
+    fn receive(&self, _: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure> {
+        let found = self.pass(unit, payload);
         if found > 0 {
             self.received.fetch_add(found, Ordering::Relaxed);
         }
-        Ok(())
+        Ok(unit.len())
     }
 
-    fn send(&self, _: &StreamId, _: u64, from: &[u8], to: &mut [u8]) {
-        let found = self.pass(from, to);
+    fn sent_len(&self, payload_len: usize) -> usize {
+        payload_len
+    }
+
+    fn send(&self, _: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
+        let found = self.pass(payload, unit);
         if found > 0 {
             self.sent.fetch_add(found, Ordering::Relaxed);
         }
+        Ok(())
     }
 
     fn writes_all(&self, _: Ours) -> bool {
@@ -132,18 +148,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const STREAM: StreamId = StreamId {
-        source: core::net::SocketAddr::new(
-            core::net::IpAddr::V4(core::net::Ipv4Addr::LOCALHOST),
-            1,
-        ),
-        destination: core::net::SocketAddr::new(
-            core::net::IpAddr::V4(core::net::Ipv4Addr::LOCALHOST),
-            2,
-        ),
-        isn: 0,
-    };
-
     fn plain(needles: &[Vec<u8>], hay: &[u8]) -> u64 {
         let of = |needle: &Vec<u8>| hay.windows(needle.len()).filter(|w| w == needle).count();
         needles.iter().map(|needle| of(needle) as u64).sum()
@@ -157,10 +161,10 @@ mod tests {
         ) {
             let search = Search::new(&needles).unwrap();
             let mut to = vec![9; hay.len()];
-            search.receive(&STREAM, 0, &hay, &mut to).unwrap();
+            search.receive(0, &hay, &mut to).unwrap();
             prop_assert_eq!(&to, &hay);
             prop_assert_eq!(search.received(), plain(&needles, &hay));
-            search.send(&STREAM, 0, &hay, &mut to);
+            search.send(0, &hay, &mut to).unwrap();
             prop_assert_eq!(search.sent(), plain(&needles, &hay));
         }
     }

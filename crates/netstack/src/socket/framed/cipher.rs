@@ -1,0 +1,302 @@
+//! Units that AES-256 enciphers, by `aws-lc-rs`, which finds out itself what the processor can.
+
+use core::fmt;
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use aws_lc_rs::cipher::{AES_256, EncryptingKey, EncryptionContext, UnboundCipherKey};
+use aws_lc_rs::iv::FixedLength;
+
+use super::{Failure, MAX_PAYLOAD, Ours, UnitProcessor};
+
+const BLOCK: usize = 16;
+const TAG: usize = 16;
+/// Bytes of the length that a record of AES-256-GCM begins with.
+const HEADER: usize = 2;
+
+/// Positions that are told apart have so many bits.
+const POSITION_BITS: u32 = 48;
+
+/// `offset`, unless it is too far.
+fn position(offset: u64) -> Result<u64, Failure> {
+    match offset >> POSITION_BITS {
+        0 => Ok(offset),
+        _ => Err(Failure::TooLong),
+    }
+}
+
+/// AES-256 in counter mode (NIST SP 800-38A section 6.5): secrecy, no authenticity.
+///
+/// The counter block of a byte is its position in the stream over 16, so bytes may be cut anywhere,
+/// and are taken as they arrive.
+///
+/// # What it promises
+/// A position is never enciphered with another text under one key, **if each direction of each
+/// connection has a key of its own**: derive them from what both ends share and from something that
+/// is new. A stream fails with [`Failure::TooLong`] after 2^48 bytes. Whoever changes a bit on the
+/// way changes that bit of the text, unnoticed.
+pub struct Aes256Ctr {
+    sent: EncryptingKey,
+    received: EncryptingKey,
+}
+
+impl Aes256Ctr {
+    /// Enciphers what is sent with one key, deciphers what is received with another.
+    pub fn new(sent: &[u8; 32], received: &[u8; 32]) -> Self {
+        let [sent, received] = [sent, received].map(|key| {
+            UnboundCipherKey::new(&AES_256, key)
+                .and_then(EncryptingKey::ctr)
+                .unwrap_or_else(|_| unreachable!("a key of 32 bytes is one of AES-256"))
+        });
+        Aes256Ctr { sent, received }
+    }
+}
+
+/// XORs the key stream at `offset`, whose first counter block is `first`, to `from`.
+fn pass(key: &EncryptingKey, first: u128, offset: u64, from: &[u8], to: &mut [u8]) {
+    to.copy_from_slice(from);
+    let keystream = |at: u64, bytes: &mut [u8]| {
+        let block = first.wrapping_add(u128::from(at / BLOCK as u64));
+        let context = EncryptionContext::Iv128(FixedLength::from(block.to_be_bytes()));
+        let done = key.less_safe_encrypt(bytes, context);
+        assert!(done.is_ok(), "counter mode takes any length");
+    };
+    let skip = (offset % BLOCK as u64) as usize;
+    let mut rest = to;
+    if skip > 0 {
+        let head;
+        (head, rest) = rest.split_at_mut(rest.len().min(BLOCK - skip));
+        let mut block = [0; BLOCK];
+        block[skip..][..head.len()].copy_from_slice(head);
+        keystream(offset, &mut block);
+        head.copy_from_slice(&block[skip..][..head.len()]);
+    }
+    if !rest.is_empty() {
+        keystream(offset.next_multiple_of(BLOCK as u64), rest);
+    }
+}
+
+impl UnitProcessor for Aes256Ctr {
+    fn max_payload(&self) -> usize {
+        MAX_PAYLOAD
+    }
+
+    fn max_unit(&self) -> usize {
+        MAX_PAYLOAD
+    }
+
+    fn received_len(&self, _: &[u8], arrived: usize) -> Result<usize, Failure> {
+        Ok(arrived)
+    }
+
+    fn receive(&self, offset: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure> {
+        let payload = &mut payload[..unit.len()];
+        pass(&self.received, 0, position(offset)?, unit, payload);
+        Ok(unit.len())
+    }
+
+    fn sent_len(&self, payload_len: usize) -> usize {
+        payload_len
+    }
+
+    fn send(&self, offset: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
+        pass(&self.sent, 0, position(offset)?, payload, unit);
+        Ok(())
+    }
+
+    fn writes_all(&self, _: Ours) -> bool {
+        true
+    }
+}
+
+impl fmt::Debug for Aes256Ctr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Aes256Ctr").finish_non_exhaustive()
+    }
+}
+
+/// AES-256-GCM (NIST SP 800-38D): secrecy and authenticity, in records of up to 16 KiB of text.
+///
+/// A record is the length of its text in two bytes, big-endian, the sealed text, and a tag of 16
+/// bytes. Every write makes records of what it is given.
+///
+/// # What it promises
+/// * The nonce is the record's position, so under one nonce there is one text, however often a
+///   record is made, **if each direction of each connection has a key of its own**, as with
+///   [`Aes256Ctr`]. A stream fails with [`Failure::TooLong`] after 2^48 bytes.
+/// * The application reads no byte of a record whose tag is wrong, and none behind it; the
+///   connection is reset. A record that was moved, or comes from another stream, is not authentic
+///   either. A stream that was cut behind a record ends like any other: say in the text where it
+///   ends.
+pub struct Aes256Gcm {
+    sent: LessSafeKey,
+    received: LessSafeKey,
+}
+
+impl Aes256Gcm {
+    /// Bytes that a record is longer than its text.
+    pub const OVERHEAD: usize = HEADER + TAG;
+
+    /// Seals what is sent with one key, opens what is received with another.
+    pub fn new(sent: &[u8; 32], received: &[u8; 32]) -> Self {
+        let [sent, received] = [sent, received].map(|key| {
+            let key = UnboundKey::new(&AES_256_GCM, key);
+            LessSafeKey::new(key.unwrap_or_else(|_| unreachable!("32 bytes are a key of AES-256")))
+        });
+        Aes256Gcm { sent, received }
+    }
+}
+
+/// The nonce of a record.
+fn nonce(offset: u64) -> Result<Nonce, Failure> {
+    let mut nonce = [0; 12];
+    nonce[4..].copy_from_slice(&position(offset)?.to_be_bytes());
+    Ok(Nonce::assume_unique_for_key(nonce))
+}
+
+impl UnitProcessor for Aes256Gcm {
+    fn max_payload(&self) -> usize {
+        MAX_PAYLOAD
+    }
+
+    fn max_unit(&self) -> usize {
+        MAX_PAYLOAD + Self::OVERHEAD
+    }
+
+    fn header_len(&self) -> usize {
+        HEADER
+    }
+
+    fn received_len(&self, header: &[u8], _: usize) -> Result<usize, Failure> {
+        let len = header.try_into().map(u16::from_be_bytes);
+        Ok(usize::from(len.unwrap_or(u16::MAX)) + Self::OVERHEAD)
+    }
+
+    fn receive(&self, offset: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure> {
+        let (header, rest) = unit.split_at(HEADER);
+        let (text, tag) = rest.split_at(rest.len() - TAG);
+        let payload = &mut payload[..text.len()];
+        self.received
+            .open_separate_gather(nonce(offset)?, Aad::from(header), text, tag, payload)
+            .map_err(|_| Failure::Forged)?;
+        Ok(text.len())
+    }
+
+    fn sent_len(&self, payload_len: usize) -> usize {
+        payload_len + Self::OVERHEAD
+    }
+
+    fn send(&self, offset: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
+        let (header, rest) = unit.split_at_mut(HEADER);
+        header.copy_from_slice(&(payload.len() as u16).to_be_bytes());
+        let (text, tag) = rest.split_at_mut(payload.len());
+        text.copy_from_slice(payload);
+        let sealed =
+            self.sent
+                .seal_in_place_separate_tag(nonce(offset)?, Aad::from(&*header), text);
+        match sealed {
+            Ok(made) => tag.copy_from_slice(made.as_ref()),
+            Err(_) => unreachable!("a record is far below the 2^36 bytes of GCM"),
+        }
+        Ok(())
+    }
+
+    fn writes_all(&self, _: Ours) -> bool {
+        true
+    }
+}
+
+impl fmt::Debug for Aes256Gcm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Aes256Gcm").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn hex<const N: usize>(digits: &str) -> [u8; N] {
+        assert_eq!(digits.len(), 2 * N);
+        core::array::from_fn(|i| u8::from_str_radix(&digits[2 * i..2 * i + 2], 16).unwrap())
+    }
+
+    #[test]
+    fn counter_mode_is_that_of_sp_800_38a_from_every_offset() {
+        // NIST SP 800-38A, F.5.5 (CTR-AES256.Encrypt).
+        let key = hex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4");
+        let first = u128::from_be_bytes(hex("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff"));
+        let text: [u8; 64] = hex(concat!(
+            "6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51",
+            "30c81c46a35ce411e5fbc1191a0a52eff69f2445df4f9b17ad2b417be66c3710",
+        ));
+        let expected: [u8; 64] = hex(concat!(
+            "601ec313775789a5b7a7f504bbf3d228f443e3ca4d62b59aca84e990cacaf5c5",
+            "2b0930daa23de94ce87017ba2d84988ddfc9c58db67aada613c2dd08457941a6",
+        ));
+        let ctr = Aes256Ctr::new(&key, &key);
+        for begin in 0..64 {
+            for end in begin..=64 {
+                let mut to = vec![0; end - begin];
+                pass(&ctr.sent, first, begin as u64, &text[begin..end], &mut to);
+                assert_eq!(to, expected[begin..end], "{begin}..{end}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_record_changed_moved_or_under_another_key_is_forged() {
+        let gcm = Aes256Gcm::new(&[3; 32], &[3; 32]);
+        let mut record = vec![0; gcm.sent_len(200)];
+        let mut text = vec![0; MAX_PAYLOAD];
+        gcm.send(512, &[7; 200], &mut record).unwrap();
+        assert_eq!(gcm.received_len(&record[..HEADER], 2), Ok(record.len()));
+        assert_eq!(gcm.receive(512, &record, &mut text), Ok(200));
+        assert_eq!(text[..200], [7; 200]);
+        assert_eq!(gcm.receive(513, &record, &mut text), Err(Failure::Forged));
+        let other = Aes256Gcm::new(&[3; 32], &[4; 32]);
+        assert_eq!(other.receive(512, &record, &mut text), Err(Failure::Forged));
+        for at in 0..record.len() {
+            record[at] ^= 0x10;
+            assert_eq!(gcm.receive(512, &record, &mut text), Err(Failure::Forged));
+            record[at] ^= 0x10;
+        }
+        // Bytes that are no record.
+        for len in [0, 1, 17] {
+            let unit = vec![0; Aes256Gcm::OVERHEAD + len];
+            assert_eq!(gcm.receive(0, &unit, &mut text), Err(Failure::Forged));
+        }
+    }
+
+    #[test]
+    fn positions_that_cannot_be_told_apart_are_refused() {
+        let (key, mut to) = ([9; 32], [0; 1 + Aes256Gcm::OVERHEAD]);
+        let far = 1 << POSITION_BITS;
+        let gcm = Aes256Gcm::new(&key, &key);
+        assert_eq!(gcm.send(far, &[1], &mut to), Err(Failure::TooLong));
+        assert_eq!(gcm.send(far - 1, &[1], &mut to), Ok(()));
+        let ctr = Aes256Ctr::new(&key, &key);
+        assert_eq!(ctr.send(far, &[1], &mut to[..1]), Err(Failure::TooLong));
+        assert_eq!(ctr.receive(far, &[1], &mut to), Err(Failure::TooLong));
+    }
+
+    proptest! {
+        #[test]
+        fn counter_mode_undoes_itself_however_both_ends_cut(
+            text in proptest::collection::vec(any::<u8>(), 1..4000),
+            begin in 0u64..1 << 47,
+            cuts in any::<[prop::sample::Index; 2]>(),
+        ) {
+            let ctr = Aes256Ctr::new(&[9; 32], &[9; 32]);
+            let [there, back] = cuts.map(|cut| cut.index(text.len()));
+            let (mut sent, mut read) = (vec![0; text.len()], vec![0; text.len()]);
+            let (a, b) = sent.split_at_mut(there);
+            ctr.send(begin, &text[..there], a).unwrap();
+            ctr.send(begin + there as u64, &text[there..], b).unwrap();
+            let (a, b) = read.split_at_mut(back);
+            ctr.receive(begin, &sent[..back], a).unwrap();
+            ctr.receive(begin + back as u64, &sent[back..], b).unwrap();
+            prop_assert_eq!(read, text);
+        }
+    }
+}
