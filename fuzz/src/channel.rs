@@ -1,7 +1,7 @@
-//! Calls of the log of `dominoes`, and of what stands beside it, in any order, compared with a
-//! plain model.
+//! Calls the log of `dominoes`, its attachments and its verdicts (values stored beside its slots)
+//! in any order, and compares the results with a simple model.
 //!
-//! Every subscription sees what was published, in that order; every value and every attachment is
+//! Every subscription sees all published values in order; every value and every attachment is
 //! dropped exactly once.
 
 use std::cell::RefCell;
@@ -19,16 +19,16 @@ use dominoes::{
 use crate::input::{Input, assert_overflow_panics};
 use crate::tally;
 
-/// Publishers, and subscriptions, at a time.
+/// The most publishers, and the most subscriptions, at a time.
 const MOST: usize = 6;
-/// Calls of an input after which the rest of it is ignored: no input takes long.
+/// Calls after which the rest of an input is ignored, which bounds its time.
 const CALLS: u64 = 20_000;
 
-/// Things that are alive, one count for each: 1 while it is, 0 before and after.
+/// Counts live values: the count of a number is 1 while its value is alive, 0 before and after.
 #[derive(Clone, Default)]
 struct Alive(Arc<AtomicUsize>);
 
-/// A value that is told apart by a number, and is counted while it lives.
+/// A value with a number that identifies it, counted while it is alive.
 struct Counted {
     number: u64,
     alive: Alive,
@@ -58,7 +58,7 @@ impl Drop for Counted {
     }
 }
 
-/// Values of the channel: with a destructor, or without.
+/// Values of the channel, with a destructor or without.
 trait Value: Send + Sync {
     fn new(number: u64, alive: &Alive) -> Self;
     fn number(&self) -> u64;
@@ -86,7 +86,7 @@ impl Value for u64 {
 enum Call {
     Publish(u8),
     PublishAll(u8, u8),
-    /// Collects so many of so many values, and flushes, or leaves that to the destructor.
+    /// Collects this many of this many values, then flushes, or leaves that to the destructor.
     Buffered(u8, u8, u8),
     ClonePublisher(u8),
     DropPublisher(u8),
@@ -98,7 +98,7 @@ enum Call {
     Activate(u8),
     Evict(u8),
     Batch(u8, u8),
-    /// Releases some entries early, and leaves others to the next batch.
+    /// Releases some entries early, and leaves the others to the next batch.
     Early(u8, u8, u8),
     /// Forgets the guard of a batch.
     Forget(u8),
@@ -106,9 +106,9 @@ enum Call {
     Peek(u8, u8),
     Advance(u8, u8),
     Tidy,
-    /// Attachments: puts one beside the next position.
+    /// Puts an attachment beside the next position.
     Attach,
-    /// Looks at those of a chunk.
+    /// Reads the attachments of a chunk (aligned range of positions).
     Pin(u8),
     Unpin(u8),
     Done(u8, u8),
@@ -122,7 +122,7 @@ enum Call {
 impl<'a> Arbitrary<'a> for Call {
     fn arbitrary(u: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
         let kind: u8 = u.arbitrary()?;
-        // Which publisher, subscription or position, as far as one number is enough.
+        // Chooses a publisher, subscription or position, where one number is enough.
         let which = kind >> 6;
         Ok(match kind & 0x3f {
             0..=8 => Call::Publish(which),
@@ -159,7 +159,7 @@ impl<'a> Arbitrary<'a> for Call {
     }
 }
 
-/// A subscription and what the model knows of it.
+/// A subscription and its model.
 struct Reader<T: Send + Sync> {
     subscription: Subscription<T>,
     cursor: u64,
@@ -174,7 +174,7 @@ struct World<T: Send + Sync> {
     readers: Vec<Reader<T>>,
     inactive: Vec<Inactive<T>>,
     alive: Alive,
-    /// What was published and is above the lowest cursor, and the position of its first.
+    /// The published values from the lowest cursor on, and the position of the first.
     published: VecDeque<u64>,
     first: u64,
     closed: bool,
@@ -240,7 +240,7 @@ impl<T: Value> World<T> {
         let held = self.published.len();
         let waiting = self.readers.iter().map(|reader| reader.cursor).min();
         drop((self.publishers, self.inactive));
-        // What was published before the channel was closed is read to its end.
+        // Readers get all values that were published before the channel was closed.
         for Reader {
             mut subscription,
             cursor,
@@ -290,7 +290,7 @@ impl<T: Value> World<T> {
         T::new(self.number, &self.alive)
     }
 
-    /// What was published below every cursor no reader sees again.
+    /// Forgets the values below every cursor, which no reader sees again.
     fn check(&mut self) {
         let (least, end) = (self.least(), self.end());
         while self.first < least && self.published.pop_front().is_some() {
@@ -338,7 +338,7 @@ impl<T: Value> World<T> {
                 let count = usize::from(count) % (self.capacity + 2);
                 let from = self.number + 1;
                 let values: Vec<T> = (0..count).map(|_| self.value()).collect();
-                // With a length that is known beforehand, and without.
+                // Once with a length that is known in advance, and once without.
                 let published = match which & 1 {
                     0 => self.publishers[at].try_publish_all(values),
                     _ => self.publishers[at].try_publish_all(values.into_iter().filter(|_| true)),
@@ -363,7 +363,7 @@ impl<T: Value> World<T> {
                     return;
                 };
                 let size = 1 + usize::from(size) % self.capacity;
-                // It would wait for room.
+                // More values would wait for room.
                 let count = if closed {
                     1
                 } else {
@@ -536,7 +536,7 @@ impl<T: Value> World<T> {
                 let Some((reader, published, first)) = self.reader(which) else {
                     return;
                 };
-                // Beyond the polled end it would panic.
+                // Advancing past the polled end would panic.
                 let to = (reader.cursor + u64::from(count) % 10).min(reader.seen);
                 let (head, rest) = reader.subscription.slices(reader.cursor, to);
                 let part = (reader.cursor - first) as usize..(to - first) as usize;
@@ -551,20 +551,20 @@ impl<T: Value> World<T> {
     }
 }
 
-/// What stands beside the slots: attachments and verdicts, with the model of both.
+/// The attachments and verdicts beside the slots, and the model of both.
 struct Beside {
     stocker: Stocker<Counted>,
     slots: u64,
     chunk: u64,
     alive: Alive,
-    /// Positions that were taken out before their chunk was taken back.
+    /// Positions whose attachments were taken out before their chunk was reclaimed.
     taken: RefCell<VecDeque<u64>>,
-    /// Below this all was taken back.
+    /// All positions below this one are reclaimed.
     back: u64,
-    /// How many slots of each chunk from there on are done.
+    /// For each chunk from `back` on, how many of its slots are done.
     done: VecDeque<u32>,
     verdicts: Verdicts,
-    /// For each slot, the last position that was set there, and its bits.
+    /// For each slot, the position that was set there last, and its bits.
     model: Vec<Option<(u64, u64)>>,
 }
 
@@ -576,7 +576,7 @@ impl Beside {
         pins: &mut Vec<dominoes::Pin<'a, Counted>>,
     ) {
         let next = self.stocker.next_seq();
-        // A position that is in use, or close to those.
+        // A position in use, or close to one in use.
         let position = |which: u8| self.back + u64::from(which) % (self.slots + 4);
         let chunk_of = |seq: u64| seq / self.chunk;
         let first_chunk = chunk_of(self.back);
@@ -618,7 +618,7 @@ impl Beside {
                 }
             }
             Call::Done(which, count) => {
-                // More than there are, or of a chunk that was taken back, would panic.
+                // A count above the slots in use, or a reclaimed chunk, would panic.
                 let seq = position(which);
                 let chunk = chunk_of(seq);
                 let was_taken = self.taken.borrow().contains(&(chunk * self.chunk));
@@ -667,7 +667,7 @@ impl Beside {
                 }
             }
             Call::SetVerdict(which, bits) => {
-                // A position that no other lap sets any more.
+                // Only a position that no later lap has set.
                 let seq = position(which);
                 let slot = &mut self.model[(seq % self.slots) as usize];
                 if slot.is_none_or(|(last, _)| last == seq || last + self.slots == seq) {
@@ -680,8 +680,8 @@ impl Beside {
             }
             Call::GetVerdict(which) => {
                 let seq = position(which);
-                // Each lap sets every slot that it means to read, so what is older than a lap is
-                // not asked for.
+                // Each lap sets a slot before it reads it, so the model does not ask for
+                // positions that are older than one lap.
                 if let Some((last, bits)) = self.model[(seq % self.slots) as usize]
                     && (last == seq || last + self.slots == seq)
                 {

@@ -1,7 +1,7 @@
-//! The far side of connections: what it knows of them, and segments in terms of that.
+//! The far side of connections: its knowledge of them, and the segments that it sends.
 //!
-//! Inputs name sequence numbers by where they lie: at, or close to, the edges of what the stack
-//! said last. A number drawn from all of them would be outside the window nearly always.
+//! An input encodes sequence numbers relative to the numbers and windows that the stack sent
+//! last. A number drawn from the whole sequence space would nearly always be outside the window.
 
 use arbitrary::{Arbitrary, Unstructured};
 
@@ -9,7 +9,7 @@ use crate::packets::{self, ACK, FIN, Header, RST, SYN, TCP};
 
 type Drawn<T> = arbitrary::Result<T>;
 
-/// A number near one of eight that matter.
+/// A number equal or close to one of eight important numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Near {
     base: u8,
@@ -46,21 +46,21 @@ impl<'a> Arbitrary<'a> for Near {
     }
 }
 
-/// What a segment says of timestamps (RFC 7323).
+/// The timestamps option of a segment (RFC 7323).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stamps {
-    /// As the connection does.
+    /// As the connection expects.
     Good,
-    /// As the connection does, with values that lie so far from the good ones.
+    /// As the connection expects, but with values off by this much.
     Off(i8, i8),
-    /// None where there should be some, and the other way round.
+    /// Without the option where the connection has it, with it where it does not.
     Wrong,
 }
 
-/// A segment of a connection that there is.
+/// A segment of an existing connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
-    /// Which connection of those that the far side knows.
+    /// The connection, among those known to the far side.
     pub(crate) flow: u8,
     pub(crate) flags: u8,
     seq: Near,
@@ -69,7 +69,7 @@ pub(crate) struct Segment {
     pub(crate) len: u16,
     stamps: Stamps,
     sacks: [Option<(Near, Near)>; 3],
-    /// Options that no connection has.
+    /// Options that no connection negotiates.
     strange: Option<[u8; 4]>,
     /// Type of service, with the ECN field.
     tos: u8,
@@ -145,9 +145,9 @@ impl<'a> Arbitrary<'a> for Segment {
 /// A SYN of the far side.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Open {
-    /// Which of its ports.
+    /// The index of its source port.
     pub(crate) port: u8,
-    /// How far before the end of the sequence space it begins, if it does.
+    /// If set, the initial number is this far before the end of the sequence space.
     close: Option<u16>,
     mss: Option<u16>,
     scale: Option<u8>,
@@ -155,7 +155,7 @@ pub(crate) struct Open {
     stamps: bool,
     ecn: bool,
     pub(crate) window: u16,
-    /// Bytes that come with it.
+    /// Bytes of data on the SYN.
     len: u8,
 }
 
@@ -192,27 +192,27 @@ impl<'a> Arbitrary<'a> for Open {
     }
 }
 
-/// What the far side knows of a connection: what the stack said last.
+/// What the far side knows of a connection: mostly the stack's last numbers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     pub(crate) far: [u8; 4],
     /// The stack's port, and the far side's.
     pub(crate) ports: (u16, u16),
-    /// The first number of the stack, the one behind the highest that it sent, and what it
-    /// acknowledged last.
+    /// The stack's initial number, the number after the highest that it sent, and its last
+    /// acknowledgment.
     pub(crate) iss: u32,
     pub(crate) high: u32,
     pub(crate) acked: u32,
     window: u32,
     stamp: Option<u32>,
-    /// The far side's first number, and the one behind its last segment.
+    /// The far side's initial number, and the number after its last segment.
     pub(crate) irs: u32,
     next: u32,
-    /// What it acknowledged last.
+    /// The far side's last acknowledgment.
     una: u32,
-    /// Its clock.
+    /// The far side's timestamp clock.
     clock: u32,
-    /// Whether the stack's stream may begin elsewhere than at the last first number that it sent.
+    /// Whether the stack's stream may begin at another number than its last initial number.
     has_lied: bool,
 }
 
@@ -226,25 +226,26 @@ pub(crate) const fn pattern_byte(port: u16, seq: u32) -> u8 {
 #[derive(Debug, Default)]
 pub(crate) struct Far {
     pub(crate) flows: Vec<Known>,
-    /// The SYNs that it sent: port, first number.
+    /// The SYNs that the far side sent: port, initial number.
     pub(crate) syns: Vec<(u16, u32)>,
-    /// Every first number that the stack sent, with the ports.
+    /// Every initial number that the stack sent, with the ports.
     offers: Vec<((u16, u16), u32)>,
     clock: u32,
 }
 
-/// Connections that the far side remembers.
+/// The most connections that the far side remembers.
 const FLOWS: usize = 8;
 
 impl Far {
     pub(crate) fn flow(&self, which: u8) -> Option<Known> {
         let index = usize::from(which).checked_rem(self.flows.len())?;
-        // The newest first: inputs that open one connection after the other reach all of them.
+        // Counts from the newest, so that inputs that open one connection after another reach
+        // all.
         self.flows.iter().rev().nth(index).copied()
     }
 
-    /// The stack sent a segment. Returns where its payload begins in the stream that the stack
-    /// sends, if it has one.
+    /// Reads a segment from the stack. Returns the position of its payload in the stack's stream,
+    /// if it has payload and the position is known.
     pub(crate) fn hear(&mut self, heard: &Header) -> Option<u32> {
         let (far, ports) = (heard.to, (heard.src_port, heard.dst_port));
         let same = |flow: &Known| flow.far == far && flow.ports == ports;
@@ -291,14 +292,14 @@ impl Far {
         flow.stamp = heard.timestamp.or(flow.stamp.filter(|_| !heard.has(SYN)));
         let has_payload = heard.payload.0 < heard.payload.1;
         let behind_syn = flow.iss.wrapping_add(u32::from(!heard.has(SYN)));
-        // A stack that answered several SYNs of this flow may begin its stream at any of those
+        // If the stack answered several SYNs of this flow, its stream may begin at any of those
         // numbers.
         let mut offers = self.offers.iter().filter(|(of, _)| *of == ports);
         let begins_once = offers.all(|(_, offer)| *offer == flow.iss);
         (has_payload && begins_once && !flow.has_lied).then(|| heard.seq.wrapping_sub(behind_syn))
     }
 
-    /// The frame of a SYN to `port`.
+    /// Builds the frame of a SYN to `port`.
     pub(crate) fn open(&mut self, open: &Open, far: [u8; 4], port: u16) -> Vec<u8> {
         self.clock = self.clock.wrapping_add(1);
         let far_port = 4000 + u16::from(open.port % 12);
@@ -340,7 +341,7 @@ impl Far {
         frame
     }
 
-    /// The frame of a segment; `None` while there is no connection.
+    /// Builds the frame of a segment; `None` while there is no connection.
     pub(crate) fn segment(&mut self, segment: &Segment) -> Option<Vec<u8>> {
         let index = usize::from(segment.flow).checked_rem(self.flows.len())?;
         let index = self.flows.len() - 1 - index;
@@ -417,9 +418,9 @@ impl Far {
         let first = seq.wrapping_add(is_syn.into());
         let at = |at| pattern_byte(port, first.wrapping_add(at));
         frame.extend((0..u32::from(segment.len)).map(at));
-        // A cookie proves a number relative to the first one that the peer claims. A peer that
-        // shifts both alike moves the whole stream. One that acknowledges an older cookie than the
-        // last begins where that one says.
+        // A SYN cookie proves a number relative to the initial number that the peer claims. A
+        // peer that shifts both equally moves the whole stream. If it acknowledges an older
+        // cookie, the stream begins at that cookie.
         let claimed = seq.wrapping_sub(irs).wrapping_sub(1);
         let begins_elsewhere = self.offers.iter().any(|(ports, offer)| {
             let shift = ack.wrapping_sub(*offer).wrapping_sub(1);
@@ -441,7 +442,8 @@ impl Far {
         Some(frame)
     }
 
-    /// An ICMP error of this type and code about the number `seq` of a connection (RFC 792).
+    /// Builds an ICMP error of this type and code about the number `seq` of a connection (RFC
+    /// 792).
     pub(crate) fn error(&self, flow: u8, seq: Near, kind: [u8; 2], mtu: u16) -> Option<Vec<u8>> {
         let flow = self.flow(flow)?;
         let Known { iss, high, una, .. } = flow;

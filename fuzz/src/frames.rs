@@ -1,7 +1,7 @@
-//! Frames of any kind into a stack: one that listens, has a UDP socket, and opens connections.
+//! Sends frames of any kind to a stack that listens, has a UDP socket, and opens connections.
 //!
-//! Whatever came before, a host that behaves is served in the end: its echo request is answered,
-//! and so is its connection.
+//! After any input the stack still serves a well-behaved host: it answers the host's echo
+//! request, and its connection works.
 
 use std::net::SocketAddr;
 
@@ -21,36 +21,36 @@ use crate::packets::{
 use crate::stack::{Kind, LEAST_V6, Stack, limits};
 use crate::tally;
 
-/// Where the stack listens, and where its UDP socket is.
+/// The port on which the stack listens, and the port of its UDP socket.
 const PORT: u16 = 80;
 const UDP_PORT: u16 = 53;
-/// Where it listens for a host that behaves, in the end.
+/// The port on which it listens in the end, for a well-behaved host.
 const LAST_PORT: u16 = 81;
-/// Frames of an input after which the rest of it is ignored: no input takes long.
+/// Frames after which the rest of an input is ignored, which bounds its time.
 const FRAMES: u64 = 4000;
-/// Frames that can come again.
+/// The number of past frames that can be sent again.
 const AGAIN: usize = 8;
-/// How often a host that behaves asks: for half an hour.
+/// How often a well-behaved host retries: over half an hour.
 const ATTEMPTS: u32 = 34;
-/// Streams that the application holds.
+/// The most streams that the application holds.
 const STREAMS: usize = 8;
 
 type Drawn<T> = arbitrary::Result<T>;
 
-/// What happens next.
+/// The next operation.
 #[derive(Debug)]
 enum Op<'a> {
     Frame(Sent<'a>, Shape),
-    /// Time passes, up to the next deadline if it is `None`.
+    /// Lets time pass; `None`: up to the next deadline.
     Wait(Option<Duration>),
-    /// The device takes so many more frames; `None`: any number.
+    /// The device accepts this many more frames; `None`: any number.
     Credit(Option<u8>),
     /// One step of one worker.
     Step(u8),
     App(App),
 }
 
-/// A frame before it was shaped.
+/// A frame before its [`Shape`] is applied.
 #[derive(Debug)]
 enum Sent<'a> {
     Segment(Segment),
@@ -72,8 +72,8 @@ enum Sent<'a> {
         kind: [u8; 2],
         mtu: u16,
     },
-    /// A fragment of a datagram: identification, offset in units of eight bytes, whether others
-    /// follow, length.
+    /// A fragment of a datagram: identification, offset in units of eight bytes, whether more
+    /// fragments follow, length.
     Fragment {
         ident: u8,
         offset: u16,
@@ -87,7 +87,7 @@ enum Sent<'a> {
         host: u8,
         target: u8,
     },
-    /// One of the last frames.
+    /// One of the last frames, again.
     Again(u8),
     /// The last frame that the stack sent, with source and destination exchanged.
     Reflected,
@@ -99,25 +99,25 @@ enum Sent<'a> {
     Raw(&'a [u8]),
 }
 
-/// What is done to a frame before it arrives.
+/// Changes to a frame before it arrives.
 #[derive(Debug, Default)]
 struct Shape {
-    /// Other frames arrive before the stack sees it.
+    /// The frame waits until another frame arrives.
     waits: bool,
-    /// A byte that is written somewhere, before checksums are made right.
+    /// The position and value of a byte to write, before the checksums are made right.
     patch: Option<(u8, u8)>,
-    /// Bytes that are cut off, or appended if negative.
+    /// Bytes to cut off, or to append if negative.
     cut: i8,
     wrong: Option<u8>,
     from: u8,
-    /// The VLAN of its tag; 0 says only what its priority is.
+    /// The VLAN of the tag; 0 makes it a priority tag.
     tag: Option<u8>,
-    /// Whether a packet of IPv6 has a fragment header though it is whole (RFC 6946).
+    /// Whether an unfragmented packet of IPv6 has a fragment header (RFC 6946).
     is_atomic: bool,
     meta: Option<[u8; 6]>,
 }
 
-/// What the application does.
+/// A call of the application.
 #[derive(Debug)]
 enum App {
     Accept,
@@ -129,7 +129,7 @@ enum App {
     Connect(u8),
     Receive,
     Send(u8, u16),
-    /// Stops listening, or begins to.
+    /// Stops listening if it listens; otherwise listens.
     Listen,
 }
 
@@ -143,7 +143,7 @@ impl<'a> Arbitrary<'a> for Op<'a> {
                 let [ports, len]: [u8; 2] = u.arbitrary()?;
                 let to = [UDP_PORT, UDP_PORT, UDP_PORT, 7][usize::from(ports & 3)];
                 let ports = (u16::from(ports >> 2), to);
-                // Most are short; some have to be in fragments.
+                // Most datagrams are short; some need fragments.
                 let len = if len < 200 {
                     u16::from(len)
                 } else {
@@ -175,7 +175,7 @@ impl<'a> Arbitrary<'a> for Op<'a> {
             }
             31..=33 => {
                 let [ident, place, len]: [u8; 3] = u.arbitrary()?;
-                // As a rule pieces of 64 bytes that fit together.
+                // Most fragments are pieces of 64 bytes that fit together.
                 let (offset, len) = match place & 0x40 {
                     0 => (
                         u16::from(place & 0xf) * 8,
@@ -240,7 +240,7 @@ impl<'a> Arbitrary<'a> for Op<'a> {
     }
 }
 
-/// Type and code of an ICMP error, and the MTU that it names.
+/// Draws type and code of an ICMP error, and the MTU that it reports.
 fn trouble(choice: u8, u: &mut Unstructured<'_>) -> Drawn<([u8; 2], u16)> {
     let kinds = [
         [3, 0],
@@ -264,14 +264,15 @@ fn trouble(choice: u8, u: &mut Unstructured<'_>) -> Drawn<([u8; 2], u16)> {
     Ok((kinds[usize::from(choice & 7)], mtu))
 }
 
-/// From a microsecond to two minutes; each step is half as long again as the one before.
+/// From a microsecond to two minutes; each step is half as long again as the previous one.
 pub(crate) fn pause(code: u8) -> Duration {
     let micros = (0..code % 46).fold(1_u64, |micros, _| micros + micros.div_ceil(2));
     Duration::from_micros(micros)
 }
 
 impl Shape {
-    /// The upper two bits of the operation say whether there is a shape: most frames have none.
+    /// The upper two bits of the operation decide whether a shape is drawn: most frames have
+    /// none.
     fn drawn(kind: u8, u: &mut Unstructured<'_>) -> Drawn<Shape> {
         let mut shape = Shape {
             waits: kind & 0x40 != 0,
@@ -301,8 +302,8 @@ impl Shape {
         Ok(shape)
     }
 
-    /// Does it to a frame, and says what the device says of that. What is not raw becomes a frame
-    /// of `family` first, if it can be said there.
+    /// Changes a frame, and returns the metadata that the device reports with it. Unless raw, the
+    /// frame is first translated to `family`, if it has a translation.
     fn apply(&self, frame: &mut Vec<u8>, family: Family, is_raw: bool) -> RxMeta {
         if self.from != 0 && frame.len() >= LOWER {
             frame[28] = self.from >> 4;
@@ -317,7 +318,7 @@ impl Shape {
         if let Some((at, byte)) = self.patch
             && !frame.is_empty()
         {
-            // As a rule one of the headers.
+            // In most frames this hits a header.
             let at = usize::from(at) % frame.len();
             frame[at] = byte;
         }
@@ -362,7 +363,7 @@ impl Shape {
             ];
             meta.gso = kinds[usize::from(kind >> 2 & 3)].map(|kind| Gso {
                 kind,
-                // A device says how long the segments are, and not 0.
+                // A device reports the length of the segments, and never 0.
                 size: (u16::from(size) << (a & 7)).max(1),
                 header_len: u16::from(b),
             });
@@ -371,7 +372,7 @@ impl Shape {
     }
 }
 
-/// What the first bytes of an input say of the stack.
+/// Decodes the configuration of the stack from the first bytes of an input.
 fn stack_of(input: &mut Input<'_>) -> Stack {
     let [kind, device, sizes, rules]: [u8; 4] = input.any();
     let kind = match kind % 4 {
@@ -444,7 +445,7 @@ pub fn run(data: &[u8]) {
         frames: 0,
     };
     world.run_until_idle();
-    // A connection is open from the beginning, if the first operation does not forget it.
+    // Opens a connection at the beginning; the first operation can make the stack forget it.
     let open = Arbitrary::arbitrary(&mut Unstructured::new(&[0, 0])).expect("two bytes are enough");
     world.arrive(Sent::Open(open), &Shape::default());
     let acknowledgment = Arbitrary::arbitrary(&mut Unstructured::new(&[0; 4]));
@@ -537,7 +538,7 @@ impl World {
                 let mut message = vec![numbers[0], numbers[1], 0, 0, 0, 0];
                 message.extend(mtu.to_be_bytes());
                 if numbers[0] == 137 {
-                    // A redirect: the destination is a neighbour (RFC 4861 section 8).
+                    // For a redirect: the destination is a neighbour (RFC 4861 section 8).
                     message.extend(&about[24..40]);
                     message.extend(&about[24..40]);
                 } else {
@@ -568,7 +569,7 @@ impl World {
                 let place = (offset & 0x1fff) | u16::from(more) << 13;
                 frame[20..22].copy_from_slice(&place.to_be_bytes());
                 if offset == 0 && protocol == UDP {
-                    // A header without a checksum.
+                    // A UDP header without a checksum.
                     frame.extend([0, 9, 0, UDP_PORT as u8, 0, 136, 0, 0]);
                 }
                 frame.resize(LOWER + usize::from(len), ident);
@@ -610,7 +611,7 @@ impl World {
         })
     }
 
-    /// Everything that can be done now; the far side hears what was sent.
+    /// Does all work that is possible now; the far side reads the sent frames.
     fn run_until_idle(&mut self) {
         self.stack.run_until_idle(self.now);
         for frame in self.stack.take_sent() {
@@ -701,12 +702,12 @@ impl World {
         self.streams.push(stream);
     }
 
-    /// A host that behaves comes, and is served.
+    /// Checks that the stack serves a well-behaved host in the end.
     fn end(&mut self) {
         self.stack.script.accept_at_most(None);
         self.run_until_idle();
         self.stack.check();
-        // It says how it is reached, so that it need not be asked for.
+        // An ARP message announces the host's address, so the stack need not ask for it.
         let arp = packets::arp(1, packets::FAR_MAC, HONEST, STACK);
         self.stack.push_in_family(&arp);
         self.stack.push_in_family(&packets::echo(HONEST, 0x1234));
@@ -723,7 +724,7 @@ impl World {
             "no answer to an echo request"
         );
 
-        // What applications hold they let go of. Nothing that is left can take the places of others
+        // The application drops all sockets, so that nothing holds places of the connection table
         // for ever.
         self.listener = None;
         self.opening.clear();
@@ -741,8 +742,7 @@ impl World {
             next: 0x0bad_cafe,
             ..Honest::default()
         };
-        // Connections that were let go of before may have to be given up first, as the table is
-        // full.
+        // The table may be full, so the stack may first have to give up dropped connections.
         let answered = (0..ATTEMPTS).any(|attempt| {
             self.say(&mut honest, SYN, b"");
             if honest.answered.is_none() {
@@ -804,7 +804,7 @@ impl World {
     }
 }
 
-/// A host that behaves.
+/// A well-behaved host.
 #[derive(Default)]
 struct Honest {
     next: u32,

@@ -1,8 +1,8 @@
-//! What the kernel puts before and around frames: virtio headers, slots of TPACKET_V2 and blocks of
-//! TPACKET_V3, of any bytes.
+//! Fills the headers that the kernel writes before frames (virtio headers, slots of TPACKET_V2
+//! and blocks of TPACKET_V3) with any bytes.
 //!
-//! A frame that a device returns lies inside its unit of the ring, or is a copy of bytes that were
-//! there; and it stays the same while it is held, whatever becomes of its unit.
+//! A frame that a device returns is inside its unit (slot, block or message), or a copy of bytes
+//! that were there. It does not change while it is held, even if its unit changes.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -16,9 +16,9 @@ use crate::input::{Input, assert_overflow_panics};
 use crate::tally;
 
 const UNIT: usize = 4096;
-/// Operations of an input after which the rest of it is ignored: no input takes long.
+/// Operations after which the rest of an input is ignored, which bounds its time.
 const STEPS: u64 = 2000;
-/// Frames that are held at a time.
+/// The most frames that are held at a time.
 const HELD: usize = 64;
 
 type Drawn<T> = arbitrary::Result<T>;
@@ -28,26 +28,26 @@ enum Op<'a> {
     /// The kernel hands over the next unit.
     Fill(Unit<'a>),
     Claim(u8),
-    /// Frames go back, from the oldest or from the newest on.
+    /// Releases frames, beginning with the oldest or the newest.
     Release(u8),
     /// One frame is dropped.
     Drop(u8),
-    /// What users do to frames.
+    /// Changes a frame as users do.
     Use(u8),
     Stats,
 }
 
-/// What stands in a unit.
+/// The contents of a unit.
 #[derive(Debug)]
 struct Unit<'a> {
     status: u32,
-    /// Of a block: how many frames it says, beyond those that it has, and where it says that the
-    /// first is.
+    /// For a block: by how much its count of frames is wrong, and the reported offset of the
+    /// first frame.
     count: i8,
     first: Option<u16>,
-    /// Of a slot, the first.
+    /// Frames; a slot uses the first.
     frames: Vec<Packet>,
-    /// Bytes that are written somewhere in the end.
+    /// Positions and values that are written last.
     patches: Vec<(u16, u32)>,
     raw: Option<&'a [u8]>,
 }
@@ -55,11 +55,11 @@ struct Unit<'a> {
 #[derive(Clone, Copy, Debug)]
 struct Packet {
     len: u16,
-    /// How many bytes of it are said to be missing.
+    /// How many bytes of it the header reports as missing.
     cut: u8,
     mac: u16,
     status: u32,
-    /// Where the next one is, beyond where it should be.
+    /// By how much the offset of the next frame is wrong.
     next: i8,
     virtio: [u8; 10],
     vlan: u16,
@@ -87,7 +87,7 @@ impl<'a> Arbitrary<'a> for Packet {
             packet.mac = u.arbitrary()?;
         }
         if bits & 8 != 0 {
-            // Whether it was cut, whether tags were taken out.
+            // Whether the frame was cut, and whether tags were removed.
             packet.status = u32::from(u.arbitrary::<u8>()?);
             packet.vlan = u.arbitrary()?;
         }
@@ -165,7 +165,7 @@ pub fn run(data: &[u8]) {
     tally::add("steps", steps);
 }
 
-/// Frames that a user holds, and what they held when they came.
+/// Frames that a user holds, and their bytes when they were received.
 #[derive(Default)]
 struct Held(VecDeque<(Frame, Vec<u8>)>);
 
@@ -193,7 +193,7 @@ impl Held {
         usize::from(which).checked_rem(self.0.len())
     }
 
-    /// What users do to a frame; it is theirs then.
+    /// Changes a frame as users do; a changed frame is no longer compared.
     fn use_one(&mut self, which: u8) {
         let Some(at) = self.at(which) else { return };
         let (frame, bytes) = &mut self.0[at];
@@ -224,8 +224,7 @@ impl Held {
     }
 }
 
-/// A ring that is filled by hand. Returns how many units were filled, and how many operations there
-/// were.
+/// Tests a ring that is filled by hand. Returns the numbers of filled units and of operations.
 fn over_ring(input: &mut Input<'_>, blocks: bool, units: u32) -> (u64, u64) {
     let (mut rx, ring) = testkit::ring_rx(units, UNIT, blocks).expect("memory for a ring");
     let mut images = vec![vec![0; UNIT]; units as usize];
@@ -238,7 +237,8 @@ fn over_ring(input: &mut Input<'_>, blocks: bool, units: u32) -> (u64, u64) {
         match op {
             Op::Fill(unit) => {
                 let image = unit.image(blocks);
-                // The kernel fills the ring in order, and waits for a unit that is out.
+                // The kernel fills the ring in order, and waits while the user holds the next
+                // unit.
                 if ring
                     .fill(next, &image, unit.status)
                     .expect("the memory can be written")
@@ -295,7 +295,7 @@ fn claim(rx: &mut dyn DeviceRx, ring: &Ring, max: u8, images: &[Vec<u8>], held: 
     }
 }
 
-/// Whether the bytes of a frame stand in a unit, with or without a VLAN tag that was put back.
+/// Whether a unit contains the bytes of a frame, with or without a VLAN tag that was put back.
 fn holds(image: &[u8], frame: &[u8]) -> bool {
     let (addresses, rest) = frame.split_at(12);
     let untagged = &rest[rest.len().min(4)..];
@@ -335,7 +335,7 @@ impl Unit<'_> {
 }
 
 impl Packet {
-    /// Writes the header, the virtio header and the frame. Returns where the frame ends.
+    /// Writes the header, the virtio header and the frame. Returns the end of the frame.
     fn write(&self, image: &mut [u8], at: usize, blocks: bool) -> usize {
         let (len, snaplen) = (
             u32::from(self.len),
@@ -388,15 +388,15 @@ impl Packet {
     }
 }
 
-/// Writes as much as there is room for.
+/// Writes as many bytes as there is room for.
 fn write(image: &mut [u8], at: usize, bytes: &[u8]) {
     for (to, from) in image.iter_mut().skip(at).zip(bytes) {
         *to = *from;
     }
 }
 
-/// Frames that are read from a socket, each behind a virtio header. Returns how many there were,
-/// and how many operations.
+/// Tests frames that are read from a socket, each after a virtio header. Returns the numbers of
+/// frames and of operations.
 fn over_socket(input: &mut Input<'_>, tap: bool) -> (u64, u64) {
     let (kernel, ours) = UnixDatagram::pair().expect("two sockets");
     kernel.set_nonblocking(true).expect("a socket");
@@ -420,7 +420,7 @@ fn over_socket(input: &mut Input<'_>, tap: bool) -> (u64, u64) {
                     0 => datagram.len(),
                     1 => usize::from(input.byte()),
                     2 => usize::from(input.any::<u16>()),
-                    // About as long as a buffer.
+                    // About the size of a buffer.
                     _ => 65_500 + usize::from(input.byte()) * 10,
                 };
                 datagram.resize(len, count as u8);
@@ -436,7 +436,7 @@ fn over_socket(input: &mut Input<'_>, tap: bool) -> (u64, u64) {
                     .expect("a socket is up");
                 assert_eq!(claimed, frames.len());
                 for frame in frames {
-                    // Those in between were refused.
+                    // The device refused the datagrams in between.
                     let is_this =
                         |datagram: &Vec<u8>| datagram.get(header..) == Some(frame.bytes());
                     let at = sent.iter().position(is_this).expect("it was sent");

@@ -1,4 +1,4 @@
-//! Reading decisions from the bytes of an input.
+//! Decodes decisions from the bytes of an input.
 
 use std::fmt::Debug;
 use std::hint::black_box;
@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use arbitrary::{Arbitrary, Unstructured};
 
-/// An input that is used up from the front. Behind its end everything is 0.
+/// An input, read from its front. After its end, all values are 0.
 pub(crate) struct Input<'a>(Unstructured<'a>);
 
 impl<'a> Input<'a> {
@@ -23,18 +23,18 @@ impl<'a> Input<'a> {
         self.any()
     }
 
-    /// A number of any integer type; 0 behind the end.
+    /// A number of any integer type; 0 after the end.
     pub(crate) fn any<T: Arbitrary<'a> + Default>(&mut self) -> T {
         self.0.arbitrary().unwrap_or_default()
     }
 
-    /// The next `len` bytes, or as many as there are.
+    /// The next `len` bytes, or all that are left.
     pub(crate) fn take(&mut self, len: usize) -> &'a [u8] {
         let len = len.min(self.0.len());
         self.0.bytes(len).unwrap_or_default()
     }
 
-    /// The next operation, printed if `FUZZ_PRINT` is set.
+    /// The next operation. It is printed if `FUZZ_PRINT` is set.
     pub(crate) fn next<T: Arbitrary<'a> + Debug>(&mut self) -> Option<T> {
         static PRINTS: OnceLock<bool> = OnceLock::new();
         if self.is_empty() {
@@ -48,8 +48,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Ends the process if arithmetic wraps around silently in this build: no finding would be missed
-/// without a word.
+/// Panics if this build lets arithmetic wrap around silently, because it would miss findings.
 pub(crate) fn assert_overflow_panics() {
     static CHECKED: OnceLock<()> = OnceLock::new();
     CHECKED.get_or_init(|| {

@@ -1,7 +1,7 @@
-//! The fuzz targets of the workspace, as functions of a byte string, and what they share.
+//! The fuzz targets of the workspace, as functions of a byte string, and their common parts.
 //!
-//! `fuzz_targets/` wraps each for libFuzzer; `tests/corpus.rs` runs the committed corpora through
-//! them without it. See `README.md`.
+//! `fuzz_targets/` wraps each target for libFuzzer; `tests/corpus.rs` runs the committed corpora
+//! without libFuzzer. See `README.md`.
 
 #[cfg(not(debug_assertions))]
 compile_error!("the targets need debug assertions");
@@ -19,9 +19,8 @@ mod stack;
 pub mod tally;
 pub mod tls;
 
-/// Now and then appends operations that are drawn at random, up to some thousand bytes of them, and
-/// returns how long the input is then: an input should be worth the stack that is made for it.
-/// Otherwise `None`.
+/// For every fourth seed, appends up to some thousand bytes of random operations and returns the
+/// new length, so that an input is worth the cost of creating a stack. Otherwise returns `None`.
 pub fn longer(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> Option<usize> {
     let most = max_size.min(data.len());
     if !seed.is_multiple_of(4) || size >= most {

@@ -1,4 +1,4 @@
-//! Frames as the far side writes and reads them. Nothing here comes from the stack.
+//! Writes and reads frames for the far side, without code of the stack.
 
 use dominoes_testkit::packet::v6::{self, ICMPV6};
 use dominoes_testkit::packet::{self, Address, Mac, Path, TO_STACK, v6_of};
@@ -7,12 +7,13 @@ pub(crate) use dominoes_testkit::packet::{
     tcp_header,
 };
 
-/// Opens connections after the others are done, and says only what is so.
+/// A host that opens a connection after all others are done, and behaves well.
 pub(crate) const HONEST: Address = [10, 0, 0, 77];
 pub(crate) const STACK_MAC: Mac = TO_STACK.to_mac;
 pub(crate) const FAR_MAC: Mac = TO_STACK.from_mac;
 
-/// An Ethernet and an IPv4 header from `from` to `to`; lengths and checksums are for [`finish`].
+/// Writes an Ethernet and an IPv4 header from `from` to `to`; [`finish`] sets lengths and
+/// checksums.
 pub(crate) fn headers(from: Address, to: Address, protocol: u8) -> Vec<u8> {
     packet::headers(
         Path {
@@ -24,7 +25,8 @@ pub(crate) fn headers(from: Address, to: Address, protocol: u8) -> Vec<u8> {
     )
 }
 
-/// A packet of IPv6 for the stack; what only neighbours may say comes from one.
+/// Builds a packet of IPv6 for the stack; messages that only neighbours may send come from a
+/// neighbour.
 pub(crate) fn packet_v6(protocol: u8, payload: &[u8]) -> Vec<u8> {
     let [_, _, .., a, b] = v6_of(FAR).segments();
     let next = if protocol == ICMP { ICMPV6 } else { protocol };

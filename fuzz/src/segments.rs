@@ -1,9 +1,9 @@
-//! Segments, calls and time into the connections of two stacks that are run in different ways, and
-//! must not differ.
+//! Applies segments, calls and time to the connections of two stacks that run in different ways,
+//! and must behave the same.
 //!
-//! After every operation both have told the network and the application the same, and their
-//! connections are equal in every field. What the application reads is what the far side sent, and
-//! what the stack sends is what was written.
+//! After every operation both stacks have sent equal frames and returned equal results to the
+//! application, and their connections are equal in every field. The application reads the bytes
+//! that the far side sent, and the stack sends the bytes that the application wrote.
 
 use std::net::{Shutdown, SocketAddr};
 
@@ -21,11 +21,11 @@ use crate::stack::{Kind, Stack, limits};
 use crate::tally;
 
 const PORT: u16 = 80;
-/// Where the stack connects to.
+/// The port of the far side to which the stack connects.
 const FAR_PORT: u16 = 4000;
-/// Frames that the stacks take together, at most.
+/// The most frames that arrive at the stacks together.
 const TOGETHER: usize = 8;
-/// Operations of an input after which the rest of it is ignored: no input takes long.
+/// Operations after which the rest of an input is ignored, which bounds its time.
 const STEPS: u64 = 6000;
 
 type Drawn<T> = arbitrary::Result<T>;
@@ -36,33 +36,33 @@ enum Op {
     Open(Open),
     /// An ICMP error about a number in flight.
     Error(Near, [u8; 2], u16),
-    /// The far side answers who has its address.
+    /// The far side answers an ARP request for its address.
     Arp,
-    /// Time passes, up to the next deadline if it is `None`.
+    /// Lets time pass; `None`: up to the next deadline.
     Wait(Option<Duration>),
-    /// The device takes so many more frames; `None`: any number.
+    /// The device accepts this many more frames; `None`: any number.
     Credit(Option<u8>),
-    /// Steps of workers of the first and of the second stack, before they do all that can be done.
+    /// Steps of workers of the first and the second stack, before both do all possible work.
     Steps([[u8; 2]; 3]),
     App(App),
 }
 
-/// What becomes of a segment on its way.
+/// What happens to a segment on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Arrives,
-    /// The stack sees it when another frame comes.
+    /// The segment arrives together with the next frame.
     Waits,
     Twice,
-    /// A byte of it is changed, and the checksum is not.
+    /// A byte is changed, and the checksum is not updated.
     Damaged(u8),
 }
 
-/// What the application does.
+/// A call of the application.
 #[derive(Clone, Copy, Debug)]
 enum App {
     Read(u16),
-    /// Reads in place, and gives back as much at most.
+    /// Reads in place, and releases at most this many bytes.
     Consume(u16),
     Write(u16),
     Shutdown(Shutdown),
@@ -118,8 +118,8 @@ impl<'a> Arbitrary<'a> for Op {
     }
 }
 
-/// Whether the device may be busy. Then how many frames it has taken when a request is published is
-/// no longer the same on both sides, nor is what follows from that.
+/// Whether the device may be busy. If so, the count of sent frames in a request can differ
+/// between the two stacks, and so can all that depends on it.
 const fn may_be_busy(rules: u8) -> bool {
     rules & 0x88 == 0x88
 }
@@ -140,7 +140,7 @@ struct Side {
     read: u64,
 }
 
-/// What a side told the application: what the call returned, and the bytes that it read.
+/// The result of a call: its return value, and the bytes that it read.
 type Told = (Result<usize, SocketError>, Vec<u8>);
 
 impl Side {
@@ -231,7 +231,7 @@ impl Side {
     }
 }
 
-/// A call of a stream.
+/// Makes a call of a stream.
 fn call_of(stream: &mut TcpStream, call: App, written: u64) -> Told {
     let mut bytes = Vec::new();
     let said = match call {
@@ -289,7 +289,7 @@ fn set(stream: &TcpStream, what: u8, value: u8) -> Result<(), SocketError> {
     Ok(())
 }
 
-/// Looks at every field of every connection.
+/// Compares every field of every connection.
 fn compare(first: &Stack, second: &Stack) {
     let (first, second) = (&first.replicas()[0], &second.replicas()[0]);
     let mut others = second.connections();
@@ -309,7 +309,7 @@ struct Pair {
     now: Instant,
     segments: u64,
     may_be_busy: bool,
-    /// Where what the application reads may have begun; not known before it read something.
+    /// Where the received stream may have begun; `None` before the application reads.
     begun: Option<Vec<u32>>,
 }
 
@@ -318,8 +318,8 @@ pub fn run(data: &[u8]) {
     assert_overflow_panics();
     let mut input = Input::new(data);
     let [kinds, sizes, rules, now]: [u8; 4] = input.any();
-    // Logs have room for all that waits: what has to stay in the device is answered by itself.
-    // Frames come one at a time, or several at once.
+    // The logs have room for all waiting frames, because an overload is handled at a different
+    // time in each stack. Frames arrive one at a time, or several at once.
     let (kinds, may_wait) = match kinds % 4 {
         0 | 1 => ([Kind::Single, Kind::Pair(64)], true),
         2 => ([Kind::Pair(64), Kind::Pair(64)], true),
@@ -335,7 +335,7 @@ pub fn run(data: &[u8]) {
         begun: None,
     };
     pair.run_until_idle();
-    // A connection is open from the beginning, by either side.
+    // One side opens a connection at the beginning.
     if rules & 32 == 0 {
         let open = Arbitrary::arbitrary(&mut Unstructured::new(&[0, 0]));
         pair.apply(Op::Open(open.expect("two bytes are enough")), may_wait);
@@ -401,7 +401,7 @@ impl Pair {
                 self.arrive(&frame);
             }
             Op::Wait(span) => {
-                // A side that has news already would tell of them at another time.
+                // A side that already has news would otherwise report it at a different time.
                 self.run_until_idle();
                 let next = self.sides[0].stack.next_deadline();
                 self.now = match span {
@@ -424,7 +424,7 @@ impl Pair {
                 }
             }
             Op::App(app) => {
-                // What waits for the stack may have news for the application on one side alone.
+                // Waiting frames could give the application news on one side alone.
                 self.run_until_idle();
                 let [first, second] = &mut self.sides;
                 let read = first.read;
@@ -452,7 +452,7 @@ impl Pair {
         }
     }
 
-    /// What the application read are the bytes that the far side sends behind one of its SYNs.
+    /// Checks that the application read the bytes that the far side sends after one of its SYNs.
     fn check_read(&mut self, from: u64, bytes: &[u8]) {
         let Some(stream) = self.sides[0].stream.as_ref().filter(|_| !bytes.is_empty()) else {
             return;
@@ -474,7 +474,7 @@ impl Pair {
         );
     }
 
-    /// Both do all that can be done, and are compared.
+    /// Both stacks do all possible work, and are compared.
     fn run_until_idle(&mut self) {
         let [first, second] = &mut self.sides;
         first.stack.run_until_idle(self.now);
@@ -489,7 +489,7 @@ impl Pair {
             let Some(heard) = packets::Header::read(&frame) else {
                 continue;
             };
-            // The payload is what was written at its place.
+            // The payload equals the bytes written at its position.
             if let Some(offset) = self.far.hear(&heard) {
                 let payload = &frame[heard.payload.0..heard.payload.1];
                 for (at, byte) in (offset..).zip(payload) {

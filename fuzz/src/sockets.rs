@@ -1,9 +1,9 @@
-//! Calls of sockets in any order, on two stacks that are joined by a wire which loses frames where
-//! the input says so.
+//! Calls sockets in any order, on two stacks joined by a wire that loses frames when the input
+//! asks for it.
 //!
-//! No call panics but where its documentation says so, and those the target does not make. What a
-//! stream reads is a prefix of what the other end wrote; what a UDP socket receives was sent to it,
-//! whole.
+//! A call panics only where its documentation allows that, and the target does not make those
+//! calls. A stream reads a prefix of the bytes that the other end wrote; a UDP socket receives
+//! only datagrams that were sent to it, and whole.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, IoSlice, IoSliceMut, Read, Write};
@@ -21,16 +21,16 @@ use crate::packets::{FAR, FAR_MAC, Family, STACK, STACK_MAC};
 use crate::stack::{Kind, Stack, limits};
 use crate::tally;
 
-/// Things of each kind that one side has.
+/// The most objects of each kind on one side.
 const MOST: usize = 6;
-/// Operations of an input after which the rest of it is ignored: no input takes long.
+/// Operations after which the rest of an input is ignored, which bounds its time.
 const STEPS: u64 = 3000;
-/// Bytes that are sent one by one, at most.
+/// The most bytes that are sent one by one.
 const SINGLE_BYTES: usize = 64;
-/// Rounds in which frames go back and forth at one moment.
+/// The most rounds of exchanged frames at one moment.
 const ROUNDS: usize = 200;
 
-/// A call: on which side, of which socket, and how.
+/// A call: the side, the socket, the operation and a parameter.
 #[derive(Clone, Copy, Debug)]
 struct Call {
     side: usize,
@@ -53,7 +53,7 @@ enum What {
     Fill,
     Write,
     WriteVectored,
-    /// Each in a segment of its own.
+    /// Writes each byte in a separate segment.
     WriteBytes,
     WriteAgain,
     Shutdown,
@@ -118,11 +118,11 @@ const CALLS: [What; 40] = [
 #[derive(Debug)]
 enum Op {
     Call(Call),
-    /// Frames go back and forth; those are lost whose bit is set, again and again.
+    /// Exchanges frames; a frame is lost if its bit is set. The bits repeat.
     Wire(u8),
-    /// Time passes, up to the next deadline if it is `None`.
+    /// Lets time pass; `None`: up to the next deadline.
     Wait(Option<Duration>),
-    /// Steps of a worker of the first stack.
+    /// A step of a worker of the first stack.
     Step(u8),
 }
 
@@ -145,23 +145,23 @@ impl<'a> Arbitrary<'a> for Op {
     }
 }
 
-/// The byte at `offset` of what is written to `to`.
+/// The byte at `offset` of the stream to `to`.
 const fn pattern_byte(to: u16, offset: u64) -> u8 {
     ((offset as u32 ^ (to as u32) << 16).wrapping_mul(0x85eb_ca6b) >> 24) as u8
 }
 
-/// Who writes to whom: its side and port, and those of the other. A side may talk to itself.
+/// Writer and reader of a stream, each as side and port. A side may connect to itself.
 type Way = [(usize, u16); 2];
 
 struct Stream {
     stream: TcpStream,
-    /// How its own bytes go.
+    /// The direction of its own bytes.
     way: Way,
     written: u64,
     read: u64,
-    /// Bytes that the last look lent.
+    /// Bytes that the last call lent to the application.
     lent: usize,
-    /// Some bytes were written a second time: what comes behind them is not known.
+    /// Some bytes were written twice, so the bytes after them are unknown.
     again: bool,
 }
 
@@ -177,11 +177,12 @@ struct Side {
 struct World {
     sides: [Side; 2],
     now: Instant,
-    /// The most that was written on each way by one connection; `None` if bytes were written again.
+    /// The most bytes that one connection wrote in each direction; `None` if bytes were written
+    /// twice.
     written: HashMap<Way, Option<u64>>,
     /// The datagrams that were sent.
     datagrams: HashSet<(u16, u16)>,
-    /// Others were sent besides.
+    /// Datagrams of unknown content were sent, too.
     mixed: bool,
     frames: u64,
 }
@@ -192,7 +193,7 @@ pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let [kind, sizes]: [u8; 2] = input.any();
     let kind = [Kind::Single, Kind::Pair(16), Kind::Pair(64), Kind::Single][usize::from(kind & 3)];
-    // Seldom such a large one that many segments fit whose bytes nobody reads.
+    // Rarely large enough for many segments that the application does not read.
     let receive_buffer = match sizes & 0xc3 {
         0xc3 => 1 << 20,
         sizes => 1 << (10 + (sizes & 3)),
@@ -276,7 +277,7 @@ pub fn run(data: &[u8]) {
 }
 
 impl World {
-    /// Frames go back and forth until nothing happens.
+    /// Exchanges frames until nothing happens.
     fn wire(&mut self, lost: u8) {
         let mut lost = lost;
         for _ in 0..ROUNDS {
@@ -385,7 +386,7 @@ impl World {
                         side.opening.swap_remove(at);
                         self.hold(number_of_side, stream);
                     }
-                    // It may be asked again.
+                    // The call may be repeated.
                     Err(_) if number & 1 == 0 => {}
                     Err(_) => drop(side.opening.swap_remove(at)),
                 }
@@ -493,11 +494,11 @@ impl World {
             What::Peek => {
                 let peeked = this.stream.halves().0.peek(&mut bytes);
                 bytes.truncate(peeked.unwrap_or(0));
-                // As much may be given back later.
+                // The next call may consume up to this many bytes.
                 this.lent = bytes.len();
             }
             What::Fill => {
-                // What was lent by the call before, in part; then a new look.
+                // Consumes a part of the bytes that the previous call lent; then reads again.
                 let back = len.min(this.lent);
                 BufRead::consume(&mut this.stream, back);
                 this.read += back as u64;
@@ -575,7 +576,7 @@ impl World {
                 return;
             }
         }
-        // The bytes that the other end wrote.
+        // Checks that the other end wrote these bytes.
         let from = this.read;
         this.read += looked as u64;
         let end = from + bytes.len() as u64;
@@ -591,7 +592,7 @@ impl World {
         }
     }
 
-    /// The most that was written in this direction.
+    /// Records the most bytes written in this direction.
     fn note_written(&mut self, side: usize, at: usize) {
         let Stream {
             way,
@@ -624,7 +625,7 @@ impl World {
             return;
         };
         let socket = &mut side.udp[at];
-        // Its length says what is in it.
+        // Its length determines its contents.
         let datagram = vec![number as u8; usize::from(number % 4000)];
         match what {
             What::Unbind => drop(side.udp.swap_remove(at)),
@@ -689,7 +690,8 @@ impl World {
                     Some(SocketError::Invalid)
                 );
                 let _ = (socket.local_addr(), socket.peer_addr());
-                // What is sent again may be the end of one datagram and the beginning of the next.
+                // Bytes that are sent again may join the end of one datagram and the beginning of
+                // the next.
                 self.mixed |= socket
                     .halves()
                     .1
@@ -741,7 +743,7 @@ fn settings(stream: &mut TcpStream, number: u16) {
             .expect("no value is out of its range"),
         5 => assert_eq!(stream.set_ttl(value.into()).is_ok(), value > 0),
         6 => stream.set_tos(value),
-        // No thread drives the stack while another one waits.
+        // No thread drives the stack while a call waits.
         7 => stream.set_linger(Some(std::time::Duration::ZERO)),
         8 => stream.set_linger(None),
         9 => {

@@ -1,4 +1,4 @@
-//! A stack over a device whose far side is the target, driven by hand.
+//! A stack, driven by hand, over a device whose other end is the fuzz target.
 
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 use dominoes_drivers::{Frame, RxMeta};
@@ -10,32 +10,32 @@ use dominoes_testkit::packet::v6_of;
 
 use crate::packets::{Family, STACK, STACK_MAC};
 
-/// Turns at one moment after which the stack counts as spinning.
+/// Turns at one moment after which a stack counts as spinning.
 const SPINNING: usize = 100_000;
 
-/// What every link of IPv6 carries (RFC 8200 section 5).
+/// The smallest MTU of a link of IPv6 (RFC 8200 section 5).
 pub(crate) const LEAST_V6: u16 = 1280;
 
 /// How a stack is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Single,
-    /// Two workers around one state.
+    /// Two workers that share one state.
     Locked,
-    /// Two replicas, on logs of this length in requests.
+    /// Two replicas (copies of the state), with a log of this many requests.
     Pair(usize),
 }
 
-/// A stack, and what its device's far side has.
+/// A stack, and the other end of its device.
 pub(crate) struct Stack {
-    /// What its far side speaks.
+    /// The IP family of the far side.
     pub(crate) family: Family,
     variant: Box<dyn Variant>,
     pub(crate) script: Script,
     pub(crate) sockets: Sockets,
 }
 
-/// The bounds of every stack here: small ones, since each input makes a stack of its own.
+/// The limits of every stack here, small because each input creates new stacks.
 pub(crate) fn limits() -> Limits {
     Limits::default()
         .connections(16)
@@ -48,8 +48,8 @@ pub(crate) fn limits() -> Limits {
 }
 
 impl Stack {
-    /// At 10.0.0.1, and at the address that stands for it if the far side speaks IPv6, over a
-    /// device of this configuration.
+    /// Creates a stack at 10.0.0.1, or for IPv6 at the address that corresponds to it, over a
+    /// device with this configuration.
     pub(crate) fn new(family: Family, kind: Kind, limits: Limits, device: MemoryConfig) -> Stack {
         Stack::at((STACK, STACK_MAC), family, kind, limits, device)
     }
@@ -91,21 +91,22 @@ impl Stack {
         }
     }
 
-    /// A frame of IPv4 or ARP arrives in the family of the far side, if it can be said there.
+    /// Delivers a frame of IPv4 or ARP, translated to the family of the far side, if it has a
+    /// translation.
     pub(crate) fn push_in_family(&self, frame: &[u8]) {
         if let Some(frame) = self.family.write(frame) {
             self.push(frame, RxMeta::default());
         }
     }
 
-    /// A frame arrives.
+    /// Delivers a frame.
     pub(crate) fn push(&self, frame: Vec<u8>, meta: RxMeta) {
         let len = frame.len();
         self.script
             .push_frame(Frame::from_buffer(frame.into_boxed_slice(), 0, len, meta));
     }
 
-    /// Everything that can be done at `now`.
+    /// Does all work that is possible at `now`.
     pub(crate) fn run_until_idle(&mut self, now: Instant) {
         let mut idle = 0;
         for _ in 0..SPINNING {
@@ -118,7 +119,8 @@ impl Stack {
         panic!("it spins at {now:?}");
     }
 
-    /// One step of one worker, or one turn of a single stack: `which` says whose and what.
+    /// Runs one step of one worker, or one turn of a single stack; `which` chooses worker and
+    /// step.
     pub(crate) fn step(&mut self, which: u8, now: Instant) {
         let worker = usize::from(which & 1) % self.variant.worker_count();
         let step = match which >> 1 & 7 {
@@ -138,12 +140,12 @@ impl Stack {
         self.variant.step(worker, step, now);
     }
 
-    /// When time has to be told at the latest.
+    /// The time of the next turn, if nothing else happens.
     pub(crate) fn next_deadline(&self) -> Instant {
         self.variant.next_deadline()
     }
 
-    /// What was sent since the last call, in the terms of IPv4. What has none stays as it is.
+    /// Returns the frames sent since the last call, translated to IPv4 where possible.
     pub(crate) fn take_sent(&self) -> Vec<Vec<u8>> {
         let sent = self.script.take_sent();
         let frames = sent.into_iter().map(|(frame, _)| frame);
@@ -160,8 +162,8 @@ impl Stack {
         replicas
     }
 
-    /// Checks, after [`run_until_idle`](Self::run_until_idle), that no connection panicked and that
-    /// replicas are equal.
+    /// Checks, after [`run_until_idle`](Self::run_until_idle), that no connection panicked and
+    /// that the replicas are equal.
     pub(crate) fn check(&self) {
         let compared = self.variant.compare();
         compared.expect("posted fingerprints are equal");

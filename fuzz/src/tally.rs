@@ -1,7 +1,7 @@
-//! How much the inputs of a process contained.
+//! Counts the contents of a process's inputs.
 //!
-//! Each target counts as it goes. When the process ends, the sum is printed in one line that begins
-//! with `tally`: the scripts in `.ci` read it. A process that ends at a finding prints none.
+//! Each target counts while it runs. When the process ends, it prints the sums in one line that
+//! begins with `tally`, for the scripts in `.ci`. A process that ends at a finding prints none.
 
 use std::cell::RefCell;
 

@@ -1,9 +1,10 @@
-//! A TLS stream whose peer has the right keys and keeps to no rule: records of any content, any
-//! length and any change, raw bytes, while our end reads, writes and replaces its keys.
+//! Tests a TLS stream whose peer has the right keys and breaks every rule: it sends records of
+//! any content and length, changed records and raw bytes, while our end reads, writes and
+//! replaces its keys.
 //!
-//! What is read is a prefix of what the peer sealed, up to the first record that was changed; an
-//! end of the stream stays what it was; no frame of ours carries text. What the keys are is random,
-//! so an input repeats its finding, but not its bytes.
+//! Our end reads a prefix of the bytes that the peer sealed before the first changed record. An
+//! ended stream stays ended. No frame of ours carries plaintext. The keys are random, so an input
+//! repeats its finding, but not its bytes.
 
 use std::sync::{Arc, OnceLock};
 
@@ -22,30 +23,30 @@ use crate::packets::{FAR, FAR_MAC, Family, STACK, STACK_MAC};
 use crate::stack::{Kind, Stack, limits};
 use crate::tally;
 
-/// Operations of an input after which the rest of it is ignored.
+/// Operations after which the rest of an input is ignored.
 const STEPS: u64 = 400;
-/// Rounds in which frames go back and forth at one moment.
+/// The most rounds of exchanged frames at one moment.
 const ROUNDS: usize = 200;
-/// What our end writes, again and again.
+/// The text that our end writes repeatedly.
 const MARK: [u8; 8] = *b"Unsealed";
-/// Types of records (RFC 8446 section 5.1), and 0, behind which there is padding.
+/// Types of records (RFC 8446 section 5.1), and 0, which marks padding.
 const CONTENTS: [u8; 8] = [23, 23, 23, 23, 22, 21, 20, 0];
 
 #[derive(Clone, Copy, Debug)]
 enum Op {
-    /// The peer seals so many bytes of a content, some of which the input says.
+    /// The peer seals this many bytes of a content type; the input gives some of the bytes.
     Record {
         content: u8,
         len: u16,
         bytes: [u8; 6],
     },
-    /// ... of which a bit is changed.
+    /// Like `Record`, with one bit changed.
     Changed {
         len: u8,
         at: u8,
         bit: u8,
     },
-    /// A header, and whatever it says of what follows.
+    /// A header that may announce more or fewer bytes than follow.
     Header([u8; 5]),
     Read(u16),
     Write(u16),
@@ -96,16 +97,16 @@ impl<'a> Arbitrary<'a> for Op {
 }
 
 struct World {
-    /// Ours, and the peer's.
+    /// Our stack, and the peer's.
     stacks: [Stack; 2],
     now: Instant,
     ours: TlsStream,
     peer: TcpStream,
     key: RecordKey,
     seq: u64,
-    /// What the peer has no room for yet.
+    /// Bytes that the peer has no room for yet.
     out: Vec<u8>,
-    /// What may be read: text up to the first record that is none.
+    /// The text that our end may read: the contents before the first record that is not data.
     text: Vec<u8>,
     read: usize,
     is_changed: bool,
@@ -130,7 +131,7 @@ fn configs() -> &'static (Arc<ServerConfig>, Arc<ClientConfig>) {
             .with_root_certificates(roots)
             .with_no_client_auth();
         client.enable_secret_extraction = true;
-        // Every handshake is a whole one.
+        // No handshake resumes a session.
         client.resumption = rustls::client::Resumption::disabled();
         (Arc::new(server), Arc::new(client))
     })
@@ -247,7 +248,7 @@ impl World {
             Op::Step(which) => self.stacks[0].step(which, self.now),
         }
         self.send(&[]);
-        // The peer takes what it is sent.
+        // The peer reads and discards what arrives.
         while let Ok(1..) = self.peer.try_read(&mut [0; 4096]) {}
     }
 
@@ -271,19 +272,19 @@ impl World {
         }
     }
 
-    /// The peer sends what it has room for, the rest later.
+    /// The peer sends as many bytes as there is room for, and the rest later.
     fn send(&mut self, bytes: &[u8]) {
         self.out.extend_from_slice(bytes);
         let sent = match self.peer.try_write(&self.out) {
             Ok(sent) => sent,
             Err(SocketError::WouldBlock) => 0,
-            // It has ended.
+            // The connection has ended.
             Err(_) => self.out.len(),
         };
         self.out.drain(..sent);
     }
 
-    /// Our end reads. Returns whether there was something.
+    /// Our end reads. Returns whether it read anything.
     fn read(&mut self, len: usize) -> bool {
         let mut buffer = vec![0; len.clamp(1, 1 << 14)];
         let read = match self.ours.try_read(&mut buffer) {
@@ -317,7 +318,7 @@ impl World {
     }
 }
 
-/// Frames go back and forth until nothing happens; those of the peer are lost as `lost` says.
+/// Exchanges frames until nothing happens; `lost` selects frames of the peer to lose.
 fn wire(stacks: &mut [Stack; 2], now: Instant, mut lost: u8) {
     for _ in 0..ROUNDS {
         let mut done = 0;

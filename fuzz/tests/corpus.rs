@@ -1,4 +1,4 @@
-//! The committed corpora, without libFuzzer: every input still does what its target checks.
+//! Runs the committed corpora through their targets, without libFuzzer.
 
 use std::fs;
 use std::path::Path;
