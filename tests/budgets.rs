@@ -34,7 +34,7 @@ const PARTS: [Part; 9] = [
         without: Some("crates/netstack/proto"),
         ..part("crates/netstack", 62_200, 45_000)
     },
-    part("crates/bench", 29_400, 21_000),
+    part("crates/bench", 29_000, 21_000),
     part("crates/testkit", 3_100, 3_000),
     part("tests", 20_200, 11_500),
     part("examples", 6_600, 5_000),

@@ -5,10 +5,10 @@
 //! subscribers on core 1. Rounds are interleaved: each round measures every peer at every point
 //! once; figures are medians over the rounds, with the least and the most in brackets.
 //!
-//! Peers are compared at equal capacity, the bound on what is in flight. Ours keeps more slots than
-//! that where the payload has no destructor (printed first); with `--capacity 65536` all have the
-//! same memory. On a machine that does other things as well, run the binary under `chrt -f 5`, and
-//! expect to wait for moments in which a line moves between the cores as fast as it can.
+//! Peers are compared at equal capacity, the bound on messages in flight. Ours keeps more slots
+//! than that where the payload has no destructor (printed first); with `--capacity 65536` all have
+//! the same memory. On a machine that does other things as well, run the binary under `chrt -f 5`,
+//! and expect to wait for moments in which a line moves between the cores as fast as it can.
 
 #[path = "../src/channel/mod.rs"]
 mod channel;
@@ -101,14 +101,13 @@ fn shape(text: &str) -> Result<(usize, usize), &'static str> {
 }
 
 fn peer(name: &str) -> Result<Peer, String> {
-    let found = Peer::ALL.into_iter().find(|peer| peer.name() == name);
-    found.ok_or_else(|| {
+    Peer::named(name).ok_or_else(|| {
         let names = Peer::ALL.map(Peer::name).join(", ");
         format!("the channels are {names}")
     })
 }
 
-/// What table 5.2 and figure 5.3 have besides: ours alone, one message at a time.
+/// The other shapes of table 5.2 and figure 5.3: ours alone, one message at a time.
 fn published_shapes(options: &Options) -> Vec<Row> {
     let figure = FIGURE_5_3.map(|subscribers| (1, subscribers));
     let mut shapes: Vec<(usize, usize)> = TABLE_5_2.iter().map(|(shape, _)| *shape).collect();

@@ -4,11 +4,11 @@
 //! sudo -E env "PATH=$PATH" cargo bench floods [-- options]
 //! ```
 //!
-//! Without root, `ip`, `curl` or `wrk` it says what it needs, and ends with success.
+//! Without root, `ip`, `curl` or `wrk` it names its requirements, and ends with success.
 //!
 //! | option | what | default |
 //! |---|---|---|
-//! | `--server tap-1,tap-2,packet-1,linux` | our stack over a TAP or a packet socket, with so many replicas; Linux | tap-1,tap-2,linux |
+//! | `--server tap-1,tap-2,packet-1,linux` | our stack over a TAP or a packet socket, with this number of replicas; Linux | tap-1,tap-2,linux |
 //! | `--scenario syn,...` | see below | all |
 //! | `--rounds N` | how often each server goes through a scenario, in turn | 3 |
 //! | `--turns N` | how often a scenario begins and ends in a round | 3 |
@@ -26,8 +26,8 @@
 //! | `fragments` | pieces of datagrams that never become whole |
 //! | `icmp`, `udp` | echo requests; datagrams for ports without a socket |
 //! | `arp` | requests for the server's address, from 64,516 neighbours |
-//! | `rs`, `ra`, `ns`, `na`, `mld` | over IPv6: questions for routers; routers and networks that come and go; questions for the server; advertisements nobody asked for; questions for listeners; from 65,536 neighbours |
-//! | `too-big`, `fragments6`, `extensions` | over IPv6: packets too big that were never sent; pieces of datagrams that never become whole; datagrams behind eight headers |
+//! | `rs`, `ra`, `ns`, `na`, `mld` | over IPv6: questions for routers; routers and networks that come and go; questions for the server; unsolicited advertisements; questions for listeners; from 65,536 neighbours |
+//! | `too-big`, `fragments6`, `extensions` | over IPv6: packets too big that were never sent; pieces of datagrams that never become whole; datagrams after eight headers |
 //! | `readers` | 1,000 clients read one byte a second of a long answer |
 //! | `windows` | 1,000 clients announce a window of zero, and answer every probe so |
 //! | `connections` | 5,000 connections a second for 20 s, with a request and a short answer each |
@@ -39,22 +39,22 @@
 //! client and the flood are on the other side of one link, in a network namespace made for it: our
 //! stack has the far end of the client's TAP, or one end of a veth pair; Linux has one end of a
 //! veth pair. Frames are sent through a packet socket on the client's interface,
-//! paced by the clock, and the same for every server.
+//! paced by the clock, and equal for every server.
 //!
 //! A server goes through a scenario thus: `wrk` with 16 connections and then one `curl` before it,
 //! during it, and from one second after its end, and so on by turns. The share is the mean rate
 //! during it over the mean rate without it, and `back` the rate in the end over the first; the last
 //! column is our share over Linux' in the same round. Figures are medians with quartiles over the
-//! rounds. Memory is that of the server's process, before, in the first turn and after; what Linux
-//! keeps in its kernel is not in it.
+//! rounds. Memory is of the server's process, before, in the first turn and after; the kernel
+//! memory of Linux is not in it.
 //!
 //! All processes share the machine's cores: a flood takes time from everything, whichever the
 //! server is, so the rate before and during are compared within one server's own run, and the
 //! shares between servers of one round. With `--cores shared` the scheduler places all threads; the
-//! rate then differs by a third from one second to the next, as threads happen to lie, and a share
-//! takes many turns to be known. A second in which processes of others took a tenth of a core is
-//! measured again, up to three times. What the flood leaves of the requests that a second of
-//! processor time serves (`cpu`) can be told on a busy machine, too.
+//! rate then differs by a third from one second to the next, as threads happen to be placed, and a
+//! share takes many turns to be known. A second in which processes of others took a tenth of a core
+//! is measured again, up to three times. What the flood leaves of the requests that a second of
+//! processor time serves (`cpu`) is valid on a busy machine, too.
 
 #[cfg(target_os = "linux")]
 #[path = "../src/floods/mod.rs"]
@@ -75,6 +75,7 @@ mod run {
     use dominoes_bench::spread::Spread;
     use dominoes_bench::table::{Bar, Bars, Table};
     use dominoes_bench::targets::{self, list};
+    use dominoes_bench::topology;
     use serde::Serialize;
     use std::io::Read;
     use std::process::ExitCode;
@@ -253,15 +254,13 @@ mod run {
                 false => "all threads share all cores",
             }
         );
-        let cores = core_affinity::get_core_ids().unwrap_or_default();
-        let core = match &cores[..] {
-            [first, .., last] if options.split => {
-                // Every process that this one starts is there, too, but for the server's.
-                core_affinity::set_for_current(*last);
-                Some(*first)
-            }
-            _ => None,
-        };
+        let last = topology::cores().len().saturating_sub(1);
+        let is_split = options.split && last > 0;
+        if is_split {
+            // Every process that this one starts is there, too, except the server's.
+            topology::pin_to(last);
+        }
+        let core = is_split.then(|| topology::cores()[0]);
         let _cubic = CubicAllowed::new()?;
         let mut all = Vec::new();
         for &scenario in &options.scenarios {
@@ -472,7 +471,7 @@ mod run {
         Ok(format!("{changes} changes"))
     }
 
-    /// Another process: floods, or clients, until its input ends. Prints what it did.
+    /// Another process: floods, or clients, until its input ends. Prints its report.
     fn disturb(task: &str) -> Outcome<()> {
         let task: Task = serde_json::from_str(task)?;
         let scenario = Scenario::named(&task.scenario).ok_or("no such scenario")?;

@@ -1,11 +1,11 @@
 //! `cargo bench idle [-- --connections N] [--seconds N] [--samples N] [--check]`
 //!
-//! What a running stack costs that has nothing to do, and how long it takes to wake up. A thousand
-//! connections lie between it and a peer that this thread drives by hand; for some seconds nothing
+//! The cost of a running stack that has nothing to do, and its time to wake up. A thousand
+//! connections join it to a peer that this thread drives by hand; for some seconds nothing
 //! is sent, or only what keepalive asks (each connection every two seconds, which is far more often
 //! than anybody would). The share of a core is processor time of all threads but this one, user and
-//! system, as getrusage(2) has it. Waking up is measured from a SYN to a port at which nobody
-//! listens to the reset that answers it: the stack's own work is in it, so the same is measured
+//! system, as getrusage(2) has it. Waking up is measured from a SYN to a port without a listener
+//! to the reset that answers it: the stack's own work is in it, so the same is measured
 //! while the stack is awake.
 //!
 //! The share has to be below 1 % without keepalive. It is measured up to three times, since another
@@ -68,7 +68,7 @@ fn options(mut arguments: lexopt::Parser) -> Result<Options, lexopt::Error> {
     Ok(options)
 }
 
-/// Processor time of the whole process but for this thread.
+/// Processor time of the whole process without this thread.
 fn processor_time() -> Duration {
     let of = |who| {
         let usage = getrusage(who).expect("the system tells");
@@ -176,8 +176,8 @@ impl Fixture {
             loop {
                 self.turn();
                 match opening.try_finish() {
-                    // Who is woken may be given this core, and would wait for the next tick of the
-                    // kernel's clock.
+                    // A woken thread may be given this core, and would wait for the next tick of
+                    // the kernel's clock.
                     Ok(None) => yield_now(),
                     Err(SocketError::Refused) => return begin.elapsed(),
                     other => panic!("somebody listens: {other:?}"),

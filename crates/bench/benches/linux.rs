@@ -5,7 +5,7 @@
 //! sudo -E env "PATH=$PATH" cargo bench linux -- [options]
 //! ```
 //!
-//! Without root, `ip` or `ethtool` it says what it needs, and ends with success.
+//! Without root, `ip` or `ethtool` it names its requirements, and ends with success.
 //!
 //! | option | what | default |
 //! |---|---|---|
@@ -14,18 +14,18 @@
 //! | `--way send,receive` | which way the bytes go, seen from our end | both |
 //! | `--rounds N`, `--millis N` | pairs of slices, and the length of a slice | 8, 500 |
 //! | `--replicas N` | threads that run our stack | 1 |
-//! | `--pinned apart,together,no` | whether the ends, ours and the kernels' alike, stay each on a core of its own, or both on one | apart with one replica |
+//! | `--pinned apart,together,no` | whether the ends, ours and the kernels' alike, stay on different cores, or both on one | apart with one replica |
 //! | `--buffer N` | buffers of our connection, in KiB, a power of two | 1024; tap, v3 and bad wires 4096 |
 //! | `--ring N` | ring of AF_PACKET, in KiB | 4096; v3 and bad wires 16384 |
 //! | `--merged yes,no` | whether TAP and AF_XDP are handed frames that are longer than the MTU with small ones, too | yes |
-//! | `--loss 0,1000,10000,50000` | instead: over a bad wire that loses so many frames of a million each way | |
+//! | `--loss 0,1000,10000,50000` | instead: over a bad wire that loses this many frames of a million each way | |
 //! | `--seeds N` | seeds for each loss | 3 |
 //! | `--rate N`, `--delay N`, `--queue N` | of the bad wire: Mbit/s, ms one way, bytes | 100, 5, 125000 |
 //!
 //! It makes two namespaces that a veth pair joins and a TAP in one of them, and removes them.
-//! Kernels use CUBIC. Every slice is a connection of its own between two processes; its first 300
+//! Kernels use CUBIC. Every slice is another connection between two processes; its first 300
 //! ms do not count. Linux is measured over the veth pair in the rows of TAP, too, since a TAP has
-//! one kernel only. CPU seconds are those of both processes, with what the kernel did for the
+//! one kernel only. CPU seconds are of both processes, with the kernel's work for the
 //! network in their time, and of its threads for software interrupts. `whole machine's` is the
 //! ratio of all that any core did (`/proc/stat`): it leaves out nothing, and counts other work on
 //! the machine, too. `our end/Linux's` compares the near processes alone; work that the kernel does
@@ -36,7 +36,7 @@
 //! stays on the last core and the other end on the first, in both rows alike; the kernel's threads
 //! run where it puts them. Text that goes from core to core on its way from the application costs
 //! more than all else together, and where threads run is chance otherwise. `--pinned together` puts
-//! both ends on the last core: then the rate says what they cost, and nothing goes from core to
+//! both ends on the last core: then the rate shows their cost, and nothing goes from core to
 //! core. Free to choose, schedulers do that now and then, and it is the fastest that a kernel's
 //! connection gets. With several replicas only those stay where they are put, one a core, and
 //! nothing else is pinned.
@@ -46,22 +46,22 @@
 //! divides large pieces as they leave. Our stack leaves that to the kernel as well; through a
 //! packet socket in the row of AF_XDP, whose own ring takes no large pieces. A TAP has nothing
 //! between our pieces and the kernel that takes them, so they arrive whole; `--merged no` sends
-//! every segment by itself instead, in a system call of its own, in both rows.
+//! every segment by itself instead, by another system call, in both rows.
 //!
 //! A host may move the cores of a virtual machine about, several times a second: two that shared a
 //! cache a moment ago are then far apart, and whatever goes from end to end takes twice to three
-//! times as long, whoever's stack it is. So the time that a line takes from core to core is
+//! times as long, in either stack. So the time that a line takes from core to core is
 //! measured before, between and after the two slices of a round. Rounds in which it was always
-//! short, and those in which it was always long, stand in rows of their own; the others, which
+//! short have a row, and rounds in which it was always long have another one; the others, which
 //! would compare a slice of one kind with one of the other, are measured again, up to four times as
 //! many rounds in all. Which stack has the first slice alternates.
 //!
-//! On a machine with other work, two things keep that away from what is measured. Over bad wires,
+//! On a machine with other work, two things keep that away from the measurement. Over bad wires,
 //! which leave cores idle: `chrt --fifo 1` before the program. Over interfaces that would change
-//! who runs when, so there a session of its own with all the weight that the scheduler knows:
+//! the schedule, so there a separate session with all the weight that the scheduler knows:
 //! `setsid -w sh -c 'echo -20 > /proc/self/autogroup; exec PROGRAM'`.
 //!
-//! The figures of the bad wire are those of the receiving end; what both ends saw of the stream is
+//! The figures of the bad wire are of the receiving end; the streams of both ends are
 //! compared by SHA-256. For the record: `--loss 0,1000,10000,50000 --seeds 10 --millis 20000`.
 
 #[cfg(target_os = "linux")]
@@ -111,24 +111,16 @@ mod run {
     /// Rounds that are measured at most, for each that is wanted.
     const REPEATS: usize = 4;
 
-    /// Where both ends run.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    enum Pinned {
-        Apart,
-        Together,
-        No,
+    dominoes_bench::named! {
+        /// Where both ends run.
+        enum Pinned {
+            Apart = "apart",
+            Together = "together",
+            No = "no",
+        }
     }
 
     impl Pinned {
-        fn named(name: &str) -> Outcome<Pinned> {
-            match name {
-                "apart" => Ok(Pinned::Apart),
-                "together" => Ok(Pinned::Together),
-                "no" => Ok(Pinned::No),
-                _ => Err(format!("what is `{name}`?").into()),
-            }
-        }
-
         fn describe(self) -> &'static str {
             match self {
                 Pinned::Apart => {
@@ -192,7 +184,7 @@ mod run {
                 "replicas" => options.replicas = value.parse()?,
                 "buffer" => options.buffer = Some(value.parse()?),
                 "ring" => options.ring = Some(value.parse()?),
-                "pinned" => options.pinned = Some(Pinned::named(&value)?),
+                "pinned" => options.pinned = list(&value, Pinned::named)?.pop(),
                 "merged" => options.merged = value == "yes",
                 "loss" => options.loss = list(&value, |text| u32::from_str(text).ok())?,
                 "seeds" => options.seeds = value.parse()?,
@@ -231,9 +223,9 @@ mod run {
 
     fn ours(options: &Options, device: Device, frames: Frames) -> Ours {
         let tap = device == Device::Tap;
-        // A millisecond, or a bad wire's delay, is several megabytes. A TAP makes nobody wait for
-        // room, and a sender that waits for the window, because we slept, fills its own buffer with
-        // what is cold when it leaves.
+        // A millisecond, or a bad wire's delay, is several megabytes. A TAP makes no sender wait
+        // for room, and a sender that waits for the window, because we slept, fills its own buffer
+        // with bytes that are cold when they leave.
         let long = device == Device::Blocks || !options.loss.is_empty();
         let [buffer, ring] = match device {
             _ if long => [4_096, 16_384],

@@ -1,18 +1,22 @@
 //! `cargo bench micro [FILTER] [-- --quick]`
 //!
-//! What single calls of the ring and of what stands beside it cost, on one thread with warm caches:
-//! nobody else touches a line, so this is the cost of the instructions and not of the distance
-//! between cores, which `channel` measures. Criterion's own options apply; results are in
-//! `target/criterion`. About a minute and a half; `--quick` takes a few seconds.
+//! The cost of single calls of the ring and its companions, on one thread with warm caches: no
+//! other thread touches a line, so this is the cost of the instructions and not of the distance
+//! between cores, which `channel` measures. And the cost of a timer, by the number of running ones,
+//! in the hashed hierarchical wheel, a binary heap and a sorted map: Sizemore 2011, section 3.2.5,
+//! asks for start and cancel in constant time and gives no figures. Criterion's own options apply;
+//! results are in `target/criterion`. About a minute and a half; `--quick` takes a few seconds.
 //!
 //! Names are `operation/publishers/entries a call/subscriptions`. A publisher is `solo` if there is
 //! no other, and `shared` if there is one, which is quiet. Times are per call; throughput is in
 //! entries.
 
 use criterion::{BatchSize, Bencher, BenchmarkId, Criterion, Throughput};
-use dominoes::{EventCount, Exclusive, Park, Spin, SpinYield, Verdicts, Wait, attachments};
+use dominoes::{EventCount, Exclusive, Park, Spin, SpinYield, Verdicts, Wait, Wheel, attachments};
+use dominoes_bench::micro::timers::{AHEAD, Heap, Map, Timers, filled};
 use dominoes_bench::micro::{CAPACITY, Others, Ring};
 use dominoes_bench::targets;
+use dominoes_testkit::Rng;
 use std::{
     ffi::OsString,
     hint::black_box,
@@ -45,6 +49,9 @@ fn main() -> ExitCode {
     members(&mut criterion);
     beside(&mut criterion);
     waiting(&mut criterion);
+    timers::<Wheel<u64>>(&mut criterion);
+    timers::<Heap>(&mut criterion);
+    timers::<Map>(&mut criterion);
     criterion.final_summary();
     ExitCode::SUCCESS
 }
@@ -147,8 +154,8 @@ fn read(criterion: &mut Criterion) {
     }
 }
 
-/// What a call costs that finds the ring full or empty, and reading a position again or releasing
-/// without reading.
+/// The cost of a call that finds the ring full or empty, and of reading a position again or
+/// releasing without reading.
 fn refused(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("nothing to do");
     for others in [Others::None, Others::Quiet] {
@@ -237,7 +244,7 @@ fn members(criterion: &mut Criterion) {
     });
 }
 
-/// What stands beside the slots.
+/// The companions of the slots.
 fn beside(criterion: &mut Criterion) {
     const SLOTS: u64 = 1024;
     const CHUNK: u64 = 16;
@@ -287,8 +294,8 @@ fn beside(criterion: &mut Criterion) {
     });
 }
 
-/// What each wait strategy adds to a publish that wakes nobody and to a blocking read that does not
-/// wait.
+/// The cost of each wait strategy in a publish that wakes no thread and in a blocking read that
+/// does not wait.
 fn waiting(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("wait strategies");
     one_strategy::<Spin>(&mut group, "spin");
@@ -312,7 +319,7 @@ fn one_strategy<W: Wait>(
         BenchmarkId::new("publish and next_batch", name),
         |bencher| {
             let mut ring = Ring::<W>::new(Others::None, 1, 1);
-            // A subscription that is close behind would else hang back, which is not waiting.
+            // A subscription that is nearly up to date would else hang back, which is not waiting.
             ring.subscriptions[0].set_patience(Duration::ZERO);
             bencher.iter(|| {
                 ring.publish();
@@ -321,4 +328,34 @@ fn one_strategy<W: Wait>(
             });
         },
     );
+}
+
+/// Cancelling a timer and starting another, as each segment does with a retransmission timer, and
+/// firing all timers while time moves on tick by tick.
+fn timers<T: Timers>(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group(format!("timers in a {}", T::NAME));
+    for running in [100, 10_000, 1_000_000] {
+        let id = BenchmarkId::new("cancel and start, of", running);
+        group.bench_function(id, |bencher| {
+            let mut random = Rng::new(1);
+            let (mut timers, mut ids) = filled::<T>(running, &mut random);
+            bencher.iter(|| {
+                let which = random.below(running as u64) as usize;
+                timers.cancel(ids[which]);
+                ids[which] = timers.start(1 + random.below(AHEAD), 0);
+            });
+        });
+    }
+    for running in [100, 10_000] {
+        group.throughput(Throughput::Elements(running as u64));
+        group.bench_function(BenchmarkId::new("fire all of", running), |bencher| {
+            let make = || filled::<T>(running, &mut Rng::new(1)).0;
+            let fire = |mut timers: T| {
+                let mut fired = 0;
+                (1..=AHEAD).for_each(|now| timers.advance(now, |_, _| fired += 1));
+                assert_eq!(fired, running, "a timer was lost");
+            };
+            bencher.iter_batched(make, fire, BatchSize::LargeInput);
+        });
+    }
 }

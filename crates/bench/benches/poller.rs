@@ -4,7 +4,7 @@
 //! sudo -E env "PATH=$PATH" cargo bench -p dominoes-bench --bench poller [-- options]
 //! ```
 //!
-//! Without root, `ip` or `wrk` it measures wake-ups alone, says what else it needs, and ends with
+//! Without root, `ip` or `wrk` it measures wake-ups alone, names its requirements, and ends with
 //! success.
 //!
 //! | option | what | default |
@@ -24,7 +24,7 @@
 //! *Processor time.* `wrk` asks once more, now with a core to itself: the server has another, and
 //! each side's packets are received on its own core (receive packet steering). What the server's
 //! core has worked is what the requests cost. Without that, Linux receives a packet in a soft
-//! interrupt of whoever sent it, and counts it as that one's time: nearly all that its server
+//! interrupt of the sender, and counts it as the sender's time: nearly all that its server
 //! spends on receiving would be `wrk`'s. On a machine with one core there is no such figure.
 //!
 //! *Memory.* By how much the server's resident memory has grown with each connection that has been
@@ -74,6 +74,7 @@ mod run {
     use nix::sys::socket::{setsockopt, sockopt};
 
     const OURS: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
+    const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
     const KERNEL: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 3);
     const PORT: u16 = 80;
     const BACKLOG: u16 = 4096;
@@ -90,26 +91,12 @@ mod run {
         targets::main("poller", |arguments| Options::parse(arguments)?.run())
     }
 
-    /// A server.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    enum Server {
-        Hand,
-        Threads,
-        Linux,
-    }
-
-    impl Server {
-        fn name(self) -> &'static str {
-            match self {
-                Server::Hand => "hand",
-                Server::Threads => "threads",
-                Server::Linux => "linux",
-            }
-        }
-
-        fn named(name: &str) -> Option<Server> {
-            let all = [Server::Hand, Server::Threads, Server::Linux];
-            all.into_iter().find(|server| server.name() == name)
+    dominoes_bench::named! {
+        /// A server.
+        enum Server {
+            Hand = "hand",
+            Threads = "threads",
+            Linux = "linux",
         }
     }
 
@@ -122,7 +109,7 @@ mod run {
         seconds: u64,
         tap: bool,
         serve: Option<Server>,
-        /// The address of a server of which `idle` connections are to be held.
+        /// The address of a server, to hold `idle` connections of.
         hold: Option<Ipv4Addr>,
     }
 
@@ -276,7 +263,7 @@ mod run {
 
     const END: &[u8; 4] = b"\r\n\r\n";
 
-    /// Goes on until a call would wait. False at the end.
+    /// Continues until a call would wait. False at the end.
     fn go_on<N: Net>(
         connection: &mut Connection<N::Stream>,
         answer: &[u8],
@@ -309,7 +296,7 @@ mod run {
         }
     }
 
-    /// What a server answers.
+    /// The answer of a server.
     fn answer() -> String {
         let body = "x".repeat(128);
         format!(
@@ -507,7 +494,7 @@ mod run {
     fn serve(server: Server, options: &Options) -> Outcome<()> {
         allow_files()?;
         let tap = options.tap;
-        // Ends with the one who asks for it.
+        // Ends with the process that asks for it.
         thread::spawn(|| {
             let _ = io::stdin().read(&mut [0]);
             std::process::exit(0);
@@ -552,7 +539,7 @@ mod run {
         Ok(setrlimit(Resource::RLIMIT_NOFILE, most, most)?)
     }
 
-    /// Opens so many connections, has each answered once, and holds them until its input ends.
+    /// Opens `count` connections, has each answered once, and holds them until its input ends.
     fn hold(address: Ipv4Addr, count: usize) -> Outcome<()> {
         allow_files()?;
         let mut held = Vec::with_capacity(count);
@@ -598,21 +585,17 @@ mod run {
     impl Fixture {
         fn new(tap: bool) -> Outcome<Fixture> {
             let cubic = CubicAllowed::new()?;
-            let (ours, peer) = (Namespace::new("ours")?, Namespace::new("peer")?);
+            let [ours, peer] = namespaces::pair(["ours", "peer"], [KERNEL, CLIENT])?;
             peer.shell("command -v wrk >/dev/null || { echo wrk is missing >&2; false; }")?;
-            ours.join(&peer, "veth0")?;
-            ours.ip(&format!("addr add {KERNEL}/24 dev veth0"))?;
             if tap {
                 peer.ip("tuntap add dev tap0 mode tap")?;
                 peer.ip("link set tap0 up")?;
             }
-            peer.ip("addr add 10.78.0.2/24 dev veth0")?;
             for namespace in [&ours, &peer] {
-                namespace.ip("link set veth0 up")?;
                 namespace.shell("sysctl -qw net.core.somaxconn=4096")?;
             }
             if tap {
-                peer.ip(&format!("route add {OURS}/32 dev tap0 src 10.78.0.2"))?;
+                peer.ip(&format!("route add {OURS}/32 dev tap0 src {CLIENT}"))?;
             }
             Ok(Fixture {
                 ours,
@@ -637,7 +620,8 @@ mod run {
             process.line(PATIENCE)?;
             // Neighbours find each other, and pages are there.
             self.wrk(address, 50, 1, None)?;
-            let empty = resident(&process)?;
+            let resident = || namespaces::resident(&process.id().to_string());
+            let empty = resident()?;
             let place = address.to_string();
             let held = match options.idle {
                 0 => None,
@@ -651,7 +635,8 @@ mod run {
             if held.is_some() {
                 thread::sleep(IDLE);
             }
-            let bytes = (resident(&process)? - empty) / options.idle.max(1) as f64;
+            let grown = resident()?.saturating_sub(empty);
+            let bytes = grown as f64 / options.idle.max(1) as f64;
             let rate = self.wrk(address, options.connections, options.seconds, None)?;
             let micros = match *topology::cores() {
                 [client, server, ..] => {
@@ -707,14 +692,6 @@ mod run {
             let rate = namespaces::requests_per_second(&text);
             Ok(rate.filter(|rate| *rate > 0.0).ok_or_else(failed)?)
         }
-    }
-
-    /// Bytes of a process that are in memory.
-    fn resident(process: &Process) -> Outcome<f64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", process.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kilo = line.and_then(|line| line.trim().strip_suffix(" kB"));
-        Ok(kilo.ok_or("no resident memory")?.trim().parse::<f64>()? * 1024.0)
     }
 
     /// Has all threads of a process run on `core` alone from now on.

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Writes `report.html`, a page with every experiment beside what the papers published, anew after
-//! each experiment. `--resume` takes what an earlier run with the same options measured on this
+//! each experiment. `--resume` takes the results of an earlier run with the same options on this
 //! machine from these sources, and measures the rest.
 
 use std::io::{IsTerminal, Write};
@@ -25,10 +25,10 @@ use lexopt::prelude::*;
 
 /// Rounds of a quick run, where a target is and elsewhere.
 const QUICK: (usize, usize) = (7, 3);
-/// A slice of a quick run, and what an experiment may take then.
+/// A slice of a quick run, and the time of an experiment then.
 const QUICK_SLICE: Duration = Duration::from_millis(50);
 const QUICK_BUDGET: Duration = Duration::from_secs(25);
-/// The same of a full run.
+/// The rounds of a full run.
 const FULL: (usize, usize) = (40, 12);
 /// As on the command line.
 const OWN_NAME: &str = "scalability";
@@ -40,7 +40,7 @@ struct Options {
     json: Option<PathBuf>,
     /// Where pictures and figures go; `None` for the usual directory.
     out: Option<PathBuf>,
-    /// Whether to take what an earlier run has measured.
+    /// Whether to take the results of an earlier run.
     resume: bool,
     list: bool,
 }
@@ -48,16 +48,11 @@ struct Options {
 /// Numbers that are separated by commas, each within `range`.
 fn numbers(
     parser: &mut lexopt::Parser,
-    what: &str,
     range: std::ops::RangeInclusive<usize>,
 ) -> Result<Vec<usize>, lexopt::Error> {
     let text = parser.value()?.string()?;
     let one = |number: &str| number.parse().ok().filter(|n| range.contains(n));
-    let all: Option<Vec<usize>> = text.split(',').map(one).collect();
-    all.ok_or_else(|| {
-        let (least, most) = (range.start(), range.end());
-        format!("{what} takes numbers from {least} to {most}, separated by commas").into()
-    })
+    targets::list(&text, one).map_err(Into::into)
 }
 
 impl Options {
@@ -91,27 +86,27 @@ impl Options {
                     wanted.budget = wanted.budget.or(Some(QUICK_BUDGET));
                 }
                 Long("budget") => {
-                    let seconds = numbers(&mut parser, "--budget", 1..=86_400)?[0];
+                    let seconds = numbers(&mut parser, 1..=86_400)?[0];
                     wanted.budget = Some(Duration::from_secs(seconds as u64));
                 }
                 Long("rounds") => rounds.0 = parser.value()?.parse()?,
                 Long("side-rounds") => rounds.1 = parser.value()?.parse()?,
                 Long("segment") => {
-                    wanted.segments = numbers(&mut parser, "--segment", 8..=1448)?;
+                    wanted.segments = numbers(&mut parser, 8..=1448)?;
                 }
                 Long("burst") => {
-                    wanted.bursts = numbers(&mut parser, "--burst", 1..=65_536)?;
+                    wanted.bursts = numbers(&mut parser, 1..=65_536)?;
                 }
                 Long("timestamps") => wanted.base.timestamps = true,
                 Long("no-checksum") => wanted.base.checksum = false,
                 Long("connections") => {
-                    wanted.connections = numbers(&mut parser, "--connections", 1..=4096)?;
+                    wanted.connections = numbers(&mut parser, 1..=4096)?;
                 }
                 Long("pool") => {
-                    wanted.base.pool_bytes = numbers(&mut parser, "--pool", 1..=4096)?[0] << 20;
+                    wanted.base.pool_bytes = numbers(&mut parser, 1..=4096)?[0] << 20;
                 }
                 Long("ring") => {
-                    let ring = numbers(&mut parser, "--ring", 1..=1 << 20)?[0] << 10;
+                    let ring = numbers(&mut parser, 1..=1 << 20)?[0] << 10;
                     wanted.base.ring_bytes = u32::try_from(ring).unwrap_or(u32::MAX);
                 }
                 Long("log") => wanted.base.log_requests = parser.value()?.parse()?,
@@ -127,7 +122,7 @@ impl Options {
                         wanted.variants.push(name.to_owned());
                     }
                 }
-                Long("cores") => wanted.cores = numbers(&mut parser, "--cores", 1..=56)?,
+                Long("cores") => wanted.cores = numbers(&mut parser, 1..=56)?,
                 Value(word) if !EXPERIMENTS.iter().any(|e| word == e.name) => {
                     let word = word.display();
                     return Err(format!("there is no experiment {word}; see --list").into());
@@ -172,7 +167,7 @@ fn list() {
     }
 }
 
-/// Tells how far the run is, on the standard error stream.
+/// Shows the progress of the run, on the standard error stream.
 struct Progress {
     begin: Instant,
     /// What experiments that are over were expected to take, and all.
@@ -251,7 +246,7 @@ fn summary(sections: &[Section]) {
     }
 }
 
-/// All that the figures of an experiment depend on besides machine and sources.
+/// All that the figures of an experiment depend on except machine and sources.
 fn settings(wanted: &Wanted) -> String {
     format!("{wanted:?}")
 }
@@ -320,7 +315,7 @@ fn run(options: &Options) -> Result<(), String> {
 
 /// Where the report, pictures and figures go.
 struct Output {
-    /// `None` if the usual directory cannot be written, as by another user than the one who built
+    /// `None` if the usual directory cannot be written, as by another user than the one that built
     /// this.
     directory: Option<Directory>,
 }

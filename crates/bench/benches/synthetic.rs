@@ -28,7 +28,7 @@ use synthetic::{
     strategies::{On, Strategy, verify},
 };
 
-/// How often a slice is measured at most in which somebody else had a core.
+/// How often a slice is measured at most in which another process had a core.
 const ATTEMPTS: usize = 9;
 
 #[derive(Debug)]
@@ -107,7 +107,6 @@ fn run(arguments: lexopt::Parser) -> Result<(), String> {
                 rows.push(Row {
                     ratio,
                     strategy,
-                    strategy_name: strategy.name(),
                     threads,
                     requests_per_second: Vec::new(),
                 });

@@ -1,8 +1,8 @@
 //! The far side of the UDP experiments: a sender and a receiver of prebuilt datagrams, as
 //! [`dominoes_drivers::memory::peer`] is for TCP.
 //!
-//! UDP has no window, so the sender is told how much the application has read, and keeps no more
-//! under way than fits half of the socket's queue: what is measured is work, not loss, and a
+//! UDP has no window, so the sender reads how much the application has read, and keeps no more
+//! under way than fits half of the socket's queue: the bench measures work, not loss, and a
 //! datagram that is dropped fails the measurement. Datagrams carry their number, so that one that
 //! comes twice, late or not at all is noticed. They circulate in a pool that is larger than a
 //! cache, and their frames are not touched when they are handed out.
@@ -24,12 +24,12 @@ use crate::workload::Workload;
 
 /// Bytes before the payload of a datagram.
 pub(crate) const HEADERS: usize = 14 + 20 + 8;
-/// Bytes that a datagram costs in a socket's queue besides its payload.
+/// Bytes that a datagram takes in a socket's queue in addition to its payload.
 const RECORD: u64 = 16;
 /// Numbers of datagrams begin with this payload byte.
 const MARK: usize = 8;
 
-/// What both halves, the application and who measures share.
+/// Shared by both halves, the application and the measuring thread.
 #[derive(Debug)]
 pub(crate) struct Wire {
     /// Datagrams that the application has read.
@@ -43,7 +43,7 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// The application has read so many datagrams.
+    /// Reports how many datagrams the application has read.
     pub(crate) fn has_read(&self, datagrams: u64) {
         // ORDERING: Relaxed, a count that paces the sender.
         self.read.store(datagrams, Ordering::Relaxed);
@@ -51,7 +51,7 @@ impl Wire {
 
     /// Payload bytes that the stack sent.
     pub(crate) fn sent_bytes(&self) -> u64 {
-        // ORDERING: Relaxed, a count for who measures.
+        // ORDERING: Relaxed, a count for the measuring thread.
         self.sent.load(Ordering::Relaxed)
     }
 
@@ -60,7 +60,7 @@ impl Wire {
         self.verify.store(on, Ordering::Relaxed);
     }
 
-    /// Says what went wrong, if anything did.
+    /// Reports the first error, if there is one.
     pub(crate) fn check(&self) -> Result<(), String> {
         // ORDERING: Relaxed, a count.
         match self.wrong.load(Ordering::Relaxed) {
@@ -70,7 +70,7 @@ impl Wire {
     }
 }
 
-/// A network interface with that far side behind it.
+/// A network interface with that far side.
 #[derive(Debug)]
 pub(crate) struct DatagramDevice {
     rx: DatagramRx,
@@ -78,7 +78,7 @@ pub(crate) struct DatagramDevice {
 }
 
 impl DatagramDevice {
-    /// A device that brings datagrams, or only takes them; and what tells of it. `paced`: no more
+    /// A device that delivers datagrams, or only takes them; and its counters. `paced`: no more
     /// is under way than was read.
     pub(crate) fn new(brings: bool, paced: bool, workload: &Workload) -> (Self, Arc<Wire>) {
         let wire = Arc::new(Wire {
@@ -97,7 +97,7 @@ impl DatagramDevice {
             frame
         };
         let mut data: VecDeque<Frame> = (0..frames).map(one).collect();
-        // Who sends has to know the neighbour.
+        // A sender has to know the neighbour.
         let hello = Frame::from_bytes(&arp_reply(&Ends::default()));
         data.push_front(hello);
         let rx = DatagramRx {
@@ -120,11 +120,6 @@ impl DatagramDevice {
             stats: TxStats::default(),
         };
         (DatagramDevice { rx, tx }, wire)
-    }
-
-    /// The two halves, without a stack between them.
-    pub(crate) fn into_halves(self) -> (DatagramRx, DatagramTx) {
-        (self.rx, self.tx)
     }
 }
 
@@ -204,7 +199,7 @@ impl DeviceRx for DatagramRx {
 pub(crate) struct DatagramTx {
     /// Bytes of every frame.
     len: usize,
-    /// What datagrams carry, but for their number.
+    /// The payload of datagrams, except their number.
     expected: Vec<u8>,
     wire: Arc<Wire>,
     sent: u64,
@@ -240,7 +235,7 @@ impl DeviceTx for DatagramTx {
             }
             self.sent += frame.payload.len() as u64;
         }
-        // ORDERING: Relaxed, a count for who measures.
+        // ORDERING: Relaxed, a count for the measuring thread.
         self.wire.sent.store(self.sent, Ordering::Relaxed);
         self.stats.frames += frames.len() as u64;
         Ok(frames.len())

@@ -14,7 +14,7 @@ use dominoes_netstack::variants::VariantKind;
 use dominoes_netstack::{Stack, TcpStream};
 use serde::{Deserialize, Serialize};
 
-use crate::namespaces::{self, CubicAllowed, Namespace, Outcome, Process};
+use crate::namespaces::{self, CubicAllowed, Outcome, Process};
 use crate::topology;
 
 /// First argument of a process that plays a part.
@@ -60,12 +60,8 @@ pub(crate) struct Asked {
 pub(crate) fn measure(rounds: usize) -> Outcome<Vec<(&'static str, Vec<Asked>)>> {
     namespaces::can_run(&["ip", "ethtool"])?;
     let _cubic = CubicAllowed::new()?;
-    let (ours, client) = (Namespace::new("echo")?, Namespace::new("asks")?);
-    ours.join(&client, "veth0")?;
-    ours.ip(&format!("addr add {KERNEL}/24 dev veth0"))?;
-    client.ip(&format!("addr add {CLIENT}/24 dev veth0"))?;
+    let [ours, client] = namespaces::pair(["echo", "asks"], [KERNEL, CLIENT])?;
     for namespace in [&ours, &client] {
-        namespace.ip("link set veth0 up")?;
         // Frames without a checksum never reach a wire.
         namespace.shell("ethtool -K veth0 tx off tso off gso off gro off")?;
     }
@@ -85,7 +81,7 @@ pub(crate) fn measure(rounds: usize) -> Outcome<Vec<(&'static str, Vec<Asked>)>>
     Ok(rows)
 }
 
-/// Plays the part that the arguments behind [`INNER`] name: a server, or the client of an address.
+/// Plays the part that the arguments after [`INNER`] name: a server, or the client of an address.
 ///
 /// # Errors
 /// If there is no such part, or it fails.
@@ -93,9 +89,8 @@ pub fn main(arguments: &[String]) -> Outcome<()> {
     let Some(part) = arguments.first() else {
         return Err("no part is named".into());
     };
-    let cores = topology::cores();
     if let Ok(address) = part.parse::<Ipv4Addr>() {
-        topology::pin(cores.first().copied());
+        topology::pin_to(0);
         let asked = ask((address, PORT).into())?;
         println!("{}", serde_json::to_string(&asked)?);
         return Ok(());
@@ -104,7 +99,7 @@ pub fn main(arguments: &[String]) -> Outcome<()> {
     let (_, kind, workers) = server.ok_or_else(|| format!("no server is called {part}"))?;
     match kind {
         None => {
-            topology::pin(cores.get(1).copied());
+            topology::pin_to(1);
             let listener = std::net::TcpListener::bind((KERNEL, PORT))?;
             println!("ready");
             for stream in listener.incoming() {
@@ -131,7 +126,7 @@ pub fn main(arguments: &[String]) -> Outcome<()> {
     Ok(())
 }
 
-/// Sends back what comes, until the end; an error of a connection is its end.
+/// Sends received bytes back, until the end; an error of a connection is its end.
 fn echo(mut stream: impl Read + Write) {
     let mut buffer = [0; 64];
     while let Ok(len @ 1..) = stream.read(&mut buffer) {
@@ -165,7 +160,7 @@ fn once(stream: &mut std::net::TcpStream) -> Outcome<()> {
 
 fn ask(to: SocketAddr) -> Outcome<Asked> {
     let mut stream = connect(to)?;
-    // What is asked first finds nothing in the caches.
+    // The first requests find nothing in the caches.
     for _ in 0..ASKED / 10 {
         once(&mut stream)?;
     }

@@ -1,12 +1,12 @@
 //! Scalability benchmarks of the Dominoes stack.
 //!
 //! An `experiments::Experiment` is a few panels of rows, a row one variant on so many cores. Rows
-//! are driven by pinned threads of this crate, without any thread besides; the network's far side
+//! are driven by pinned threads of this crate, without any other thread; the network's far side
 //! is simulated inside the device (`peer`), and the application is a few lines in one of the
 //! threads. Rows take turns in slices of 100 ms ([`slices`]), so that whatever disturbs the machine
 //! disturbs them alike, and are compared pair by pair within a round (`ratio`, `record`).
 //!
-//! The feature `report`, on by default, adds what the bench targets need besides: experiments and
+//! The feature `report`, on by default, adds the other needs of the bench targets: experiments and
 //! their records, the other variants, the frame of rows that take turns (`rounds`), the one form of
 //! results (`table`) with its pictures (`plot`) and its page (`report`), counts of instructions
 //! (`instructions`), single calls of the log (`micro`), and the list of bench targets (`targets`).

@@ -1,4 +1,4 @@
-//! Which rows stand beside each other, and what was asked for.
+//! The rows of a comparison, as the command line chooses them.
 
 use std::time::Duration;
 
@@ -33,18 +33,18 @@ pub struct Wanted {
 pub struct Entry {
     /// What runs.
     pub variant: &'static Variant,
-    /// On so many cores.
+    /// Its number of cores.
     pub cores: usize,
-    /// In what it differs from other rows of the panel, besides variant and cores; may be empty.
+    /// The difference from other rows of the panel, except variant and cores; may be empty.
     pub case: String,
-    /// What it does.
+    /// Its payload, and the memory that it uses.
     pub workload: Workload,
 }
 
 /// Rows that take turns, and are compared with each other.
 #[derive(Clone, Debug)]
 pub struct Panel {
-    /// What tells it from the experiment's other panels.
+    /// Its name, unique in the experiment.
     pub name: String,
     /// Which way the payload goes.
     pub direction: Direction,
@@ -52,7 +52,7 @@ pub struct Panel {
     pub workload: Workload,
     /// The rows.
     pub entries: Vec<Entry>,
-    /// What they are measured against.
+    /// The ratios that are taken, with their targets.
     pub targets: Vec<Target>,
     /// Slices of each row.
     pub rounds: usize,
@@ -76,7 +76,7 @@ impl Wanted {
         }
     }
 
-    /// Those of the variants whose names match one of `names` (see [`ratio::matches`]) that were
+    /// The variants whose names match one of `names` (see [`ratio::matches`]) and that were
     /// asked for and can do it, on each number of cores that was asked for.
     pub(crate) fn entries(
         &self,
@@ -88,7 +88,7 @@ impl Wanted {
         self.entries_of(VARIANTS, direction, names, case, workload)
     }
 
-    /// The same of other variants than those of TCP.
+    /// As [`Wanted::entries`], from `variants`.
     pub(crate) fn entries_of(
         &self,
         variants: &'static [Variant],
@@ -140,7 +140,7 @@ impl Panel {
         self
     }
 
-    /// Sets what is to be shown, which takes as many rounds as were asked for.
+    /// Sets the targets, and with them the number of rounds that was asked for.
     pub(crate) fn targets(mut self, wanted: &Wanted, targets: Vec<Target>) -> Panel {
         self.targets = targets;
         self.rounds = wanted.base.rounds;

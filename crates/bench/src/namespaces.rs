@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::net::Ipv4Addr;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -52,7 +53,7 @@ impl Namespace {
     /// Joins it to another one by two interfaces of this name, a veth pair.
     ///
     /// # Errors
-    /// Those of `ip`.
+    /// The errors of `ip`.
     pub fn join(&self, other: &Namespace, interface: &str) -> Outcome<()> {
         let name = &other.name;
         self.ip(&format!(
@@ -63,7 +64,7 @@ impl Namespace {
     /// Turns offloads of an interface on or off.
     ///
     /// # Errors
-    /// Those of `ethtool`.
+    /// The errors of `ethtool`.
     pub fn offloads(&self, interface: &str, on: bool) -> Outcome<()> {
         // GRO is off on these interfaces by default, and off it stays.
         let to = if on { "on" } else { "off" };
@@ -74,7 +75,7 @@ impl Namespace {
     /// Runs a line of shell in it.
     ///
     /// # Errors
-    /// Those of the line.
+    /// The errors of the line.
     pub fn shell(&self, line: &str) -> Outcome<()> {
         run(self.command("sh").args(["-c", line]))
     }
@@ -101,7 +102,7 @@ fn ip(arguments: &str) -> Outcome<()> {
 }
 
 /// Whether namespaces, veth pairs and TAPs can be made here, and these programs started; leaves
-/// nothing behind.
+/// nothing.
 ///
 /// # Errors
 /// Without a privilege or a program, with its name.
@@ -120,6 +121,32 @@ pub fn can_run(programs: &[&str]) -> Outcome<()> {
     namespace.ip("tuntap add dev probe2 mode tap")
 }
 
+/// Two namespaces that a veth pair joins, `veth0` in each, with these addresses; their interfaces
+/// are up.
+///
+/// # Errors
+/// Without root, or `ip`.
+pub fn pair(roles: [&str; 2], addresses: [Ipv4Addr; 2]) -> Outcome<[Namespace; 2]> {
+    let both = [Namespace::new(roles[0])?, Namespace::new(roles[1])?];
+    both[0].join(&both[1], "veth0")?;
+    for (namespace, address) in both.iter().zip(addresses) {
+        namespace.ip(&format!("addr add {address}/24 dev veth0"))?;
+        namespace.ip("link set veth0 up")?;
+    }
+    Ok(both)
+}
+
+/// Bytes of memory that process `id` has resident; `self` is this one.
+///
+/// # Errors
+/// There is no such process.
+pub fn resident(id: &str) -> Outcome<u64> {
+    let status = fs::read_to_string(format!("/proc/{id}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kilo = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    Ok(kilo.ok_or("no resident memory")?.trim().parse::<u64>()? << 10)
+}
+
 /// The requests in a second that `wrk` reports, if it does.
 pub fn requests_per_second(said: &str) -> Option<f64> {
     let rate = said
@@ -131,7 +158,7 @@ pub fn requests_per_second(said: &str) -> Option<f64> {
 /// Runs a command to its end.
 ///
 /// # Errors
-/// It cannot be started, or fails; with what it complained of.
+/// It cannot be started, or fails; with its complaint.
 pub fn run(command: &mut Command) -> Outcome<()> {
     let output = command.stdin(Stdio::null()).output()?;
     if output.status.success() {
@@ -210,7 +237,7 @@ impl Process {
         let (send, lines) = mpsc::channel();
         thread::spawn(move || {
             let lines = out.into_iter().flat_map(|out| BufReader::new(out).lines());
-            // Who does not listen any more has no use for the rest.
+            // A receiver that is gone has no use for the rest.
             for line in lines.map_while(Result::ok) {
                 if send.send(line).is_err() {
                     break;

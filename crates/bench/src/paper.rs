@@ -1,4 +1,4 @@
-//! Published figures as data: where each stands, and by which measure of ours it is compared.
+//! Published figures as data: the place of each, and the measure of ours that it is compared with.
 //!
 //! Sizemore: Charles Donour Sizemore, *Parallel network protocol stacks using replication*,
 //! University of New Mexico, 2011. Nahum: Erich M. Nahum, David J. Yates, James F. Kurose and Don
@@ -40,7 +40,7 @@ pub struct Figure {
     pub source: &'static str,
     /// Figure, table or section.
     pub place: &'static str,
-    /// What was measured, and on what.
+    /// The measured quantity, and the machine.
     pub what: &'static str,
     /// Cores or replicas, where the text gives a number for them.
     pub cores: Option<usize>,
@@ -48,7 +48,7 @@ pub struct Figure {
     pub mbit_per_s: Option<f64>,
     /// How the number is meant, or what the curve shows.
     pub note: &'static str,
-    /// What of ours it is compared with. None: it is only reported.
+    /// The checks by our measures. None: it is only reported.
     pub checks: &'static [Check],
     /// Why the two may differ: what our arrangement has that the paper's has not, or the reverse.
     pub differs: &'static str,
@@ -96,7 +96,7 @@ impl Figure {
         Figure { differs, ..self }
     }
 
-    /// What the paper says, without where it says so.
+    /// The paper's words, without their place.
     pub fn says(&self) -> String {
         let mut out = self.what.to_owned();
         if let Some(cores) = self.cores {
@@ -144,10 +144,10 @@ pub struct Measure {
     pub disturbed: bool,
 }
 
-/// What a figure is compared with, and when the two agree.
+/// A comparison of a figure with ours, and when the two agree.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Check {
-    /// What is compared, in a few words.
+    /// The compared quantity, in a few words.
     pub what: &'static str,
     /// Name of our measure.
     pub measure: &'static str,
@@ -159,7 +159,7 @@ pub struct Check {
     pub range: [f64; 2],
 }
 
-/// So many times something else: the unit of ratios.
+/// A multiple: the unit of ratios.
 pub const TIMES: &str = "x";
 /// Hundredths.
 pub const PERCENT: &str = "%";
@@ -213,7 +213,7 @@ impl Check {
         }
     }
 
-    /// Ours beside what was published. That it was disturbed is said if the `verdict` does not.
+    /// Ours beside the published number. Mentions a disturbance if the `verdict` does not.
     fn sentence(&self, compared: &Compared, verdict: Verdict) -> String {
         let number = |value: f64| shown(value, self.unit);
         let beside = self.published.map_or_else(String::new, |published| {

@@ -1,7 +1,7 @@
-//! What the rows of a panel are measured against: ratios of throughput, with targets.
+//! Ratios of throughput between the rows of a panel, with targets.
 //!
 //! A ratio is computed within each round, in which all rows had their slice within a second or so;
-//! what is given is the median over the rounds, with quartiles.
+//! the result is the median over the rounds, with quartiles.
 
 use core::fmt;
 
@@ -27,7 +27,7 @@ pub(crate) fn row(variant: &'static str, cores: usize) -> Pick {
     case(variant, cores, "")
 }
 
-/// The same in a case of the panel.
+/// The row `variant` on `cores` cores in a case of the panel.
 pub(crate) fn case(variant: &'static str, cores: usize, case: &str) -> Pick {
     Pick {
         variant,
@@ -36,7 +36,7 @@ pub(crate) fn case(variant: &'static str, cores: usize, case: &str) -> Pick {
     }
 }
 
-/// What is divided by what.
+/// A quotient of rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Quotient {
     /// Throughput by throughput.
@@ -45,19 +45,19 @@ pub enum Quotient {
     OfRatios([Pick; 2], [Pick; 2]),
 }
 
-/// A ratio, and what it should be.
+/// A ratio with its target.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
-    /// What is compared, in words.
+    /// Its name.
     pub what: String,
     /// The ratio.
     pub quotient: Quotient,
-    /// What it should reach; `None` for a ratio that is only reported.
+    /// The least value that meets it; `None` for a ratio that is only reported.
     pub at_least: Option<f64>,
 }
 
 impl Target {
-    /// Throughput of the one over that of the other.
+    /// Throughput of one row over another.
     pub(crate) fn of(
         what: impl Into<String>,
         one: Pick,
@@ -71,7 +71,7 @@ impl Target {
         }
     }
 
-    /// Speed-up of the one pair over that of the other.
+    /// Speed-up of one pair over another.
     pub(crate) fn of_ratios(
         what: impl Into<String>,
         one: [Pick; 2],
@@ -93,10 +93,10 @@ impl Target {
     }
 }
 
-/// What became of a [`Target`].
+/// The result for a [`Target`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RatioLine {
-    /// What was compared.
+    /// Its name.
     pub what: String,
     /// The row for each that the target names; the fastest, if it names several.
     pub rows: Vec<String>,
@@ -106,18 +106,16 @@ pub struct RatioLine {
     pub pairs: usize,
     /// Pairs that were left out since a thread had to wait for its core.
     pub disturbed: usize,
-    /// Whether that would have left none. Then the ratio is that of all pairs, and no target is
+    /// Whether that would have left none. Then the ratio is of all pairs, and no target is
     /// judged by it.
     pub all_disturbed: bool,
-    /// What it should reach.
+    /// The least value that meets the target.
     pub at_least: Option<f64>,
     /// Whether its median does.
     pub met: Option<bool>,
-    /// The same of those pairs in which the cores stayed equally far apart, if a row used several
+    /// The ratio of pairs in which the cores stayed equally far apart, if a row used several
     /// cores.
     pub at: Vec<AtDistance>,
-    /// Nanoseconds for a line from core to core before and after, if a row used several cores.
-    pub line_transfer_ns: Option<[f64; 2]>,
 }
 
 /// A ratio while the cores were so far apart.
@@ -168,8 +166,6 @@ pub(crate) struct Rounds<'a> {
     pub(crate) names: &'a [(&'static str, usize, String)],
     /// For each round, a sample of each row.
     pub(crate) samples: &'a [Vec<Sample>],
-    /// Before and after.
-    pub(crate) line_transfer_ns: [Option<f64>; 2],
 }
 
 impl Rounds<'_> {
@@ -241,7 +237,6 @@ impl Rounds<'_> {
             }
             None => format!("no {}", label(pick.variant, pick.cores, &pick.case)),
         };
-        let [before, after] = self.line_transfer_ns;
         RatioLine {
             what: target.what.clone(),
             rows: picks.iter().map(name).collect(),
@@ -255,15 +250,11 @@ impl Rounds<'_> {
                 .filter(|_| !kept.all_disturbed)
                 .map(|(ratio, least)| ratio.median >= least),
             at,
-            line_transfer_ns: before
-                .zip(after)
-                .filter(|_| several)
-                .map(|(before, after)| [before, after]),
         }
     }
 }
 
-/// Whether `name` is `pattern`, or begins with what stands before an asterisk at its end.
+/// Whether `name` is `pattern`, or begins with the part of it before a final asterisk.
 pub(crate) fn matches(name: &str, pattern: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(start) => name.starts_with(start),
@@ -340,7 +331,6 @@ mod tests {
         let rounds = Rounds {
             names: &names,
             samples: &samples,
-            line_transfer_ns: [Some(30.0), Some(170.0)],
         };
         let target =
             |least: Option<f64>| Target::of("x", row("replicated", 2), row("single", 1), least);
@@ -364,7 +354,6 @@ mod tests {
             let rounds = Rounds {
                 names: &names,
                 samples,
-                line_transfer_ns: [None; 2],
             };
             rounds.line(&target)
         };
@@ -394,14 +383,12 @@ mod tests {
         let rounds = Rounds {
             names: &names,
             samples: &samples,
-            line_transfer_ns: [None; 2],
         };
         let ours = [row("replicated", 2), row("single", 1)];
         let theirs = [row("limit", 2), row("limit", 1)];
         let line = rounds.line(&Target::of_ratios("x", ours, theirs, 0.9));
         let ratio = line.ratio.unwrap();
         assert!((ratio.median - (0.9 + 1.2) / 2.0).abs() < 1e-9, "{ratio:?}");
-        assert_eq!(line.line_transfer_ns, None);
     }
 
     #[test]
@@ -411,7 +398,6 @@ mod tests {
         let rounds = Rounds {
             names: &names,
             samples: &samples,
-            line_transfer_ns: [None; 2],
         };
         let line = rounds.line(&Target::of(
             "x",

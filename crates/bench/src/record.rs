@@ -1,4 +1,4 @@
-//! What an experiment found: panels of rows that took turns, and tables.
+//! The results of an experiment: panels of rows that took turns, and tables.
 
 pub(crate) mod text;
 
@@ -14,30 +14,30 @@ use crate::table::Table;
 use crate::topology;
 use crate::workload::Workload;
 
-/// One variant on so many cores.
+/// One variant on a number of cores.
 #[derive(Clone, Debug, Serialize)]
 pub struct ResultRow {
     /// Name of the variant.
     pub variant: &'static str,
     /// Threads, one a core unless there are more than the machine has.
     pub cores: usize,
-    /// In what it differs from other rows of the panel besides; may be empty.
+    /// Its other difference from rows of the panel; may be empty.
     pub case: String,
-    /// What it did.
+    /// Its workload.
     pub workload: Workload,
     /// Samples that were left out since a thread had to wait for its core.
     pub disturbed_samples: usize,
-    /// Whether that would have left none. Then the figures are those of all samples.
+    /// Whether that would have left none. Then the figures are of all samples.
     pub all_disturbed: bool,
     /// Payload.
     pub gbit_per_s: Spread,
     /// Wall-clock nanoseconds per segment of the whole row.
     pub ns_per_segment: Spread,
-    /// Throughput over that of `single` in the same case, pair by pair.
+    /// Throughput over `single` in the same case, pair by pair.
     pub ratio_to_single: Option<Spread>,
-    /// Throughput over that of `limit` on as many cores in the same case, pair by pair.
+    /// Throughput over `limit` on as many cores in the same case, pair by pair.
     pub ratio_to_limit: Option<Spread>,
-    /// Throughput over that of the same variant on one core in the same case, pair by pair.
+    /// Throughput over the same variant on one core in the same case, pair by pair.
     pub speedup: Option<Spread>,
     /// Largest share of a slice that a thread waited for its core.
     pub waited_share_max: f64,
@@ -67,20 +67,20 @@ pub struct ResultRow {
     pub lock_wait_share: Vec<f64>,
     /// Segments for each time that the lock was taken.
     pub segments_per_lock: Option<f64>,
-    /// Share of segments that came to the state behind one that had arrived later; where that can
+    /// Share of segments that came to the state after one that had arrived later; where that can
     /// happen.
     pub misordered_share: Option<f64>,
-    /// Where there are several locks, those that were waited for, and the share of all threads'
+    /// Where there are several locks, the locks with waiters, and the share of all threads'
     /// time that this took.
     pub waits: Vec<(&'static str, f64)>,
-    /// Share of what an application counted that came behind what TCP had later; if it counts.
+    /// Share of counted requests that came after one that TCP had later; if the application counts.
     pub counted_misordered_share: Option<f64>,
 }
 
 /// Rows that took turns.
 #[derive(Clone, Debug, Serialize)]
 pub struct PanelResult {
-    /// What tells it from the experiment's other panels.
+    /// Its name, unique in the experiment.
     pub name: String,
     /// Which way the payload went.
     pub direction: Direction,
@@ -102,7 +102,7 @@ pub struct PanelResult {
     pub line_transfer_ns: [Option<f64>; 2],
     /// The rows.
     pub rows: Vec<ResultRow>,
-    /// What they are measured against.
+    /// The ratios between rows, with their targets.
     pub ratios: Vec<RatioLine>,
     /// Why there are no figures, if the stack failed.
     pub failed: Option<String>,
@@ -115,15 +115,15 @@ pub struct PanelResult {
 pub struct ExperimentResult {
     /// Its name.
     pub experiment: &'static str,
-    /// What it asks.
+    /// Its question.
     pub about: &'static str,
     /// Comparisons.
     pub panels: Vec<PanelResult>,
-    /// What follows from them, and what was measured besides.
+    /// Conclusions from them, and other measurements.
     pub tables: Vec<Table>,
     /// Published figures on the same question.
     pub published: Vec<Figure>,
-    /// What is wrong with what was measured, besides panels that failed.
+    /// Other failures than failed panels.
     pub failures: Vec<String>,
     /// How long it took.
     pub seconds: f64,
@@ -211,7 +211,6 @@ impl PanelResult {
         let rounds = Rounds {
             names: &names,
             samples: &measured.rounds,
-            line_transfer_ns,
         };
         let rows = (0..names.len()).filter_map(|row| result_row(panel, measured, &rounds, row));
         let most = names.iter().map(|(_, cores, _)| *cores).max().unwrap_or(0);

@@ -1,12 +1,12 @@
 //! The report of all experiments as one page: `report.html`.
 //!
-//! Each experiment leaves a [`Section`] in the directory of the report, as JSON: what it was asked,
-//! what it printed, its picture, and its [`Measures`]. The page is made of all sections that are
+//! Each experiment leaves a [`Section`] in the directory of the report, as JSON: its question,
+//! its output, its picture, and its [`Measures`]. The page is made of all sections that are
 //! there, after every experiment, so a run that is interrupted leaves a report of what it had. At
-//! its head stands a row for each published figure, with the verdict of [`Figure::compare`].
+//! its head there is a row for each published figure, with the verdict of [`Figure::compare`].
 //!
-//! A section also says by which settings, machine and commit it was measured. A run that resumes
-//! takes those that equal its own and measures the others.
+//! A section also names its settings, machine and commit. A run that resumes
+//! takes sections with equal ones and measures the others.
 
 mod html;
 
@@ -30,9 +30,9 @@ use crate::topology::Machine;
 pub struct Section {
     /// Its name, as on the command line.
     pub name: String,
-    /// What it asks.
+    /// Its question.
     pub about: String,
-    /// Everything that its figures depend on, besides machine and sources.
+    /// Everything that its figures depend on, except machine and sources.
     pub settings: String,
     /// Where it ran, and from which sources.
     pub machine: Machine,
@@ -55,7 +55,7 @@ pub struct Section {
 }
 
 impl Section {
-    /// What an experiment of `scalability` found.
+    /// The section of an experiment of `scalability`.
     ///
     /// # Errors
     /// If its figures have no JSON.
@@ -85,7 +85,7 @@ impl Section {
         })
     }
 
-    /// Whether it says what a run with these settings on this machine would say.
+    /// Whether a run with these settings on this machine would give the same.
     fn is_of(&self, settings: &str, machine: &Machine) -> bool {
         let same = self.machine.cpu == machine.cpu && self.machine.cores == machine.cores;
         let known = machine.commit.is_some() && self.machine.commit == machine.commit;
@@ -324,7 +324,7 @@ mod tests {
         fs::remove_dir_all(&path).unwrap();
     }
 
-    /// The numbers behind `word` in a place: 6, 7, 8 and 9 in "figures 6 to 9, table 1".
+    /// The numbers after `word` in a place: 6, 7, 8 and 9 in "figures 6 to 9, table 1".
     fn numbers(place: &str, word: &str) -> Vec<String> {
         let (mut found, mut is_meant, mut from) = (Vec::new(), false, None::<u32>);
         let mut last = None;

@@ -1,13 +1,13 @@
 //! Rows take turns: a slice each, again and again, on threads that are pinned once.
 //!
 //! A thread drives driver i of every row. Rows with fewer drivers leave the other threads asleep.
-//! Who measures sleeps too. Counting begins a little after a slice does, when its caches are its
-//! own again. A slice in which a thread had to wait for its core is disturbed, and so is its round;
-//! disturbed rounds are measured again while there is patience left, and otherwise kept and
+//! The measuring thread sleeps, too. Counting begins shortly after the slice, when the row's data
+//! is in the caches. A slice in which a thread had to wait for its core is disturbed, and so is its
+//! round; disturbed rounds are measured again while there is patience left, and otherwise kept and
 //! counted. What looks wrong and may be the machine's doing is a [`Failure::Timing`], for the
 //! caller to repeat.
 //!
-//! A row has a clock of its own, which stands still while the row does: what was sent at the end of
+//! Each row has a clock, which stops while the row does: a segment that was sent at the end of
 //! a slice is not late at the beginning of the next one, however long that took to come.
 
 use core::fmt;
@@ -21,7 +21,7 @@ use dominoes_netstack::time;
 use crate::drivers::{Account, Driver, Row};
 use crate::topology::{self, Distance};
 
-/// What is not counted at the beginning of a slice.
+/// The beginning of a slice, which does not count.
 const WARM_UP: Duration = Duration::from_millis(5);
 /// Share of a slice that its threads may wait for their cores.
 const MAY_WAIT: f64 = 0.02;
@@ -30,13 +30,13 @@ const LEAST_ROUNDS: usize = 2;
 /// How long a thread may take to report a slice.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Being held up for so long, in one slice, excuses a retransmission. The least timeout is ten
+/// Being held up for this time, in one slice, excuses a retransmission. The least timeout is ten
 /// times that, but what two threads wait for adds up, and rows on an undisturbed machine wait for a
 /// fraction of a millisecond.
 const LONG_WAIT: Duration = Duration::from_millis(20);
-/// A turn that took so long was held up. It takes some ten microseconds. Who waits for a core of
-/// this machine is told how long that was; who was on a core that the host gave to somebody else,
-/// or was stopped, sees no more than this.
+/// A turn of this length was held up. It takes some ten microseconds. A thread that waits for a
+/// core of this machine can read how long that was; one whose core the host gave away, or was
+/// stopped, sees no more than this.
 const HELD_UP: Duration = Duration::from_millis(1);
 
 /// What one row did in one slice.
@@ -60,7 +60,7 @@ impl Sample {
         self.bytes as f64 * 8.0 / self.ns as f64
     }
 
-    /// Whether a thread had to wait for its core for so long that the sample says little.
+    /// Whether a thread waited for its core for so large a part that the sample is not reliable.
     pub fn is_disturbed(&self) -> bool {
         self.waited > MAY_WAIT
     }
@@ -70,13 +70,13 @@ impl Sample {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Failure {
-    /// A row did what it must not do, whatever the machine does: its bytes are wrong, or a thread
+    /// A row did something that no machine excuses: its bytes are wrong, or a thread
     /// panicked.
     Wrong(String),
-    /// A row did what it does only if its threads are held up: it sent something again, or moved
+    /// A row did something that only delayed threads excuse: it sent something again, or moved
     /// nothing.
     Timing {
-        /// What it did.
+        /// The symptom.
         what: String,
         /// How long a thread of the row was held up in the worst slice, as far as it noticed.
         held_up: Duration,
@@ -120,7 +120,7 @@ pub struct Sampled {
     pub enough: bool,
     /// Slices that were run.
     pub slices: usize,
-    /// Those of them in which a thread had to wait for its core.
+    /// Slices in which a thread had to wait for its core.
     pub disturbed: usize,
 }
 
@@ -141,7 +141,7 @@ pub struct Measured {
     pub oddities: Vec<Oddities>,
 }
 
-/// What a row did that has to be explained.
+/// Events of a row that need an explanation.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Oddities {
     /// Segments that were sent again, which is excused where a thread was held up for long.
@@ -152,7 +152,7 @@ pub struct Oddities {
     pub held_up: Duration,
 }
 
-/// What the threads are told to do.
+/// An order to the threads.
 #[derive(Clone, Copy)]
 struct Order {
     number: u64,
@@ -206,7 +206,7 @@ impl Control {
     }
 }
 
-/// What a thread did in a slice.
+/// The results of a thread in a slice.
 struct Driven {
     sample: Sample,
     /// The row's clock at the last turn.
@@ -264,7 +264,7 @@ fn work(
     control: &Control,
     done: &mpsc::Sender<Report>,
 ) -> Vec<Option<Box<dyn Driver>>> {
-    let pinned = topology::pin(topology::cores().get(id).copied());
+    let pinned = id < topology::cores().len() && topology::pin_to(id);
     let mut number = 0;
     while let Some(order) = control.next(number) {
         number = order.number;
@@ -275,7 +275,7 @@ fn work(
             let driven = drive(driver.as_mut(), order, id == 0, &control.stop);
             let waited = Duration::from_nanos(topology::waited_ns() - waited);
             let core = topology::current_core();
-            // Who measures waits for this; if it does not, it is because another thread panicked.
+            // The measuring thread waits for this, unless another thread panicked.
             let _ = done.send(Report {
                 id,
                 sample: driven.sample,
@@ -301,7 +301,7 @@ struct Report {
     account: Account,
 }
 
-/// Who gives the orders.
+/// Gives the orders.
 struct Conductor<'a> {
     control: &'a Control,
     done: mpsc::Receiver<Report>,
@@ -318,7 +318,7 @@ struct Conductor<'a> {
 }
 
 impl Conductor<'_> {
-    /// One slice of one row: what it did, and the accounts of its drivers.
+    /// One slice of one row: its sample, and the accounts of its drivers.
     fn slice(&mut self, row: usize, observe: bool) -> Result<(Sample, Vec<Account>), Failure> {
         self.number += 1;
         let begin = Instant::now();
@@ -345,7 +345,7 @@ impl Conductor<'_> {
                     what: format!("{}: a thread does not end its slice", self.names[row]),
                     held_up: PATIENCE,
                 })?;
-            // The first driver tells the time.
+            // The first driver's time counts.
             if report.id == 0 {
                 whole.ns = report.sample.ns;
             }
@@ -385,11 +385,11 @@ impl Conductor<'_> {
     }
 }
 
-/// Measures `rounds` rounds of all rows, in slices of `slice`, and tells `progress` how many are
-/// done and how many are wanted.
+/// Measures `rounds` rounds of all rows, in slices of `slice`, and reports to `progress` how many
+/// are done and how many are wanted.
 ///
 /// # Errors
-/// If a row failed its own checks, or stands still.
+/// If a row failed its own checks, or moves nothing.
 pub fn measure(
     rows: Vec<Row>,
     slice: Duration,
@@ -418,7 +418,7 @@ pub fn measure_until(
     })
 }
 
-/// Drives a row slice by slice until `enough` says so, or it has taken longer than `within`.
+/// Drives a row slice by slice until `enough` returns true, or `within` is over.
 ///
 /// # Errors
 /// As [`measure`].
@@ -657,7 +657,7 @@ mod tests {
         assert!(told <= begin.elapsed() - 3 * PAUSE, "{told:?}");
     }
 
-    /// Says what it was told to say.
+    /// A driver with a given error.
     struct Complains {
         bytes: u64,
         sent_again: u64,

@@ -1,6 +1,6 @@
 //! SVG pictures of results: bars, lines, and text that stays inside the picture.
 //!
-//! A [`Canvas`] has a fixed width and is as high as what is drawn on it. Text has no exact width
+//! A [`Canvas`] has a fixed width and is as high as its content. Text has no exact width
 //! before it is shown, so [`text_width`] estimates it from above, and [`Canvas::paragraph`] breaks
 //! lines by that estimate.
 
@@ -19,7 +19,7 @@ pub(crate) const INK: &str = "#222";
 /// Colour of grid lines.
 pub(crate) const GRID: &str = "#ddd";
 
-/// Which point of a text stands at its place.
+/// The point of a text that is placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Anchor {
     /// Its left end.
@@ -30,7 +30,7 @@ pub(crate) enum Anchor {
     End,
 }
 
-/// Pixels that a text of so many pixels takes, estimated from above.
+/// The width of a text of this size, in pixels, estimated from above.
 pub(crate) fn text_width(text: &str, size: f64) -> f64 {
     text.chars().count() as f64 * size * CHARACTER
 }
@@ -45,7 +45,7 @@ pub(crate) struct Canvas {
 }
 
 impl Canvas {
-    /// An empty one, so many pixels wide.
+    /// An empty one, `width` pixels wide.
     pub(crate) fn new(width: f64) -> Canvas {
         Canvas {
             width,
@@ -60,7 +60,7 @@ impl Canvas {
         self.width
     }
 
-    /// The right end of what was drawn, in pixels. At most [`Canvas::width`] if everything can be
+    /// The right end of its content, in pixels. At most [`Canvas::width`] if everything can be
     /// seen.
     #[cfg(test)]
     pub(crate) fn right(&self) -> f64 {
@@ -142,7 +142,7 @@ impl Canvas {
 }
 
 /// The words of `text` in lines of at most `room` pixels. A word that is longer than that has a
-/// line of its own.
+/// separate line.
 fn wrapped(text: &str, room: f64, size: f64) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
@@ -157,7 +157,7 @@ fn wrapped(text: &str, room: f64, size: f64) -> Vec<String> {
     lines
 }
 
-/// Text as it stands in XML and HTML.
+/// Text with the escapes of XML and HTML.
 pub(crate) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -177,7 +177,7 @@ pub(crate) fn ticks(most: f64, count: usize) -> Vec<f64> {
         .collect()
 }
 
-/// A value of an axis: up to three digits behind the point, none that say nothing.
+/// A value of an axis: up to three decimal places, without trailing zeros.
 pub(crate) fn number(value: f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

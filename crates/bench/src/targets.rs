@@ -1,8 +1,9 @@
 //! The bench targets of this package, and how each one starts.
 //!
 //! `cargo bench -p dominoes-bench --bench NAME -- OPTIONS` runs one. `cargo bench NAME` in the root
-//! of the workspace does the same through the launcher. Without `--bench`, Cargo starts every target
-//! of a package with the same words, so a target returns at once if the words name another one.
+//! of the workspace does the same through the launcher. Without `--bench`, Cargo starts every
+//! target of a package with the same words, so a target returns at once if the words name another
+//! one.
 
 use core::fmt::Display;
 use std::ffi::OsString;
@@ -60,8 +61,8 @@ pub const TARGETS: &[Target] = &[
     },
     Target {
         name: "micro",
-        about: "single calls of the log on one thread, by criterion",
-        takes: "about 90 seconds; --quick: 10 seconds",
+        about: "single calls of the log and of timers on one thread, by criterion",
+        takes: "about 2 minutes; --quick: 15 seconds",
         published: &[],
     },
     Target {
@@ -86,12 +87,6 @@ pub const TARGETS: &[Target] = &[
         name: "poller",
         about: "a thousand busy connections and 10,000 idle ones on one thread, ours and Linux's",
         takes: "about 3 minutes",
-        published: &[],
-    },
-    Target {
-        name: "timer",
-        about: "starting, cancelling and firing timers in a wheel, a heap and a map",
-        takes: "about 20 seconds; --quick: 2 seconds",
         published: &[],
     },
 ];
@@ -143,6 +138,48 @@ fn chosen(name: &str, all: impl Iterator<Item = OsString>) -> Option<Vec<OsStrin
     Some(kept)
 }
 
+/// An enumeration whose values have names, as on the command line and in tables. JSON has the
+/// names, too.
+#[macro_export]
+macro_rules! named {
+    (
+        $(#[$about:meta])*
+        $visible:vis enum $kind:ident {
+            $($(#[$what:meta])* $value:ident = $name:literal,)*
+        }
+    ) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        $visible enum $kind {
+            $($(#[$what])* $value,)*
+        }
+
+        #[allow(dead_code)]
+        impl $kind {
+            /// All of them.
+            $visible const ALL: [$kind; [$($name),*].len()] = [$($kind::$value),*];
+
+            /// Its name.
+            $visible fn name(self) -> &'static str {
+                match self {
+                    $($kind::$value => $name,)*
+                }
+            }
+
+            /// The value of this name.
+            $visible fn named(name: &str) -> Option<$kind> {
+                $kind::ALL.into_iter().find(|value| value.name() == name)
+            }
+        }
+
+        impl serde::Serialize for $kind {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.name())
+            }
+        }
+    };
+}
+
 /// The values of a list that commas separate; `of` knows each by its name.
 ///
 /// # Errors
@@ -176,14 +213,14 @@ mod tests {
 
     #[test]
     fn a_target_runs_unless_the_words_name_others() {
-        let timer = |line| words("timer", line);
-        assert_eq!(timer("--bench").as_deref(), Some(""));
-        assert_eq!(timer("timer --quick --bench").as_deref(), Some("--quick"));
-        assert_eq!(timer("channel timer --bench").as_deref(), Some(""));
-        assert_eq!(timer("channel --quick --bench"), None);
+        let idle = |line| words("idle", line);
+        assert_eq!(idle("--bench").as_deref(), Some(""));
+        assert_eq!(idle("idle --quick --bench").as_deref(), Some("--quick"));
+        assert_eq!(idle("channel idle --bench").as_deref(), Some(""));
+        assert_eq!(idle("channel --quick --bench"), None);
         // The value of an option names no target.
         assert_eq!(
-            timer("--rounds linux --bench").as_deref(),
+            idle("--rounds linux --bench").as_deref(),
             Some("--rounds linux")
         );
         assert_eq!(words("micro", "micro publish").as_deref(), Some("publish"));

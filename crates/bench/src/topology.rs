@@ -1,4 +1,4 @@
-//! The machine: cores to pin to, and what a figure should be read with.
+//! The machine: cores to pin to, and the conditions of a figure.
 
 use core::fmt;
 use std::fs;
@@ -23,12 +23,7 @@ pub fn pin_to(index: usize) -> bool {
     !cores.is_empty() && core_affinity::set_for_current(cores[index % cores.len()])
 }
 
-/// Pins the calling thread; says whether that worked.
-pub(crate) fn pin(core: Option<CoreId>) -> bool {
-    core.is_some_and(core_affinity::set_for_current)
-}
-
-/// The core that the calling thread runs on, if the system says so.
+/// The core that the calling thread runs on, if the system has it.
 pub(crate) fn current_core() -> Option<usize> {
     let stat = fs::read_to_string("/proc/thread-self/stat").ok()?;
     // Fields after the name, which may hold anything but a closing bracket; the 39th of all is the
@@ -51,16 +46,16 @@ pub fn waited_ns() -> u64 {
 }
 
 /// How long a cache line takes from the first core to the second, in nanoseconds; `None` if there
-/// is no second. It says what sharing costs at the moment: hosts move the cores of a virtual
+/// is no second. It is the present cost of sharing: hosts move the cores of a virtual
 /// machine about.
 pub fn line_transfer_ns() -> Option<f64> {
     const THROWS: u64 = 10_000;
-    let [first, second, ..] = *cores() else {
+    if cores().len() < 2 {
         return None;
-    };
+    }
     let ball = AtomicU64::new(0);
     let play = |core, parity: u64| {
-        pin(Some(core));
+        pin_to(core);
         let begin = Instant::now();
         for throw in 0..THROWS {
             let mine = 2 * throw + parity;
@@ -79,8 +74,8 @@ pub fn line_transfer_ns() -> Option<f64> {
         begin.elapsed().as_nanos() as f64 / (2 * THROWS) as f64
     };
     thread::scope(|scope| {
-        let other = scope.spawn(|| play(second, 1));
-        let one = scope.spawn(|| play(first, 0)).join().ok();
+        let other = scope.spawn(|| play(1, 1));
+        let one = scope.spawn(|| play(0, 0)).join().ok();
         other.join().ok().and(one)
     })
 }
@@ -126,7 +121,7 @@ impl Distance {
     }
 }
 
-/// What a figure should be read with.
+/// The conditions of a figure.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "report", derive(serde::Deserialize, serde::Serialize))]
 pub struct Machine {
@@ -188,7 +183,7 @@ impl Machine {
     }
 }
 
-/// As at the head of what a bench prints.
+/// As at the head of a bench's output.
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {} cores, ", self.cpu, self.cores)?;

@@ -1,10 +1,10 @@
-//! What is sent, how much of it at a time, and from which seed.
+//! Workloads: which payload, how much of it at a time, and from which seed.
 
 use dominoes_drivers::memory::peer::headers;
 use dominoes_netstack::framed::MAX_PAYLOAD;
 use std::time::Duration;
 
-/// What is done with the payload besides moving it.
+/// Work on the payload, in addition to moving it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
     feature = "report",
@@ -43,7 +43,7 @@ impl Processing {
         }
     }
 
-    /// Whether it is TLS, which stands above TCP.
+    /// Whether it is TLS, which runs above TCP.
     pub fn is_tls(self) -> bool {
         use Processing::{TlsAes128Gcm, TlsAes256Gcm, TlsChaCha20Poly1305};
         matches!(self, TlsAes128Gcm | TlsAes256Gcm | TlsChaCha20Poly1305)
@@ -66,16 +66,16 @@ pub struct Workload {
     /// Whether segments carry timestamps (RFC 7323), both ways.
     pub timestamps: bool,
     /// Whether TCP checksums are verified and computed in software; otherwise the device vouches
-    /// for what it receives and finishes what it sends, as cards do.
+    /// for received frames and finishes sent ones, as cards do.
     pub checksum: bool,
-    /// Whether the peer compares the checksums of what it is sent with those it knows beforehand,
-    /// where it can know them: not of what is enciphered.
+    /// Whether the peer compares the checksums of frames with expected ones,
+    /// where it can compute these: not for enciphered payload.
     pub verify_checksums: bool,
     /// Connections that share the payload.
     pub connections: usize,
     /// Segments of one connection that arrive in a row, if there are several connections.
     pub burst: usize,
-    /// What is done with the payload besides moving it.
+    /// Work on the payload, in addition to moving it.
     pub processing: Processing,
     /// Makes payloads and keys.
     pub seed: u64,
@@ -210,14 +210,14 @@ impl Workload {
         }
     }
 
-    /// What lies in a send ring of `len` bytes; behind the last whole record nobody writes.
+    /// The content of a send ring of `len` bytes; nothing is written after the last whole record.
     pub(crate) fn ring(&self, len: usize) -> Vec<u8> {
         let mut ring = bytes(self.seed, len);
         ring[len / self.whole() * self.whole()..].fill(0);
         ring
     }
 
-    /// The bytes of one segment, the same in all; the first four are replaced by the stream offset,
+    /// The bytes of every segment; the first four are replaced by the stream offset,
     /// unless the payload is processed.
     pub(crate) fn payload(&self) -> Vec<u8> {
         bytes(self.seed, self.segment_bytes)

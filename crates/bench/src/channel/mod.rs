@@ -3,8 +3,8 @@
 //!
 //! Publishers run on one core, subscribers on the other ("split" pinning). Every subscriber of
 //! every peer checks the content of each message and the order of each publisher's messages; where
-//! the peer promises one order for all, a hash of the order must agree among subscribers. Whoever
-//! finds a full or an empty channel spins for a moment and then yields.
+//! the peer promises one order for all, a hash of the order must agree among subscribers. A thread
+//! that finds a full or an empty channel spins for a moment and then yields.
 
 pub(crate) mod peers;
 pub(crate) mod report;
@@ -119,7 +119,7 @@ impl Check {
     }
 }
 
-/// Spins for a moment, then yields: the same for everyone who waits by hand.
+/// Spins for a moment, then yields: the same for every peer that waits by hand.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff(u32);
 
@@ -159,7 +159,7 @@ pub(crate) trait Tx: Send + 'static {
 
 /// One subscriber of some channel.
 pub(crate) trait Rx: Send + 'static {
-    /// Shows what is there to `check`; waits if there is nothing.
+    /// Shows new messages to `check`; waits if there is nothing.
     fn some(&mut self, check: &mut Check);
 }
 
@@ -172,7 +172,7 @@ pub(crate) struct Point {
     pub(crate) subscribers: usize,
     /// Messages per publish call.
     pub(crate) batch: usize,
-    /// Bound on what is in flight.
+    /// Bound on messages in flight.
     pub(crate) capacity: usize,
 }
 

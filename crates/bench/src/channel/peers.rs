@@ -2,69 +2,33 @@
 
 use super::{Backoff, Check, Message, Point, Rx, Source, Tx, drive};
 use std::{
-    collections::VecDeque,
-    sync::{Arc, Condvar, Mutex},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
-/// Something that can be measured at a point.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Peer {
-    /// `dominoes::channel`.
-    Dominoes,
-    /// `disruptor`, single-producer build.
-    DisruptorSingle,
-    /// `disruptor`, multi-producer build.
-    DisruptorMulti,
-    /// `rtrb`, a ring for each publisher and subscriber; no common order.
-    Rtrb,
-    /// `photon-ring`, bounded.
-    Photon,
-    /// `bus`; with several publishers behind a mutex.
-    Bus,
-    /// `crossbeam-channel`, a channel for each subscriber; no common order.
-    Crossbeam,
-    /// A mutex, two condition variables and a deque.
-    Mutex,
-}
-
-impl serde::Serialize for Peer {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
+dominoes_bench::named! {
+    /// A channel that can be measured at a point.
+    pub(crate) enum Peer {
+        /// `dominoes::channel`.
+        Dominoes = "dominoes",
+        /// `disruptor`, single-producer build.
+        DisruptorSingle = "disruptor-1p",
+        /// `disruptor`, multi-producer build.
+        DisruptorMulti = "disruptor-mp",
+        /// `rtrb`, a ring for each publisher and subscriber; no common order.
+        Rtrb = "rtrb-fanout",
+        /// `bus`; with several publishers behind a mutex.
+        Bus = "bus",
+        /// `crossbeam-channel`, a channel for each subscriber; no common order.
+        Crossbeam = "crossbeam-fanout",
     }
 }
 
 impl Peer {
-    /// All of them.
-    pub(crate) const ALL: [Peer; 8] = [
-        Peer::Dominoes,
-        Peer::DisruptorSingle,
-        Peer::DisruptorMulti,
-        Peer::Rtrb,
-        Peer::Photon,
-        Peer::Bus,
-        Peer::Crossbeam,
-        Peer::Mutex,
-    ];
-
-    /// Short name.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Peer::Dominoes => "dominoes",
-            Peer::DisruptorSingle => "disruptor-1p",
-            Peer::DisruptorMulti => "disruptor-mp",
-            Peer::Rtrb => "rtrb-fanout",
-            Peer::Photon => "photon-bounded",
-            Peer::Bus => "bus",
-            Peer::Crossbeam => "crossbeam-fanout",
-            Peer::Mutex => "mutex-condvar",
-        }
-    }
-
     /// Whether the peer can do this at all.
     pub(crate) fn can(self, point: Point) -> bool {
         match self {
-            Peer::DisruptorSingle | Peer::Photon => point.publishers == 1,
+            Peer::DisruptorSingle => point.publishers == 1,
             _ => true,
         }
     }
@@ -103,14 +67,6 @@ impl Peer {
                 }
                 drive(point, false, window, txs, rxs)
             }
-            Peer::Photon => {
-                let (publisher, subscribable) =
-                    photon_ring::channel_bounded::<Message>(capacity, 0);
-                let rxs = (0..subscribers)
-                    .map(|_| PhotonRx(subscribable.subscribe(), Backoff::default()))
-                    .collect();
-                drive(point, true, window, vec![PhotonTx(publisher)], rxs)
-            }
             Peer::Bus => {
                 let mut bus = bus::Bus::new(capacity);
                 let rxs = (0..subscribers)
@@ -136,23 +92,6 @@ impl Peer {
                     .map(|receiver| CrossbeamRx(receiver, Backoff::default()))
                     .collect();
                 drive(point, false, window, txs, rxs)
-            }
-            Peer::Mutex => {
-                let shared = Arc::new(Floor {
-                    state: Mutex::new(FloorState {
-                        queue: VecDeque::new(),
-                        first: 0,
-                        cursors: vec![0; subscribers],
-                    }),
-                    capacity,
-                    room: Condvar::new(),
-                    entries: Condvar::new(),
-                });
-                let txs = (0..publishers).map(|_| FloorTx(shared.clone())).collect();
-                let rxs = (0..subscribers)
-                    .map(|place| FloorRx(shared.clone(), place))
-                    .collect();
-                drive(point, true, window, txs, rxs)
             }
         }
     }
@@ -212,22 +151,16 @@ struct DisruptorTx<P>(P);
 impl<P: disruptor::Producer<Message> + Send + 'static> Tx for DisruptorTx<P> {
     #[inline]
     fn one(&mut self, message: Message) {
-        let mut backoff = Backoff::default();
-        while self.0.try_publish(|slot| *slot = message).is_err() {
-            backoff.wait();
-        }
+        until_accepted(|| self.0.try_publish(|slot| *slot = message).is_ok());
     }
 
     #[inline]
     fn many(&mut self, n: usize, source: &mut Source) {
-        let mut backoff = Backoff::default();
-        while self
-            .0
-            .try_batch_publish(n, |slots| slots.for_each(|slot| *slot = source.message()))
-            .is_err()
-        {
-            backoff.wait();
-        }
+        until_accepted(|| {
+            self.0
+                .try_batch_publish(n, |slots| slots.for_each(|slot| *slot = source.message()))
+                .is_ok()
+        });
     }
 }
 
@@ -305,10 +238,7 @@ impl Tx for RtrbTx {
     #[inline]
     fn one(&mut self, message: Message) {
         for ring in &mut self.0 {
-            let mut backoff = Backoff::default();
-            while ring.push(message).is_err() {
-                backoff.wait();
-            }
+            until_accepted(|| ring.push(message).is_ok());
         }
     }
 
@@ -327,10 +257,7 @@ impl Tx for RtrbTx {
         self.1.clear();
         self.1.extend((0..n).map(|_| source.message()));
         for ring in &mut self.0 {
-            let mut backoff = Backoff::default();
-            while ring.push_entire_slice(&self.1).is_err() {
-                backoff.wait();
-            }
+            until_accepted(|| ring.push_entire_slice(&self.1).is_ok());
         }
     }
 }
@@ -357,40 +284,12 @@ impl Rx for RtrbRx {
     }
 }
 
-struct PhotonTx(photon_ring::Publisher<Message>);
-
-impl Tx for PhotonTx {
-    #[inline]
-    fn one(&mut self, message: Message) {
-        until_accepted(|| self.0.try_publish(message).is_ok());
-    }
-}
-
-struct PhotonRx(photon_ring::Subscriber<Message>, Backoff);
-
-impl Rx for PhotonRx {
-    #[inline]
-    fn some(&mut self, check: &mut Check) {
-        match self.0.try_recv() {
-            Ok(message) => {
-                check.see(&message);
-                self.1.reset();
-            }
-            Err(photon_ring::TryRecvError::Empty) => self.1.wait(),
-            Err(error) => panic!("a bounded ring lost messages: {error:?}"),
-        }
-    }
-}
-
 struct BusTx(bus::Bus<Message>);
 
 impl Tx for BusTx {
     #[inline]
     fn one(&mut self, message: Message) {
-        let mut backoff = Backoff::default();
-        while self.0.try_broadcast(message).is_err() {
-            backoff.wait();
-        }
+        until_accepted(|| self.0.try_broadcast(message).is_ok());
     }
 }
 
@@ -399,10 +298,7 @@ struct SharedBusTx(Arc<Mutex<bus::Bus<Message>>>);
 impl Tx for SharedBusTx {
     #[inline]
     fn one(&mut self, message: Message) {
-        let mut backoff = Backoff::default();
-        while self.0.lock().unwrap().try_broadcast(message).is_err() {
-            backoff.wait();
-        }
+        until_accepted(|| self.0.lock().unwrap().try_broadcast(message).is_ok());
     }
 
     fn many(&mut self, n: usize, source: &mut Source) {
@@ -436,82 +332,9 @@ impl Tx for CrossbeamTx {
     #[inline]
     fn one(&mut self, message: Message) {
         for sender in &self.0 {
-            let mut backoff = Backoff::default();
-            while sender.try_send(message).is_err() {
-                backoff.wait();
-            }
+            until_accepted(|| sender.try_send(message).is_ok());
         }
     }
 }
 
 receiver!(CrossbeamRx, crossbeam_channel::Receiver<Message>);
-
-/// What one writes without thinking: a lock around a deque, and a copy of each message for each
-/// subscriber.
-struct Floor {
-    state: Mutex<FloorState>,
-    capacity: usize,
-    room: Condvar,
-    entries: Condvar,
-}
-
-struct FloorState {
-    queue: VecDeque<Message>,
-    first: u64,
-    cursors: Vec<u64>,
-}
-
-struct FloorTx(Arc<Floor>);
-
-impl FloorTx {
-    fn push(&self, n: usize, mut message: impl FnMut() -> Message) {
-        let mut state = self.0.state.lock().unwrap();
-        while state.queue.len() + n > self.0.capacity {
-            state = self.0.room.wait(state).unwrap();
-        }
-        state.queue.extend((0..n).map(|_| message()));
-        drop(state);
-        self.0.entries.notify_all();
-    }
-}
-
-impl Tx for FloorTx {
-    fn one(&mut self, message: Message) {
-        self.push(1, || message);
-    }
-
-    fn many(&mut self, n: usize, source: &mut Source) {
-        self.push(n, || source.message());
-    }
-}
-
-struct FloorRx(Arc<Floor>, usize);
-
-impl Rx for FloorRx {
-    fn some(&mut self, check: &mut Check) {
-        let mut taken = [[0; 8]; 64];
-        let mut state = self.0.state.lock().unwrap();
-        let cursor = loop {
-            let cursor = state.cursors[self.1];
-            if cursor < state.first + state.queue.len() as u64 {
-                break cursor;
-            }
-            state = self.0.entries.wait(state).unwrap();
-        };
-        let skip = (cursor - state.first) as usize;
-        let n = (state.queue.len() - skip).min(taken.len());
-        for (to, from) in taken.iter_mut().zip(state.queue.range(skip..skip + n)) {
-            *to = *from;
-        }
-        state.cursors[self.1] += n as u64;
-        let least = *state.cursors.iter().min().unwrap();
-        let gone = (least - state.first) as usize;
-        state.queue.drain(..gone);
-        state.first = least;
-        drop(state);
-        if gone > 0 {
-            self.0.room.notify_all();
-        }
-        taken[..n].iter().for_each(|message| check.see(message));
-    }
-}

@@ -1,4 +1,4 @@
-//! The application: it has no thread of its own, and touches no payload.
+//! The application: it has no thread and touches no payload.
 
 use core::fmt::Display;
 use std::sync::Arc;
@@ -34,9 +34,9 @@ pub(crate) struct App {
     /// Whose turn it is.
     turn: usize,
     peer: PeerHandle,
-    /// Whether it reports what the peer counts: of those that share a peer, one does.
+    /// Whether it reports the peer's counters: one of the applications that share a peer does.
     reports: bool,
-    /// Whether the stack may reorder what arrives, and says so to the peer.
+    /// Whether the stack may reorder segments; the peer lets that pass then.
     reorders: bool,
     /// Kept so that the port stays open.
     _listener: Arc<TcpListener>,
@@ -58,9 +58,10 @@ struct End {
     payload: Option<Expected>,
     /// Bytes that must be free in the send ring before more is written.
     write: usize,
-    /// What is written is a multiple of this.
+    /// Every write is a multiple of this many bytes.
     whole: usize,
-    /// What is written first: as much as the send ring holds, in whole records. Empty once it was.
+    /// The first bytes to write: as much as the send ring holds, in whole records. Empty
+    /// afterwards.
     first: Vec<u8>,
     ended: Option<FramedError>,
 }
@@ -144,7 +145,7 @@ impl App {
         Err("the peer's connections were not established".to_owned())
     }
 
-    /// One for each of so many groups, with that one's connections; perhaps none.
+    /// One application for each group, with the connections of that group, if it has any.
     #[cfg(feature = "report")]
     pub(crate) fn divide(self, groups: usize) -> Vec<App> {
         let mut apps: Vec<App> = (0..groups)
@@ -164,7 +165,7 @@ impl App {
         apps
     }
 
-    /// The same on a stack that may reorder what arrives, and says so to the peer.
+    /// For a stack that may reorder segments, which the peer lets pass.
     #[cfg(feature = "report")]
     pub(crate) fn reordering(self) -> App {
         App {
@@ -208,7 +209,7 @@ impl Application for App {
         done
     }
 
-    /// Those that were read, and those that arrived at the peer.
+    /// The bytes that were read, and the bytes that arrived at the peer.
     fn bytes(&self) -> u64 {
         let one = |end: &End| {
             let sent = if end.direction.sends() {

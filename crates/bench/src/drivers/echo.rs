@@ -1,9 +1,9 @@
-//! A server that sends back what it gets, in each variant, and a client on a stack of its own.
+//! An echo server in each variant, and a client on another stack.
 //!
 //! Both are on one machine, joined by two devices in memory. The server's first worker, with its
 //! application, has a core; the client has another. Where the server has a second worker, the
-//! client's thread drives it, too, a turn after each of its own. Nothing sleeps: what is measured
-//! is how long the protocol takes, not how long the system takes to wake a thread.
+//! client's thread drives it, too, one turn after each turn of the client. Nothing sleeps: the
+//! result is the time of the protocol, without the time that the system takes to wake a thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Server {
     /// Its name.
     pub(crate) name: &'static str,
-    /// What it is; `None` for smoltcp.
+    /// Its kind; `None` for smoltcp.
     pub(crate) kind: Option<VariantKind>,
     /// Its workers.
     pub(crate) cores: usize,
@@ -123,7 +123,7 @@ impl Echo {
     }
 }
 
-/// smoltcp with so many sockets that listen.
+/// smoltcp with sockets that listen, one for each connection.
 struct Theirs {
     port: Port,
     interface: Interface,
@@ -313,12 +313,12 @@ impl Pair {
         })
     }
 
-    /// Runs the server while `ask` asks it, each on a core of its own. `clock` is the row's own: it
-    /// stands still between two calls. Returns what `ask` found, and the share of the time that a
+    /// Runs the server while `ask` asks it, each on another core. `clock` belongs to the row: it
+    /// stops between two calls. Returns the result of `ask`, and the share of the time that a
     /// thread waited for its core.
     ///
     /// # Errors
-    /// Those of `ask`.
+    /// The errors of `ask`.
     pub(crate) fn run<T: Send>(
         &mut self,
         clock: &mut Duration,
@@ -340,7 +340,7 @@ impl Pair {
         } = self;
         let found = thread::scope(|scope| {
             let serve = scope.spawn(|| {
-                topology::pin(cores.get(1).copied());
+                topology::pin_to(1);
                 let waited = topology::waited_ns();
                 // ORDERING: Relaxed, a wish.
                 while !stop.load(Ordering::Relaxed) {
@@ -351,7 +351,7 @@ impl Pair {
                 topology::waited_ns() - waited
             });
             let asking = scope.spawn(|| {
-                topology::pin(cores.first().copied());
+                topology::pin_to(0);
                 let waited = topology::waited_ns();
                 let mut beside = |now| {
                     for other in others.iter_mut() {
@@ -452,7 +452,7 @@ impl Client {
         Ok(took)
     }
 
-    /// Opens connections for so long, and until one is closed, 16 at a time, sends a byte over
+    /// Opens connections for this time, and until one is closed, 16 at a time, sends a byte over
     /// each, waits for it and closes it. How many, and how long that took in seconds.
     ///
     /// # Errors
@@ -495,7 +495,7 @@ impl Client {
     }
 }
 
-/// Goes on with a connection; `None` once it is closed.
+/// Continues with a connection; `None` once it is closed.
 fn step(asking: Asking) -> Result<Option<Asking>, SocketError> {
     match asking {
         Asking::Opening(mut opening) => match opening.try_finish()? {

@@ -8,15 +8,15 @@ use dominoes_netstack::group::{JoiningWorker, MembershipHandle};
 use dominoes_netstack::time::Instant;
 
 use super::replicated::{self, ReplicaDriver};
-use crate::drivers::samples::Samples;
+use crate::drivers::samples::{Look, Samples, Watched};
 use crate::drivers::{Direction, Driver, Row};
 use crate::workload::Workload;
 
 /// From one join to the next; half of it the replica is away.
 pub(crate) const PERIOD_NS: u64 = 200_000_000;
-/// What is counted at once.
+/// The length of one counted slice.
 pub(crate) const SLICE_NS: u64 = 5_000_000;
-/// Slices before a join that say what is usual, and slices behind it that are looked at.
+/// Slices before a join that give the usual rate, and slices after it that are compared with that.
 const BEFORE: usize = 10;
 const BEHIND: usize = 19;
 
@@ -28,7 +28,7 @@ const NONE: u64 = 0;
 pub(crate) struct JoinSample {
     /// The median of the slices before.
     pub(crate) before_gbit_per_s: f64,
-    /// The slice behind it with the least, as a share of that.
+    /// The slowest slice after the join, as a share of the median.
     pub(crate) worst_share: f64,
     /// The longest time below 80 % of that, in milliseconds.
     pub(crate) below_ms: f64,
@@ -61,8 +61,10 @@ pub(crate) fn row(
     let last = drivers.pop().ok_or("no replica")?;
     let mut drivers = drivers.into_iter();
     let first = drivers.next().ok_or("one replica, which cannot leave")?;
-    let mut all: Vec<Box<dyn Driver>> =
-        vec![Box::new(CountingDriver::new(first, Arc::clone(&log)))];
+    let mut all: Vec<Box<dyn Driver>> = vec![Box::new(Watched {
+        driver: Box::new(first),
+        look: Counting::new(Arc::clone(&log)),
+    })];
     all.extend(drivers.map(|driver| -> Box<dyn Driver> { Box::new(driver) }));
     all.push(Box::new(JoiningDriver {
         state: MemberState::Working(Box::new(last)),
@@ -113,7 +115,7 @@ impl Driver for JoiningDriver {
                 {
                     self.due = at + PERIOD_NS / 2;
                     self.log.joined_at.store(NONE, Ordering::Relaxed);
-                    // ORDERING: Release, pairs with the Acquire in `CountingDriver::turn`.
+                    // ORDERING: Release, pairs with the Acquire in `Counting::count`.
                     self.log.asked.store(at, Ordering::Release);
                     self.state = MemberState::Joining(Box::new(joining));
                 }
@@ -143,23 +145,21 @@ impl Driver for JoiningDriver {
 }
 
 /// Counts what the application moves in each slice.
-struct CountingDriver {
-    driver: ReplicaDriver,
+struct Counting {
     log: Arc<JoinLog>,
     /// When the slice began, and what had been moved by then.
     slice: (u64, u64),
     /// Bytes per millisecond in the slices before.
     before: VecDeque<f64>,
-    /// The join that is looked at, and the slices behind it.
+    /// The current join, and the slices after it.
     join: Option<(u64, Vec<f64>)>,
     /// The last one that was looked at.
     known: u64,
 }
 
-impl CountingDriver {
-    fn new(driver: ReplicaDriver, log: Arc<JoinLog>) -> Self {
-        CountingDriver {
-            driver,
+impl Counting {
+    fn new(log: Arc<JoinLog>) -> Self {
+        Counting {
             log,
             slice: (0, 0),
             before: VecDeque::new(),
@@ -168,9 +168,8 @@ impl CountingDriver {
         }
     }
 
-    fn count(&mut self, now: u64) {
+    fn count(&mut self, has: u64, now: u64) {
         let (began, had) = self.slice;
-        let has = self.driver.bytes();
         let ms = (now - began) as f64 / 1e6;
         let rate = (has - had) as f64 / ms;
         self.slice = (now, has);
@@ -214,32 +213,10 @@ impl CountingDriver {
     }
 }
 
-impl Driver for CountingDriver {
-    fn turn(&mut self, now: Instant) -> usize {
-        let done = self.driver.turn(now);
-        if now.as_nanos() >= self.slice.0 + SLICE_NS {
-            self.count(now.as_nanos());
+impl Look for Counting {
+    fn look(&mut self, driver: &dyn Driver, now: u64) {
+        if now >= self.slice.0 + SLICE_NS {
+            self.count(driver.bytes(), now);
         }
-        done
-    }
-
-    fn bytes(&self) -> u64 {
-        self.driver.bytes()
-    }
-
-    fn verify(&mut self, on: bool) {
-        self.driver.verify(on);
-    }
-
-    fn sent_again(&self) -> u64 {
-        self.driver.sent_again()
-    }
-
-    fn out_of_order(&self) -> u64 {
-        self.driver.out_of_order()
-    }
-
-    fn check(&self) -> Result<(), String> {
-        self.driver.check()
     }
 }

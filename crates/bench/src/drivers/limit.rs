@@ -4,19 +4,20 @@
 //! while it copies their payloads into its chunk of the ring, processes the units there, and so on.
 //! Sending: a driver takes the next chunk of transmit slots, and for each copies headers and payload
 //! into it and computes the checksum; it prepares them for the device, and then the device takes
-//! them. Chunks are as long as those that primaries are chosen by.
-//! Nothing is ordered, numbered, acknowledged or waited for; the only things shared are the device
+//! them. Chunks are as long as the chunks that have one primary. Nothing is ordered, numbered, acknowledged or waited for; the only things shared are the device
 //! and the chunk counter, held once a chunk.
 
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use dominoes_drivers::memory::peer::headers::{self, Ends, HEADERS_LEN, flags};
-use dominoes_drivers::memory::peer::{PeerHandle, PeerRx, PeerTx, Role};
-use dominoes_drivers::{DeviceRx, DeviceTx, Frame, TxChecksum, TxFrame, TxMeta, TxPrepare};
+use dominoes_drivers::memory::peer::{PeerHandle, Role};
+use dominoes_drivers::{Device, DeviceRx, DeviceTx, Frame, TxChecksum, TxFrame, TxMeta, TxPrepare};
 use dominoes_netstack::framed::MAX_PAYLOAD;
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::kernel;
 
+#[cfg(feature = "report")]
+use crate::datagrams::{self, DatagramDevice, Wire};
 use crate::drivers::{Direction, Driver, Row};
 use crate::inline::Units;
 use crate::peer;
@@ -31,8 +32,10 @@ const SEND_CHUNK: usize = 32;
 const SLOT: usize = 1600;
 /// Where the TCP header of a frame begins.
 const TCP_START: u16 = 34;
+/// Where its sequence number is.
+const SEQ: core::ops::Range<usize> = 38..42;
 
-/// Never sleeps: what it waits for is over in a microsecond or two.
+/// Never sleeps: a holder is done in a microsecond or two.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     loop {
         match mutex.try_lock() {
@@ -43,7 +46,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     }
 }
 
-/// It has no connections to tell apart, and its kernel builds no options.
+/// It does not distinguish connections, and its kernel builds no options.
 pub(crate) fn can(direction: Direction, workload: &Workload) -> bool {
     let plain = workload.connections == 1 && !(direction.sends() && workload.timestamps);
     plain && super::processes(workload)
@@ -61,51 +64,66 @@ pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Re
     }
     let units = Units::of(workload)?;
     let (device, peer) = peer::new(Role::Free, workload)?;
-    let (rx, mut tx) = device.into_halves();
-    let drivers = match direction {
-        Direction::Receive | Direction::Both => {
-            let chunk_bytes = RECEIVE_CHUNK * workload.segment_bytes;
-            let chunks = (workload.ring_bytes as usize / chunk_bytes).max(cores);
-            let shared = Arc::new(Receive {
-                source: Mutex::new(Source { rx, next: 0 }),
-                ring: buffers(chunks, chunk_bytes),
-            });
-            on_each(cores, || ReceiveDriver {
-                shared: Arc::clone(&shared),
-                checksum: workload.checksum,
-                units: units.clone(),
-                text: vec![0; MAX_PAYLOAD],
-                head: workload.head_bytes(),
-                segment: workload.segment_bytes,
-                frames: Vec::with_capacity(RECEIVE_CHUNK),
-                bytes: 0,
-                bad: 0,
-            })
-        }
-        Direction::Send => {
-            let slots = workload.transmit_slots() as usize;
-            let preparer = tx.preparer(slots);
-            let preparer = preparer.ok_or("the simulated device cannot be prepared for")?;
-            let empty = headers::tcp_frame(&Ends::default(), flags::ACK, u16::MAX, &[], &[]);
-            let shared = Arc::new(Send {
-                sink: Mutex::new(Sink { tx, next: 0 }),
-                preparer,
-                slots: buffers(slots / SEND_CHUNK, SEND_CHUNK * SLOT),
-                ring: workload::bytes(workload.seed, workload.ring_bytes as usize),
-                header: header_of(&empty),
-                segment: workload.segment_bytes,
-                checksum: workload.checksum,
-                units,
-                peer,
-            });
-            on_each(cores, || SendDriver {
-                shared: Arc::clone(&shared),
-                made: vec![0; SEND_CHUNK * workload.segment_bytes],
-                bytes: 0,
-            })
-        }
+    let (rx, mut tx) = Box::new(device).split();
+    if direction.receives() {
+        let check = match workload.checksum {
+            true => Check::WithCopy,
+            false => Check::No,
+        };
+        let head = workload.head_bytes();
+        let driver = ReceiveDriver::new(rx, check, head, units, workload, cores);
+        return Ok(on_each("limit", cores, driver));
+    }
+    let slots = workload.transmit_slots() as usize;
+    let preparer = tx.preparer(slots);
+    let preparer = preparer.ok_or("the simulated device cannot be prepared for")?;
+    let empty = headers::tcp_frame(&Ends::default(), flags::ACK, u16::MAX, &[], &[]);
+    let shared = Send {
+        sink: Mutex::new(Sink { tx, next: 0 }),
+        preparer: Some(preparer),
+        slots: buffers(slots / SEND_CHUNK, SEND_CHUNK * SLOT),
+        ring: workload::bytes(workload.seed, workload.ring_bytes as usize),
+        header: header_of(&empty).to_vec(),
+        segment: workload.segment_bytes,
+        fill: match workload.checksum {
+            true => Fill::Segment,
+            false => Fill::Copy,
+        },
+        units,
+        far: Far::Peer(peer),
     };
-    Ok(Row::new("limit", drivers))
+    Ok(on_each("limit", cores, SendDriver::new(shared)))
+}
+
+/// The same for datagrams, which have no numbers and are verified before they are copied.
+#[cfg(feature = "report")]
+pub(crate) fn datagrams(
+    direction: Direction,
+    workload: &Workload,
+    cores: usize,
+) -> Result<Row, String> {
+    let (device, wire) = DatagramDevice::new(direction.receives(), false, workload);
+    let (rx, tx) = Box::new(device).split();
+    if direction.receives() {
+        let head = datagrams::HEADERS;
+        let driver = ReceiveDriver::new(rx, Check::Datagram, head, None, workload, cores);
+        return Ok(on_each("limit", cores, driver));
+    }
+    let slots = workload.transmit_slots() as usize;
+    let payload = datagrams::payload(workload, 0);
+    let whole = headers::udp_frame(&Ends::default(), &payload);
+    let shared = Send {
+        sink: Mutex::new(Sink { tx, next: 0 }),
+        preparer: None,
+        slots: buffers(slots / SEND_CHUNK, SEND_CHUNK * SLOT),
+        ring: payload.repeat(workload.ring_bytes as usize / workload.segment_bytes),
+        header: whole[..datagrams::HEADERS].to_vec(),
+        segment: workload.segment_bytes,
+        fill: Fill::Datagram,
+        units: None,
+        far: Far::Wire(wire),
+    };
+    Ok(on_each("limit", cores, SendDriver::new(shared)))
 }
 
 /// Both directions: a chunk of each in turn.
@@ -139,15 +157,25 @@ struct Receive {
 }
 
 struct Source {
-    rx: PeerRx,
+    rx: Box<dyn DeviceRx>,
     next: usize,
 }
 
+/// How checksums are verified.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Check {
+    No,
+    WithCopy,
+    #[cfg(feature = "report")]
+    Datagram,
+}
+
+#[derive(Clone)]
 struct ReceiveDriver {
     shared: Arc<Receive>,
-    checksum: bool,
+    check: Check,
     units: Option<Units>,
-    /// What a unit carried.
+    /// The text of a unit.
     text: Vec<u8>,
     /// Bytes of headers, and of payload.
     head: usize,
@@ -157,28 +185,65 @@ struct ReceiveDriver {
     bad: u64,
 }
 
+impl ReceiveDriver {
+    fn new(
+        rx: Box<dyn DeviceRx>,
+        check: Check,
+        head: usize,
+        units: Option<Units>,
+        workload: &Workload,
+        cores: usize,
+    ) -> ReceiveDriver {
+        let chunk_bytes = RECEIVE_CHUNK * workload.segment_bytes;
+        let chunks = (workload.ring_bytes as usize / chunk_bytes).max(cores);
+        ReceiveDriver {
+            shared: Arc::new(Receive {
+                source: Mutex::new(Source { rx, next: 0 }),
+                ring: buffers(chunks, chunk_bytes),
+            }),
+            check,
+            units,
+            text: vec![0; MAX_PAYLOAD],
+            head,
+            segment: workload.segment_bytes,
+            frames: Vec::new(),
+            bytes: 0,
+            bad: 0,
+        }
+    }
+}
+
 impl Driver for ReceiveDriver {
     fn turn(&mut self, _now: Instant) -> usize {
         let mut source = lock(&self.shared.source);
         source.rx.release(&mut self.frames);
         // A simulated device cannot be down.
-        let claimed = source
-            .rx
-            .claim(RECEIVE_CHUNK, &mut self.frames)
-            .unwrap_or(0);
+        let claimed = source.rx.claim(RECEIVE_CHUNK, &mut self.frames);
         let chunk = source.next % self.shared.ring.len();
         source.next += 1;
         drop(source);
         let mut place = lock(&self.shared.ring[chunk]);
         let mut at = 0;
         for frame in &self.frames {
-            let payload = &frame.bytes()[self.head..][..self.segment];
+            // A shorter frame is an answer about a neighbour.
+            let Some(payload) = frame.bytes().get(self.head..self.head + self.segment) else {
+                continue;
+            };
             let to = &mut place[at..at + payload.len()];
-            if self.checksum {
-                self.bad += u64::from(!kernel::verify_and_copy(frame.bytes(), to));
-            } else {
-                to.copy_from_slice(payload);
-            }
+            let is_good = match self.check {
+                Check::WithCopy => kernel::verify_and_copy(frame.bytes(), to),
+                Check::No => {
+                    to.copy_from_slice(payload);
+                    true
+                }
+                #[cfg(feature = "report")]
+                Check::Datagram => {
+                    let is_good = kernel::verify_datagram(frame.bytes());
+                    to.copy_from_slice(payload);
+                    is_good
+                }
+            };
+            self.bad += u64::from(!is_good);
             at += payload.len();
         }
         if let Some(units) = &self.units {
@@ -190,7 +255,7 @@ impl Driver for ReceiveDriver {
             }
         }
         self.bytes += at as u64;
-        claimed
+        claimed.unwrap_or(0)
     }
 
     fn bytes(&self) -> u64 {
@@ -198,54 +263,75 @@ impl Driver for ReceiveDriver {
     }
 
     fn check(&self) -> Result<(), String> {
-        none_bad(self.bad, "segments had a bad checksum, or were forged")
+        match self.bad {
+            0 => Ok(()),
+            bad => Err(format!("{bad} frames had a bad checksum, or were forged")),
+        }
     }
 }
 
-/// A driver for each core.
-pub(in crate::drivers) fn on_each<D: Driver + 'static>(
-    cores: usize,
-    make: impl Fn() -> D,
-) -> Vec<Box<dyn Driver>> {
-    let drivers = (0..cores).map(|_| Box::new(make()) as Box<dyn Driver>);
-    drivers.collect()
+/// A row with a copy of `driver` for each core.
+fn on_each<D: Driver + Clone + 'static>(name: &'static str, cores: usize, driver: D) -> Row {
+    let drivers = (0..cores).map(|_| Box::new(driver.clone()) as Box<dyn Driver>);
+    Row::new(name, drivers.collect())
 }
 
-/// So many buffers of so many bytes.
-pub(in crate::drivers) fn buffers(count: usize, len: usize) -> Box<[Mutex<Vec<u8>>]> {
+/// `count` buffers of `len` bytes.
+fn buffers(count: usize, len: usize) -> Box<[Mutex<Vec<u8>>]> {
     (0..count).map(|_| Mutex::new(vec![0; len])).collect()
-}
-
-/// That `bad` of what came were bad is an error.
-pub(in crate::drivers) fn none_bad(bad: u64, what: &str) -> Result<(), String> {
-    match bad {
-        0 => Ok(()),
-        bad => Err(format!("{bad} {what}")),
-    }
 }
 
 struct Send {
     sink: Mutex<Sink>,
-    preparer: Arc<dyn TxPrepare>,
+    /// Prepares frames for the device before it is taken, if it can.
+    preparer: Option<Arc<dyn TxPrepare>>,
     slots: Box<[Mutex<Vec<u8>>]>,
     ring: Vec<u8>,
-    header: [u8; HEADERS_LEN],
+    header: Vec<u8>,
     segment: usize,
-    checksum: bool,
+    fill: Fill,
     units: Option<Units>,
-    peer: PeerHandle,
+    far: Far,
 }
 
 struct Sink {
-    tx: PeerTx,
+    tx: Box<dyn DeviceTx>,
     next: usize,
 }
 
+/// How a slot is filled.
+#[derive(Clone, Copy)]
+enum Fill {
+    /// A segment whose checksum the device completes.
+    Copy,
+    Segment,
+    #[cfg(feature = "report")]
+    Datagram,
+}
+
+/// The counters of the far side.
+enum Far {
+    Peer(PeerHandle),
+    #[cfg(feature = "report")]
+    Wire(Arc<Wire>),
+}
+
+#[derive(Clone)]
 struct SendDriver {
     shared: Arc<Send>,
     /// Units of a chunk.
     made: Vec<u8>,
     bytes: u64,
+}
+
+impl SendDriver {
+    fn new(shared: Send) -> SendDriver {
+        SendDriver {
+            made: vec![0; SEND_CHUNK * shared.segment],
+            shared: Arc::new(shared),
+            bytes: 0,
+        }
+    }
 }
 
 /// The headers of an empty frame with no TCP checksum, to be followed by a payload.
@@ -264,13 +350,15 @@ impl Driver for SendDriver {
         sink.next += 1;
         drop(sink);
         let mut slots = lock(&shared.slots[chunk % shared.slots.len()]);
-        let len = HEADERS_LEN + shared.segment;
+        let head_len = shared.header.len();
+        let len = head_len + shared.segment;
         // Chunks follow each other in the send ring; one never wraps.
         let stride = SEND_CHUNK * shared.segment;
         let from = chunk % (shared.ring.len() / stride).max(1) * stride;
         if let Some(units) = &shared.units {
             units.sent((chunk * stride) as u64, &mut self.made);
         }
+        let mut meta = TxMeta::default();
         for (i, slot) in slots.chunks_exact_mut(SLOT).enumerate() {
             let at = (from + i * shared.segment) % shared.ring.len();
             let end = (at + shared.segment).min(shared.ring.len());
@@ -278,24 +366,28 @@ impl Driver for SendDriver {
                 None => &shared.ring[at..end],
                 Some(_) => &self.made[i * shared.segment..][..shared.segment],
             };
-            let frame = &mut slot[..HEADERS_LEN + payload.len()];
-            frame[..HEADERS_LEN].copy_from_slice(&shared.header);
-            frame[38..42].copy_from_slice(&(chunk as u32).to_be_bytes());
-            if shared.checksum {
-                kernel::fill(frame, payload);
-            } else {
-                frame[HEADERS_LEN..].copy_from_slice(payload);
+            let frame = &mut slot[..head_len + payload.len()];
+            frame[..head_len].copy_from_slice(&shared.header);
+            let number = (chunk as u32).to_be_bytes();
+            match shared.fill {
+                #[cfg(feature = "report")]
+                Fill::Datagram => kernel::fill_datagram(frame, payload),
+                Fill::Segment => {
+                    frame[SEQ].copy_from_slice(&number);
+                    kernel::fill(frame, payload);
+                }
+                Fill::Copy => {
+                    frame[SEQ].copy_from_slice(&number);
+                    frame[head_len..].copy_from_slice(payload);
+                    meta.checksum = TxChecksum::Partial {
+                        start: TCP_START,
+                        offset: 16,
+                    };
+                }
             }
         }
-        let mut meta = TxMeta::default();
-        if !shared.checksum {
-            meta.checksum = TxChecksum::Partial {
-                start: TCP_START,
-                offset: 16,
-            };
-        }
         let frames: [TxFrame<'_>; SEND_CHUNK] = core::array::from_fn(|i| {
-            let (head, payload) = slots[i * SLOT..][..len].split_at(HEADERS_LEN);
+            let (head, payload) = slots[i * SLOT..][..len].split_at(head_len);
             TxFrame {
                 head,
                 payload,
@@ -303,10 +395,14 @@ impl Driver for SendDriver {
             }
         });
         let first = chunk % shared.slots.len() * SEND_CHUNK;
-        shared.preparer.prepare(first, &frames);
-        let mut sink = lock(&shared.sink);
-        let taken = sink.tx.transmit_prepared(first, SEND_CHUNK).unwrap_or(0);
-        drop(sink);
+        let taken = match &shared.preparer {
+            Some(preparer) => {
+                preparer.prepare(first, &frames);
+                lock(&shared.sink).tx.transmit_prepared(first, SEND_CHUNK)
+            }
+            None => lock(&shared.sink).tx.transmit(&frames),
+        };
+        let taken = taken.unwrap_or(0);
         self.bytes += (taken * shared.segment) as u64;
         taken
     }
@@ -316,10 +412,18 @@ impl Driver for SendDriver {
     }
 
     fn verify(&mut self, on: bool) {
-        self.shared.peer.verify(on);
+        match &self.shared.far {
+            Far::Peer(peer) => peer.verify(on),
+            #[cfg(feature = "report")]
+            Far::Wire(wire) => wire.verify(on),
+        }
     }
 
     fn check(&self) -> Result<(), String> {
-        self.shared.peer.check().map_err(|e| e.to_string())
+        match &self.shared.far {
+            Far::Peer(peer) => peer.check().map_err(|e| e.to_string()),
+            #[cfg(feature = "report")]
+            Far::Wire(wire) => wire.check(),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! `locked` with every division of its state, and what is beside the protocol: the rows of the
+//! `locked` with every division of its state, and with other parts of the baseline: the rows of the
 //! experiment `locks`, which take the locks for each packet.
 
 use dominoes_netstack::variants::locked::{
@@ -44,7 +44,7 @@ fn row<K: LockKind>(
 /// Waits for each lock, and what the application counted.
 fn account<K: LockKind>(worker: &LockedWorker<K>, account: &mut Account) {
     let times = worker.lock_times();
-    // Those of the pump are not to be had while another worker has it.
+    // The counters of the pump are not available while another worker has it.
     account.segments = worker.lock_stats().segments;
     account.waits_ns = LockName::ALL.map(|name| times.of(name).waited_ns);
     if worker.id() == 0 {
@@ -84,24 +84,16 @@ macro_rules! variants {
     ($($name:literal $mcs:literal $about:literal $change:expr;)*) => {
         /// The rows.
         pub const VARIANTS: &[Variant] = &[$(
-            Variant {
-                name: $name,
-                about: $about,
-                scales: true,
-                can: |_, workload| super::moves_only(workload),
-                make: |direction, workload, cores| {
-                    row::<Mutex>($name, (direction, workload, cores), $change)
-                },
-            },
-            Variant {
-                name: $mcs,
-                about: $about,
-                scales: true,
-                can: |_, workload| super::moves_only(workload),
-                make: |direction, workload, cores| {
-                    row::<Mcs>($mcs, (direction, workload, cores), $change)
-                },
-            },
+            Variant::new($name, $about, |direction, workload, cores| {
+                row::<Mutex>($name, (direction, workload, cores), $change)
+            })
+            .scales()
+            .can(|_, workload| super::moves_only(workload)),
+            Variant::new($mcs, $about, |direction, workload, cores| {
+                row::<Mcs>($mcs, (direction, workload, cores), $change)
+            })
+            .scales()
+            .can(|_, workload| super::moves_only(workload)),
         )*];
     };
 }

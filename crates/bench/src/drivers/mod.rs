@@ -76,19 +76,19 @@ pub(crate) trait Driver: Send {
     /// a row.
     fn bytes(&self) -> u64;
 
-    /// Whether bytes are compared with what they should be, from now on. Costs time; not while
+    /// Turns the comparison of all bytes on or off. Costs time; not while
     /// measuring.
     fn verify(&mut self, _on: bool) {}
 
     /// Whether to keep an account of where time goes, from now on. Costs time; not while measuring.
     fn observe(&mut self, _on: bool) {}
 
-    /// What was seen while observed, and counters.
+    /// The observations so far, and counters.
     fn account(&self) -> Account {
         Account::default()
     }
 
-    /// It is driver `id`, and posts to `log` from now on what it was the primary of. Costs
+    /// Makes it driver `id`, which posts its work as a primary to `log` from now on. Costs
     /// time; not while measuring. Only variants with primaries do it.
     #[cfg(feature = "report")]
     fn log_shares(&mut self, _id: usize, _log: Arc<shares::ShareLog>) {}
@@ -110,11 +110,11 @@ pub(crate) trait Driver: Send {
         0
     }
 
-    /// Says what else went wrong so far, if anything did.
+    /// Reports the first other error so far, if there is one.
     fn check(&self) -> Result<(), String>;
 }
 
-/// What one driver reports of itself. Of a slice, nothing is left of what was counted before it.
+/// The account of one driver. That of a slice excludes everything before the slice.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[cfg_attr(feature = "report", derive(serde::Serialize))]
 pub struct Account {
@@ -145,17 +145,17 @@ pub struct Account {
     pub lock_wait_ns: u64,
     /// Times that it took that lock.
     pub lock_acquired: u64,
-    /// Segments that came to the state behind one that had arrived later.
+    /// Segments that came to the state after one that had arrived later.
     pub misordered: u64,
     /// Nanoseconds that this driver waited for each of several locks, in the order of [`LOCKS`].
     pub waits_ns: [u64; LOCKS.len()],
     /// Requests that the application counted, if it does; reported by one driver of a row.
     pub counted: u64,
-    /// ... behind one that TCP had later.
+    /// ... after one that TCP had later.
     pub counted_misordered: u64,
 }
 
-/// The locks of `locked` whose waits are told apart.
+/// The locks of `locked` that have separate wait times.
 pub const LOCKS: [&str; 12] = [
     "state",
     "send",
@@ -172,7 +172,7 @@ pub const LOCKS: [&str; 12] = [
 ];
 
 impl Account {
-    /// The same with what was counted since `before`.
+    /// The difference between this account and the earlier one.
     #[must_use]
     pub(crate) fn since(self, before: &Account) -> Account {
         Account {
@@ -195,13 +195,13 @@ impl Account {
     }
 }
 
-/// A variant on so many cores, ready to be driven.
+/// A variant on a number of cores, ready to be driven.
 pub struct Row {
     /// Name of the variant.
     pub variant: &'static str,
     /// One driver a core.
     pub(crate) drivers: Vec<Box<dyn Driver>>,
-    /// The row's own clock: it stands still while other rows run.
+    /// The row's clock, which stops while other rows run.
     pub(crate) clock_ns: u64,
 }
 
@@ -236,7 +236,7 @@ impl Row {
             driver.verify(false);
         }
         match self.sent_again() {
-            // All on one thread, by a clock of its own: nothing was held up.
+            // All on one thread, by the row's clock: nothing was held up.
             1.. => Err(format!("{self:?}: segments were sent again")),
             0 => self.check(),
         }
@@ -284,7 +284,7 @@ impl Row {
             .sum()
     }
 
-    /// What went wrong in any driver, but for what was sent again.
+    /// Reports the errors of all drivers, except retransmissions.
     ///
     /// # Errors
     /// The first complaint.
@@ -309,7 +309,7 @@ impl Row {
 /// Time that [`app::App::accept`] may use up.
 const SETUP_NS: u64 = 10_000;
 
-/// A variant: its name, what it is, how many cores it can use, and how to make a row of it.
+/// A variant of the stack, or a rival, and how to make a row of it.
 #[derive(Debug)]
 pub struct Variant {
     /// As on the command line.
@@ -320,11 +320,41 @@ pub struct Variant {
     pub scales: bool,
     /// Whether it can do this at all.
     pub can: fn(Direction, &Workload) -> bool,
-    /// Makes a row for so many cores.
+    /// Makes a row for a number of cores.
     pub make: fn(Direction, &Workload, usize) -> Result<Row, String>,
 }
 
-/// What our own stack does with payload: the peer has prebuilt frames for one connection only, and
+impl Variant {
+    /// One that uses one core, and can do whatever our stack can do with payload.
+    const fn new(
+        name: &'static str,
+        about: &'static str,
+        make: fn(Direction, &Workload, usize) -> Result<Row, String>,
+    ) -> Variant {
+        Variant {
+            name,
+            about,
+            scales: false,
+            can: |_, workload| processes(workload),
+            make,
+        }
+    }
+
+    /// It uses several cores.
+    const fn scales(self) -> Variant {
+        Variant {
+            scales: true,
+            ..self
+        }
+    }
+
+    /// It can do this alone.
+    const fn can(self, can: fn(Direction, &Workload) -> bool) -> Variant {
+        Variant { can, ..self }
+    }
+}
+
+/// Whether our stack can do this: the peer has prebuilt frames for one connection only, and
 /// `limit` has a kernel with checksums only.
 fn processes(workload: &Workload) -> bool {
     let inline = workload.connections == 1 && workload.checksum && !workload.processing.is_tls();
@@ -341,7 +371,7 @@ pub fn variant(name: &str) -> Option<&'static Variant> {
     VARIANTS.iter().find(|variant| variant.name == name)
 }
 
-/// The row called `name` of those that do TLS.
+/// The TLS row called `name`.
 #[cfg(feature = "tls")]
 pub fn tls_variant(name: &str) -> Option<&'static Variant> {
     tls::VARIANTS.iter().find(|variant| variant.name == name)
@@ -351,91 +381,72 @@ pub fn tls_variant(name: &str) -> Option<&'static Variant> {
 #[cfg(feature = "report")]
 macro_rules! with_primaries {
     ($name:literal, $about:literal, $primaries:ident) => {
-        Variant {
-            name: $name,
-            about: $about,
-            scales: true,
-            can: replicated::can,
-            make: |direction, workload, cores| {
-                replicated::row($name, direction, workload, cores, |layout| {
-                    layout.primaries = Primaries::$primaries;
-                })
-            },
-        }
+        Variant::new($name, $about, |direction, workload, cores| {
+            replicated::row($name, direction, workload, cores, |layout| {
+                layout.primaries = Primaries::$primaries;
+            })
+        })
+        .scales()
+        .can(replicated::can)
     };
 }
 
 /// All variants, in the order of the table.
 pub const VARIANTS: &[Variant] = &[
-    Variant {
-        name: "limit",
-        about: "the same copies and checksums, with no protocol",
-        scales: true,
-        can: limit::can,
-        make: limit::row,
-    },
-    Variant {
-        name: "single",
-        about: "one core, no log",
-        scales: false,
-        can: |_, workload| processes(workload),
-        make: single::row,
-    },
+    Variant::new(
+        "limit",
+        "the same copies and checksums, with no protocol",
+        limit::row,
+    )
+    .scales()
+    .can(limit::can),
+    Variant::new("single", "one core, no log", single::row),
     #[cfg(feature = "report")]
-    Variant {
-        name: "locked-mutex",
-        about: "one state behind a mutex, any core takes any packet",
-        scales: true,
-        can: |_, workload| processes(workload),
-        make: locked::mutex,
-    },
+    Variant::new(
+        "locked-mutex",
+        "one state behind a mutex, any core takes any packet",
+        locked::mutex,
+    )
+    .scales(),
     #[cfg(feature = "report")]
-    Variant {
-        name: "locked-mcs",
-        about: "the same behind a queue lock",
-        scales: true,
-        can: |_, workload| processes(workload),
-        make: locked::mcs,
-    },
+    Variant::new("locked-mcs", "the same behind a queue lock", locked::mcs).scales(),
     #[cfg(feature = "report")]
-    Variant {
-        name: "pipelined",
-        about: "stages for frames, payload and headers",
-        scales: true,
-        can: |_, workload| processes(workload),
-        make: pipelined::row,
-    },
+    Variant::new(
+        "pipelined",
+        "stages for frames, payload and headers",
+        pipelined::row,
+    )
+    .scales(),
     #[cfg(feature = "report")]
-    Variant {
-        name: "partitioned",
-        about: "a group of one per core, connections spread by a hash",
-        scales: true,
-        can: |_, workload| processes(workload),
-        make: partitioned::row,
-    },
-    Variant {
-        name: "replicated",
-        about: "one log, a copy of the state per core",
-        scales: true,
-        can: replicated::can,
-        make: |direction, workload, cores| {
+    Variant::new(
+        "partitioned",
+        "a group of one per core, connections spread by a hash",
+        partitioned::row,
+    )
+    .scales(),
+    Variant::new(
+        "replicated",
+        "one log, a copy of the state per core",
+        |direction, workload, cores| {
             replicated::row("replicated", direction, workload, cores, |_| ())
         },
-    },
+    )
+    .scales()
+    .can(replicated::can),
     #[cfg(feature = "report")]
-    Variant {
-        name: "replicated-auto",
-        about: "the same, beginning with one replica that works, the others when they bring something",
-        scales: true,
-        can: replicated::can,
-        make: |direction, workload, cores| {
+    Variant::new(
+        "replicated-auto",
+        "the same, from one replica on, with more of them while each adds throughput",
+        |direction, workload, cores| {
             replicated::row("replicated-auto", direction, workload, cores, |layout| {
                 layout.replica_slots = layout.replicas;
                 layout.replicas = 1;
                 layout.autoscale = true;
             })
         },
-    },
+    )
+    .scales()
+    .can(replicated::can),
     #[cfg(feature = "report")]
     with_primaries!(
         "replicated-by-position",
@@ -445,7 +456,7 @@ pub const VARIANTS: &[Variant] = &[
     #[cfg(feature = "report")]
     with_primaries!(
         "replicated-greedy",
-        "the same, primary is who comes first",
+        "the same, the first replica that comes is primary",
         Greedy
     ),
     #[cfg(feature = "report")]
@@ -460,28 +471,25 @@ pub const VARIANTS: &[Variant] = &[
         "the same, primaries as they keep up",
         ByLoad
     ),
-    Variant {
-        name: "smoltcp",
-        about: "smoltcp 0.14 over the same device",
-        scales: false,
-        can: |_, workload| processes(workload),
-        make: |direction, workload, _| smoltcp::row("smoltcp", direction, workload, 32),
-    },
+    Variant::new(
+        "smoltcp",
+        "smoltcp 0.14 over the same device",
+        |direction, workload, _| smoltcp::row("smoltcp", direction, workload, 32),
+    ),
     #[cfg(feature = "report")]
-    Variant {
-        name: "smoltcp-8",
-        about: "the same, polled every 8 frames: it acknowledges once for 8",
-        scales: false,
-        can: |direction, workload| direction.receives() && processes(workload),
-        make: |direction, workload, _| smoltcp::row("smoltcp-8", direction, workload, 8),
-    },
+    Variant::new(
+        "smoltcp-8",
+        "the same, polled every 8 frames: it acknowledges once for 8",
+        |direction, workload, _| smoltcp::row("smoltcp-8", direction, workload, 8),
+    )
+    .can(|direction, workload| direction.receives() && processes(workload)),
 ];
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Every variant brings verified bytes through, whichever way and with whatever frames.
+    /// Every variant moves verified bytes, in every direction and with all kinds of frames.
     #[test]
     fn every_row_moves_verified_bytes() {
         let plain = Workload {

@@ -1,8 +1,8 @@
-//! smoltcp over the same device and the same peer: what a good single-core stack does without us.
+//! smoltcp over the same device and the same peer: a good single-core stack without a log.
 //!
 //! It is given what makes it fast: frames are claimed and handed over by 32, as our pumps do;
 //! nothing is allocated per frame; the rings hold whole segments, so that none is cut at the end of
-//! a ring; windows are scaled. Its receive buffer is consumed where it lies, and its send buffer is
+//! a ring; windows are scaled. Its receive buffer is consumed in place, and its send buffer is
 //! sent again as it is. It copies as we do, once: from the frame into the receive buffer, from the
 //! send buffer into a transmit slot, of which there are as many as ours.
 //!
@@ -71,7 +71,7 @@ struct Outgoing {
 }
 
 impl Incoming {
-    /// Gives back what was used, and claims more. Returns how much.
+    /// Gives used frames back and claims more. Returns how many.
     fn claim(&mut self) -> usize {
         self.device.release(&mut self.frames);
         self.next = 0;
@@ -167,7 +167,7 @@ struct SmoltcpDriver {
     direction: Direction,
     peer: PeerHandle,
     workload: Workload,
-    /// What is compared with, while it is.
+    /// The expected payload, while bytes are compared.
     payload: Option<Expected>,
     cipher: Option<Cipher>,
     #[cfg(feature = "tls")]
@@ -181,22 +181,22 @@ struct End {
     handle: SocketHandle,
     read: u64,
     wrong: u64,
-    /// What lies in the send buffer at first; empty once it does.
+    /// The first bytes of the send buffer; empty once they are there.
     first: Vec<u8>,
     /// Bytes that were enciphered.
     sent: u64,
 }
 
 /// The application's part where payload is enciphered: smoltcp has no place for that, so it is a
-/// pass of its own, between the socket's buffers and those of the application.
+/// separate pass, between the socket's buffers and the application's.
 struct Cipher {
     units: Units,
-    /// What a unit carried.
+    /// The text of a unit.
     text: Vec<u8>,
 }
 
 impl Cipher {
-    /// Deciphers whole units of `bytes`, which stand at `offset`, and compares them with `payload`.
+    /// Deciphers whole units of `bytes`, which begin at `offset`, and compares them with `payload`.
     /// Returns how many bytes that were, and how many were wrong.
     fn receive(&mut self, offset: u64, bytes: &[u8], payload: Option<&Expected>) -> (usize, u64) {
         let (mut at, mut wrong) = (0, 0);
@@ -214,7 +214,7 @@ impl Cipher {
         (at, wrong)
     }
 
-    /// Enciphers as many whole units as there is room for, the first of which stands at `offset`.
+    /// Enciphers as many whole units as there is room for, the first of which begins at `offset`.
     /// Returns how many bytes that were.
     fn send(&self, offset: u64, room: &mut [u8]) -> usize {
         let whole = room.len() / self.units.len * self.units.len;

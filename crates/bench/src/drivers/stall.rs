@@ -1,4 +1,4 @@
-//! A driver that stands still for a while, and what the others make of it.
+//! A driver that stalls for a while, and the others' throughput meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use dominoes_netstack::time::Instant;
 
-use crate::drivers::samples::Samples;
-use crate::drivers::{Account, Driver, Row, shares::ShareLog};
+use crate::drivers::samples::{Look, Samples, Watched};
+use crate::drivers::{Driver, Row};
 
-/// How long a driver stands still.
+/// The length of a stall.
 pub(crate) const STALL: Duration = Duration::from_millis(100);
 
-/// No driver stands still.
+/// No driver stalls.
 const NOW: u64 = 0;
 
 /// One stall.
@@ -31,8 +31,8 @@ pub(crate) struct StallSample {
     pub(crate) sent_again: u64,
 }
 
-/// The stalls of a row so far. The last driver stands still, between two turns; the first one,
-/// whose application receives or sends the payload, looks at what it gets meanwhile.
+/// The stalls of a row so far. The last driver stalls, between two turns; the first one,
+/// whose application receives or sends the payload, measures the throughput meanwhile.
 #[derive(Debug)]
 pub(crate) struct StallLog {
     /// Time between two stalls, at least, in nanoseconds; a part of it varies.
@@ -62,7 +62,14 @@ impl StallLog {
             .enumerate()
             .map(|(id, driver)| -> Box<dyn Driver> {
                 if id == 0 {
-                    Box::new(Watching::new(driver, Arc::clone(&log)))
+                    Box::new(Watched {
+                        driver,
+                        look: Watching {
+                            log: Arc::clone(&log),
+                            stall: None,
+                            last: (0, 0),
+                        },
+                    })
                 } else if id == last {
                     Box::new(Stalling {
                         due: row.clock_ns + log.pause(0),
@@ -85,7 +92,7 @@ impl StallLog {
     }
 }
 
-/// Stands still now and then.
+/// Stalls from time to time.
 struct Stalling {
     driver: Box<dyn Driver>,
     log: Arc<StallLog>,
@@ -93,9 +100,8 @@ struct Stalling {
     count: u64,
 }
 
-/// Looks what there is for the application while the other stands still.
+/// Measures what the application gets while the other driver stalls.
 struct Watching {
-    driver: Box<dyn Driver>,
     log: Arc<StallLog>,
     /// The stall that is looked at.
     stall: Option<Looked>,
@@ -110,18 +116,9 @@ struct Looked {
     longest_wait_ns: u64,
 }
 
-impl Watching {
-    fn new(driver: Box<dyn Driver>, log: Arc<StallLog>) -> Self {
-        Watching {
-            driver,
-            log,
-            stall: None,
-            last: (0, 0),
-        }
-    }
-
-    fn look(&mut self, now: u64) {
-        let bytes = self.driver.bytes();
+impl Look for Watching {
+    fn look(&mut self, driver: &dyn Driver, now: u64) {
+        let bytes = driver.bytes();
         // ORDERING: Acquire, pairs with the Release in `Stalling::turn`: the depth is that of the
         // stall that ended.
         let since = self.log.since.load(Ordering::Acquire);
@@ -133,7 +130,7 @@ impl Watching {
                     bytes: bytes - stall.bytes,
                     longest_wait_ms: stall.longest_wait_ns as f64 / 1e6,
                     depth_requests: self.log.depth.load(Ordering::Relaxed),
-                    sent_again: self.driver.sent_again() - stall.sent_again,
+                    sent_again: driver.sent_again() - stall.sent_again,
                 };
                 self.log.samples.push(sample);
                 self.stall = None;
@@ -142,7 +139,7 @@ impl Watching {
             self.stall = Some(Looked {
                 since,
                 bytes,
-                sent_again: self.driver.sent_again(),
+                sent_again: driver.sent_again(),
                 longest_wait_ns: 0,
             });
             self.last = (bytes, now);
@@ -158,7 +155,7 @@ impl Driver for Stalling {
         if now.as_nanos() >= self.due {
             self.count += 1;
             self.due = now.as_nanos() + STALL.as_nanos() as u64 + self.log.pause(self.count);
-            // ORDERING: Relaxed: nothing else is told by it.
+            // ORDERING: Relaxed, nothing else is published by it.
             self.log.since.store(now.as_nanos(), Ordering::Relaxed);
             thread::sleep(STALL);
             let depth = self.driver.lag();
@@ -171,46 +168,6 @@ impl Driver for Stalling {
 
     fn bytes(&self) -> u64 {
         self.driver.bytes()
-    }
-
-    fn check(&self) -> Result<(), String> {
-        self.driver.check()
-    }
-}
-
-impl Driver for Watching {
-    fn turn(&mut self, now: Instant) -> usize {
-        let done = self.driver.turn(now);
-        self.look(now.as_nanos());
-        done
-    }
-
-    fn bytes(&self) -> u64 {
-        self.driver.bytes()
-    }
-
-    fn verify(&mut self, on: bool) {
-        self.driver.verify(on);
-    }
-
-    fn observe(&mut self, on: bool) {
-        self.driver.observe(on);
-    }
-
-    fn account(&self) -> Account {
-        self.driver.account()
-    }
-
-    fn log_shares(&mut self, id: usize, log: Arc<ShareLog>) {
-        self.driver.log_shares(id, log);
-    }
-
-    fn sent_again(&self) -> u64 {
-        self.driver.sent_again()
-    }
-
-    fn out_of_order(&self) -> u64 {
-        self.driver.out_of_order()
     }
 
     fn check(&self) -> Result<(), String> {

@@ -3,16 +3,16 @@
 //! The handshake is done in memory, by `rustls` at both ends. What the peer sends are prebuilt
 //! frames, whose records were sealed once: after [`RECORDS`] of them the numbers of records begin
 //! with 0 again, on both sides. That is nothing to a benchmark, and would be the end of any
-//! secrecy. A connection of `rustls` cannot be made to do that. So the rows with its name do with
-//! each record what it does, by its own [`MessageDecrypter`] and [`MessageEncrypter`] in the thread
-//! of the application: copy from the receive ring, open in place, copy the text; seal into a new
-//! vector, copy into the send ring. What it does besides that to find records and keep its state is
-//! left out, in its favour.
+//! secrecy. A connection of `rustls` cannot be made to do that. So the rows with its name do
+//! the same work on each record, by its own [`MessageDecrypter`] and [`MessageEncrypter`] in the
+//! thread of the application: copy from the receive ring, open in place, copy the text; seal into a
+//! new vector, copy into the send ring. Its other work, to find records and keep its state, is left
+//! out, in its favour.
 //!
 //! `cipher` opens and seals records from memory to memory and does nothing else; `limit` also
 //! verifies or computes the checksums of their segments and copies those, which come from and go to
-//! the same device as those of the other rows, with no protocol. The
-//! text that is received is compared before anything is measured. What is sent is not opened by the
+//! the same device as in the other rows, with no protocol. The
+//! received text is compared before anything is measured. The sent records are not opened by the
 //! peer, which verifies its checksums only; `crates/netstack/tests/tls.rs` looks at such bytes.
 
 use core::fmt::Display;
@@ -67,48 +67,41 @@ fn can(direction: Direction, workload: &Workload) -> bool {
 
 /// The rows of the experiment, in the order of the table.
 pub(crate) const VARIANTS: &[Variant] = &[
-    Variant {
-        name: "cipher",
-        about: "the cipher alone, from memory to memory",
-        scales: true,
-        can,
-        make: |direction, workload, cores| limit("cipher", false, direction, workload, cores),
-    },
-    Variant {
-        name: "limit",
-        about: "the same, checksums and copies of segments, the device, with no protocol",
-        scales: true,
-        can,
-        make: |direction, workload, cores| limit("limit", true, direction, workload, cores),
-    },
-    Variant {
-        name: "smoltcp",
-        about: "records by rustls in the application's thread, over smoltcp",
-        scales: false,
-        can,
-        make: over_smoltcp,
-    },
-    Variant {
-        name: "rustls",
-        about: "records by rustls in the application's thread, over our TCP on one core, no log",
-        scales: false,
-        can,
-        make: rustls_on_single,
-    },
-    Variant {
-        name: "single",
-        about: "records by the stack, on one core, no log",
-        scales: false,
-        can,
-        make: single,
-    },
-    Variant {
-        name: "replicated",
-        about: "records by all replicas, one log",
-        scales: true,
-        can,
-        make: replicated,
-    },
+    Variant::new(
+        "cipher",
+        "the cipher alone, from memory to memory",
+        |direction, workload, cores| limit("cipher", false, direction, workload, cores),
+    )
+    .scales()
+    .can(can),
+    Variant::new(
+        "limit",
+        "the same, checksums and copies of segments, the device, with no protocol",
+        |direction, workload, cores| limit("limit", true, direction, workload, cores),
+    )
+    .scales()
+    .can(can),
+    Variant::new(
+        "smoltcp",
+        "records by rustls in the application's thread, over smoltcp",
+        over_smoltcp,
+    )
+    .can(can),
+    Variant::new(
+        "rustls",
+        "records by rustls in the application's thread, over our TCP on one core, no log",
+        rustls_on_single,
+    )
+    .can(can),
+    Variant::new(
+        "single",
+        "records by the stack, on one core, no log",
+        single,
+    )
+    .can(can),
+    Variant::new("replicated", "records by all replicas, one log", replicated)
+        .scales()
+        .can(can),
 ];
 
 // Keys and records
@@ -203,14 +196,14 @@ fn payload(workload: &Workload, secrets: &ExtractedSecrets) -> Result<Payload, S
 // Ours
 // ----------------------------------------------------------------------------------------------------------------
 
-/// The application, and what it counts.
+/// The application, and its counters.
 struct App<S> {
     stream: S,
     sends: bool,
     /// What each record should be, while that is compared.
     expected: Option<Vec<u8>>,
     workload: Workload,
-    /// What is written.
+    /// The text to write.
     text: Vec<u8>,
     read: u64,
     wrong: u64,
@@ -420,7 +413,7 @@ pub(crate) struct RustlsRecords {
     encrypter: Box<dyn MessageEncrypter>,
     received: u64,
     sent: u64,
-    /// What was read and not opened.
+    /// Bytes that were read and not opened.
     incoming: Vec<u8>,
     filled: usize,
     /// A record that is being written, and how much of it is.
@@ -569,7 +562,7 @@ fn rustls_on_single(direction: Direction, workload: &Workload, _: usize) -> Resu
 pub(crate) struct OverSmoltcp {
     pub(crate) payload: Payload,
     pub(crate) records: RustlsRecords,
-    /// What is written, and what each record that is read should be.
+    /// The text to write, and the expected text of each record.
     pub(crate) text: Vec<u8>,
     pub(crate) expected: Vec<u8>,
 }
@@ -588,7 +581,7 @@ fn over_smoltcp(direction: Direction, workload: &Workload, _: usize) -> Result<R
 // No protocol
 // ---------------------------------------------------------------------------------------------------------
 
-/// What the drivers of `cipher` and `limit` share: a counter, and what they read.
+/// Shared by the drivers of `cipher` and `limit`: a counter, and the bytes that they read.
 struct Shared {
     key: RecordKey,
     next: AtomicU64,

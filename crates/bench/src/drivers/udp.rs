@@ -2,9 +2,7 @@
 //!
 //! `single` and `replicated` are the stack with one socket; the application reads datagrams in
 //! place, or sends what lies in the ring. `locked` is the same behind one lock. `limit` is the same
-//! copies and checksums with no protocol, as [`super::limit`] is for TCP.
-
-mod limit;
+//! copies and checksums with no protocol, as it is for TCP.
 
 use core::fmt::Display;
 use std::sync::Arc;
@@ -20,7 +18,7 @@ use dominoes_netstack::variants::{Setup, Variant};
 use dominoes_netstack::{SocketError, Sockets, UdpReceiver, UdpSender};
 
 use super::worker::{self, Application};
-use super::{Direction, Row};
+use super::{Direction, Row, limit};
 use crate::datagrams::{DatagramDevice, Wire, payload};
 use crate::drivers::app;
 use crate::workload::{Processing, Workload};
@@ -39,45 +37,39 @@ fn can(direction: Direction, workload: &Workload) -> bool {
 
 /// The variants of the UDP experiments, in the order of the table.
 pub(crate) const VARIANTS: &[super::Variant] = &[
-    super::Variant {
-        name: "limit",
-        about: "the same copies and checksums, with no protocol",
-        scales: true,
-        can,
-        make: limit::row,
-    },
-    super::Variant {
-        name: "single",
-        about: "one core, no log",
-        scales: false,
-        can,
-        make: single,
-    },
-    super::Variant {
-        name: "locked-mutex",
-        about: "one state behind a mutex, any core takes any packet",
-        scales: true,
-        can,
-        make: |direction, workload, cores| {
+    super::Variant::new(
+        "limit",
+        "the same copies and checksums, with no protocol",
+        limit::datagrams,
+    )
+    .scales()
+    .can(can),
+    super::Variant::new("single", "one core, no log", single).can(can),
+    super::Variant::new(
+        "locked-mutex",
+        "one state behind a mutex, any core takes any packet",
+        |direction, workload, cores| {
             behind::<locked::Mutex>("locked-mutex", direction, workload, cores)
         },
-    },
-    super::Variant {
-        name: "locked-mcs",
-        about: "the same behind a queue lock",
-        scales: true,
-        can,
-        make: |direction, workload, cores| {
+    )
+    .scales()
+    .can(can),
+    super::Variant::new(
+        "locked-mcs",
+        "the same behind a queue lock",
+        |direction, workload, cores| {
             behind::<locked::Mcs>("locked-mcs", direction, workload, cores)
         },
-    },
-    super::Variant {
-        name: "replicated",
-        about: "one log, a copy of the state per core",
-        scales: true,
-        can,
-        make: replicated,
-    },
+    )
+    .scales()
+    .can(can),
+    super::Variant::new(
+        "replicated",
+        "one log, a copy of the state per core",
+        replicated,
+    )
+    .scales()
+    .can(can),
 ];
 
 /// The application.

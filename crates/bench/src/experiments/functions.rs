@@ -1,7 +1,7 @@
 //! What each function of the protocol costs, and what would be gained if functions ran side by
 //! side.
 //!
-//! The functions are those of Kim, Sung and Lee; [`FUNCTIONS`] says what of our sources each is. In
+//! The functions are taken from Kim, Sung and Lee; [`FUNCTIONS`] maps each to our sources. In
 //! the parallel structure of the paper some of a component's functions run at the same time: its
 //! critical path is the longest of these, and the others one after the other. The estimate is the
 //! sum over the critical path, as there, once by instructions and once by time.
@@ -68,7 +68,7 @@ const FUNCTIONS: [Path; 2] = [
                     "packet/ip.rs",
                 ],
             ),
-            function("IPReceive", "options", 1, &["packet/ip_options.rs"]),
+            function("IPReceive", "options", 1, &["packet/forward.rs::options"]),
             function("IPReceive", "reassembly", 1, &["ip/reassembly.rs"]),
             function(
                 "TCPReceive",
@@ -138,11 +138,7 @@ const FUNCTIONS: [Path; 2] = [
                 "TCPSend",
                 "checksum, with the copy",
                 1,
-                &[
-                    "packet/checksum",
-                    "io/stream/byte_ring.rs",
-                    "src/prefetch.rs",
-                ],
+                &["packet/checksum", "io/stream/byte_ring.rs"],
             ),
             function("IPSend", "routing", 0, &["ip/route.rs"]),
             function("IPSend", "address translation", 1, &["ip/neighbor.rs"]),
@@ -224,7 +220,7 @@ fn tables(_: &Wanted, progress: &mut dyn FnMut(usize, usize)) -> Result<Vec<Tabl
         .collect())
 }
 
-/// Sums by function; behind them what is of no function, and what is not of the stack.
+/// Sums by function, then code of no function, then code outside the stack.
 fn sums<T: Copy>(
     functions: &[Function],
     costs: &HashMap<(String, String), T>,
@@ -249,7 +245,7 @@ struct Gains {
     pipelined: f64,
 }
 
-/// The gains, if functions take so long.
+/// The gains, if functions take these times.
 fn gains((_, functions, components): &Path, costs: &[f64]) -> Gains {
     let of = |component: &str| {
         let all = functions.iter().zip(costs);
@@ -270,7 +266,7 @@ fn gains((_, functions, components): &Path, costs: &[f64]) -> Gains {
     }
 }
 
-/// Adds the gains to a table. `by`: what they are estimated by, where that is not instructions.
+/// Adds the gains to a table. `by`: the basis of the estimate, where that is not instructions.
 fn add_gains(table: &mut Table, path: &Path, costs: &[f64], (by, unit): (&str, &str)) {
     let (name, _, components) = path;
     let gains = gains(path, costs);
@@ -308,7 +304,7 @@ fn table(path: &Path, costs: &Costs, times: Result<&[Times], &str>) -> Table {
         .collect();
     let instructions: Vec<f64> = counted.iter().map(|cost| cost.instructions).collect();
     let share = |costs: &[f64], place: usize| {
-        // What is not of the stack does not count.
+        // Code outside the stack does not count.
         let whole: f64 = costs[..places - 1].iter().sum();
         let share = 100.0 * costs[place] / whole.max(f64::MIN_POSITIVE);
         match place + 1 == places {
@@ -403,6 +399,26 @@ mod tests {
         assert_eq!(counted.rows[4][6..], ["", ""]);
         assert!(!counted.measures.contains_key("TCPReceive, by time"));
         assert!(counted.notes.iter().any(|note| note.ends_with("no perf")));
+    }
+
+    #[test]
+    fn every_place_that_a_function_names_is_there() {
+        let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let folders = functions::FOLDERS.map(|folder| crates.join(folder));
+        let all = FUNCTIONS.iter().flat_map(|(_, functions, _)| *functions);
+        for place in all.flat_map(|function| function.of) {
+            let (file, name) = place.split_once("::").unwrap_or((place, ""));
+            let found = folders.iter().map(|folder| folder.join(file));
+            let found = found.into_iter().find(|path| path.exists());
+            let path = found.unwrap_or_else(|| panic!("there is no {file}"));
+            if path.is_file() {
+                let text = std::fs::read_to_string(path).expect("it is there");
+                assert!(
+                    name.is_empty() || text.contains(&format!("fn {name}")),
+                    "{place}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! Experiments: which rows stand beside each other, and what they are compared with.
+//! Experiments: which rows are compared with each other.
 //!
 //! To add a row, register its variant in [`VARIANTS`](crate::drivers::VARIANTS): experiments choose
-//! rows by name and by what a variant says it can do. To add an experiment, write a file with its
+//! rows by name and by the abilities of a variant. To add an experiment, write a file with its
 //! panels beside the others, and name it in [`EXPERIMENTS`]. What does not compare rows fills
-//! [`Table`]s of its own.
+//! its own [`Table`]s.
 
 mod checksum;
 mod connections;
@@ -45,7 +45,7 @@ use crate::workload::Workload;
 
 /// Bytes whose arrival is verified, one by one, before anything is measured.
 const VERIFIED: u64 = 4 << 20;
-/// The same for small segments, which take longer.
+/// The number for small segments, which take longer.
 const VERIFIED_SMALL: u64 = 1 << 20;
 
 /// One question to the stack.
@@ -57,18 +57,18 @@ pub struct Experiment {
     pub about: &'static str,
     /// Rows that take turns, panel by panel.
     pub panels: fn(&Wanted) -> Vec<Panel>,
-    /// What follows from them, and what is measured besides.
+    /// Conclusions from them, and other measurements.
     pub besides: Besides,
     /// How long that takes, about.
     pub besides_takes: fn(&Wanted) -> Duration,
-    /// What was published on it.
+    /// Published figures on it.
     pub published: &'static [Figure],
     /// Whether it runs only if it is named: a model that misses a measured row fails the run, and
     /// the measured experiments should not fail with it.
     pub is_by_name: bool,
 }
 
-/// Tables for a result that has its panels; says how much of how much is done.
+/// Tables for a result that has its panels; the last argument reports progress.
 type Besides =
     fn(&Wanted, &mut ExperimentResult, &mut dyn FnMut(usize, usize)) -> Result<Vec<Table>, String>;
 
@@ -111,10 +111,9 @@ pub const EXPERIMENTS: &[Experiment] = &[
 ];
 
 impl Experiment {
-    /// Measures what is wanted, and tells `progress` what it is at and how far. If a row of a panel
-    /// cannot be made, or fails its own checks, the panel's result says so; if the machine may be
-    /// the reason, it is measured up to three times, and the result says that the machine was
-    /// disturbed.
+    /// Measures the wanted panels, and reports to `progress`. If a row of a panel cannot be made,
+    /// or fails its own checks, the panel's result has the error; if the machine may be the reason,
+    /// it is measured up to three times, and then the result is marked as disturbed.
     pub fn run(
         &self,
         wanted: &Wanted,
@@ -146,7 +145,7 @@ impl Experiment {
         result
     }
 
-    /// How long [`Experiment::run`] takes about, but for setting up.
+    /// The approximate time of [`Experiment::run`], without setting up.
     pub fn takes(&self, wanted: &Wanted) -> Duration {
         let slices: usize = (self.panels)(wanted).iter().map(Panel::weight).sum();
         let panels = (wanted.base.slice + BETWEEN_SLICES) * slices as u32;
@@ -229,8 +228,8 @@ fn repeated<T>(mut once: impl FnMut() -> Result<T, Failure>) -> Result<Attempt<T
     }
 }
 
-/// Drives a verified row until it has as many samples as were wanted, or its time is up. Returns the
-/// samples and a note on them.
+/// Drives a verified row until it has as many samples as were wanted, or its time is up. Returns
+/// the samples and a note on them.
 fn sampled<T: Clone>(
     clock: &mut Clock,
     workload: &Workload,
@@ -404,7 +403,7 @@ mod tests {
         assert_eq!(Clock::new(&brief(), 4).part(1), None);
     }
 
-    /// Every experiment can be run, and says of every target what became of it.
+    /// Every experiment can be run, and has a result for every target.
     #[test]
     fn every_experiment_runs_and_answers_for_its_targets() {
         let wanted = brief();

@@ -3,8 +3,8 @@
 //!
 //! Two clocks. In *processor time* the card is driven by hand on one thread: each call of a handler
 //! is timed and added to the clock of its processor, hardware units take no time, and a processor
-//! without an event goes on when another raises one. So any number of processors is measured
-//! whatever cores the machine has, as if each had a core of its own and nothing waited for memory
+//! without an event continues when another raises one. So any number of processors is measured
+//! on any number of cores, as if each had a core and nothing waited for memory
 //! of the other. Where any processor runs any handler, one that needs a half of the firmware waits
 //! for it; on threads it takes another event meanwhile, so there the figure is a lower bound. In
 //! *wall time* the processors are threads, beside one that plays host and wire.
@@ -19,11 +19,11 @@ use dominoes_drivers::nic::{Card, CardStep, Firmware, Inspect, Nic, NicConfig, N
 use dominoes_drivers::{Device, DeviceRx, DeviceTx, RxChecksum, TxFrame};
 use dominoes_netstack::Stack;
 use dominoes_netstack::router::Router;
-use serde::Serialize;
 use smoltcp::wire::checksum;
 
 use super::{Clock, Experiment};
 use crate::lineup::Wanted;
+use crate::named;
 use crate::paper;
 use crate::spread::Spread;
 
@@ -44,7 +44,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 const SIZES: [usize; 6] = [18, 200, 400, 800, 1200, 1472];
 /// Headers of a datagram: Ethernet, IPv4, UDP.
 const HEADERS: usize = 14 + 20 + 8;
-/// What a frame takes on a gigabit Ethernet besides: check sequence, preamble and gap.
+/// Other bytes of a frame on a gigabit Ethernet: check sequence, preamble and gap.
 const AROUND: usize = 4 + 20;
 /// Frames that the host, and the far end, pass on at once.
 const BURST: usize = 4;
@@ -54,7 +54,7 @@ const WINDOW: usize = 32;
 const FRAMES: usize = 8_000;
 /// Datagrams there and back of one measurement.
 const PINGS: usize = 1_000;
-/// What a round takes, about.
+/// The approximate time of a round.
 const ROUND: Duration = Duration::from_secs(3);
 /// Longer calls are the machine's, not the handler's.
 const LONGEST: f64 = 20_000.0;
@@ -70,26 +70,15 @@ const FIRMWARE: [(Firmware, &str); 4] = [
     (Firmware::Copies(2), "copies-2"),
 ];
 
-/// Which way datagrams go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-enum Traffic {
-    /// From the host to the wire.
-    Send,
-    /// From the wire to the host.
-    Receive,
-    /// Both at once.
-    Both,
-}
-
-impl Traffic {
-    const ALL: [Traffic; 3] = [Traffic::Send, Traffic::Receive, Traffic::Both];
-
-    fn name(self) -> &'static str {
-        match self {
-            Traffic::Send => "send",
-            Traffic::Receive => "receive",
-            Traffic::Both => "both ways",
-        }
+named! {
+    /// Which way datagrams go.
+    enum Traffic {
+        /// From the host to the wire.
+        Send = "send",
+        /// From the wire to the host.
+        Receive = "receive",
+        /// Both at once.
+        Both = "both ways",
     }
 }
 
@@ -247,7 +236,7 @@ impl Processors {
                 continue;
             }
             if std::mem::take(&mut self.idle[number]) {
-                // What it found was raised by the call before, or by the host.
+                // Its event was raised by the call before, or by the host.
                 self.clocks[number] = self.clocks[number].max(self.last);
             }
             let took = took.clamp(1.0, LONGEST);
@@ -298,7 +287,7 @@ struct Measured {
     per_frame: f64,
     /// Nanoseconds for a frame in each handler.
     events: [f64; NicEvent::COUNT],
-    /// That of each processor.
+    /// The time of each processor.
     busy: Vec<f64>,
 }
 
@@ -351,7 +340,7 @@ fn ping(firmware: Firmware, size: usize, overhead: f64) -> f64 {
     let mut processors = Processors::new(firmware, overhead);
     let mut spans = Vec::with_capacity(PINGS);
     for _ in 0..PINGS {
-        // What is left of the one before counts in no latency.
+        // The rest of the datagram before counts in no latency.
         while processors.step(&mut fixture).is_some() {}
         processors.align();
         let begin = processors.now();
@@ -411,7 +400,7 @@ fn on_threads(
     Ok(count as f64 / begin.elapsed().as_secs_f64())
 }
 
-/// Services over cards: their names, and whether a router stands between client and server.
+/// Services over cards: their names, and whether there is a router between client and server.
 const SERVICES: [(&str, bool); 2] = [("server", false), ("router", true)];
 /// Bytes that a client gets.
 const SERVED: usize = 16 << 20;
@@ -594,7 +583,7 @@ fn named(values: &[Vec<f64>]) -> ByFirmware {
         .collect()
 }
 
-/// What a card would carry whose one processor is as fast as the paper's, on a gigabit Ethernet.
+/// The rate of a card whose one processor is as fast as the paper's, on a gigabit Ethernet.
 fn scale(rows: &mut [Row]) {
     let at = |rows: &[Row], firmware: &str, traffic, size| {
         let mut rows = rows.iter();

@@ -26,11 +26,11 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     ..Experiment::NONE
 };
 
-/// What is done with the payload.
+/// The work on the payload.
 const KERNELS: [Processing; 2] = [Processing::None, Processing::Aes256Gcm];
 /// The most that the model may miss a measured row by.
 const MAY_MISS: f64 = 0.1;
-/// A measured row says nothing of the model if its quartiles are further apart, as a share.
+/// A measured row does not test the model if its quartiles are further apart, as a share.
 const MAY_SPREAD: f64 = 0.2;
 /// Nanoseconds of a line above which the cores of this machine were apart.
 const NEAR_NS: f64 = 100.0;
@@ -42,10 +42,10 @@ const MAY_WAIT: f64 = 0.02;
 const COUNTED: [usize; 6] = [1, 2, 8, 16, 32, 56];
 /// Payload of the segments that the targets are about.
 const TARGET_BYTES: usize = 1448;
-/// `replicated` over `single` with so many workers: plain, and with AES-256-GCM.
+/// `replicated` over `single` with a number of workers: plain, and with AES-256-GCM.
 const TARGETS: [(usize, f64, f64); 2] = [(8, 6.0, 7.0), (16, 10.0, 13.0)];
 
-/// What a case is about: its name, which way the payload goes, and the rest.
+/// A case: its name, its direction, and its workload.
 type Asked = (String, Direction, Workload);
 
 /// Receiving with every size of segments, and sending with the first.
@@ -104,13 +104,13 @@ fn panels(wanted: &Wanted) -> Vec<Panel> {
     workloads(wanted).into_iter().map(one).collect()
 }
 
-/// A measured row beside what the model says of it.
+/// A measured row beside the model's value.
 struct Check {
     kind: Kind,
     cores: usize,
     measured: Spread,
     model: f64,
-    /// Why the row says nothing of the model, if it does not.
+    /// The reason why the row does not test the model, if there is one.
     excuse: Option<&'static str>,
 }
 
@@ -192,7 +192,7 @@ fn calibrated(
     workload: &Workload,
 ) -> Result<(Costs, Option<&'static str>), String> {
     let attempt = || -> Result<(Costs, bool), String> {
-        topology::pin(topology::cores().first().copied());
+        topology::pin_to(0);
         let (begin, waited) = (std::time::Instant::now(), topology::waited_ns());
         let costs = costs::calibrate(direction, workload)?;
         let waited = (topology::waited_ns() - waited) as f64;
@@ -355,7 +355,6 @@ fn targets(case: &Case) -> Vec<RatioLine> {
             at_least: Some(least),
             met: (!is_excused).then_some(median >= least),
             at: Vec::new(),
-            line_transfer_ns: None,
         }
     };
     TARGETS.map(one).into()

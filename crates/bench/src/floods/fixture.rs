@@ -18,7 +18,7 @@ const ATTEMPTS: usize = 5;
 /// Connections of `wrk`.
 const KEPT: &str = "-c16";
 
-/// What a process sends.
+/// A task for a process that sends.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     /// `Scenario::name`.
@@ -69,10 +69,10 @@ impl Fixture {
         })
     }
 
-    /// What the server says of itself.
+    /// Asks the server for its report.
     ///
     /// # Errors
-    /// It says nothing.
+    /// There is no answer.
     pub(crate) fn said(&mut self) -> Outcome<Said> {
         let input = self.input.as_mut().ok_or("the server has no input")?;
         input.write_all(b"\n")?;
@@ -118,7 +118,7 @@ impl Link {
         }
     }
 
-    /// Requests that `wrk` has answered in a second, over so many seconds.
+    /// Requests of `wrk` that were answered in a second, over `seconds`.
     ///
     /// # Errors
     /// It fails.
@@ -137,7 +137,7 @@ impl Link {
         Err("wrk is not served".into())
     }
 
-    /// Bytes of one long answer that `curl` gets in a second, over so many seconds.
+    /// Bytes of one long answer that `curl` gets in a second, over `seconds`.
     ///
     /// # Errors
     /// It fails.
@@ -174,10 +174,10 @@ impl Link {
         }
     }
 
-    /// Ends it, and returns what it says it did.
+    /// Ends it, and returns its report.
     ///
     /// # Errors
-    /// It says nothing.
+    /// There is no answer.
     pub(crate) fn end(mut process: Process) -> Outcome<String> {
         drop(process.input());
         process.line(TIMEOUT)
@@ -203,16 +203,16 @@ impl Link {
     /// The client's interface goes down, or comes up.
     ///
     /// # Errors
-    /// Those of `ip`.
+    /// The errors of `ip`.
     pub(crate) fn set_up(&self, up: bool) -> Outcome<()> {
         let state = if up { "up" } else { "down" };
         self.client.ip(&format!("link set {INTERFACE} {state}"))
     }
 
-    /// Sets the MTU of both ends; that of a TAP has one.
+    /// Sets the MTU of both ends; a TAP has one.
     ///
     /// # Errors
-    /// Those of `ip`.
+    /// The errors of `ip`.
     pub(crate) fn set_mtu(&self, mtu: u16) -> Outcome<()> {
         for end in [Some(&self.client), self.far.as_ref()]
             .into_iter()
@@ -226,7 +226,7 @@ impl Link {
     /// Deletes the link, and makes it again.
     ///
     /// # Errors
-    /// Those of `ip`.
+    /// The errors of `ip`.
     pub(crate) fn replace(&self) -> Outcome<()> {
         self.client.ip(&format!("link del {INTERFACE}"))?;
         self.make()

@@ -13,11 +13,11 @@ use super::SERVER_V6;
 const FRAGMENT: usize = 512;
 const ECHO: usize = 56;
 
-/// Groups of all nodes and all routers of a link, and of those that report listeners.
+/// Groups of all nodes and all routers of a link, and of routers that support MLDv2.
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 
-/// What a flood consists of.
+/// The kinds of floods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// SYNs for the port that the server listens on.
@@ -37,7 +37,7 @@ pub(crate) enum Kind {
     /// Datagrams for ports without a socket.
     Udp,
     /// Over IPv6, messages of neighbours and routers: questions for routers, advertisements of
-    /// routers and networks that come and go, questions for the server, advertisements that nobody
+    /// routers and networks that come and go, questions for the server, advertisements that no node
     /// asked for, and questions for multicast listeners.
     RouterSolicitation,
     RouterAdvertisement,
@@ -48,7 +48,7 @@ pub(crate) enum Kind {
     TooBig,
     /// Over IPv6, fragments of datagrams that never become whole.
     FragmentV6,
-    /// Over IPv6, datagrams for ports without a socket behind as many headers as are passed over.
+    /// Over IPv6, datagrams for ports without a socket after as many headers as are skipped.
     Extensions,
 }
 
@@ -134,7 +134,7 @@ pub(crate) struct Frames {
 }
 
 impl Frames {
-    /// Those that follow from `seed`.
+    /// The frames that follow from `seed`.
     pub(crate) fn new(link: Link, seed: u64) -> Frames {
         Frames {
             link,
@@ -165,7 +165,7 @@ impl Frames {
         }
     }
 
-    /// An address behind the client, which the server has a route to: 10.99.0.0/16.
+    /// An address beyond the client, to which the server has a route: 10.99.0.0/16.
     fn source(&mut self) -> Ipv4Addr {
         let [_, _, high, low] = (self.rng.next() as u32).to_be_bytes();
         Ipv4Addr::new(10, 99, high, low)
@@ -235,7 +235,7 @@ impl Frames {
         }
     }
 
-    /// What a neighbour says to a group.
+    /// A message of a neighbour to a group.
     fn link_message(&mut self, to: Ipv6Addr, message: &[u8]) -> Vec<u8> {
         let path = v6::Path {
             to,
@@ -271,7 +271,7 @@ impl Frames {
         self.link_message(to, &says)
     }
 
-    /// A question for the listeners of all groups, behind a router alert (RFC 3810 section 5.1).
+    /// A question for the listeners of all groups, after a router alert (RFC 3810 section 5.1).
     fn listeners(&mut self) -> Vec<u8> {
         let mut query = vec![130, 0, 0, 0, 0, 10, 0, 0];
         query.extend([0; 16]);
@@ -282,7 +282,7 @@ impl Frames {
             hop_limit: 1,
             ..self.path_v6(0xfe80)
         };
-        // The checksum is that of the message, whatever stands before it.
+        // The checksum covers the message, not the headers before it.
         let message = v6::frame(path, ICMPV6, &query);
         let options = [ICMPV6, 0, 5, 2, 0, 0, 1, 0];
         v6::frame(path, 0, &[&options, &message[v6::LOWER..]].concat())

@@ -17,14 +17,14 @@ use super::frames::{Frames, Kind, Link};
 const BATCH: usize = 32;
 /// How long the sender sleeps between two looks at the clock.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Frames that are given up when the sender is behind by more.
+/// Frames that are dropped when the sender is late by more.
 const BEHIND: u64 = 1_000;
 /// Connections that are begun in a second.
 const BEGUN_PER_SECOND: u64 = 1_000;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// What was sent.
+/// Counts of sent frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sent {
     /// Frames that the interface took.
@@ -53,7 +53,7 @@ impl Injector {
     /// Opens the interface `name` of this network namespace.
     ///
     /// # Errors
-    /// Those of the packet socket.
+    /// The errors of the packet socket.
     pub(crate) fn open(
         name: &str,
         server_mac: [u8; 6],
@@ -112,7 +112,7 @@ impl Injector {
         Ok(self.sent)
     }
 
-    /// Opens `count` connections, sends `request` on each, and says that its window is closed until
+    /// Opens `count` connections, sends `request` on each, and announces a closed window until
     /// `ends`. Then it resets them.
     ///
     /// # Errors
@@ -125,7 +125,7 @@ impl Injector {
     ) -> Outcome<Sent> {
         let start = Instant::now();
         let mut begun = 0;
-        // What is expected next from the server, by port.
+        // The next sequence number of the server, by port.
         let mut expected: HashMap<u16, u32> = HashMap::new();
         let mut frames: Vec<Frame> = Vec::new();
         while !ends() {

@@ -1,8 +1,8 @@
 //! The server: the same lines of HTTP over our stack and over the kernel's, a thread for each
 //! connection.
 //!
-//! A process of its own. It prints `ready` once it listens, a line of JSON for each line that it
-//! reads, and ends when it reads the end of its input.
+//! It runs as another process. It prints `ready` once it listens, a line of JSON for each line that
+//! it reads, and ends when it reads the end of its input.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use core_affinity::CoreId;
-use dominoes_bench::namespaces::Outcome;
+use dominoes_bench::namespaces::{Outcome, resident};
 use dominoes_drivers::Device;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions};
 use dominoes_drivers::tap::Tap;
@@ -57,7 +57,7 @@ pub(crate) struct Start {
     pub(crate) core: Option<usize>,
 }
 
-/// What the server says of itself.
+/// The server's report.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Said {
     /// Resident memory in bytes.
@@ -83,7 +83,7 @@ fn lock(shared: &Shared) -> MutexGuard<'_, Running> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Serves as the JSON text says.
+/// Serves as the JSON text asks.
 ///
 /// # Errors
 /// The interface cannot be opened.
@@ -255,7 +255,7 @@ fn serve(mut stream: impl Read + Write) -> io::Result<()> {
 fn said(shared: &Shared) -> Outcome<Said> {
     let running = lock(shared);
     let mut said = Said {
-        memory: memory()?,
+        memory: resident("self")?,
         reopened: running.reopened,
         ..Said::default()
     };
@@ -267,7 +267,7 @@ fn said(shared: &Shared) -> Outcome<Said> {
     Ok(said)
 }
 
-/// Those that a flood may raise.
+/// The counters that a flood may raise.
 fn counters(stats: &StackStats) -> Vec<(String, u64)> {
     let StackStats { pump, state, .. } = stats;
     let named = [
@@ -294,11 +294,4 @@ fn counters(stats: &StackStats) -> Vec<(String, u64)> {
     named
         .map(|(name, value)| (name.to_owned(), value))
         .collect()
-}
-
-fn memory() -> Outcome<u64> {
-    let status = fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kilo = line.and_then(|line| line.trim().strip_suffix(" kB"));
-    Ok(kilo.ok_or("no resident memory")?.trim().parse::<u64>()? << 10)
 }

@@ -1,4 +1,4 @@
-//! Running this program under callgrind, and reading what it writes.
+//! Runs this program under callgrind and reads the profile.
 
 use std::collections::HashMap;
 use std::fs;
@@ -7,31 +7,31 @@ use std::process::{Command, Stdio};
 
 use crate::instructions::Case;
 
-/// The function at which callgrind writes out what it has counted since the last time.
+/// The function at which callgrind writes the counts since the last time.
 const MARK: &str = "*instructions_mark*";
 /// Parts that a case writes: up to its first mark, N units, 2N units.
 pub(super) const PARTS: usize = 3;
 
-/// What was counted of one case.
+/// The counts of one case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Counted {
     /// Instructions per unit.
     pub per_unit: f64,
-    /// Instructions per unit in the functions that are reported besides, in their order.
+    /// Instructions per unit in the functions that are reported, too, in their order.
     pub shares: Vec<f64>,
 }
 
-/// One part of a profile: what was executed between two marks.
+/// One part of a profile: the instructions between two marks.
 #[derive(Debug, Default, PartialEq)]
 struct Part {
     total: u64,
-    /// Instructions of each function, callees included, as far as somebody called it.
+    /// Instructions of each function that was called, callees included.
     inclusive: HashMap<String, u64>,
 }
 
 impl Part {
-    /// What a function took: the one of that name, if it begins with `::`, else all that have it in
-    /// their name.
+    /// The instructions of a function: the one of that name, if it begins with `::`, else all that
+    /// have it in their name.
     fn within(&self, function: &str) -> u64 {
         let is_meant = |name: &str| match function.starts_with("::") {
             true => name.ends_with(function),
@@ -45,7 +45,7 @@ impl Part {
 /// The version of Valgrind that is installed.
 ///
 /// # Errors
-/// Says how to install it, if it is not.
+/// If it is not installed, with the way to install it.
 pub fn version() -> Result<String, String> {
     let run = Command::new("valgrind").arg("--version").output();
     match run {
@@ -61,7 +61,7 @@ pub fn version() -> Result<String, String> {
 }
 
 /// Runs this program again under callgrind with `arguments`, which must make it count exactly
-/// `cases`, and reads what was counted, and what the run printed. Leaves the profile in
+/// `cases`. Returns the counts and the output of the run. Leaves the profile in
 /// `directory`.
 ///
 /// # Errors
@@ -74,7 +74,7 @@ pub fn count(
     let options = ["--dump-line=no"];
     let (text, said) = profile(arguments, &options, directory)?;
     let parts = parse(&text)?;
-    // What comes after the last mark is one more part.
+    // The end of the program, after the last mark, is one more part.
     if parts.len() != PARTS * cases.len() + 1 {
         return Err(format!(
             "{} cases wrote {} parts into {}",
@@ -174,7 +174,7 @@ fn parse(text: &str) -> Result<Vec<Part>, String> {
         } else if let Some(name) = line.strip_prefix("cfn=") {
             callee = name;
         } else if line.starts_with("calls=") {
-            // The next line says where from, and what all these calls took.
+            // The next line has the caller's line and the cost of all these calls.
             let cost = lines.next().and_then(|line| line.split(' ').nth(1));
             let cost = number(cost.ok_or("a call without its cost")?)?;
             match part.inclusive.get_mut(callee) {

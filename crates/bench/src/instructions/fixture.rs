@@ -1,9 +1,9 @@
-//! A device for counting: its far side sends exactly as many segments as it is told, of exactly one
+//! A device for counting: its far side sends an exact number of segments, all of one
 //! kind.
 //!
 //! As in the bench `scalability`, the peer is prebuilt frames whose sequence numbers and checksums
-//! are patched by whoever claims them, and who reads the headers of what the stack sends. It can
-//! besides use timestamps, vouch for checksums, and speak IPv6. Nothing in it is random, and it
+//! are patched when they are claimed, and that reads the headers of the stack's frames. It can
+//! also use timestamps, vouch for checksums, and speak IPv6. Nothing in it is random, and it
 //! runs on one thread.
 
 use std::sync::Arc;
@@ -50,8 +50,8 @@ pub(super) struct Plan {
     pub(super) pushed: bool,
 }
 
-/// What both halves and who counts share. Everything happens on one thread; the words are atomic
-/// because the halves of a device may go to different ones.
+/// Shared by both halves and the counting code. Everything happens on one thread; the words are
+/// atomic because the halves of a device may go to different ones.
 #[derive(Debug, Default)]
 pub(super) struct Link {
     /// The stack's first sequence number and TSval, high half and low half, once known.
@@ -74,7 +74,7 @@ pub(super) struct Link {
 const ORDER: Ordering = Ordering::Relaxed;
 
 impl Link {
-    /// Lets the peer send so many bytes more.
+    /// Lets the peer send this number of bytes more.
     pub(super) fn allow(&self, bytes: u64) {
         self.allowed.fetch_add(bytes, ORDER);
     }
@@ -90,7 +90,7 @@ impl Link {
     }
 }
 
-/// The device. `LONGER` is how many bytes longer the headers of its segments are than those of
+/// The device. The headers of its segments are `LONGER` bytes longer than in
 /// IPv4; it is no field, so that looking at it costs no instruction.
 struct ScriptedDevice<const LONGER: usize> {
     plan: Plan,
@@ -98,7 +98,7 @@ struct ScriptedDevice<const LONGER: usize> {
     tx: ScriptedTx<LONGER>,
 }
 
-/// A device, and what tells of it.
+/// A device, and its counters.
 pub(super) fn device(plan: Plan) -> (Box<dyn Device>, Arc<Link>) {
     let link = Arc::new(Link::default());
     let device: Box<dyn Device> = match plan.family {
@@ -186,7 +186,7 @@ struct ScriptedRx<const LONGER: usize> {
     stats: RxStats,
 }
 
-/// The timestamps option as it stands in every segment.
+/// The timestamps option of every segment.
 fn timestamps(echo: u32) -> [u8; TIMESTAMPS as usize] {
     let mut option = [1, 1, 8, 10, 0, 0, 0, 0, 0, 0, 0, 0];
     option[4..8].copy_from_slice(&PEER_TIME.to_be_bytes());
@@ -216,7 +216,7 @@ impl<const LONGER: usize> ScriptedRx<LONGER> {
     fn handshake(&mut self, out: &mut Vec<Frame>) {
         match self.phase {
             Phase::Closed => {
-                // Timestamps take their room from every segment, whatever the MSS says (RFC 6691).
+                // Timestamps take their room from every segment, whatever the MSS is (RFC 6691).
                 let room = if self.plan.timestamps { TIMESTAMPS } else { 0 };
                 let mss = (self.plan.segment + room) as u16;
                 let mut options = headers::syn_options(mss, PEER_SCALE, false);
@@ -269,7 +269,8 @@ impl<const LONGER: usize> ScriptedRx<LONGER> {
         self.others += usize::from(ack.len() != self.len);
     }
 
-    /// What differs between frames; the timestamps do not, as the peer's clock stands still.
+    /// The fields that differ between frames. Timestamps do not, since the peer's clock never
+    /// advances.
     fn numbers(&self, seq: u32, ack: u32) -> Numbers {
         Numbers {
             source_port: self.ends.from.port(),
@@ -287,7 +288,7 @@ impl<const LONGER: usize> ScriptedRx<LONGER> {
         frame
     }
 
-    /// Sends what it may. Who counts lets it send no more than the window takes; what would go past
+    /// Sends the segments that are allowed and fit the window; one that would go past
     /// it waits.
     fn segments(&mut self, max: usize, out: &mut Vec<Frame>) {
         let segment = u64::from(self.plan.segment);
@@ -345,7 +346,7 @@ impl<const LONGER: usize> DeviceRx for ScriptedRx<LONGER> {
 
     fn release(&mut self, frames: &mut Vec<Frame>) {
         if self.others > 0 {
-            // Those of another length were made for the handshake.
+            // Frames of another length were made for the handshake.
             let len = self.len;
             let before = frames.len();
             frames.retain(|frame| frame.bytes().len() == len);
@@ -441,8 +442,8 @@ impl<const LONGER: usize> ScriptedTx<LONGER> {
     }
 }
 
-/// Whether it is a report of MLDv2 (RFC 3810 section 5.2): behind IPv6's header and hop-by-hop
-/// options.
+/// Whether it is a report of MLDv2 (RFC 3810 section 5.2), which follows IPv6's header and
+/// hop-by-hop options.
 fn is_report(frame: &[u8]) -> bool {
     frame.get(12..14) == Some(&[0x86, 0xdd])
         && frame.get(20) == Some(&0)

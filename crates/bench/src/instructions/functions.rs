@@ -1,10 +1,10 @@
 //! What each function of the protocol costs: instructions, data reads and data writes of one
 //! segment, by the line of the source they come from, and time, by samples of the same lines.
 //!
-//! Functions are inlined into each other, so a profile by function would say little. Callgrind says
-//! of each instruction from which file and line it was compiled; `by_function` adds these up by
-//! the function that the line stands in. What comes from a library counts for the function of ours
-//! that it was inlined into, and for a library's own functions under their names.
+//! Functions are inlined into each other, so a profile by function would be of little use.
+//! Callgrind has the file and line that each instruction was compiled from; `by_function` adds
+//! these up by the function that contains the line. Code of a library counts for the function of
+//! ours that it was inlined into, and for a library's own functions under their names.
 
 use std::collections::HashMap;
 use std::fs;
@@ -22,7 +22,7 @@ use crate::instructions::Case;
 /// one of them, that one for `perf` to sample.
 pub const INNER: &str = "--functions";
 
-/// Payload of a segment, in bytes: that of Kim, Sung and Lee.
+/// Payload of a segment, in bytes, as in Kim, Sung and Lee.
 const SEGMENT: u32 = 1412;
 
 /// Instructions, data reads and data writes.
@@ -30,9 +30,9 @@ const SEGMENT: u32 = 1412;
 pub struct Cost {
     /// Executed instructions.
     pub instructions: f64,
-    /// Those that read memory.
+    /// Instructions that read memory.
     pub reads: f64,
-    /// Those that write memory.
+    /// Instructions that write memory.
     pub writes: f64,
 }
 
@@ -45,14 +45,14 @@ impl Cost {
     }
 }
 
-/// What a segment costs, by file below the stack's sources and function in it; functions of
+/// The cost of a segment, by file below the stack's sources and function in it; functions of
 /// libraries have no file.
 pub type Costs = HashMap<(String, String), Cost>;
 
 /// Nanoseconds of a segment, by the same names.
 pub type Times = HashMap<(String, String), f64>;
 
-/// The part of a process whose arguments behind [`INNER`] are these.
+/// Plays the part of a process with these arguments after [`INNER`].
 pub fn play(arguments: &[String]) -> ExitCode {
     let Some(number) = arguments.first() else {
         cases().iter().for_each(|case| case.count());
@@ -67,7 +67,7 @@ pub fn play(arguments: &[String]) -> ExitCode {
     ExitCode::from(u8::from(said.is_err()))
 }
 
-/// A segment that is received, each in a request of its own as in the paper; and one that is sent.
+/// A received segment, each in its own request as in the paper; and a sent one.
 pub fn cases() -> [Case; 2] {
     let setting = |using, merge| Setting {
         family: Family::V4,
@@ -111,7 +111,7 @@ pub fn count(directory: &Path) -> Result<[Costs; 2], String> {
     Ok([difference(0), difference(1)])
 }
 
-/// The times of case `case` of [`cases`], sampled in a process of its own.
+/// The times of case `case` of [`cases`], sampled in another process.
 ///
 /// # Errors
 /// If Linux's `perf` or `addr2line` are not there, or may not be used.
@@ -121,7 +121,7 @@ pub fn time(case: usize, directory: &Path) -> Result<Times, String> {
     let mut times = Times::new();
     for (lines, ns) in lines {
         let ours = lines.iter().find_map(|(file, line)| {
-            let (_, file) = file.split_once(OURS)?;
+            let file = ours(file)?;
             Some((file.to_owned(), sources.function(file, *line).to_owned()))
         });
         *times.entry(ours.unwrap_or_default()).or_default() += ns;
@@ -133,18 +133,24 @@ pub fn time(case: usize, directory: &Path) -> Result<Times, String> {
 #[derive(Default)]
 struct Sources(HashMap<String, Vec<(u64, String)>>);
 
-/// Which files are ours, and where the name of one begins in a path.
-const OURS: &str = "netstack/src/";
+/// The folders of the stack's sources, below `crates`.
+pub(crate) const FOLDERS: [&str; 2] = ["netstack/src/", "netstack/proto/src/"];
+
+/// The name of a file below one of [`FOLDERS`].
+fn ours(path: &str) -> Option<&str> {
+    let within = |folder| path.split_once(folder).map(|(_, file)| file);
+    FOLDERS.into_iter().find_map(within)
+}
 
 impl Sources {
-    /// The function that a line of a file of ours stands in; a name of its own for what stands in
-    /// none.
+    /// The function that contains a line of a file of ours; a special name for a line
+    /// outside of functions.
     fn function(&mut self, file: &str, line: u64) -> &str {
         let starts = self.0.entry(file.to_owned()).or_insert_with(|| {
-            let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../netstack/src");
+            let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+            let read = |folder| fs::read_to_string(crates.join(folder).join(file)).ok();
             // Without its source a file is one function.
-            let text = fs::read_to_string(root.join(file)).unwrap_or_default();
-            starts(&text)
+            starts(&FOLDERS.into_iter().find_map(read).unwrap_or_default())
         });
         let behind = starts.partition_point(|(start, _)| *start <= line);
         match behind.checked_sub(1) {
@@ -194,7 +200,7 @@ fn by_function(text: &str, sources: &mut Sources) -> Result<Vec<Costs>, String> 
         } else if line.starts_with("calls=") {
             is_call = true;
         } else if line.starts_with(|first: char| first.is_ascii_digit()) {
-            // What a call took stands with the functions that it called.
+            // The cost of a call is counted by the functions that it called.
             if std::mem::take(&mut is_call) {
                 continue;
             }
@@ -212,8 +218,8 @@ fn by_function(text: &str, sources: &mut Sources) -> Result<Vec<Costs>, String> 
                 reads: next()?,
                 writes: next()?,
             };
-            let key = match file.split_once(OURS) {
-                Some((_, file)) => {
+            let key = match ours(file) {
+                Some(file) => {
                     let name = sources.function(file, line).to_owned();
                     within = Some((file.to_owned(), name));
                     within.clone()
@@ -250,7 +256,7 @@ fn=caller
 12 5 1
 fi=/lib/core.rs
 7 2 1 1
-fe=/x/netstack/src/a.rs
+fe=/x/netstack/proto/src/a.rs
 calls=1 0
 21 1000 900
 21 3

@@ -12,8 +12,8 @@ use crate::instructions::callgrind::Counted;
 
 /// By how much a count may differ from the file, in either direction, as a share of it.
 pub const MARGIN: f64 = 0.03;
-/// So many instructions are no difference, where the margin is less: a call of fifty moves by two
-/// or three when the compiler divides unrelated code otherwise.
+/// This number of instructions is no difference, where the margin is less: a call of fifty moves by
+/// two or three when the compiler divides unrelated code otherwise.
 const FEW: f64 = 3.0;
 
 const HEAD: &str = "\
@@ -25,7 +25,7 @@ const HEAD: &str = "\
 
 ";
 
-/// What counts depend on besides our code.
+/// Tools that counts depend on, in addition to our code.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tools {
     /// The compiler.
@@ -39,7 +39,7 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// Those of this machine; `valgrind` and `processor` as they were told.
+    /// The tools of this machine, with these names for Valgrind and the processor.
     pub fn here(valgrind: String, processor: String) -> Self {
         let first_line = |program: &str, arguments: &[&str]| {
             let output = Command::new(program).args(arguments).output().ok()?;
@@ -66,7 +66,7 @@ pub struct Accepted {
 }
 
 impl Accepted {
-    /// The key counts among what was counted.
+    /// The counts of key cases.
     pub fn new(tools: Tools, cases: &[Case], counted: &[Counted]) -> Self {
         let key = |(case, counted): (&Case, &Counted)| {
             case.key
@@ -96,7 +96,7 @@ impl Accepted {
         fs::write(path, HEAD.to_owned() + &text).map_err(|e| format!("{}: {e}", path.display()))
     }
 
-    /// This with the counts of `newer`; `all` says that there are no others.
+    /// These counts with the `newer` ones; with `all`, the newer ones alone.
     #[must_use]
     pub fn updated(mut self, newer: Accepted, all: bool) -> Self {
         if all {
@@ -109,7 +109,7 @@ impl Accepted {
         }
     }
 
-    /// Says what of `now` differs from this by more than the margin. `all` says that every key case
+    /// Lists the counts of `now` that differ by more than the margin. `all`: every key case
     /// was counted, so that one which is missing is an old one.
     pub fn differences(&self, now: &Accepted, all: bool) -> Vec<String> {
         let mut found = Vec::new();
@@ -193,7 +193,7 @@ mod tests {
         let file = accepted(&[("a", 5.0), ("b", 5.0)]);
         let now = accepted(&[("b", 5.0), ("c", 5.0)]);
         assert_eq!(file.differences(&now, true).len(), 2);
-        // With a filter, who is missing was not asked for.
+        // With a filter, a missing case was not asked for.
         assert_eq!(file.differences(&now, false).len(), 1);
     }
 

@@ -17,11 +17,11 @@
 //!
 //! # On which machine
 //!
-//! Valgrind shows the program a processor of its own: on any x86-64 machine with AVX2 it is the
+//! Valgrind simulates a processor: on any x86-64 machine with AVX2 it is the
 //! same one (with AVX2, FMA and BMI, without AVX-512), so code that chooses by processor chooses
 //! alike. The C library's copies by one string instruction are turned off, because Valgrind counts
 //! each byte of those as an instruction. Compiler, Valgrind and C library still matter; their
-//! versions stand in the file beside the counts.
+//! versions are in the file, beside the counts.
 
 pub mod apply;
 pub mod callgrind;
@@ -40,21 +40,21 @@ use std::hint::black_box;
 pub struct Case {
     /// Which, in words between slashes: how rows and keys of the file are called.
     pub name: String,
-    /// What a count is per: a call, a segment.
+    /// The unit of a count: a call, a segment.
     pub unit: &'static str,
     /// Units of the shorter measurement, N.
     pub units: u64,
     /// The functions whose instructions count, callees included, and for how much; everything if
     /// there is none.
     pub within: Vec<(&'static str, f64)>,
-    /// Functions whose share, callees included, is reported besides: what it is called, and the
+    /// Functions whose share, callees included, is reported, too: its name in the table, and the
     /// function.
     pub shares: &'static [(&'static str, &'static str)],
     /// The most that it should be.
     pub target: Option<u64>,
     /// Whether the gate watches it.
     pub key: bool,
-    /// Sets it up. What it gives does as many units as it is told.
+    /// Sets it up. The returned closure does the given number of units.
     pub make: Box<dyn Fn() -> Box<dyn FnMut(u64)>>,
 }
 
@@ -85,7 +85,7 @@ impl Case {
         self
     }
 
-    /// The same, watched by the gate if `key` says so.
+    /// Makes the case one that the gate watches.
     #[must_use]
     pub fn key_if(mut self, key: bool) -> Self {
         self.key = key;
@@ -106,7 +106,7 @@ impl Case {
     }
 
     /// As [`Case::within`], for a function that is called more often here than it should be: only
-    /// `share` of what it takes counts.
+    /// A function of whose cost only a part, `share`, counts.
     #[must_use]
     pub fn partly_within(mut self, function: &'static str, share: f64) -> Self {
         self.within.push((function, share));
@@ -132,14 +132,14 @@ impl Case {
     }
 }
 
-/// Callgrind writes out what it has counted whenever this is called.
+/// Callgrind writes its counts whenever this is called.
 #[inline(never)]
 fn instructions_mark() {
     black_box(());
 }
 
 /// What the processor can do beyond the baseline of x86-64, as far as a choice by processor may
-/// depend on it. Valgrind shows the same to every program on every machine that has AVX2.
+/// depend on it. Valgrind simulates the same one on every machine that has AVX2.
 pub fn processor() -> String {
     let mut can: Vec<&str> = Vec::new();
     #[cfg(target_arch = "x86_64")]

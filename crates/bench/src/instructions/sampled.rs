@@ -1,10 +1,10 @@
 //! Where the time of a case goes: Linux's `perf` notes again and again where the program is.
 //!
-//! Valgrind counts what is executed and knows no time. So the case runs by itself in a process of
-//! its own, which `perf record` interrupts some thousand times a second of processor time, and
-//! `addr2line` says which line each of these places was compiled from. What a unit takes, by the
-//! clock and without waits for a core, is divided among lines as the samples are. That is done
-//! several times over, since a single run shows where this program happened to lie in memory.
+//! Valgrind counts instructions and measures no time. So the case runs by itself in another
+//! process, which `perf record` interrupts some thousand times a second of processor time, and
+//! `addr2line` finds the line that each of these places was compiled from. The time of a unit, by
+//! the clock and without waits for a core, is divided among lines as the samples are. That is done
+//! several times over, since a single run depends on the program's address in memory.
 
 use std::collections::HashMap;
 use std::fs;
@@ -23,14 +23,14 @@ const LASTS: Duration = Duration::from_millis(400);
 const FREQUENCY: &str = "5000";
 
 /// Nanoseconds of a unit in each line of the source, with the lines that it is inlined into, the
-/// innermost first; without lines in what is not of this program.
+/// innermost first; code of other programs has no lines.
 pub(super) type Lines = Vec<(Vec<(String, u64)>, f64)>;
 
 /// Does the work of a case, and prints what [`sample`] has to know of this process. In the process
 /// that is sampled.
 ///
 /// # Errors
-/// If it is not known where this program lies in memory.
+/// If the address of this program in memory is not known.
 pub(super) fn work(case: &Case) -> Result<(), String> {
     let mut work = (case.make)();
     work(case.units);
@@ -48,7 +48,7 @@ pub(super) fn work(case: &Case) -> Result<(), String> {
     Ok(())
 }
 
-/// Where the first byte of a program lies in the memory that these maps describe.
+/// The address of a program's first byte in the memory that these maps describe.
 fn base(maps: &str, program: &str) -> Option<u64> {
     let first = maps.lines().find(|line| {
         line.ends_with(program) && line.split_whitespace().nth(2) == Some("00000000")
@@ -109,7 +109,7 @@ pub(super) fn sample(arguments: &[&str], directory: &Path) -> Result<Lines, Stri
     }
 }
 
-/// What a command prints that reads `input`.
+/// The output of a command that reads `input`.
 fn output(command: &mut Command, input: &str) -> Result<String, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let failed = |error: std::io::Error| format!("{name}: {error}");
@@ -122,7 +122,7 @@ fn output(command: &mut Command, input: &str) -> Result<String, String> {
     let done = thread::scope(|scope| {
         let stdin = child.stdin.take();
         scope.spawn(move || {
-            // Who does not read it to its end says below what is wrong.
+            // A command that does not read all of it reports below what is wrong.
             stdin.map(|mut stdin| stdin.write_all(input.as_bytes()))
         });
         child.wait_with_output()
@@ -136,7 +136,7 @@ fn output(command: &mut Command, input: &str) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
 
-/// How often each place of a program was seen that lies at `base`. What lies elsewhere is at place
+/// How often each place of the program at `base` was seen. Code elsewhere is at place
 /// 0.
 fn samples(places: &str, base: u64) -> HashMap<u64, u64> {
     let mut samples = HashMap::new();

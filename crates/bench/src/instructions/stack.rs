@@ -1,7 +1,7 @@
 //! The stack: a connection that receives or sends, in every variant.
 //!
-//! What is counted per segment is everything that happens on the one core: the stack, the peer
-//! behind the device (which patches and reads headers), and the application.
+//! A count per segment includes everything on the one core: the stack, the peer
+//! in the device (which patches and reads headers), and the application.
 
 use std::sync::Arc;
 
@@ -32,11 +32,11 @@ pub(super) const OVER_IPV6: &str = " over IPv6";
 /// What the application does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
-    /// Copies what arrived into a buffer of its own.
+    /// Copies received bytes into its own buffer.
     Read,
-    /// Looks at it where it lies.
+    /// Looks at them in place.
     InPlace,
-    /// Sends what lies in the send ring.
+    /// Sends the bytes of the send ring again.
     Send,
 }
 
@@ -57,7 +57,7 @@ impl Use {
     }
 }
 
-/// One connection, and what is special about it.
+/// The properties of one connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setting {
     pub(super) family: Family,
@@ -377,8 +377,8 @@ impl<S: Stack> Lane<S> {
         }
     }
 
-    /// Brings so many segments through. `segments` is even, so that none waits for an
-    /// acknowledgment of its own.
+    /// Moves this number of segments, which is even, so that none waits for
+    /// its acknowledgment.
     pub(super) fn run(&mut self, segments: u64) {
         assert!(segments.is_multiple_of(2), "{segments} segments");
         let bytes = segments * u64::from(self.setting.segment);
@@ -406,7 +406,7 @@ impl<S: Stack> Lane<S> {
         }
     }
 
-    /// Whether what was counted is what was meant to be.
+    /// Checks that the intended segments were counted.
     fn check(&mut self, segments: u64) {
         let setting = self.setting;
         assert_eq!(self.link.faults(), 0, "{setting:?}: unexpected frames");
@@ -426,7 +426,7 @@ impl<S: Stack> Lane<S> {
         assert_eq!(seen, segments, "{setting:?}: segments");
         // The window that a SYN-ACK can announce is small, so the first run of all may end early.
         let early = std::mem::replace(&mut self.warming, false);
-        // What is claimed at once is at least a run of 32, and the last claim may hold a short one.
+        // A claim has at least a run of 32, and the last claim may have a short one.
         let (least, most) = match setting.merge {
             true => (segments.div_ceil(MAX_RUN as u64), segments / 32),
             false => (segments, segments),
@@ -436,14 +436,14 @@ impl<S: Stack> Lane<S> {
     }
 }
 
-/// What is told besides the sum, in every variant.
+/// The shares that every variant reports.
 const SHARES: &[(&str, &str)] = &[
     ("peer", " as dominoes_drivers::Device"),
     ("application", "::counted_app"),
     ("memcpy", "_avx_unaligned"),
 ];
 
-/// The steps of a worker, besides.
+/// The shares of a worker's steps.
 const STEPS: &[(&str, &str)] = &[
     ("pump", "::counted_pump"),
     ("prepare", "::counted_prepare"),
@@ -517,7 +517,7 @@ pub fn cases() -> Vec<Case> {
         let case = case::<Replicated<LOGGED>>("logged", setting);
         cases.push(case.shares(SHARES).key_if(is_key(&setting)));
     }
-    // Beside those of IPv4, and no more of them: each variant calls the same `tcp` and `io`.
+    // The same cases as over IPv4, and no more of them: each variant calls the same `tcp` and `io`.
     let family = Family::V6;
     for setting in settings().into_iter().filter(is_key) {
         let setting = Setting { family, ..setting };

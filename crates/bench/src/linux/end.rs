@@ -1,5 +1,5 @@
-//! One end of a connection: a process that moves bytes as fast as it can and says how fast that was
-//! and what it took.
+//! One end of a connection: a process that moves bytes as fast as it can and reports the rate
+//! and its cost.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use dominoes_bench::topology;
 use dominoes_drivers::af_packet::{AfPacket, AfPacketOptions, RxRing};
 use dominoes_drivers::af_xdp::{AfXdp, AfXdpOptions, XdpTransmit};
 use dominoes_drivers::tap::Tap;
@@ -21,11 +22,11 @@ use super::{Device, Frames, Way};
 
 /// Bytes written and read at once.
 const CHUNK: usize = 128 << 10;
-/// The sender goes on for this long after the end of what is measured, so that both ends measure
+/// The sender continues for this time after the measurement, so that both ends measure
 /// under way.
 const TAIL: Duration = Duration::from_millis(100);
 
-/// What an end is to do.
+/// A task for one end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     /// Over our stack, or else the kernel's.
@@ -36,7 +37,7 @@ pub(crate) struct Task {
     pub(crate) sends: bool,
     /// The end that listens.
     pub(crate) server: SocketAddrV4,
-    /// What is not measured at the beginning, and what is measured then.
+    /// The time before the measurement, and the time of the measurement.
     pub(crate) millis: [u64; 2],
     /// Whether all bytes are hashed.
     pub(crate) hash: bool,
@@ -54,14 +55,13 @@ pub(crate) enum Core {
 }
 
 impl Core {
-    /// Keeps this thread there, and those that it starts from here on.
+    /// Keeps this thread there, and the threads that it starts from here on.
     fn take(self) -> Outcome<()> {
-        let cores = core_affinity::get_core_ids().unwrap_or_default();
         let core = match self {
-            Core::First => cores.first(),
-            Core::Last => cores.last(),
+            Core::First => 0,
+            Core::Last => topology::cores().len().saturating_sub(1),
         };
-        if core.is_some_and(|&core| core_affinity::set_for_current(core)) {
+        if topology::pin_to(core) {
             Ok(())
         } else {
             Err("cannot stay on one core".into())
@@ -93,7 +93,7 @@ pub(crate) struct Ours {
     pub(crate) ring: usize,
 }
 
-/// What an end did.
+/// The result of one end.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Done {
     /// Bytes that were moved while measuring, and how long that was.
@@ -102,7 +102,7 @@ pub(crate) struct Done {
     pub(crate) nanos: u64,
     /// Time on any core, of all threads of this process, in nanoseconds.
     pub(crate) cpu_nanos: u64,
-    /// The same of the kernel's threads that do the network's work when nobody else does.
+    /// The time of the kernel's threads that do the network's work when no other thread does.
     pub(crate) softirq_nanos: u64,
     /// Time in which any core of the machine did anything, for whomever; in nanoseconds, to the
     /// tick.
@@ -126,7 +126,7 @@ pub(crate) struct DeviceTimes {
     pub(crate) batch: [f64; 2],
 }
 
-/// Does what the JSON text asks for, and prints what it did.
+/// Runs the task of the JSON text, and prints the result.
 ///
 /// # Errors
 /// Whatever goes wrong.
@@ -154,7 +154,7 @@ fn over_kernel(task: &Task) -> Outcome<Done> {
     let mut meter = Meter::new(task, None);
     if task.sends {
         send(&mut stream, &mut meter)?;
-        // The kernel delivers the rest, whoever has ended.
+        // The kernel delivers the rest, even if this process has ended.
         stream.shutdown(std::net::Shutdown::Write)?;
     } else {
         receive(BufReader::with_capacity(CHUNK, stream), &mut meter)?;
@@ -262,7 +262,7 @@ fn receive(mut from: impl BufRead, meter: &mut Meter) -> Outcome<()> {
     }
 }
 
-/// Counts bytes and what is taken meanwhile.
+/// Counts bytes and processor time.
 struct Meter {
     start: Instant,
     begin: Duration,
@@ -382,8 +382,8 @@ fn on_core(path: &std::path::Path) -> u64 {
     word.and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
-/// What all cores did since the machine began, as `/proc/stat` has it: all but waiting, and what a
-/// host took away.
+/// The work of all cores since the machine began, as `/proc/stat` has it: without waiting and what
+/// a host took away.
 fn machine_nanos() -> u64 {
     /// `USER_HZ`, on every architecture with a `/proc` (proc(5)).
     const TICK_NANOS: u64 = 10_000_000;
@@ -398,7 +398,7 @@ fn machine_nanos() -> u64 {
     }
 }
 
-/// Where the times of `ksoftirqd` stand, a path for each core.
+/// The files with the times of `ksoftirqd`, a path for each core.
 fn softirq_threads() -> Vec<String> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());

@@ -3,6 +3,7 @@
 use std::net::SocketAddrV4;
 use std::time::Duration;
 
+use dominoes_bench::namespaces;
 pub(crate) use dominoes_bench::namespaces::{CubicAllowed, Namespace, Outcome, Process};
 
 use super::end::{Done, Task};
@@ -25,16 +26,10 @@ impl Fixture {
     /// # Errors
     /// Something is missing.
     pub(crate) fn new() -> Outcome<Fixture> {
-        let (ours, peer) = (Namespace::new("ours")?, Namespace::new("peer")?);
-        ours.join(&peer, "veth0")?;
-        ours.ip(&format!("addr add {KERNEL}/24 dev veth0"))?;
-        peer.ip(&format!("addr add {PEER}/24 dev veth0"))?;
+        let [ours, peer] = namespaces::pair(["ours", "peer"], [KERNEL, PEER])?;
         peer.ip("tuntap add dev tap0 mode tap")?;
         peer.ip(&format!("addr add {TAP_PEER}/24 dev tap0"))?;
         peer.ip("link set tap0 up")?;
-        for namespace in [&ours, &peer] {
-            namespace.ip("link set veth0 up")?;
-        }
         Ok(Fixture { ours, peer })
     }
 

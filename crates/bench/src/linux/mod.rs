@@ -1,7 +1,7 @@
 //! Our stack against a Linux kernel, beside Linux against Linux over the same interfaces.
 //!
 //! [`fixture`] makes namespaces and interfaces and puts everything back; [`end`] is one end of a
-//! connection, a process of its own; [`wire`] is the bad wire between two TAP interfaces, another
+//! connection, another process; [`wire`] is the bad wire between two TAP interfaces, another
 //! process; [`report`] compares.
 
 pub(crate) mod end;
@@ -26,66 +26,32 @@ pub(crate) const TAP_PEER: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 2);
 /// Where the other end listens.
 pub(crate) const PORT: u16 = 5001;
 
-/// How our stack reaches the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Device {
-    /// AF_PACKET, a mapped ring of slots.
-    Slots,
-    /// AF_PACKET, a mapped ring of blocks.
-    Blocks,
-    /// AF_XDP. Never receives merged frames.
-    Xdp,
-    /// The kernel's end is the TAP interface itself.
-    Tap,
-}
-
-impl Device {
-    /// All of them.
-    pub(crate) const ALL: [Device; 4] = [Device::Slots, Device::Blocks, Device::Xdp, Device::Tap];
-
-    /// As on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Device::Slots => "v2",
-            Device::Blocks => "v3",
-            Device::Xdp => "xdp",
-            Device::Tap => "tap",
-        }
-    }
-
-    /// The device of this name.
-    pub(crate) fn named(name: &str) -> Option<Device> {
-        Device::ALL.into_iter().find(|device| device.name() == name)
+dominoes_bench::named! {
+    /// How our stack reaches the kernel.
+    pub(crate) enum Device {
+        /// AF_PACKET, a mapped ring of slots.
+        Slots = "v2",
+        /// AF_PACKET, a mapped ring of blocks.
+        Blocks = "v3",
+        /// AF_XDP. Never receives merged frames.
+        Xdp = "xdp",
+        /// The kernel's end is the TAP interface itself.
+        Tap = "tap",
     }
 }
 
-/// Which way the bytes go, seen from our end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-pub(crate) enum Way {
-    /// Our end sends.
-    Send,
-    /// Our end receives.
-    Receive,
+dominoes_bench::named! {
+    /// Which way the bytes go, seen from our end.
+    pub(crate) enum Way {
+        /// Our end sends.
+        Send = "send",
+        /// Our end receives.
+        Receive = "receive",
+    }
 }
 
 impl Way {
-    /// Both.
-    pub(crate) const ALL: [Way; 2] = [Way::Send, Way::Receive];
-
-    /// As on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Way::Send => "send",
-            Way::Receive => "receive",
-        }
-    }
-
-    /// The way of this name.
-    pub(crate) fn named(name: &str) -> Option<Way> {
-        Way::ALL.into_iter().find(|way| way.name() == name)
-    }
-
-    /// The same as the other end sees it.
+    /// The way as the other end sees it.
     pub(crate) fn other(self) -> Way {
         match self {
             Way::Send => Way::Receive,
@@ -94,32 +60,15 @@ impl Way {
     }
 }
 
-/// How long frames may get.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Frames {
-    /// Up to 64 KB, divided and merged by the kernels on both ends.
-    Large,
-    /// No longer than the MTU on the way: TSO, GSO and GRO are off on both interfaces. A kernel's
-    /// TCP goes on handing over what its own software then divides, and so does our stack. What it
-    /// hands to a TAP no interface divides: the kernel behind it takes that in one piece, unless
-    /// our stack is not to do so.
-    Small,
-}
-
-impl Frames {
-    /// Both.
-    pub(crate) const ALL: [Frames; 2] = [Frames::Large, Frames::Small];
-
-    /// As on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Frames::Large => "large",
-            Frames::Small => "small",
-        }
-    }
-
-    /// The kind of this name.
-    pub(crate) fn named(name: &str) -> Option<Frames> {
-        Frames::ALL.into_iter().find(|frames| frames.name() == name)
+dominoes_bench::named! {
+    /// How long frames may get.
+    pub(crate) enum Frames {
+        /// Up to 64 KB, divided and merged by the kernels on both ends.
+        Large = "large",
+        /// No longer than the MTU on the way: TSO, GSO and GRO are off on both interfaces. A
+        /// kernel's TCP still hands over what its own software then divides, and so does our stack.
+        /// No interface divides our stack's frames for a TAP: the kernel there takes them in
+        /// one piece, unless `--merged no` forbids it.
+        Small = "small",
     }
 }

@@ -1,4 +1,6 @@
-//! The ring on one thread: calls that `micro` times and `instructions` counts.
+//! The ring on one thread: calls that `micro` times and `instructions` counts; and timers.
+
+pub mod timers;
 
 use dominoes::{Log, Publisher, Subscription, Wait, channel};
 

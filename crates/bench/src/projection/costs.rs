@@ -30,7 +30,7 @@ const TURNS: (usize, usize) = (64, 4_000);
 const BLOCKS: usize = 16;
 /// How long it may take in all on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes of the ring that shows what a step costs beside its segments: a few dozen segments.
+/// Bytes of the ring that shows the fixed cost of a step: a few dozen segments.
 const SMALL: usize = 32;
 /// Bytes of receive ring for each worker of the projection.
 pub(crate) const RING_FOR_WORKER: usize = 512 << 10;
@@ -50,7 +50,7 @@ pub(crate) struct Replicated {
     /// By every worker.
     pub(crate) apply: Linear,
     /// Of the worker's own requests or frames; in receiving with the frames of acknowledgments and
-    /// what lies between two steps.
+    /// the time between two steps.
     pub(crate) perform: Linear,
     /// In sending: with the transmit pump, which only one worker has at a time.
     pub(crate) transmit: Linear,
@@ -81,9 +81,9 @@ pub(crate) struct Costs {
     pub(crate) sends: bool,
     /// Nanoseconds of a segment.
     pub(crate) single: f64,
-    /// The same of one replica, which keeps no log.
+    /// Nanoseconds of a segment with one replica, which keeps no log.
     pub(crate) solo: f64,
-    /// The same of one group of several over a device: frames are told apart by their flow.
+    /// Nanoseconds of a segment in one of several groups over a device, which sort frames by flow.
     pub(crate) partitioned: f64,
     pub(crate) replicated: Replicated,
     pub(crate) locked: Locked,
@@ -95,7 +95,7 @@ pub(crate) struct Costs {
     pub(crate) large_ring: f64,
     /// Requests of a segment.
     pub(crate) requests: f64,
-    /// Bytes of a segment that come from memory, and those of its frame.
+    /// Bytes of a segment that come from memory, and bytes of its frame.
     pub(crate) segment_bytes: usize,
     pub(crate) frame_bytes: usize,
 }
@@ -116,7 +116,7 @@ pub(super) fn median(values: impl Iterator<Item = f64>) -> f64 {
     Spread::of(values).map_or(0.0, |spread| spread.median)
 }
 
-/// What a look at the clock takes.
+/// The time of a look at the clock.
 fn look_ns() -> f64 {
     median((0..1_000).map(|_| Instant::now().elapsed().as_nanos() as f64))
 }
@@ -230,7 +230,7 @@ pub(super) fn segments(app: &App, workload: &Workload, moved: &mut u64) -> usize
 type Steps = Median<11>;
 
 /// Claim, parse, publish, prepare, apply and perform of the one that claims; apply and perform of
-/// the other one; what is sent by either, the application, and what is left of the turns of both.
+/// the other one; sending by either, the application, and the rest of both turns.
 fn replicated(direction: Direction, workload: &Workload) -> Result<Steps, String> {
     let (mut workers, mut app) = group(direction, workload, 2)?;
     let [first, other] = &mut workers[..] else {
@@ -272,11 +272,11 @@ fn replicated(direction: Direction, workload: &Workload) -> Result<Steps, String
 impl Steps {
     /// What every worker does with every request, in nanoseconds of a turn.
     fn applied(&self, sends: bool) -> f64 {
-        // In receiving the other one performs nothing, but it passes what it need not perform.
+        // In receiving the other one performs nothing, but it passes over the requests.
         self.ns[6] + if sends { 0.0 } else { self.ns[7] }
     }
 
-    /// What a primary does besides. In sending both build their chunks.
+    /// The work of a primary alone. In sending both build their chunks.
     fn performed(&self, sends: bool) -> f64 {
         let own = self.ns[4] + self.ns[5] + self.ns[10] / 2.0;
         let others = if sends { self.ns[7] } else { self.ns[8] };
@@ -416,7 +416,7 @@ const TIMES: usize = 3;
 /// Measures everything of one workload; takes some three seconds.
 ///
 /// # Errors
-/// If a stack cannot be made, fails its own checks, or stands still.
+/// If a stack cannot be made, fails its own checks, or moves nothing.
 pub(crate) fn calibrate(direction: Direction, workload: &Workload) -> Result<Costs, String> {
     let once = |_| calibrate_once(direction, workload);
     let all: Vec<Costs> = (0..TIMES).map(once).collect::<Result<_, _>>()?;

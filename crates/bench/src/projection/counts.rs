@@ -1,4 +1,4 @@
-//! What is counted by hand with many workers, and what two cores have in common.
+//! Counts of runs by hand with many workers, and the slowdown of two cores by each other.
 
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ const COUNTED_POOL: usize = 16 << 20;
 /// Drives `workers` by hand and counts.
 ///
 /// # Errors
-/// If the workers cannot be made, stand still, or find that something is wrong.
+/// If the workers cannot be made, move nothing, or find an error.
 pub(crate) fn count(
     direction: Direction,
     workload: &Workload,
@@ -85,7 +85,7 @@ pub(crate) fn count(
 }
 
 /// What the simulated peer takes of a claim of frames with payload, in which it writes their
-/// headers: without any stack, and with so many frames at a time.
+/// headers: without any stack, and with this number of frames at a time.
 ///
 /// # Errors
 /// If there can be no such peer, or it has no frames.
@@ -112,17 +112,16 @@ pub(super) fn device_ns(workload: &Workload, frames: usize) -> Result<f64, Strin
     Ok(median(times.into_iter()))
 }
 
-/// The receive ring of a group with so many workers.
+/// The receive ring of a group with this number of workers.
 pub(crate) fn ring_bytes(workers: usize) -> u32 {
     (RING_FOR_WORKER * workers.max(2)).next_power_of_two() as u32
 }
 
 /// By how much the kernels of two cores take longer at the same time than one core's alone: what
-/// both have in common besides cache lines.
+/// both share in addition to cache lines.
 pub(crate) fn two_at_once(direction: Direction, workload: &Workload) -> Result<f64, String> {
     const REPEATED: usize = 5;
-    let cores = topology::cores();
-    if cores.len() < 2 {
+    if topology::cores().len() < 2 {
         return Ok(1.0);
     }
     let mut rows = Vec::new();
@@ -131,24 +130,24 @@ pub(crate) fn two_at_once(direction: Direction, workload: &Workload) -> Result<f
     }
     let mut factors = Vec::new();
     for _ in 0..REPEATED {
-        let alone = rates(&mut rows[..1], cores)[0];
-        let both = rates(&mut rows, cores);
+        let alone = rates(&mut rows[..1])[0];
+        let both = rates(&mut rows);
         factors.push(alone / (both.iter().sum::<f64>() / both.len() as f64));
     }
     Ok(median(factors.into_iter()).max(1.0))
 }
 
-/// Bytes in a nanosecond of each row, all at once, each on a core of its own.
-fn rates(rows: &mut [Row], cores: &[core_affinity::CoreId]) -> Vec<f64> {
+/// Bytes in a nanosecond of each row, all at once, each on another core.
+fn rates(rows: &mut [Row]) -> Vec<f64> {
     const LONG: Duration = Duration::from_millis(20);
     std::thread::scope(|scope| {
-        let one = |(row, core): (&mut Row, &core_affinity::CoreId)| {
-            topology::pin(Some(*core));
+        let one = |(core, row): (usize, &mut Row)| {
+            topology::pin_to(core);
             row.rate(LONG)
         };
         let threads: Vec<_> = rows
             .iter_mut()
-            .zip(cores)
+            .enumerate()
             .map(|pair| scope.spawn(move || one(pair)))
             .collect();
         let rates = threads.into_iter().map(|thread| thread.join());

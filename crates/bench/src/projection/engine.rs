@@ -1,6 +1,6 @@
 //! The clock of the projection: workers whose steps take virtual time.
 //!
-//! Each worker has a clock of its own. The worker whose clock is furthest behind takes the next
+//! Each worker has a clock. The worker whose clock shows the earliest time takes the next
 //! step of its [`Program`]; of several, the one that was to take it first. So a simulation has one
 //! outcome and needs no seed. Times are whole picoseconds.
 
@@ -10,7 +10,7 @@ use std::collections::{BinaryHeap, VecDeque};
 /// Virtual time, in picoseconds.
 pub(crate) type Ps = u64;
 
-/// Picoseconds of so many nanoseconds; none if there are less than none.
+/// Picoseconds of `ns` nanoseconds; 0 if that is negative.
 pub(crate) fn ps(ns: f64) -> Ps {
     (ns * 1e3).round().max(0.0) as Ps
 }
@@ -19,10 +19,10 @@ pub(crate) fn ps(ns: f64) -> Ps {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exclusive(pub(crate) usize);
 
-/// What a worker does next.
+/// The next step of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Works on what nobody else has at the moment.
+    /// Works on data that no other worker uses.
     Work(Ps),
     /// Waits for its turn, in the order of arrival, and has `what` for `time`. If another worker
     /// had it last, `lines` cache lines come from there, one after the other, meanwhile.
@@ -33,7 +33,7 @@ pub(crate) enum Step {
     },
     /// Works for `time`, or longer if memory takes longer to move `bytes`.
     Move { time: Ps, bytes: u64 },
-    /// Has found nothing to do, and looks again after so long.
+    /// Has found nothing to do, and looks again after this time.
     Idle(Ps),
     /// Does nothing any more.
     Stop,
@@ -56,7 +56,7 @@ pub(crate) struct Shape {
     pub(crate) bytes_per_ns: f64,
 }
 
-/// A line between two domains takes so many times as long as one within a domain.
+/// A line between two domains takes this many times as long as one within a domain.
 pub(crate) const FAR_LINES: u64 = 2;
 
 impl Shape {
@@ -64,7 +64,7 @@ impl Shape {
         worker * self.domains / self.workers.max(1)
     }
 
-    /// How long a line takes from the core of one worker to that of another.
+    /// The time of a line from the core of one worker to the core of another.
     pub(crate) fn line_between(&self, from: usize, to: usize) -> Ps {
         match (from == to, self.domain(from) == self.domain(to)) {
             (true, _) => 0,
@@ -77,7 +77,7 @@ impl Shape {
 /// How an exclusive is handed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Handover {
-    /// Each waiter looks at a line of its own: one line moves.
+    /// Each waiter looks at another line: one line moves.
     Queue,
     /// All waiters look at one line: each fetches it before the next one has it.
     Crowd,
@@ -108,7 +108,7 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    /// What is in this one and not in `before`.
+    /// The difference between this account and the earlier one.
     pub(crate) fn since(&self, before: &Account) -> Account {
         let held = self.held.iter().zip(&before.held);
         Account {
@@ -140,7 +140,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// With exclusives that are handed on as `handovers` says.
+    /// With an exclusive for each of `handovers`.
     pub(crate) fn new(shape: Shape, handovers: &[Handover]) -> Machine {
         let held = |&handover: &Handover| Held {
             handover,
@@ -197,7 +197,7 @@ impl Machine {
         let line = shape.line_between(from, worker);
         let looks = match held.handover {
             Handover::Queue => 0,
-            // Half of those who wait fetch the line before the one that gets it.
+            // Half of the waiters fetch the line before the one that gets it.
             Handover::Crowd => held.waiting.len() as u64 * line / 2,
         };
         let whole = time + u64::from(lines) * line + looks;
@@ -393,7 +393,7 @@ mod tests {
         let (begin, before) = (machine.now, items.done);
         machine.run(&mut items, |items| items.done >= 1_100);
         let each = (machine.now - begin) as f64 / (items.done - before) as f64;
-        // Three wait when the next one gets it: who had it comes back at that moment, and after it.
+        // Three wait when the next one gets it: the last holder comes back just then, after it.
         assert_eq!(each, 10.0 + 60.0 + 3.0 * 60.0 / 2.0);
     }
 
@@ -408,7 +408,7 @@ mod tests {
             bytes: 1_000,
             ..Items::new(workers, 0, 100_000)
         };
-        // 1,000 bytes take 500 ns of one domain; a worker needs 100 ns of its own.
+        // 1,000 bytes take 500 ns of one domain; the rest of an item takes 100 ns.
         assert_eq!(per_item(bounded(16, 1), items(16)), 500_000.0);
         assert_eq!(per_item(bounded(16, 2), items(16)), 250_000.0);
         let unbounded = Shape {

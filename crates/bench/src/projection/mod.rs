@@ -1,13 +1,13 @@
 //! What the variants would do with more workers than this machine has cores.
 //!
 //! A queueing model in virtual time. Its [`programs`] take the steps that the workers of each
-//! variant take; what a step costs is measured with one worker ([`costs`]), how many requests a
+//! variant take; the cost of a step is measured with one worker ([`costs`]), how many requests a
 //! segment makes is counted in runs by hand ([`counts`]), and the [`engine`] adds what workers wait
 //! for on account of each other: exclusive roles, locks, cache lines that another core wrote last,
-//! memory. Nothing is fitted: what is not measured or counted is stated here and in [`programs`].
+//! memory. Nothing is fitted: all other parameters are stated here and in [`programs`].
 //!
 //! The stack itself is not driven in virtual time, since a group has at most 56 workers, and since
-//! one call of a worker does several steps at one moment, where the model needs what lies between
+//! one call of a worker does several steps at one moment, where the model needs the time between
 //! them.
 
 pub(crate) mod costs;
@@ -31,47 +31,21 @@ pub(crate) const LINES_NS: [f64; 3] = [60.0, 30.0, 120.0];
 /// of which copies reach some four fifths.
 pub(crate) const DOMAIN_BYTES_PER_NS: f64 = 160.0;
 
-/// What is projected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Kind {
-    Single,
-    LockedMutex,
-    LockedMcs,
-    /// One connection, which one worker has.
-    Partitioned,
-    /// A connection for each worker.
-    PartitionedMany,
-    Pipelined,
-    Replicated,
-}
-
-impl Kind {
-    pub(crate) const ALL: [Kind; 7] = [
-        Kind::Single,
-        Kind::LockedMutex,
-        Kind::LockedMcs,
-        Kind::Partitioned,
-        Kind::PartitionedMany,
-        Kind::Pipelined,
-        Kind::Replicated,
-    ];
-
-    /// As in tables. The row of the same name is the one that it is compared with.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Kind::Single => "single",
-            Kind::LockedMutex => "locked-mutex",
-            Kind::LockedMcs => "locked-mcs",
-            Kind::Partitioned => "partitioned",
-            Kind::PartitionedMany => "partitioned, a connection each",
-            Kind::Pipelined => "pipelined",
-            Kind::Replicated => "replicated",
-        }
+crate::named! {
+    /// The projected rows. Each is compared with the measured row of the same name.
+    pub(crate) enum Kind {
+        Single = "single",
+        LockedMutex = "locked-mutex",
+        LockedMcs = "locked-mcs",
+        /// One connection, which one worker has.
+        Partitioned = "partitioned",
+        PartitionedMany = "partitioned, a connection each",
+        Pipelined = "pipelined",
+        Replicated = "replicated",
     }
 }
 
-/// What a machine is like.
+/// The properties of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Conditions {
     /// Nanoseconds that a line takes from core to core.
@@ -139,7 +113,7 @@ fn simulate<P: Counted>(
     (program, ns, account, segments)
 }
 
-/// What `kind` does with so many workers.
+/// The projection of `kind` with a number of workers.
 pub(crate) fn project(
     kind: Kind,
     workers: usize,

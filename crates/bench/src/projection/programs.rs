@@ -1,7 +1,7 @@
 //! What the workers of each row do, step by step, as programs of the [engine](super::engine).
 //!
-//! A program knows batches, not bytes: who claimed each, how many segments it has, and how far it
-//! is. What a step takes comes from [`Costs`](super::costs::Costs).
+//! A program knows batches, not bytes: the claimer of each, how many segments it has, and how far
+//! it is. The times of steps come from [`Costs`](super::costs::Costs).
 
 use std::collections::VecDeque;
 
@@ -102,7 +102,7 @@ impl Counted for Alone {
     }
 }
 
-/// One state behind a lock; any worker takes any batch.
+/// One state with a lock; any worker takes any batch.
 #[derive(Debug)]
 pub(super) struct LockedProgram {
     costs: Locked,
@@ -115,7 +115,7 @@ pub(super) struct LockedProgram {
     done: u64,
 }
 
-/// What a worker of `locked` does with its batch.
+/// The step of a worker of `locked` with its batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Carrying {
     Nothing,
@@ -226,7 +226,7 @@ impl Counted for LockedProgram {
 
 /// Frames of a message of the pipeline.
 const MESSAGE: usize = 16;
-/// Lines of one: its own, and of each frame the one that says where it is.
+/// Lines of a message: one for itself, and one for each frame, with its place.
 const LINES_OF_MESSAGE: u64 = 1 + MESSAGE as u64;
 
 /// Stages in a row: the interface stage, data stages, the protocol stage; with fewer than three

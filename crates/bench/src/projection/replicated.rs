@@ -1,9 +1,9 @@
 //! What the workers of `replicated` do: a batch is claimed, parsed and published, prepared by its
-//! claimer, and applied by every worker. What is received its claimer performs; what is sent the
-//! workers build by chunks, each the next one that no worker has begun, and send in order. The
+//! claimer, and applied by every worker. The claimer performs a received batch. In sending the
+//! workers build frames by chunks, each the next one that no worker has begun, and send in order. The
 //! first worker has the application.
 //!
-//! In sending a batch is the acknowledgments of so many segments, and the segments that may leave
+//! In sending a batch is the acknowledgments of some segments, and the segments that may leave
 //! for that.
 
 use std::collections::VecDeque;
@@ -18,12 +18,12 @@ const WAITING: u64 = 16;
 const AHEAD: usize = 256 << 10;
 /// Frames in a row that one worker builds.
 const FRAME_CHUNK: usize = 32;
-/// Lines of a parsed batch that the worker which publishes it reads, beside those of its requests:
+/// Lines of a parsed batch that its publisher reads, in addition to the lines of its requests:
 /// its place, its box, its list of runs.
 const PARSED_LINES: u64 = 3;
 /// Lines of a request that a worker reads which did not make it: digest and verdict.
 const REQUEST_LINES: u64 = 2;
-/// Lines of a chunk of frames that whoever sends it reads: which are built, and what was prepared
+/// Lines of a chunk of frames that its sender reads: which are built, and which were prepared
 /// of them for the device.
 const CHUNK_LINES: u64 = 2;
 /// Lines of a batch that the application reads: its delivery.
@@ -36,7 +36,7 @@ struct Batch {
     claimer: usize,
     is_parsed: bool,
     is_prepared: bool,
-    /// Chunks that are not performed, and sent if they are to be.
+    /// Chunks that are not performed, and in sending not sent.
     left: usize,
 }
 
@@ -50,7 +50,7 @@ struct Chunk {
     is_built: bool,
 }
 
-/// What a worker was doing, and ends now.
+/// The step that a worker ends now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doing {
     Begin,
@@ -62,7 +62,7 @@ enum Doing {
     Apply(u64),
     /// A chunk.
     Perform(u64),
-    /// So many chunks, from the oldest on.
+    /// This number of chunks, from the oldest on.
     Send(usize),
     App(u64),
 }
@@ -87,7 +87,7 @@ pub(super) struct ReplicatedProgram {
     costs: Replicated,
     setting: Setting,
     workers: Vec<Replica>,
-    /// Those that are claimed, and not read or not applied by all.
+    /// Batches that are claimed, and not read or not applied by all.
     batches: VecDeque<Batch>,
     /// How many were before these.
     first: u64,
@@ -170,7 +170,7 @@ impl ReplicatedProgram {
         }
     }
 
-    /// What was begun is over.
+    /// Ends the step of a worker.
     fn end(&mut self, id: usize) {
         match self.workers[id].doing {
             Doing::Begin | Doing::Claim(_) => return,
@@ -363,8 +363,8 @@ impl ReplicatedProgram {
         Some(self.begin(id, Doing::Perform(number), step))
     }
 
-    /// Sends the oldest chunks that are built, up to one of another worker; those of others only if
-    /// there is nothing else to do.
+    /// Sends the oldest chunks that are built, up to one of another worker; chunks of others only
+    /// if there is nothing else to do.
     fn send(&mut self, id: usize, machine: &Machine, is_idle: bool) -> Option<Step> {
         if !self.setting.sends || !machine.is_free(TRANSMIT) {
             return None;
@@ -386,7 +386,7 @@ impl ReplicatedProgram {
         (count > 0).then(|| self.begin(id, Doing::Send(count), hold))
     }
 
-    /// The application takes what is complete, in order.
+    /// The application takes complete batches, in order.
     fn app(&mut self, id: usize, machine: &Machine) -> Option<Step> {
         let (mut end, mut time) = (self.read, 0);
         while end < self.published && self.batch(end).left == 0 {

@@ -10,9 +10,7 @@ use serde::Serialize;
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Row {
     pub(crate) ratio: (u32, u32),
-    #[serde(skip)]
     pub(crate) strategy: Strategy,
-    pub(crate) strategy_name: &'static str,
     pub(crate) threads: usize,
     /// By round; calm if no thread had to wait for its core.
     pub(crate) requests_per_second: Vec<Reading<f64>>,

@@ -21,37 +21,23 @@ const PUBLISHED: usize = 256;
 /// Chunks that may be open at once, and one on either side that is open in part.
 const OPEN: usize = 2 * CAPACITY / CHUNK as usize;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Strategy {
-    /// One mutex around the whole request: the dissertation's coarse-grained locking.
-    CoarseLock,
-    /// One mutex around the sequential part alone, which is fairer to locks.
-    StateLock,
-    /// The state is made of atomics, which all threads update.
-    Atomics,
-    /// A copy of the state in each thread; every copy sees all requests through one log, and one
-    /// thread does the parallelizable part of each: whoever comes first to its chunk. Chunks dealt
-    /// out in turn would make all wait for the slowest core.
-    Replication,
+dominoes_bench::named! {
+    /// How the state is kept consistent.
+    pub(crate) enum Strategy {
+        /// One mutex around the whole request: the dissertation's coarse-grained locking.
+        CoarseLock = "coarse lock",
+        /// One mutex around the sequential part alone, which is fairer to locks.
+        StateLock = "lock, state only",
+        /// The state is made of atomics, which all threads update.
+        Atomics = "atomics",
+        /// A copy of the state in each thread. Every copy sees all requests through one log, and
+        /// the thread that comes first to a chunk of them does their parallelizable part. If chunks
+        /// were dealt out in turn, all threads would wait for the slowest core.
+        Replication = "replication",
+    }
 }
 
 impl Strategy {
-    pub(crate) const ALL: [Strategy; 4] = [
-        Strategy::CoarseLock,
-        Strategy::StateLock,
-        Strategy::Atomics,
-        Strategy::Replication,
-    ];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Strategy::CoarseLock => "coarse lock",
-            Strategy::StateLock => "lock, state only",
-            Strategy::Atomics => "atomics",
-            Strategy::Replication => "replication",
-        }
-    }
-
     /// Runs all requests on so many threads; returns how that went and what came out of each copy
     /// of the state.
     pub(crate) fn run(self, work: Work, on: On) -> (Slice, Vec<Outcome>) {

@@ -1,59 +1,60 @@
-//! Timers in a wheel, a heap and a map, doing the same.
+//! Timers in a wheel, a heap and a map, which `micro` times.
 
 use dominoes::{TimerId, Wheel};
 use dominoes_testkit::Rng;
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap, HashSet},
-    time::Instant,
-};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashSet};
 
 /// Deadlines are up to this many ticks ahead: two minutes of milliseconds.
-pub(crate) const AHEAD: u64 = 120_000;
+pub const AHEAD: u64 = 120_000;
 
 /// Keeps timers.
-pub(crate) trait Timers: Default {
+pub trait Timers {
+    /// What they are kept in.
     const NAME: &'static str;
+    /// A running timer.
     type Id: Copy;
+    /// Without a timer.
+    fn empty() -> Self;
+    /// Starts a timer.
     fn start(&mut self, deadline: u64, value: u64) -> Self::Id;
+    /// Cancels a timer, if it still runs.
     fn cancel(&mut self, id: Self::Id);
     /// Fires what is due, in order of deadline, then of start.
     fn advance(&mut self, now: u64, fire: impl FnMut(u64, u64));
 }
 
-pub(crate) struct Wheels(Wheel<u64>);
-
-impl Default for Wheels {
-    fn default() -> Self {
-        Wheels(Wheel::new(0))
-    }
-}
-
-impl Timers for Wheels {
+impl Timers for Wheel<u64> {
     const NAME: &'static str = "wheel";
     type Id = TimerId;
+    fn empty() -> Wheel<u64> {
+        Wheel::new(0)
+    }
     fn start(&mut self, deadline: u64, value: u64) -> TimerId {
-        self.0.start(deadline, value)
+        Wheel::start(self, deadline, value)
     }
     fn cancel(&mut self, id: TimerId) {
-        self.0.cancel(id);
+        Wheel::cancel(self, id);
     }
     fn advance(&mut self, now: u64, fire: impl FnMut(u64, u64)) {
-        self.0.advance(now, fire);
+        Wheel::advance(self, now, fire);
     }
 }
 
-/// A binary heap, with cancelled timers remembered until they come up: the usual way.
+/// A binary heap that keeps cancelled timers until they are due: the usual way.
 #[derive(Default)]
-pub(crate) struct Heap {
+pub struct Heap {
     heap: BinaryHeap<Reverse<(u64, u64, u64)>>,
     running: HashSet<u64>,
     started: u64,
 }
 
 impl Timers for Heap {
-    const NAME: &'static str = "binary heap";
+    const NAME: &'static str = "heap";
     type Id = u64;
+    fn empty() -> Heap {
+        Heap::default()
+    }
     fn start(&mut self, deadline: u64, value: u64) -> u64 {
         self.started += 1;
         self.heap.push(Reverse((deadline, self.started, value)));
@@ -76,15 +77,19 @@ impl Timers for Heap {
     }
 }
 
+/// A map that is sorted by deadline.
 #[derive(Default)]
-pub(crate) struct Map {
+pub struct Map {
     map: BTreeMap<(u64, u64), u64>,
     started: u64,
 }
 
 impl Timers for Map {
-    const NAME: &'static str = "sorted map";
+    const NAME: &'static str = "map";
     type Id = (u64, u64);
+    fn empty() -> Map {
+        Map::default()
+    }
     fn start(&mut self, deadline: u64, value: u64) -> (u64, u64) {
         self.started += 1;
         self.map.insert((deadline, self.started), value);
@@ -101,44 +106,20 @@ impl Timers for Map {
     }
 }
 
-fn filled<T: Timers>(running: usize, random: &mut Rng) -> (T, Vec<T::Id>) {
-    let mut timers = T::default();
+/// Timers of which so many run, and the running ones.
+pub fn filled<T: Timers>(running: usize, random: &mut Rng) -> (T, Vec<T::Id>) {
+    let mut timers = T::empty();
     let start = |n: usize| timers.start(1 + random.below(AHEAD), n as u64);
     let ids = (0..running).map(start).collect();
     (timers, ids)
 }
 
-/// Nanoseconds to cancel a timer and start another, as each segment does with a retransmission
-/// timer, while so many run.
-pub(crate) fn start_cancel<T: Timers>(running: usize, seed: u64) -> f64 {
-    const TIMES: usize = 100_000;
-    let mut random = Rng::new(seed);
-    let (mut timers, mut ids) = filled::<T>(running, &mut random);
-    let begin = Instant::now();
-    for n in 0..TIMES {
-        let which = random.below(running as u64) as usize;
-        timers.cancel(ids[which]);
-        ids[which] = timers.start(1 + random.below(AHEAD), n as u64);
-    }
-    begin.elapsed().as_nanos() as f64 / TIMES as f64
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Nanoseconds per timer to fire all of them, while time moves on tick by tick.
-pub(crate) fn fire<T: Timers>(running: usize, seed: u64) -> f64 {
-    let (mut timers, _) = filled::<T>(running, &mut Rng::new(seed));
-    let mut fired = 0;
-    let begin = Instant::now();
-    for now in 1..=AHEAD {
-        timers.advance(now, |_, _| fired += 1);
-    }
-    let took = begin.elapsed().as_nanos() as f64;
-    assert_eq!(fired, running, "{} lost timers", T::NAME);
-    took / running as f64
-}
-
-/// Random starts, cancels and steps of time: everybody must fire the same.
-pub(crate) fn verify(seed: u64) {
-    fn run<T: Timers>(seed: u64) -> Vec<(u64, u64)> {
+    /// What fires at random starts, cancels and steps of time.
+    fn fired<T: Timers>(seed: u64) -> Vec<(u64, u64)> {
         let mut random = Rng::new(seed);
         let (mut timers, mut ids) = filled::<T>(1000, &mut random);
         let (mut now, mut fired) = (0, Vec::new());
@@ -157,14 +138,12 @@ pub(crate) fn verify(seed: u64) {
         }
         fired
     }
-    let wheel = run::<Wheels>(seed);
-    assert!(wheel.len() > 1000, "few timers fired: {}", wheel.len());
-    assert!(
-        wheel == run::<Heap>(seed),
-        "wheel and heap differ, seed {seed}"
-    );
-    assert!(
-        wheel == run::<Map>(seed),
-        "wheel and map differ, seed {seed}"
-    );
+
+    #[test]
+    fn wheel_heap_and_map_fire_the_same_timers_in_the_same_order() {
+        let wheel = fired::<Wheel<u64>>(1);
+        assert!(wheel.len() > 1000, "few timers fired: {}", wheel.len());
+        assert!(wheel == fired::<Heap>(1), "wheel and heap differ");
+        assert!(wheel == fired::<Map>(1), "wheel and map differ");
+    }
 }
