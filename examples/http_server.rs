@@ -1,4 +1,4 @@
-//! Serves a folder over HTTP/1.1 with our own TCP, and takes files by `PUT`.
+//! Serves a folder over HTTP/1.1 on our TCP, and accepts files by `PUT`.
 //!
 //! Without a device it tests itself in memory, needs no privileges and ends after a few seconds
 //! with a table:
@@ -9,8 +9,8 @@
 //!
 //! The package is `dominoes-services`; the command works from the workspace root.
 //!
-//! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Then it accepts no
-//! connection any more, sends FIN on every open one, resets after a second those that are left, and
+//! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Then it stops
+//! accepting, sends FIN on every open connection, resets the remaining ones after a second, and
 //! exits with code 0. A second signal ends it at once. The kernel of this machine is the client.
 //! Over a TAP, whose other end is the kernel:
 //!
@@ -21,8 +21,8 @@
 //! cargo run --release --example http_server -- --tap tap0 --root /tmp --replicas 2
 //! ```
 //!
-//! Over a network interface, here one end of a veth pair whose other end has a network namespace of
-//! its own. Ours keeps no address, or the kernel would answer in our place:
+//! Over a network interface, here one end of a veth pair whose other end is in a separate network
+//! namespace. Our end has no kernel address, or the kernel would answer instead of us:
 //!
 //! ```text
 //! sudo ip netns add peer
@@ -35,8 +35,9 @@
 //! sudo target/release/examples/http_server --packet veth0 --root /tmp --replicas 2
 //! ```
 //!
-//! It prints `listening on 10.78.0.1:80, 2 replicas, device ...`. Then, in another terminal, and
-//! with `sudo ip netns exec peer` before them in the second case:
+//! It prints `listening on 10.78.0.1:80, 2 replicas, device ...`. A replica is a copy of the
+//! connection state, run by one thread. Then run these in another terminal; in the second case
+//! put `sudo ip netns exec peer` before each:
 //!
 //! ```text
 //! ping 10.78.0.1
@@ -44,18 +45,19 @@
 //! curl -T some_file http://10.78.0.1/
 //! ```
 //!
-//! With `--addr6 fd00:78::1/64` it serves over IPv6 as well, and with `--addr6 auto` at an address
-//! that it makes of what a router advertises: `curl -O http://[fd00:78::1]/some_file`.
+//! With `--addr6 fd00:78::1/64` it also serves over IPv6; with `--addr6 auto` it derives an
+//! address from a router's advertisement: `curl -O http://[fd00:78::1]/some_file`.
 //!
-//! It serves 1,000 connections at a time, or `--connections N`; more are answered with 503.
+//! It serves 1,000 connections at a time, or `--connections N`, and answers further ones with
+//! 503.
 //!
-//! With `--poller` one thread serves all connections, 10,000 and more, instead of a thread for
-//! each; it answers GET and HEAD alone.
+//! With `--poller` one thread serves all connections (10,000 and more) instead of one thread
+//! each, but answers GET and HEAD only.
 //!
-//! GET, HEAD and PUT, connections that are kept, bodies with `Content-Length` or in chunks,
-//! `Expect: 100-continue`. Paths that leave the folder are refused, be it by `..` or by a symbolic
-//! link; whoever may change the folder while it is served is trusted. Not there: ranges,
-//! conditions, dates, time-outs. The example `https_server` does the same over TLS.
+//! It supports GET, HEAD and PUT, persistent connections, bodies with `Content-Length` or in
+//! chunks, and `Expect: 100-continue`. It refuses paths that leave the folder by `..` or by a
+//! symbolic link, but trusts users that may change the folder while it is served. It lacks
+//! ranges, conditions, dates and time-outs. The example `https_server` is the same over TLS.
 
 #[path = "http_server/client.rs"]
 mod client;

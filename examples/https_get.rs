@@ -1,8 +1,8 @@
-//! Asks for a file over HTTPS, or sends one: HTTP/1.1 over TLS whose records all replicas of the
-//! client's stack seal and open.
+//! Fetches or sends a file over HTTPS: HTTP/1.1 over TLS. All replicas of the client's stack
+//! (threads with a copy of the connection state) seal and open the TLS records.
 //!
 //! Without a device it tests itself in memory, needs no privileges and ends after a few seconds
-//! with tables. The server is the TLS of `rustls` alone, with TLS 1.3 and 1.2:
+//! with tables. The server then uses plain `rustls`, with TLS 1.3 and 1.2:
 //!
 //! ```text
 //! cargo run --release -p dominoes-tls-examples --example https_get
@@ -10,8 +10,8 @@
 //!
 //! The package is `dominoes-tls-examples`; the command works from the workspace root.
 //!
-//! With a device the server is somewhere else, here the kernel's end of a TAP, where `openssl`
-//! serves the folder that it is started in:
+//! With a device the server is elsewhere, here at the kernel's end of a TAP, where `openssl`
+//! serves the current folder:
 //!
 //! ```text
 //! sudo ip tuntap add dev tap0 mode tap user $USER
@@ -24,11 +24,11 @@
 //!     --ca cert.pem --name server.test --output got https://10.78.0.2:4433/some_file
 //! ```
 //!
-//! `--packet NAME` and `--xdp NAME` use a network interface instead, as `https_server.rs` shows. It
-//! writes what it got to the file or the standard output, says on the standard error stream how
-//! that went, and fails unless the status is 2xx. With `--again` it asks once more on a new
-//! connection, which resumes the session. With `--update-keys N` it goes on with another key after
-//! every N bytes that it sends. Hosts are given by their addresses.
+//! `--packet NAME` and `--xdp NAME` use a network interface instead, as `https_server.rs` shows.
+//! It writes the response to the file or the standard output, and a report to the standard error
+//! stream; it fails unless the status is 2xx. With `--again` it sends a second request on a new
+//! connection, which resumes the session. With `--update-keys N` it changes its key after every N
+//! sent bytes. Hosts are given by address.
 
 #[path = "tls/certificate.rs"]
 mod certificate;
@@ -42,7 +42,7 @@ mod http;
 mod program;
 #[path = "http_server/serve.rs"]
 mod serve;
-// Made for servers, too; this needs a part of it.
+// Written for servers; this example needs a part of it.
 #[allow(dead_code)]
 #[path = "common/stack.rs"]
 mod stack;
@@ -75,9 +75,9 @@ use crate::stack::killer::Killer;
 use crate::stack::{StackOptions, Threads, builder};
 use crate::while_replicas_die::while_replicas_die;
 
-/// What the server has to acknowledge everything when the client ends.
+/// Time for the server to acknowledge everything when the client ends.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long the server may say nothing.
+/// How long the server may be silent.
 const PATIENCE: Duration = Duration::from_secs(60);
 const HTTPS: u16 = 443;
 
@@ -176,7 +176,7 @@ impl Options {
     }
 }
 
-/// Where a server is, and what it is asked for.
+/// The address of a server, and the path of a request.
 struct Url {
     at: SocketAddr,
     path: String,
@@ -232,7 +232,7 @@ fn run(options: &Options) -> Outcome<()> {
     done
 }
 
-/// One connection with one request.
+/// Opens one connection and makes one request.
 fn ask(stack: &Stack, url: &Url, options: &Options, config: &Arc<ClientConfig>) -> Outcome<()> {
     let host = url.at.ip().to_string();
     let name = options.name.as_ref().unwrap_or(&host);
@@ -280,15 +280,16 @@ fn ask(stack: &Stack, url: &Url, options: &Options, config: &Arc<ClientConfig>) 
         None => Box::new(io::stdout()),
         Some(file) => Box::new(BufWriter::with_capacity(CHUNK, File::create(file)?)),
     };
-    // Without a length it ends with the stream, which close_notify confirms.
+    // Without a length the content ends with the stream; close_notify confirms the end.
     let got = io::copy(
         &mut (&mut reader).take(content.unwrap_or(u64::MAX)),
         &mut output,
     )?;
     output.flush()?;
     let took = start.elapsed();
-    // What the server still says, of keys for instance, would make a reset of our closing, and it
-    // might lose what it has not read. Whether it ends in order does not matter any more.
+    // If our end closed while data (key updates, for instance) still arrived, it would reset the
+    // connection, and the server could lose data that it has not read. Whether the stream ends
+    // properly is not checked any more.
     serve::Writer::shutdown(writer.get_mut());
     let _ = io::copy(&mut reader.take(LINGER), &mut io::sink());
     eprintln!("{status}, {len} bytes sent, {got} bytes got in {took:.1?}");
@@ -307,7 +308,7 @@ fn ask(stack: &Stack, url: &Url, options: &Options, config: &Arc<ClientConfig>) 
 /// Bytes between two KeyUpdates of the self-test.
 const UPDATES: u64 = 1 << 20;
 
-/// A server whose TLS is that of `rustls` alone and a client, a stack each, joined in memory.
+/// Joins two stacks in memory: a server with plain `rustls`, and a client.
 fn test(threads: Threads, killer: Option<Killer>) -> Outcome<()> {
     let (_folder, root) = Temporary::with_files()?;
     let own = SelfSigned::new("10.78.0.2")?;

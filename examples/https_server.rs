@@ -1,8 +1,8 @@
-//! Serves a folder over HTTPS: HTTP/1.1 as [`http_server`](../http_server.rs) does it, over TLS
-//! whose records all replicas seal and open.
+//! Serves a folder over HTTPS: HTTP/1.1 like [`http_server`](../http_server.rs), over TLS. All
+//! replicas (threads with a copy of the connection state) seal and open the TLS records.
 //!
 //! Without a device it tests itself in memory, needs no privileges and ends after a few seconds
-//! with tables. Its clients are our own TLS and that of `rustls` alone, with TLS 1.3 and 1.2:
+//! with tables. Its clients use our TLS and plain `rustls`, with TLS 1.3 and 1.2:
 //!
 //! ```text
 //! cargo run --release -p dominoes-tls-examples --example https_server
@@ -10,13 +10,13 @@
 //!
 //! The package is `dominoes-tls-examples`; the command works from the workspace root.
 //!
-//! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Then it accepts no
-//! connection any more, ends every open one, resets after a second those that are left, and exits
-//! with code 0. A second signal ends it at once. The certificate is made at each start, for the
+//! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Then it stops
+//! accepting, ends every open connection, resets the remaining ones after a second, and exits
+//! with code 0. A second signal ends it at once. At each start it makes a certificate for its
 //! address and for the name `server.test`; `--save-certificate FILE` lets clients trust it. The
-//! kernel of this machine is the client, here over one end of a veth pair, whose other end has a
-//! network namespace of its own; `--xdp` in the place of `--packet` uses AF_XDP, for which the peer
-//! has to compute checksums (`sudo ip netns exec peer ethtool -K veth0 tx off`):
+//! kernel of this machine is the client, here over one end of a veth pair whose other end is in a
+//! separate network namespace. `--xdp` instead of `--packet` uses AF_XDP, for which the peer must
+//! compute checksums (`sudo ip netns exec peer ethtool -K veth0 tx off`):
 //!
 //! ```text
 //! sudo ip netns add peer
@@ -40,8 +40,8 @@
 //!     --root /tmp --save-certificate /tmp/ca.pem
 //! ```
 //!
-//! It prints `listening on 10.78.0.1:443, 2 replicas, device ...`. Then, in another terminal, and
-//! with `sudo ip netns exec peer` before them in the first case:
+//! It prints `listening on 10.78.0.1:443, 2 replicas, device ...`. Then run these in another
+//! terminal; in the first case put `sudo ip netns exec peer` before each:
 //!
 //! ```text
 //! curl --cacert /tmp/ca.pem -O https://10.78.0.1/some_file
@@ -49,9 +49,9 @@
 //! openssl s_client -connect 10.78.0.1:443 -servername server.test -alpn http/1.1
 //! ```
 //!
-//! With `--update-keys N` it goes on with another key after every N bytes of an answer (TLS 1.3).
-//! With `--client-ca FILE` clients need a certificate that one in the file vouches for. Sessions
-//! are resumed. What HTTP has and has not is said in `http_server.rs`.
+//! With `--update-keys N` it changes its key after every N bytes of an answer (TLS 1.3). With
+//! `--client-ca FILE` clients need a certificate signed by one in the file. Clients can resume
+//! sessions. `http_server.rs` lists the supported parts of HTTP.
 
 #[path = "tls/certificate.rs"]
 mod certificate;
@@ -203,7 +203,7 @@ fn run(options: &Options) -> Outcome<()> {
     watched
 }
 
-/// Serves until the stack goes down. The handshake is the business of each connection's thread.
+/// Serves until the stack goes down. The thread of each connection does its handshake.
 fn accept(listener: &TlsListener, root: &Path, update_keys: u64, most: usize) {
     let next = || Some(listener.accept().ok()?.0);
     let begin = move |handshake: TlsHandshake| Ok(stream::split(handshake.finish()?, update_keys));
@@ -216,7 +216,7 @@ fn accept(listener: &TlsListener, root: &Path, update_keys: u64, most: usize) {
 /// Bytes between two KeyUpdates of the self-test.
 const UPDATES: u64 = 1 << 20;
 
-/// A server and its clients, a stack each, joined in memory.
+/// Joins the stacks of a server and its clients in memory.
 fn test(threads: Threads, killer: Option<Killer>, own: &SelfSigned) -> Outcome<()> {
     let (_folder, root) = Temporary::with_files()?;
     let (near, far) = memory::pair(MemoryConfig::default().tso4_max_bytes(65_549));
@@ -247,10 +247,10 @@ fn test(threads: Threads, killer: Option<Killer>, own: &SelfSigned) -> Outcome<(
     Ok(())
 }
 
-/// Connections that the self-test has at a time.
+/// Simultaneous connections of the self-test.
 const MANY: usize = 100;
 
-/// The server answers [`MANY`] connections that are open at the same time.
+/// Checks that the server answers [`MANY`] simultaneous connections.
 fn ask_as_many(peer: &Stack, at: SocketAddr, roots: RootCertStore) -> Outcome<()> {
     let config: Arc<ClientConfig> = Arc::new(certificate::client(roots, false));
     let name = ServerName::try_from(certificate::NAME)?;
@@ -269,7 +269,7 @@ fn ask_as_many(peer: &Stack, at: SocketAddr, roots: RootCertStore) -> Outcome<()
     Ok(())
 }
 
-/// Asks for everything with our own TLS, and then with that of `rustls`.
+/// Makes all requests with our TLS, and then with `rustls`.
 fn ask(
     peer: &Stack,
     at: SocketAddr,

@@ -1,16 +1,16 @@
-//! A replicated key-value store, without any network.
+//! A replicated key-value store without a network.
 //!
 //! `cargo run --release --example kv_store [-- --clients N --operations N --seed N]`
 //!
-//! Several clients put, add and delete keys; three replicas apply all of that, each on a thread of
-//! its own, and one of them replies. Some keys expire: the replica that replies starts a timer,
-//! and the expiry comes through the log, so that all replicas see it at the same place. On the way
-//! a bit of one replica is flipped behind its back, which the group finds and repairs, and one
-//! thread panics, which joins again. At the end each replica's store is compared with what the log
-//! says, applied once more to a plain map, and each reply with what that map replied. It ends
-//! within a second and prints what happened, on standard error also the message of that panic; it
-//! exits with an error if anything is not as it should be. The package is `dominoes-examples`; the
-//! command works from the workspace root.
+//! Several clients put, add and delete keys. Their operations form one log, which three replicas
+//! (copies of the store) apply, each on a separate thread; for each operation one of them, its
+//! primary, replies. Some keys expire: the primary starts a timer, and the expiry goes through
+//! the log, so all replicas apply it at the same position. During the run the example flips a bit
+//! of one replica, which the group detects and repairs, and lets one thread panic, which then
+//! joins again. At the end it compares each replica's store with a plain map to which it applied
+//! the log once more, and each reply with the map's reply. It ends within a second and prints the
+//! result, on standard error also the message of the panic; if a check fails, it exits with an
+//! error. The package is `dominoes-examples`; the command works from the workspace root.
 
 #[path = "common/program.rs"]
 mod program;
@@ -36,7 +36,7 @@ const KEYS: u64 = 500;
 
 #[derive(Debug, Clone, Copy)]
 enum Operation {
-    /// Expires after so many ms, if not 0.
+    /// Expires after `ttl` ms; 0: never.
     Put {
         key: u64,
         value: u64,
@@ -65,18 +65,18 @@ fn mix(x: u64) -> u64 {
 /// The replicated state.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Store {
-    /// Values, and where they were put.
+    /// Values, and the positions at which they were put.
     map: HashMap<u64, (u64, Seq)>,
-    /// All replies, folded.
+    /// A digest of all replies.
     replies: u64,
 }
 
-/// What is to be done about an operation.
+/// The effect of an operation.
 #[derive(Debug, Clone, Copy)]
 struct Effect {
-    /// What the client gets: the value before.
+    /// The reply to the client: the previous value.
     reply: Option<u64>,
-    /// This key expires after so many ms.
+    /// A key, and the ms after which it expires.
     timer: Option<(u64, u64)>,
 }
 
@@ -158,7 +158,7 @@ fn run(options: &Options) -> Outcome<()> {
         seed,
     } = options;
 
-    // They stand for a network: only the primary of an operation sends its reply.
+    // The map stands for a network: only the primary of an operation sends its reply.
     let replies = Arc::new(Mutex::new(HashMap::new()));
     let (corrupted, killed) = (AtomicBool::new(false), AtomicBool::new(false));
     let timers = Arc::new(OnceLock::new());
@@ -171,7 +171,7 @@ fn run(options: &Options) -> Outcome<()> {
         })
         .spawn(
             move |store: &mut Store, seq, operation: &Operation| {
-                // One replica's memory changes, at a quarter of the way.
+                // After a quarter of the operations, a bit of one replica flips.
                 if seq >= operations / 4
                     && !corrupted.load(Ordering::Relaxed)
                     && let Some((value, _)) = store.map.values_mut().next()
@@ -199,7 +199,7 @@ fn run(options: &Options) -> Outcome<()> {
     let (expiries, control) = TimerPublisher::new(clock, publisher.clone(), expire);
     timers.set((clock, control)).map_err(|_| "set once")?;
     let expiries = Context::spawn("expiries", None, vec![Box::new(expiries)])?;
-    // What the log says, for the verification afterwards.
+    // Keeps the log for the checks at the end.
     let keep = |all: &mut Vec<_>, _, operation: &Operation| all.push(*operation);
     let witness = Replica::new("witness", Vec::new(), publisher.log().subscribe()?, keep);
     let witness = witness.spawn(None)?;
@@ -242,7 +242,7 @@ fn run(options: &Options) -> Outcome<()> {
     let stores = group.shut_down()?;
     expiries.join().map_err(|_| "the timers panicked")?;
 
-    // The oracle: one plain store, fed with what the witness saw.
+    // The oracle: a plain store, fed with the log that the witness kept.
     let log = witness.join().map_err(|_| "the witness panicked")?;
     let mut plain = Store::default();
     let effects = (0..)
@@ -253,7 +253,7 @@ fn run(options: &Options) -> Outcome<()> {
         return Err("a replica holds something else than the log says".into());
     }
     let replies = replies.lock().map_err(|_| "a replica panicked")?;
-    // While a replica was corrupt its replies may be wrong; all others must be right.
+    // Replies may be wrong while a replica was corrupt; all others must be right.
     let wrong = (0..)
         .zip(&expected)
         .filter(|(seq, reply)| replies.get(seq) != Some(reply));

@@ -1,5 +1,5 @@
-//! A bad wire between two TAP devices: loss, bursts, duplicates, reordering, bit errors, delay,
-//! rate, a queue.
+//! A bad wire between two TAP devices: loss, bursts, duplicates, reordering, bit errors, delay, a
+//! limited rate, and a queue.
 //!
 //! ```text
 //! cargo run --release --example lossy_wire                      # a test of itself, in memory, no privileges
@@ -7,8 +7,9 @@
 //! sudo target/release/examples/lossy_wire tap0 tap1 --loss 1% --delay 5ms --rate 100Mbit --queue 125kB --seed 7
 //! ```
 //!
-//! The package is `dominoes-examples`; the commands work from the workspace root. It makes the two
-//! interfaces and prints `carrying frames until Ctrl-C or SIGTERM`. Then, in another terminal:
+//! The package is `dominoes-examples`; the commands work from the workspace root. It creates the
+//! two interfaces and prints `carrying frames until Ctrl-C or SIGTERM`. Then run these in another
+//! terminal:
 //!
 //! ```text
 //! sudo ip netns add left;  sudo ip link set tap0 netns left
@@ -18,9 +19,10 @@
 //! sudo ip netns exec left ping -c 100 10.9.0.2                  # about 2 % lost, 10 ms
 //! ```
 //!
-//! What happens to a frame depends on the seed and on how many came before it on its way, so the
-//! same traffic meets the same fate. On Ctrl-C (SIGINT) or SIGTERM it prints what each direction
-//! did, and exits with code 0; the interfaces go with it. A second signal ends it at once.
+//! The seed and the number of earlier frames in its direction decide the fate of a frame, so
+//! equal traffic has an equal fate. On Ctrl-C (SIGINT) or SIGTERM the example prints the counts
+//! of each direction and exits with code 0; the interfaces disappear with it. A second signal
+//! ends it at once.
 
 #[path = "common/program.rs"]
 mod program;
@@ -59,7 +61,7 @@ lossy_wire [OPTIONS] TAP TAP: a bad wire between two TAP devices; without any, t
 #[derive(Default)]
 struct Options {
     config: LinkConfig,
-    /// Something was said of the wire.
+    /// Whether an option describes the wire.
     faulty: bool,
     taps: Vec<String>,
 }
@@ -117,7 +119,7 @@ fn run(options: &Options) -> Outcome<()> {
 #[cfg(target_os = "linux")]
 fn bridge_taps(first: &str, second: &str, config: &LinkConfig) -> Outcome<()> {
     use dominoes_drivers::tap::Tap;
-    // Without offloads every segment is a frame of its own, with a fate of its own.
+    // Without offloads every segment is a separate frame, with a separate fate.
     let open = |name: &str| Tap::options().offloads(false).open(name);
     let (first, second) = (open(first)?, open(second)?);
     let over = signals::end_requested()?;
@@ -214,7 +216,7 @@ fn print(stats: &[LinkStats; 2]) {
     }
 }
 
-/// `1%`, `0.05%`, or parts per million.
+/// Parses `1%`, `0.05%`, or parts per million.
 fn ppm(text: &str) -> Outcome<u32> {
     let parts: f64 = match text.strip_suffix('%') {
         Some(percent) => percent.parse::<f64>()? * 10_000.0,
@@ -227,7 +229,7 @@ fn ppm(text: &str) -> Outcome<u32> {
     }
 }
 
-/// `5ms`, `200us`, `1s`.
+/// Parses `5ms`, `200us`, `1s`.
 fn time(text: &str) -> Outcome<Duration> {
     let at = text
         .find(|c: char| !c.is_ascii_digit())
@@ -241,7 +243,7 @@ fn time(text: &str) -> Outcome<Duration> {
     }
 }
 
-/// `100Mbit`, `125kB`.
+/// Parses `100Mbit`, `125kB`.
 fn amount(text: &str, unit: &str) -> Outcome<u64> {
     let number = text.strip_suffix(unit).unwrap_or(text);
     let (digits, factor) = match number.chars().last() {

@@ -1,17 +1,18 @@
-//! A replicated order-matching engine, without any network.
+//! A replicated order-matching engine without a network.
 //!
 //! `cargo run --release --example matching_engine [-- --traders N --orders N --seed N]`
 //!
-//! Traders publish limit orders into one log; three replicas keep the book, each on a thread of its
-//! own, and match by price, then by position in the log. The primary of an order reports its trades
-//! to a gateway, which sends them as fast as its client gives it credit, and counts the volume of
-//! every millisecond; and it gives each trade to one of two settlement workers. One replica's book
-//! is corrupted on the way, and one replica's thread panics and joins again. At the end every
-//! replica must hold the book, the trades and the volume that the log gives when it is matched once
-//! more on one thread, and every share must be accounted for: bought, sold, or still in the book;
-//! reported once, and settled once. It ends within a second and prints what happened, on standard
-//! error also the message of that panic; it exits with an error if anything is not as it should be.
-//! The package is `dominoes-examples`; the command works from the workspace root.
+//! Traders publish limit orders into one log. Three replicas (copies of the order book), each on
+//! a separate thread, match the orders by price, then by position in the log. For each order one
+//! replica, its primary, reports the trades to a gateway and gives each trade to one of two
+//! settlement workers. The gateway sends reports while its client grants credit, and counts the
+//! volume of every millisecond. During the run the example corrupts one replica's book, and one
+//! replica's thread panics and joins again. At the end it matches the log once more on one
+//! thread. Every replica must hold that book, those trades and that volume. Every share must be
+//! bought, sold, or still in the book, and each trade reported once and settled once. It ends
+//! within a second and prints the result, on standard error also the message of the panic; if a
+//! check fails, it exits with an error. The package is `dominoes-examples`; the command works
+//! from the workspace root.
 
 #[path = "common/program.rs"]
 mod program;
@@ -46,11 +47,11 @@ fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// The replicated state: what is offered, and a digest of what was traded.
+/// The replicated state: the open offers, and a digest of the trades.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Book {
-    /// By price, then position: the best offer is the first ask and the last bid. (A bid's position
-    /// is kept as its complement, so that of equal bids the oldest is the last.)
+    /// Ordered by price, then position: the best offer is the first ask and the last bid. (A
+    /// bid's position is stored as its complement, so that the oldest of equal bids is the last.)
     asks: BTreeMap<(u64, Seq), u64>,
     bids: BTreeMap<(u64, Seq), u64>,
     trades: u64,
@@ -108,7 +109,7 @@ impl Observe for Book {
     }
 }
 
-/// What the gateway sent: shares, in all and in each ms, which its own timer tells apart.
+/// The shares that the gateway sent, in total and in each ms of its timer.
 struct Gateway {
     sent: u64,
     since_tick: u64,
@@ -158,7 +159,7 @@ fn run(options: &Options) -> Outcome<()> {
         seed,
     } = options;
 
-    // The gateway: reports wait until there is credit, and its timer does not.
+    // The gateway's reports wait for credit; its timer does not.
     let (reports, report_log) = channel::<u64, Park>(256);
     let credit = Arc::new(Semaphore::new(0));
     let permits = credit.clone();
@@ -192,7 +193,7 @@ fn run(options: &Options) -> Outcome<()> {
     );
     let gateway = gateway.spawn(None)?;
 
-    // Each trade is settled by one of two workers.
+    // One of two workers settles each trade.
     let (settlements, share) = WorkShare::<u64, Unordered<u64>, Park>::open(256);
     let settle = || -> Outcome<_> {
         let mut worker = share.join()?;
@@ -209,7 +210,8 @@ fn run(options: &Options) -> Outcome<()> {
     };
     let settling = [settle()?, settle()?];
 
-    // A publisher is one thread's; a thread of the group has one while it needs it.
+    // Only one thread may use a publisher at a time, so a thread of the group locks it while it
+    // needs it.
     let outputs = Mutex::new((reports, settlements));
     let (corrupted, killed) = (AtomicBool::new(false), AtomicBool::new(false));
     let group = Group::builder(Book::default(), 3)

@@ -1,6 +1,6 @@
-//! Echo requests to another host, by a stack of ours.
+//! Sends echo requests to another host from our stack.
 //!
-//! Without a device it asks another stack in memory, and itself, over both families:
+//! Without a device it asks another stack in memory, and itself, over IPv4 and IPv6:
 //!
 //! ```text
 //! cargo run --release --example ping
@@ -9,7 +9,7 @@
 //! It prints a line for each reply, and ends within seconds. The package is `dominoes-services`;
 //! the command works from the workspace root.
 //!
-//! With a device it asks the hosts that are named, here the kernel's end of a TAP:
+//! With a device it asks the named hosts, here the kernel's end of a TAP:
 //!
 //! ```text
 //! sudo ip tuntap add dev tap0 mode tap user $USER
@@ -18,12 +18,12 @@
 //! cargo run --release --example ping -- --tap tap0 --count 3 --size 4000 10.78.0.2
 //! ```
 //!
-//! `--packet NAME` and `--xdp NAME` use a network interface instead. A request without a reply
-//! within a second is sent again, four times.
+//! `--packet NAME` and `--xdp NAME` use a network interface instead. It repeats a request that
+//! gets no reply within a second, up to four times.
 
 #[path = "common/program.rs"]
 mod program;
-// Made for servers; this needs a part of it.
+// Written for servers; this example needs a part of it.
 #[allow(dead_code)]
 #[path = "common/stack.rs"]
 mod stack;
@@ -44,9 +44,9 @@ use while_replicas_die::while_replicas_die;
 
 /// How long a reply may take.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Bytes that a request carries, at most: with its header they fill an IPv4 packet.
+/// The most bytes of data in a request; with its header they fill an IPv4 packet.
 const MAX_SIZE: usize = 65_507;
-/// How often a request is sent, at most: it may be lost.
+/// The most attempts for one request, since packets may be lost.
 const ATTEMPTS: u32 = 5;
 
 const ABOUT: &str = "\
@@ -106,7 +106,7 @@ fn run(options: &Options) -> Outcome<()> {
     };
     let _other = both(1).start(near)?;
     let stack = both(2).start(far)?;
-    // They take a moment to learn that no other host has their addresses.
+    // The stacks need a moment to learn that no other host has their addresses.
     let other: [IpAddr; 2] = ["10.78.0.1".parse()?, "fd00:78::1".parse()?];
     while stack.sockets().interfaces()[0].addresses.len() < 3 {
         std::thread::sleep(Duration::from_millis(10));
@@ -126,8 +126,8 @@ fn ask(stack: &Stack, hosts: &[IpAddr], options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// Sends a request until its reply comes, and says how that went. A reply to an earlier request may
-/// come late, also from another host: it is not what is waited for.
+/// Sends a request until its reply arrives, and prints the result. It ignores replies to earlier
+/// requests, which may arrive late, even from another host.
 fn one(socket: &EchoSocket, host: IpAddr, sequence: u16, size: usize) -> Outcome<()> {
     let data: Vec<u8> = (0..size).map(|at| at as u8).collect();
     for _ in 0..ATTEMPTS {
@@ -152,7 +152,7 @@ fn one(socket: &EchoSocket, host: IpAddr, sequence: u16, size: usize) -> Outcome
     Err(format!("{host} does not answer").into())
 }
 
-/// `None` if it is over.
+/// Returns `None` if the deadline has passed.
 fn left_until(deadline: Instant) -> Option<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     (!left.is_zero()).then_some(left)

@@ -1,8 +1,8 @@
-//! A router for IPv4: packets that arrive at one interface leave another, by the longest prefix.
+//! A router for IPv4: the longest matching prefix decides at which interface a packet leaves.
 //!
 //! Without an interface it tests itself in memory, needs no privileges and ends after a few
-//! seconds: two stacks whose bytes pass two interfaces of a router, without and with programmable
-//! cards in front of them.
+//! seconds: two stacks send bytes through two interfaces of a router, without and with
+//! programmable cards.
 //!
 //! ```text
 //! cargo run --release --example router
@@ -10,9 +10,9 @@
 //!
 //! The package is `dominoes-examples`; the command works from the workspace root.
 //!
-//! With interfaces it routes between them until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`, and
-//! prints its counters. Two hosts in network namespaces of their own, and between them a router on
-//! the ends of two veth pairs, which keep no address of the kernel's:
+//! With interfaces it routes between them until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`,
+//! and prints its counters. This makes two hosts in separate network namespaces, and between them
+//! a router on the ends of two veth pairs, where the kernel has no address:
 //!
 //! ```text
 //! for i in 1 2; do
@@ -56,7 +56,7 @@ use program::{Arguments, Outcome, VALUE};
 
 /// Bytes that the test in memory sends.
 const BYTES: usize = 64 << 20;
-/// How often the router is looked after.
+/// Time between two checks of the router.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 const USAGE: &str = "\
@@ -134,7 +134,7 @@ fn main() -> ExitCode {
     program::main("router", &[USAGE], Options::default(), Options::take, run)
 }
 
-/// A device, behind a card if that is asked for.
+/// Returns a device, with a programmable card in front of it if the user asks for one.
 fn behind_card(
     device: impl Device + 'static,
     firmware: Option<Firmware>,
@@ -220,7 +220,7 @@ fn self_test() -> Outcome<()> {
     Ok(())
 }
 
-/// Sends bytes from one stack through a router to another, and says how long they took.
+/// Sends bytes from one stack through a router to another, and returns the time that they took.
 fn pass_bytes(firmware: Option<Firmware>) -> Outcome<(Duration, RouterStats)> {
     let (near, near_end) = memory::pair(MemoryConfig::default());
     let (far, far_end) = memory::pair(MemoryConfig::default());

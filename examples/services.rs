@@ -1,5 +1,4 @@
-//! The usual services of a network, on our own TCP and UDP and on any device: echo, discard, HTTP,
-//! and iperf3.
+//! Common network services on our TCP and UDP, over any device: echo, discard, HTTP, and iperf3.
 //!
 //! Without a device it tests itself in memory, needs no privileges and ends after a few seconds
 //! with a table:
@@ -8,17 +7,18 @@
 //! cargo run --release --example services
 //! ```
 //!
-//! `--variant locked`, `single` or `replicated` chooses how the stack runs, `--replicas 4` or `auto`
-//! and `--groups 2` on how many threads.
+//! `--variant locked`, `single` or `replicated` chooses how the stack runs; `--replicas 4` or
+//! `auto` and `--groups 2` choose its threads. A replica is a copy of the connection state, run
+//! by one thread; a group is a set of replicas that serves a part of the connections.
 //!
 //! The package is `dominoes-services`; the command works from the workspace root.
 //!
-//! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Then it accepts no
-//! connection any more, sends FIN on every open one, resets those that are left after `--grace N`
+//! With a device it serves until Ctrl-C (SIGINT), SIGTERM, or for `--seconds N`. Then it stops
+//! accepting, sends FIN on every open connection, resets the remaining ones after `--grace N`
 //! seconds (by default 1), and exits with code 0. A second signal ends it at once. Here it serves
-//! over one end of a veth pair, whose other end has a network namespace of its own; `--xdp` in the
-//! place of `--packet` uses AF_XDP, for which the peer has to compute checksums
-//! (`sudo ip netns exec peer ethtool -K veth0 tx off`):
+//! over one end of a veth pair whose other end is in a separate network namespace. `--xdp`
+//! instead of `--packet` uses AF_XDP, for which the peer must compute checksums (`sudo ip netns
+//! exec peer ethtool -K veth0 tx off`):
 //!
 //! ```text
 //! sudo ip netns add peer
@@ -31,16 +31,15 @@
 //! sudo target/release/examples/services --packet veth0
 //! ```
 //!
-//! With `--slot-bytes 69632` frames that the kernel has merged are read in place, in a ring that has
-//! room for 256 frames instead of 4096.
+//! With `--slot-bytes 69632` the stack reads merged frames in place, in a ring with room for 256
+//! frames instead of 4096.
 //!
-//! With `--addr6 fd00:78::1/64` it serves over IPv6 as well, and with `--addr6 auto` at an address
-//! that it makes of what a router advertises. With `--second veth1,10.79.0.1/24` it serves the
-//! network of another interface, too. With `--join 239.1.2.3` it also echoes datagrams that are
-//! sent to this group.
+//! With `--addr6 fd00:78::1/64` it also serves over IPv6; with `--addr6 auto` it derives an
+//! address from a router's advertisement. With `--second veth1,10.79.0.1/24` it also serves the
+//! network of another interface. With `--join 239.1.2.3` it also echoes datagrams to this group.
 //!
-//! It prints `listening on 10.78.0.1, 2 replicas, device ...`. Then, in another terminal and with
-//! `sudo ip netns exec peer` before them:
+//! It prints `listening on 10.78.0.1, 2 replicas, device ...`. Then run these in another
+//! terminal, each after `sudo ip netns exec peer`:
 //!
 //! ```text
 //! iperf3 -c 10.78.0.1            # the kernel sends; with -R it receives, with --bidir both
@@ -53,11 +52,11 @@
 //! |---|---|
 //! | 7 | echo (RFC 862), over TCP and UDP |
 //! | 9 | discard (RFC 863), over TCP and UDP |
-//! | 15 | the counters of the stack, as lines of name and value; what `netstat` once was there |
-//! | 80 | HTTP: `GET /bytes/N` answers N bytes, `POST` or `PUT` to `/sum` answers the SHA-256 of what was sent |
+//! | 15 | the counters of the stack, as lines of name and value (once the port of `netstat`) |
+//! | 80 | HTTP: `GET /bytes/N` answers N bytes, `POST` or `PUT` to `/sum` answers the SHA-256 of the body |
 //! | 5201 | iperf3 for TCP, one test at a time, any number of streams |
 
-// Made for files; a service needs a part of it.
+// Written for files; this example needs a part of it.
 #[allow(dead_code)]
 #[path = "http_server/http.rs"]
 mod http;
@@ -88,13 +87,13 @@ use program::{Arguments, Outcome};
 use stack::StackOptions;
 use watch::watch;
 
-/// Connections that wait until a service accepts them.
+/// The most connections that wait for a service to accept them.
 const BACKLOG: u16 = 256;
-/// Seconds that peers may have to acknowledge everything, at most.
+/// The largest value of `--grace`, in seconds.
 const MAX_GRACE: u64 = 3600;
 /// Bytes moved at once.
 const CHUNK: usize = 256 << 10;
-/// Bytes of a datagram, at most.
+/// The most bytes of a datagram.
 const DATAGRAM: usize = 65_507;
 
 const ECHO: u16 = 7;
@@ -156,7 +155,7 @@ impl Options {
     }
 }
 
-/// What runs the stack.
+/// The variant that runs the stack.
 #[derive(Clone, Copy)]
 struct Threads {
     variant: Option<VariantKind>,
@@ -164,7 +163,7 @@ struct Threads {
 }
 
 impl Threads {
-    /// As in `2 replicas`, or `locked, 2 threads`.
+    /// For example `2 replicas`, or `locked, 2 threads`.
     fn name(self) -> String {
         match self.variant {
             None => self.threads.name("replica"),
@@ -172,7 +171,7 @@ impl Threads {
         }
     }
 
-    /// How many of them have a copy of the state.
+    /// How many threads have a copy of the state.
     fn copies(self) -> usize {
         match self.variant {
             None | Some(VariantKind::Replicated) => self.threads.copies(),
@@ -212,14 +211,14 @@ fn run(options: &Options) -> Outcome<()> {
     watched
 }
 
-/// What a service does with a connection.
+/// Serves one connection.
 type Serve = fn(TcpStream) -> io::Result<()>;
 
-/// The listeners of all services, a thread each.
+/// The listeners of all services, one thread each.
 struct Services(Vec<thread::JoinHandle<()>>);
 
 impl Services {
-    /// Starts them; datagrams that are sent to `groups` are echoed, too.
+    /// Starts the services; echoes datagrams to `groups`, too.
     fn start(stack: &Stack, groups: &[IpAddr]) -> Outcome<Services> {
         let services: [(u16, Serve); 3] = [(ECHO, echo), (DISCARD, discard), (HTTP, web::serve)];
         let mut threads = Vec::new();
@@ -244,7 +243,7 @@ impl Services {
         Ok(Services(threads))
     }
 
-    /// Waits for the end of a stack that goes down.
+    /// Waits until the stack has gone down.
     fn join(self) -> Outcome<()> {
         for thread in self.0 {
             thread.join().map_err(|_| "a service panicked, see above")?;
@@ -253,11 +252,11 @@ impl Services {
     }
 }
 
-/// Accepts connections until the stack goes down, and serves each on a thread of its own: as many
-/// as the stack has room for.
+/// Accepts connections until the stack goes down, and serves each on a separate thread. The
+/// stack's limit of connections bounds the threads.
 fn accept(listener: &TcpListener, serve: Serve) {
     while let Ok((stream, _)) = listener.accept() {
-        // A connection that breaks is the client's business, and it knows.
+        // The client notices if its connection breaks.
         let spawned = thread::Builder::new().spawn(move || serve(stream));
         if let Err(error) = spawned {
             eprintln!("services: no thread for a connection: {error}");
@@ -265,7 +264,7 @@ fn accept(listener: &TcpListener, serve: Serve) {
     }
 }
 
-/// Sends back what comes, until the client has no more.
+/// Sends received bytes back until the client sends no more.
 fn echo(stream: TcpStream) -> io::Result<()> {
     let (mut reader, mut writer) = stream.split();
     loop {
@@ -285,19 +284,19 @@ fn echo(stream: TcpStream) -> io::Result<()> {
 fn echo_datagrams(socket: UdpSocket) {
     let mut bytes = vec![0; DATAGRAM];
     while let Ok((len, from)) = socket.recv_from(&mut bytes) {
-        // Whom nothing reaches gets nothing, and port 0 wants nothing.
+        // A sender that cannot be reached gets no echo, and neither does port 0.
         if from.port() != 0 {
             let _ = socket.send_to(&bytes[..len], from);
         }
     }
 }
 
-/// Takes datagrams, until the stack goes down.
+/// Discards datagrams until the stack goes down.
 fn discard_datagrams(socket: UdpSocket) {
     while socket.recv_from(&mut []).is_ok() {}
 }
 
-/// Tells who asks what the stack has counted.
+/// Sends the counters of the stack to each client.
 fn netstat(sockets: &Sockets, listener: &TcpListener) {
     while let Ok((mut stream, _)) = listener.accept() {
         let StackStats { pump, state, .. } = sockets.stats();
@@ -307,24 +306,24 @@ fn netstat(sockets: &Sockets, listener: &TcpListener) {
             ("passive_opens", state.passive_opens()),
             ("currently_established", state.currently_established()),
         ];
-        // The state counts the same, when it is applied.
+        // The state counts the same events when it applies them.
         let both = ["segments", "requests", "datagrams"];
         let of_pump = pump.named().filter(|(name, _)| !both.contains(name));
         let lines = sums.into_iter().chain(of_pump).chain(state.named());
         let text: String = lines
             .map(|(name, value)| format!("{name} {value}\n"))
             .collect();
-        // Who asks and goes away needs no answer.
+        // A client that leaves needs no answer.
         let _ = stream.write_all(text.as_bytes());
     }
 }
 
-/// Reads what comes, in place.
+/// Reads and discards bytes in place.
 fn discard(stream: TcpStream) -> io::Result<()> {
     drain(stream, |_| ())
 }
 
-/// Reads to the end, and tells how many bytes came at a time.
+/// Reads to the end, and passes `count` the number of bytes of each read.
 fn drain(mut from: impl BufRead, mut count: impl FnMut(usize)) -> io::Result<()> {
     loop {
         let len = from.fill_buf()?.len();

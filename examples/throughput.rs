@@ -1,24 +1,24 @@
-//! One TCP connection in memory: on one core, on all cores, and smoltcp beside them. No privileges
-//! needed.
+//! Measures one TCP connection in memory: on one core, on all cores, and with smoltcp. Needs no
+//! privileges.
 //!
 //! ```text
 //! cargo run --release --example throughput                  # ten seconds
 //! cargo run --release --example throughput -- --rounds 3    # shorter, and less sure
 //! ```
 //!
-//! One stack runs at a time. The other end of the connection is simulated inside its network
-//! device: it costs little, and the same for every row. The application reads and writes in place.
-//! So what is measured is the stack: TCP, checksums and copies. The example `throughput_tls` measures
-//! ciphers and TLS the same way.
+//! One stack runs at a time. Its network device simulates the other end of the connection, which
+//! costs little, and equally much for every row. The application reads and writes in place. So
+//! the example measures the stack: TCP, checksums and copies. The example `throughput_tls`
+//! measures ciphers and TLS the same way.
 //!
-//! Rows take turns of 100 ms, so that other work on the machine slows all of them alike. Before its
-//! first turn each row moves 16 MiB of which every byte is compared. During its turns the stack
-//! verifies the checksums of what it receives, and the peer compares the checksums of what it is sent
-//! with those it knows.
+//! Rows take turns of 100 ms, so that other work on the machine slows all rows equally. Before
+//! its first turn each row moves 16 MiB, and every byte is compared. During the turns the stack
+//! verifies the checksums of received segments, and the peer compares the checksums of the
+//! stack's segments with known ones.
 //!
-//! How much a second core brings depends on how long a cache line takes from one core to the other.
-//! On a virtual machine that changes at any time; the example measures it between all turns and
-//! reports what it found. `cargo bench` has many more rows and workloads.
+//! The gain of a second core depends on the time that a cache line takes from one core to the
+//! other. On a virtual machine this time can change at any moment, so the example measures it
+//! between all turns and reports it. `cargo bench` has many more rows and workloads.
 
 #[path = "throughput/measure.rs"]
 mod measure;

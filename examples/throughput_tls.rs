@@ -1,18 +1,19 @@
-//! One TCP connection in memory whose payload is enciphered: on one core, on all cores, and smoltcp
-//! beside them. No privileges needed.
+//! Measures one TCP connection in memory with an encrypted payload: on one core, on all cores,
+//! and with smoltcp. Needs no privileges.
 //!
 //! ```text
 //! cargo run --release -p dominoes-tls-examples --example throughput_tls
 //! cargo run --release -p dominoes-tls-examples --example throughput_tls -- --rounds 3
 //! ```
 //!
-//! It measures as `throughput` does, which says how. In two of the tables the stack enciphers every
-//! segment by AES-256-GCM. In two more it is TLS 1.3: records that the replicas share, and with
-//! smoltcp records that the application's thread has rustls open and seal. The stack verifies the
-//! tags of what it receives; of what it is sent, the peer checks the sequence numbers only.
+//! It measures as the example `throughput` does. In two of the tables the stack enciphers every
+//! segment by AES-256-GCM. Two more tables are for TLS 1.3: in our stack, the replicas (threads
+//! with a copy of the connection state) share the records; with smoltcp the application's thread
+//! opens and seals them with rustls. The stack verifies the tags of received data; the peer
+//! checks only the sequence numbers of the stack's data.
 //!
-//! rustls and the C code of its ciphers take as long to compile as the rest, so the package is not
-//! that of the other examples.
+//! rustls and the C code of its ciphers double the compile time, so the TLS examples have a
+//! separate package.
 
 #[path = "throughput/measure.rs"]
 mod measure;

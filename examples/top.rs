@@ -1,22 +1,23 @@
-//! A running stack, live: its threads, the log, whose work it was, and its connections.
+//! Shows a running stack, live: its threads, its log, how they share the work, and its
+//! connections.
 //!
-//! Without a device it looks at a stack in memory with a load of its own, and needs no privileges:
+//! Without a device it shows a stack in memory under a built-in load, and needs no privileges:
 //!
 //! ```text
 //! cargo run --release --example top                  # live, in a terminal
 //! cargo run --release --example top -- --once        # one frame as text, in a terminal or not
 //! ```
 //!
-//! The package is `dominoes-top`; the commands work from the workspace root. `q`, Ctrl-C or SIGTERM
-//! ends the live view: it restores the terminal, sends FIN on every connection, and resets after a
-//! second those that are left. A second signal ends it at once. Without a terminal on standard
-//! input and output there is no live view, and it exits with an error.
+//! The package is `dominoes-top`; the commands work from the workspace root. `q`, Ctrl-C or
+//! SIGTERM ends the live view: it restores the terminal, sends FIN on every connection, and
+//! resets the remaining ones after a second. A second signal ends it at once. If standard input
+//! and output are not a terminal, it exits with an error instead of showing the live view.
 //!
 //! All columns take 107 characters. A narrower terminal shows fewer of them: at 80 the addresses
 //! with their ports, the state, the round-trip time and the rates.
 //!
-//! With a device (`--tap NAME`, `--packet NAME`, `--xdp NAME`, see `services` for how to make one)
-//! it serves discard (port 9) and an endless stream of bytes (port 19); the second command runs in
+//! With a device (`--tap NAME`, `--packet NAME`, `--xdp NAME`; `services` shows how to make one)
+//! it serves discard (port 9) and an endless stream of bytes (port 19). Run the last command in
 //! another terminal:
 //!
 //! ```text
@@ -25,10 +26,10 @@
 //! sudo ip netns exec peer nc 10.78.0.1 19 >/dev/null
 //! ```
 //!
-//! Each thread runs one replica of the state of all connections. *primary* is the part of the
-//! requests whose costly work was that thread's; *steals* is work it did for another one that was
-//! late; *waits* are turns in which it could not go on; *parks* is how often it slept; *lag* is how
-//! many requests of the log it has not applied.
+//! Each thread runs one replica, a copy of the state of all connections; all replicas apply the
+//! requests of one log. *primary* is the fraction of requests whose costly work the thread did;
+//! *steals* counts work that it did for a late thread; *waits* counts turns in which it could not
+//! proceed; *parks* counts its sleeps; *lag* is the number of requests that it has not applied.
 
 #[path = "top/frame.rs"]
 mod frame;
@@ -38,7 +39,7 @@ mod load;
 mod program;
 #[path = "common/signals.rs"]
 mod signals;
-// Made for servers; this needs a part of it.
+// Written for servers; this example needs a part of it.
 #[allow(dead_code)]
 #[path = "common/stack.rs"]
 mod stack;
@@ -61,11 +62,11 @@ use while_replicas_die::while_replicas_die;
 
 /// Time between two frames.
 const REFRESH: Duration = Duration::from_millis(500);
-/// How often the live view looks whether a signal came.
+/// Time between two checks for a signal in the live view.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// What peers have to acknowledge everything when the stack ends.
+/// Time for peers to acknowledge everything when the stack ends.
 const GRACE: Duration = Duration::from_secs(1);
-/// Columns of a frame that no terminal shows.
+/// Width of a frame; no terminal shows this one.
 const COLUMNS: u16 = 120;
 
 const NO_TERMINAL: &str = "\
@@ -133,7 +134,7 @@ fn run(options: &Options) -> Outcome<()> {
         }
     });
     drop(peer);
-    // Sends FIN on every connection, and after the grace resets those that are left.
+    // Sends FIN on every connection, and after the grace resets the remaining ones.
     if let Err(error) = stack.close(GRACE) {
         eprintln!("top: {error}");
     }
@@ -154,7 +155,7 @@ fn once(stack: &Stack, title: &str) {
     );
 }
 
-/// Draws until a key or a signal ends it.
+/// Draws frames until a key or a signal ends the view.
 fn live(stack: &Stack, title: &str, end_requested: &AtomicBool) -> Outcome<()> {
     let title = format!("{title}; q ends");
     let mut terminal = ratatui::try_init()?;
@@ -171,8 +172,8 @@ fn live(stack: &Stack, title: &str, end_requested: &AtomicBool) -> Outcome<()> {
     shown
 }
 
-/// Waits until it is time for the next frame, a key is pressed, or the size of the terminal
-/// changes. Returns whether the view is to end.
+/// Waits until the next frame is due, a key is pressed, or the size of the terminal changes.
+/// Returns whether the view should end.
 fn await_end(end_requested: &AtomicBool) -> Outcome<bool> {
     let next = Instant::now() + REFRESH;
     while Instant::now() < next && !end_requested.load(Relaxed) {
@@ -183,7 +184,8 @@ fn await_end(end_requested: &AtomicBool) -> Outcome<bool> {
     Ok(end_requested.load(Relaxed))
 }
 
-/// Whether this key ends the view. A terminal that hands over each key sends no signal for Ctrl-C.
+/// Whether this key ends the view. Ctrl-C counts, because a terminal in raw mode sends no signal
+/// for it.
 fn ends(key: KeyEvent) -> bool {
     let ctrl = key.modifiers.contains(KeyModifiers::CONTROL);
     key.kind == KeyEventKind::Press

@@ -1,15 +1,15 @@
-//! Datagrams there and back: a UDP echo server on several replicas, and a client that counts what
-//! comes back.
+//! A UDP echo server on several replicas (copies of the stack's state, one per thread), and a
+//! client that counts the echoes.
 //!
 //! ```text
 //! cargo run --release --example udp_echo            # two stacks, joined in memory; no privileges
 //! ```
 //!
-//! It prints one line for each size of datagrams, those above 1472 bytes in fragments, and how long
-//! they took, and ends after about a second. The package is `dominoes-services`; the command works
-//! from the workspace root.
+//! For each size of datagrams it prints one line with the time that they took; datagrams above
+//! 1472 bytes are sent in fragments. It ends after about a second. The package is
+//! `dominoes-services`; the command works from the workspace root.
 //!
-//! With a device it serves there, here over a TAP whose other end is the kernel's; `--packet NAME`
+//! With a device it only serves, here over a TAP whose other end is the kernel's; `--packet NAME`
 //! and `--xdp NAME` use a network interface instead:
 //!
 //! ```text
@@ -20,12 +20,12 @@
 //! ```
 //!
 //! It prints `listening on 10.78.0.1:7, 2 replicas, device tap0 (TAP)`. In another terminal,
-//! `socat - UDP4:10.78.0.1:7` sends each line that is typed and prints the echo. Ctrl-C (SIGINT) or
-//! SIGTERM ends it with code 0; a second signal ends it at once.
+//! `socat - UDP4:10.78.0.1:7` sends each line that you type and prints the echo. Ctrl-C (SIGINT)
+//! or SIGTERM ends it with code 0; a second signal ends it at once.
 
 #[path = "common/program.rs"]
 mod program;
-// Made for servers of any kind; this needs a part of it.
+// Written for servers of any kind; this example needs a part of it.
 #[allow(dead_code)]
 #[path = "common/stack.rs"]
 mod stack;
@@ -47,7 +47,7 @@ use watch::watch;
 const ECHO: u16 = 7;
 /// Datagrams of each size.
 const COUNT: u32 = 2_000;
-/// Of them under way at a time, so that no queue overflows.
+/// The most datagrams under way at a time, so that no queue overflows.
 const WINDOW: u32 = 3;
 
 const ABOUT: &str = "\
@@ -113,16 +113,16 @@ fn run(options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// Sends back what comes, until the stack goes down.
+/// Sends datagrams back until the stack goes down.
 fn serve(socket: UdpSocket) {
     let mut bytes = vec![0; 65_507];
     while let Ok((len, from)) = socket.recv_from(&mut bytes) {
-        // A sender that no route leads to does not end the service.
+        // The service continues if no route leads to a sender.
         let _ = socket.send_to(&bytes[..len], from);
     }
 }
 
-/// Sends [`COUNT`] datagrams of `len` bytes, and looks at every answer.
+/// Sends [`COUNT`] datagrams of `len` bytes, and checks every echo.
 fn ask(client: &Stack, len: usize) -> Outcome<Duration> {
     let socket = client.bind_udp(0)?;
     socket.connect(SocketAddr::new([10, 78, 0, 1].into(), ECHO))?;

@@ -1,4 +1,4 @@
-//! The device of an example's stack, from the command line.
+//! Options of the command line that choose the device of an example's stack.
 
 use std::net::Ipv4Addr;
 
@@ -10,8 +10,8 @@ use dominoes_netstack::StackError;
 
 use crate::program::{Arguments, Outcome};
 
-/// Slots of a ring whose slots have a length of their own: with merged frames 1024 of them take a
-/// fifth more processor time to receive from, since they do not stay in caches.
+/// Slots of a ring whose slot length was set. With merged frames, receiving through 1024 slots
+/// takes a fifth more processor time, since the slots do not stay in caches.
 const SLOTS: usize = 256;
 
 /// The options that [`DeviceOptions::take`] takes.
@@ -34,7 +34,7 @@ pub(crate) enum Which {
     Xdp(String),
 }
 
-/// Which device is used, and how.
+/// The device and its settings.
 #[derive(Clone)]
 pub(crate) struct DeviceOptions {
     pub(crate) which: Which,
@@ -59,7 +59,7 @@ impl Default for DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// Takes the value of `option`, and returns whether it is one of these.
+    /// Takes the value of `option`. Returns false if the option is not one of these.
     pub(crate) fn take(&mut self, option: &str, arguments: &mut Arguments) -> Outcome<bool> {
         match option {
             "tap" => self.which = Which::Tap(arguments.text()?),
@@ -82,9 +82,9 @@ impl DeviceOptions {
         Ok(true)
     }
 
-    /// Opens the device, and says what it is; `None`: in memory. The drivers refuse to start if the
-    /// kernel would answer at `address`, which is ours; `has_ipv6` says whether the stack has
-    /// addresses of IPv6 besides.
+    /// Opens the device and returns it with its description; `None`: in memory. The drivers
+    /// refuse to start if the kernel would also answer at `address`, which is ours. `has_ipv6`:
+    /// the stack also has addresses of IPv6.
     pub(crate) fn open(
         &self,
         address: Ipv4Addr,
@@ -116,8 +116,8 @@ impl DeviceOptions {
                     .offloads(self.offloads)
                     .trust_checksums(self.trust);
                 if has_ipv6 {
-                    // Nothing is known yet of the link-local address, and of those that routers
-                    // give.
+                    // The link-local address and the addresses that routers announce are not
+                    // known yet.
                     options = options.redirect(Redirect::Everything);
                 }
                 let device = AfXdp::open(name, &options)?;
@@ -135,7 +135,7 @@ impl DeviceOptions {
     }
 }
 
-/// The address of an interface that is written with its prefix, as in `10.78.0.1/24`.
+/// Returns the address of an interface without its prefix, for example of `10.78.0.1/24`.
 pub(crate) fn address(cidr: &str) -> Outcome<Ipv4Addr> {
     let address = cidr.split('/').next().unwrap_or_default().parse();
     Ok(address.map_err(|_| StackError::Address(cidr.to_owned()))?)

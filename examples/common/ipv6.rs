@@ -1,4 +1,4 @@
-//! The option `--addr6` of the examples that serve.
+//! The option `--addr6` of the example servers.
 
 use std::net::Ipv6Addr;
 use std::thread;
@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 use dominoes_netstack::{Builder, Ipv6Config, Stack};
 
-/// How long an address may take: it is asked whether another host has it, and a router is asked for
-/// its prefix up to three times, 4 s apart.
+/// How long an address may take: the stack checks whether another host has it, and asks a router
+/// for its prefix up to three times, 4 s apart.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// How often the stack is asked.
+/// Time between two checks of the stack's addresses.
 const GLANCE: Duration = Duration::from_millis(10);
 
-/// What the stack has of IPv6.
+/// The IPv6 addresses of the stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Addr6 {
-    /// Nothing.
+    /// None.
     #[default]
     Nothing,
     /// An address of the prefix that a router advertises.
@@ -40,8 +40,8 @@ impl Addr6 {
         }
     }
 
-    /// Waits until the address and that of the link are known to be no other host's. Returns all
-    /// that the stack has then, the link-local one first.
+    /// Waits until the stack knows that no other host has its address or its link-local address.
+    /// Returns all IPv6 addresses of the stack, the link-local one first.
     ///
     /// # Errors
     /// No router advertises a prefix, or another host has the address.

@@ -1,28 +1,28 @@
-//! Lets replicas die and says so: for trials of what a death costs those who are served, nothing
-//! else.
+//! Lets replicas (copies of the connection state, one per thread) fail and prints it, to show
+//! the cost of a failure to clients. Use it only for that.
 
 use std::time::{Duration, Instant};
 
 use dominoes_netstack::Stack;
 use dominoes_netstack::stats::MembershipStats;
 
-/// How often the stack is looked at: more often than its members change.
+/// Time between two checks of the stack, shorter than changes of its members take.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Lets one replica after the other fail, each when all are active.
+/// Lets one replica after another fail, each when all are active.
 pub(crate) struct Killer {
     every: Duration,
     start: Instant,
     next: Instant,
     replica: usize,
     replicas: usize,
-    /// How many were told to die. On a busy machine that takes a while.
+    /// How many replicas were ordered to fail. On a busy machine they take a while.
     told: u64,
     seen: MembershipStats,
 }
 
 impl Killer {
-    /// The first of `replicas` dies `every` after now, and so on.
+    /// The first of `replicas` fails `every` from now, and so on.
     pub(crate) fn new(every: Duration, replicas: usize) -> Killer {
         let start = Instant::now();
         Killer {
@@ -36,8 +36,8 @@ impl Killer {
         }
     }
 
-    /// Kills if it is time, and prints how many replicas failed and joined. Returns how long to
-    /// wait until the next look.
+    /// Lets a replica fail if it is time, and prints how many failed and joined. Returns the time
+    /// until the next call.
     pub(crate) fn look(&mut self, stack: &Stack) -> Duration {
         let stats = stack.stats();
         let membership = stats.membership;
@@ -52,7 +52,7 @@ impl Killer {
             );
             self.seen = membership;
         }
-        // With the last of them the state would be gone.
+        // If the last replica failed, the state would be lost.
         let all =
             membership.active == self.replicas as u64 && membership.failed == membership.joined;
         let are_dead = membership.failed >= self.told;

@@ -1,4 +1,4 @@
-//! The command line of every example, and what it does in `main`.
+//! The command line of every example, and its `main`.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -9,17 +9,17 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 
-/// A value, or what kept the example from it.
+/// A value, or the error that stopped the example.
 pub(crate) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// The word that stands for a value without an option, as in `ping 10.78.0.2`.
+/// The name of a value without an option, as in `ping 10.78.0.2`.
 #[allow(dead_code, reason = "not every example takes such values")]
 pub(crate) const VALUE: &str = "";
 
-/// The value of the option, or the value without one, that was just read.
+/// The current option's value, or a value without an option.
 pub(crate) struct Arguments {
     parser: lexopt::Parser,
-    /// As messages call it.
+    /// The option's name in messages.
     option: String,
     /// A value without an option.
     value: Option<OsString>,
@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
 
 #[allow(dead_code, reason = "each example needs some")]
 impl Arguments {
-    /// Has `parse` read the value. An error names the option and what it was given.
+    /// Parses the value with `parse`. An error names the option and the value.
     pub(crate) fn parse_with<T, E: Display>(
         &mut self,
         parse: impl FnOnce(&str) -> Result<T, E>,
@@ -42,7 +42,7 @@ impl Arguments {
         self.parse_with(str::parse)
     }
 
-    /// A number of this range.
+    /// Parses a number in this range.
     pub(crate) fn number<T>(&mut self, range: RangeInclusive<T>) -> Outcome<T>
     where
         T: FromStr<Err: Display> + PartialOrd + Display,
@@ -69,9 +69,9 @@ impl Arguments {
     }
 }
 
-/// Runs the example with the options of its command line, or prints `usage` if help is asked for.
-/// `take` gets each option without its dashes, or [`VALUE`], and returns whether there is such a
-/// one. An error goes to the standard error stream, behind the example's `name`.
+/// Runs the example with the options of its command line, or prints `usage` for `--help`. `take`
+/// gets each option without its dashes, or [`VALUE`], and returns whether it knows the option. An
+/// error goes to the standard error stream, after the example's `name`.
 pub(crate) fn main<O>(
     name: &str,
     usage: &[&str],
@@ -81,7 +81,7 @@ pub(crate) fn main<O>(
 ) -> ExitCode {
     let done = read(options, take).and_then(|options| match options {
         None => {
-            // Whoever has read enough of it closes the pipe.
+            // A reader that has read enough closes the pipe.
             let _ = io::stdout().write_all(usage.concat().as_bytes());
             Ok(())
         }
@@ -96,7 +96,7 @@ pub(crate) fn main<O>(
     }
 }
 
-/// `None`: help is asked for.
+/// Returns `None` if the user asks for help.
 fn read<O>(
     mut options: O,
     mut take: impl FnMut(&mut O, &str, &mut Arguments) -> Outcome<bool>,
@@ -118,7 +118,7 @@ fn read<O>(
             Some(value) => value.to_string_lossy().into_owned(),
             None => option.clone(),
         };
-        // An option without a name is no value.
+        // An option with an empty name is an error.
         let is_named = !word.is_empty() || value.is_some();
         (arguments.option, arguments.value) = (option, value);
         if !is_named || !take(&mut options, &word, &mut arguments)? {

@@ -1,4 +1,4 @@
-//! Lets SIGINT (Ctrl-C) and SIGTERM (`kill`, a service manager) end an example in order.
+//! Lets SIGINT (Ctrl-C) and SIGTERM (`kill`, a service manager) end an example cleanly.
 
 use std::io;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What the examples on a device take from the command line for their stack.
+//! Options of the command line for the stack of an example that uses a device.
 
 pub(crate) mod device;
 mod ipv6;
@@ -18,7 +18,7 @@ use device::{DeviceOptions, Which};
 use ipv6::Addr6;
 use killer::Killer;
 
-/// The options that [`StackOptions::take`] takes besides those of the device.
+/// The options that [`StackOptions::take`] takes, except the device's.
 pub(crate) const USAGE: &str = "  --addr CIDR         our address and its prefix [10.78.0.1/24]
   --also CIDR         another address there, as often as wanted
   --addr6 CIDR        the same of IPv6, or auto: as routers advertise [no IPv6]
@@ -47,9 +47,9 @@ pub(crate) struct StackOptions {
 /// The threads of a group.
 #[derive(Clone, Copy, Debug)]
 enum Replicas {
-    /// So many.
+    /// Exactly this many.
     Fixed(usize),
-    /// One for each core at most.
+    /// At most one for each core.
     Auto,
 }
 
@@ -68,7 +68,7 @@ impl Threads {
         }
     }
 
-    /// As in `2 replicas`, or `2 groups of 1 to 4 threads`, where `noun` is `thread`.
+    /// For example `2 replicas`, or `2 groups of 1 to 4 threads` if `noun` is `thread`.
     pub(crate) fn name(self, noun: &str) -> String {
         let each = match self.replicas {
             Replicas::Fixed(number) => count(number, noun),
@@ -80,7 +80,7 @@ impl Threads {
         }
     }
 
-    /// How many threads of a group always have a copy of its state.
+    /// How many threads of a group always hold a copy of its state.
     pub(crate) fn copies(self) -> usize {
         match self.replicas {
             Replicas::Fixed(number) => number,
@@ -102,7 +102,7 @@ fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Another interface: its name, and at least one address of it.
+/// Another interface: its name, and at least one address.
 struct Second {
     name: String,
     addresses: Vec<String>,
@@ -143,8 +143,8 @@ impl Default for StackOptions {
 }
 
 impl StackOptions {
-    /// Takes the value of `option`, and returns whether it says something of the stack or of its
-    /// device.
+    /// Takes the value of `option`. Returns false if the option concerns neither the stack nor
+    /// its device.
     pub(crate) fn take(&mut self, option: &str, arguments: &mut Arguments) -> Outcome<bool> {
         match option {
             "addr" => self.addr = arguments.text()?,
@@ -172,7 +172,7 @@ impl StackOptions {
         Ok(true)
     }
 
-    /// The threads that run the stack; `usual` many unless told otherwise.
+    /// The threads that run the stack; `usual` replicas unless the user chose another number.
     pub(crate) fn threads(&self, usual: usize) -> Threads {
         Threads {
             replicas: self.replicas.unwrap_or(Replicas::Fixed(usual)),
@@ -180,10 +180,10 @@ impl StackOptions {
         }
     }
 
-    /// What lets replicas die, if that was asked for, of a state that has `copies`.
+    /// Returns the killer of replicas, if the user asked for one, for a state with `copies`.
     ///
     /// # Errors
-    /// With the last copy the state would be gone; or there are several groups.
+    /// The only copy would be lost, or there are several groups.
     pub(crate) fn killer(&self, copies: usize) -> Outcome<Option<Killer>> {
         match self.kill_every {
             Some(_) if copies < 2 => {
@@ -196,13 +196,13 @@ impl StackOptions {
         }
     }
 
-    /// Opens the device, and says what it is; `None`: in memory.
+    /// Opens the device and returns it with its description; `None`: in memory.
     pub(crate) fn open(&self) -> Outcome<Option<(Box<dyn Device>, String)>> {
         let has_ipv6 = self.addr6 != Addr6::Nothing;
         self.device.open(self.address()?, has_ipv6)
     }
 
-    /// Starts a stack with the addresses and gateways that were asked for.
+    /// Starts a stack with the addresses and gateways of the command line.
     pub(crate) fn start(
         &self,
         builder: impl FnOnce(&str) -> Builder,
@@ -230,8 +230,8 @@ impl StackOptions {
         device::address(&self.addr)
     }
 
-    /// The addresses of a stack, with `port` if there is one, once it is known that no other host
-    /// has those of IPv6.
+    /// Returns the addresses of a stack as text, each with `port` if given. It waits until no
+    /// other host is known to have the IPv6 addresses.
     pub(crate) fn addresses(&self, stack: &Stack, port: Option<u16>) -> Outcome<String> {
         let others = self.addr6.wait(stack)?.into_iter().map(IpAddr::V6);
         let texts =
@@ -245,21 +245,21 @@ impl StackOptions {
     }
 }
 
-/// A stack run by these threads.
+/// Returns a builder of a stack that these threads run.
 pub(crate) fn builder(addr: &str, threads: Threads) -> Builder {
     let mut limits = Limits::default();
-    // Connections that we close first stay for a minute, in TIME-WAIT.
+    // A connection that we close first stays in TIME-WAIT for a minute.
     limits.connections = 2048;
     threads.set_on(Stack::builder(addr)).limits(limits)
 }
 
-/// As in `2 replicas`.
+/// For example `2 replicas`.
 fn count(number: usize, noun: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {noun}{plural}")
 }
 
-/// The same options for another interface.
+/// Returns the same options for another interface.
 fn beside(device: &DeviceOptions, name: &str) -> DeviceOptions {
     let name = name.to_owned();
     let which = match device.which {

@@ -1,4 +1,4 @@
-//! What an example looks for while its stack runs.
+//! Watches the stack of an example while it runs.
 
 pub(crate) mod signals;
 
@@ -11,16 +11,16 @@ use dominoes_netstack::Stack;
 use crate::program::Outcome;
 use crate::stack::killer::Killer;
 
-/// How often a stack is looked after.
+/// Time between two checks of the stack.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What peers have to acknowledge everything when an example ends.
+/// Time for peers to acknowledge everything when an example ends.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Looks after a stack until `end_requested` is set, the `seconds` are over, its device is gone, or
-/// its replicas disagree; `killer` lets some die meanwhile. Then ends the listeners, sends FIN on
-/// every connection, and resets those that are left after `grace`, by default a second. `name` is
-/// that of the example, for messages.
+/// Watches a stack until `end_requested` is set, `seconds` have passed, its device is gone, or
+/// its replicas disagree; meanwhile `killer` lets replicas fail. Then it ends the listeners,
+/// sends FIN on every connection, and resets the remaining connections after `grace`, by default
+/// a second. Messages begin with `name`, the name of the example.
 pub(crate) fn watch(
     name: &str,
     stack: Stack,
@@ -43,7 +43,7 @@ fn watch_until_end(
     seconds: Option<u64>,
     mut killer: Option<Killer>,
 ) -> Outcome<()> {
-    // So far away that no clock shows it: never.
+    // A time that the clock cannot express never comes.
     let end = seconds.and_then(|seconds| Instant::now().checked_add(Duration::from_secs(seconds)));
     while !end_requested.load(Relaxed) && end.is_none_or(|end| Instant::now() < end) {
         match stack.take_device_error() {

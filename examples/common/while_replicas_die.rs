@@ -1,4 +1,4 @@
-//! Lets replicas die while an example works in the foreground.
+//! Lets replicas fail while an example works in the foreground.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -8,7 +8,7 @@ use dominoes_netstack::Stack;
 use crate::program::Outcome;
 use crate::stack::killer::Killer;
 
-/// Calls `work`, and lets replicas of the stack die meanwhile if there is a killer.
+/// Calls `work`; meanwhile `killer`, if any, lets replicas of the stack fail.
 pub(crate) fn while_replicas_die(
     stack: &Stack,
     killer: Option<Killer>,

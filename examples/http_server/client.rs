@@ -1,4 +1,4 @@
-//! A client that asks for files whose content it knows, and what a server needs to have for it.
+//! A client that requests files with known contents, and the folder that a server needs for it.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufWriter, Read, Write};
@@ -11,7 +11,7 @@ use crate::http::{FIELDS, HEAD, Status};
 use crate::serve::CHUNK;
 use crate::{Outcome, files};
 
-/// What the files are called, and their lengths.
+/// Names and lengths of the files.
 pub(crate) const FILES: [(&str, u64); 4] = [
     ("/empty", 0),
     ("/one", 1),
@@ -19,7 +19,7 @@ pub(crate) const FILES: [(&str, u64); 4] = [
     ("/twenty_mebibytes", 20 << 20),
 ];
 
-/// The client of the self-test: one connection, which all requests share.
+/// The client of the self-test: it makes all requests on one connection.
 pub(crate) struct Client<R, W: Write> {
     pub(crate) reader: R,
     writer: BufWriter<W>,
@@ -33,8 +33,8 @@ impl<R: BufRead, W: Write> Client<R, W> {
         }
     }
 
-    /// Asks for all files, writes them back, and asks for what it must not get. `root` is the
-    /// folder that is served, made by [`Temporary::with_files`].
+    /// Fetches all files, writes them back, and makes requests that must be refused. `root` is
+    /// the served folder, made by [`Temporary::with_files`].
     pub(crate) fn ask_for_all(&mut self, root: &Path) -> Outcome<()> {
         println!(
             "{:4} {:20} {:>10} {:>7} {:>9} {:>9}",
@@ -72,7 +72,7 @@ impl<R: BufRead, W: Write> Client<R, W> {
         expect(status == Status::OK.0 && equal, "GET", path)
     }
 
-    /// Writes a file, and looks at it on the server's disk.
+    /// Writes a file, and compares it with the server's disk.
     fn put(&mut self, path: &str, len: u64, chunked: bool, root: &Path) -> Outcome<()> {
         let start = Instant::now();
         let framing = match chunked {
@@ -134,14 +134,14 @@ impl<R: BufRead, W: Write> Client<R, W> {
         Ok(self.writer.flush()?)
     }
 
-    /// Reads the head of an answer: its status, and how long its content is.
+    /// Reads the head of an answer; returns its status and the length of its content.
     pub(crate) fn answer(&mut self) -> Outcome<(u16, u64)> {
         let (status, len) = read_head(&mut self.reader)?;
         Ok((status, len.unwrap_or(0)))
     }
 }
 
-/// Reads the head of an answer: its status, and how long its content is, if it says so.
+/// Reads the head of an answer; returns its status and, if present, the length of its content.
 pub(crate) fn read_head(reader: &mut impl BufRead) -> Outcome<(u16, Option<u64>)> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -182,7 +182,7 @@ pub(crate) fn expect(holds: bool, method: &str, path: &str) -> Outcome<()> {
     }
 }
 
-/// So many bytes without a pattern, the same for the same length (Marsaglia's xorshift64).
+/// Bytes without a pattern, equal for equal lengths (Marsaglia's xorshift64).
 pub(crate) struct Pattern {
     state: u64,
     left: u64,
@@ -219,12 +219,12 @@ impl Read for Pattern {
     }
 }
 
-/// A folder that goes when its owner does.
+/// A folder that is removed on drop.
 pub(crate) struct Temporary(PathBuf);
 
 impl Temporary {
-    /// With a folder to be served in it, which is returned by its real name: [`FILES`], a link to
-    /// the outside, and a file there.
+    /// Makes a folder, and in it a folder to serve, returned by its real name. The served folder
+    /// contains [`FILES`] and a link to the outside; a file is outside it.
     pub(crate) fn with_files() -> Outcome<(Temporary, PathBuf)> {
         let path = std::env::temp_dir().join(format!("dominoes-http-{}", std::process::id()));
         fs::create_dir(&path)?;

@@ -1,4 +1,4 @@
-//! The folder that is served: which file a path means, reading one and replacing one.
+//! The served folder: maps a path to a file, reads files and replaces them.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Write};
@@ -9,7 +9,7 @@ use crate::Outcome;
 use crate::http::{Answer, Content, Status};
 use crate::serve::CHUNK;
 
-/// The folder by its real name, which all that is served lies under.
+/// The real name of the served folder; all served files are in it.
 pub(crate) fn open_root(root: &Path) -> Outcome<PathBuf> {
     match fs::canonicalize(root) {
         Ok(root) if root.is_dir() => Ok(root),
@@ -18,7 +18,7 @@ pub(crate) fn open_root(root: &Path) -> Outcome<PathBuf> {
     }
 }
 
-/// The path of a request below the root; refuses what would not stay there.
+/// The path of a request relative to the root; refuses paths that leave it.
 fn relative(path: &str) -> Result<PathBuf, Status> {
     let path = PathBuf::from(percent_decode(path.strip_prefix('/').ok_or(Status::BAD)?)?);
     let stays = |part| matches!(part, Component::Normal(_) | Component::CurDir);
@@ -29,7 +29,7 @@ fn relative(path: &str) -> Result<PathBuf, Status> {
     }
 }
 
-/// The real name of a file or folder that is there.
+/// The real name of an existing file or folder.
 fn find(root: &Path, path: &str) -> Result<PathBuf, Status> {
     let found = fs::canonicalize(root.join(relative(path)?))?;
     if found.starts_with(root) {
@@ -39,7 +39,7 @@ fn find(root: &Path, path: &str) -> Result<PathBuf, Status> {
     }
 }
 
-/// The real name of the folder that a new file goes to, and the file's name in it.
+/// The real name of the folder for a new file, and the file's name in it.
 pub(crate) fn place(root: &Path, path: &str) -> Result<(PathBuf, PathBuf), Status> {
     let relative = relative(path)?;
     let (Some(parent), Some(name)) = (relative.parent(), relative.file_name()) else {
@@ -48,7 +48,7 @@ pub(crate) fn place(root: &Path, path: &str) -> Result<(PathBuf, PathBuf), Statu
     let folder = match fs::canonicalize(root.join(parent)) {
         Ok(folder) if folder.starts_with(root) => folder,
         Ok(_) => return Err(Status::FORBIDDEN),
-        // Folders are not made on the way.
+        // Does not create folders.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Status::CONFLICT),
         Err(error) => return Err(error.into()),
     };
@@ -77,7 +77,7 @@ fn percent_decode(text: &str) -> Result<String, Status> {
     }
 }
 
-/// The content of a file, or of a folder.
+/// Returns the content of a file, or a list of a folder.
 pub(crate) fn get(root: &Path, path: &str) -> Result<Answer, Status> {
     let mut path = find(root, path)?;
     if path.is_dir() {
@@ -86,7 +86,7 @@ pub(crate) fn get(root: &Path, path: &str) -> Result<Answer, Status> {
             _ => return list(&path),
         }
     }
-    // Opening a pipe could take for ever.
+    // Opening a pipe could block for ever.
     if !path.is_file() {
         return Err(Status::FORBIDDEN);
     }
@@ -110,7 +110,7 @@ pub(crate) fn get(root: &Path, path: &str) -> Result<Answer, Status> {
     })
 }
 
-/// The names in a folder, a line each.
+/// The names in a folder, one per line.
 fn list(path: &Path) -> Result<Answer, Status> {
     let mut names = Vec::new();
     for entry in fs::read_dir(path)? {
@@ -122,7 +122,7 @@ fn list(path: &Path) -> Result<Answer, Status> {
     Ok(Answer::text(Status::OK, names.concat()))
 }
 
-/// A file that is being written under a name of its own, and gets its real one when it is complete.
+/// A file that is written under a temporary name, and renamed when it is complete.
 pub(crate) struct Put {
     file: File,
     part: PathBuf,
@@ -162,7 +162,7 @@ impl Put {
 
 impl Drop for Put {
     fn drop(&mut self) {
-        // Gone already if it was completed.
+        // A completed file no longer has this name.
         let _ = fs::remove_file(&self.part);
     }
 }

@@ -1,11 +1,11 @@
-//! HTTP/1.1 as far as files need it: heads by `httparse`, bodies, answers.
+//! The parts of HTTP/1.1 that serving files needs: heads (parsed by `httparse`), bodies, answers.
 
 use std::fs::File;
 use std::io::{self, BufRead, Read, Write};
 
 /// Longest head of a request, and longest line within a chunked body, in bytes.
 pub(crate) const HEAD: usize = 16 << 10;
-/// Header fields of a request.
+/// The most header fields of a request.
 pub(crate) const FIELDS: usize = 64;
 
 /// A status code with its phrase (RFC 9110 section 15).
@@ -30,7 +30,7 @@ impl Status {
 }
 
 impl From<io::Error> for Status {
-    /// What the client is told, should it still be there.
+    /// The status to send, if the client is still there.
     fn from(error: io::Error) -> Status {
         match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Status::NOT_FOUND,
@@ -42,7 +42,7 @@ impl From<io::Error> for Status {
     }
 }
 
-/// What is known of a request once its head is read.
+/// The contents of a request's head.
 pub(crate) struct Request {
     pub(crate) method: String,
     pub(crate) path: String,
@@ -55,19 +55,19 @@ pub(crate) struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lasts {
     No,
-    /// The answer has to say so: the client speaks HTTP/1.0.
+    /// Yes, and the answer must state it, because the client speaks HTTP/1.0.
     IfSaid,
-    /// The client expects it.
+    /// Yes, as the client expects.
     UnlessClosed,
 }
 
 impl Lasts {
-    /// The same, unless something is left of the request's body.
+    /// The same, or `No` if a part of the request's body is unread.
     pub(crate) fn if_read(self, is_read: bool) -> Lasts {
         if is_read { self } else { Lasts::No }
     }
 
-    /// The line of the answer's head that says it.
+    /// The header line that states it.
     pub(crate) fn line(self) -> &'static str {
         match self {
             Lasts::No => "Connection: close\r\n",
@@ -77,7 +77,7 @@ impl Lasts {
     }
 }
 
-/// How long the body of a request is (RFC 9112 section 6).
+/// The length of a request's body (RFC 9112 section 6).
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Framing {
     Length(u64),
@@ -85,7 +85,7 @@ pub(crate) enum Framing {
 }
 
 impl Request {
-    /// Reads a head. `None`: the client has no more requests.
+    /// Reads a head. `None`: the client sends no more requests.
     pub(crate) fn read(reader: &mut impl BufRead) -> Result<Option<Request>, Status> {
         let mut head = Vec::new();
         loop {
@@ -118,7 +118,7 @@ impl Request {
 
     fn understand(parsed: &httparse::Request<'_, '_>) -> Result<Request, Status> {
         let method = parsed.method.unwrap_or_default();
-        // Without a query, and without scheme and host in front (RFC 9112 section 3.2.2).
+        // Removes the query, and scheme and host if present (RFC 9112 section 3.2.2).
         let target = parsed.path.unwrap_or_default();
         let target = target.split(['?', '#']).next().unwrap_or_default();
         let absolute = target.strip_prefix("http://");
@@ -128,13 +128,13 @@ impl Request {
         };
         let (mut length, mut chunks) = (None, false);
         let mut expects_continue = false;
-        // HTTP/1.1 connections stay unless told otherwise, older ones go (RFC 9112 section 9.3).
+        // By default HTTP/1.1 connections persist, and older ones close (RFC 9112 section 9.3).
         let (mut close, mut keep_alive) = (false, false);
         for field in parsed.headers.iter() {
             let value = str::from_utf8(field.value).map_err(|_| Status::BAD)?.trim();
             match &*field.name.to_ascii_lowercase() {
                 "content-length" => {
-                    // `parse` alone would take a sign.
+                    // `parse` alone would accept a sign.
                     let digits = value.bytes().all(|byte| byte.is_ascii_digit());
                     let value: u64 = value.parse().map_err(|_| Status::BAD)?;
                     if !digits || length.is_some_and(|length| length != value) {
@@ -157,7 +157,8 @@ impl Request {
             }
         }
         let framing = match (length, chunks) {
-            // Two answers to where the body ends: somebody is being fooled (RFC 9112 section 6.1).
+            // With two lengths the body is ambiguous, which attacks exploit (RFC 9112 section
+            // 6.1).
             (Some(_), true) => return Err(Status::BAD),
             (None, true) => Framing::Chunks,
             (Some(length), false) => Framing::Length(length),
@@ -179,10 +180,10 @@ impl Request {
     }
 }
 
-/// The body of a request, to be read until it ends.
+/// The body of a request, read until its end.
 pub(crate) struct Body<'a, R> {
     reader: &'a mut R,
-    /// Bytes left, of the chunk if there are chunks.
+    /// Bytes left in the current chunk, or in the body if it has no chunks.
     left: u64,
     /// Another chunk follows.
     more: bool,
@@ -197,12 +198,13 @@ impl<'a, R: BufRead> Body<'a, R> {
         Body { reader, left, more }
     }
 
-    /// Whether nothing of it is left on the connection.
+    /// Whether the whole body has been read.
     pub(crate) fn is_read(&self) -> bool {
         self.left == 0 && !self.more
     }
 
-    /// Reads the size of the next chunk, and what trails the last one (RFC 9112 section 7.1).
+    /// Reads the size of the next chunk, or the trailers after the last one (RFC 9112 section
+    /// 7.1).
     fn next_chunk(&mut self) -> io::Result<()> {
         match httparse::parse_chunk_size(&self.line()?) {
             Ok(httparse::Status::Complete((_, size))) => self.left = size,
@@ -254,7 +256,7 @@ impl<R: BufRead> Read for Body<'_, R> {
     }
 }
 
-/// What a client is told.
+/// An answer to the client.
 pub(crate) struct Answer {
     pub(crate) status: Status,
     pub(crate) kind: &'static str,
@@ -281,7 +283,7 @@ impl Answer {
         }
     }
 
-    /// What comes before the content.
+    /// Writes everything before the content.
     pub(crate) fn write_head(&self, writer: &mut impl Write, lasts: Lasts) -> io::Result<()> {
         let Answer {
             status: Status(code, phrase),
@@ -316,7 +318,7 @@ impl Answer {
             Content::Text(text) => writer.write_all(text.as_bytes())?,
             Content::File(file, len) => {
                 if io::copy(&mut file.take(len), writer)? < len {
-                    // The file became shorter; all that is left is to break the connection.
+                    // The file became shorter, so the connection has to be broken.
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
             }

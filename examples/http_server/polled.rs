@@ -1,7 +1,7 @@
-//! All connections on one thread: a poller says which of them can go on.
+//! Serves all connections on one thread, with a poller that reports ready connections.
 //!
-//! Files are read and listed as in the other mode; what clients send besides requests is not taken,
-//! so there is no `PUT`. A connection that waits for a request holds no buffer.
+//! It reads and lists files as the other mode does, but accepts no bodies, so there is no `PUT`.
+//! A connection that waits for a request holds no buffer.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,9 +15,9 @@ use crate::files;
 use crate::http::{Answer, Content, Framing, HEAD, Lasts, Request, Status};
 use crate::serve::LINGER;
 
-/// Events that are taken at a time.
+/// The most events per poll.
 const EVENTS: usize = 256;
-/// Bytes read at once, and of a file at once.
+/// The most bytes per read, from a connection or a file.
 const PIECE: usize = 64 << 10;
 const LISTENER: Token = Token(usize::MAX);
 
@@ -34,7 +34,7 @@ pub(crate) fn serve(listener: &TcpListener, root: &Path) -> io::Result<()> {
         for event in &events {
             let Token(token) = event.token;
             if event.token != LISTENER {
-                // What ends here is the client's business, and it knows.
+                // The client notices if its connection ends here.
                 let going_on = |connection: &mut Connection| connection.go_on(root, &mut piece);
                 if connections.get_mut(&token).map(going_on) == Some(Next::End) {
                     connections.remove(&token);
@@ -56,25 +56,25 @@ pub(crate) fn serve(listener: &TcpListener, root: &Path) -> io::Result<()> {
     }
 }
 
-/// What becomes of a connection.
+/// What happens to a connection next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
-    /// A call would wait: the poller reports when it would not.
+    /// A call would block: the poller reports when it no longer would.
     Wait,
     End,
 }
 
 struct Connection {
     stream: TcpStream,
-    /// What was read, and is no whole request yet.
+    /// Bytes read that are not a whole request yet.
     input: Vec<u8>,
-    /// What is to be written.
+    /// Bytes to write.
     output: Vec<u8>,
-    /// How much of it is.
+    /// How many bytes of `output` are written.
     written: usize,
-    /// The file that follows, and how much of it does.
+    /// The file to send after `output`, and its remaining bytes.
     file: Option<(File, u64)>,
-    /// Bytes that may come after the last answer, once that is given.
+    /// After the last answer: how many more bytes to read and discard.
     lingers: Option<u64>,
     has_ended: bool,
 }
@@ -92,7 +92,7 @@ impl Connection {
         }
     }
 
-    /// Reads, answers and writes until a call would wait.
+    /// Reads, answers and writes until a call would block.
     fn go_on(&mut self, root: &Path, piece: &mut [u8]) -> Next {
         match self.try_go_on(root, piece) {
             Ok(()) | Err(SocketError::WouldBlock) => Next::Wait,
@@ -100,7 +100,7 @@ impl Connection {
         }
     }
 
-    /// Does not return without an error.
+    /// Returns only with an error.
     fn try_go_on(&mut self, root: &Path, piece: &mut [u8]) -> Result<(), SocketError> {
         loop {
             self.write()?;
@@ -126,17 +126,17 @@ impl Connection {
         }
     }
 
-    /// Writes what there is to write.
+    /// Writes pending output.
     fn write(&mut self) -> Result<(), SocketError> {
         while self.written < self.output.len() {
             self.written += self.stream.try_write(&self.output[self.written..])?;
         }
-        // The memory goes, too: most connections wait.
+        // Frees the memory, too, because most connections wait.
         (self.output, self.written) = (Vec::new(), 0);
         Ok(())
     }
 
-    /// Reads a piece of the file that is sent. False if there is none.
+    /// Reads a piece of the file that is being sent. Returns false if there is none.
     fn read_file(&mut self, piece: &mut [u8]) -> bool {
         let Some((file, left)) = &mut self.file else {
             return false;
@@ -152,13 +152,13 @@ impl Connection {
                     self.file = None;
                 }
             }
-            // The file became shorter; all that is left is to end the connection early.
+            // The file became shorter, so the connection has to end early.
             _ => (self.file, self.lingers) = (None, Some(LINGER)),
         }
         true
     }
 
-    /// Answers a request. False if there is no whole one.
+    /// Answers a request. Returns false if no whole request has arrived.
     fn answer(&mut self, root: &Path) -> bool {
         let is_whole = self.input.windows(4).any(|end| end == b"\r\n\r\n");
         if !is_whole && self.input.len() < HEAD {

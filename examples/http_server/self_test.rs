@@ -1,5 +1,5 @@
-//! What the example does without a device: two stacks joined in memory, a server on one and a
-//! client on the other.
+//! The self-test without a device: two stacks joined in memory, one with a server and one with a
+//! client.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::serve::CONNECTIONS;
 use crate::stack::Threads;
 use crate::{accept, builder, polled};
 
-/// A server and a client, a stack each, joined in memory.
+/// Runs a server and a client on two stacks, joined in memory.
 pub(crate) fn run(threads: Threads) -> Outcome<()> {
     let (_folder, root) = Temporary::with_files()?;
     let (near, far) = memory::pair(MemoryConfig::default());
@@ -52,10 +52,11 @@ pub(crate) fn run(threads: Threads) -> Outcome<()> {
     run_polled(threads, &root)
 }
 
-/// Connections that a server has at a time, with a thread each.
+/// Simultaneous connections of the server with one thread each.
 const MANY: usize = 200;
 
-/// The server answers each of [`MANY`] connections twice, and turns another one away meanwhile.
+/// Checks that the server answers each of [`MANY`] connections twice, and turns another one away
+/// meanwhile.
 fn ask_as_many(stack: &Stack) -> Outcome<()> {
     let clients = (0..MANY).map(|_| connect(stack, 81));
     let mut clients: Vec<_> = clients.collect::<Outcome<_>>()?;
@@ -75,10 +76,10 @@ fn ask_as_many(stack: &Stack) -> Outcome<()> {
     Ok(())
 }
 
-/// Connections that the server has on one thread.
+/// Simultaneous connections of the server with one thread.
 const POLLED: usize = 500;
 
-/// The server that has all connections on one thread: each asks twice, and waits in between.
+/// Tests the server with one thread: each connection sends two requests, and waits in between.
 fn run_polled(threads: Threads, root: &Path) -> Outcome<()> {
     let (near, far) = memory::pair(MemoryConfig::default());
     let server = builder("10.78.0.1/24", threads, true).start(near)?;

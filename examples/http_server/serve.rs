@@ -1,4 +1,4 @@
-//! Serves a folder on connections of any kind, a thread each.
+//! Serves a folder on connections of any kind, with one thread each.
 
 use std::io::{self, BufRead, BufWriter, Write};
 use std::path::Path;
@@ -9,23 +9,23 @@ use std::thread;
 use crate::files::{self, Put};
 use crate::http::{Answer, Body, Lasts, Request, Status};
 
-/// Connections served at a time, a thread each, without `--connections`, which takes up to twice as
-/// many: the stack has 2048. Others are turned away.
+/// The most simultaneous connections, with one thread each, by default. `--connections` accepts
+/// up to twice as many, since the stack has 2048. The server turns further clients away.
 pub(crate) const CONNECTIONS: usize = 1000;
-/// Bytes moved at once between a file and a connection.
+/// The most bytes per copy between a file and a connection.
 pub(crate) const CHUNK: usize = 256 << 10;
-/// Bytes that are read and thrown away after a final answer, so that the client gets to see it.
+/// Bytes read and discarded after a final answer, so that the client can receive it.
 pub(crate) const LINGER: u64 = 16 << 20;
 
-/// The half of a connection that writes.
+/// The writing half of a connection.
 pub(crate) trait Writer: Write {
-    /// Nothing more will be written.
+    /// Ends writing.
     fn shutdown(&mut self);
 }
 
-/// Accepts connections by `accept` until it returns `None`, and serves each on a thread of its own,
-/// which calls `begin` first, up to `most` at a time. Others are turned away. Messages begin with
-/// `name`.
+/// Accepts connections by `accept` until it returns `None`, and serves each on a separate thread,
+/// which calls `begin` first. Serves up to `most` at a time and turns others away. Messages begin
+/// with `name`.
 pub(crate) fn accept<S: Send + 'static, R: BufRead, W: Writer>(
     (name, most): (&str, usize),
     mut accept: impl FnMut() -> Option<S>,
@@ -36,13 +36,13 @@ pub(crate) fn accept<S: Send + 'static, R: BufRead, W: Writer>(
     let busy = Arc::new(AtomicUsize::new(0));
     while let Some(stream) = accept() {
         let (root, busy, begin) = (Arc::clone(&root), Arc::clone(&busy), begin.clone());
-        // Only this thread adds, so the bound holds.
+        // Only this thread increments, so the bound holds.
         let full = busy.fetch_add(1, Relaxed) >= most;
         let slot = Slot(busy);
         let spawned = thread::Builder::new()
             .name("connection".to_owned())
             .spawn(move || {
-                // A connection that breaks is the client's business, and it knows.
+                // The client notices if its connection breaks.
                 let _ = begin(stream).and_then(|(reader, writer)| {
                     if full {
                         turn_away(writer)
@@ -58,7 +58,7 @@ pub(crate) fn accept<S: Send + 'static, R: BufRead, W: Writer>(
     }
 }
 
-/// A connection's place among the served ones.
+/// Counts a served connection while it exists.
 struct Slot(Arc<AtomicUsize>);
 
 impl Drop for Slot {
@@ -67,7 +67,7 @@ impl Drop for Slot {
     }
 }
 
-/// Answers one request after the other.
+/// Answers requests until the connection ends.
 pub(crate) fn serve(mut reader: impl BufRead, writer: impl Writer, root: &Path) -> io::Result<()> {
     let mut writer = BufWriter::with_capacity(CHUNK, writer);
     loop {
@@ -87,8 +87,8 @@ pub(crate) fn serve(mut reader: impl BufRead, writer: impl Writer, root: &Path) 
             break;
         }
     }
-    // Bytes that nobody reads would make a reset of our closing, and the answer might be lost with
-    // it.
+    // If unread bytes remained at closing, the connection would be reset, and the client could
+    // lose the answer.
     writer.get_mut().shutdown();
     io::copy(&mut reader.take(LINGER), &mut io::sink())?;
     Ok(())
@@ -105,7 +105,7 @@ fn answer(
     root: &Path,
 ) -> Result<Answer, Status> {
     match &*request.method {
-        // Should there be a body, it means nothing (RFC 9110 section 9.3.1).
+        // A body of GET or HEAD has no meaning (RFC 9110 section 9.3.1).
         "GET" | "HEAD" => files::get(root, &request.path),
         "PUT" => {
             let (folder, name) = files::place(root, &request.path)?;

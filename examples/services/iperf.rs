@@ -1,9 +1,9 @@
 //! The server of iperf3, for TCP: one test at a time.
 //!
-//! The protocol has no specification but its source (`iperf_server_api.c`, `iperf_api.c`): the
-//! client opens a control connection and sends a cookie; from then on each side tells the other its
-//! state in one byte, and three times a length and a JSON text follow: the test's parameters, and
-//! both sides' results. Connections for data begin with the same cookie.
+//! The only specification of the protocol is its source (`iperf_server_api.c`, `iperf_api.c`).
+//! The client opens a control connection and sends a cookie. Then each side reports its state in
+//! one byte. Three times a length and a JSON text follow: the parameters of the test, and the
+//! results of both sides. Connections for data begin with the same cookie.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -31,37 +31,37 @@ pub(crate) const ACCESS_DENIED: u8 = 0xff;
 /// -2: two numbers follow, of iperf3's error and of the system's.
 pub(crate) const SERVER_ERROR: u8 = 0xfe;
 
-/// iperf3's number for an option that the server does not have (`IEUNIMP`).
+/// iperf3's number for an unsupported option (`IEUNIMP`).
 const UNIMPLEMENTED: u32 = 13;
 
 /// Bytes of a cookie: 36 characters and a zero.
 pub(crate) const COOKIE: usize = 37;
-/// Longest JSON text that is read, in bytes.
+/// The longest accepted JSON text, in bytes.
 const LONGEST: u32 = 1 << 20;
-/// How long a stream rests that is ahead of the rate it was given: as long as iperf3's do.
+/// How long a stream pauses when it exceeds its rate, as in iperf3.
 const PACING_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Most streams of a test, as in iperf3.
+/// The most streams of a test, as in iperf3.
 const STREAMS: u64 = 128;
 
-/// Runs one test after the other, until the stack goes down.
+/// Runs tests one after another until the stack goes down.
 pub(crate) fn serve(listener: &TcpListener) {
     while let Ok((control, _)) = listener.accept() {
-        // A test that breaks off is the client's business.
+        // The client notices if a test breaks off.
         if let Err(error) = test(control, listener) {
             println!("iperf3: {error}");
         }
     }
 }
 
-/// What the client asks for.
+/// The parameters that the client sent.
 struct Parameters {
     streams: u64,
-    /// Bytes written at once.
+    /// Bytes per write.
     block: usize,
-    /// Bytes a second that each of our streams sends at most; zero: as fast as it can.
+    /// The most bytes per second that each of our streams sends; 0: no limit.
     rate: u64,
-    /// The client sends, and we send.
+    /// Whether the client sends, and whether we send.
     directions: (bool, bool),
 }
 
@@ -78,7 +78,7 @@ impl Parameters {
         known.then_some(Parameters {
             streams,
             block: block.clamp(1, 1 << 20) as usize,
-            // `-b`, in bits a second.
+            // Option `-b`, in bits per second.
             rate: text["bandwidth"].as_u64().unwrap_or(0) / 8,
             directions: (!reverse || both, reverse || both),
         })
@@ -104,7 +104,7 @@ fn test(control: TcpStream, listener: &TcpListener) -> io::Result<()> {
     let over = Arc::new(AtomicBool::new(false));
     let mut streams = Vec::new();
     let mut begin = Vec::new();
-    // Those on which the client sends come first.
+    // Streams on which the client sends are first.
     let (they, we) = parameters.directions;
     for we_send in [they.then_some(false), we.then_some(true)]
         .into_iter()
@@ -127,7 +127,7 @@ fn test(control: TcpStream, listener: &TcpListener) -> io::Result<()> {
         let (reader, writer) = connection.split();
         let over = Arc::clone(&over);
         let (block, rate) = (parameters.block, parameters.rate);
-        // They end when the client closes, which it does after it has the results.
+        // The threads end when the client closes, after it has received the results.
         thread::Builder::new().spawn(move || {
             let _ = if stream.we_send {
                 fill(writer, &stream, &over, block, rate)
@@ -154,7 +154,7 @@ fn test(control: TcpStream, listener: &TcpListener) -> io::Result<()> {
     }
 }
 
-/// Accepts a connection with this cookie. Who has another one is told to come back.
+/// Accepts a connection with this cookie. Refuses clients with another cookie for now.
 fn accept(listener: &TcpListener, cookie: &[u8; COOKIE]) -> io::Result<TcpStream> {
     loop {
         let (mut connection, _) = listener.accept().map_err(io::Error::other)?;
@@ -163,13 +163,13 @@ fn accept(listener: &TcpListener, cookie: &[u8; COOKIE]) -> io::Result<TcpStream
             Ok(_) => {
                 let _ = connection.write_all(&[ACCESS_DENIED]);
             }
-            // It gave up; somebody else may still come.
+            // This client gave up; another may still connect.
             Err(_) => {}
         }
     }
 }
 
-/// Sends until the test is over, no faster than `rate` says.
+/// Sends until the test is over, at most at `rate`.
 fn fill(
     mut writer: WriteHalf,
     stream: &Stream,
@@ -180,7 +180,7 @@ fn fill(
     let mut bytes = vec![0; block];
     crate::web::fill_pattern(0, &mut bytes);
     let start = Instant::now();
-    // ORDERING: Relaxed, it may be seen late.
+    // ORDERING: Relaxed, because it may be seen late.
     while !over.load(Relaxed) {
         let allowed = start.elapsed().as_secs_f64() * rate as f64;
         if rate > 0 && stream.bytes.load(Relaxed) as f64 > allowed {
@@ -188,7 +188,7 @@ fn fill(
             continue;
         }
         let len = writer.write(&bytes)?;
-        // ORDERING: Relaxed, a count for people.
+        // ORDERING: Relaxed, because it only counts for display.
         stream.bytes.fetch_add(len as u64, Relaxed);
     }
     Ok(())
@@ -203,7 +203,7 @@ fn empty(reader: ReadHalf, writer: WriteHalf, stream: &Stream) -> io::Result<()>
     Ok(())
 }
 
-/// What the client is told of our side. It finds streams by number: 1, 3, 4, 5 and so on.
+/// Our results, for the client. It identifies streams by number: 1, 3, 4, 5 and so on.
 fn results(streams: &[Arc<Stream>], seconds: f64) -> Value {
     let numbers = std::iter::once(1).chain(3..);
     let streams: Vec<Value> = streams

@@ -1,4 +1,4 @@
-//! What the example does without a device: all services on one stack, a client of each on another,
+//! The self-test without a device: all services on one stack, a client of each on another stack,
 //! joined in memory.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -18,9 +18,9 @@ use crate::iperf::{
 use crate::program::Outcome;
 use crate::{DISCARD, ECHO, HTTP, IPERF, Services, Threads, read_array, stack, web};
 
-/// Bytes that go each way in a test.
+/// Bytes in each direction in a test.
 const BYTES: usize = 20_000_000;
-/// How long an iperf3 test runs.
+/// The duration of an iperf3 test.
 const RUN: Duration = Duration::from_millis(300);
 
 /// Tests each service.
@@ -191,7 +191,8 @@ fn sum(stack: &Stack) -> Outcome<String> {
     Ok(format!("{BYTES} bytes summed"))
 }
 
-/// Clients of HTTP/1.0 keep a connection if they say so, and are told.
+/// Checks that HTTP/1.0 connections persist if the client asks for it, and that the answer states
+/// it.
 fn old_clients(stack: &Stack) -> Outcome<String> {
     let mut stream = BufReader::new(connect(stack, HTTP)?);
     let said = |stream: &mut BufReader<TcpStream>, field: &str| -> Outcome<String> {
@@ -217,7 +218,7 @@ fn old_clients(stack: &Stack) -> Outcome<String> {
     Ok("kept when asked".to_owned())
 }
 
-/// More connections than a service once had threads for.
+/// Opens more connections than a service once had threads.
 fn many(stack: &Stack) -> Outcome<String> {
     const MANY: usize = 200;
     let streams = (0..MANY).map(|_| connect(stack, ECHO));
@@ -252,7 +253,7 @@ fn mistakes(stack: &Stack) -> Outcome<String> {
     Ok("told what is wrong".to_owned())
 }
 
-/// A client of iperf3 as far as a server can tell.
+/// Behaves as a client of iperf3.
 fn iperf(stack: &Stack, mut parameters: serde_json::Value, numbers: &[u64]) -> Outcome<String> {
     let cookie = [b'x'; COOKIE];
     let mut control = connect(stack, IPERF)?;
@@ -261,7 +262,7 @@ fn iperf(stack: &Stack, mut parameters: serde_json::Value, numbers: &[u64]) -> O
     parameters["len"] = json!(128 << 10);
     write_json(&mut control, &parameters)?;
     expect_state(&mut control, CREATE_STREAMS)?;
-    // A second client is told to come back.
+    // The server must refuse a second client for now.
     let mut other = connect(stack, IPERF)?;
     other.write_all(&[b'y'; COOKIE])?;
     expect_state(&mut other, ACCESS_DENIED)?;
@@ -309,7 +310,7 @@ fn iperf(stack: &Stack, mut parameters: serde_json::Value, numbers: &[u64]) -> O
     for ((theirs, number), (_, we_send, bytes)) in theirs.iter().zip(numbers).zip(&done) {
         expect(theirs["id"] == *number, format!("{theirs}"))?;
         let counted = theirs["bytes"].as_u64().ok_or("no count")?;
-        // What is under way is counted by the sender only.
+        // The sender alone counts bytes under way.
         let (sent, received) = if *we_send {
             (*bytes, counted)
         } else {

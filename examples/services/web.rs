@@ -1,4 +1,4 @@
-//! HTTP: bytes to be fetched, and the sum of what is sent.
+//! HTTP: serves bytes, and answers with the SHA-256 of received bytes.
 
 use std::io::{self, BufRead, BufWriter, Read, Write};
 
@@ -8,10 +8,10 @@ use sha2::{Digest, Sha256};
 use crate::CHUNK;
 use crate::http::{Answer, Body, Lasts, Request, Status};
 
-/// Bytes that are read and thrown away after a final answer, so that the client gets to see it.
+/// Bytes read and discarded after a final answer, so that the client can receive it.
 const LINGER: u64 = 16 << 20;
 
-/// Answers one request after the other.
+/// Answers requests until the connection ends.
 pub(crate) fn serve(stream: TcpStream) -> io::Result<()> {
     let (mut reader, writer) = stream.split();
     let mut writer = BufWriter::with_capacity(CHUNK, writer);
@@ -39,13 +39,13 @@ pub(crate) fn serve(stream: TcpStream) -> io::Result<()> {
         }
     }
     writer.get_mut().shutdown();
-    // Bytes that nobody reads would make a reset of our closing, and the answer might be lost with
-    // it.
+    // If unread bytes remained at closing, the connection would be reset, and the client could
+    // lose the answer.
     io::copy(&mut reader.take(LINGER), &mut io::sink())?;
     Ok(())
 }
 
-/// How many bytes are asked for; `None`: the answer has been sent.
+/// Answers a request, or returns the number of bytes to send.
 fn answer(
     request: &Request,
     body: &mut Body<'_, impl BufRead>,
@@ -78,13 +78,13 @@ fn answer(
     }
 }
 
-/// A sum as `sha256sum` prints it.
+/// A hash as `sha256sum` prints it.
 pub(crate) fn hex(sum: &[u8]) -> String {
     sum.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The bytes at `from`, of those that `/bytes/` answers: without a pattern, and the same each time
-/// (splitmix64 of the position).
+/// Fills `into` with the bytes of `/bytes/` from position `from` on: without a pattern, and equal
+/// each time (splitmix64 of the position).
 pub(crate) fn fill_pattern(from: u64, into: &mut [u8]) {
     debug_assert!(from.is_multiple_of(8));
     for (at, word) in (from / 8..).zip(into.chunks_mut(8)) {

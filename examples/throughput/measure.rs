@@ -13,13 +13,13 @@ use dominoes_bench::workload::Workload;
 
 use crate::program::{Arguments, Outcome};
 
-/// Turns of each row in every table.
+/// Turns of each row.
 const ROUNDS: usize = 12;
-/// Bytes that every row moves, and that are compared, before it is measured.
+/// Bytes that every row moves, all compared, before it is measured.
 const COMPARED: u64 = 16 << 20;
 /// Characters of the longest bar.
 const BAR: usize = 40;
-/// Nanoseconds for a cache line from core to core that are usual where cores share a cache.
+/// The usual time for a cache line from core to core, where cores share a cache.
 const USUAL_NS: &str = "30 to 60 ns";
 
 pub(crate) const USAGE: &str = "  --rounds N          turns of each row in every table [12]
@@ -30,7 +30,7 @@ pub(crate) struct Table {
     pub(crate) direction: Direction,
     pub(crate) processing: Processing,
     pub(crate) name: &'static str,
-    /// Finds a row of it.
+    /// Finds a row of the table.
     pub(crate) variant: fn(&str) -> Option<&'static Variant>,
 }
 
@@ -58,7 +58,7 @@ impl Options {
 struct Line {
     variant: &'static str,
     cores: usize,
-    /// The row that its rate is compared with.
+    /// The row to compare its rate with.
     base: Option<usize>,
 }
 
@@ -113,7 +113,7 @@ fn lines(cores: usize) -> Vec<Line> {
     lines
 }
 
-/// Makes the stacks, and lets each move [`COMPARED`] bytes that are compared.
+/// Creates the stacks, and lets each move [`COMPARED`] bytes, which are compared.
 fn make(
     lines: &[Line],
     table: &Table,
@@ -174,7 +174,7 @@ fn print(name: &str, lines: &[Line], rounds: &[Vec<Sample>]) {
     }
 }
 
-/// A bar of `share` of the longest, to an eighth of a character.
+/// A bar for `share` of the longest, in eighths of a character.
 fn bar(share: f64) -> String {
     const PARTS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
     let eighths = (share.clamp(0.0, 1.0) * (8 * BAR) as f64).round() as usize;
@@ -185,15 +185,15 @@ fn bar(share: f64) -> String {
     bar
 }
 
-/// What all tables say of the machine.
+/// The remarks about the machine that all tables share.
 #[derive(Default)]
 struct Seen {
     rounds: usize,
     disturbed: usize,
-    /// Rounds of the row with two cores during which they were far apart, or near each other.
+    /// Rounds of the row with two cores during which the cores were far apart, or near.
     far: usize,
     near: usize,
-    /// Ratios to one core while they were near, and while they were far apart.
+    /// Ratios to one core while the cores were near, and while they were far apart.
     near_ratios: Vec<f64>,
     far_ratios: Vec<f64>,
 }
@@ -222,8 +222,8 @@ impl Seen {
         }
     }
 
-    /// Reports how far apart the cores are, and what hides the gain of a second one, if something
-    /// does.
+    /// Reports how far apart the cores are, and possible reasons for a hidden gain of the second
+    /// core.
     fn explain(&self, cores: usize) {
         println!();
         if let Some(now) = topology::line_transfer_ns() {
@@ -264,7 +264,7 @@ impl Seen {
     }
 }
 
-/// Shows progress on the standard error stream if that is a terminal.
+/// Shows progress on the standard error stream if it is a terminal.
 struct Progress {
     what: String,
     terminal: bool,
@@ -284,7 +284,7 @@ impl Progress {
         if self.terminal && self.last.elapsed() > Duration::from_millis(100) {
             self.last = Instant::now();
             eprint!("\r{:<70}\r{}, {now}", "", self.what);
-            // If it cannot be seen, nothing is lost.
+            // A failure only hides the progress.
             let _ = std::io::stderr().flush();
         }
     }

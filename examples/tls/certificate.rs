@@ -1,4 +1,4 @@
-//! Certificates and what TLS is to be used with.
+//! Certificates, and the TLS configurations of the examples.
 
 use std::sync::Arc;
 
@@ -11,19 +11,19 @@ use crate::Outcome;
 
 /// The application's protocol (RFC 7301).
 pub(crate) const HTTP: &[u8] = b"http/1.1";
-/// The name that a certificate is for, besides an address.
+/// The name in a certificate, beside an address.
 pub(crate) const NAME: &str = "server.test";
 
-/// A certificate that vouches for itself, with its key.
+/// A self-signed certificate with its key.
 pub(crate) struct SelfSigned {
     certificate: CertificateDer<'static>,
     key: PrivatePkcs8KeyDer<'static>,
-    /// The certificate as clients take it.
+    /// The certificate in PEM, for clients.
     pub(crate) pem: String,
 }
 
 impl SelfSigned {
-    /// Makes one for [`NAME`] and an address.
+    /// Makes a certificate for [`NAME`] and an address.
     pub(crate) fn new(address: &str) -> Outcome<SelfSigned> {
         let names = vec![NAME.to_owned(), address.to_owned()];
         let made = rcgen::generate_simple_self_signed(names)?;
@@ -34,7 +34,8 @@ impl SelfSigned {
         })
     }
 
-    /// What a server is to use. `clients`: whose certificates clients need; `None`: they need none.
+    /// The configuration of a server. `clients`: roots of the certificates that clients must
+    /// show; `None`: clients need none.
     pub(crate) fn server(&self, clients: Option<RootCertStore>) -> Outcome<Arc<ServerConfig>> {
         let builder = ServerConfig::builder();
         let builder = match clients {
@@ -50,13 +51,13 @@ impl SelfSigned {
         Ok(Arc::new(config))
     }
 
-    /// Trusts this certificate alone.
+    /// Roots that contain this certificate alone.
     pub(crate) fn roots(&self) -> Outcome<RootCertStore> {
         read_roots(self.pem.as_bytes())
     }
 }
 
-/// What a client is to use without a certificate of its own. `tls12`: not TLS 1.3.
+/// The configuration of a client without a certificate. `tls12`: TLS 1.2 instead of 1.3.
 pub(crate) fn client(roots: RootCertStore, tls12: bool) -> ClientConfig {
     let versions: &[_] = match tls12 {
         true => &[&rustls::version::TLS12],
@@ -69,7 +70,7 @@ pub(crate) fn client(roots: RootCertStore, tls12: bool) -> ClientConfig {
     config
 }
 
-/// The certificates that are trusted, from PEM.
+/// Reads trusted certificates from PEM.
 pub(crate) fn read_roots(pem: &[u8]) -> Outcome<RootCertStore> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem) {

@@ -1,4 +1,4 @@
-//! The halves of TLS streams, as HTTP needs them: ours, and those of `rustls` alone.
+//! The reading and writing halves of TLS streams for HTTP: ours, and plain `rustls`.
 
 use std::cell::RefCell;
 use std::io::{self, BufReader, Read, Write};
@@ -11,15 +11,14 @@ use rustls::Connection;
 
 use crate::serve;
 
-/// Writes, and goes on with another key after every so many bytes.
+/// Writes, and changes the key after every `every` bytes.
 pub(crate) struct KeyUpdates {
     half: TlsWriteHalf,
     every: u64,
     since: u64,
 }
 
-/// The halves of a stream. `every`: bytes that are written between two KeyUpdates; `u64::MAX`:
-/// there are none.
+/// Splits a stream. `every`: bytes written between two KeyUpdates; `u64::MAX`: no KeyUpdates.
 pub(crate) fn split(stream: TlsStream, every: u64) -> (TlsReadHalf, KeyUpdates) {
     let (reader, half) = stream.split();
     let writer = KeyUpdates {
@@ -35,9 +34,9 @@ impl Write for KeyUpdates {
         if self.since >= self.every {
             match self.half.update_keys() {
                 Ok(()) => self.since = 0,
-                // TLS 1.2 has none.
+                // TLS 1.2 has no KeyUpdates.
                 Err(TlsError::Socket(SocketError::Invalid)) => self.every = u64::MAX,
-                // After the next write, which waits for room.
+                // Tries again after the next write, which waits for room.
                 Err(TlsError::Socket(SocketError::WouldBlock)) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -60,7 +59,7 @@ impl serve::Writer for KeyUpdates {
     }
 }
 
-/// Either half of a connection whose records `rustls` makes and opens, in the thread that calls.
+/// One half of a connection whose records `rustls` seals and opens in the calling thread.
 pub(crate) struct RustlsHalf(Rc<RefCell<Rustls>>);
 
 struct Rustls {
@@ -68,7 +67,7 @@ struct Rustls {
     stream: TcpStream,
 }
 
-/// The halves of a connection of `rustls`, for one thread. The first that is used does the
+/// Splits a connection of `rustls`, for one thread. The half that is used first does the
 /// handshake.
 pub(crate) fn split_rustls(
     connection: impl Into<Connection>,
@@ -94,7 +93,7 @@ impl Rustls {
         self.send()?;
         self.connection.read_tls(&mut self.stream)?;
         if let Err(error) = self.connection.process_new_packets() {
-            // The alert; the peer may be gone.
+            // Sends the alert; the peer may be gone.
             let _ = self.send();
             return Err(io::Error::new(io::ErrorKind::InvalidData, error));
         }

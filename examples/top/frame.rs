@@ -1,4 +1,4 @@
-//! One frame: what a stack tells of itself, laid out for a terminal or as text.
+//! One frame: the measurements of a stack, laid out for a terminal or as text.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,10 @@ use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Borders, Paragraph, Row, Table};
 
-/// Connections that are asked for: more than a terminal has lines.
+/// The most connections to query, more than a terminal has lines.
 const MOST: usize = 200;
 
-/// What a stack told at a moment.
+/// The measurements of a stack at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
     at: Instant,
@@ -25,10 +25,10 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// Asks `stack`.
+    /// Queries `stack`.
     pub(crate) fn at(stack: &Stack) -> Sample {
         let mut connections = stack.connections(MOST);
-        // Those that move most stand first.
+        // Puts the connections with most traffic first.
         connections.sort_by_key(|one| core::cmp::Reverse(one.received + one.acknowledged));
         Sample {
             at: Instant::now(),
@@ -39,7 +39,7 @@ impl Sample {
     }
 }
 
-/// Draws what happened between two looks.
+/// Draws the changes between two samples.
 pub(crate) fn draw(frame: &mut Frame<'_>, title: &str, before: &Sample, now: &Sample) {
     let threads = now.threads.domains.len() as u16 + 3;
     let channels = now.threads.channels.len() as u16;
@@ -100,7 +100,7 @@ fn block(title: &str) -> Block<'_> {
 struct Column {
     name: &'static str,
     width: u16,
-    /// Columns of lower ranks are the last to be left out of a narrow terminal.
+    /// A narrow terminal leaves out columns of high ranks first.
     rank: u8,
 }
 
@@ -108,13 +108,13 @@ const fn column(name: &'static str, width: u16, rank: u8) -> Column {
     Column { name, width, rank }
 }
 
-/// All of them take 84 characters; those that an 80-column terminal shows take 73.
+/// All columns take 84 characters; an 80-column terminal shows columns of 73.
 const THREADS: [Column; 8] = [
     // `group 10 replica 1`
     column("thread", 18, 0),
     column("requests/s", 10, 1),
     column("requests", 10, 7),
-    // Three digits, a percent sign and ten marks.
+    // Room for three digits, a percent sign and ten marks.
     column("primary", 16, 2),
     column("steals", 6, 4),
     column("waits", 6, 5),
@@ -122,7 +122,7 @@ const THREADS: [Column; 8] = [
     column("lag", 5, 3),
 ];
 
-/// All of them take 107 characters; those that an 80-column terminal shows take 78.
+/// All columns take 107 characters; an 80-column terminal shows columns of 78.
 const CONNECTIONS: [Column; 9] = [
     // `198.198.198.198:65535`
     column("local", 21, 0),
@@ -136,8 +136,8 @@ const CONNECTIONS: [Column; 9] = [
     column("out/s", 7, 3),
 ];
 
-/// Which of `columns` a table of `width` shows: those of the lowest ranks that fit with a space
-/// between them, and those of rank 0 in any case.
+/// Chooses the `columns` that a table of `width` shows: all of rank 0, then as many of the next
+/// ranks as fit with a space between them.
 fn shown(columns: &[Column], width: u16) -> Vec<usize> {
     let mut ranked: Vec<usize> = (0..columns.len()).collect();
     ranked.sort_by_key(|&i| columns[i].rank);
@@ -151,7 +151,7 @@ fn shown(columns: &[Column], width: u16) -> Vec<usize> {
     shown
 }
 
-/// Draws a table of those `columns` that fit; each row has a cell for every one of them.
+/// Draws a table with the `columns` that fit; each row has a cell for every column.
 fn draw_table<const N: usize>(
     frame: &mut Frame<'_>,
     area: Rect,
@@ -217,7 +217,7 @@ fn draw_connections(
     draw_table(frame, area, &title, &CONNECTIONS, rows);
 }
 
-/// A number in a few digits.
+/// Formats a number in a few digits.
 fn short(n: u64) -> String {
     const UNITS: [&str; 5] = ["", "k", "M", "G", "T"];
     let mut value = n as f64;
@@ -229,22 +229,22 @@ fn short(n: u64) -> String {
     format!("{value:.0}{}", UNITS[unit])
 }
 
-/// So many in this time, in a second.
+/// Formats `n` in `span` as a number per second.
 fn rate(n: u64, span: Duration) -> String {
     short((n as f64 / span.as_secs_f64().max(1e-3)) as u64)
 }
 
-/// A part of 1 as ten marks.
+/// Formats a part of 1 as ten marks.
 fn bar(part: f64) -> String {
     let full = (part * 10.0).round() as usize;
     "#".repeat(full.min(10)) + &".".repeat(10 - full.min(10))
 }
 
-/// The frame as lines of text of at most `width` characters, without a terminal.
+/// Returns the frame as lines of text of at most `width` characters, without a terminal.
 pub(crate) fn text(title: &str, before: &Sample, now: &Sample, width: u16) -> String {
     let lines = 9 + now.threads.channels.len() + now.threads.domains.len() + now.connections.len();
     let backend = TestBackend::new(width, lines as u16);
-    // Drawing into memory has nothing to fail at.
+    // Drawing into memory cannot fail.
     let mut terminal = Terminal::new(backend).expect("memory is there");
     let drawn = terminal.draw(|frame| draw(frame, title, before, now));
     let buffer = drawn.expect("memory is there").buffer;

@@ -1,5 +1,5 @@
-//! A load of its own: a second stack at the other end of a device in memory, and applications on
-//! both.
+//! The built-in load: a second stack at the other end of a device in memory, and applications on
+//! both stacks.
 
 use std::io::{self, BufRead, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -9,25 +9,25 @@ use std::time::Duration;
 use dominoes_drivers::memory::{self, MemoryConfig, MemoryDevice};
 use dominoes_netstack::{Limits, Stack, TcpListener, TcpStream};
 
-/// What is taken and thrown away (RFC 863).
+/// The port of the service that reads and discards (RFC 863).
 pub(crate) const DISCARD: u16 = 9;
-/// What sends without end (RFC 864).
+/// The port of the service that sends without end (RFC 864).
 pub(crate) const CHARGEN: u16 = 19;
 
-/// Bytes that an application moves at a time.
+/// Bytes per read or write of an application.
 const CHUNK: usize = 64 << 10;
-/// How long the one that is in no hurry waits between two lines.
+/// The pause of the slow client between two lines.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The device for the stack that is looked at, and the one for its peer.
+/// The device of the displayed stack, and the device of its peer.
 pub(crate) fn wire() -> (MemoryDevice, MemoryDevice) {
     memory::pair(MemoryConfig::default().queue_depth(1024))
 }
 
-/// What is done with a connection.
+/// Serves one connection.
 type Serve = fn(TcpStream) -> io::Result<()>;
 
-/// Serves whoever comes, on threads that end with the stack.
+/// Serves all clients, on threads that end with the stack.
 pub(crate) fn serve(stack: &Stack) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let services: [(u16, Serve); 2] = [(DISCARD, discard), (CHARGEN, generate)];
     for (port, service) in services {
@@ -39,14 +39,14 @@ pub(crate) fn serve(stack: &Stack) -> Result<(), Box<dyn std::error::Error + Sen
 
 fn accept(listener: &TcpListener, service: Serve) {
     while let Ok((stream, _)) = listener.accept() {
-        // A connection that breaks is its peer's business.
+        // The peer notices if its connection breaks.
         thread::spawn(move || service(stream));
     }
 }
 
-/// Connects a second stack to the one at `address`, an address and its prefix: two connections that
-/// send as fast as they can, one that receives, and one that sends a line now and then. They end
-/// with either stack.
+/// Connects a second stack to the stack at `address` (an address and its prefix). Two connections
+/// send as fast as they can, one receives, and one sends a line now and then. They end with
+/// either stack.
 pub(crate) fn drive(
     device: MemoryDevice,
     address: &str,
@@ -70,11 +70,11 @@ pub(crate) fn drive(
     Ok(stack)
 }
 
-/// An address in the same network that is neither the network's nor its broadcast address, given
-/// that `ip` is neither and that the network has at least two hosts.
+/// Returns another address in the network that is neither the network's nor its broadcast
+/// address. `ip` must be neither, and the network must have at least two hosts.
 fn neighbor(ip: Ipv4Addr) -> Ipv4Addr {
     let ip = u32::from(ip);
-    // The two hosts of a /30 are the 1st and the 2nd of four addresses.
+    // The two hosts of a /30 are the second and third of four addresses.
     Ipv4Addr::from(if ip % 4 < 2 { ip + 1 } else { ip - 1 })
 }
 
