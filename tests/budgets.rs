@@ -32,11 +32,11 @@ const PARTS: [Part; 9] = [
     part("crates/netstack/proto", 29_000, 31_000),
     Part {
         without: Some("crates/netstack/proto"),
-        ..part("crates/netstack", 62_200, 45_000)
+        ..part("crates/netstack", 61_400, 45_000)
     },
     part("crates/bench", 29_000, 21_000),
-    part("crates/testkit", 3_100, 3_000),
-    part("tests", 20_200, 11_500),
+    part("crates/testkit", 3_500, 3_000),
+    part("tests", 20_100, 11_500),
     part("examples", 6_600, 5_000),
     part("fuzz", 4_600, 3_500),
 ];

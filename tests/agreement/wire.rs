@@ -6,133 +6,65 @@ use dominoes_testkit::Rng;
 
 use super::plan::LinkFaults;
 
-/// What a case went through. The run counts the cases that had each.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Coverage {
-    pub(crate) loss: bool,
-    pub(crate) duplication: bool,
-    pub(crate) reordering: bool,
-    pub(crate) corruption: bool,
-    pub(crate) overlap: bool,
-    pub(crate) retransmission: bool,
-    pub(crate) peer_window_closed: bool,
-    pub(crate) our_window_closed: bool,
-    pub(crate) merged: bool,
-    pub(crate) opened_by_stack: bool,
-    pub(crate) finished: bool,
-    pub(crate) reset: bool,
-    pub(crate) credit_ran_out: bool,
-    pub(crate) reused: bool,
-    pub(crate) stalled: bool,
-    pub(crate) stolen: bool,
-    pub(crate) past_hole: bool,
-    pub(crate) datagrams: bool,
-    pub(crate) fragments: bool,
-    pub(crate) gathered: bool,
-    pub(crate) queue_full: bool,
-    pub(crate) network_error: bool,
-    pub(crate) joined: bool,
-    pub(crate) left: bool,
-    pub(crate) died: bool,
-    pub(crate) died_performing: bool,
-    pub(crate) died_applying: bool,
-    pub(crate) flipped: bool,
-    pub(crate) repaired: bool,
-    pub(crate) unwound: bool,
-    pub(crate) solo: bool,
-    pub(crate) unparked: bool,
-    pub(crate) joined_beside_flipped: bool,
-    pub(crate) helped: bool,
-    pub(crate) over_ipv6: bool,
-    pub(crate) odd: bool,
+/// Declares [`Coverage`]. A run must have each thing in one case of twenty, unless it is seldom.
+macro_rules! coverage {
+    ($($field:ident: $name:literal $(, $seldom:ident)?;)*) => {
+        /// What a case went through. The run counts the cases that had each.
+        #[derive(Clone, Copy, Debug, Default)]
+        pub(crate) struct Coverage {
+            $(pub(crate) $field: bool,)*
+        }
+
+        impl Coverage {
+            pub(crate) const COUNT: usize = Coverage::NAMES.len();
+            /// The names, and whether a run must have each.
+            pub(crate) const NAMES: &[(&'static str, bool)] =
+                &[$(($name, true $(&& stringify!($seldom).is_empty())?)),*];
+
+            pub(crate) fn all(&self) -> [bool; Coverage::COUNT] {
+                [$(self.$field),*]
+            }
+        }
+    };
 }
 
-impl Coverage {
-    pub(crate) const COUNT: usize = 36;
-
-    /// What there is to count, and whether a run must have it in one case of twenty.
-    pub(crate) const NAMES: [(&'static str, bool); Coverage::COUNT] = [
-        ("loss", true),
-        ("duplication", true),
-        ("reordering", true),
-        ("corruption", true),
-        ("overlap", true),
-        ("retransmission by the stack", true),
-        ("a zero window of the peer", true),
-        ("a zero window of the stack", true),
-        ("runs of several segments", true),
-        ("a connection opened by the stack", true),
-        ("streams finished on both sides", true),
-        ("a reset connection", true),
-        ("transmit credit used up", true),
-        ("a flow that came again", true),
-        ("a worker held up for long", true),
-        ("work done for a late worker", true),
-        ("a frame sent past a hole", true),
-        ("datagrams both ways", true),
-        ("datagrams that left in fragments", true),
-        ("datagrams that left in one frame", true),
-        ("a full queue of datagrams", true),
-        ("an ICMP error", true),
-        ("a worker that joined", true),
-        ("a worker that left", true),
-        ("a worker that died between two steps", true),
-        ("a worker that died performing", true),
-        ("a worker that died applying", true),
-        ("a bit of a state that flipped", true),
-        ("a worker that was repaired", true),
-        ("a worker whose changed state made it panic", false),
-        ("a worker that was alone, and used no log", true),
-        ("a worker that was parked and unparked", true),
-        ("a worker that joined while a state was wrong", true),
-        (
-            "a batch that another worker parsed than the one that claimed it",
-            true,
-        ),
-        ("segments of IPv6", true),
-        ("what honest peers seldom send", true),
-    ];
-
-    pub(crate) fn all(&self) -> [bool; Coverage::COUNT] {
-        [
-            self.loss,
-            self.duplication,
-            self.reordering,
-            self.corruption,
-            self.overlap,
-            self.retransmission,
-            self.peer_window_closed,
-            self.our_window_closed,
-            self.merged,
-            self.opened_by_stack,
-            self.finished,
-            self.reset,
-            self.credit_ran_out,
-            self.reused,
-            self.stalled,
-            self.stolen,
-            self.past_hole,
-            self.datagrams,
-            self.fragments,
-            self.gathered,
-            self.queue_full,
-            self.network_error,
-            self.joined,
-            self.left,
-            self.died,
-            self.died_performing,
-            self.died_applying,
-            self.flipped,
-            self.repaired,
-            self.unwound,
-            self.solo,
-            self.unparked,
-            self.joined_beside_flipped,
-            self.helped,
-            self.over_ipv6,
-            self.odd,
-        ]
-    }
+coverage! {
+    loss: "loss";
+    duplication: "duplication";
+    reordering: "reordering";
+    corruption: "corruption";
+    overlap: "overlap";
+    retransmission: "retransmission by the stack";
+    peer_window_closed: "a zero window of the peer";
+    our_window_closed: "a zero window of the stack";
+    merged: "runs of several segments";
+    opened_by_stack: "a connection opened by the stack";
+    finished: "streams finished on both sides";
+    reset: "a reset connection";
+    credit_ran_out: "transmit credit used up";
+    reused: "a flow that came again";
+    stalled: "a worker held up for long";
+    stolen: "work done for a late worker";
+    past_hole: "a frame sent past a hole";
+    datagrams: "datagrams both ways";
+    fragments: "datagrams that left in fragments";
+    gathered: "datagrams that left in one frame";
+    queue_full: "a full queue of datagrams";
+    network_error: "an ICMP error";
+    joined: "a worker that joined";
+    left: "a worker that left";
+    died: "a worker that died between two steps";
+    died_performing: "a worker that died performing";
+    died_applying: "a worker that died applying";
+    flipped: "a bit of a state that flipped";
+    repaired: "a worker that was repaired";
+    unwound: "a worker whose changed state made it panic", seldom;
+    solo: "a worker that was alone, and used no log";
+    unparked: "a worker that was parked and unparked";
+    joined_beside_flipped: "a worker that joined while a state was wrong";
+    helped: "a batch that another worker parsed than the one that claimed it";
+    over_ipv6: "segments of IPv6";
+    odd: "what honest peers seldom send";
 }
 
 /// A frame under way.

@@ -12,59 +12,32 @@ use dominoes_drivers::memory;
 use dominoes_drivers::{
     AddressFilter, Capabilities, Device, DeviceError, DeviceRx, DeviceTx, TxFrame, TxStats,
 };
+use dominoes_netstack::SocketError;
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::{SocketError, Sockets, TcpStream};
-
-use crate::two_hosts::{self, Groups, TwoHosts, address, three_groups};
+use dominoes_testkit::hand::{self, Shape, Wired, address, prefix};
 
 const PORT: u16 = 7;
 
-fn prefix(is_v4: bool) -> u8 {
-    if is_v4 { 24 } else { 64 }
-}
-
 /// A host that announces its addresses.
 fn setup(host: u8) -> Setup {
-    two_hosts::setup(host).announce(true)
-}
-
-impl TwoHosts {
-    /// Lets so much time pass.
-    fn pass(&mut self, time: Duration) {
-        let until = self.now + time;
-        while self.now < until {
-            self.now += Duration::from_millis(20);
-            self.turn();
-        }
-    }
-
-    fn connect(&mut self, from: &Sockets, to: SocketAddr) -> Result<TcpStream, SocketError> {
-        let mut connecting = from.begin_connect(to)?;
-        for _ in 0..10 {
-            self.turn();
-            if let Some(stream) = connecting.try_finish()? {
-                return Ok(stream);
-            }
-        }
-        Err(SocketError::WouldBlock)
-    }
+    hand::setup(0, host).announce(true)
 }
 
 #[test]
 fn connections_of_a_lost_address_end_and_those_of_a_new_one_begin() {
-    for mut fixture in TwoHosts::all(setup) {
-        let (ours, theirs) = (fixture.sockets(), fixture.host.sockets());
+    for mut fixture in Wired::all(setup) {
+        let (ours, theirs) = (fixture.sockets(), fixture.peer());
         let listener = ours.listen(PORT, 64).unwrap();
         let mut udp = ours.bind_udp(PORT).unwrap();
         let their_listener = theirs.listen(PORT, 64).unwrap();
         let mut peer = theirs.bind_udp(0).unwrap();
         for is_v4 in [true, false] {
-            let old = address(is_v4, 1);
-            let new = address(is_v4, 9);
+            let old = address(is_v4, 0, 1);
+            let new = address(is_v4, 0, 9);
             // That of IPv4 is another one by then.
-            let other = address(!is_v4, if is_v4 { 1 } else { 9 });
+            let other = address(!is_v4, 0, if is_v4 { 1 } else { 9 });
             let mut lost = Vec::new();
             let mut unaware = Vec::new();
             for _ in 0..8 {
@@ -74,7 +47,7 @@ fn connections_of_a_lost_address_end_and_those_of_a_new_one_begin() {
                         .unwrap(),
                 );
                 lost.push(listener.try_accept().unwrap().0);
-                let to = SocketAddr::new(address(is_v4, 2), PORT);
+                let to = SocketAddr::new(address(is_v4, 0, 2), PORT);
                 lost.push(fixture.connect(&ours, to).unwrap());
                 unaware.push(their_listener.try_accept().unwrap().0);
             }
@@ -106,7 +79,7 @@ fn connections_of_a_lost_address_end_and_those_of_a_new_one_begin() {
             fixture.turn();
             assert_eq!(udp.try_recv_from(&mut [0; 8]), Err(SocketError::WouldBlock));
             if is_v4 {
-                let to = SocketAddr::new(address(is_v4, 2), PORT);
+                let to = SocketAddr::new(address(is_v4, 0, 2), PORT);
                 let error = fixture.connect(&ours, to).err();
                 assert_eq!(error, Some(SocketError::NoRoute));
             }
@@ -137,11 +110,11 @@ fn connections_of_a_lost_address_end_and_those_of_a_new_one_begin() {
 
 #[test]
 fn what_is_bound_to_a_lost_address_serves_again_when_that_comes_back() {
-    for mut fixture in TwoHosts::all(setup) {
-        let (ours, theirs) = (fixture.sockets(), fixture.host.sockets());
+    for mut fixture in Wired::all(setup) {
+        let (ours, theirs) = (fixture.sockets(), fixture.peer());
         for is_v4 in [true, false] {
-            let at = SocketAddr::new(address(is_v4, 1), 99);
-            let to = SocketAddr::new(address(is_v4, 2), 99);
+            let at = SocketAddr::new(address(is_v4, 0, 1), 99);
+            let to = SocketAddr::new(address(is_v4, 0, 2), 99);
             let listener = ours.listen_on(at, 8).unwrap();
             let mut udp = ours.bind_udp_on(at).unwrap();
             ours.remove_address(at.ip()).unwrap();
@@ -159,12 +132,12 @@ fn what_is_bound_to_a_lost_address_serves_again_when_that_comes_back() {
 
 #[test]
 fn opens_that_wait_while_their_address_is_lost_end() {
-    for mut fixture in TwoHosts::all(setup) {
+    for mut fixture in Wired::all(setup) {
         let ours = fixture.sockets();
         for is_v4 in [true, false] {
             // Nobody has the address, so these wait for an answer.
-            let to = SocketAddr::new(address(is_v4, 77), PORT);
-            let from = SocketAddr::new(address(is_v4, 1), 0);
+            let to = SocketAddr::new(address(is_v4, 0, 77), PORT);
+            let from = SocketAddr::new(address(is_v4, 0, 1), 0);
             let mut any = ours.begin_connect(to).unwrap();
             let mut bound = ours.begin_connect_from(from, to).unwrap();
             fixture.turn();
@@ -178,13 +151,13 @@ fn opens_that_wait_while_their_address_is_lost_end() {
 
 #[test]
 fn a_link_that_is_down_loses_what_is_sent_and_connections_go_on_when_it_is_up() {
-    for mut fixture in TwoHosts::all(setup) {
-        let (ours, theirs) = (fixture.sockets(), fixture.host.sockets());
+    for mut fixture in Wired::all(setup) {
+        let (ours, theirs) = (fixture.sockets(), fixture.peer());
         let listener = ours.listen(PORT, 64).unwrap();
         let mut udp = ours.bind_udp(PORT).unwrap();
         for is_v4 in [true, false] {
-            let at = SocketAddr::new(address(is_v4, 1), PORT);
-            let to = SocketAddr::new(address(is_v4, 2), PORT);
+            let at = SocketAddr::new(address(is_v4, 0, 1), PORT);
+            let to = SocketAddr::new(address(is_v4, 0, 2), PORT);
             let mut there = fixture.connect(&theirs, at).unwrap();
             let (mut here, _) = listener.try_accept().unwrap();
             ours.set_link_up(1, false).unwrap();
@@ -209,8 +182,8 @@ fn a_link_that_is_down_loses_what_is_sent_and_connections_go_on_when_it_is_up() 
         }
         let none = SocketError::Invalid;
         assert_eq!(ours.set_link_up(2, true), Err(none));
-        assert_eq!(ours.add_address(0, address(true, 3), 24), Err(none));
-        assert_eq!(ours.add_address(1, address(true, 3), 33), Err(none));
+        assert_eq!(ours.add_address(0, address(true, 0, 3), 24), Err(none));
+        assert_eq!(ours.add_address(1, address(true, 0, 3), 33), Err(none));
         for nobody in ["127.0.0.1", "0.0.0.0", "224.0.0.1", "::1", "::", "ff02::1"] {
             let nobody = nobody.parse().unwrap();
             assert_eq!(ours.add_address(1, nobody, 32), Err(none), "{nobody}");
@@ -266,16 +239,16 @@ impl Device for Filtered {
 
 #[test]
 fn a_device_that_filters_is_told_of_addresses_that_come_and_go() {
-    let check = |build: &dyn Fn(Setup, Filtered) -> Groups| {
+    for shape in Shape::all() {
         let taken = Arc::new(Taken::default());
-        let mut fixture = TwoHosts::over(setup, |setup, inner| {
+        let mut fixture = Wired::around(shape, [setup(1), setup(2)], |inner| {
             let taken = Arc::clone(&taken);
-            build(setup, Filtered { inner, taken })
+            Filtered { inner, taken }
         });
         let ours = fixture.sockets();
         assert_eq!(taken.addresses(), [] as [IpAddr; 0]);
         for is_v4 in [true, false] {
-            let own = [3, 1].map(|host| address(is_v4, host));
+            let own = [3, 1].map(|host| address(is_v4, 0, host));
             ours.add_address(1, own[0], prefix(is_v4)).unwrap();
             fixture.turn();
             assert_eq!(taken.addresses(), own[..1]);
@@ -291,11 +264,7 @@ fn a_device_that_filters_is_told_of_addresses_that_come_and_go() {
             ours.remove_address(own[1]).unwrap();
             fixture.turn();
         }
-    };
-    for variant in Variant::ALL {
-        check(&|setup, device| vec![variant.build(setup, Box::new(device)).unwrap()]);
     }
-    check(&three_groups);
 }
 
 /// A device whose link goes down.
@@ -343,20 +312,19 @@ impl DeviceTx for UnpluggedTx {
 fn the_address_is_announced_when_a_device_takes_frames_again() {
     for variant in Variant::ALL {
         let is_down = Arc::new(AtomicBool::new(false));
-        let mut fixture = TwoHosts::over(setup, |setup, inner| {
+        let mut fixture = Wired::around(variant, [setup(1), setup(2)], |inner| {
             let is_down = Arc::clone(&is_down);
-            let device = Box::new(Unplugged { inner, is_down });
-            vec![variant.build(setup, device).unwrap()]
+            Unplugged { inner, is_down }
         });
         fixture.pass(Duration::from_secs(3));
         let ours = fixture.sockets();
-        let announced = |fixture: &TwoHosts| fixture.host.pump_stats().arp;
+        let announced = |fixture: &Wired| fixture.hosts[0].stats().pump.arp;
         let before = announced(&fixture);
         fixture.pass(Duration::from_secs(3));
         assert_eq!(announced(&fixture), before, "{variant}");
         is_down.store(true, Ordering::Relaxed);
         let mut udp = ours.bind_udp(PORT).unwrap();
-        let to = SocketAddr::new(address(true, 2), PORT);
+        let to = SocketAddr::new(address(true, 0, 2), PORT);
         udp.try_send_to(b"x", to).unwrap();
         fixture.pass(Duration::from_millis(100));
         assert!(!ours.interfaces()[0].is_up, "{variant}");

@@ -7,15 +7,16 @@ use std::net::Ipv4Addr;
 
 use std::sync::{Arc, Mutex};
 
-use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
+use dominoes_drivers::memory::{MemoryConfig, scripted_with};
 use dominoes_drivers::{
     Capabilities, Device, DeviceError, DeviceRx, DeviceTx, DeviceWaker, Frame, RxStats,
 };
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::{self, Setup};
-use dominoes_netstack::{SocketError, Sockets, TcpStream};
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::{SocketError, TcpStream};
 use dominoes_testkit::app::Traffic;
+use dominoes_testkit::hand::{self, Scripted, Shape};
 use dominoes_testkit::link::{Faults, ImpairedLink, LinkConfig};
 use dominoes_testkit::packet::{self, ACK, FIN, PSH, RST, SYN, TO_STACK};
 use dominoes_testkit::rng::Cases;
@@ -24,45 +25,21 @@ const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 const PORT: u16 = 7;
 
-/// A stack and the far side of its device.
-struct Host {
-    stack: Box<dyn variants::Variant>,
-    script: Script,
+fn setup(address: Ipv4Addr) -> Setup {
+    Setup::new(address.into(), 24, [u64::from(address.to_bits()), 7])
 }
 
-impl Host {
-    fn new(variant: Variant, address: Ipv4Addr) -> Host {
-        let mac = packet::mac_of(address.octets());
-        let (device, script) = scripted_with(MemoryConfig::default().macs(mac, mac));
-        let setup = Setup::new(address.into(), 24, [u64::from(address.to_bits()), 7]);
-        let stack = variant.build(setup, Box::new(device)).unwrap();
-        Host { stack, script }
-    }
+fn new_host(variant: Variant, address: Ipv4Addr) -> Scripted {
+    Scripted::new(variant, setup(address))
+}
 
-    fn sockets(&self) -> Sockets {
-        self.stack.sockets()
-    }
-
-    /// Does what can be done at `now`, and returns the frames that left.
-    fn turn(&mut self, now: Instant) -> Vec<Vec<u8>> {
-        while self.stack.turn(now) > 0 {}
-        let sent = self.script.take_sent();
-        sent.into_iter().map(|(frame, _)| frame).collect()
-    }
-
-    fn next_deadline(&self) -> Instant {
-        self.stack.next_deadline()
-    }
-
-    /// Jumps to the next deadline, which is later than `now` and within `most`; returns what leaves
-    /// then.
-    fn jump(&mut self, now: &mut Instant, most: Duration) -> Vec<Vec<u8>> {
-        let deadline = self.next_deadline();
-        assert!(deadline > *now, "{deadline:?} at {now:?}");
-        assert!(deadline <= *now + most, "{deadline:?} at {now:?}");
-        *now = deadline;
-        self.turn(*now)
-    }
+/// Jumps to the next deadline, which is later than now and within `most`; returns what leaves then.
+fn jump(host: &mut Scripted, most: Duration) -> Vec<Vec<u8>> {
+    let (now, deadline) = (host.now, host.next_deadline());
+    assert!(deadline > now, "{deadline:?} at {now:?}");
+    assert!(deadline <= now + most, "{deadline:?} at {now:?}");
+    host.now = deadline;
+    host.turn()
 }
 
 /// An IPv4 packet from the peer to us; `fragment` is its word of flags and offset.
@@ -180,11 +157,12 @@ fn a_listener_accepts_a_syn_that_came_after_it_however_late_it_began() {
             device: Box::new(device),
             call: Arc::clone(&call),
         };
-        let setup = Setup::new(US.into(), 24, [3, 7]);
-        let stack = variant.build(setup, Box::new(device)).unwrap();
-        let mut host = Host { stack, script };
-        let now = Instant::from_millis(1);
-        host.turn(now);
+        let mut host = Scripted {
+            stacks: Shape::One(variant).build(setup(US), device),
+            script,
+            now: Instant::from_millis(1),
+        };
+        host.turn();
 
         let (sockets, listener) = (host.sockets(), Arc::new(Mutex::new(None)));
         let begun = Arc::clone(&listener);
@@ -193,7 +171,7 @@ fn a_listener_accepts_a_syn_that_came_after_it_however_late_it_began() {
         host.script.push(syn);
         let listen = move || *begun.lock().unwrap() = Some(sockets.listen(PORT, 4));
         *call.lock().unwrap() = Some(Box::new(listen));
-        let sent = host.turn(now);
+        let sent = host.turn();
         let answers = sent.iter().filter_map(|frame| Segment::sent(frame));
         let flags: Vec<_> = answers.map(|(_, segment)| segment.flags).collect();
         assert_eq!(flags, [SYN | ACK], "{variant}");
@@ -209,23 +187,22 @@ fn asked(frame: &[u8]) -> Option<Ipv4Addr> {
 #[test]
 fn a_connect_whose_first_arp_answer_is_lost_opens_though_only_deadlines_are_told() {
     for variant in Variant::ALL {
-        let mut host = Host::new(variant, US);
-        let mut now = Instant::from_millis(1);
+        let mut host = new_host(variant, US);
         let to = std::net::SocketAddr::new(PEER.into(), PORT);
         let mut connecting = host.sockets().begin_connect(to).unwrap();
-        let sent = host.turn(now);
+        let sent = host.turn();
         assert_eq!(sent.iter().find_map(|frame| asked(frame)), Some(PEER));
         // The answer to that is lost.
-        let sent = host.jump(&mut now, Duration::from_secs(1));
+        let sent = jump(&mut host, Duration::from_secs(1));
         let again = sent.iter().find_map(|frame| asked(frame));
         assert_eq!(again, Some(PEER), "{variant}: the request is sent again");
         host.script.push(packet::arp_reply(TO_STACK));
-        let sent = host.turn(now);
+        let sent = host.turn();
         let (ours, syn) = sent.iter().find_map(|frame| Segment::sent(frame)).unwrap();
         assert_eq!(syn.flags & SYN, SYN);
         let answer = Segment::new(PORT, 900, syn.seq.wrapping_add(1), SYN | ACK, &[]);
         host.script.push(answer.frame(ours));
-        host.turn(now);
+        host.turn();
         assert!(connecting.try_finish().unwrap().is_some(), "{variant}");
     }
 }
@@ -235,21 +212,20 @@ fn a_connect_whose_first_arp_answer_is_lost_opens_though_only_deadlines_are_told
 #[test]
 fn whichever_worker_is_asked_knows_what_the_pump_waits_for() {
     for variant in Variant::ALL {
-        let mut host = Host::new(variant, US);
-        let now = Instant::from_millis(1);
+        let mut host = new_host(variant, US);
         let to = std::net::SocketAddr::new(PEER.into(), PORT);
         let connecting = host.sockets().begin_connect(to).unwrap();
         // A neighbour that does not answer, ...
         assert_eq!(
-            host.turn(now).iter().find_map(|frame| asked(frame)),
+            host.turn().iter().find_map(|frame| asked(frame)),
             Some(PEER)
         );
         let deadline = host.next_deadline();
         assert!(
-            deadline <= now + Duration::from_secs(1),
+            deadline <= host.now + Duration::from_secs(1),
             "{variant}: {deadline:?}"
         );
-        let workers = host.stack.into_parts().workers;
+        let workers = host.stacks.remove(0).into_parts().workers;
         assert_eq!(workers.len(), variant.workers());
         let deadlines: Vec<_> = workers
             .iter()
@@ -259,12 +235,12 @@ fn whichever_worker_is_asked_knows_what_the_pump_waits_for() {
         drop(connecting);
 
         // ... and a datagram of which a part is missing.
-        let mut host = Host::new(variant, US);
-        host.turn(now);
+        let mut host = new_host(variant, US);
+        host.turn();
         host.script.push(packet(17, 0x2000, &[7; 64]));
-        host.turn(now);
+        host.turn();
         let deadline = host.next_deadline();
-        let workers = host.stack.into_parts().workers;
+        let workers = host.stacks.remove(0).into_parts().workers;
         let all_know = workers
             .iter()
             .all(|worker| worker.next_deadline() == deadline);
@@ -275,22 +251,17 @@ fn whichever_worker_is_asked_knows_what_the_pump_waits_for() {
 #[test]
 fn a_connect_that_no_neighbour_answers_fails_though_only_deadlines_are_told() {
     for variant in Variant::ALL {
-        let mut host = Host::new(variant, US);
-        let mut now = Instant::from_millis(1);
+        let mut host = new_host(variant, US);
         let to = std::net::SocketAddr::new(PEER.into(), PORT);
         let mut connecting = host.sockets().begin_connect(to).unwrap();
-        let mut requests = host
-            .turn(now)
-            .iter()
-            .filter_map(|frame| asked(frame))
-            .count();
+        let mut requests = host.turn().iter().filter_map(|frame| asked(frame)).count();
         let ended = loop {
             match connecting.try_finish() {
                 Ok(None) => {}
                 Ok(Some(_)) => panic!("{variant}: connected to a host that is not there"),
                 Err(error) => break error,
             }
-            let sent = host.jump(&mut now, Duration::from_secs(1));
+            let sent = jump(&mut host, Duration::from_secs(1));
             requests += sent.iter().filter_map(|frame| asked(frame)).count();
         };
         assert_eq!(
@@ -304,15 +275,14 @@ fn a_connect_that_no_neighbour_answers_fails_though_only_deadlines_are_told() {
 #[test]
 fn a_datagram_that_stays_incomplete_is_given_up_by_its_deadline() {
     for variant in Variant::ALL {
-        let mut host = Host::new(variant, US);
-        let mut now = Instant::from_millis(1);
+        let mut host = new_host(variant, US);
         host.script.push(packet::arp_request(TO_STACK));
-        host.turn(now);
+        host.turn();
         assert_eq!(host.next_deadline(), Instant::NEVER, "{variant}");
         // The first of several: more fragments follow.
         host.script.push(packet(17, 0x2000, &[7; 64]));
-        assert_eq!(host.turn(now), Vec::<Vec<u8>>::new());
-        let sent = host.jump(&mut now, Duration::from_secs(60));
+        assert_eq!(host.turn(), Vec::<Vec<u8>>::new());
+        let sent = jump(&mut host, Duration::from_secs(60));
         let [report] = &sent[..] else {
             panic!("{variant}: {} frames", sent.len());
         };
@@ -324,8 +294,8 @@ fn a_datagram_that_stays_incomplete_is_given_up_by_its_deadline() {
         );
         // The report needed a neighbour that was not heard of for a minute.
         host.script.push(packet::arp_request(TO_STACK));
-        host.turn(now);
-        assert!(host.jump(&mut now, Duration::from_secs(1)).is_empty());
+        host.turn();
+        assert!(jump(&mut host, Duration::from_secs(1)).is_empty());
         assert_eq!(host.next_deadline(), Instant::NEVER, "{variant}");
     }
 }
@@ -355,11 +325,10 @@ fn reset_for(segment: &Segment) -> Option<Segment> {
 fn a_stack_that_knows_nothing_of_a_connection_resets_its_segments() {
     let text = b"in the middle of a stream";
     for variant in Variant::ALL {
-        let mut host = Host::new(variant, US);
-        let now = Instant::from_millis(1);
+        let mut host = new_host(variant, US);
         let _listener = host.sockets().listen(PORT, 4).unwrap();
         host.script.push(packet::arp_reply(TO_STACK));
-        host.turn(now);
+        host.turn();
         let all_flags = [
             ACK,
             ACK | PSH,
@@ -377,7 +346,7 @@ fn a_stack_that_knows_nothing_of_a_connection_resets_its_segments() {
                 // something (section 3.10.7.2).
                 for to in [9, PORT] {
                     host.script.push(segment.frame(to));
-                    let sent = host.turn(now);
+                    let sent = host.turn();
                     let sent: Vec<_> = sent.iter().filter_map(|f| Segment::sent(f)).collect();
                     let listens = to == PORT && flags & ACK == 0;
                     let expected = reset_for(&segment).filter(|_| !listens);
@@ -389,45 +358,32 @@ fn a_stack_that_knows_nothing_of_a_connection_resets_its_segments() {
     }
 }
 
-/// Lets two hosts send each other frames until they have nothing more to say at `now`.
-fn settle(hosts: [&mut Host; 2], now: Instant) {
-    let [a, b] = hosts;
-    loop {
-        let (from_a, from_b) = (a.turn(now), b.turn(now));
-        if from_a.is_empty() && from_b.is_empty() {
-            break;
-        }
-        from_a.into_iter().for_each(|frame| b.script.push(frame));
-        from_b.into_iter().for_each(|frame| a.script.push(frame));
-    }
-}
-
 #[test]
 fn the_peer_of_a_stack_that_started_again_finds_its_connection_reset() {
     for variant in Variant::ALL {
         for listens_again in [false, true] {
-            let (mut server, mut client) = (Host::new(variant, US), Host::new(variant, PEER));
-            let mut now = Instant::from_millis(1);
+            let (mut server, mut client) = (new_host(variant, US), new_host(variant, PEER));
             let listener = server.sockets().listen(PORT, 4).unwrap();
             let to = std::net::SocketAddr::new(US.into(), PORT);
             let mut connecting = client.sockets().begin_connect(to).unwrap();
-            settle([&mut server, &mut client], now);
+            hand::settle([&mut server, &mut client]);
             let mut ours: TcpStream = connecting.try_finish().unwrap().unwrap();
             let (mut theirs, _) = listener.try_accept().unwrap();
             assert_eq!(ours.try_write(b"before"), Ok(6));
-            settle([&mut server, &mut client], now);
+            hand::settle([&mut server, &mut client]);
             let mut buffer = [0; 16];
             assert_eq!(theirs.try_read(&mut buffer), Ok(6));
-            settle([&mut server, &mut client], now);
+            hand::settle([&mut server, &mut client]);
 
             // It is gone without a word, and another one has its address.
-            let mut server = Host::new(variant, US);
+            let mut server = new_host(variant, US);
             let _listener = listens_again.then(|| server.sockets().listen(PORT, 4).unwrap());
-            now += Duration::from_secs(1);
-            settle([&mut server, &mut client], now);
+            client.now += Duration::from_secs(1);
+            server.now = client.now;
+            hand::settle([&mut server, &mut client]);
             assert_eq!(ours.try_read(&mut buffer), Err(SocketError::WouldBlock));
             assert_eq!(ours.try_write(b"after"), Ok(5));
-            settle([&mut server, &mut client], now);
+            hand::settle([&mut server, &mut client]);
             let (read, written) = (ours.try_read(&mut buffer), ours.try_write(b"more"));
             assert_eq!(read, Err(SocketError::Reset), "{variant}");
             assert_eq!(written, Err(SocketError::Reset), "{variant}");
@@ -437,7 +393,7 @@ fn the_peer_of_a_stack_that_started_again_finds_its_connection_reset() {
 
 /// Two hosts, and the wires from the first and from the second.
 struct Pair {
-    hosts: [Host; 2],
+    hosts: [Scripted; 2],
     wires: [ImpairedLink; 2],
     now: Instant,
     /// ARP requests so far.
@@ -452,7 +408,7 @@ impl Pair {
             ImpairedLink::new(LinkConfig::default().faults(faults(way)).delay(delay))
         };
         Pair {
-            hosts: [US, PEER].map(|address| Host::new(variant, address)),
+            hosts: [US, PEER].map(|address| new_host(variant, address)),
             wires: [wire(0), wire(1)],
             now: Instant::from_millis(1),
             asked: 0,
@@ -466,11 +422,12 @@ impl Pair {
         loop {
             let mut done = false;
             for (way, host) in self.hosts.iter_mut().enumerate() {
+                host.now = self.now;
                 while let Some(frame) = self.wires[1 - way].take(now) {
                     host.script.push(frame.to_vec());
                     done = true;
                 }
-                for frame in host.turn(self.now) {
+                for frame in host.turn() {
                     self.asked += usize::from(asked(&frame).is_some());
                     self.wires[way].offer(now, Frame::from_bytes(&frame));
                     done = true;
@@ -488,7 +445,7 @@ impl Pair {
     fn jump(&mut self) -> bool {
         let arrivals = self.wires.iter().filter_map(ImpairedLink::next_arrival);
         let arrivals = arrivals.map(|at| Instant::from_nanos(at.as_nanos() as u64));
-        let deadlines = self.hosts.iter().map(Host::next_deadline);
+        let deadlines = self.hosts.iter().map(Scripted::next_deadline);
         let next = arrivals.chain(deadlines).min().unwrap_or(Instant::NEVER);
         if next != Instant::NEVER {
             assert!(next > self.now, "{next:?} at {:?}", self.now);

@@ -4,20 +4,16 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use dominoes_drivers::memory::{MemoryConfig, scripted_with};
 use dominoes_netstack::testkit::Variant;
-use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants;
 use dominoes_netstack::{EchoSocket, SocketError};
+use dominoes_testkit::hand::{Scripted, Wired, address, setup};
 use dominoes_testkit::packet;
-
-use crate::two_hosts::{TwoHosts, address, setup};
 
 const NOTHING: Option<SocketError> = Some(SocketError::WouldBlock);
 
 #[test]
 fn requests_are_answered_and_each_socket_hears_of_its_own() {
-    for mut fixture in TwoHosts::all(setup) {
+    for mut fixture in Wired::all(|host| setup(0, host)) {
         let sockets = fixture.sockets();
         let pings: [EchoSocket; 3] = [(); 3].map(|()| sockets.open_echo().unwrap());
         assert_ne!(pings[0].ident(), pings[1].ident());
@@ -26,7 +22,7 @@ fn requests_are_answered_and_each_socket_hears_of_its_own() {
                 true => Ipv4Addr::LOCALHOST.into(),
                 false => Ipv6Addr::LOCALHOST.into(),
             };
-            for to in [address(is_v4, 2), address(is_v4, 1), local] {
+            for to in [address(is_v4, 0, 2), address(is_v4, 0, 1), local] {
                 for (sequence, len) in (0..).zip([0, 1, 56, 1472, 1473, 20_000]) {
                     for (number, ping) in (0..).zip(&pings) {
                         let data: Vec<u8> = (0..len).map(|at| (at + number) as u8).collect();
@@ -55,61 +51,55 @@ fn requests_are_answered_and_each_socket_hears_of_its_own() {
 fn what_nobody_asked_for_is_heard_by_nobody() {
     let us = packet::TO_STACK;
     for variant in Variant::ALL {
-        let macs = MemoryConfig::default().macs(us.to_mac, us.to_mac);
-        let (device, script) = scripted_with(macs);
-        let mut stack = variant.build(setup(1), Box::new(device)).unwrap();
-        let now = Instant::from_millis(1);
-        let ping = stack.sockets().open_echo().unwrap();
-        let inject =
-            |stack: &mut Box<dyn variants::Variant>, ident: u16, sequence: u8, good: bool| {
-                let [a, b] = u16::to_be_bytes(ident);
-                let mut message = packet::icmp([0, 0], [a, b, 0, sequence], b"data");
-                message[3] ^= u8::from(!good);
-                script.push(packet::ip(us, packet::ICMP, &message));
-                while stack.turn(now) > 0 {}
-            };
-        script.push(packet::arp_request(us.to_mac(packet::EVERY_MAC)));
-        inject(&mut stack, ping.ident(), 1, true);
+        let mut fixture = Scripted::new(variant, setup(0, 1));
+        let ping = fixture.sockets().open_echo().unwrap();
+        let inject = |fixture: &mut Scripted, ident: u16, sequence: u8, good: bool| {
+            let [a, b] = u16::to_be_bytes(ident);
+            let mut message = packet::icmp([0, 0], [a, b, 0, sequence], b"data");
+            message[3] ^= u8::from(!good);
+            fixture.receive(packet::ip(us, packet::ICMP, &message));
+        };
+        fixture.receive(packet::arp_request(us.to_mac(packet::EVERY_MAC)));
+        inject(&mut fixture, ping.ident(), 1, true);
         assert_eq!(
             ping.try_recv().err(),
             NOTHING,
             "{variant}: it asked for nothing"
         );
         ping.send(packet::FAR.into(), 1, b"data").unwrap();
-        while stack.turn(now) > 0 {}
-        inject(&mut stack, ping.ident() ^ 1, 1, true);
-        inject(&mut stack, ping.ident(), 2, true);
-        inject(&mut stack, ping.ident(), 1, false);
+        fixture.turn();
+        inject(&mut fixture, ping.ident() ^ 1, 1, true);
+        inject(&mut fixture, ping.ident(), 2, true);
+        inject(&mut fixture, ping.ident(), 1, false);
         assert_eq!(ping.try_recv().err(), NOTHING, "{variant}: not by these");
-        inject(&mut stack, ping.ident(), 1, true);
-        inject(&mut stack, ping.ident(), 1, true);
+        inject(&mut fixture, ping.ident(), 1, true);
+        inject(&mut fixture, ping.ident(), 1, true);
         assert_eq!(ping.try_recv().unwrap().data, b"data");
         assert_eq!(ping.try_recv().err(), NOTHING, "{variant}: once");
         // One more came than there is room for, and the first makes it.
         for sequence in 0..=256_u16 {
-            ping.send(address(true, 1), sequence, b"").unwrap();
-            while stack.turn(now) > 0 {}
+            ping.send(address(true, 0, 1), sequence, b"").unwrap();
+            fixture.turn();
         }
         let first = ping.try_recv().unwrap();
         assert_eq!(first.sequence, 1, "{variant}");
-        let lost = |stack: &dyn variants::Variant| {
-            let pump = stack.stats().pump;
+        let lost = |fixture: &Scripted| {
+            let pump = fixture.stacks[0].stats().pump;
             (pump.echo_replies_unread, pump.echo_requests_forgotten)
         };
-        assert_eq!(lost(&*stack), (1, 0), "{variant}");
+        assert_eq!(lost(&fixture), (1, 0), "{variant}");
         // So do requests that nobody answers.
         for sequence in 0..1030_u16 {
             ping.send(packet::FAR.into(), sequence, b"").unwrap();
-            while stack.turn(now) > 0 {}
-            script.take_sent();
+            fixture.turn();
         }
-        assert_eq!(lost(&*stack), (1, 6), "{variant}");
+        assert_eq!(lost(&fixture), (1, 6), "{variant}");
     }
 }
 
 #[test]
 fn what_cannot_be_asked_is_refused() {
-    let fixture = TwoHosts::all(setup).next().unwrap();
+    let fixture = Wired::all(|host| setup(0, host)).next().unwrap();
     let ping = fixture.sockets().open_echo().unwrap();
     for (to, error) in [
         ("10.9.0.1", SocketError::NoRoute),
@@ -120,7 +110,7 @@ fn what_cannot_be_asked_is_refused() {
     ] {
         assert_eq!(ping.send(to.parse().unwrap(), 0, b""), Err(error), "{to}");
     }
-    let too_long = ping.send(address(true, 2), 0, &[0; 65_508]);
+    let too_long = ping.send(address(true, 0, 2), 0, &[0; 65_508]);
     assert_eq!(too_long, Err(SocketError::TooLong));
     assert!(ping.set_ttl(0).is_err());
     ping.set_nonblocking(true).unwrap();

@@ -5,19 +5,19 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
 
+use dominoes_drivers::Device;
 use dominoes_drivers::memory::{self, MemoryConfig, scripted_with};
-use dominoes_drivers::{Device, DeviceRx, DeviceTx, TxFrame};
 use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
+use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::groups;
 use dominoes_netstack::variants::groups::INBOX;
 use dominoes_netstack::variants::interfaces;
 use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::{
-    Datagram, Limits, SocketError, Sockets, Stack, StackError, TcpStream, UdpSocket,
-};
-use dominoes_testkit::packet::{self, STACK, SYN, TO_STACK};
+use dominoes_netstack::{Datagram, Limits, SocketError, Stack, StackError, TcpStream, UdpSocket};
+use dominoes_testkit::hand::{Scripted, Shape, Wired};
+use dominoes_testkit::packet::{self, EVERY_MAC, STACK, SYN, TO_STACK};
 use dominoes_testkit::peer::Peer;
 
 /// Connections that each side opens.
@@ -193,78 +193,25 @@ fn how_many_groups_there_may_be_is_told() {
     }
 }
 
-/// Two groups by hand, and the far end of their device.
-struct Fixture {
-    now: Instant,
-    groups: Vec<Single>,
-    rx: Box<dyn DeviceRx>,
-    tx: Box<dyn DeviceTx>,
-}
-
-const PEER: [u8; 6] = [2, 0xee, 0, 0, 0, 1];
-
-impl Fixture {
-    fn new() -> Fixture {
-        let (here, there) = memory::pair(MemoryConfig::default());
-        let mac = here.mac();
-        assert_ne!(mac, PEER);
-        let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
-        let parts = groups::divide(setup, 2, Box::new(here), INBOX).unwrap();
-        let groups = parts
-            .into_iter()
-            .map(|(setup, part)| Single::new(setup, Box::new(part)).unwrap());
-        let (rx, tx) = Box::new(there).split();
-        Fixture {
-            now: Instant::from_millis(1),
-            groups: groups.collect(),
-            rx,
-            tx,
-        }
-    }
-
-    /// Sends a frame to the groups, and returns what they send then.
-    fn ask(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
-        assert_eq!(self.tx.transmit(&[TxFrame::new(frame)]), Ok(1));
-        for _ in 0..8 {
-            self.now += Duration::from_micros(1);
-            for group in &mut self.groups {
-                group.turn(self.now);
-            }
-        }
-        let mut frames = Vec::new();
-        self.rx.claim(64, &mut frames).unwrap();
-        frames.iter().map(|frame| frame.bytes().to_vec()).collect()
-    }
-}
-
-/// An ARP request for 10.0.0.1 (RFC 826).
-fn who_has() -> Vec<u8> {
-    let mut frame = vec![0xff; 6];
-    frame.extend(PEER);
-    frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
-    frame.extend(PEER);
-    frame.extend([10, 0, 0, 2, 0, 0, 0, 0, 0, 0, 10, 0, 0, 1]);
-    frame
+fn groups_of(count: usize) -> Shape {
+    Shape::Groups(Variant::Single, count)
 }
 
 #[test]
 fn one_answer_comes_to_what_reaches_all_groups() {
-    let mut fixture = Fixture::new();
-    let answers = fixture.ask(&who_has());
+    let mut fixture = Scripted::new(groups_of(2), Setup::new(STACK.into(), 24, [1, 2]));
+    let who_has = packet::arp_request(TO_STACK.to_mac(EVERY_MAC));
+    let answers = fixture.receive(who_has.clone());
     assert_eq!(answers.len(), 1, "{answers:02x?}");
     assert_eq!(answers[0][20..22], [0, 2], "an ARP reply");
-    let arp: u64 = fixture
-        .groups
-        .iter()
-        .map(|group| group.pump_stats().arp)
-        .sum();
-    assert_eq!(arp, 2, "both have heard it");
+    let heard = fixture.stacks.iter().map(|group| group.stats().pump.arp);
+    assert_eq!(heard.sum::<u64>(), 2, "both have heard it");
     // So both know the neighbour: an open asks nobody, whichever group it is.
-    let sockets = groups::sockets(fixture.groups.iter().map(Single::sockets));
+    let sockets = fixture.sockets();
     let opening: Vec<_> = (0..2)
         .map(|_| sockets.begin_connect(address(2)).unwrap())
         .collect();
-    let sent = fixture.ask(&who_has());
+    let sent = fixture.receive(who_has);
     let syns = sent.iter().filter(|frame| frame[12..14] == [8, 0]).count();
     assert_eq!((syns, sent.len()), (2, 3));
     drop(opening);
@@ -307,69 +254,37 @@ fn a_group_answers_no_segment_of_another_group_s_flow() {
     assert!(answered.iter().all(|count| *count > 0), "{answered:?}");
 }
 
-/// Groups by hand on one side of a wire, and a stack of one group on the other.
-struct Wire {
-    now: Instant,
-    groups: Vec<Single>,
-    far: Single,
+/// Groups by hand, and a stack of one group beside them.
+fn wired(groups: usize, limits: Limits) -> Wired {
+    let setup = |last| Setup::new([10, 0, 0, last].into(), 24, [1, 2]).limits(limits);
+    Wired::two(groups_of(groups), [setup(1), setup(2)])
 }
 
-impl Wire {
-    fn new(groups: usize, limits: Limits) -> Wire {
-        let (here, there) = memory::pair(MemoryConfig::default());
-        let setup = |last| Setup::new([10, 0, 0, last].into(), 24, [1, 2]).limits(limits);
-        let parts = groups::divide(setup(1), groups, Box::new(here), INBOX).unwrap();
-        let groups = parts
-            .into_iter()
-            .map(|(setup, part)| Single::new(setup, Box::new(part)).unwrap());
-        Wire {
-            now: Instant::from_millis(1),
-            groups: groups.collect(),
-            far: Single::new(setup(2), Box::new(there)).unwrap(),
-        }
-    }
-
-    fn sockets(&self) -> Sockets {
-        groups::sockets(self.groups.iter().map(Single::sockets))
-    }
-
-    /// Lets everything that is on its way arrive.
-    fn turn(&mut self) {
-        for _ in 0..20 {
-            self.now += Duration::from_micros(10);
-            self.groups.iter_mut().for_each(|group| {
-                group.turn(self.now);
-            });
-            self.far.turn(self.now);
-        }
-    }
-
-    /// Datagrams that each group got.
-    fn datagrams(&self) -> Vec<u64> {
-        let groups = self.groups.iter();
-        groups.map(|group| group.pump_stats().datagrams).collect()
-    }
+/// Datagrams that each group got.
+fn datagrams(wire: &Wired) -> Vec<u64> {
+    let groups = wire.stacks.iter();
+    groups.map(|group| group.stats().pump.datagrams).collect()
 }
 
 #[test]
 fn peers_of_a_udp_socket_spread_over_the_groups_and_each_keeps_its_order() {
     const PEERS: usize = 24;
-    let mut wire = Wire::new(3, Limits::default());
+    let mut wire = wired(3, Limits::default());
     let mut ours = wire.sockets().bind_udp(PORT).unwrap();
-    let far = wire.far.sockets();
+    let far = wire.peer();
     let mut peers: Vec<_> = (0..PEERS).map(|_| far.bind_udp(0).unwrap()).collect();
     // So each side knows the other: few datagrams wait for that.
     peers[0].try_send_to(b"hello", address(1)).unwrap();
     wire.turn();
     assert_eq!(ours.try_recv_from(&mut [0; 8]).unwrap().0, 5);
-    let before = wire.datagrams();
+    let before = datagrams(&wire);
     for number in 0..8_u8 {
         for peer in &mut peers {
             peer.try_send_to(&[number], address(1)).unwrap();
         }
     }
     wire.turn();
-    let came = wire.datagrams().into_iter().zip(before);
+    let came = datagrams(&wire).into_iter().zip(before);
     let spread: Vec<_> = came.map(|(all, before)| all - before).collect();
     assert_eq!(spread.iter().sum::<u64>(), 8 * PEERS as u64, "{spread:?}");
     assert!(spread.iter().all(|count| *count > 0), "{spread:?}");
@@ -400,23 +315,23 @@ fn peers_of_a_udp_socket_spread_over_the_groups_and_each_keeps_its_order() {
     }
     // They left from the groups that they had come to.
     let sent = wire
-        .groups
+        .stacks
         .iter()
-        .map(|group| group.replica().stats().sent_datagrams);
+        .map(|group| group.stats().state.sent_datagrams);
     assert_eq!(sent.collect::<Vec<_>>(), spread);
 }
 
 #[test]
 fn what_a_socket_of_several_groups_looks_at_in_place_stays_the_oldest() {
-    let mut wire = Wire::new(2, Limits::default());
+    let mut wire = wired(2, Limits::default());
     let mut ours = wire.sockets().bind_udp(PORT).unwrap();
-    let far = wire.far.sockets();
+    let far = wire.peer();
     let mut peers: Vec<_> = (0..8).map(|_| far.bind_udp(0).unwrap()).collect();
     for peer in &mut peers {
         peer.try_send_to(b"first", address(1)).unwrap();
         wire.turn();
     }
-    assert!(wire.datagrams().iter().all(|count| *count > 0));
+    assert!(datagrams(&wire).iter().all(|count| *count > 0));
     let mut seen = Vec::new();
     let mut clone = ours.try_clone().unwrap();
     for _ in 0..8 {
@@ -443,7 +358,7 @@ fn what_a_socket_of_several_groups_looks_at_in_place_stays_the_oldest() {
 
 #[test]
 fn a_refusal_is_reported_once_whichever_group_sent_the_datagram() {
-    let mut wire = Wire::new(3, Limits::default());
+    let mut wire = wired(3, Limits::default());
     let sockets = wire.sockets();
     // So both sides know each other.
     let mut first = sockets.bind_udp(0).unwrap();
@@ -465,7 +380,7 @@ fn a_refusal_is_reported_once_whichever_group_sent_the_datagram() {
 fn the_place_of_a_udp_socket_is_free_when_all_groups_have_done_with_it() {
     let mut limits = Limits::default();
     limits.udp_sockets = 2;
-    let mut wire = Wire::new(3, limits);
+    let mut wire = wired(3, limits);
     let sockets = wire.sockets();
     for round in 0..20 {
         let bound = [0, 0].map(|_| sockets.bind_udp(0).unwrap());
@@ -480,7 +395,7 @@ fn the_place_of_a_udp_socket_is_free_when_all_groups_have_done_with_it() {
             SocketError::TooManySockets
         );
         // One group is behind.
-        for group in &mut wire.groups[1..] {
+        for group in &mut wire.stacks[1..] {
             wire.now += Duration::from_micros(10);
             group.turn(wire.now);
             group.turn(wire.now);
@@ -497,13 +412,13 @@ fn the_place_of_a_udp_socket_is_free_when_all_groups_have_done_with_it() {
 #[test]
 fn a_poller_reports_what_arrives_in_any_group() {
     for trigger in [Trigger::Level, Trigger::Edge] {
-        let mut wire = Wire::new(3, Limits::default());
+        let mut wire = wired(3, Limits::default());
         let mut ours = wire.sockets().bind_udp(PORT).unwrap();
         let poller = Poller::new().unwrap();
         poller
             .register(&ours, Token(7), Interest::READABLE, trigger)
             .unwrap();
-        let far = wire.far.sockets();
+        let far = wire.peer();
         let mut events = Events::with_capacity(4);
         for _ in 0..16 {
             assert_eq!(poller.events(&mut events), 0);
@@ -518,7 +433,7 @@ fn a_poller_reports_what_arrives_in_any_group() {
             );
             ours.try_recv_from(&mut [0; 5]).unwrap();
         }
-        assert!(wire.datagrams().iter().all(|count| *count > 0));
+        assert!(datagrams(&wire).iter().all(|count| *count > 0));
     }
 }
 

@@ -6,11 +6,12 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
+use dominoes_drivers::memory::MemoryConfig;
 use dominoes_netstack::testkit::Variant;
-use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::{self, Setup};
-use dominoes_netstack::{Ipv6Config, Limits, SocketError, UdpSocket};
+use dominoes_netstack::time::Duration;
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::{Limits, SocketError, UdpSocket};
+use dominoes_testkit::hand::{self, Scripted};
 use dominoes_testkit::packet::v6::{self, ICMPV6, Packet, solicited_node};
 use dominoes_testkit::packet::{self, EVERY_MAC, Family, ICMP, Mac, TO_STACK};
 use dominoes_testkit::{HostConfig, Net};
@@ -19,59 +20,15 @@ const US: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 const PEER: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2);
 const MILLI: Duration = Duration::from_millis(1);
 
-/// A stack and the far side of its device.
-struct Fixture {
-    stack: Box<dyn variants::Variant>,
-    script: Script,
-    now: Instant,
-}
-
-impl Fixture {
-    fn new(variant: Variant, limits: Limits) -> Fixture {
-        let config = Ipv6Config::default()
-            .autoconfigure(false)
-            .duplicate_probes(0)
-            .address(US, 64);
-        let setup = Setup::new(packet::STACK.into(), 16, [1, 7])
-            .limits(limits)
-            .ipv6(config);
-        let config = MemoryConfig::default().macs(TO_STACK.to_mac, TO_STACK.from_mac);
-        let (device, script) = scripted_with(config.rx_pool(4096));
-        let stack = variant.build(setup, Box::new(device)).unwrap();
-        let mut fixture = Fixture {
-            stack,
-            script,
-            now: Instant::from_millis(7),
-        };
-        // Both neighbours are known.
-        fixture.push(packet::arp_request(TO_STACK.to_mac(EVERY_MAC)));
-        fixture.push(solicitation());
-        fixture.turn();
-        fixture
-    }
-
-    fn push(&self, frame: Vec<u8>) {
-        self.script.push(frame);
-    }
-
-    /// What leaves at this time.
-    fn turn(&mut self) -> Vec<Vec<u8>> {
-        while self.stack.turn(self.now) > 0 {}
-        let sent = self.script.take_sent().into_iter();
-        sent.map(|(frame, _)| frame).collect()
-    }
-
-    /// The same until `time` has passed.
-    fn pass(&mut self, time: Duration) -> Vec<Vec<u8>> {
-        let until = self.now + time;
-        let mut sent = self.turn();
-        while self.stack.next_deadline() <= until {
-            self.now = self.stack.next_deadline().max(self.now);
-            sent.extend(self.turn());
-        }
-        self.now = until;
-        sent
-    }
+/// A stack whose neighbours of both families are known.
+fn fixture(variant: Variant, limits: Limits) -> Scripted {
+    let setup = Setup::new(packet::STACK.into(), 16, [1, 7]).limits(limits);
+    let setup = setup.ipv6(hand::ipv6().address(US, 64));
+    let config = MemoryConfig::default().macs(TO_STACK.to_mac, TO_STACK.from_mac);
+    let mut fixture = Scripted::over(variant, setup, config.rx_pool(4096));
+    fixture.receive(packet::arp_request(TO_STACK.to_mac(EVERY_MAC)));
+    fixture.receive(solicitation());
+    fixture
 }
 
 fn path(to: Ipv6Addr, to_mac: Mac) -> v6::Path {
@@ -130,10 +87,10 @@ fn every_request_of_a_large_batch_is_answered() {
         ("echo of IPv6", echo_v6()),
     ];
     for variant in Variant::ALL {
-        let mut fixture = Fixture::new(variant, Limits::default());
+        let mut fixture = fixture(variant, Limits::default());
         for (what, request) in &requests {
             for count in [100, 1000, 4000] {
-                (0..count).for_each(|_| fixture.push(request.clone()));
+                (0..count).for_each(|_| fixture.script.push(request.clone()));
                 let answers = fixture.turn();
                 assert_eq!(
                     answers.iter().filter(|frame| is_answer(frame)).count(),
@@ -142,7 +99,7 @@ fn every_request_of_a_large_batch_is_answered() {
                 );
             }
             // The device takes a few at a time.
-            (0..2000).for_each(|_| fixture.push(request.clone()));
+            (0..2000).for_each(|_| fixture.script.push(request.clone()));
             let mut answers = 0;
             for _ in 0..410 {
                 fixture.script.accept_at_most(Some(5));
@@ -156,7 +113,7 @@ fn every_request_of_a_large_batch_is_answered() {
             assert_eq!(answers, 2000, "{variant}: {what}, slowly");
             fixture.script.accept_at_most(None);
         }
-        let stats = fixture.stack.stats().pump;
+        let stats = fixture.stacks[0].stats().pump;
         assert_eq!(stats.control_dropped, 0, "{variant}");
     }
 }
@@ -164,22 +121,22 @@ fn every_request_of_a_large_batch_is_answered() {
 #[test]
 fn a_device_that_takes_nothing_does_not_stop_what_comes() {
     for variant in Variant::ALL {
-        let mut fixture = Fixture::new(variant, Limits::default());
-        let mut socket = fixture.stack.sockets().bind_udp(7).unwrap();
+        let mut fixture = fixture(variant, Limits::default());
+        let mut socket = fixture.sockets().bind_udp(7).unwrap();
         fixture.script.accept_at_most(Some(0));
         let large = packet::echo(7, &[1; 1400]);
         for _ in 0..10 {
             let request = packet::ip(TO_STACK, ICMP, &large);
-            (0..1000).for_each(|_| fixture.push(request.clone()));
+            (0..1000).for_each(|_| fixture.script.push(request.clone()));
             for _ in 0..100 {
                 fixture.now += MILLI;
                 fixture.turn();
             }
         }
-        fixture.push(packet::udp(TO_STACK, (9, 7), b"hello"));
+        fixture.script.push(packet::udp(TO_STACK, (9, 7), b"hello"));
         fixture.turn();
         assert_eq!(socket.try_recv_from(&mut [0; 9]).unwrap().0, 5, "{variant}");
-        let stats = fixture.stack.stats().pump;
+        let stats = fixture.stacks[0].stats().pump;
         assert!(stats.control_dropped > 1000, "{variant}: {stats:?}");
         fixture.script.accept_at_most(None);
         let left = fixture
@@ -211,9 +168,9 @@ fn strangers(is_v4: bool, count: u16) -> Vec<SocketAddr> {
 fn every_neighbour_that_opens_need_is_asked_for() {
     for variant in Variant::ALL {
         for is_v4 in [true, false] {
-            let mut fixture = Fixture::new(variant, Limits::default());
+            let mut fixture = fixture(variant, Limits::default());
             let strangers = strangers(is_v4, 2500);
-            let sockets = fixture.stack.sockets();
+            let sockets = fixture.sockets();
             let open = |to: &SocketAddr| sockets.begin_connect(*to).unwrap();
             let mut opens: Vec<_> = strangers.iter().map(open).collect();
             let sent = fixture.turn();
@@ -237,9 +194,9 @@ fn every_neighbour_that_opens_need_is_asked_for() {
 fn as_many_opens_wait_for_a_neighbour_as_there_may_be_connections() {
     for variant in Variant::ALL {
         for is_v4 in [true, false] {
-            let mut fixture = Fixture::new(variant, Limits::default().connections(1000));
+            let mut fixture = fixture(variant, Limits::default().connections(1000));
             let to = strangers(is_v4, 1)[0];
-            let sockets = fixture.stack.sockets();
+            let sockets = fixture.sockets();
             let mut opens: Vec<_> = (0..1001)
                 .map(|_| sockets.begin_connect(to).unwrap())
                 .collect();
@@ -251,7 +208,7 @@ fn as_many_opens_wait_for_a_neighbour_as_there_may_be_connections() {
                     .iter_mut()
                     .all(|open| matches!(open.try_finish(), Ok(None)))
             );
-            fixture.push(match to.ip() {
+            fixture.script.push(match to.ip() {
                 IpAddr::V4(ip) => packet::arp_reply(TO_STACK.source(ip.octets())),
                 IpAddr::V6(ip) => {
                     let mut says = vec![136, 0, 0, 0, 0x60, 0, 0, 0];
@@ -270,8 +227,8 @@ fn as_many_opens_wait_for_a_neighbour_as_there_may_be_connections() {
 #[test]
 fn who_finds_no_port_and_no_socket_hears_so() {
     for variant in Variant::ALL {
-        let mut fixture = Fixture::new(variant, Limits::default().udp_sockets(2));
-        let sockets = fixture.stack.sockets();
+        let mut fixture = fixture(variant, Limits::default().udp_sockets(2));
+        let sockets = fixture.sockets();
         let bound = [7, 8].map(|port| sockets.bind_udp(port).unwrap());
         let error = sockets.bind_udp(9).unwrap_err();
         assert_eq!(error, SocketError::TooManySockets);

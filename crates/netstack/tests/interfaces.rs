@@ -1,159 +1,61 @@
 //! A stack with two interfaces, and a host on the network of each: over both families, in every
 //! variant, and with several groups at each interface.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::thread;
 
-use dominoes_drivers::Device;
-use dominoes_drivers::memory::{self, MemoryConfig, MemoryDevice};
+use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::Route;
-use dominoes_netstack::group::Layout;
 use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
-use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::variants::groups::INBOX;
-use dominoes_netstack::variants::{
-    Setup, Variant, VariantKind, groups, interfaces, single::Single,
-};
+use dominoes_netstack::variants::{Setup, groups, interfaces};
 use dominoes_netstack::{
-    Families, Interface, Ipv6Config, SocketError, Sockets, Stack, TcpListener, TcpStream, UdpSocket,
+    Families, Interface, SocketError, Stack, TcpListener, TcpStream, UdpSocket,
 };
+use dominoes_testkit::hand::{Shape, Wired, address, prefix, setup};
 
 const PORT: u16 = 7;
-
-/// The address of a host on a network, of either family.
-fn address(is_v4: bool, net: u8, host: u8) -> IpAddr {
-    match is_v4 {
-        true => Ipv4Addr::new(10, 0, net, host).into(),
-        false => Ipv6Addr::new(0xfd00, 0, 0, net.into(), 0, 0, 0, host.into()).into(),
-    }
-}
 
 fn at(is_v4: bool, net: u8, host: u8) -> SocketAddr {
     SocketAddr::new(address(is_v4, net, host), PORT)
 }
 
-fn setup(net: u8, host: u8) -> Setup {
-    let IpAddr::V6(v6) = address(false, net, host) else {
-        unreachable!("it is not IPv4");
-    };
-    let config = Ipv6Config::default()
-        .autoconfigure(false)
-        .duplicate_probes(0)
-        .address(v6, 64);
-    Setup::new(address(true, net, host), 24, [1, u64::from(host)]).ipv6(config)
+/// Interfaces 1 and 2 have networks 1 and 2, in which the stack is host 1 and others are host 2.
+fn fixture(shape: impl Into<Shape>) -> Wired {
+    with(shape, |_, setup| setup)
 }
 
-fn layout(kind: VariantKind) -> Layout {
-    Layout::default().replicas(match kind {
-        VariantKind::Replicated => 2,
-        _ => 1,
+/// What `change` makes of the setup of each interface, by its number.
+fn with(shape: impl Into<Shape>, change: impl Fn(u8, Setup) -> Setup) -> Wired {
+    Wired::interfaces(shape, 2, |net, host| match host {
+        1 => change(net, setup(net, 1)),
+        _ => setup(net, host).gateway(address(true, net, 1)),
     })
 }
 
-/// Interfaces 1 and 2 have networks 1 and 2, in which the stack is host 1 and others are host 2.
-struct Fixture {
-    now: Instant,
-    stack: Vec<Box<dyn Variant>>,
-    hosts: Vec<Single>,
+/// Every shape, and two groups of two replicas at each interface.
+fn all() -> impl Iterator<Item = Wired> {
+    let shapes = Shape::all().chain([Shape::Groups(Variant::Replicated(2), 2)]);
+    shapes.map(fixture)
 }
 
-impl Fixture {
-    fn new(kind: VariantKind) -> Fixture {
-        Fixture::with(kind, |_, setup| setup)
-    }
-
-    /// Of every kind, and with three groups of one replica and two of two at each interface.
-    fn all() -> impl Iterator<Item = Fixture> {
-        let by_kind = VariantKind::ALL.iter().copied().map(Fixture::new);
-        let groups = [(VariantKind::Single, 3), (VariantKind::Replicated, 2)];
-        by_kind.chain(groups.map(|(kind, groups)| Fixture::of_groups(kind, groups)))
-    }
-
-    /// With so many groups at each interface.
-    fn of_groups(kind: VariantKind, groups: usize) -> Fixture {
-        Fixture::over(|own, devices| {
-            let devices = devices.map(|device| Box::new(device) as Box<dyn Device>);
-            let divided = interfaces::divide(own.into_iter().zip(devices), groups, INBOX);
-            let groups = divided.unwrap().into_iter();
-            groups
-                .map(|(setup, device)| kind.build(setup, layout(kind), Box::new(device)).unwrap())
-                .collect()
-        })
-    }
-
-    /// What `change` makes of the setup of each interface, by its number.
-    fn with(kind: VariantKind, change: impl Fn(u8, Setup) -> Setup) -> Fixture {
-        Fixture::over(|[first, second], devices| {
-            let own = interfaces::join([change(1, first), change(2, second)]).unwrap();
-            own.into_iter()
-                .zip(devices)
-                .map(|(setup, device)| kind.build(setup, layout(kind), Box::new(device)).unwrap())
-                .collect()
-        })
-    }
-
-    /// With the stack that `build` makes of its interfaces.
-    fn over(build: impl FnOnce([Setup; 2], [MemoryDevice; 2]) -> Vec<Box<dyn Variant>>) -> Fixture {
-        let [(here, there), (second, far)] =
-            [(); 2].map(|()| memory::pair(MemoryConfig::default()));
-        let stack = build([1, 2].map(|net| setup(net, 1)), [here, second]);
-        let mut hosts = Vec::new();
-        for (net, there) in [(1, there), (2, far)] {
-            let theirs = setup(net, 2).gateway(address(true, net, 1));
-            hosts.push(Single::new(theirs, Box::new(there)).unwrap());
-        }
-        let now = Instant::from_millis(1);
-        let mut fixture = Fixture { now, stack, hosts };
+/// Whether bytes go both ways.
+fn check(fixture: &mut Wired, mut ends: [&mut TcpStream; 2]) {
+    for _ in 0..2 {
+        let [one, other] = &mut ends;
+        assert_eq!(one.try_write(b"hello"), Ok(5));
         fixture.turn();
-        fixture
-    }
-
-    fn sockets(&self) -> Sockets {
-        groups::sockets(self.stack.iter().map(|interface| interface.sockets()))
-    }
-
-    /// Lets everything that is on its way arrive.
-    fn turn(&mut self) {
-        for _ in 0..40 {
-            self.now += Duration::from_micros(100);
-            for interface in &mut self.stack {
-                interface.turn(self.now);
-            }
-            for host in &mut self.hosts {
-                host.turn(self.now);
-            }
-        }
-    }
-
-    /// Opens a connection.
-    fn connect(&mut self, from: &Sockets, to: SocketAddr) -> Result<TcpStream, SocketError> {
-        let mut connecting = from.begin_connect(to)?;
-        for _ in 0..10 {
-            self.turn();
-            if let Some(stream) = connecting.try_finish()? {
-                return Ok(stream);
-            }
-        }
-        Err(SocketError::WouldBlock)
-    }
-
-    /// Whether bytes go both ways.
-    fn check(&mut self, mut ends: [&mut TcpStream; 2]) {
-        for _ in 0..2 {
-            let [one, other] = &mut ends;
-            assert_eq!(one.try_write(b"hello"), Ok(5));
-            self.turn();
-            let mut bytes = [0; 8];
-            assert_eq!(other.try_read(&mut bytes), Ok(5));
-            assert_eq!(bytes[..5], *b"hello");
-            ends.reverse();
-        }
+        let mut bytes = [0; 8];
+        assert_eq!(other.try_read(&mut bytes), Ok(5));
+        assert_eq!(bytes[..5], *b"hello");
+        ends.reverse();
     }
 }
 
 #[test]
 fn connections_come_and_go_by_the_interface_of_their_network() {
-    for mut fixture in Fixture::all() {
+    for mut fixture in all() {
         let sockets = fixture.sockets();
         let ours = sockets.listen(PORT, 8).unwrap();
         for is_v4 in [true, false] {
@@ -163,14 +65,14 @@ fn connections_come_and_go_by_the_interface_of_their_network() {
                 let (mut here, from) = ours.try_accept().unwrap();
                 assert_eq!(from.ip(), address(is_v4, net, 2));
                 assert_eq!(here.local_addr().unwrap(), at(is_v4, net, 1));
-                fixture.check([&mut here, &mut there]);
+                check(&mut fixture, [&mut here, &mut there]);
 
                 let theirs = host.listen(PORT + 1, 8).unwrap();
                 let to = SocketAddr::new(address(is_v4, net, 2), PORT + 1);
                 let mut here = fixture.connect(&sockets, to).unwrap();
                 assert_eq!(here.local_addr().unwrap().ip(), address(is_v4, net, 1));
                 let (mut there, _) = theirs.try_accept().unwrap();
-                fixture.check([&mut here, &mut there]);
+                check(&mut fixture, [&mut here, &mut there]);
             }
         }
     }
@@ -178,7 +80,7 @@ fn connections_come_and_go_by_the_interface_of_their_network() {
 
 #[test]
 fn one_udp_socket_hears_and_answers_on_every_interface() {
-    for mut fixture in Fixture::all() {
+    for mut fixture in all() {
         let mut ours = fixture.sockets().bind_udp(PORT).unwrap();
         assert!(ours.local_addr().unwrap().ip().is_unspecified());
         let poller = Poller::new().unwrap();
@@ -207,15 +109,12 @@ fn one_udp_socket_hears_and_answers_on_every_interface() {
 
 #[test]
 fn a_link_local_address_is_told_and_taken_with_its_interface() {
-    for fixture in [
-        Fixture::new(VariantKind::Single),
-        Fixture::of_groups(VariantKind::Single, 3),
-    ] {
-        link_local_addresses_have_their_interface(fixture);
+    for shape in [Variant::Single.into(), Shape::THREE_GROUPS] {
+        link_local_addresses_have_their_interface(fixture(shape));
     }
 }
 
-fn link_local_addresses_have_their_interface(mut fixture: Fixture) {
+fn link_local_addresses_have_their_interface(mut fixture: Wired) {
     let sockets = fixture.sockets();
     let is_local = |address: &Ipv6Addr| address.is_unicast_link_local();
     let own: Vec<_> = sockets
@@ -264,7 +163,7 @@ fn the_longest_prefix_of_all_interfaces_decides_and_then_the_lowest_metric() {
         via: address(true, net, 2),
         metric,
     };
-    let mut fixture = Fixture::with(VariantKind::Single, |net, setup| {
+    let mut fixture = with(Variant::Single, |net, setup| {
         let setup = setup
             .route(route(net, (4, 0), 24, 9 - u32::from(net)))
             .route(route(net, (5, 0), 24, 7));
@@ -278,12 +177,12 @@ fn the_longest_prefix_of_all_interfaces_decides_and_then_the_lowest_metric() {
     let mut ours = fixture.sockets().bind_udp(0).unwrap();
     let of_3 = [(5, 2), (127, 2), (129, 1), (255, 1)].map(|(last, net)| ((3, last), net));
     for ((third, last), net) in of_3.into_iter().chain([((4, 5), 2), ((5, 5), 1)]) {
-        let before = fixture.hosts.iter().map(|host| host.pump_stats().not_ours);
+        let before = fixture.hosts.iter().map(|host| host.stats().pump.not_ours);
         let before: Vec<_> = before.collect();
         ours.try_send_to(b"hello", ([10, 0, third, last], PORT).into())
             .unwrap();
         fixture.turn();
-        let after = fixture.hosts.iter().map(|host| host.pump_stats().not_ours);
+        let after = fixture.hosts.iter().map(|host| host.stats().pump.not_ours);
         let came: Vec<_> = after
             .zip(before)
             .map(|(after, before)| after - before)
@@ -307,7 +206,7 @@ fn the_longest_prefix_of_all_interfaces_decides_and_then_the_lowest_metric() {
 
 #[test]
 fn an_address_is_answered_at_its_own_interface_alone() {
-    let mut fixture = Fixture::new(VariantKind::Single);
+    let mut fixture = fixture(Variant::Single);
     let _ours = fixture.sockets().listen(PORT, 8).unwrap();
     // To the address of the other interface, by way of this one.
     let host = fixture.hosts[0].sockets();
@@ -318,7 +217,7 @@ fn an_address_is_answered_at_its_own_interface_alone() {
 #[test]
 fn a_socket_bound_to_an_address_is_bound_to_its_interface() {
     for (is_v4, groups) in [(true, 1), (false, 1), (true, 3), (false, 3)] {
-        let mut fixture = Fixture::of_groups(VariantKind::Single, groups);
+        let mut fixture = fixture(Shape::Groups(Variant::Single, groups));
         let _entered = fixture.sockets().enter();
         let ours = TcpListener::bind(at(is_v4, 2, 1)).unwrap();
         let datagrams = UdpSocket::bind(at(is_v4, 2, 1)).unwrap();
@@ -356,11 +255,11 @@ fn theirs_at(is_v4: bool, net: u8) -> SocketAddr {
 #[test]
 fn a_group_is_heard_on_the_interface_that_was_named() {
     for groups in [1, 3] {
-        multicast_is_heard_on_the_second(Fixture::of_groups(VariantKind::Single, groups));
+        multicast_is_heard_on_the_second(fixture(Shape::Groups(Variant::Single, groups)));
     }
 }
 
-fn multicast_is_heard_on_the_second(mut fixture: Fixture) {
+fn multicast_is_heard_on_the_second(mut fixture: Wired) {
     let sockets = fixture.sockets();
     let v4 = Ipv4Addr::new(239, 1, 2, 3);
     let v6: Ipv6Addr = "ff15::3".parse().unwrap();
@@ -379,7 +278,7 @@ fn multicast_is_heard_on_the_second(mut fixture: Fixture) {
         "the first has not"
     );
     fixture.turn();
-    let mut heard = |fixture: &mut Fixture, net: usize| {
+    let mut heard = |fixture: &mut Wired, net: usize| {
         let mut theirs = fixture.hosts[net - 1].sockets().bind_udp(0).unwrap();
         for group in [v4.into(), v6.into()] {
             let sent = theirs.try_send_to(b"all", SocketAddr::new(group, PORT));
@@ -397,7 +296,7 @@ fn multicast_is_heard_on_the_second(mut fixture: Fixture) {
 
 #[test]
 fn what_is_sent_to_a_group_comes_back_on_the_interface_by_which_it_leaves() {
-    for mut fixture in Fixture::all() {
+    for mut fixture in all() {
         let sockets = fixture.sockets();
         let v4 = Ipv4Addr::new(239, 1, 2, 3);
         let v6: Ipv6Addr = "ff15::3".parse().unwrap();
@@ -430,7 +329,7 @@ fn what_is_sent_to_a_group_comes_back_on_the_interface_by_which_it_leaves() {
 
 #[test]
 fn the_stack_reaches_itself_at_the_address_of_any_interface() {
-    for mut fixture in Fixture::all() {
+    for mut fixture in all() {
         let sockets = fixture.sockets();
         let listener = sockets.listen(PORT, 8).unwrap();
         let mut udp = sockets.bind_udp(PORT).unwrap();
@@ -440,7 +339,7 @@ fn the_stack_reaches_itself_at_the_address_of_any_interface() {
             let mut here = fixture.connect(&sockets, to).unwrap();
             let (mut there, from) = listener.try_accept().unwrap();
             assert_eq!(from.ip(), to.ip());
-            fixture.check([&mut here, &mut there]);
+            check(&mut fixture, [&mut here, &mut there]);
             udp.try_send_to(b"hello", to).unwrap();
             fixture.turn();
             assert_eq!(udp.try_recv_from(&mut [0; 8]), Ok((5, to)));
@@ -473,8 +372,8 @@ fn what_cannot_be_joined_is_refused() {
 #[test]
 fn flows_divide_among_the_groups_of_each_interface() {
     const GROUPS: usize = 3;
-    let kinds = [VariantKind::Single, VariantKind::Replicated];
-    for mut fixture in kinds.map(|kind| Fixture::of_groups(kind, GROUPS)) {
+    for variant in [Variant::Single, Variant::Replicated(2)] {
+        let mut fixture = fixture(Shape::Groups(variant, GROUPS));
         let sockets = fixture.sockets();
         let listener = sockets.listen(PORT, 64).unwrap();
         let mut udp = sockets.bind_udp(PORT).unwrap();
@@ -490,12 +389,12 @@ fn flows_divide_among_the_groups_of_each_interface() {
                     let mut there = fixture.connect(&host, at(is_v4, net, 1)).unwrap();
                     let (mut here, _) = listener.try_accept().unwrap();
                     of_groups[0][here.group()] += 1;
-                    fixture.check([&mut here, &mut there]);
+                    check(&mut fixture, [&mut here, &mut there]);
                     let to = SocketAddr::new(address(is_v4, net, 2), PORT + 1);
                     let mut ours = fixture.connect(&sockets, to).unwrap();
                     let mut peer = theirs.try_accept().unwrap().0;
                     of_groups[1][ours.group()] += 1;
-                    fixture.check([&mut ours, &mut peer]);
+                    check(&mut fixture, [&mut ours, &mut peer]);
                     ends.push([here, there, ours, peer]);
                 }
                 // None is idle, and none of the other interface has one.
@@ -505,8 +404,8 @@ fn flows_divide_among_the_groups_of_each_interface() {
                     assert_eq!(own.iter().sum::<i32>(), 16);
                 }
                 // Datagrams divide likewise, both ways.
-                let counted = |fixture: &Fixture| -> Vec<u64> {
-                    let groups = fixture.stack.iter();
+                let counted = |fixture: &Wired| -> Vec<u64> {
+                    let groups = fixture.stacks.iter();
                     groups.map(|group| group.stats().pump.datagrams).collect()
                 };
                 let before = counted(&fixture);
@@ -538,16 +437,13 @@ fn flows_divide_among_the_groups_of_each_interface() {
                 assert_eq!(ping.try_recv().unwrap().from, address(is_v4, net, 2));
             }
         }
-        for group in &fixture.stack {
-            group.compare().unwrap();
-        }
     }
 }
 
 #[test]
 fn addresses_routes_and_links_change_for_all_groups_of_one_interface() {
-    let kinds = [VariantKind::Single, VariantKind::Replicated];
-    for mut fixture in kinds.map(|kind| Fixture::of_groups(kind, 3)) {
+    for variant in [Variant::Single, Variant::Replicated(2)] {
+        let mut fixture = fixture(Shape::Groups(variant, 3));
         let sockets = fixture.sockets();
         let listener = sockets.listen(PORT, 64).unwrap();
         assert_eq!(sockets.interfaces().len(), 2);
@@ -569,8 +465,8 @@ fn addresses_routes_and_links_change_for_all_groups_of_one_interface() {
             for (_, here) in &mut lost {
                 assert_eq!(here.try_read(&mut [0; 8]), Err(SocketError::AddressLost));
             }
-            fixture.check([&mut here, &mut kept]);
-            let prefix = if is_v4 { 24 } else { 64 };
+            check(&mut fixture, [&mut here, &mut kept]);
+            let prefix = prefix(is_v4);
             sockets.add_address(2, own, prefix).unwrap();
             fixture.turn();
             let behind = address(is_v4, 9, 2);
@@ -589,7 +485,7 @@ fn addresses_routes_and_links_change_for_all_groups_of_one_interface() {
                 let mut here = fixture.connect(&sockets, to).unwrap();
                 assert_eq!(here.local_addr().unwrap().ip(), own);
                 let mut there = theirs.try_accept().unwrap().0;
-                fixture.check([&mut here, &mut there]);
+                check(&mut fixture, [&mut here, &mut there]);
             }
             sockets.set_link_up(2, false).unwrap();
             fixture.turn();

@@ -4,12 +4,14 @@
 #![cfg(feature = "testkit")]
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::{Deref, DerefMut};
 
-use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
+use dominoes_drivers::memory::MemoryConfig;
 use dominoes_netstack::testkit::Variant;
-use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::{self, Setup};
-use dominoes_netstack::{Families, Ipv6Config, SocketError, Sockets, TcpStream, UdpSocket};
+use dominoes_netstack::time::Duration;
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::{Families, Ipv6Config, SocketError, TcpStream, UdpSocket};
+use dominoes_testkit::hand::{self, Scripted};
 use dominoes_testkit::packet::v6::{self, ICMPV6, Packet, Path, group_mac, solicited_node};
 use dominoes_testkit::packet::{self, Mac, TCP, UDP};
 use dominoes_testkit::rng::Rng;
@@ -23,30 +25,27 @@ const MAC: Mac = [2, 0, 0, 0, 0, 1];
 const PEER_MAC: Mac = [2, 0, 0, 0, 0, 2];
 const PORT: u16 = 7;
 
-/// A stack and the far side of its device.
-struct Host {
-    stack: Box<dyn variants::Variant>,
-    script: Script,
-    now: Instant,
+/// A host, to which IPv6 packets come.
+struct Host(Scripted);
+
+impl Deref for Host {
+    type Target = Scripted;
+
+    fn deref(&self) -> &Scripted {
+        &self.0
+    }
 }
 
-fn config() -> Ipv6Config {
-    Ipv6Config::default()
-        .autoconfigure(false)
-        .duplicate_probes(0)
+impl DerefMut for Host {
+    fn deref_mut(&mut self) -> &mut Scripted {
+        &mut self.0
+    }
 }
 
 impl Host {
-    fn new(variant: Variant, mac: Mac, setup: Setup) -> Host {
-        let (device, script) = scripted_with(MemoryConfig::default().macs(mac, mac));
-        let stack = variant.build(setup, Box::new(device)).unwrap();
-        let now = Instant::ZERO;
-        Host { stack, script, now }
-    }
-
     /// At `US`, with 10.0.0.1 besides; its addresses are used at once.
     fn ours(variant: Variant) -> Host {
-        Host::with(variant, config().address(US, 64))
+        Host::with(variant, hand::ipv6().address(US, 64))
     }
 
     fn with(variant: Variant, config: Ipv6Config) -> Host {
@@ -56,50 +55,25 @@ impl Host {
         host
     }
 
-    fn sockets(&self) -> Sockets {
-        self.stack.sockets()
-    }
-
-    /// Does what can be done now, and returns the frames that left.
-    fn turn(&mut self) -> Vec<Vec<u8>> {
-        while self.stack.turn(self.now) > 0 {}
-        let sent = self.script.take_sent();
-        sent.into_iter().map(|(frame, _)| frame).collect()
-    }
-
-    /// Lets time pass, and returns what left meanwhile.
-    fn pass(&mut self, time: Duration) -> Vec<Vec<u8>> {
-        let until = self.now + time;
-        let mut sent = self.turn();
-        while self.stack.next_deadline() <= until {
-            self.now = self.stack.next_deadline().max(self.now);
-            sent.extend(self.turn());
-        }
-        self.now = until;
-        sent.extend(self.turn());
-        sent
+    fn new(variant: Variant, mac: Mac, setup: Setup) -> Host {
+        let config = MemoryConfig::default().macs(mac, mac);
+        Host(Scripted::over(variant, setup, config))
     }
 
     /// A packet arrives; returns what leaves then.
     fn receive(&mut self, path: Path, next: u8, payload: &[u8]) -> Vec<Vec<u8>> {
-        self.script.push(v6::frame(path, next, payload));
-        self.turn()
+        self.0.receive(v6::frame(path, next, payload))
     }
 
     /// The peer says how it is reached, as whoever speaks to us did before.
     fn learn(&mut self, address: Ipv6Addr) {
-        let mut asks = vec![135, 0, 0, 0, 0, 0, 0, 0];
-        asks.extend(US.octets());
-        asks.extend([1, 1]);
-        asks.extend(PEER_MAC);
         let path = Path {
             from: address,
             to: solicited_node(US),
-            to_mac: group_mac(solicited_node(US)),
-            hop_limit: 255,
-            ..PATH
+            to_mac: by_group(US),
+            ..NEAR
         };
-        self.receive(path, ICMPV6, &asks);
+        self.receive(path, ICMPV6, &message(135, 0, US, Some((1, PEER_MAC))));
     }
 }
 
@@ -127,7 +101,7 @@ struct Pair(Host, Host);
 
 impl Pair {
     fn new(variant: Variant) -> Pair {
-        let theirs = Setup::new(PEER.into(), 64, [2, 7]).ipv6(config());
+        let theirs = Setup::new(PEER.into(), 64, [2, 7]).ipv6(hand::ipv6());
         Pair(
             Host::ours(variant),
             Host::new(Variant::Single, PEER_MAC, theirs),
@@ -136,16 +110,7 @@ impl Pair {
 
     /// Lets both do what they can, until nothing is on the way. Says what passed.
     fn settle(&mut self) -> Vec<Vec<u8>> {
-        let mut all = Vec::new();
-        loop {
-            let (a, b) = (self.0.turn(), self.1.turn());
-            if a.is_empty() && b.is_empty() {
-                return all;
-            }
-            a.iter().for_each(|frame| self.1.script.push(frame.clone()));
-            b.iter().for_each(|frame| self.0.script.push(frame.clone()));
-            all.extend(a.into_iter().chain(b));
-        }
+        hand::settle([&mut self.0, &mut self.1])
     }
 
     /// The same, and then for so long.
@@ -153,11 +118,7 @@ impl Pair {
         let mut all = self.settle();
         let until = self.0.now + time;
         loop {
-            let next = self
-                .0
-                .stack
-                .next_deadline()
-                .min(self.1.stack.next_deadline());
+            let next = self.0.next_deadline().min(self.1.next_deadline());
             let next = next.max(self.0.now).min(until);
             (self.0.now, self.1.now) = (next, next);
             all.extend(self.settle());
@@ -270,10 +231,7 @@ fn datagrams_go_both_ways_in_fragments_if_need_be() {
 
 #[test]
 fn a_question_for_our_address_is_answered_and_one_that_a_router_passed_on_is_not() {
-    let mut asks = vec![135, 0, 0, 0, 0, 0, 0, 0];
-    asks.extend(US.octets());
-    asks.extend([1, 1]);
-    asks.extend(PEER_MAC);
+    let asks = message(135, 0, US, Some((1, PEER_MAC)));
     for variant in Variant::ALL {
         let mut host = Host::ours(variant);
         let group = solicited_node(US);
@@ -314,10 +272,7 @@ fn an_address_that_another_host_has_is_not_used() {
             assert_eq!(probe.payload.len(), 24, "without an option");
         }
         assert!(host.sockets().ipv6_addresses().is_empty());
-        let mut has = vec![136, 0, 0, 0, 0x20, 0, 0, 0];
-        has.extend(US.octets());
-        has.extend([2, 1]);
-        has.extend(PEER_MAC);
+        let has = message(136, 0x20, US, Some((2, PEER_MAC)));
         let path = Path {
             from: US,
             to: ALL_NODES,
@@ -392,7 +347,7 @@ fn behind_a_router(variant: Variant) -> Host {
 }
 
 fn requests(host: &Host) -> u64 {
-    host.stack.stats().pump.requests
+    host.stacks[0].stats().pump.requests
 }
 
 #[test]
@@ -796,7 +751,7 @@ fn what_comes_over_the_link_from_an_address_of_ours_is_martian() {
         host.learn(PEER);
         for (martians, (next, payload)) in (1..).zip(cases) {
             assert!(host.receive(from_us, next, payload).is_empty(), "{variant}");
-            assert_eq!(host.stack.stats().pump.martians, martians, "{next}");
+            assert_eq!(host.stacks[0].stats().pump.martians, martians, "{next}");
         }
         assert_eq!(host.receive(PATH, ICMPV6, &echo).len(), 1);
     }
@@ -926,7 +881,7 @@ fn packets_begin_with_the_hop_limit_and_are_as_long_as_routers_say() {
     says.extend([5, 1, 0, 0, 0, 0, 0x05, 0x78]);
     for variant in Variant::ALL {
         for heeds in [true, false] {
-            let config = config().address(US, 64).autoconfigure(heeds);
+            let config = hand::ipv6().address(US, 64).autoconfigure(heeds);
             let mut host = Host::with(variant, config);
             host.learn(PEER);
             host.pass(Duration::from_secs(3));
@@ -1017,7 +972,7 @@ fn listeners_and_sockets_take_the_families_that_they_are_bound_to() {
         pair.1 = Host::new(
             Variant::Single,
             PEER_MAC,
-            theirs.ipv6(config().address(PEER, 64)),
+            theirs.ipv6(hand::ipv6().address(PEER, 64)),
         );
         let listener = pair.0.sockets().listen_for(families, PORT, 4).unwrap();
         for (to, takes) in [(Ipv4Addr::new(10, 0, 0, 1).into(), v4), (US.into(), v6)] {
@@ -1077,7 +1032,7 @@ fn segments_for_addresses_that_are_not_ours_reach_no_listener() {
 #[test]
 fn a_prefix_or_address_that_cannot_be_is_refused() {
     let (device, _) = dominoes_drivers::memory::pair(MemoryConfig::default());
-    let config = config().address(Ipv6Addr::LOCALHOST, 64);
+    let config = hand::ipv6().address(Ipv6Addr::LOCALHOST, 64);
     let setup = Setup::new(Ipv4Addr::new(10, 0, 0, 1).into(), 24, [1, 7]);
     assert!(
         Variant::Single
@@ -1097,18 +1052,9 @@ fn a_prefix_or_address_that_cannot_be_is_refused() {
 /// checksum or not.
 #[test]
 fn whatever_arrives_an_echo_is_answered_afterwards() {
-    let mut says = vec![
-        134, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1,
-    ];
-    says.extend(PEER_MAC);
-    says.extend([3, 4, 64, 0xc0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
-    says.extend(Ipv6Addr::new(0x2001, 0xdb8, 0, 5, 0, 0, 0, 0).octets());
-    let mut asks = vec![135, 0, 0, 0, 0, 0, 0, 0];
-    asks.extend(US.octets());
-    asks.extend([1, 1]);
-    asks.extend(PEER_MAC);
-    let mut has = asks.clone();
-    (has[0], has[4], has[24]) = (136, 0x60, 2);
+    let says = router_says(1800, Some(PEER_MAC));
+    let asks = message(135, 0, US, Some((1, PEER_MAC)));
+    let has = message(136, 0x60, US, Some((2, PEER_MAC)));
     let segment = [
         0x0f, 0xa0, 0, 7, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 0xff, 0xff, 0, 0, 0, 0,
     ];

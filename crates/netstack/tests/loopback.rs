@@ -5,23 +5,19 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use dominoes_drivers::memory::{self, MemoryConfig, Script, scripted_with};
+use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::testkit::Variant;
-use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::time::Duration;
 use dominoes_netstack::variants::Setup;
-use dominoes_netstack::variants::groups;
-use dominoes_netstack::{
-    Ipv6Config, Limits, SocketError, Sockets, Stack, TcpListener, TcpStream, UdpSocket,
-};
+use dominoes_netstack::{Limits, SocketError, Sockets, Stack, TcpListener, TcpStream, UdpSocket};
+use dominoes_testkit::hand::{self, Scripted, Shape};
 use dominoes_testkit::packet::v6::{self, ICMPV6};
 use dominoes_testkit::packet::{self, Mac, SYN, Segment, TCP, UDP};
 use std::io::{Read, Write};
 
-use crate::two_hosts::{Groups, three_groups};
-
 const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const US_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
-const MAC: Mac = [2, 0, 0, 0, 0, 1];
+const MAC: Mac = packet::mac_of([10, 0, 0, 1]);
 const PORT: u16 = 7;
 /// Bytes that go each way.
 const BYTES: usize = 300_000;
@@ -36,65 +32,31 @@ const OWN: [IpAddr; 5] = [
 ];
 
 fn setup() -> Setup {
-    let config = Ipv6Config::default()
-        .autoconfigure(false)
-        .duplicate_probes(0)
-        .address(US_V6, 64);
-    Setup::new(US.into(), 24, [1, 7]).ipv6(config)
+    Setup::new(US.into(), 24, [1, 7]).ipv6(hand::ipv6().address(US_V6, 64))
 }
 
 /// A stack over a device of which every frame is looked at.
-struct Fixture {
-    stacks: Groups,
-    script: Script,
-    now: Instant,
-}
+struct Fixture(Scripted);
 
 impl Fixture {
-    fn new(variant: Variant) -> Fixture {
-        Fixture::with(variant, setup())
+    fn new(shape: impl Into<Shape>) -> Fixture {
+        Fixture::with(shape, setup())
     }
 
-    fn with(variant: Variant, setup: Setup) -> Fixture {
-        let (device, script) = scripted_with(MemoryConfig::default().macs(MAC, MAC));
-        let stack = variant.build(setup, Box::new(device)).unwrap();
-        Fixture::over(vec![stack], script)
-    }
-
-    fn of_groups() -> Fixture {
-        let (device, script) = scripted_with(MemoryConfig::default().macs(MAC, MAC));
-        Fixture::over(three_groups(setup(), device), script)
-    }
-
-    fn over(stacks: Groups, script: Script) -> Fixture {
-        let mut fixture = Fixture {
-            stacks,
-            script,
-            now: Instant::from_millis(1),
-        };
+    fn with(shape: impl Into<Shape>, setup: Setup) -> Fixture {
+        let mut fixture = Fixture(Scripted::new(shape, setup));
         fixture.turn();
         fixture
     }
 
     fn sockets(&self) -> Sockets {
-        groups::sockets(self.stacks.iter().map(|stack| stack.sockets()))
+        self.0.sockets()
     }
 
     /// Does all that can be done now. Nothing leaves but what the stack says of its addresses.
     fn turn(&mut self) {
-        self.now += Duration::from_micros(50);
-        let mut is_idle = false;
-        while !is_idle {
-            is_idle = true;
-            for stack in &mut self.stacks {
-                is_idle &= stack.turn(self.now) == 0;
-            }
-        }
-        // Replicas agree.
-        self.stacks.iter().for_each(|stack| {
-            stack.compare().unwrap();
-        });
-        for (frame, _) in self.script.take_sent() {
+        self.0.now += Duration::from_micros(50);
+        for frame in self.0.turn() {
             let is_v4 = frame[12..14] == [8, 0];
             let next = if is_v4 { frame[23] } else { frame[20] };
             assert_ne!(frame[..6], MAC, "{frame:02x?}");
@@ -189,7 +151,7 @@ fn whatever_we_refuse_ourselves_we_are_told() {
 
 #[test]
 fn so_they_do_whichever_groups_their_ends_are_in() {
-    let mut fixture = Fixture::of_groups();
+    let mut fixture = Fixture::new(Shape::THREE_GROUPS);
     let listener = fixture.sockets().listen(PORT, 8).unwrap();
     for ip in OWN.into_iter().cycle().take(20) {
         fixture.check_connection(&listener, ip);
@@ -198,8 +160,7 @@ fn so_they_do_whichever_groups_their_ends_are_in() {
 
 #[test]
 fn datagrams_to_ourselves_arrive_the_longest_and_the_refused_ones_too() {
-    let fixtures = Variant::ALL.into_iter().map(Fixture::new);
-    for mut fixture in fixtures.chain([Fixture::of_groups()]) {
+    for mut fixture in Shape::all().map(Fixture::new) {
         let sockets = fixture.sockets();
         let mut here = sockets.bind_udp(PORT).unwrap();
         let mut there = sockets.bind_udp(0).unwrap();
@@ -289,10 +250,10 @@ fn frames_of_the_wire_that_look_like_ours_are_dropped() {
                 flags: SYN,
                 ..Segment::default()
             };
-            fixture.script.push(syn.frame(path));
-            fixture.script.push(packet::udp(path, (4000, PORT), b"x"));
+            fixture.0.script.push(syn.frame(path));
+            fixture.0.script.push(packet::udp(path, (4000, PORT), b"x"));
             let ping = packet::echo(7, b"ping");
-            fixture.script.push(packet::ip(path, packet::ICMP, &ping));
+            fixture.0.script.push(packet::ip(path, packet::ICMP, &ping));
         }
         for from in [US_V6, Ipv6Addr::LOCALHOST] {
             for to in [US_V6, Ipv6Addr::LOCALHOST] {
@@ -305,18 +266,18 @@ fn frames_of_the_wire_that_look_like_ours_are_dropped() {
                 };
                 let mut syn = Vec::new();
                 packet::tcp_header(&mut syn, (4000, PORT), (1, 0), SYN, 1000, &[]);
-                fixture.script.push(v6::frame(path, TCP, &syn));
+                fixture.0.script.push(v6::frame(path, TCP, &syn));
                 let mut datagram = Vec::new();
                 datagram.extend([4000, PORT, 8, 0].map(u16::to_be_bytes).as_flattened());
                 let sum = !v6::transport_sum(from, to, UDP, &datagram);
                 datagram[6..].copy_from_slice(&sum.to_be_bytes());
-                fixture.script.push(v6::frame(path, UDP, &datagram));
+                fixture.0.script.push(v6::frame(path, UDP, &datagram));
                 let ping = [128, 0, 0, 0, 0, 7, 0, 1];
-                fixture.script.push(v6::frame(path, ICMPV6, &ping));
+                fixture.0.script.push(v6::frame(path, ICMPV6, &ping));
             }
         }
         fixture.turn();
-        let stats = fixture.stacks[0].stats();
+        let stats = fixture.0.stacks[0].stats();
         assert_eq!(stats.state.opened, 2, "{variant}");
         assert_eq!(stats.state.no_connection, 0, "{variant}");
         let would_block = Some(SocketError::WouldBlock);

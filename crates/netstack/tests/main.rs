@@ -39,6 +39,5 @@ mod std_shape;
 mod support;
 mod tls;
 mod tuning;
-mod two_hosts;
 mod unread;
 mod workers;

@@ -7,14 +7,15 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 
-use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
+use dominoes_drivers::memory::MemoryConfig;
 use dominoes_drivers::{Frame, Gso, GsoKind, RxChecksum, TxMeta};
 use dominoes_netstack::stats::StackStats;
 use dominoes_netstack::testkit::Variant;
-use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::{self, Setup};
-use dominoes_netstack::{Ipv6Config, Limits, SocketError, UdpSocket};
+use dominoes_netstack::time::Duration;
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::{Limits, SocketError, UdpSocket};
 use dominoes_testkit::Rng;
+use dominoes_testkit::hand::{self, Scripted};
 use dominoes_testkit::packet::{self, FAR, Family, STACK, TO_STACK, UDP};
 
 const PORT: u16 = 7;
@@ -40,10 +41,8 @@ struct Says {
 struct Fixture {
     variant: Variant,
     family: Family,
-    stack: Box<dyn variants::Variant>,
-    script: Script,
+    stack: Scripted,
     socket: UdpSocket,
-    now: Instant,
 }
 
 impl Fixture {
@@ -64,35 +63,26 @@ impl Fixture {
 
     fn new(variant: Variant, family: Family, config: MemoryConfig, limits: Limits) -> Fixture {
         let mac = packet::mac_of(STACK);
-        let (device, script) = scripted_with(config.macs(mac, mac));
-        let setup = Setup::new(STACK.into(), 24, [1, 7]).limits(limits);
-        let setup = match family.address(STACK) {
-            IpAddr::V4(_) => setup,
-            IpAddr::V6(address) => {
-                let config = Ipv6Config::default()
-                    .autoconfigure(false)
-                    .duplicate_probes(0);
-                setup.ipv6(config.address(address, 64))
-            }
-        };
-        let stack = variant.build(setup, Box::new(device)).unwrap();
+        let mut setup = Setup::new(STACK.into(), 24, [1, 7]).limits(limits);
+        if let IpAddr::V6(address) = family.address(STACK) {
+            setup = setup.ipv6(hand::ipv6().address(address, 64));
+        }
+        let stack = Scripted::over(variant, setup, config.macs(mac, mac));
         let socket = stack.sockets().bind_udp(PORT).unwrap();
         let mut fixture = Fixture {
             variant,
             family,
             stack,
-            script,
             socket,
-            now: Instant::from_millis(1),
         };
         fixture.turn();
         fixture
     }
 
+    /// Does all that can be done, but for taking frames that left.
     fn turn(&mut self) {
-        self.now += Duration::from_micros(50);
-        while self.stack.turn(self.now) > 0 {}
-        self.stack.compare().unwrap();
+        self.stack.now += Duration::from_micros(50);
+        self.stack.work();
     }
 
     /// A frame with one datagram, or with those of a frame that was not cut.
@@ -103,7 +93,7 @@ impl Fixture {
 
     fn push(&mut self, mut bytes: Vec<u8>, says: Option<Says>) {
         let Some(says) = says else {
-            return self.script.push(bytes);
+            return self.stack.script.push(bytes);
         };
         let lower = self.family.lower() as u16;
         if matches!(says.checksum, RxChecksum::Partial { .. }) {
@@ -116,7 +106,7 @@ impl Fixture {
             size: says.size,
             header_len: lower + UDP_HEADER,
         });
-        self.script.push_frame(frame);
+        self.stack.script.push_frame(frame);
     }
 
     /// Lets datagrams arrive in one frame.
@@ -161,7 +151,7 @@ impl Fixture {
 
     /// Counters, once each frame is accounted for.
     fn stats(&self) -> StackStats {
-        let stats = self.stack.stats();
+        let stats = self.stack.stacks[0].stats();
         assert_eq!(stats.pump.inputs(), stats.pump.outcomes(), "{stats:?}");
         stats
     }
@@ -175,7 +165,7 @@ impl Fixture {
         let mut datagrams = Vec::new();
         loop {
             self.turn();
-            let sent = self.script.take_sent();
+            let sent = self.stack.script.take_sent();
             if sent.is_empty() {
                 return datagrams;
             }
@@ -184,7 +174,7 @@ impl Fixture {
                 match plain.as_deref() {
                     Some(plain) if packet::asked(plain) == Some(FAR) => {
                         let answer = self.family.write(&packet::arp_reply(TO_STACK));
-                        self.script.push(answer.unwrap());
+                        self.stack.script.push(answer.unwrap());
                     }
                     Some(plain) if packet::protocol(plain) == Some(UDP) => {
                         datagrams.push((frame, meta));
@@ -410,7 +400,7 @@ fn where_nothing_is_divided_each_datagram_has_a_frame() {
     let off = Fixture::all_over(divides(LONGEST), one);
     let cannot = Fixture::all_over(MemoryConfig::default().tx_checksum(true), Limits::default());
     for mut fixture in off.chain(cannot) {
-        assert_eq!(fixture.stack.limits().datagrams_per_frame, 1);
+        assert_eq!(fixture.stack.stacks[0].limits().datagrams_per_frame, 1);
         let mut rng = Rng::new(80);
         fixture.exchange(&[vec![1]], 0);
         let own = datagrams(&mut rng, [100; 40]);
@@ -449,7 +439,7 @@ fn datagrams_to_a_group_of_our_own_have_a_frame_each_and_come_back_once() {
         };
         joined.unwrap();
         fixture.turn();
-        fixture.script.take_sent();
+        fixture.stack.script.take_sent();
         let own = datagrams(&mut rng, [300; 50].into_iter().chain([7]));
         let mut sender = fixture.stack.sockets().bind_udp(FROM).unwrap();
         for datagram in &own {
@@ -457,7 +447,7 @@ fn datagrams_to_a_group_of_our_own_have_a_frame_each_and_come_back_once() {
         }
         fixture.turn();
         assert!(fixture.received_from(STACK) == own, "{}", fixture.name());
-        let sent = fixture.script.take_sent();
+        let sent = fixture.stack.script.take_sent();
         let is_datagram = |frame: &&(Vec<u8>, TxMeta)| frame.0.len() > 300;
         assert!(sent.iter().all(|(_, meta)| meta.gso.is_none()));
         assert_eq!(sent.iter().filter(is_datagram).count(), 50);

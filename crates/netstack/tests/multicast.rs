@@ -6,14 +6,11 @@
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use dominoes_drivers::memory::{ManualDevice, MemoryConfig, Script, scripted_with};
-use dominoes_netstack::testkit::Variant;
-use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::{Setup, groups};
-use dominoes_netstack::{Ipv6Config, SocketError, UdpSocket};
+use dominoes_netstack::time::Duration;
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::{SocketError, UdpSocket};
+use dominoes_testkit::hand::{self, Scripted, Shape};
 use dominoes_testkit::packet::{Family, Mac, Path, mac_of, udp, v6_of};
-
-use crate::two_hosts::{Groups, three_groups};
 
 const US: [u8; 4] = [10, 0, 0, 1];
 const PEER: [u8; 4] = [10, 0, 0, 2];
@@ -30,34 +27,23 @@ const TO_EXCLUDE: u8 = 4;
 const ALLOW: u8 = 5;
 const BLOCK: u8 = 6;
 
-/// A stack, and the far side of its device.
+/// A stack that speaks in one family.
 struct Host {
     family: Family,
-    stacks: Groups,
-    script: Script,
-    now: Instant,
+    stack: Scripted,
 }
 
 /// A record as a router reads it: mode, group, sources.
 type Record = (u8, IpAddr, Vec<IpAddr>);
 
 impl Host {
-    /// With the stack that `build` makes.
-    fn over(family: Family, build: impl FnOnce(Setup, ManualDevice) -> Groups) -> Host {
-        let mac = mac_of(US);
-        let (device, script) = scripted_with(MemoryConfig::default().macs(mac, mac));
-        let config = Ipv6Config::default()
-            .autoconfigure(false)
-            .duplicate_probes(0)
-            .address(v6_of(US), 64);
+    fn new(family: Family, shape: Shape) -> Host {
+        println!("{shape}, {family}");
+        let config = hand::ipv6().address(v6_of(US), 64);
         let setup = Setup::new(US.into(), 24, [1, 7]).ipv6(config);
-        let mut host = Host {
-            family,
-            stacks: build(setup, device),
-            script,
-            now: Instant::ZERO,
-        };
-        // What is said of the addresses is another test's.
+        let stack = Scripted::new(shape, setup);
+        let mut host = Host { family, stack };
+        // Another test is about what is said of the addresses.
         host.pass(Duration::from_secs(10));
         host
     }
@@ -67,37 +53,17 @@ impl Host {
     }
 
     fn bind(&self, port: u16) -> UdpSocket {
-        let sockets = groups::sockets(self.stacks.iter().map(|stack| stack.sockets()));
-        sockets.bind_udp(port).unwrap()
+        self.stack.sockets().bind_udp(port).unwrap()
     }
 
-    /// Does all that can be done now. Replicas agree afterwards. Returns what was sent.
+    /// Does all that can be done now. Returns what was sent.
     fn turn(&mut self) -> Vec<Vec<u8>> {
-        let mut is_idle = false;
-        while !is_idle {
-            is_idle = true;
-            for stack in &mut self.stacks {
-                is_idle &= stack.turn(self.now) == 0;
-            }
-        }
-        for stack in &self.stacks {
-            stack.compare().unwrap();
-        }
-        let sent = self.script.take_sent();
-        sent.into_iter().map(|(frame, _)| frame).collect()
+        self.stack.turn()
     }
 
-    /// Lets time pass from deadline to deadline, and returns what was reported meanwhile.
+    /// Lets time pass, and returns what was reported meanwhile.
     fn pass(&mut self, time: Duration) -> Vec<Record> {
-        let until = self.now + time;
-        let mut sent = self.turn();
-        let next = |host: &Host| host.stacks.iter().map(|stack| stack.next_deadline()).min();
-        while let Some(next) = next(self).filter(|next| *next <= until) {
-            self.now = next.max(self.now);
-            sent.extend(self.turn());
-        }
-        self.now = until;
-        sent.extend(self.turn());
+        let sent = self.stack.pass(time);
         sent.iter().flat_map(|frame| records(frame)).collect()
     }
 
@@ -109,8 +75,7 @@ impl Host {
         };
         let path = Path::new(from, to).to_mac(to_mac);
         let frame = self.family.write(&udp(path, (4000, port), payload));
-        self.script.push(frame.expect("it can be said"));
-        self.turn();
+        self.stack.receive(frame.expect("it can be said"));
     }
 
     /// A router asks for a group, or for all (zeros), and waits for a second.
@@ -119,7 +84,7 @@ impl Host {
             Family::V4 => igmp_query(group, len),
             Family::V6 => mld_query(group, len + 16),
         };
-        self.script.push(frame);
+        self.stack.script.push(frame);
         self.pass(Duration::from_secs(2))
     }
 }
@@ -233,14 +198,9 @@ fn received(socket: &mut UdpSocket) -> Option<(Vec<u8>, IpAddr)> {
 /// Runs a test over both families, in every variant and in three groups.
 fn each(test: impl Fn(Host)) {
     for family in Family::ALL {
-        for variant in Variant::ALL {
-            println!("{variant}, {family}");
-            test(Host::over(family, |setup, device| {
-                vec![variant.build(setup, Box::new(device)).unwrap()]
-            }));
+        for shape in Shape::all() {
+            test(Host::new(family, shape));
         }
-        println!("three groups, {family}");
-        test(Host::over(family, three_groups));
     }
 }
 
@@ -484,7 +444,8 @@ fn what_a_device_hands_back_of_ours_is_not_received() {
                 send(&mut sender, &vec![1; len], group, PORT);
                 let sent = host.turn();
                 assert_eq!(sent.len(), len.div_ceil(1400));
-                sent.into_iter().for_each(|frame| host.script.push(frame));
+                sent.into_iter()
+                    .for_each(|frame| host.stack.script.push(frame));
                 host.turn();
                 let expected = if comes_back {
                     vec![vec![1; len]]
@@ -495,6 +456,7 @@ fn what_a_device_hands_back_of_ours_is_not_received() {
             }
         }
         let martians: u64 = host
+            .stack
             .stacks
             .iter()
             .map(|stack| stack.stats().pump.martians)
@@ -522,7 +484,7 @@ fn datagrams_longer_than_a_packet_come_back_whole() {
             let would_block = Some(SocketError::WouldBlock);
             assert_eq!(socket.try_recv_from(&mut buffer).err(), would_block);
         }
-        let stats = host.stacks.iter().map(|stack| stack.stats().pump);
+        let stats = host.stack.stacks.iter().map(|stack| stack.stats().pump);
         assert_eq!(stats.map(|pump| pump.reassembled).sum::<u64>(), 0);
     });
 }

@@ -3,122 +3,31 @@
 
 #![cfg(feature = "testkit")]
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use dominoes_drivers::Device;
-use dominoes_drivers::memory::{self, MemoryConfig};
-use dominoes_netstack::testkit::Variant;
-use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::groups::{self, INBOX};
-use dominoes_netstack::variants::{self, Setup, interfaces, single::Single};
-use dominoes_netstack::{Datagram, Ipv6Config, Limits, Sockets};
-
-use crate::two_hosts::{Groups, three_groups};
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::{Datagram, Limits};
+use dominoes_testkit::hand::{self, Shape, Wired, address};
 
 const PORT: u16 = 7;
 /// Of each queue: it wraps around several times.
 const QUEUE: u32 = 16 << 10;
 
-fn address(is_v4: bool, net: u8, host: u8) -> IpAddr {
-    match is_v4 {
-        true => Ipv4Addr::new(10, 0, net, host).into(),
-        false => Ipv6Addr::new(0xfd00, 0, 0, net.into(), 0, 0, 0, host.into()).into(),
-    }
-}
-
+/// With a short queue.
 fn setup(net: u8, host: u8) -> Setup {
-    let config = Ipv6Config::default()
-        .autoconfigure(false)
-        .duplicate_probes(0);
-    let mut limits = Limits::default();
-    limits.udp_receive_buffer = QUEUE;
-    let setup = Setup::new(address(true, net, host), 24, [u64::from(host), 7]).limits(limits);
-    match address(false, net, host) {
-        IpAddr::V6(v6) => setup.ipv6(config.address(v6, 64)),
-        IpAddr::V4(_) => setup,
-    }
+    let limits = Limits::default().udp_receive_buffer(QUEUE);
+    hand::setup(net, host).limits(limits)
 }
 
-/// Stacks that are one, or its groups or interfaces, which are host 1, and a host 2 on each
-/// network.
-struct Fixture {
-    stacks: Groups,
-    hosts: Vec<Single>,
-    now: Instant,
-}
-
-impl Fixture {
-    fn all() -> impl Iterator<Item = Fixture> {
-        let by_variant = Variant::ALL.into_iter().map(|variant| {
-            let (here, there) = memory::pair(MemoryConfig::default());
-            let stack = variant.build(setup(1, 1), Box::new(here)).unwrap();
-            Fixture::over(vec![stack], vec![there])
-        });
-        let of_groups = || {
-            let (here, there) = memory::pair(MemoryConfig::default());
-            Fixture::over(three_groups(setup(1, 1), here), vec![there])
-        };
-        let of_interfaces = Variant::ALL.into_iter().map(|variant| {
-            let joined = interfaces::join([setup(1, 1), setup(2, 1)]).unwrap();
-            let mut devices = Vec::new();
-            let stacks = joined.into_iter().map(|setup| {
-                let (here, there) = memory::pair(MemoryConfig::default());
-                devices.push(there);
-                variant.build(setup, Box::new(here)).unwrap()
-            });
-            let stacks = stacks.collect();
-            Fixture::over(stacks, devices)
-        });
-        let of_both = || {
-            let pairs = [(); 2].map(|()| memory::pair(MemoryConfig::default()));
-            let (here, there): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
-            let here = here
-                .into_iter()
-                .map(|device| Box::new(device) as Box<dyn Device>);
-            let own = [setup(1, 1), setup(2, 1)].into_iter().zip(here);
-            let groups = interfaces::divide(own, 3, INBOX).unwrap().into_iter();
-            let group = |(setup, device)| -> Box<dyn variants::Variant> {
-                Box::new(Single::new(setup, Box::new(device)).unwrap())
-            };
-            Fixture::over(groups.map(group).collect(), there)
-        };
-        let of_groups = [of_groups(), of_both()];
-        by_variant.chain(of_groups).chain(of_interfaces)
-    }
-
-    fn over(stacks: Groups, devices: Vec<memory::MemoryDevice>) -> Fixture {
-        let hosts = (1..).zip(devices);
-        let hosts =
-            hosts.map(|(net, device)| Single::new(setup(net, 2), Box::new(device)).unwrap());
-        let mut fixture = Fixture {
-            stacks,
-            hosts: hosts.collect(),
-            now: Instant::from_millis(1),
-        };
-        fixture.turn();
-        fixture
-    }
-
-    fn sockets(&self) -> Sockets {
-        groups::sockets(self.stacks.iter().map(|stack| stack.sockets()))
-    }
-
-    fn turn(&mut self) {
-        for _ in 0..40 {
-            self.now += Duration::from_micros(50);
-            for stack in &mut self.stacks {
-                stack.turn(self.now);
-            }
-            for host in &mut self.hosts {
-                host.turn(self.now);
-            }
-        }
-    }
+/// Every shape with one interface and with two.
+fn all() -> impl Iterator<Item = Wired> {
+    let shapes = Shape::all().flat_map(|shape| [(shape, 1), (shape, 2)]);
+    shapes.map(|(shape, networks)| Wired::interfaces(shape, networks, setup))
 }
 
 #[test]
 fn datagrams_say_where_they_were_sent_to_and_when_they_came() {
-    for mut fixture in Fixture::all() {
+    for mut fixture in all() {
         let mut ours = fixture.sockets().bind_udp(PORT).unwrap();
         let groups = [IpAddr::from([239, 1, 2, 3]), "ff05::77".parse().unwrap()];
         ours.join_multicast_v4(&Ipv4Addr::new(239, 1, 2, 3), &Ipv4Addr::UNSPECIFIED)
@@ -180,7 +89,7 @@ fn datagrams_say_where_they_were_sent_to_and_when_they_came() {
 
 #[test]
 fn a_queue_that_is_full_of_such_datagrams_loses_the_others_and_goes_on() {
-    for mut fixture in Fixture::all() {
+    for mut fixture in all() {
         let mut ours = fixture.sockets().bind_udp(PORT).unwrap();
         ours.set_packet_info(true);
         fixture.turn();

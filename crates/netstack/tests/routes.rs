@@ -5,17 +5,16 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use dominoes_drivers::memory::{self, ManualDevice, MemoryConfig, Script, scripted_with};
+use dominoes_drivers::memory::MemoryConfig;
 use dominoes_netstack::Route;
 use dominoes_netstack::testkit::Variant;
-use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::{Setup, groups, interfaces, single::Single};
-use dominoes_netstack::{Ipv6Config, SocketError, Sockets, TcpListener, TcpStream};
+use dominoes_netstack::time::Duration;
+use dominoes_netstack::variants::Setup;
+use dominoes_netstack::{SocketError, Sockets, TcpListener, TcpStream};
+use dominoes_testkit::hand::{self, Scripted, Shape, Wired, address};
 use dominoes_testkit::packet::{
     self, ACK, Address, Family, Mac, Path, RST, SYN, Segment, mac_of, v6,
 };
-
-use crate::two_hosts::{self, Groups, TwoHosts, three_groups};
 
 const PORT: u16 = 7;
 const US: Address = [10, 0, 0, 1];
@@ -48,10 +47,8 @@ fn setup(family: Family, len: u8) -> Setup {
     let setup = match family {
         Family::V4 => Setup::new(US.into(), len, [1, 7]),
         Family::V6 => {
-            let config = Ipv6Config::default()
-                .autoconfigure(false)
-                .duplicate_probes(0);
-            Setup::new(family.address(US), prefix(family, len), [1, 7]).ipv6(config)
+            let setup = Setup::new(family.address(US), prefix(family, len), [1, 7]);
+            setup.ipv6(hand::ipv6())
         }
     };
     setup.gateway(family.address(FIRST))
@@ -60,9 +57,7 @@ fn setup(family: Family, len: u8) -> Setup {
 /// A stack of which every frame is looked at, among neighbours and what they forward.
 struct Wire {
     family: Family,
-    stacks: Groups,
-    script: Script,
-    now: Instant,
+    stack: Scripted,
     /// Who answers when it is asked for, and who was.
     present: Vec<Address>,
     asked: Vec<Address>,
@@ -81,46 +76,31 @@ impl Wire {
     /// The same on a network with so many bits of prefix.
     fn all_with(len: u8) -> impl Iterator<Item = Wire> {
         Family::ALL.into_iter().flat_map(move |family| {
-            let by_variant = Variant::ALL.into_iter().map(move |variant| {
-                let build = |setup, device| vec![variant.build(setup, Box::new(device)).unwrap()];
-                Wire::over(setup(family, len), family, build)
-            });
-            by_variant.chain([Wire::over(setup(family, len), family, three_groups)])
+            Shape::all().map(move |shape| {
+                let config = MemoryConfig::default().macs(mac_of(US), [0; 6]);
+                let mut wire = Wire {
+                    family,
+                    stack: Scripted::over(shape, setup(family, len), config),
+                    present: vec![FIRST, NEAR],
+                    asked: Vec::new(),
+                    sent: Vec::new(),
+                    datagrams: Vec::new(),
+                };
+                wire.turn();
+                wire
+            })
         })
     }
 
-    fn over(
-        setup: Setup,
-        family: Family,
-        build: impl FnOnce(Setup, ManualDevice) -> Groups,
-    ) -> Wire {
-        let (device, script) = scripted_with(MemoryConfig::default().macs(mac_of(US), [0; 6]));
-        let mut wire = Wire {
-            family,
-            stacks: build(setup, device),
-            script,
-            now: Instant::from_millis(1),
-            present: vec![FIRST, NEAR],
-            asked: Vec::new(),
-            sent: Vec::new(),
-            datagrams: Vec::new(),
-        };
-        wire.turn();
-        wire
-    }
-
     fn sockets(&self) -> Sockets {
-        groups::sockets(self.stacks.iter().map(|stack| stack.sockets()))
+        self.stack.sockets()
     }
 
     /// Does all that can be done. Neighbours that are there answer. Replicas agree afterwards.
     fn turn(&mut self) {
         for _ in 0..40 {
-            self.now += Duration::from_micros(50);
-            for stack in &mut self.stacks {
-                stack.turn(self.now);
-            }
-            for (frame, _) in self.script.take_sent() {
+            self.stack.now += Duration::from_micros(50);
+            for frame in self.stack.turn() {
                 if frame[12..14] == [0x86, 0xdd] && matches!(frame[20], packet::UDP | 44) {
                     self.datagrams.push(frame.clone());
                 }
@@ -142,13 +122,10 @@ impl Wire {
                 }
             }
         }
-        for stack in &self.stacks {
-            stack.compare().unwrap();
-        }
     }
 
     fn push(&self, frame: Vec<u8>) {
-        self.script.push(self.family.write(&frame).unwrap());
+        self.stack.script.push(self.family.write(&frame).unwrap());
     }
 
     /// A neighbour says that it is reached by the link-layer address of another one.
@@ -160,9 +137,9 @@ impl Wire {
 
     /// Lets so much time pass.
     fn pass(&mut self, time: Duration) {
-        let until = self.now + time;
-        while self.now < until {
-            self.now += Duration::from_millis(100);
+        let until = self.stack.now + time;
+        while self.stack.now < until {
+            self.stack.now += Duration::from_millis(100);
             self.turn();
         }
     }
@@ -456,15 +433,11 @@ fn a_connection_waits_on_its_old_way_until_the_new_neighbour_answers() {
 #[test]
 fn routes_are_listed_and_what_cannot_be_one_is_refused() {
     for family in Family::ALL {
-        let device = memory::pair(MemoryConfig::default()).0;
-        let mut stack = Single::new(setup(family, 24), Box::new(device)).unwrap();
+        let mut stack = Scripted::new(Variant::Single, setup(family, 24));
         let sockets = stack.sockets();
-        let mut now = Instant::from_millis(1);
         let mut turn = || {
-            now += Duration::from_millis(1);
-            for _ in 0..4 {
-                stack.turn(now);
-            }
+            stack.now += Duration::from_millis(1);
+            stack.turn();
         };
         turn();
         let listed = || -> Vec<_> {
@@ -547,8 +520,8 @@ fn routes_are_listed_and_what_cannot_be_one_is_refused() {
 
 #[test]
 fn a_network_behind_a_neighbour_is_reached_while_there_is_a_route() {
-    for mut fixture in TwoHosts::all(two_hosts::setup) {
-        let (ours, theirs) = (fixture.sockets(), fixture.host.sockets());
+    for mut fixture in Wired::all(|host| hand::setup(0, host)) {
+        let (ours, theirs) = (fixture.sockets(), fixture.peer());
         let listener = theirs.listen(PORT, 8).unwrap();
         let mut peer = theirs.bind_udp(PORT).unwrap();
         let mut udp = ours.bind_udp(0).unwrap();
@@ -565,7 +538,7 @@ fn a_network_behind_a_neighbour_is_reached_while_there_is_a_route() {
             let route = Route {
                 network: behind,
                 prefix: len,
-                via: two_hosts::address(is_v4, 2),
+                via: address(is_v4, 0, 2),
                 metric: 0,
             };
             ours.add_route(1, route).unwrap();
@@ -576,7 +549,7 @@ fn a_network_behind_a_neighbour_is_reached_while_there_is_a_route() {
             assert!(connecting.try_finish().unwrap().is_some());
             assert_eq!(listener.try_accept().unwrap().0.local_addr().unwrap(), to);
             let (len, from) = peer.try_recv_from(&mut [0; 8]).unwrap();
-            assert_eq!((len, from.ip()), (5, two_hosts::address(is_v4, 1)));
+            assert_eq!((len, from.ip()), (5, address(is_v4, 0, 1)));
             ours.remove_route(1, route).unwrap();
             fixture.turn();
             assert_eq!(udp.try_send_to(b"x", to), Err(SocketError::NoRoute));
@@ -587,24 +560,9 @@ fn a_network_behind_a_neighbour_is_reached_while_there_is_a_route() {
 #[test]
 fn the_interface_of_a_new_route_is_taken() {
     for variant in Variant::ALL {
-        let device = || memory::pair(MemoryConfig::default()).0;
-        let setup = |net| Setup::new([10, 0, net, 1].into(), 24, [1, 2]);
-        let mut stacks: Groups = interfaces::join([setup(1), setup(2)])
-            .unwrap()
-            .into_iter()
-            .map(|setup| variant.build(setup, Box::new(device())).unwrap())
-            .collect();
-        let sockets = groups::sockets(stacks.iter().map(|stack| stack.sockets()));
-        let mut now = Instant::from_millis(1);
-        let mut turn = || {
-            now += Duration::from_millis(1);
-            for stack in &mut stacks {
-                for _ in 0..4 {
-                    stack.turn(now);
-                }
-            }
-        };
-        turn();
+        let setup = |net, host| Setup::new([10, 0, net, host].into(), 24, [1, 2]);
+        let mut fixture = Wired::interfaces(variant, 2, setup);
+        let sockets = fixture.sockets();
         let udp = sockets.bind_udp(PORT).unwrap();
         let to = SocketAddr::new([10, 9, 0, 1].into(), PORT);
         assert!(udp.connect(to).is_err());
@@ -619,7 +577,7 @@ fn the_interface_of_a_new_route_is_taken() {
         assert_eq!(refused, Err(SocketError::NotNeighbor));
         sockets.add_route(1, route(8, 1)).unwrap();
         sockets.add_route(2, route(16, 2)).unwrap();
-        turn();
+        fixture.turn();
         let listed = sockets.routes();
         let vias: Vec<_> = listed.iter().map(|way| (way.interface, way.via)).collect();
         let via = |net: u8| Some(IpAddr::from([10, 0, net, 2]));
@@ -631,7 +589,7 @@ fn the_interface_of_a_new_route_is_taken() {
         udp.connect(to).unwrap();
         sockets.begin_connect_from(from(1), to).unwrap();
         sockets.remove_route(2, route(16, 2)).unwrap();
-        turn();
+        fixture.turn();
         let refused = sockets.begin_connect_from(from(2), to).err();
         assert_eq!(refused, Some(SocketError::NoRoute));
         drop(connecting);
@@ -670,7 +628,7 @@ fn what_answers_segments_of_no_connection_goes_through_routes_and_neighbours() {
                 wire.push(stray(host, SECOND, (src_port, port, flags)));
                 wire.turn();
                 // Each group asks for itself.
-                if wire.stacks.len() == 1 {
+                if wire.stack.stacks.len() == 1 {
                     let is_new = src_port == 4000 && host != FARTHER;
                     assert_eq!(wire.asked.contains(&through), is_new, "{host:?}");
                 }
@@ -708,7 +666,7 @@ fn a_flood_from_neighbours_that_are_not_there_leaves_room_for_those_that_are() {
                 wire.turn();
             }
         }
-        let groups = wire.stacks.len();
+        let groups = wire.stack.stacks.len();
         let most = 256 * groups;
         assert!(
             (256..=most).contains(&wire.asked.len()),
@@ -722,6 +680,7 @@ fn a_flood_from_neighbours_that_are_not_there_leaves_room_for_those_that_are() {
         wire.check(&mut near, NEAR);
         wire.pass(Duration::from_secs(4));
         let stats = wire
+            .stack
             .stacks
             .iter()
             .map(|stack| stack.stats().pump.unresolved);
@@ -826,7 +785,7 @@ fn what_passes_to_a_destination_is_known_to_all_that_is_sent_there() {
                 hop_limit: 64,
             };
             let error = v6::frame(path, v6::ICMPV6, &message[..1_200]);
-            wire.script.push(error);
+            wire.stack.script.push(error);
             wire.turn();
             assert_eq!(send_long(&mut wire, &mut farther[at]).1, expected);
         }

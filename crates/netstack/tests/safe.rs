@@ -9,13 +9,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::framed::{Failure, FramedStream, UnitProcessor};
 use dominoes_netstack::testkit::Variant;
-use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::time::Duration;
 use dominoes_netstack::tls::{TlsHandshake, TlsStream};
-use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Limits, SocketError, TcpStream, Tuning};
+use dominoes_testkit::hand::Wired;
 use dominoes_testkit::net::{HostConfig, HostId, Net};
 use dominoes_testkit::packet::Family;
 
@@ -25,62 +24,18 @@ use crate::tls::fixture::{TLS13, configs, name};
 const RING: u32 = 1 << 12;
 
 /// Two stacks that are driven by hand, with small rings and few places.
-struct Pair {
-    ours: Single,
-    peer: Single,
-    now: Instant,
-}
-
-impl Pair {
-    fn new() -> Pair {
-        let (left, right) = memory::pair(MemoryConfig::default());
-        let limits = Limits::default()
-            .connections(1)
-            .receive_buffer(RING)
-            .send_buffer(RING)
-            .udp_sockets(1)
-            .udp_receive_buffer(RING)
-            .udp_send_buffer(RING);
-        let make = |last, device| {
-            let setup = support::setup(last).limits(limits);
-            Single::new(setup, Box::new(device)).unwrap()
-        };
-        Pair {
-            ours: make(1, left),
-            peer: make(2, right),
-            now: Instant::ZERO,
-        }
-    }
-
-    fn step(&mut self) {
-        self.now += Duration::from_micros(100);
-        self.ours.turn(self.now);
-        self.peer.turn(self.now);
-    }
-
-    fn steps(&mut self, count: usize) {
-        (0..count).for_each(|_| self.step());
-    }
-
-    /// Our end and the peer's end of a connection that the peer opens.
-    fn connect(&mut self) -> (TcpStream, TcpStream) {
-        let listener = self.ours.sockets().listen(7, 1).unwrap();
-        let at = "10.0.0.1:7".parse().unwrap();
-        let mut opening = self.peer.sockets().begin_connect(at).unwrap();
-        for _ in 0..100 {
-            self.step();
-            let accepted = listener.try_accept();
-            if let Ok((ours, _)) = accepted {
-                loop {
-                    self.step();
-                    if let Some(theirs) = opening.try_finish().unwrap() {
-                        return (ours, theirs);
-                    }
-                }
-            }
-        }
-        panic!("the connection was not established");
-    }
+fn pair() -> Wired {
+    let limits = Limits::default()
+        .connections(1)
+        .receive_buffer(RING)
+        .send_buffer(RING)
+        .udp_sockets(1)
+        .udp_receive_buffer(RING)
+        .udp_send_buffer(RING);
+    Wired::two(
+        Variant::Single,
+        [1, 2].map(|last| support::setup(last).limits(limits)),
+    )
 }
 
 /// Gives more back than was lent: a panic, after which the stream is as it was.
@@ -91,8 +46,8 @@ fn refuses(stream: &mut impl BufRead, len: usize) {
 
 #[test]
 fn more_than_was_lent_cannot_be_given_back() {
-    let mut pair = Pair::new();
-    let (ours, mut theirs) = pair.connect();
+    let mut pair = pair();
+    let (ours, mut theirs) = pair.open(7);
     let (mut ours, _writer) = ours.split();
     refuses(&mut ours, 1);
     theirs.set_nodelay(true).unwrap();
@@ -118,8 +73,8 @@ fn more_than_was_lent_cannot_be_given_back() {
 
 #[test]
 fn what_was_shown_can_be_given_back_and_no_more() {
-    let mut pair = Pair::new();
-    let (ours, mut theirs) = pair.connect();
+    let mut pair = pair();
+    let (ours, mut theirs) = pair.open(7);
     let (mut ours, _writer) = ours.split();
     assert_eq!(theirs.try_write(b"hello"), Ok(5));
     pair.steps(3);
@@ -136,8 +91,8 @@ fn what_was_shown_can_be_given_back_and_no_more() {
 /// At the end of the ring one slice ends and another begins; the first alone was lent.
 #[test]
 fn what_lies_behind_the_end_of_the_ring_is_not_lent_with_what_lies_before_it() {
-    let mut pair = Pair::new();
-    let (ours, mut theirs) = pair.connect();
+    let mut pair = pair();
+    let (ours, mut theirs) = pair.open(7);
     let (mut ours, _writer) = ours.split();
     let (mut sent, mut read) = (0, 0);
     let mut split = false;
@@ -171,21 +126,21 @@ fn what_lies_behind_the_end_of_the_ring_is_not_lent_with_what_lies_before_it() {
 /// The second connection gets the place of the first, with its rings.
 #[test]
 fn no_connection_can_send_what_another_one_wrote() {
-    let mut pair = Pair::new();
-    let (mut ours, theirs) = pair.connect();
+    let mut pair = pair();
+    let (mut ours, theirs) = pair.open(7);
     assert_eq!(ours.try_write(b"the password"), Ok(12));
     pair.steps(3);
     ours.abort();
     drop(theirs);
     pair.steps(50);
-    let (ours, mut theirs) = pair.connect();
+    let (ours, mut theirs) = pair.open(7);
     let (_, mut ours) = ours.split();
     assert_eq!(ours.write_again(100), Ok(0));
     let filled = vec![b'x'; RING as usize - 1];
     assert_eq!(ours.try_write(&filled), Ok(filled.len()));
     assert_eq!(ours.write_again(1), Ok(0));
     let mut seen = Vec::new();
-    let mut receive = |pair: &mut Pair, ours: &mut dyn FnMut()| {
+    let mut receive = |pair: &mut Wired, ours: &mut dyn FnMut()| {
         for _ in 0..2000 {
             ours();
             pair.step();
@@ -214,17 +169,17 @@ fn no_connection_can_send_what_another_one_wrote() {
 
 #[test]
 fn no_udp_socket_can_send_what_another_one_wrote() {
-    let mut pair = Pair::new();
-    let mut peer = pair.peer.sockets().bind_udp(9).unwrap();
+    let mut pair = pair();
+    let mut peer = pair.peer().bind_udp(9).unwrap();
     let to = "10.0.0.2:9".parse().unwrap();
-    let mut first = pair.ours.sockets().bind_udp(8).unwrap();
+    let mut first = pair.sockets().bind_udp(8).unwrap();
     first.try_send_to(&[b'p'; 1001], to).unwrap();
     pair.steps(5);
     drop(first);
     pair.steps(50);
     let mut octets = vec![0; 2000];
     while peer.try_recv_from(&mut octets).is_ok() {}
-    let second = pair.ours.sockets().bind_udp(8).unwrap();
+    let second = pair.sockets().bind_udp(8).unwrap();
     second.connect(to).unwrap();
     let (_, mut second) = second.split();
     let mut filled = 0;
@@ -460,9 +415,9 @@ fn units_do_not_stand_behind_the_end_of_a_stream() {
 /// A read by reference takes the datagram that was shown, and `consume` takes no other.
 #[test]
 fn a_datagram_that_nobody_saw_is_not_given_back() {
-    let mut pair = Pair::new();
-    let mut here = pair.ours.sockets().bind_udp(9).unwrap();
-    let there = pair.peer.sockets().bind_udp(8).unwrap();
+    let mut pair = pair();
+    let mut here = pair.sockets().bind_udp(9).unwrap();
+    let there = pair.peer().bind_udp(8).unwrap();
     for text in [b"one", b"two", b"six"] {
         there.send_to(text, "10.0.0.1:9").unwrap();
     }

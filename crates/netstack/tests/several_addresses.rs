@@ -3,42 +3,31 @@
 
 #![cfg(feature = "testkit")]
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use dominoes_drivers::memory::{self, ManualDevice, MemoryConfig, Script, scripted_with};
-use dominoes_netstack::testkit::Variant;
-use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::{Setup, groups};
+use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::time::Duration;
+use dominoes_netstack::variants::Setup;
 use dominoes_netstack::{Families, SocketError, Sockets, Stack, StackError, TcpStream};
-use dominoes_testkit::packet::{self, EVERY_MAC, ICMP, Mac, Path, SYN, Segment, TCP};
-
-use crate::two_hosts::{self, Groups, TwoHosts, three_groups};
+use dominoes_testkit::hand::{self, Scripted, Shape, Wired, address, prefix};
+use dominoes_testkit::packet::{self, EVERY_MAC, ICMP, Path, SYN, Segment, TCP, mac_of};
 
 const PORT: u16 = 7;
-
-/// The address of a host on one of the networks that share the link.
-fn on(is_v4: bool, net: u8, host: u8) -> IpAddr {
-    match is_v4 {
-        true => Ipv4Addr::new(10, 0, net, host).into(),
-        false => Ipv6Addr::new(0xfd00, 0, 0, net.into(), 0, 0, 0, host.into()).into(),
-    }
-}
-
-fn prefix(is_v4: bool) -> u8 {
-    if is_v4 { 24 } else { 64 }
-}
+/// What link-layer addresses are made of.
+const US: packet::Address = [10, 0, 0, 1];
+const PEER: packet::Address = [10, 0, 0, 2];
 
 /// A host on networks 0 and 1.
 fn setup(host: u8) -> Setup {
     [true, false]
         .into_iter()
-        .fold(two_hosts::setup(host).announce(true), |setup, is_v4| {
-            setup.also(on(is_v4, 1, host), prefix(is_v4))
+        .fold(hand::setup(0, host).announce(true), |setup, is_v4| {
+            setup.also(address(is_v4, 1, host), prefix(is_v4))
         })
 }
 
 /// Opens a connection to `to`, and returns both ends with the address that it comes from.
-fn opened(fixture: &mut TwoHosts, from: &Sockets, to: &Sockets, at: IpAddr) -> [TcpStream; 2] {
+fn opened(fixture: &mut Wired, from: &Sockets, to: &Sockets, at: IpAddr) -> [TcpStream; 2] {
     let listener = to.listen(PORT, 8).unwrap();
     let mut connecting = from.begin_connect(SocketAddr::new(at, PORT)).unwrap();
     for _ in 0..10 {
@@ -60,9 +49,9 @@ fn opened(fixture: &mut TwoHosts, from: &Sockets, to: &Sockets, at: IpAddr) -> [
 }
 
 /// Everything goes both ways between the hosts' addresses on a network, and on no other.
-fn check(fixture: &mut TwoHosts, is_v4: bool, net: u8) {
-    let (ours, theirs) = (fixture.sockets(), fixture.host.sockets());
-    let [our, their] = [1, 2].map(|host| on(is_v4, net, host));
+fn check(fixture: &mut Wired, is_v4: bool, net: u8) {
+    let (ours, theirs) = (fixture.sockets(), fixture.peer());
+    let [our, their] = [1, 2].map(|host| address(is_v4, net, host));
     let [there, _] = opened(fixture, &theirs, &ours, our);
     assert_eq!(there.local_addr().unwrap().ip(), their);
     let [here, _] = opened(fixture, &ours, &theirs, their);
@@ -80,7 +69,7 @@ fn check(fixture: &mut TwoHosts, is_v4: bool, net: u8) {
     fixture.turn();
     assert_eq!(own.try_recv_from(&mut [0; 8]), Ok((8, to)));
     if is_v4 {
-        let all = SocketAddr::new(on(true, net, 255), PORT);
+        let all = SocketAddr::new(address(true, net, 255), PORT);
         assert_eq!(own.try_send_to(b"all", all), Err(SocketError::NotAllowed));
         own.set_broadcast(true).unwrap();
         own.try_send_to(b"all", all).unwrap();
@@ -105,7 +94,7 @@ fn check(fixture: &mut TwoHosts, is_v4: bool, net: u8) {
 
 #[test]
 fn every_address_serves_and_its_network_is_reached_from_it() {
-    for mut fixture in TwoHosts::all(setup) {
+    for mut fixture in Wired::all(setup) {
         let sockets = fixture.sockets();
         let listener = sockets.listen(PORT, 4).unwrap();
         assert_eq!(
@@ -117,14 +106,14 @@ fn every_address_serves_and_its_network_is_reached_from_it() {
         for is_v4 in [true, false] {
             (0..2).for_each(|net| check(&mut fixture, is_v4, net));
             // What is bound to one of them is not reached at another.
-            let at = SocketAddr::new(on(is_v4, 1, 1), PORT + 1);
+            let at = SocketAddr::new(address(is_v4, 1, 1), PORT + 1);
             let listener = sockets.listen_on(at, 4).unwrap();
             let mut udp = sockets.bind_udp_on(at).unwrap();
             assert_eq!(listener.local_addr().unwrap(), at);
-            let theirs = fixture.host.sockets();
+            let theirs = fixture.peer();
             let mut peer = theirs.bind_udp(0).unwrap();
             for net in 0..2 {
-                let to = SocketAddr::new(on(is_v4, net, 1), at.port());
+                let to = SocketAddr::new(address(is_v4, net, 1), at.port());
                 let mut connecting = theirs.begin_connect(to).unwrap();
                 peer.try_send_to(b"x", to).unwrap();
                 fixture.turn();
@@ -136,7 +125,7 @@ fn every_address_serves_and_its_network_is_reached_from_it() {
                 }
             }
             // It sends from there, whatever the network of the peer.
-            let to = SocketAddr::new(on(is_v4, 0, 2), peer.local_addr().unwrap().port());
+            let to = SocketAddr::new(address(is_v4, 0, 2), peer.local_addr().unwrap().port());
             udp.try_send_to(b"hello", to).unwrap();
             fixture.turn();
             assert_eq!(peer.try_recv_from(&mut [0; 8]), Ok((5, at)));
@@ -146,23 +135,23 @@ fn every_address_serves_and_its_network_is_reached_from_it() {
 
 #[test]
 fn addresses_come_and_go_and_only_connections_of_those_that_go_end() {
-    for mut fixture in TwoHosts::all(setup) {
-        let (ours, theirs) = (fixture.sockets(), fixture.host.sockets());
+    for mut fixture in Wired::all(setup) {
+        let (ours, theirs) = (fixture.sockets(), fixture.peer());
         for is_v4 in [true, false] {
             for (sockets, host) in [(&ours, 1), (&theirs, 2)] {
-                let own = on(is_v4, 2, host);
+                let own = address(is_v4, 2, host);
                 sockets.add_address(1, own, prefix(is_v4)).unwrap();
             }
             fixture.turn();
             (0..3).for_each(|net| check(&mut fixture, is_v4, net));
             let mut connections: Vec<_> = (0..3)
-                .map(|net| opened(&mut fixture, &theirs, &ours, on(is_v4, net, 1)))
+                .map(|net| opened(&mut fixture, &theirs, &ours, address(is_v4, net, 1)))
                 .collect();
             // Until all is acknowledged, so that nothing keeps what is written back.
             (0..20).for_each(|_| fixture.turn());
             // The first, and then the last: what is left serves as before.
             for gone in [0, 2] {
-                ours.remove_address(on(is_v4, gone, 1)).unwrap();
+                ours.remove_address(address(is_v4, gone, 1)).unwrap();
                 fixture.turn();
                 for (net, [there, here]) in (0..).zip(&mut connections) {
                     let is_gone = net == gone || gone == 2 && net == 0;
@@ -175,15 +164,17 @@ fn addresses_come_and_go_and_only_connections_of_those_that_go_end() {
                     };
                     assert_eq!(here.try_read(&mut [0; 8]), got, "{is_v4} {net}");
                 }
-                let from = on(is_v4, gone, 1);
+                let from = address(is_v4, gone, 1);
                 let bound = ours.bind_udp_on(SocketAddr::new(from, PORT)).unwrap_err();
                 assert_eq!(bound, SocketError::NotOurs);
                 check(&mut fixture, is_v4, 1);
             }
-            ours.add_address(1, on(is_v4, 0, 1), prefix(is_v4)).unwrap();
+            ours.add_address(1, address(is_v4, 0, 1), prefix(is_v4))
+                .unwrap();
             fixture.turn();
             (0..2).for_each(|net| check(&mut fixture, is_v4, net));
-            ours.add_address(1, on(is_v4, 2, 1), prefix(is_v4)).unwrap();
+            ours.add_address(1, address(is_v4, 2, 1), prefix(is_v4))
+                .unwrap();
             fixture.turn();
         }
     }
@@ -191,11 +182,11 @@ fn addresses_come_and_go_and_only_connections_of_those_that_go_end() {
 
 #[test]
 fn a_port_serves_each_address_by_itself() {
-    for mut fixture in TwoHosts::all(setup) {
-        let (ours, theirs) = (fixture.sockets(), fixture.host.sockets());
+    for mut fixture in Wired::all(setup) {
+        let (ours, theirs) = (fixture.sockets(), fixture.peer());
         let taken = Some(SocketError::PortTaken);
         for is_v4 in [true, false] {
-            let at = [0, 1].map(|net| SocketAddr::new(on(is_v4, net, 1), PORT));
+            let at = [0, 1].map(|net| SocketAddr::new(address(is_v4, net, 1), PORT));
             let listeners = at.map(|at| ours.listen_on(at, 2).unwrap());
             let mut sockets = at.map(|at| ours.bind_udp_on(at).unwrap());
             let wildcard = match is_v4 {
@@ -263,10 +254,10 @@ fn a_port_serves_each_address_by_itself() {
         fixture.turn();
         let mut peer = theirs.bind_udp(PORT).unwrap();
         for (socket, is_v4) in sockets.iter_mut().zip([true, false]) {
-            let to = SocketAddr::new(on(is_v4, 1, 1), PORT);
+            let to = SocketAddr::new(address(is_v4, 1, 1), PORT);
             peer.try_send_to(b"hello", to).unwrap();
             fixture.turn();
-            let from = SocketAddr::new(on(is_v4, 1, 2), PORT);
+            let from = SocketAddr::new(address(is_v4, 1, 2), PORT);
             assert_eq!(socket.try_recv_from(&mut [0; 8]), Ok((5, from)));
         }
     }
@@ -274,7 +265,7 @@ fn a_port_serves_each_address_by_itself() {
 
 #[test]
 fn an_interface_has_room_for_sixty_four_addresses() {
-    let mut fixture = TwoHosts::all(setup).next().unwrap();
+    let mut fixture = Wired::all(setup).next().unwrap();
     let ours = fixture.sockets();
     let own = |number: u8| IpAddr::from([10, 9, number, 1]);
     for number in 2..64 {
@@ -312,64 +303,19 @@ fn an_address_is_given_once_and_is_one_host_s() {
     }
 }
 
-const MAC: Mac = packet::mac_of([10, 0, 0, 1]);
-const PEER: Mac = packet::mac_of([10, 0, 0, 2]);
-
-/// A stack at 10.0.0.1/24 and 10.0.1.1/24, of which every frame is looked at.
-struct Wire {
-    stacks: Groups,
-    script: Script,
-    now: Instant,
-}
-
-impl Wire {
-    fn all() -> impl Iterator<Item = Wire> {
-        let by_variant = Variant::ALL.into_iter().map(|variant| {
-            Wire::over(|setup, device| vec![variant.build(setup, Box::new(device)).unwrap()])
-        });
-        by_variant.chain([Wire::over(three_groups)])
-    }
-
-    fn over(build: impl FnOnce(Setup, ManualDevice) -> Groups) -> Wire {
-        let (device, script) = scripted_with(MemoryConfig::default().macs(MAC, MAC));
-        let setup = Setup::new(on(true, 0, 1), 24, [1, 7]).also(on(true, 1, 1), 24);
-        Wire {
-            stacks: build(setup.announce(true), device),
-            script,
-            now: Instant::from_millis(1),
-        }
-    }
-
-    fn sockets(&self) -> Sockets {
-        groups::sockets(self.stacks.iter().map(|stack| stack.sockets()))
-    }
-
-    /// Does all that can be done, and returns the frames that were sent.
-    fn turn(&mut self) -> Vec<Vec<u8>> {
-        for _ in 0..40 {
-            for stack in &mut self.stacks {
-                stack.turn(self.now);
-            }
-        }
-        let sent = self.script.take_sent();
-        sent.into_iter().map(|(frame, _)| frame).collect()
-    }
-
-    /// What is said to this frame.
-    fn answers(&mut self, frame: Vec<u8>) -> Vec<Vec<u8>> {
-        self.script.push(frame);
-        self.turn()
-    }
+/// In every shape, at 10.0.0.1/24 and 10.0.1.1/24, which it announces.
+fn announcing() -> impl Iterator<Item = Scripted> {
+    let setup = || {
+        let setup = Setup::new(address(true, 0, 1), 24, [1, 7]);
+        setup.also(address(true, 1, 1), 24).announce(true)
+    };
+    Shape::all().map(move |shape| Scripted::new(shape, setup()))
 }
 
 /// From a host of a network to the stack's address there.
 fn path(net: u8) -> Path {
-    Path {
-        from_mac: PEER,
-        to_mac: MAC,
-        from: [10, 0, net, 2],
-        to: [10, 0, net, 1],
-    }
+    let path = Path::new([10, 0, net, 2], [10, 0, net, 1]);
+    path.from_mac(mac_of(PEER)).to_mac(mac_of(US))
 }
 
 /// Who is said to have which address by an ARP message, and whom it asks for or answers.
@@ -381,7 +327,7 @@ fn arp_ends(frame: &[u8]) -> (packet::Address, packet::Address) {
 
 #[test]
 fn every_address_is_announced_answered_for_and_defended() {
-    for mut wire in Wire::all() {
+    for mut wire in announcing() {
         let own = [0, 1].map(|net| path(net).to);
         let announced = |sent: Vec<Vec<u8>>| {
             let ends = sent.iter().map(|frame| arp_ends(frame));
@@ -403,27 +349,27 @@ fn every_address_is_announced_answered_for_and_defended() {
             let everybody = path.to_mac(EVERY_MAC);
             // From a host that has an address, and from one that asks whether it may have ours.
             for from in [path.from, [0; 4]] {
-                let sent = wire.answers(packet::arp_request(everybody.source(from)));
+                let sent = wire.receive(packet::arp_request(everybody.source(from)));
                 assert_eq!(sent.len(), 1);
                 assert_eq!(arp_ends(&sent[0]), (path.to, from));
                 assert_eq!(sent[0][20..22], [0, 2]);
             }
             // Each by itself: once in ten seconds.
             let claim = packet::arp_request(everybody.source(path.to));
-            assert_eq!(announced(wire.answers(claim.clone())), [path.to]);
+            assert_eq!(announced(wire.receive(claim.clone())), [path.to]);
             wire.now += Duration::from_secs(4);
-            assert_eq!(wire.answers(claim), [[0; 0]; 0]);
+            assert_eq!(wire.receive(claim), [[0; 0]; 0]);
         }
         // A third one, and no more of one that is gone.
         let sockets = wire.sockets();
-        sockets.add_address(1, on(true, 2, 1), 24).unwrap();
+        sockets.add_address(1, address(true, 2, 1), 24).unwrap();
         assert_eq!(announced(wire.turn()), [path(2).to]);
-        sockets.remove_address(on(true, 0, 1)).unwrap();
+        sockets.remove_address(address(true, 0, 1)).unwrap();
         wire.turn();
         let claim = path(0).to_mac(EVERY_MAC).source(path(0).to);
-        assert_eq!(wire.answers(packet::arp_request(claim)), [[0; 0]; 0]);
+        assert_eq!(wire.receive(packet::arp_request(claim)), [[0; 0]; 0]);
         let asked = packet::arp_request(path(0).to_mac(EVERY_MAC));
-        assert_eq!(wire.answers(asked), [[0; 0]; 0]);
+        assert_eq!(wire.receive(asked), [[0; 0]; 0]);
         wire.now += Duration::from_secs(3);
         assert_eq!(announced(wire.turn()), [path(2).to]);
     }
@@ -441,26 +387,26 @@ fn syn() -> Segment {
 
 #[test]
 fn neighbours_are_asked_and_errors_reported_from_the_address_of_their_network() {
-    for mut wire in Wire::all() {
+    for mut wire in announcing() {
         wire.turn();
         wire.now += Duration::from_secs(10);
         wire.turn();
         let sockets = wire.sockets();
         for net in [1, 0] {
             let path = path(net);
-            let host = SocketAddr::new(on(true, net, 2), PORT);
+            let host = SocketAddr::new(address(true, net, 2), PORT);
             let mut udp = sockets.bind_udp(0).unwrap();
             udp.try_send_to(b"hello", host).unwrap();
             let sent = wire.turn();
             assert_eq!(arp_ends(&sent[0]), (path.to, path.from));
-            let sent = wire.answers(packet::arp_reply(path));
+            let sent = wire.receive(packet::arp_reply(path));
             assert_eq!((sent.len(), &sent[0][26..30]), (1, &path.to[..]));
             // Nobody is at this port.
-            let sent = wire.answers(packet::udp(path, (9, 9), b"x"));
+            let sent = wire.receive(packet::udp(path, (9, 9), b"x"));
             assert_eq!(packet::protocol(&sent[0]), Some(ICMP));
             assert_eq!((&sent[0][26..30], sent[0][34]), (&path.to[..], 3));
             // Nobody listens.
-            let sent = wire.answers(syn().frame(path));
+            let sent = wire.receive(syn().frame(path));
             assert_eq!(packet::protocol(&sent[0]), Some(TCP));
             assert_eq!(sent[0][26..30], path.to);
             // What says that it comes from us, or from all hosts of a network of ours, does not.
@@ -471,9 +417,9 @@ fn neighbours_are_asked_and_errors_reported_from_the_address_of_their_network() 
                 [10, 0, 1, 255],
             ] {
                 let path = path.source(from);
-                assert_eq!(wire.answers(syn().frame(path)), [[0; 0]; 0], "{from:?}");
+                assert_eq!(wire.receive(syn().frame(path)), [[0; 0]; 0], "{from:?}");
                 let datagram = packet::udp(path, (9, 9), b"x");
-                assert_eq!(wire.answers(datagram), [[0; 0]; 0], "{from:?}");
+                assert_eq!(wire.receive(datagram), [[0; 0]; 0], "{from:?}");
             }
         }
         // Another host's, which only its frame says is ours.
@@ -481,6 +427,6 @@ fn neighbours_are_asked_and_errors_reported_from_the_address_of_their_network() 
             to: [10, 0, 1, 7],
             ..path(1)
         };
-        assert_eq!(wire.answers(syn().frame(astray)), [[0; 0]; 0]);
+        assert_eq!(wire.receive(syn().frame(astray)), [[0; 0]; 0]);
     }
 }

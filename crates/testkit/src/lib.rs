@@ -8,6 +8,7 @@
 //! | [`tally!`] | counters of what happened, added up over cases |
 //! | `rng` | the seeded generator, and cases whose failure prints the seed that repeats it |
 //! | `app` | applications that check every byte |
+//! | `hand` | stacks of every shape, driven turn by turn |
 //! | `host` | a stack whose time, frames and order of steps are in the caller's hands |
 //! | `net` | hosts on a switch, in virtual time |
 //! | `faults` | workers that join, leave and fail, and bits that flip |
@@ -68,6 +69,8 @@
 
 #[cfg(feature = "stack")]
 pub mod app;
+#[cfg(feature = "stack")]
+pub mod hand;
 pub mod link;
 #[cfg(feature = "stack")]
 pub mod net;

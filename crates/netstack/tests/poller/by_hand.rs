@@ -2,24 +2,17 @@
 
 use std::net::SocketAddr;
 
-use dominoes_drivers::memory::{self, MemoryConfig};
+use dominoes_netstack::Limits;
 use dominoes_netstack::poller::Source;
 use dominoes_netstack::testkit::Variant;
-use dominoes_netstack::time::{Duration, Instant};
-use dominoes_netstack::variants::{self, Setup};
+use dominoes_netstack::time::Duration;
 use dominoes_netstack::{Connecting, TcpListener, TcpStream};
+use dominoes_testkit::hand::{Wired, setup};
 
 use super::*;
 
 pub(super) const VARIANTS: [Variant; 3] =
     [Variant::Single, Variant::Locked(2), Variant::Replicated(2)];
-
-/// Two stacks on a wire: the one that is polled, and its peer.
-pub(super) struct Pair {
-    pub(super) ours: Box<dyn variants::Variant>,
-    pub(super) peer: Box<dyn variants::Variant>,
-    now: Instant,
-}
 
 pub(super) fn ours_at(port: u16) -> SocketAddr {
     SocketAddr::new([10, 0, 0, 1].into(), port)
@@ -29,45 +22,28 @@ pub(super) fn peer_at(port: u16) -> SocketAddr {
     SocketAddr::new([10, 0, 0, 2].into(), port)
 }
 
-impl Pair {
-    pub(super) fn new(variant: Variant) -> Pair {
-        let (left, right) = memory::pair(MemoryConfig::default());
-        let setup = |last: u8| {
-            let mut setup = Setup::new([10, 0, 0, last].into(), 24, [u64::from(last), 7]);
-            (setup.limits.receive_buffer, setup.limits.send_buffer) = (1 << 16, 1 << 16);
-            setup
-        };
-        Pair {
-            ours: variant.build(setup(1), Box::new(left)).unwrap(),
-            peer: Variant::Single.build(setup(2), Box::new(right)).unwrap(),
-            now: Instant::from_millis(1),
-        }
-    }
+/// A stack that is polled, and its peer.
+pub(super) fn pair(variant: Variant) -> Wired {
+    let small = Limits::default()
+        .receive_buffer(1 << 16)
+        .send_buffer(1 << 16);
+    Wired::two(variant, [1, 2].map(|host| setup(0, host).limits(small)))
+}
 
-    /// Lets both do what they can, until delayed acknowledgments are sent.
-    pub(super) fn settle(&mut self) {
-        for _ in 0..3 {
-            while self.ours.turn(self.now) + self.peer.turn(self.now) > 0 {}
-            self.now += Duration::from_millis(50);
-        }
-        while self.ours.turn(self.now) + self.peer.turn(self.now) > 0 {}
-    }
-
-    /// A connection that the peer opens: our end, and the peer's.
-    pub(super) fn connect(&mut self, listener: &TcpListener) -> (TcpStream, TcpStream) {
-        let port = listener.local_addr().unwrap().port();
-        let mut opening = self.peer.sockets().begin_connect(ours_at(port)).unwrap();
-        self.settle();
-        let theirs = opening.try_finish().unwrap().unwrap();
-        (listener.try_accept().unwrap().0, theirs)
-    }
+/// A connection that the peer opens: our end, and the peer's.
+pub(super) fn connect(pair: &mut Wired, listener: &TcpListener) -> (TcpStream, TcpStream) {
+    let port = listener.local_addr().unwrap().port();
+    let mut opening = pair.peer().begin_connect(ours_at(port)).unwrap();
+    pair.settle();
+    let theirs = opening.try_finish().unwrap().unwrap();
+    (listener.try_accept().unwrap().0, theirs)
 }
 
 /// A pair, our listener, and a connection.
-pub(super) fn connected(variant: Variant) -> (Pair, TcpListener, TcpStream, TcpStream) {
-    let mut pair = Pair::new(variant);
-    let listener = pair.ours.sockets().listen(7, 16).unwrap();
-    let (ours, theirs) = pair.connect(&listener);
+pub(super) fn connected(variant: Variant) -> (Wired, TcpListener, TcpStream, TcpStream) {
+    let mut pair = pair(variant);
+    let listener = pair.sockets().listen(7, 16).unwrap();
+    let (ours, theirs) = connect(&mut pair, &listener);
     (pair, listener, ours, theirs)
 }
 
@@ -84,7 +60,7 @@ pub(super) fn drain(stream: &mut TcpStream) -> usize {
 }
 
 /// Writes until nothing more goes, neither here nor at the peer.
-pub(super) fn fill(pair: &mut Pair, mut write: impl FnMut(&[u8]) -> Result<usize, SocketError>) {
+pub(super) fn fill(pair: &mut Wired, mut write: impl FnMut(&[u8]) -> Result<usize, SocketError>) {
     let mut is_full = false;
     while !is_full {
         is_full = true;
@@ -99,11 +75,11 @@ pub(super) fn fill(pair: &mut Pair, mut write: impl FnMut(&[u8]) -> Result<usize
 fn what_is_ready_when_it_is_registered_is_reported() {
     for variant in VARIANTS {
         let (mut pair, listener, mut ours, mut theirs) = connected(variant);
-        let mut udp = pair.ours.sockets().bind_udp(53).unwrap();
-        let mut asks = pair.peer.sockets().bind_udp(0).unwrap();
+        let mut udp = pair.sockets().bind_udp(53).unwrap();
+        let mut asks = pair.peer().bind_udp(0).unwrap();
         theirs.try_write(b"hello").unwrap();
         asks.try_send_to(b"what?", ours_at(53)).unwrap();
-        let _opening = pair.peer.sockets().begin_connect(ours_at(7)).unwrap();
+        let _opening = pair.peer().begin_connect(ours_at(7)).unwrap();
         pair.settle();
         for trigger in TRIGGERS {
             let poller = Poller::new().unwrap();
@@ -207,8 +183,8 @@ fn room_is_reported_after_a_write_that_found_too_little() {
 
 /// Begins to open a connection to the peer and registers that before or after the stack has seen
 /// it.
-fn opening(pair: &mut Pair, poller: &Poller, port: u16, late: bool) -> Connecting {
-    let opening = pair.ours.sockets().begin_connect(peer_at(port)).unwrap();
+fn opening(pair: &mut Wired, poller: &Poller, port: u16, late: bool) -> Connecting {
+    let opening = pair.sockets().begin_connect(peer_at(port)).unwrap();
     if late {
         pair.settle();
     }
@@ -222,13 +198,13 @@ fn a_connection_that_opens_is_writable_when_it_is_established_or_refused() {
     for variant in VARIANTS {
         for late in [false, true] {
             for asks in [false, true] {
-                let mut pair = Pair::new(variant);
-                let _listener = pair.peer.sockets().listen(80, 4).unwrap();
+                let mut pair = pair(variant);
+                let _listener = pair.peer().listen(80, 4).unwrap();
                 let poller = Poller::new().unwrap();
                 let mut opens = opening(&mut pair, &poller, 80, late);
                 if asks {
                     // Knows its stream before the poller looks.
-                    pair.ours.turn(pair.now);
+                    pair.stacks[0].turn(pair.now);
                     let opened = opens.try_finish().unwrap();
                     assert!(opened.is_none() || late);
                 }
@@ -286,14 +262,14 @@ fn what_is_dropped_or_deregistered_is_not_reported() {
             assert_eq!(kind, std::io::ErrorKind::NotFound);
             // It is armed, and goes.
             drop(listener);
-            let _ = pair.peer.sockets().begin_connect(ours_at(7)).unwrap();
+            let _ = pair.peer().begin_connect(ours_at(7)).unwrap();
             drop(writer);
             drop(theirs);
             pair.settle();
             assert_eq!(reported(&poller), [], "{variant}");
             // The place of the connection is used again.
-            let listener = pair.ours.sockets().listen(8, 4).unwrap();
-            let (mut ours, mut theirs) = pair.connect(&listener);
+            let listener = pair.sockets().listen(8, 4).unwrap();
+            let (mut ours, mut theirs) = connect(&mut pair, &listener);
             theirs.try_write(b"other news").unwrap();
             pair.settle();
             assert_eq!(drain(&mut ours), 10);
@@ -351,9 +327,9 @@ fn a_socket_is_registered_once_with_a_poller_and_may_be_with_several() {
 
 #[test]
 fn what_does_not_fit_is_reported_next_and_each_gets_its_turn() {
-    let mut pair = Pair::new(Variant::Single);
-    let listener = pair.ours.sockets().listen(7, 16).unwrap();
-    let streams: Vec<_> = (0..5).map(|_| pair.connect(&listener)).collect();
+    let mut pair = pair(Variant::Single);
+    let listener = pair.sockets().listen(7, 16).unwrap();
+    let streams: Vec<_> = (0..5).map(|_| connect(&mut pair, &listener)).collect();
     for trigger in TRIGGERS {
         let poller = Poller::new().unwrap();
         for (token, (ours, _)) in streams.iter().enumerate() {
@@ -376,8 +352,8 @@ fn what_does_not_fit_is_reported_next_and_each_gets_its_turn() {
 #[test]
 fn an_error_that_the_network_reports_ends_the_wait_of_a_datagram_socket_each_time() {
     for variant in VARIANTS {
-        let mut pair = Pair::new(variant);
-        let mut socket = pair.ours.sockets().bind_udp(0).unwrap();
+        let mut pair = pair(variant);
+        let mut socket = pair.sockets().bind_udp(0).unwrap();
         socket.connect(peer_at(99)).unwrap();
         let poller = Poller::new().unwrap();
         poller
@@ -405,7 +381,7 @@ fn assert_source(_: &impl Source) {}
 #[test]
 fn halves_of_datagram_sockets_are_sources() {
     let (mut pair, ..) = connected(Variant::Single);
-    let (mut receiver, sender) = pair.ours.sockets().bind_udp(5).unwrap().split();
+    let (mut receiver, sender) = pair.sockets().bind_udp(5).unwrap().split();
     assert_source(&receiver);
     let poller = Poller::new().unwrap();
     poller
@@ -415,7 +391,7 @@ fn halves_of_datagram_sockets_are_sources() {
         .register(&sender, Token(2), Interest::WRITABLE, Trigger::Level)
         .unwrap();
     assert_eq!(ready(&poller), (vec![], vec![2]));
-    let mut asks = pair.peer.sockets().bind_udp(0).unwrap();
+    let mut asks = pair.peer().bind_udp(0).unwrap();
     asks.try_send_to(b"1", ours_at(5)).unwrap();
     pair.settle();
     assert_eq!(ready(&poller), (vec![1], vec![2]));
@@ -434,12 +410,13 @@ fn a_stack_that_is_driven_by_hand_sleeps_until_there_is_something_to_do() {
     #[expect(clippy::disallowed_methods, reason = "the stack sleeps in real time")]
     let begin = std::time::Instant::now();
     for variant in VARIANTS {
-        let Pair { ours, peer, .. } = Pair::new(variant);
-        let (sockets, clients) = (ours.sockets(), peer.sockets());
+        let mut pair = pair(variant);
+        let (sockets, clients) = (pair.sockets(), pair.peer());
+        let (ours, peer, start) = (pair.stacks.remove(0), pair.hosts.remove(0), pair.now);
         let over = AtomicBool::new(false);
         let turns = AtomicU64::new(0);
-        let drive = |mut stack: Box<dyn variants::Variant>| {
-            let clock = || Instant::from_nanos(begin.elapsed().as_nanos() as u64);
+        let drive = |mut stack: Box<dyn dominoes_netstack::variants::Variant>| {
+            let clock = || start + Duration::from_nanos(begin.elapsed().as_nanos() as u64);
             while !over.load(Ordering::Relaxed) {
                 turns.fetch_add(1, Ordering::Relaxed);
                 while stack.turn(clock()) > 0 {}

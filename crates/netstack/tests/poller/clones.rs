@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use dominoes_netstack::SocketError;
 
-use super::by_hand::{Pair, VARIANTS, connected, drain, fill, ours_at};
+use dominoes_testkit::hand::Wired;
+
+use super::by_hand::{VARIANTS, connected, drain, fill, ours_at, pair};
 use super::*;
 
 #[test]
@@ -14,8 +16,8 @@ fn each_clone_is_registered_until_it_is_dropped() {
     for variant in VARIANTS {
         for trigger in TRIGGERS {
             let (mut pair, listener, mut ours, mut theirs) = connected(variant);
-            let mut udp = pair.ours.sockets().bind_udp(53).unwrap();
-            let mut asks = pair.peer.sockets().bind_udp(0).unwrap();
+            let mut udp = pair.sockets().bind_udp(53).unwrap();
+            let mut asks = pair.peer().bind_udp(0).unwrap();
             let clones = (
                 listener.try_clone().unwrap(),
                 ours.try_clone().unwrap(),
@@ -30,10 +32,10 @@ fn each_clone_is_registered_until_it_is_dropped() {
             poller.register(&udp, Token(5), read, trigger).unwrap();
             poller.register(&clones.2, Token(6), read, trigger).unwrap();
             assert_eq!(reported(&poller), [], "{variant}");
-            let mut news = |pair: &mut Pair| {
+            let mut news = |pair: &mut Wired| {
                 theirs.try_write(b"hello").unwrap();
                 asks.try_send_to(b"what?", ours_at(53)).unwrap();
-                let opening = pair.peer.sockets().begin_connect(ours_at(7)).unwrap();
+                let opening = pair.peer().begin_connect(ours_at(7)).unwrap();
                 pair.settle();
                 opening
             };
@@ -60,8 +62,8 @@ fn each_clone_is_registered_until_it_is_dropped() {
 fn a_listener_that_a_clone_closes_is_reported_to_all() {
     for variant in VARIANTS {
         for trigger in TRIGGERS {
-            let pair = Pair::new(variant);
-            let sockets = pair.ours.sockets();
+            let pair = pair(variant);
+            let sockets = pair.sockets();
             let listener = sockets.listen(7, 4).unwrap();
             let clone = listener.try_clone().unwrap();
             let poller = Poller::new().unwrap();
@@ -125,9 +127,9 @@ fn what_a_reader_keeps_and_gives_back_is_news_to_another() {
     for variant in VARIANTS {
         let (mut pair, _listener, mut ours, mut theirs) = connected(variant);
         let mut clone = ours.try_clone().unwrap();
-        let mut udp = pair.ours.sockets().bind_udp(53).unwrap();
+        let mut udp = pair.sockets().bind_udp(53).unwrap();
         let mut other = udp.try_clone().unwrap();
-        let mut asks = pair.peer.sockets().bind_udp(0).unwrap();
+        let mut asks = pair.peer().bind_udp(0).unwrap();
         let poller = Poller::new().unwrap();
         let (read, edge) = (Interest::READABLE, Trigger::Edge);
         poller.register(&clone, Token(1), read, edge).unwrap();

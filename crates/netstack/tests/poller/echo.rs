@@ -7,15 +7,15 @@ use std::time::Duration;
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::{EchoSocket, SocketError, Stack};
+use dominoes_testkit::hand::{Wired, address, setup};
 
 use super::*;
-use crate::two_hosts::{TwoHosts, address, setup};
 
 /// Long enough for anything but an event that never comes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A socket that is registered by itself.
-fn registered(fixture: &TwoHosts, trigger: Trigger) -> (EchoSocket, Poller) {
+fn registered(fixture: &Wired, trigger: Trigger) -> (EchoSocket, Poller) {
     let ping = fixture.sockets().open_echo().unwrap();
     let poller = Poller::new().unwrap();
     let done = poller.register(&ping, Token(4), Interest::READABLE, trigger);
@@ -25,7 +25,7 @@ fn registered(fixture: &TwoHosts, trigger: Trigger) -> (EchoSocket, Poller) {
 
 #[test]
 fn a_reply_is_reported_until_it_is_taken_or_once() {
-    for mut fixture in TwoHosts::all(setup) {
+    for mut fixture in Wired::all(|host| setup(0, host)) {
         for trigger in TRIGGERS {
             let (ping, poller) = registered(&fixture, trigger);
             // What another socket asked for is its own.
@@ -33,7 +33,7 @@ fn a_reply_is_reported_until_it_is_taken_or_once() {
             let is_level = trigger == Trigger::Level;
             let again = if is_level { vec![4] } else { vec![] };
             let hosts = [(true, 2), (true, 1), (false, 2), (false, 1)];
-            for to in hosts.map(|(is_v4, host)| address(is_v4, host)) {
+            for to in hosts.map(|(is_v4, host)| address(is_v4, 0, host)) {
                 other.send(to, 0, b"other").unwrap();
                 fixture.turn();
                 assert_eq!(reported(&poller), [], "{to}");
@@ -57,10 +57,10 @@ fn a_reply_is_reported_until_it_is_taken_or_once() {
 
 #[test]
 fn a_reply_that_waits_is_reported_to_each_poller_that_asks() {
-    let mut fixture = TwoHosts::all(setup).next().unwrap();
+    let mut fixture = Wired::all(|host| setup(0, host)).next().unwrap();
     for is_v4 in [true, false] {
         let (ping, first) = registered(&fixture, Trigger::Edge);
-        ping.send(address(is_v4, 2), 1, b"").unwrap();
+        ping.send(address(is_v4, 0, 2), 1, b"").unwrap();
         fixture.turn();
         let late = Poller::new().unwrap();
         let register = |poller: &Poller, interest| {
@@ -93,18 +93,18 @@ fn a_reply_that_waits_is_reported_to_each_poller_that_asks() {
 
 #[test]
 fn an_echo_socket_that_is_dropped_is_not_reported() {
-    let mut fixture = TwoHosts::all(setup).next().unwrap();
+    let mut fixture = Wired::all(|host| setup(0, host)).next().unwrap();
     for (is_v4, trigger) in [true, false].into_iter().zip(TRIGGERS) {
         // It is queued, and goes.
         let (ping, poller) = registered(&fixture, trigger);
-        ping.send(address(is_v4, 2), 1, b"").unwrap();
+        ping.send(address(is_v4, 0, 2), 1, b"").unwrap();
         fixture.turn();
         drop(ping);
         assert_eq!(reported(&poller), [], "{trigger:?}");
         // It is armed, and goes before its reply comes.
         let (ping, poller) = registered(&fixture, trigger);
         assert_eq!(reported(&poller), []);
-        ping.send(address(is_v4, 2), 2, b"").unwrap();
+        ping.send(address(is_v4, 0, 2), 2, b"").unwrap();
         drop(ping);
         fixture.turn();
         assert_eq!(reported(&poller), [], "{trigger:?}");

@@ -15,7 +15,9 @@ use dominoes_testkit::Rng;
 use rustix::event::epoll;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use super::by_hand::{Pair, VARIANTS, connected, drain, fill};
+use dominoes_testkit::hand::Wired;
+
+use super::by_hand::{VARIANTS, connected, drain, fill};
 use super::*;
 
 /// How often Linux is asked for what it does at once.
@@ -80,7 +82,7 @@ trait Subject {
 }
 
 struct Ours {
-    pair: Pair,
+    pair: Wired,
     stream: TcpStream,
     peer: Option<TcpStream>,
     poller: Poller,

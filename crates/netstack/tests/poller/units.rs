@@ -6,7 +6,9 @@ use std::sync::Arc;
 use dominoes_netstack::framed::{Failure, FramedStream, UnitProcessor};
 use dominoes_netstack::tls::{TlsHandshake, TlsStream};
 
-use super::by_hand::{Pair, VARIANTS, connected, drain, fill};
+use dominoes_testkit::hand::Wired;
+
+use super::by_hand::{VARIANTS, connected, drain, fill};
 use super::*;
 use crate::tls::fixture::{TLS12, TLS13, configs, name};
 
@@ -118,7 +120,7 @@ fn the_halves_of_a_framed_stream_are_sources_and_room_is_room_for_a_unit() {
 }
 
 /// Calls an end only when it is ready.
-fn handshake(pair: &mut Pair, mut ours: TlsHandshake, mut theirs: TlsHandshake) -> [TlsStream; 2] {
+fn handshake(pair: &mut Wired, mut ours: TlsHandshake, mut theirs: TlsHandshake) -> [TlsStream; 2] {
     let poller = Poller::new().unwrap();
     for (token, end) in [&ours, &theirs].into_iter().enumerate() {
         let register = poller.register(end, Token(token), Interest::READABLE, Trigger::Edge);
