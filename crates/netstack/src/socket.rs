@@ -1,9 +1,9 @@
 //! Sockets: listeners and byte streams, blocking or not.
 //!
-//! A socket never publishes anything. It moves a cursor, raises a flag, and the pump does the rest;
-//! it reads and writes the shared rings in place. The `try_` calls never wait and are what a stack
-//! driven by hand, or from inside a context, uses; the others wait for another thread to drive the
-//! stack.
+//! A socket never publishes to the log. It reads and writes the shared rings in place, moves a
+//! cursor and raises a flag; the pump, which feeds the log, does the rest. The `try_` calls never
+//! wait, so a stack that is driven by hand, or from inside a context, uses them. The other calls
+//! wait, and need another thread that drives the stack.
 
 #[cfg(feature = "framed")]
 mod alone;
@@ -61,12 +61,12 @@ pub use read::ReadHalf;
 pub use udp::{Datagram, PacketInfo, Received, UdpReceiver, UdpSender, UdpSocket};
 pub use write::{Reserved, WriteHalf, WriteMark};
 
-/// The sockets of a stack: from here connections are opened and listened for.
+/// The sockets of a stack: opens connections and listens for them.
 #[derive(Clone)]
 pub struct Sockets {
-    /// One for each group; they have one socket table.
+    /// One for each group; all share one socket table.
     worlds: Arc<[Arc<World>]>,
-    /// Which group opens the next connection.
+    /// The group that opens the next connection.
     turn: Arc<AtomicUsize>,
 }
 
@@ -75,7 +75,8 @@ impl Sockets {
         Sockets::over(vec![Arc::clone(world)])
     }
 
-    /// Those of groups that have one socket table, in their order; at least one.
+    /// Creates the sockets of these groups, in order; they share one socket table. There is at
+    /// least one.
     pub(crate) fn over(worlds: Vec<Arc<World>>) -> Self {
         Sockets {
             worlds: worlds.into(),
@@ -87,13 +88,13 @@ impl Sockets {
         &self.worlds
     }
 
-    /// The first group's: what is said of one is said of all.
+    /// The first group, whose settings hold for all.
     fn world(&self) -> &Arc<World> {
         &self.worlds[0]
     }
 
-    /// Listens on `port`, or with 0 on one that is free; at most `backlog` connections of each
-    /// group wait to be accepted. Never blocks.
+    /// Listens on `port`, or on a free port for 0. At most `backlog` connections of each group
+    /// wait to be accepted. Never blocks.
     ///
     /// # Errors
     /// [`SocketError::PortTaken`], [`SocketError::Down`].
@@ -101,8 +102,8 @@ impl Sockets {
         self.listen_for(Families::Both, port, backlog)
     }
 
-    /// As [`Sockets::listen`], for connections of `families` alone. Another one may listen on the
-    /// port for those of the other family.
+    /// As [`Sockets::listen`], only for connections of `families`. Another listener may have the
+    /// port for the other family.
     ///
     /// # Errors
     /// As [`Sockets::listen`].
@@ -115,10 +116,10 @@ impl Sockets {
         self.listen_at(None, families.into(), port, backlog)
     }
 
-    /// As [`Sockets::listen`], at an address: one of ours, those of this host alone (127.0.0.1,
-    /// `::1`) among them, for connections to that alone; 0.0.0.0 for all of IPv4, or `::` for all.
-    /// A port may have several listeners, if no connection could be for two of them: a listener at
-    /// an address and one at 0.0.0.0 cannot share it.
+    /// As [`Sockets::listen`], only for connections to one of our addresses, which may be local
+    /// to this host (127.0.0.1, `::1`). 0.0.0.0 means all of IPv4, and `::` means all addresses.
+    /// A port may have several listeners if no connection could belong to two of them: a listener
+    /// at an address and one at 0.0.0.0 cannot share it.
     ///
     /// # Errors
     /// As [`Sockets::listen`]; [`SocketError::NotOurs`].
@@ -127,7 +128,7 @@ impl Sockets {
         self.listen_at(interface, binding, local.port(), backlog)
     }
 
-    /// As [`Sockets::listen_for`], at one interface if there are several.
+    /// As [`Sockets::listen_for`], at one of several interfaces.
     fn listen_at(
         &self,
         interface: Option<usize>,
@@ -163,7 +164,7 @@ impl Sockets {
         };
         let news = Arc::clone(&queue.news);
         table.listeners.insert(port, binding, queue);
-        // While the socket table is held, so that listening and not listening reach the log in this
+        // While the socket table is held, so that starts and ends of listening reach the log in
         // order.
         for (index, world) in self.worlds.iter().enumerate() {
             if interface.is_none_or(|interface| self.groups_of(interface).contains(&index)) {
@@ -178,13 +179,13 @@ impl Sockets {
         Ok(TcpListener::new(&self.worlds, (port, binding), news))
     }
 
-    /// Begins to open a connection. Never blocks. One to an address of the stack, or to 127.0.0.1
-    /// or `::1`, comes back to its listeners and never reaches a device.
+    /// Begins to open a connection. Never blocks. A connection to an address of the stack, to
+    /// 127.0.0.1 or to `::1` reaches the stack's own listeners and never a device.
     ///
     /// # Errors
-    /// [`SocketError::Down`]; [`SocketError::Unreachable`] if `remote` is not that of a single host,
-    /// such as a broadcast or multicast address, 0.0.0.0 or 240.0.0.0/4 (RFC 1122 section
-    /// 4.2.3.10, RFC 6890), [`SocketError::PortZero`] if its port is 0, and
+    /// [`SocketError::Down`]; [`SocketError::Unreachable`] if `remote` is not the address of a
+    /// single host, such as a broadcast or multicast address, 0.0.0.0 or 240.0.0.0/4 (RFC 1122
+    /// section 4.2.3.10, RFC 6890); [`SocketError::PortZero`] if its port is 0;
     /// [`SocketError::NoRoute`] if no route leads there.
     pub fn begin_connect(&self, remote: SocketAddr) -> Result<Connecting, SocketError> {
         let any = SocketAddr::new(Address::UNSPECIFIED.ip(), 0);
@@ -192,8 +193,8 @@ impl Sockets {
     }
 
     /// As [`Sockets::begin_connect`], from `local`: one of our addresses, or 0.0.0.0 or `::` for
-    /// the one that fits; and a port, or 0 for one that is free. Of several interfaces it leaves by
-    /// that which has the address.
+    /// a suitable one; and a port, or 0 for a free one. If there are several interfaces, the
+    /// connection uses the one with the address.
     ///
     /// ```
     /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -210,10 +211,10 @@ impl Sockets {
     /// ```
     ///
     /// # Errors
-    /// As [`Sockets::begin_connect`]; [`SocketError::NotOurs`] if the address is not ours,
-    /// [`SocketError::Invalid`] if it is of another family than `remote`. The port is looked at later:
-    /// [`Connecting::try_finish`] returns [`SocketError::PortTaken`] if a listener has it, or there is
-    /// a connection between the two ends.
+    /// As [`Sockets::begin_connect`]; [`SocketError::NotOurs`] if the address is not ours;
+    /// [`SocketError::Invalid`] if its family differs from that of `remote`. The port is checked
+    /// later: [`Connecting::try_finish`] returns [`SocketError::PortTaken`] if a listener has it,
+    /// or if a connection between the two ends exists.
     pub fn begin_connect_from(
         &self,
         local: SocketAddr,
@@ -267,8 +268,8 @@ impl Sockets {
         })
     }
 
-    /// Which of `count` groups of an interface opens a connection: the one that has its flow, or,
-    /// as long as its port is not known, the one whose turn it is.
+    /// Chooses one of an interface's `count` groups to open a connection: the group to which its
+    /// flow hashes, or, while its port is unknown, the next in turn.
     fn opening_group(&self, flow: Flow, count: usize) -> usize {
         match flow.local.port {
             0 => self.turn.fetch_add(1, Ordering::Relaxed) % count,
@@ -278,7 +279,7 @@ impl Sockets {
         }
     }
 
-    /// As [`Sockets::connect`], from `local` as [`Sockets::begin_connect_from`] has it.
+    /// As [`Sockets::connect`], from `local` as in [`Sockets::begin_connect_from`].
     ///
     /// # Errors
     /// As [`Sockets::begin_connect_from`] and [`Connecting::try_finish`].
@@ -293,8 +294,8 @@ impl Sockets {
     /// Opens a connection, and waits until it is established.
     ///
     /// # Errors
-    /// As [`Sockets::begin_connect`] and [`Connecting::try_finish`]; [`SocketError::NoAddress`] if
-    /// `remote` is text that is no address, or a name that stands for none.
+    /// As [`Sockets::begin_connect`] and [`Connecting::try_finish`]; [`SocketError::NoAddress`]
+    /// if `remote` is text that is neither an address nor a name with an address.
     pub fn connect(&self, remote: impl ToSocketAddrs) -> Result<TcpStream, SocketError> {
         let opened = each_address(remote, |remote| self.begin_connect(remote)?.finish());
         opened.map_err(|error| SocketError::of(&error).unwrap_or(SocketError::NoAddress))
@@ -312,16 +313,16 @@ impl Sockets {
         self.begin_connect(remote)?.finish_within(timeout)
     }
 
-    /// The addresses of IPv6 that the stack has now, the link-local one among them, in the order of
-    /// its interfaces. It takes about a second before the first of them is known to be no other
-    /// host's.
+    /// The stack's current IPv6 addresses, link-local ones included, in the order of its
+    /// interfaces. The first appears after about a second, when no other host is known to have
+    /// it.
     pub fn ipv6_addresses(&self) -> Vec<Ipv6Addr> {
         let places = self.first_groups().map(|world| world.v6());
         let own = places.flat_map(|place| place.addresses);
         own.map(|own| own.address.to_v6()).collect()
     }
 
-    /// Counters of a stack that runs on threads of its own; all zero of one that is driven by hand.
+    /// Counters of a stack that runs on threads; all zero for a stack that is driven by hand.
     pub fn stats(&self) -> StackStats {
         let stats = self.worlds.iter().map(|world| world.stats());
         stats.fold(StackStats::default(), StackStats::and)
@@ -351,12 +352,13 @@ impl From<EndReason> for SocketError {
 
 /// A connection: bytes in and out, in order.
 ///
-/// Dropping it closes it as `close` does: what was written is still sent, and what arrives
-/// afterwards, or was not read, makes us reset it (RFC 1122 section 4.2.2.13).
+/// Dropping it closes it as `close` does: written bytes are still sent, and unread or later bytes
+/// cause a reset (RFC 1122 section 4.2.2.13).
 ///
-/// Its bytes have no time of arrival, unlike datagrams ([`UdpSocket::set_packet_info`]): a read joins
-/// bytes of several segments, and the threads that copy them would have to store a time for each
-/// copy. A program can ask [`Stack::now`](crate::Stack::now) when a poller reports the stream.
+/// Its bytes have no time of arrival, unlike datagrams ([`UdpSocket::set_packet_info`]): a read
+/// joins bytes of several segments, and the threads that copy them would have to store a time for
+/// each copy. When a poller reports the stream, a program can ask
+/// [`Stack::now`](crate::Stack::now).
 pub struct TcpStream {
     watched: poller::Watched,
     half: Arc<Half>,
@@ -378,7 +380,7 @@ impl TcpStream {
         }
     }
 
-    /// The two halves, each for a thread of its own.
+    /// Splits into two halves, which two threads can use.
     pub fn split(self) -> (ReadHalf, WriteHalf) {
         (self.reader, self.writer)
     }
@@ -388,8 +390,9 @@ impl TcpStream {
         (&mut self.reader, &mut self.writer)
     }
 
-    /// The same connection once more: what one reads is gone for the other, what either writes goes
-    /// the same way, and all options are shared. It closes when the last one is dropped.
+    /// Another handle of the same connection. Each byte is read through one handle only; writes
+    /// of all handles form one stream; all options are shared. The connection closes when the
+    /// last handle is dropped.
     ///
     /// # Errors
     /// None as yet.
@@ -405,7 +408,7 @@ impl TcpStream {
         Ok(self.half.flow.local.into())
     }
 
-    /// The peer's end, also when the connection is over.
+    /// The peer's end, even after the connection has ended.
     ///
     /// # Errors
     /// None as yet.
@@ -419,19 +422,19 @@ impl TcpStream {
         stream.map_or(ConnId::NONE, |stream| stream.conn())
     }
 
-    /// Which group of its stack has the connection.
+    /// The number of the group that has the connection.
     pub fn group(&self) -> usize {
         usize::from(self.half.world.group)
     }
 
-    /// Nothing more will be written: the peer reads the end of the stream after what was (RFC 9293
+    /// Ends writing: the peer reads the end of the stream after the written bytes (RFC 9293
     /// section 3.10.4).
     pub fn shutdown_write(&self) {
         self.half.shut_write();
     }
 
     /// As [`ReadHalf::shutdown`], [`TcpStream::shutdown_write`], or both. Calls of other threads
-    /// that wait for what is shut down return.
+    /// that wait in a closed direction return.
     ///
     /// # Errors
     /// [`SocketError::NotConnected`] if the connection ended early.
@@ -491,8 +494,8 @@ impl TcpStream {
         Ok(self.half.write_wait.timeout())
     }
 
-    /// How the connection ended, if it ended early and this was not asked before. Reading and
-    /// writing go on to say so.
+    /// Returns how the connection ended, if it ended early and no call has returned this before.
+    /// Reads and writes still return it.
     ///
     /// # Errors
     /// None as yet.
@@ -526,9 +529,8 @@ impl TcpStream {
         Ok(self.half.settings().nodelay)
     }
 
-    /// Whether, and how, the peer is asked if it is there when it says nothing (RFC 1122 section
-    /// 4.2.3.6). A peer that does not answer ends the connection with [`SocketError::TimedOut`].
-    /// Default: it is not asked.
+    /// Whether, and how, to probe a silent peer (RFC 1122 section 4.2.3.6). A peer that does not
+    /// answer ends the connection with [`SocketError::TimedOut`]. Default: no probes.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if a value is out of its range.
@@ -541,10 +543,10 @@ impl TcpStream {
         self.half.settings().keepalive
     }
 
-    /// How long the peer may leave something unanswered before the connection ends with
-    /// [`SocketError::TimedOut`] (RFC 9293 section 3.8.3). It is looked at from the first
-    /// retransmission on, so shorter times than the retransmission timeout end then. A peer that
-    /// keeps its window closed, but answers, may do so for ever.
+    /// How long data may stay unacknowledged before the connection ends with
+    /// [`SocketError::TimedOut`] (RFC 9293 section 3.8.3). It is checked from the first
+    /// retransmission on, so a shorter time than the retransmission timeout takes effect then. It
+    /// does not end a connection whose peer keeps its window closed but answers.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if it is zero.
@@ -558,8 +560,8 @@ impl TcpStream {
         self.half.settings().user_timeout.map(Into::into)
     }
 
-    /// Hops that packets may make, 1 to 255 (RFC 1122 section 4.2.4.2). Default 64. What is under
-    /// way keeps its own; the handshake is over by then.
+    /// Hops that packets may make, 1 to 255 (RFC 1122 section 4.2.4.2). Default 64. Packets under
+    /// way and the handshake are not affected.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] out of this range.
@@ -576,10 +578,10 @@ impl TcpStream {
         Ok(self.half.settings().ttl.into())
     }
 
-    /// DSCP (RFC 2474) in the upper six bits. The lower two are ECN's, which the connection sets by
-    /// itself (RFC 3168 section 6.1), so they are ignored. Default 0.
+    /// DSCP (RFC 2474) in the upper six bits. The lower two bits are ignored, since the
+    /// connection controls ECN (RFC 3168 section 6.1). Default 0.
     pub fn set_tos(&self, tos: u8) {
-        // Any is valid.
+        // Every value is valid.
         let _ = self.half.set(|settings| settings.tos(tos));
     }
 
@@ -588,7 +590,7 @@ impl TcpStream {
         self.half.settings().tos
     }
 
-    /// All of the above at once.
+    /// Sets all of the above at once.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if a value is out of its range.
@@ -596,12 +598,12 @@ impl TcpStream {
         self.half.set(|_| settings)
     }
 
-    /// As they are set.
+    /// The current settings.
     pub fn settings(&self) -> Settings {
         self.half.settings()
     }
 
-    /// How much of memory and network the connection takes, and what dropping it does.
+    /// Sets how much memory and network the connection may use, and what dropping it does.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if a value is out of its range.
@@ -614,10 +616,10 @@ impl TcpStream {
         self.half.tuning()
     }
 
-    /// As [`Tuning::linger`]: what dropping the connection does. `None`, the default: what was
-    /// written goes on its way by itself. Zero: it is given up, and the peer gets a reset. Longer:
-    /// that happens so long after, unless the peer has everything. No thread waits for it; one that
-    /// wants to calls [`TcpStream::close_within`].
+    /// As [`Tuning::linger`]: sets what dropping the connection does. `None`, the default: the
+    /// stack still sends the written bytes. Zero: the stack discards them and resets the
+    /// connection. Longer: the stack resets it after this time, unless the peer has everything.
+    /// No thread waits; a thread that wants to wait calls [`TcpStream::close_within`].
     pub fn set_linger(&self, linger: Option<Duration>) {
         let linger = linger.map(Into::into);
         // Any time is valid.
@@ -632,7 +634,8 @@ impl TcpStream {
     /// As [`Tuning::notsent_lowat`]; `None`, the default: no bound.
     ///
     /// # Errors
-    /// [`SocketError::Invalid`] if it is 0, or of a stream of units shorter than a unit may be.
+    /// [`SocketError::Invalid`] if it is 0, or, for a stream of units, shorter than the longest
+    /// unit.
     pub fn set_notsent_lowat(&self, bytes: Option<u32>) -> Result<(), SocketError> {
         if bytes == Some(0) {
             return Err(SocketError::Invalid);
@@ -652,9 +655,10 @@ impl TcpStream {
         let _ = self.half.tune(|tuning| tuning.cork(cork));
     }
 
-    /// Bytes that may be written ahead of what the peer has acknowledged, at least 1024, at most
-    /// [`Limits::send_buffer`](crate::Limits::send_buffer), which is also the bound for `None`, the
-    /// default. Within it a connection may hold 64 KiB and twice what its peer has acknowledged.
+    /// The most bytes that may be written but not acknowledged, from 1024 to
+    /// [`Limits::send_buffer`](crate::Limits::send_buffer), which `None`, the default, also
+    /// means. Within this bound a connection may hold 64 KiB plus twice the bytes that its peer
+    /// has acknowledged.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if it is smaller.
@@ -664,7 +668,7 @@ impl TcpStream {
         }
         let stream = self.half.stream()?;
         stream.set_send_limit(bytes.unwrap_or(0));
-        // There may be more room for those that wait.
+        // Waiting writers may have more room now.
         stream.waiting().notify_all();
         Ok(())
     }
@@ -672,19 +676,18 @@ impl TcpStream {
     /// As [`TcpStream::set_send_buffer`] set it.
     ///
     /// # Errors
-    /// How the connection ended, if its place is gone.
+    /// How the connection ended, if its memory has been freed.
     pub fn send_buffer(&self) -> Result<Option<u32>, SocketError> {
         let bytes = self.half.stream()?.send_limit();
         Ok((bytes > 0).then_some(bytes))
     }
 
-    /// Shuts the sending side down, and waits until the peer has everything, or the connection is
-    /// over for another reason. A stack that is driven by hand is not driven by a thread that
-    /// waits.
+    /// Shuts down the sending side, and waits until the peer has everything or the connection has
+    /// ended. The wait does not drive a stack that is driven by hand.
     ///
     /// # Errors
-    /// [`SocketError::WouldBlock`] after `timeout`: what was written goes on its way by itself.
-    /// How the connection ended, if that was early.
+    /// [`SocketError::WouldBlock`] after `timeout`, when the stack still sends the written bytes;
+    /// how the connection ended, if it ended early.
     pub fn close_within(self, timeout: Duration) -> Result<(), SocketError> {
         self.half.shut_write();
         self.half.await_end(WaitUntil::after(timeout))?;
@@ -694,9 +697,9 @@ impl TcpStream {
         }
     }
 
-    /// The connection as it is now. A thread of the stack looks between two of its turns. `None` if
-    /// it does not within [`LIST_TIMEOUT`](crate::LIST_TIMEOUT), as of a stack that is driven by
-    /// hand; if the connection has gone.
+    /// The current state of the connection. A thread of the stack reads it between two of its
+    /// turns. `None` if the connection is gone, or no thread does so within
+    /// [`LIST_TIMEOUT`](crate::LIST_TIMEOUT), as in a stack that is driven by hand.
     pub fn info(&self) -> Option<ConnectionStats> {
         let (world, conn) = (&self.half.world, self.conn());
         let all = world
@@ -705,7 +708,7 @@ impl TcpStream {
         all.into_iter().find(|stats| stats.conn == conn)
     }
 
-    /// As [`Read::read`], and the bytes stay to be read again.
+    /// As [`Read::read`], but the bytes can be read again.
     ///
     /// # Errors
     /// As [`ReadHalf::try_fill`].
@@ -747,7 +750,7 @@ impl TcpStream {
     }
 }
 
-/// Hops in their range.
+/// Checks the range of a hop limit.
 fn valid_ttl(ttl: u32) -> Result<u8, SocketError> {
     let ttl = u8::try_from(ttl).ok().filter(|ttl| *ttl > 0);
     ttl.ok_or(SocketError::Invalid)
@@ -775,7 +778,7 @@ macro_rules! read_and_write {
                 Ok(self.writer.write_waiting(from)?)
             }
 
-            /// Returns at once: what was written is on its way whether flushed or not.
+            /// Returns at once: written bytes are sent without a flush.
             fn flush(&mut self) -> io::Result<()> {
                 Ok(())
             }

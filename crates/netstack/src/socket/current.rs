@@ -1,5 +1,5 @@
-//! The sockets that [`TcpListener::bind`], [`TcpStream::connect`] and [`UdpSocket::bind`] use, as
-//! the functions of these names in `std::net` use the host's.
+//! The stack that [`TcpListener::bind`], [`TcpStream::connect`] and [`UdpSocket::bind`] use. They
+//! correspond to the functions of `std::net` that use the host's stack.
 
 use core::cell::RefCell;
 use core::marker::PhantomData;
@@ -19,15 +19,15 @@ thread_local! {
 
 static DEFAULT: RwLock<Option<Sockets>> = RwLock::new(None);
 
-/// Connections that wait to be accepted at a listener of [`TcpListener::bind`], as many as
-/// `std::net` has.
+/// The most connections that wait to be accepted by a listener of [`TcpListener::bind`], as in
+/// `std::net`.
 const BACKLOG: u16 = 128;
 
-/// While this lives, its thread uses the sockets that were [entered](Sockets::enter).
+/// While this guard exists, its thread uses the sockets that it [entered](Sockets::enter).
 #[must_use = "the sockets are left when this is dropped"]
 pub struct Entered {
     before: Option<Sockets>,
-    /// It belongs to its thread.
+    /// Keeps the guard on its thread.
     _thread: PhantomData<*const ()>,
 }
 
@@ -45,9 +45,9 @@ impl core::fmt::Debug for Entered {
 }
 
 impl Sockets {
-    /// Lets [`TcpListener::bind`], [`TcpStream::connect`] and [`UdpSocket::bind`] on this thread
-    /// use these sockets until the guard is dropped: code written for `std::net` needs only other
-    /// imports then.
+    /// Makes [`TcpListener::bind`], [`TcpStream::connect`] and [`UdpSocket::bind`] on this thread
+    /// use these sockets until the guard is dropped. So code written for `std::net` only needs
+    /// other imports.
     ///
     /// ```
     /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -68,14 +68,15 @@ impl Sockets {
         }
     }
 
-    /// As [`Sockets::enter`], for every thread of the process that has not entered others, and for
-    /// good. The sockets of a stack that was shut down say [`SocketError::Down`].
+    /// As [`Sockets::enter`], permanently and for every thread of the process that has not
+    /// entered other sockets. The sockets of a stack that was shut down return
+    /// [`SocketError::Down`].
     pub fn make_default(&self) {
         let mut default = DEFAULT.write().unwrap_or_else(PoisonError::into_inner);
         *default = Some(self.clone());
     }
 
-    /// Those of this thread, or the default.
+    /// The sockets of this thread, or the default.
     ///
     /// # Errors
     /// [`SocketError::NoStack`] if there are none.
@@ -88,8 +89,8 @@ impl Sockets {
         entered.or_else(default).ok_or(SocketError::NoStack)
     }
 
-    /// Checks that a socket may be bound to `address`: one of ours, or any. Says what it is bound
-    /// to, and at which of several interfaces.
+    /// Checks that a socket may be bound to `address`: one of ours, or any. Returns the bound
+    /// address and its interface, if there are several.
     pub(super) fn check_local(
         &self,
         address: IpAddr,
@@ -110,11 +111,11 @@ impl Sockets {
     }
 }
 
-/// Tries all addresses that `addresses` stands for, in their order.
+/// Tries all addresses that `addresses` resolves to, in order.
 ///
 /// # Errors
-/// That of the last, or [`SocketError::NoAddress`] if there are none, or `addresses` is text that
-/// is none. What the system's resolver says stays as it is.
+/// The error of the last address; [`SocketError::NoAddress`] if there are none, or if `addresses`
+/// is text that is no address. Errors of the system's resolver are passed on.
 pub(super) fn each_address<T>(
     addresses: impl ToSocketAddrs,
     mut attempt: impl FnMut(SocketAddr) -> Result<T, SocketError>,
@@ -136,15 +137,14 @@ pub(super) fn each_address<T>(
 }
 
 impl TcpListener {
-    /// Listens at one of our addresses, those of this host alone (127.0.0.1, `::1`) among them, for
-    /// connections to that address; at 0.0.0.0 (RFC 1122 section 3.2.1.3) for those of IPv4, or at
-    /// `::` for those of both families; at a port or with 0 at one that is free, with the
-    /// sockets of this thread ([`Sockets::enter`]) or the default. At most 128 connections of each
-    /// group wait to be accepted.
+    /// Listens with the sockets of this thread ([`Sockets::enter`]) or the default, at one of our
+    /// addresses, which may be local to this host (127.0.0.1, `::1`). 0.0.0.0 means all addresses
+    /// of IPv4 (RFC 1122 section 3.2.1.3), and `::` all addresses of both families. Port 0 means a free
+    /// port. At most 128 connections of each group wait to be accepted.
     ///
     /// # Errors
-    /// As [`Sockets::listen`]; [`SocketError::NotOurs`], [`SocketError::NoStack`]. Names of hosts
-    /// are asked of the system's resolver.
+    /// As [`Sockets::listen`]; [`SocketError::NotOurs`], [`SocketError::NoStack`]. The system's
+    /// resolver resolves host names.
     pub fn bind(address: impl ToSocketAddrs) -> io::Result<TcpListener> {
         let sockets = Sockets::current()?;
         each_address(address, |address| sockets.listen_on(address, BACKLOG))
@@ -176,10 +176,10 @@ impl TcpStream {
 }
 
 impl UdpSocket {
-    /// A socket at one of our addresses, those of this host alone (127.0.0.1, `::1`) among them,
-    /// for datagrams to that address alone, none of groups and broadcasts; at 0.0.0.0 (RFC 1122
-    /// section 3.2.1.3) for those of IPv4, or at `::` for those of both families; at a port or with
-    /// 0 at one that is free, of the sockets of this thread ([`Sockets::enter`]) or the default.
+    /// Binds a socket of this thread's sockets ([`Sockets::enter`]) or the default to one of our
+    /// addresses, which may be local to this host (127.0.0.1, `::1`). It receives datagrams to
+    /// this address, without multicast and broadcast. 0.0.0.0 means all addresses of IPv4 (RFC
+    /// 1122 section 3.2.1.3), and `::` all addresses of both families. Port 0 means a free port.
     ///
     /// # Errors
     /// As [`Sockets::bind_udp`]; [`SocketError::NotOurs`], [`SocketError::NoStack`].

@@ -1,4 +1,4 @@
-//! Echo requests to other hosts (RFC 792, RFC 4443 section 4): a ping.
+//! Sends echo requests to other hosts (RFC 792, RFC 4443 section 4): ping.
 
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -15,13 +15,13 @@ use crate::io::world::{Command, World};
 use crate::keys::KeyUse;
 use crate::log::request::Address;
 
-/// Bytes that a request carries, at most: 65,535 less the headers of IPv4 and ICMP.
+/// The most data bytes of a request: 65,535 minus the headers of IPv4 and ICMP.
 const MOST_DATA: usize = 65_535 - 20 - 8;
-/// Time to live of requests, unless told otherwise (RFC 1122 section 3.2.1.7).
+/// Default time to live of requests (RFC 1122 section 3.2.1.7).
 const TTL: u8 = 64;
 
-/// A socket that sends echo requests, and receives the replies to them. Several are told apart by
-/// their identifiers. Replies wait in a queue of 256; the oldest make room.
+/// A socket that sends echo requests and receives their replies. An identifier distinguishes it
+/// from other sockets. A queue holds 256 replies; a new reply replaces the oldest if it is full.
 ///
 /// ```
 /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -47,7 +47,8 @@ pub struct EchoSocket {
 }
 
 impl Sockets {
-    /// A socket for echo requests, with an identifier that no other socket of the stack has.
+    /// Opens a socket for echo requests, with an identifier that no other socket of the stack
+    /// has.
     ///
     /// # Errors
     /// [`SocketError::NoPort`] if all identifiers are taken; [`SocketError::Down`].
@@ -74,31 +75,31 @@ impl Sockets {
 }
 
 impl EchoSocket {
-    /// What its requests are told apart by from those of others.
+    /// The identifier in the requests of this socket.
     pub fn ident(&self) -> u16 {
         self.ident
     }
 
-    /// What a poller looks at.
+    /// The object that a poller checks.
     pub(super) fn target(&self) -> Target {
         Target::Echo {
-            // All of them go away together.
+            // All groups of a stack end together.
             world: Arc::clone(&self.worlds[0]),
             queues: Arc::clone(&self.queues),
         }
     }
 
-    /// Sends a request; long ones go in fragments. Never blocks. It is sent once the link-layer
-    /// address of the next hop is known, and lost if nobody answers for that.
+    /// Sends a request, in fragments if it is long. Never blocks. The request waits for the
+    /// link-layer address of the next hop, and is lost if no neighbour answers for it.
     ///
     /// # Errors
     /// [`SocketError::TooLong`] above 65,507 bytes; [`SocketError::NoRoute`] if no route leads
     /// there; [`SocketError::Unreachable`] if it is not the address of one host;
-    /// [`SocketError::WouldBlock`] if too many wait to be sent; [`SocketError::Down`].
+    /// [`SocketError::WouldBlock`] if too many requests wait to be sent; [`SocketError::Down`].
     pub fn send(&self, to: IpAddr, sequence: u16, data: &[u8]) -> Result<(), SocketError> {
         let address = Address::from(to);
         let interface = interfaces::towards(&self.worlds, (to, 0).into()).unwrap_or(0);
-        // The first of several groups asks, and hears the replies.
+        // The first of several groups sends requests and receives the replies.
         let world = &self.worlds[interfaces::groups_of(&self.worlds, interface).start];
         if world.is_closing() {
             return Err(SocketError::Down);
@@ -128,7 +129,7 @@ impl EchoSocket {
         Ok(())
     }
 
-    /// The oldest reply, if there is one.
+    /// Takes the oldest reply, if there is one.
     ///
     /// # Errors
     /// [`SocketError::WouldBlock`], [`SocketError::Down`].
@@ -140,7 +141,7 @@ impl EchoSocket {
         }
     }
 
-    /// As [`EchoSocket::try_recv`], waiting for a reply.
+    /// As [`EchoSocket::try_recv`], but waits for a reply.
     ///
     /// # Errors
     /// [`SocketError::WouldBlock`] after the timeout, or if the socket does not block;
@@ -150,7 +151,7 @@ impl EchoSocket {
         Ok(until.retry(&self.queues.event, || self.try_recv())?)
     }
 
-    /// How long [`EchoSocket::recv`] waits; `None`, the default, for ever.
+    /// How long [`EchoSocket::recv`] waits; `None`, the default: without limit.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if it is zero.

@@ -1,4 +1,4 @@
-//! What both halves of a connection, and all its clones, share.
+//! The state that both halves of a connection and all its clones share.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::io::stream::{AppRequest, Change, DeliveryCursor, StreamRef};
 use crate::io::world::{Options, World};
 use crate::log::request::{ConnId, Flow};
 
-/// What both halves of a connection, and all its clones, share. When the last of them goes, so does
-/// the connection's holder.
+/// The state that both halves of a connection and all its clones share. When the last of them is
+/// dropped, the application's hold on the connection ends.
 pub(super) struct Half {
-    /// The group that the connection began in.
+    /// The group of the connection.
     pub(super) world: Arc<World>,
-    /// What is its own wherever it moves.
+    /// The connection's identifier in its group.
     pub(super) conn: ConnId,
     pub(super) flow: Flow,
     pub(super) reader: Shared<DeliveryCursor>,
@@ -25,11 +25,11 @@ pub(super) struct Half {
     pub(super) writer: Shared<bool>,
     pub(super) read_wait: WaitPolicy,
     pub(super) write_wait: WaitPolicy,
-    /// Its buffers may not be shorter. 0 for streams without units.
+    /// The minimum of its buffers; 0 for streams without units.
     pub(super) least: Least,
-    /// Where the last unit ends that was made, sealed or not, of a stream of units; 0 of others.
+    /// For a stream of units, the end of the last unit that was made, sealed or not; otherwise 0.
     pub(super) ahead: AtomicU64,
-    /// Whether its end was told by `take_error`.
+    /// Whether `take_error` has returned how the connection ended.
     told: AtomicBool,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Least {
 }
 
 impl Least {
-    /// Whether units fit these settings.
+    /// Whether units fit into buffers of these settings.
     pub(super) fn allows(&self, tuning: &Tuning) -> bool {
         let allows = |bytes: u32, least: u32| bytes == 0 || bytes >= least;
         allows(tuning.receive_buffer, self.receive) && allows(tuning.notsent_lowat, self.send)
@@ -65,14 +65,14 @@ impl Half {
     }
 
     pub(super) fn stream(&self) -> Result<StreamRef<'_>, SocketError> {
-        // It stays ours until we let go of it.
+        // The connection's place stays reserved until this is dropped.
         self.world
             .streams
             .get(self.conn)
             .ok_or(SocketError::Aborted)
     }
 
-    /// What a poller looks at.
+    /// The object that a poller checks.
     pub(super) fn target(&self, can: Interest) -> Target {
         Target::Stream {
             world: Arc::clone(&self.world),
@@ -90,7 +90,7 @@ impl Half {
         }
     }
 
-    /// The cursor of its readers, in the turn of `user`.
+    /// Returns the cursor of its readers, reserved for the call of `user`.
     pub(super) fn begin_read<'a>(
         &'a self,
         user: UserId,
@@ -100,7 +100,7 @@ impl Half {
         reader.take_or(user, stream.waiting(), || stream.missed())
     }
 
-    /// `len` more bytes were read.
+    /// Counts `len` more bytes as read.
     pub(super) fn consume(&self, stream: &StreamRef<'_>, seen: &mut DeliveryCursor, len: usize) {
         let mss = u32::from(self.world.limits.mss());
         if stream.read(len, seen, mss) {
@@ -108,7 +108,7 @@ impl Half {
         }
     }
 
-    /// Nothing more will be read; calls that wait for bytes are woken.
+    /// Ends reading; wakes calls that wait for bytes.
     pub(super) fn shut_read(&self) {
         if let Ok(stream) = self.stream() {
             stream.shut_read();
@@ -116,9 +116,9 @@ impl Half {
         }
     }
 
-    /// Nothing more will be written; calls that wait for room are woken.
+    /// Ends writing; wakes calls that wait for room.
     pub(super) fn shut_write(&self) {
-        // In turn with writers: the cursor that the pump reads with the request is the last one.
+        // Takes the writers' turn, so that the pump reads the last cursor with the request.
         self.writer.with(|shut| *shut = true);
         self.request(AppRequest {
             shutdown: true,
@@ -129,7 +129,7 @@ impl Half {
         }
     }
 
-    /// How the connection ended, unless this was said before.
+    /// Returns how the connection ended, unless it was returned before.
     pub(super) fn take_error(&self) -> Option<SocketError> {
         let ended = match self.stream() {
             Ok(stream) => stream.status().end_reason()?.into(),
@@ -138,11 +138,11 @@ impl Half {
         (!self.told.swap(true, Ordering::Relaxed)).then_some(ended)
     }
 
-    /// Changes settings, and tells the pump. Those of a connection that has gone stay as they are.
+    /// Changes settings, and notifies the pump. Does nothing if the connection is gone.
     pub(super) fn set(&self, change: impl Fn(Settings) -> Settings) -> Result<(), SocketError> {
         self.change(|before| {
             let settings = change(before.settings);
-            // Switching Nagle's algorithm off sends what waits, as Linux does.
+            // Disabling Nagle's algorithm sends waiting bytes, as on Linux.
             let push = before.push || settings.nodelay && !before.settings.nodelay;
             Change {
                 settings,
@@ -152,7 +152,7 @@ impl Half {
         })
     }
 
-    /// As [`Half::set`], of all options.
+    /// As [`Half::set`], for all options.
     pub(super) fn change(&self, change: impl FnOnce(Change) -> Change) -> Result<(), SocketError> {
         let is_valid = match self.stream() {
             Ok(stream) => {
@@ -176,7 +176,7 @@ impl Half {
         )
     }
 
-    /// How it is tuned.
+    /// The current tuning.
     pub(super) fn tuning(&self) -> Tuning {
         self.stream()
             .map_or_else(|_| Tuning::default(), |stream| stream.options().tuning)
@@ -192,7 +192,7 @@ impl Half {
         }
     }
 
-    /// As [`Half::set`], of its tuning.
+    /// As [`Half::set`], for the tuning.
     pub(super) fn tune(&self, change: impl Fn(Tuning) -> Tuning) -> Result<(), SocketError> {
         if !self.least.allows(&change(self.tuning())) {
             return Err(SocketError::Invalid);
@@ -203,10 +203,10 @@ impl Half {
         })
     }
 
-    /// What it begins with.
+    /// Applies the connection's initial options.
     pub(super) fn begin_with(&self, options: &Options) {
         let Options { settings, tuning } = *options;
-        // They were checked before.
+        // The options were checked before.
         let _ = self.change(|before| Change {
             settings,
             tuning,
@@ -214,8 +214,8 @@ impl Half {
         });
     }
 
-    /// Waits until the peer has all that was written and our FIN, which was asked for, or nothing
-    /// more will come of it.
+    /// Waits until the peer has all written bytes and our FIN, which was requested before, or
+    /// until the connection has ended.
     pub(super) fn await_end(&self, until: WaitUntil) -> Result<(), SocketError> {
         let stream = self.stream()?;
         let over = || {

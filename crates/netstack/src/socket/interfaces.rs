@@ -1,4 +1,4 @@
-//! The interfaces of a stack: which of several a packet leaves by, and their changes.
+//! The interfaces of a stack: the choice among several for a packet, and their changes.
 
 use core::net::{IpAddr, SocketAddr};
 use core::ops::Range;
@@ -12,39 +12,39 @@ use crate::ip::route::{MAX_ADDRESSES, MAX_ROUTES, Route, may_be_ours_v4};
 use crate::ip::v6::may_be_ours;
 use crate::log::request::Address;
 
-/// An interface as it is at a moment.
+/// A snapshot of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InterfaceStatus {
     /// Its link-layer address.
     pub mac: [u8; 6],
-    /// Bytes of a packet, at most.
+    /// The most bytes of a packet.
     pub mtu: u16,
-    /// Whether its link is up: no call has set it down, and the device takes frames, as far as it
-    /// said.
+    /// Whether its link is up: no call has set it down, and the device accepts frames, as far as
+    /// it reports this.
     pub is_up: bool,
-    /// Its addresses, those of IPv6 that are known to be no other host's.
+    /// Its addresses; IPv6 addresses only once no other host is known to have them.
     pub addresses: Vec<IpAddr>,
 }
 
-/// A way to a network, as it is at a moment.
+/// A snapshot of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RouteStatus {
-    /// The number of the interface, of which the first is 1.
+    /// The number of the interface; the first is 1.
     pub interface: u32,
-    /// The network; bits behind the prefix are 0.
+    /// The network; bits after the prefix are 0.
     pub network: IpAddr,
     /// Length of its prefix in bits.
     pub prefix: u8,
-    /// The neighbour that forwards; `None`: the network is that of the link.
+    /// The gateway; `None`: the network is on the link.
     pub via: Option<IpAddr>,
-    /// [`Route::metric`]; 0 of the link, and `u32::MAX` of a router that advertises itself.
+    /// [`Route::metric`]; 0 for the link, and `u32::MAX` for a router that advertises itself.
     pub metric: u32,
 }
 
 impl Sockets {
-    /// The interfaces of the stack, in the order of their numbers, of which the first is 1.
+    /// The interfaces of the stack, in the order of their numbers; the first is 1.
     pub fn interfaces(&self) -> Vec<InterfaceStatus> {
         let status = |world: &Arc<World>| {
             let v4 = world.addresses_v4();
@@ -59,20 +59,20 @@ impl Sockets {
         self.first_groups().map(status).collect()
     }
 
-    /// Gives the interface with this number, of which the first is 1, another address, on the
-    /// network that the first `prefix` bits of it name. The stack uses it as soon as it comes to
-    /// that; one of IPv6 once it is known to be no other host's, which takes a second or two. An
-    /// interface has up to 64 addresses of each family. Of several of IPv4, packets come from that
-    /// on the network of the neighbour that gets them, or else from the first; when that is
-    /// removed, the next one is the first. A device that takes frames to some addresses alone
-    /// (AF_XDP) takes those to this one, too; what it says against that is among the errors of the
-    /// device. Never blocks.
+    /// Adds an address to the interface with this number; the first is 1. The first `prefix` bits
+    /// of the address name its network. The stack uses an IPv4 address as soon as it has
+    /// processed the call, and an IPv6 address once it knows that no other host has it, which
+    /// takes a second or two. An interface has up to 64 addresses of each family. Packets of IPv4
+    /// come from the address on the network of their next hop, or else from the first address; if
+    /// the first is removed, the next one becomes the first. a device that accepts frames for
+    /// certain addresses only (AF_XDP) then accepts this one, too; if it fails, the error is
+    /// among the errors of the device. Never blocks.
     ///
     /// # Errors
-    /// [`SocketError::Invalid`] if there is no such interface, the address is not that of a single
-    /// host, the prefix is longer than an address, or the interface has no IPv6;
-    /// [`SocketError::AddressTaken`] if the stack has it; [`SocketError::TooManyAddresses`] if the
-    /// interface has 64 of this family; [`SocketError::Down`].
+    /// [`SocketError::Invalid`] if there is no such interface, the address is not the address of
+    /// a single host, the prefix is longer than an address, or the interface has no IPv6;
+    /// [`SocketError::AddressTaken`] if the stack has it; [`SocketError::TooManyAddresses`] if
+    /// the interface has 64 of this family; [`SocketError::Down`].
     pub fn add_address(
         &self,
         interface: u32,
@@ -103,10 +103,10 @@ impl Sockets {
         Ok(())
     }
 
-    /// Takes an address from the interface that has it. Its connections end with
-    /// [`SocketError::AddressLost`], and their peers are told nothing, since nothing may come from
-    /// there any more. Listeners and UDP sockets stay, those that are bound to the address as well:
-    /// they are reached there when it comes back. Never blocks.
+    /// Removes an address from its interface. Its connections end with
+    /// [`SocketError::AddressLost`]; their peers get no message, since the stack may no longer
+    /// send from the address. Listeners and UDP sockets stay, even those bound to the address: if
+    /// the address is added again, they can be reached again. Never blocks.
     ///
     /// ```
     /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -137,12 +137,12 @@ impl Sockets {
         Ok(())
     }
 
-    /// Sets the link of the interface with this number, of which the first is 1, up or down. While
-    /// it is down, nothing arrives by it and nothing leaves: opens and datagrams to its networks
-    /// return [`SocketError::NoRoute`], and what is under way is lost, so that connections wait for
-    /// their retransmissions, or end by them. Addresses stay. When it is up again, neighbours and
-    /// routers are asked anew, and the address is announced; so they are when a device takes frames
-    /// again that was down. Never blocks.
+    /// Sets the link of the interface with this number up or down; the first is 1. While the link
+    /// is down, the interface neither receives nor sends. Opens and datagrams to its networks
+    /// return [`SocketError::NoRoute`]. Packets under way are lost, so connections wait for
+    /// retransmissions, or time out. Addresses stay. When the link is up again, the stack asks
+    /// for neighbours and routers again and announces its addresses. It also does so when a
+    /// device that was down accepts frames again. Never blocks.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if there is no such interface; [`SocketError::Down`].
@@ -153,9 +153,9 @@ impl Sockets {
         Ok(())
     }
 
-    /// The routes of the stack: for each interface in order those of IPv4 and then those of IPv6,
-    /// the longest prefix first, and of equal ones the lowest metric, as they are looked up. The
-    /// networks of its addresses are among them, and of IPv6 the routers that advertise themselves.
+    /// The routes of the stack, in the order of lookup: by interface, IPv4 before IPv6, the
+    /// longest prefix first, then the lowest metric. They include the networks of its addresses,
+    /// and for IPv6 the routers that advertise themselves.
     pub fn routes(&self) -> Vec<RouteStatus> {
         let mut routes = Vec::new();
         for (index, world) in (1..).zip(self.first_groups()) {
@@ -175,13 +175,13 @@ impl Sockets {
         routes
     }
 
-    /// Lets packets of the interface with this number, of which the first is 1, that are for a
-    /// network go through a gateway, a neighbour there. The longest prefix decides, of equal ones
-    /// the lowest metric, and then the route that was added first; the next one takes its place
-    /// when that is removed. Prefix and metric also decide by which of several interfaces a packet
-    /// leaves. What begins goes this way as soon as the stack comes to that. Connections of this
-    /// interface whose next hop is another one by this follow it once that has said its link-layer
-    /// address; they never leave their interface. Never blocks.
+    /// Sends packets of the interface with this number (the first is 1) to a network through a
+    /// gateway, which is a neighbour. The longest prefix decides, then the lowest metric, then
+    /// the route that was added first; if that route is removed, the next one replaces it. Prefix
+    /// and metric also choose among several interfaces. New connections use the route as soon as
+    /// the stack has processed the call. Existing connections of this interface whose next hop
+    /// changes use the new next hop once its link-layer address is known; they never change their
+    /// interface. Never blocks.
     ///
     /// ```
     /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -206,11 +206,11 @@ impl Sockets {
     /// ```
     ///
     /// # Errors
-    /// [`SocketError::Invalid`] if there is no such interface, the gateway is of another family than
-    /// the network, the prefix is longer than an address, or the interface has no IPv6;
+    /// [`SocketError::Invalid`] if there is no such interface, the families of gateway and
+    /// network differ, the prefix is longer than an address, or the interface has no IPv6;
     /// [`SocketError::NotNeighbor`] if the gateway is on no network of the interface;
-    /// [`SocketError::RouteTaken`] if the interface has the route; [`SocketError::TooManyRoutes`] if
-    /// it has 1,024 others of this family; [`SocketError::Down`].
+    /// [`SocketError::RouteTaken`] if the interface has the route; [`SocketError::TooManyRoutes`]
+    /// if it has 1,024 other routes of this family; [`SocketError::Down`].
     pub fn add_route(&self, interface: u32, route: Route) -> Result<(), SocketError> {
         self.check_up()?;
         let group = self.numbered(interface)?;
@@ -238,9 +238,9 @@ impl Sockets {
         Ok(())
     }
 
-    /// Ends what [`Sockets::add_route`] began, or a route that the interface had at the start.
-    /// Connections follow the route that is left; those that none is left for go on through the
-    /// neighbour that they have, while new ones end with [`SocketError::NoRoute`]. Never blocks.
+    /// Removes a route that [`Sockets::add_route`] added, or that the interface had at the start.
+    /// Connections follow the remaining routes. Without a route, existing connections keep their
+    /// next hop, and new ones fail with [`SocketError::NoRoute`]. Never blocks.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if there is no such interface; [`SocketError::NoSuchRoute`],
@@ -265,7 +265,7 @@ impl Sockets {
         first_groups(self.worlds())
     }
 
-    /// The groups of an interface, among those of all.
+    /// The range of an interface's groups among all groups.
     pub(super) fn groups_of(&self, interface: usize) -> Range<usize> {
         groups_of(self.worlds(), interface)
     }
@@ -276,10 +276,10 @@ impl Sockets {
         Ok(self.groups_of(index).start)
     }
 
-    /// Tells all groups of an interface, of which this is the first, of a change.
+    /// Sends a change to all groups of the interface whose first group is `group`.
     fn change(&self, group: usize, change: InterfaceChange) {
         let each = self.world().shared.groups_each();
-        // In one order for all groups.
+        // The table's lock gives all groups the same order of changes.
         let _table = self.world().socket_table();
         for world in &self.worlds()[group..group + each] {
             world.command(Command::Interface(change));
@@ -287,9 +287,9 @@ impl Sockets {
     }
 }
 
-/// The interface towards `remote`, where there are several: the one that has this address, or that
-/// its scope names (RFC 4007 section 6), or the one with the longest prefix that fits, of equal
-/// ones the one with the lowest metric, and then the first. The first if no route leads there.
+/// The interface towards `remote`, if there are several: the one that has this address or that
+/// its scope names (RFC 4007 section 6); otherwise the one with the longest matching prefix, then
+/// with the lowest metric, then the first. The first if no route leads there.
 pub(super) fn towards(worlds: &[Arc<World>], remote: SocketAddr) -> Option<usize> {
     if !worlds[0].shared.has_interfaces() {
         return None;
@@ -322,24 +322,24 @@ pub(super) fn first_groups(worlds: &[Arc<World>]) -> impl Iterator<Item = &Arc<W
     worlds.iter().step_by(worlds[0].shared.groups_each())
 }
 
-/// The groups of an interface, among those of all.
+/// The range of an interface's groups among all groups.
 pub(super) fn groups_of(worlds: &[Arc<World>], interface: usize) -> Range<usize> {
     let each = worlds[0].shared.groups_each();
     interface * each..(interface + 1) * each
 }
 
-/// The interface with this number: 1 is the first.
+/// The index of the interface with this number; 1 is the first.
 pub(super) fn index_of(worlds: &[Arc<World>], number: u32) -> Option<usize> {
     let index = usize::try_from(number).ok()?.checked_sub(1)?;
     (index < first_groups(worlds).count()).then_some(index)
 }
 
-/// The number of the interface that a group has: 1 is the first.
+/// The number of a group's interface; 1 is the first.
 pub(super) fn number_of(worlds: &[Arc<World>], group: usize) -> u32 {
     (group / worlds[0].shared.groups_each()) as u32 + 1
 }
 
-/// The interface that has `address`, or the first one if it is of this host alone.
+/// The interface that has `address`, or the first one if the address is local to this host.
 pub(super) fn with_address(worlds: &[Arc<World>], address: Address) -> Option<usize> {
     first_groups(worlds).position(|world| {
         world.with_site_for(address, |site| {
@@ -348,8 +348,8 @@ pub(super) fn with_address(worlds: &[Arc<World>], address: Address) -> Option<us
     })
 }
 
-/// An address as the application may use it again that came to a group: with the number of the
-/// interface, if only that knows it.
+/// Returns the address of a packet's sender in the form in which the application can use it: with
+/// the number of the interface if the address is valid only there.
 pub(super) fn scoped(worlds: &[Arc<World>], address: SocketAddr, group: usize) -> SocketAddr {
     match address {
         SocketAddr::V6(mut v6)

@@ -20,13 +20,14 @@ pub(super) struct JoinedGroup {
     source: Option<Address>,
 }
 
-/// Groups and sources that a socket listens to, at most.
+/// The most groups and sources per socket.
 const MAX_MEMBERSHIPS: usize = 64;
 
 impl UdpSocket {
-    /// Listens to `group`, whoever sends to it. Datagrams of the group at the socket's port then
-    /// arrive as others do; routers are told (IGMPv3). `interface` is the address of an interface
-    /// of the stack, or 0.0.0.0 for the first one. The device has to let frames for the group pass.
+    /// Listens to `group`, from any sender. Datagrams to the group at the socket's port then
+    /// arrive as others do; routers are notified (IGMPv3). `interface` is the address of an
+    /// interface of the stack, or 0.0.0.0 for the first one. The device must accept frames for
+    /// the group.
     ///
     /// ```
     /// use std::net::Ipv4Addr;
@@ -41,7 +42,7 @@ impl UdpSocket {
     /// ```
     ///
     /// # Errors
-    /// [`SocketError::Invalid`] if it is no group, or one that the socket listens to already;
+    /// [`SocketError::Invalid`] if it is no group, or the socket already listens to it;
     /// [`SocketError::NoRoute`] for another interface, or if the stack or the socket has no IPv4;
     /// [`SocketError::TooManyGroups`] after 64 groups and sources; [`SocketError::Down`].
     pub fn join_multicast_v4(&self, group: &Ipv4Addr, interface: &Ipv4Addr) -> io::Result<()> {
@@ -59,8 +60,7 @@ impl UdpSocket {
         Ok(self.shared().join(interface, (*group).into(), None)?)
     }
 
-    /// Ends what [`UdpSocket::join_multicast_v4`] began. A socket that is dropped leaves its
-    /// groups.
+    /// Ends [`UdpSocket::join_multicast_v4`]. A dropped socket leaves its groups.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if the socket does not listen to all sources of the group;
@@ -79,19 +79,19 @@ impl UdpSocket {
         Ok(self.shared().leave(interface, (*group).into(), None)?)
     }
 
-    /// Listens to what `source` sends to `group` (RFC 4607), on the interface towards the source. A
-    /// socket may listen to several sources of a group.
+    /// Listens to datagrams from `source` to `group` (RFC 4607), on the interface towards the
+    /// source. A socket may listen to several sources of a group.
     ///
     /// # Errors
-    /// As [`UdpSocket::join_multicast_v4`]; [`SocketError::Invalid`] as well if both are of
-    /// different families, if `source` is no single host, or if the socket listens to all sources.
+    /// As [`UdpSocket::join_multicast_v4`]; [`SocketError::Invalid`] also if the families differ,
+    /// if `source` is no single host, or if the socket listens to all sources.
     pub fn join_source(&self, group: IpAddr, source: IpAddr) -> io::Result<()> {
         let interface = self.shared().interface_of(source);
         let source = Some(source.into());
         Ok(self.shared().join(interface, group, source)?)
     }
 
-    /// Ends what [`UdpSocket::join_source`] began.
+    /// Ends [`UdpSocket::join_source`].
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if the socket does not listen to this source.
@@ -101,9 +101,9 @@ impl UdpSocket {
         Ok(self.shared().leave(interface, group, source)?)
     }
 
-    /// Whether what the socket sends to groups of IPv4 also goes to sockets of its stack that
-    /// listen to the group on the interface by which it leaves, this one among them (RFC 1112
-    /// section 6.1). Default: yes.
+    /// Whether datagrams of this socket to IPv4 groups also go to sockets of its stack, this one
+    /// included, that listen to the group on the outgoing interface (RFC 1112 section 6.1).
+    /// Default: yes.
     ///
     /// # Errors
     /// None as yet.
@@ -146,7 +146,7 @@ impl UdpShared {
         let worlds = self.worlds();
         let interface = match address.is_unspecified() {
             true => self.some_interface(|world| world.v4().address.is_v4()),
-            // There are no groups on this host alone.
+            // No groups exist on this host alone.
             false if address.is_loopback() => None,
             false => interfaces::with_address(worlds, address.into()),
         };
@@ -210,7 +210,7 @@ impl UdpShared {
         self.groups.with(|groups| {
             let same = |of: &&JoinedGroup| (of.interface, of.group) == (interface, group);
             let mut of_group = groups.iter().filter(same);
-            // All sources, or some: not both.
+            // A socket listens to all sources of a group or to some, not both.
             let is_taken =
                 |known: Option<Address>| known == source || known.is_none() != source.is_none();
             if of_group.any(|known| is_taken(known.source)) {
@@ -244,7 +244,7 @@ impl UdpShared {
         })
     }
 
-    /// Tells the pumps, in the order of the calls.
+    /// Notifies the pumps, in the order of the calls.
     fn tell(&self, membership: JoinedGroup, listens: bool) {
         let member = Member {
             socket: self.socket,

@@ -1,4 +1,4 @@
-//! How connections begin: listeners, and connections that are being opened.
+//! Opens connections: listeners, and connections that are being opened.
 
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -16,27 +16,27 @@ use crate::io::stream::EndReason;
 use crate::io::world::{Command, OpenResult, Options, SocketTable, World};
 use crate::log::request::{Binding, Body};
 
-/// A port that connections arrive at. Dropping it, and its clones, stops listening and resets what
-/// was not accepted.
+/// A port at which connections arrive. When it and its clones are dropped, it stops listening and
+/// resets connections that were not accepted.
 pub struct TcpListener {
     pub(super) watched: Watched,
     shared: Arc<Listening>,
 }
 
-/// What the clones of a listener share.
+/// The state that the clones of a listener share.
 struct Listening {
-    /// Those of all groups of the stack.
+    /// All groups of the stack.
     worlds: Arc<[Arc<World>]>,
     port: u16,
     binding: Binding,
     news: Arc<QueueNews>,
     wait: WaitPolicy,
-    /// Changes while the socket table is held.
+    /// Written while the socket table is held.
     closed: AtomicBool,
 }
 
 impl TcpListener {
-    /// For a port that all groups listen on.
+    /// Creates a listener for a port on which all groups listen.
     pub(super) fn new(
         worlds: &Arc<[Arc<World>]>,
         (port, binding): (u16, Binding),
@@ -59,7 +59,7 @@ impl TcpListener {
         }
     }
 
-    /// The same port once more: each connection goes to one of them.
+    /// Another handle of the same port: each connection goes to one handle.
     ///
     /// # Errors
     /// None as yet.
@@ -78,7 +78,7 @@ impl TcpListener {
     }
 
     /// How long [`TcpListener::accept`] waits at most before it returns
-    /// [`SocketError::WouldBlock`]. Default: for ever.
+    /// [`SocketError::WouldBlock`]. Default: no limit.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if it is zero.
@@ -86,18 +86,18 @@ impl TcpListener {
         Ok(self.shared.wait.set_timeout(timeout)?)
     }
 
-    /// Takes the next established connection, waiting for it unless that is switched off. Those of
-    /// one group come in the order in which they were established; those of different groups in no
-    /// particular order.
+    /// Takes the next established connection, and waits for it unless the listener is
+    /// nonblocking. The connections of one group arrive in the order in which they were
+    /// established; different groups have no order.
     ///
     /// # Errors
-    /// [`SocketError::Closed`] after [`TcpListener::close`], also by another thread meanwhile;
-    /// [`SocketError::Down`], [`SocketError::WouldBlock`].
+    /// [`SocketError::Closed`] after [`TcpListener::close`], even if another thread calls it
+    /// meanwhile; [`SocketError::Down`], [`SocketError::WouldBlock`].
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         Ok(self.accept_until(self.shared.wait.begin())?)
     }
 
-    /// As [`TcpListener::accept`], waiting no longer than `timeout`.
+    /// As [`TcpListener::accept`], but waits no longer than `timeout`.
     ///
     /// # Errors
     /// As [`TcpListener::accept`]; [`SocketError::WaitedTooLong`] after `timeout`.
@@ -160,13 +160,13 @@ impl TcpListener {
         Ok((stream, flow.remote.into()))
     }
 
-    /// One connection after the other, as [`TcpListener::accept`] gives them; it never ends.
+    /// An endless iterator over connections, as returned by [`TcpListener::accept`].
     pub fn incoming(&self) -> Incoming<'_> {
         Incoming { listener: self }
     }
 
-    /// Stops listening, and resets what was not accepted. Calls that wait end with
-    /// [`SocketError::Closed`], those of other threads and clones, too.
+    /// Stops listening, and resets connections that were not accepted. Waiting calls return
+    /// [`SocketError::Closed`], even in other threads and clones.
     pub fn close(&self) {
         self.shared.close();
     }
@@ -179,8 +179,8 @@ impl TcpListener {
         Ok(self.shared.local_addr())
     }
 
-    /// What connections have whose SYN comes from now on, their SYN-ACK included, and those that
-    /// are accepted from now on.
+    /// Sets the settings of connections whose SYN arrives from now on (their SYN-ACK included),
+    /// and of those that are accepted from now on.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if a value is out of its range, [`SocketError::Closed`].
@@ -189,7 +189,8 @@ impl TcpListener {
         self.change_settings(|before| *before = settings)
     }
 
-    /// As [`TcpListener::set_settings`], for the rest, from the moment when they are accepted.
+    /// As [`TcpListener::set_settings`], for the tuning, which applies when a connection is
+    /// accepted.
     ///
     /// # Errors
     /// As [`TcpListener::set_settings`].
@@ -229,7 +230,8 @@ impl TcpListener {
         let untold = self.queue(|queue| {
             change(&mut queue.options.settings);
             queue.has_options = true;
-            // Those that do not know the former ones yet look when they come to it.
+            // A group that has not processed the previous settings reads the new ones when it
+            // does.
             let told = queue.is_told.iter_mut();
             let told = told.map(|is_told| core::mem::replace(is_told, false));
             told.collect::<Vec<_>>()
@@ -256,7 +258,7 @@ impl TcpListener {
         Ok(look(queue.ok_or(SocketError::Down)?))
     }
 
-    /// Always `None`: a listener has no errors but those of its calls.
+    /// Always `None`: only calls of a listener return errors.
     ///
     /// # Errors
     /// None as yet.
@@ -266,7 +268,7 @@ impl TcpListener {
 }
 
 impl TcpListener {
-    /// What a poller looks at.
+    /// The object that a poller checks.
     pub(super) fn target(&self) -> Target {
         Target::Listener {
             world: Arc::clone(&self.shared.worlds[0]),
@@ -276,7 +278,7 @@ impl TcpListener {
 }
 
 impl Listening {
-    /// The first group's.
+    /// The first group.
     fn world(&self) -> &World {
         &self.worlds[0]
     }
@@ -320,7 +322,7 @@ impl core::fmt::Debug for TcpListener {
     }
 }
 
-/// The connections of a listener, as [`TcpListener::incoming`] gives them.
+/// The connections of a listener; see [`TcpListener::incoming`].
 #[derive(Debug)]
 pub struct Incoming<'a> {
     listener: &'a TcpListener,
@@ -336,7 +338,7 @@ impl Iterator for Incoming<'_> {
 
 impl core::iter::FusedIterator for Incoming<'_> {}
 
-/// A connection that is being opened. Dropping it gives up.
+/// A connection that is being opened. Dropping it cancels the open.
 pub struct Connecting {
     pub(super) world: Arc<World>,
     pub(super) request_id: u64,
@@ -345,8 +347,8 @@ pub struct Connecting {
 }
 
 impl Connecting {
-    /// What the connection has from now on. Its SYN has it if that was not sent yet: a stack sends
-    /// it in its next turn, or when it knows the way.
+    /// Sets the settings of the connection. Its SYN uses them if it was not sent yet: a stack
+    /// sends it in its next turn, or when it knows the link-layer address of the next hop.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if a value is out of its range.
@@ -358,7 +360,7 @@ impl Connecting {
         }
     }
 
-    /// As [`Connecting::set_settings`], for the rest, which does not change the SYN.
+    /// As [`Connecting::set_settings`], for the tuning, which does not change the SYN.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if a value is out of its range.
@@ -370,7 +372,7 @@ impl Connecting {
         }
     }
 
-    /// Changes what it begins with; if it has begun, returns the stream, to be changed itself.
+    /// Changes the initial options; if the connection exists already, returns its stream instead.
     fn set(&mut self, change: impl FnOnce(&mut Options)) -> Option<&TcpStream> {
         if self.opened.is_none() {
             let mut table = self.world.socket_table();
@@ -382,14 +384,14 @@ impl Connecting {
             let has_failed = matches!(answer, Some(Some(OpenResult::Failed(_))));
             drop(table);
             if !has_failed {
-                // It says so again.
+                // A later call returns the error again.
                 let _ = self.look();
             }
         }
         self.opened.as_ref()
     }
 
-    /// Looks whether the open has been answered. If the connection has a place, `opened` is it.
+    /// Checks whether the open has been answered. If the connection exists, `opened` names it.
     fn look(&mut self) -> Result<(), SocketError> {
         if self.opened.is_some() {
             return Ok(());
@@ -413,21 +415,21 @@ impl Connecting {
         }
     }
 
-    /// The connection, once it is established. `None`: not yet.
+    /// Returns the connection once it is established, and `None` before.
     ///
     /// # Errors
     /// [`SocketError::Refused`], [`SocketError::TimedOut`], [`SocketError::Unreachable`],
-    /// [`SocketError::NoRoom`], [`SocketError::NoPort`], [`SocketError::Down`]; of one that has a
-    /// [local end](super::Sockets::begin_connect_from) [`SocketError::PortTaken`],
-    /// [`SocketError::NotOurs`]. After an error or a stream it has nothing more to say.
+    /// [`SocketError::NoRoom`], [`SocketError::NoPort`], [`SocketError::Down`]; for a connection
+    /// with a [local end](super::Sockets::begin_connect_from) [`SocketError::PortTaken`],
+    /// [`SocketError::NotOurs`]. After an error or a stream, further calls return nothing useful.
     pub fn try_finish(&mut self) -> Result<Option<TcpStream>, SocketError> {
         self.look()?;
         let Some(stream) = &self.opened else {
             return Ok(None);
         };
         let status = stream.half.stream()?.status();
-        // A reset ends only what was established, though its news may overtake that. What ended the
-        // connection since is for the stream to tell.
+        // A reset ends only established connections, though the news of it may arrive first. The
+        // stream reports how the connection ended.
         if status.established() || status.end_reason() == Some(EndReason::Reset) {
             return Ok(self.opened.take());
         }
@@ -437,7 +439,7 @@ impl Connecting {
         }
     }
 
-    /// What a poller looks at.
+    /// The object that a poller checks.
     pub(super) fn target(&self) -> Target {
         let mut table = self.world.socket_table();
         let is_open = matches!(table.open_results.get(&self.request_id), Some(None));
@@ -463,10 +465,10 @@ impl Connecting {
         self.finish_until(WaitUntil::Never)
     }
 
-    /// As [`Connecting::finish`], and gives up after `timeout`.
+    /// As [`Connecting::finish`], but gives up after `timeout`.
     ///
     /// # Errors
-    /// As [`Connecting::try_finish`]; [`SocketError::TimedOut`] then, too.
+    /// As [`Connecting::try_finish`]; also [`SocketError::TimedOut`] after `timeout`.
     pub fn finish_within(self, timeout: Duration) -> Result<TcpStream, SocketError> {
         let finished = self.finish_until(WaitUntil::after(timeout));
         finished.map_err(|error| match error {

@@ -1,4 +1,4 @@
-//! The half of a connection that reads.
+//! The reading half of a connection.
 
 use core::time::Duration;
 use std::io::{self, BufRead, IoSliceMut, Read};
@@ -10,17 +10,18 @@ use super::shared::{Taken, UserId};
 use crate::error::SocketError;
 use crate::io::stream::DeliveryCursor;
 
-/// The half of a connection that reads.
+/// The reading half of a connection.
 ///
-/// Several may read one connection: clones of its stream, or a half and a clone. Each byte goes to
-/// one of them. While one is lent bytes in place, and has not consumed them all, the others wait.
+/// Several readers may share a connection: clones of its stream, or a half and a clone. Each byte
+/// goes to one of them. While one reader has borrowed bytes in place and not consumed them all,
+/// the others wait.
 pub struct ReadHalf {
     pub(super) watched: Watched,
     pub(super) half: Arc<Half>,
     user: UserId,
-    /// Bytes up to its end were lent last.
+    /// The end of the bytes that were lent last.
     lent: DeliveryCursor,
-    /// Bytes that were lent last, and not consumed since.
+    /// Bytes that were lent last, and not consumed yet.
     left: usize,
 }
 
@@ -40,8 +41,8 @@ impl ReadHalf {
         self.half.read_wait.set_nonblocking(nonblocking);
     }
 
-    /// How long a call waits at most before it returns [`SocketError::WouldBlock`]. Default: for
-    /// ever.
+    /// How long a call waits at most before it returns [`SocketError::WouldBlock`]. Default: no
+    /// limit.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if it is zero.
@@ -54,17 +55,17 @@ impl ReadHalf {
         self.half.read_wait.timeout()
     }
 
-    /// Nothing more will be read: from now on this is the end of the stream, also for a call that
-    /// waits. The peer is not told; what it sends meets a window that closes, and a reset once the
-    /// connection is let go of.
+    /// Ends reading: from now on calls return the end of the stream, even calls that already
+    /// wait. The peer gets no message; its window closes while it sends more, and it gets a reset
+    /// when the connection is dropped.
     pub fn shutdown(&mut self) {
         self.half.shut_read();
     }
 
-    /// Bytes that have arrived and are not read.
+    /// The number of bytes that have arrived and are unread.
     ///
     /// # Errors
-    /// How the connection ended, once there are none.
+    /// How the connection ended, if there are no more bytes.
     pub fn unread(&self) -> Result<usize, SocketError> {
         let found = self.half.reader.with(|seen| {
             let (a, b) = fill_all(&self.half, seen)?;
@@ -76,7 +77,7 @@ impl ReadHalf {
         }
     }
 
-    /// Received bytes in place, as many as lie in a row; empty at the end of the stream.
+    /// Received bytes in place, as many as are contiguous; empty at the end of the stream.
     ///
     /// # Errors
     /// [`SocketError::WouldBlock`] if there are none yet, or how the connection ended.
@@ -86,9 +87,8 @@ impl ReadHalf {
         Ok(part)
     }
 
-    /// All received bytes in place: those that lie in a row, and those behind the place where the
-    /// ring begins anew. Both are empty at the end of the stream. [`ReadHalf::consume`] counts them
-    /// as one.
+    /// All received bytes in place, in two slices, since the ring wraps around. Both are empty at
+    /// the end of the stream. [`ReadHalf::consume`] counts their bytes together.
     ///
     /// # Errors
     /// As [`ReadHalf::try_fill`].
@@ -97,7 +97,7 @@ impl ReadHalf {
         self.lent()
     }
 
-    /// Keeps the cursor, with what can be read in place: all of it, or what lies in a row.
+    /// Keeps the cursor, and records the bytes to lend: all of them, or the contiguous ones.
     fn lend(&mut self, all: bool) -> Result<(), SocketError> {
         self.left = 0;
         let stream = self.half.stream()?;
@@ -115,8 +115,9 @@ impl ReadHalf {
         Ok(())
     }
 
-    /// What [`ReadHalf::lend`] found, in place. The slices borrow `self`, and all that gives their
-    /// bytes up takes it mutably, or this half keeps the cursor from.
+    /// The bytes that [`ReadHalf::lend`] recorded, in place. The slices borrow `self`. Every call
+    /// that releases their bytes either takes `self` mutably or has to wait for the cursor that
+    /// this half keeps.
     fn lent(&self) -> Result<(&[u8], &[u8]), SocketError> {
         if self.left == 0 {
             return Ok((&[], &[]));
@@ -128,12 +129,12 @@ impl ReadHalf {
         Ok((&a[..front], &b[..back]))
     }
 
-    /// The first `len` bytes of what the last call lent or showed have been used: of
-    /// [`ReadHalf::try_fill`], [`ReadHalf::try_fill_all`], [`ReadHalf::try_peek`] or one of the
-    /// waiting ones. Several calls may share them.
+    /// Consumes the first `len` of the bytes that the last call lent or showed, such as
+    /// [`ReadHalf::try_fill`], [`ReadHalf::try_fill_all`], [`ReadHalf::try_peek`] or a waiting
+    /// call. Several calls may consume them in parts.
     ///
     /// # Panics
-    /// If there were not so many, or the same stream was read by reference since.
+    /// If `len` exceeds these bytes, or the same stream was read by reference since.
     pub fn consume(&mut self, len: usize) {
         let lent = self.left;
         assert!(len <= lent, "{len} bytes are given back of {lent}");
@@ -162,7 +163,7 @@ impl ReadHalf {
         self.copy(&mut [IoSliceMut::new(into)], true)
     }
 
-    /// As [`ReadHalf::try_read`], into several places in turn.
+    /// As [`ReadHalf::try_read`], into several buffers in order.
     ///
     /// # Errors
     /// As [`ReadHalf::try_fill`].
@@ -171,7 +172,7 @@ impl ReadHalf {
         self.copy(into, true)
     }
 
-    /// As [`ReadHalf::try_read`], and the bytes stay to be read again.
+    /// As [`ReadHalf::try_read`], but the bytes can be read again.
     ///
     /// # Errors
     /// As [`ReadHalf::try_fill`].
@@ -185,7 +186,7 @@ impl ReadHalf {
         Ok(len)
     }
 
-    /// As [`ReadHalf::try_peek`], and waits for bytes.
+    /// As [`ReadHalf::try_peek`], but waits for bytes.
     ///
     /// # Errors
     /// As [`ReadHalf::try_fill`].
@@ -196,8 +197,8 @@ impl ReadHalf {
         self.try_peek(into)
     }
 
-    /// Copies what has arrived, and counts it as read if `consumes`. Lends nothing, so that it
-    /// needs no more than a reference.
+    /// Copies received bytes, and counts them as read if `consumes`. It lends nothing, so a
+    /// shared reference is enough.
     fn copy(&self, into: &mut [IoSliceMut<'_>], consumes: bool) -> Result<usize, SocketError> {
         if into.iter().all(|part| part.is_empty()) {
             return Ok(0);
@@ -215,7 +216,7 @@ impl ReadHalf {
         Ok(len)
     }
 
-    /// [`ReadHalf::copy`] that waits.
+    /// As [`ReadHalf::copy`], but waits.
     pub(super) fn copy_waiting(
         &self,
         into: &mut [IoSliceMut<'_>],
@@ -239,7 +240,7 @@ impl Drop for ReadHalf {
         if self.left > 0
             && let Ok(stream) = self.half.stream()
         {
-            // What it kept is for the others.
+            // Releases the cursor that this half kept, for the other readers.
             drop(self.half.reader.take(self.user, stream.waiting()));
         }
     }
@@ -267,7 +268,7 @@ impl BufRead for ReadHalf {
     }
 }
 
-/// What [`ReadHalf::try_fill_all`] gives.
+/// The implementation of [`ReadHalf::try_fill_all`].
 fn fill_all<'s>(
     half: &'s Half,
     seen: &'s mut DeliveryCursor,
@@ -291,13 +292,13 @@ fn fill_all<'s>(
         return Err(SocketError::Down);
     }
     match status.end_reason() {
-        // News of the end may overtake bytes that came before it.
+        // News of the end may arrive before bytes that precede it.
         Some(ending) if stream.ended_at() <= seen.end => Err(ending.into()),
         _ => Err(SocketError::WouldBlock),
     }
 }
 
-/// Copies as much as there is and fits, first of `a`, then of `b`, and leaves the rest in them.
+/// Copies as many bytes as fit, first from `a`, then from `b`, and leaves the rest in them.
 fn copy<'a>(a: &mut &'a [u8], b: &mut &'a [u8], into: &mut [u8]) -> usize {
     let mut done = 0;
     for from in [a, b] {

@@ -1,4 +1,4 @@
-//! What the clones of a socket share, and take in turn.
+//! Values that the clones of a socket share, and use one after another.
 
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -7,8 +7,8 @@ use dominoes::{EventCount, Exclusive, ExclusiveGuard};
 
 use crate::error::SocketError;
 
-/// A value of a socket, for the length of one call of one of its users: clones and halves. A user
-/// may keep it between two calls, because it was lent bytes in place.
+/// A value of a socket that one user (a clone or half) holds for one call. A user may keep it
+/// between two calls, after it borrowed bytes in place.
 pub(super) struct Shared<T> {
     inner: Exclusive<Inner<T>>,
     users: AtomicU64,
@@ -22,7 +22,7 @@ struct Inner<T> {
     wanted: bool,
 }
 
-/// One user of a [`Shared`]: no other one has had its number, or ever will.
+/// A user of a [`Shared`]; its number is unique for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UserId(u64);
 
@@ -44,13 +44,13 @@ impl<T> Shared<T> {
         }
     }
 
-    /// Another user.
+    /// Creates a user.
     pub(super) fn new_user(&self) -> UserId {
         UserId(self.users.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The value, for the call of `user`, which does not keep it any more. Waits while another user
-    /// copies bytes, and no longer. Those who want it afterwards are woken at `waiting`.
+    /// Takes the value for a call of `user`, which no longer keeps it afterwards. Waits only
+    /// while another user copies bytes. Users that want the value later are woken at `waiting`.
     ///
     /// # Errors
     /// [`SocketError::WouldBlock`] if another user keeps it.
@@ -62,8 +62,8 @@ impl<T> Shared<T> {
         self.take_or(user, waiting, || {})
     }
 
-    /// As [`Shared::take`]. If another user keeps it, calls `kept` before that user can give it
-    /// back: what it notes is seen by all that are woken then.
+    /// As [`Shared::take`]. If another user keeps the value, calls `kept` before that user can
+    /// return it. So all threads that are woken by the return see the effects of `kept`.
     ///
     /// # Errors
     /// As [`Shared::take`].
@@ -87,7 +87,7 @@ impl<T> Shared<T> {
         })
     }
 
-    /// Looks at the value, whoever keeps it.
+    /// Reads or changes the value, even while a user keeps it.
     pub(super) fn with<R>(&self, look: impl FnOnce(&mut T) -> R) -> R {
         look(&mut self.inner().value)
     }
@@ -104,19 +104,19 @@ impl<T> Shared<T> {
 
 /// A [`Shared`] value that a user has taken.
 pub(super) struct Taken<'a, T> {
-    /// `None` while this is dropped.
+    /// `None` while this is being dropped.
     inner: Option<ExclusiveGuard<'a, Inner<T>>>,
     was_kept: bool,
     waiting: &'a EventCount,
 }
 
 impl<T> Taken<'_, T> {
-    /// Whether the user had kept it until now.
+    /// Whether the user had kept the value until this call.
     pub(super) fn was_kept(&self) -> bool {
         self.was_kept
     }
 
-    /// `user` keeps it until it takes it again.
+    /// Lets `user` keep the value until it takes it again.
     pub(super) fn keep(mut self, user: UserId) {
         if let Some(inner) = &mut self.inner {
             inner.keeper = Some(user);

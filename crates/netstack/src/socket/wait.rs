@@ -1,4 +1,4 @@
-//! How long calls wait.
+//! Timeouts of calls.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use crate::clock::now;
 use crate::error::SocketError;
 use crate::io::world::{SocketTable, World};
 
-/// How long the calls of a socket wait. Default: for ever.
+/// How long the calls of a socket wait. Default: without limit.
 #[derive(Debug, Default)]
 pub(super) struct WaitPolicy {
     nonblocking: AtomicBool,
@@ -50,7 +50,7 @@ impl WaitPolicy {
         (nanos > 0).then(|| Duration::from_nanos(nanos))
     }
 
-    /// A call begins.
+    /// Starts the timeout of a call.
     pub(super) fn begin(&self) -> WaitUntil {
         if self.nonblocking.load(Ordering::Relaxed) {
             return WaitUntil::Now;
@@ -66,7 +66,7 @@ impl WaitUntil {
             .map_or(WaitUntil::Never, WaitUntil::At)
     }
 
-    /// No longer than until `deadline`.
+    /// Waits at most until `deadline`.
     #[cfg(feature = "rustls")]
     pub(super) fn before(self, deadline: Option<Instant>) -> WaitUntil {
         match (self, deadline) {
@@ -76,10 +76,11 @@ impl WaitUntil {
         }
     }
 
-    /// How long the call may go on waiting; `None`: for ever.
+    /// How long the call may still wait; `None`: without limit.
     ///
     /// # Errors
-    /// [`SocketError::WouldBlock`]: it may not wait. [`SocketError::WaitedTooLong`]: not any more.
+    /// [`SocketError::WouldBlock`]: it may not wait. [`SocketError::WaitedTooLong`]: its time is
+    /// over.
     pub(crate) fn left(self) -> Result<Option<Duration>, SocketError> {
         match self {
             WaitUntil::Now => Err(SocketError::WouldBlock),
@@ -91,7 +92,8 @@ impl WaitUntil {
         }
     }
 
-    /// Tries until it need not wait any more, or patience ends. News come to `waiting`.
+    /// Repeats `attempt` until it need not wait, or the time is over. Notifications arrive at
+    /// `waiting`.
     ///
     /// # Errors
     /// As `attempt`.
@@ -103,7 +105,7 @@ impl WaitUntil {
         self.retry_after(|| {}, waiting, attempt)
     }
 
-    /// As [`WaitUntil::retry`]. News come to `waiting` only after each call of `prepare`.
+    /// As [`WaitUntil::retry`], but `waiting` is notified only after each call of `prepare`.
     ///
     /// # Errors
     /// As `attempt`.
@@ -132,7 +134,7 @@ impl WaitUntil {
     }
 }
 
-/// Waits for news of opening, listening and accepting.
+/// Waits for a change of opening, listening or accepting.
 pub(super) fn wait_for_socket_table<'a>(
     world: &'a World,
     table: MutexGuard<'a, SocketTable>,

@@ -1,4 +1,4 @@
-//! The half of a connection that writes.
+//! The writing half of a connection.
 
 use core::ops::{Deref, DerefMut};
 use core::time::Duration;
@@ -11,17 +11,17 @@ use super::shared::{Taken, UserId};
 use crate::error::SocketError;
 use crate::io::stream::{Change, StreamRef, Writing};
 
-/// The half of a connection that writes.
+/// The writing half of a connection.
 ///
-/// Several may write to one connection: clones of its stream, or a half and a clone. What one call
-/// writes stays together.
+/// Several writers may share a connection: clones of its stream, or a half and a clone. The bytes
+/// of one call stay together.
 pub struct WriteHalf {
     pub(super) watched: Watched,
     pub(super) half: Arc<Half>,
     user: UserId,
 }
 
-/// A stream to write to, in the turn of one of its writers.
+/// A stream, reserved for one of its writers.
 type Turn<'a> = (StreamRef<'a>, Taken<'a, bool>);
 
 impl WriteHalf {
@@ -38,8 +38,8 @@ impl WriteHalf {
         self.half.write_wait.set_nonblocking(nonblocking);
     }
 
-    /// How long a call waits at most before it returns [`SocketError::WouldBlock`]. Default: for
-    /// ever.
+    /// How long a call waits at most before it returns [`SocketError::WouldBlock`]. Default: no
+    /// limit.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if it is zero.
@@ -58,7 +58,7 @@ impl WriteHalf {
         let _ = self.half.set(|settings| settings.nodelay(nodelay));
     }
 
-    /// Writes as much as there is room for, at least one byte.
+    /// Writes as many bytes as there is room for, at least one.
     ///
     /// # Errors
     /// [`SocketError::WouldBlock`] if there is no room, [`SocketError::ShutDown`], or how the
@@ -67,7 +67,7 @@ impl WriteHalf {
         self.write_parts(&[IoSlice::new(from)])
     }
 
-    /// As [`WriteHalf::try_write`], from several places in turn; the stack hears of them together.
+    /// As [`WriteHalf::try_write`], from several buffers in order; the stack is notified once.
     ///
     /// # Errors
     /// As [`WriteHalf::try_write`].
@@ -75,7 +75,7 @@ impl WriteHalf {
         self.write_parts(from)
     }
 
-    /// As [`WriteHalf::try_write`], and says how what is written ends.
+    /// As [`WriteHalf::try_write`]; `mark` tells the stack how the bytes end.
     ///
     /// # Errors
     /// As [`WriteHalf::try_write`].
@@ -116,7 +116,7 @@ impl WriteHalf {
         }
     }
 
-    /// What was written waits for more no longer.
+    /// Ends the waiting of written bytes for more.
     #[cold]
     fn end_more(stream: &StreamRef<'_>) {
         stream.set_more(false);
@@ -146,10 +146,9 @@ impl WriteHalf {
         Ok(len)
     }
 
-    /// Room for up to `len` bytes in the send ring, to be written in place, so that nothing is
-    /// copied: as many as lie in a row, at least one. All are 0. They are sent once they are
-    /// [committed](Reserved::commit); dropped, they are forgotten. Other writers wait meanwhile.
-    ///
+    /// Reserves up to `len` bytes of the send ring to write in place, without a copy: as many as
+    /// are contiguous, at least one. All are 0. [`commit`](Reserved::commit) sends them; dropping
+    /// the reservation discards them. Other writers wait meanwhile.
     /// # Errors
     /// As [`WriteHalf::try_write`]; [`SocketError::Invalid`] for `len` 0.
     pub fn reserve(&mut self, len: usize) -> Result<Reserved<'_>, SocketError> {
@@ -169,13 +168,13 @@ impl WriteHalf {
         })
     }
 
-    /// Writes up to `len` bytes again that this connection wrote one length of the send buffer
-    /// ([`Limits::send_buffer`](crate::Limits::send_buffer)) before. They lie in the ring already,
-    /// so nothing is copied: for measuring. Returns how many there was room for; 0 until the
-    /// connection has written as much as the buffer holds.
+    /// Writes up to `len` bytes again that this connection wrote one send buffer
+    /// ([`Limits::send_buffer`](crate::Limits::send_buffer)) earlier. They are still in the ring,
+    /// so nothing is copied; this is for measurements. Returns the number of bytes written, which
+    /// is 0 until the connection has written a full buffer.
     ///
     /// # Errors
-    /// As [`WriteHalf::try_write`], but for `WouldBlock`.
+    /// As [`WriteHalf::try_write`], except `WouldBlock`.
     #[cfg(feature = "testkit")]
     #[doc(hidden)]
     pub fn write_again(&mut self, len: usize) -> Result<usize, SocketError> {
@@ -187,7 +186,7 @@ impl WriteHalf {
         Ok(len)
     }
 
-    /// How many bytes could be written now.
+    /// How many bytes can be written now.
     ///
     /// # Errors
     /// How the connection ended.
@@ -195,7 +194,7 @@ impl WriteHalf {
         Ok(self.begin()?.0.writable())
     }
 
-    /// The stream, if it may be written to, in the turn of this writer.
+    /// Returns the stream, reserved for this writer, if it may be written to.
     fn begin(&self) -> Result<Turn<'_>, SocketError> {
         let stream = self.half.stream()?;
         let turn = self.half.writer.take_or(self.user, stream.waiting(), || {
@@ -217,20 +216,19 @@ impl WriteHalf {
         Ok((stream, turn))
     }
 
-    /// Whether everything written, and the end of the stream, has been acknowledged.
+    /// Whether the peer has acknowledged all written bytes and the end of the stream.
     pub fn all_acknowledged(&self) -> bool {
         self.half
             .stream()
             .is_ok_and(|stream| stream.status().all_acknowledged())
     }
 
-    /// Nothing more will be written. A call that waits for room ends with
-    /// [`SocketError::ShutDown`].
+    /// Ends writing. A call that waits for room returns [`SocketError::ShutDown`].
     pub fn shutdown(&mut self) {
         self.half.shut_write();
     }
 
-    /// Writes something, or waits for room.
+    /// Writes at least one byte, or waits for room.
     pub(super) fn write_waiting(&self, from: &[IoSlice<'_>]) -> Result<usize, SocketError> {
         let stream = self.half.stream()?;
         let until = self.half.write_wait.begin();
@@ -238,39 +236,39 @@ impl WriteHalf {
     }
 }
 
-/// How what is written ends, as [`WriteHalf::try_write_marked`] takes it.
+/// How the bytes of [`WriteHalf::try_write_marked`] end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WriteMark {
-    /// More follows at once: what does not fill a segment waits for the next write without this
-    /// mark, as if the connection were corked until then ([`Tuning::cork`](crate::Tuning::cork)).
-    /// Linux calls it `MSG_MORE`.
+    /// More follows at once: a partial segment waits for the next write without this mark, as if
+    /// the connection were corked until then ([`Tuning::cork`](crate::Tuning::cork)). Linux calls
+    /// this `MSG_MORE`.
     More,
-    /// A record ends here, if all of it is written: it waits for nothing that follows, whatever
-    /// Nagle's algorithm, a cork or an earlier mark says. Bytes written later share a segment with
-    /// it only if the peer's window or congestion holds both up. Linux calls it `MSG_EOR`.
+    /// A record ends here, if all of it is written: it is sent without waiting for more,
+    /// regardless of Nagle's algorithm, a cork or an earlier mark. Later bytes share a segment
+    /// with it only if the peer's window or congestion delays both. Linux calls this `MSG_EOR`.
     End,
 }
 
-/// Room in the send ring, as [`WriteHalf::reserve`] gives it: bytes to be written in place.
+/// Reserved room in the send ring, to write in place; see [`WriteHalf::reserve`].
 pub struct Reserved<'a> {
     writer: &'a WriteHalf,
     bytes: &'a mut [u8],
-    /// Keeps the memory. Dropped before another writer has its turn.
+    /// Keeps the memory alive. Dropped before the next writer's turn.
     writing: Option<Writing<'a>>,
 }
 
 impl Reserved<'_> {
-    /// Sends the first `len` bytes, after all that was written before.
+    /// Sends the first `len` bytes, after all bytes that were written before.
     ///
     /// # Errors
-    /// As [`WriteHalf::try_write`]; [`SocketError::Invalid`] if there are not so many.
+    /// As [`WriteHalf::try_write`]; [`SocketError::Invalid`] if `len` exceeds the reserved bytes.
     pub fn commit(mut self, len: usize) -> Result<(), SocketError> {
         if len > self.bytes.len() {
             return Err(SocketError::Invalid);
         }
         let (stream, turn) = self.writer.begin()?;
-        // Nobody else wrote while they were kept.
+        // No other writer wrote while the bytes were reserved.
         debug_assert!(turn.was_kept());
         stream.commit_written(len);
         if stream.waits_for_more() {
@@ -323,7 +321,7 @@ impl Write for WriteHalf {
         Ok(self.write_waiting(from)?)
     }
 
-    /// Returns at once: what was written is on its way whether flushed or not.
+    /// Returns at once: written bytes are sent without a flush.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
