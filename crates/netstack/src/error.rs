@@ -1,4 +1,4 @@
-//! What can go wrong, sorted by who can do something about it.
+//! Errors, sorted by who can act on them.
 
 use core::fmt;
 use std::io;
@@ -14,11 +14,11 @@ pub enum SocketError {
     Refused,
     /// The peer reset the connection.
     Reset,
-    /// The peer, or the way to it, did not answer for too long.
+    /// The peer, or a neighbour on the path to it, did not answer in time.
     TimedOut,
     /// We aborted the connection.
     Aborted,
-    /// The connection's own address was taken from its interface.
+    /// The connection's local address was removed from its interface.
     AddressLost,
     /// The stack has the address already.
     AddressTaken,
@@ -28,65 +28,64 @@ pub enum SocketError {
     NoSuchRoute,
     /// The gateway of a route is on no network of its interface.
     NotNeighbor,
-    /// Nobody knows the way to the peer.
+    /// The network reports that the peer cannot be reached.
     Unreachable,
-    /// There are, or are to be, as many connections as [`Limits::connections`] allows.
+    /// The number of connections, pending opens included, has reached [`Limits::connections`].
     ///
     /// [`Limits::connections`]: crate::Limits::connections
     NoRoom,
-    /// Of the ports, or identifiers of echo requests, that are given to who names none, all are
-    /// taken.
+    /// All automatically assigned ports, or identifiers of echo requests, are taken.
     NoPort,
     /// There are as many UDP sockets as [`Limits::udp_sockets`] allows.
     ///
     /// [`Limits::udp_sockets`]: crate::Limits::udp_sockets
     TooManySockets,
-    /// The socket listens to 64 groups and sources.
+    /// The socket already listens to 64 groups and sources.
     TooManyGroups,
-    /// The interface has 64 addresses of this family.
+    /// The interface already has 64 addresses of this family.
     TooManyAddresses,
-    /// The interface has 1024 routes of this family.
+    /// The interface already has 1024 routes of this family.
     TooManyRoutes,
-    /// Somebody listens on the port already.
+    /// A listener or socket already has the port.
     PortTaken,
     /// The sending side was shut down.
     ShutDown,
     /// The stack was shut down.
     Down,
-    /// The call would have had to wait, and may not.
+    /// The call would have to wait, and may not.
     WouldBlock,
-    /// The call has waited for as long as its timeout allows.
+    /// The call has waited until its timeout.
     WaitedTooLong,
     /// A setting is out of its range.
     Invalid,
-    /// The text is no address with a port, and no name that stands for one.
+    /// The text is no address with a port, and no name that resolves to one.
     NoAddress,
-    /// Port 0 is nobody's.
+    /// Port 0 cannot be a destination.
     PortZero,
-    /// The message is longer than a datagram can be, or than the send ring.
+    /// The message is longer than the longest datagram or than the send ring.
     TooLong,
-    /// The datagram must not be cut into fragments, and is longer than a packet on the way to its
-    /// destination may be.
+    /// The datagram must not be fragmented, and is longer than the path to its destination
+    /// allows.
     LongerThanPath {
-        /// Bytes that the path takes, IP header included, as far as is known.
+        /// The longest packet of the path as far as known, in bytes, IP header included.
         mtu: u16,
     },
     /// The socket is not connected, and the call names no destination.
     NotConnected,
-    /// The destination is everybody, and the socket was not told that this is meant.
+    /// The destination is a broadcast address, and the socket does not allow broadcasts.
     NotAllowed,
     /// No route leads to the destination.
     NoRoute,
-    /// The address to be bound to is not the stack's.
+    /// The address to bind to is not an address of the stack.
     NotOurs,
     /// The listener was closed.
     Closed,
-    /// The thread has entered no sockets, and there are no default ones.
+    /// The thread has entered no sockets, and there are no default sockets.
     NoStack,
 }
 
 impl SocketError {
-    /// The kind of `std::io` error that says the same.
+    /// The corresponding kind of `std::io` error.
     pub const fn kind(self) -> io::ErrorKind {
         match self {
             SocketError::Refused => io::ErrorKind::ConnectionRefused,
@@ -121,9 +120,9 @@ impl SocketError {
         }
     }
 
-    /// The number that Linux has for it, for programs that speak of errors so. An [`io::Error`]
-    /// made of a [`SocketError`] keeps it: `error.get_ref()` gives the typed error back, and so the
-    /// number.
+    /// The corresponding error number of Linux, for programs that use these numbers. An
+    /// [`io::Error`] made from a [`SocketError`] keeps the typed error: `error.get_ref()` returns
+    /// it, and so its number.
     pub const fn errno(self) -> i32 {
         match self {
             SocketError::NoSuchRoute => 2,
@@ -210,7 +209,7 @@ impl fmt::Display for SocketError {
 impl std::error::Error for SocketError {}
 
 impl SocketError {
-    /// What an [`io::Error`] was made of, if it was made of one of these.
+    /// The [`SocketError`] that an [`io::Error`] was made from, if any.
     pub fn of(error: &io::Error) -> Option<SocketError> {
         error.get_ref()?.downcast_ref().copied()
     }
@@ -222,7 +221,7 @@ impl From<SocketError> for io::Error {
     }
 }
 
-/// Why a stack could not start, or its number of replicas not change.
+/// Why a stack could not start, or could not change its number of replicas.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StackError {
@@ -230,26 +229,26 @@ pub enum StackError {
     Config(ConfigError),
     /// The address is not of the form `10.0.0.1/24`.
     Address(String),
-    /// No thread could be started, or no random numbers be had, or the device refuses an address,
-    /// since the kernel's end of it has it.
+    /// No thread could be started, no random numbers could be read, or the device refused an
+    /// address because the kernel's end of it has the same.
     Io(io::Error),
-    /// No replica can be added, or removed.
+    /// No replica can be added or removed.
     Membership(MembershipError),
 }
 
-/// Why no replica can join a group, or leave it.
+/// Why no replica can join a group or leave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MembershipError {
-    /// Every replica slot is taken; `Builder::replica_slots` sets their number.
+    /// Every replica slot is taken; `Builder::replica_slots` sets the number of slots.
     NoFreeSlot,
-    /// No such replica, or it is already leaving.
+    /// There is no such replica, or it is already leaving.
     NoSuchReplica,
-    /// All others have left, or are about to: the state would be lost.
+    /// All other replicas have left, or are about to leave: the state would be lost.
     LastReplica,
-    /// Every replica has failed: no replica has the state any more.
+    /// Every replica has failed, so the state is lost.
     NoReplicaLeft,
-    /// The stack runs without a log, as one with a single replica slot does, and any variant but
+    /// The stack runs without a log: it has a single replica slot, or its variant is not
     /// `replicated`.
     NoLog,
 }
@@ -296,7 +295,7 @@ impl fmt::Display for StackError {
 }
 
 impl StackError {
-    /// The number of the operating system's error, if one is behind this.
+    /// The number of the operating system's error that caused this, if any.
     pub fn raw_os_error(&self) -> Option<i32> {
         match self {
             StackError::Io(error) => error.raw_os_error(),
@@ -328,13 +327,13 @@ impl From<io::Error> for StackError {
     }
 }
 
-/// What did not go well when a stack was closed.
+/// Why closing a stack was incomplete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CloseError {
     /// Some connections were reset before their peers had acknowledged everything.
     Unacknowledged {
-        /// How many.
+        /// The number of these connections.
         connections: usize,
     },
 }

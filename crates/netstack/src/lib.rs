@@ -1,10 +1,10 @@
 //! A TCP/IP stack whose connections run on all cores, replicated over one log.
 //!
-//! Every core keeps a replica of the connection state. Whatever can change that state (segments,
-//! what applications did, time, room to send) stands in one totally ordered log, and every replica
-//! applies all of it. The costly work of a request, checksums, copies and building frames, is done
-//! by one replica only, its *primary*. So one connection uses several cores, and nothing on its
-//! path takes a lock.
+//! Each core keeps a copy of the connection state, a *replica*. Everything that can change the
+//! state (segments, calls of applications, time, room to send) is written into one totally
+//! ordered log, and every replica applies the whole log. Only one replica for each entry, its
+//! *primary*, does the costly work: checksums, copies and building frames. So one connection uses
+//! several cores, and no lock is on its path.
 //!
 //! # Running it
 //!
@@ -33,14 +33,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`Stack`] runs threads that sleep when there is nothing to do. With one replica there is no log,
-//! and the stack is an ordinary single-core one.
+//! [`Stack`] runs threads, which sleep while there is nothing to do. With one replica there is no
+//! log, and the stack is an ordinary single-core one.
 //!
 //! # Driving it by hand
 //!
-//! Tests, simulations and programs with an event loop of their own use [`variants`] directly: time
-//! is an argument, every step is a call, and the `try_` calls of sockets never wait. What runs any
-//! of them takes a [`Variant`](variants::Variant).
+//! Tests, simulations and programs with an event loop use [`variants`] directly: time is an
+//! argument, every step is a call, and the `try_` calls of sockets never wait. Code that is
+//! generic over variants takes a [`Variant`](variants::Variant).
 //!
 //! ```
 //! use dominoes_drivers::memory::{self, MemoryConfig};

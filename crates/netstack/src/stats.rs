@@ -1,8 +1,8 @@
-//! Counters. State counters are equal in all replicas; effect and pump counters belong to who
-//! counted. All begin with 0 when the stack starts, and are never reset; 64 bits do not wrap in the
-//! life of a machine.
+//! Counters. State counters are equal in all replicas; each worker has separate effect counters,
+//! and each pump has pump counters. All begin with 0 when the stack starts, and are never reset;
+//! 64 bits do not wrap in the life of a machine.
 //!
-//! Their names in `nstat` and `netstat -s`; fields without a type are [`StateStats`]':
+//! Their names in `nstat` and `netstat -s`; a field without a type belongs to [`StateStats`]:
 //!
 //! | Linux | here |
 //! |---|---|
@@ -36,96 +36,97 @@ use dominoes_proto::counters;
 pub use dominoes_proto::stats::StateStats;
 
 counters! {
-    /// What the receive pump saw.
+    /// Counts the receive pump's input.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     #[non_exhaustive]
     pub struct PumpStats {
         /// Frames taken from the device.
         pub frames: u64,
-        /// Segments among them that went into the log.
+        /// Segments in these frames that were written into the log.
         pub segments: u64,
-        /// Runs that these made up.
+        /// Runs of these segments: up to 60 segments of one flow that share a request.
         pub runs: u64,
         /// Requests of all kinds.
         pub requests: u64,
         /// Frames too short, or with fields that contradict each other.
         pub malformed: u64,
-        /// Frames that we sent to ourselves, or to groups in which we are, and that came back without
-        /// having left.
+        /// Frames that we sent to our addresses, or to multicast groups that we joined, and that
+        /// the stack delivered without sending them.
         pub looped: u64,
-        /// Frames for somebody else.
+        /// Frames for other hosts.
         pub not_ours: u64,
-        /// Frames from addresses that no single host has, or that are ours.
+        /// Frames from addresses that no single host may have, or that are ours.
         pub martians: u64,
-        /// Frames of protocols that are not handled.
+        /// Frames of unsupported protocols.
         pub unknown: u64,
-        /// UDP datagrams that went into the log.
+        /// UDP datagrams that were written into the log.
         pub datagrams: u64,
-        /// Frames that the device had not divided, of several UDP datagrams.
+        /// Frames of several UDP datagrams that the device had not divided.
         pub split: u64,
-        /// UDP datagrams in them.
+        /// UDP datagrams in these frames.
         pub pieces: u64,
-        /// UDP datagrams for ports at which nobody is.
+        /// UDP datagrams for ports that no socket has.
         pub no_port: u64,
-        /// UDP datagrams of ours that were dropped because their next hop did not answer, and so
-        /// answers to others, among them segments of no connection that would have had one.
+        /// UDP datagrams of ours that were dropped because their next hop did not answer; also
+        /// answers to others, and segments of no connection that would have caused an answer.
         pub unresolved: u64,
         /// Fragments.
         pub fragments: u64,
-        /// Datagrams that were put together from them.
+        /// Datagrams reassembled from fragments.
         pub reassembled: u64,
-        /// Fragments that no datagram can have, or that contradict others.
+        /// Fragments that no datagram can contain, or that contradict others.
         pub bad_fragments: u64,
-        /// Datagrams of which not all fragments came in time.
+        /// Datagrams whose fragments did not all arrive in time.
         pub reassembly_timeouts: u64,
-        /// ICMP errors that we reported.
+        /// ICMP errors that we sent.
         pub reports: u64,
-        /// ICMP errors that were not reported because there were too many.
+        /// ICMP errors that the rate limit suppressed.
         pub reports_limited: u64,
         /// ARP messages.
         pub arp: u64,
-        /// Messages of others that use our addresses.
+        /// Messages of other hosts that use our addresses.
         pub conflicts: u64,
-        /// ... that say a neighbour has another link-layer address, sooner than we believe it.
+        /// Claims of a new link-layer address for a neighbour, sooner than we accept a change.
         pub neighbor_moves_rejected: u64,
         /// Messages of neighbours, routers and multicast listeners of IPv6.
         pub neighbor_messages: u64,
-        /// Redirects that did not come from who forwards to their destination, or that are not heeded
-        /// (RFC 4861 section 8).
+        /// Redirects that did not come from the router in use for their destination, or that the
+        /// configuration ignores (RFC 4861 section 8).
         pub redirects_ignored: u64,
-        /// Addresses of IPv6 that were another host's already (RFC 4862 section 5.4).
+        /// IPv6 addresses that another host already had (RFC 4862 section 5.4).
         pub duplicate_addresses: u64,
-        /// Segments for addresses that are not ours: of IPv6, or of an address of IPv4 that was.
+        /// Segments for IPv6 addresses that are not ours, or for a former IPv4 address of ours.
         pub foreign: u64,
         /// Echo requests answered.
         pub echo: u64,
         /// Echo replies.
         pub echo_replies: u64,
-        /// ... that their socket lost because it read none while 256 newer ones came.
+        /// Echo replies that their socket lost because it read none while 256 newer ones arrived.
         pub echo_replies_unread: u64,
-        /// Echo requests of sockets that were forgotten before a reply came, because 1,024 newer ones
-        /// had none either: their replies reach no socket.
+        /// Echo requests of sockets that were forgotten without a reply because 1,024 newer
+        /// requests waited, too. Their replies reach no socket.
         pub echo_requests_forgotten: u64,
         /// ICMP errors about segments and datagrams of ours.
         pub network_errors: u64,
-        /// Frames of ours (ARP, ICMP, ...) that were dropped because the device took none for long.
+        /// Frames of ours (ARP, ICMP, ...) that were dropped because the device accepted none for
+        /// long.
         pub control_dropped: u64,
-        /// Times the log had no room, and frames waited.
+        /// How often the log was full, so that frames waited.
         pub log_full: u64,
-        /// Batches of frames that another worker parsed than the one that claimed them.
+        /// Batches of frames that were claimed by one worker and parsed by another.
         pub helped: u64,
-        /// Times that an idle connection had its memory given back, or had none to give.
+        /// How often an idle connection's memory was freed, or it had none to free.
         pub given_back: u64,
     }
 }
 
 impl PumpStats {
-    /// What was looked at: frames, what was put together from them, and what was taken out of them.
+    /// All inputs: frames, packets reassembled from them, and packets extracted from them.
     pub const fn inputs(&self) -> u64 {
         self.frames + self.looped + self.reassembled + self.pieces
     }
 
-    /// What some counter accounts for: all of [`inputs`](Self::inputs).
+    /// All outcomes; each of the [`inputs`](Self::inputs) is counted in one.
     pub const fn outcomes(&self) -> u64 {
         let PumpStats {
             segments,
@@ -142,7 +143,7 @@ impl PumpStats {
             echo,
             echo_replies,
             network_errors,
-            // Counted besides: what a frame led to, and what is no frame.
+            // Not outcomes: consequences of frames, and counts of other things than frames.
             frames: _,
             looped: _,
             pieces: _,
@@ -172,21 +173,21 @@ impl PumpStats {
     }
 }
 
-/// Counters of a running stack, from when it last had nothing to do, or lately if it is busy.
+/// Counters of a running stack, from its last idle moment, or recent ones if it is busy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StackStats {
-    /// What the receive pump saw.
+    /// Counts the receive pump's input.
     pub pump: PumpStats,
-    /// What the state went through.
+    /// Counts the events of the state.
     pub state: StateStats,
-    /// What happened to the replicas, all zero in a stack that runs without a log. Only
-    /// [`Stack::stats`](crate::Stack::stats) fills this in.
+    /// Counts changes of the replicas; all zero in a stack that runs without a log. Only
+    /// [`Stack::stats`](crate::Stack::stats) sets this.
     pub membership: MembershipStats,
 }
 
 impl StackStats {
-    /// Those of two groups together.
+    /// The sums of two groups' counters.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         StackStats {
@@ -198,64 +199,64 @@ impl StackStats {
 }
 
 counters! {
-    /// What one worker did.
+    /// Counts the work of one worker.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     #[non_exhaustive]
     pub struct EffectStats {
-        /// Requests whose checksums it verified.
+        /// Requests whose checksums the worker verified.
         pub prepared: u64,
-        /// Payload bytes among them that it copied while it verified them.
+        /// Payload bytes in these requests that it copied during the verification.
         pub stored_ahead: u64,
-        /// Deliveries it completed.
+        /// Deliveries that it completed.
         pub deliveries: u64,
-        /// Bytes in them.
+        /// Bytes in these deliveries.
         pub delivered_bytes: u64,
-        /// Frames it built.
+        /// Frames that it built.
         pub frames: u64,
-        /// Payload bytes in them.
+        /// Payload bytes in these frames.
         pub sent_bytes: u64,
-        /// Effects that found their connection gone or their frame built: replicas that disagree.
+        /// Effects whose connection was gone or whose frame was already built: the replicas
+        /// disagree.
         pub diverged: u64,
-        /// Effects and frames among them whose primary was another worker, which was late with them.
+        /// Effects and frames in these counts whose primary was another worker that was late.
         pub stolen: u64,
-        /// Requests that it was primary of, and has finished.
+        /// Requests that it was primary of and has finished.
         pub requests: u64,
     }
 }
 
-/// What a worker of `locked` met at the lock. All zero in other variants.
+/// Counts a `locked` worker's use of the lock. All zero in other variants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockStats {
-    /// Times it took the lock.
+    /// How often it took the lock.
     pub acquisitions: u64,
-    /// ... of which somebody else held it.
+    /// How often another worker held the lock then.
     pub contended: u64,
-    /// Nanoseconds that it waited in these. A free lock is not timed; a taken one costs two looks
-    /// at the clock.
+    /// Nanoseconds that it waited in these cases. A free lock is not timed; a taken lock costs
+    /// two reads of the clock.
     pub waited_ns: u64,
     /// Segments that it applied.
     pub segments: u64,
-    /// ... of which a segment that the pump took later, of any connection, had gone through the
-    /// lock before.
+    /// Segments that it applied after a segment of any connection that the pump had taken later.
     pub misordered: u64,
 }
 
-/// What a worker of any variant has done since its start.
+/// Counts the work of a worker of any variant since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorkerStats {
     /// Requests that it applied.
     pub applied: u64,
-    /// What it performed.
+    /// Counts its effects.
     pub effects: EffectStats,
-    /// What it met at the lock.
+    /// Counts its use of the lock.
     pub lock: LockStats,
 }
 
-/// [`EffectStats`] where other threads can read them.
+/// [`EffectStats`] that other threads can read.
 ///
-/// Every counter is Relaxed: each is right by itself, and a reader may see them a moment apart.
+/// Every counter is Relaxed: each is right alone, but a reader may see them at different moments.
 #[derive(Debug, Default)]
 pub(crate) struct PostedStats {
     words: [AtomicU64; 9],

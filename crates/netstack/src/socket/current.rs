@@ -139,8 +139,8 @@ pub(super) fn each_address<T>(
 impl TcpListener {
     /// Listens with the sockets of this thread ([`Sockets::enter`]) or the default, at one of our
     /// addresses, which may be local to this host (127.0.0.1, `::1`). 0.0.0.0 means all addresses
-    /// of IPv4 (RFC 1122 section 3.2.1.3), and `::` all addresses of both families. Port 0 means a free
-    /// port. At most 128 connections of each group wait to be accepted.
+    /// of IPv4 (RFC 1122 section 3.2.1.3), and `::` all addresses of both families. Port 0 means a
+    /// free port. At most 128 connections of each group wait to be accepted.
     ///
     /// # Errors
     /// As [`Sockets::listen`]; [`SocketError::NotOurs`], [`SocketError::NoStack`]. The system's

@@ -1,31 +1,30 @@
 //! Readiness: one thread waits for any number of sockets.
 //!
-//! A [`Poller`] reports which of the sockets that are registered with it have something for a call
-//! that would not wait: [`Event`]s, each with the [`Token`] that the socket was registered with.
+//! A [`Poller`] reports which of its registered sockets are ready, that is, have a call that
+//! would not wait. It reports [`Event`]s, each with the [`Token`] of the socket's registration.
 //!
 //! - *Readable*: a read returns bytes, the end of the stream or an error; an accept returns a
-//!   connection; a datagram, a reply to an echo request, or an error that the network reported, is
-//!   there.
-//! - *Writable*: a write takes bytes or returns an error, and at least a third of what may be
-//!   written is free, so that a program does not write in small pieces; a connection that is being
-//!   opened is established or has failed.
+//!   connection; a datagram, an echo reply, or an error that the network reported has arrived.
+//! - *Writable*: a write accepts bytes or returns an error, and at least a third of the room is
+//!   free, so that a program does not write in small pieces; a connection that is being opened is
+//!   established or has failed.
 //!
-//! With [`Trigger::Level`] an event is reported by every call until the socket is not ready any
-//! more. With [`Trigger::Edge`] it is reported once for what is new since it was last reported:
-//! bytes or connections that arrive, the end of either direction, or room after a write that found
-//! too little of it. Then read until [`SocketError::WouldBlock`], and write until less is taken
-//! than is offered. Both report a socket that is ready when it is registered. As with any poller an
-//! event may be out of date when it is read, so calls should not block.
+//! With [`Trigger::Level`] every call reports an event while the socket is ready. With
+//! [`Trigger::Edge`] a call reports only what is new since the last report: bytes or connections
+//! that arrive, the end of either direction, or room after a write that found too little of it.
+//! Then read until [`SocketError::WouldBlock`], and write until a write accepts less than it is
+//! given. Both report a socket that is ready when it is registered. As with any poller an event
+//! may be out of date when it is read, so calls should be nonblocking.
 //!
-//! A socket that is dropped is registered no more. A clone is registered by itself, with a token of
-//! its own; what arrives is reported to all clones, and goes to the first that takes it. While one
-//! of them is lent bytes in place, or has reserved room, the others are reported although their
-//! calls would find nothing. With [`Trigger::Edge`] they are reported again when those are given
-//! back. While nothing waits for a socket, or its news is not fetched yet, it costs its stack
-//! nothing.
+//! Dropping a socket ends its registration. A clone is registered separately, with a separate
+//! token; all clones report an arrival, and the first that takes it gets it. While one of them
+//! has borrowed bytes in place, or has reserved room, the others are still reported, although
+//! their calls would find nothing. With [`Trigger::Edge`] they are reported again when the first
+//! returns the bytes or room. A socket costs its stack nothing while no poller waits for it, or
+//! while its news is not fetched yet.
 //!
-//! A stack on threads is waited for with [`Poller::wait`]. A program that drives a stack by hand
-//! asks with [`Poller::events`], which never sleeps. On Linux a poller is also a descriptor that is
+//! [`Poller::wait`] waits for a stack on threads. A program that drives a stack by hand uses
+//! [`Poller::events`], which never sleeps. On Linux a poller is also a descriptor that is
 //! readable while there are events, for programs that sleep in `epoll`, `poll`, or mio (feature
 //! `mio`).
 //!
@@ -50,18 +49,19 @@
 //! ```
 //!
 //! # How it works
-//! A registration is *armed* or *queued*. Armed, it is on the list of the event count that blocked
-//! calls of the socket sleep on ([`EventCount::watch`]); so a notification costs a segment the same
-//! instructions whether a poller is there or not, unless it has something to tell it. A notifier
-//! that finds an armed registration looks whether there is news, and if so, moves it to the
-//! poller's queue. A call of the poller takes registrations from the queue, arms them, looks, and
-//! reports. Those that are reported by level stay queued until a look finds them not ready.
+//! A registration is *armed* or *queued*. An armed registration is on the list of the event count
+//! on which blocked calls of the socket sleep ([`EventCount::watch`]). So a notification costs a
+//! segment the same instructions with or without a poller, unless there is news for the poller. A
+//! notifier that finds an armed registration checks for news, and if there is some, moves the
+//! registration to the poller's queue. A call of the poller takes registrations from the queue,
+//! arms them, checks their sockets, and reports. With [`Trigger::Level`] a registration stays
+//! queued until a check finds its socket not ready.
 //!
-//! *No news is lost.* A registration is armed before the look, so by the argument of
-//! [`EventCount`] either the look sees a change or its notifier sees the registration. The notifier
-//! compares with what was last seen, which the poller stores after its look: news that the look did
-//! not see differs from it. Writability can come and go, so "not writable" is stored before the
-//! look.
+//! *No news is lost.* A registration is armed before the check, so by the argument of
+//! [`EventCount`] either the check sees a change or its notifier sees the registration. The
+//! notifier compares with the last seen state, which the poller stores after its check: news that
+//! the check missed differs from it. Writability can come and go, so "not writable" is stored
+//! before the check.
 //!
 //! [`SocketError::WouldBlock`]: crate::SocketError::WouldBlock
 
@@ -89,20 +89,20 @@ pub(super) use self::source::{Registered, Target, Watched};
 
 pub use self::source::Source;
 
-/// A number by which a program knows a socket again; several sockets may have the same.
+/// A number by which a program identifies a socket; several sockets may have the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub usize);
 
-/// What a registration waits for.
+/// The events that a registration waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interest(u8);
 
 impl Interest {
-    /// Bytes, datagrams, connections to accept, and the end of them.
+    /// Bytes, datagrams, connections to accept, and their end.
     pub const READABLE: Interest = Interest(1);
-    /// Room to write, a connection that is opened, and the end of writing.
+    /// Room to write, a connection that is established, and the end of writing.
     pub const WRITABLE: Interest = Interest(2);
-    /// Either.
+    /// Both.
     pub const BOTH: Interest = Interest(3);
 
     /// Whether it includes reading.
@@ -119,33 +119,33 @@ impl Interest {
 /// When an event is reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trigger {
-    /// As long as the socket is ready.
+    /// While the socket is ready.
     #[default]
     Level,
-    /// Once for what is new.
+    /// Once for each change.
     Edge,
 }
 
-/// A socket is ready. Of several that share a [`Token`], each has its own.
+/// A socket is ready. Sockets that share a [`Token`] have separate events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Event {
-    /// What the socket was registered with.
+    /// The token of the socket's registration.
     pub token: Token,
-    /// A read or an accept would not wait. Never without interest in it.
+    /// A read or an accept would not wait. Set only for a registration that waits for it.
     pub readable: bool,
-    /// A write would not wait. Never without interest in it.
+    /// A write would not wait. Set only for a registration that waits for it.
     pub writable: bool,
     /// The peer has sent the end of the stream, or the connection is closed. Bytes before it may
     /// not be read yet.
     pub read_closed: bool,
-    /// Nothing can be written any more.
+    /// No more bytes can be written.
     pub write_closed: bool,
-    /// The connection ended early, or the network reported an error; a call says which.
+    /// The connection ended early, or the network reported an error; a call returns it.
     pub error: bool,
 }
 
-/// The events that a call reports.
+/// The events that one call reports.
 #[derive(Debug)]
 pub struct Events {
     list: Vec<Event>,
@@ -153,7 +153,8 @@ pub struct Events {
 }
 
 impl Events {
-    /// Room for so many events of one call, at least 1. What does not fit is reported by the next.
+    /// Room for this many events of one call, at least 1. The next call reports events that do
+    /// not fit.
     pub fn with_capacity(capacity: usize) -> Events {
         let capacity = capacity.max(1);
         Events {
@@ -162,17 +163,17 @@ impl Events {
         }
     }
 
-    /// Those that the latest call reported.
+    /// The events of the latest call.
     pub fn iter(&self) -> core::slice::Iter<'_, Event> {
         self.list.iter()
     }
 
-    /// How many there are.
+    /// The number of events.
     pub fn len(&self) -> usize {
         self.list.len()
     }
 
-    /// Whether there are none: the time was over, or a [`Waker`] was used.
+    /// Whether there are no events: the time was over, or a [`Waker`] was used.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
@@ -193,7 +194,7 @@ pub struct Poller {
     shared: Arc<PollerShared>,
 }
 
-/// What registrations and wakers refer to.
+/// The state that registrations and wakers refer to.
 #[derive(Debug)]
 struct PollerShared {
     /// Registrations that may have something to report.
@@ -202,13 +203,14 @@ struct PollerShared {
     event: EventCount,
     /// A waker was used.
     woken: AtomicBool,
-    /// Held while events are collected. Those that stay queued wait here for the end of that.
+    /// Locked while events are collected. Holds the registrations that stay queued until the end
+    /// of the collection.
     collector: Mutex<Vec<Arc<Registration>>>,
     #[cfg(target_os = "linux")]
     descriptor: Descriptor,
 }
 
-/// What a socket is to a poller, if it can be ready in a way that is asked for.
+/// Returns the poller's view of a socket, if the socket can be ready in a requested way.
 fn allowed(socket: &impl Source, interest: Interest) -> io::Result<Registered<'_>> {
     let registered = socket.registered();
     if registered.target.allows(interest) {
@@ -219,7 +221,7 @@ fn allowed(socket: &impl Source, interest: Interest) -> io::Result<Registered<'_
 }
 
 impl Poller {
-    /// A poller without sockets.
+    /// Creates a poller without sockets.
     ///
     /// # Errors
     /// If the process has no descriptor left (Linux).
@@ -242,8 +244,8 @@ impl Poller {
     ///
     /// # Errors
     /// [`io::ErrorKind::AlreadyExists`] if it is registered with this poller;
-    /// [`io::ErrorKind::InvalidInput`] if it cannot be ready in any way that is asked for: a half
-    /// that writes is never readable, nor is a listener or an echo socket writable.
+    /// [`io::ErrorKind::InvalidInput`] if it cannot be ready in any requested way: a writing half
+    /// is never readable, and neither a listener nor an echo socket is writable.
     pub fn register(
         &self,
         socket: &impl Source,
@@ -264,8 +266,8 @@ impl Poller {
         Ok(())
     }
 
-    /// Changes what a registered socket is waited for, and its token. If it is ready, the next call
-    /// reports it.
+    /// Changes the interest, trigger and token of a registered socket. If it is ready, the next
+    /// call reports it.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] if it is not registered with this poller;
@@ -288,7 +290,7 @@ impl Poller {
         Ok(())
     }
 
-    /// Forgets a socket. No call that begins afterwards reports it.
+    /// Ends a registration. No later call reports the socket.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] if it is not registered with this poller.
@@ -301,9 +303,9 @@ impl Poller {
         Ok(())
     }
 
-    /// Reports events, waiting for the first one for `timeout`, or for ever. `events` then holds
-    /// these and no others. Returns how many there are: none if the time is over, or a [`Waker`]
-    /// was used.
+    /// Reports events; waits for the first one for `timeout`, or without limit. Replaces the
+    /// contents of `events`. Returns the number of events: 0 if the time is over, or if a
+    /// [`Waker`] was used.
     ///
     /// The stack must be driven by other threads meanwhile.
     pub fn wait(&self, events: &mut Events, timeout: Option<Duration>) -> usize {
@@ -322,7 +324,7 @@ impl Poller {
         }
     }
 
-    /// As [`Poller::wait`], without waiting.
+    /// As [`Poller::wait`], but does not wait.
     pub fn events(&self, events: &mut Events) -> usize {
         self.collect(events).0
     }
@@ -334,7 +336,7 @@ impl Poller {
         }
     }
 
-    /// Collects what is there; returns how many events, and whether a waker was used.
+    /// Collects the current events; returns their number, and whether a waker was used.
     fn collect(&self, events: &mut Events) -> (usize, bool) {
         let shared = &*self.shared;
         events.list.clear();
@@ -343,7 +345,7 @@ impl Poller {
         shared.descriptor.clear();
         // ORDERING: Acquire, pairs with the Release in `Waker::wake`.
         let woken = shared.woken.swap(false, Ordering::Acquire);
-        // Those that come meanwhile are left to the next call.
+        // Leaves registrations that are queued meanwhile to the next call.
         for _ in 0..shared.queue.len() {
             if events.list.len() == events.capacity {
                 break;
@@ -375,7 +377,7 @@ impl PollerShared {
         collector.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A registration has been queued.
+    /// Queues a registration.
     fn push(self: &Arc<Self>, registration: Arc<Registration>) {
         self.queue.push(registration);
         if !held::holds(self) {
@@ -383,7 +385,7 @@ impl PollerShared {
         }
     }
 
-    /// Wakes those that wait: in the poller, or for its descriptor.
+    /// Wakes threads that wait in the poller or for its descriptor.
     fn notify(&self) {
         self.event.notify_all();
         #[cfg(target_os = "linux")]
@@ -393,24 +395,25 @@ impl PollerShared {
 
 /// Ends a [`Poller::wait`] from any thread.
 ///
-/// A use that comes before the call makes the call return at once. Several before one call count
-/// as one.
+/// A use before the call makes the call return at once. Several uses before one call count as
+/// one.
 #[derive(Clone, Debug)]
 pub struct Waker {
     shared: Arc<PollerShared>,
 }
 
 impl Waker {
-    /// Ends the wait that goes on, or else the next one.
+    /// Ends the current wait, or else the next one.
     pub fn wake(&self) {
-        // ORDERING: Release, pairs with the Acquire in `collect`: a thread that was woken sees what
-        // it was woken for.
+        // ORDERING: Release, pairs with the Acquire in `collect`: a woken thread sees the reason
+        // for which it was woken.
         self.shared.woken.store(true, Ordering::Release);
         self.shared.notify();
     }
 }
 
-/// A descriptor that is readable while something is queued; unused until it is asked for.
+/// A descriptor that is readable while a registration is queued; unused until a program asks for
+/// it.
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
 struct Descriptor {
@@ -429,19 +432,19 @@ impl Descriptor {
         })
     }
 
-    /// Something was queued.
+    /// Signals that a registration was queued.
     fn signal(&self) {
-        // ORDERING: AcqRel: Release, pairs with the Acquire in `clear`: what was queued before is
-        // found by a collector that takes this signal back.
+        // ORDERING: AcqRel: Release, pairs with the Acquire in `clear`: a collector that clears
+        // this signal finds the registration that was queued before.
         if self.is_used.load(Ordering::Relaxed) && !self.is_signalled.swap(true, Ordering::AcqRel) {
             self.event.signal();
         }
     }
 
-    /// What is queued is about to be looked at. The flag is lowered after the signal is taken: were
-    /// it the other way round, a signal that is newer than the look could be taken. The flag may be
-    /// raised by a thread that has not signalled yet, so it does not say that there is nothing to
-    /// take.
+    /// Clears the signal before the queue is checked. The signal is cleared before the flag: in
+    /// the other order, a signal that is newer than the check could be cleared. A thread may
+    /// raise the flag before it signals, so the flag does not mean that there is a signal to
+    /// clear.
     fn clear(&self) {
         if self.is_used.load(Ordering::Relaxed) {
             self.event.clear();
@@ -464,8 +467,8 @@ impl std::os::fd::AsFd for Poller {
         } = &*self.shared;
         if !descriptor.is_used.swap(true, Ordering::Relaxed) {
             // ORDERING: SeqCst fence, pairs with the one in `EventCount::notify_all`, which every
-            // notification calls before it signals: either it finds that the descriptor is used, or
-            // what was queued is found here.
+            // notification calls before it signals: either the notification finds the descriptor
+            // in use, or this check finds the queued registration.
             core::sync::atomic::fence(Ordering::SeqCst);
             if !queue.is_empty() || woken.load(Ordering::Relaxed) {
                 descriptor.signal();
@@ -475,7 +478,8 @@ impl std::os::fd::AsFd for Poller {
     }
 }
 
-/// The poller's descriptor in mio's: an event says that [`Poller::events`] is to be called.
+/// Registers the poller's descriptor with mio: an event means that the program should call
+/// [`Poller::events`].
 #[cfg(all(target_os = "linux", feature = "mio"))]
 impl mio::event::Source for Poller {
     fn register(

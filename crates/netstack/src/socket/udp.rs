@@ -1,13 +1,13 @@
 //! UDP sockets (RFC 768, RFC 1122 section 4.1).
 //!
-//! As streams do, they move cursors of shared rings and publish nothing. What a socket sends is on
-//! its way when the call returns, in the order of the calls; what arrives waits in a bounded queue,
-//! and is dropped and counted when that is full.
+//! Like streams, UDP sockets move cursors of shared rings and never publish to the log. When a
+//! send returns, the stack sends the datagram by itself, in the order of the calls. Received
+//! datagrams wait in a bounded queue; if it is full, the stack drops and counts them.
 //!
-//! In a stack of several groups each group has queues of its own for every socket. A peer's
-//! datagrams arrive in the group that the hash of the flow names, and what is sent to the peer
-//! leaves from there; so both keep their order, and peers spread over the groups. A call that
-//! receives looks at the queues in turn.
+//! In a stack of several groups, each group has separate queues for every socket. A peer's
+//! datagrams arrive in the group to which the flow hashes, and datagrams to the peer leave from
+//! there; so both keep their order, and peers spread over the groups. A receiving call checks the
+//! queues in turn.
 
 mod queues;
 mod receive;
@@ -38,11 +38,11 @@ use queues::News;
 
 pub use receive::{Datagram, PacketInfo, Received};
 
-/// Time to live of what we send, unless told otherwise (RFC 1122 section 3.2.1.7).
+/// Default time to live of sent datagrams (RFC 1122 section 3.2.1.7).
 const TTL: u8 = 64;
 
 impl Sockets {
-    /// A UDP socket at `port`, or with 0 at a port that is free. Never blocks.
+    /// Binds a UDP socket to `port`, or to a free port for 0. Never blocks.
     ///
     /// # Errors
     /// [`SocketError::PortTaken`]; [`SocketError::NoPort`]; [`SocketError::TooManySockets`];
@@ -51,8 +51,8 @@ impl Sockets {
         self.bind_udp_for(Families::Both, port)
     }
 
-    /// As [`Sockets::bind_udp`], for datagrams of `families` alone. Another one may have the port
-    /// for those of the other family.
+    /// As [`Sockets::bind_udp`], only for datagrams of `families`. Another socket may have the
+    /// port for the other family.
     ///
     /// # Errors
     /// As [`Sockets::bind_udp`].
@@ -60,11 +60,11 @@ impl Sockets {
         self.bind_udp_at(None, families.into(), port)
     }
 
-    /// As [`Sockets::bind_udp`], at an address: one of ours, those of this host alone (127.0.0.1,
-    /// `::1`) among them, for datagrams to that alone, none of groups and broadcasts; 0.0.0.0 for
-    /// all of IPv4, or `::` for all. What is bound to an address sends from it. A port may have
-    /// several sockets, if no datagram to one host could be for two of them: a socket at an address
-    /// and one at 0.0.0.0 cannot share it.
+    /// As [`Sockets::bind_udp`], only for datagrams to one of our addresses, which may be local
+    /// to this host (127.0.0.1, `::1`), without multicast and broadcast. 0.0.0.0 means all of
+    /// IPv4, and `::` means all addresses. A socket that is bound to an address sends from it. A
+    /// port may have several sockets if no datagram to one host could belong to two of them: a
+    /// socket at an address and one at 0.0.0.0 cannot share it.
     ///
     /// # Errors
     /// As [`Sockets::bind_udp`]; [`SocketError::NotOurs`].
@@ -73,7 +73,7 @@ impl Sockets {
         self.bind_udp_at(interface, binding, local.port())
     }
 
-    /// As [`Sockets::bind_udp_for`], at one interface if there are several.
+    /// As [`Sockets::bind_udp_for`], at one of several interfaces.
     pub(super) fn bind_udp_at(
         &self,
         interface: Option<usize>,
@@ -87,8 +87,8 @@ impl Sockets {
         let (socket, port) = table
             .bindings
             .bind((port, binding), &world.limits, random)?;
-        // While the socket table is held, so that what begins and ends reaches the pumps in this
-        // order.
+        // While the socket table is held, so that sockets begin and end in the same order in all
+        // pumps.
         for (index, world) in self.worlds().iter().enumerate() {
             let takes = interface.is_none_or(|own| self.groups_of(own).contains(&index));
             world.command(Command::Bind {
@@ -126,28 +126,28 @@ impl Sockets {
     }
 }
 
-/// What both halves of a socket, and all its clones, share. When the last of them goes, so does the
-/// socket.
+/// The state that both halves of a socket and all its clones share. When the last of them is
+/// dropped, the socket is closed.
 pub(super) struct UdpShared {
     /// One for each group of the stack.
     worlds: Arc<[Arc<World>]>,
     pub(super) socket: ConnId,
     port: u16,
-    /// The only interface that it uses, if it is bound to an address of one.
+    /// The only interface to use, if the socket is bound to one of its addresses.
     interface: Option<usize>,
     pub(super) binding: Binding,
-    /// How far the queue of each group was read.
+    /// For each group, how far its queue was read.
     readers: Box<[Shared<DeliveryCursor>]>,
-    /// Whose queue is looked at first.
+    /// The group whose queue is checked next.
     next: AtomicUsize,
-    /// Which group of an interface has a peer.
+    /// Chooses the group of an interface for a peer.
     grouping: Grouping,
-    /// Where news of all queues comes to, if there are several; and what brings them there.
+    /// If there are several queues, collects the news of all.
     news: Arc<News>,
     watch: Arc<dyn Watch>,
-    /// The peer's end, of a connected socket; taken by each call that sends.
+    /// The peer's end, if the socket is connected; every sending call reads it.
     remote: Shared<Option<SocketAddr>>,
-    /// Groups that it listens to, each with a source or with all.
+    /// Multicast groups to listen to, each with one source or all.
     pub(super) groups: Shared<Vec<JoinedGroup>>,
     read_wait: WaitPolicy,
     write_wait: WaitPolicy,
@@ -155,34 +155,35 @@ pub(super) struct UdpShared {
     tos: AtomicU8,
     broadcast: AtomicBool,
     dont_fragment: AtomicBool,
-    /// Whether what it sends to groups comes back to the stack: of IPv4, and of IPv6.
+    /// Whether IPv4 datagrams to multicast groups also go to sockets of this stack; then the same
+    /// for IPv6.
     pub(super) loops_v4: AtomicBool,
     pub(super) loops_v6: AtomicBool,
 }
 
-/// A socket: datagrams in and out.
+/// A UDP socket: receives and sends datagrams.
 ///
-/// Datagrams for everybody on the link arrive as others do, unless the socket is connected to
-/// somebody else. Dropping it sends what is under way, and forgets what arrived.
+/// Broadcast datagrams arrive as others do, unless the socket is connected to another peer. When
+/// it is dropped, the stack still sends accepted datagrams, and discards received ones.
 pub struct UdpSocket {
     pub(super) watched: Watched,
     receiver: UdpReceiver,
     sender: UdpSender,
 }
 
-/// The half of a socket that receives. Several may receive of one socket, clones or halves, each
-/// datagram goes to one of them; while one looks at a datagram in place, the others wait.
+/// The receiving half of a socket. Several receivers, clones or halves, may share a socket; each
+/// datagram goes to one of them. While one has borrowed a datagram in place, the others wait.
 pub struct UdpReceiver {
     pub(super) watched: Watched,
     pub(super) shared: Arc<UdpShared>,
     user: UserId,
-    /// Datagrams before its end can be looked at in place.
+    /// The end of the datagrams that may be borrowed in place.
     lent: DeliveryCursor,
-    /// In whose queue one was, if it is not consumed.
+    /// The group whose queue lent a datagram that is not consumed yet.
     lent_in: Option<usize>,
 }
 
-/// The half of a socket that sends.
+/// The sending half of a socket.
 pub struct UdpSender {
     pub(super) watched: Watched,
     pub(super) shared: Arc<UdpShared>,
@@ -196,7 +197,7 @@ impl UdpSocket {
             receiver: UdpReceiver {
                 watched: Watched::default(),
                 shared: Arc::clone(shared),
-                // Of all of them.
+                // One user for all queues.
                 user: shared.readers[0].new_user(),
                 lent: DeliveryCursor::default(),
                 lent_in: None,
@@ -213,7 +214,7 @@ impl UdpSocket {
         &self.sender.shared
     }
 
-    /// The two halves, each for a thread of its own.
+    /// Splits into two halves, which two threads can use.
     pub fn split(self) -> (UdpReceiver, UdpSender) {
         (self.receiver, self.sender)
     }
@@ -223,7 +224,8 @@ impl UdpSocket {
         (&mut self.receiver, &mut self.sender)
     }
 
-    /// The same socket once more: each datagram goes to one of them, and all options are shared.
+    /// Another handle of the same socket: each datagram goes to one handle, and all options are
+    /// shared.
     ///
     /// # Errors
     /// None as yet.
@@ -231,7 +233,7 @@ impl UdpSocket {
         Ok(UdpSocket::over(&self.sender.shared))
     }
 
-    /// What a poller looks at.
+    /// The object that a poller checks.
     pub(super) fn target(&self) -> Target {
         self.sender.shared.target(Interest::BOTH)
     }
@@ -244,7 +246,7 @@ impl UdpSocket {
         Ok(self.shared().local_addr())
     }
 
-    /// The peer's end, of a connected socket.
+    /// The peer's end, if the socket is connected.
     ///
     /// # Errors
     /// [`SocketError::NotConnected`].
@@ -253,7 +255,7 @@ impl UdpSocket {
         Ok(remote.ok_or(SocketError::NotConnected)?)
     }
 
-    /// As [`UdpSender::connect`], to the first address of several that can be reached.
+    /// As [`UdpSender::connect`], to the first of several addresses that can be reached.
     ///
     /// # Errors
     /// As [`UdpSender::connect`].
@@ -315,9 +317,9 @@ impl UdpSocket {
         self.shared().tos.store(tos, Ordering::Relaxed);
     }
 
-    /// Whether datagrams that come from now on say where they were sent to, by which interface they
-    /// came, and when, in [`Received::info`] and [`Datagram::info`]. Default: no. Each takes 32
-    /// bytes more of the queue then.
+    /// Whether later datagrams come with their destination address, interface and time of
+    /// arrival, in [`Received::info`] and [`Datagram::info`]. Default: no. If yes, each datagram
+    /// takes 32 more bytes of the queue.
     ///
     /// ```
     /// use dominoes_drivers::memory;
@@ -388,7 +390,8 @@ impl UdpSocket {
         Ok(())
     }
 
-    /// What the network reported of datagrams that a connected socket sent, if no call has said so.
+    /// Takes an error that the network reported about a datagram of a connected socket, if no
+    /// call has returned it yet.
     ///
     /// # Errors
     /// None as yet.
@@ -420,7 +423,7 @@ impl UdpSocket {
         self.receiver.copy_waiting(into, true)
     }
 
-    /// As [`UdpReceiver::recv_from`], and the datagram stays to be received again.
+    /// As [`UdpReceiver::recv_from`], but the datagram can be received again.
     ///
     /// # Errors
     /// As [`UdpReceiver::recv_from`].
@@ -428,7 +431,7 @@ impl UdpSocket {
         self.receiver.copy_waiting(into, false)
     }
 
-    /// As [`UdpReceiver::recv_from`], of a connected socket.
+    /// As [`UdpReceiver::recv_from`], for a connected socket.
     ///
     /// # Errors
     /// As [`UdpReceiver::recv_from`].
@@ -436,7 +439,7 @@ impl UdpSocket {
         Ok(self.recv_from(into)?.0)
     }
 
-    /// As [`UdpSocket::peek_from`], of a connected socket.
+    /// As [`UdpSocket::peek_from`], for a connected socket.
     ///
     /// # Errors
     /// As [`UdpReceiver::recv_from`].
@@ -452,8 +455,8 @@ impl UdpSocket {
         self.sender.try_send_to(from, remote)
     }
 
-    /// As [`UdpSender::send_to`], to the first address of several that takes it. Returns the length
-    /// of the datagram.
+    /// As [`UdpSender::send_to`], to the first of several addresses that accepts the datagram.
+    /// Returns the length of the datagram.
     ///
     /// # Errors
     /// As [`UdpSender::send_to`].

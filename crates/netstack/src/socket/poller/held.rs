@@ -1,8 +1,9 @@
-//! Wake-ups that wait for the end of a worker's turn.
+//! Delays wake-ups until the end of a worker's turn.
 //!
-//! A batch of frames has news for many connections. Were a thread that waits in a poller woken by
-//! the first, it would run beside the worker, or instead of it, find that one, and sleep again. It
-//! is woken when the turn ends, and finds them all. One that does not sleep finds them earlier.
+//! A batch of frames has news for many connections. If the first news woke a thread that waits in
+//! a poller, the thread would run beside the worker, or displace it, find one event, and sleep
+//! again. So the thread is woken when the turn ends, and finds all events. A thread that does not
+//! sleep finds them earlier.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -11,11 +12,11 @@ use super::PollerShared;
 
 thread_local! {
     static IS_IN_TURN: Cell<bool> = const { Cell::new(false) };
-    /// Those that had news in this turn.
+    /// The pollers with news in this turn.
     static POLLERS: RefCell<Vec<Arc<PollerShared>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Ends a turn, also one that unwinds.
+/// Ends a turn, even when it unwinds.
 struct TurnEnd;
 
 impl Drop for TurnEnd {
@@ -27,14 +28,14 @@ impl Drop for TurnEnd {
     }
 }
 
-/// Does a turn, then wakes those that wait for what happened in it.
+/// Runs a turn, then wakes the threads that wait for its news.
 pub(crate) fn hold_wakeups<R>(turn: impl FnOnce() -> R) -> R {
     IS_IN_TURN.set(true);
     let _end = TurnEnd;
     turn()
 }
 
-/// Whether a wake-up is left to the end of this thread's turn.
+/// Whether the wake-up of `poller` is delayed to the end of this thread's turn.
 pub(super) fn holds(poller: &Arc<PollerShared>) -> bool {
     if IS_IN_TURN.get() {
         POLLERS.with_borrow_mut(|pollers| {
@@ -57,7 +58,7 @@ mod tests {
     #[test]
     fn a_wakeup_comes_at_the_end_of_a_turn_even_of_one_that_unwinds() {
         let Poller { shared } = Poller::new().unwrap();
-        // A wake-up signals the descriptor, too, once that is used.
+        // A wake-up also signals the descriptor, if it is used.
         shared.descriptor.is_used.store(true, Ordering::Relaxed);
         let was_woken = || {
             shared

@@ -1,4 +1,4 @@
-//! One socket in one poller.
+//! The registration of one socket with one poller.
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -18,12 +18,12 @@ pub(super) struct Registration {
     interest: AtomicU8,
     /// [`ARMED`], [`QUEUED`] or [`ENDED`].
     state: AtomicU8,
-    /// To be reported if it is ready, news or not.
+    /// Whether to report the socket if it is ready, even without news.
     is_new: AtomicBool,
     seen: Seen,
 }
 
-/// What a poller saw when it looked last. What it sees only grows, except for `is_writable`.
+/// The state that a poller saw at its last check. Values only grow, except `is_writable`.
 #[derive(Debug, Default)]
 struct Seen {
     arrived: AtomicU64,
@@ -32,27 +32,27 @@ struct Seen {
     is_writable: AtomicBool,
 }
 
-/// Beside the bits of [`Interest`].
+/// A bit beside those of [`Interest`].
 const EDGE: u8 = 4;
 
-/// A notifier that has news queues it.
+/// A notifier that has news will queue it.
 const ARMED: u8 = 0;
 /// It is in the poller's queue, once.
 const QUEUED: u8 = 1;
-/// It is registered no more.
+/// Its registration has ended.
 const ENDED: u8 = 2;
 
-/// What a registration reports.
+/// The result of a collection.
 pub(super) enum Collected {
     Nothing,
-    /// This, and it is armed.
+    /// An event; the registration is armed.
     Once(Event),
-    /// This, and it is still queued: to be asked again.
+    /// An event; the registration is still queued, to be checked again.
     Again(Event),
 }
 
 impl Registration {
-    /// It is queued, so that its first look happens in the poller.
+    /// Begins in the queue, so that its first check happens in the poller.
     pub(super) fn new(
         poller: Weak<PollerShared>,
         target: Target,
@@ -73,12 +73,12 @@ impl Registration {
         Arc::new(new)
     }
 
-    /// Whether it is with this poller.
+    /// Whether it belongs to this poller.
     pub(super) fn is_with(&self, poller: &Arc<PollerShared>) -> bool {
         core::ptr::eq(self.poller.as_ptr(), Arc::as_ptr(poller))
     }
 
-    /// To be called while nothing is collected.
+    /// Must be called while no thread collects events.
     pub(super) fn modify(&self, token: Token, interest: Interest, trigger: Trigger) {
         let edge = if trigger == Trigger::Edge { EDGE } else { 0 };
         self.token.store(token.0, Ordering::Relaxed);
@@ -86,7 +86,7 @@ impl Registration {
         self.is_new.store(true, Ordering::Relaxed);
     }
 
-    /// Puts it into the queue, unless it is there or has ended.
+    /// Queues it, unless it is queued or has ended.
     pub(super) fn enqueue(self: Arc<Self>) {
         // ORDERING: AcqRel: Release, pairs with the Acquire in `collect`.
         let queued =
@@ -99,15 +99,15 @@ impl Registration {
         }
     }
 
-    /// The connection is opened, which a call of the application learned: it has news elsewhere
-    /// from now on.
+    /// A call of the application learned that the connection is established: from now on news
+    /// comes from another place.
     pub(super) fn opened(self: &Arc<Self>) {
         Arc::clone(self).enqueue();
     }
 
-    /// It is registered no more.
+    /// Ends the registration.
     pub(super) fn end(self: &Arc<Self>) {
-        // A collector that is at it has looked already, and reports it in a call that has begun.
+        // A collector that holds it has checked already, and reports it in a call that has begun.
         if let Some(poller) = self.poller.upgrade() {
             let collector = poller.collector();
             self.state.store(ENDED, Ordering::Relaxed);
@@ -126,14 +126,15 @@ impl Registration {
         &self.target
     }
 
-    /// The poller asks for what is to be reported; it is in the queue no more.
+    /// Collects the event to report, after the poller took it from the queue.
     pub(super) fn collect(self: &Arc<Self>) -> Collected {
         let wanted = self.interest.load(Ordering::Relaxed);
         if wanted & EDGE != 0 {
             return self.collect_edge(Interest(wanted & !EDGE));
         }
         let interest = Interest(wanted);
-        // While it is ready it need not be armed, so that its news costs nothing.
+        // While the socket is ready the registration need not be armed, so its news costs
+        // nothing.
         if self.state.load(Ordering::Relaxed) == ENDED {
             return Collected::Nothing;
         }
@@ -154,7 +155,7 @@ impl Registration {
                 Ordering::Relaxed,
             ) {
                 Ok(_) => Collected::Again(event),
-                // It is queued again, and reported when its turn comes.
+                // It is queued again, and will be reported in its turn.
                 Err(_) => Collected::Nothing,
             },
         }
@@ -175,7 +176,7 @@ impl Registration {
         }
     }
 
-    /// Arms it; a look must follow. False if it has ended.
+    /// Arms it; the caller must check the socket next. Returns false if it has ended.
     fn arm(self: &Arc<Self>) -> bool {
         // ORDERING: AcqRel: Acquire, pairs with the Release in `enqueue`.
         let armed = self
@@ -187,7 +188,7 @@ impl Registration {
         armed.is_ok()
     }
 
-    /// The event that a sight amounts to.
+    /// The event for a state.
     fn event(&self, sight: &Sight, interest: Interest) -> Option<Event> {
         let event = Event {
             token: Token(self.token.load(Ordering::Relaxed)),
@@ -200,7 +201,7 @@ impl Registration {
         (event.readable || event.writable).then_some(event)
     }
 
-    /// Whether a sight has something that the poller has not seen.
+    /// Whether a state contains anything that the poller has not seen.
     fn is_news(&self, sight: &Sight, interest: Interest, was_writable: bool) -> bool {
         let Seen {
             arrived,
@@ -219,10 +220,10 @@ impl Registration {
 impl Seen {
     fn store(&self, sight: &Sight) {
         self.arrived.store(sight.arrived, Ordering::Relaxed);
-        // What can be reported a second time is news the next time.
+        // Bits that can be reported again count as news the next time.
         let lasting = sight.status & !Sight::PASSING;
         self.status.store(lasting, Ordering::Relaxed);
-        // A shortage is over when there is room.
+        // A shortage ends when there is room.
         if sight.writable {
             self.shortages.store(sight.shortages, Ordering::Relaxed);
             self.is_writable.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What can be registered, and what a poller sees of it.
+//! The sockets that can be registered, and the state that a poller sees of them.
 
 use core::fmt;
 use core::sync::atomic::Ordering;
@@ -33,21 +33,21 @@ use crate::socket::{
 /// | [`WriteHalf`], [`UdpSender`]; halves that write | writable |
 /// | [`Connecting`] | writable: established, or failed |
 ///
-/// A TLS or framed stream is readable when it has text, or when a whole unit or record has arrived.
-/// A record without text makes it readable too, and a read then returns
+/// A TLS or framed stream is readable when it has text, or when a whole unit or record has
+/// arrived. A record without text makes it readable, too; a read then returns
 /// [`SocketError::WouldBlock`](crate::SocketError::WouldBlock).
 pub trait Source: Sealed {}
 
 impl<S: Sealed> Source for S {}
 
-/// What only sockets of this crate are.
+/// Implemented only by sockets of this crate.
 pub trait Sealed {
-    /// What a poller looks at, and its registrations.
+    /// The object that a poller checks, and its registrations.
     #[doc(hidden)]
     fn registered(&self) -> Registered<'_>;
 }
 
-/// What a socket is to a poller.
+/// A poller's view of a socket.
 #[doc(hidden)]
 pub struct Registered<'a> {
     pub(super) target: Target,
@@ -70,13 +70,13 @@ impl Watched {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The socket is gone, or will be.
+    /// Ends all registrations, because the socket is gone or about to be.
     pub(in crate::socket) fn end(&mut self) {
         let list = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
         list.drain(..).for_each(|registration| registration.end());
     }
 
-    /// The connection that was to be opened has a stream.
+    /// Reports that a connection that was being opened has a stream.
     pub(in crate::socket) fn opened(&self, conn: ConnId) {
         for registration in &*self.lock() {
             registration.target().set_opened(conn);
@@ -91,15 +91,15 @@ impl Drop for Watched {
     }
 }
 
-/// What a poller looks at.
+/// The object that a poller checks.
 #[derive(Clone)]
 pub(in crate::socket) enum Target {
     Stream {
         world: Arc<World>,
         conn: ConnId,
-        /// What it can be.
+        /// The ways in which it can be ready.
         can: Interest,
-        /// The units between it and its application.
+        /// The units between the stream and the application.
         #[cfg(feature = "framed")]
         units: Option<Weak<dyn Staged>>,
     },
@@ -120,14 +120,14 @@ pub(in crate::socket) enum Target {
     Opening {
         world: Arc<World>,
         request_id: u64,
-        /// Notified of the answer.
+        /// Notified when the open is answered.
         answered: Arc<EventCount>,
         /// The connection, once there is one.
         opened: OnceLock<ConnId>,
     },
 }
 
-/// What a poller sees.
+/// The state that a poller sees.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sight {
     pub(super) readable: bool,
@@ -139,18 +139,18 @@ pub(super) struct Sight {
     pub(super) arrived: u64,
     /// Counts writes that found too little room.
     pub(super) shortages: u64,
-    /// Bits that stay once they are set, but for [`Sight::PASSING`].
+    /// Bits that stay set, except [`Sight::PASSING`].
     pub(super) status: u32,
 }
 
 impl Sight {
     /// The network reported an error.
     pub(super) const PASSING: u32 = 1 << 29;
-    /// The stack goes away.
+    /// The stack is closing.
     const CLOSING: u32 = 1 << 28;
     const DOWN: u32 = 1 << 27;
 
-    /// Of a socket whose calls fail from now on.
+    /// The state of a socket whose calls fail from now on.
     fn gone() -> Sight {
         Sight {
             readable: true,
@@ -161,7 +161,7 @@ impl Sight {
         }
     }
 
-    /// Of the queue that a group has for a UDP socket.
+    /// The state of a group's queue for a UDP socket.
     fn of_datagrams(world: &World, socket: ConnId) -> Sight {
         let Some(queue) = world.queues.streams.get(socket) else {
             return Sight::gone();
@@ -174,8 +174,8 @@ impl Sight {
         sight
     }
 
-    /// Of a socket with both queues: there is room if there is in each, since either may be the
-    /// next datagram's.
+    /// Combines two queues of a socket: it is writable if both have room, since the next datagram
+    /// may need either.
     fn and(self, other: Sight) -> Sight {
         let error = self.error || other.error;
         Sight {
@@ -210,7 +210,7 @@ impl Sight {
 
 #[cfg(feature = "framed")]
 impl Sight {
-    /// Of a stream whose bytes are units.
+    /// The state of a stream of units.
     fn of_units(world: &World, stream: &StreamRef<'_>, units: &dyn Staged) -> Sight {
         let below = stream.look();
         let look = units.look(stream, &below);
@@ -226,7 +226,7 @@ impl Sight {
 }
 
 impl Target {
-    /// Whether it can be what is asked for.
+    /// Whether the socket can be ready in a requested way.
     pub(super) fn allows(&self, interest: Interest) -> bool {
         let can = match self {
             Target::Stream { can, .. } | Target::Datagrams { can, .. } => *can,
@@ -236,13 +236,13 @@ impl Target {
         can.0 & interest.0 != 0
     }
 
-    /// Whether it is known where news comes from: not of a connection that is being opened and has
-    /// no stream yet.
+    /// Whether the source of news is known. It is unknown while a connection is being opened and
+    /// has no stream.
     pub(super) fn is_resolved(&self) -> bool {
         !matches!(self, Target::Opening { opened, .. } if opened.get().is_none())
     }
 
-    /// Looks for the stream of a connection that is being opened.
+    /// Finds the stream of a connection that is being opened.
     pub(super) fn resolve(&self) {
         if let Target::Opening {
             world,
@@ -258,14 +258,14 @@ impl Target {
         }
     }
 
-    /// The stream of a connection that is being opened.
+    /// Sets the stream of a connection that is being opened.
     pub(super) fn set_opened(&self, conn: ConnId) {
         if let Target::Opening { opened, .. } = self {
             let _ = opened.set(conn);
         }
     }
 
-    /// Calls `each` with what is notified of news; not if the socket is gone.
+    /// Calls `each` with every event count of the socket; does nothing if the socket is gone.
     fn each_event(&self, each: impl Fn(&EventCount)) {
         if let Target::Datagrams { worlds, socket, .. } = self {
             let queues = worlds.iter().map(|world| world.queues.streams.get(*socket));
@@ -275,7 +275,7 @@ impl Target {
         }
     }
 
-    /// What is notified of news, of a socket that has one queue.
+    /// The event count of a socket that has one queue.
     fn event(&self) -> Option<&EventCount> {
         match self {
             Target::Stream { world, conn, .. } => Some(world.streams.get(*conn)?.waiting()),
@@ -294,13 +294,13 @@ impl Target {
         }
     }
 
-    /// Lets news call `watch`. A look must follow.
+    /// Makes news call `watch`. The caller must check the socket next.
     pub(super) fn watch(&self, watch: &Arc<dyn Watch>) {
         loop {
             self.resolve();
             let was_resolved = self.is_resolved();
             self.each_event(|event| event.watch(watch));
-            // An answer that came before is seen now; one that comes later finds the watch.
+            // This sees an answer that came before; a later answer finds the watch.
             self.resolve();
             if self.is_resolved() == was_resolved {
                 break;
@@ -315,7 +315,7 @@ impl Target {
         }
     }
 
-    /// What there is.
+    /// Reads the current state.
     pub(super) fn see(&self) -> Sight {
         match self {
             #[cfg(feature = "framed")]

@@ -1,4 +1,4 @@
-//! The queues that the groups of a stack have for one socket.
+//! The queues of all groups of a stack for one socket.
 
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use crate::socket::shared::{Taken, UserId};
 use crate::socket::wait::WaitUntil;
 use crate::socket::{interfaces, valid_ttl};
 
-/// Wakes who waits for news of several queues.
+/// Wakes threads that wait for news of several queues.
 #[derive(Debug, Default)]
 pub(super) struct News {
     event: EventCount,
@@ -33,32 +33,32 @@ impl Watch for News {
     }
 }
 
-/// A datagram that can be received: whose queue it is in, and the cursor of that.
+/// A datagram to receive: the group of its queue, the queue, and the queue's cursor.
 pub(super) type Oldest<'a> = (usize, StreamRef<'a>, Taken<'a, DeliveryCursor>);
 
 impl UdpShared {
-    /// Those of all groups.
+    /// All groups.
     pub(in crate::socket) fn worlds(&self) -> &[Arc<World>] {
         &self.worlds
     }
 
-    /// The first group's: what is said of one is said of all that have one device.
+    /// The first group, whose settings hold for all groups with one device.
     pub(super) fn world(&self) -> &World {
         &self.worlds[0]
     }
 
-    /// The queues of a group.
+    /// The queues of a group for this socket.
     pub(super) fn queue(&self, group: usize) -> Result<StreamRef<'_>, SocketError> {
         let world = &self.worlds[group];
         if world.is_down() {
             return Err(SocketError::Down);
         }
-        // The place stays ours until we let go of it.
+        // The place stays reserved until the socket is dropped.
         let queue = world.queues.streams.get(self.socket);
         queue.ok_or(SocketError::Aborted)
     }
 
-    /// The group that sends to `remote`, or, if that is not said, to the peer.
+    /// The group that sends to `remote`, or without it, to the peer.
     pub(super) fn group_of(&self, remote: Option<SocketAddr>) -> usize {
         if self.worlds.len() == 1 {
             return 0;
@@ -79,27 +79,27 @@ impl UdpShared {
         })
     }
 
-    /// All groups, beginning with `first` or the one whose turn it is.
+    /// All groups, beginning with `first`, or else with the next in turn.
     pub(super) fn in_turn(&self, first: Option<usize>) -> impl Iterator<Item = usize> + use<> {
         let count = self.worlds.len();
         let first = first.unwrap_or_else(|| self.next.load(Ordering::Relaxed));
         (first..first + count).map(move |group| group % count)
     }
 
-    /// What the network reported, if no call has said so.
+    /// Returns an error that the network reported, unless a call has returned it before.
     pub(super) fn take_error(&self) -> Result<(), SocketError> {
         let mut worlds = self.worlds.iter();
         worlds.try_for_each(|world| world.queues.take_error(self.socket))
     }
 
-    /// Whether the network reported something that no call has said.
+    /// Whether the network reported an error that no call has returned.
     pub(super) fn has_error(&self) -> bool {
         let mut worlds = self.worlds.iter();
         worlds.any(|world| world.queues.has_error(self.socket))
     }
 
-    /// A datagram for `user`, in the queue of group `first` or of the one whose turn it is, or else
-    /// in that of another one.
+    /// Finds a datagram for `user`: first in the queue of group `first`, or of the next group in
+    /// turn, then in other queues.
     pub(super) fn oldest(
         &self,
         user: UserId,
@@ -117,8 +117,8 @@ impl UdpShared {
         Err(SocketError::WouldBlock)
     }
 
-    /// The queue of a group, and the cursor with all that has arrived before its end; `None` while
-    /// another user looks at a datagram there in place.
+    /// Returns the queue of a group, and its cursor up to the end of the arrived datagrams;
+    /// `None` while another user has borrowed a datagram there.
     pub(super) fn follow(
         &self,
         user: UserId,
@@ -134,7 +134,7 @@ impl UdpShared {
         Ok(Some((queue, seen)))
     }
 
-    /// A datagram of the queue of `group` was taken.
+    /// Notes that a datagram was taken from the queue of `group`.
     pub(super) fn taken(&self, group: usize) {
         if self.worlds.len() > 1 {
             let next = (group + 1) % self.worlds.len();
@@ -146,7 +146,7 @@ impl UdpShared {
         SocketAddr::new(self.world().local_address(self.binding).ip(), self.port)
     }
 
-    /// What a poller looks at.
+    /// The object that a poller checks.
     pub(in crate::socket) fn target(&self, can: Interest) -> Target {
         Target::Datagrams {
             worlds: Arc::clone(&self.worlds),
@@ -155,7 +155,7 @@ impl UdpShared {
         }
     }
 
-    /// Tries to receive until it need not wait any more, or patience ends.
+    /// Tries to receive until a datagram arrives, an error occurs or the time is over.
     pub(super) fn receiving<T>(
         &self,
         attempt: impl FnMut() -> Result<T, SocketError>,
@@ -174,7 +174,7 @@ impl UdpShared {
         until.retry_after(watch, &self.news.event, attempt)
     }
 
-    /// The same for sending to `remote`, or the peer.
+    /// As [`UdpShared::receiving`], for sending to `remote` or the peer.
     pub(super) fn sending(
         &self,
         until: WaitUntil,
@@ -184,7 +184,7 @@ impl UdpShared {
         until.retry(self.queue(self.group_of(remote))?.waiting(), attempt)
     }
 
-    /// Whether a datagram may go there.
+    /// Checks whether a datagram may be sent to `remote`.
     pub(super) fn check(&self, remote: SocketAddr) -> Result<(), SocketError> {
         let address = Address::from(remote.ip());
         let mut world = self.world();
@@ -211,7 +211,7 @@ impl UdpShared {
         if site.is_ourselves(address) {
             return Ok(());
         }
-        // What is bound to an address of this host alone speaks to this host alone.
+        // A socket at an address local to this host can only send to this host.
         if !is_up
             || address.ip().is_loopback()
             || bound.is_some_and(|bound| bound.ip().is_loopback())
@@ -232,12 +232,12 @@ impl UdpShared {
         }
     }
 
-    /// Stores the peer's end, and tells the pump.
+    /// Stores the peer's end, and notifies the pump.
     pub(super) fn connect(&self, remote: Option<SocketAddr>) -> Result<(), SocketError> {
         if let Some(remote) = remote {
             self.check(remote)?;
         }
-        // In one step: if several threads connect at once, pumps and socket have the same peer.
+        // In one step, so that the socket and the pumps agree if several threads connect at once.
         self.remote.with(|place| {
             *place = remote;
             for world in &*self.worlds {

@@ -1,4 +1,4 @@
-//! Receiving: in place, by a copy, or many datagrams at once.
+//! Receives datagrams: in place, by a copy, or many at once.
 
 use core::net::{IpAddr, SocketAddr};
 use std::io;
@@ -12,56 +12,56 @@ use crate::socket::shared::Taken;
 use crate::time::Instant;
 use crate::udp::record::{HEADER, MORE, More, RecordHeader};
 
-/// A datagram where it lies in its socket's queue.
+/// A datagram in its socket's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Received<'a> {
-    /// Who sent it. Port 0 wants no answer (RFC 768).
+    /// The sender. Port 0 means that it wants no answer (RFC 768).
     pub from: SocketAddr,
-    /// Its bytes, in two parts of which the second is often empty.
+    /// Its bytes, in two parts; the second is often empty.
     pub parts: (&'a [u8], &'a [u8]),
-    /// Hops that its packet had left.
+    /// The remaining hops of its packet.
     pub ttl: u8,
     /// DSCP (RFC 2474) in the upper six bits, ECN (RFC 3168) in the lower two.
     pub tos: u8,
-    /// As [`UdpSocket::set_packet_info`](super::UdpSocket::set_packet_info) asks for it.
+    /// Present if [`UdpSocket::set_packet_info`](super::UdpSocket::set_packet_info) was enabled.
     pub info: Option<PacketInfo>,
 }
 
-/// Where a datagram was sent to, and when it came.
+/// The destination and the time of arrival of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PacketInfo {
-    /// The address that it was sent to: one of ours, a group, or a broadcast address.
+    /// The destination address: one of ours, a multicast group, or a broadcast address.
     pub local: IpAddr,
-    /// The number of the interface that it came to, of which the first is 1.
+    /// The number of the interface at which it arrived; the first is 1.
     pub interface: u32,
     /// When the stack took it from the device, as the age of the stack
-    /// ([`Stack::now`](crate::Stack::now)), like Linux' `SO_TIMESTAMPNS`, by another clock.
+    /// ([`Stack::now`](crate::Stack::now)); like Linux' `SO_TIMESTAMPNS`, but from another clock.
     /// Datagrams that were taken together have one time, so with many frames it may be some
     /// microseconds late.
     pub arrived: Instant,
 }
 
-/// Room for a datagram that [`UdpSocket::recv_many`](super::UdpSocket::recv_many) fills.
+/// A buffer for a datagram, for [`UdpSocket::recv_many`](super::UdpSocket::recv_many).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Datagram {
-    /// Who sent it. Port 0 wants no answer (RFC 768).
+    /// The sender. Port 0 means that it wants no answer (RFC 768).
     pub from: SocketAddr,
-    /// Hops that its packet had left.
+    /// The remaining hops of its packet.
     pub ttl: u8,
     /// DSCP (RFC 2474) in the upper six bits, ECN (RFC 3168) in the lower two.
     pub tos: u8,
-    /// As [`UdpSocket::set_packet_info`](super::UdpSocket::set_packet_info) asks for it.
+    /// Present if [`UdpSocket::set_packet_info`](super::UdpSocket::set_packet_info) was enabled.
     pub info: Option<PacketInfo>,
-    /// As many bytes as there is room for.
+    /// The buffer.
     room: Box<[u8]>,
     len: usize,
 }
 
 impl Datagram {
-    /// Room for `bytes` bytes; what a datagram has more is lost. It has none yet.
+    /// An empty buffer with room for `bytes` bytes. Longer datagrams are cut off.
     pub fn new(bytes: usize) -> Datagram {
         Datagram {
             from: SocketAddr::new([0, 0, 0, 0].into(), 0),
@@ -73,7 +73,7 @@ impl Datagram {
         }
     }
 
-    /// What it carries.
+    /// The bytes of the datagram.
     pub fn bytes(&self) -> &[u8] {
         &self.room[..self.len]
     }
@@ -86,7 +86,7 @@ impl Datagram {
 }
 
 impl UdpReceiver {
-    /// How long [`UdpReceiver::recv_from`] waits; `None`, the default, for ever.
+    /// How long [`UdpReceiver::recv_from`] waits; `None`, the default: without limit.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if it is zero.
@@ -94,25 +94,26 @@ impl UdpReceiver {
         self.shared.read_wait.set_timeout(timeout)
     }
 
-    /// The oldest datagram in place. It stays the oldest until [`UdpReceiver::consume`].
+    /// Borrows the oldest datagram in place. It stays in the queue until
+    /// [`UdpReceiver::consume`].
     ///
     /// # Errors
     /// [`SocketError::WouldBlock`] if there is none; [`SocketError::Refused`] or
-    /// [`SocketError::Unreachable`] if the network said so of what a connected socket sent;
-    /// [`SocketError::Down`].
+    /// [`SocketError::Unreachable`] if the network reported this for a datagram of a connected
+    /// socket; [`SocketError::Down`].
     pub fn try_peek(&mut self) -> Result<Received<'_>, SocketError> {
         let (group, _, seen) = self.shared.oldest(self.user, self.lent_in.take())?;
         self.lent = seen.lent_copy();
         seen.keep(self.user);
         self.lent_in = Some(group);
-        // The slices borrow `self`, and all that gives their bytes up takes it mutably, or this
-        // half keeps the cursor from.
+        // The slices borrow `self`. Every call that releases their bytes either takes `self`
+        // mutably or has to wait for the cursor that this half keeps.
         let received = Received::first(self.shared.queue(group)?.received(&self.lent))?;
         Ok(received.at(&self.shared, group))
     }
 
-    /// The oldest datagram, or the one that [`UdpReceiver::try_peek`] showed, is not needed any
-    /// more. Does nothing if there is none, or if the socket was read by reference since then.
+    /// Removes the oldest datagram, or the one that [`UdpReceiver::try_peek`] lent. Does nothing
+    /// if there is none, or if the socket was read by reference since.
     pub fn consume(&mut self) {
         let shared = &*self.shared;
         let lent_in = self.lent_in.take();
@@ -132,8 +133,8 @@ impl UdpReceiver {
         }
     }
 
-    /// Takes the oldest datagram: how many bytes were copied to `into`, and who sent it. What
-    /// `into` has no room for is lost.
+    /// Takes the oldest datagram. Returns the number of bytes copied to `into`, and the sender.
+    /// Bytes for which `into` has no room are lost.
     ///
     /// # Errors
     /// As [`UdpReceiver::try_peek`].
@@ -142,7 +143,7 @@ impl UdpReceiver {
         self.copy(into, first, true)
     }
 
-    /// As [`UdpReceiver::try_recv_from`], waiting for a datagram.
+    /// As [`UdpReceiver::try_recv_from`], but waits for a datagram.
     ///
     /// # Errors
     /// As [`UdpReceiver::try_peek`]; [`SocketError::WouldBlock`] after the timeout, or if the
@@ -153,8 +154,8 @@ impl UdpReceiver {
         Ok(shared.receiving(|| self.copy(into, first, true))?)
     }
 
-    /// Takes as many datagrams as have arrived and `into` has places for, in the order of arrival
-    /// of each peer; waits for the first. Returns how many.
+    /// Takes as many arrived datagrams as `into` has buffers, each peer's in the order of
+    /// arrival; waits for the first. Returns their number.
     ///
     /// ```
     /// use dominoes_drivers::memory;
@@ -184,7 +185,7 @@ impl UdpReceiver {
         self.copy_many(into, first)
     }
 
-    /// [`UdpReceiver::recv_many`], beginning with the queue that a datagram was lent of.
+    /// As [`UdpReceiver::recv_many`], beginning with the queue that lent a datagram.
     pub(super) fn copy_many(
         &self,
         into: &mut [Datagram],
@@ -222,8 +223,8 @@ impl UdpReceiver {
         Ok(shared.receiving(attempt)?)
     }
 
-    /// Copies the oldest datagram, if one was lent of the queue of group `first`, that one, and
-    /// takes it away if `consumes`.
+    /// Copies the oldest datagram, or the lent one if the queue of group `first` lent one, and
+    /// removes it if `consumes`.
     pub(super) fn copy(
         &self,
         into: &mut [u8],
@@ -240,7 +241,7 @@ impl UdpReceiver {
         Ok((len, from))
     }
 
-    /// [`UdpReceiver::copy`] that waits.
+    /// As [`UdpReceiver::copy`], but waits.
     pub(super) fn copy_waiting(
         &self,
         into: &mut [u8],
@@ -257,14 +258,14 @@ impl Drop for UdpReceiver {
         if let Some(group) = self.lent_in
             && let Ok(queue) = self.shared.queue(group)
         {
-            // What it kept is for the others.
+            // Releases the cursor that this half kept, for the other receivers.
             drop(self.shared.readers[group].take(self.user, queue.waiting()));
         }
     }
 }
 
 impl<'a> Received<'a> {
-    /// As it is told that it came to group `group` of a socket.
+    /// Completes the information of a datagram that arrived in group `group` of a socket.
     fn at(mut self, shared: &UdpShared, group: usize) -> Self {
         self.from = interfaces::scoped(&shared.worlds, self.from, group);
         if let Some(info) = &mut self.info
@@ -275,7 +276,7 @@ impl<'a> Received<'a> {
         self
     }
 
-    /// Copies what there is room for, and returns how much that is.
+    /// Copies as many bytes as fit, and returns their number.
     fn copy_to(&self, into: &mut [u8]) -> usize {
         let (a, b) = self.parts;
         let front = a.len().min(into.len());
@@ -285,16 +286,16 @@ impl<'a> Received<'a> {
         front + back
     }
 
-    /// The first datagram of a queue that holds these bytes.
+    /// The first datagram in these bytes of a queue.
     pub(super) fn first((a, b): (&'a [u8], &'a [u8])) -> Result<Received<'a>, SocketError> {
-        // Neither a header nor the ring's length is odd, so headers do not wrap.
+        // Headers and the ring have even lengths, so headers do not wrap.
         let first = if a.is_empty() { b } else { a };
         let header = RecordHeader::read(first).ok_or(SocketError::WouldBlock)?;
         let len = usize::from(header.len);
         let (mut payload, mut behind) = (&first[HEADER..], if a.is_empty() { a } else { b });
         let mut info = None;
         if header.has_more {
-            // It does not wrap either.
+            // The payload does not wrap either.
             if payload.is_empty() {
                 (payload, behind) = (behind, payload);
             }
@@ -319,7 +320,7 @@ impl<'a> Received<'a> {
     }
 }
 
-/// The oldest datagram is not needed any more. Returns whether there was one.
+/// Removes the oldest datagram. Returns whether there was one.
 fn consume_first(queue: &StreamRef<'_>, seen: &mut DeliveryCursor) -> bool {
     let (a, b) = queue.received(seen);
     let first = if a.is_empty() { b } else { a };

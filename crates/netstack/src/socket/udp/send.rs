@@ -1,4 +1,4 @@
-//! Sending: to a peer, or to many destinations at once.
+//! Sends datagrams: to a peer, or to many destinations at once.
 
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering;
@@ -13,24 +13,24 @@ use crate::socket::wait::WaitUntil;
 use crate::udp::record::{self, HEADER, MAX_PAYLOAD, RecordHeader};
 
 impl UdpSender {
-    /// From now on the socket sends to `remote` by [`UdpSender::send`], takes datagrams from nobody
-    /// else any more, and tells of errors that the network reports (RFC 1122 section 4.1.3.3). What
-    /// has arrived already stays.
+    /// Connects to `remote`: from now on [`UdpSender::send`] sends there, the socket accepts
+    /// datagrams from there only, and calls return errors that the network reports (RFC 1122
+    /// section 4.1.3.3). Datagrams that have arrived already stay.
     ///
     /// # Errors
-    /// [`SocketError::NoRoute`] if there is no way, [`SocketError::PortZero`] for port 0,
+    /// [`SocketError::NoRoute`] if no route leads there, [`SocketError::PortZero`] for port 0,
     /// [`SocketError::NotAllowed`] for a broadcast address.
     pub fn connect(&mut self, remote: SocketAddr) -> Result<(), SocketError> {
         self.shared.connect(Some(remote))
     }
 
-    /// Takes datagrams from everybody again.
+    /// Accepts datagrams from all senders again.
     pub fn disconnect(&mut self) {
         // Only an address could be refused.
         let _ = self.shared.connect(None);
     }
 
-    /// Whether datagrams may be sent to everybody on the link. Default: no.
+    /// Whether broadcasts are allowed. Default: no.
     pub fn set_broadcast(&mut self, allowed: bool) {
         self.shared.broadcast.store(allowed, Ordering::Relaxed);
     }
@@ -43,7 +43,7 @@ impl UdpSender {
         self.shared.set_ttl(ttl)
     }
 
-    /// How long [`UdpSender::send_to`] waits; `None`, the default, for ever.
+    /// How long [`UdpSender::send_to`] waits; `None`, the default: without limit.
     ///
     /// # Errors
     /// [`SocketError::Invalid`] if it is zero.
@@ -56,16 +56,17 @@ impl UdpSender {
         self.shared.tos.store(tos, Ordering::Relaxed);
     }
 
-    /// Whether datagrams are sent whole or not at all, as Linux does it with `IP_MTU_DISCOVER` set
-    /// to `IP_PMTUDISC_DO` (ip(7), ipv6(7)). Default: no, as with `IP_PMTUDISC_DONT`: we fragment
-    /// datagrams that are longer than the MTU of the link, or with IPv6 of the path, and routers may
-    /// fragment packets of IPv4 again.
+    /// Whether to refuse datagrams that would need fragments, as Linux does with
+    /// `IP_MTU_DISCOVER` set to `IP_PMTUDISC_DO` (ip(7), ipv6(7)). Default: no, as with
+    /// `IP_PMTUDISC_DONT`: we fragment datagrams that are longer than the MTU of the link, or
+    /// with IPv6 of the path, and routers may fragment packets of IPv4 again.
     ///
-    /// If yes, packets of IPv4 have DF (RFC 791 section 3.1), and [`SocketError::LongerThanPath`]
-    /// refuses longer datagrams. The call itself returns it for datagrams above
-    /// [`Limits::mtu`](crate::Limits::mtu). The next call returns it if the stack knows the path of
-    /// IPv6 to be narrower, and drops the datagram; and, of a connected socket, if a router of IPv4
-    /// has dropped one (RFC 1191). The stack does not store path MTUs of IPv4: the program does that.
+    /// If yes, packets of IPv4 have DF (RFC 791 section 3.1), and longer datagrams fail with
+    /// [`SocketError::LongerThanPath`]. The same call returns it for datagrams above
+    /// [`Limits::mtu`](crate::Limits::mtu). The next call returns it if the stack dropped a
+    /// datagram because it knows that the path of IPv6 is narrower, or, for a connected socket,
+    /// if a router of IPv4 dropped one (RFC 1191). The stack does not store path MTUs of IPv4;
+    /// the program has to.
     ///
     /// Segments of TCP always have DF, and connections obey their path (RFC 1191, RFC 8201);
     /// [`Tuning::max_segment`](crate::Tuning::max_segment) makes segments shorter.
@@ -74,20 +75,20 @@ impl UdpSender {
         shared.store(dont_fragment, Ordering::Relaxed);
     }
 
-    /// Sends a datagram to `remote`; longer ones than a packet go in fragments.
+    /// Sends a datagram to `remote`, in fragments if it is longer than a packet.
     ///
     /// # Errors
-    /// [`SocketError::WouldBlock`] if too much is under way, [`SocketError::TooLong`] above 65,507
-    /// bytes or the send ring's length, [`SocketError::LongerThanPath`] with
+    /// [`SocketError::WouldBlock`] if too many bytes wait to be sent, [`SocketError::TooLong`]
+    /// above 65,507 bytes or the send ring's length, [`SocketError::LongerThanPath`] with
     /// [`UdpSender::set_dont_fragment`], [`SocketError::NoRoute`] if no route leads there,
-    /// [`SocketError::Unreachable`] if it is not the address of one host, [`SocketError::PortZero`]
-    /// for port 0, [`SocketError::NotAllowed`] for a broadcast address without
-    /// [`UdpSender::set_broadcast`], or as [`try_peek`](super::UdpReceiver::try_peek).
+    /// [`SocketError::Unreachable`] if it is not the address of one host,
+    /// [`SocketError::PortZero`] for port 0, [`SocketError::NotAllowed`] for a broadcast address
+    /// without [`UdpSender::set_broadcast`], or as [`try_peek`](super::UdpReceiver::try_peek).
     pub fn try_send_to(&mut self, from: &[u8], remote: SocketAddr) -> Result<(), SocketError> {
         self.put(from, Some(remote))
     }
 
-    /// [`UdpSender::put`] that waits.
+    /// As [`UdpSender::put`], but waits.
     pub(super) fn put_until(
         &self,
         until: WaitUntil,
@@ -108,7 +109,7 @@ impl UdpSender {
             if sent == 0 {
                 self.put_until(until, from, Some(remote))?;
             } else if self.shared.has_error() || self.put(from, Some(remote)).is_err() {
-                // The next call says why, if that lasts.
+                // If the error persists, the next call returns it.
                 break;
             }
             sent += 1;
@@ -120,8 +121,8 @@ impl UdpSender {
         self.put_bytes(from.len(), Some(from), remote)
     }
 
-    /// Sends `bytes` bytes to `remote`, or the peer that the socket is connected to: `from`, or the
-    /// bytes that the ring has in that place already.
+    /// Sends `bytes` bytes to `remote`, or to the connected peer: either `from`, or the bytes
+    /// already at this position of the ring.
     fn put_bytes(
         &self,
         bytes: usize,
@@ -166,7 +167,7 @@ impl UdpSender {
             dont_fragment,
         };
         let writing = queue.begin_writing();
-        // While `writing` keeps the ring's memory: the pump could give it back and change that.
+        // `writing` keeps the ring's memory, so the pump cannot free it and change the answer.
         if from.is_none() && !queue.was_filled() {
             return Err(SocketError::Invalid);
         }
@@ -175,34 +176,34 @@ impl UdpSender {
             Some(from) => queue.write_in(&writing, from),
             None => queue.write_again_in(&writing, bytes),
         };
-        // What pads a record is overwritten, too: it may be sent again.
+        // Also overwrites the padding of the record, since the record may be sent again.
         queue.write_in(&writing, &[0; HEADER][..record - HEADER - bytes]);
         drop(writing);
         world.raise_socket(&queue);
         Ok(())
     }
 
-    /// As [`UdpSender::try_send`], of `len` bytes that this socket put into its queue one length of
-    /// it ([`Limits::udp_send_buffer`](crate::Limits::udp_send_buffer)) before, headers of records
-    /// included. They lie there already, so nothing is copied: for measuring.
+    /// As [`UdpSender::try_send`], for `len` bytes that this socket wrote one queue length
+    /// ([`Limits::udp_send_buffer`](crate::Limits::udp_send_buffer)) earlier, record headers
+    /// included. They are still in the ring, so nothing is copied; this is for measurements.
     ///
     /// # Errors
-    /// As [`UdpSender::try_send`]; [`SocketError::Invalid`] until the socket has sent as much as
-    /// the queue holds.
+    /// As [`UdpSender::try_send`]; [`SocketError::Invalid`] until the socket has sent a full
+    /// queue.
     #[cfg(feature = "testkit")]
     #[doc(hidden)]
     pub fn try_send_again(&mut self, len: usize) -> Result<(), SocketError> {
         self.put_bytes(len, None, None)
     }
 
-    /// Sends datagrams, each to its own destination, in order, while there is room. Waits for room
-    /// for the first one. Returns how many were taken: fewer than given if room ends, or before one
-    /// that [`UdpSender::send_to`] would refuse. What is equally long and goes to one destination
-    /// may leave in one frame
+    /// Sends datagrams in order, each to its destination, while there is room. Waits for room for
+    /// the first one. Returns the number of accepted datagrams, which is smaller than given if
+    /// room ends, or if [`UdpSender::send_to`] would refuse the next one. Datagrams of equal
+    /// length to one destination may leave in one frame
     /// ([`Limits::datagrams_per_frame`](crate::Limits::datagrams_per_frame)).
     ///
     /// # Errors
-    /// As [`UdpSender::send_to`], of the first one.
+    /// As [`UdpSender::send_to`], for the first one.
     pub fn send_many<'a>(
         &mut self,
         datagrams: impl IntoIterator<Item = (&'a [u8], SocketAddr)>,
@@ -210,7 +211,7 @@ impl UdpSender {
         self.put_many(datagrams)
     }
 
-    /// Sends a datagram to whom the socket is connected.
+    /// Sends a datagram to the connected peer.
     ///
     /// # Errors
     /// [`SocketError::NotConnected`], or as [`UdpSender::try_send_to`].
@@ -218,7 +219,7 @@ impl UdpSender {
         self.put(from, None)
     }
 
-    /// As [`UdpSender::try_send_to`], waiting for room.
+    /// As [`UdpSender::try_send_to`], but waits for room.
     ///
     /// # Errors
     /// As [`UdpSender::try_send_to`]; `WouldBlock` only after the timeout, or if the socket does
@@ -228,7 +229,7 @@ impl UdpSender {
         Ok(self.put_until(until, from, Some(remote))?)
     }
 
-    /// As [`UdpSender::try_send`], waiting for room.
+    /// As [`UdpSender::try_send`], but waits for room.
     ///
     /// # Errors
     /// As [`UdpSender::send_to`].
