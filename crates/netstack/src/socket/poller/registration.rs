@@ -32,7 +32,7 @@ struct Seen {
     is_writable: AtomicBool,
 }
 
-/// A bit beside those of [`Interest`].
+/// A further bit, beside [`Interest`].
 const EDGE: u8 = 4;
 
 /// A notifier that has news will queue it.

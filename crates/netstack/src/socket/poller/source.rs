@@ -135,7 +135,7 @@ pub(super) struct Sight {
     pub(super) read_closed: bool,
     pub(super) write_closed: bool,
     pub(super) error: bool,
-    /// Counts what can be read, and reads that another user of the socket had to end first.
+    /// Counts readable items, and reads that another user of the socket had to finish first.
     pub(super) arrived: u64,
     /// Counts writes that found too little room.
     pub(super) shortages: u64,
