@@ -1,5 +1,5 @@
-//! Every variant over a device whose frames the tests write and read: what only the clock brings
-//! about, and what a stack that started again answers to the peers of the one before it.
+//! Every variant over a device whose frames the tests write and read: events that follow from time
+//! alone, and answers of a restarted stack to the peers of its predecessor.
 
 #![cfg(feature = "testkit")]
 
@@ -70,7 +70,7 @@ impl Segment {
         }
     }
 
-    /// The frame that brings it from the peer to our port `to`.
+    /// The frame with this segment from the peer to our port `to`.
     fn frame(&self, to: u16) -> Vec<u8> {
         let segment = packet::Segment {
             src_port: self.port,
@@ -85,7 +85,7 @@ impl Segment {
         segment.frame(TO_STACK)
     }
 
-    /// What a frame from us brings to the peer; `None` if it is no TCP segment.
+    /// Our port and the segment in a frame of ours; `None` without a TCP segment.
     fn sent(frame: &[u8]) -> Option<(u16, Segment)> {
         let sent = packet::Segment::read(frame)?;
         let segment = Segment::new(sent.dst_port, sent.seq, sent.ack, sent.flags, &sent.payload);
@@ -95,7 +95,7 @@ impl Segment {
 
 type Call = Box<dyn FnOnce() + Send>;
 
-/// A device that calls what it was given at the moment when frames are claimed.
+/// A device that runs a closure when the stack claims frames.
 struct Calling {
     device: Box<dyn Device>,
     call: Arc<Mutex<Option<Call>>>,
@@ -179,7 +179,7 @@ fn a_listener_accepts_a_syn_that_came_after_it_however_late_it_began() {
     }
 }
 
-/// Who is asked for by ARP, if a frame asks for somebody.
+/// The target of an ARP request.
 fn asked(frame: &[u8]) -> Option<Ipv4Addr> {
     packet::asked(frame).map(Ipv4Addr::from)
 }
@@ -207,8 +207,7 @@ fn a_connect_whose_first_arp_answer_is_lost_opens_though_only_deadlines_are_told
     }
 }
 
-/// A thread may sleep only until what it knows of, and any may be the one that sleeps in the
-/// device.
+/// A thread sleeps until the next deadline that it knows, and any thread may sleep in the device.
 #[test]
 fn whichever_worker_is_asked_knows_what_the_pump_waits_for() {
     for variant in Variant::ALL {
@@ -342,8 +341,8 @@ fn a_stack_that_knows_nothing_of_a_connection_resets_its_segments() {
         for flags in all_flags {
             for seq in [5_000, u32::MAX - 3] {
                 let segment = Segment::new(4000, seq, 77_000, flags, text);
-                // Where nobody listens; and where somebody does, if the segment acknowledges
-                // something (section 3.10.7.2).
+                // A closed port resets every segment; a listener resets segments with an ACK
+                // (section 3.10.7.2).
                 for to in [9, PORT] {
                     host.script.push(segment.frame(to));
                     let sent = host.turn();
@@ -440,8 +439,8 @@ impl Pair {
         }
     }
 
-    /// When a frame arrives, or a host said that time must pass by then; nothing else moves the
-    /// clock. Returns whether there is such a moment.
+    /// Moves the clock to the next arrival or deadline, which alone move it. Returns whether there
+    /// is one.
     fn jump(&mut self) -> bool {
         let arrivals = self.wires.iter().filter_map(ImpairedLink::next_arrival);
         let arrivals = arrivals.map(|at| Instant::from_nanos(at.as_nanos() as u64));
@@ -510,7 +509,7 @@ fn run_on_deadlines_alone(variant: Variant, seed: u64) -> Result<usize, String> 
         }
     }
     drop((ours, theirs));
-    // What the last ones left behind ends by deadlines, too: TIME-WAIT, fragments, neighbours.
+    // TIME-WAIT, fragments and neighbours end by deadlines, too.
     for _ in 0..10_000 {
         pair.settle();
         if !pair.jump() {

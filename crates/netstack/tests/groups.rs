@@ -1,5 +1,5 @@
-//! Groups side by side: every byte arrives whichever group a connection belongs to, and whoever
-//! opened it.
+//! Groups side by side: every byte arrives, whichever group a connection belongs to and whichever
+//! end opened it.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -44,7 +44,7 @@ fn last_byte(end: SocketAddr) -> u8 {
     }
 }
 
-/// What one end of a connection says: byte `at` of the end at `local`.
+/// Byte `at` that the end at `local` writes.
 fn pattern_byte(local: SocketAddr, remote: SocketAddr, at: usize) -> u8 {
     let ends = u32::from(local.port()) * 31 + u32::from(remote.port()) * 7;
     (ends as usize + usize::from(last_byte(local)) + at / 3 + at) as u8
@@ -58,7 +58,7 @@ struct End {
 }
 
 impl End {
-    /// Reads and writes what can be; says whether that was something.
+    /// Reads and writes what it can; returns whether it moved a byte.
     fn turn(&mut self) -> bool {
         let (local, remote) = (
             self.stream.local_addr().unwrap(),
@@ -143,7 +143,7 @@ fn sixty_four_connections_arrive_whole_over_any_number_of_groups() {
             *spread.entry(stream.group()).or_insert(0) += 1;
         }
         assert_eq!(spread.len(), groups, "{spread:?}");
-        // Those that we open take turns.
+        // Connections that we open go to the groups in turn.
         assert!(spread.values().all(|n| *n >= EACH / groups), "{spread:?}");
         let there = thread::spawn(move || serve(there));
         let here = serve(here);
@@ -206,7 +206,7 @@ fn one_answer_comes_to_what_reaches_all_groups() {
     assert_eq!(answers[0][20..22], [0, 2], "an ARP reply");
     let heard = fixture.stacks.iter().map(|group| group.stats().pump.arp);
     assert_eq!(heard.sum::<u64>(), 2, "both have heard it");
-    // So both know the neighbour: an open asks nobody, whichever group it is.
+    // Both groups know the neighbour, so an open in either sends no ARP request.
     let sockets = fixture.sockets();
     let opening: Vec<_> = (0..2)
         .map(|_| sockets.begin_connect(address(2)).unwrap())
@@ -222,7 +222,7 @@ fn a_group_answers_no_segment_of_another_group_s_flow() {
     let (unused, _) = memory::pair(MemoryConfig::default());
     let setup = Setup::new(STACK.into(), 24, [1, 2]);
     let parts = groups::divide(setup, 2, Box::new(unused), INBOX).unwrap();
-    // Each has a device of its own, on which everything arrives.
+    // Each group has a device, on which all frames arrive.
     let mut groups: Vec<_> = parts
         .into_iter()
         .map(|(setup, _)| {
@@ -236,7 +236,7 @@ fn a_group_answers_no_segment_of_another_group_s_flow() {
         .collect();
     let mut answered = [0; 2];
     for port in 4000..4016 {
-        // Nobody listens at this port, so its group resets it.
+        // This port has no listener, so the flow's group sends a reset.
         let syn = Peer::new(TO_STACK, (port, PORT), 1).says(SYN, &[]);
         let answers = groups.iter_mut().map(|(group, wire)| {
             wire.push(syn.clone());
@@ -288,7 +288,7 @@ fn peers_of_a_udp_socket_spread_over_the_groups_and_each_keeps_its_order() {
     let spread: Vec<_> = came.map(|(all, before)| all - before).collect();
     assert_eq!(spread.iter().sum::<u64>(), 8 * PEERS as u64, "{spread:?}");
     assert!(spread.iter().all(|count| *count > 0), "{spread:?}");
-    // One call takes what is in several queues.
+    // One call takes datagrams from several queues.
     ours.set_nonblocking(true).unwrap();
     let mut next = BTreeMap::new();
     let mut into = vec![Datagram::new(16); 5];
@@ -394,7 +394,7 @@ fn the_place_of_a_udp_socket_is_free_when_all_groups_have_done_with_it() {
             sockets.bind_udp(0).unwrap_err(),
             SocketError::TooManySockets
         );
-        // One group is behind.
+        // One group is late.
         for group in &mut wire.stacks[1..] {
             wire.now += Duration::from_micros(10);
             group.turn(wire.now);

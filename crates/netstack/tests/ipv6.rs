@@ -1,5 +1,5 @@
-//! IPv6 in every variant: what a stack says on its link and answers there, and connections and
-//! datagrams between two stacks. The far side is written byte by byte.
+//! IPv6 in every variant: the messages that a stack sends on its link, its answers, and connections
+//! and datagrams between two stacks. The tests write the frames of the far side byte by byte.
 
 #![cfg(feature = "testkit")]
 
@@ -43,7 +43,7 @@ impl DerefMut for Host {
 }
 
 impl Host {
-    /// At `US`, with 10.0.0.1 besides; its addresses are used at once.
+    /// At `US` and 10.0.0.1; it uses both addresses at once.
     fn ours(variant: Variant) -> Host {
         Host::with(variant, hand::ipv6().address(US, 64))
     }
@@ -65,7 +65,7 @@ impl Host {
         self.0.receive(v6::frame(path, next, payload))
     }
 
-    /// The peer says how it is reached, as whoever speaks to us did before.
+    /// The peer asks for `US`, so the stack learns the peer's link-layer address.
     fn learn(&mut self, address: Ipv6Addr) {
         let path = Path {
             from: address,
@@ -108,12 +108,12 @@ impl Pair {
         )
     }
 
-    /// Lets both do what they can, until nothing is on the way. Says what passed.
+    /// Carries frames until neither host sends one. Returns the frames.
     fn settle(&mut self) -> Vec<Vec<u8>> {
         hand::settle([&mut self.0, &mut self.1])
     }
 
-    /// The same, and then for so long.
+    /// Does the same until `time` has passed.
     fn settle_for(&mut self, time: Duration) -> Vec<Vec<u8>> {
         let mut all = self.settle();
         let until = self.0.now + time;
@@ -308,7 +308,7 @@ fn an_open_waits_until_its_address_is_known_to_be_ours() {
     }
 }
 
-/// What a router says of itself, for so many seconds: where it is, and a network.
+/// An advertisement of a router with this lifetime in seconds, its address, and a prefix.
 fn router_says(lifetime: u16, mac: Option<Mac>) -> Vec<u8> {
     let [a, b] = lifetime.to_be_bytes();
     let mut says = vec![134, 0, 0, 0, 64, 0, a, b, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -374,7 +374,7 @@ fn routers_that_come_and_go_at_once_cost_each_connection_few_changes() {
         let mut host = behind_a_router(variant);
         host.receive(other, ICMPV6, &router_says(1800, Some(other.from_mac)));
         let before = requests(&host);
-        // The first one in the list goes and comes back behind the other.
+        // The first router in the list goes and comes back as the last.
         for lifetime in [0, 1800].repeat(500) {
             for (path, mac) in [(FROM_ROUTER, PEER_MAC), (other, other.from_mac)] {
                 host.receive(path, ICMPV6, &router_says(lifetime, Some(mac)));
@@ -382,7 +382,7 @@ fn routers_that_come_and_go_at_once_cost_each_connection_few_changes() {
         }
         let work = requests(&host) - before;
         assert!(work < 20 * CONNECTIONS, "{variant}: {work} requests");
-        // What they said last is heeded a moment later.
+        // The stack follows their last messages a moment later.
         host.receive(other, ICMPV6, &router_says(0, Some(other.from_mac)));
         host.receive(FROM_ROUTER, ICMPV6, &router_says(0, Some(PEER_MAC)));
         host.receive(other, ICMPV6, &router_says(1800, Some(other.from_mac)));
@@ -520,7 +520,7 @@ fn what_cannot_be_served_is_reported_with_its_place() {
         (43, &[59, 0, 0, 0, 0, 0, 0, 0], None),
         (44, &[17, 0, 0, 1, 0, 0, 0, 1, 9], Some([4, 0, 4])),
         (UDP, &[0, 5, 0, 9, 0, 9, 0, 0, 1], Some([1, 4, 0])),
-        // Behind the header of an atomic fragment.
+        // After the header of an atomic fragment.
         (44, &[200, 0, 0, 0, 0, 0, 0, 1, 0], Some([4, 1, 40])),
         (
             44,
@@ -547,7 +547,7 @@ fn what_cannot_be_served_is_reported_with_its_place() {
             });
             assert_eq!(got, expected, "{variant}: {next}, {payload:?}");
         }
-        // Every answer is limited, as those of IPv4 are.
+        // The stack limits all answers, as it does over IPv4.
         let mut host = Host::ours(variant);
         host.learn(PEER);
         let answers: usize = (0..2_000)
@@ -582,7 +582,7 @@ const NEAR: Path = Path {
     ..PATH
 };
 
-/// From a router to everybody.
+/// From a router to all nodes.
 fn router_path() -> Path {
     Path {
         from: ROUTER,
@@ -604,7 +604,7 @@ fn asked(frames: &[Vec<u8>]) -> Vec<(Ipv6Addr, Mac)> {
     asked.collect()
 }
 
-/// By which link-layer address everybody hears who is asked for.
+/// The link-layer address of the group to which a question for `address` goes.
 fn by_group(address: Ipv6Addr) -> Mac {
     group_mac(solicited_node(address))
 }
@@ -659,13 +659,13 @@ fn who_answers_no_question_but_is_needed_is_asked_five_seconds_later() {
         let sent = host.pass(Duration::from_millis(200));
         assert_eq!(asked(&sent), [(ROUTER, PEER_MAC)], "{variant}");
 
-        // Our answer to who is stale needs it, too.
+        // An answer of ours to a stale neighbour needs its address, too.
         let mut host = Host::ours(variant);
         assert_eq!(only(&host.receive(NEAR, ICMPV6, &asks)).payload[0], 136);
         assert!(asked(&host.pass(Duration::from_millis(4_900))).is_empty());
         let sent = host.pass(Duration::from_millis(200));
         assert_eq!(asked(&sent), [(PEER, PEER_MAC)], "{variant}");
-        // What it says makes it reachable, and nobody is asked again.
+        // Its answer makes it reachable, and the stack asks no more.
         let answers = message(136, 0x60, PEER, Some((2, PEER_MAC)));
         assert!(host.receive(NEAR, ICMPV6, &answers).is_empty());
         assert!(asked(&host.pass(Duration::from_secs(20))).is_empty());
@@ -700,7 +700,7 @@ fn what_neighbours_say_in_fragments_is_ignored() {
         let mut to_far = host.sockets().bind_udp(0).unwrap();
         let refused = to_far.try_send_to(b"x", (FAR, PORT).into());
         assert_eq!(refused, Err(SocketError::NoRoute));
-        // The same in one piece is believed.
+        // The stack believes the same message without a fragment header.
         let sent = host.receive(from_peer, ICMPV6, &messages[1].1);
         assert_eq!(only(&sent).next, UDP);
     }
@@ -799,7 +799,7 @@ fn what_routers_say_of_a_connection_holds_for_datagrams() {
         ours.try_write(&[1; 3_000]).unwrap();
         let sent = host.turn();
         assert_eq!(sent[0].len() - 14, 1_500);
-        // Whoever forges it has to know the ports, and what is in flight.
+        // A forger must know the ports and a sequence number in flight.
         for at in [1, 4] {
             let mut forged = sent[0].clone();
             forged[v6::LOWER + at] ^= 0x40;
@@ -899,7 +899,7 @@ fn packets_begin_with_the_hop_limit_and_are_as_long_as_routers_say() {
             let _opening = host.sockets().begin_connect(to).unwrap();
             let syn = host.turn();
             assert_eq!(only(&syn).path.hop_limit, limit);
-            // As in Linux, what is announced follows.
+            // The announced MSS follows, as in Linux.
             let mss: u16 = if heeds { 1_340 } else { 1_440 };
             let [high, low] = mss.to_be_bytes();
             assert_eq!(only(&syn).payload[20..24], [2, 4, high, low], "{variant}");

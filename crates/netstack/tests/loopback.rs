@@ -1,5 +1,5 @@
-//! A stack that talks to itself, over both families and in every variant: nothing of that reaches
-//! its device, and nothing that a device says so gets in.
+//! A stack that talks to itself, over both families and in every variant: none of these packets
+//! reaches its device, and the stack drops frames from the device that look like them.
 
 #![cfg(feature = "testkit")]
 
@@ -53,7 +53,7 @@ impl Fixture {
         self.0.sockets()
     }
 
-    /// Does all that can be done now. Nothing leaves but what the stack says of its addresses.
+    /// Does all that can be done now. Only messages about the stack's addresses leave.
     fn turn(&mut self) {
         self.0.now += Duration::from_micros(50);
         for frame in self.0.turn() {
@@ -180,7 +180,7 @@ fn datagrams_to_ourselves_arrive_the_longest_and_the_refused_ones_too() {
                 let (got, from) = there.try_recv_from(&mut buffer).unwrap();
                 assert_eq!((got, from), (len.min(9), to));
             }
-            // Nobody is there, which is reported.
+            // The port is closed, and the stack reports it.
             let mut alone = sockets.bind_udp(0).unwrap();
             alone.connect(SocketAddr::new(ip, PORT + 1)).unwrap();
             alone.try_send(b"hello").unwrap();
@@ -207,7 +207,7 @@ fn what_is_bound_to_this_host_alone_is_not_heard_from_outside() {
             fixture.check_connection(&listener, ip);
             let mut udp = UdpSocket::bind(at).unwrap();
             assert_eq!(udp.local_addr().unwrap(), at);
-            // By another of our addresses nobody is found there, on the wire or not.
+            // Another of our addresses does not lead to it, on the wire or not.
             let other: IpAddr = if ip.is_ipv4() {
                 US.into()
             } else {
@@ -223,7 +223,7 @@ fn what_is_bound_to_this_host_alone_is_not_heard_from_outside() {
             from.try_send_to(b"hello", at).unwrap();
             fixture.turn();
             assert_eq!(udp.try_recv_from(&mut [0; 8]).unwrap().0, 5);
-            // And it speaks to nobody there.
+            // It cannot send to other hosts.
             let outside = udp.try_send_to(b"hello", peer.parse().unwrap());
             assert_eq!(outside, Err(SocketError::NoRoute));
         }

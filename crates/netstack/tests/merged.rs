@@ -1,6 +1,6 @@
-//! Frames that hold many datagrams, in every variant and over both families: those that a device on
-//! the same machine, or one that merges what it receives, hands over undivided, and those that a
-//! device is to divide.
+//! Frames that hold many datagrams, in every variant and over both families. A device of the same
+//! machine, or one that merges received frames, hands them over undivided; others divide them on
+//! transmission.
 
 #![cfg(feature = "testkit")]
 
@@ -29,7 +29,7 @@ fn datagrams(rng: &mut Rng, lens: impl IntoIterator<Item = usize>) -> Vec<Vec<u8
     lens.into_iter().map(one).collect()
 }
 
-/// What a device says of a frame besides its bytes.
+/// The metadata that a device gives with a frame.
 #[derive(Clone, Copy, Debug)]
 struct Says {
     checksum: RxChecksum,
@@ -46,7 +46,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// All variants over both families, with queues of so many bytes.
+    /// All variants over both families, with queues of `queue` bytes.
     fn all(queue: u32) -> impl Iterator<Item = Fixture> {
         let limits = Limits::default().udp_receive_buffer(queue);
         Fixture::all_over(MemoryConfig::default(), limits)
@@ -79,13 +79,13 @@ impl Fixture {
         fixture
     }
 
-    /// Does all that can be done, but for taking frames that left.
+    /// Does all that can be done; the frames that left stay in the script.
     fn turn(&mut self) {
         self.stack.now += Duration::from_micros(50);
         self.stack.work();
     }
 
-    /// A frame with one datagram, or with those of a frame that was not cut.
+    /// A frame with one datagram, or with several datagrams that no device divided.
     fn frame(&self, payload: &[u8]) -> Vec<u8> {
         let frame = packet::udp(TO_STACK, (FROM, PORT), payload);
         self.family.write(&frame).unwrap()
@@ -239,7 +239,7 @@ fn each_datagram_of_an_undivided_frame_arrives_whole_and_in_order() {
                 let lens = (1..count).map(|_| size).chain([last]);
                 let merged = datagrams(&mut rng, lens);
                 fixture.push_merged(&merged, checksums[rng.index(3)]);
-                // Others come before and behind it.
+                // Other datagrams come before and after it.
                 let len = rng.index(3) * 50;
                 let single = datagrams(&mut rng, [len]);
                 fixture.push(fixture.frame(&single[0]), None);
@@ -303,7 +303,7 @@ fn frames_that_contradict_themselves_are_dropped_and_counted() {
             size: 100,
         };
         let whole = fixture.frame(&[1; 300]);
-        // No size, and that of TCP segments.
+        // A size of zero, and the kind of TCP segments.
         fixture.push(whole.clone(), Some(Says { size: 0, ..says }));
         let kind = GsoKind::Tcp4;
         fixture.push(whole.clone(), Some(Says { kind, ..says }));
@@ -314,7 +314,7 @@ fn frames_that_contradict_themselves_are_dropped_and_counted() {
         fixture.turn();
         assert_eq!(fixture.received(), Vec::<Vec<u8>>::new());
         assert_eq!(fixture.stats().pump.malformed, 4, "{}", fixture.name());
-        // A wrong checksum that nobody vouches for.
+        // A wrong checksum that the device did not verify.
         let mut damaged = whole.clone();
         *damaged.last_mut().unwrap() ^= 1;
         let checksum = RxChecksum::Verify;
@@ -322,7 +322,7 @@ fn frames_that_contradict_themselves_are_dropped_and_counted() {
         fixture.turn();
         assert_eq!(fixture.received(), Vec::<Vec<u8>>::new());
         assert_eq!(fixture.stats().state.bad_datagrams, 3, "{}", fixture.name());
-        // What is no longer than the size is one datagram, even an empty one.
+        // A payload up to the size is one datagram, even an empty one.
         for len in SIZES {
             let datagram = vec![9; len.into()];
             let size = 2;

@@ -1,5 +1,5 @@
 //! Multicast groups of UDP sockets, over both families, in every variant and in three groups: what
-//! routers are told, and which datagrams arrive. The far side is written byte by byte.
+//! routers hear, and which datagrams arrive. The tests write the far side's frames byte by byte.
 
 #![cfg(feature = "testkit")]
 
@@ -43,7 +43,7 @@ impl Host {
         let setup = Setup::new(US.into(), 24, [1, 7]).ipv6(config);
         let stack = Scripted::new(shape, setup);
         let mut host = Host { family, stack };
-        // Another test is about what is said of the addresses.
+        // Another test checks the messages about addresses.
         host.pass(Duration::from_secs(10));
         host
     }
@@ -56,12 +56,12 @@ impl Host {
         self.stack.sockets().bind_udp(port).unwrap()
     }
 
-    /// Does all that can be done now. Returns what was sent.
+    /// Does all that can be done now. Returns the frames that left.
     fn turn(&mut self) -> Vec<Vec<u8>> {
         self.stack.turn()
     }
 
-    /// Lets time pass, and returns what was reported meanwhile.
+    /// Lets time pass, and returns the reports that left meanwhile.
     fn pass(&mut self, time: Duration) -> Vec<Record> {
         let sent = self.stack.pass(time);
         sent.iter().flat_map(|frame| records(frame)).collect()
@@ -220,7 +220,7 @@ fn a_socket_receives_what_its_groups_get_until_it_leaves() {
         assert_eq!(received(&mut socket), Some(hello));
         assert_eq!(received(&mut socket), None);
         assert_eq!(received(&mut other), None);
-        // Nothing is said of a port that is closed: it was not asked alone.
+        // A closed port gets no error, since the datagram went to a group.
         host.says(PEER, GROUP, 9, b"closed");
         assert!(host.turn().is_empty());
         leave(&socket, group).unwrap();
@@ -262,7 +262,7 @@ fn routers_are_told_of_every_change_twice_and_of_all_when_they_ask() {
         assert_eq!(host.pass(second), twice((ALLOW, group, vec![peer])));
         more.join_source(group, other).unwrap();
         assert_eq!(host.pass(second), twice((ALLOW, group, vec![other])));
-        // Over IPv6 what is said of all groups has those of our addresses, too.
+        // Over IPv6 the report has the solicited-node groups of our addresses, too.
         let all = host.asks([0; 4], 12);
         assert!(
             all.contains(&(IS_INCLUDE, group, vec![peer, other])),
@@ -317,7 +317,7 @@ fn send(socket: &mut UdpSocket, payload: &[u8], group: IpAddr, port: u16) {
     sent.unwrap();
 }
 
-/// Whether what a socket sends to groups of a family comes back.
+/// Sets whether datagrams that a socket sends to groups of a family come back.
 fn set_loop(socket: &UdpSocket, family: Family, comes_back: bool) {
     let done = match family {
         Family::V4 => socket.set_multicast_loop_v4(comes_back),
@@ -358,7 +358,7 @@ fn what_is_sent_to_a_group_leaves_and_comes_back_to_the_sockets_that_listen() {
         send(&mut first, b"own", group, PORT);
         assert_eq!(host.turn().len(), 1);
         assert_eq!(received(&mut first), Some((b"own".to_vec(), us)));
-        // Of those that are at other ports or have not joined, none receives it.
+        // Sockets at other ports and sockets that have not joined do not receive it.
         assert_eq!(received(&mut first), None);
         assert_eq!(received(&mut second), None);
         send(&mut sender, b"hello", group, PORT + 2);

@@ -42,7 +42,7 @@ fn route(family: Family, network: Address, len: u8, via: Address) -> Route {
     }
 }
 
-/// On a network with so many bits of prefix, as IPv4 counts them.
+/// On a network whose prefix has `len` bits, counted as in IPv4.
 fn setup(family: Family, len: u8) -> Setup {
     let setup = match family {
         Family::V4 => Setup::new(US.into(), len, [1, 7]),
@@ -54,11 +54,11 @@ fn setup(family: Family, len: u8) -> Setup {
     setup.gateway(family.address(FIRST))
 }
 
-/// A stack of which every frame is looked at, among neighbours and what they forward.
+/// A stack whose frames the test reads, with neighbours that forward packets.
 struct Wire {
     family: Family,
     stack: Scripted,
-    /// Who answers when it is asked for, and who was.
+    /// The neighbours that answer ARP requests, and the addresses that the stack asked for.
     present: Vec<Address>,
     asked: Vec<Address>,
     /// Segments that were sent, with the link-layer address that they were sent to.
@@ -73,7 +73,7 @@ impl Wire {
         Wire::all_with(24)
     }
 
-    /// The same on a network with so many bits of prefix.
+    /// The same on a network whose prefix has `len` bits.
     fn all_with(len: u8) -> impl Iterator<Item = Wire> {
         Family::ALL.into_iter().flat_map(move |family| {
             Shape::all().map(move |shape| {
@@ -128,7 +128,7 @@ impl Wire {
         self.stack.script.push(self.family.write(&frame).unwrap());
     }
 
-    /// A neighbour says that it is reached by the link-layer address of another one.
+    /// A neighbour claims the link-layer address of another one.
     fn claim(&mut self, neighbor: Address, of: Address) {
         let asks = Path::new(neighbor, US).from_mac(mac_of(of));
         self.push(packet::arp_request(asks));
@@ -144,7 +144,7 @@ impl Wire {
         }
     }
 
-    /// A segment that was sent, and whoever it was sent to.
+    /// A segment that the stack sent, and the link-layer address that it went to.
     fn take_segment(&mut self, is: impl Fn(&Segment, Address) -> bool) -> (Mac, Segment) {
         let sent = &mut self.sent;
         let at = sent
@@ -278,7 +278,7 @@ fn connections_follow_a_route_that_comes_and_goes_and_others_stay() {
                 wire.check(connection, FIRST);
             }
         }
-        // Without a route they go on as they are, and nothing begins.
+        // Without a route open connections keep their way, and no new one opens.
         let default = route(wire.family, [0; 4], 0, FIRST);
         let default = Route {
             prefix: 0,
@@ -404,7 +404,7 @@ fn a_connection_waits_on_its_old_way_until_the_new_neighbour_answers() {
     for mut wire in Wire::all() {
         let sockets = wire.sockets();
         let mut far = wire.connect(FAR, FIRST);
-        // One that waits for somebody who is not there goes by the new route.
+        // An open that waits for an absent neighbour takes the new route.
         let nobody = [10, 0, 0, 99];
         let to_nobody = route(wire.family, [10, 8, 0, 0], 16, nobody);
         sockets.add_route(1, to_nobody).unwrap();
@@ -460,7 +460,7 @@ fn routes_are_listed_and_what_cannot_be_one_is_refused() {
         let default = (everywhere, 0, Some(family.address(FIRST)));
         assert_eq!(listed(), [link, default]);
 
-        // Bits behind the prefix do not count.
+        // Bits after the prefix do not count.
         let first = route(family, [10, 9, 3, 7], 16, SECOND);
         let same = route(family, [10, 9, 0, 0], 16, SECOND);
         let other = route(family, [10, 9, 0, 0], 16, FIRST);
@@ -572,7 +572,7 @@ fn the_interface_of_a_new_route_is_taken() {
             via: [10, 0, net, 2].into(),
             metric: 0,
         };
-        // Each has neighbours of its own.
+        // Each interface has other neighbours.
         let refused = sockets.add_route(1, route(8, 2));
         assert_eq!(refused, Err(SocketError::NotNeighbor));
         sockets.add_route(1, route(8, 1)).unwrap();
@@ -636,7 +636,7 @@ fn what_answers_segments_of_no_connection_goes_through_routes_and_neighbours() {
                 assert_eq!(sent.0, mac_of(through), "{host:?}");
             }
         }
-        // What has no way gets no answer.
+        // The stack does not answer a segment to which no route leads back.
         let default = route(wire.family, [0; 4], 0, FIRST);
         let default = Route {
             prefix: 0,
@@ -743,7 +743,7 @@ fn what_passes_to_a_destination_is_known_to_all_that_is_sent_there() {
         let (seq, longest) = send_long(&mut wire, &mut far[0]);
         assert_eq!(longest, 1440);
         let ports = (far[0].ports.1, far[0].ports.0);
-        // A number that is not in flight is nobody's word.
+        // The stack ignores an error about a number that is not in flight.
         for (at, seq, expected) in [(1, seq.wrapping_sub(9), 1440), (2, seq, 1240)] {
             let about = packet::quote(Path::new(US, FAR), packet::TCP, 1480, ports, seq);
             let error = packet::icmp_error([3, 4], 1280, &about);

@@ -105,7 +105,7 @@ fn every_address_serves_and_its_network_is_reached_from_it() {
         fixture.turn();
         for is_v4 in [true, false] {
             (0..2).for_each(|net| check(&mut fixture, is_v4, net));
-            // What is bound to one of them is not reached at another.
+            // A socket that is bound to one address is not reached at another.
             let at = SocketAddr::new(address(is_v4, 1, 1), PORT + 1);
             let listener = sockets.listen_on(at, 4).unwrap();
             let mut udp = sockets.bind_udp_on(at).unwrap();
@@ -147,9 +147,9 @@ fn addresses_come_and_go_and_only_connections_of_those_that_go_end() {
             let mut connections: Vec<_> = (0..3)
                 .map(|net| opened(&mut fixture, &theirs, &ours, address(is_v4, net, 1)))
                 .collect();
-            // Until all is acknowledged, so that nothing keeps what is written back.
+            // Until all bytes are acknowledged, so that the window is open.
             (0..20).for_each(|_| fixture.turn());
-            // The first, and then the last: what is left serves as before.
+            // First the first address goes, then the last; the others serve as before.
             for gone in [0, 2] {
                 ours.remove_address(address(is_v4, gone, 1)).unwrap();
                 fixture.turn();
@@ -199,7 +199,7 @@ fn a_port_serves_each_address_by_itself() {
                 assert_eq!(Some(bound), taken);
             }
             assert_eq!(ours.listen(PORT, 2).err(), taken);
-            // Each has a queue of its own. There is room for two in each group.
+            // Each listener has a queue with room for two connections in each group.
             let mut streams = Vec::new();
             for _ in 0..40 {
                 let mut connecting = theirs.begin_connect(at[0]).unwrap();
@@ -230,7 +230,7 @@ fn a_port_serves_each_address_by_itself() {
                 fixture.turn();
                 assert_eq!(peer.try_recv_from(&mut [0; 8]), Ok((8, at)));
             }
-            // One ends, and the other goes on.
+            // One listener ends, and the other still serves.
             let [gone, kept] = listeners;
             let [closed, mut udp] = sockets;
             drop((gone, closed));
@@ -318,7 +318,7 @@ fn path(net: u8) -> Path {
     path.from_mac(mac_of(PEER)).to_mac(mac_of(US))
 }
 
-/// Who is said to have which address by an ARP message, and whom it asks for or answers.
+/// The sender and the target address of an ARP message.
 fn arp_ends(frame: &[u8]) -> (packet::Address, packet::Address) {
     assert_eq!(frame[12..14], [8, 6], "{frame:02x?}");
     let four = |at: usize| [frame[at], frame[at + 1], frame[at + 2], frame[at + 3]];
@@ -375,7 +375,7 @@ fn every_address_is_announced_answered_for_and_defended() {
     }
 }
 
-/// A SYN to a port that nobody listens on.
+/// A SYN to a port without a listener.
 fn syn() -> Segment {
     Segment {
         src_port: 9,
@@ -401,15 +401,15 @@ fn neighbours_are_asked_and_errors_reported_from_the_address_of_their_network() 
             assert_eq!(arp_ends(&sent[0]), (path.to, path.from));
             let sent = wire.receive(packet::arp_reply(path));
             assert_eq!((sent.len(), &sent[0][26..30]), (1, &path.to[..]));
-            // Nobody is at this port.
+            // No socket has this port.
             let sent = wire.receive(packet::udp(path, (9, 9), b"x"));
             assert_eq!(packet::protocol(&sent[0]), Some(ICMP));
             assert_eq!((&sent[0][26..30], sent[0][34]), (&path.to[..], 3));
-            // Nobody listens.
+            // There is no listener.
             let sent = wire.receive(syn().frame(path));
             assert_eq!(packet::protocol(&sent[0]), Some(TCP));
             assert_eq!(sent[0][26..30], path.to);
-            // What says that it comes from us, or from all hosts of a network of ours, does not.
+            // Packets from our own addresses or from a broadcast address get no answer.
             for from in [
                 [10, 0, 0, 1],
                 [10, 0, 1, 1],
@@ -422,7 +422,7 @@ fn neighbours_are_asked_and_errors_reported_from_the_address_of_their_network() 
                 assert_eq!(wire.receive(datagram), [[0; 0]; 0], "{from:?}");
             }
         }
-        // Another host's, which only its frame says is ours.
+        // The frame is for us, but the packet is for another host.
         let astray = Path {
             to: [10, 0, 1, 7],
             ..path(1)
