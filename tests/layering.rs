@@ -48,7 +48,7 @@ const fn room(name: &'static str, access: Access, imports: &'static [&'static st
 }
 
 /// The rooms, lowest first.
-const ROOMS: [Room; 23] = [
+const ROOMS: [Room; 24] = [
     room("hash", Access::Pure, &[]),
     room("packet", Access::Pure, &[]),
     room("seqnum", Access::Pure, &[]),
@@ -98,18 +98,23 @@ const ROOMS: [Room; 23] = [
         ],
     ),
     room(
+        "drive",
+        Access::All,
+        &["config", "error", "io", "socket", "state", "stats", "time"],
+    ),
+    room(
         "group",
         Access::All,
         &[
-            "config", "error", "io", "log", "socket", "state", "stats", "time",
+            "config", "drive", "error", "io", "log", "socket", "state", "stats", "time",
         ],
     ),
     room(
         "variants",
         Access::All,
         &[
-            "config", "error", "group", "groups", "io", "keys", "log", "socket", "state", "stats",
-            "time",
+            "config", "drive", "error", "group", "groups", "io", "keys", "log", "socket", "state",
+            "stats", "time",
         ],
     ),
     room(
@@ -137,8 +142,8 @@ const ROOMS: [Room; 23] = [
         Access::All,
         &[
             "error", "hash", "packet", "seqnum", "stats", "time", "clock", "config", "keys", "ip",
-            "log", "tcp", "udp", "state", "groups", "io", "socket", "group", "variants", "stack",
-            "router", "testkit",
+            "log", "tcp", "udp", "state", "groups", "io", "socket", "drive", "group", "variants",
+            "stack", "router", "testkit",
         ],
     ),
 ];
@@ -199,7 +204,7 @@ const UNSAFE: [&str; 20] = [
 ];
 
 /// What a frame meets in `replicated` between one device and the other.
-const PATH_OF_A_FRAME: [&str; 47] = [
+const PATH_OF_A_FRAME: [&str; 49] = [
     "crates/dominoes/src/attachments.rs",
     "crates/dominoes/src/exclusive.rs",
     "crates/dominoes/src/group/membership.rs",
@@ -243,6 +248,8 @@ const PATH_OF_A_FRAME: [&str; 47] = [
     "crates/netstack/src/group/steal.rs",
     "crates/netstack/src/group/assign.rs",
     "crates/netstack/src/group/autoscale.rs",
+    "crates/netstack/src/drive.rs",
+    "crates/netstack/src/group/drive.rs",
     "crates/netstack/src/group/worker.rs",
     "crates/netstack/src/variants/pipelined/front.rs",
     "crates/netstack/src/variants/pipelined/message.rs",

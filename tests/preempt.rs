@@ -21,6 +21,7 @@ use dominoes_netstack::group::{FaultHooks, Layout, Primaries, ReplicatedGroup, R
 use dominoes_netstack::stats::EffectStats;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
+use dominoes_netstack::variants::Worker as _;
 use dominoes_netstack::variants::single::Single;
 use dominoes_proto::log::effect::Effect;
 use dominoes_testkit::{Rng, Traffic, mix, number};
@@ -136,7 +137,7 @@ fn live(id: usize, mut worker: ReplicatedWorker<Preempt>, baton: &Baton) -> (Eff
             break;
         }
     }
-    (worker.stats(), worker.replica().unexpected_panics())
+    (worker.stats().effects, worker.replica().unexpected_panics())
 }
 
 fn carry(lane: &mut VecDeque<Vec<u8>>, from: &Script, to: &Script) {

@@ -15,6 +15,7 @@ use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 use dominoes_netstack::group::{FaultHooks, Layout, Primaries, ReplicatedGroup, ReplicatedWorker};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::Setup;
+use dominoes_netstack::variants::Worker as _;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{SocketError, TcpStream};
 use dominoes_proto::log::effect::Effect;
@@ -274,7 +275,7 @@ fn play(scene: Scene) -> Outcome {
         now += STEP;
     }
     for worker in workers.iter().flatten() {
-        let stats = worker.stats();
+        let stats = worker.stats().effects;
         assert_eq!(stats.diverged, 0, "{scene:?}");
         let panics = worker.replica().unexpected_panics();
         assert_eq!(panics, 0, "{scene:?}: panics were caught");

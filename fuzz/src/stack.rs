@@ -4,7 +4,7 @@ use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 use dominoes_drivers::{Frame, RxMeta};
 use dominoes_netstack::group::{Layout, Tuning};
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::{Setup, TurnStep, Variant, VariantKind};
+use dominoes_netstack::variants::{ByHand, Setup, TurnStep, VariantKind};
 use dominoes_netstack::{Ipv6Config, Limits, ReplicaState, Sockets};
 use dominoes_testkit::packet::v6_of;
 
@@ -30,7 +30,7 @@ pub(crate) enum Kind {
 pub(crate) struct Stack {
     /// The IP family of the far side.
     pub(crate) family: Family,
-    variant: Box<dyn Variant>,
+    variant: ByHand,
     pub(crate) script: Script,
     pub(crate) sockets: Sockets,
 }
@@ -156,10 +156,7 @@ impl Stack {
 
     /// Every copy of the state.
     pub(crate) fn replicas(&self) -> Vec<ReplicaState> {
-        let mut replicas = Vec::new();
-        self.variant
-            .inspect(&mut |replica| replicas.push(replica.clone()));
-        replicas
+        self.variant.inspect(ReplicaState::clone)
     }
 
     /// Checks, after [`run_until_idle`](Self::run_until_idle), that no connection panicked and

@@ -8,6 +8,7 @@ use dominoes_drivers::{Frame, Gso, GsoKind, RxChecksum, TxChecksum, TxMeta};
 use dominoes_netstack::group::{FaultHooks, ReplicatedGroup};
 use dominoes_netstack::stats::{EffectStats, StateStats};
 use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants::Worker as _;
 use dominoes_netstack::{Entry, Limits, Recorder, ReplicaState};
 use dominoes_proto::log::request::Body;
 use dominoes_testkit::Rng;
@@ -789,7 +790,7 @@ impl<T: FaultHooks> Case<'_, T> {
         let stats = group
             .workers()
             .iter()
-            .map(|worker| worker.stats())
+            .map(|worker| worker.stats().effects)
             .collect::<Vec<_>>();
         let mut seen = self.seen;
         seen.queue_full = state.queue_full > 0;

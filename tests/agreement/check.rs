@@ -147,8 +147,7 @@ fn replay_in(
     let mut follower = Follower::new(app, outcome, script);
     for (position, entry) in (1..).zip(entries) {
         stack.replay(entry);
-        let mut replicas = Vec::with_capacity(layout.replicas);
-        stack.inspect(&mut |replica| replicas.push(replica.fingerprint()));
+        let replicas = stack.inspect(|replica| replica.fingerprint());
         for (id, mark) in replicas.into_iter().enumerate() {
             let who = match kind {
                 VariantKind::Replicated => id,
@@ -163,7 +162,7 @@ fn replay_in(
     // A panic that a replica catches ends a connection alike in all of them: nothing else here
     // would show it.
     let mut panics = 0;
-    stack.inspect(&mut |replica| panics += replica.unexpected_panics());
+    stack.inspect(|replica| panics += replica.unexpected_panics());
     let diverged = stack.effect_stats().diverged;
     if panics + diverged > 0 {
         return Err(Failure::new(format!(

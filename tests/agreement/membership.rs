@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use dominoes::Mismatch;
 use dominoes_netstack::ReplicaState;
 use dominoes_netstack::group::FaultHooks;
+use dominoes_netstack::variants::Worker as _;
 use dominoes_proto::log::effect::Effect;
 use dominoes_proto::log::request::{Request, Verdict};
 use dominoes_testkit::{Rng, mix};
@@ -276,7 +277,7 @@ impl<T: FaultHooks> Case<'_, T> {
     /// Worker `index` is no more.
     fn remove_worker(&mut self, index: usize) -> Result<(), Failure> {
         let worker = self.group.take(index);
-        match worker.stats().diverged {
+        match worker.stats().effects.diverged {
             0 => Ok(()),
             diverged => Err(Failure::new(format!(
                 "worker {} counted {diverged} divergences",

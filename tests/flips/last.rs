@@ -6,6 +6,7 @@ use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::group::{FaultHooks, Layout, ReplicatedGroup};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::Setup;
+use dominoes_netstack::variants::Worker as _;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{SocketError, TcpStream};
 use dominoes_proto::log::effect::Effect;

@@ -68,7 +68,7 @@ mod run {
     use dominoes_drivers::tap::Tap;
     use dominoes_netstack::group::Layout;
     use dominoes_netstack::poller::{Events, Interest, Poller, Token, Trigger};
-    use dominoes_netstack::variants::{Setup, Variant, VariantKind};
+    use dominoes_netstack::variants::{ByHand, Setup, VariantKind};
     use dominoes_netstack::{SocketError, Stack, TcpListener, TcpStream};
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     use nix::sys::socket::{setsockopt, sockopt};
@@ -439,7 +439,7 @@ mod run {
         }
     }
 
-    impl Driven for (Box<dyn Variant>, Instant) {
+    impl Driven for (ByHand, Instant) {
         fn wait(&mut self, poller: &Poller, events: &mut Events) {
             let (stack, begin) = self;
             let now = || {

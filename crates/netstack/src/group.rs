@@ -1,18 +1,8 @@
 //! One log, a copy of the state per worker, and costly work by each request's primary alone.
 //!
 //! A [`ReplicatedGroup`] is a log with its workers. A [`ReplicatedWorker`] owns one replica of the state. Its steps can
-//! be called one by one, in any order and interleaving, from one thread or many. [`ReplicatedWorker::turn`]
-//! is the order that threads use:
-//!
-//! 1. claim a batch of frames, if no other worker has the device, and parse it (`batches`); with
-//!    the receive pump, if no other worker has it, publish what is parsed;
-//! 2. prepare this worker's requests, ahead of everything else, while their payload is in the
-//!    cache;
-//! 3. apply the ready prefix of the log;
-//! 4. perform the effects whose primary this worker is;
-//! 5. with the transmit pump, if no other worker has it, send what is ready;
-//! 6. steal late work; if there was nothing to do, prepare the next request of another worker,
-//!    whether or not that is late.
+//! be called one by one, in any order and interleaving, from one thread or many. Threads have
+//! [turns](crate::variants::Worker::turn).
 //!
 //! No step waits for another worker. [`Primaries`] chooses the primary of a request. Outgoing
 //! frames are assigned by chunks of their own numbers, so that many workers share the work of a
@@ -22,6 +12,7 @@ mod assign;
 mod autoscale;
 mod batches;
 mod divergence;
+mod drive;
 mod epochs;
 mod execute;
 mod fault_hooks;
@@ -48,6 +39,7 @@ pub use slots::{JoiningWorker, MembershipHandle};
 use slots::{Members, NEVER_ACTIVE, Snapshot};
 pub use worker::ReplicatedWorker;
 
+use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
 
@@ -59,12 +51,11 @@ use dominoes::{
 };
 use dominoes_drivers::Device;
 
-use crate::config::Limits;
+use crate::drive::ByHand;
 use crate::error::{ConfigError, MembershipError};
 use crate::io::Run;
 use crate::io::claim::Claimer;
 use crate::io::prepare::{prepare, prepare_and_store};
-use crate::io::record::{Entry, Recorder};
 use crate::io::rx::{Log, RxPump};
 use crate::io::setup::Setup;
 use crate::io::sleep::Receiving;
@@ -72,9 +63,8 @@ use crate::io::tx::TxPump;
 use crate::io::world::World;
 use crate::log::effect::Effect;
 use crate::log::request::{MAX_RUN, Request, Verdict};
-use crate::socket::Sockets;
 use crate::state::apply::ReplicaState;
-use crate::stats::{EffectStats, MembershipStats, PostedStats, PumpStats};
+use crate::stats::{EffectStats, PostedStats};
 use crate::time::{Duration, Instant};
 
 /// A bit beside a verdict: the payload was stored while it was verified.
@@ -341,11 +331,25 @@ impl Log for GroupLog<'_> {
     }
 }
 
-/// A log and its workers.
+/// A log and its workers, [driven by hand](ByHand).
 pub struct ReplicatedGroup<T: FaultHooks = ()> {
+    by_hand: ByHand<ReplicatedWorker<T>>,
     shared: Arc<ReplicatedShared>,
-    workers: Vec<ReplicatedWorker<T>>,
     joining: Vec<JoiningWorker<T>>,
+}
+
+impl<T: FaultHooks> Deref for ReplicatedGroup<T> {
+    type Target = ByHand<ReplicatedWorker<T>>;
+
+    fn deref(&self) -> &ByHand<ReplicatedWorker<T>> {
+        &self.by_hand
+    }
+}
+
+impl<T: FaultHooks> DerefMut for ReplicatedGroup<T> {
+    fn deref_mut(&mut self) -> &mut ByHand<ReplicatedWorker<T>> {
+        &mut self.by_hand
+    }
 }
 
 impl ReplicatedGroup {
@@ -468,8 +472,8 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
             );
         }
         Ok(ReplicatedGroup {
+            by_hand: ByHand::new_over(workers, Arc::new(Arc::clone(&shared))),
             shared,
-            workers,
             joining: Vec::new(),
         })
     }
@@ -499,12 +503,13 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
 
     /// Adds the workers that got their state. Returns how many.
     pub fn admit(&mut self) -> usize {
-        let before = self.workers.len();
+        let workers = self.by_hand.list();
+        let before = workers.len();
         for joining in &mut self.joining {
-            self.workers.extend(joining.try_join());
+            workers.extend(joining.try_join().map(Box::new));
         }
         self.joining.retain(JoiningWorker::is_waiting);
-        self.workers.len() - before
+        workers.len() - before
     }
 
     /// Asks the worker in slot `replica` to leave, or the one in the last slot. It performs its
@@ -532,84 +537,17 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
     /// # Panics
     /// If there is no worker `index`.
     pub fn take(&mut self, index: usize) -> ReplicatedWorker<T> {
-        self.workers.remove(index)
+        *self.by_hand.list().remove(index)
     }
 
-    /// How many replicas joined, left, failed, and so on, so far.
-    pub fn membership_stats(&self) -> MembershipStats {
-        self.shared.membership_stats()
-    }
-
-    /// The workers, to be driven by hand, in the order in which they came.
-    pub fn workers(&mut self) -> &mut [ReplicatedWorker<T>] {
-        &mut self.workers
-    }
-
-    /// The same, to be looked at.
-    pub(crate) fn all_workers(&self) -> &[ReplicatedWorker<T>] {
-        &self.workers
+    /// Its workers with their handle; those that wait for a state no longer do.
+    pub fn into_by_hand(self) -> ByHand<ReplicatedWorker<T>> {
+        self.by_hand
     }
 
     /// The workers, to be given to threads.
     pub fn into_workers(self) -> Vec<ReplicatedWorker<T>> {
-        self.workers
-    }
-
-    /// One turn of each worker, in order. Returns how much was done. If that is 0, and 0 again,
-    /// nothing will happen before [`ReplicatedGroup::next_deadline`] unless a frame comes or an application
-    /// acts.
-    pub fn turn(&mut self, now: Instant) -> usize {
-        self.workers.iter_mut().map(|worker| worker.turn(now)).sum()
-    }
-
-    /// The latest time at which the group must be given the time: the earliest
-    /// [`ReplicatedWorker::next_deadline`].
-    pub fn next_deadline(&self) -> Instant {
-        let deadlines = self.workers.iter().map(ReplicatedWorker::next_deadline);
-        deadlines.min().unwrap_or(Instant::NEVER)
-    }
-
-    /// Publishes an entry of a recorded log as if it came from the pump, and works until everything
-    /// it asks for is done and sent.
-    ///
-    /// The caller must reproduce what applications had read by then, through the sockets.
-    pub fn replay(&mut self, entry: &Entry) {
-        while self
-            .workers
-            .iter_mut()
-            .map(ReplicatedWorker::work)
-            .sum::<usize>()
-            > 0
-        {}
-        let run = entry.prepare_world(&self.shared.world);
-        if let Some(mut side) = self.shared.rx.try_take() {
-            let active = || self.workers.iter().filter(|worker| worker.is_active());
-            let index = entry.request.digest.primary as usize % active().count().max(1);
-            let id = active().nth(index).map_or(0, ReplicatedWorker::id);
-            let (_, mut log) = side.parts(&self.shared, id);
-            log.reclaim(&mut drop);
-            log.publish(&entry.request, entry.verdict, run);
-        }
-        while self
-            .workers
-            .iter_mut()
-            .map(ReplicatedWorker::work)
-            .sum::<usize>()
-            > 0
-        {}
-    }
-
-    /// The sockets.
-    pub fn sockets(&self) -> Sockets {
-        Sockets::new(&self.shared.world)
-    }
-
-    /// Compares the posted fingerprints at equal positions. Returns how many could be compared.
-    ///
-    /// # Errors
-    /// The first position at which two replicas differ, and which ones.
-    pub fn compare(&self) -> Result<usize, Mismatch> {
-        self.shared.compare()
+        self.by_hand.into_workers()
     }
 
     /// Frames that were sent past one that was not built yet. `None` while a worker has the
@@ -625,22 +563,8 @@ impl<T: FaultHooks> ReplicatedGroup<T> {
         Some(self.shared.tx.try_take()?.transmitter.journal())
     }
 
-    /// Ends the recording and returns it.
-    pub fn take_recorder(&mut self) -> Option<Recorder> {
-        self.shared.rx.try_take()?.pump.take_recorder()
-    }
-
-    /// What the pump counted. `None` while a worker has it.
-    pub fn pump_stats(&self) -> Option<PumpStats> {
-        self.shared.rx.try_take().map(|rx| rx.pump.stats)
-    }
-
-    /// The bounds in force, fitted to the device.
-    pub fn limits(&self) -> Limits {
-        self.shared.world.limits
-    }
-
-    pub(crate) fn shared(&self) -> &Arc<ReplicatedShared> {
+    #[cfg(test)]
+    pub(crate) const fn shared(&self) -> &Arc<ReplicatedShared> {
         &self.shared
     }
 }

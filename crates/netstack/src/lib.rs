@@ -40,7 +40,7 @@
 //!
 //! Tests, simulations and programs with an event loop use [`variants`] directly: time is an
 //! argument, every step is a call, and the `try_` calls of sockets never wait. Code that is
-//! generic over variants takes a [`Variant`](variants::Variant).
+//! generic over variants takes a [`ByHand`](variants::ByHand).
 //!
 //! ```
 //! use dominoes_drivers::memory::{self, MemoryConfig};
@@ -81,7 +81,7 @@
 //! # Recording and replaying
 //!
 //! A [`Recorder`] writes the log to a file. With the feature `record`, `Recording` reads it back,
-//! and `Variant::replay` applies it again, with any number of replicas: it sends the same bytes.
+//! and `ByHand::replay` applies it again, with any number of replicas: it sends the same bytes.
 
 /// The README's example, compiled and run with the tests.
 #[cfg(doctest)]
@@ -93,6 +93,7 @@ pub use dominoes_proto::time;
 pub(crate) use dominoes_proto::{ip, keys, log, packet, seqnum, state, tcp, udp};
 
 pub mod config;
+mod drive;
 pub mod error;
 pub mod group;
 mod groups;

@@ -27,7 +27,7 @@ use crate::socket::{Sockets, TcpListener, TcpStream, UdpSocket};
 use crate::stats::{EffectStats, StackStats};
 use crate::time::Instant;
 use crate::variants::groups::INBOX;
-use crate::variants::{Handle, Parts, Setup, Variant, VariantKind, interfaces};
+use crate::variants::{ByHand, Handle, Setup, VariantKind, interfaces};
 use threads::Threads;
 
 use interface::Attached;
@@ -405,13 +405,13 @@ struct Running {
 
 impl Running {
     fn start(
-        variant: Box<dyn Variant>,
+        variant: ByHand,
         name_prefix: String,
         cores: Vec<usize>,
         clock: Clock,
     ) -> Result<Running, StackError> {
         let world = Arc::clone(&variant.sockets().worlds()[0]);
-        let Parts { workers, handle } = variant.into_parts();
+        let (workers, handle) = variant.into_parts();
         let threads = Threads::new(name_prefix, cores, clock, Arc::clone(&world), handle);
         let mut running = Running {
             world,

@@ -224,7 +224,7 @@ fn whichever_worker_is_asked_knows_what_the_pump_waits_for() {
             deadline <= host.now + Duration::from_secs(1),
             "{variant}: {deadline:?}"
         );
-        let workers = host.stacks.remove(0).into_parts().workers;
+        let workers = host.stacks.remove(0).into_parts().0;
         assert_eq!(workers.len(), variant.workers());
         let deadlines: Vec<_> = workers
             .iter()
@@ -239,7 +239,7 @@ fn whichever_worker_is_asked_knows_what_the_pump_waits_for() {
         host.script.push(packet(17, 0x2000, &[7; 64]));
         host.turn();
         let deadline = host.next_deadline();
-        let workers = host.stacks.remove(0).into_parts().workers;
+        let workers = host.stacks.remove(0).into_parts().0;
         let all_know = workers
             .iter()
             .all(|worker| worker.next_deadline() == deadline);

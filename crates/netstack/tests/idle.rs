@@ -35,7 +35,7 @@ const VARIANTS: [Variant; 3] = [Variant::Single, Variant::Locked(2), Variant::Re
 /// Two hosts with many connections between them, in virtual time.
 struct Pair {
     now: Instant,
-    hosts: [Box<dyn variants::Variant>; 2],
+    hosts: [variants::ByHand; 2],
     held: Vec<TcpStream>,
 }
 

@@ -7,7 +7,7 @@
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::group::{Layout, ReplicatedGroup};
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::variants::{Worker as _, single::Single};
 use dominoes_proto::log::effect::Effect;
 
 use crate::support::{Ends, setup};
@@ -83,9 +83,9 @@ impl Fixture {
     /// What a turn of a worker costs.
     fn turn_of(&mut self, index: usize, at: u64) -> u64 {
         let worker = &mut self.group.workers()[index];
-        let (stats, applied) = (worker.stats(), worker.replica().applied());
+        let (stats, applied) = (worker.stats().effects, worker.replica().applied());
         worker.turn(Instant::from_nanos(at));
-        let after = worker.stats();
+        let after = worker.stats().effects;
         let octets = after.delivered_bytes + after.sent_bytes;
         let octets = octets - stats.delivered_bytes - stats.sent_bytes;
         let requests = worker.replica().applied() - applied;

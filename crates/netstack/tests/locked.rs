@@ -13,7 +13,7 @@ use dominoes_netstack::variants::locked::{
     self, Counted, Counting, Granularity, Hold, LockKind, LockName, LockTimes, LockedGroup,
     LockedLayout, LockedWorker, Mcs, Messages, References,
 };
-use dominoes_netstack::variants::single::Single;
+use dominoes_netstack::variants::{Worker as _, single::Single};
 use dominoes_netstack::{Entry, Recorder, Recording};
 use dominoes_testkit::{Rng, Traffic};
 
@@ -106,13 +106,13 @@ fn by_hand<K: LockKind>(layout: LockedLayout, seed: u64, total: u64) -> (u64, Co
             while group
                 .workers()
                 .iter_mut()
-                .map(finish)
+                .map(|worker| finish(worker))
                 .filter(|did| *did)
                 .count()
                 > 0
             {}
             for worker in group.workers() {
-                assert_eq!(worker.stats().diverged, 0);
+                assert_eq!(worker.stats().effects.diverged, 0);
             }
             replayed(&mut group, &log);
             let stats = group.workers().iter().map(|w| w.lock_stats());
@@ -151,17 +151,17 @@ fn replayed<K: LockKind>(group: &mut LockedGroup<K>, log: &Memory) {
         single.replay(&entry);
     }
     let difference = group.inspect(|state| state.first_difference(single.replica()));
-    assert_eq!(difference, None);
+    assert_eq!(difference, [None]);
     let fingerprint =
         group.inspect(|state| (state.fingerprint(), state.post(0), state.frames().next));
     let replica = single.replica();
     assert_eq!(
         fingerprint,
-        (
+        [(
             replica.fingerprint(),
             replica.post(0),
             replica.frames().next
-        )
+        )]
     );
 }
 
@@ -316,7 +316,7 @@ fn segments_that_are_taken_for_those_expected_cause_no_duplicate_acknowledgments
             .map(|worker| worker.lock_stats().misordered)
             .sum();
         assert!(misordered > 10, "{misordered}");
-        let stats = group.workers().iter().map(|worker| worker.stats());
+        let stats = group.workers().iter().map(|worker| worker.stats().effects);
         *sent = stats.map(|stats| stats.frames).sum::<u64>();
     }
     assert!(sent[1] + 10 < sent[0], "{sent:?}");
@@ -349,7 +349,11 @@ fn by_threads<K: LockKind>(layout: LockedLayout, seed: u64, total: u64) -> Vec<L
                         thread::yield_now();
                     }
                 }
-                (worker.stats(), worker.lock_stats(), worker.lock_times())
+                (
+                    worker.stats().effects,
+                    worker.lock_stats(),
+                    worker.lock_times(),
+                )
             })
         };
         let threads: Vec<_> = group.into_workers().into_iter().map(run).collect();
@@ -453,7 +457,7 @@ fn datagrams_pass_the_lock_whole_whichever_worker_carries_them() {
         let diverged: u64 = server
             .workers()
             .iter()
-            .map(|worker| worker.stats().diverged)
+            .map(|worker| worker.stats().effects.diverged)
             .sum();
         assert_eq!(diverged, 0, "seed {seed}");
     }

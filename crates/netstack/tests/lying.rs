@@ -205,7 +205,7 @@ impl DeviceTx for Half<Box<dyn DeviceTx>> {
 
 /// Two stacks, by hand.
 struct Pair {
-    stacks: [Box<dyn variants::Variant>; 2],
+    stacks: [variants::ByHand; 2],
     now: Instant,
 }
 

@@ -6,9 +6,9 @@ use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::Limits;
 use dominoes_netstack::SocketError;
 use dominoes_netstack::time::{Duration, Instant};
+use dominoes_netstack::variants::Setup;
 use dominoes_netstack::variants::pipelined::{Pipeline, PipelinedLayout, StageKind};
 use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::variants::{Setup, Variant};
 
 const BYTES: usize = 200_000;
 const CONNECTIONS: usize = 6;
@@ -121,8 +121,7 @@ fn several_protocol_stages_share_the_connections() {
         let mut layout = PipelinedLayout::default().workers(workers).data_stages(2);
         layout = layout.protocol_stages(3);
         let mut server = move_bytes(layout);
-        let mut segments = Vec::new();
-        server.inspect(&mut |replica| segments.push(replica.stats().segments));
+        let segments = server.inspect(|replica| replica.stats().segments);
         assert_eq!(segments.len(), 3);
         let busy = segments.iter().filter(|segments| **segments > 100).count();
         assert!(busy >= 2, "{workers} workers: {segments:?}");

@@ -5,7 +5,7 @@
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 use dominoes_netstack::group::{Layout, ReplicatedGroup, ReplicatedWorker, Tuning};
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::Setup;
+use dominoes_netstack::variants::{Setup, Worker as _};
 use dominoes_testkit::packet::{self, ACK, TO_STACK};
 
 const NOW: Instant = Instant::from_millis(5);
@@ -65,13 +65,13 @@ fn a_turn_prepares_and_applies_all_that_is_published() {
     // What belongs to the first worker is left to it, but for one request in a turn that finds
     // nothing else to do.
     assert!(second.work() > 0);
-    assert_eq!(second.stats().prepared, 0);
+    assert_eq!(second.stats().effects.prepared, 0);
     assert_eq!(second.work(), 1);
-    assert_eq!(second.stats().prepared, 1);
+    assert_eq!(second.stats().effects.prepared, 1);
     first.work();
-    assert_eq!((first.lag(), first.stats().prepared), (0, 59));
+    assert_eq!((first.lag(), first.stats().effects.prepared), (0, 59));
     second.work();
-    assert_eq!((second.lag(), second.stats().prepared), (0, 1));
+    assert_eq!((second.lag(), second.stats().effects.prepared), (0, 1));
     assert_eq!(first.replica().stats(), second.replica().stats());
 }
 
@@ -86,9 +86,13 @@ fn a_worker_with_enough_to_do_prepares_no_more_and_takes_no_frames() {
     receive(&script, 0..20, 500);
     assert_eq!(first.pump(NOW), Some(20));
     first.prepare_ahead();
-    assert_eq!(first.stats().prepared, 4);
+    assert_eq!(first.stats().effects.prepared, 4);
     first.prepare_ahead();
-    assert_eq!(first.stats().prepared, 4, "nothing was performed since");
+    assert_eq!(
+        first.stats().effects.prepared,
+        4,
+        "nothing was performed since"
+    );
     receive(&script, 20..30, 500);
     assert_eq!(first.claim(NOW), None);
     assert_eq!(first.pump_in_turn(NOW), 0);

@@ -11,13 +11,13 @@ use dominoes_drivers::Device;
 use dominoes_drivers::memory::{self, MemoryConfig, MemoryDevice, Script, scripted_with};
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::groups::{self, INBOX};
-use dominoes_netstack::variants::{self, Setup, interfaces};
+use dominoes_netstack::variants::{ByHand, Setup, interfaces};
 use dominoes_netstack::{Ipv6Config, SocketError, Sockets, TcpStream};
 
 use crate::host::{Host, Variant};
 
 /// The stack of each group and interface.
-pub type Stacks = Vec<Box<dyn variants::Variant>>;
+pub type Stacks = Vec<ByHand>;
 
 /// A device, with the setup of the stack that uses it.
 pub type Port = (Setup, Box<dyn Device>);

@@ -2,6 +2,7 @@
 
 use dominoes_netstack::group::FaultHooks;
 use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants::Worker as _;
 
 use super::super::check::Failure;
 use super::super::peer::{Peer, Phase};
@@ -181,7 +182,7 @@ impl<T: FaultHooks> Case<'_, T> {
                     "worker {id} stays at {position} of {end}"
                 )));
             }
-            let diverged = worker.stats().diverged;
+            let diverged = worker.stats().effects.diverged;
             if diverged > 0 {
                 return Err(Failure::new(format!(
                     "worker {id} counts {diverged} divergences"

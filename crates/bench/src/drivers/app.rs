@@ -9,7 +9,7 @@ use dominoes_netstack::config::Limits;
 use dominoes_netstack::framed::{FramedError, FramedReadHalf, FramedStream, FramedWriteHalf};
 use dominoes_netstack::stats::{PumpStats, StateStats};
 use dominoes_netstack::time::Instant;
-use dominoes_netstack::variants::{Setup, Variant};
+use dominoes_netstack::variants::{ByHand, Setup, Worker};
 use dominoes_netstack::{ReadHalf, SocketError, Sockets, TcpListener, TcpStream, WriteHalf};
 
 use crate::drivers::Direction;
@@ -69,11 +69,11 @@ struct End {
 impl App {
     /// The stack that `make` builds, and the application on it once the peer's connections are
     /// there.
-    pub(crate) fn on<V: Variant, E: Display>(
+    pub(crate) fn on<W: Worker + 'static, E: Display>(
         direction: Direction,
         workload: &Workload,
-        make: impl FnOnce(Setup, Box<dyn Device>) -> Result<V, E>,
-    ) -> Result<(V, App), String> {
+        make: impl FnOnce(Setup, Box<dyn Device>) -> Result<ByHand<W>, E>,
+    ) -> Result<(ByHand<W>, App), String> {
         let (device, peer) = peer::new(role(direction), workload)?;
         let stack = make(setup(direction, workload)?, Box::new(device));
         let mut stack = stack.map_err(|error| error.to_string())?;

@@ -288,7 +288,7 @@ impl Pair {
                     listener: listener.map_err(|e| e.to_string())?,
                     streams: Vec::new(),
                 });
-                let workers = variant.into_parts().workers.into_iter();
+                let workers = variant.into_parts().0.into_iter();
                 let ours = workers.map(|worker| -> Box<dyn Turn> {
                     Box::new(Ours {
                         worker,

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dominoes_netstack::group::{JoiningWorker, MembershipHandle};
 use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants::Worker as _;
 
 use super::replicated::{self, ReplicaDriver};
 use crate::drivers::samples::{Look, Samples, Watched};

@@ -1,6 +1,7 @@
 //! `locked` with every division of its state, and with other parts of the baseline: the rows of the
 //! experiment `locks`, which take the locks for each packet.
 
+use dominoes_netstack::variants::Worker as _;
 use dominoes_netstack::variants::locked::{
     Counting, Granularity, LockKind, LockName, LockedGroup, LockedLayout, LockedWorker, Mcs,
     Messages, Mutex, References,

@@ -26,6 +26,7 @@ pub(super) fn inbox(workload: &Workload) -> usize {
 /// The variant on `cores` cores, with as many groups.
 pub(crate) fn row(direction: Direction, workload: &Workload, cores: usize) -> Result<Row, String> {
     let (groups, app) = groups(direction, workload, cores)?;
+    let groups = groups.into_iter().flat_map(Single::into_workers);
     Ok(worker::row("partitioned", groups, app.divide(cores)))
 }
 

@@ -4,8 +4,10 @@
 use std::sync::Arc;
 use std::{thread, time};
 
+use dominoes_netstack::ConfigError;
 use dominoes_netstack::group::{Layout, MembershipHandle, ReplicatedGroup, ReplicatedWorker};
 use dominoes_netstack::time::Instant;
+use dominoes_netstack::variants::Worker as _;
 
 use crate::drivers::app::App;
 #[cfg(feature = "report")]
@@ -67,10 +69,15 @@ pub(super) fn drivers(
     layout.replicas = cores;
     layout.tuning.log = workload.log_requests;
     arrange(&mut layout);
-    let make = |setup, device| ReplicatedGroup::new(setup, layout, device);
+    let mut membership = None;
+    let make = |setup, device| {
+        let group = ReplicatedGroup::new(setup, layout, device)?;
+        membership = Some(group.membership());
+        Ok::<_, ConfigError>(group.into_by_hand())
+    };
     let (group, app) = App::on(direction, workload, make)?;
     let mut app = Some(app);
-    let membership = group.membership();
+    let membership = membership.ok_or("there is no group")?;
     let workers = group.into_workers().into_iter();
     let drivers = workers.map(|worker| ReplicaDriver::new(worker, app.take()));
     Ok((drivers.collect(), membership))
@@ -104,7 +111,7 @@ impl ReplicaDriver {
         #[cfg(feature = "report")]
         if let Some((id, shares)) = &self.shares {
             let worker = &self.inner.worker;
-            let stats = worker.stats();
+            let stats = worker.stats().effects;
             let bytes = stats.delivered_bytes + stats.sent_bytes;
             shares.post(*id, bytes, worker.replica().position(), now);
         }

@@ -9,5 +9,5 @@ use crate::workload::Workload;
 /// The variant on one core.
 pub(crate) fn row(direction: Direction, workload: &Workload, _cores: usize) -> Result<Row, String> {
     let (single, app) = App::on(direction, workload, Single::new)?;
-    Ok(worker::row("single", [single], [app]))
+    Ok(worker::row("single", single.into_workers(), [app]))
 }

@@ -29,7 +29,7 @@ use dominoes_netstack::time::Instant;
 use dominoes_netstack::tls::{PreparedTls, RecordKey, TlsError, TlsReadHalf, TlsWriteHalf};
 use dominoes_netstack::variants::kernel;
 use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::variants::{self, Setup};
+use dominoes_netstack::variants::{ByHand, Setup, Worker};
 use dominoes_netstack::{ReadHalf, SocketError, TcpListener, TcpStream, WriteHalf};
 use rustls::crypto::aws_lc_rs::{self, cipher_suite as suites};
 use rustls::crypto::cipher::{
@@ -319,12 +319,12 @@ impl<S: Stream> Application for App<S> {
 
 /// The stack that `make` builds, with a peer that sends sealed records, and the application on the
 /// stream that `attach` makes of its connection.
-fn stack<V: variants::Variant, S: Stream, E: Display>(
+fn stack<W: Worker + 'static, S: Stream, E: Display>(
     direction: Direction,
     workload: &Workload,
-    make: impl FnOnce(Setup, Box<dyn Device>) -> Result<V, E>,
+    make: impl FnOnce(Setup, Box<dyn Device>) -> Result<ByHand<W>, E>,
     attach: impl FnOnce(PreparedTls, ExtractedSecrets, TcpStream) -> Result<S, String>,
-) -> Result<(V, App<S>), String> {
+) -> Result<(ByHand<W>, App<S>), String> {
     let (prepared, secrets) = handshake(workload)?;
     let payload = payload(workload, &secrets)?;
     let (device, peer) = peer::with_payload(app::role(direction), workload, payload)?;
@@ -392,14 +392,16 @@ impl Stream for Ours {
 
 fn single(direction: Direction, workload: &Workload, _cores: usize) -> Result<Row, String> {
     let (single, app) = stack(direction, workload, Single::new, Ours::new)?;
-    Ok(worker::row("single", [single], [app]))
+    Ok(worker::row("single", single.into_workers(), [app]))
 }
 
 fn replicated(direction: Direction, workload: &Workload, cores: usize) -> Result<Row, String> {
     let mut layout = Layout::default();
     layout.replicas = cores;
     layout.tuning.log = workload.log_requests;
-    let make = |setup, device| ReplicatedGroup::new(setup, layout, device);
+    let make = |setup, device| {
+        ReplicatedGroup::new(setup, layout, device).map(ReplicatedGroup::into_by_hand)
+    };
     let (group, app) = stack(direction, workload, make, Ours::new)?;
     Ok(worker::row("replicated", group.into_workers(), [app]))
 }
@@ -555,7 +557,7 @@ fn rustls_on_single(direction: Direction, workload: &Workload, _: usize) -> Resu
         })
     };
     let (single, app) = stack(direction, workload, Single::new, attach)?;
-    Ok(worker::row("rustls", [single], [app]))
+    Ok(worker::row("rustls", single.into_workers(), [app]))
 }
 
 /// What smoltcp's driver needs to know.

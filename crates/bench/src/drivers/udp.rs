@@ -14,7 +14,7 @@ use dominoes_netstack::stats::{PumpStats, StateStats};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::locked;
 use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::variants::{Setup, Variant};
+use dominoes_netstack::variants::{ByHand, Setup, Worker};
 use dominoes_netstack::{SocketError, Sockets, UdpReceiver, UdpSender};
 
 use super::worker::{self, Application};
@@ -216,11 +216,11 @@ fn setup(direction: Direction, workload: &Workload) -> Result<Setup, String> {
 const SETUP_TURNS: u64 = 16;
 
 /// The stack that `make` builds, and the application on it.
-fn stack<V: Variant, E: Display>(
+fn stack<W: Worker + 'static, E: Display>(
     direction: Direction,
     workload: &Workload,
-    make: impl FnOnce(Setup, Box<dyn Device>) -> Result<V, E>,
-) -> Result<(V, App), String> {
+    make: impl FnOnce(Setup, Box<dyn Device>) -> Result<ByHand<W>, E>,
+) -> Result<(ByHand<W>, App), String> {
     let (device, wire) = DatagramDevice::new(direction.receives(), true, workload);
     let stack = make(setup(direction, workload)?, Box::new(device));
     let mut stack = stack.map_err(|error| error.to_string())?;
@@ -233,7 +233,7 @@ fn stack<V: Variant, E: Display>(
 
 fn single(direction: Direction, workload: &Workload, _cores: usize) -> Result<Row, String> {
     let (single, app) = stack(direction, workload, Single::new)?;
-    Ok(worker::row("single", [single], [app]))
+    Ok(worker::row("single", single.into_workers(), [app]))
 }
 
 fn behind<K: locked::LockKind>(
@@ -254,7 +254,9 @@ fn replicated(direction: Direction, workload: &Workload, cores: usize) -> Result
     let mut layout = Layout::default();
     layout.replicas = cores;
     layout.tuning.log = workload.log_requests;
-    let make = |setup, device| ReplicatedGroup::new(setup, layout, device);
+    let make = |setup, device| {
+        ReplicatedGroup::new(setup, layout, device).map(ReplicatedGroup::into_by_hand)
+    };
     let (group, app) = stack(direction, workload, make)?;
     Ok(worker::row("replicated", group.into_workers(), [app]))
 }

@@ -11,7 +11,7 @@ use dominoes_netstack::group::{Layout, ReplicatedGroup, ReplicatedWorker};
 use dominoes_netstack::stats::PumpStats;
 use dominoes_netstack::time::{Duration, Instant};
 use dominoes_netstack::variants::single::Single;
-use dominoes_netstack::variants::{Setup, kernel};
+use dominoes_netstack::variants::{Setup, Worker as _, kernel};
 use dominoes_netstack::{Ipv6Config, ReadHalf, SocketError, Sockets, TcpListener, WriteHalf};
 use dominoes_proto::log::request::MAX_RUN;
 use dominoes_testkit::packet::Family;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use dominoes_netstack::group::{Layout, ReplicatedGroup, ReplicatedWorker};
 use dominoes_netstack::time;
+use dominoes_netstack::variants::Worker as _;
 use dominoes_netstack::variants::locked;
 use dominoes_netstack::variants::single::Single;
 use serde::Serialize;
@@ -212,7 +213,9 @@ pub(super) fn group(
     let mut layout = Layout::default();
     layout.replicas = replicas;
     layout.tuning.log = workload.log_requests;
-    let make = |setup, device| ReplicatedGroup::new(setup, layout, device);
+    let make = |setup, device| {
+        ReplicatedGroup::new(setup, layout, device).map(ReplicatedGroup::into_by_hand)
+    };
     let (group, mut app) = App::on(direction, workload, make)?;
     app.verify(false);
     Ok((group.into_workers(), app))

@@ -6,6 +6,7 @@ use dominoes_drivers::DeviceRx as _;
 use dominoes_drivers::memory::peer::Role;
 use dominoes_netstack::group::ReplicatedWorker;
 use dominoes_netstack::time;
+use dominoes_netstack::variants::Worker as _;
 use serde::Serialize;
 
 use super::costs::{RING_FOR_WORKER, group, median, segments};
@@ -72,7 +73,7 @@ pub(crate) fn count(
             return Err(format!("{workers} workers stand still"));
         }
     }
-    while group.iter_mut().map(ReplicatedWorker::work).sum::<usize>() > 0 {}
+    while group.iter_mut().map(|worker| worker.work()).sum::<usize>() > 0 {}
     app.check()?;
     let stats = group[0].pump_stats().unwrap_or_default();
     let segments = all.max(1) as f64;

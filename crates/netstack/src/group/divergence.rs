@@ -150,6 +150,7 @@ mod tests {
     use dominoes_drivers::memory::{MemoryConfig, pair};
 
     use super::*;
+    use crate::drive::Worker as _;
     use crate::group::{Layout, ReplicatedGroup, Tuning};
     use crate::io::setup::Setup;
 

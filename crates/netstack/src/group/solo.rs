@@ -16,6 +16,7 @@
 //! the requests are.
 
 use super::worker::ReplicatedWorker;
+use crate::drive::Worker as _;
 use crate::group::FaultHooks;
 use crate::io::rx::Log;
 use crate::time::Instant;
@@ -42,10 +43,10 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             || !self.shared.membership.is_only_active(self.id)
     }
 
-    /// One turn while no other worker is active.
-    pub(crate) fn turn_without_log(&mut self, now: Instant) -> usize {
-        if self.log_mode == LogMode::Solo {
-            return self.turn_solo(now);
+    /// Takes in frames while no other worker is active: for the log, until that is empty.
+    pub(crate) fn pump_alone(&mut self, now: Instant) -> usize {
+        if self.is_solo() {
+            return self.pump_solo(now);
         }
         let turns = match self.log_mode {
             LogMode::Draining(turns) => turns,
@@ -55,19 +56,18 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         if is_drained && !self.has_pending_effects() && self.fill_up_log(now) {
             self.log_mode = LogMode::Solo;
             self.direct.begin(self.replica.position());
-            return self.turn_solo(now);
+            return self.pump_solo(now);
         }
         if turns < DRAIN_TURNS {
             self.log_mode = LogMode::Draining(turns + 1);
-            let mut done = 0;
-            if self.shared.batches.is_any_waiting() {
-                self.parse();
-                done = self.publish_parsed(now).unwrap_or(0);
+            if !self.shared.batches.is_any_waiting() {
+                return 0;
             }
-            return done + self.do_work();
+            self.parse();
+            return self.publish_parsed(now).unwrap_or(0);
         }
         self.log_mode = LogMode::Draining(0);
-        self.pump_in_turn(now) + self.do_work()
+        self.pump_in_turn(now)
     }
 
     /// Leaves solo mode: the log goes on where it stood.
@@ -93,7 +93,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         is_full
     }
 
-    fn turn_solo(&mut self, now: Instant) -> usize {
+    fn pump_solo(&mut self, now: Instant) -> usize {
         let shared = &*self.shared;
         let Some(mut side) = shared.rx.try_take() else {
             return 0;
@@ -110,8 +110,14 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         if shared.layout.autoscale && side.autoscaler.is_due(now) {
             shared.autoscale(&mut side.autoscaler, now);
         }
-        drop(side);
+        done
+    }
+
+    /// Applies and performs what the pump brought. The pump has counted it.
+    #[inline]
+    pub(super) fn process_solo(&mut self) -> usize {
         let position = self.replica.position();
+        let shared = &*self.shared;
         let requests = self.direct.work(
             &shared.world,
             &mut self.replica,
@@ -123,6 +129,6 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             self.stats.requests += requests as u64;
             shared.slot_stats[self.id].post(&self.stats);
         }
-        done + self.send().unwrap_or(0)
+        0
     }
 }

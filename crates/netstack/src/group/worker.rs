@@ -1,21 +1,18 @@
 //! A worker holds one replica of a group's state, and does a share of the group's work.
 //!
-//! A turn is one round of it. Before anything else it joins, leaves or parks, if that is asked for
-//! (`membership.rs`). With the log it has these steps:
+//! [A turn](crate::drive) is one round of it. These are its steps with the log:
 //!
-//! 1. Claim a batch of frames from the device, so that no other worker reads them; parse it; and
-//!    publish what is parsed: frames become requests. Publishing needs the receive pump, a value
-//!    that one worker has at a time, and sending the transmit pump; who finds one taken goes on.
-//! 2. Prepare: verify the checksums of requests. The result is the verdict of a request. A request
-//!    names its primary, the worker that normally prepares it and performs its effects.
-//! 3. Apply requests in log order, up to the first without a verdict. What that asks for, such as
-//!    frames to build, are effects. They are retained (pending) until they are known to be done.
-//! 4. Perform the effects whose primary this worker is: its share.
-//! 5. Send frames that it built; if it was idle for a while, also those of others.
-//! 6. Steal: perform work of stragglers, workers that are late.
-//! 7. If steps 2 to 6 found nothing to do: prepare the next request, whoever its primary is.
-//!
-//! A turn ends with units: TLS records or messages of framed streams, which any worker can process.
+//! - Begin: the worker joins, leaves or parks, if that is asked for (`membership.rs`).
+//! - Receive: it claims a batch of frames from the device, so that no other worker reads them,
+//!   parses it, and publishes it: frames become requests. Only the worker that has the
+//!   receive pump publishes.
+//! - Process: it prepares requests, which yields their verdicts. A request names its primary, the
+//!   worker that normally prepares it and performs its effects. The worker applies requests in log
+//!   order, up to the first without a verdict. Effects are retained (pending) until they are known
+//!   to be done. The worker performs those whose primary it is: its share.
+//! - Transmit: it sends frames that it built; if it was idle for a while, also frames of others.
+//! - Help: it performs work of stragglers, workers that are late. If nothing else was to do, it
+//!   prepares the next request, whichever worker is its primary.
 
 mod membership;
 mod sending;
@@ -46,12 +43,12 @@ use crate::io::world::Wakes;
 use crate::log::effect::Effect;
 use crate::log::request::Request;
 use crate::state::apply::ReplicaState;
-use crate::stats::{EffectStats, PumpStats};
+use crate::stats::EffectStats;
 use crate::time::Instant;
 use sending::SendWatch;
 
 /// After this many turns in a row without work, a worker also sends frames that others built.
-const IDLE_TURNS: u32 = 16;
+pub(super) const IDLE_TURNS: u32 = 16;
 /// The most requests that are applied in one turn: about two batches of frames, if each frame is a
 /// request.
 const APPLY_BATCH: usize = 256;
@@ -69,17 +66,17 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     /// Its membership: active, joining, parked, ...
     pub(crate) state: WorkerState,
     /// With [`Layout::confirm`](crate::group::Layout): each fingerprint that it posted, up to this
-    /// position of the log, was that of a majority of the replicas.
+    /// position of the log, equalled the fingerprint of a majority of the replicas.
     pub(crate) confirmed: Seq,
     /// What `state` was before this worker began to join.
     pub(crate) joined_from: WorkerState,
     /// Fingerprints that it computed during its join check, in which its state is compared with
-    /// that of others. They do not count yet, so they are kept here and not posted.
+    /// the states of others. They do not count yet, so they are kept here and not posted.
     pub(crate) unposted: Vec<(Seq, u64)>,
     /// Next request to consider for preparing.
     prepared: Seq,
     /// About how many payload bytes its own requests have that are prepared and not performed. When
-    /// this reaches `ahead_bytes`, the worker does not go on to prepare its own, and claims no
+    /// this reaches `ahead_bytes`, the worker prepares no more of its own, and claims no
     /// frames unless a batch of any worker waits to be published.
     prepared_bytes: usize,
     /// How far its own share is performed.
@@ -90,9 +87,9 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     pub(crate) stragglers: Stragglers,
     send_watch: SendWatch,
     /// Turns in a row without work.
-    idle: u32,
+    pub(super) idle: u32,
     /// Whether the last turn found work.
-    was_busy: bool,
+    pub(super) was_busy: bool,
     /// Whether it works with the log, or alone and without it (solo mode).
     pub(crate) log_mode: LogMode,
     /// Its state for working without the log.
@@ -105,11 +102,11 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
     /// [`Instant::NEVER`].
     pub(crate) device_empty_at: Instant,
     /// Whether, at that look, the device may have been out of memory to receive into, because the
-    /// stack held so many of its frames.
+    /// stack held many of its frames.
     pub(crate) holds_many: bool,
     /// Headers of the frames built last, for the next ones that have the same.
     pub(crate) template: Template,
-    /// Faults of a test. `T::ACTIVE` says that the worker has fault hooks.
+    /// Faults of a test. `T::ACTIVE`: the worker has fault hooks.
     hooks: T,
     /// Whether `hooks` is changing the effects of a request.
     in_hooks: bool,
@@ -117,14 +114,14 @@ pub struct ReplicatedWorker<T: FaultHooks = ()> {
 }
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
-    /// A worker that goes on from `snapshot`, in a slot that is reserved for it.
+    /// A worker that continues from `snapshot`, in a slot that is reserved for it.
     pub(crate) fn new(
         id: usize,
         shared: Arc<ReplicatedShared>,
         snapshot: Snapshot,
         hooks: T,
     ) -> Self {
-        // Counting goes on from what earlier workers of this slot counted.
+        // Counting continues where the earlier workers of this slot stopped.
         let stats = shared.slot_stats[id].load();
         let Snapshot {
             replica,
@@ -180,33 +177,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.log_mode == LogMode::Solo
     }
 
-    /// Takes the steps of a turn, and does in each what can be done without waiting. Returns how
-    /// much it did.
-    ///
-    /// By default the worker that parses a batch is the primary of its requests: frames come in and
-    /// go out through the cache of the core that works on them.
-    pub fn turn(&mut self, now: Instant) -> usize {
-        if self.shared.layout.autoscale {
-            self.count_busy(now);
-        }
-        self.stragglers.now = self.stragglers.now.max(now);
-        if self.handle_membership() {
-            self.was_busy = false;
-            return 0;
-        }
-        let mut done = match self.needs_log() {
-            true => self.pump_in_turn(now) + self.do_work(),
-            false => self.turn_without_log(now),
-        };
-        let shared = &self.shared;
-        done += shared.world.serve_units(|| shared.work_event.notify_all());
-        self.was_busy = done > 0;
-        done
-    }
-
     /// Called when a turn begins: if the last one found work, the time from the beginning of that
     /// one (`stragglers.now`) to now counts as busy.
-    fn count_busy(&mut self, now: Instant) {
+    pub(super) fn count_busy(&mut self, now: Instant) {
         if self.was_busy {
             // ORDERING: Relaxed: only this worker writes it, and for others it is a measurement.
             let busy = &self.shared.busy[self.id];
@@ -216,7 +189,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     }
 
     /// Leaves solo mode first. Then, if this worker is active: claims a batch of frames, parses it,
-    /// and publishes what is parsed, unless another worker has the receive pump. A worker that has
+    /// and publishes parsed batches, unless another worker has the receive pump. A worker that has
     /// enough to do does so only if a batch waits to be published. With the pump, also autoscales
     /// when that is due. Returns how much it did.
     pub fn pump_in_turn(&mut self, now: Instant) -> usize {
@@ -269,34 +242,12 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         Some(done)
     }
 
-    /// A turn with the log and without the receive pump. Its time is the one that was passed to the
-    /// last [`turn`](Self::turn).
-    pub fn work(&mut self) -> usize {
-        if self.handle_membership() {
-            return 0;
-        }
-        self.do_work()
-    }
-
-    /// Prepares, applies, performs, sends and steals. If none of that did anything, prepares the
-    /// next request that this replica has to apply, whichever worker is its primary.
+    /// Prepares, applies and performs; it also sends its own frames in between.
     #[inline]
-    pub(crate) fn do_work(&mut self) -> usize {
+    pub(super) fn process_log(&mut self) -> usize {
         self.log.poll();
-        let mut done = self.prepare_mine();
-        done += self.apply_ready(APPLY_BATCH);
-        done += self.perform_and_send();
-        self.idle = if done == 0 {
-            self.idle.saturating_add(1)
-        } else {
-            0
-        };
-        done += self.send_in_turn(self.idle >= IDLE_TURNS);
-        done += self.steal_if_due(done == 0);
-        if done == 0 {
-            done = usize::from(self.prepare_one(self.replica.position()));
-        }
-        done
+        let done = self.prepare_mine() + self.apply_ready(APPLY_BATCH);
+        done + self.perform_and_send()
     }
 
     /// [Claims](Self::claim) a batch, [parses](Self::parse) it, and [publishes](Self::publish).
@@ -359,7 +310,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.prepare_one(seq)
     }
 
-    fn prepare_one(&mut self, seq: u64) -> bool {
+    pub(super) fn prepare_one(&mut self, seq: u64) -> bool {
         if self.shared.verdicts.get(seq).is_some() {
             return false;
         }
@@ -438,7 +389,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             return false;
         };
         let found = self.shared.verdicts.get(seq);
-        // `STORED`, a bit in the word of the verdict, says that the worker that verified the
+        // `STORED`, a bit in the word of the verdict, means that the worker that verified the
         // checksum copied the payload into the receive ring as well.
         let is_stored = found.is_some_and(|found| found & STORED != 0);
         let mut verdict = found.map(|found| found & !STORED);
@@ -597,7 +548,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Drops effects that are done, and steals late work, if it is time to check. Returns how much
     /// was done.
     #[inline]
-    fn steal_if_due(&mut self, idle: bool) -> usize {
+    pub(super) fn steal_if_due(&mut self, idle: bool) -> usize {
         let pending = self.pending.applied.len();
         if !self.stragglers.is_due(pending, idle, &self.shared.layout) {
             return 0;
@@ -613,8 +564,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
             .check(&self.shared, &self.pending, &self.epochs)
         {
             // Nothing can be stolen. The pump uses places of the log again when all slots have
-            // reported, and a slot without replica never does. So this worker reports what it knows
-            // to be done by all of them, which the pump takes instead.
+            // reported, and a slot without replica never does. So this worker reports up to
+            // where all of them are done, and the pump takes that instead.
             let grew = self.shared.membership.misses_a_replica() && self.report_all_done();
             return usize::from(grew);
         }
@@ -626,7 +577,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     }
 
     /// Stores `pending.first` in `all_done`: the effects of all requests before it are known to be
-    /// done, whoever did them. Returns whether the value grew; the receive pump may wait for that,
+    /// done, by any worker. Returns whether the value grew; the receive pump may wait for that,
     /// to use places of the log again.
     fn report_all_done(&self) -> bool {
         // ORDERING: Relaxed: no other thread changes the word of this slot.
@@ -677,24 +628,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         Some(self.shared.tx.try_take()?.step())
     }
 
-    /// The worker's slot in its group.
-    pub fn id(&self) -> usize {
-        self.id
-    }
-
     /// Its copy of the group's state.
     pub fn replica(&self) -> &ReplicaState {
         &self.replica
-    }
-
-    /// What the workers of its slot performed so far.
-    pub fn stats(&self) -> EffectStats {
-        self.stats
-    }
-
-    /// What the group's receive pump counted. `None` while a worker has it.
-    pub fn pump_stats(&self) -> Option<PumpStats> {
-        self.shared.rx.try_take().map(|rx| rx.pump.stats)
     }
 
     /// Effects that are pending here, of all primaries, oldest first.
@@ -702,29 +638,9 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         self.pending.effects.iter()
     }
 
-    /// The next [`turn`](Self::turn) is due at this time: the earliest deadline of the replica, of
-    /// a batch that is not parsed, and of the receive pump (which waits for neighbours and
-    /// fragments). If another worker has the pump, that worker counts the pump's deadline.
-    pub fn next_deadline(&self) -> Instant {
-        let rx_side = self.shared.rx.try_take();
-        let pump = rx_side.map_or(Instant::NEVER, |rx_side| rx_side.pump.next_deadline());
-        let batches = self.shared.batches.next_deadline();
-        self.replica.next_deadline().min(pump).min(batches)
-    }
-
-    /// Requests that are published and not applied here. Looks at the log, so that
-    /// [`ReplicatedWorker::prepare`] can reach all of them.
-    pub fn lag(&mut self) -> u64 {
-        self.log.poll() - self.replica.position()
-    }
-
     /// The end of the log now, for choosing what to prepare.
     pub fn published(&mut self) -> u64 {
         self.log.poll()
-    }
-
-    pub(crate) fn shared(&self) -> &Arc<ReplicatedShared> {
-        &self.shared
     }
 
     /// Returns used frames to the device before this worker sleeps. If another worker is claiming
@@ -744,17 +660,6 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     pub(crate) fn has_pending_effects(&mut self) -> bool {
         self.forget(self.shared.performed_by(self.epochs.owners()));
         !self.pending.applied.is_empty()
-    }
-
-    /// Whether a turn may find something to do, apart from frames in the device, deadlines and late
-    /// work.
-    pub(crate) fn has_work(&mut self) -> bool {
-        self.shared.membership.is_notified(self.id)
-            || self.shared.batches.is_any_waiting()
-            || self.log.poll() > self.replica.position()
-            || self.cursor.seq < self.pending.end() && !self.stragglers.blocked
-            || self.shared.world.has_units()
-            || self.shared.tx.try_take().is_some_and(|tx| tx.has_work())
     }
 }
 

@@ -8,7 +8,7 @@
 //! ```
 //! use dominoes_drivers::memory::{self, MemoryConfig};
 //! use dominoes_netstack::router::Router;
-//! use dominoes_netstack::variants::{Setup, Variant, single::Single};
+//! use dominoes_netstack::variants::{Setup, single::Single};
 //! use dominoes_netstack::time::{Duration, Instant};
 //!
 //! let (left, left_end) = memory::pair(MemoryConfig::default());

@@ -24,7 +24,7 @@ use crate::socket::Sockets;
 use crate::state::apply::ReplicaState;
 use crate::stats::{EffectStats, MembershipStats, PumpStats, StateStats};
 use crate::time::{Duration, Instant};
-use crate::variants::{self, Setup, TurnStep, VariantKind, groups};
+use crate::variants::{ByHand, Setup, TurnStep, VariantKind, Worker as _, groups};
 
 /// Steps without work per worker before a round in which each takes all of its steps.
 const FRUITLESS: usize = 3;
@@ -122,11 +122,7 @@ impl Variant {
     ///
     /// # Errors
     /// If a setting is out of its range.
-    pub fn build(
-        self,
-        setup: Setup,
-        device: Box<dyn Device>,
-    ) -> Result<Box<dyn variants::Variant>, ConfigError> {
+    pub fn build(self, setup: Setup, device: Box<dyn Device>) -> Result<ByHand, ConfigError> {
         let layout = Layout::default().replicas(self.workers());
         self.kind().build(setup, layout, device)
     }
@@ -189,25 +185,19 @@ pub struct Host {
 
 enum Engine {
     /// Its workers only stall.
-    Plain(Box<dyn variants::Variant>),
+    Plain(ByHand),
     /// Its workers also join, leave and fail.
     Group(Box<ReplicatedGroup<PlannedFaults>>),
 }
 
-impl Engine {
-    fn variant(&self) -> &dyn variants::Variant {
-        match self {
-            Engine::Plain(variant) => &**variant,
-            Engine::Group(group) => &**group,
+/// Asks whichever stack it is.
+macro_rules! ask {
+    ($engine:expr, $stack:ident => $answer:expr) => {
+        match $engine {
+            Engine::Plain($stack) => $answer,
+            Engine::Group($stack) => $answer,
         }
-    }
-
-    fn variant_mut(&mut self) -> &mut dyn variants::Variant {
-        match self {
-            Engine::Plain(variant) => &mut **variant,
-            Engine::Group(group) => &mut **group,
-        }
-    }
+    };
 }
 
 impl fmt::Debug for Host {
@@ -324,7 +314,7 @@ impl Host {
                 (Engine::Plain(plain), variant.workers())
             }
         };
-        let sockets = engine.variant().sockets();
+        let sockets = ask!(&engine, stack => stack.sockets());
         if seed != layout_seed {
             rng = Rng::new(seed);
         }
@@ -386,7 +376,7 @@ impl Host {
 
     /// Events of the group's replicas so far, from its own counters.
     pub fn membership_stats(&self) -> MembershipStats {
-        self.engine.variant().stats().membership
+        ask!(&self.engine, stack => stack.membership_stats())
     }
 
     /// The sockets.
@@ -458,13 +448,14 @@ impl Host {
         if self.is_disturbed || waits || self.receives(now) {
             return false;
         }
-        !self.engine.variant_mut().has_work()
+        !ask!(&mut self.engine, stack => stack.has_work())
     }
 
     /// Whether the receive pump has something to receive or to publish.
     fn receives(&mut self, now: Instant) -> bool {
-        let variant = self.engine.variant();
-        self.script.unclaimed() > 0 || variant.next_deadline() <= now || variant.is_pump_busy()
+        let is_due = |deadline| deadline <= now;
+        self.script.unclaimed() > 0
+            || ask!(&self.engine, stack => is_due(stack.next_deadline()) || stack.is_pump_busy())
     }
 
     fn turn_all(&mut self, now: Instant) -> usize {
@@ -480,7 +471,7 @@ impl Host {
             if self.stalled[0] > now {
                 return done;
             }
-            if self.engine.variant_mut().turn(now) == 0 {
+            if ask!(&mut self.engine, stack => stack.turn(now)) == 0 {
                 self.is_disturbed = false;
                 return done;
             }
@@ -552,11 +543,10 @@ impl Host {
         let bit = |mask: u64, id: usize| mask | u64::from(stalled[id] <= now) << id;
         match &mut self.engine {
             Engine::Plain(plain) => (0..plain.worker_count()).fold(0, bit),
-            Engine::Group(group) => group
-                .workers()
-                .iter()
-                .map(ReplicatedWorker::id)
-                .fold(0, bit),
+            Engine::Group(group) => {
+                let ids = group.workers().iter().map(|worker| worker.id());
+                ids.fold(0, bit)
+            }
         }
     }
 
@@ -917,13 +907,11 @@ impl Host {
     }
 
     /// Results of `look` for each replica's current state, except a changed one.
-    pub fn inspect<R>(&self, mut look: impl FnMut(&ReplicaState) -> R) -> Vec<R> {
-        let mut found = Vec::new();
+    pub fn inspect<R>(&self, look: impl FnMut(&ReplicaState) -> R) -> Vec<R> {
         match &self.engine {
-            Engine::Plain(plain) => plain.inspect(&mut |replica| found.push(look(replica))),
-            Engine::Group(group) => found.extend(self.unchanged(group).map(look)),
+            Engine::Plain(plain) => plain.inspect(look),
+            Engine::Group(group) => self.unchanged(group).map(look).collect(),
         }
-        found
     }
 
     /// The states of a group, except a changed one.
@@ -935,7 +923,7 @@ impl Host {
         let workers = group.all_workers().iter();
         let knowing =
             workers.filter(move |worker| worker.is_active() && Some(worker.id()) != flipped);
-        knowing.map(ReplicatedWorker::replica)
+        knowing.map(|worker| worker.replica())
     }
 
     /// The number of applied requests of the most advanced replica.
@@ -972,7 +960,7 @@ impl Host {
         if panics > 0 {
             return Err(format!("{panics} panics were caught"));
         }
-        let mut compared = match self.engine.variant().compare() {
+        let mut compared = match ask!(&self.engine, stack => stack.compare()) {
             Ok(compared) => compared,
             // Fingerprints that were posted with a changed state may still be present.
             Err(differ) if self.was_changed(&differ) => 0,
@@ -1017,12 +1005,12 @@ impl Host {
 
     /// Counters of effects over all workers, including those that are gone.
     pub fn effect_stats(&self) -> EffectStats {
-        self.engine.variant().effect_stats()
+        ask!(&self.engine, stack => stack.effect_stats())
     }
 
     /// Counters of the pump.
     pub fn pump_stats(&self) -> PumpStats {
-        self.engine.variant().stats().pump
+        ask!(&self.engine, stack => stack.stats().pump)
     }
 
     /// How often a worker stalled.

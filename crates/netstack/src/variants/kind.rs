@@ -10,7 +10,7 @@ use super::locked;
 #[cfg(feature = "pipelined")]
 use super::pipelined;
 use super::single::Single;
-use super::{Setup, Variant};
+use super::{ByHand, Setup};
 use crate::error::{ConfigError, VARIANT_NAMES};
 use crate::group::{Layout, ReplicatedGroup};
 use crate::log::request::GroupIndex;
@@ -94,7 +94,7 @@ impl VariantKind {
         VARIANT_NAMES[self as usize]
     }
 
-    /// The variant, to be driven by hand or [divided](Variant::into_parts) among threads.
+    /// The variant, to be driven by hand or [divided](ByHand::into_parts) among threads.
     /// `layout.replicas` is the number of its workers (of `pipelined`, two of them have no data
     /// stage, if there are so many), `layout.tuning.log` how many requests may be in flight; the
     /// rest of `layout` concerns `replicated` alone.
@@ -107,12 +107,12 @@ impl VariantKind {
         setup: Setup,
         layout: Layout,
         device: Box<dyn Device>,
-    ) -> Result<Box<dyn Variant>, ConfigError> {
+    ) -> Result<ByHand, ConfigError> {
         if self != VariantKind::Replicated {
             self.check(&setup, &layout)?;
         }
         match self {
-            VariantKind::Single => Ok(Box::new(Single::new(setup, device)?)),
+            VariantKind::Single => Ok(Single::new(setup, device)?.any()),
             #[cfg(feature = "locked")]
             VariantKind::Locked | VariantKind::LockedTwo | VariantKind::LockedSix => {
                 self.behind::<locked::Mutex>(setup, layout, device)
@@ -126,9 +126,11 @@ impl VariantKind {
                 let layout = pipelined::PipelinedLayout::default()
                     .workers(layout.replicas)
                     .window(layout.tuning.log.max(pipelined::MIN_WINDOW));
-                Ok(Box::new(pipelined::Pipeline::new(setup, layout, device)?))
+                Ok(pipelined::Pipeline::new(setup, layout, device)?.any())
             }
-            VariantKind::Replicated => Ok(Box::new(ReplicatedGroup::new(setup, layout, device)?)),
+            VariantKind::Replicated => Ok(ReplicatedGroup::new(setup, layout, device)?
+                .into_by_hand()
+                .any()),
             #[cfg(not(all(feature = "locked", feature = "pipelined")))]
             _ => Err(ConfigError::MissingFeature {
                 what: self.name(),
@@ -144,7 +146,7 @@ impl VariantKind {
         setup: Setup,
         layout: Layout,
         device: Box<dyn Device>,
-    ) -> Result<Box<dyn Variant>, ConfigError> {
+    ) -> Result<ByHand, ConfigError> {
         use locked::{Counting, Granularity};
         let (granularity, counting) = match self {
             VariantKind::LockedTwo | VariantKind::LockedTwoMcs => {
@@ -161,9 +163,7 @@ impl VariantKind {
             .window(layout.tuning.log.max(locked::MIN_WINDOW))
             .granularity(granularity)
             .counting(counting);
-        Ok(Box::new(locked::LockedGroup::<K>::new(
-            setup, layout, device,
-        )?))
+        Ok(locked::LockedGroup::<K>::new(setup, layout, device)?.any())
     }
 
     /// Whether a variant with one state can be had with these settings.

@@ -48,21 +48,21 @@ use crossbeam_utils::CachePadded;
 use dominoes::{EventCount, Exclusive, ExclusiveGuard};
 use dominoes_drivers::Device;
 
-use super::{Handle, Parts, TurnStep, Variant};
-use crate::config::{Limits, setters};
+use crate::config::setters;
+use crate::drive::{self, ByHand, Handle, TurnStep, Worker as _};
 use crate::error::ConfigError;
 use crate::io::Run;
 use crate::io::record::{Entry, Recorder};
 use crate::io::rx::{BATCH, Log, Receiver};
 use crate::io::setup::Setup;
-use crate::io::sleep::{Receiving, Sleep, Sleeper, sleep_alone};
+use crate::io::sleep::{Receiving, Sleep, sleep_alone};
 use crate::io::tx::TxPump;
 use crate::io::world::{Wakes, World};
 use crate::log::effect::{Effect, EffectSink};
 use crate::log::request::{Request, RequestKind, Verdict};
 use crate::socket::Sockets;
 use crate::state::apply::{ReplicaState, Requests};
-use crate::stats::{EffectStats, MembershipStats, PumpStats, StackStats, WorkerStats};
+use crate::stats::{PumpStats, WorkerStats};
 use crate::time::Instant;
 use batch::{Batch, Intake, Item};
 use locks::Locks;
@@ -381,11 +381,8 @@ impl<K: LockKind> Drop for LockedShared<K> {
     }
 }
 
-/// One state and its workers. `K` is the kind of lock.
-pub struct LockedGroup<K: LockKind> {
-    shared: Arc<LockedShared<K>>,
-    workers: Vec<LockedWorker<K>>,
-}
+/// One state and its workers, [driven by hand](ByHand). `K` is the kind of lock.
+pub type LockedGroup<K> = ByHand<LockedWorker<K>>;
 
 impl<K: LockKind> LockedGroup<K> {
     /// A group over `device`.
@@ -435,40 +432,8 @@ impl<K: LockKind> LockedGroup<K> {
             shared: Arc::clone(&shared),
             batch: Batch::default(),
         };
-        let workers = (0..layout.workers).map(worker).collect();
-        Ok(LockedGroup { shared, workers })
-    }
-
-    /// The workers, to be driven by hand.
-    pub fn workers(&mut self) -> &mut [LockedWorker<K>] {
-        &mut self.workers
-    }
-
-    /// The workers, to be given to threads.
-    pub fn into_workers(self) -> Vec<LockedWorker<K>> {
-        self.workers
-    }
-
-    /// One turn of each worker, in order. Returns how much was done; 0 means that nothing will
-    /// happen before [`LockedGroup::next_deadline`] unless a frame or an application comes.
-    pub fn turn(&mut self, now: Instant) -> usize {
-        self.workers.iter_mut().map(|worker| worker.turn(now)).sum()
-    }
-
-    /// When time has to be told at the latest: the earliest [`LockedWorker::next_deadline`].
-    pub fn next_deadline(&self) -> Instant {
-        let deadlines = self.workers.iter().map(LockedWorker::next_deadline);
-        deadlines.min().unwrap_or(Instant::NEVER)
-    }
-
-    /// The sockets.
-    pub fn sockets(&self) -> Sockets {
-        Sockets::new(&self.shared.world)
-    }
-
-    /// Lets `look` at the state, under the lock.
-    pub fn inspect<R>(&self, look: impl FnOnce(&ReplicaState) -> R) -> R {
-        self.shared.locks.look(|state| look(&state.replica))
+        let workers: Vec<_> = (0..layout.workers).map(worker).collect();
+        Ok(ByHand::new_over(workers, shared))
     }
 
     /// Positions of the applied requests in the order of the pump (0 on), listed in the order in
@@ -476,126 +441,23 @@ impl<K: LockKind> LockedGroup<K> {
     #[cfg(feature = "testkit")]
     #[doc(hidden)]
     pub fn order(&self) -> Vec<u64> {
-        self.shared
+        let shared = &self.all_workers()[0].shared;
+        shared
             .locks
             .look(|state| state.order.clone().unwrap_or_default())
     }
 
     /// What the application counted, with [`LockedLayout::counting`].
     pub fn counted(&self) -> Counted {
-        self.shared.counter.counted()
-    }
-
-    /// The recording so far, which ends with this; `None` without one, or while somebody holds the
-    /// pump.
-    pub fn take_recorder(&mut self) -> Option<Recorder> {
-        self.shared.rx.try_take()?.receiver.pump.take_recorder()
-    }
-
-    /// The bounds in force, fitted to the device.
-    pub fn limits(&self) -> Limits {
-        self.shared.world.limits
-    }
-}
-
-impl<K: LockKind> Variant for LockedGroup<K> {
-    fn turn(&mut self, now: Instant) -> usize {
-        LockedGroup::turn(self, now)
-    }
-
-    fn next_deadline(&self) -> Instant {
-        LockedGroup::next_deadline(self)
-    }
-
-    fn wait(&mut self, now: Instant, until: Instant) {
-        let deadline = until.min(LockedGroup::next_deadline(self));
-        let Some(mut side) = self.shared.rx.try_take() else {
-            return;
-        };
-        let next_try = self.shared.tx.try_take().and_then(|tx| tx.next_try());
-        let workers = &mut self.workers;
-        let has_work = || workers.iter_mut().any(Sleeper::has_work);
-        let when = (deadline, now);
-        sleep_alone(&self.shared.world, &mut side, when, next_try, has_work);
-    }
-
-    fn has_work(&mut self) -> bool {
-        self.is_pump_busy() || self.workers.iter_mut().any(Sleeper::has_work)
-    }
-
-    fn is_pump_busy(&self) -> bool {
-        let side = self.shared.rx.try_take();
-        side.is_none_or(|side| side.receiver.has_work())
-    }
-
-    fn worker_count(&self) -> usize {
-        self.workers.len()
-    }
-
-    fn step(&mut self, worker: usize, step: TurnStep, now: Instant) -> bool {
-        let worker = &mut self.workers[worker];
-        match step {
-            TurnStep::Claim | TurnStep::Parse => false,
-            TurnStep::Pump | TurnStep::Publish => worker.pump(now).is_some_and(|done| done > 0),
-            TurnStep::Prepare(_) => worker.prepare(),
-            TurnStep::Apply => worker.apply(),
-            TurnStep::Perform => worker.perform(),
-            TurnStep::Send | TurnStep::SendOne => worker.send().is_some_and(|done| done > 0),
-            TurnStep::Turn => worker.turn(now) > 0,
-        }
-    }
-
-    fn sockets(&self) -> Sockets {
-        LockedGroup::sockets(self)
-    }
-
-    fn limits(&self) -> Limits {
-        LockedGroup::limits(self)
-    }
-
-    fn stats(&self) -> StackStats {
-        let pump = self.workers.first().and_then(LockedWorker::pump_stats);
-        StackStats {
-            pump: pump.unwrap_or_default(),
-            state: LockedGroup::inspect(self, ReplicaState::stats),
-            membership: MembershipStats::default(),
-        }
-    }
-
-    fn effect_stats(&self) -> EffectStats {
-        let all = self.workers.iter().map(LockedWorker::stats);
-        all.fold(EffectStats::default(), EffectStats::and)
-    }
-
-    fn inspect(&self, look: &mut dyn FnMut(&ReplicaState)) {
-        LockedGroup::inspect(self, look);
-    }
-
-    fn replay(&mut self, entry: &Entry) {
-        for worker in &mut self.workers {
-            worker.carry_out();
-        }
-        let run = entry.prepare_world(&self.shared.world);
-        if let Some(worker) = self.workers.first_mut() {
-            worker.replay(entry, run);
-        }
-    }
-
-    fn take_recorder(&mut self) -> Option<Recorder> {
-        LockedGroup::take_recorder(self)
-    }
-
-    fn into_parts(self: Box<Self>) -> Parts {
-        let LockedGroup { shared, workers } = *self;
-        let worker = |worker| -> Box<dyn super::Worker> { Box::new(worker) };
-        Parts {
-            workers: workers.into_iter().map(worker).collect(),
-            handle: shared,
-        }
+        self.all_workers()[0].counted()
     }
 }
 
 impl<K: LockKind> Handle for LockedShared<K> {
+    fn sockets(&self) -> Sockets {
+        Sockets::new(&self.world)
+    }
+
     fn wake_all(&self) {
         self.work_event.notify_all();
     }
@@ -609,50 +471,6 @@ pub struct LockedWorker<K: LockKind> {
 }
 
 impl<K: LockKind> LockedWorker<K> {
-    /// Everything that can be done now, once. Returns how much that was; 0 means that nothing will
-    /// happen before [`LockedWorker::next_deadline`] unless a frame, an application or another worker
-    /// does something.
-    ///
-    /// Waits for nothing but the lock.
-    pub fn turn(&mut self, now: Instant) -> usize {
-        let mut done = self.pump(now).unwrap_or(0);
-        if done > 0 {
-            // The pump is free again, and there may be more.
-            self.shared.work_event.notify_all();
-        }
-        done += self.carry_out();
-        done += self.send_in_turn(done == 0);
-        let shared = &self.shared;
-        done + shared.world.serve_units(|| shared.work_event.notify_all())
-    }
-
-    /// Does everything that what it carries asks for.
-    fn carry_out(&mut self) -> usize {
-        if self.batch.is_empty() {
-            return 0;
-        }
-        while self.batch.prepare_one(&self.shared) {}
-        self.apply_and_perform()
-    }
-
-    /// Carries a recorded entry through, and sends what it asks for.
-    fn replay(&mut self, entry: &Entry, run: Run) {
-        let shared = Arc::clone(&self.shared);
-        let (Some(mut side), Some(mut tx)) = (shared.rx.try_take(), shared.tx.try_take()) else {
-            return;
-        };
-        let mut intake = Intake {
-            shared: &shared,
-            id: self.id,
-            next: &mut side.next,
-            batch: &mut self.batch,
-        };
-        intake.reclaim(&mut drop);
-        intake.publish(&entry.request, entry.verdict, run);
-        self.carry_out();
-        while tx.turn() > 0 {}
-    }
-
     fn apply_and_perform(&mut self) -> usize {
         let most = match self.shared.layout.hold {
             Hold::Batch => usize::MAX,
@@ -725,50 +543,9 @@ impl<K: LockKind> LockedWorker<K> {
         }
     }
 
-    /// As in `replicated`: the last holder sends, others only if they are idle.
-    fn send_in_turn(&mut self, idle: bool) -> usize {
-        // ORDERING: Relaxed, here and where it is stored: a hint for who should try; the role
-        // decides.
-        let holder = self.shared.sending.load(Ordering::Relaxed) == self.id;
-        if !holder && !idle {
-            return 0;
-        }
-        let done = self.send().unwrap_or(0);
-        if done > 0 && !holder {
-            self.shared.sending.store(self.id, Ordering::Relaxed);
-        }
-        done
-    }
-
     /// Takes the transmit pump for one turn; `None` if somebody else has it.
     pub fn send(&mut self) -> Option<usize> {
         Some(self.shared.tx.try_take()?.turn())
-    }
-
-    /// When time has to be told at the latest: to the state, as of the last release of the lock,
-    /// and to the receive pump, which waits for neighbours to answer and for fragments to arrive.
-    /// Of a pump that another worker holds at this moment it says nothing: that worker asks after
-    /// its turn.
-    pub fn next_deadline(&self) -> Instant {
-        let side = self.shared.rx.try_take();
-        let pump = side.map_or(Instant::NEVER, |side| side.receiver.pump.next_deadline());
-        self.state_deadline().min(pump)
-    }
-
-    /// When the state wants to hear of time.
-    fn state_deadline(&self) -> Instant {
-        // ORDERING: Relaxed, as in `Batch::apply`.
-        Instant::from_nanos(self.shared.deadline.load(Ordering::Relaxed))
-    }
-
-    /// Which worker of the group this is.
-    pub fn id(&self) -> usize {
-        self.id
-    }
-
-    /// What it prepared and performed.
-    pub fn stats(&self) -> EffectStats {
-        self.batch.effect_stats
     }
 
     /// What it met at all locks together.
@@ -790,31 +567,9 @@ impl<K: LockKind> LockedWorker<K> {
     pub fn counted(&self) -> Counted {
         self.shared.counter.counted()
     }
-
-    /// Lets `look` at the state, under the lock.
-    pub fn inspect<R>(&self, look: impl FnOnce(&ReplicaState) -> R) -> R {
-        self.shared.locks.look(|state| look(&state.replica))
-    }
-
-    /// What the receive pump saw; `None` while somebody holds it.
-    pub fn pump_stats(&self) -> Option<PumpStats> {
-        self.shared.rx.try_take().map(|rx| rx.receiver.pump.stats)
-    }
 }
 
-impl<K: LockKind> Sleeper for LockedWorker<K> {
-    fn has_work(&mut self) -> bool {
-        !self.batch.is_empty()
-            || self.shared.world.has_units()
-            || self.shared.tx.try_take().is_some_and(|tx| tx.has_work())
-    }
-
-    fn state_deadline(&self) -> Instant {
-        LockedWorker::state_deadline(self)
-    }
-}
-
-impl<K: LockKind> super::Worker for LockedWorker<K> {
+impl<K: LockKind> drive::Worker for LockedWorker<K> {
     fn id(&self) -> usize {
         self.id
     }
@@ -823,12 +578,76 @@ impl<K: LockKind> super::Worker for LockedWorker<K> {
         format!("worker {}", self.id)
     }
 
-    fn turn(&mut self, now: Instant) -> usize {
-        LockedWorker::turn(self, now)
+    fn receive(&mut self, now: Instant) -> usize {
+        let done = self.pump(now).unwrap_or(0);
+        if done > 0 {
+            // The pump is free again, and there may be more.
+            self.shared.work_event.notify_all();
+        }
+        done
+    }
+
+    /// Waits for nothing but the lock.
+    fn process(&mut self) -> usize {
+        if self.batch.is_empty() {
+            return 0;
+        }
+        while self.batch.prepare_one(&self.shared) {}
+        self.apply_and_perform()
+    }
+
+    fn transmit(&mut self, is_idle: bool) -> usize {
+        // ORDERING: Relaxed, here and where it is stored: a hint for who should try; the role
+        // decides.
+        let holder = self.shared.sending.load(Ordering::Relaxed) == self.id;
+        if !holder && !is_idle {
+            return 0;
+        }
+        let done = self.send().unwrap_or(0);
+        if done > 0 && !holder {
+            self.shared.sending.store(self.id, Ordering::Relaxed);
+        }
+        done
+    }
+
+    fn serve_units(&mut self) -> usize {
+        let shared = &self.shared;
+        shared.world.serve_units(|| shared.work_event.notify_all())
+    }
+
+    fn step(&mut self, step: TurnStep, now: Instant) -> bool {
+        match step {
+            TurnStep::Claim | TurnStep::Parse => false,
+            TurnStep::Pump | TurnStep::Publish => self.pump(now).is_some_and(|done| done > 0),
+            TurnStep::Prepare(_) => self.prepare(),
+            TurnStep::Apply => self.apply(),
+            TurnStep::Perform => self.perform(),
+            TurnStep::Send | TurnStep::SendOne => self.send().is_some_and(|done| done > 0),
+            TurnStep::Turn => self.turn(now) > 0,
+        }
     }
 
     fn next_deadline(&self) -> Instant {
-        LockedWorker::next_deadline(self)
+        let side = self.shared.rx.try_take();
+        let pump = side.map_or(Instant::NEVER, |side| side.receiver.pump.next_deadline());
+        self.state_deadline().min(pump)
+    }
+
+    /// As of the last release of the lock.
+    fn state_deadline(&self) -> Instant {
+        // ORDERING: Relaxed, as in `Batch::apply`.
+        Instant::from_nanos(self.shared.deadline.load(Ordering::Relaxed))
+    }
+
+    fn has_work(&mut self) -> bool {
+        !self.batch.is_empty()
+            || self.shared.world.has_units()
+            || self.shared.tx.try_take().is_some_and(|tx| tx.has_work())
+    }
+
+    fn is_pump_busy(&self) -> bool {
+        let side = self.shared.rx.try_take();
+        side.is_none_or(|side| side.receiver.has_work())
     }
 
     fn stats(&self) -> WorkerStats {
@@ -841,25 +660,28 @@ impl<K: LockKind> super::Worker for LockedWorker<K> {
     }
 
     fn pump_stats(&self) -> Option<PumpStats> {
-        LockedWorker::pump_stats(self)
+        self.shared.rx.try_take().map(|rx| rx.receiver.pump.stats)
     }
 
     fn inspect(&self, look: &mut dyn FnMut(&ReplicaState)) {
-        LockedWorker::inspect(self, look);
+        if self.id == 0 {
+            self.shared.locks.look(|state| look(&state.replica));
+        }
     }
 
     fn attend(&mut self) -> bool {
         let world = &self.shared.world;
         let goes_on = !world.is_down();
         if goes_on && world.view.is_asked() {
-            LockedWorker::inspect(self, |replica| world.view.answer(replica));
+            let answer = |state: &mut State| world.view.answer(&state.replica);
+            self.shared.locks.look(answer);
         }
         goes_on
     }
 
     fn post(&mut self) {
-        let pump = LockedWorker::pump_stats(self);
-        let state = LockedWorker::inspect(self, ReplicaState::stats);
+        let pump = self.pump_stats();
+        let state = self.shared.locks.look(|state| state.replica.stats());
         self.shared.world.post(|posted| {
             posted.state = state;
             posted.pump = pump.unwrap_or(posted.pump);
@@ -877,6 +699,37 @@ impl<K: LockKind> super::Worker for LockedWorker<K> {
             workers: shared.layout.workers,
         };
         sleep.sleep(now, self);
+    }
+
+    fn wait_alone(&mut self, when: (Instant, Instant), others_have_work: &mut dyn FnMut() -> bool) {
+        let shared = Arc::clone(&self.shared);
+        let Some(mut side) = shared.rx.try_take() else {
+            return;
+        };
+        let next_try = shared.tx.try_take().and_then(|tx| tx.next_try());
+        let has_work = || self.has_work() || others_have_work();
+        sleep_alone(&shared.world, &mut side, when, next_try, has_work);
+    }
+
+    fn replay(&mut self, entry: &Entry) -> bool {
+        let shared = Arc::clone(&self.shared);
+        let Some(mut side) = shared.rx.try_take() else {
+            return false;
+        };
+        let run = entry.prepare_world(&shared.world);
+        let mut intake = Intake {
+            shared: &shared,
+            id: self.id,
+            next: &mut side.next,
+            batch: &mut self.batch,
+        };
+        intake.reclaim(&mut drop);
+        intake.publish(&entry.request, entry.verdict, run);
+        true
+    }
+
+    fn take_recorder(&mut self) -> Option<Recorder> {
+        self.shared.rx.try_take()?.receiver.pump.take_recorder()
     }
 }
 

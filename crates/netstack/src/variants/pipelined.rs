@@ -54,20 +54,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dominoes::Exclusive;
 use dominoes_drivers::Device;
 
+use super::Setup;
 use super::groups::{Classify, divide_setup};
-use super::{Handle, Parts, Setup, TurnStep, Variant};
-use crate::config::{Limits, setters};
+use crate::config::setters;
+use crate::drive::{ByHand, Handle};
 use crate::error::ConfigError;
 use crate::io::claim::Claimer;
 use crate::io::perform::Template;
-use crate::io::record::{Entry, Recorder};
 use crate::io::rx::Receiver;
 use crate::io::setup::Base;
-use crate::io::sleep::timeout;
 use crate::io::world::World;
 use crate::socket::Sockets;
-use crate::state::apply::ReplicaState;
-use crate::stats::{EffectStats, MembershipStats, StackStats};
 use crate::time::Instant;
 use front::{Front, Inbox, SharedTx};
 use message::{LastLook, Sender, WakeUp, channel};
@@ -211,6 +208,10 @@ struct PipelinedShared {
 }
 
 impl Handle for PipelinedShared {
+    fn sockets(&self) -> Sockets {
+        Sockets::over(self.worlds.clone())
+    }
+
     fn wake_all(&self) {
         self.wakes.iter().for_each(|wake| wake.wake());
     }
@@ -234,11 +235,8 @@ impl PipelinedShared {
     }
 }
 
-/// A pipeline, whose stages belong to workers.
-pub struct Pipeline {
-    shared: Arc<PipelinedShared>,
-    workers: Vec<PipelinedWorker>,
-}
+/// A pipeline, whose stages belong to workers, [driven by hand](ByHand).
+pub type Pipeline = ByHand<PipelinedWorker>;
 
 impl Pipeline {
     /// A pipeline over `device`.
@@ -362,130 +360,6 @@ impl Pipeline {
         for (kind, stage) in stages {
             workers[layout.worker_of(kind)].add(kind, stage);
         }
-        Ok(Pipeline { shared, workers })
-    }
-
-    /// The workers, to be driven by hand.
-    pub fn workers(&mut self) -> &mut [PipelinedWorker] {
-        &mut self.workers
-    }
-
-    /// The workers, to be given to threads.
-    pub fn into_workers(self) -> Vec<PipelinedWorker> {
-        self.workers
-    }
-
-    /// One turn of each worker, in order. Returns how much was done.
-    pub fn turn(&mut self, now: Instant) -> usize {
-        let turn = |worker: &mut PipelinedWorker| super::Worker::turn(worker, now);
-        self.workers.iter_mut().map(turn).sum()
-    }
-
-    /// The sockets.
-    pub fn sockets(&self) -> Sockets {
-        Sockets::over(self.shared.worlds.clone())
-    }
-
-    fn protocols(&self) -> impl Iterator<Item = &Protocol> {
-        self.workers.iter().flat_map(PipelinedWorker::protocols)
-    }
-
-    fn first_protocol(&mut self) -> Option<&mut Protocol> {
-        self.workers
-            .iter_mut()
-            .flat_map(PipelinedWorker::protocols_mut)
-            .next()
-    }
-}
-
-impl Variant for Pipeline {
-    fn turn(&mut self, now: Instant) -> usize {
-        Pipeline::turn(self, now)
-    }
-
-    fn next_deadline(&self) -> Instant {
-        let deadlines = self.protocols().map(Protocol::next_deadline);
-        deadlines.min().unwrap_or(Instant::NEVER)
-    }
-
-    fn wait(&mut self, now: Instant, until: Instant) {
-        let deadline = until.min(self.next_deadline());
-        let workers = &mut self.workers;
-        workers.iter_mut().for_each(|worker| worker.before_sleep());
-        if !workers.iter_mut().any(PipelinedWorker::has_work)
-            && let Some(first) = workers.first_mut()
-        {
-            first.wait_in_device(timeout(deadline, now));
-        }
-        workers.iter_mut().for_each(|worker| worker.after_sleep());
-    }
-
-    fn has_work(&mut self) -> bool {
-        self.workers.iter_mut().any(PipelinedWorker::has_work)
-    }
-
-    fn is_pump_busy(&self) -> bool {
-        self.protocols().any(|protocol| protocol.rx.has_work())
-    }
-
-    fn worker_count(&self) -> usize {
-        self.workers.len()
-    }
-
-    fn step(&mut self, worker: usize, step: TurnStep, now: Instant) -> bool {
-        self.workers[worker].step(step, now)
-    }
-
-    fn sockets(&self) -> Sockets {
-        Pipeline::sockets(self)
-    }
-
-    fn limits(&self) -> Limits {
-        self.shared.worlds[0].limits
-    }
-
-    fn stats(&self) -> StackStats {
-        // Of the first protocol stage.
-        let first = self.protocols().next();
-        first.map_or_else(StackStats::default, |protocol| StackStats {
-            pump: protocol.rx.pump.stats,
-            state: protocol.replica.stats(),
-            membership: MembershipStats::default(),
-        })
-    }
-
-    fn effect_stats(&self) -> EffectStats {
-        let all = self.workers.iter().map(PipelinedWorker::effect_stats);
-        all.fold(EffectStats::default(), EffectStats::and)
-    }
-
-    fn inspect(&self, look: &mut dyn FnMut(&ReplicaState)) {
-        self.protocols()
-            .for_each(|protocol| look(&protocol.replica));
-    }
-
-    fn replay(&mut self, entry: &Entry) {
-        if let Some(protocol) = self.first_protocol() {
-            protocol.replay(entry);
-        }
-        while self
-            .workers
-            .iter_mut()
-            .fold(0, |n, worker| n + worker.work())
-            > 0
-        {}
-    }
-
-    fn take_recorder(&mut self) -> Option<Recorder> {
-        self.first_protocol()?.rx.pump.take_recorder()
-    }
-
-    fn into_parts(self: Box<Self>) -> Parts {
-        let Pipeline { shared, workers } = *self;
-        let worker = |worker| -> Box<dyn super::Worker> { Box::new(worker) };
-        Parts {
-            workers: workers.into_iter().map(worker).collect(),
-            handle: shared,
-        }
+        Ok(ByHand::new_over(workers, shared))
     }
 }

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use dominoes_drivers::Device;
 
 use super::coalescing::{self, CoalescingDelay, Received};
-use super::{Parts, Variant, Worker};
-use crate::config::Limits;
+use crate::drive::{ByHand, Worker};
 use crate::error::ConfigError;
 use crate::io::direct::DirectLog;
 use crate::io::perform::Template;
@@ -17,9 +16,8 @@ use crate::io::setup::Setup;
 use crate::io::sleep::sleep_alone;
 use crate::io::tx::TxPump;
 use crate::io::world::World;
-use crate::socket::Sockets;
 use crate::state::apply::ReplicaState;
-use crate::stats::{EffectStats, MembershipStats, PumpStats, StackStats, WorkerStats};
+use crate::stats::{EffectStats, PumpStats, WorkerStats};
 use crate::time::Instant;
 
 /// Deliveries are performed at once and in order: as many slots do as there may be of them before
@@ -27,7 +25,10 @@ use crate::time::Instant;
 const DELIVERY_SLOTS: usize = 128;
 
 /// A stack on one thread.
-pub struct Single {
+pub type Single = ByHand<SingleWorker>;
+
+/// The worker of a stack on one thread: has all of it.
+pub struct SingleWorker {
     rx: Receiver,
     tx: TxPump,
     world: Arc<World>,
@@ -40,7 +41,7 @@ pub struct Single {
 
 /// However a test drives it, what it was sent made nothing panic.
 #[cfg(feature = "testkit")]
-impl Drop for Single {
+impl Drop for SingleWorker {
     fn drop(&mut self) {
         self.world
             .assert_no_panics(self.replica.unexpected_panics());
@@ -55,7 +56,8 @@ impl Single {
     pub fn new(setup: Setup, device: Box<dyn Device>) -> Result<Single, ConfigError> {
         let mut base = setup.build(device, DELIVERY_SLOTS, 1)?;
         base.rx.stores_ahead = true;
-        Ok(Single {
+        let handle = Arc::new(Arc::clone(&base.world));
+        let worker = SingleWorker {
             replica: ReplicaState::new(base.world.limits),
             world: base.world,
             direct: DirectLog::default(),
@@ -64,20 +66,28 @@ impl Single {
             coalescing: CoalescingDelay::default(),
             rx: Receiver::new(base.rx, base.claimer),
             tx: base.tx,
-        })
+        };
+        Ok(ByHand::new_over([worker], handle))
     }
 
-    /// One turn: news, frames in, frames out. Returns how much was done; 0 means that nothing will
-    /// happen before [`Single::next_deadline`] unless a frame or an application comes.
-    pub fn turn(&mut self, now: Instant) -> usize {
+    /// The state.
+    pub fn replica(&self) -> &ReplicaState {
+        &self.all_workers()[0].replica
+    }
+}
+
+impl Worker for SingleWorker {
+    fn name(&self) -> String {
+        "single".to_owned()
+    }
+
+    fn receive(&mut self, now: Instant) -> usize {
         let deadline = self.replica.next_deadline();
-        let done = self.rx.turns(now, deadline, &mut self.direct);
-        self.work();
-        done + self.tx.turn() + self.world.serve_units(|| ())
+        self.rx.turns(now, deadline, &mut self.direct)
     }
 
-    fn work(&mut self) {
-        let Single {
+    fn process(&mut self) -> usize {
+        let SingleWorker {
             world,
             replica,
             direct,
@@ -86,135 +96,32 @@ impl Single {
             ..
         } = self;
         direct.work(world, replica, template, stats);
+        // The receive pump has counted it.
+        0
     }
 
-    /// When time has to be told at the latest.
-    pub fn next_deadline(&self) -> Instant {
-        self.replica
-            .next_deadline()
-            .min(self.rx.pump.next_deadline())
+    fn transmit(&mut self, _is_idle: bool) -> usize {
+        self.tx.turn()
     }
 
-    /// Applies an entry of a recorded log as if it came from the pump, and sends what it asks for.
-    ///
-    /// What the application wrote is put into the send rings first; what it had read by then is up
-    /// to the caller, who reads through the sockets.
-    pub fn replay(&mut self, entry: &Entry) {
-        let run = entry.prepare_world(&self.world);
-        self.direct.publish(&entry.request, entry.verdict, run);
-        self.work();
-        self.direct.reclaim(&mut drop);
-        while self.tx.turn() > 0 {}
-    }
-
-    /// The sockets.
-    pub fn sockets(&self) -> Sockets {
-        Sockets::new(&self.world)
-    }
-
-    /// The state.
-    pub fn replica(&self) -> &ReplicaState {
-        &self.replica
-    }
-
-    /// The recording so far, which ends with this.
-    pub fn take_recorder(&mut self) -> Option<Recorder> {
-        self.rx.pump.take_recorder()
-    }
-
-    /// What the pump saw.
-    pub fn pump_stats(&self) -> PumpStats {
-        self.rx.pump.stats
-    }
-
-    /// What was performed.
-    pub fn effect_stats(&self) -> EffectStats {
-        self.stats
-    }
-
-    /// The bounds in force, fitted to the device.
-    pub fn limits(&self) -> Limits {
-        self.world.limits
-    }
-}
-
-impl Variant for Single {
-    fn turn(&mut self, now: Instant) -> usize {
-        Single::turn(self, now)
+    fn serve_units(&mut self) -> usize {
+        self.world.serve_units(|| ())
     }
 
     fn next_deadline(&self) -> Instant {
-        Single::next_deadline(self)
+        self.state_deadline().min(self.rx.pump.next_deadline())
     }
 
-    fn wait(&mut self, now: Instant, until: Instant) {
-        let deadline = until.min(Single::next_deadline(self));
-        let next_try = self.tx.next_try();
-        let tx = &self.tx;
-        sleep_alone(&self.world, &mut self.rx, (deadline, now), next_try, || {
-            tx.has_work()
-        });
+    fn state_deadline(&self) -> Instant {
+        self.replica.next_deadline()
     }
 
     fn has_work(&mut self) -> bool {
-        self.rx.has_work() || self.tx.has_work()
+        self.tx.has_work()
     }
 
     fn is_pump_busy(&self) -> bool {
         self.rx.has_work()
-    }
-
-    fn sockets(&self) -> Sockets {
-        Single::sockets(self)
-    }
-
-    fn limits(&self) -> Limits {
-        Single::limits(self)
-    }
-
-    fn stats(&self) -> StackStats {
-        StackStats {
-            pump: self.rx.pump.stats,
-            state: self.replica.stats(),
-            membership: MembershipStats::default(),
-        }
-    }
-
-    fn effect_stats(&self) -> EffectStats {
-        self.stats
-    }
-
-    fn inspect(&self, look: &mut dyn FnMut(&ReplicaState)) {
-        look(&self.replica);
-    }
-
-    fn replay(&mut self, entry: &Entry) {
-        Single::replay(self, entry);
-    }
-
-    fn take_recorder(&mut self) -> Option<Recorder> {
-        Single::take_recorder(self)
-    }
-
-    fn into_parts(self: Box<Self>) -> Parts {
-        Parts {
-            workers: vec![self],
-            handle: Arc::new(()),
-        }
-    }
-}
-
-impl Worker for Single {
-    fn name(&self) -> String {
-        "single".to_owned()
-    }
-
-    fn turn(&mut self, now: Instant) -> usize {
-        Single::turn(self, now)
-    }
-
-    fn next_deadline(&self) -> Instant {
-        Single::next_deadline(self)
     }
 
     fn stats(&self) -> WorkerStats {
@@ -264,7 +171,27 @@ impl Worker for Single {
     }
 
     fn wait(&mut self, now: Instant) {
-        Variant::wait(self, now, Instant::NEVER);
+        let deadline = self.next_deadline();
+        self.wait_alone((deadline, now), &mut || false);
+    }
+
+    fn wait_alone(&mut self, when: (Instant, Instant), others_have_work: &mut dyn FnMut() -> bool) {
+        let (tx, next_try) = (&self.tx, self.tx.next_try());
+        sleep_alone(&self.world, &mut self.rx, when, next_try, || {
+            tx.has_work() || others_have_work()
+        });
+    }
+
+    fn replay(&mut self, entry: &Entry) -> bool {
+        let run = entry.prepare_world(&self.world);
+        self.direct.publish(&entry.request, entry.verdict, run);
+        self.process();
+        self.direct.reclaim(&mut drop);
+        true
+    }
+
+    fn take_recorder(&mut self) -> Option<Recorder> {
+        self.rx.pump.take_recorder()
     }
 }
 
@@ -286,7 +213,8 @@ mod tests {
         let peer = ([10, 0, 0, 2], 9).into();
         let mut socket = single.sockets().bind_udp(7).expect("a free port");
         socket.try_send_to(b"x", peer).expect("room");
-        single.rx.pump.poll_sockets(now, &mut single.direct);
+        let worker = &mut single.workers()[0];
+        worker.rx.pump.poll_sockets(now, &mut worker.direct);
         while single.turn(now) > 0 {}
         // It asks for the peer's address.
         let sent = script.take_sent();

@@ -415,7 +415,7 @@ fn a_stack_that_is_driven_by_hand_sleeps_until_there_is_something_to_do() {
         let (ours, peer, start) = (pair.stacks.remove(0), pair.hosts.remove(0), pair.now);
         let over = AtomicBool::new(false);
         let turns = AtomicU64::new(0);
-        let drive = |mut stack: Box<dyn dominoes_netstack::variants::Variant>| {
+        let drive = |mut stack: dominoes_netstack::variants::ByHand| {
             let clock = || start + Duration::from_nanos(begin.elapsed().as_nanos() as u64);
             while !over.load(Ordering::Relaxed) {
                 turns.fetch_add(1, Ordering::Relaxed);

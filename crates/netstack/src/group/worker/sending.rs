@@ -22,7 +22,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
     /// Sends frames if this worker probably built the next one to be sent: that one, and its own
     /// frames after it, are in the cache of its core. Sends frames of others, too, if it is `idle`
     /// or if their worker is late. Sends nothing if another worker has the transmit pump.
-    pub(super) fn send_in_turn(&mut self, idle: bool) -> usize {
+    pub(crate) fn send_in_turn(&mut self, idle: bool) -> usize {
         let sent = self.shared.world.tx.sent();
         let below = if idle || self.is_sender_late(sent) {
             u64::MAX

@@ -1,16 +1,16 @@
 //! A thread of a pipeline: the stages that it has, and how it sleeps.
 
-use core::time::Duration;
 use std::sync::Arc;
 
 use super::message::WakeUp;
 use super::stage::{Protocol, Stage};
 use super::{PipelinedShared, StageKind};
+use crate::drive::{self, TurnStep};
+use crate::io::record::{Entry, Recorder};
 use crate::io::sleep::timeout;
 use crate::state::apply::ReplicaState;
 use crate::stats::{EffectStats, PumpStats, WorkerStats};
 use crate::time::Instant;
-use crate::variants::TurnStep;
 
 /// What a stage did since its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,54 +92,6 @@ impl PipelinedWorker {
             _ => None,
         })
     }
-
-    pub(super) fn has_work(&mut self) -> bool {
-        self.stages.iter_mut().any(|timed| timed.stage.has_work())
-            || self.shared.worlds.iter().any(|world| world.has_units())
-    }
-
-    /// Everything that can be done without new frames, time and news.
-    pub(super) fn work(&mut self) -> usize {
-        let stages = self.stages.iter_mut();
-        stages.map(|timed| timed.stage.work()).sum()
-    }
-
-    /// One step of those of its stages that have such a step. Returns whether something was done.
-    pub(super) fn step(&mut self, step: TurnStep, now: Instant) -> bool {
-        if step == TurnStep::Turn {
-            return self.all(now) > 0;
-        }
-        let one = |timed: &mut Timed| match (&mut timed.stage, step) {
-            (Stage::Interface(stage), TurnStep::Pump) => stage.receive(now),
-            (Stage::Interface(stage), TurnStep::Send | TurnStep::SendOne) => stage.send(),
-            (Stage::Data(stage), TurnStep::Prepare(_)) => stage.prepare(),
-            (Stage::Data(stage), TurnStep::Perform) => stage.perform(),
-            (Stage::Protocol(stage), TurnStep::Pump) => stage.receive(now),
-            (Stage::Protocol(stage), TurnStep::Apply) => stage.apply(1),
-            _ => 0,
-        };
-        self.stages.iter_mut().map(one).sum::<usize>() > 0
-    }
-
-    fn all(&mut self, now: Instant) -> usize {
-        let mut done = 0;
-        for timed in &mut self.stages {
-            let start = self.is_timed.then(clock);
-            let now_done = timed.stage.turn(now);
-            timed.turns += u64::from(now_done > 0);
-            if let Some(start) = start.filter(|_| now_done > 0) {
-                timed.busy_ns += start.elapsed().as_nanos() as u64;
-            }
-            done += now_done;
-        }
-        let worlds = self.shared.worlds.iter();
-        done + worlds.map(|world| world.serve_units(|| ())).sum::<usize>()
-    }
-
-    fn deadline(&self) -> Instant {
-        let deadlines = self.protocols().map(Protocol::next_deadline);
-        deadlines.min().unwrap_or(Instant::NEVER)
-    }
 }
 
 #[expect(
@@ -150,7 +102,7 @@ fn clock() -> std::time::Instant {
     std::time::Instant::now()
 }
 
-impl crate::variants::Worker for PipelinedWorker {
+impl drive::Worker for PipelinedWorker {
     fn id(&self) -> usize {
         self.id
     }
@@ -166,12 +118,75 @@ impl crate::variants::Worker for PipelinedWorker {
         }
     }
 
-    fn turn(&mut self, now: Instant) -> usize {
-        self.all(now)
+    /// A turn of each of its stages.
+    fn receive(&mut self, now: Instant) -> usize {
+        let mut done = 0;
+        for timed in &mut self.stages {
+            let start = self.is_timed.then(clock);
+            let now_done = timed.stage.turn(now);
+            timed.turns += u64::from(now_done > 0);
+            if let Some(start) = start.filter(|_| now_done > 0) {
+                timed.busy_ns += start.elapsed().as_nanos() as u64;
+            }
+            done += now_done;
+        }
+        done
+    }
+
+    /// The stages have done it in their turns.
+    fn process(&mut self) -> usize {
+        0
+    }
+
+    /// The stages have done it in their turns.
+    fn transmit(&mut self, _is_idle: bool) -> usize {
+        0
+    }
+
+    fn work(&mut self) -> usize {
+        let stages = self.stages.iter_mut();
+        stages.map(|timed| timed.stage.work()).sum()
+    }
+
+    fn serve_units(&mut self) -> usize {
+        let worlds = self.shared.worlds.iter();
+        worlds.map(|world| world.serve_units(|| ())).sum()
+    }
+
+    /// One step of those of its stages that have such a step.
+    fn step(&mut self, step: TurnStep, now: Instant) -> bool {
+        if step == TurnStep::Turn {
+            return self.turn(now) > 0;
+        }
+        let one = |timed: &mut Timed| match (&mut timed.stage, step) {
+            (Stage::Interface(stage), TurnStep::Pump) => stage.receive(now),
+            (Stage::Interface(stage), TurnStep::Send | TurnStep::SendOne) => stage.send(),
+            (Stage::Data(stage), TurnStep::Prepare(_)) => stage.prepare(),
+            (Stage::Data(stage), TurnStep::Perform) => stage.perform(),
+            (Stage::Protocol(stage), TurnStep::Pump) => stage.receive(now),
+            (Stage::Protocol(stage), TurnStep::Apply) => stage.apply(1),
+            _ => 0,
+        };
+        self.stages.iter_mut().map(one).sum::<usize>() > 0
     }
 
     fn next_deadline(&self) -> Instant {
         self.shared.next_deadline()
+    }
+
+    /// Of its own stages.
+    fn state_deadline(&self) -> Instant {
+        let deadlines = self.protocols().map(Protocol::next_deadline);
+        deadlines.min().unwrap_or(Instant::NEVER)
+    }
+
+    fn has_work(&mut self) -> bool {
+        self.stages.iter_mut().any(|timed| timed.stage.has_work())
+            || self.shared.worlds.iter().any(|world| world.has_units())
+    }
+
+    fn is_pump_busy(&self) -> bool {
+        self.protocols().any(|protocol| protocol.rx.has_work())
     }
 
     fn stats(&self) -> WorkerStats {
@@ -215,7 +230,7 @@ impl crate::variants::Worker for PipelinedWorker {
     }
 
     fn wait(&mut self, now: Instant) {
-        let timeout = timeout(self.deadline(), now);
+        let timeout = timeout(self.state_deadline(), now);
         let wake = Arc::clone(&self.wake);
         self.protocols().for_each(|p| p.world.before_sleep());
         let has_interface = self.id == 0;
@@ -237,28 +252,32 @@ impl crate::variants::Worker for PipelinedWorker {
         wake.after_device();
         self.protocols().for_each(|p| p.world.after_sleep());
     }
-}
 
-impl PipelinedWorker {
-    /// A thread that drives all workers is about to sleep in the device: whatever wakes one of them
-    /// wakes it.
-    pub(super) fn before_sleep(&mut self) {
-        self.wake.before_device();
-        self.protocols().for_each(|p| p.world.before_sleep());
-    }
-
-    pub(super) fn after_sleep(&mut self) {
-        self.wake.after_device();
-        self.protocols().for_each(|p| p.world.after_sleep());
-    }
-
-    /// Sleeps in the device, if this worker has the interface stage.
-    pub(super) fn wait_in_device(&mut self, timeout: Option<Duration>) {
-        if let Some(Stage::Interface(interface)) = self.stages.first_mut().map(|s| &mut s.stage)
-            && !self.shared.is_down()
-        {
-            interface.wait(timeout);
+    /// Whatever wakes one of the workers wakes the thread that drives all of them.
+    fn wait_alone(
+        &mut self,
+        (deadline, now): (Instant, Instant),
+        others_have_work: &mut dyn FnMut() -> bool,
+    ) {
+        let shared = Arc::clone(&self.shared);
+        shared.wakes.iter().for_each(|wake| wake.before_device());
+        shared.worlds.iter().for_each(|world| world.before_sleep());
+        let may_sleep = !self.has_work() && !others_have_work() && !shared.is_down();
+        let first = self.stages.first_mut().map(|timed| &mut timed.stage);
+        if let (true, Some(Stage::Interface(interface))) = (may_sleep, first) {
+            interface.wait(timeout(deadline, now));
         }
+        shared.wakes.iter().for_each(|wake| wake.after_device());
+        shared.worlds.iter().for_each(|world| world.after_sleep());
+    }
+
+    fn replay(&mut self, entry: &Entry) -> bool {
+        let first = self.protocols_mut().next();
+        first.map(|protocol| protocol.replay(entry)).is_some()
+    }
+
+    fn take_recorder(&mut self) -> Option<Recorder> {
+        self.protocols_mut().next()?.rx.pump.take_recorder()
     }
 }
 
