@@ -6,12 +6,12 @@ use dominoes_netstack::{SocketError, TcpStream};
 
 use crate::rng::{Rng, mix};
 
-/// Bytes that are read or written at once, at most.
+/// The most bytes per read or write.
 const PIECE: u64 = 8192;
 
-/// One end of a connection with test traffic. It writes so many bytes, then no more; it reads as
-/// many as the other end writes, and then the end of the stream. It reads and writes in pieces of
-/// random sizes.
+/// One end of a connection with test traffic. It writes a given number of bytes, then shuts down
+/// writing; it reads the bytes that the other end writes, and then the end of the stream. Reads
+/// and writes have random sizes.
 pub struct Traffic {
     stream: Option<TcpStream>,
     rng: Rng,
@@ -23,37 +23,37 @@ pub struct Traffic {
     read: u64,
     shut: bool,
     eof: bool,
-    /// What is written next, and how much of it was.
+    /// The next bytes to write, and how many of them are written.
     piece: Vec<u8>,
     taken: usize,
-    /// Bytes that are written at once, at most.
+    /// The most bytes per write.
     most: u64,
-    /// What was read last, and what should have been.
+    /// The bytes read last, and the expected bytes.
     got: Vec<u8>,
     wanted: Vec<u8>,
 }
 
-/// What is wrong with the traffic.
+/// An error in the traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TrafficError {
-    /// A byte is not what was written.
+    /// A byte differs from the written byte.
     WrongByte {
-        /// Its place in the stream.
+        /// Its position in the stream.
         at: u64,
-        /// What was read.
+        /// The byte that was read.
         is: u8,
-        /// What was written.
+        /// The byte that was written.
         should_be: u8,
     },
-    /// There were more bytes than were written.
+    /// More bytes arrived than were written.
     TooMuch,
-    /// The stream ended early, at this place.
+    /// The stream ended early, at this position.
     TooLittle {
-        /// Bytes that came.
+        /// The number of bytes that arrived.
         at: u64,
     },
-    /// The connection ended in another way.
+    /// The connection ended with an error.
     Socket(SocketError),
 }
 
@@ -108,7 +108,7 @@ impl Traffic {
         }
     }
 
-    /// Bytes `from..from + len` of the pattern `key`, for another kind of application at the other
+    /// Bytes `from..from + len` of the pattern `key`, for a different application at the other
     /// end.
     pub fn pattern(key: u64, from: u64, len: u64) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -116,18 +116,18 @@ impl Traffic {
         bytes
     }
 
-    /// Lets it write at most so many bytes at once, and at least one.
+    /// Limits each write to `bytes` bytes, or to one if it is 0.
     pub fn write_at_most(mut self, bytes: u64) -> Self {
         self.most = bytes.clamp(1, PIECE);
         self
     }
 
-    /// The connection, until both ends are over.
+    /// The connection, until both directions have ended.
     pub const fn stream(&self) -> Option<&TcpStream> {
         self.stream.as_ref()
     }
 
-    /// Whether both ends have written and read everything. Then the socket is closed.
+    /// Whether both ends have written and read all bytes. The socket is closed then.
     pub const fn is_over(&self) -> bool {
         self.shut && self.eof
     }
@@ -142,10 +142,11 @@ impl Traffic {
         self.written
     }
 
-    /// Reads and writes a piece each, if that is possible now. Returns how much was done.
+    /// Reads and writes a piece each, if possible now. Returns the amount of progress, 0 if there
+    /// is none.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The error in the traffic.
     pub fn step(&mut self) -> Result<usize, TrafficError> {
         let Some(stream) = &mut self.stream else {
             return Ok(0);
@@ -215,9 +216,9 @@ impl Traffic {
     }
 }
 
-/// Bytes `from..from + len` of a pattern: each depends on its place.
+/// Appends bytes `from..from + len` of a pattern, in which each byte depends on its position.
 fn fill(into: &mut Vec<u8>, key: u64, from: u64, len: u64) {
-    // Whole words, then without the bytes before the first one.
+    // Writes whole words, then removes the bytes before the first one.
     let skip = (from % 8) as usize;
     let len = skip + len as usize;
     into.resize(len.next_multiple_of(8), 0);

@@ -1,27 +1,27 @@
-//! What the tests, fuzz targets and benchmarks of this workspace build, built once.
+//! Fixtures that the tests, fuzz targets and benchmarks of this workspace share.
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
-//! | [`packet`] | frames as the far side of a stack writes and reads them |
-//! | [`peer`] | a TCP peer that says what a test tells it |
+//! | [`packet`] | writes and reads frames for the far side of a stack |
+//! | [`peer`] | a TCP peer that a test controls |
 //! | [`link`] | bad wires: loss, reordering, duplication, corruption, delay, rate |
-//! | [`tally!`] | counters of what happened, added up over cases |
+//! | [`tally!`] | counters of events, summed over cases |
 //! | `rng` | the seeded generator, and cases whose failure prints the seed that repeats it |
 //! | `app` | applications that check every byte |
 //! | `hand` | stacks of every shape, driven turn by turn |
-//! | `host` | a stack whose time, frames and order of steps are in the caller's hands |
+//! | `host` | a stack whose time, frames and order of steps the caller controls |
 //! | `net` | hosts on a switch, in virtual time |
 //! | `faults` | workers that join, leave and fail, and bits that flip |
 //!
-//! A [`Net`] is an Ethernet switch with [`Host`]s on it. Each host has a wire of its own in each
-//! direction, as its [`LinkConfig`] says. Time moves only from one event to the next. The workers
-//! of a replicated stack take their steps in random order; a stack whose threads would sleep takes
-//! none. Every choice comes from one seed, so the same seed is the same run; [`Cases`] runs many
-//! and says in one line how to repeat the one that failed.
+//! A [`Net`] is an Ethernet switch with [`Host`]s. Each host has a separate wire in each direction,
+//! with the faults of its [`LinkConfig`]. Time advances only from one event to the next. The workers
+//! of a replicated stack take steps in random order; a stack whose threads would sleep takes none.
+//! One seed determines every choice, so equal seeds give equal runs. [`Cases`] runs many seeds and
+//! prints one line that repeats a failed one.
 //!
-//! [`Host`], its [`FaultPlan`] and [`Rng`] stand in `dominoes_netstack::testkit`, since they use
-//! what a stack does not show; this crate passes them on. Without the feature `stack` it knows
-//! frames, peers and wires only, and depends on no stack.
+//! [`Host`], [`FaultPlan`] and [`Rng`] are defined in `dominoes_netstack::testkit`, since they use
+//! private parts of a stack; this crate reexports them. Without the feature `stack` it contains only
+//! frames, peers and wires, and depends on no stack.
 //!
 #![cfg_attr(feature = "stack", doc = "```")]
 #![cfg_attr(not(feature = "stack"), doc = "```ignore")]
@@ -80,7 +80,7 @@ pub mod peer;
 pub mod rng;
 mod tally;
 
-/// A stack whose time, frames and order of steps are in the caller's hands.
+/// A stack whose time, frames and order of steps the caller controls.
 #[cfg(feature = "stack")]
 pub mod host {
     pub use dominoes_netstack::testkit::{Host, Stalls, Variant};

@@ -1,4 +1,4 @@
-//! Hosts on a switch, each behind two wires, and the clock that they share.
+//! Hosts on a switch, each with two wires, and their common clock.
 
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
@@ -16,36 +16,37 @@ use crate::link::{ImpairedLink, LinkConfig, LinkStats};
 use crate::packet::{Family, Mac, odd, on_wire, v6_of};
 use crate::rng::{Rng, mix};
 
-/// Rounds at one moment before the net counts as spinning.
+/// The most rounds at one moment; more count as spinning.
 const SPINNING: usize = 1_000_000;
 
-/// A host that a [`Net`] is to have.
+/// The configuration of a host for a [`Net`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct HostConfig {
-    /// How its stack is run.
+    /// The variant of its stack.
     pub variant: Variant,
-    /// The bounds of its stack.
+    /// The limits of its stack.
     pub limits: Limits,
-    /// Whether it has IPv6 besides IPv4, and is [named](Net::address_of) by that. Default: IPv4
+    /// The family of its [address](Net::address_of). With V6 it has IPv6 and IPv4. Default: IPv4
     /// alone.
     pub family: Family,
-    /// How its workers stand still. Default: never.
+    /// The pauses of its workers. Default: none.
     pub stalls: Stalls,
-    /// How its workers come, go and fail. Default: never.
+    /// The joins, departures and failures of its workers. Default: none.
     pub fault_plan: FaultPlan,
-    /// Into how many groups its connections are divided, each of which is run so. Default 1.
+    /// The number of groups of its stack. Default 1.
     pub groups: usize,
-    /// Whether its device completes checksums and divides frames of several datagrams. Default: no.
+    /// Whether its device completes checksums and divides frames of several datagrams. Default:
+    /// no.
     pub divides: bool,
-    /// What its frames meet on their way to the switch. The seed comes from the net.
+    /// The faults of its wire to the switch. The net chooses the seed.
     pub up: LinkConfig,
-    /// What frames for it meet on their way from the switch. The seed comes from the net.
+    /// The faults of its wire from the switch. The net chooses the seed.
     pub down: LinkConfig,
 }
 
 impl HostConfig {
-    /// Default bounds, perfect wires.
+    /// A host with default limits and perfect wires.
     pub fn new(variant: Variant) -> Self {
         HostConfig {
             variant,
@@ -104,23 +105,23 @@ impl HostConfig {
     }
 }
 
-/// Names a host of a [`Net`].
+/// Identifies a host of a [`Net`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HostId(usize);
 
-/// What has happened in all hosts of a net so far.
+/// Counts the events in all hosts of a net so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// Times that a worker stood still.
+    /// Pauses of workers.
     pub stalls: u64,
     /// Workers that joined or died.
     pub changes: u64,
-    /// Requests that were applied, in all logs.
+    /// Requests that the replicas of all logs applied.
     pub positions: u64,
 }
 
-/// A moment in which applications act.
+/// A moment at which applications act.
 #[derive(Debug)]
 pub struct Moment {
     now: Instant,
@@ -134,13 +135,12 @@ impl Moment {
         self.now
     }
 
-    /// What has happened so far.
+    /// The events so far.
     pub const fn progress(&self) -> Progress {
         self.progress
     }
 
-    /// Asks to be called again at `at` even if nothing happens. A moment that is over already does
-    /// not count.
+    /// Asks for a call at `at` even if nothing happens. A moment in the past is ignored.
     pub fn wake_at(&mut self, at: Instant) {
         if at > self.now {
             self.wake_at = self.wake_at.min(at);
@@ -148,13 +148,13 @@ impl Moment {
     }
 }
 
-/// Why [`Net::run`] ended before its time.
+/// Why [`Net::run`] failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RunError {
-    /// The time is over and the applications are not.
+    /// The time is over, but the applications are not done.
     OutOfTime,
-    /// Nothing will ever happen again, and the applications are not over.
+    /// No event is left, but the applications are not done.
     Stuck,
     /// A socket call of the applications failed.
     Socket(SocketError),
@@ -182,17 +182,17 @@ struct Station {
     /// One for each group of its stack.
     hosts: Vec<Host>,
     address: IpAddr,
-    /// In the family that its name has.
+    /// Its address, in the family of its configuration.
     name: IpAddr,
-    /// The Ethernet address that it has for others from some time on.
+    /// The Ethernet address that others see from a given time on.
     moves: Option<(Instant, Mac)>,
     up: ImpairedLink,
     down: ImpairedLink,
 }
 
 impl Station {
-    /// Everything that its groups can do, whoever comes first. Returns how many steps did
-    /// something.
+    /// Runs all possible steps of its groups, beginning with a random group. Returns the number
+    /// of steps that did anything.
     fn turn(&mut self, now: Instant, rng: &mut Rng) -> usize {
         let groups = self.hosts.len();
         if groups == 1 {
@@ -208,7 +208,7 @@ impl Station {
                 let waiting = host.unclaimed();
                 let did = host.turn(now) + waiting - host.unclaimed().min(waiting);
                 if did > 0 {
-                    // Whoever takes frames in takes them in for all.
+                    // The group that receives frames receives them for all groups.
                     let others = self.hosts.iter_mut().enumerate();
                     let others = others.filter(|(other, _)| *other != at);
                     others.for_each(|(_, other)| other.disturb());
@@ -223,9 +223,8 @@ impl Station {
     }
 }
 
-/// An Ethernet switch with hosts on it, in virtual time. Host `i`, counted from 1, is
-/// 10.0.0.`i`/24, and of IPv6 `fd00::a00:i`/120, which it has once it is known that nobody else
-/// does.
+/// An Ethernet switch with hosts, in virtual time. Host `i`, counted from 1, has the address
+/// 10.0.0.`i`/24, and with IPv6 `fd00::a00:i`/120, once no other host is known to have it.
 pub struct Net {
     now: Instant,
     seed: u64,
@@ -235,9 +234,9 @@ pub struct Net {
     meddler: Option<Meddler>,
 }
 
-/// Sees every frame that a host sends, before its wire does.
+/// Sees every frame that a host sends, before its wire.
 type Watcher = Box<dyn FnMut(Instant, HostId, &[u8])>;
-/// May change a frame after that. Returns frames that go to its sender.
+/// May change a frame after that. Returns frames for the frame's sender.
 type Meddler = Box<dyn FnMut(Instant, HostId, &mut Vec<u8>) -> Vec<Vec<u8>>>;
 
 impl fmt::Debug for Net {
@@ -251,7 +250,7 @@ impl fmt::Debug for Net {
 }
 
 impl Net {
-    /// Without hosts. Every choice in it comes from `seed`.
+    /// A net without hosts. `seed` determines every choice.
     pub fn new(seed: u64) -> Self {
         Net {
             now: Instant::ZERO,
@@ -263,13 +262,13 @@ impl Net {
         }
     }
 
-    /// Shows every frame that a host sends to `watcher` from now on, before anything happens to it.
+    /// Shows every frame that a host sends from now on to `watcher`, before it is changed.
     pub fn watch(&mut self, watcher: impl FnMut(Instant, HostId, &[u8]) + 'static) {
         self.watcher = Some(Box::new(watcher));
     }
 
-    /// Lets `meddler` change every frame that a host sends from now on, before its wire does
-    /// anything to it. The frames that it returns go to the sender of that frame.
+    /// Lets `meddler` change every frame that a host sends from now on, before its wire. The
+    /// frames that it returns go to the sender of the frame.
     pub fn meddle(
         &mut self,
         meddler: impl FnMut(Instant, HostId, &mut Vec<u8>) -> Vec<Vec<u8>> + 'static,
@@ -277,13 +276,13 @@ impl Net {
         self.meddler = Some(Box::new(meddler));
     }
 
-    /// What a host sends comes from another Ethernet address from `at` on: `mac`. Frames to either
+    /// From `at` on, the host's frames come from the Ethernet address `mac`. Frames to either
     /// address reach it then.
     pub fn move_host(&mut self, id: HostId, at: Instant, mac: Mac) {
         self.stations[id.0].moves = Some((at, mac));
     }
 
-    /// One more host, at most 254.
+    /// Adds a host; a net has at most 254.
     ///
     /// # Errors
     /// If a setting is out of its range.
@@ -329,7 +328,7 @@ impl Net {
         self.now
     }
 
-    /// A host; of several groups, the first.
+    /// A host; with several groups, the first group.
     pub fn host(&mut self, id: HostId) -> &mut Host {
         &mut self.stations[id.0].hosts[0]
     }
@@ -344,18 +343,18 @@ impl Net {
         self.stations[id.0].hosts[0].sockets()
     }
 
-    /// A port of a host.
+    /// An address of a host, with this port.
     pub fn address_of(&self, id: HostId, port: u16) -> SocketAddr {
         SocketAddr::new(self.stations[id.0].name, port)
     }
 
-    /// What the wires of a host did, to the switch and from it.
+    /// Counts of a host's wires: to the switch, and from it.
     pub fn link_stats(&self, id: HostId) -> [LinkStats; 2] {
         let station = &self.stations[id.0];
         [station.up.stats(), station.down.stats()]
     }
 
-    /// What has happened so far.
+    /// The events so far.
     fn progress(&mut self) -> Progress {
         let mut sum = Progress::default();
         for host in self.stations.iter_mut().flat_map(|one| &mut one.hosts) {
@@ -371,8 +370,8 @@ impl Net {
         sum
     }
 
-    /// From now on no wire does harm, no worker stands still, and nobody comes, goes or fails;
-    /// delays and rates stay.
+    /// From now on wires have no faults, and no worker pauses, joins, leaves or fails; delays and
+    /// rates stay.
     pub fn clear_faults(&mut self) {
         for station in &mut self.stations {
             station.up.clear_faults();
@@ -384,16 +383,16 @@ impl Net {
         }
     }
 
-    /// Everything that happens at this moment. Returns how much that was.
+    /// Runs all events of this moment. Returns their number.
     ///
     /// # Panics
-    /// If it does not come to an end.
+    /// If the events do not end.
     pub fn run_until_idle(&mut self) -> usize {
         let mut all = 0;
         for _ in 0..SPINNING {
             let mut done = 0;
             let now = span(self.now);
-            // Who goes first is nobody's right.
+            // Begins with a random station.
             let first = self.rng.below(self.stations.len() as u64) as usize;
             for i in 0..self.stations.len() {
                 let index = (first + i) % self.stations.len();
@@ -438,7 +437,7 @@ impl Net {
         );
     }
 
-    /// As a switch does that knows all addresses.
+    /// Forwards a frame as a switch that knows all addresses.
     fn forward(&mut self, from: usize, frame: &Frame) {
         let now = span(self.now);
         for (index, station) in self.stations.iter_mut().enumerate() {
@@ -459,7 +458,7 @@ impl Net {
         }
     }
 
-    /// When something happens next by itself; [`Instant::NEVER`]: not at all.
+    /// The time of the next event; [`Instant::NEVER`]: there is none.
     pub fn next_event(&mut self) -> Instant {
         let mut next = Instant::NEVER;
         for station in &mut self.stations {
@@ -476,8 +475,8 @@ impl Net {
         next.max(self.now)
     }
 
-    /// Lets time pass to the next event, or to `limit` if that is earlier. Returns whether it was
-    /// an event.
+    /// Advances time to the next event, or to `limit` if that is earlier. Returns whether it
+    /// reached an event.
     pub fn advance(&mut self, limit: Instant) -> bool {
         let next = self.next_event();
         let event = next <= limit && next != Instant::NEVER;
@@ -485,11 +484,11 @@ impl Net {
         event
     }
 
-    /// Runs until the applications are over, for `time` at most. `apps` does what applications can
-    /// do at this moment and says how much that was, or that all is over. It is called again when
-    /// something has happened, or when it asked for that.
+    /// Runs until the applications are done, for `time` at most. `apps` does everything that
+    /// applications can do at this moment, and returns the number of actions, or that all are
+    /// done. It is called again after an event, or at the time for which it asked.
     ///
-    /// # Errors
+    /// The errors of `apps`; or the applications are not done in time.
     /// As `apps` does, or if it is not over in time.
     pub fn run(
         &mut self,
@@ -509,7 +508,7 @@ impl Net {
                 ControlFlow::Continue(0) => {}
                 ControlFlow::Continue(_) => continue,
             }
-            // Something may have been asked of a stack even though nothing was done.
+            // A call may have given a stack work even if it returned no progress.
             if self.run_until_idle() > 0 {
                 continue;
             }
@@ -540,7 +539,7 @@ impl Net {
     /// As [`Host::check`], for every host.
     ///
     /// # Errors
-    /// Which host, and what differs.
+    /// The host, and the difference.
     pub fn check(&mut self) -> Result<usize, String> {
         let mut compared = 0;
         for station in &mut self.stations {
@@ -552,7 +551,7 @@ impl Net {
         Ok(compared)
     }
 
-    /// A number that differs when anything that the wires carried differed, or the time it took.
+    /// A number that differs if any transmitted byte or its time differs.
     pub fn fingerprint(&mut self) -> u64 {
         let mut all = mix(self.now.as_nanos());
         for station in &mut self.stations {
@@ -569,7 +568,7 @@ impl Net {
     }
 }
 
-/// The device of a host, which divides frames of several datagrams or not.
+/// The device of a host, which divides frames of several datagrams if `divides`.
 fn host_device(setup: &Setup, divides: bool) -> (Box<dyn Device>, Script) {
     let mac = Host::mac_of(setup.address);
     let mtu = usize::from(setup.limits.mtu);

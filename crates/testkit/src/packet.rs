@@ -1,7 +1,7 @@
-//! Frames as the far side of a stack writes and reads them.
+//! Writes and reads frames for the far side of a stack.
 //!
-//! Nothing here comes from the stack, so no test judges the stack by its own code: headers are laid
-//! out byte by byte, and checksums are those of `smoltcp::wire`.
+//! No code of the stack is used here, so no test checks the stack with the stack's own code:
+//! headers are written byte by byte, and `smoltcp::wire` computes checksums.
 //!
 //! ```
 //! use dominoes_testkit::packet::{self, ACK, Path, Segment};
@@ -33,7 +33,7 @@ pub type Mac = [u8; 6];
 
 /// The address of the stack in most tests.
 pub const STACK: Address = [10, 0, 0, 1];
-/// The address of what is at the far side of its link.
+/// The address of the host at the far side of its link.
 pub const FAR: Address = [10, 0, 0, 2];
 /// From the far side to the stack.
 pub const TO_STACK: Path = Path::new(FAR, STACK);
@@ -54,18 +54,18 @@ pub const TCP: u8 = 6;
 /// The protocol number of UDP.
 pub const UDP: u8 = 17;
 
-/// No more data follows (RFC 9293 section 3.1, as the other flags).
+/// The sender sends no more data (RFC 9293 section 3.1, as the other flags).
 pub const FIN: u8 = 0x01;
-/// The sequence number is the first one.
+/// The sequence number is the initial one.
 pub const SYN: u8 = 0x02;
 /// The connection is reset.
 pub const RST: u8 = 0x04;
-/// The application should get this at once.
+/// The receiver should deliver the data at once.
 pub const PSH: u8 = 0x08;
 /// The acknowledgment number is valid.
 pub const ACK: u8 = 0x10;
 
-/// Where a frame comes from and goes to.
+/// Sender and receiver of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
     /// Ethernet address of the sender.
@@ -89,7 +89,7 @@ impl Path {
         }
     }
 
-    /// The same from another address behind the same Ethernet address.
+    /// The same from another address with the same Ethernet address.
     #[must_use]
     pub const fn source(self, from: Address) -> Path {
         Path { from, ..self }
@@ -107,7 +107,7 @@ impl Path {
         Path { to_mac, ..self }
     }
 
-    /// The way back.
+    /// The reverse path.
     #[must_use]
     pub const fn reversed(self) -> Path {
         Path {
@@ -141,19 +141,19 @@ fn pseudo_sum(from: Address, to: Address, protocol: u8, len: usize) -> u16 {
     checksum::pseudo_header_v4(&from, &to, IpProtocol::from(protocol), len as u32)
 }
 
-/// What of a frame is to be right.
+/// Which parts of a frame to make right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Right {
     /// Total length of IPv4, length of UDP.
     pub lengths: bool,
     /// The checksum of the IPv4 header.
     pub network: bool,
-    /// The checksum of TCP, UDP or ICMP. Of a fragment it is left as it is.
+    /// The checksum of TCP, UDP or ICMP. It is unchanged in a fragment.
     pub transport: bool,
 }
 
 impl Right {
-    /// All of it.
+    /// All of them.
     pub const ALL: Right = Right {
         lengths: true,
         network: true,
@@ -167,15 +167,14 @@ impl Right {
     };
 }
 
-/// Where the transport header begins, by what the IPv4 header says of its own length; `None` if
-/// that is none.
+/// The offset of the transport header according to the IPv4 header; `None` if there is none.
 pub fn transport(frame: &[u8]) -> Option<usize> {
     let ihl = usize::from(frame.get(ETHERNET)? & 0xf) * 4;
     (ihl >= 20 && frame.len() >= ETHERNET + ihl).then_some(ETHERNET + ihl)
 }
 
-/// Makes lengths and checksums of an IPv4 frame what they should be, as `right` says. What is no
-/// IPv4 frame stays.
+/// Makes lengths and checksums of an IPv4 frame right, as selected by `right`. Leaves other
+/// frames unchanged.
 pub fn finish(frame: &mut [u8], right: Right) {
     let is_ip = frame.len() >= LOWER && frame[12..14] == [8, 0];
     let Some(at) = transport(frame).filter(|_| is_ip) else {
@@ -233,7 +232,7 @@ fn address(frame: &[u8], at: usize) -> Address {
     word(frame, at).to_be_bytes()
 }
 
-/// An Ethernet and an IPv4 header; lengths and checksums are for [`finish`].
+/// An Ethernet and an IPv4 header; [`finish`] sets lengths and checksums.
 pub fn headers(path: Path, protocol: u8) -> Vec<u8> {
     let mut frame = Vec::with_capacity(128);
     frame.extend(path.to_mac);
@@ -244,7 +243,7 @@ pub fn headers(path: Path, protocol: u8) -> Vec<u8> {
     frame
 }
 
-/// A piece of an IPv4 packet whose payload it holds from `offset` on.
+/// A fragment of an IPv4 packet, with the payload from `offset` on.
 pub fn fragment(
     path: Path,
     protocol: u8,
@@ -265,7 +264,7 @@ pub fn fragment(
     frame
 }
 
-/// A whole packet. Its payload is taken as it is.
+/// A whole packet with this payload.
 pub fn ip(path: Path, protocol: u8, payload: &[u8]) -> Vec<u8> {
     fragment(path, protocol, 1, (0, false), payload)
 }
@@ -283,10 +282,10 @@ pub fn fragments(
     payload.chunks(size).enumerate().map(one).collect()
 }
 
-/// The payload of fragments in order, all of one packet.
+/// The payload of fragments of one packet, in order.
 ///
 /// # Panics
-/// If they are not.
+/// If they are out of order or of different packets.
 pub fn reassemble(frames: &[Vec<u8>]) -> Vec<u8> {
     let mut whole = Vec::new();
     for (i, frame) in frames.iter().enumerate() {
@@ -311,7 +310,7 @@ pub fn udp(path: Path, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// An ICMP message, for [`ip`]: type and code, the four bytes behind the checksum, and the rest.
+/// An ICMP message, for [`ip`]: type and code, the four bytes after the checksum, and the rest.
 pub fn icmp([kind, code]: [u8; 2], head: [u8; 4], rest: &[u8]) -> Vec<u8> {
     let mut message = vec![kind, code, 0, 0];
     message.extend(head);
@@ -327,15 +326,15 @@ pub fn echo(ident: u16, payload: &[u8]) -> Vec<u8> {
     icmp([8, 0], [high, low, 0, 1], payload)
 }
 
-/// An ICMP error about a packet of which it quotes `about` (RFC 792); `mtu` is what a packet that
-/// was too big should have had (RFC 1191 section 4), else 0.
+/// An ICMP error that quotes `about` (RFC 792); `mtu` is the MTU in a report that a packet was
+/// too big (RFC 1191 section 4), else 0.
 pub fn icmp_error(numbers: [u8; 2], mtu: u16, about: &[u8]) -> Vec<u8> {
     let [high, low] = mtu.to_be_bytes();
     icmp(numbers, [0, 0, high, low], about)
 }
 
-/// The header of a packet of `len` bytes, and the first eight bytes behind it: ports and `rest`.
-/// The checksum of a quoted header is of no use to anybody.
+/// The header of a packet of `len` bytes, and the next eight bytes: ports and `rest`. Receivers
+/// ignore the checksum of a quoted header.
 pub fn quote(path: Path, protocol: u8, len: u16, ports: (u16, u16), rest: u32) -> Vec<u8> {
     let mut packet = headers(path, protocol).split_off(ETHERNET);
     put(&mut packet, 2, len);
@@ -345,7 +344,7 @@ pub fn quote(path: Path, protocol: u8, len: u16, ports: (u16, u16), rest: u32) -
     packet
 }
 
-/// An ARP message (RFC 826) of the sender about itself, and `target_mac` at the receiver's address.
+/// An ARP message (RFC 826) about the sender, with `target_mac` for the receiver's address.
 pub fn arp(path: Path, operation: u16, target_mac: Mac) -> Vec<u8> {
     let mut frame = Vec::with_capacity(42);
     frame.extend(path.to_mac);
@@ -359,12 +358,12 @@ pub fn arp(path: Path, operation: u16, target_mac: Mac) -> Vec<u8> {
     frame
 }
 
-/// The sender asks for the Ethernet address of the receiver.
+/// The sender's request for the Ethernet address of the receiver.
 pub fn arp_request(path: Path) -> Vec<u8> {
     arp(path, 1, [0; 6])
 }
 
-/// The sender's answer to such a question.
+/// The sender's answer to such a request.
 pub fn arp_reply(path: Path) -> Vec<u8> {
     arp(path, 2, path.to_mac)
 }
@@ -389,8 +388,8 @@ pub fn identification(frame: &[u8]) -> u16 {
     half(frame, 18)
 }
 
-/// Completes the checksum of a TCP or UDP frame as a device does that was handed a partial one.
-/// Says whether the field held what it must: the sum of the pseudo-header.
+/// Completes the checksum of a TCP or UDP frame as a device completes a partial one. Returns
+/// whether the field held the right partial sum: the sum of the pseudo-header.
 ///
 /// # Panics
 /// If the frame is shorter than its headers.
@@ -404,7 +403,7 @@ pub fn complete(frame: &mut [u8]) -> bool {
     true
 }
 
-/// A checksum as it is sent: with UDP 0 says that there is none (RFC 768).
+/// A checksum as it is sent: in UDP, 0 would mean that there is none (RFC 768).
 fn completed(protocol: u8, checksum: u16) -> u16 {
     match checksum {
         0 if protocol == UDP => 0xffff,
@@ -412,11 +411,11 @@ fn completed(protocol: u8, checksum: u16) -> u16 {
     }
 }
 
-/// What a card puts on the wire of a frame that it is handed: with whole checksums, and of
-/// datagrams that share a frame a packet each.
+/// The packets that a card sends for a frame: with complete checksums, and one packet for each
+/// datagram.
 ///
 /// # Panics
-/// If the frame contradicts `meta`, or TCP is to be divided.
+/// If the frame contradicts `meta`, or TCP would have to be divided.
 pub fn on_wire(mut frame: Vec<u8>, meta: &TxMeta) -> Vec<Vec<u8>> {
     if meta.checksum == TxChecksum::Done {
         return vec![frame];
@@ -439,8 +438,8 @@ pub fn on_wire(mut frame: Vec<u8>, meta: &TxMeta) -> Vec<Vec<u8>> {
     }
 }
 
-/// Takes back the checksum of a TCP or UDP frame, as a sender on the same machine leaves it: the
-/// sum of the pseudo-header only.
+/// Makes the checksum of a TCP or UDP frame partial, as a sender on the same machine leaves it:
+/// the sum of the pseudo-header only.
 ///
 /// # Panics
 /// If the frame is shorter than its headers.
@@ -449,7 +448,7 @@ pub fn leave_partial(frame: &mut [u8]) {
     put(frame, field, pseudo);
 }
 
-/// Where the checksum of a TCP or UDP frame stands, and the sum of its pseudo-header.
+/// The offset of the checksum of a TCP or UDP frame, and the sum of its pseudo-header.
 fn partial(frame: &[u8]) -> (usize, u16) {
     let field = LOWER + if frame[23] == UDP { 6 } else { 16 };
     let (from, to) = (address(frame, 26), address(frame, 30));
@@ -467,7 +466,7 @@ mod tests {
 
     const PATH: Path = Path::new([10, 0, 0, 2], [10, 0, 0, 1]);
 
-    /// What smoltcp, which verifies all checksums, finds behind the headers of a packet.
+    /// The payload of a packet according to smoltcp, which verifies all checksums.
     fn payload(frame: &[u8]) -> (Ipv4Repr, &[u8]) {
         let ethernet = EthernetFrame::new_checked(frame).expect("a frame");
         assert_eq!(

@@ -1,4 +1,4 @@
-//! A TCP peer that says what a test tells it, one segment at a time, with right numbers.
+//! A TCP peer that sends the segments that a test asks for, one at a time, with right numbers.
 //!
 //! ```
 //! use dominoes_testkit::packet::{ACK, Path, SYN};
@@ -17,16 +17,17 @@ use crate::packet::{ACK, Path, Segment};
 #[derive(Clone, Copy, Debug)]
 pub struct Peer {
     path: Path,
-    /// Its port, and that of the stack.
+    /// The ports of the peer and of the stack.
     ports: (u16, u16),
-    /// The sequence number of what it says next.
+    /// The sequence number of its next segment.
     pub next: u32,
-    /// What it acknowledges: the number behind what it heard last.
+    /// Its acknowledgment number: the number after the last received segment.
     pub ack: u32,
 }
 
 impl Peer {
-    /// A peer whose first number is `next`; its own address and port come first.
+    /// A peer whose initial number is `next`; `path` and `ports` begin with its own address and
+    /// port.
     pub const fn new(path: Path, ports: (u16, u16), next: u32) -> Peer {
         Peer {
             path,
@@ -36,7 +37,7 @@ impl Peer {
         }
     }
 
-    /// What it would say now, with the widest window.
+    /// The segment that it would send now, with the widest window.
     pub fn segment(&self, flags: u8, payload: &[u8]) -> Segment {
         Segment {
             src_port: self.ports.0,
@@ -50,15 +51,15 @@ impl Peer {
         }
     }
 
-    /// Says it: the frame for the stack.
+    /// Sends a segment; returns the frame for the stack.
     pub fn says(&mut self, flags: u8, payload: &[u8]) -> Vec<u8> {
         let segment = self.segment(flags, payload);
         self.next = segment.end();
         segment.frame(self.path)
     }
 
-    /// Takes a frame of the stack, which it acknowledges from now on; `None` if it holds no segment
-    /// of this connection.
+    /// Receives a frame of the stack, and acknowledges it from now on; `None` if it holds no
+    /// segment of this connection.
     pub fn hears(&mut self, frame: &[u8]) -> Option<Segment> {
         let segment = Segment::read(frame)?;
         let is_ours = (segment.dst_port, segment.src_port) == self.ports;

@@ -1,4 +1,5 @@
-//! The seeded generator; many seeds, on all cores, and one line that repeats the one that failed.
+//! The seeded generator; runs many seeds on all cores, and prints a line that repeats a failed
+//! one.
 
 use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,8 +10,8 @@ pub use dominoes_netstack::testkit::{Rng, mix};
 
 /// Runs a test for many seeds.
 ///
-/// `NAME_SEED=0x...` in the environment repeats one of them, `NAME_CASES=10000` runs so many, and
-/// `NAME_FIRST=0x...` begins elsewhere, for fresh ones; NAME is what [`Cases::new`] was given.
+/// `NAME_SEED=0x...` in the environment repeats one seed, `NAME_CASES=10000` runs this many, and
+/// `NAME_FIRST=0x...` sets the first seed; NAME is the name given to [`Cases::new`].
 #[derive(Clone, Debug)]
 pub struct Cases {
     name: &'static str,
@@ -19,8 +20,8 @@ pub struct Cases {
 }
 
 impl Cases {
-    /// `count` cases unless the environment says otherwise; `command` is what repeats one with the
-    /// variable set.
+    /// `count` cases unless the environment sets another number; `command` repeats one case when
+    /// the variable is set.
     pub const fn new(name: &'static str, command: &'static str, count: u64) -> Self {
         Cases {
             name,
@@ -29,11 +30,11 @@ impl Cases {
         }
     }
 
-    /// Runs them on all cores, each on one thread, and returns what they returned, in no order.
+    /// Runs the cases on all cores, each on one thread, and returns their results in any order.
     ///
     /// # Panics
-    /// With the line that repeats it, if a case returns an error or panics, or if a variable is no
-    /// number.
+    /// If a case returns an error or panics (with the line that repeats it), or if a variable is
+    /// no number.
     pub fn run<T: Send>(&self, case: impl Fn(u64) -> Result<T, String> + Sync) -> Vec<T> {
         if let Some(seed) = self.number("SEED") {
             match case(seed) {

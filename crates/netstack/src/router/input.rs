@@ -1,4 +1,4 @@
-//! The receiving side of an interface: what becomes of each frame.
+//! The receiving side of an interface: decides about each frame.
 
 use std::sync::Arc;
 
@@ -18,33 +18,34 @@ use crate::packet::flow::{Address, Mac};
 use crate::packet::{ETHERNET_HEADER, Forwarded, IcmpError, Packet};
 use crate::time::{Duration, Instant};
 
-/// Frames that are taken from a device at once.
+/// The most frames that are taken from a device at once.
 const BATCH: usize = 64;
 /// The least time between two defences of an address (RFC 5227 section 1.1).
 const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What receives at one interface.
+/// Receives frames at one interface.
 pub(super) struct Input {
     index: usize,
     rx: Box<dyn DeviceRx>,
     pub(super) shared: Arc<RouterShared>,
     reassembly: Reassembly,
     reports: RateLimit,
-    /// Reports of packets that are too long. Connections stand still without them, so errors that
-    /// anybody can cause in their host's name do not use them up.
+    /// The limit of reports of packets that are too long. It is separate because connections
+    /// stall without these reports, and other hosts can forge packets that use up the other
+    /// limit.
     too_long: RateLimit,
     idents: Identifications,
     defences: TokenBucket,
     is_announced: bool,
     stats: RouterStats,
     claimed: Vec<Frame>,
-    /// Frames for each interface, with their next hops.
+    /// Frames to send for each interface, with their next hops.
     outgoing: Vec<Vec<(Address, Frame)>>,
-    /// Frames that go back to the device.
+    /// Frames to return to the device.
     done: Vec<Frame>,
-    /// What a device said last.
+    /// The last error of the device.
     pub(super) trouble: Option<DeviceError>,
-    /// Nothing more arrives here.
+    /// The device is gone, so no more frames arrive.
     pub(super) is_gone: bool,
 }
 
@@ -80,7 +81,7 @@ impl Input {
         &self.shared.ports[self.index]
     }
 
-    /// One turn: frames in, decisions, frames out, what is due.
+    /// One turn: receives frames, decides about them, sends frames, and runs timers.
     pub(super) fn turn(&mut self, now: Instant) -> usize {
         let mut claimed = std::mem::take(&mut self.claimed);
         if let Err(error) = checked::claim(&mut *self.rx, BATCH, &mut claimed) {
@@ -103,7 +104,7 @@ impl Input {
         done
     }
 
-    /// Passes frames on to an interface.
+    /// Passes frames to an interface.
     fn send(&mut self, index: usize, now: Instant) -> usize {
         let Input {
             shared,
@@ -124,7 +125,7 @@ impl Input {
         match output.flush(done) {
             Ok(sent) => {
                 if output.has_backlog() && !is_own {
-                    // Its own thread goes on.
+                    // The interface's own thread continues.
                     port.waker.wake();
                 }
                 sent
@@ -137,7 +138,7 @@ impl Input {
         }
     }
 
-    /// When time has to be told at the latest.
+    /// The time of the next timer.
     pub(super) fn next_deadline(&self) -> Instant {
         let neighbors = self.port().output().neighbors.next_deadline();
         neighbors.min(self.reassembly.next_deadline())
@@ -148,7 +149,7 @@ impl Input {
         self.port().output().has_backlog()
     }
 
-    /// Sleeps until a frame may be there.
+    /// Sleeps until a frame may have arrived.
     pub(super) fn wait(&mut self, timeout: std::time::Duration) {
         if let Err(error) = self.rx.wait(Some(timeout)) {
             self.fail(error);
@@ -160,8 +161,8 @@ impl Input {
         self.trouble = Some(error);
     }
 
-    /// Does what is due: announces the address, asks for neighbours again, and gives up those that
-    /// do not answer and datagrams that are not whole.
+    /// Runs timers: announces the address, repeats requests for neighbours, and gives up
+    /// neighbours that do not answer and datagrams whose fragments are incomplete.
     fn on_time(&mut self, now: Instant) {
         let shared = Arc::clone(&self.shared);
         let port = &shared.ports[self.index];
@@ -226,7 +227,8 @@ impl Input {
         }
     }
 
-    /// RFC 826: learns the sender's address, and answers requests for ours.
+    /// Handles an ARP message (RFC 826): learns the sender's address, and answers requests for
+    /// ours.
     fn arp(&mut self, now: Instant, arp: &wire::Arp) {
         let shared = Arc::clone(&self.shared);
         let port = &shared.ports[self.index];
@@ -265,7 +267,7 @@ impl Input {
         }
     }
 
-    /// RFC 1812 section 5.2.1, in the order of its steps.
+    /// Handles a packet in the order of RFC 1812 section 5.2.1.
     fn packet(&mut self, now: Instant, mut frame: Frame, is_to_all: bool) {
         let packet = match wire::forwarded(&frame) {
             Ok(packet) => packet,
@@ -274,7 +276,7 @@ impl Input {
                 return self.done.push(frame);
             }
         };
-        // What the link has padded.
+        // Removes the padding of the link.
         frame.set_len(ETHERNET_HEADER + packet.total_len);
         let Forwarded { src, dst, .. } = packet;
         let is_from_us_or_all = self.shared.is_own(src) || self.shared.is_broadcast(src);
@@ -361,14 +363,14 @@ impl Input {
         self.outgoing[out].push((next_hop, frame));
     }
 
-    /// Drops a packet, and reports that to its sender.
+    /// Drops a packet, and reports this to its sender.
     fn refuse(&mut self, now: Instant, frame: Frame, report: IcmpError) {
         self.report(now, &frame, report);
         self.done.push(frame);
     }
 
-    /// Reports to the sender of a packet what became of it (RFC 1812 section 4.3.2), from the
-    /// address of the interface through which the error leaves.
+    /// Sends an ICMP error to the sender of a packet (RFC 1812 section 4.3.2), from the address
+    /// of the interface through which the error leaves.
     fn report(&mut self, now: Instant, frame: &[u8], report: IcmpError) {
         let shared = Arc::clone(&self.shared);
         let Some((sender, _)) = wire::ends_v4(frame) else {
@@ -397,7 +399,7 @@ impl Input {
         }
     }
 
-    /// A packet for an address of ours.
+    /// Handles a packet for one of our addresses.
     fn local(&mut self, now: Instant, frame: &Frame) {
         match wire::parse(frame) {
             Ok(Packet::EchoRequest { .. }) => self.echo(frame),
@@ -442,8 +444,8 @@ impl Input {
     }
 }
 
-/// Whether packets can have no such destination (RFC 1812 section 5.3.7): this network, this host,
-/// or addresses that are not in use.
+/// Whether no packet may have this destination (RFC 1812 section 5.3.7): this network, this host,
+/// or an unused address.
 fn is_nowhere(address: Address) -> bool {
     match address.v4_bits() >> 24 {
         0 | 127 => true,
@@ -457,7 +459,7 @@ const fn is_link_local(address: Address) -> bool {
     address.v4_bits() >> 16 == 0xa9fe
 }
 
-/// Finishes a checksum that the sender left to a device.
+/// Completes a checksum that the sender left to a device.
 fn complete(frame: &mut Frame) {
     if let RxChecksum::Partial { start, offset } = frame.meta.checksum {
         complete_checksum(frame.bytes_mut(), start, offset);
@@ -465,7 +467,8 @@ fn complete(frame: &mut Frame) {
     }
 }
 
-/// Bytes of the packet, or of the longest one that a device will make of it.
+/// The length of the packet in bytes, or of the longest packet into which a device will divide
+/// it.
 fn longest_packet(frame: &Frame, packet: &Forwarded) -> usize {
     let Some(gso) = frame.meta.gso else {
         return packet.total_len;

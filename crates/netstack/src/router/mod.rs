@@ -1,9 +1,10 @@
-//! A router for IPv4 (RFC 1812): several interfaces, packets forwarded from one to another.
+//! A router for IPv4 (RFC 1812): forwards packets between several interfaces.
 //!
-//! Each interface has a device, an address and a table of neighbours. A packet takes the route of
-//! the longest prefix, loses one of its time to live, and is cut if it is longer than the next link
-//! carries. What cannot be forwarded is reported to its sender within the limits of errors that a
-//! host has. The router answers echo requests to its own addresses, and has no sockets.
+//! Each interface has a device, an address and a table of neighbours. For each packet the router
+//! finds the route with the longest prefix, decrements the time to live, and fragments the packet
+//! if it exceeds the MTU of the next link. It reports a packet that it cannot forward to the
+//! sender, within a host's limits of errors. It answers echo requests to its addresses, and has
+//! no sockets.
 //!
 //! ```
 //! use dominoes_drivers::memory::{self, MemoryConfig};
@@ -38,8 +39,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`Router::turn`] drives it by hand, with time as an argument; [`Router::start`] gives each
-//! interface a thread, which forwards what arrives there.
+//! [`Router::turn`] drives it by hand, with time as an argument; [`Router::start`] starts a
+//! thread for each interface, which forwards the packets that arrive there.
 //!
 //! # Departures from RFC 1812
 //!
@@ -72,7 +73,7 @@ use output::Output;
 
 pub use threads::RunningRouter;
 
-/// Puts a router together.
+/// Configures and builds a router.
 #[derive(Default)]
 pub struct RouterBuilder {
     interfaces: Vec<(String, Box<dyn Device>)>,
@@ -83,35 +84,35 @@ pub struct RouterBuilder {
 }
 
 impl RouterBuilder {
-    /// Adds an interface with an address and the prefix of its network, as in `10.0.1.254/24`. It
-    /// is a route to that network.
+    /// Adds an interface with an address and the prefix of its network, as in `10.0.1.254/24`,
+    /// and with it a route to that network.
     #[must_use]
     pub fn interface(mut self, address: &str, device: impl Device + 'static) -> Self {
         self.interfaces.push((address.to_owned(), Box::new(device)));
         self
     }
 
-    /// Adds a route. Of equal prefixes the lowest metric counts, and then the first one; that of an
-    /// interface comes before them.
+    /// Adds a route. Among equal prefixes the networks of interfaces come first, then the lowest
+    /// metric, then the route that was added first.
     #[must_use]
     pub fn route(mut self, route: Route) -> Self {
         self.routes.push(route);
         self
     }
 
-    /// Whether packets are dropped whose source is not behind the interface at which they arrive
-    /// (RFC 1812 section 5.3.8, RFC 2827). Default: no.
+    /// Whether to drop packets whose source is not reached through the interface at which they
+    /// arrive (RFC 1812 section 5.3.8, RFC 2827). Default: no.
     #[must_use]
     pub fn validate_source(mut self, validate: bool) -> Self {
         self.validate_source = validate;
         self
     }
 
-    /// ICMP errors per second at each interface, to all hosts and to one of them, about. Default
-    /// 1000 and 10.
+    /// The approximate rates of ICMP errors per second at each interface: to all hosts, and to
+    /// one host. Default 1000 and 10.
     ///
-    /// Reports that a packet is too long (RFC 1191 section 4) are counted apart, and a quarter of
-    /// the total may go to one host: all its connections may wait for them.
+    /// Reports that a packet is too long (RFC 1191 section 4) are counted separately, and a
+    /// quarter of the total may go to one host, because all its connections may wait for them.
     #[must_use]
     pub fn errors_per_second(mut self, total: u32, per_destination: u32) -> Self {
         self.rate = Some(Rate {
@@ -121,19 +122,19 @@ impl RouterBuilder {
         self
     }
 
-    /// Key of the numbers that outsiders must not predict. Default: a random one.
+    /// The key of numbers that outsiders must not predict. Default: random.
     #[must_use]
     pub fn secret(mut self, secret: [u64; 2]) -> Self {
         self.secret = Some(secret);
         self
     }
 
-    /// The router, to be driven by hand.
+    /// Builds the router, which the caller drives by hand or starts.
     ///
     /// # Errors
-    /// If there is no interface, an address is none, is used twice or is no host's, a route leads
-    /// to no neighbour, an interface merges frames that another cannot divide, or no random numbers
-    /// can be had.
+    /// If there is no interface, an address is invalid, used twice or not the address of a host,
+    /// a route's gateway is no neighbour, an interface merges frames that another cannot divide,
+    /// or no random numbers can be read.
     pub fn build(self) -> Result<Router, StackError> {
         let secret = match self.secret {
             Some(secret) => secret,
@@ -149,7 +150,8 @@ impl RouterBuilder {
             }
             let address = Address::from(address);
             let site = Site::new(address, prefix, None, &[]);
-            // As a neighbour sees it, for which it may be a broadcast address.
+            // Checks the address from the view of a neighbour, where it may be a broadcast
+            // address.
             let neighbor = Address::v4(address.v4_bits() ^ 1);
             let neighbor = Site::new(neighbor, prefix, None, &[]);
             let is_host = neighbor.is_one_host(address) && !address.ip().is_loopback();
@@ -219,7 +221,7 @@ impl RouterBuilder {
     }
 }
 
-/// Whether these interfaces can be a router's.
+/// Checks whether these interfaces can form a router.
 fn check(ports: &[Port]) -> Result<(), ConfigError> {
     if ports.is_empty() {
         return Err(ConfigError::OutOfRange {
@@ -248,7 +250,7 @@ impl std::fmt::Debug for RouterBuilder {
     }
 }
 
-/// Where a route leads.
+/// The target of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Hop {
     port: usize,
@@ -256,22 +258,22 @@ struct Hop {
     via: Option<Address>,
 }
 
-/// What all interfaces know of one.
+/// The state of one interface that all others can access.
 struct Port {
     site: Site,
     mac: [u8; 6],
     mtu: u16,
     caps: Capabilities,
-    /// Ends the sleep of its thread.
+    /// Wakes its thread.
     waker: DeviceWaker,
     output: Mutex<Output>,
-    /// What its input has counted.
+    /// The counters of its input.
     stats: Mutex<RouterStats>,
 }
 
 impl Port {
     fn output(&self) -> MutexGuard<'_, Output> {
-        // Whatever panicked, a queue of frames is one.
+        // A queue of frames stays valid even if a holder of the lock panicked.
         self.output.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -280,7 +282,7 @@ impl Port {
     }
 }
 
-/// What the inputs share.
+/// The state that the inputs share.
 struct RouterShared {
     table: RouteTable<Hop>,
     ports: Vec<Port>,
@@ -289,13 +291,13 @@ struct RouterShared {
 }
 
 impl RouterShared {
-    /// The interface and the neighbour that packets to `destination` are for.
+    /// The interface and the next hop of packets to `destination`.
     fn route(&self, destination: Address) -> Option<(usize, Address)> {
         let hop = self.table.lookup(destination)?;
         Some((hop.port, hop.via.unwrap_or(destination)))
     }
 
-    /// How many reports may leave that a packet is too long.
+    /// The rate of reports that a packet is too long.
     fn too_long_rate(&self) -> Rate {
         let Rate {
             total,
@@ -330,7 +332,7 @@ impl RouterShared {
 
 macro_rules! router_stats {
     ($($(#[$doc:meta])* $field:ident,)*) => {
-        /// What a router has done, in packets unless a counter says otherwise.
+        /// Counts the work of a router, in packets unless a counter differs.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct RouterStats {
@@ -353,39 +355,39 @@ macro_rules! router_stats {
 router_stats! {
     /// Frames that arrived.
     received,
-    /// Passed to the queue of an interface, or to a neighbour's that is being asked for.
+    /// Passed to the queue of an interface, or to packets that wait for a neighbour's address.
     forwarded,
     /// Cut into fragments.
     fragmented,
-    /// For an address of the router.
+    /// Addressed to the router.
     local,
-    /// Echo requests that were answered.
+    /// Echo requests that the router answered.
     echo,
     /// ARP messages.
     arp,
-    /// ARP messages of others that claim an address of the router (RFC 5227 section 2.4).
+    /// ARP messages of other hosts that claim an address of the router (RFC 5227 section 2.4).
     conflicts,
-    /// ICMP errors and redirects that were sent.
+    /// ICMP errors and redirects that the router sent.
     reports,
-    /// ICMP errors and redirects that were not, because of their limits.
+    /// ICMP errors and redirects that the limits suppressed.
     reports_limited,
     /// Dropped: the frame was for another station.
     not_ours,
     /// Dropped: the header is wrong.
     malformed,
-    /// Dropped: no packet can truly come from this source, or go to this destination.
+    /// Dropped: no valid packet has this source or this destination.
     martians,
-    /// Dropped: the source is not behind the interface at which the packet arrived.
+    /// Dropped: the source is not reached through the interface at which the packet arrived.
     spoofed,
     /// Dropped: multicast, broadcast, link-local, or in a frame to all stations.
     not_forwarded,
-    /// Dropped: a header that names routers to pass.
+    /// Dropped: the header contains a source route.
     source_routed,
-    /// Dropped: its time to live is over.
+    /// Dropped: its time to live has expired.
     expired,
     /// Dropped: no route leads there.
     no_route,
-    /// Dropped: too long for the next link, and not to be cut.
+    /// Dropped: too long for the next link, and must not be fragmented.
     too_long,
     /// Dropped: the next link's device cannot send such a frame.
     unsupported,
@@ -407,25 +409,25 @@ impl Router {
         RouterBuilder::default()
     }
 
-    /// Takes frames from every interface, forwards them, and does what is due. Returns how much was
-    /// done; 0 means that nothing will happen before [`Router::next_deadline`] unless a frame comes
-    /// or a device that was busy takes more.
+    /// Receives frames from every interface, forwards them, and runs timers. Returns the number
+    /// of actions; 0 means that nothing will happen before [`Router::next_deadline`] unless a
+    /// frame arrives or a busy device accepts more.
     pub fn turn(&mut self, now: Instant) -> usize {
         self.inputs.iter_mut().map(|input| input.turn(now)).sum()
     }
 
-    /// When time has to be told at the latest.
+    /// The time of the next timer.
     pub fn next_deadline(&self) -> Instant {
         let deadlines = self.inputs.iter().map(Input::next_deadline);
         deadlines.min().unwrap_or(Instant::NEVER)
     }
 
-    /// What it has done.
+    /// The counters since the start.
     pub fn stats(&self) -> RouterStats {
         self.shared.stats()
     }
 
-    /// Gives each interface a thread.
+    /// Starts a thread for each interface.
     ///
     /// # Errors
     /// If a thread cannot be started.

@@ -10,12 +10,12 @@ use crate::packet as wire;
 use crate::packet::flow::Address;
 use crate::time::Instant;
 
-/// Frames that wait for a device that is busy; more are dropped.
+/// The most frames that wait for a busy device; further frames are dropped.
 const QUEUE: usize = 1024;
-/// Frames that are offered to a device at once.
+/// The most frames that are offered to a device at once.
 const BATCH: usize = 64;
 
-/// What sends at one interface.
+/// Sends frames at one interface.
 pub(super) struct Output {
     tx: Box<dyn DeviceTx>,
     pub(super) neighbors: Neighbors<Frame>,
@@ -35,13 +35,13 @@ impl Output {
         }
     }
 
-    /// Adds what it has counted.
+    /// Adds its counters to `stats`.
     pub(super) fn count(&self, stats: &mut RouterStats) {
         stats.overflowed += self.overflowed;
         stats.unresolved += self.unresolved;
     }
 
-    /// Queues a frame whose link-layer addresses are right.
+    /// Queues a frame that has its link-layer addresses.
     pub(super) fn push(&mut self, frame: Frame) {
         if self.queue.len() < QUEUE {
             self.queue.push_back(frame);
@@ -63,7 +63,8 @@ impl Output {
             return self.push(frame);
         }
         wire::set_link(frame.bytes_mut(), port.mac, [0; 6]);
-        // The device it came from wants its memory back, but not what it knows of the frame.
+        // The frame's device needs its memory back, so this copies the bytes without the device's
+        // data.
         let mut waiting = Frame::from_bytes(&frame);
         waiting.meta = frame.meta;
         let queued = self
@@ -72,13 +73,13 @@ impl Output {
         self.unresolved += queued.dropped;
         if queued.ask {
             self.ask(port, next_hop, None);
-            // Its thread asks again later.
+            // The interface's thread will repeat the request.
             port.waker.wake();
         }
     }
 
-    /// Asks for the link-layer address of `address`: all stations, or the one that is known to have
-    /// it.
+    /// Asks for the link-layer address of `address`: all stations, or only the station with the
+    /// known address `mac`.
     pub(super) fn ask(&mut self, port: &Port, address: Address, mac: Option<[u8; 6]>) {
         let mut request = wire::arp_frame(port.mac, port.site.address, None, address);
         if let Some(mac) = mac {
@@ -87,7 +88,7 @@ impl Output {
         self.push(Frame::from_bytes(&request));
     }
 
-    /// Sends what is queued. Frames that are sent are added to `done`.
+    /// Sends queued frames, and adds the sent ones to `done`.
     pub(super) fn flush(&mut self, done: &mut Vec<Frame>) -> Result<usize, DeviceError> {
         let mut sent = 0;
         while !self.queue.is_empty() {
@@ -103,7 +104,7 @@ impl Output {
         Ok(sent)
     }
 
-    /// Drops what is queued: the link is down.
+    /// Drops all queued frames, because the link is down.
     pub(super) fn discard(&mut self, done: &mut Vec<Frame>) {
         self.overflowed += self.queue.len() as u64;
         done.extend(self.queue.drain(..));

@@ -1,4 +1,4 @@
-//! A router on threads, one for each interface.
+//! A router on threads, with one for each interface.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,9 +12,9 @@ use super::{RouterShared, RouterStats};
 use crate::error::StackError;
 use crate::stack::Clock;
 
-/// The longest sleep: how soon an interface that was down is seen to be up.
+/// The longest sleep, and so the longest delay until the router notices that an interface is up.
 const SLEEP: Duration = Duration::from_millis(100);
-/// How often a device that is busy is offered frames again.
+/// The time between two attempts to send to a busy device.
 const RETRY: Duration = Duration::from_micros(100);
 
 /// A running router. Dropping it ends its threads.
@@ -48,13 +48,13 @@ impl RunningRouter {
         Ok(router)
     }
 
-    /// What it has done.
+    /// The counters since the start.
     pub fn stats(&self) -> RouterStats {
         self.shared.stats()
     }
 
-    /// The last error of a device since the last call. The interface of one that is down goes on
-    /// when it is up; that of one that is gone has ended.
+    /// The last error of a device since the last call. An interface whose device is down
+    /// continues when the device is up; an interface whose device is gone has ended.
     pub fn take_device_error(&self) -> Option<DeviceError> {
         self.running.trouble().take()
     }
@@ -89,7 +89,7 @@ impl Drop for RunningRouter {
         self.running.over.store(true, SeqCst);
         self.shared.ports.iter().for_each(|port| port.waker.wake());
         for thread in self.threads.drain(..) {
-            // It has nothing left to say, not even that it panicked.
+            // The thread has nothing left to report, not even a panic.
             let _ = thread.join();
         }
     }

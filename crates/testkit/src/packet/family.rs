@@ -1,9 +1,9 @@
-//! The same traffic in either family: packets of IPv4 become packets of IPv6 and back, as RFC 7915
-//! translates them, and ARP messages become those of neighbour discovery (RFC 4861).
+//! The same traffic in either family: translates packets of IPv4 to IPv6 and back as RFC 7915
+//! does, and ARP messages to neighbour discovery (RFC 4861).
 //!
-//! A peer that is written in terms of IPv4 so speaks to a stack that has both. Headers are 20 bytes
-//! longer in IPv6, so a packet of `n` bytes becomes one of `n + 20`, and a path MTU grows by as
-//! much. Checksums are adjusted, not computed: what was wrong stays wrong.
+//! So a peer that is written for IPv4 can talk to a stack that has both. IPv6 headers are 20
+//! bytes longer, so a packet of `n` bytes becomes one of `n + 20`, and a path MTU grows equally.
+//! Checksums are adjusted, not computed: a wrong one stays wrong.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -19,7 +19,7 @@ use super::{
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 /// The number of the fragment header (RFC 8200 section 4.5).
 const FRAGMENT: u8 = 44;
-/// Bytes that IPv6's header is longer.
+/// By how many bytes the header of IPv6 is longer.
 const LONGER: u32 = 20;
 
 /// A family of addresses.
@@ -42,7 +42,7 @@ impl core::fmt::Display for Family {
 }
 
 impl Family {
-    /// All there are.
+    /// All families.
     pub const ALL: [Family; 2] = [Family::V4, Family::V6];
 
     /// An address in this family.
@@ -53,7 +53,7 @@ impl Family {
         }
     }
 
-    /// Bytes that its packets are longer than those of IPv4.
+    /// By how many bytes its packets are longer than those of IPv4.
     pub const fn longer(self) -> u16 {
         match self {
             Family::V4 => 0,
@@ -61,7 +61,7 @@ impl Family {
         }
     }
 
-    /// Bytes before the transport header, where there are no options and no extension headers.
+    /// Bytes before the transport header, without options and extension headers.
     pub const fn lower(self) -> usize {
         match self {
             Family::V4 => LOWER,
@@ -69,7 +69,7 @@ impl Family {
         }
     }
 
-    /// As [`complete`](super::complete), of a frame of this family.
+    /// As [`complete`](super::complete), for a frame of this family.
     ///
     /// # Panics
     /// If the frame is shorter than its headers.
@@ -86,7 +86,7 @@ impl Family {
         true
     }
 
-    /// As [`leave_partial`](super::leave_partial), of a frame of this family.
+    /// As [`leave_partial`](super::leave_partial), for a frame of this family.
     ///
     /// # Panics
     /// If the frame is shorter than its headers.
@@ -98,8 +98,8 @@ impl Family {
         put(frame, field, pseudo);
     }
 
-    /// The packets that a device makes of a UDP frame of this family that it is asked to divide:
-    /// `size` payload bytes each but the last. `None` if its checksum is not that of the
+    /// The packets into which a device divides a UDP frame of this family: each has `size`
+    /// payload bytes, except the last. `None` if its checksum is not the sum of the
     /// pseudo-header.
     ///
     /// # Panics
@@ -121,8 +121,8 @@ impl Family {
         Some(payload.chunks(size).enumerate().map(packet).collect())
     }
 
-    /// As [`finish`](super::finish), of a frame of this family. Behind extension headers nothing is
-    /// made right.
+    /// As [`finish`](super::finish), for a frame of this family. Does nothing after extension
+    /// headers.
     pub fn finish(self, frame: &mut [u8], right: Right) {
         if self == Family::V4 {
             return super::finish(frame, right);
@@ -156,7 +156,7 @@ impl Family {
         }
     }
 
-    /// A frame of IPv4 or ARP in this family; `None` if it says nothing that can be said there.
+    /// Translates a frame of IPv4 or ARP to this family; `None` if it has no translation.
     pub fn write(self, frame: &[u8]) -> Option<Vec<u8>> {
         match self {
             Family::V4 => Some(frame.to_vec()),
@@ -164,7 +164,7 @@ impl Family {
         }
     }
 
-    /// A frame of this family as one of IPv4 or ARP; `None` as for [`write`](Self::write).
+    /// Translates a frame of this family to IPv4 or ARP; `None` as for [`write`](Self::write).
     pub fn read(self, frame: &[u8]) -> Option<Vec<u8>> {
         match self {
             Family::V4 => Some(frame.to_vec()),
@@ -173,8 +173,8 @@ impl Family {
     }
 }
 
-/// The address that stands for `address` in IPv6: `fd00::` and its four bytes, for those that are
-/// not special.
+/// The IPv6 address that corresponds to `address`: `fd00::` and its four bytes, unless it is
+/// special.
 pub fn v6_of(address: Address) -> Ipv6Addr {
     let with = |first: u16| {
         let [a, b] = [half(&address, 0), half(&address, 2)];
@@ -189,7 +189,7 @@ pub fn v6_of(address: Address) -> Ipv6Addr {
     }
 }
 
-/// The address for which `address` stands.
+/// The IPv4 address that corresponds to `address`.
 fn v4_of(address: Ipv6Addr) -> Option<Address> {
     let [.., a, b, c, d] = address.octets();
     let plain = [a, b, c, d];
@@ -200,12 +200,12 @@ fn v4_of(address: Ipv6Addr) -> Option<Address> {
     }
 }
 
-/// A checksum after what it covers, of the sum `was`, has the sum `is` (RFC 1624).
+/// The checksum after the sum of the covered bytes changed from `was` to `is` (RFC 1624).
 fn adjusted(old: u16, was: u16, is: u16) -> u16 {
     !checksum::combine(&[!old, !was, is])
 }
 
-/// Where the checksum of a TCP or UDP frame of IPv6 stands, and the sum of its pseudo-header.
+/// The offset of the checksum of a TCP or UDP frame of IPv6, and the sum of its pseudo-header.
 fn partial_v6(frame: &[u8]) -> (usize, u16) {
     let field = v6::LOWER + if frame[20] == UDP { 6 } else { 16 };
     let len = (frame.len() - v6::LOWER) as u16;
@@ -214,7 +214,7 @@ fn partial_v6(frame: &[u8]) -> (usize, u16) {
     (field, pseudo)
 }
 
-/// Adjusts the checksum of a TCP segment or UDP datagram, or its first fragment, to other
+/// Adjusts the checksum of a TCP segment or UDP datagram, or of its first fragment, to other
 /// addresses.
 fn adjust(protocol: u8, transport: &mut [u8], was: u16, is: u16) {
     let field = match protocol {
@@ -234,7 +234,7 @@ fn addresses_sum(from: &[u8], to: &[u8]) -> u16 {
     checksum::combine(&[sum(from), sum(to)])
 }
 
-/// Makes the checksum of a message right, or wrong if it was.
+/// Makes the checksum of a message right, or keeps it wrong.
 fn finish_message(message: &mut [u8], pseudo: u16, is_right: bool) {
     put(message, 2, 0);
     let right = !checksum::combine(&[pseudo, sum(message)]);
@@ -257,7 +257,7 @@ fn to_v6(frame: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// The frame of an IPv6 packet; its payload is taken as it is.
+/// The frame of an IPv6 packet with this payload.
 fn frame_v6(path: v6::Path, class: u8, next: u8, payload: &[u8]) -> Vec<u8> {
     let mut frame = Vec::with_capacity(v6::LOWER + payload.len());
     frame.extend(path.to_mac);
@@ -319,7 +319,7 @@ fn packet_to_v6(frame: &[u8]) -> Option<Vec<u8>> {
     Some(frame_v6(path, frame[15], FRAGMENT, &piece))
 }
 
-/// An ICMP message in the terms of RFC 4443.
+/// Translates an ICMP message to RFC 4443.
 fn message_to_v6(message: &[u8], path: v6::Path) -> Option<Vec<u8>> {
     let is_right = sum(message) == 0xffff;
     let (head, rest) = message.split_at_checked(8)?;
@@ -348,7 +348,7 @@ fn message_to_v6(message: &[u8], path: v6::Path) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// The packet that an error quotes.
+/// Translates the packet that an error quotes.
 fn quote_to_v6(quoted: &[u8]) -> Option<Vec<u8>> {
     let (header, rest) = quoted.split_at_checked(LOWER - ETHERNET)?;
     let mut packet = vec![0x60, 0, 0, 0];
@@ -360,8 +360,8 @@ fn quote_to_v6(quoted: &[u8]) -> Option<Vec<u8>> {
     (header[9] != ICMP).then_some(packet)
 }
 
-/// An ARP message in the terms of RFC 4861: a question is a solicitation, an answer an
-/// advertisement, and so is what a host says about itself unasked.
+/// Translates an ARP message to RFC 4861: a request becomes a solicitation, and a reply or an
+/// announcement becomes an advertisement.
 fn discovery(frame: &[u8]) -> Option<Vec<u8>> {
     let message = frame.get(..42)?;
     let (from_mac, to_mac) = macs(frame)?;
@@ -375,7 +375,7 @@ fn discovery(frame: &[u8]) -> Option<Vec<u8>> {
         1 => ([135, 0], to, Some(1), to),
         _ => ([136, 0x60], from, Some(2), to),
     };
-    // Who has no address yet does not say where it is.
+    // A host without an address does not send its link-layer address.
     let option = option.filter(|_| sender != [0; 4]);
     let mut body = vec![numbers[0], 0, 0, 0, numbers[1], 0, 0, 0];
     body.extend(about.octets());
@@ -449,7 +449,7 @@ fn to_v4(frame: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// A message of RFC 4443 in the terms of RFC 792.
+/// Translates a message of RFC 4443 to RFC 792.
 fn message_to_v4(packet: &Packet<'_>) -> Option<Vec<u8>> {
     let (head, rest) = packet.payload.split_at_checked(8)?;
     let (numbers, field) = match [head[0], head[1]] {
@@ -474,7 +474,7 @@ fn message_to_v4(packet: &Packet<'_>) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// The packet that an error quotes, without a fragment header.
+/// Translates the packet that an error quotes, without its fragment header.
 fn quote_to_v4(quoted: &[u8]) -> Option<Vec<u8>> {
     let (header, rest) = quoted.split_at_checked(v6::LOWER - ETHERNET)?;
     let address = |at: usize| -> Option<Address> {
@@ -492,8 +492,8 @@ fn quote_to_v4(quoted: &[u8]) -> Option<Vec<u8>> {
     Some(packet)
 }
 
-/// A solicitation or an advertisement in the terms of RFC 826; `None` if it is not right in every
-/// field (RFC 4861 sections 7.1.1 and 7.1.2).
+/// Translates a solicitation or an advertisement to RFC 826; `None` if any field is wrong (RFC
+/// 4861 sections 7.1.1 and 7.1.2).
 fn resolution(packet: &Packet<'_>) -> Option<Vec<u8>> {
     let (head, options) = packet.payload.split_at_checked(24)?;
     let v6::Path { from, to, .. } = packet.path;
@@ -502,7 +502,8 @@ fn resolution(packet: &Packet<'_>) -> Option<Vec<u8>> {
     let mac = option.and_then(|option| option[2..].first_chunk::<6>().copied());
     let says = option.map(|option| (option[0], option[1]));
     let is_solicitation = head[0] == 135;
-    // A probe has no option, and goes to a group; all others say where their sender is.
+    // A probe has no option, and goes to a group; all others contain the sender's link-layer
+    // address.
     let wanted = match (is_solicitation, from.is_unspecified()) {
         (true, true) => None,
         (true, false) => Some((1, 1)),
@@ -532,7 +533,7 @@ fn resolution(packet: &Packet<'_>) -> Option<Vec<u8>> {
     };
     Some(match is_solicitation {
         true => arp(path, 1, [0; 6]),
-        // What nobody asked for is an announcement (RFC 5227 section 2.3).
+        // An advertisement without a solicitation is an announcement (RFC 5227 section 2.3).
         false if to == ALL_NODES => arp(path.source(path.to), 1, [0; 6]),
         false => {
             let path = Path {
@@ -588,7 +589,7 @@ mod tests {
             assert_eq!(packet.path.from, "fd00::a00:2".parse::<Ipv6Addr>().unwrap());
             assert_eq!(packet.path.to, "fd00::a00:1".parse::<Ipv6Addr>().unwrap());
             let mut again = back(&wide);
-            // The identification is not in it.
+            // The identification is not translated.
             again[18..22].copy_from_slice(&frame[18..22]);
             finish(&mut again, Right::NETWORK);
             assert_eq!(again, frame);

@@ -1,4 +1,4 @@
-//! What peers, neighbours and routers may send, and seldom do.
+//! Frames that peers, neighbours and routers may send, but rarely do.
 
 use core::net::Ipv6Addr;
 
@@ -9,13 +9,13 @@ use super::{Address, ETHERNET, ICMP, LOWER, Mac, Path, icmp_error, ip, mac_of, v
 pub const ILLEGAL_OPTIONS: [&[u8]; 4] = [&[0xfd, 0], &[3, 1], &[8, 40, 1], &[2]];
 /// The address of the router that sends messages here. No host has it.
 pub const ROUTER: Address = [10, 0, 0, 254];
-/// Its address of the link.
+/// Its link-local address.
 pub const ROUTER_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 254);
 /// The number of the fragment header (RFC 8200 section 4.5).
 const FRAGMENT: u8 = 44;
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
-/// Gives a frame a tag (IEEE 802.1Q): its priority, 0 to 7, and its VLAN; 0 is none.
+/// Adds a tag to a frame (IEEE 802.1Q): its priority, 0 to 7, and its VLAN; 0 means none.
 pub fn tag(frame: &mut Vec<u8>, priority: u8, vlan: u16) {
     if frame.len() >= ETHERNET {
         let [high, low] = (u16::from(priority) << 13 | vlan & 0xfff).to_be_bytes();
@@ -23,8 +23,7 @@ pub fn tag(frame: &mut Vec<u8>, priority: u8, vlan: u16) {
     }
 }
 
-/// Gives a packet of IPv6 a fragment header, though it is whole (RFC 6946). Returns whether it is
-/// one.
+/// Adds a fragment header to a whole packet of IPv6 (RFC 6946). Returns false for other frames.
 pub fn make_atomic(frame: &mut Vec<u8>) -> bool {
     if frame.len() < v6::LOWER || frame[12..14] != [0x86, 0xdd] {
         return false;

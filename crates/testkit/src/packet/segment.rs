@@ -5,8 +5,7 @@ use super::{
     headers, protocol, sum, transport_sum, word,
 };
 
-/// The header of a TCP segment (RFC 9293 section 3.1), read where it lies. Checksums are not
-/// verified.
+/// The header of a TCP segment (RFC 9293 section 3.1), read in place. Checksums are not verified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
     /// Address of the sender.
@@ -27,12 +26,12 @@ pub struct Header {
     pub wnd: u16,
     /// TSval of the timestamps option (RFC 7323 section 3.2).
     pub timestamp: Option<u32>,
-    /// Where the payload begins and ends in the frame.
+    /// The range of the payload in the frame.
     pub payload: (usize, usize),
 }
 
 impl Header {
-    /// Reads a frame; `None` if it is no TCP segment behind an IPv4 header without options.
+    /// Reads a frame; `None` if it has no TCP segment after an IPv4 header without options.
     pub fn read(frame: &[u8]) -> Option<Header> {
         if protocol(frame)? != TCP || frame[ETHERNET] != 0x45 || frame.len() < LOWER + 20 {
             return None;
@@ -63,13 +62,13 @@ impl Header {
         (self.payload.1 - self.payload.0) as u32
     }
 
-    /// The sequence number behind it.
+    /// The sequence number after the segment.
     pub const fn end(&self) -> u32 {
         end_of(self.seq, self.flags, self.payload_len())
     }
 }
 
-/// TSval among these options.
+/// Finds TSval in these options.
 fn timestamp(mut options: &[u8]) -> Option<u32> {
     loop {
         match *options {
@@ -105,7 +104,7 @@ pub struct Segment {
     pub ecn: u8,
     /// DSCP of the IP header.
     pub dscp: u8,
-    /// Time to live, of a segment that was read. All that are written have 64.
+    /// Time to live of a received segment. Written segments have 64.
     pub ttl: u8,
     /// Maximum segment size, in bytes.
     pub mss: Option<u16>,
@@ -117,9 +116,9 @@ pub struct Segment {
     pub timestamps: Option<(u32, u32)>,
     /// Left and right edges of SACK blocks (RFC 2018).
     pub sack: Vec<(u32, u32)>,
-    /// Bytes of options behind these, of a segment that is written.
+    /// Bytes of further options, for a written segment.
     pub more_options: Vec<u8>,
-    /// What it carries.
+    /// The payload.
     pub payload: Vec<u8>,
 }
 
@@ -129,7 +128,7 @@ impl Segment {
         self.flags & flags == flags
     }
 
-    /// The sequence number behind it.
+    /// The sequence number after the segment.
     pub const fn end(&self) -> u32 {
         end_of(self.seq, self.flags, self.payload.len() as u32)
     }
@@ -162,11 +161,11 @@ impl Segment {
         out
     }
 
-    /// The frame that carries it, with right checksums.
+    /// The frame of the segment, with right checksums.
     pub fn frame(&self, path: Path) -> Vec<u8> {
         let mut frame = headers(path, TCP);
         frame[15] = self.dscp << 2 | self.ecn;
-        // Not to be fragmented, and so without an identification.
+        // Don't Fragment is set, and so there is no identification.
         frame[18..22].copy_from_slice(&[0, 0, 0x40, 0]);
         let (ports, numbers) = ((self.src_port, self.dst_port), (self.seq, self.ack));
         tcp_header(
@@ -182,13 +181,14 @@ impl Segment {
         frame
     }
 
-    /// Reads a frame of the stack for the far side; `None` if it is no such segment, or damaged.
+    /// Reads a frame from the stack to the far side; `None` if it has no such segment, or is
+    /// damaged.
     pub fn sent(frame: &[u8]) -> Option<Segment> {
         let header = Header::read(frame)?;
         ((header.from, header.to) == (STACK, FAR)).then(|| Segment::read(frame))?
     }
 
-    /// Reads a frame; `None` if it is no TCP segment behind an IPv4 header without options, or
+    /// Reads a frame; `None` if it has no TCP segment after an IPv4 header without options, or is
     /// damaged.
     pub fn read(frame: &[u8]) -> Option<Segment> {
         let header = Header::read(frame)?;
@@ -243,7 +243,7 @@ impl Segment {
     }
 }
 
-/// Appends a TCP header, whose options are cut off after 40 bytes; the checksum is for [`finish`].
+/// Appends a TCP header, with at most 40 bytes of options; [`finish`] sets the checksum.
 pub fn tcp_header(
     frame: &mut Vec<u8>,
     ports: (u16, u16),

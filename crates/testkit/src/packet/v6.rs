@@ -8,10 +8,10 @@ use super::{ETHERNET, Mac, TCP, UDP, sum};
 
 /// The protocol number of ICMPv6.
 pub const ICMPV6: u8 = 58;
-/// Bytes before what an IPv6 packet carries, extension headers included.
+/// Bytes before the payload of an IPv6 packet; extension headers are part of the payload.
 pub const LOWER: usize = ETHERNET + 40;
 
-/// Where a frame of IPv6 comes from and goes to.
+/// Sender and receiver of a frame of IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
     /// Ethernet address of the sender.
@@ -22,11 +22,11 @@ pub struct Path {
     pub from: Ipv6Addr,
     /// Address of the receiver.
     pub to: Ipv6Addr,
-    /// Hops that are left.
+    /// The remaining hops.
     pub hop_limit: u8,
 }
 
-/// The group in which a host is asked for `address` (RFC 4291 section 2.7.1).
+/// The group that receives solicitations for `address` (RFC 4291 section 2.7.1).
 pub fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
     let [.., a, b, c] = address.octets();
     Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c])
@@ -46,8 +46,8 @@ pub fn transport_sum(from: Ipv6Addr, to: Ipv6Addr, protocol: u8, transport: &[u8
     checksum::combine(&[pseudo, sum(transport)])
 }
 
-/// A frame whose IPv6 header is followed by `payload`, the first header of which has the number
-/// `next`. The checksum of TCP, UDP or ICMPv6 right behind it is made right.
+/// A frame with an IPv6 header and `payload`, whose first header has the number `next`. A
+/// checksum of TCP, UDP or ICMPv6 directly after the IPv6 header is made right.
 pub fn frame(path: Path, next: u8, payload: &[u8]) -> Vec<u8> {
     let mut payload = payload.to_vec();
     let field = match next {
@@ -71,14 +71,14 @@ pub fn frame(path: Path, next: u8, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A packet of IPv6 as it lies in a frame.
+/// A packet of IPv6 in a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<'a> {
-    /// Where it comes from and goes to.
+    /// Sender and receiver.
     pub path: Path,
-    /// The number of the header behind IPv6's.
+    /// The number of the header after the IPv6 header.
     pub next: u8,
-    /// What follows it.
+    /// The bytes after the IPv6 header.
     pub payload: &'a [u8],
 }
 
@@ -107,8 +107,8 @@ impl<'a> Packet<'a> {
         })
     }
 
-    /// Whether the checksum of the TCP segment, UDP datagram or ICMPv6 message right behind the
-    /// header is right; of anything else, true.
+    /// Whether the checksum of a TCP segment, UDP datagram or ICMPv6 message directly after the
+    /// header is right; true for anything else.
     pub fn is_right(&self) -> bool {
         let Path { from, to, .. } = self.path;
         !matches!(self.next, TCP | UDP | ICMPV6)
