@@ -14,14 +14,14 @@
 //! | `faults` | workers that join, leave and fail, and bits that flip |
 //!
 //! A [`Net`] is an Ethernet switch with [`Host`]s. Each host has a separate wire in each direction,
-//! with the faults of its [`LinkConfig`]. Time advances only from one event to the next. The workers
-//! of a replicated stack take steps in random order; a stack whose threads would sleep takes none.
-//! One seed determines every choice, so equal seeds give equal runs. [`Cases`] runs many seeds and
-//! prints one line that repeats a failed one.
+//! with the faults of its [`LinkConfig`]. Time advances only from one event to the next. The
+//! workers of a replicated stack take steps in random order; a stack whose threads would sleep
+//! takes none. One seed determines every choice, so equal seeds give equal runs. [`Cases`] runs
+//! many seeds and prints one line that repeats a failed one.
 //!
 //! [`Host`], [`FaultPlan`] and [`Rng`] are defined in `dominoes_netstack::testkit`, since they use
-//! private parts of a stack; this crate reexports them. Without the feature `stack` it contains only
-//! frames, peers and wires, and depends on no stack.
+//! private parts of a stack; this crate reexports them. Without the feature `stack` it contains
+//! only frames, peers and wires, and depends on no stack.
 //!
 #![cfg_attr(feature = "stack", doc = "```")]
 #![cfg_attr(not(feature = "stack"), doc = "```ignore")]
