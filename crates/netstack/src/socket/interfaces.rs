@@ -64,7 +64,7 @@ impl Sockets {
     /// processed the call, and an IPv6 address once it knows that no other host has it, which
     /// takes a second or two. An interface has up to 64 addresses of each family. Packets of IPv4
     /// come from the address on the network of their next hop, or else from the first address; if
-    /// the first is removed, the next one becomes the first. a device that accepts frames for
+    /// the first is removed, the next one becomes the first. A device that accepts frames for
     /// certain addresses only (AF_XDP) then accepts this one, too; if it fails, the error is
     /// among the errors of the device. Never blocks.
     ///
