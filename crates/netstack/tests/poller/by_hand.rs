@@ -405,45 +405,52 @@ fn halves_of_datagram_sockets_are_sources() {
 /// a sleep that ignores the deadline of a delayed acknowledgment, stops it.
 #[test]
 fn a_stack_that_is_driven_by_hand_sleeps_until_there_is_something_to_do() {
+    // Each variant sleeps most of the time, so all run at once.
+    std::thread::scope(|scope| {
+        for variant in VARIANTS {
+            scope.spawn(move || sleeps_between_turns(variant));
+        }
+    });
+}
+
+fn sleeps_between_turns(variant: Variant) {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
     #[expect(clippy::disallowed_methods, reason = "the stack sleeps in real time")]
     let begin = std::time::Instant::now();
-    for variant in VARIANTS {
-        let mut pair = pair(variant);
-        let (sockets, clients) = (pair.sockets(), pair.peer());
-        let (ours, peer, start) = (pair.stacks.remove(0), pair.hosts.remove(0), pair.now);
-        let over = AtomicBool::new(false);
-        let turns = AtomicU64::new(0);
-        let drive = |mut stack: dominoes_netstack::variants::ByHand| {
-            let clock = || start + Duration::from_nanos(begin.elapsed().as_nanos() as u64);
-            while !over.load(Ordering::Relaxed) {
-                turns.fetch_add(1, Ordering::Relaxed);
-                while stack.turn(clock()) > 0 {}
-                // In case that nothing happens any more.
-                stack.wait(clock(), clock() + Duration::from_millis(500));
-            }
-            // Not before `until`, without anything else.
-            let now = clock();
-            stack.wait(now, now + Duration::from_millis(1));
-        };
-        std::thread::scope(|scope| {
-            scope.spawn(|| drive(ours));
-            scope.spawn(|| drive(peer));
-            let listener = sockets.listen(7, 4).unwrap();
-            let mut theirs = clients.connect(ours_at(7)).unwrap();
-            let (mut stream, _) = listener.accept().unwrap();
-            let mut buffer = [0; 3000];
-            for _ in 0..100 {
-                // The second of them waits for the acknowledgment of the first (RFC 1122 section
-                // 4.2.3.4), and that may be delayed.
-                use std::io::{Read, Write};
-                theirs.write_all(&[1; 10]).unwrap();
-                theirs.write_all(&[2; 10]).unwrap();
-                stream.read_exact(&mut buffer[..20]).unwrap();
-            }
-            over.store(true, Ordering::Relaxed);
-        });
-        println!("{variant}: {} turns", turns.load(Ordering::Relaxed));
-    }
+    let mut pair = pair(variant);
+    let (sockets, clients) = (pair.sockets(), pair.peer());
+    let (ours, peer, start) = (pair.stacks.remove(0), pair.hosts.remove(0), pair.now);
+    let over = AtomicBool::new(false);
+    let turns = AtomicU64::new(0);
+    let drive = |mut stack: dominoes_netstack::variants::ByHand| {
+        let clock = || start + Duration::from_nanos(begin.elapsed().as_nanos() as u64);
+        while !over.load(Ordering::Relaxed) {
+            turns.fetch_add(1, Ordering::Relaxed);
+            while stack.turn(clock()) > 0 {}
+            // In case that nothing happens any more.
+            stack.wait(clock(), clock() + Duration::from_millis(500));
+        }
+        // Not before `until`, without anything else.
+        let now = clock();
+        stack.wait(now, now + Duration::from_millis(1));
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| drive(ours));
+        scope.spawn(|| drive(peer));
+        let listener = sockets.listen(7, 4).unwrap();
+        let mut theirs = clients.connect(ours_at(7)).unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut buffer = [0; 3000];
+        for _ in 0..100 {
+            // The second of them waits for the acknowledgment of the first (RFC 1122 section
+            // 4.2.3.4), and that may be delayed.
+            use std::io::{Read, Write};
+            theirs.write_all(&[1; 10]).unwrap();
+            theirs.write_all(&[2; 10]).unwrap();
+            stream.read_exact(&mut buffer[..20]).unwrap();
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    println!("{variant}: {} turns", turns.load(Ordering::Relaxed));
 }
