@@ -1,10 +1,10 @@
-//! Established connections on their way to whoever accepts them.
+//! Established connections on their way to `accept`.
 //!
-//! `apply` numbers the connections of a group in the order in which they are established, and any
-//! worker may perform the effects that hand them over, in any order. [`Arrivals`] puts them back in
-//! order before they enter the queue of their port: an application accepts those of a group in the
-//! order in which they were established, as it does from other stacks, and protocols of several
-//! connections rely on that.
+//! `apply` numbers the connections of a group in the order in which they are established, and
+//! any worker may perform the effects that hand them over, in any order. [`Arrivals`] restores
+//! the order before they enter the queue of their port: an application accepts the connections
+//! of a group in the order in which they were established, as from other stacks, and protocols
+//! with several connections rely on that.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::collections::{BTreeMap, VecDeque};
@@ -20,9 +20,9 @@ use crate::log::request::{Binding, ConnId, Endpoint, Flow};
 pub(crate) struct AcceptQueue {
     pub(crate) options: Options,
     pub(crate) ready: VecDeque<Ready>,
-    /// For each group, whether its pump knows their settings.
+    /// For each group, whether its pump knows the settings of the listener.
     pub(crate) is_told: Vec<bool>,
-    /// Whether they were ever set.
+    /// Whether the settings were ever changed.
     pub(crate) has_options: bool,
     /// For each group, how many of its connections were accepted.
     pub(crate) accepted: Vec<u64>,
@@ -30,15 +30,14 @@ pub(crate) struct AcceptQueue {
     pub(crate) news: Arc<QueueNews>,
 }
 
-/// The queues of all listeners, by port and by what each is bound to. No connection could be for
-/// two of them.
+/// The queues of all listeners, by port and binding. No connection matches two of them.
 #[derive(Debug, Default)]
 pub(crate) struct Listeners {
     queues: BTreeMap<(u16, Binding), AcceptQueue>,
 }
 
 impl Listeners {
-    /// What the listeners of a port are bound to.
+    /// The bindings of the listeners of a port.
     pub(crate) fn at(&self, port: u16) -> impl Iterator<Item = Binding> + '_ {
         let from = self.queues.range((port, Binding::default())..);
         let names = from.map(|(name, _)| *name);
@@ -70,37 +69,37 @@ impl Listeners {
         self.queues.values()
     }
 
-    /// All of them, which are no more.
+    /// Removes and returns all queues.
     pub(crate) fn take(&mut self) -> impl Iterator<Item = (u16, Binding, AcceptQueue)> + use<> {
         let all = core::mem::take(&mut self.queues).into_iter();
         all.map(|((port, binding), queue)| (port, binding, queue))
     }
 }
 
-/// What pollers know of an accept queue.
+/// What pollers read about an accept queue.
 #[derive(Debug, Default)]
 pub(crate) struct QueueNews {
-    /// Connections that have ever come.
+    /// Connections that ever entered the queue.
     pub(crate) arrived: AtomicU64,
-    /// Connections that wait.
+    /// Connections in the queue.
     pub(crate) waiting: AtomicUsize,
     /// Whether the listener was closed.
     pub(crate) closed: AtomicBool,
-    /// Notified when one comes, or the listener or the stack goes away.
+    /// Notified when a connection enters, or the listener or the stack goes away.
     pub(crate) event: EventCount,
 }
 
 impl AcceptQueue {
-    /// A connection comes. The caller notifies those that wait when it has released the table.
+    /// Adds a connection. The caller notifies waiting threads after it has released the table.
     fn push(&mut self, ready: Ready) -> Arc<QueueNews> {
         self.ready.push_back(ready);
-        // ORDERING: Relaxed: what is looked at after the notification is seen by its fence.
+        // ORDERING: Relaxed: the notification's fence makes it visible to those it wakes.
         self.news.arrived.fetch_add(1, Ordering::Relaxed);
         self.news.waiting.store(self.ready.len(), Ordering::Relaxed);
         Arc::clone(&self.news)
     }
 
-    /// A connection is accepted.
+    /// Takes the next connection to accept.
     pub(crate) fn pop(&mut self) -> Option<Ready> {
         let ready = self.ready.pop_front();
         self.news.waiting.store(self.ready.len(), Ordering::Relaxed);
@@ -111,18 +110,18 @@ impl AcceptQueue {
 /// A connection that waits to be accepted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ready {
-    /// The group that it was opened in.
+    /// The group that opened it.
     pub(crate) group: u16,
     pub(crate) conn: ConnId,
     pub(crate) flow: Flow,
 }
 
-/// Connections of one group whose predecessors have not come yet.
+/// Connections of one group that wait for earlier ones.
 #[derive(Debug)]
 pub(crate) struct Arrivals<T = Ready> {
     /// The number of the connection that comes next.
     next: u64,
-    /// Those that came before their turn, by number.
+    /// Connections that came before their turn, by number.
     early: VecDeque<(u64, T)>,
 }
 
@@ -141,7 +140,7 @@ impl<T> Arrivals<T> {
         self.early.insert(at, (number, connection));
     }
 
-    /// The next connection, if it has come. One that comes after its turn is next at once.
+    /// The next connection, if it has come. A connection that comes late is next at once.
     fn pop(&mut self) -> Option<T> {
         let (number, _) = self.early.front()?;
         if *number > self.next {
@@ -151,7 +150,7 @@ impl<T> Arrivals<T> {
         self.early.pop_front().map(|(_, connection)| connection)
     }
 
-    /// Waits no longer for those that are missing.
+    /// Stops waiting for missing connections.
     fn skip(&mut self) {
         if let Some((last, _)) = self.early.back() {
             self.next = self.next.max(*last);
@@ -160,15 +159,15 @@ impl<T> Arrivals<T> {
 }
 
 impl World {
-    /// A connection to a listening port is established, the one of this number in its group: it
-    /// enters the queue of its port when those before it have. Without a listener nobody will ever
-    /// read it.
+    /// Hands over connection `number` of its group, which a listening port established: it
+    /// enters the queue of its port after all earlier ones. If the port has no listener, the
+    /// connection is aborted.
     pub(crate) fn established(&self, number: u64, ready: Ready) {
         self.hand_over(|arrivals| arrivals.add(number, ready));
     }
 
-    /// A worker may have performed wrong effects, or not those that it had to: connections no
-    /// longer wait for such as did not come.
+    /// Lets connections no longer wait for missing ones: a diverged worker may have performed
+    /// wrong effects, or left some out.
     #[cold]
     pub(crate) fn skip_missing_connections(&self) {
         self.hand_over(Arrivals::skip);
@@ -217,7 +216,7 @@ mod tests {
             assert!(number != 1 || order.is_empty(), "one came before its turn");
         }
         assert_eq!(order, [0, 1, 2, 3]);
-        // Number 4 is lost. What comes after all goes at once.
+        // Number 4 is lost; all later ones come at once.
         arrivals.skip();
         order.extend(core::iter::from_fn(|| arrivals.pop()));
         assert_eq!(order, [0, 1, 2, 3, 5, 6]);

@@ -1,5 +1,5 @@
-//! A thread that has the state to itself: what the pump brings is verified, applied and performed
-//! at once, without a log.
+//! The log of a thread that owns the state alone: it verifies, applies and performs the pump's
+//! requests at once, and keeps no ring.
 
 use super::perform::{self, Template};
 use super::prepare::prepare_and_store;
@@ -11,20 +11,20 @@ use crate::log::request::{Request, Verdict};
 use crate::state::apply::{ReplicaState, Requests};
 use crate::stats::EffectStats;
 
-/// Requests that may wait at once: there is no log, so no bound but this.
+/// Most requests that may wait at once: no ring bounds them.
 const ROOM: usize = 1 << 10;
 
 /// A request that the pump published, with its frames.
 struct Entry {
     request: Request,
-    /// One bit per segment, once that is known.
+    /// One bit per segment, once verified.
     verdict: Option<Verdict>,
-    /// The frames that it is about.
+    /// The frames of the request.
     run: Run,
 }
 
-/// What one request asks for. Nearly every one with text asks first for its delivery, which has a
-/// place of its own: whoever performs it finds it without a search.
+/// The effects of one request. A request with payload nearly always asks for its delivery first;
+/// that has its own field, so `take_effects` finds it without a search.
 #[derive(Default)]
 struct RequestEffects {
     first: Option<Deliver>,
@@ -59,10 +59,10 @@ impl EffectSink for RequestEffects {
 #[derive(Default)]
 pub(crate) struct DirectLog {
     entries: Vec<Entry>,
-    /// Requests that are done, whose frames go back.
+    /// Requests that are done; the pump reclaims their frames.
     done: Vec<Entry>,
     effects: RequestEffects,
-    /// Where the log stands that goes on later.
+    /// The position at which the group's log will continue.
     position: u64,
 }
 
@@ -82,7 +82,7 @@ impl Log for DirectLog {
     fn reclaim(&mut self, each: &mut dyn FnMut(Run)) {
         self.done.drain(..).for_each(|entry| each(entry.run));
         if self.entries.is_empty() {
-            // Its memory serves again.
+            // Keeps the allocation for later requests.
             core::mem::swap(&mut self.entries, &mut self.done);
         }
     }
@@ -98,14 +98,14 @@ impl Log for DirectLog {
 }
 
 impl DirectLog {
-    /// Begins where a log stands, all of which is performed.
+    /// Begins at the position of a log that is completely performed.
     pub(crate) fn begin(&mut self, position: u64) {
         self.position = position;
     }
 
-    /// Performs the waiting requests, one step after the other: all checksums first, as reading
-    /// what a device wrote goes fastest when nothing comes between. Returns how many requests that
-    /// were.
+    /// Prepares all waiting requests, then applies and performs them. All checksums come first:
+    /// reading bytes that a device wrote is fastest without other work in between. Returns how
+    /// many requests were applied.
     pub(crate) fn work(
         &mut self,
         world: &World,
@@ -154,7 +154,7 @@ impl DirectLog {
     }
 }
 
-/// The waiting requests, each of which is performed when it is applied.
+/// The waiting requests; each is performed as soon as it is applied.
 struct Performing<'a> {
     world: &'a World,
     template: &'a mut Template,

@@ -1,7 +1,7 @@
-//! The other costly step: what `apply` asked for becomes copies, frames and news.
+//! Perform, the other costly step: turns effects of `apply` into copies, frames and notifications.
 //!
-//! Each effect has one primary, and is performed in ascending order by it. Nothing here waits, and
-//! nothing tells anything back to `apply`.
+//! Each effect has one primary, which performs its effects in ascending order. Nothing here waits,
+//! and `apply` gets no result back.
 
 mod datagrams;
 mod frames;
@@ -20,7 +20,7 @@ pub(crate) use frames::{Template, build, build_bare};
 #[cfg(feature = "testkit")]
 pub(crate) use {datagrams::fill_datagram, frames::fill};
 
-/// Does all that a request asked for, whose payload is `payload`.
+/// Performs all effects of a request that has the payload `payload`.
 #[inline]
 pub(crate) fn all<'a>(
     world: &World,
@@ -56,7 +56,7 @@ pub(crate) fn all<'a>(
     }
 }
 
-/// Copies what `deliver` names out of `run`, which lies as [`Request::layout`] says.
+/// Copies the range that `deliver` names out of `run`, whose frames are as in [`Request::layout`].
 #[inline(always)]
 pub(crate) fn deliver(
     world: &World,
@@ -72,7 +72,7 @@ pub(crate) fn deliver(
     let place = deliver
         .stream_offset
         .wrapping_sub(u64::from(deliver.run_offset));
-    // Nothing is left to copy of what lies there already.
+    // A run that is in the ring already needs no copy.
     if !run.lies_at(place) {
         stream.set_first_sequence(run.seq - place as u32);
         let is_one_piece = run.frames.len() == 1 && deliver.run_offset == 0;
@@ -98,7 +98,7 @@ pub(crate) fn deliver(
     }
 }
 
-/// Copies it out of several frames. `None` if they are not as the run says.
+/// Copies from several frames. `None` if the frames are shorter than the run's layout requires.
 #[inline(never)]
 fn copy_pieces(
     stream: &StreamRef<'_>,
@@ -110,14 +110,14 @@ fn copy_pieces(
     let mut done = 0;
     while done < deliver.len {
         let at = deliver.run_offset + done;
-        // The last segment may be the longest only when it is the only one, so the index is always
+        // Only a run of a single segment may end with its longest one, so the index is always
         // right.
         let index = ((at / seg_len) as usize).min(run.frames.len().saturating_sub(1));
         let within = (at - index as u32 * seg_len) as usize;
         let frame = run.frames.get(index)?.bytes();
         let payload = frame.get(payload_offset + within..)?;
-        // Behind the payload a short frame may carry padding: a run's segments but the last are
-        // `seg_len`.
+        // A short frame may have padding after its payload: each segment of a run except the
+        // last has `seg_len` bytes.
         let left = (deliver.len - done) as usize;
         let here = if index + 1 < run.frames.len() {
             left.min(seg_len as usize - within)
@@ -131,8 +131,8 @@ fn copy_pieces(
     Some(())
 }
 
-/// Performs an effect that is neither a delivery nor a transmission: news for applications and the
-/// pump.
+/// Performs an effect that is neither a delivery nor a transmission: it informs applications or
+/// the pump.
 pub(crate) fn notify(world: &World, effect: &Effect, stats: &mut EffectStats) {
     match *effect {
         Effect::Deliver(_) | Effect::Transmit(_) | Effect::Queue(_) | Effect::Send(_) => {}

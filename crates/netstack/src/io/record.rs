@@ -1,4 +1,4 @@
-//! What was published, so that it can be applied again by any number of replicas.
+//! Records the published log, so that any number of replicas can apply it again.
 //!
 //! An [`Entry`] holds everything that `prepare`, `apply` and `perform` read: the request, the
 //! frames, and bytes that applications wrote meanwhile.
@@ -18,7 +18,7 @@ use crate::log::request::{Body, ConnId, Request, Verdict};
 #[cfg(feature = "record")]
 pub use file::{Recorder, Recording};
 
-/// Writes a log. Without the feature `record` there is none.
+/// Writes a log. Without the feature `record` no value of it exists.
 #[cfg(not(feature = "record"))]
 #[derive(Debug)]
 pub enum Recorder {}
@@ -31,7 +31,7 @@ impl Recorder {
     }
 }
 
-/// One request of a recorded log, with what belongs to it.
+/// One request of a recorded log, with its frames and bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Entry {
@@ -41,7 +41,7 @@ pub struct Entry {
     pub verdict: Option<Verdict>,
     /// The frames of its run.
     pub frames: Vec<Vec<u8>>,
-    /// What an application wrote since the last entry that told of it, if this one does.
+    /// The bytes that an application wrote since the last such entry, if the request reports any.
     pub written: Option<Written>,
 }
 
@@ -51,14 +51,14 @@ pub struct Entry {
 pub struct Written {
     /// The connection, or the socket.
     pub conn: ConnId,
-    /// Where they begin in the send stream.
+    /// The offset of the first byte in the send stream.
     pub offset: u64,
     /// The bytes.
     pub bytes: Vec<u8>,
 }
 
 impl Entry {
-    /// Puts what the entry needs where primaries look for it, and gives its frames.
+    /// Stores the written bytes where primaries read them, and returns the entry's frames.
     pub(crate) fn prepare_world(&self, world: &World) -> Run {
         let streams = match self.request.body {
             Body::Sends { .. } => &world.queues.streams,
@@ -70,7 +70,7 @@ impl Entry {
         if let Some(written) = &self.written
             && let Some(stream) = streams.get(written.conn)
         {
-            // What was sent outside the log was not recorded.
+            // The recording has no bytes that were sent while the log was not in use.
             stream.skip_to(written.offset);
             stream.write(&written.bytes);
         }

@@ -1,7 +1,7 @@
-//! Numbered transmit slots: outgoing frame k is built in slot k modulo their number.
+//! Numbered transmit slots: outgoing frame k is built in slot k modulo the number of slots.
 //!
-//! Slots are claimed and published by chunks of up to 32 frames in a row, or by parts of one. A
-//! chunk has two words, each with the chunk's lap around the ring and a bit for each of its frames:
+//! Builders claim and publish slots by chunks of up to 32 consecutive frames, or by parts of a
+//! chunk. A chunk has two words, each with the chunk's lap around the ring and one bit per frame:
 //!
 //! ```text
 //!          taken                                        ready
@@ -12,28 +12,28 @@
 //! (lap + 1, 0)                                  (lap + 1, 0) when all of the chunk have left
 //! ```
 //!
-//! `apply` numbers frames, and never one whose slot belongs to a chunk of which a frame has not
-//! left: it counts `sent`, which the transmit pump has published, by whole chunks
-//! (`FrameNumbers::update_sent`). So the slot of a numbered frame is free when somebody comes to
-//! build it, and nobody waits. A builder takes what is its own of a chunk by one compare-and-swap,
-//! and the transmitter finds all of it by one load.
+//! `apply` never numbers a frame while an earlier frame is unsent in the chunk that has its
+//! slot: it rounds `sent`, which the transmit pump publishes, down to whole chunks
+//! (`FrameNumbers::update_sent`). So the slot of a numbered frame is free when a builder comes
+//! to it, and no builder waits. One compare-and-swap claims a builder's part of a chunk, and one
+//! load shows the transmitter all frames of the chunk that are ready.
 //!
 //! Where the device lets builders do part of its work ([`TxPrepare`]), they do so before they
-//! publish, and the transmitter names slots to the device instead of frames.
+//! publish, and the transmitter passes slot numbers to the device instead of frames.
 //!
-//! A claim that is dropped before it is published, also by unwinding, clears its bits: all of its
-//! frames count as not begun.
+//! A claim that is dropped before it is published, also by unwinding, clears its bits: none of
+//! its frames counts as begun.
 //!
 //! # Sending past a hole
 //!
-//! A frame whose builder was interrupted in the middle holds up those behind it, of other
-//! connections, too. When enough of them are ready, the transmitter sends past it: to the receiver
-//! that is a reordering, which TCP bears. It notes a frame that is sent so until all before it have
-//! left, and does not send it again; `sent`, and so credit and the use of slots, count the prefix
-//! alone.
+//! A frame whose builder is interrupted in the middle delays all later frames, of other
+//! connections, too. When enough of them are ready, the transmitter sends past the hole: the
+//! receiver sees a reordering, which TCP tolerates. The transmitter marks such a frame until all
+//! earlier ones have left, and does not send it again. `sent`, and so credit and the reuse of
+//! slots, count only the prefix without holes.
 //!
-//! A second builder of the same frame finds its bit set, or another lap. That is no race for memory
-//! but a sign that two replicas did not agree, and [`TxRing::claim`] says so.
+//! A second builder of a frame finds its bit set, or another lap. That is no data race; it means
+//! that two replicas disagree, and [`TxRing::claim`] returns [`Diverged`].
 
 #[cfg(all(test, netstack_loom))]
 mod loom_models;
@@ -57,28 +57,28 @@ use crate::io::sync::{AtomicU64, Shadow};
 
 pub(crate) use pump::TxPump;
 
-/// The most frames of a chunk: as many as its words have bits for.
+/// Most frames in a chunk: the bits of a word.
 const MAX_CHUNK: usize = 32;
-/// Frames that are prepared for the device by one call, at most: so few that all of them are in the
-/// nearest cache when it reads them.
+/// Most frames that one call prepares for the device: few enough that all are in the nearest
+/// cache when the call reads them.
 const PREPARED_TOGETHER: usize = 8;
 
 /// The smallest page of memory of any system, in bytes.
 const PAGE: usize = 4096;
 
-/// Slots behind a hole that one call looks at.
+/// Slots after a hole that one call examines.
 const MAX_SCAN: u64 = 8;
 
-/// The word of a chunk in lap `lap`, of which 32 bits count.
+/// The word of a chunk in lap `lap`, of which the low 32 bits count.
 const fn word(lap: u64, frames: u32) -> u64 {
     lap << 32 | frames as u64
 }
 
-/// Has the system give memory to these zeros now. Otherwise each page would stop the worker that
-/// is the first to write it: the first lap over the slots would be several times as slow as others.
+/// Makes the system allocate the memory of these zeros now. Otherwise the first write to each
+/// page would interrupt a worker: the first lap over the slots would take several times as long.
 fn touch(zeros: &mut [u8]) {
     for page in zeros.chunks_mut(PAGE) {
-        // A value that the compiler does not know, so it cannot leave the store out.
+        // The compiler does not know this value, so it must keep the store.
         page[0] = hint::black_box(0);
     }
     if let Some(last) = zeros.last_mut() {
@@ -96,11 +96,11 @@ struct Chunk {
 
 #[derive(Clone, Copy, Default)]
 struct Built {
-    /// Of what the slot holds, headers included.
+    /// Bytes that the slot holds, headers included.
     len: u32,
     head: u32,
     meta: TxMeta,
-    /// Whether what follows in the frame lies elsewhere.
+    /// Whether the frame continues with memory outside the slot.
     is_carried: bool,
 }
 
@@ -112,21 +112,20 @@ pub(crate) struct TxRing {
     slot_shift: u32,
     /// For each slot: length and metadata of the built frame.
     built: Box<[UnsafeCell<Built>]>,
-    /// For each slot: what follows what it holds, if that lies elsewhere.
+    /// For each slot: the part of its frame outside the slot, if there is one.
     carried: Box<[UnsafeCell<Option<BorrowedPayload>>]>,
     memory: Box<[UnsafeCell<u8>]>,
     slot_len: usize,
     sent: CachePadded<AtomicU64>,
-    /// What builders do to frames for the device, if it has such.
+    /// Prepares frames for the device in their builders' threads, if the device supports that.
     preparer: Option<Arc<dyn TxPrepare>>,
-    /// Of each slot, what it holds.
+    /// Checks accesses to each slot.
     shadow: Shadow,
 }
 
-// SAFETY: of a slot, `built`, `carried` and the memory are written only by who set its bit in
-// `taken`, and read by that one, before it publishes, and by the one `Transmitter` after it saw the
-// bit in `ready`. What frames carry
-// besides may be read by any thread.
+// SAFETY: `built`, `carried` and the memory of a slot are written only by the builder that set
+// its bit in `taken`, and read by that builder before it publishes, and by the one `Transmitter`
+// after it saw the bit in `ready`. Any thread may read the memory that `carried` refers to.
 unsafe impl Sync for TxRing {}
 // SAFETY: nothing in it belongs to a thread.
 unsafe impl Send for TxRing {}
@@ -136,9 +135,9 @@ unsafe impl Send for TxRing {}
 pub(crate) struct Diverged(pub(crate) u64);
 
 impl TxRing {
-    /// `slots` (a power of two) frames of at most `slot_len` bytes, and the one handle that sends
-    /// them. The first `touched` bytes of each slot are in memory from the start. Builders call
-    /// `preparer`, which is for as many slots.
+    /// `slots` (a power of two) frames of at most `slot_len` bytes, and the one handle that
+    /// sends them. The first `touched` bytes of each slot are in memory from the start. Builders
+    /// call `preparer`, which must have `slots` slots, too.
     pub(crate) fn new(
         slots: usize,
         (slot_len, touched): (usize, usize),
@@ -148,7 +147,7 @@ impl TxRing {
         TxRing::with_chunks(slots, (slot_len, touched), chunk, preparer)
     }
 
-    /// The same, with chunks of `chunk` frames, a power of two up to 32 and up to `slots`.
+    /// As `new`, with chunks of `chunk` frames, a power of two up to 32 and up to `slots`.
     fn with_chunks(
         slots: usize,
         (slot_len, touched): (usize, usize),
@@ -226,17 +225,17 @@ impl TxRing {
         (frame & ((1 << self.chunk_shift) - 1)) as u32
     }
 
-    /// The first frame behind the chunk of frame `frame`.
+    /// The first frame after the chunk of frame `frame`.
     #[inline(always)]
     pub(crate) fn chunk_end(&self, frame: u64) -> u64 {
         ((frame >> self.chunk_shift) + 1) << self.chunk_shift
     }
 
-    /// Takes the slots of `count` frames from `first` on, to build them. They are of one chunk.
+    /// Claims the slots of `count` frames beginning with `first`, to build them. They must be in
+    /// one chunk.
     ///
-    /// # Errors
-    /// [`Diverged`] if somebody else took one of them, or its time has not come. Then none is
-    /// taken.
+    /// # Errors [`Diverged`] if one of them is claimed already, or is not due. Then this claims
+    /// none.
     #[inline]
     pub(crate) fn claim(&self, first: u64, count: u32) -> Result<TxClaim<'_>, Diverged> {
         debug_assert!(count > 0 && first + u64::from(count) <= self.chunk_end(first));
@@ -250,8 +249,8 @@ impl TxRing {
             match chunk.taken.compare_exchange(
                 found,
                 found | word(0, frames),
-                // ORDERING: Acquire, pairs with the Release in `Transmitter::free`, that the device
-                // has done with what the slots held before, and with the one in `TxClaim::drop`.
+                // ORDERING: Acquire, pairs with the Release in `free_up_to`: the device has done
+                // with what the slots held before; and with the Release in `TxClaim::drop`.
                 Ordering::Acquire,
                 Ordering::Relaxed,
             ) {
@@ -270,20 +269,20 @@ impl TxRing {
         })
     }
 
-    /// Frames 0 up to this have been taken by the device.
+    /// The number of frames that the device has taken, without holes: all frames below are sent.
     #[inline]
     pub(crate) fn sent(&self) -> u64 {
-        // ORDERING: Acquire, pairs with the Release in `Transmitter::advance`: whoever learns of
-        // this count, be it through the log, finds the slots free.
+        // ORDERING: Acquire, pairs with the Release in `Transmitter::advance`: a thread that
+        // learns of this count, also through the log, finds the slots free.
         self.sent.load(Ordering::Acquire)
     }
 
-    /// Frames that are numbered by now, and taken by somebody, are below this, or are sent.
+    /// All frames that were numbered and claimed so far are below this, or are sent.
     pub(crate) fn claimed(&self) -> u64 {
         // Laps that words count are near this one.
         let lap = self.lap(self.sent());
         let claimed = |(index, chunk): (usize, &CachePadded<Chunk>)| {
-            // ORDERING: Acquire, as in `Transmitter::ready`, though nothing is read.
+            // ORDERING: Acquire, as in `Transmitter::ready_in`, though nothing is read.
             let word = chunk.taken.load(Ordering::Acquire);
             let behind = (word >> 32) as u32;
             let lap = lap.wrapping_add_signed(i64::from(behind.wrapping_sub(lap as u32) as i32));
@@ -297,7 +296,7 @@ impl TxRing {
         chunks.map(claimed).max().unwrap_or(0)
     }
 
-    /// Asks the processor for the first `len` bytes of a slot that is to be written soon.
+    /// Prefetches the first `len` bytes of a slot that the caller will write soon.
     #[inline(always)]
     pub(crate) fn fetch(&self, frame: u64, len: usize) {
         let index = self.index(frame);
@@ -307,14 +306,13 @@ impl TxRing {
 
     /// The frame in slot `index`, which is built.
     ///
-    /// # Safety
-    /// Nobody writes the slot, or what it carries, until the last use of what is returned: it is
-    /// not published, and the caller has claimed it, or the caller saw its bit in `ready`, and it
-    /// has not left.
+    /// # Safety No thread writes the slot, or the memory that it carries, until the last use of
+    /// the result. Either the slot is not published and the caller has claimed it, or the caller
+    /// saw its bit in `ready` and the frame has not left.
     #[inline(always)]
     unsafe fn frame(&self, index: usize) -> TxFrame<'_> {
         self.shadow.read(index, 1);
-        // SAFETY: whoever built it did so before; the caller vouches for the rest.
+        // SAFETY: the builder wrote both before; the caller vouches for the rest.
         let (built, bytes) = unsafe {
             let built = *self.built[index].get();
             let bytes = core::slice::from_raw_parts(self.bytes(index), built.len as usize);
@@ -324,8 +322,8 @@ impl TxRing {
         if built.is_carried {
             // SAFETY: as above; the builder stored it with the rest.
             let carried = unsafe { *self.carried[index].get() };
-            // SAFETY: the frame has not left. The streams are part of the world, and whoever has
-            // the claim or the transmitter has the world.
+            // SAFETY: the frame has not left. The world owns the streams, and the owner of the
+            // claim or the transmitter has the world.
             payload = carried.map_or(&[], |carried| unsafe { carried.bytes() });
         }
         TxFrame {
@@ -342,22 +340,22 @@ impl TxRing {
     }
 }
 
-/// Slots in the hands of who builds their frames, one after the other. Dropped unpublished, it is
-/// as if nobody had begun.
+/// Claimed slots, whose frames the owner builds one after the other. A claim that is dropped
+/// unpublished counts as not begun.
 pub(crate) struct TxClaim<'a> {
     ring: &'a TxRing,
     chunk: &'a Chunk,
-    /// The frames, a bit each as in the chunk's words.
+    /// The claimed frames, one bit each as in the chunk's words.
     frames: u32,
     /// The slot of the first frame that is not prepared.
     prepared: usize,
-    /// The slot of the first frame that is not built, and the one behind the last.
+    /// The slot of the first frame that is not built, and the end of the claimed slots.
     next: usize,
     end: usize,
 }
 
 impl TxClaim<'_> {
-    /// The memory of the next frame's slot; what it holds is left from an earlier frame.
+    /// The memory of the next frame's slot. It holds bytes of an earlier frame.
     ///
     /// # Panics
     /// If all frames are built.
@@ -365,14 +363,14 @@ impl TxClaim<'_> {
     pub(crate) fn buffer(&mut self) -> &mut [u8] {
         assert!(self.next < self.end, "no frame is left to build");
         self.ring.shadow.write(self.next, 1);
-        // SAFETY: the bit is set in `taken`, and only the one who set it has this claim, which
-        // names the slot at `next` until its frame is built. The memory is `slot_len` bytes within
-        // the ring's, and initialised since `new`.
+        // SAFETY: the bit is set in `taken`, and only the builder that set it has this claim,
+        // which names the slot at `next` until its frame is built. The memory is `slot_len`
+        // bytes within the ring's, and initialised since `new`.
         unsafe { core::slice::from_raw_parts_mut(self.ring.bytes(self.next), self.ring.slot_len) }
     }
 
-    /// The next frame is built: the first `len` bytes of its slot, `head` of them headers. It
-    /// leaves once the claim is published.
+    /// Marks the next frame as built: the first `len` bytes of its slot, of which `head` are
+    /// headers. The frame leaves after the claim is published.
     ///
     /// # Panics
     /// If all frames are built, or this one does not fit its slot.
@@ -381,8 +379,8 @@ impl TxClaim<'_> {
         self.store(head, len, meta, None);
     }
 
-    /// The next frame is built: the first `head` bytes of its slot are its headers, and what it
-    /// carries lies elsewhere.
+    /// Marks the next frame as built: its headers are the first `head` bytes of its slot, and
+    /// its payload is in other memory.
     ///
     /// # Panics
     /// As [`TxClaim::built`].
@@ -419,7 +417,7 @@ impl TxClaim<'_> {
         }
     }
 
-    /// All frames are built, and leave when those before them have.
+    /// Publishes the frames, all of which are built. They leave after all earlier frames.
     ///
     /// # Panics
     /// If one is not built.
@@ -434,7 +432,7 @@ impl TxClaim<'_> {
             .fetch_or(word(0, frames), Ordering::Release);
     }
 
-    /// Prepares the frames that are built and not prepared, if the device has such.
+    /// Prepares the frames that are built and not yet prepared, if the device has a preparer.
     #[inline(always)]
     fn prepare(&mut self) {
         let first = core::mem::replace(&mut self.prepared, self.next);
@@ -463,41 +461,41 @@ impl Drop for TxClaim<'_> {
     }
 }
 
-/// What the transmitter learned of the hole before it.
+/// The hole at the transmitter's next frame, as far as it was examined.
 #[derive(Clone, Copy, Debug, Default)]
 struct Hole {
     /// The frame that is missing.
     at: u64,
-    /// Calls that found it so.
+    /// Calls that found the frame missing.
     calls: u32,
-    /// Slots looked at behind it.
+    /// Slots after the hole that were examined.
     looked: u64,
-    /// Frames among them that could go, or are gone.
+    /// Frames among them that are ready or sent.
     ready: u64,
 }
 
-/// Sends what is ready, in the order of the numbers. There is one per ring.
+/// Sends ready frames in the order of their numbers. There is one per ring.
 pub(crate) struct Transmitter {
     ring: Arc<TxRing>,
     next: u64,
-    /// Frames that must be ready behind a hole before they are sent past it.
+    /// Ready frames after a hole that are required before the transmitter sends past it.
     past: u64,
-    /// Calls that must find a hole before anything behind it is looked at: most are filled within a
-    /// moment, and work that is late is taken by others, which is better.
+    /// Calls that must find a hole before one examines later slots. Most holes are filled within
+    /// a moment, and other workers take over late work, which is better than sending past a hole.
     calls: u32,
     hole: Hole,
     /// For each chunk: its frames that were sent past a hole, a bit each.
     gone: Box<[u32]>,
-    /// Frames behind the prefix that are sent.
+    /// Frames after the prefix that are sent.
     beyond: u64,
     /// Frames that were ever sent past a hole.
     passed: u64,
-    /// What the device took, if anybody wants to know.
+    /// The frames that the device took, if a test asked for them.
     journal: Option<Vec<Option<u64>>>,
 }
 
 impl Transmitter {
-    /// Whether frames are prepared by those who build them.
+    /// Whether builders prepare their frames for the device.
     pub(crate) fn are_prepared(&self) -> bool {
         self.ring.preparer.is_some()
     }
@@ -507,8 +505,8 @@ impl Transmitter {
         self.ring.index(frame)
     }
 
-    /// Sends past a hole once `calls` calls have found it and `frames` frames are ready behind it;
-    /// the default is never.
+    /// Sends past a hole after `calls` calls found it and `frames` later frames are ready; never
+    /// by default.
     pub(crate) fn send_past(&mut self, frames: u64, calls: u32) {
         self.past = frames.max(1);
         self.calls = calls;
@@ -519,21 +517,21 @@ impl Transmitter {
         self.passed
     }
 
-    /// Notes frames from now on, as the device takes them: their numbers, `None` for one that has
-    /// none. Returns those noted so far.
+    /// Begins to record the numbers of frames that the device takes, `None` for a frame without
+    /// number. Returns those recorded so far.
     pub(crate) fn journal(&mut self) -> Vec<Option<u64>> {
         self.journal.replace(Vec::new()).unwrap_or_default()
     }
 
-    /// The device took a frame that has no number.
+    /// Records that the device took a frame without number.
     pub(crate) fn note_unnumbered(&mut self) {
         if let Some(journal) = &mut self.journal {
             journal.push(None);
         }
     }
 
-    /// The frames of the chunk of frame `frame` that are built, a bit each, and not those of an
-    /// earlier lap.
+    /// The built frames of the chunk of frame `frame`, one bit each; 0 if the word is of another
+    /// lap.
     #[inline(always)]
     fn ready_in(&self, frame: u64) -> u32 {
         // ORDERING: Acquire, pairs with the Release in `TxClaim::publish`.
@@ -542,14 +540,14 @@ impl Transmitter {
         if is_same_lap { found as u32 } else { 0 }
     }
 
-    /// The same without those that are sent.
+    /// As `ready_in`, without the frames that are sent.
     #[inline(always)]
     fn unsent_in(&self, frame: u64) -> u32 {
         self.ready_in(frame) & !self.gone[self.ring.chunk_index(frame)]
     }
 
-    /// Frames below `below` that are ready, from the first unsent one on: as many as `out` holds,
-    /// up to the first that is not.
+    /// Adds ready frames below `below` to `out`, from the first unsent one up to the first that
+    /// is not ready, as many as `out` has room for.
     #[inline]
     pub(crate) fn ready<'a, const N: usize>(
         &'a self,
@@ -557,14 +555,14 @@ impl Transmitter {
         out: &mut ArrayVec<TxFrame<'a>, N>,
     ) {
         self.each_ready(below, out.remaining_capacity(), |frame| {
-            // SAFETY: its bit is set in `ready`, and it stays so until `advance`, which needs this
-            // handle mutably; until then nobody writes the slot.
+            // SAFETY: its bit is set in `ready`, and it stays so until `advance`, which needs
+            // this handle mutably; until then no thread writes the slot.
             out.push(unsafe { self.ring.frame(self.ring.index(frame)) });
         });
     }
 
     /// How many frames [`Transmitter::ready`] finds if there is room for `most`, and the slot of
-    /// the first. Those that it counts have their slots in a row.
+    /// the first. The counted frames have consecutive slots.
     #[inline]
     pub(crate) fn ready_in_a_row(&self, below: u64, most: usize) -> (usize, usize) {
         let first = self.ring.index(self.next);
@@ -592,7 +590,7 @@ impl Transmitter {
         }
     }
 
-    /// Frames that are ready behind the first unsent one, which is not; and their numbers.
+    /// The ready frames after the first unsent one, which is not ready, and their numbers.
     #[cold]
     pub(crate) fn ready_behind<'a, const N: usize>(
         &'a self,
@@ -604,7 +602,7 @@ impl Transmitter {
                 if out.is_full() {
                     break;
                 }
-                // SAFETY: as in `ready`; the other call is `pass`.
+                // SAFETY: as in `ready`, with `pass` instead of `advance`.
                 out.push(unsafe { self.ring.frame(self.ring.index(frame)) });
                 picked.push(frame);
             }
@@ -612,13 +610,13 @@ impl Transmitter {
         picked
     }
 
-    /// Whether a frame is ready.
+    /// Whether the next frame is ready.
     pub(crate) fn any_ready(&self) -> bool {
         self.unsent_in(self.next) >> self.ring.bit(self.next) & 1 != 0
     }
 
-    /// `ready` found nothing. Looks at some of the slots behind, and says whether this is a hole to
-    /// send past.
+    /// Examines some later slots after `ready` found nothing. Returns whether the transmitter
+    /// should send past this hole.
     pub(crate) fn look_behind(&mut self) -> bool {
         if self.hole.at != self.next {
             self.hole = Hole {
@@ -646,7 +644,7 @@ impl Transmitter {
         false
     }
 
-    /// The device took the first `count` of what `ready` gave.
+    /// The device took the first `count` frames that `ready` returned.
     #[inline]
     pub(crate) fn advance(&mut self, count: usize) {
         let next = self.next + count as u64;
@@ -661,7 +659,7 @@ impl Transmitter {
         self.ring.sent.store(self.next, Ordering::Release);
     }
 
-    /// The device took these frames, which `ready_behind` gave.
+    /// The device took these frames, which `ready_behind` returned.
     #[cold]
     pub(crate) fn pass(&mut self, frames: &[u64]) {
         if let Some(journal) = &mut self.journal {
@@ -676,7 +674,7 @@ impl Transmitter {
         self.passed += frames.len() as u64;
     }
 
-    /// The prefix grew, perhaps up to frames that were sent before.
+    /// Moves on past frames that were sent earlier, after the prefix grew.
     #[cold]
     fn close_up(&mut self) {
         while self.beyond > 0 {
@@ -689,8 +687,8 @@ impl Transmitter {
         }
     }
 
-    /// The frames before `next` have left: the slots of a chunk may be used again when this was its
-    /// last one.
+    /// Notes that the frames before `next` have left, and frees each chunk whose last frame is
+    /// among them.
     #[inline]
     fn free_up_to(&mut self, next: u64) {
         let ring = &*self.ring;
@@ -705,7 +703,7 @@ impl Transmitter {
             assert_eq!(self.ready_in(first), all, "frames left that are not built");
             self.gone[index] = 0;
             let free = word(ring.lap(first) + 1, 0);
-            // ORDERING: Relaxed: who publishes in the new lap has claimed in it before.
+            // ORDERING: Relaxed: a builder that publishes in the new lap has claimed in it before.
             ring.chunks[index].ready.store(free, Ordering::Relaxed);
             // ORDERING: Release, pairs with the Acquire in `claim`: we have done with the slots.
             ring.chunks[index].taken.store(free, Ordering::Release);

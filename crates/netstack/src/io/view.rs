@@ -1,7 +1,7 @@
-//! What a running stack shows of itself: what each of its threads did, and its connections.
+//! Shows a running stack: the work of each of its threads, and its connections.
 //!
-//! Counts are posted now and then by the thread that keeps them, and read by anyone. Connections
-//! are listed only when somebody asks, by a thread that has the state, between two of its turns.
+//! Each thread posts its own counts now and then, and any thread may read them. A list of
+//! connections is made only on request, by a thread that has the state, between two of its turns.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::net::SocketAddr;
@@ -30,7 +30,7 @@ pub struct ConnectionStats {
     pub local: SocketAddr,
     /// The peer's end.
     pub remote: SocketAddr,
-    /// Where it stands (RFC 9293 section 3.3.2).
+    /// The state of the connection (RFC 9293 section 3.3.2).
     pub state: State,
     /// Bytes that arrived without a gap.
     pub received: u64,
@@ -40,7 +40,7 @@ pub struct ConnectionStats {
     pub cwnd: u32,
     /// Smoothed round-trip time (RFC 6298 section 2); `None` before the first measurement.
     pub srtt: Option<time::Duration>,
-    /// The rest.
+    /// Further values.
     pub info: Info,
 }
 
@@ -62,7 +62,7 @@ impl ConnectionStats {
     }
 }
 
-/// The list of connections, and who wants it.
+/// The list of connections, and the request for it.
 #[derive(Debug, Default)]
 pub(crate) struct View {
     asked: AtomicBool,
@@ -72,11 +72,11 @@ pub(crate) struct View {
 
 #[derive(Debug, Default)]
 struct List {
-    /// How many connections are wanted, at most.
+    /// Most connections wanted.
     most: usize,
-    /// Only this one is wanted, if any.
+    /// The only connection wanted, if the request names one.
     only: Option<ConnId>,
-    /// How many lists were made.
+    /// Lists made so far.
     lists: u64,
     connections: Vec<ConnectionStats>,
 }
@@ -86,14 +86,14 @@ impl View {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether somebody wants a list.
+    /// Whether a thread waits for a list.
     #[inline]
     pub(crate) fn is_asked(&self) -> bool {
-        // ORDERING: Relaxed, a wish; what is listed goes through the lock.
+        // ORDERING: Relaxed, only a request; the list itself goes through the lock.
         self.asked.load(Ordering::Relaxed)
     }
 
-    /// Lists connections, if nobody else is at it.
+    /// Lists connections if a list was asked for, unless another thread has the lock.
     #[cold]
     pub(crate) fn answer(&self, replica: &ReplicaState) {
         let Ok(mut list) = self.list.try_lock() else {
@@ -115,8 +115,8 @@ impl View {
         self.listed.notify_all();
     }
 
-    /// Asks for a list of at most `most` connections, or `only` one, calls `ring` to wake whoever
-    /// makes it, and waits for it, but not longer than `patience`: then it is an older one.
+    /// Asks for a list of at most `most` connections, or of `only` one, and calls `ring` to wake
+    /// a thread that makes it. Waits up to `patience`; after that it returns the previous list.
     pub(crate) fn ask(
         &self,
         most: usize,
@@ -127,7 +127,7 @@ impl View {
         let mut list = self.list();
         (list.most, list.only) = (most, only);
         let before = list.lists;
-        // ORDERING: Relaxed; `ring` fences, and so does who goes to sleep.
+        // ORDERING: Relaxed; `ring` has a fence, and so has a thread that goes to sleep.
         self.asked.store(true, Ordering::Relaxed);
         drop(list);
         ring();
@@ -141,7 +141,7 @@ impl View {
     }
 }
 
-/// Brings a thread's counts to where others read them.
+/// Posts a thread's counts where other threads read them.
 #[derive(Debug, Default)]
 pub(crate) struct Gauge {
     meter: Arc<Meter>,

@@ -1,4 +1,4 @@
-//! What primaries do for UDP sockets: copy datagrams into queues, and build frames of what is sent.
+//! Effects of UDP sockets: copies received datagrams into queues and builds frames of sent ones.
 
 use dominoes_drivers::{Gso, GsoKind, TxChecksum, TxMeta};
 
@@ -16,11 +16,11 @@ use crate::stats::EffectStats;
 use crate::time::Instant;
 use crate::udp::record::{self, More, RecordHeader};
 
-/// Where the checksum field stands within a UDP header.
+/// Offset of the checksum field in a UDP header.
 const CHECKSUM_AT: u16 = 6;
 
-/// Copies the datagrams that `queue` names out of a run's `frames`, each behind its record's
-/// header.
+/// Copies the datagrams that `queue` names from a run's `frames` into the queue, each after its
+/// record header.
 pub(crate) fn queue(world: &World, queue: &Queue, frames: Frames<'_>, stats: &mut EffectStats) {
     match queue.arrived {
         None => queue_as::<false>(world, queue, frames, stats),
@@ -28,7 +28,7 @@ pub(crate) fn queue(world: &World, queue: &Queue, frames: Frames<'_>, stats: &mu
     }
 }
 
-/// The same, with or without what the socket asked for besides.
+/// As [`queue`]; with `MORE`, each record has the further values that the socket asked for.
 #[inline(always)]
 fn queue_as<const MORE: bool>(
     world: &World,
@@ -79,7 +79,7 @@ fn queue_as<const MORE: bool>(
     });
 }
 
-/// The first ones of the datagrams in `frame`, as `merged` says. `None` if it holds fewer.
+/// The datagrams in `frame`, as `merged` divides them. `None` if the frame is too short.
 fn datagrams_of(frame: &[u8], merged: Merged) -> Option<impl Iterator<Item = UdpDatagram<'_>>> {
     let whole = wire::udp_datagram(frame)?;
     let payload = whole.payload.get(..merged.len.into())?;
@@ -87,8 +87,8 @@ fn datagrams_of(frame: &[u8], merged: Merged) -> Option<impl Iterator<Item = Udp
     Some(pieces.map(move |payload| UdpDatagram { payload, ..whole }))
 }
 
-/// Stores the record of a datagram that came in `frame` at `offset` of a queue. Returns where it
-/// ends.
+/// Stores the record of a datagram in `frame` at `offset` of a queue. Returns the end of the
+/// record.
 #[inline(always)]
 fn store_record<const MORE: bool>(
     stream: &StreamRef<'_>,
@@ -129,13 +129,13 @@ fn store_record<const MORE: bool>(
     offset + header.record_len()
 }
 
-/// Builds frame `i` of datagrams that are sent, in its slot.
+/// Builds frame `i` of sent datagrams in its slot.
 pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &mut EffectStats) {
     let lens = match &s.lengths {
         Lengths::Each(lens) => lens,
         Lengths::Merged(merged) => return build_merged(world, s, *merged, stats),
     };
-    // Which datagram it is of, and which piece of that.
+    // The frame's datagram, and the fragment of it that the frame carries.
     let (index, fragment) = match s.fragment {
         None => (i as usize % MAX_DATAGRAMS, 0),
         Some(first) => (0, first + i),
@@ -205,7 +205,7 @@ pub(crate) fn build_datagram(world: &World, s: &SendDatagrams, i: u32, stats: &m
     }
 }
 
-/// Builds the frame of several datagrams, which the device divides.
+/// Builds one frame of several datagrams, which the device divides.
 fn build_merged(world: &World, s: &SendDatagrams, merged: Merged, stats: &mut EffectStats) {
     let header = RecordHeader {
         remote: s.remote,
@@ -221,7 +221,7 @@ fn build_merged(world: &World, s: &SendDatagrams, merged: Merged, stats: &mut Ef
         len: UDP_HEADER as u32 + u32::from(merged.len),
         more: false,
     };
-    // The device counts on from there.
+    // The device gives the following datagrams the next identifiers.
     let ident = s.idents.nth(0).into();
     let headers = ip_headers(world, s.mac.0, s.local, &header, ident, whole);
     let before = headers.headers_len();
@@ -264,7 +264,7 @@ fn build_merged(world: &World, s: &SendDatagrams, merged: Merged, stats: &mut Ef
     stats.sent_bytes += u64::from(merged.len);
 }
 
-/// A whole datagram from `local` as a frame for nobody's link-layer address, however long.
+/// A whole datagram from `local` in a frame of any length, with a zero destination address.
 pub(crate) fn whole_datagram(
     world: &World,
     local: Endpoint,
@@ -291,7 +291,7 @@ pub(crate) fn whole_datagram(
     frame
 }
 
-/// Writes the headers of a packet, or of a piece of one.
+/// Writes the headers of a packet, or of a fragment.
 fn emit(buffer: &mut [u8], headers: &IpHeaders, datagram: &RecordHeader) {
     wire::emit_ip(buffer, headers);
     if datagram.dont_fragment && headers.dst.is_v4() {
@@ -329,9 +329,9 @@ fn ip_headers(
     }
 }
 
-/// Writes the UDP header and what of the payload `piece`, the end of the frame, has room for. The
-/// checksum is that of the whole datagram; with `partial`, that of its pseudo header, for a device
-/// that adds the rest.
+/// Writes the UDP header and the start of the payload, as much as `piece`, the rest of the
+/// frame, has room for. The checksum covers the whole datagram; with `partial`, only its pseudo
+/// header, for a device that adds the rest.
 fn first_piece(
     local: Endpoint,
     header: &RecordHeader,
@@ -354,7 +354,7 @@ fn first_piece(
         head[6..8].copy_from_slice(&pseudo.folded().to_be_bytes());
         return;
     }
-    // A record's payload begins at an even place, so its first part is even.
+    // A record's payload begins at an even offset, so its first part has an even length.
     let sum = pseudo.with(head);
     let sum = if text.len() == len {
         sum.add_copies(payload, text)
@@ -365,8 +365,8 @@ fn first_piece(
     wire::set_udp_checksum(head, sum.finish());
 }
 
-/// Copies `payload` behind the headers that `frame` begins with, and stores the checksum: what
-/// [`build_datagram`] costs besides writing headers.
+/// Copies `payload` after the headers at the start of `frame`, and stores the checksum: the cost
+/// of [`build_datagram`] except for writing headers.
 #[cfg(feature = "testkit")]
 pub(crate) fn fill_datagram(frame: &mut [u8], payload: &[u8]) {
     use crate::packet::IP_HEADERS;

@@ -1,4 +1,4 @@
-//! Frames of segments: their headers, what they carry, and checksums.
+//! Builds the frames of segments: headers, payload and checksums.
 
 use core::ops::Range;
 
@@ -17,31 +17,31 @@ use crate::seqnum::SeqNum;
 use crate::stats::EffectStats;
 
 const TCP: u8 = 6;
-/// Where the checksum field stands within a TCP header.
+/// Offset of the checksum field in a TCP header.
 const CHECKSUM_AT: u16 = 16;
 
-/// The headers of the frames that were built last, of either family.
+/// The headers of the last frames built, for both address families.
 #[derive(Debug, Default)]
 pub(crate) struct Template {
     v4: Kept<PLAIN>,
     v6: Box<Kept<PLAIN_V6>>,
 }
 
-/// The headers of the frame that was built last, but for sequence and acknowledgment numbers,
-/// window and checksum: in a bulk transfer the next one has the same. They are `N` bytes at most,
-/// without options but timestamps.
+/// The headers of the last frame built. In a bulk transfer the next frame has equal headers,
+/// except sequence and acknowledgment numbers, window and checksum. At most `N` bytes; the only
+/// TCP option is timestamps.
 #[derive(Debug)]
 struct Kept<const N: usize> {
     key: Option<TemplateKey>,
     bytes: [u8; N],
-    /// What stands there, with zeros for these.
+    /// `bytes` with zeros for the fields that vary.
     head: Head,
 }
 
 /// The headers of a frame.
 #[derive(Clone, Copy, Debug, Default)]
 struct Head {
-    /// Bytes of all of them.
+    /// Length of all headers, in bytes.
     len: usize,
     /// The sum of the pseudo header, folded.
     pseudo: u16,
@@ -49,17 +49,17 @@ struct Head {
     sum: Sum,
 }
 
-/// Bytes of a TCP header without options but timestamps, at most.
+/// Most bytes of a TCP header with no options except timestamps.
 const TCP_PLAIN: usize = 32;
-/// Bytes of all headers, at most, without options but timestamps.
+/// Most bytes of all headers, with no options except timestamps.
 const PLAIN: usize = ETHERNET_HEADER + 20 + TCP_PLAIN;
-/// Where the TCP header begins.
+/// Offset of the TCP header.
 const AT: usize = PLAIN - TCP_PLAIN;
-/// Both over IPv6.
+/// Both for IPv6.
 const AT_V6: usize = PLAIN_V6 - TCP_PLAIN;
 const PLAIN_V6: usize = ETHERNET_HEADER + 40 + TCP_PLAIN;
 
-/// What frames with the same headers have in common.
+/// The values that all frames of one template share.
 #[derive(Clone, Copy, Debug)]
 struct TemplateKey {
     conn: ConnId,
@@ -99,7 +99,7 @@ impl<const N: usize> Kept<N> {
         self.write(seq, t.ack, t.wnd, buffer)
     }
 
-    /// Becomes the headers of frames of `t`.
+    /// Makes this the template for frames of `t`.
     #[inline(always)]
     fn fit(&mut self, world: &World, t: &Transmit, flags: Flags, len: u32) {
         if !self.key.is_some_and(|of| of.matches(t, flags, len)) {
@@ -107,9 +107,9 @@ impl<const N: usize> Kept<N> {
         }
     }
 
-    /// Becomes the headers of the next frames of `t`, acknowledgment number and window included:
-    /// only the sequence number and the checksum are left to be written. Returns what they are
-    /// without these.
+    /// Makes this the template for the next frames of `t`, acknowledgment number and window
+    /// included, so each frame needs only its sequence number and checksum. Returns the headers
+    /// without these two.
     #[inline(always)]
     fn fit_numbered(&mut self, world: &World, t: &Transmit, flags: Flags, len: u32) -> Head {
         self.fit(world, t, flags, len);
@@ -139,12 +139,11 @@ impl<const N: usize> Kept<N> {
     /// template must be written here and in `write_next`, and be in the sums.
     #[inline(always)]
     fn write(&self, seq: SeqNum, ack: SeqNum, wnd: u16, buffer: &mut [u8]) -> Head {
-        // Always as much: what stands behind the headers is overwritten by the text.
+        // Copies a fixed length: the payload overwrites anything after the headers.
         let buffer = buffer
             .first_chunk_mut::<N>()
             .expect("a slot holds all headers");
         *buffer = self.bytes;
-        // Where the TCP header begins.
         match N {
             PLAIN_V6 => wire::set_tcp_numbers::<AT_V6>(buffer, seq.0, ack.0, wnd),
             _ => wire::set_tcp_numbers::<AT>(buffer, seq.0, ack.0, wnd),
@@ -175,7 +174,7 @@ impl<const N: usize> Kept<N> {
 }
 
 impl TemplateKey {
-    /// Whether a frame of `t` is one of them.
+    /// Whether a frame of `t` has these headers.
     #[inline(always)]
     fn matches(&self, t: &Transmit, flags: Flags, len: u32) -> bool {
         self.conn == t.conn
@@ -196,7 +195,7 @@ fn set_checksum<const N: usize>(frame: &mut [u8], checksum: u16) {
     }
 }
 
-/// As [`Kept::emit`], for this frame alone.
+/// As [`Kept::emit`], for this frame only.
 fn emit_once(
     world: &World,
     t: &Transmit,
@@ -240,17 +239,17 @@ fn emit_once(
     }
 }
 
-/// The flow label of packets of `flow` (RFC 6437 section 3): the same for all of them, and hard to
-/// guess. 0 of IPv4, which has none.
+/// The flow label of packets of `flow` (RFC 6437 section 3): constant for a flow, and hard to
+/// guess. 0 for IPv4, which has none.
 pub(super) fn flow_label(world: &World, flow: &Flow) -> u32 {
     if flow.remote.address.is_v4() {
         return 0;
     }
-    // Never 0, which says that there is none.
+    // Never 0, which means "no label".
     (world.keys.of_flow(KeyUse::FlowLabel, flow, 0) as u32 & 0xf_ffff).max(1)
 }
 
-/// What is said of a frame with headers of at most `N` bytes that is left to the device to finish.
+/// Metadata of a frame with headers of at most `N` bytes; the device completes its checksum.
 fn unfinished<const N: usize>() -> TxMeta {
     TxMeta {
         checksum: TxChecksum::Partial {
@@ -261,7 +260,7 @@ fn unfinished<const N: usize>() -> TxMeta {
     }
 }
 
-/// Builds the frame of a transmit effect without text in its slot.
+/// Builds the frame of a transmit effect without payload, in its slot.
 #[inline(always)]
 pub(crate) fn build_bare(
     world: &World,
@@ -303,7 +302,7 @@ fn build_bare_as<const N: usize>(
     stats.frames += 1;
 }
 
-/// Completes a frame that is nothing but headers. Returns what is said of it.
+/// Completes a frame that consists of headers only. Returns its metadata.
 #[inline(always)]
 fn complete_bare<const N: usize>(world: &World, head: &Head, buffer: &mut [u8]) -> TxMeta {
     let (checksum, meta) = if world.tx_checksum {
@@ -315,8 +314,8 @@ fn complete_bare<const N: usize>(world: &World, head: &Head, buffer: &mut [u8]) 
     meta
 }
 
-/// Builds `count` frames of a transmit effect in their slots, from frame `from` on. Calls `before`
-/// before each of them. Unwinds from there without having published the chunk that it is in.
+/// Builds `count` frames of a transmit effect in their slots, beginning with frame `from`. Calls
+/// `before` before each. If that panics, the chunk of the current frame stays unpublished.
 #[inline]
 pub(crate) fn build(
     world: &World,
@@ -337,7 +336,7 @@ pub(crate) fn build(
     }
 }
 
-/// As [`build`], of frames that carry something.
+/// As [`build`], for frames with payload.
 #[inline(always)]
 fn build_range<const N: usize>(
     world: &World,
@@ -381,8 +380,8 @@ fn build_range<const N: usize>(
     }
 }
 
-/// Claims frames from `first` on, `count` of them or one. `None` if that one has been built: then
-/// it is to be passed over.
+/// Claims `count` frames beginning with `first`, or only `first`. `None` if that one is built
+/// already: the caller skips it.
 #[inline(always)]
 fn claim_some<'a>(
     world: &'a World,
@@ -407,9 +406,9 @@ fn claim_one<'a>(
     claim.ok().map(|claim| (claim, 1))
 }
 
-/// Builds these frames, which carry something and are claimed: copies what they carry, and
-/// computes their checksums. They differ in their sequence numbers, and the last one of all in its
-/// length and flags.
+/// Builds claimed frames with payload: copies the payload and computes the checksums. The frames
+/// differ in their sequence numbers; the last one of the effect differs in length and flags,
+/// too.
 #[inline(always)]
 fn build_copies<const N: usize>(
     world: &World,
@@ -436,7 +435,7 @@ fn build_copies<const N: usize>(
             head = template.fit_numbered(world, t, flags, len);
         }
         let total = head.len + len as usize;
-        // Whoever builds this frame most likely builds the next one, which is as long.
+        // This worker most likely builds the next frame, too, which has equal length.
         world.tx.fetch(frame + 1, total);
         let buffer = claim.buffer();
         let seq = t.seq + i * t.frame_len;
@@ -449,8 +448,9 @@ fn build_copies<const N: usize>(
     }
 }
 
-/// Builds frame `i`, which carries something and is claimed, for a device that computes checksums,
-/// which takes the payload from where it lies, or from the frame where the ring begins anew.
+/// Builds the claimed frame `i`, which has payload, for a device that computes checksums. The
+/// Builds the claimed frame `i`, with payload, for a device that computes checksums. The device
+/// reads the payload in the stream's ring, or in the slot where the ring wraps.
 #[inline(always)]
 fn build_with_payload<const N: usize>(
     world: &World,
@@ -463,7 +463,7 @@ fn build_with_payload<const N: usize>(
     let (offset, len) = t.payload_of(i);
     let frame = t.first_frame + u64::from(i);
     let carried = stream.borrow_payload(offset, len as usize);
-    // Whoever builds this frame most likely builds the next one, which is as long.
+    // This worker most likely builds the next frame, too, which has equal length.
     let copied = if carried.is_some() { 0 } else { len as usize };
     world.tx.fetch(frame + 1, wire::MAX_HEADERS + copied);
     let flags = if i + 1 == t.count {
@@ -498,7 +498,7 @@ fn build_with_payload<const N: usize>(
     }
 }
 
-/// What the option says.
+/// The blocks of a SACK option.
 #[cold]
 fn blocks(sack: &Sack) -> SackBlocks {
     let mut blocks = SackBlocks::default();
@@ -509,8 +509,8 @@ fn blocks(sack: &Sack) -> SackBlocks {
     blocks
 }
 
-/// Adds a TCP header, of the values that it was written from: reading it back would wait until the
-/// slot's memory is there. One with other options than timestamps is read.
+/// Adds a TCP header from the values that were written: to read it back would wait until the
+/// slot's memory arrives in the cache. A header with options except timestamps is read back.
 #[inline]
 fn header_sum(sum: Sum, h: &TcpHeaders, written: &[u8]) -> Sum {
     if h.mss.is_some() || h.window_scale.is_some() || h.sack_permitted || h.sack.count > 0 {
@@ -528,9 +528,9 @@ fn header_sum(sum: Sum, h: &TcpHeaders, written: &[u8]) -> Sum {
     }
 }
 
-/// Copies `payload` behind the headers that `frame` begins with (Ethernet, IPv4, TCP, none with
-/// options; the TCP checksum field is zero), and stores the checksum: what [`build`] costs besides
-/// writing headers.
+/// Copies `payload` after the headers at the start of `frame` (Ethernet, IPv4, TCP, none with
+/// options; the TCP checksum field is zero), and stores the checksum: the cost of [`build`]
+/// except for writing headers.
 #[cfg(feature = "testkit")]
 pub(crate) fn fill(frame: &mut [u8], payload: &[u8]) {
     let Some((head, rest)) = frame.split_first_chunk_mut() else {
@@ -540,7 +540,7 @@ pub(crate) fn fill(frame: &mut [u8], payload: &[u8]) {
     wire::set_tcp_checksum::<AT>(frame, sum.finish());
 }
 
-/// The sum of what stands before `payload_len` bytes of payload, with the pseudo header of IPv4.
+/// The sum of the headers before `payload_len` bytes of payload, and of the IPv4 pseudo header.
 #[cfg(feature = "testkit")]
 #[inline(always)]
 fn sum_of_headers(head: &[u8; ETHERNET_HEADER + 40], payload_len: usize) -> Sum {

@@ -1,7 +1,7 @@
-//! The log on file.
+//! A recorded log in a file.
 //!
-//! A recording begins with a magic word and the [`Limits`], and goes on with one [`Entry`] per
-//! request, each behind its length.
+//! A recording begins with a magic word and the [`Limits`]. One [`Entry`] per request follows,
+//! each after its length.
 
 use std::io::{self, Read, Write};
 
@@ -12,7 +12,7 @@ use super::Entry;
 use crate::config::Limits;
 
 const MAGIC: [u8; 8] = *b"dominoL7";
-/// Longer than any entry that is written: eight frames, a send ring, and some.
+/// Above the length of any entry that is written: eight frames, a send ring, and some.
 const MAX_ENTRY: u32 = 1 << 31;
 
 /// Writes a log.
@@ -41,14 +41,14 @@ impl Recorder {
         Ok(Recorder { out, failed: None })
     }
 
-    /// Adds an entry. The first failure ends the recording and is kept for [`Recorder::finish`].
+    /// Adds an entry. The first failure ends the recording; [`Recorder::finish`] returns it.
     pub(crate) fn add(&mut self, entry: &Entry) {
         if self.failed.is_none() {
             self.failed = write_one(&mut self.out, entry).err();
         }
     }
 
-    /// Writes out what is buffered.
+    /// Writes out buffered bytes.
     ///
     /// # Errors
     /// The first failure of the recording.
@@ -77,7 +77,7 @@ impl<R: Read> Recording<R> {
     /// Opens a recording.
     ///
     /// # Errors
-    /// If it cannot be read or is none.
+    /// If it cannot be read or is no recording.
     pub fn open(mut from: R) -> io::Result<Self> {
         let mut magic = [0; 8];
         from.read_exact(&mut magic)?;
@@ -88,7 +88,7 @@ impl<R: Read> Recording<R> {
         Ok(Recording { from, limits })
     }
 
-    /// The bounds under which it was recorded, and must be replayed.
+    /// The limits that applied while recording; a replay must use them.
     pub fn limits(&self) -> Limits {
         self.limits
     }

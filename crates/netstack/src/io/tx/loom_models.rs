@@ -1,4 +1,4 @@
-//! Models of the slots under loom (`.ci/run`). Each says what it would catch.
+//! Loom models of the slots (`.ci/run`). Each names the faults that it would catch.
 
 use core::ops::Range;
 
@@ -6,7 +6,7 @@ use loom::thread;
 
 use super::*;
 
-/// Builds these frames, unless somebody else has one of them.
+/// Builds these frames, unless another builder has one of them.
 fn build(ring: &TxRing, frames: Range<u64>) -> bool {
     let count = frames.end - frames.start;
     let Ok(mut claim) = ring.claim(frames.start, count as u32) else {
@@ -20,7 +20,7 @@ fn build(ring: &TxRing, frames: Range<u64>) -> bool {
     true
 }
 
-/// Sends what is ready once, and returns the first byte of each frame.
+/// Sends the ready frames once, and returns the first byte of each.
 fn send(transmitter: &mut Transmitter) -> Vec<u8> {
     let mut frames = ArrayVec::<_, 4>::new();
     transmitter.ready(u64::MAX, &mut frames);
@@ -50,9 +50,8 @@ fn two_builders_of_one_frame_and_the_transmitter() {
     });
 }
 
-/// Catches: bits of one builder that are lost because another one of the same chunk changes
-/// them; a chunk of which a part is ready and another part is sent; frames that leave out of
-/// order.
+/// Catches: bits of one builder lost to a change by another builder of the chunk; a transmitter
+/// that sends one part of a chunk when another part is ready; frames that leave out of order.
 #[test]
 fn two_builders_of_parts_of_a_chunk_and_the_transmitter() {
     loom::model(|| {
@@ -71,7 +70,7 @@ fn two_builders_of_parts_of_a_chunk_and_the_transmitter() {
     });
 }
 
-/// Catches: frames that two builders both have, where what they take overlaps.
+/// Catches: a frame that two builders with overlapping claims both have.
 #[test]
 fn of_two_builders_whose_frames_overlap_one_builds_them() {
     loom::model(|| {
@@ -89,8 +88,8 @@ fn of_two_builders_whose_frames_overlap_one_builds_them() {
 }
 
 /// Catches: a slot written again while the device still reads it, because `free_up_to` or
-/// `claim` is Relaxed; a frame that takes the slot before its time; bits of one lap that count
-/// in the next.
+/// `claim` is Relaxed; a frame that claims the slot too early; bits of one lap that count in the
+/// next.
 #[test]
 fn a_chunk_is_built_in_again_when_the_device_has_done_with_it() {
     loom::model(|| {
@@ -109,9 +108,8 @@ fn a_chunk_is_built_in_again_when_the_device_has_done_with_it() {
     });
 }
 
-/// Catches: what a builder that gave up had written being written over by the next one at the
-/// same time, because the end of a claim is Relaxed; other frames of the chunk that are given up
-/// with it.
+/// Catches: a builder that writes a slot at the same time as the one that gave it up, because
+/// the drop of a claim is Relaxed; other frames of the chunk that are given up with the claim.
 #[test]
 fn a_claim_that_is_given_up_is_taken_over() {
     loom::model(|| {
@@ -133,7 +131,7 @@ fn a_claim_that_is_given_up_is_taken_over() {
     });
 }
 
-/// Of the frame that is prepared in each slot, its first byte.
+/// The first byte of the prepared frame in each slot.
 struct Prepared([AtomicU64; 2]);
 
 impl TxPrepare for Prepared {
@@ -144,8 +142,8 @@ impl TxPrepare for Prepared {
     }
 }
 
-/// Catches: a slot that is named to the device before its frame is prepared, because that comes
-/// after `publish`; a frame that is prepared while the one a lap before is still sent from there.
+/// Catches: a slot passed to the device before its frame is prepared, because `publish` comes
+/// first; a frame prepared while the frame of the previous lap is still being sent from the slot.
 #[test]
 fn frames_are_prepared_before_they_are_sent_and_after_the_lap_before() {
     loom::model(|| {

@@ -10,7 +10,7 @@ use crate::io::claim::DEVICE_RETRY_INTERVAL;
 use crate::io::rx::BATCH;
 use crate::io::world::World;
 
-/// The transmit pump. It is not a thread: any worker may take it for a moment.
+/// The transmit pump. It has no thread: any worker may take it for a moment.
 pub(crate) struct TxPump {
     world: Arc<World>,
     tx: Box<dyn DeviceTx>,
@@ -34,7 +34,7 @@ impl TxPump {
         self.send::<BATCH>(u64::MAX)
     }
 
-    /// The same; of the numbered frames, sends only those below `below`.
+    /// As [`TxPump::turn`], but sends only numbered frames below `below`.
     pub(crate) fn turn_below(&mut self, below: u64) -> usize {
         self.send::<BATCH>(below)
     }
@@ -59,7 +59,7 @@ impl TxPump {
         done
     }
 
-    /// Offers frames to the device, and says how many it took. `None` if none is ready.
+    /// Offers frames to the device. Returns how many it took, or `None` if no frame is ready.
     #[inline(always)]
     fn offer<const MAX: usize>(&mut self, below: u64) -> Option<Result<usize, DeviceError>> {
         if self.world.has_detours() {
@@ -77,8 +77,8 @@ impl TxPump {
         taken.inspect(|taken| self.world.set_device_refuses(taken.is_err()))
     }
 
-    /// As [`TxPump::offer`], where frames to ourselves may be among them: those do not leave. While
-    /// the link is down, the others are lost.
+    /// As [`TxPump::offer`], when some frames may have our own address: these come back to us
+    /// instead. While the link is down, all others are lost.
     #[cold]
     fn offer_or_loop<const MAX: usize>(
         &mut self,
@@ -108,14 +108,14 @@ impl TxPump {
         Some(taken)
     }
 
-    /// The first unsent frame is not ready. Sends others once that has lasted for long enough.
+    /// Sends later frames if the first unsent one has not been ready for long enough.
     fn send_past_hole<const MAX: usize>(&mut self) -> usize {
         if !self.transmitter.look_behind() {
             return 0;
         }
         let mut frames = ArrayVec::<_, MAX>::new();
         let mut picked = self.transmitter.ready_behind(&mut frames);
-        // Those to ourselves wait for their turn.
+        // Frames to ourselves wait for their turn.
         if let Some(first) = frames.iter().position(|frame| self.world.comes_back(frame)) {
             frames.truncate(first);
             picked.truncate(first);
@@ -183,7 +183,7 @@ impl TxPump {
         self.any_waits() && !self.world.is_device_refusing()
     }
 
-    /// How long to sleep at most, if a frame waits for a device that is down or gone.
+    /// The longest sleep, if a frame waits for a device that is down or gone.
     pub(crate) fn next_try(&self) -> Option<std::time::Duration> {
         (self.any_waits() && self.world.is_device_refusing()).then_some(DEVICE_RETRY_INTERVAL)
     }
@@ -193,7 +193,7 @@ impl TxPump {
     }
 }
 
-/// Sends the prepared frames in these slots, and returns how many of the first were taken.
+/// Sends the prepared frames in these slots one by one. Returns how many the device took.
 fn transmit_one_by_one(
     tx: &mut dyn DeviceTx,
     slots: impl Iterator<Item = usize>,
@@ -204,7 +204,7 @@ fn transmit_one_by_one(
             Ok(0) => break,
             Ok(_) => taken += 1,
             Err(error) if taken == 0 => return Err(error),
-            // It is reported by the next call.
+            // The next call reports it.
             Err(_) => break,
         }
     }
