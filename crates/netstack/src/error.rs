@@ -48,6 +48,16 @@ pub enum SocketError {
     TooManyRoutes,
     /// A listener or socket already has the port.
     PortTaken,
+    /// A unit of a framed stream could not be processed: the connection was reset.
+    Failed(Failure),
+    /// The stream ended within a unit.
+    Truncated,
+    /// Clones or halves of the stream are in use, so it cannot have units.
+    NotAlone,
+    /// A unit, or a record of TLS, may be longer than the buffers of the connection allow.
+    BufferTooShort,
+    /// A unit processor called this, in the middle of a unit.
+    InProcessor,
     /// The sending side was shut down.
     ShutDown,
     /// The stack was shut down.
@@ -95,6 +105,9 @@ impl SocketError {
                 io::ErrorKind::ConnectionAborted
             }
             SocketError::Unreachable => io::ErrorKind::HostUnreachable,
+            SocketError::Failed(_) => io::ErrorKind::InvalidData,
+            SocketError::Truncated => io::ErrorKind::UnexpectedEof,
+            SocketError::InProcessor => io::ErrorKind::Deadlock,
             SocketError::NoRoute | SocketError::NotNeighbor => io::ErrorKind::NetworkUnreachable,
             SocketError::RouteTaken => io::ErrorKind::AlreadyExists,
             SocketError::NoSuchRoute => io::ErrorKind::NotFound,
@@ -114,6 +127,8 @@ impl SocketError {
             | SocketError::PortZero
             | SocketError::TooLong
             | SocketError::LongerThanPath { .. }
+            | SocketError::NotAlone
+            | SocketError::BufferTooShort
             | SocketError::Closed => io::ErrorKind::InvalidInput,
             SocketError::NotConnected => io::ErrorKind::NotConnected,
             SocketError::NotAllowed => io::ErrorKind::PermissionDenied,
@@ -133,8 +148,12 @@ impl SocketError {
             SocketError::Invalid
             | SocketError::NoAddress
             | SocketError::PortZero
+            | SocketError::NotAlone
+            | SocketError::BufferTooShort
             | SocketError::Closed => 22,
             SocketError::ShutDown => 32,
+            SocketError::InProcessor => 35,
+            SocketError::Failed(_) | SocketError::Truncated => 74,
             SocketError::TooLong | SocketError::LongerThanPath { .. } => 90,
             SocketError::PortTaken | SocketError::AddressTaken => 98,
             SocketError::NotOurs | SocketError::NoPort => 99,
@@ -181,6 +200,15 @@ impl fmt::Display for SocketError {
             SocketError::TooManyAddresses => "the interface has 64 addresses; remove one",
             SocketError::TooManyRoutes => "the interface has 1024 routes; remove one",
             SocketError::PortTaken => "the port is taken",
+            SocketError::Failed(failure) => {
+                return write!(f, "a unit cannot be processed: {failure}");
+            }
+            SocketError::Truncated => "the stream ended within a unit",
+            SocketError::NotAlone => "clones or halves of the stream are in use",
+            SocketError::BufferTooShort => {
+                "a unit may be too long; raise `Limits::receive_buffer` or `Limits::send_buffer`"
+            }
+            SocketError::InProcessor => "a unit processor may not use framed streams",
             SocketError::ShutDown => "the sending side was shut down",
             SocketError::Down => "the stack was shut down",
             SocketError::WouldBlock => "the call would have to wait",
@@ -206,7 +234,38 @@ impl fmt::Display for SocketError {
     }
 }
 
-impl std::error::Error for SocketError {}
+impl std::error::Error for SocketError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            SocketError::Failed(failure) => Some(failure),
+            _ => None,
+        }
+    }
+}
+
+/// Why a unit cannot be processed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Failure {
+    /// It is not authentic.
+    Forged,
+    /// The stream is longer than the processor can tell positions apart.
+    TooLong,
+    /// A reason of a processor of your own.
+    Other(&'static str),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Failure::Forged => "the unit is not authentic",
+            Failure::TooLong => "the stream is too long for its nonces",
+            Failure::Other(reason) => reason,
+        })
+    }
+}
+
+impl std::error::Error for Failure {}
 
 impl SocketError {
     /// The [`SocketError`] that an [`io::Error`] was made from, if any.

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Condvar, Mutex};
 
 use dominoes_netstack::framed::{Aes256Ctr, Aes256Gcm, Search};
-use dominoes_netstack::framed::{Failure, FramedError, FramedStream};
+use dominoes_netstack::framed::{Failure, FramedStream};
 use dominoes_netstack::framed::{MAX_PAYLOAD, MAX_UNIT, UnitProcessor};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::Duration;
@@ -228,7 +228,7 @@ impl Pair {
                 let len = left.len().min(1 + rng.below(at_once) as usize);
                 if len > 0 && heard.written.is_ok() {
                     match end.try_write(&left[..len]) {
-                        Err(FramedError::Socket(SocketError::WouldBlock)) => {}
+                        Err(SocketError::WouldBlock) => {}
                         Ok(len) => written[i] += len,
                         Err(error) => heard.written = Err(error),
                     }
@@ -240,13 +240,13 @@ impl Pair {
                     match end.try_read(&mut buffer) {
                         Ok(0) => heard.end = Some(Ok(())),
                         Ok(len) => heard.bytes.extend_from_slice(&buffer[..len]),
-                        Err(FramedError::Socket(SocketError::WouldBlock)) => break,
+                        Err(SocketError::WouldBlock) => break,
                         Err(error) => heard.end = Some(Err(error)),
                     }
                 }
             }
             let over = heard.iter().all(|heard| heard.end.is_some());
-            Ok::<bool, FramedError>(over && shut == [true; 2])
+            Ok::<bool, SocketError>(over && shut == [true; 2])
         });
         assert_eq!(done, Ok(()));
         for i in 0..2 {
@@ -265,8 +265,8 @@ impl Pair {
 struct Heard {
     bytes: Vec<u8>,
     /// How reading ended.
-    end: Option<Result<(), FramedError>>,
-    written: Result<(), FramedError>,
+    end: Option<Result<(), SocketError>>,
+    written: Result<(), SocketError>,
 }
 
 impl Default for Heard {
@@ -350,14 +350,14 @@ fn a_unit_that_fails_ends_the_connection_and_nothing_of_it_is_read() {
                     "{variant:?} {fault:?} {unit}: {:?} {:?}",
                     here.end, there.end
                 );
-                assert_eq!(here.end, Some(Err(FramedError::Failed(failure))));
+                assert_eq!(here.end, Some(Err(SocketError::Failed(failure))));
                 assert_eq!(here.bytes.len() as u64, unit, "a byte each");
-                let reset = FramedError::Socket(SocketError::Reset);
+                let reset = SocketError::Reset;
                 assert_eq!(there.end, Some(Err(reset)));
                 let again = pair.ends[0].try_read(&mut [0; 10]);
-                assert_eq!(again, Err(FramedError::Failed(failure)), "for good");
+                assert_eq!(again, Err(SocketError::Failed(failure)), "for good");
                 let write = pair.ends[0].try_write(b"more");
-                assert_eq!(write, Err(FramedError::Failed(failure)));
+                assert_eq!(write, Err(SocketError::Failed(failure)));
             }
         }
     }
@@ -379,10 +379,10 @@ fn a_unit_that_cannot_be_made_is_not_sent_nor_any_behind_it() {
                 let processors = [processor.fails(unit, fault), processor];
                 let mut pair = Pair::new(host(variant), unit, processors);
                 let [here, there] = pair.exchange([&texts[0], &texts[1]], at_once, 5);
-                let failed = Err(FramedError::Failed(failure));
+                let failed = Err(SocketError::Failed(failure));
                 println!("{variant:?} {fault:?} {:?} {:?}", here.end, here.written);
                 assert_eq!(here.written, failed);
-                assert!(matches!(there.end, Some(Err(FramedError::Socket(_)))));
+                assert!(matches!(there.end, Some(Err(_))));
                 assert!(there.bytes.len() <= unit as usize * PAYLOAD);
                 assert!(here.end == Some(failed) || here.bytes.len() == texts[1].len());
             }
@@ -404,22 +404,22 @@ fn what_is_no_unit_is_refused_and_a_stream_that_ends_within_one_is_truncated() {
     }
     let long = [MAGIC, 0xff, 0xff];
     let too_long = Failure::Other("no unit is that long");
-    let truncated = Err(FramedError::Truncated);
+    let truncated = Err(SocketError::Truncated);
     for variant in VARIANTS {
         for (behind, processor, expected) in [
             (&b""[..], Disguise::FOUND, Ok(())),
             (&b"\x5e"[..], Disguise::FOUND, truncated),
             (&whole(two.len(), b"four")[..10], Disguise::FOUND, truncated),
-            (&long, Disguise::FOUND, Err(FramedError::Failed(too_long))),
+            (&long, Disguise::FOUND, Err(SocketError::Failed(too_long))),
             (
                 &[0; 3],
                 Disguise::FOUND,
-                Err(FramedError::Failed(Failure::Other("no magic"))),
+                Err(SocketError::Failed(Failure::Other("no magic"))),
             ),
             (
                 &[0; 3],
                 Disguise::FOUND.fails(3, Fault::LenPanics),
-                Err(FramedError::Failed(Failure::Other(
+                Err(SocketError::Failed(Failure::Other(
                     "the processor panicked",
                 ))),
             ),
@@ -427,7 +427,7 @@ fn what_is_no_unit_is_refused_and_a_stream_that_ends_within_one_is_truncated() {
                 // In another place.
                 &two[..],
                 Disguise::FOUND,
-                Err(FramedError::Failed(Failure::Forged)),
+                Err(SocketError::Failed(Failure::Forged)),
             ),
         ] {
             let (mut net, _, [ours, mut peer]) = wired(host(variant), 9);
@@ -448,10 +448,10 @@ fn what_is_no_unit_is_refused_and_a_stream_that_ends_within_one_is_truncated() {
                         let len = payload.len();
                         reader.consume(len);
                     }
-                    Err(FramedError::Socket(SocketError::WouldBlock)) => {}
+                    Err(SocketError::WouldBlock) => {}
                     Err(error) => end = Some(Err(error)),
                 }
-                Ok::<bool, FramedError>(end.is_some())
+                Ok::<bool, SocketError>(end.is_some())
             })
             .unwrap();
             assert_eq!(end, Some(expected), "{variant:?} {behind:?}");
@@ -489,7 +489,7 @@ fn streams_that_cannot_be_framed_are_refused() {
     }
 
     let new = |stream, lengths: Lengths| FramedStream::new(stream, Arc::new(lengths)).map(drop);
-    let invalid = Err(FramedError::Socket(SocketError::Invalid));
+    let invalid = Err(SocketError::Invalid);
     let cases = [
         (Lengths(1, 1, 1), Ok(())),
         (Lengths(MAX_PAYLOAD, MAX_UNIT, 32), Ok(())),
@@ -506,10 +506,10 @@ fn streams_that_cannot_be_framed_are_refused() {
     }
     let (_net, _, [stream, peer]) = wired(host(Variant::Single), 1);
     let clone = stream.try_clone().unwrap();
-    assert_eq!(new(stream, Lengths(1, 1, 0)), Err(FramedError::NotAlone));
+    assert_eq!(new(stream, Lengths(1, 1, 0)), Err(SocketError::NotAlone));
     drop((clone, peer));
 
-    let too_short = Err(FramedError::BufferTooShort);
+    let too_short = Err(SocketError::BufferTooShort);
     let mut short = limits();
     for buffer in [&mut short.receive_buffer, &mut short.send_buffer] {
         *buffer = 1 << 12;
@@ -651,7 +651,7 @@ fn nothing_is_read_of_records_of_another_key() {
         let [one, other] = [[5; 32], [6; 32]].map(|key| Aes256Gcm::new(&key, &key));
         let mut pair = Pair::new(host(variant), 3, [one, other]);
         let [here, there] = pair.exchange([&text(90_000, 4), &text(90_000, 5)], 1000, 3);
-        let forged = Some(Err(FramedError::Failed(Failure::Forged)));
+        let forged = Some(Err(SocketError::Failed(Failure::Forged)));
         assert_eq!((here.end, here.bytes.len()), (forged, 0), "{variant}");
         assert!(matches!(there.end, Some(Err(_))), "{variant}");
     }
@@ -678,14 +678,14 @@ fn occurrences_within_units_are_counted_and_bytes_pass_as_they_arrive() {
         let mut ours = FramedStream::new(ours, Arc::clone(&search) as _).unwrap();
         let (mut there, mut here, mut found) = ([0; 2], [Vec::new(), Vec::new()], 0);
         let mut buffer = vec![0; 5000];
-        let waits = |done: Result<usize, FramedError>| match done {
-            Err(FramedError::Socket(SocketError::WouldBlock)) => 0,
+        let waits = |done: Result<usize, SocketError>| match done {
+            Err(SocketError::WouldBlock) => 0,
             done => done.unwrap(),
         };
         go_on(&mut net, || {
             let (left, line) = (&sent[there[0]..], &sent[there[1]..]);
             if !left.is_empty() {
-                there[0] += waits(peer.try_write(left).map_err(FramedError::from));
+                there[0] += waits(peer.try_write(left));
             }
             if !line.is_empty() {
                 // Each is a unit.
@@ -698,10 +698,10 @@ fn occurrences_within_units_are_counted_and_bytes_pass_as_they_arrive() {
                 let len = unit.len();
                 reader.consume(len);
             }
-            let len = waits(peer.try_read(&mut buffer).map_err(FramedError::from));
+            let len = waits(peer.try_read(&mut buffer));
             here[1].extend_from_slice(&buffer[..len]);
             let all = here.iter().all(|heard| heard.len() >= sent.len());
-            Ok::<bool, FramedError>(all)
+            Ok::<bool, SocketError>(all)
         })
         .unwrap();
         assert!(here.iter().all(|heard| *heard == sent), "{variant}");

@@ -14,7 +14,7 @@ use dominoes_drivers::{
     RxStats, TxFrame, TxPrepare, TxStats,
 };
 use dominoes_netstack::framed::{
-    Failure, FramedError, FramedReadHalf, FramedStream, FramedWriteHalf, UnitProcessor,
+    Failure, FramedReadHalf, FramedStream, FramedWriteHalf, UnitProcessor,
 };
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::time::{Duration, Instant};
@@ -452,7 +452,7 @@ impl Meddler {
         let Some((reader, writer)) = &mut *halves else {
             return;
         };
-        let refused = Err(FramedError::InProcessor);
+        let refused = Err(SocketError::InProcessor);
         assert_eq!(reader.try_read(&mut [0; 10]), refused);
         self.reads.fetch_add(1, Ordering::Relaxed);
         assert_eq!(writer.try_write(&[0; 10]), refused);

@@ -417,8 +417,8 @@ fn a_stream_with_clones_and_a_buffer_that_is_too_short_are_refused() {
         let clone = is_cloned.then(|| stream.try_clone().unwrap());
         let refused = TlsHandshake::server(stream, &server).err().unwrap();
         match clone {
-            Some(_) => assert_eq!(refused, TlsError::NotAlone),
-            None => assert_eq!(refused, TlsError::BufferTooShort),
+            Some(_) => assert_eq!(refused, SocketError::NotAlone.into()),
+            None => assert_eq!(refused, SocketError::BufferTooShort.into()),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dominoes_drivers::Device;
 use dominoes_drivers::memory::peer::{PeerHandle, Role};
 use dominoes_netstack::config::Limits;
-use dominoes_netstack::framed::{FramedError, FramedReadHalf, FramedStream, FramedWriteHalf};
+use dominoes_netstack::framed::{FramedReadHalf, FramedStream, FramedWriteHalf};
 use dominoes_netstack::stats::{PumpStats, StateStats};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::{ByHand, Setup, Worker};
@@ -63,7 +63,7 @@ struct End {
     /// The first bytes to write: as much as the send ring holds, in whole records. Empty
     /// afterwards.
     first: Vec<u8>,
-    ended: Option<FramedError>,
+    ended: Option<SocketError>,
 }
 
 impl App {
@@ -277,10 +277,10 @@ impl End {
         done
     }
 
-    fn check_call(&mut self, done: Result<bool, FramedError>) -> bool {
+    fn check_call(&mut self, done: Result<bool, SocketError>) -> bool {
         match done {
             Ok(done) => done,
-            Err(FramedError::Socket(SocketError::WouldBlock)) => false,
+            Err(SocketError::WouldBlock) => false,
             Err(other) => {
                 self.ended = Some(other);
                 false
@@ -288,14 +288,14 @@ impl End {
         }
     }
 
-    fn receive(&mut self) -> Result<bool, FramedError> {
+    fn receive(&mut self) -> Result<bool, SocketError> {
         for i in 0..BURST {
             let filled = match &mut self.halves {
-                Halves::Plain(reader, _) => reader.try_fill().map_err(FramedError::from),
+                Halves::Plain(reader, _) => reader.try_fill(),
                 Halves::Units { reader, .. } => reader.try_fill(),
             };
             let bytes = match filled {
-                Err(FramedError::Socket(SocketError::WouldBlock)) => return Ok(i > 0),
+                Err(SocketError::WouldBlock) => return Ok(i > 0),
                 other => other?,
             };
             let len = bytes.len();
@@ -314,7 +314,7 @@ impl End {
         Ok(true)
     }
 
-    fn send(&mut self) -> Result<bool, FramedError> {
+    fn send(&mut self) -> Result<bool, SocketError> {
         let writer = match &mut self.halves {
             Halves::Plain(_, writer) => writer,
             Halves::Units {

@@ -27,25 +27,9 @@ pub(super) struct Alone {
     stream: TcpStream,
 }
 
-/// Why a connection cannot belong to units.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Unfit {
-    /// Clones or halves of its stream are in use.
-    NotAlone,
-    /// Its buffers are, or may become, too short.
-    BufferTooShort,
-    Socket(SocketError),
-}
-
-impl From<SocketError> for Unfit {
-    fn from(error: SocketError) -> Self {
-        Unfit::Socket(error)
-    }
-}
-
 impl Alone {
     /// Takes a connection over whose buffers are, and stay, as long as `least`.
-    pub(super) fn new(stream: TcpStream, least: Least) -> Result<Alone, Unfit> {
+    pub(super) fn new(stream: TcpStream, least: Least) -> Result<Alone, SocketError> {
         let TcpStream {
             half,
             reader,
@@ -57,7 +41,7 @@ impl Alone {
         drop((reader, writer, watched));
         // One step checks and takes: if several threads come here with a clone each, the last one
         // gets the connection, and sees all that the others did to it.
-        let mut half = Arc::into_inner(half).ok_or(Unfit::NotAlone)?;
+        let mut half = Arc::into_inner(half).ok_or(SocketError::NotAlone)?;
         let ring = half.world.limits.send_buffer;
         let send = match half.stream()?.send_limit() {
             0 => ring,
@@ -65,7 +49,7 @@ impl Alone {
         };
         let is_too_short = half.receive_buffer() < least.receive || send < least.send;
         if is_too_short || !least.allows(&half.tuning()) {
-            return Err(Unfit::BufferTooShort);
+            return Err(SocketError::BufferTooShort);
         }
         // Views cannot make them shorter later.
         half.least = least;

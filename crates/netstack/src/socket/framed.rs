@@ -95,9 +95,9 @@
 //! - A unit is processed from one place to another, so one whose worker dies is begun anew. Nothing
 //!   of a unit is sent before all of it is made.
 //! - A [`Failure`], a unit longer than [`UnitProcessor::max_unit`], and a processor that panics end
-//!   the connection with a reset and [`FramedError::Failed`]: nothing of the unit or behind it is
+//!   the connection with a reset and [`SocketError::Failed`]: nothing of the unit or behind it is
 //!   sent or read, what is before it may be.
-//! - A stream that ends within a unit ends for its reader with [`FramedError::Truncated`].
+//! - A stream that ends within a unit ends for its reader with [`SocketError::Truncated`].
 //! - What units carry is in the stack's memory only between application and ring, and zeroed before
 //!   another connection has that memory.
 
@@ -108,16 +108,16 @@ mod search;
 
 use core::cell::Cell;
 use core::fmt;
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::TcpStream;
-use super::alone::{Alone, TcpView, Unfit};
+use super::alone::{Alone, TcpView};
 use super::half::Least;
 use super::poller::{Interest, Registered, Sealed, Watched};
 use super::stage::{Codec, MAX_HEADER, Reader, Sender, Shared, Stage, stream_of_units};
 use super::wait::WaitUntil;
+pub use crate::error::Failure;
 use crate::error::SocketError;
 use crate::io::stream::StreamRef;
 use crate::log::request::ConnId;
@@ -138,7 +138,7 @@ pub const MAX_UNIT: usize = 32 << 10;
 /// unit perhaps twice, with the same outcome: a processor keeps nothing from one call to the next
 /// that would change it. Calls must not block. Lengths must not change. While a processor is
 /// called, its thread neither reads nor writes framed streams: that fails with
-/// [`FramedError::InProcessor`], and a stream whose sending half it shuts down or drops is reset.
+/// [`SocketError::InProcessor`], and a stream whose sending half it shuts down or drops is reset.
 ///
 /// Units are equally long, [`UnitProcessor::max_unit`] bytes, unless `header_len`, `received_len`
 /// and `sent_len` say otherwise.
@@ -204,111 +204,6 @@ mod sealed {
 }
 use sealed::Ours;
 
-/// Why a unit cannot be processed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Failure {
-    /// It is not authentic.
-    Forged,
-    /// The stream is longer than the processor can tell positions apart.
-    TooLong,
-    /// A reason of a processor of your own.
-    Other(&'static str),
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Failure::Forged => "the unit is not authentic",
-            Failure::TooLong => "the stream is too long for its nonces",
-            Failure::Other(reason) => reason,
-        })
-    }
-}
-
-impl std::error::Error for Failure {}
-
-/// Why a call on a [`FramedStream`] failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum FramedError {
-    /// The connection below, or the call would have to wait.
-    Socket(SocketError),
-    /// A unit could not be processed; the connection was reset.
-    Failed(Failure),
-    /// The stream ended within a unit.
-    Truncated,
-    /// The connection is used by clones or halves of its stream, too.
-    NotAlone,
-    /// A unit may be longer than the buffers of the connection allow.
-    BufferTooShort,
-    /// A processor called this, in the middle of a unit.
-    InProcessor,
-}
-
-impl FramedError {
-    /// The kind of `std::io` error that says the same.
-    pub const fn kind(&self) -> io::ErrorKind {
-        match self {
-            FramedError::Socket(error) => error.kind(),
-            FramedError::Failed(_) => io::ErrorKind::InvalidData,
-            FramedError::Truncated => io::ErrorKind::UnexpectedEof,
-            FramedError::NotAlone | FramedError::BufferTooShort => io::ErrorKind::InvalidInput,
-            FramedError::InProcessor => io::ErrorKind::Deadlock,
-        }
-    }
-}
-
-impl fmt::Display for FramedError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            FramedError::Socket(error) => error.fmt(f),
-            FramedError::Failed(failure) => write!(f, "a unit cannot be processed: {failure}"),
-            FramedError::Truncated => f.write_str("the stream ended within a unit"),
-            FramedError::NotAlone => f.write_str("clones or halves of the stream are in use"),
-            FramedError::InProcessor => f.write_str("a unit processor may not use framed streams"),
-            FramedError::BufferTooShort => f.write_str(
-                "a unit may be too long; raise `Limits::receive_buffer` or `Limits::send_buffer`",
-            ),
-        }
-    }
-}
-
-impl std::error::Error for FramedError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            FramedError::Socket(error) => Some(error),
-            FramedError::Failed(failure) => Some(failure),
-            _ => None,
-        }
-    }
-}
-
-impl From<SocketError> for FramedError {
-    fn from(error: SocketError) -> Self {
-        FramedError::Socket(error)
-    }
-}
-
-impl From<Unfit> for FramedError {
-    fn from(unfit: Unfit) -> Self {
-        match unfit {
-            Unfit::NotAlone => FramedError::NotAlone,
-            Unfit::BufferTooShort => FramedError::BufferTooShort,
-            Unfit::Socket(error) => FramedError::Socket(error),
-        }
-    }
-}
-
-impl From<FramedError> for io::Error {
-    fn from(error: FramedError) -> Self {
-        match error {
-            FramedError::Socket(error) => error.into(),
-            error => io::Error::new(error.kind(), error),
-        }
-    }
-}
-
 /// A connection whose bytes are units: what they carry in and out, in order. The
 /// [module's documentation](self) says what it promises.
 ///
@@ -339,20 +234,20 @@ stream_of_units!(
     FramedReadHalf,
     FramedWriteHalf,
     Units,
-    FramedError,
-    "[`FramedError::Failed`], [`FramedError::Truncated`]."
+    SocketError,
+    "[`SocketError::Failed`], [`SocketError::Truncated`]."
 );
 
 impl FramedStream {
     /// Divides what is read and written from now on into units of `processor`.
     ///
     /// # Errors
-    /// [`FramedError::NotAlone`], [`FramedError::BufferTooShort`]; [`SocketError::Invalid`] if a
+    /// [`SocketError::NotAlone`], [`SocketError::BufferTooShort`]; [`SocketError::Invalid`] if a
     /// length of the processor is out of its range.
     pub fn new(
         stream: TcpStream,
         processor: Arc<dyn UnitProcessor>,
-    ) -> Result<FramedStream, FramedError> {
+    ) -> Result<FramedStream, SocketError> {
         let units = Arc::new(Units {
             max_payload: processor.max_payload(),
             max_unit: processor.max_unit(),
@@ -361,7 +256,7 @@ impl FramedStream {
             processor: Arc::clone(&processor),
         });
         if !units.is_valid() {
-            return Err(SocketError::Invalid.into());
+            return Err(SocketError::Invalid);
         }
         let least = Least {
             receive: 2 * units.max_unit as u32,
@@ -431,7 +326,7 @@ fn call<T>(processor: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure>
 
 impl Codec for Units {
     type Fault = Failure;
-    type Error = FramedError;
+    type Error = SocketError;
     type Extra = Arc<dyn UnitProcessor>;
     type Reading = ();
 
@@ -439,9 +334,9 @@ impl Codec for Units {
     const AT_ONCE: usize = 1 << 10;
     const CONTROL_UNITS: usize = 0;
 
-    fn check_caller() -> Result<(), FramedError> {
+    fn check_caller() -> Result<(), SocketError> {
         match IS_IN_PROCESSOR.get() {
-            true => Err(FramedError::InProcessor),
+            true => Err(SocketError::InProcessor),
             false => Ok(()),
         }
     }
@@ -501,14 +396,14 @@ impl Codec for Units {
         call(|| self.processor.send(offset, text, unit))
     }
 
-    fn refused(failure: Failure) -> FramedError {
-        FramedError::Failed(failure)
+    fn refused(failure: Failure) -> SocketError {
+        SocketError::Failed(failure)
     }
 
-    fn end_of_stream(is_whole: bool) -> Result<(), FramedError> {
+    fn end_of_stream(is_whole: bool) -> Result<(), SocketError> {
         match is_whole {
             true => Ok(()),
-            false => Err(FramedError::Truncated),
+            false => Err(SocketError::Truncated),
         }
     }
 
@@ -586,7 +481,7 @@ mod tests {
             }
             assert_eq!(
                 stage.check_sealed(),
-                Err(FramedError::Failed(Failure::Forged))
+                Err(SocketError::Failed(Failure::Forged))
             );
             assert_eq!(written()? - begin, UNIT as u64, "{order:?}");
         }

@@ -117,7 +117,8 @@ macro_rules! stream_of_units {
             pub fn close_within(mut self, timeout: core::time::Duration) -> Result<(), $error> {
                 self.shutdown_write();
                 let until = WaitUntil::after(timeout);
-                Ok(self.writer.shared.0.half.await_end(until)?)
+                self.writer.shared.0.half.await_end(until)?;
+                Ok(())
             }
         }
 

@@ -5,7 +5,6 @@ use std::io;
 
 use rustls::AlertDescription;
 
-use super::super::alone::Unfit;
 use crate::error::SocketError;
 
 /// Why a call on a [`TlsStream`](super::TlsStream) failed.
@@ -28,11 +27,6 @@ pub enum TlsError {
     /// So many records were sealed with one key that no more may be, and this version cannot
     /// replace it.
     KeyExhausted,
-    /// The connection is used by clones or halves of its stream, too.
-    NotAlone,
-    /// The receive buffer is too short for a record: `Limits::receive_buffer` and
-    /// `Tuning::receive_buffer` must be 32 KiB or more.
-    BufferTooShort,
 }
 
 impl TlsError {
@@ -44,7 +38,6 @@ impl TlsError {
             TlsError::PeerAlert(_) => io::ErrorKind::ConnectionAborted,
             TlsError::Truncated => io::ErrorKind::UnexpectedEof,
             TlsError::KeyExhausted => io::ErrorKind::BrokenPipe,
-            TlsError::NotAlone | TlsError::BufferTooShort => io::ErrorKind::InvalidInput,
         }
     }
 }
@@ -58,10 +51,6 @@ impl fmt::Display for TlsError {
             TlsError::Refused(alert) => write!(f, "the peer's record was refused: {alert:?}"),
             TlsError::Truncated => f.write_str("the stream ended without a close_notify"),
             TlsError::KeyExhausted => f.write_str("the key has sealed all it may"),
-            TlsError::NotAlone => f.write_str("clones or halves of the stream are in use"),
-            TlsError::BufferTooShort => {
-                f.write_str("the receive buffer is too short for a record; make it 32 KiB or more")
-            }
         }
     }
 }
@@ -79,16 +68,6 @@ impl std::error::Error for TlsError {
 impl From<SocketError> for TlsError {
     fn from(error: SocketError) -> Self {
         TlsError::Socket(error)
-    }
-}
-
-impl From<Unfit> for TlsError {
-    fn from(unfit: Unfit) -> Self {
-        match unfit {
-            Unfit::NotAlone => TlsError::NotAlone,
-            Unfit::BufferTooShort => TlsError::BufferTooShort,
-            Unfit::Socket(error) => TlsError::Socket(error),
-        }
     }
 }
 

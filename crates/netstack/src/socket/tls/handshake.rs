@@ -98,8 +98,9 @@ impl TlsHandshake {
     /// `config.enable_secret_extraction` says.
     ///
     /// # Errors
-    /// [`TlsError::Handshake`] if the configuration does not suit the name; [`TlsError::NotAlone`],
-    /// [`TlsError::BufferTooShort`]; [`SocketError::Invalid`] if the stack has an inline processor.
+    /// [`TlsError::Handshake`] if the configuration does not suit the name;
+    /// [`SocketError::NotAlone`]; [`SocketError::BufferTooShort`]: `Limits::receive_buffer` and
+    /// `Tuning::receive_buffer` must be 32 KiB or more.
     pub fn client(
         stream: TcpStream,
         config: &Arc<ClientConfig>,
