@@ -1,11 +1,10 @@
-//! Work on the payload: units that any worker of the stack processes, the same for all variants and
-//! for `limit`.
+//! Units that any worker of the stack processes. All variants and `limit` use these.
 //!
-//! A unit is whole segments, so that the peer's prebuilt frames can carry it. They carry payload as
-//! a peer with the same processor would send it, which is another one at every position of the
-//! stream. For that they would have to be enciphered anew each time; so what is received repeats
-//! its positions after [`RECORDS`] segments, and frames circulate in as many kinds. That is nothing
-//! to a benchmark, and would be the end of any secrecy. What is sent does not repeat.
+//! A unit is some whole segments, so that the peer's prebuilt frames can carry it. A cipher gives
+//! every position of a stream other bytes, and the peer does not encipher its frames anew. So
+//! frames circulate in [`RECORDS`] kinds, and a receiver takes the position modulo their length.
+//! This would be the end of any secrecy, and a benchmark needs none. Positions of sent bytes do not
+//! repeat.
 
 use std::sync::Arc;
 
@@ -17,14 +16,14 @@ use dominoes_netstack::framed::{Failure, UnitProcessor};
 
 use crate::workload::{self, Processing, RECORDS, Workload};
 
-/// What is done with units of one length, and what each carries.
+/// Units of one length, their processor, and the text that each carries.
 #[derive(Clone, Debug)]
 pub(crate) struct Units {
     /// For a stream.
     pub(crate) processor: Arc<dyn UnitProcessor>,
     /// Bytes of a unit.
     pub(crate) len: usize,
-    /// What the application writes and reads of each.
+    /// The text of each.
     pub(crate) text: Vec<u8>,
 }
 
@@ -56,7 +55,7 @@ impl UnitProcessor for Circular {
 
     fn receive(&self, offset: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure> {
         let at = offset % self.period;
-        // What is taken as it arrives may begin in one round and end in the next.
+        // A unit of arrived bytes may begin in one round and end in the next.
         let left = (self.period - at).min(unit.len() as u64) as usize;
         let (unit, next) = unit.split_at(left);
         let mut len = self.inner.receive(at, unit, payload)?;
@@ -105,14 +104,14 @@ impl Units {
         }))
     }
 
-    /// Writes what is sent at `offset` of a stream to `to`.
+    /// Writes the bytes of the stream that begin at `offset` to `to`.
     pub(crate) fn sent(&self, offset: u64, to: &mut [u8]) {
         let mut unit = vec![0; self.len];
         let within = offset % self.len as u64;
         let (mut at, mut skip) = (offset - within, within as usize);
         let mut rest = to;
         while !rest.is_empty() {
-            // Positions of what is sent end after 2^48 bytes.
+            // No benchmark sends the 2^48 bytes after which a position is refused.
             let _ = self.processor.send(at, &self.text, &mut unit);
             let (part, behind) = rest.split_at_mut(rest.len().min(self.len - skip));
             part.copy_from_slice(&unit[skip..][..part.len()]);

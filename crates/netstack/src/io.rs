@@ -88,7 +88,6 @@ pub(crate) mod stream;
 pub(crate) mod sync;
 pub(crate) mod tx;
 pub(crate) mod udp_queues;
-#[cfg(feature = "framed")]
 pub(crate) mod units;
 pub(crate) mod view;
 pub(crate) mod world;

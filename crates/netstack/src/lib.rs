@@ -131,6 +131,5 @@ pub use socket::{
     UdpSender, UdpSocket,
 };
 pub use socket::{TcpStream, WriteHalf, WriteMark};
-#[cfg(feature = "framed")]
 pub use socket::{TcpView, framed};
 pub use stack::{Builder, Interface, Stack};

@@ -5,11 +5,9 @@
 //! wait, so a stack that is driven by hand, or from inside a context, uses them. The other calls
 //! wait, and need another thread that drives the stack.
 
-#[cfg(feature = "framed")]
 mod alone;
 mod current;
 mod echo;
-#[cfg(feature = "framed")]
 pub mod framed;
 mod half;
 mod interfaces;
@@ -18,7 +16,6 @@ mod open;
 pub mod poller;
 mod read;
 mod shared;
-#[cfg(feature = "framed")]
 mod stage;
 #[cfg(feature = "rustls")]
 pub mod tls;
@@ -51,7 +48,6 @@ use half::Half;
 
 pub(crate) use wait::WaitUntil;
 
-#[cfg(feature = "framed")]
 pub use alone::TcpView;
 pub use current::Entered;
 pub use echo::EchoSocket;

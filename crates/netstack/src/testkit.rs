@@ -24,7 +24,6 @@ pub const fn mix(x: u64) -> u64 {
 }
 
 /// Makes workers stop inside units of streams from now on (`stalls`), or continue.
-#[cfg(feature = "framed")]
 pub fn stall_in_unit(sockets: &crate::socket::Sockets, stalls: bool) {
     for world in sockets.worlds() {
         world.units.stall(stalls);
@@ -47,7 +46,6 @@ pub fn lose_unread(sockets: &crate::socket::Sockets, loses: bool) {
 }
 
 /// Number of workers that have stopped in the middle of a unit.
-#[cfg(feature = "framed")]
 pub fn stalled_in_unit(sockets: &crate::socket::Sockets) -> usize {
     sockets
         .worlds()
@@ -57,7 +55,6 @@ pub fn stalled_in_unit(sockets: &crate::socket::Sockets) -> usize {
 }
 
 /// Whether a buffer that no connection uses holds data of units.
-#[cfg(feature = "framed")]
 pub fn keeps_text(sockets: &crate::socket::Sockets) -> bool {
     sockets
         .worlds()
@@ -66,7 +63,6 @@ pub fn keeps_text(sockets: &crate::socket::Sockets) -> bool {
 }
 
 /// Makes a worker unwind in the middle of a unit, after `units` further ones.
-#[cfg(feature = "framed")]
 pub fn unwind_in_unit(sockets: &crate::socket::Sockets, units: u64) {
     for world in sockets.worlds() {
         world.units.fail_after(Some(units));

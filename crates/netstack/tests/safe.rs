@@ -404,7 +404,7 @@ fn units_do_not_stand_behind_the_end_of_a_stream() {
         stream.shutdown_write();
         let mut framed = FramedStream::new(stream, Arc::new(Tens)).unwrap();
         let written = framed.try_write(b"behind");
-        assert_eq!(written, Err(SocketError::ShutDown.into()), "{variant:?}");
+        assert_eq!(written, Err(SocketError::ShutDown), "{variant:?}");
         net.pass(Duration::from_millis(100));
         let mut heard = [0; 20];
         assert_eq!(there.try_read(&mut heard), Ok(6));
@@ -460,7 +460,7 @@ fn a_view_sets_options_and_ends_a_stream_behind_what_was_written() {
             let (reader, mut writer) = framed.split();
             reader.get_ref().shutdown(Shutdown::Write).unwrap();
             let written = writer.try_write(b"behind");
-            assert_eq!(written, Err(SocketError::ShutDown.into()), "{variant:?}");
+            assert_eq!(written, Err(SocketError::ShutDown), "{variant:?}");
             net.pass(Duration::from_millis(100));
             let mut heard = [0; 200];
             assert_eq!(theirs.try_read(&mut heard), Ok(100), "{variant:?}");

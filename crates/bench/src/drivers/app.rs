@@ -300,7 +300,7 @@ impl End {
             };
             let len = bytes.len();
             if len == 0 {
-                return Err(SocketError::Reset.into());
+                return Err(SocketError::Reset);
             }
             if let Some(payload) = &self.payload {
                 self.wrong += differences(self.read, bytes, payload);

@@ -353,10 +353,7 @@ impl Setup {
             rx.waker(),
             (self.shared, self.place),
         );
-        #[cfg(feature = "framed")]
-        {
-            world.workers = workers;
-        }
+        world.workers = workers;
         world.frame_bounds = frame_bounds;
         world.keys = Keys::new(self.secret);
         world.salt = self.salt;

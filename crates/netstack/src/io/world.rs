@@ -24,7 +24,6 @@ use crate::io::rx::addresses::InterfaceChange;
 use crate::io::stream::{AppRequest, StreamRef, Streams};
 use crate::io::tx::TxRing;
 use crate::io::udp_queues::{Bindings, Queues};
-#[cfg(feature = "framed")]
 use crate::io::units::{UnitQueue, UnitWork};
 use crate::io::view::View;
 use crate::ip::multicast::Member;
@@ -162,7 +161,6 @@ pub(crate) struct StackShared {
     /// Whether there are several interfaces.
     has_interfaces: bool,
     /// What has units, since its connection was made.
-    #[cfg(feature = "framed")]
     with_units: Mutex<Vec<std::sync::Weak<dyn UnitWork>>>,
 }
 
@@ -223,7 +221,6 @@ impl core::fmt::Debug for StackShared {
 }
 
 impl StackShared {
-    #[cfg(feature = "framed")]
     fn registered_units(&self) -> MutexGuard<'_, Vec<std::sync::Weak<dyn UnitWork>>> {
         let registered = self.with_units.lock();
         registered.unwrap_or_else(PoisonError::into_inner)
@@ -231,14 +228,9 @@ impl StackShared {
 
     /// Ends all streams that have units, behind these. Returns their groups and connections.
     pub(crate) fn finish_units(&self) -> HashSet<(u16, ConnId)> {
-        #[cfg(feature = "framed")]
-        {
-            let registered = core::mem::take(&mut *self.registered_units());
-            let works = registered.iter().filter_map(std::sync::Weak::upgrade);
-            works.filter_map(|work| work.finish()).collect()
-        }
-        #[cfg(not(feature = "framed"))]
-        HashSet::new()
+        let registered = core::mem::take(&mut *self.registered_units());
+        let works = registered.iter().filter_map(std::sync::Weak::upgrade);
+        works.filter_map(|work| work.finish()).collect()
     }
 
     /// For so many interfaces with so many groups each.
@@ -330,7 +322,6 @@ impl SocketTable {
 pub(crate) struct World {
     pub(crate) limits: Limits,
     /// How many workers there are, or may be.
-    #[cfg(feature = "framed")]
     pub(crate) workers: usize,
     pub(crate) mac: [u8; 6],
     /// As it was at the start, without IPv6; our place changes, see [`World::with_site`].
@@ -379,7 +370,6 @@ pub(crate) struct World {
     /// Connections for whoever asks.
     pub(crate) view: View,
     /// What has units for any worker.
-    #[cfg(feature = "framed")]
     pub(crate) units: UnitQueue,
     pub(crate) down: AtomicBool,
     /// Our first address of IPv4, as [`PlaceV4::to_bits`] has it, and [`SEVERAL_V4`].
@@ -494,7 +484,6 @@ impl World {
         }
         World {
             limits,
-            #[cfg(feature = "framed")]
             workers: 1,
             mac,
             site,
@@ -522,7 +511,6 @@ impl World {
             #[cfg(feature = "testkit")]
             loses_unread: AtomicBool::new(false),
             view: View::default(),
-            #[cfg(feature = "framed")]
             units: UnitQueue::new(),
             down: AtomicBool::new(false),
             v4: AtomicU64::new(v4),
@@ -690,26 +678,16 @@ impl World {
     /// Returns how many.
     #[inline(always)]
     pub(crate) fn serve_units(&self, more: impl Fn()) -> usize {
-        #[cfg(feature = "framed")]
-        return self.units.serve(&more);
-        #[cfg(not(feature = "framed"))]
-        {
-            let _ = more;
-            0
-        }
+        self.units.serve(&more)
     }
 
     /// Whether a connection waits that has units.
     #[inline(always)]
     pub(crate) fn has_units(&self) -> bool {
-        #[cfg(feature = "framed")]
-        return !self.units.is_empty();
-        #[cfg(not(feature = "framed"))]
-        false
+        !self.units.is_empty()
     }
 
     /// Adds what [`StackShared::finish_units`] finishes.
-    #[cfg(feature = "framed")]
     pub(crate) fn register_units(&self, work: std::sync::Weak<dyn UnitWork>) {
         let mut registered = self.shared.registered_units();
         if registered.len() == registered.capacity() {
@@ -719,7 +697,6 @@ impl World {
     }
 
     /// Puts a connection that has units into the queue, and wakes a worker.
-    #[cfg(feature = "framed")]
     pub(crate) fn push_units(&self, work: Arc<dyn UnitWork>) {
         self.units.push(work);
         // ORDERING: the fence pairs with the one in `shut_down`: one of the two sees the other, and
@@ -876,12 +853,9 @@ impl World {
         self.streams.wake_all();
         self.queues.streams.wake_all();
         // What waits there has a hold of this world.
-        #[cfg(feature = "framed")]
-        {
-            // ORDERING: the fence pairs with the one in `push_units`.
-            core::sync::atomic::fence(Ordering::SeqCst);
-            self.units.clear();
-        }
+        // ORDERING: the fence pairs with the one in `push_units`.
+        core::sync::atomic::fence(Ordering::SeqCst);
+        self.units.clear();
         self.mailbox.waker.wake();
     }
 

@@ -1,4 +1,4 @@
-//! Connections with one owner, and views of them (feature `framed`).
+//! Connections with one owner, and views of them.
 //!
 //! A stream of units reads and writes the rings of its connection without the turns that clones of
 //! a [`TcpStream`] take. So it needs an [`Alone`], which is made in one step: [`Alone::new`] takes

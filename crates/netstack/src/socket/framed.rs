@@ -1,11 +1,11 @@
-//! Units of a program's own: pieces of a stream that all workers of the stack process (feature
-//! `framed`).
+//! Units of a program's own: pieces of a stream that all workers of the stack process.
 //!
-//! A [`UnitProcessor`] says where a unit ends, by its first bytes, because all are equally long, or
-//! because no more has arrived, and what is done to one. What is written is cut into units, each of which any worker makes in
-//! the send ring; what arrives is processed by any worker, unit by unit. So one stream uses several
-//! cores. The order stays that of the stream: only the prefix of whole units that are made is sent,
-//! only the processed prefix is read. TLS stands on the same stage, with records as units.
+//! A [`UnitProcessor`] finds the end of a unit and processes it. Units are equally long, or carry
+//! their length in their first bytes, or are the bytes that have arrived. A write is cut into
+//! units, and any worker makes one in the send ring. Any worker also processes a unit that has
+//! arrived. So one stream uses several cores. Units keep their order: the stack sends no unit
+//! before all earlier ones are made, and the application reads none before all earlier ones are
+//! processed. TLS uses the same stage, with records as units.
 //!
 //! Messages of up to 4 KiB with a length before and a checksum behind them, which are disguised:
 //!
@@ -87,8 +87,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What it promises
-//! - Every write makes units of what it is given, the last as short as what is left: a write of at
+//! # Promises
+//! - Every write makes its own units, of which the last may be shorter: a write of at
 //!   most [`UnitProcessor::max_payload`] bytes that returns its whole length is one unit, and
 //!   [`FramedReadHalf::try_fill`] lends what one unit carried. One that carries nothing is passed
 //!   over.
@@ -132,7 +132,7 @@ pub const MAX_PAYLOAD: usize = 16 << 10;
 /// The most bytes of a unit: 32 KiB.
 pub const MAX_UNIT: usize = 32 << 10;
 
-/// Where units of a stream end, and what is done to them.
+/// Finds where units of a stream end, and processes them.
 ///
 /// Calls come from all threads of the stack and from the application's, in any order, and for one
 /// unit perhaps twice, with the same outcome: a processor keeps nothing from one call to the next
@@ -156,8 +156,8 @@ pub trait UnitProcessor: fmt::Debug + Send + Sync {
     }
 
     /// How many bytes the received unit has that begins with `header`, which are included. At least
-    /// one. `arrived` bytes have arrived, 1 to [`UnitProcessor::max_unit`], more may follow: who
-    /// returns `arrived` takes bytes as they arrive.
+    /// one. `arrived` bytes have arrived, 1 to [`UnitProcessor::max_unit`], and more may follow: a
+    /// processor that returns `arrived` takes bytes as they arrive.
     ///
     /// # Errors
     /// When no unit begins so.
@@ -181,7 +181,7 @@ pub trait UnitProcessor: fmt::Debug + Send + Sync {
         self.max_unit()
     }
 
-    /// Makes the unit at `offset`, counted as in [`UnitProcessor::receive`], which carries `payload`.
+    /// Makes the unit at `offset`, as [`UnitProcessor::receive`] counts it, of `payload`.
     /// `unit` is as long as [`UnitProcessor::sent_len`] said, and all 0.
     ///
     /// # Errors
@@ -239,7 +239,7 @@ stream_of_units!(
 );
 
 impl FramedStream {
-    /// Divides what is read and written from now on into units of `processor`.
+    /// From now on all bytes are units of `processor`.
     ///
     /// # Errors
     /// [`SocketError::NotAlone`], [`SocketError::BufferTooShort`]; [`SocketError::Invalid`] if a
@@ -317,7 +317,7 @@ impl Drop for InProcessor {
     }
 }
 
-/// What the processor says, also if it panics.
+/// The processor's answer; a panic is a failure.
 fn call<T>(processor: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     let _inside = InProcessor::enter();
     let said = catch_unwind(AssertUnwindSafe(processor));
@@ -421,6 +421,8 @@ impl Codec for Units {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use dominoes_drivers::memory::{self, MemoryConfig};
 
     use super::*;

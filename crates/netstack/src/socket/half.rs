@@ -78,7 +78,6 @@ impl Half {
             world: Arc::clone(&self.world),
             conn: self.conn,
             can,
-            #[cfg(feature = "framed")]
             units: None,
         }
     }
@@ -183,7 +182,6 @@ impl Half {
     }
 
     /// The most bytes of its receive buffer.
-    #[cfg(feature = "framed")]
     pub(super) fn receive_buffer(&self) -> u32 {
         let most = self.world.limits.receive_buffer;
         match self.tuning().receive_buffer {

@@ -83,7 +83,6 @@ use self::registration::{Collected, Registration};
 use super::WaitUntil;
 
 pub(crate) use self::held::hold_wakeups;
-#[cfg(feature = "framed")]
 pub(super) use self::source::Sealed;
 pub(super) use self::source::{Registered, Target, Watched};
 

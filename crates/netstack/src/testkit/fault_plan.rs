@@ -78,7 +78,6 @@ pub(super) enum PanicPoint {
     /// After it applied a request, before that request's effects count.
     Applying,
     /// In the middle of a unit of a stream.
-    #[cfg(feature = "framed")]
     Unit,
 }
 
@@ -147,7 +146,6 @@ pub(super) fn with_panic_at<R>(panic_point: PanicPoint, what: impl FnOnce() -> R
     match done {
         Ok(done) => End::Done(done),
         Err(panic) if panic.is::<Injected>() => End::Injected,
-        #[cfg(feature = "framed")]
         Err(panic) if panic.is::<crate::io::units::KilledInUnit>() => End::Injected,
         Err(panic) => End::Other(panic),
     }

@@ -29,7 +29,6 @@ use crate::variants::{ByHand, Setup, TurnStep, VariantKind, Worker as _, groups}
 /// Steps without work per worker before a round in which each takes all of its steps.
 const FRUITLESS: usize = 3;
 /// How much more often a worker fails if there are units to process, which is rare.
-#[cfg(feature = "framed")]
 const DEATHS_IN_UNITS: u32 = 8;
 /// How long waiting workers stay idle, unless an event arrives from outside.
 const STEAL_CHECK_INTERVAL: Duration = Duration::from_micros(100);
@@ -562,7 +561,6 @@ impl Host {
                 _ => PanicPoint::Performing(self.rng.below(4)),
             };
         }
-        #[cfg(feature = "framed")]
         if self.world.has_units()
             && self
                 .rng
@@ -609,7 +607,6 @@ impl Host {
 
     /// Runs one turn of worker `replica`, which fails in one of the first units that it
     /// processes. Returns whether it did work.
-    #[cfg(feature = "framed")]
     fn die_in_unit(&mut self, replica: usize, now: Instant) -> bool {
         self.world.units.fail_after(Some(self.rng.below(4)));
         let turn = |worker: &mut ReplicatedWorker<PlannedFaults>, _: &mut Rng| worker.turn(now) > 0;
@@ -649,7 +646,6 @@ impl Host {
             End::Done(done) => return done,
             End::Injected => match panic_point {
                 PanicPoint::Applying => self.fault_stats.failures_applying += 1,
-                #[cfg(feature = "framed")]
                 PanicPoint::Unit => self.fault_stats.failures_in_unit += 1,
                 _ => self.fault_stats.failures_performing += 1,
             },

@@ -252,7 +252,6 @@ mod tests {
     }
 
     /// Units hold what they are of: whichever way a stack goes, they go with it.
-    #[cfg(feature = "framed")]
     #[test]
     fn a_stack_that_goes_leaves_no_units_behind_and_no_call_waiting() {
         use crate::io::units::UnitWork;

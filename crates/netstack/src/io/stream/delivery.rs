@@ -334,7 +334,6 @@ impl<'a> StreamRef<'a> {
     /// between what the application has read and what a cursor that was
     /// [followed](StreamRef::follow) has `arrived`; their reader does not
     /// [give them up](StreamRef::read) before that thread is done.
-    #[cfg(feature = "framed")]
     pub(crate) fn arrived(&self, offset: u64, len: usize) -> Parts<'a> {
         match self.stream.incoming.get() {
             // SAFETY: they are stamped and not given up, so no Deliver names them again (module

@@ -218,7 +218,6 @@ impl<'a> StreamRef<'a> {
 
     /// As [`StreamRef::begin_writing`], for a stream of units, which may be written by several
     /// threads until the connection ends.
-    #[cfg(feature = "framed")]
     pub(crate) fn write_units(&self) {
         core::mem::forget(self.begin_writing());
     }
@@ -284,7 +283,6 @@ impl<'a> StreamRef<'a> {
     /// knows: they lie behind what was written, within what was [writable](Self::writable_behind)
     /// when their one writer chose them. That names each byte to one unit, and a unit is processed
     /// by the thread that has claimed it.
-    #[cfg(feature = "framed")]
     pub(crate) fn write_ahead(&self, offset: u64, len: usize, fill: impl FnOnce(&mut [u8])) {
         let ring = self.outgoing();
         let [_, (_, rest)] = ring.spans(offset, len);
@@ -302,7 +300,6 @@ impl<'a> StreamRef<'a> {
     }
 
     /// All bytes below `end` are written.
-    #[cfg(feature = "framed")]
     pub(crate) fn publish_written(&self, end: u64) {
         // ORDERING: Release, pairs with the Acquire in `progress`.
         self.stream.app.written.fetch_max(end, Ordering::Release);

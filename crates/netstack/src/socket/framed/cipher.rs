@@ -13,7 +13,7 @@ const TAG: usize = 16;
 /// Bytes of the length that a record of AES-256-GCM begins with.
 const HEADER: usize = 2;
 
-/// Positions that are told apart have so many bits.
+/// Bits of a position.
 const POSITION_BITS: u32 = 48;
 
 /// `offset`, unless it is too far.
@@ -29,18 +29,18 @@ fn position(offset: u64) -> Result<u64, Failure> {
 /// The counter block of a byte is its position in the stream over 16, so bytes may be cut anywhere,
 /// and are taken as they arrive.
 ///
-/// # What it promises
-/// A position is never enciphered with another text under one key, **if each direction of each
-/// connection has a key of its own**: derive them from what both ends share and from something that
-/// is new. A stream fails with [`Failure::TooLong`] after 2^48 bytes. Whoever changes a bit on the
-/// way changes that bit of the text, unnoticed.
+/// # Promises
+/// No two texts are enciphered at one position under one key, **if each direction of each
+/// connection has its own key**: derive the keys from a secret that both ends share and from a
+/// fresh value. A stream fails with [`Failure::TooLong`] after 2^48 bytes. An attacker on the path
+/// can flip any bit of the text, and nobody notices.
 pub struct Aes256Ctr {
     sent: EncryptingKey,
     received: EncryptingKey,
 }
 
 impl Aes256Ctr {
-    /// Enciphers what is sent with one key, deciphers what is received with another.
+    /// Enciphers sent bytes with one key, and deciphers received bytes with another.
     pub fn new(sent: &[u8; 32], received: &[u8; 32]) -> Self {
         let [sent, received] = [sent, received].map(|key| {
             UnboundCipherKey::new(&AES_256, key)
@@ -117,16 +117,15 @@ impl fmt::Debug for Aes256Ctr {
 /// AES-256-GCM (NIST SP 800-38D): secrecy and authenticity, in records of up to 16 KiB of text.
 ///
 /// A record is the length of its text in two bytes, big-endian, the sealed text, and a tag of 16
-/// bytes. Every write makes records of what it is given.
+/// bytes. Every write makes its own records.
 ///
-/// # What it promises
-/// * The nonce is the record's position, so under one nonce there is one text, however often a
-///   record is made, **if each direction of each connection has a key of its own**, as with
-///   [`Aes256Ctr`]. A stream fails with [`Failure::TooLong`] after 2^48 bytes.
-/// * The application reads no byte of a record whose tag is wrong, and none behind it; the
-///   connection is reset. A record that was moved, or comes from another stream, is not authentic
-///   either. A stream that was cut behind a record ends like any other: say in the text where it
-///   ends.
+/// # Promises
+/// * The nonce is the record's position, so under one nonce there is one text, even if a record is
+///   made twice, **if each direction of each connection has its own key**, as with [`Aes256Ctr`]. A
+///   stream fails with [`Failure::TooLong`] after 2^48 bytes.
+/// * The application reads no byte of a record whose tag is wrong, and no later byte; the
+///   connection is reset. A record from another position or another stream is not authentic either.
+///   An attacker on the path can end the stream after any record: mark the end in the text.
 pub struct Aes256Gcm {
     sent: LessSafeKey,
     received: LessSafeKey,
@@ -136,7 +135,7 @@ impl Aes256Gcm {
     /// Bytes that a record is longer than its text.
     pub const OVERHEAD: usize = HEADER + TAG;
 
-    /// Seals what is sent with one key, opens what is received with another.
+    /// Seals sent records with one key, and opens received records with another.
     pub fn new(sent: &[u8; 32], received: &[u8; 32]) -> Self {
         let [sent, received] = [sent, received].map(|key| {
             let key = UnboundKey::new(&AES_256_GCM, key);

@@ -10,18 +10,18 @@ use aho_corasick::{Anchored, MatchKind};
 
 use super::{Failure, MAX_PAYLOAD, Ours, UnitProcessor};
 
-/// Counts occurrences of needles in what is received and in what is sent.
+/// Counts occurrences of needles in received and in sent bytes.
 ///
 /// It walks an Aho-Corasick automaton while it copies, which costs four memory operations per byte:
 /// it loads the byte, its class and the next state, and stores the byte. That is the load of
 /// Sizemore, *Parallel network protocol stacks using replication*, 2011, Fig. 5.4 ("a typical
 /// string search").
 ///
-/// # What is counted
-/// Every occurrence, overlapping ones too, that lies within one unit: up to 16 KiB that were written
-/// by one call, or that had arrived when a worker looked. One that reaches over the boundary of two
-/// units is not found, as different workers have them, and neither waits for the other. If a worker
-/// dies within a unit, what it counted there is not counted again, as it counts at the end.
+/// # Counts
+/// It counts every occurrence within one unit, also those that overlap. A unit is up to 16 KiB that
+/// one call wrote, or that had arrived when a worker looked. It does not find an occurrence that
+/// crosses the boundary of two units, because two workers may process them and neither waits for
+/// the other. It may count a unit twice if the first worker dies in it.
 pub struct Search {
     automaton: DFA,
     start: StateID,
@@ -68,12 +68,12 @@ impl Search {
         })
     }
 
-    /// Occurrences in what was received.
+    /// Occurrences in received bytes.
     pub fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// Occurrences in what was sent.
+    /// Occurrences in sent bytes.
     pub fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }

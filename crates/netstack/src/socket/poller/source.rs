@@ -2,7 +2,6 @@
 
 use core::fmt;
 use core::sync::atomic::Ordering;
-#[cfg(feature = "framed")]
 use std::sync::Weak;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -13,11 +12,9 @@ use super::registration::Registration;
 use crate::io::accept::QueueNews;
 use crate::io::echo::EchoQueues;
 use crate::io::stream::Look;
-#[cfg(feature = "framed")]
 use crate::io::stream::StreamRef;
 use crate::io::world::{OpenResult, World};
 use crate::log::request::ConnId;
-#[cfg(feature = "framed")]
 use crate::socket::stage::Staged;
 use crate::socket::{
     Connecting, EchoSocket, ReadHalf, TcpListener, TcpStream, UdpReceiver, UdpSender, UdpSocket,
@@ -54,7 +51,6 @@ pub struct Registered<'a> {
     pub(super) watched: &'a Watched,
 }
 
-#[cfg(feature = "framed")]
 impl<'a> Registered<'a> {
     pub(in crate::socket) fn new(target: Target, watched: &'a Watched) -> Registered<'a> {
         Registered { target, watched }
@@ -100,7 +96,6 @@ pub(in crate::socket) enum Target {
         /// The ways in which it can be ready.
         can: Interest,
         /// The units between the stream and the application.
-        #[cfg(feature = "framed")]
         units: Option<Weak<dyn Staged>>,
     },
     Datagrams {
@@ -208,7 +203,6 @@ impl Sight {
     }
 }
 
-#[cfg(feature = "framed")]
 impl Sight {
     /// The state of a stream of units.
     fn of_units(world: &World, stream: &StreamRef<'_>, units: &dyn Staged) -> Sight {
@@ -318,7 +312,6 @@ impl Target {
     /// Reads the current state.
     pub(super) fn see(&self) -> Sight {
         match self {
-            #[cfg(feature = "framed")]
             Target::Stream {
                 world,
                 conn,
