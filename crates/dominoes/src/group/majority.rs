@@ -1,15 +1,15 @@
-//! Fingerprints of replicated state, compared at equal positions: which replicas are right.
+//! Compares fingerprints of replicated state at equal positions, to find which replicas are
+//! right.
 //!
-//! A replica's state can be changed behind its back: by a bit of memory that flips, or by a bug
-//! that only one machine shows. Replicas post fingerprints of their states at equal positions. A
-//! worker that posts compares what the others have posted at the same position, so the last one
-//! sees all of them. A value that more than half of the *voters* posted is right. Voters are the
-//! active workers that computed their state at the position themselves, rather than taking over a
-//! snapshot behind it, and the workers that posted there and are gone since. A decision stays the
-//! same when workers leave later. The other workers are reported as diverged. A reported worker
-//! checks that itself, throws its state away, and joins again with the state of one of the
-//! majority. Where there is no majority, as with two replicas, the difference is counted, and all
-//! go on.
+//! A fault can change a replica's state: a bit of memory that flips, or a bug that only one
+//! machine shows. Replicas post fingerprints of their states at equal positions. A worker that
+//! posts compares the posts of all others at that position, so the last one sees all of them. A
+//! value that more than half of the *voters* posted is right. Voters are the active workers that
+//! computed their state at the position themselves, rather than taking over a later snapshot,
+//! and the workers that posted there and have left since. A decision does not change when
+//! workers leave later. The other workers are reported as diverged. A reported worker checks
+//! that itself, drops its state, and joins again with a copy from the majority. Without a
+//! majority, as with two replicas, the difference is counted, and all continue.
 
 use super::membership::{MembershipTable, replicas};
 use crate::{
@@ -19,11 +19,11 @@ use crate::{
 use crossbeam_utils::CachePadded;
 use std::{error::Error, fmt};
 
-/// Each replica posts a fingerprint of its state every `every` positions; anyone compares those of
-/// equal positions.
+/// Each replica posts a fingerprint of its state every `every` positions; any thread compares
+/// posts at equal positions.
 ///
-/// Posting is wait-free and disturbs nobody: each replica writes to a small ring of its own.
-/// Comparing reads all rings and skips what is being overwritten meanwhile.
+/// Posting is wait-free and slows no other thread: each replica writes to its own small ring.
+/// Comparing reads all rings and skips posts that are being overwritten.
 ///
 /// ```
 /// let fingerprints = dominoes::Fingerprints::new(2, 4, 100);
@@ -39,7 +39,7 @@ pub struct Fingerprints {
     rings: Box<[CachePadded<Box<[Post]>>]>,
 }
 
-/// A fingerprint and its position plus one; 0 stands for none, and for one that is being written.
+/// A fingerprint and its position plus one; 0 means none, or one that is being written.
 struct Post {
     position: AtomicU64,
     fingerprint: AtomicU64,
@@ -135,7 +135,7 @@ impl Fingerprints {
         }
         let post = &ring[(position / self.every % ring.len() as u64) as usize];
         post.position.store(0, Ordering::Relaxed);
-        // ORDERING: Release fence, pairs with the Acquire fence in `read`: whoever reads the new
+        // ORDERING: Release fence, pairs with the Acquire fence in `read`: a reader of the new
         // fingerprint then finds the old position gone.
         fence(Ordering::Release);
         post.fingerprint.store(fingerprint, STORE_AFTER_FENCE);
@@ -155,7 +155,7 @@ impl Fingerprints {
             .then(|| (position - 1, fingerprint))
     }
 
-    /// What `replica` posted at `position`, if it is still there.
+    /// The fingerprint of `replica` at `position`, if it is still stored.
     ///
     /// # Panics
     /// If there is no such replica.
@@ -167,7 +167,7 @@ impl Fingerprints {
             .map(|(_, print)| print)
     }
 
-    /// All that `replica` has posted and that is still there, in no order.
+    /// All posts of `replica` that are still stored, in no order.
     ///
     /// # Panics
     /// If there is no such replica.
@@ -175,14 +175,14 @@ impl Fingerprints {
         self.rings[replica].iter().filter_map(Self::read).collect()
     }
 
-    /// Forgets what `replica` has posted: it left, or was replaced.
+    /// Forgets the posts of `replica`, which left or was replaced.
     pub fn forget(&self, replica: usize) {
         for post in self.rings[replica].iter() {
             post.position.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Forgets what `replica` has posted at `position` and later.
+    /// Forgets the posts of `replica` at `position` and later.
     ///
     /// # Panics
     /// If there is no such replica.
@@ -194,8 +194,8 @@ impl Fingerprints {
         }
     }
 
-    /// Compares what is there. Returns how many positions were found in at least two replicas, all
-    /// equal.
+    /// Compares all stored posts. Returns how many positions were found in at least two
+    /// replicas, all equal.
     ///
     /// # Errors
     /// The earliest position at which replicas differ.
@@ -220,7 +220,7 @@ impl Fingerprints {
         Ok(checked)
     }
 
-    /// What the fingerprints show that were posted at `position`.
+    /// The result of comparing the fingerprints at `position`.
     pub fn agreement(&self, table: &MembershipTable, position: Seq) -> Agreement {
         let posted = |id: usize| self.at(id, position);
         let all = replicas(table.ever_active())
@@ -242,8 +242,8 @@ impl Fingerprints {
         }
     }
 
-    /// The majority that worker `id` differs from at some position that is still known, and the
-    /// first position at which any worker posted something else.
+    /// The majority that worker `id` differs from at some stored position, and the first
+    /// position at which any worker posted another fingerprint.
     pub fn majority_against(&self, table: &MembershipTable, id: usize) -> Option<(u64, Seq)> {
         // Another worker may have had the slot before.
         let posts = self.all(id).into_iter();
@@ -280,14 +280,14 @@ impl Fingerprints {
     }
 }
 
-/// What the posted fingerprints of a position show. Replicas are a bit each.
+/// The result of comparing a position's fingerprints. Each replica is one bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agreement {
     /// More than half of the voters posted the same.
     Majority {
-        /// Those that posted something else.
+        /// The replicas that posted another fingerprint.
         wrong: u64,
-        /// Those that posted it.
+        /// The replicas that posted the majority's fingerprint.
         right: u64,
     },
     /// Not enough voters have posted yet.

@@ -1,43 +1,44 @@
 //! [`Group`]: replicas of any state, on threads, over one log.
 //!
-//! Every replica applies every request of the log, in order, to its own copy of the state. Applying
-//! returns an *effect*: what is to be done about the request besides changing the state. One
+//! Every replica applies every request of the log, in order, to its own copy of the state.
+//! `apply` returns an *effect*: the work that a request needs after the change of state. One
 //! replica, the request's primary, performs it.
 //!
-//! # What is guaranteed
+//! # Guarantees
 //!
 //! - *Order.* All replicas apply the same requests at the same positions. `apply` must be
 //!   deterministic: it reads the state, the position and the request, and nothing else.
 //! - *No effect is lost* while one replica lives. Every replica retains every effect until it is
-//!   performed. If a primary panics, parks or leaves, others perform what it had not begun; if it
-//!   stands still, they do so after [`GroupBuilder::patience`], or when the log has gone on by a quarter
-//!   of its capacity.
+//!   performed. If a primary panics, parks or leaves, others perform the effects that it had not
+//!   begun. If it stalls, they do so after [`GroupBuilder::patience`], or when the log has advanced
+//!   by a quarter of its capacity.
 //! - *An effect is completed once.* Before a worker performs effects it claims their *chunk*,
-//!   [`GroupBuilder::chunk`] positions, by one compare-and-swap; no other worker performs effects of
-//!   that chunk until the claim is released, and then it goes on behind the last one completed. So
-//!   an effect is begun twice only if `perform` panicked in the middle of it. It is begun at most
-//!   [`GroupBuilder::attempts`] times, 3 unless set, and then given up and counted; with 1, no effect is
-//!   ever begun twice.
-//! - *A worker that stands still in the middle of `perform`* is not known to have failed. The
-//!   others wait for the rest of its chunk, and do all other work. They go on applying until the
-//!   log is full; then publishers wait. The same holds for a worker that stands still in `apply`.
-//! - *Effects of one chunk* are performed in ascending order, those of different chunks
+//!   [`GroupBuilder::chunk`] positions, by one compare-and-swap. No other worker performs effects
+//!   of that chunk until the claim is released; then work continues after the last completed one.
+//!   So an effect is begun twice only if `perform` panicked in the middle of it. It is begun at
+//!   most [`GroupBuilder::attempts`] times, 3 unless set, and then given up and counted; with 1, no
+//!   effect is ever begun twice.
+//! - *A worker that stalls in the middle of `perform`* is not known to have failed. The others wait
+//!   for the rest of its chunk, and do all other work. They continue to apply until the log is
+//!   full; then publishers wait. The same holds for a worker that stalls in `apply`.
+//! - *Effects of one chunk* are performed in ascending order, effects of different chunks
 //!   concurrently.
 //! - *Failure.* A replica whose `apply`, `perform` or `clone` panics is gone, with its copy of the
-//!   state. With [`GroupBuilder::revive`], which is the default, its thread joins again with a copy of
-//!   another replica's. A request at which `apply` panics in every replica ends the group:
-//!   publishers find the log closed, and [`Group::shut_down`] says so.
-//! - *Divergence.* With [`GroupBuilder::observe`] or [`GroupBuilder::fingerprint`], replicas compare
-//!   fingerprints of their states at equal positions, and one that differs from the majority takes
-//!   over the state of one of the majority. What it performed until then is done, and may be wrong.
-//!   With two replicas there is no majority: the difference is counted and reported.
+//!   state. With [`GroupBuilder::revive`], the default, its thread joins again with a copy of
+//!   another replica's state. A request at which `apply` panics in every replica ends the group:
+//!   publishers find the log closed, and [`Group::shut_down`] returns an error.
+//! - *Divergence.* With [`GroupBuilder::observe`] or [`GroupBuilder::fingerprint`], replicas
+//!   compare fingerprints of their states at equal positions. A replica that differs from the
+//!   majority takes over the state of one in the majority. Effects that it performed before are
+//!   done, and may be wrong. With two replicas there is no majority: the difference is counted and
+//!   reported.
 //!
 //! # Layers
 //!
-//! A [`GroupWorker`] is one replica, whose turns can be called by hand: [`GroupBuilder::by_hand`]. A group
-//! runs each on a thread. The rest of this module is what workers agree by, for those who build
-//! workers of their own: [`Membership`] is who is there and who gives a state to whom,
-//! [`Fingerprints`] with [`Agreement`] is who is right, [`Units`] is what is performed.
+//! A [`GroupWorker`] is one replica, whose turns can be called by hand: [`GroupBuilder::by_hand`].
+//! A group runs each on a thread. The rest of this module is for code with its own workers:
+//! [`Membership`] records which workers exist and hands over states, [`Fingerprints`] with
+//! [`Agreement`] decide which replicas are right, [`Units`] records which effects are performed.
 
 mod builder;
 mod join_check;
@@ -68,33 +69,33 @@ use std::{
 };
 use worker::Snapshot;
 
-/// What the user gives: how a request is applied, and how an effect is performed.
+/// The user's functions: how to apply a request, and how to perform an effect.
 struct Code<A, P> {
     apply: A,
     perform: P,
 }
 
-/// What all workers share.
+/// The state that all workers share.
 struct GroupShared<S, T: Send + Sync, E> {
     membership: Membership<Snapshot<S, T, E>>,
     /// Which effects are performed.
     units: Units,
     settings: GroupSettings,
     observer: Option<Observer<S>>,
-    /// For each slot.
+    /// By replica slot.
     meters: Box<[Arc<Meter>]>,
     log: Log<T, Park>,
     /// Keeps the log open, and closes it.
     publisher: Mutex<Publisher<T, Park>>,
     interrupted: Mutex<Interrupted>,
-    /// Notified when effects are performed, and of what happens in the slot table.
+    /// Notified when effects are performed and when the slot table changes.
     news: WakeSource,
 }
 
-/// Effects in the middle of which `perform` panicked.
+/// Effects during which `perform` panicked.
 #[derive(Default)]
 struct Interrupted {
-    /// How often, of those that are not performed.
+    /// Panics per effect that is not performed yet.
     attempts: HashMap<Seq, u32>,
     count: u64,
     abandoned: u64,
@@ -117,12 +118,12 @@ impl<S, T: Send + Sync, E> GroupShared<S, T, E> {
         seq >> self.settings.chunk_shift
     }
 
-    /// The first position behind the chunk of `seq`.
+    /// The first position after the chunk of `seq`.
     fn chunk_end(&self, seq: Seq) -> Seq {
         (self.chunk(seq) + 1) << self.settings.chunk_shift
     }
 
-    /// Where the words end for a worker whose first pending effect is that of `first`.
+    /// The position at which the words end for a worker whose first pending effect is at `first`.
     fn reach(&self, first: Seq) -> Seq {
         (self.chunk(first) + self.settings.words) << self.settings.chunk_shift
     }
@@ -153,7 +154,7 @@ impl<S, T: Send + Sync, E> GroupShared<S, T, E> {
     }
 }
 
-/// Why a group cannot do what it was asked to.
+/// Why a group refuses a call.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum GroupError {
@@ -163,7 +164,7 @@ pub enum GroupError {
         field: &'static str,
         /// Its value.
         value: u64,
-        /// What it may be.
+        /// The allowed values.
         allowed: &'static str,
     },
     /// A thread could not be started.
@@ -197,7 +198,7 @@ impl From<ReplicaSlotError> for GroupError {
     }
 }
 
-/// What a group did so far. A moment's view.
+/// Counters of a group. Other threads change them meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GroupStats {
@@ -210,7 +211,7 @@ pub struct GroupStats {
     pub published: u64,
     /// Times that `perform` panicked.
     pub interrupted: u64,
-    /// Effects that were given up after as many attempts as are allowed.
+    /// Effects that were given up after the allowed number of attempts.
     pub abandoned: u64,
 }
 
@@ -222,8 +223,8 @@ impl GroupStats {
     }
 }
 
-/// Asks workers to leave, to park and to go on, and tells what they do. Cheap to clone, may go to
-/// any thread.
+/// Asks workers to leave, park and unpark, and returns statistics. Cheap to clone, may go to any
+/// thread.
 pub struct GroupHandle<S, T: Send + Sync, E> {
     shared: Arc<GroupShared<S, T, E>>,
 }
@@ -248,8 +249,8 @@ impl<S, T: Send + Sync, E> GroupHandle<S, T, E> {
         self.shared.publisher()
     }
 
-    /// Asks a replica to leave. Its thread ends; the others perform what it has not begun. Does not
-    /// wait.
+    /// Asks a replica to leave. Its thread ends; the others perform the effects that it has not
+    /// begun. Does not wait.
     ///
     /// # Errors
     /// If there is no such replica, or it is the last.
@@ -282,12 +283,12 @@ impl<S, T: Send + Sync, E> GroupHandle<S, T, E> {
         Ok(())
     }
 
-    /// Closes the log: workers finish when they have applied and performed what was published.
+    /// Closes the log: workers finish when they have applied and performed everything published.
     pub fn close(&self) {
         self.shared.close();
     }
 
-    /// What happened so far.
+    /// Counters so far.
     pub fn stats(&self) -> GroupStats {
         let shared = &self.shared;
         let replicas = shared.meters.iter().enumerate();
@@ -313,7 +314,7 @@ pub struct ByHand<S, T: Send + Sync, E, A, P> {
 }
 
 impl<S, T: Send + Sync, E, A, P> ByHand<S, T, E, A, P> {
-    /// Asks workers to leave, to park and to go on, and tells what they do.
+    /// The handle by which workers are asked to leave, park and unpark.
     pub fn handle(&self) -> &GroupHandle<S, T, E> {
         &self.handle
     }
@@ -339,8 +340,8 @@ impl<S, T: Send + Sync, E, A, P> fmt::Debug for ByHand<S, T, E, A, P> {
 
 type Start<S> = Box<dyn Fn(usize) -> Result<DomainHandle<S>, GroupError> + Send>;
 
-/// Replicas of a state, each on a thread of its own, that apply one log; see the
-/// [module](crate::group) for what is guaranteed.
+/// Replicas of a state, each on its own thread, that apply one log; see the
+/// [module](crate::group) for its guarantees.
 ///
 /// ```
 /// use dominoes::Group;
@@ -364,8 +365,8 @@ type Start<S> = Box<dyn Fn(usize) -> Result<DomainHandle<S>, GroupError> + Send>
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Dropping a group is the same as [`shut_down`](Self::shut_down), except that a thread that
-/// unwinds does not wait for the replicas.
+/// Dropping a group does [`shut_down`](Self::shut_down), but a thread that unwinds does not wait
+/// for the replicas.
 pub struct Group<S: 'static, T: Send + Sync + 'static, E = ()> {
     shared: Arc<GroupShared<S, T, E>>,
     /// By replica slot.
@@ -381,8 +382,8 @@ impl<S: Clone + Send + 'static, T: Send + Sync + 'static, E: Clone + Send + 'sta
     /// request in the order of the log, and must be deterministic; `perform` runs once for each
     /// request, on the thread of its primary. The short form of [`builder`](Self::builder).
     ///
-    /// `perform` may publish into the log of the group by `try_` calls only: its replica applies
-    /// nothing meanwhile, so one that waits for room may wait for itself.
+    /// `perform` may publish into the group's log, but only by `try_` calls: its replica applies
+    /// nothing meanwhile, so a call that waits for room might wait for itself.
     ///
     /// # Errors
     /// If the number of replicas is out of its range, or a thread cannot be started.
@@ -396,14 +397,14 @@ impl<S: Clone + Send + 'static, T: Send + Sync + 'static, E: Clone + Send + 'sta
 }
 
 impl<S: 'static> Group<S, ()> {
-    /// Settings for a group of `replicas` replicas of `state`, to begin with.
+    /// Initial settings of a group of `replicas` replicas of `state`.
     pub fn builder(state: S, replicas: usize) -> GroupBuilder<S> {
         GroupBuilder::new(state, replicas)
     }
 }
 
 impl<S: 'static, T: Send + Sync + 'static, E> Group<S, T, E> {
-    /// Asks replicas to leave, to park and to go on, and tells what they do.
+    /// The handle by which workers are asked to leave, park and unpark.
     pub fn handle(&self) -> GroupHandle<S, T, E> {
         GroupHandle {
             shared: self.shared.clone(),
@@ -415,13 +416,13 @@ impl<S: 'static, T: Send + Sync + 'static, E> Group<S, T, E> {
         self.shared.publisher()
     }
 
-    /// What happened so far.
+    /// Counters so far.
     pub fn stats(&self) -> GroupStats {
         self.handle().stats()
     }
 
-    /// Starts a replica more, in the first free slot, which it returns. It gets its state from
-    /// another replica; nothing waits for that.
+    /// Starts a further replica in the first free slot, and returns the slot. The replica gets
+    /// its state from another one; nothing waits for that.
     ///
     /// # Errors
     /// If no slot is free, no replica is left, or the thread cannot be started.
@@ -435,12 +436,11 @@ impl<S: 'static, T: Send + Sync + 'static, E> Group<S, T, E> {
         Ok(id)
     }
 
-    /// Closes the log, waits until everything published is applied and performed, and returns the
-    /// copies of the state, by replica slot. Those of replicas that left, parked or failed are not
-    /// among them.
+    /// Closes the log, waits until everything published is applied and performed, and returns
+    /// the copies of the state, by replica slot, without replicas that left, parked or failed.
     ///
-    /// Publishers are refused from now on, with [`Closed`](crate::Closed). This waits for as long
-    /// as a `perform` stands still.
+    /// Publishers are refused from now on, with [`Closed`](crate::Closed). This waits as long as
+    /// any `perform` runs.
     ///
     /// # Errors
     /// [`GroupError::NoReplicaLeft`] if every replica has failed.

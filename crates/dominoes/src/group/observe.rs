@@ -1,4 +1,4 @@
-//! What is compared of a state, and what is reported where replicas differ.
+//! The fingerprints that replicas compare, and the report when they differ.
 
 use super::{
     majority::{Agreement, Fingerprints},
@@ -19,25 +19,25 @@ pub trait Observe {
     /// The names of the fields.
     const FIELDS: &'static [&'static str];
 
-    /// A fingerprint of each field, in that order: equal fields have equal ones, different fields
-    /// almost surely different ones. Cheap if the state keeps them up to date as it changes.
+    /// Writes a fingerprint of each field, in that order: equal fields have equal ones, different
+    /// fields almost surely different ones. Cheap if the state keeps them up to date as it changes.
     fn fingerprints(&self, out: &mut [u64]);
 }
 
-/// Replicas differ: which ones, from where on, in which fields.
+/// A difference between replicas: which replicas, from which position on, in which fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Divergence {
-    /// The first position, as far as it is still known, after whose entries they differ.
+    /// The first known position at which they differ: the state after all entries below it.
     pub position: Seq,
-    /// The newest position before that at which they were seen to agree: what went wrong lies
-    /// between the two.
+    /// The newest earlier position at which they were seen to agree: the fault happened between
+    /// the two.
     pub agreed: Option<Seq>,
     /// The fields that differ there, in the order of [`Observe::FIELDS`].
     pub fields: Vec<&'static str>,
-    /// The replicas that posted there.
+    /// The replicas that posted at `position`.
     pub compared: Vec<usize>,
-    /// Those that differ from the majority; `None` if there is no majority, as with two replicas.
+    /// The replicas outside the majority; `None` if there is none, as with two replicas.
     pub minority: Option<Vec<usize>>,
 }
 
@@ -58,28 +58,28 @@ impl fmt::Display for Divergence {
 
 impl Error for Divergence {}
 
-/// What is to be done about a [`Divergence`].
+/// The response to a [`Divergence`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnDivergence {
-    /// Replace the state of the minority by that of a replica of the majority, if there is one.
+    /// Replaces the minority's states by a copy from the majority, if there is a majority.
     Repair,
-    /// Only report it.
+    /// Only reports it.
     Report,
 }
 
 pub(super) type Prints<S> = Box<dyn Fn(&S, &mut [u64]) + Send + Sync>;
 pub(super) type DivergenceHook = Box<dyn Fn(&Divergence) -> OnDivergence + Send + Sync>;
 
-/// How the states of a group are compared.
+/// Compares the states of a group.
 pub(super) struct Observer<S> {
     names: &'static [&'static str],
     prints: Prints<S>,
-    /// Of the whole state.
+    /// Fingerprints of the whole state.
     posts: Fingerprints,
-    /// Of each field.
+    /// Fingerprints of each field.
     fields: Box<[Fingerprints]>,
     hook: DivergenceHook,
-    /// What was reported last.
+    /// The last report.
     reported: Mutex<Option<Reported>>,
 }
 
@@ -102,7 +102,7 @@ impl<S> Observer<S> {
         }
     }
 
-    /// The first position behind `position` at which a fingerprint is due.
+    /// The first position after `position` at which a fingerprint is due.
     pub(super) fn next_due(&self, position: Seq) -> Seq {
         (position / self.posts.every() + 1) * self.posts.every()
     }
@@ -122,8 +122,8 @@ impl<S> Observer<S> {
         self.fingerprints(state).1
     }
 
-    /// Posts the fingerprints of worker `id`, if they are due at `position`, and compares what the
-    /// others have posted there.
+    /// Posts the fingerprints of worker `id`, if they are due at `position`, and compares them
+    /// with the fingerprints of other workers there.
     pub(super) fn post(
         &self,
         table: &MembershipTable,
@@ -152,8 +152,8 @@ impl<S> Observer<S> {
         }
     }
 
-    /// Calls the hook, unless it knows of these workers, and they have the state of no other one
-    /// since.
+    /// Calls the hook, unless its last report had these workers and none of them has got another
+    /// state since.
     fn report(&self, table: &MembershipTable, position: Seq, wrong: Option<u64>) -> OnDivergence {
         let reported = self.reported.lock();
         let mut reported = reported.unwrap_or_else(PoisonError::into_inner);
@@ -199,8 +199,8 @@ impl<S> Observer<S> {
         }
     }
 
-    /// The majority that worker `id` differs from, if it does. What it posted from the first wrong
-    /// position on no longer counts.
+    /// The majority that worker `id` differs from, if any. Then its posts from the first wrong
+    /// position on no longer count.
     pub(super) fn diverged_from(&self, table: &MembershipTable, id: usize) -> Option<u64> {
         let (right, first) = self.posts.majority_against(table, id)?;
         self.posts.forget_from(id, first);
@@ -219,9 +219,9 @@ struct Reported {
     action: OnDivergence,
 }
 
-/// What a comparison came to.
+/// The result of a comparison.
 pub(super) enum Post {
-    /// Nothing is to be done.
+    /// No action is needed.
     Nothing,
     /// Replicas differ, and there is no majority.
     Undecided,

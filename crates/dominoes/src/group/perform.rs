@@ -1,20 +1,20 @@
-//! Which worker performs which effect.
+//! Decides which worker performs which effect.
 //!
 //! Effects are performed in *chunks* of positions, each of which is a unit of
-//! [`Units`](crate::Units): one word says how far the chunk is performed, and whether a worker has
-//! begun it. Chunks go to the active workers in turn. That is only advice: a worker that sees
-//! another set of active workers names another one, and nothing depends on that, because the word
-//! decides. Every worker retains every effect until the word says that it is performed, so any
-//! worker can perform what another one has not begun.
+//! [`Units`](crate::Units): one word records how far the chunk is performed, and whether a
+//! worker has begun it. Chunks go to the active workers in turn. That is only advice: a worker
+//! that sees another set of active workers computes another owner, which does no harm, because
+//! the word decides. Every worker retains every effect until the word shows that it is
+//! performed, so any worker can perform effects that another one has not begun.
 //!
-//! The claims are those of [`Units`](crate::Units) as they are, and so is their argument: a worker
-//! that reads that an effect is performed sees what performing it wrote, and a worker that goes on
-//! with a chunk continues after what was performed. Everything else that workers tell each other
+//! [`Units`](crate::Units) makes the claims, and its argument holds here: a worker that reads
+//! that an effect is performed sees everything that performing it wrote, and a worker that takes
+//! over a chunk continues after the performed effects. All other communication between workers
 //! goes through the log, the slot table's lock, or a word of it.
 //!
-//! A word serves chunk after chunk. A worker applies the log no further than the words reach from
-//! its first pending effect on, so a chunk is begun only when the one before it in the same word is
-//! performed.
+//! A word serves one chunk after another. A worker applies the log only as far as the words
+//! reach from its first pending effect, so a chunk begins only after its word's previous chunk
+//! is performed.
 
 use super::{
     GroupShared,
@@ -24,8 +24,8 @@ use super::{
 use crate::{Begun, Seq, UnitState};
 use std::{collections::VecDeque, sync::PoisonError, time::Instant};
 
-/// The effects that a worker retains: those of the requests that it applied, from the first one on
-/// that is not known to be performed.
+/// The effects that a worker retains, of the applied requests, from the first one on that
+/// is not known to be performed.
 #[derive(Clone)]
 pub(super) struct Pending<E> {
     first: Seq,
@@ -34,7 +34,7 @@ pub(super) struct Pending<E> {
 }
 
 impl<E> Pending<E> {
-    /// No effects, from this position on.
+    /// No effects; the next one is at this position.
     pub(super) fn from(first: Seq) -> Self {
         Pending {
             first,
@@ -68,7 +68,7 @@ where
     A: Fn(&mut S, Seq, &T) -> E,
     P: Fn(E, Seq),
 {
-    /// Performs its own share, and what others are late with.
+    /// Performs its own share, and late work of others.
     pub(super) fn perform(
         &self,
         replica: &mut Replica<S, T, E>,
@@ -114,22 +114,22 @@ where
         performed + stolen
     }
 
-    /// Whether this worker is the first to perform the chunk of `seq`.
+    /// Whether the chunk of `seq` is in this worker's share.
     fn is_mine(&self, owners: u64, seq: Seq) -> bool {
         let count = u64::from(owners.count_ones()).max(1);
         let nth = (self.shared.chunk(seq) % count) as usize;
         replicas(owners).nth(nth) == Some(self.id)
     }
 
-    /// Whether nothing of what is due was performed for too long.
+    /// Whether the oldest pending effect has waited for too long.
     fn is_overdue(&self, replica: &Replica<S, T, E>, now: Instant) -> bool {
         let patience = self.shared.settings.patience;
         let since = replica.oldest.map(|(_, since)| since);
         since.is_some_and(|since| now.saturating_duration_since(since) >= patience)
     }
 
-    /// Performs the effects of a chunk that are not, below `end` and at most so many, unless
-    /// another worker has begun it. `seq` is one of them.
+    /// Performs the remaining effects of a chunk, below `end` and at most `most`, unless another
+    /// worker has begun the chunk. `seq` is in the chunk.
     fn perform_chunk(
         &self,
         replica: &mut Replica<S, T, E>,
@@ -171,7 +171,7 @@ where
         let mut done = first;
         let is_done = |seq| shared.units.state(seq) == UnitState::Done;
         while done < end && is_done(done) {
-            // One look for a whole chunk, if all of it is done.
+            // One check for a whole chunk, if all of it is done.
             let last = shared.chunk_end(done).min(end) - 1;
             done = if is_done(last) { last } else { done } + 1;
         }
@@ -187,8 +187,8 @@ where
     }
 }
 
-/// A worker that performs. If `perform` panics, counts that, and gives the effect up if that
-/// happened too often.
+/// A claim while `perform` runs. If that panics, counts the panic, and gives the effect up after
+/// too many.
 struct Attempt<'a, S, T: Send + Sync, E> {
     shared: &'a GroupShared<S, T, E>,
     begun: Begun<'a>,

@@ -1,22 +1,22 @@
-//! From a batch of frames to runs of segments.
+//! Parses a batch of frames into runs of segments.
 //!
-//! A [`Parser`] reads headers and changes nothing but itself, so workers parse different batches at
-//! the same time, and a batch whose worker is held up can be parsed by any other. All frames of a
-//! batch are gathered by flow: a parser has an open run for each of up to 64 flows, so connections
-//! whose frames alternate merge as well as one alone. The header template of a flow's last run
-//! stays, so that the first segment of its next run need not be parsed either.
+//! A [`Parser`] reads headers and changes only itself, so workers parse different batches at the
+//! same time, and any worker can parse a batch whose worker is delayed. A parser has an open run
+//! for each of up to 64 flows, so connections whose frames alternate merge as well as one alone.
+//! The header template of a flow's last run stays, so the first segment of its next run needs no
+//! full parsing either.
 //!
-//! Segments are merged only where no protocol step could tell: one flow, consecutive sequence
-//! numbers, and the same acknowledgment, window, timestamps, flags and congestion mark; all but the
-//! last of equal length, PSH or FIN only on the last. Segments with options besides timestamps stay
-//! alone. The device vouches for all checksums of a run or for none, so that its word is the whole
-//! verdict.
+//! A parser merges segments only where no protocol step could notice: one flow, consecutive
+//! sequence numbers, and equal acknowledgment, window, timestamps, flags and congestion mark;
+//! all but the last of equal length, PSH or FIN only on the last. Segments with options except
+//! timestamps stay alone. The device vouches for all checksums of a run or for none, so the
+//! whole verdict is known.
 //!
-//! Acknowledgments without text are never merged, but up to 32 of a flow share a request, or seven
-//! if their windows differ: each is applied by itself, what all of them allow is sent as one range
-//! of frames, and the core that takes them up has one request to fetch for all. The parser verifies
-//! them itself, as what there is to verify is the headers that it has just read, so their request
-//! needs no frames. Where a run ends is part of the request, so it is the same in every replica.
+//! Acknowledgments without payload are never merged, but up to 32 of a flow share a request, or
+//! seven if their windows differ. Each is applied by itself, all data that they allow is sent as
+//! one range of frames, and the core that applies them fetches one request for all. The parser
+//! verifies them itself: only the headers, which it has just read, need it. So their request
+//! needs no frames. The end of a run is part of the request, so it is equal in every replica.
 
 use dominoes_drivers::Frame;
 
@@ -42,33 +42,33 @@ pub(crate) fn flow_of(tcp: &wire::Tcp) -> Flow {
     }
 }
 
-/// A run that may still grow. Its request is written where it is gathered.
+/// A run that may still grow. The parser writes its request in place.
 #[derive(Debug)]
 pub(crate) struct OpenRun {
-    /// Whether there is one.
+    /// Whether the run has begun.
     begun: bool,
     /// Whether another segment may follow.
     open: bool,
-    /// Whether it is acknowledgments without text whose checksum is good.
+    /// Whether all its segments are acknowledgments without payload whose checksum is good.
     is_acks: bool,
     /// Whether the device vouches for the checksums.
     is_verified_by_device: bool,
-    /// Flags of the first segment; the digest has those of the last.
+    /// Flags of the first segment; the digest has the last segment's.
     flags: u8,
-    /// Whose segments they are.
+    /// The flow of its segments.
     pub(crate) flow: Flow,
     /// The connection of the flow, with the number of the table that it was looked up in.
     pub(crate) hint: Option<(u64, ConnId)>,
-    /// What a segment looks like that surely follows, in the run or behind it.
+    /// The headers of a segment that surely follows, in this run or the next.
     next: Option<wire::HeaderTemplate>,
-    /// The same of IPv6; `None` of IPv4.
+    /// As `next`, for IPv6; `None` for IPv4.
     next_v6: Option<wire::HeaderTemplateV6>,
-    /// With `is_acks`, what the second and later ones say: as long as all have one window, how many
-    /// bytes each acknowledges beyond the one before; and the first of them in full.
+    /// With `is_acks`, the second and later ones: whether all have one window and small steps; how
+    /// many bytes each acknowledges beyond the previous one; and the first few of them in full.
     are_alike: bool,
     beyond: [u16; MORE_ALIKE],
     acks: Acks,
-    /// What the last one acknowledges.
+    /// The acknowledgment number of the last segment.
     last_ack: SeqNum,
     /// Of the run, or of the last one.
     pub(crate) request: Request,
@@ -116,18 +116,17 @@ struct Repeated {
     is_pushed: bool,
 }
 
-/// What a parser finds in a batch.
+/// Receives the contents of a batch.
 pub(crate) trait Found {
-    /// A run of segments for us has ended. Its request is in `open`, without time, credit, hint and
-    /// cursors; with its verdict, if that is known without looking at the payload.
+    /// A run of segments for us ended. `open` has its request, without time, credit, hint and
+    /// cursors. The verdict is there if it is known without reading the payload.
     fn run(&mut self, open: &mut OpenRun, run: Run, verdict: Option<Verdict>);
-    /// This frame of the batch is something else.
+    /// Frame `index` of the batch is something else.
     fn other(&mut self, index: usize);
 }
 
-/// Parses batches. Has one open run at most for a flow; flows whose entries collide end the runs of
-/// one another. Between batches no run is open. By default it has no places for runs, and parses
-/// nothing.
+/// Parses batches. It has at most one open run per flow; flows whose entries collide end each
+/// other's runs. Between batches no run is open. The default has no runs, and cannot parse.
 #[derive(Debug, Default)]
 pub(crate) struct Parser {
     runs: Box<[OpenRun]>,
@@ -146,12 +145,12 @@ impl Parser {
         }
     }
 
-    /// Passes what is in `batch` to `found`. Returns how many segments for us that is.
+    /// Passes the contents of `batch` to `found`. Returns how many segments for us it had.
     pub(crate) fn parse(&mut self, world: &World, batch: &Batch, found: &mut impl Found) -> u64 {
         self.parse_by(segment_for, world, batch, found)
     }
 
-    /// The same of frames that we sent to ourselves. A parser of these parses no others.
+    /// As `parse`, for frames that we sent to ourselves. A parser of these parses no others.
     pub(crate) fn parse_looped(
         &mut self,
         world: &World,
@@ -222,8 +221,8 @@ impl Parser {
         self.note_begun();
     }
 
-    /// Makes the run of the flow of this frame the current one. Returns false if it is that already
-    /// or the frame is no TCP segment without IP options.
+    /// Makes the run of this frame's flow the current one. Returns false if it is current
+    /// already, or the frame is no TCP segment without IP options.
     #[inline(always)]
     fn switch_to_flow_of(&mut self, frame: &Frame) -> bool {
         let Some([src, dst, ports]) = wire::plain_tcp_flow(frame.bytes()) else {
@@ -239,7 +238,7 @@ impl Parser {
         self.current = entry_of(tcp.src.v4_bits(), tcp.dst.v4_bits(), ports);
     }
 
-    /// What this parser knows of the connection of `flow`, if it had a segment of it lately.
+    /// The parser's hint for the connection of `flow`, if it had a segment of it lately.
     #[inline]
     pub(crate) fn hint_of(&mut self, flow: &Flow) -> Option<&mut Option<(u64, ConnId)>> {
         let (remote, local) = (flow.remote.address, flow.local.address);
@@ -260,7 +259,7 @@ impl Parser {
         self.begun |= 1 << self.current;
     }
 
-    /// Makes the next run that has begun the current one, and forgets that it has. Returns false if
+    /// Makes the next run that has begun the current one, and clears its bit. Returns false if
     /// there is none.
     #[inline(always)]
     fn next_begun(&mut self) -> bool {
@@ -273,8 +272,8 @@ impl Parser {
     }
 }
 
-/// The segment for us that `frame` is, and the link address that it came from. `None` for all other
-/// frames, also for those that must be dropped.
+/// The segment for us in `frame`, and its source link address. `None` for all other frames, also
+/// for those to drop.
 #[inline]
 fn segment_for(world: &World, frame: &Frame) -> Option<(wire::Tcp, [u8; 6])> {
     let bytes = frame.bytes();
@@ -293,7 +292,7 @@ fn segment_for(world: &World, frame: &Frame) -> Option<(wire::Tcp, [u8; 6])> {
     }
 }
 
-/// As [`segment_for`], of a frame that we sent to ourselves. Who publishes it knows whether it is
+/// As [`segment_for`], for a frame that we sent to ourselves. The publisher checks whether it is
 /// for us.
 fn looped_segment(_: &World, frame: &Frame) -> Option<(wire::Tcp, [u8; 6])> {
     let (src, _) = wire::link(frame.bytes())?;
@@ -303,8 +302,8 @@ fn looped_segment(_: &World, frame: &Frame) -> Option<(wire::Tcp, [u8; 6])> {
     }
 }
 
-/// Whether a segment may be for us that is not for our first address of IPv4. Our addresses change:
-/// who publishes it knows them.
+/// Whether a segment may be for us though not for our first IPv4 address. Our addresses change;
+/// the publisher knows them.
 #[cold]
 fn may_be_for_us(world: &World, tcp: &wire::Tcp) -> bool {
     match tcp.dst.is_v4() {
@@ -313,12 +312,13 @@ fn may_be_for_us(world: &World, tcp: &wire::Tcp) -> bool {
     }
 }
 
-/// PSH and FIN: what only the last segment of a run may have.
+/// PSH and FIN: flags that only the last segment of a run may have.
 const LAST_ONLY: u8 = Flags::PSH.0 | Flags::FIN.0;
 
 impl OpenRun {
-    /// Adds the next segments of a bulk transfer, from frame `at` of the batch on, which are known
-    /// by their header template. Returns how many; the frame behind them has to be parsed.
+    /// Adds the next segments of a bulk transfer, beginning with frame `at` of the batch, by
+    /// comparing them with the header template. Returns how many; the frame after them needs
+    /// parsing.
     #[inline]
     fn follow(&mut self, frames: &[Frame], at: usize) -> usize {
         if !self.open {
@@ -350,7 +350,7 @@ impl OpenRun {
         self.follow_acks(next, frames)
     }
 
-    /// As [`OpenRun::follow`], of acknowledgments.
+    /// As [`OpenRun::follow`], for acknowledgments.
     #[inline(always)]
     fn follow_acks<const WORDS: usize, const HEAD: usize>(
         &mut self,
@@ -369,7 +369,7 @@ impl OpenRun {
         frames.iter().take_while(follows).count()
     }
 
-    /// Adds segment `at` of the batch if it may stand in the same run. Returns whether it may.
+    /// Adds segment `at` of the batch if it may be in this run. Returns whether it may.
     fn push(&mut self, tcp: &wire::Tcp, mac: [u8; 6], frame: &Frame, at: usize) -> bool {
         if !self.begun {
             self.begin(tcp, mac, frame, at);
@@ -390,22 +390,22 @@ impl OpenRun {
         true
     }
 
-    /// Whether this acknowledgment without text has the window of the ones before it, and
-    /// acknowledges a little more.
+    /// Whether this acknowledgment without payload has the window of those before it, and
+    /// acknowledges at most 65,535 bytes more.
     #[inline(always)]
     fn is_alike(&self, ack: SeqNum, wnd: u16) -> bool {
         let is_little = ack.since(self.last_ack) <= u32::from(u16::MAX);
         is_little && wnd == self.request.digest.seg_wnd
     }
 
-    /// Whether the run of acknowledgments without text has room for this one.
+    /// Whether the run of acknowledgments has room for this one.
     #[inline(always)]
     fn has_room_for_ack(&self, ack: SeqNum, wnd: u16) -> bool {
         let more = usize::from(self.request.digest.count) - 1;
         more < MORE_ACKS || more < MORE_ALIKE && self.are_alike && self.is_alike(ack, wnd)
     }
 
-    /// Adds an acknowledgment without text, for which there is room. Returns true.
+    /// Adds an acknowledgment without payload, for which there is room. Returns true.
     #[inline(always)]
     fn add_ack(&mut self, ack: SeqNum, wnd: u16) -> bool {
         self.are_alike &= self.is_alike(ack, wnd);
@@ -497,8 +497,8 @@ impl OpenRun {
             && flow_of(tcp) == self.flow
     }
 
-    /// What differs in `frame` if it repeats the header template of the flow: then it continues the
-    /// flow's last run, or begins one right behind it.
+    /// The differences of `frame` from the flow's header template, if it matches: then it continues
+    /// the flow's last run, or begins the next one.
     #[inline]
     fn matches_template(&self, frame: &Frame) -> Option<Repeated> {
         match &self.next {
@@ -534,9 +534,9 @@ impl OpenRun {
         })
     }
 
-    /// A frame is there of which [`OpenRun::matches_template`] said something: if only its length
-    /// ends the run, says so. A batch of frames ends this, so an acknowledgment waits for no more
-    /// than those.
+    /// Called when a frame matches the template ([`OpenRun::matches_template`]): if only its length
+    /// ends the run, marks the run as followed by another. No run of a later batch counts, so an
+    /// acknowledgment waits at most for the frames of this batch.
     #[inline]
     fn record_followed(&mut self) {
         let digest = &mut self.request.digest;
@@ -545,8 +545,8 @@ impl OpenRun {
         }
     }
 
-    /// Begins a run with frame `at`, which differs from the header template by `what`, when there
-    /// is no run.
+    /// Begins a run with frame `at`, which differs from the header template by `what`. Requires
+    /// that no run is open.
     #[inline]
     fn repeat(&mut self, at: usize, what: Repeated) {
         let digest = &mut self.request.digest;
@@ -578,8 +578,8 @@ impl OpenRun {
         }
     }
 
-    /// Ends the run: its frames, and its verdict if that is known without looking at the payload.
-    /// `None` if there is none.
+    /// Ends the run. Returns its frames, and its verdict if that is known without reading the
+    /// payload. `None` if there is no run.
     #[inline]
     fn take(&mut self, batch: &Batch) -> Option<(Run, Option<Verdict>)> {
         if !self.begun {
@@ -606,7 +606,7 @@ impl OpenRun {
     }
 }
 
-/// What changes of a run as it grows by frames that its template knows.
+/// The fields of a run that change as it grows by frames that match its template.
 struct Growing<'a> {
     open: &'a mut bool,
     is_verified_by_device: bool,
@@ -664,7 +664,7 @@ fn may_continue(tcp: &wire::Tcp) -> bool {
     tcp.payload_len > 0 && tcp.flags & !LAST_ONLY == Flags::ACK.0 && !tcp.options.any
 }
 
-/// Whether the checksum of a frame is right, as the device says or the frame shows.
+/// Whether the checksum of a frame is right; the device verified it, or this does.
 #[inline]
 fn verified(frame: &Frame) -> bool {
     is_verified_by_device(frame) || is_good(frame.bytes())
@@ -703,7 +703,7 @@ mod tests {
     use crate::packet::flow::{Address, Flow, IpFields};
     use crate::packet::{Packet, TcpHeaders};
 
-    /// The most acknowledgments of a request.
+    /// Most acknowledgments of a request.
     const MOST_ACKS: usize = 1 + MORE_ALIKE;
 
     fn frame(seq: u32, flags: Flags, payload: &[u8]) -> (wire::Tcp, Frame) {
@@ -867,7 +867,7 @@ mod tests {
         assert!(!push(&mut run, 100, Flags::ACK, &[1; 10]));
     }
 
-    /// Adds an acknowledgment without text, whose checksum the device vouches for.
+    /// Adds an acknowledgment without payload, whose checksum the device vouches for.
     fn push_ack(run: &mut OpenRun, ack: u32, wnd: u16) -> bool {
         let (mut tcp, mut frame) = frame(100, Flags::ACK, &[]);
         frame.meta.checksum = dominoes_drivers::RxChecksum::Valid;
@@ -875,7 +875,7 @@ mod tests {
         run.push(&tcp, [2; 6], &frame, 0)
     }
 
-    /// What the acknowledgments of the run say, after it has ended without frames.
+    /// Ends a run that has no frames. Returns number and window of its acknowledgments.
     fn taken_acks(run: &mut OpenRun) -> Vec<(u32, u16)> {
         assert_eq!(taken(run), 0);
         assert_eq!(run.request.digest.len, 0);
@@ -926,7 +926,7 @@ mod tests {
     fn an_acknowledgment_with_a_bad_checksum_goes_the_way_of_all_segments() {
         let mut run = OpenRun::default();
         let (tcp, frame) = frame(100, Flags::ACK, &[]);
-        // `emit_tcp` leaves the checksum to whoever knows the payload.
+        // `emit_tcp` computes no checksum: it does not know the payload.
         assert!(run.push(&tcp, [2; 6], &frame, 0));
         let (run, request) = (run.take(&Batch::new(vec![frame])), run.request);
         let (run, verdict) = run.unwrap();

@@ -1,9 +1,9 @@
-//! The frames behind a request.
+//! The frames of a request.
 //!
-//! All frames that are claimed from the device at once are a batch. They stay together and lie
-//! still until the last request that needs one of them is done: a request holds the batch, and
-//! says which of its frames it is about. So any worker may parse a batch or verify a request while
-//! another worker does the same, and no frame is moved until the whole batch goes back.
+//! All frames that a worker claims from the device at once are a batch. They stay together in
+//! place until the last request that needs one of them is done: a request holds the batch and
+//! the indices of its frames. So any worker may parse a batch or verify a request while another
+//! worker does so, too, and no frame moves until the whole batch goes back.
 
 use core::num::NonZeroU64;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use crate::seqnum::SeqNum;
 /// Frames that were claimed from the device at once.
 pub(crate) type Batch = Arc<Vec<Frame>>;
 
-/// The most frames of a batch: [`Indices`] are bytes.
+/// Most frames of a batch: [`Indices`] are bytes.
 pub(crate) const MAX_BATCH: usize = 1 << 8;
 
-/// The most frames of a request.
+/// Most frames of a request.
 const MOST: usize = MAX_RUN;
 
-/// Which frames of a batch a request is about, in its order.
+/// The indices of a request's frames in their batch, in order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Indices {
     count: u8,
@@ -39,20 +39,20 @@ impl Default for Indices {
 }
 
 impl Indices {
-    /// How many there are.
+    /// How many frames.
     #[inline(always)]
     pub(crate) fn len(&self) -> usize {
         usize::from(self.count)
     }
 
-    /// Adds one. Requires room.
+    /// Adds a frame. Requires room.
     #[inline(always)]
     pub(crate) fn push(&mut self, index: usize) {
         self.list[self.len()] = index as u8;
         self.count += 1;
     }
 
-    /// Adds those of frames that follow one another. Requires room for all.
+    /// Adds consecutive frames. Requires room for all.
     #[inline(always)]
     pub(crate) fn extend(&mut self, range: core::ops::Range<usize>) {
         let (len, more) = (self.len(), range.len());
@@ -71,15 +71,15 @@ impl Indices {
     }
 }
 
-/// The frames behind a request: those of a run, in order; none for other requests.
+/// The frames of a run, in order; none for other requests.
 #[derive(Debug, Default)]
 pub(crate) struct Run {
     batch: Option<Batch>,
     indices: Indices,
     /// Sequence number of the first payload byte.
     pub(crate) seq: SeqNum,
-    /// Where in the receive stream the payload may be stored while its checksums are verified, if
-    /// it may ([`StreamRef::reserve`](crate::io::stream::StreamRef::reserve)).
+    /// The offset in the receive stream at which the payload may be stored while it is verified,
+    /// if allowed ([`StreamRef::reserve`](crate::io::stream::StreamRef::reserve)).
     pub(crate) place: Option<NonZeroU64>,
 }
 
@@ -95,7 +95,7 @@ impl Run {
         }
     }
 
-    /// At most [`MAX_RUN`] frames, all of a batch of their own.
+    /// A run of at most [`MAX_RUN`] frames, which are a whole batch.
     pub(crate) fn of(frames: Vec<Frame>, seq: SeqNum) -> Run {
         let mut indices = Indices::default();
         (0..frames.len().min(MOST)).for_each(|index| indices.push(index));
@@ -111,7 +111,7 @@ impl Run {
         }
     }
 
-    /// All of it, which lies at its place if that is what `is_stored` says.
+    /// Its payload, which with `is_stored` is in the receive stream at `place`, if that is set.
     #[inline(always)]
     pub(crate) fn payload(&self, is_stored: bool) -> Payload<'_> {
         let place = self.place.filter(|_| is_stored);
@@ -123,7 +123,7 @@ impl Run {
     }
 }
 
-/// The frames of a request, where they lie.
+/// The frames of a request, in their batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frames<'a> {
     batch: &'a [Frame],
@@ -131,7 +131,7 @@ pub(crate) struct Frames<'a> {
 }
 
 impl<'a> Frames<'a> {
-    /// How many there are.
+    /// How many frames.
     #[inline(always)]
     pub(crate) fn len(&self) -> usize {
         self.indices.len()
@@ -158,12 +158,12 @@ pub(crate) struct Payload<'a> {
     pub(crate) frames: Frames<'a>,
     /// Sequence number of the first byte.
     pub(crate) seq: SeqNum,
-    /// If the run is stored already: where it begins, in the stream and in sequence numbers.
+    /// If the run is stored already: its first byte's offset in the stream and sequence number.
     pub(crate) stored: Option<(NonZeroU64, SeqNum)>,
 }
 
 impl Payload<'_> {
-    /// Whether it lies at offset `place` of the receive stream already.
+    /// Whether the payload is already in the receive stream at offset `place`.
     #[inline(always)]
     pub(crate) fn lies_at(&self, place: u64) -> bool {
         self.stored.is_some_and(|(begin, seq)| {
@@ -173,24 +173,24 @@ impl Payload<'_> {
     }
 }
 
-/// Frames that are no longer needed. The worker that used them last keeps them: they are in its
-/// core's cache.
+/// Frames that are no longer needed. The worker that used them last keeps them, since they are
+/// in its core's cache.
 #[derive(Debug, Default)]
 pub(crate) struct FrameRecycler {
-    /// To be returned to the device.
+    /// Frames that go back to the device.
     pub(crate) frames: Vec<Frame>,
     /// Empty, for the next batches.
     spare: Vec<Vec<Frame>>,
 }
 
-/// Empty vectors that a recycler keeps: more than a worker has batches.
+/// Most empty vectors that a recycler keeps: more than a worker has batches.
 const MAX_SPARE: usize = 64;
 
 impl FrameRecycler {
-    /// Takes the frames of a run that is no longer needed, if it was the last of its batch.
+    /// Takes the frames of the batch of a run, if that was the batch's last run.
     #[inline]
     pub(crate) fn put(&mut self, run: Run) {
-        // A command has none.
+        // A command has no batch.
         if let Some(batch) = run.batch {
             self.put_batch(batch);
         }
@@ -209,7 +209,7 @@ impl FrameRecycler {
         }
     }
 
-    /// Takes a vector that no batch was made of.
+    /// Takes back a vector that did not become a batch.
     #[inline]
     pub(crate) fn put_spare(&mut self, frames: Vec<Frame>) {
         if self.spare.len() < MAX_SPARE && frames.capacity() > 0 {

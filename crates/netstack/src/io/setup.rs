@@ -1,4 +1,4 @@
-//! What a stack is made of, in every variant, and the parts that follow from it.
+//! The setup of a stack, in every variant, and the parts that are built from it.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::log::request::{Address, GroupIndex};
 use crate::packet::{ETHERNET_HEADER, IPV6_MIN_MTU, MAX_HEADERS};
 use crate::udp::gather::FrameBounds;
 
-/// What a stack is made of, in every variant.
+/// The setup of a stack, in every variant.
 ///
 /// ```
 /// use dominoes_netstack::Limits;
@@ -35,37 +35,37 @@ use crate::udp::gather::FrameBounds;
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Setup {
-    /// Bounds on what the log holds.
+    /// Bounds on the contents of the log.
     pub limits: Limits,
-    /// The stack's address. One of IPv6 is [added](Ipv6Config::addresses) to those of `ipv6`.
+    /// The stack's address. An IPv6 address is [added](Ipv6Config::addresses) to `ipv6`.
     pub address: IpAddr,
-    /// Length of the network's prefix in bits, 0 to 32, or of IPv6 0 to 128.
+    /// Length of the network's prefix in bits: 0 to 32, or 0 to 128 for IPv6.
     pub prefix: u8,
-    /// Addresses besides that, of either family, each with the length of its prefix. Of several of
-    /// IPv4, packets come from that on the network of the neighbour that gets them, or else from
-    /// the first. None by default; 64 of each family at most.
+    /// Further addresses of either family, each with the length of its prefix. With several IPv4
+    /// addresses, a packet's source is the one on the network of the next hop, or else the
+    /// first. None by default; at most 64 of each family.
     pub addresses: Vec<(IpAddr, u8)>,
-    /// How it takes part in IPv6. Default: only if it has an address of IPv6.
+    /// How the stack takes part in IPv6. Default: only if it has an IPv6 address.
     pub ipv6: Option<Ipv6Config>,
     /// Default gateway, of either family. None by default.
     pub gateway: Option<IpAddr>,
     /// Routes to certain networks through other gateways. None by default.
     pub routes: Vec<Route>,
-    /// How much is kept of datagrams that arrive in fragments.
+    /// How much to keep of datagrams that arrive in fragments.
     pub reassembly: ReassemblyLimits,
     /// Key of every number that outsiders must not predict: sequence numbers, timestamps,
-    /// identifications, ports, cookies. Should be unpredictable, and another one at every start.
+    /// identifications, ports, cookies. Should be unpredictable, and new at every start.
     pub secret: [u64; 2],
     /// Whether the address is announced at the start (RFC 5227 section 2.3). Default: no;
     /// [`Stack`](crate::Stack) does it.
     pub announce: bool,
-    /// Where the log is recorded, if it is.
+    /// Records the log, if set.
     pub recorder: Option<Recorder>,
     /// A random number of this start of the stack.
     pub(crate) salt: u64,
-    /// Which of several groups over one device it is for.
+    /// Its index among the groups of one device.
     pub(crate) group: GroupIndex,
-    /// Its place among the groups of all devices, and what they share.
+    /// Its index among the groups of all devices, and the state that they share.
     pub(crate) place: u16,
     pub(crate) shared: Arc<StackShared>,
 }
@@ -110,13 +110,13 @@ impl Setup {
         self
     }
 
-    /// All addresses but those of `ipv6`, with the lengths of their prefixes.
+    /// All addresses outside `ipv6`, with the lengths of their prefixes.
     pub(crate) fn all_addresses(&self) -> impl Iterator<Item = (IpAddr, u8)> + '_ {
         let first = (self.address, self.prefix);
         [first].into_iter().chain(self.addresses.iter().copied())
     }
 
-    /// The same of IPv4.
+    /// The IPv4 addresses among them.
     fn addresses_v4(&self) -> impl Iterator<Item = (Ipv4Addr, u8)> + '_ {
         self.all_addresses().filter_map(|own| match own {
             (IpAddr::V4(address), prefix) => Some((address, prefix)),
@@ -132,7 +132,7 @@ impl Setup {
     }
 }
 
-/// Checks that no address is there twice.
+/// Checks that no address occurs twice.
 fn check_distinct<T: PartialEq>(addresses: impl Iterator<Item = T>) -> Result<(), ConfigError> {
     let mut seen = Vec::new();
     for address in addresses {
@@ -157,7 +157,7 @@ pub(crate) struct Base {
 }
 
 impl Setup {
-    /// Checks that every network and router is one; a gateway is a route to everywhere then.
+    /// Checks prefixes and families of networks and routes, and makes the gateway a route.
     fn check_networks(&mut self) -> Result<(), ConfigError> {
         if let Some(via) = self.gateway {
             self.routes.push(Route::default_via(via));
@@ -188,7 +188,7 @@ impl Setup {
         Ok(())
     }
 
-    /// How the stack takes part in IPv6, with its own addresses of that.
+    /// The IPv6 configuration, with the IPv6 addresses of this setup added.
     fn take_ipv6(&mut self) -> Option<Ipv6Config> {
         let mut config = self.ipv6.take();
         for (address, prefix) in self.all_addresses() {
@@ -258,12 +258,12 @@ impl Setup {
         Ok(())
     }
 
-    /// Checks that every gateway is a neighbour. Over IPv6 routers may say later who is.
+    /// Checks that every gateway is a neighbour. In IPv6, routers may announce themselves later.
     fn check_gateways(&self, ipv6: Option<&Ipv6Config>) -> Result<(), ConfigError> {
         let v6 = ipv6.map_or([].as_slice(), |config| &config.addresses);
         let v6 = v6.iter().map(|(own, prefix)| (IpAddr::from(*own), *prefix));
         let v4 = self.addresses_v4();
-        // IPv4 is the last 32 bits.
+        // IPv4 addresses are the last 32 bits.
         let v4 = v4.map(|(own, prefix)| (own.into(), 96 + prefix));
         let own: Vec<(IpAddr, u8)> = v4.chain(v6).collect();
         let learns = ipv6.is_some_and(|config| config.autoconfigure);
@@ -282,8 +282,8 @@ impl Setup {
         }
     }
 
-    /// Fits the bounds to the device and builds what all variants share. If there may be several
-    /// `workers`, those that build frames prepare them for the device.
+    /// Fits the bounds to the device and builds the parts that all variants share. With several
+    /// `workers`, builders of frames also prepare them for the device.
     pub(crate) fn build(
         mut self,
         device: Box<dyn Device>,
@@ -331,13 +331,13 @@ impl Setup {
         let slot_len = MAX_HEADERS + usize::from(limits.mss()).max(limits.frame_payload as usize);
         let slot_len = slot_len.max(ETHERNET_HEADER + usize::from(frame_bounds.packet_len));
         let mac = device.mac();
-        // The first of several groups keeps our addresses.
+        // The first of several groups manages our addresses.
         let filter = device.address_filter().filter(|_| self.group.is_first());
         let (rx, mut tx) = device.split();
         let slots = limits.tx_slots as usize;
         let preparer = (workers > 1).then(|| tx.preparer(slots)).flatten();
-        // What a segment of the MTU needs, or a longer frame's headers: a device that cuts frames
-        // takes their payload from elsewhere.
+        // Room for a segment of the MTU, or for a longer frame's headers: a device that cuts
+        // frames reads their payload elsewhere.
         let touched = MAX_HEADERS + usize::from(limits.mss());
         let (ring, transmitter) = TxRing::new(slots, (slot_len, touched), preparer);
         let mut site = Site::new(Site::NO_V4, 32, None, &self.routes);

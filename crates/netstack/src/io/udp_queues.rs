@@ -1,9 +1,8 @@
-//! The rings of UDP sockets, as applications, pump and primaries share them.
+//! The rings of UDP sockets, which applications, pump and primaries share.
 //!
-//! They are those of connections with records in them ([`crate::udp::record`]): the same rules say
-//! who may touch which byte, and the same stamps tell the application how far its queue reaches.
-//! What a connection's life is to a stream, an error that somebody reported is to a queue: one
-//! word, taken by the next call.
+//! They are rings of connections that hold records ([`crate::udp::record`]): the rules for
+//! access to each byte are equal, and stamps show the application the end of its queue. A
+//! reported error takes the role of a connection's status: one word, which the next call takes.
 
 use crate::state::ports::ephemeral_from;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -16,14 +15,14 @@ use crate::error::SocketError;
 use crate::io::stream::Streams;
 use crate::log::request::{Binding, ConnId};
 
-/// What the network reported of a socket's datagrams.
+/// An error that the network reported for a socket's datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PendingError {
-    /// Nobody is at the port, or speaks UDP.
+    /// No socket has the port, or the host does not support UDP.
     Refused,
     /// The host or its network cannot be reached.
     Unreachable,
-    /// A datagram that must not be cut is longer than this, which the path takes.
+    /// A datagram that must not be fragmented exceeds the path MTU, in bytes.
     TooBig { mtu: u16 },
 }
 
@@ -35,11 +34,11 @@ const TOO_BIG: u32 = 3;
 /// The rings of all UDP sockets of a stack.
 pub(crate) struct Queues {
     pub(crate) streams: Streams,
-    /// For each place, what was reported and no call has told yet.
+    /// For each place, the reported error that no call has returned yet.
     pending_errors: Box<[AtomicU32]>,
     /// Sockets that sent something; each at most once. Drained by the pump.
     pub(crate) dirty: ArrayQueue<ConnId>,
-    /// Sockets that apply has done with; drained by the pump.
+    /// Sockets that `apply` has closed; drained by the pump.
     pub(crate) unbound: SegQueue<ConnId>,
 }
 
@@ -50,8 +49,8 @@ impl Queues {
             .receive_buffer(limits.udp_receive_buffer)
             .send_buffer(limits.udp_send_buffer);
         let mut streams = Streams::new(&of_sockets, delivery_slots);
-        // No peer acknowledges datagrams, so there is no slow start, and the first one may be the
-        // longest.
+        // No peer acknowledges datagrams, so there is no slow start, and the first one may have
+        // the full length.
         streams.first_send = limits.udp_send_buffer.into();
         Queues {
             streams,
@@ -61,7 +60,7 @@ impl Queues {
         }
     }
 
-    /// Leaves word of `pending_errors` for the next call of `socket`.
+    /// Stores an error for the next call of `socket`.
     pub(crate) fn report(&self, socket: ConnId, trouble: PendingError) {
         let word = match trouble {
             PendingError::Refused => REFUSED,
@@ -72,19 +71,19 @@ impl Queues {
             self.pending_errors.get(socket.index as usize),
             self.streams.get(socket),
         ) {
-            // Relaxed: the word says everything.
+            // Relaxed: the word is the whole value.
             place.store(word, Ordering::Relaxed);
             stream.waiting().notify_all();
         }
     }
 
-    /// Whether something was reported since the last call.
+    /// Whether an error was reported since the last call.
     pub(crate) fn has_error(&self, socket: ConnId) -> bool {
         let place = self.pending_errors.get(socket.index as usize);
         place.is_some_and(|place| place.load(Ordering::Relaxed) != 0)
     }
 
-    /// What was reported since the last call.
+    /// The error that was reported since the last call.
     pub(crate) fn take_error(&self, socket: ConnId) -> Result<(), SocketError> {
         let Some(place) = self.pending_errors.get(socket.index as usize) else {
             return Ok(());
@@ -102,8 +101,8 @@ impl Queues {
         }
     }
 
-    /// Hands a place on until its owner is `socket`; for replaying, which knows no end of a socket
-    /// but the next one's beginning.
+    /// Recycles a place until its owner is `socket`. Replay needs it: a recording shows the end
+    /// of a socket only by the start of the next one.
     pub(crate) fn recycle_for(&self, socket: ConnId) {
         let last = ConnId {
             generation: socket.generation.wrapping_sub(1),
@@ -114,8 +113,8 @@ impl Queues {
         }
     }
 
-    /// Hands a place to its next socket, whose name this returns. To be called by the pump alone,
-    /// when all work of the former one is done.
+    /// Gives a place to its next socket and returns the socket's name. Only the pump may call
+    /// it, when all work of the former socket is done.
     pub(crate) fn recycle(&self, socket: ConnId) -> ConnId {
         self.streams.recycle(socket);
         if let Some(place) = self.pending_errors.get(socket.index as usize) {
@@ -128,28 +127,26 @@ impl Queues {
     }
 }
 
-/// Which places and ports are taken. Asked when a socket begins or ends, and never on the way of a
-/// datagram.
+/// Which places and ports are taken. Used when a socket begins or ends, never for a datagram.
 #[derive(Debug, Default)]
 pub(crate) struct Bindings {
-    /// What the sockets at a port are bound to. No datagram to one host could be for two of them.
+    /// The bindings of the sockets at a port. No datagram to one host matches two of them.
     ports: HashMap<u16, Vec<Binding>>,
     /// Places that have been used and are free again.
     free: Vec<ConnId>,
-    /// Places that some groups have done with, and how many.
+    /// Places that some groups have finished with, and how many groups.
     ending: HashMap<ConnId, usize>,
     /// Places that were ever used.
     used: u32,
-    /// How many ports were chosen, so that the next choice is another one.
+    /// Ports chosen so far, so that the next choice differs.
     chosen: u64,
-    /// Where each socket is: for its end, and nothing else.
+    /// Port and binding of each socket, needed only to unbind it.
     ports_by_socket: HashMap<ConnId, (u16, Binding)>,
 }
 
 impl Bindings {
-    /// Gives a socket its place, and `port`, or with 0 the first free one behind one that `random`
-    /// says: a hash of how many were chosen before, that an outsider cannot know (RFC 6056 section
-    /// 3.3.1).
+    /// Gives a socket its place, and `port`; for port 0, the first free one from `random` on: a
+    /// hash of the count of choices, which an outsider cannot know (RFC 6056 section 3.3.1).
     pub(crate) fn bind(
         &mut self,
         (port, binding): (u16, Binding),
@@ -188,7 +185,7 @@ impl Bindings {
         ephemeral_from(start).find(|port| !self.ports.contains_key(port))
     }
 
-    /// The port of a socket that ends is free of it.
+    /// Removes an ended socket from its port.
     pub(crate) fn unbind(&mut self, socket: ConnId) {
         let Some((port, binding)) = self.ports_by_socket.remove(&socket) else {
             return;
@@ -201,8 +198,8 @@ impl Bindings {
         }
     }
 
-    /// One of `groups` groups has done with a place: when all have, it is free for a socket of this
-    /// name.
+    /// Notes that one of `groups` groups has finished with a place. After all have, the place is
+    /// free for a socket with this name.
     pub(crate) fn free(&mut self, next: ConnId, groups: usize) {
         let done = self.ending.entry(next).or_insert(0);
         *done += 1;
@@ -221,7 +218,7 @@ mod tests {
         Limits::default().udp_sockets(2)
     }
 
-    /// A port, for all that comes there.
+    /// A port, for all datagrams to it.
     fn all(port: u16) -> (u16, Binding) {
         (port, Binding::default())
     }

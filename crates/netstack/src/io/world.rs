@@ -1,7 +1,7 @@
-//! What applications, pumps and primaries share, in every variant: streams, transmit slots, queues.
+//! Shared by applications, pumps and primaries in every variant: streams, transmit slots, queues.
 //!
 //! Nothing here is protocol state. The queues are the few places where several threads meet; none
-//! of them is on the path of a data frame.
+//! is on the path of a data frame.
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::collections::{HashMap, HashSet};
@@ -49,13 +49,13 @@ const MOST_PATHS: usize = 256;
 /// Frames to ourselves that may wait for a group.
 const MOST_LOOPED: usize = 1024;
 
-/// A command of an application to the protocol, besides advancing its cursors.
+/// A command of an application to the protocol. Moving a cursor of a stream is not a command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Command {
     Open(WaitingOpen),
-    /// A request that goes into the log as it is: a listener begins, is accepted from, or ends.
+    /// A body for the log, unchanged: a listener begins, accepts, or ends.
     Publish(Body),
-    /// The settings of a listener have changed, which the log of a group does not say yet.
+    /// The settings of a listener changed, and the log of a group does not have them yet.
     SetListener {
         port: u16,
         binding: Binding,
@@ -64,14 +64,14 @@ pub(crate) enum Command {
     Bind {
         socket: ConnId,
         port: u16,
-        /// Which datagrams it takes; `None`: none, since it is bound to another interface.
+        /// The datagrams it takes; `None`: none, since it is bound to another interface.
         binding: Option<Binding>,
     },
     Connect {
         socket: ConnId,
         remote: Option<Endpoint>,
     },
-    /// Whether a socket wants to know more of datagrams.
+    /// Whether a socket wants further values with its datagrams.
     Info {
         socket: ConnId,
         wants_info: bool,
@@ -85,14 +85,14 @@ pub(crate) enum Command {
     },
     /// An interface gets or loses an address, or its link.
     Interface(InterfaceChange),
-    /// A socket listens to a group, or does not any more.
+    /// A socket joins or leaves a multicast group.
     Member {
         member: Member<ConnId>,
         listens: bool,
     },
 }
 
-/// An update for the pump: which connection a flow belongs to.
+/// An update for the pump: the connection of a flow.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HintUpdate {
     pub(crate) conn: ConnId,
@@ -107,15 +107,15 @@ pub(crate) enum OpenResult {
     Failed(SocketError),
 }
 
-/// What a connection that is being opened begins with.
+/// The options of a connection that is being opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OpenOptions {
     pub(crate) options: Options,
-    /// What its request in the log says of it.
+    /// The settings in its request in the log.
     published: Settings,
 }
 
-/// What a connection begins with.
+/// The options that a connection begins with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
     pub(crate) settings: Settings,
@@ -125,13 +125,13 @@ pub(crate) struct Options {
 #[derive(Debug, Default)]
 pub(crate) struct SocketTable {
     pub(crate) open_results: HashMap<u64, Option<OpenResult>>,
-    /// What those without a result begin with.
+    /// The options of opens without a result.
     pub(crate) open_options: HashMap<u64, OpenOptions>,
-    /// Of those without a result that a poller waits for: what is notified.
+    /// For opens without a result that a poller waits for: the event to notify.
     pub(crate) open_events: HashMap<u64, Arc<EventCount>>,
-    /// By port and by what each is bound to. No connection could be for two of them.
+    /// By port and binding. No connection matches two of them.
     pub(crate) listeners: Listeners,
-    /// For each group, its connections that are established and in no queue yet.
+    /// For each group, its established connections that are in no accept queue yet.
     pub(crate) arrivals: HashMap<u16, Arrivals>,
     /// The sockets bound to UDP ports.
     pub(crate) bindings: Bindings,
@@ -139,8 +139,8 @@ pub(crate) struct SocketTable {
     pub(crate) echoes: HashMap<u16, Arc<EchoQueues>>,
     /// The latest error of the device.
     pub(crate) device_error: Option<DeviceError>,
-    /// Our place in IPv6, as the first group last knew it; of several interfaces, that of each by
-    /// its number.
+    /// Our place in IPv6 on each interface, by the interface's number, as its first group last
+    /// knew it.
     v6: HashMap<u16, Place>,
     next_request_id: u64,
 }
@@ -155,34 +155,34 @@ pub(crate) struct StackShared {
     mailboxes: Box<[OnceLock<Arc<Mailbox>>]>,
     /// How often our place in IPv6 changed.
     v6_version: AtomicU64,
-    /// How many groups each interface has, if there is more than one in all; those of the first
-    /// interface come first.
+    /// Groups of each interface, if there is more than one group in all. Groups are numbered by
+    /// interface, from the first interface on.
     groups_each: u16,
     /// Whether there are several interfaces.
     has_interfaces: bool,
-    /// What has units, since its connection was made.
+    /// Work that has units, in the order of registration.
     with_units: Mutex<Vec<std::sync::Weak<dyn UnitWork>>>,
 }
 
-/// Where a group's receive pump learns of news.
+/// The queues that wake a group's receive pump.
 pub(crate) struct Mailbox {
     /// Connections whose flag is raised; each at most once.
     pub(crate) dirty: ArrayQueue<ConnId>,
-    /// Frames that we sent to ourselves, and whether there may be some: the pump asks in every
+    /// Frames that we sent to ourselves, and whether there may be some: the pump checks in every
     /// turn.
     pub(crate) looped: SegQueue<Frame>,
     pub(crate) has_looped: AtomicBool,
-    /// Destinations to which no more than so many bytes pass, as groups and connections know.
+    /// Path MTUs in bytes by destination, as groups and connections learned them.
     pub(crate) paths: SegQueue<(Address, u16)>,
-    /// The same, if there is no room: closed connections may have left an entry behind.
+    /// As `dirty`, when that is full: closed connections may have left entries in it.
     pub(crate) overflow: SegQueue<ConnId>,
     waker: DeviceWaker,
-    /// Whether somebody sleeps in the device and must be woken for news.
+    /// Whether a thread sleeps in the device and must be woken.
     asleep: AtomicBool,
 }
 
 impl Mailbox {
-    /// The application of `conn` has news.
+    /// Notes that the application of `conn` moved a cursor or asked for something.
     fn notify(&self, conn: ConnId) {
         if self.dirty.push(conn).is_err() {
             self.overflow.push(conn);
@@ -197,7 +197,7 @@ impl Mailbox {
         self.has_looped.load(Ordering::Acquire)
     }
 
-    /// Tells the pump that there is something in a queue.
+    /// Wakes the pump after a queue got an entry.
     pub(crate) fn wake(&self) {
         // ORDERING: the fence pairs with the one in `before_sleep`: either the sleeper sees the
         // queue's new entry, or we see that it sleeps.
@@ -208,7 +208,7 @@ impl Mailbox {
     }
 }
 
-/// What [`World`] keeps in a word of our place in IPv4.
+/// The word in which [`World`] keeps our first IPv4 address.
 fn v4_bits(site: &Site) -> u64 {
     let several = if site.has_several_v4() { SEVERAL_V4 } else { 0 };
     site.v4().to_bits() | several
@@ -226,14 +226,14 @@ impl StackShared {
         registered.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends all streams that have units, behind these. Returns their groups and connections.
+    /// Ends the registered work with units. Returns the groups and connections that it ended.
     pub(crate) fn finish_units(&self) -> HashSet<(u16, ConnId)> {
         let registered = core::mem::take(&mut *self.registered_units());
         let works = registered.iter().filter_map(std::sync::Weak::upgrade);
         works.filter_map(|work| work.finish()).collect()
     }
 
-    /// For so many interfaces with so many groups each.
+    /// For `interfaces` interfaces with `groups_each` groups each.
     pub(crate) fn of(interfaces: u16, groups_each: u16) -> Self {
         let groups = interfaces * groups_each;
         StackShared {
@@ -259,12 +259,12 @@ impl StackShared {
         self.mailboxes.len().max(1)
     }
 
-    /// The place of an interface in IPv6 is this from now on.
+    /// Sets our place in IPv6 on an interface.
     fn set_v6(&self, interface: u16, place: Place) {
         self.socket_table().v6.insert(interface, place);
-        // ORDERING: Relaxed: who sees it takes the lock, and finds what was stored under it.
+        // ORDERING: Relaxed: a reader that sees it takes the lock, and finds the stored value.
         self.v6_version.fetch_add(1, Ordering::Relaxed);
-        // Other groups follow, those that sleep, too.
+        // Other groups read it, too, also sleeping ones.
         let mailboxes = self.mailboxes.iter().filter_map(OnceLock::get);
         mailboxes.for_each(|mailbox| mailbox.wake());
     }
@@ -280,7 +280,7 @@ impl StackShared {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes all that wait for the socket table, because the stack goes away.
+    /// Wakes every thread that waits for the socket table, because the stack goes away.
     pub(crate) fn wake_all(&self) {
         let table = self.socket_table();
         let queues: Vec<_> = table.listeners.queues().map(|q| q.news.clone()).collect();
@@ -295,7 +295,7 @@ impl StackShared {
 }
 
 impl SocketTable {
-    /// Another number each time.
+    /// Returns another number each time.
     pub(crate) fn next_request_id(&mut self) -> u64 {
         self.next_request_id += 1;
         self.next_request_id
@@ -317,41 +317,40 @@ impl SocketTable {
     }
 }
 
-/// Shared by everything that belongs to one group of a stack; what all groups share is
-/// [`StackShared`].
+/// Shared by all parts of one group of a stack; [`StackShared`] is shared by all groups.
 pub(crate) struct World {
     pub(crate) limits: Limits,
-    /// How many workers there are, or may be.
+    /// Workers at most.
     pub(crate) workers: usize,
     pub(crate) mac: [u8; 6],
-    /// As it was at the start, without IPv6; our place changes, see [`World::with_site`].
+    /// Our place at the start, without IPv6; for the current one see [`World::with_site`].
     site: Site,
-    /// The same now, once it has changed.
+    /// Our current place, once it has changed.
     changed_site: Mutex<Option<Arc<Site>>>,
     has_changed_site: AtomicBool,
-    /// What ports are chosen by, and a random number of this start of the stack for that.
+    /// The keys by which ports are chosen, and a random number of this start of the stack for that.
     pub(crate) keys: Keys,
     pub(crate) salt: u64,
-    /// What is told of our addresses as they come and go, of a device that takes frames to some
-    /// alone.
+    /// The device's filter, if it takes frames to certain addresses only; learns our addresses as
+    /// they come and go.
     pub(crate) filter: Option<Arc<dyn AddressFilter>>,
     /// Whether the device finishes partial checksums.
     pub(crate) tx_checksum: bool,
-    /// What it divides into datagrams.
+    /// Limits of a frame that the device divides into datagrams.
     pub(crate) frame_bounds: FrameBounds,
     pub(crate) streams: Streams,
     /// The rings of UDP sockets.
     pub(crate) queues: Queues,
     pub(crate) tx: Arc<TxRing>,
-    /// What applications asked for; drained by the pump.
+    /// Commands of applications; drained by the pump.
     pub(crate) commands: SegQueue<Command>,
-    /// Where it is told that an application has news.
+    /// The queues of the pump.
     pub(crate) mailbox: Arc<Mailbox>,
     /// Drained by the pump.
     pub(crate) hints: SegQueue<HintUpdate>,
-    /// Closed connections whose work may not all be done; drained by the pump.
+    /// Closed connections that may have unfinished work; drained by the pump.
     pub(crate) retired: SegQueue<ConnId>,
-    /// Frames that are done with, of workers that sleep; drained by the pump.
+    /// Used frames of workers that sleep; drained by the pump.
     pub(crate) returned: SegQueue<Frame>,
     /// Whole frames outside the log: ARP and echo replies.
     pub(crate) control: ControlFrames,
@@ -359,32 +358,32 @@ pub(crate) struct World {
     pub(crate) shared: Arc<StackShared>,
     /// Which of the stack's groups this is.
     pub(crate) group: u16,
-    /// Counters for whoever asks; whoever posts them waits for nobody.
+    /// Counters to read; a thread that posts them never waits.
     posted: Mutex<StackStats>,
-    /// Panics that a replica caught and no test planted, as far as replicas have ended.
+    /// Most panics that one ended replica caught, without planted ones.
     #[cfg(feature = "testkit")]
     panics: AtomicU64,
-    /// Whether the pump gives memory back though bytes in it are not read: a planted fault.
+    /// Whether the pump frees memory with unread bytes: a planted fault.
     #[cfg(feature = "testkit")]
     pub(crate) loses_unread: AtomicBool,
-    /// Connections for whoever asks.
+    /// Connections to list.
     pub(crate) view: View,
-    /// What has units for any worker.
+    /// Units that any worker may process.
     pub(crate) units: UnitQueue,
     pub(crate) down: AtomicBool,
-    /// Our first address of IPv4, as [`PlaceV4::to_bits`] has it, and [`SEVERAL_V4`].
+    /// Our first IPv4 address, in the format of [`PlaceV4::to_bits`], and [`SEVERAL_V4`].
     v4: AtomicU64,
-    /// What keeps frames from going to the device: [`LOOPED`], [`LINK_DOWN`].
+    /// Reasons why frames may not go to the device: [`LOOPED`], [`LINK_DOWN`].
     detours: AtomicU8,
-    /// What routers say that packets of IPv6 begin with; 0: nothing.
+    /// The hop limit that routers advertise for IPv6; 0: none.
     hop_limit: AtomicU8,
     /// The device took no frame when it was last offered some: it is down or gone.
     device_refuses: AtomicBool,
-    /// Nothing begins any more.
+    /// Nothing new may begin.
     closing: AtomicBool,
 }
 
-/// Applications to be woken: once for all news that performing brings them, when this is dropped.
+/// Collects wakeups of applications: one for all news of a connection, when this is dropped.
 ///
 /// Waking asks for a fence, which waits for all stores before it; payload may be among them.
 pub(crate) struct Wakes<'a> {
@@ -403,7 +402,7 @@ impl<'a> Wakes<'a> {
         }
     }
 
-    /// There is news of deliveries or of room for the application of `conn`.
+    /// Notes news of deliveries or of room for the application of `conn`.
     #[inline]
     pub(crate) fn add(&mut self, conn: ConnId) {
         if self.conn != conn {
@@ -412,7 +411,7 @@ impl<'a> Wakes<'a> {
         }
     }
 
-    /// There is news of datagrams or of room for a UDP socket's application.
+    /// Notes news of datagrams or of room for the application of a UDP socket.
     #[inline]
     pub(crate) fn add_socket(&mut self, socket: ConnId) {
         if self.socket != Some(socket) {
@@ -421,7 +420,7 @@ impl<'a> Wakes<'a> {
         }
     }
 
-    /// An effect was told that may be news of room.
+    /// Notes an effect that `notify` performed, which may make room.
     #[inline]
     pub(crate) fn after(&mut self, effect: &Effect) {
         match effect {
@@ -454,8 +453,8 @@ impl Drop for Wakes<'_> {
 }
 
 impl World {
-    /// A number for the `count`th port that is chosen, hard to guess for whoever knows all others,
-    /// and the secret, too.
+    /// A number for the `count`th port choice. It is hard to guess even from all other numbers
+    /// and the secret.
     pub(crate) fn random_port(&self, domain: KeyUse, count: u64) -> u64 {
         self.keys.of(domain, [self.salt, count])
     }
@@ -525,9 +524,9 @@ impl World {
         self.shared.socket_table()
     }
 
-    /// What `ask` says of our place in the network now.
+    /// Calls `ask` with our current place in the network.
     pub(crate) fn with_site<T>(&self, ask: impl FnOnce(&Site) -> T) -> T {
-        // Nothing is said of IPv6 before the first group knows something.
+        // The place has no IPv6 before the first group knows it.
         match self.shared.v6_version() {
             0 => self.with_site_v4(ask),
             _ => self.with_site_v4(|site| {
@@ -538,8 +537,8 @@ impl World {
         }
     }
 
-    /// As [`World::with_site`], of how we are placed for `address`: for that of IPv4 nothing is
-    /// locked.
+    /// As [`World::with_site`], for the family of `address`: for IPv4 it takes no lock unless
+    /// our place has changed.
     pub(crate) fn with_site_for<T>(&self, address: Address, ask: impl FnOnce(&Site) -> T) -> T {
         match address.is_v4() {
             true => self.with_site_v4(ask),
@@ -549,7 +548,7 @@ impl World {
 
     /// As [`World::with_site`], without IPv6.
     fn with_site_v4<T>(&self, ask: impl FnOnce(&Site) -> T) -> T {
-        // ORDERING: Relaxed: who sees it takes the lock, and finds what was stored under it.
+        // ORDERING: Relaxed: a reader that sees it takes the lock, and finds the stored value.
         if !self.has_changed_site.load(Ordering::Relaxed) {
             return ask(&self.site);
         }
@@ -562,28 +561,28 @@ impl World {
         changed.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Our first address of IPv4 now.
+    /// Our first IPv4 address now.
     #[inline(always)]
     pub(crate) fn v4(&self) -> PlaceV4 {
-        // ORDERING: Relaxed: one word says all, and what is parsed by an older one is looked at
-        // again when it is published.
+        // ORDERING: Relaxed: one word holds the whole value, and a segment that is parsed with
+        // an old one is checked again when it is published.
         PlaceV4::of_bits(self.v4.load(Ordering::Relaxed))
     }
 
-    /// Whether we have several addresses of IPv4 now.
+    /// Whether we have several IPv4 addresses now.
     pub(crate) fn has_several_v4(&self) -> bool {
         // ORDERING: as above.
         self.v4.load(Ordering::Relaxed) & SEVERAL_V4 != 0
     }
 
-    /// Our place in IPv4 is that of `site` from now on.
+    /// Takes over our place in IPv4 from `site`.
     pub(crate) fn set_site(&self, site: &Site) {
         *self.changed_site() = Some(Arc::new(site.clone()));
         self.has_changed_site.store(true, Ordering::Relaxed);
         self.v4.store(v4_bits(site), Ordering::Relaxed);
     }
 
-    /// Our addresses of IPv4 now.
+    /// Our IPv4 addresses now.
     pub(crate) fn addresses_v4(&self) -> Vec<Address> {
         self.with_site_v4(|site| site.places_v4().map(|own| own.address).collect())
     }
@@ -593,21 +592,21 @@ impl World {
         self.group / self.shared.groups_each.max(1)
     }
 
-    /// The groups of our interface, among those of all.
+    /// The range of our interface's groups among all groups.
     fn own_groups(&self) -> core::ops::Range<usize> {
         let each = self.shared.groups_each();
         let first = usize::from(self.interface()) * each;
         first..first + each
     }
 
-    /// The mailbox of a group of our interface, by its number there, once it is there.
+    /// The mailbox of a group of our interface, by its number there, if it exists already.
     pub(crate) fn mailbox_of(&self, group: u16) -> Option<&Arc<Mailbox>> {
         let mailboxes = self.shared.mailboxes.get(self.own_groups())?;
         mailboxes.get(usize::from(group))?.get()
     }
 
-    /// No more than `mtu` bytes pass to `remote`: tells all groups of our interface. One that has not
-    /// looked for long misses it, and learns it by itself.
+    /// Reports the path MTU `mtu`, in bytes, for `remote` to all groups of our interface. A
+    /// group whose queue is full misses it, and learns it by itself.
     pub(crate) fn tell_path(&self, remote: Address, mtu: u16) {
         let tell = |mailbox: &Mailbox| {
             if mailbox.paths.len() < MOST_PATHS {
@@ -624,7 +623,7 @@ impl World {
         }
     }
 
-    /// Our place in IPv6 on our interface, as it is known now.
+    /// Our place in IPv6 on our interface, as last known.
     pub(crate) fn v6(&self) -> Place {
         let table = self.socket_table();
         let known = table.v6.get(&self.interface());
@@ -636,8 +635,8 @@ impl World {
         self.socket_table().v6.contains_key(&self.interface())
     }
 
-    /// The hop limit of packets to `destination`, where `own` is the sender's: if that is as by
-    /// default, what routers say (RFC 4861 section 6.3.4).
+    /// The hop limit of packets to `destination`, where `own` is the sender's: if that is the
+    /// default, the advertised one, if any (RFC 4861 section 6.3.4).
     #[inline]
     pub(crate) fn hop_limit(&self, destination: Address, own: u8) -> u8 {
         if destination.is_v4() || own != IpFields::DEFAULT.ttl {
@@ -650,19 +649,19 @@ impl World {
         }
     }
 
-    /// Routers say that packets begin with this hop limit, or nothing.
+    /// Sets the hop limit that routers advertise, or none.
     pub(crate) fn set_hop_limit(&self, said: Option<u8>) {
         // ORDERING: Relaxed, as in `hop_limit`.
         self.hop_limit.store(said.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// Our place in IPv6 on our interface is this from now on.
+    /// Sets our place in IPv6 on our interface.
     pub(crate) fn set_v6(&self, place: Place) {
         self.shared.set_v6(self.interface(), place);
     }
 
-    /// Our address as sockets say it: the one that they are bound to; of those that are bound to
-    /// none that of IPv4, or `::` where that is not meant; 0.0.0.0 where we have several.
+    /// The local address that a socket shows: its bound address, or, without one, our IPv4 address;
+    /// `::` if it takes IPv6 only; 0.0.0.0 if we have several.
     pub(crate) fn local_address(&self, binding: Binding) -> Address {
         match (binding.address, binding.families) {
             (Some(address), _) => address,
@@ -674,20 +673,20 @@ impl World {
         }
     }
 
-    /// Processes units of one connection, if any waits, and calls `more` while there are more.
-    /// Returns how many.
+    /// Processes units of one waiting connection, if any, and calls `more` while there are more.
+    /// Returns how many units.
     #[inline(always)]
     pub(crate) fn serve_units(&self, more: impl Fn()) -> usize {
         self.units.serve(&more)
     }
 
-    /// Whether a connection waits that has units.
+    /// Whether a connection with units waits.
     #[inline(always)]
     pub(crate) fn has_units(&self) -> bool {
         !self.units.is_empty()
     }
 
-    /// Adds what [`StackShared::finish_units`] finishes.
+    /// Registers work for [`StackShared::finish_units`].
     pub(crate) fn register_units(&self, work: std::sync::Weak<dyn UnitWork>) {
         let mut registered = self.shared.registered_units();
         if registered.len() == registered.capacity() {
@@ -696,11 +695,11 @@ impl World {
         registered.push(work);
     }
 
-    /// Puts a connection that has units into the queue, and wakes a worker.
+    /// Queues a connection that has units, and wakes a worker.
     pub(crate) fn push_units(&self, work: Arc<dyn UnitWork>) {
         self.units.push(work);
-        // ORDERING: the fence pairs with the one in `shut_down`: one of the two sees the other, and
-        // nothing is left in the queue.
+        // ORDERING: the fence pairs with the one in `shut_down`: one of the two sees the other,
+        // and nothing is left in the queue.
         core::sync::atomic::fence(Ordering::SeqCst);
         if self.is_down() {
             self.units.clear();
@@ -709,20 +708,19 @@ impl World {
         }
     }
 
-    /// Tells the pump that there is something in a queue.
+    /// Wakes the pump after a queue got an entry.
     pub(crate) fn wake_pump(&self) {
         self.mailbox.wake();
     }
 
-    /// From now on frames to our own link-layer address come back to us. To be called before the
+    /// Makes frames to our own link-layer address come back to us. Must be called before the
     /// first of them is numbered.
     pub(crate) fn enable_loopback(&self) {
-        // ORDERING: Relaxed: who sends a frame has seen what numbered it, and so this.
+        // ORDERING: Relaxed: a sender of such a frame saw what numbered it, and so this.
         self.detours.fetch_or(LOOPED, Ordering::Relaxed);
     }
 
-    /// The link is up or down from now on, as an application has it. While it is down, frames go
-    /// neither way.
+    /// Sets the link up or down for an application. While it is down, frames go neither way.
     pub(crate) fn set_link_up(&self, is_up: bool) {
         // ORDERING: Relaxed, a frame may go in either order.
         match is_up {
@@ -737,7 +735,7 @@ impl World {
         self.detours.load(Ordering::Relaxed) & LINK_DOWN != 0
     }
 
-    /// Whether a frame is one that comes back to us.
+    /// Whether a frame comes back to us.
     #[inline]
     pub(crate) fn comes_back(&self, frame: &TxFrame<'_>) -> bool {
         let detours = self.detours.load(Ordering::Relaxed);
@@ -751,14 +749,14 @@ impl World {
         self.detours.load(Ordering::Relaxed) != 0
     }
 
-    /// Gives a frame that comes back to us to the group that it is for. Returns false, and does
-    /// nothing, while that has too many.
+    /// Gives a frame that comes back to us to its group. Returns false, and does nothing, while
+    /// that group has too many.
     pub(crate) fn loop_back(&self, frame: &TxFrame<'_>) -> bool {
         let bytes = [frame.head, frame.payload].concat();
         self.give_to_ourselves(bytes, frame.meta.gso)
     }
 
-    /// As [`World::loop_back`], of a frame by itself.
+    /// As [`World::loop_back`], for bytes.
     pub(crate) fn give_to_ourselves(&self, bytes: Vec<u8>, gso: Option<Gso>) -> bool {
         let each = self.shared.groups_each();
         let target = (each > 1).then(|| {
@@ -792,13 +790,13 @@ impl World {
         true
     }
 
-    /// Leaves frames for the pump to give back.
+    /// Leaves frames that the pump returns to the device.
     pub(crate) fn give_back(&self, frames: &mut Vec<Frame>) {
         frames.drain(..).for_each(|frame| self.returned.push(frame));
         self.wake_pump();
     }
 
-    /// The caller is about to sleep in the device and will look at every queue once more.
+    /// The caller is about to sleep in the device and will check every queue once more.
     pub(crate) fn before_sleep(&self) {
         self.mailbox.asleep.store(true, Ordering::Relaxed);
         // ORDERING: the fence pairs with the one in `Mailbox::wake`.
@@ -834,13 +832,13 @@ impl World {
         self.down.load(Ordering::Acquire)
     }
 
-    /// Whether the stack goes away, so that nothing new may begin.
+    /// Whether the stack is going away, so that nothing new may begin.
     pub(crate) fn is_closing(&self) -> bool {
-        // ORDERING: Relaxed: who begins something at this moment comes in time or too late.
+        // ORDERING: Relaxed: a call that begins at this moment is either in time or too late.
         self.closing.load(Ordering::Relaxed) || self.is_down()
     }
 
-    /// The stack will go away.
+    /// Announces that the stack will go away.
     pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::Relaxed);
     }
@@ -852,7 +850,7 @@ impl World {
         self.shared.wake_all();
         self.streams.wake_all();
         self.queues.streams.wake_all();
-        // What waits there has a hold of this world.
+        // Queued work holds this world.
         // ORDERING: the fence pairs with the one in `push_units`.
         core::sync::atomic::fence(Ordering::SeqCst);
         self.units.clear();
@@ -881,7 +879,7 @@ impl World {
         }
     }
 
-    /// What a connection begins with that is being opened; its request says so.
+    /// The settings of a connection that is being opened, for its request.
     pub(crate) fn settings_of_open(&self, request_id: u64) -> Settings {
         let mut table = self.socket_table();
         let begins = table.open_options.get_mut(&request_id);
@@ -891,8 +889,8 @@ impl World {
         })
     }
 
-    /// What connections of a listener begin with, which group `group` has to learn; `None` once it
-    /// knows.
+    /// The settings for connections of a listener, if group `group` does not have them yet;
+    /// `None` once it has.
     pub(crate) fn settings_of_listener(
         &self,
         port: u16,
@@ -905,7 +903,7 @@ impl World {
         (!core::mem::replace(is_told, true)).then_some(queue.options.settings)
     }
 
-    /// Nobody will ever hold this connection: it is aborted, and its place free when that is done.
+    /// Aborts a connection that no application will ever hold; its place is free after that.
     pub(crate) fn abandon(&self, conn: ConnId) {
         if let Some(stream) = self.streams.get(conn) {
             stream.request(AppRequest {
@@ -917,14 +915,14 @@ impl World {
         }
     }
 
-    /// Posts counters, unless somebody reads them at this moment.
+    /// Posts counters, unless another thread reads or posts them at this moment.
     pub(crate) fn post(&self, post: impl FnOnce(&mut StackStats)) {
         if let Ok(mut posted) = self.posted.try_lock() {
             post(&mut posted);
         }
     }
 
-    /// A replica of this stack ends that caught so many panics that no test planted.
+    /// Checks, when a replica ends, how many panics it caught that no test planted.
     ///
     /// # Panics
     /// If there are any, unless its thread unwinds already.
@@ -936,7 +934,7 @@ impl World {
         }
     }
 
-    /// How many panics a replica caught that no test planted, of those replicas that have ended.
+    /// The highest number of panics, not planted by a test, that one ended replica caught.
     #[cfg(feature = "testkit")]
     pub(crate) fn unplanned_panics(&self) -> u64 {
         self.panics.load(Ordering::Relaxed)
@@ -951,16 +949,16 @@ impl World {
         self.socket_table().device_error = Some(error);
     }
 
-    /// The device took the frames that it was offered, or refused them with an error.
+    /// Notes whether the device took the frames that it was offered, or refused them with an error.
     #[inline]
     pub(crate) fn set_device_refuses(&self, refuses: bool) {
-        // ORDERING: Relaxed, a hint that says when to look again.
+        // ORDERING: Relaxed, a hint when to try again.
         if self.device_refuses.load(Ordering::Relaxed) != refuses {
             self.device_changes(refuses);
         }
     }
 
-    /// The device begins to refuse frames, or takes some again: then the link may be another one.
+    /// Notes that the device began to refuse frames, or takes them again: then the link may be new.
     #[cold]
     fn device_changes(&self, refuses: bool) {
         self.device_refuses.store(refuses, Ordering::Relaxed);
@@ -969,14 +967,13 @@ impl World {
         }
     }
 
-    /// Whether what is to be sent waits for a device that is down or gone.
+    /// Whether frames wait for a device that is down or gone.
     pub(crate) fn is_device_refusing(&self) -> bool {
         // ORDERING: as above.
         self.device_refuses.load(Ordering::Relaxed)
     }
 
-    /// Whether somebody could be waiting for the pump to look at a queue, or for a look at the
-    /// state.
+    /// Whether any queue needs the pump, or a thread waits for a list of connections.
     pub(crate) fn has_work(&self) -> bool {
         !self.commands.is_empty()
             || !self.mailbox.dirty.is_empty()
