@@ -29,14 +29,14 @@ const fn part(folder: &'static str, lines: usize, goal: usize) -> Part {
 const PARTS: [Part; 9] = [
     part("crates/dominoes", 18_500, 17_000),
     part("crates/drivers", 22_300, 20_000),
-    part("crates/netstack/proto", 29_000, 31_000),
+    part("crates/netstack/proto", 30_600, 31_000),
     Part {
         without: Some("crates/netstack/proto"),
-        ..part("crates/netstack", 61_200, 45_000)
+        ..part("crates/netstack", 60_100, 45_000)
     },
     part("crates/bench", 29_000, 21_000),
     part("crates/testkit", 3_500, 3_000),
-    part("tests", 20_100, 11_500),
+    part("tests", 20_200, 11_500),
     part("examples", 6_600, 5_000),
     part("fuzz", 4_600, 3_500),
 ];

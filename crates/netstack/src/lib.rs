@@ -90,7 +90,7 @@ struct Readme;
 
 pub use dominoes_proto::time;
 
-pub(crate) use dominoes_proto::{ip, keys, log, packet, seqnum, state, tcp, udp};
+pub(crate) use dominoes_proto::{host, ip, keys, log, packet, seqnum, state, tcp, udp};
 
 pub mod config;
 mod drive;

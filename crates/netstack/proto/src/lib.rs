@@ -6,7 +6,8 @@
 //!
 //! A [`Tcb`](tcp::Tcb) is one connection. A [`Replica`](state::apply::ReplicaState) is all
 //! connections of a host: [`Request`](log::request::Request)s change it, and it answers with
-//! [`Effect`](log::effect::Effect)s. Neither sees a byte of payload.
+//! [`Effect`](log::effect::Effect)s. Neither sees a byte of payload. An [`IpHost`](host::IpHost) is
+//! the host below TCP: frames go in, and frames come out.
 //!
 //! The crate's README shows two ends of a connection, driven by hand.
 
@@ -19,6 +20,7 @@ struct Readme;
 
 pub mod config;
 pub mod hash;
+pub mod host;
 pub mod ip;
 pub mod keys;
 pub mod log;

@@ -1,4 +1,5 @@
-//! Counters of the replicated state, which are equal in all replicas at the same position.
+//! Counters of the replicated state, which are equal in all replicas at the same position, and of
+//! what arrives.
 //!
 //! All begin at 0 and are never reset; 64 bits do not wrap in the life of a machine.
 
@@ -148,5 +149,143 @@ impl StateStats {
     /// Connections in ESTABLISHED or CLOSE-WAIT (`CurrEstab` of RFC 4022).
     pub const fn currently_established(&self) -> u64 {
         self.established.saturating_sub(self.no_longer_established)
+    }
+}
+
+counters! {
+    /// Counts the input of the receive pump and of its IP host.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub struct PumpStats {
+        /// Frames taken from the device.
+        pub frames: u64,
+        /// Segments in these frames that were written into the log.
+        pub segments: u64,
+        /// Runs of these segments: up to 60 segments of one flow that share a request.
+        pub runs: u64,
+        /// Requests of all kinds.
+        pub requests: u64,
+        /// Frames too short, or with fields that contradict each other.
+        pub malformed: u64,
+        /// Frames that we sent to our addresses, or to multicast groups that we joined, and that
+        /// the stack delivered without sending them.
+        pub looped: u64,
+        /// Frames for other hosts.
+        pub not_ours: u64,
+        /// Frames from addresses that no single host may have, or that are ours.
+        pub martians: u64,
+        /// Frames of unsupported protocols.
+        pub unknown: u64,
+        /// UDP datagrams that were written into the log.
+        pub datagrams: u64,
+        /// Frames of several UDP datagrams that the device had not divided.
+        pub split: u64,
+        /// UDP datagrams in these frames.
+        pub pieces: u64,
+        /// UDP datagrams for ports that no socket has.
+        pub no_port: u64,
+        /// UDP datagrams of ours that were dropped because their next hop did not answer; also
+        /// answers to others, and segments of no connection that would have caused an answer.
+        pub unresolved: u64,
+        /// Fragments.
+        pub fragments: u64,
+        /// Datagrams reassembled from fragments.
+        pub reassembled: u64,
+        /// Fragments that no datagram can contain, or that contradict others.
+        pub bad_fragments: u64,
+        /// Datagrams whose fragments did not all arrive in time.
+        pub reassembly_timeouts: u64,
+        /// ICMP errors that we sent.
+        pub reports: u64,
+        /// ICMP errors that the rate limit suppressed.
+        pub reports_limited: u64,
+        /// ARP messages.
+        pub arp: u64,
+        /// Messages of other hosts that use our addresses.
+        pub conflicts: u64,
+        /// Claims of a new link-layer address for a neighbour, sooner than we accept a change.
+        pub neighbor_moves_rejected: u64,
+        /// Messages of neighbours, routers and multicast listeners of IPv6.
+        pub neighbor_messages: u64,
+        /// Redirects that did not come from the router in use for their destination, or that the
+        /// configuration ignores (RFC 4861 section 8).
+        pub redirects_ignored: u64,
+        /// IPv6 addresses that another host already had (RFC 4862 section 5.4).
+        pub duplicate_addresses: u64,
+        /// Segments for IPv6 addresses that are not ours, or for a former IPv4 address of ours.
+        pub foreign: u64,
+        /// Echo requests answered.
+        pub echo: u64,
+        /// Echo replies.
+        pub echo_replies: u64,
+        /// Echo replies that their socket lost because it read none while 256 newer ones arrived.
+        pub echo_replies_unread: u64,
+        /// Echo requests of sockets that were forgotten without a reply because 1,024 newer
+        /// requests waited, too. Their replies reach no socket.
+        pub echo_requests_forgotten: u64,
+        /// ICMP errors about segments and datagrams of ours.
+        pub network_errors: u64,
+        /// Frames of ours (ARP, ICMP, ...) that were dropped because the device accepted none for
+        /// long.
+        pub control_dropped: u64,
+        /// How often the log was full, so that frames waited.
+        pub log_full: u64,
+        /// Batches of frames that were claimed by one worker and parsed by another.
+        pub helped: u64,
+        /// How often an idle connection's memory was freed, or it had none to free.
+        pub given_back: u64,
+    }
+}
+
+impl PumpStats {
+    /// All inputs: frames, packets reassembled from them, and packets extracted from them.
+    pub const fn inputs(&self) -> u64 {
+        self.frames + self.looped + self.reassembled + self.pieces
+    }
+
+    /// All outcomes; each of the [`inputs`](Self::inputs) is counted in one.
+    pub const fn outcomes(&self) -> u64 {
+        let PumpStats {
+            segments,
+            datagrams,
+            split,
+            no_port,
+            malformed,
+            not_ours,
+            martians,
+            unknown,
+            fragments,
+            arp,
+            neighbor_messages,
+            echo,
+            echo_replies,
+            network_errors,
+            // Not outcomes: consequences of frames, and counts of other things than frames.
+            frames: _,
+            looped: _,
+            pieces: _,
+            conflicts: _,
+            duplicate_addresses: _,
+            foreign: _,
+            neighbor_moves_rejected: _,
+            redirects_ignored: _,
+            echo_replies_unread: _,
+            echo_requests_forgotten: _,
+            runs: _,
+            requests: _,
+            unresolved: _,
+            reassembled: _,
+            bad_fragments: _,
+            reassembly_timeouts: _,
+            reports: _,
+            reports_limited: _,
+            control_dropped: _,
+            log_full: _,
+            helped: _,
+            given_back: _,
+        } = *self;
+        let known = segments + datagrams + no_port + fragments + arp + echo + network_errors;
+        let known = known + neighbor_messages + echo_replies;
+        known + split + malformed + not_ours + martians + unknown
     }
 }

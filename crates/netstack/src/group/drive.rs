@@ -197,7 +197,7 @@ impl<T: FaultHooks> drive::Worker for ReplicatedWorker<T> {
     }
 
     fn pump_stats(&self) -> Option<PumpStats> {
-        self.shared.rx.try_take().map(|rx| rx.pump.stats)
+        self.shared.rx.try_take().map(|rx| rx.pump.stats())
     }
 
     fn inspect(&self, look: &mut dyn FnMut(&ReplicaState)) {

@@ -2,44 +2,41 @@
 //!
 //! It is the only publisher of a group's log. It samples everything that `apply` must know and
 //! cannot compute: time, transmit credit, and the applications' cursors. Runs of segments come to
-//! it parsed; ARP, ICMP, fragments, datagrams and commands are handled here. The transmit pump is
+//! it parsed; datagrams and commands are handled here, and what else arrives by the [`IpHost`]. The transmit pump is
 //! [`TxPump`](crate::io::tx::TxPump).
 
 pub(crate) mod addresses;
-mod arp;
 mod commands;
+mod connections;
 mod datagrams;
 mod echo;
+mod host;
 mod idle;
 mod loopback;
-mod multicast;
-mod ndp;
-mod network;
 mod paths;
 mod receiver;
 mod unanswered;
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use dominoes_drivers::Frame;
 use dominoes_drivers::split::Target;
 
 use crate::groups::classify;
+use crate::host::{IpHost, IpHostConfig};
 use crate::io::control::ControlWait;
 use crate::io::gro::{Found, OpenRun, Parser};
 use crate::io::record::{Entry, Recorder, Written};
 use crate::io::world::World;
 use crate::io::{Batch, FrameRecycler, Run};
 use crate::ip::identification::Identifications;
-use crate::ip::neighbor::{Neighbors, WaitingOpen};
-use crate::ip::rate_limit::RateLimit;
-use crate::ip::reassembly::{Reassembly, ReassemblyLimits};
+use crate::ip::neighbor::WaitingOpen;
+use crate::ip::rate_limit::Rate;
+use crate::ip::reassembly::ReassemblyLimits;
 use crate::ip::route::Site;
-use crate::keys::{KeyUse, Keys};
-use crate::log::request::{
-    Address, Body, ConnId, Digest, Flow, GroupIndex, Mac, NetworkError, Request, Verdict,
-};
+use crate::keys::Keys;
+use crate::log::request::{Body, ConnId, Digest, Flow, GroupIndex, NetworkError, Request, Verdict};
 use crate::packet as wire;
 use crate::packet::{Malformed, Packet};
 use crate::seqnum::SeqNum;
@@ -47,13 +44,11 @@ use crate::state::demux::Grouping;
 use crate::stats::PumpStats;
 use crate::time::Instant;
 use commands::{ROOM_OF_CHANGE, UNREACHABLE};
+use connections::Connections;
 use datagrams::Datagrams;
 use echo::Echoes;
-use idle::{Hint, IdleLooks};
 use loopback::Loopback;
-use paths::Paths;
 pub(crate) use receiver::Receiver;
-use unanswered::Unanswered;
 
 /// The most frames that a thread handles with a pump before it releases the pump.
 pub(crate) const BATCH: usize = 32;
@@ -97,11 +92,10 @@ pub(crate) trait Batches {
 /// The receive pump.
 pub(crate) struct RxPump {
     world: Arc<World>,
-    site: Site,
+    /// The IP host below TCP: neighbours, addresses, errors.
+    host: IpHost,
     secret: [u64; 2],
     configured: bool,
-    /// Whether our addresses of IPv4 are announced.
-    pub(crate) announce: bool,
     /// The group of this pump, and the hash that maps flows to groups.
     group: GroupIndex,
     grouping: Grouping,
@@ -117,54 +111,33 @@ pub(crate) struct RxPump {
     others: Vec<u8>,
     datagrams: Datagrams,
     echoes: Echoes,
-    hints: HashMap<Flow, Hint>,
-    /// How often `hints` changed.
-    hints_version: u64,
-    idle: IdleLooks,
-    /// Connections whose end was reported before their beginning.
-    over: HashSet<ConnId>,
-    neighbors: Neighbors,
-    /// Segments of no connection that wait for the next hops of their answers.
-    unanswered: Unanswered,
+    connections: Connections,
     control_wait: ControlWait,
-    claims: arp::Claims,
-    paths: Paths,
-    /// IPv6 on the link, if the stack has it.
-    v6: Option<Box<ndp::LinkV6>>,
-    /// When something is due there.
+    /// When something is due on the link, or for connections that follow it.
     v6_due: Instant,
-    /// Datagrams that are not complete yet.
-    reassembly: Reassembly,
-    /// The rate limit of ICMP errors.
-    reports: RateLimit,
-    /// Identifications of packets outside the log.
-    idents: Identifications,
-    /// Active opens whose next hop is known and that wait for room in the log.
-    opens: VecDeque<(WaitingOpen, Mac)>,
-    /// Closed connections, and the position up to which effects must be performed before their
-    /// place is free.
-    closing: VecDeque<(u64, ConnId)>,
-    /// The number of frames that must be sent before the place of the first of them is free, once
-    /// known.
-    numbered: Option<u64>,
-    /// Connections of addresses that are not ours any more.
-    lost: BTreeSet<ConnId>,
-    /// Connections that follow a change of routes.
-    rerouting: addresses::Rerouting,
-    /// Closed connections whose socket still exists.
-    lingering: HashSet<ConnId>,
-    /// The time as last published.
-    published_time: Instant,
-    /// The number of requests when the time was due, and how many frames came since without one.
-    late: (u64, usize),
-    /// The credit as last published.
-    sent: u64,
-    /// For the recorder: for each connection, how many written bytes were published.
-    recorded: HashMap<ConnId, u64>,
-    recorder: Option<Recorder>,
+    /// What was last published besides requests' own content.
+    published: Published,
+    recording: Recording,
     /// Payload bytes received in segments.
     pub(crate) received: u64,
     pub(crate) stats: PumpStats,
+}
+
+/// What requests carry besides what they are about, as it was last published.
+#[derive(Default)]
+struct Published {
+    time: Instant,
+    /// The transmit credit.
+    sent: u64,
+    /// The number of requests when the time was due, and how many frames came since without one.
+    late: (u64, usize),
+}
+
+/// What the recorder knows, if there is one.
+struct Recording {
+    recorder: Option<Recorder>,
+    /// For each connection, how many written bytes were published.
+    written: HashMap<ConnId, u64>,
 }
 
 /// Whatever runs the stack is gone: nothing that was asked of it will be done any more.
@@ -183,16 +156,24 @@ impl RxPump {
         recorder: Option<Recorder>,
     ) -> Self {
         let keys = Keys::new(secret);
-        let send_buffer = world.limits.udp_send_buffer as usize;
+        let limits = &world.limits;
+        let host = IpHost::new(IpHostConfig {
+            mac: world.mac,
+            site,
+            keys: world.keys,
+            mtu: limits.mtu,
+            error_rate: Rate {
+                total: limits.errors_per_second,
+                per_destination: limits.errors_per_destination,
+            },
+            reassembly,
+            send_buffer: limits.udp_send_buffer as usize,
+        });
         RxPump {
             world,
-            site,
-            reassembly: Reassembly::new(reassembly),
-            reports: RateLimit::new(&keys, KeyUse::ErrorLimit),
-            idents: Identifications::default(),
+            host,
             secret,
             configured: false,
-            announce: false,
             group: GroupIndex::ONLY,
             grouping: Grouping::new(&keys, 1),
             stores_ahead: false,
@@ -202,28 +183,14 @@ impl RxPump {
             others: Vec::new(),
             datagrams: Datagrams::default(),
             echoes: Echoes::default(),
-            hints: HashMap::new(),
-            hints_version: 0,
-            idle: IdleLooks::default(),
-            over: HashSet::new(),
-            neighbors: Neighbors::new(send_buffer),
-            unanswered: Unanswered::default(),
+            connections: Connections::default(),
             control_wait: ControlWait::default(),
-            claims: arp::Claims::default(),
-            paths: Paths::default(),
-            v6: None,
             v6_due: Instant::NEVER,
-            opens: VecDeque::new(),
-            closing: VecDeque::new(),
-            numbered: None,
-            lost: BTreeSet::new(),
-            rerouting: addresses::Rerouting::default(),
-            lingering: HashSet::new(),
-            published_time: Instant::ZERO,
-            late: (0, 0),
-            sent: 0,
-            recorded: HashMap::new(),
-            recorder,
+            published: Published::default(),
+            recording: Recording {
+                recorder,
+                written: HashMap::new(),
+            },
             received: 0,
             stats: PumpStats::default(),
         }
@@ -236,8 +203,8 @@ impl RxPump {
         let keys = Keys::new(self.secret);
         self.grouping = Grouping::new(&keys, group.count);
         // The group's sockets and the other groups use other identifications.
-        self.idents = Identifications::new(&keys, 2 * group.index + 1, 2 * group.count);
-        self.announce &= group.is_first();
+        let idents = Identifications::new(&keys, 2 * group.index + 1, 2 * group.count);
+        self.host.share(group.is_first(), idents);
     }
 
     /// Whether this flow is this group's.
@@ -274,7 +241,7 @@ impl RxPump {
             };
             self.publish_command(now, body, log);
             self.configured = true;
-            self.announce_again(now);
+            self.host.announce_again(now);
         }
         self.take_hints(now);
         // Every request carries the time. If that makes a deadline due, frames are received first:
@@ -317,7 +284,7 @@ impl RxPump {
     /// Whether `deadline` is due and no published request has that time. A deadline that was
     /// published already is due only because this worker's replica lags behind.
     fn is_time_due(&self, deadline: Instant, now: Instant) -> bool {
-        deadline <= now && self.published_time < deadline
+        deadline <= now && self.published.time < deadline
     }
 
     /// Publishes the time if it is due, or the credit if it grew, when no other request carried
@@ -325,8 +292,8 @@ impl RxPump {
     fn tick(&mut self, now: Instant, deadline: Instant, log: &mut impl Log) -> usize {
         let sent = self.world.tx.sent();
         let due = self.is_time_due(deadline, now);
-        if (due || sent > self.sent) && log.room() > 0 {
-            self.sent = sent;
+        if (due || sent > self.published.sent) && log.room() > 0 {
+            self.published.sent = sent;
             self.publish(&Request::tick(now, sent), None, Run::default(), log);
             return 1;
         }
@@ -340,8 +307,8 @@ impl RxPump {
     }
 
     fn sample_sent(&mut self) -> u64 {
-        self.sent = self.world.tx.sent();
-        self.sent
+        self.published.sent = self.world.tx.sent();
+        self.published.sent
     }
 
     fn publish(
@@ -352,8 +319,8 @@ impl RxPump {
         log: &mut impl Log,
     ) {
         self.stats.requests += 1;
-        self.published_time = request.digest.now;
-        if self.recorder.is_some() {
+        self.published.time = request.digest.now;
+        if self.recording.recorder.is_some() {
             self.record(request, verdict, &run);
         }
         log.publish(request, verdict, run);
@@ -367,14 +334,14 @@ impl RxPump {
             Body::Sends { .. } => return self.record_sends(request),
             Body::Segments { .. } if request.digest.bits & Digest::PROGRESS != 0 => {
                 let conn = request.digest.hint;
-                let known = self.recorded.get(&conn).copied().unwrap_or(0);
+                let known = self.recording.written.get(&conn).copied().unwrap_or(0);
                 let grown = request.digest.app_written.wrapping_sub(known as u32);
                 Some((conn, known + u64::from(grown)))
             }
             _ => None,
         };
         let written = written.and_then(|(conn, to)| {
-            let known = self.recorded.entry(conn).or_insert(0);
+            let known = self.recording.written.entry(conn).or_insert(0);
             let stream = self.world.streams.get(conn)?;
             if to <= *known {
                 return None;
@@ -396,28 +363,8 @@ impl RxPump {
             frames,
             written,
         };
-        if let Some(recorder) = &mut self.recorder {
+        if let Some(recorder) = &mut self.recording.recorder {
             recorder.add(&entry);
-        }
-    }
-
-    // Updates from applications and from primaries.
-
-    fn take_hints(&mut self, now: Instant) {
-        while !self.world.hints.is_empty()
-            && let Some(update) = self.world.hints.pop()
-        {
-            // Two primaries may report the beginning and the end of a connection in either order.
-            if update.open {
-                if !self.over.remove(&update.conn) {
-                    self.connection_begins(now, update.flow, update.conn);
-                }
-            } else if self.has_hint(&update.flow, update.conn) {
-                self.connection_ends(&update.flow);
-            } else {
-                self.over.insert(update.conn);
-            }
-            self.hints_version += 1;
         }
     }
 
@@ -426,9 +373,8 @@ impl RxPump {
         // performed in the next one, and there may be something in each.
         let mut done = self.free_sockets(log);
         done += self.reap(now, log);
-        self.give_up_fragments(now);
-        self.announce_if_due(now);
-        if self.idle.is_due(now) {
+        self.with_host(now, |host| host.on_time(now));
+        if self.connections.idle.is_due(now) {
             done += self.look_at_idle(now, log);
         }
         done += self.take_paths(now);
@@ -440,7 +386,7 @@ impl RxPump {
             done += 1;
         }
         while log.room() > 0 {
-            let Some((open, mac)) = self.opens.pop_front() else {
+            let Some((open, mac)) = self.connections.opens.pop_front() else {
                 break;
             };
             self.publish_open(now, open, mac, log);
@@ -460,7 +406,7 @@ impl RxPump {
             self.progress(now, conn, log);
             done += 1;
         }
-        if self.unanswered.has_work() {
+        if self.connections.unanswered.has_work() {
             done += self.take_unanswered(now, log);
         }
         done += self.poll_sockets(now, log);
@@ -471,48 +417,15 @@ impl RxPump {
     }
 
     fn overdue(&mut self, now: Instant) -> Vec<WaitingOpen> {
-        if self.neighbors.next_deadline() > now {
+        if self.host.neighbors.next_deadline() > now {
             return Vec::new();
         }
-        let overdue = self.neighbors.on_time(now);
-        self.stats.unresolved += overdue.dropped;
-        for address in overdue.ask {
-            self.request_address(address, None);
-        }
-        for (address, mac) in overdue.poll {
-            self.request_address(address, Some(mac));
-        }
+        let overdue = self.with_host(now, |host| host.ask_again(now));
         for address in overdue.silent {
-            self.neighbor_is_silent(address);
             self.answers_have_no_way(address);
         }
         self.retry_routes(now);
         overdue.failed
-    }
-
-    /// Asks for the link-layer address of `address`: everybody, or whoever has `mac`.
-    fn request_address(&mut self, address: Address, mac: Option<Mac>) {
-        let own = self.world.mac;
-        let mac = mac.map(|mac| mac.0);
-        // Without an address of our own there is nothing to answer to.
-        let Some(source) = self.site.source(address) else {
-            return;
-        };
-        if !address.is_v4() {
-            return self.control(wire::ndp::solicitation(own, source, mac, address));
-        }
-        let mut frame = wire::arp_frame(own, source, None, address);
-        if let Some(mac) = mac {
-            wire::set_link_dst(&mut frame, mac);
-        }
-        self.control(frame);
-    }
-
-    fn control(&mut self, mut frame: Vec<u8>) {
-        wire::ipv6::map_hop_limit(&mut frame, |dst, own| self.world.hop_limit(dst, own));
-        if !self.world.control.push(frame) {
-            self.stats.control_dropped += 1;
-        }
     }
 
     /// Whether so many frames of ours wait for the device that whatever may ask for more has to
@@ -536,11 +449,11 @@ impl RxPump {
         log: &mut impl Log,
     ) -> (usize, bool) {
         let (frames, device_empty) = batches.publish(self, now, log);
-        if self.late.0 != self.stats.requests {
-            self.late = (self.stats.requests, 0);
+        if self.published.late.0 != self.stats.requests {
+            self.published.late = (self.stats.requests, 0);
         }
-        self.late.1 += frames;
-        if self.late.1 >= MAX_LATE_FRAMES {
+        self.published.late.1 += frames;
+        if self.published.late.1 >= MAX_LATE_FRAMES {
             self.tick(now, deadline, log);
         }
         (frames, device_empty)
@@ -549,7 +462,7 @@ impl RxPump {
     /// Parses a batch and publishes its runs as they end; then handles its other frames. Requires
     /// room for as many requests as there are frames, and one.
     fn parse_and_publish(&mut self, now: Instant, batch: &Batch, log: &mut impl Log) {
-        if self.is_looping() {
+        if self.host.is_looping {
             self.stats.segments += self.parse_looped(now, batch, log);
         } else {
             let world = Arc::clone(&self.world);
@@ -583,7 +496,7 @@ impl RxPump {
         if wire::is_ipv6(bytes) {
             return self.frame_v6(now, (batch, index), (src, dst), log);
         }
-        let broadcast = dst == [0xff; 6] || dst[0] & 1 != 0 && self.listens_at(dst);
+        let broadcast = dst == [0xff; 6] || dst[0] & 1 != 0 && self.host.listens_at(dst);
         if dst != self.world.mac && !broadcast {
             // A group of IPv6 is found behind a tag only.
             if dst[0] & 1 == 0 || !self.untagged(now, &batch[index], log) {
@@ -591,7 +504,7 @@ impl RxPump {
             }
             return;
         }
-        if src[0] & 1 != 0 || wire::ends_v4(bytes).is_some_and(|ends| self.is_martian(ends)) {
+        if src[0] & 1 != 0 || wire::ends_v4(bytes).is_some_and(|ends| self.host.is_martian(ends)) {
             self.stats.martians += 1;
             return;
         }
@@ -608,7 +521,7 @@ impl RxPump {
         (batch, index): (&Batch, usize),
         log: &mut impl Log,
     ) {
-        let ours = |address| self.is_ours(address) && !broadcast;
+        let ours = |address| self.host.is_ours(address) && !broadcast;
         match wire::parse(batch[index].bytes()) {
             // Neighbours may say that an address of ours is theirs; that is all they may.
             Ok(packet) if is_from_us && !matches!(packet, Packet::Link { .. }) => {
@@ -617,7 +530,7 @@ impl RxPump {
             Ok(Packet::TcpError(error)) if ours(error.dst) => {
                 self.network_error(now, &error, log);
             }
-            Ok(Packet::Arp(arp)) => self.arp(now, &arp),
+            Ok(Packet::Arp(arp)) => self.with_host(now, |host| host.arp(now, &arp)),
             Ok(Packet::Udp(udp)) => self.datagram(now, &udp, broadcast, (batch, index), log),
             Ok(packet) => self.packet(now, &packet, broadcast, &batch[index], log),
             Err(
@@ -659,7 +572,7 @@ impl RxPump {
             (true, [3 | 11 | 12, _]) | (false, [1 | 3 | 4, _]) => NetworkError::Unreachable,
             _ => return,
         };
-        if !self.is_ours(error.local.address) {
+        if !self.host.is_ours(error.local.address) {
             return;
         }
         let (local, remote) = (error.local, error.remote);
@@ -685,16 +598,16 @@ impl RxPump {
     ) {
         self.stats.runs += 1;
         let conn = match *hint {
-            Some((version, conn)) if version == self.hints_version => conn,
+            Some((version, conn)) if version == self.connections.hints_version => conn,
             _ => {
                 let conn = self.hint_of(now, &flow);
-                *hint = Some((self.hints_version, conn));
+                *hint = Some((self.connections.hints_version, conn));
                 conn
             }
         };
         if conn == ConnId::NONE {
             // Nobody may answer for another host or group.
-            let is_foreign = self.is_foreign(&flow);
+            let is_foreign = self.host.is_foreign(&flow);
             if is_foreign || !self.has_flow(&flow) {
                 let count = match is_foreign {
                     true => &mut self.stats.foreign,
@@ -712,15 +625,15 @@ impl RxPump {
             }
         }
         let sent = self.world.tx.sent();
-        self.sent = sent;
+        self.published.sent = sent;
         let ahead = self.stores_ahead.then_some(verdict.is_none());
         let digest = &mut request.digest;
         (digest.now, digest.sent, digest.hint) = (now, sent, conn);
         self.received += u64::from(digest.len);
         sample_cursors(&self.world, digest, ahead, &mut run);
         self.stats.requests += 1;
-        self.published_time = now;
-        if self.recorder.is_some() {
+        self.published.time = now;
+        if self.recording.recorder.is_some() {
             self.record(request, verdict, &run);
         }
         log.publish(request, verdict, run);
@@ -728,32 +641,38 @@ impl RxPump {
 
     /// The next time at which this pump has something to do without input.
     pub(crate) fn next_deadline(&self) -> Instant {
-        let fragments = self.reassembly.next_deadline();
-        let announcement = self.claims.next_announcement();
-        self.neighbors
+        self.host
             .next_deadline()
-            .min(fragments)
-            .min(announcement)
             .min(self.v6_deadline())
-            .min(self.idle.next_deadline())
+            .min(self.connections.idle.next_deadline())
     }
 
     /// Whether there is something to do without waiting for the device.
     pub(crate) fn has_work(&self) -> bool {
         !self.configured
-            || !self.opens.is_empty()
+            || !self.connections.opens.is_empty()
             // These wait for work of other threads, and for frames that the device takes.
-            || !self.closing.is_empty() && !self.world.is_device_refusing()
+            || !self.connections.closing.is_empty() && !self.world.is_device_refusing()
             || self.datagrams.has_work()
-            || self.unanswered.has_work()
+            || self.connections.unanswered.has_work()
             || self.world.has_work()
-            || self.world.tx.sent() > self.sent
+            || self.world.tx.sent() > self.published.sent
             || self.follows_place()
+    }
+
+    /// What it and its host counted.
+    pub(crate) fn stats(&self) -> PumpStats {
+        self.stats.and(self.host.stats)
+    }
+
+    /// Lets the addresses be announced at the start.
+    pub(crate) fn announce(&mut self) {
+        self.host.announce = true;
     }
 
     /// The recording so far; recording ends with this call.
     pub(crate) fn take_recorder(&mut self) -> Option<Recorder> {
-        self.recorder.take()
+        self.recording.recorder.take()
     }
 }
 

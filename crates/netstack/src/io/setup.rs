@@ -368,10 +368,12 @@ impl Setup {
             self.reassembly,
             self.recorder,
         );
-        rx.announce = self.announce;
+        if self.announce {
+            rx.announce();
+        }
         rx.join_groups(self.group);
         if let Some(config) = ipv6 {
-            rx.enable_v6(config, &self.routes, &world.keys);
+            rx.enable_v6(config, &self.routes);
         }
         let tx = TxPump::new(Arc::clone(&world), tx, transmitter);
         Ok(Base {

@@ -7,6 +7,7 @@ use dominoes_drivers::{
 };
 
 use super::{Port, RouterShared, RouterStats};
+use crate::host::ArpMeaning;
 use crate::ip::fragment::{cut_frame, cut_packet};
 use crate::ip::identification::Identifications;
 use crate::ip::rate_limit::{RateLimit, TokenBucket};
@@ -179,7 +180,7 @@ impl Input {
                 for address in overdue.ask {
                     output.ask(port, address, None);
                 }
-                for (address, Mac(mac)) in overdue.poll {
+                for (address, mac) in overdue.poll {
                     output.ask(port, address, Some(mac));
                 }
                 overdue.unsent
@@ -232,38 +233,36 @@ impl Input {
     fn arp(&mut self, now: Instant, arp: &wire::Arp) {
         let shared = Arc::clone(&self.shared);
         let port = &shared.ports[self.index];
-        let is_ours = arp.sender == port.site.address;
-        let is_probe = arp.sender.is_unspecified();
-        if is_ours {
-            self.stats.arp += 1;
-            if arp.sender_mac != port.mac {
-                self.stats.conflicts += 1;
-                if self.defences.admits(now) {
-                    port.output().ask(port, port.site.address, None);
+        let meaning = ArpMeaning::of(arp, &port.site, port.mac);
+        self.stats.arp += u64::from(meaning != ArpMeaning::Martian);
+        match meaning {
+            ArpMeaning::Martian => self.stats.martians += 1,
+            ArpMeaning::FromUs => {
+                if arp.sender_mac != port.mac {
+                    self.stats.conflicts += 1;
+                    if self.defences.admits(now) {
+                        port.output().ask(port, port.site.address, None);
+                    }
                 }
             }
-            return;
-        }
-        let ends = (arp.sender, arp.target);
-        if arp.sender_mac[0] & 1 != 0 || !is_probe && port.site.is_martian(ends) {
-            self.stats.martians += 1;
-            return;
-        }
-        self.stats.arp += 1;
-        let for_us = arp.target == port.site.address;
-        let mut output = port.output();
-        if !is_probe && port.site.next_hop(arp.sender).is_some() {
-            let mac = Mac(arp.sender_mac);
-            let learned = output.neighbors.learn(arp.sender, mac, for_us, now);
-            for mut frame in learned.frames {
-                wire::set_link_dst(frame.bytes_mut(), arp.sender_mac);
-                output.push(frame);
+            ArpMeaning::Message {
+                is_neighbor,
+                for_us,
+                reply,
+            } => {
+                let mut output = port.output();
+                if is_neighbor {
+                    let mac = Mac(arp.sender_mac);
+                    let learned = output.neighbors.learn(arp.sender, mac, for_us, now);
+                    for mut frame in learned.frames {
+                        wire::set_link_dst(frame.bytes_mut(), arp.sender_mac);
+                        output.push(frame);
+                    }
+                }
+                if let Some(reply) = reply {
+                    output.push(Frame::from_bytes(&reply));
+                }
             }
-        }
-        if arp.request && for_us {
-            let to = Some(arp.sender_mac);
-            let reply = wire::arp_frame(port.mac, port.site.address, to, arp.sender);
-            output.push(Frame::from_bytes(&reply));
         }
     }
 

@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 use dominoes_drivers::{DeviceError, DeviceTx, Frame, TxFrame, checked};
 
 use super::{Port, RouterStats};
+use crate::host::question;
 use crate::ip::neighbor::{Cause, Neighbors};
 use crate::packet as wire;
-use crate::packet::flow::Address;
+use crate::packet::flow::{Address, Mac};
 use crate::time::Instant;
 
 /// The most frames that wait for a busy device; further frames are dropped.
@@ -80,12 +81,10 @@ impl Output {
 
     /// Asks for the link-layer address of `address`: all stations, or only the station with the
     /// known address `mac`.
-    pub(super) fn ask(&mut self, port: &Port, address: Address, mac: Option<[u8; 6]>) {
-        let mut request = wire::arp_frame(port.mac, port.site.address, None, address);
-        if let Some(mac) = mac {
-            wire::set_link_dst(&mut request, mac);
+    pub(super) fn ask(&mut self, port: &Port, address: Address, mac: Option<Mac>) {
+        if let Some(request) = question(&port.site, port.mac, address, mac) {
+            self.push(Frame::from_bytes(&request));
         }
-        self.push(Frame::from_bytes(&request));
     }
 
     /// Sends queued frames, and adds the sent ones to `done`.

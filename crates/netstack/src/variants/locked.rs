@@ -660,7 +660,7 @@ impl<K: LockKind> drive::Worker for LockedWorker<K> {
     }
 
     fn pump_stats(&self) -> Option<PumpStats> {
-        self.shared.rx.try_take().map(|rx| rx.receiver.pump.stats)
+        self.shared.rx.try_take().map(|rx| rx.receiver.pump.stats())
     }
 
     fn inspect(&self, look: &mut dyn FnMut(&ReplicaState)) {

@@ -137,7 +137,7 @@ impl Worker for SingleWorker {
     }
 
     fn pump_stats(&self) -> Option<PumpStats> {
-        Some(self.rx.pump.stats)
+        Some(self.rx.pump.stats())
     }
 
     fn inspect(&self, look: &mut dyn FnMut(&ReplicaState)) {
@@ -153,7 +153,7 @@ impl Worker for SingleWorker {
     }
 
     fn post(&mut self) {
-        let (pump, state) = (self.rx.pump.stats, self.replica.stats());
+        let (pump, state) = (self.rx.pump.stats(), self.replica.stats());
         self.world
             .post(|posted| (posted.pump, posted.state) = (pump, state));
     }

@@ -130,10 +130,10 @@ impl RxPump {
 
     /// We have this address of IPv4 from now on, besides those that we have.
     fn add_v4(&mut self, now: Instant, address: Address, prefix: u8) {
-        if !self.site.is_own_v4(address) {
+        if !self.host.site.is_own_v4(address) {
             self.take_frames_to(address);
             self.change_v4(now, |site| site.add_v4(address, prefix));
-            self.claim(address, now);
+            self.host.claim(address, now);
         }
     }
 
@@ -141,7 +141,7 @@ impl RxPump {
     fn remove_v4(&mut self, now: Instant, address: Address) {
         self.change_v4(now, |site| site.remove_v4(address));
         self.leave_frames_to(address);
-        self.end_claim(address);
+        self.host.end_claim(address);
         self.find_lost_connections();
     }
 
@@ -164,17 +164,17 @@ impl RxPump {
 
     /// Changes our place in IPv4.
     fn change_v4(&mut self, now: Instant, change: impl FnOnce(&mut Site)) {
-        let before = self.site.clone();
-        change(&mut self.site);
-        self.world.set_site(&self.site);
+        let before = self.host.site.clone();
+        change(&mut self.host.site);
+        self.world.set_site(&self.host.site);
         self.find_rerouted(now, before);
     }
 
     /// The link is there, perhaps another one than before: neighbours are asked anew, and told of
     /// us.
     fn link_is_up(&mut self, now: Instant) {
-        self.neighbors.forget();
-        self.announce_again(now);
+        self.host.neighbors.forget();
+        self.host.announce_again(now);
         self.change_link(now, |link| link.ask_again(now));
     }
 
@@ -182,12 +182,13 @@ impl RxPump {
     /// 4862 section 5.5.4).
     pub(super) fn find_lost_connections(&mut self) {
         let lost = self
+            .connections
             .hints
             .iter()
             .filter(|(flow, _)| self.is_lost(flow.local.address));
         let lost: Vec<_> = lost.map(|(_, hint)| hint.conn).collect();
-        self.lost.extend(lost);
-        if !self.lost.is_empty() {
+        self.connections.lost.extend(lost);
+        if !self.connections.lost.is_empty() {
             // The next turn takes them.
             self.v6_due = Instant::ZERO;
         }
@@ -197,103 +198,110 @@ impl RxPump {
     /// changed.
     pub(super) fn connection_begins(&mut self, now: Instant, flow: Flow, conn: ConnId) {
         let hop = self.hop_of(&flow);
-        if let Some(hop) = hop.filter(|_| !self.hints.contains_key(&flow)) {
-            self.neighbors.need(hop);
+        if let Some(hop) = hop.filter(|_| !self.connections.hints.contains_key(&flow)) {
+            self.host.neighbors.need(hop);
         }
         self.add_hint(now, flow, conn);
         if self.is_lost(flow.local.address) {
-            self.lost.insert(conn);
+            self.connections.lost.insert(conn);
             self.v6_due = Instant::ZERO;
         }
         self.path_begins(flow);
-        let changes = &mut self.rerouting.before;
+        let changes = &mut self.connections.rerouting.before;
         while changes.front().is_some_and(|(until, _)| *until <= now) {
             changes.pop_front();
         }
         let remote = flow.remote.address;
         let led = |before: &Site| before.next_hop(remote).is_some();
-        let mut changes = self.rerouting.before.iter();
+        let mut changes = self.connections.rerouting.before.iter();
         let is_rerouted =
             changes.any(|(_, before)| led(before) && self.is_rerouted(before, remote));
-        let is_unknown = hop.is_some_and(|hop| !self.neighbors.is_known(hop));
+        let is_unknown = hop.is_some_and(|hop| !self.host.neighbors.is_known(hop));
         if is_rerouted || is_unknown || self.has_moved_lately(now, remote) {
-            self.rerouting.queue.insert(flow);
+            self.connections.rerouting.queue.insert(flow);
             self.v6_due = Instant::ZERO;
         }
     }
 
     /// A connection is over.
     pub(super) fn connection_ends(&mut self, flow: &Flow) {
-        self.hints.remove(flow);
+        self.connections.hints.remove(flow);
         if let Some(hop) = self.hop_of(flow) {
-            self.neighbors.need_no_more(hop);
+            self.host.neighbors.need_no_more(hop);
         }
     }
 
     /// The neighbour that a connection goes through, unless it stays on this host.
     fn hop_of(&self, flow: &Flow) -> Option<Address> {
         let remote = flow.remote.address;
-        let hop = self.site.next_hop(remote);
-        hop.filter(|_| !self.site.is_ourselves(remote))
+        let hop = self.host.site.next_hop(remote);
+        hop.filter(|_| !self.host.site.is_ourselves(remote))
     }
 
     /// Whether the next hop of packets to `remote` had another link-layer address a while ago.
     fn has_moved_lately(&self, now: Instant, remote: Address) -> bool {
         let since = now.before(LATE);
-        let hop = self.site.next_hop(remote);
-        hop.is_some_and(|hop| self.neighbors.has_moved(hop, since))
+        let hop = self.host.site.next_hop(remote);
+        hop.is_some_and(|hop| self.host.neighbors.has_moved(hop, since))
     }
 
     /// A neighbour has another link-layer address. The connections whose next hop it is follow; what
     /// others reach by the same link-layer address says nothing about them.
     pub(super) fn neighbor_moved(&mut self, neighbor: Address) {
-        self.rerouting.moved.insert(neighbor);
+        self.connections.rerouting.moved.insert(neighbor);
         // The next turn looks for them.
         self.v6_due = Instant::ZERO;
     }
 
     /// Finds the connections whose next hops have moved, if that is due.
     fn find_moved(&mut self, now: Instant) {
-        let rerouting = &mut self.rerouting;
+        let rerouting = &mut self.connections.rerouting;
         if rerouting.moved.is_empty() || !rerouting.searches.admits(now) {
             return;
         }
         let moved = core::mem::take(&mut rerouting.moved);
-        let site = &self.site;
+        let site = &self.host.site;
         let has_moved = |remote| {
             site.next_hop(remote)
                 .is_some_and(|hop| moved.contains(&hop))
         };
-        let flows = self.hints.keys().copied();
+        let flows = self.connections.hints.keys().copied();
         let flows = flows.filter(|flow| has_moved(flow.remote.address));
         rerouting.queue.extend(flows);
     }
 
     /// Whether packets to `remote` go through another neighbour than they did.
     fn is_rerouted(&self, before: &Site, remote: Address) -> bool {
-        let hop = self.site.next_hop(remote);
-        hop.is_some() && hop != before.next_hop(remote) && !self.site.is_ourselves(remote)
+        let hop = self.host.site.next_hop(remote);
+        hop.is_some() && hop != before.next_hop(remote) && !self.host.site.is_ourselves(remote)
     }
 
     /// Our place was this until now. Finds connections that have another next hop by what it is,
     /// and opens that wait for another one.
     pub(super) fn find_rerouted(&mut self, now: Instant, before: Site) {
-        let flows = self.hints.keys().copied();
+        let flows = self.connections.hints.keys().copied();
         let flows = flows.filter(|flow| self.is_rerouted(&before, flow.remote.address));
         let flows: Vec<_> = flows.collect();
         let hops: Vec<_> = self
+            .connections
             .hints
             .keys()
             .filter_map(|flow| self.hop_of(flow))
             .collect();
-        self.neighbors.set_needed(hops.into_iter());
-        let waiting = core::mem::take(&mut self.rerouting.waiting);
+        self.host.neighbors.set_needed(hops.into_iter());
+        let waiting = core::mem::take(&mut self.connections.rerouting.waiting);
         let waiting = waiting.into_values().flatten();
-        self.rerouting.queue.extend(waiting.chain(flows));
-        let site = &self.site;
+        self.connections
+            .rerouting
+            .queue
+            .extend(waiting.chain(flows));
+        let site = &self.host.site;
         let hop = |remote| site.next_hop(remote);
-        let opens = self.neighbors.take_opens(|open| hop(open.remote.address));
-        let resolved = core::mem::take(&mut self.opens);
+        let opens = self
+            .host
+            .neighbors
+            .take_opens(|open| hop(open.remote.address));
+        let resolved = core::mem::take(&mut self.connections.opens);
         for open in opens
             .into_iter()
             .chain(resolved.into_iter().map(|(open, _)| open))
@@ -301,11 +309,14 @@ impl RxPump {
             // As if it were asked for now: the log may have no room at this moment.
             self.world.commands.push(Command::Open(open));
         }
-        if self.rerouting.before.len() == MAX_CHANGES {
-            self.rerouting.before.pop_front();
+        if self.connections.rerouting.before.len() == MAX_CHANGES {
+            self.connections.rerouting.before.pop_front();
         }
-        self.rerouting.before.push_back((now + LATE, before));
-        if self.rerouting.is_due() {
+        self.connections
+            .rerouting
+            .before
+            .push_back((now + LATE, before));
+        if self.connections.rerouting.is_due() {
             // The next turn takes them.
             self.v6_due = Instant::ZERO;
         }
@@ -316,52 +327,57 @@ impl RxPump {
     pub(super) fn follow_routes(&mut self, now: Instant, log: &mut impl Log) {
         self.find_moved(now);
         while log.room() > RESERVED
-            && let Some(flow) = self.rerouting.queue.pop_first()
+            && let Some(flow) = self.connections.rerouting.queue.pop_first()
         {
             let remote = flow.remote.address;
             let (conn, hop) = (
-                self.hints.get(&flow).map(|hint| hint.conn),
-                self.site.next_hop(remote),
+                self.connections.hints.get(&flow).map(|hint| hint.conn),
+                self.host.site.next_hop(remote),
             );
             let (Some(conn), Some(hop)) = (conn, hop) else {
                 continue;
             };
-            if let Some(mac) = self.neighbors.lookup(hop, now) {
+            if let Some(mac) = self.host.neighbors.lookup(hop, now) {
                 self.publish_command(now, Body::NextHop { conn, mac }, log);
                 continue;
             }
-            let waiting = &mut self.rerouting.waiting;
+            let waiting = &mut self.connections.rerouting.waiting;
             waiting.entry(hop).or_default().insert(flow);
             self.ask_for_hop(hop, now);
         }
     }
 
     fn ask_for_hop(&mut self, hop: Address, now: Instant) {
-        if self.neighbors.ask_for(hop, now) {
-            self.request_address(hop, None);
-        } else if !self.neighbors.is_resolving(hop) {
+        if self.host.neighbors.ask_for(hop, now) {
+            self.with_host(now, |host| host.request_address(hop, None));
+        } else if !self.host.neighbors.is_resolving(hop) {
             // So many are asked for that there is no room.
-            self.rerouting.ask_at = Some(now + ASK_INTERVAL);
+            self.connections.rerouting.ask_at = Some(now + ASK_INTERVAL);
         }
     }
 
     /// Somebody said which link-layer address `hop` has: connections that waited for that follow.
     pub(super) fn routes_to(&mut self, hop: Address, now: Instant) {
-        if !self.neighbors.is_resolving(hop) {
+        if !self.host.neighbors.is_resolving(hop) {
             self.answers_go_to(hop);
         }
-        if self.rerouting.waiting.contains_key(&hop) && self.neighbors.lookup(hop, now).is_some() {
-            let flows = self.rerouting.waiting.remove(&hop);
-            self.rerouting.queue.extend(flows.into_iter().flatten());
+        if self.connections.rerouting.waiting.contains_key(&hop)
+            && self.host.neighbors.lookup(hop, now).is_some()
+        {
+            let flows = self.connections.rerouting.waiting.remove(&hop);
+            self.connections
+                .rerouting
+                .queue
+                .extend(flows.into_iter().flatten());
             self.v6_due = Instant::ZERO;
         }
     }
 
     /// Asks again for the next hops of connections that nobody is asked for.
     pub(super) fn retry_routes(&mut self, now: Instant) {
-        let (hints, neighbors) = (&self.hints, &self.neighbors);
+        let (hints, neighbors) = (&self.connections.hints, &self.host.neighbors);
         let mut hops = Vec::new();
-        self.rerouting.waiting.retain(|hop, flows| {
+        self.connections.rerouting.waiting.retain(|hop, flows| {
             if !neighbors.is_resolving(*hop) {
                 flows.retain(|flow| hints.contains_key(flow));
                 hops.extend((!flows.is_empty()).then_some(*hop));
@@ -375,7 +391,7 @@ impl RxPump {
 
     /// The same, if that is due.
     pub(super) fn retry_routes_if_due(&mut self, now: Instant) {
-        let ask_at = &mut self.rerouting.ask_at;
+        let ask_at = &mut self.connections.rerouting.ask_at;
         if ask_at.take_if(|at| *at <= now).is_some() {
             self.retry_routes(now);
         }
@@ -383,13 +399,13 @@ impl RxPump {
 
     /// Whether connections of this address end.
     pub(super) fn is_lost(&self, local: Address) -> bool {
-        !self.site.is_ourselves(local)
+        !self.host.site.is_ourselves(local)
     }
 
     /// Ends connections of lost addresses.
     pub(super) fn end_lost_connections(&mut self, now: Instant, log: &mut impl Log) {
         while log.room() > RESERVED
-            && let Some(conn) = self.lost.pop_first()
+            && let Some(conn) = self.connections.lost.pop_first()
         {
             self.publish_command(now, Body::AddressLost { conn }, log);
         }

@@ -1,7 +1,7 @@
-//! The requests of applications in the receive pump: opens, listeners, progress of streams, and the
-//! end of connections.
+//! The requests of applications in the receive pump: opens, listeners, and the progress of
+//! streams.
 
-use super::{Log, RxPump, idle};
+use super::{Log, RxPump};
 use crate::error::SocketError;
 use crate::io::stream::Change;
 use crate::io::world::{Command, OpenResult};
@@ -84,27 +84,29 @@ impl RxPump {
         if self.waits_for_source(open) {
             return;
         }
-        if let Some(mac) = self.own_mac_for(open.remote.address) {
+        if let Some(mac) = self.with_host(now, |host| host.own_mac_for(open.remote.address)) {
             return self.publish_open(now, open, mac, log);
         }
-        let Some(next_hop) = self.site.next_hop(open.remote.address) else {
+        let Some(next_hop) = self.host.site.next_hop(open.remote.address) else {
             self.world.complete_open(open.request_id, UNREACHABLE);
             return;
         };
-        if let Some(mac) = self.neighbors.lookup(next_hop, now) {
+        if let Some(mac) = self.host.neighbors.lookup(next_hop, now) {
             return self.publish_open(now, open, mac, log);
         }
         if !self.may_wait(open) {
             return;
         }
-        if self.neighbors.wait_for(next_hop, open, now) {
-            self.request_address(next_hop, None);
+        if self.host.neighbors.wait_for(next_hop, open, now) {
+            self.with_host(now, |host| host.request_address(next_hop, None));
         }
     }
 
     /// Whether one more open may wait: so many as there may be connections. If not, it fails.
     pub(super) fn may_wait(&self, open: WaitingOpen) -> bool {
-        let waiting = self.opens.len() + self.neighbors.waiting_opens() + self.without_source();
+        let waiting = self.connections.opens.len()
+            + self.host.neighbors.waiting_opens()
+            + self.connections.sourceless.len();
         let has_room = waiting < self.world.limits.connections as usize;
         if !has_room {
             self.world.complete_open(open.request_id, NO_ROOM);
@@ -126,8 +128,8 @@ impl RxPump {
         } = open;
         let address = local.address;
         let source = match address.is_unspecified() {
-            true => self.site.source(remote.address),
-            false => Some(address).filter(|address| self.site.is_ourselves(*address)),
+            true => self.host.site.source(remote.address),
+            false => Some(address).filter(|address| self.host.site.is_ourselves(*address)),
         };
         let Some(source) = source else {
             let failed = match address.is_unspecified() {
@@ -156,9 +158,9 @@ impl RxPump {
             return;
         };
         let (app_read, mut app_written, asked) = stream.progress();
-        if self.lingering.contains(&conn) {
+        if self.connections.lingering.contains(&conn) {
             if asked.orphan {
-                self.lingering.remove(&conn);
+                self.connections.lingering.remove(&conn);
                 self.free(now, conn, log);
             }
             return;
@@ -230,48 +232,5 @@ impl RxPump {
             self.publish_command(now, Body::Set { conn, settings }, log);
             self.publish_command(now, tune, log);
         }
-    }
-
-    /// Frees the places of closed connections whose work is done and whose sockets are gone.
-    pub(super) fn reap(&mut self, now: Instant, log: &mut impl Log) -> usize {
-        while !self.world.retired.is_empty()
-            && let Some(conn) = self.world.retired.pop()
-        {
-            self.closing.push_back((log.published(), conn));
-        }
-        let (mut done, mut discarded) = (0, 0);
-        while let Some(&(position, conn)) = self.closing.front() {
-            if position > log.performed() || log.room() == 0 || discarded == idle::LOOKS {
-                break;
-            }
-            // All frames of the connection are built by now. Some may still wait for the device,
-            // with payload in its send ring.
-            let numbered = self.numbered.get_or_insert_with(|| self.world.tx.claimed());
-            if self.world.tx.sent() < *numbered {
-                break;
-            }
-            self.numbered = None;
-            self.closing.pop_front();
-            if let Some(stream) = self.world.streams.get(conn) {
-                stream.all_sent();
-                if stream.is_orphan() {
-                    discarded += usize::from(self.free(now, conn, log));
-                } else {
-                    self.lingering.insert(conn);
-                }
-            }
-            done += 1;
-        }
-        done
-    }
-
-    /// Returns whether memory was given back.
-    fn free(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) -> bool {
-        self.recorded.remove(&conn);
-        self.over.remove(&conn);
-        self.idle.forget(conn);
-        let is_discarded = self.world.streams.recycle(conn);
-        self.publish_command(now, Body::Free { conn }, log);
-        is_discarded
     }
 }

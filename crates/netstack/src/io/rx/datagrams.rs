@@ -17,9 +17,7 @@ use crate::io::stream::{Parts, StreamRef};
 use crate::io::udp_queues::PendingError;
 use crate::io::{Batch, Indices, Run};
 use crate::ip::fragment::{Cut, cut_frame};
-use crate::ip::multicast::Memberships;
 use crate::ip::neighbor::Cause;
-use crate::ip::route::AddressKind;
 use crate::log::request::{
     Body, ConnId, Digest, Flow, Lengths, MAX_DATAGRAMS, Mac, Merged, Request, RequestKind,
 };
@@ -60,8 +58,6 @@ pub(crate) struct Datagrams {
     /// Our end that was looked up last, and the place of its socket.
     last: Option<(Endpoint, u32)>,
     open: OpenRun,
-    /// Who listens to which groups.
-    pub(super) groups: Memberships<ConnId>,
     /// Sockets whose datagrams found no room in the log.
     more: VecDeque<ConnId>,
     /// Closed sockets, and the position up to which effects must be performed before their place is
@@ -162,8 +158,8 @@ impl RxPump {
         log: &mut impl Log,
     ) {
         let frame = &batch[index];
-        let ours = self.is_ours(udp.dst) && !broadcast;
-        if !ours && !self.is_to_all(udp.dst, broadcast) {
+        let ours = self.host.is_ours(udp.dst) && !broadcast;
+        if !ours && !self.host.is_to_all(udp.dst, broadcast) {
             self.stats.not_ours += 1;
             return;
         }
@@ -172,11 +168,18 @@ impl RxPump {
         let Some(place) = self.datagrams.receiver_of(local, remote) else {
             self.stats.no_port += 1;
             if ours && (is_verified_by_device(frame) || datagram_is_good(frame.bytes())) {
-                self.report(now, frame, IcmpError::PortUnreachable);
+                let bytes = frame.bytes();
+                self.with_host(now, |host| {
+                    host.report(now, bytes, IcmpError::PortUnreachable)
+                });
             }
             return;
         };
-        if !ours && !self.takes_of_group(place, udp) {
+        if !ours
+            && !self
+                .host
+                .takes_of_group(self.datagrams.socket_at(place), udp)
+        {
             self.stats.not_ours += 1;
             return;
         }
@@ -476,7 +479,7 @@ impl RxPump {
             dont_fragment,
             ..
         } = first.header;
-        let mtu = self.path_mtu(remote.address);
+        let mtu = self.host.path_mtu(remote.address);
         let cut = Cut::new(remote.address, mtu);
         let is_cut = |len: u16| cut.count(u32::from(len) + wire::UDP_HEADER as u32) > 1;
         if let Some(bound) = self.datagrams.get(bound.socket) {
@@ -515,9 +518,10 @@ impl RxPump {
             return first.offset;
         }
         if is_cut(first.header.len) {
-            self.remember_sent(now, remote.address, Some(cut.longest_frame()));
+            self.host
+                .remember_sent(now, remote.address, Some(cut.longest_frame()));
         } else {
-            self.remember_datagrams(now, remote.address, &lengths);
+            self.host.remember_datagrams(now, remote.address, &lengths);
         }
         let body = Body::Sends {
             socket: bound.socket,
@@ -568,7 +572,7 @@ impl RxPump {
                 bytes: [a, b].concat(),
             }
         });
-        if let Some(recorder) = &mut self.recorder {
+        if let Some(recorder) = &mut self.recording.recorder {
             recorder.add(&Entry {
                 request: *request,
                 verdict: None,
@@ -587,42 +591,20 @@ impl RxPump {
 
     /// The link-layer address for packets to `remote`, if known.
     fn resolve_next_hop(&mut self, now: Instant, remote: Address) -> Option<Mac> {
-        self.resolve_for(Cause::Ours, now, remote)
-    }
-
-    /// The same, of packets that leave for this cause.
-    pub(super) fn resolve_for(
-        &mut self,
-        cause: Cause,
-        now: Instant,
-        remote: Address,
-    ) -> Option<Mac> {
-        if !remote.is_v4() && remote.is_multicast() {
-            return Some(Mac(wire::ndp::group_mac(remote)));
-        }
-        if self.site.classify(remote) == AddressKind::Broadcast {
-            return Some(Mac([0xff; 6]));
-        }
-        if remote.is_multicast() {
-            return Some(Mac(wire::igmp::group_mac(remote)));
-        }
-        let own = self.own_mac_for(remote);
-        own.or_else(|| {
-            let next_hop = self.site.next_hop(remote)?;
-            self.neighbors.lookup_for(cause, next_hop, now)
-        })
+        self.with_host(now, |host| host.resolve(Cause::Ours, now, remote))
     }
 
     /// Where datagrams of a socket to `remote` come from, if there is such an address. What is
     /// bound to an address of this host alone sends nothing to others.
     fn source_for(&self, bound: &Bound, remote: Address) -> Option<Address> {
         let only = bound.binding.address;
-        if only.is_some_and(|only| only.ip().is_loopback()) && !self.site.is_ourselves(remote) {
+        if only.is_some_and(|only| only.ip().is_loopback()) && !self.host.site.is_ourselves(remote)
+        {
             return None;
         }
         match only {
-            Some(only) => Some(only).filter(|only| self.site.is_ourselves(*only)),
-            None => self.site.source(remote),
+            Some(only) => Some(only).filter(|only| self.host.site.is_ourselves(*only)),
+            None => self.host.site.source(remote),
         }
     }
 
@@ -636,18 +618,19 @@ impl RxPump {
         log: &mut impl Log,
     ) -> u64 {
         let remote = found.header.remote;
-        let next_hop = self.site.next_hop(remote.address);
-        let ident = self.next_ident(remote.address, wire::UDP);
+        let next_hop = self.host.site.next_hop(remote.address);
+        let ident = self.host.next_ident(remote.address, wire::UDP);
         let source = self.source_for(bound, remote.address);
-        let mtu = self.path_mtu(remote.address);
+        let mtu = self.host.path_mtu(remote.address);
         let stream = self.world.queues.streams.get(bound.socket);
         if let (Some(next_hop), Some(stream), Some(source)) = (next_hop, stream, source) {
             let payload = payload_of(&stream, &found);
             let local = Endpoint::new(source, bound.port);
             let datagram = whole_datagram(&self.world, local, &found.header, ident, payload);
             let frames = cut_frame(datagram, mtu, ident);
-            self.remember_sent(now, remote.address, frames.iter().map(Vec::len).max());
-            self.hold(now, Cause::Ours, next_hop, frames);
+            self.host
+                .remember_sent(now, remote.address, frames.iter().map(Vec::len).max());
+            self.with_host(now, |host| host.hold(now, Cause::Ours, next_hop, frames));
         } else {
             self.stats.unresolved += 1;
         }

@@ -55,12 +55,12 @@ impl RxPump {
 
     fn send_echo(&mut self, now: Instant, ident: u16, request: &EchoRequest) {
         let EchoRequest { to, sequence, .. } = *request;
-        let Some(source) = self.site.source(to) else {
+        let Some(source) = self.host.site.source(to) else {
             self.stats.unresolved += 1;
             return;
         };
         let protocol = if to.is_v4() { wire::ICMP } else { wire::ICMPV6 };
-        let number = self.next_ident(to, protocol);
+        let number = self.host.next_ident(to, protocol);
         let frame = wire::echo_request(
             (self.world.mac, source),
             (to, request.ttl),
@@ -68,15 +68,15 @@ impl RxPump {
             (ident, sequence),
             &request.data,
         );
-        let frames = cut_frame(frame, self.path_mtu(to), number);
+        let frames = cut_frame(frame, self.host.path_mtu(to), number);
         self.stats.echo_requests_forgotten += self.echoes.sent(ident, sequence, now);
-        self.remember_sent(now, to, frames.iter().map(Vec::len).max());
-        self.send_frames(now, Cause::Ours, to, frames);
+        self.host
+            .remember_sent(now, to, frames.iter().map(Vec::len).max());
+        self.with_host(now, |host| host.send_frames(now, Cause::Ours, to, frames));
     }
 
     /// A reply came, to somebody's request.
     pub(super) fn take_echo_reply(&mut self, now: Instant, frame: &Frame) {
-        self.stats.echo_replies += 1;
         let Some(reply) = wire::echo_of(frame.bytes()) else {
             return;
         };

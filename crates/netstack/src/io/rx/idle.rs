@@ -145,20 +145,23 @@ impl RxPump {
     pub(super) fn add_hint(&mut self, now: Instant, flow: Flow, conn: ConnId) {
         let hint = Hint {
             conn,
-            look: self.idle.ask(now, flow, (0, 0), 0),
+            look: self.connections.idle.ask(now, flow, (0, 0), 0),
             watched: UNWATCHED,
         };
-        self.hints.insert(flow, hint);
+        self.connections.hints.insert(flow, hint);
     }
 
     /// Whether the table of hints has `conn` as the connection of `flow`.
     pub(super) fn has_hint(&self, flow: &Flow, conn: ConnId) -> bool {
-        self.hints.get(flow).is_some_and(|hint| hint.conn == conn)
+        self.connections
+            .hints
+            .get(flow)
+            .is_some_and(|hint| hint.conn == conn)
     }
 
     /// The connection of a flow, as far as it is known. A run of it will be published.
     pub(super) fn hint_of(&mut self, now: Instant, flow: &Flow) -> ConnId {
-        let Some(hint) = self.hints.get(flow) else {
+        let Some(hint) = self.connections.hints.get(flow) else {
             return ConnId::NONE;
         };
         let conn = hint.conn;
@@ -170,35 +173,35 @@ impl RxPump {
 
     #[cold]
     fn end_watch(&mut self, now: Instant, flow: &Flow) {
-        let Some(hint) = self.hints.get_mut(flow) else {
+        let Some(hint) = self.connections.hints.get_mut(flow) else {
             return;
         };
         hint.watched = UNWATCHED;
         if hint.look == 0 {
-            self.idle.forget(hint.conn);
-            hint.look = self.idle.ask(now, *flow, (0, 0), 0);
+            self.connections.idle.forget(hint.conn);
+            hint.look = self.connections.idle.ask(now, *flow, (0, 0), 0);
         }
     }
 
     /// The application of `conn` may have read what was in the way of giving memory back.
     #[inline]
     pub(super) fn after_reading(&mut self, now: Instant, conn: ConnId) {
-        if !self.idle.unread.is_empty() {
+        if !self.connections.idle.unread.is_empty() {
             self.look_after_reading(now, conn);
         }
     }
 
     #[cold]
     fn look_after_reading(&mut self, now: Instant, conn: ConnId) {
-        let Some((flow, advertised)) = self.idle.unread.remove(&conn) else {
+        let Some((flow, advertised)) = self.connections.idle.unread.remove(&conn) else {
             return;
         };
         if let Some(stream) = self.world.streams.get(conn) {
             stream.advertised(advertised, 0);
         }
-        let hint = self.hints.get_mut(&flow);
+        let hint = self.connections.hints.get_mut(&flow);
         if let Some(hint) = hint.filter(|hint| hint.conn == conn && hint.look == 0) {
-            hint.look = self.idle.ask(now, flow, (0, 0), 0);
+            hint.look = self.connections.idle.ask(now, flow, (0, 0), 0);
         }
     }
 
@@ -207,18 +210,18 @@ impl RxPump {
     #[cold]
     pub(super) fn look_at_idle(&mut self, now: Instant, log: &impl Log) -> usize {
         for _ in 0..LOOKS {
-            let Some(look) = self.idle.next(now) else {
+            let Some(look) = self.connections.idle.next(now) else {
                 return 0;
             };
             self.look_at(now, look, log);
         }
-        usize::from(self.idle.is_due(now))
+        usize::from(self.connections.idle.is_due(now))
     }
 
     #[cold]
     fn look_at(&mut self, now: Instant, look: Look, log: &impl Log) {
         let flow = look.flow;
-        let hint = self.hints.get_mut(&flow);
+        let hint = self.connections.hints.get_mut(&flow);
         let Some(hint) = hint.filter(|hint| hint.look == look.number) else {
             // The connection is gone, or another look is due.
             return;
@@ -233,7 +236,7 @@ impl RxPump {
             attempts = 0;
         } else if hint.watched == UNWATCHED {
             hint.watched = log.published();
-            self.hints_version += 1;
+            self.connections.hints_version += 1;
         } else {
             // Of a worker that has left solo mode positions are counted anew; all that it published
             // there is performed.
@@ -252,12 +255,15 @@ impl RxPump {
                 if attempts > ATTEMPTS {
                     if !received {
                         let advertised = stream.ask_for_read();
-                        self.idle.unread.insert(hint.conn, (flow, advertised));
+                        self.connections
+                            .idle
+                            .unread
+                            .insert(hint.conn, (flow, advertised));
                     }
                     return;
                 }
             }
         }
-        hint.look = self.idle.ask(now, flow, cursors, attempts);
+        hint.look = self.connections.idle.ask(now, flow, cursors, attempts);
     }
 }

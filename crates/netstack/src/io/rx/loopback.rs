@@ -19,7 +19,6 @@ use crate::io::gro::Parser;
 use crate::io::perform::whole_datagram;
 use crate::io::rx::{BATCH, Log, RESERVED, RunPublisher, RxPump};
 use crate::io::stream::Parts;
-use crate::ip::route::AddressKind;
 use crate::log::request::{Address, Endpoint, Mac};
 use crate::packet as wire;
 use crate::time::Instant;
@@ -30,20 +29,9 @@ use crate::udp::record::RecordHeader;
 pub(super) struct Loopback {
     /// Made when it is needed.
     parser: Option<Parser>,
-    /// Whether a frame that came back is handled at present.
-    is_active: bool,
 }
 
 impl RxPump {
-    /// Our link-layer address, for packets that come back to us, if those to `address` do.
-    pub(crate) fn own_mac_for(&self, address: Address) -> Option<Mac> {
-        if !self.site.is_ourselves(address) {
-            return None;
-        }
-        self.world.enable_loopback();
-        Some(Mac(self.world.mac))
-    }
-
     /// Handles frames that we sent to ourselves, as far as the log has room. Returns how many.
     #[cold]
     pub(super) fn take_looped(&mut self, now: Instant, log: &mut impl Log) -> usize {
@@ -66,9 +54,9 @@ impl RxPump {
         self.world.enable_loopback();
         let count = frames.len();
         let batch = Batch::new(frames);
-        self.loopback.is_active = true;
+        self.host.is_looping = true;
         self.parse_and_publish(now, &batch, log);
-        self.loopback.is_active = false;
+        self.host.is_looping = false;
         self.recycler.put_batch(batch);
         self.stats.looped += count as u64;
         count
@@ -93,7 +81,7 @@ impl RxPump {
 
     /// Whether datagrams to `remote` are for sockets of ours, too: for a group in which we are.
     pub(super) fn is_own_group(&self, remote: Address) -> bool {
-        remote.is_multicast() && self.is_to_all(remote, true)
+        remote.is_multicast() && self.host.is_to_all(remote, true)
     }
 
     /// Gives a copy of a datagram from `local` to a group to ourselves. Returns false, and does
@@ -108,21 +96,5 @@ impl RxPump {
         let mut frame = whole_datagram(&self.world, local, header, 0, payload);
         wire::set_link_dst(&mut frame, mac.0);
         self.world.give_to_ourselves(frame, None)
-    }
-
-    /// Whether frames that came back are handled at present.
-    pub(super) fn is_looping(&self) -> bool {
-        self.loopback.is_active
-    }
-
-    /// Whether a packet to `address` is for us alone.
-    pub(crate) fn is_ours(&self, address: Address) -> bool {
-        self.site.classify(address) == AddressKind::Local
-            || self.loopback.is_active && self.site.is_ourselves(address)
-    }
-
-    /// Whether no packet between these addresses can come the way that the one at hand came.
-    pub(crate) fn is_martian(&self, ends: (Address, Address)) -> bool {
-        !self.loopback.is_active && self.site.is_martian(ends)
     }
 }

@@ -1,18 +1,16 @@
 //! What passes the path to a destination (RFC 1191, RFC 8201), in the receive pump.
 //!
 //! A router's word counts if it is about what left: a connection knows the numbers that are in
-//! flight and tells ([`Effect::PathMtu`](crate::log::effect::Effect::PathMtu)), and the pump knows
-//! the sizes of datagrams, fragments and echoes that it sent lately ([`PathMtus`]). Whichever group
-//! knows tells the others of its interface. Connections obey, and so do datagrams and echoes of
-//! IPv6; those of IPv4 are cut by routers.
+//! flight and tells ([`Effect::PathMtu`](crate::log::effect::Effect::PathMtu)), and the host
+//! knows the sizes of datagrams, fragments and echoes that it sent lately
+//! ([`PathMtus`](crate::ip::pmtu::PathMtus)). Whichever group knows tells the others of its
+//! interface. Connections obey, and so do datagrams and echoes of IPv6; routers cut those of IPv4.
 
 use std::collections::BTreeSet;
 
 use crate::io::rx::{Log, RESERVED, RxPump};
-use crate::ip::pmtu::PathMtus;
 use crate::ip::rate_limit::TokenBucket;
-use crate::log::request::{Address, Body, Flow, Lengths};
-use crate::packet as wire;
+use crate::log::request::{Address, Body, Flow};
 use crate::time::{Duration, Instant};
 
 /// Destinations whose connections are told together that less passes; of more, datagrams alone
@@ -22,9 +20,8 @@ const MAX_NARROWED: usize = 256;
 /// Searches for such connections in a row, and how long until one more may be: all are looked at.
 const SEARCHES: (u64, Duration) = (16, Duration::from_millis(100));
 
-/// The paths that a pump knows.
+/// Connections that follow their paths.
 pub(super) struct Paths {
-    known: PathMtus,
     /// Destinations to which less passes than connections may know, and the connections that are
     /// told as the log has room.
     narrowed: BTreeSet<Address>,
@@ -37,7 +34,6 @@ pub(super) struct Paths {
 impl Default for Paths {
     fn default() -> Self {
         Paths {
-            known: PathMtus::default(),
             narrowed: BTreeSet::new(),
             narrow: BTreeSet::new(),
             searches: TokenBucket::new(SEARCHES.0, SEARCHES.1),
@@ -52,11 +48,10 @@ impl Paths {
         if !self.narrow.is_empty() || self.link_mtu.is_some() {
             return Instant::ZERO;
         }
-        let search_at = match self.narrowed.is_empty() {
+        match self.narrowed.is_empty() {
             true => Instant::NEVER,
             false => self.searches.next(),
-        };
-        search_at.min(self.known.next_deadline())
+        }
     }
 
     /// Connections that may be told.
@@ -66,26 +61,11 @@ impl Paths {
 }
 
 impl RxPump {
-    /// Bytes of a packet to `remote`, at most, that is no segment.
-    pub(crate) fn path_mtu(&self, remote: Address) -> u16 {
-        match remote.is_v4() {
-            true => self.world.limits.mtu,
-            false => self.segment_mtu(remote),
-        }
-    }
-
-    /// The same of one that no router may cut.
-    fn segment_mtu(&self, remote: Address) -> u16 {
-        let link = self.site.v6.mtu.filter(|_| !remote.is_v4());
-        let mtu = self.paths.known.get(remote).min(self.world.limits.mtu);
-        mtu.min(link.unwrap_or(u16::MAX))
-    }
-
     /// No more than `mtu` bytes pass to `remote`.
     fn narrow_path(&mut self, now: Instant, (remote, mtu): (Address, u16)) -> bool {
-        let is_less = self.paths.known.too_big(remote, mtu, now);
-        if is_less && self.paths.narrowed.len() < MAX_NARROWED {
-            self.paths.narrowed.insert(remote);
+        let is_less = self.host.paths.too_big(remote, mtu, now);
+        if is_less && self.connections.paths.narrowed.len() < MAX_NARROWED {
+            self.connections.paths.narrowed.insert(remote);
         }
         self.v6_due = self.v6_deadline();
         is_less
@@ -94,9 +74,10 @@ impl RxPump {
     /// Routers say what the link takes of IPv6, or do not any more: connections follow, and what
     /// SYNs announce, as it does in Linux.
     pub(super) fn follow_link_mtu(&mut self) {
-        self.paths.link_mtu = Some(self.site.v6.mtu.unwrap_or(0));
-        let flows = self.hints.keys().copied();
-        self.paths
+        self.connections.paths.link_mtu = Some(self.host.site.v6.mtu.unwrap_or(0));
+        let flows = self.connections.hints.keys().copied();
+        self.connections
+            .paths
             .tell(flows.filter(|flow| !flow.remote.address.is_v4()));
         self.v6_due = Instant::ZERO;
     }
@@ -105,7 +86,7 @@ impl RxPump {
     /// connection sent. Whoever forges that has to know what we sent (RFC 8201 section 4).
     pub(super) fn too_big(&mut self, now: Instant, remote: Address, (len, mtu): (u16, u16)) {
         if mtu < len
-            && self.paths.known.has_sent(remote, len, now)
+            && self.host.paths.has_sent(remote, len, now)
             && self.narrow_path(now, (remote, mtu))
         {
             self.world.tell_path(remote, mtu);
@@ -124,38 +105,10 @@ impl RxPump {
         done
     }
 
-    /// A packet in frames of so many bytes at most leaves.
-    pub(super) fn remember_sent(&mut self, now: Instant, remote: Address, frame: Option<usize>) {
-        if !remote.is_v4() {
-            let len = frame.unwrap_or(0).saturating_sub(wire::ETHERNET_HEADER);
-            self.paths.known.sent(remote, len, now);
-        }
-    }
-
-    /// Datagrams leave, each in a packet of its own.
-    pub(super) fn remember_datagrams(&mut self, now: Instant, remote: Address, lengths: &Lengths) {
-        if remote.is_v4() {
-            return;
-        }
-        let mut sent = |payload: u16| {
-            let frame = wire::ipv6::IPV6_HEADERS + wire::UDP_HEADER + usize::from(payload);
-            self.paths
-                .known
-                .sent(remote, frame - wire::ETHERNET_HEADER, now);
-        };
-        match lengths {
-            Lengths::Each(each) => each.iter().for_each(|len| sent(*len)),
-            Lengths::Merged(merged) => {
-                sent(merged.size);
-                sent(merged.split().1);
-            }
-        }
-    }
-
     /// A connection begins: its path may be known already.
     pub(super) fn path_begins(&mut self, flow: Flow) {
-        if self.segment_mtu(flow.remote.address) < self.world.limits.mtu {
-            self.paths.narrow.insert(flow);
+        if self.host.segment_mtu(flow.remote.address) < self.world.limits.mtu {
+            self.connections.paths.narrow.insert(flow);
             self.v6_due = Instant::ZERO;
         }
     }
@@ -163,23 +116,23 @@ impl RxPump {
     /// Tells connections what is known of their paths, as far as the log has room. All are looked
     /// at for it, so that is done only so often.
     pub(super) fn follow_paths(&mut self, now: Instant, log: &mut impl Log) {
-        let paths = &mut self.paths;
-        paths.known.expire(now);
+        let paths = &mut self.connections.paths;
+        self.host.paths.expire(now);
         if !paths.narrowed.is_empty() && paths.searches.admits(now) {
             let narrowed = core::mem::take(&mut paths.narrowed);
-            let flows = self.hints.keys().copied();
+            let flows = self.connections.hints.keys().copied();
             paths.tell(flows.filter(|flow| narrowed.contains(&flow.remote.address)));
         }
         if log.room() > RESERVED
-            && let Some(mtu) = self.paths.link_mtu.take()
+            && let Some(mtu) = self.connections.paths.link_mtu.take()
         {
             self.publish_command(now, Body::LinkMtu { mtu }, log);
         }
         while log.room() > RESERVED
-            && let Some(flow) = self.paths.narrow.pop_first()
+            && let Some(flow) = self.connections.paths.narrow.pop_first()
         {
-            if let Some(conn) = self.hints.get(&flow).map(|hint| hint.conn) {
-                let mtu = self.segment_mtu(flow.remote.address);
+            if let Some(conn) = self.connections.hints.get(&flow).map(|hint| hint.conn) {
+                let mtu = self.host.segment_mtu(flow.remote.address);
                 self.publish_command(now, Body::PathMtu { conn, mtu }, log);
             }
         }

@@ -69,11 +69,11 @@ impl RxPump {
         (run, verdict): (&Run, Option<Verdict>),
     ) -> Option<Mac> {
         let remote = flow.remote.address;
-        let mac = self.resolve_for(Cause::Answer, now, remote);
+        let mac = self.with_host(now, |host| host.resolve(Cause::Answer, now, remote));
         if mac.is_some() {
             return mac;
         }
-        let held = self.site.next_hop(remote).is_some_and(|hop| {
+        let held = self.host.site.next_hop(remote).is_some_and(|hop| {
             let cost = cost(run);
             self.may_wait_for(now, hop, cost) && {
                 let held = Held {
@@ -82,8 +82,8 @@ impl RxPump {
                     verdict,
                     run: copied(run),
                 };
-                self.unanswered.bytes += cost;
-                let waiting = self.unanswered.waiting.entry(hop);
+                self.connections.unanswered.bytes += cost;
+                let waiting = self.connections.unanswered.waiting.entry(hop);
                 waiting.or_default().push(held);
                 true
             }
@@ -96,26 +96,33 @@ impl RxPump {
 
     /// Asks for `hop`. Returns whether a run that counts so much may wait for it.
     fn may_wait_for(&mut self, now: Instant, hop: Address, cost: usize) -> bool {
-        let unanswered = &self.unanswered;
+        let unanswered = &self.connections.unanswered;
         let waiting = unanswered.waiting.get(&hop).map_or(0, Vec::len);
         let has_room = waiting < MOST_FOR_ONE && unanswered.bytes + cost <= MOST_BYTES;
-        if self.neighbors.ask_to_answer(hop, now) {
-            self.request_address(hop, None);
+        if self.host.neighbors.ask_to_answer(hop, now) {
+            self.with_host(now, |host| host.request_address(hop, None));
         }
-        has_room && self.neighbors.is_resolving(hop)
+        has_room && self.host.neighbors.is_resolving(hop)
     }
 
     /// Somebody said how `hop` is reached.
     pub(super) fn answers_go_to(&mut self, hop: Address) {
-        if let Some(held) = self.unanswered.waiting.remove(&hop) {
-            self.unanswered.ready.extend(held);
+        if let Some(held) = self.connections.unanswered.waiting.remove(&hop) {
+            self.connections.unanswered.ready.extend(held);
         }
     }
 
     /// Nobody said how `hop` is reached.
     pub(super) fn answers_have_no_way(&mut self, hop: Address) {
-        for held in self.unanswered.waiting.remove(&hop).into_iter().flatten() {
-            self.unanswered.bytes -= cost(&held.run);
+        for held in self
+            .connections
+            .unanswered
+            .waiting
+            .remove(&hop)
+            .into_iter()
+            .flatten()
+        {
+            self.connections.unanswered.bytes -= cost(&held.run);
             self.stats.unresolved += u64::from(held.request.digest.count);
         }
     }
@@ -125,9 +132,9 @@ impl RxPump {
     pub(super) fn take_unanswered(&mut self, now: Instant, log: &mut impl Log) -> usize {
         let mut done = 0;
         while log.room() > RESERVED
-            && let Some(mut held) = self.unanswered.ready.pop_front()
+            && let Some(mut held) = self.connections.unanswered.ready.pop_front()
         {
-            self.unanswered.bytes -= cost(&held.run);
+            self.connections.unanswered.bytes -= cost(&held.run);
             let run = (held.run, held.verdict);
             self.publish_run(now, &mut held.request, (held.flow, &mut None), run, log);
             done += 1;

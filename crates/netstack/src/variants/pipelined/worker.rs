@@ -199,7 +199,7 @@ impl drive::Worker for PipelinedWorker {
     }
 
     fn pump_stats(&self) -> Option<PumpStats> {
-        let all = self.protocols().map(|protocol| protocol.rx.pump.stats);
+        let all = self.protocols().map(|protocol| protocol.rx.pump.stats());
         all.reduce(PumpStats::and)
     }
 
@@ -221,7 +221,7 @@ impl drive::Worker for PipelinedWorker {
 
     fn post(&mut self) {
         for protocol in self.protocols() {
-            let (pump, state) = (protocol.rx.pump.stats, protocol.replica.stats());
+            let (pump, state) = (protocol.rx.pump.stats(), protocol.replica.stats());
             let post = |posted: &mut crate::stats::StackStats| {
                 (posted.pump, posted.state) = (pump, state);
             };

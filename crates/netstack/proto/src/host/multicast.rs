@@ -1,10 +1,10 @@
-//! Multicast groups in the receive pump: which datagrams sockets take, and what routers are told.
+//! Multicast groups: which datagrams sockets take, and the reports to routers.
 //!
-//! What arrives for a group goes to the first group of the interface, and that one tells routers.
-//! The others know who listens, too, since they send: see [`loopback`](super::loopback).
+//! Of several hosts that share their addresses, the first sends the reports. The others also know
+//! the memberships, because they send datagrams.
 
-use crate::io::rx::RxPump;
-use crate::ip::multicast::{Member, MembershipReport};
+use crate::host::{IpHost, News};
+use crate::ip::multicast::MembershipReport;
 use crate::keys::{KeyUse, Keys};
 use crate::log::request::ConnId;
 use crate::packet as wire;
@@ -22,50 +22,33 @@ fn random(keys: &Keys, now: Instant, purpose: u64, most: Duration) -> Duration {
 const AGAIN: u64 = 1 << 63;
 const ANSWER: u64 = AGAIN | 1;
 
-impl RxPump {
-    /// A socket listens to a group, or does not any more.
-    pub(crate) fn member(&mut self, now: Instant, member: Member<ConnId>, listens: bool) {
-        self.datagrams.groups.change(member, listens, now);
-        self.v6_due = self.v6_due.min(self.group_deadline());
-    }
-
-    pub(crate) fn leave_groups(&mut self, now: Instant, socket: ConnId) {
-        self.datagrams.groups.leave_all(socket, now);
-        self.v6_due = self.v6_due.min(self.group_deadline());
-    }
-
-    /// When routers are to be told something.
-    pub(crate) fn group_deadline(&self) -> Instant {
-        self.datagrams.groups.next_deadline()
-    }
-
-    /// Whether a socket listens to this group.
-    pub(crate) fn listens_to(&self, group: Address) -> bool {
-        self.datagrams.groups.listens_to(group)
+impl IpHost {
+    /// When the next report is due.
+    pub(super) fn group_deadline(&self) -> Instant {
+        self.groups.next_deadline()
     }
 
     /// Whether frames to `mac` are for a group of IPv4 that a socket listens to, or for the group
     /// of all hosts, in which routers ask.
     #[cold]
-    pub(crate) fn listens_at(&self, mac: [u8; 6]) -> bool {
-        let mut groups = self.datagrams.groups.groups();
+    pub fn listens_at(&self, mac: [u8; 6]) -> bool {
+        let mut groups = self.groups.groups();
         let all = igmp::group_mac(igmp::ALL_HOSTS.into());
         groups.any(|group| group.is_v4() && (mac == all || igmp::group_mac(group) == mac))
     }
 
-    /// Whether the socket at `place` takes a datagram that was not sent to us alone: what is for
-    /// all hosts, and what is for a group that it asked for.
+    /// Whether `socket` takes a datagram for several hosts: a broadcast, or one for a group that it
+    /// joined.
     #[cold]
-    pub(crate) fn takes_of_group(&self, place: u32, udp: &wire::Udp) -> bool {
-        let groups = &self.datagrams.groups;
-        let socket = self.datagrams.socket_at(place);
+    pub fn takes_of_group(&self, socket: Option<ConnId>, udp: &wire::Udp) -> bool {
+        let groups = &self.groups;
         !groups.listens_to(udp.dst)
             || socket.is_some_and(|socket| groups.takes(socket, udp.dst, udp.src))
     }
 
     /// A router asks which groups we listen to, over IPv4.
     #[cold]
-    pub(crate) fn group_query(&mut self, now: Instant, frame: &[u8]) {
+    pub(super) fn group_query(&mut self, now: Instant, frame: &[u8]) {
         match igmp::parse(frame) {
             Some(query) => {
                 let old = (query.version < 3).then_some(query.version);
@@ -76,30 +59,30 @@ impl RxPump {
         }
     }
 
-    pub(crate) fn asked_for_groups(
+    pub(super) fn asked_for_groups(
         &mut self,
         now: Instant,
         group: Address,
         how: (Duration, Option<u8>),
     ) {
-        let keys = &self.world.keys;
+        let keys = &self.keys;
         let random = |most| random(keys, now, ANSWER, most);
-        self.datagrams.groups.on_query(group, how, now, random);
-        self.v6_due = self.v6_deadline();
+        self.groups.on_query(group, how, now, random);
+        self.news.push_back(News::Deadline);
     }
 
-    /// Tells routers what is due.
-    pub(crate) fn report_groups(&mut self, now: Instant) {
+    /// Sends the reports that are due.
+    pub fn report_groups(&mut self, now: Instant) {
         if self.group_deadline() > now {
             return;
         }
-        let keys = &self.world.keys;
+        let keys = &self.keys;
         let random = |most| random(keys, now, AGAIN, most);
-        let reports = self.datagrams.groups.on_time(now, random);
-        if !self.group.is_first() {
+        let reports = self.groups.on_time(now, random);
+        if !self.is_first {
             return;
         }
-        let (mac, local) = (self.world.mac, self.link_local());
+        let (mac, local) = (self.mac, self.link_local());
         for report in reports {
             let frame = match report {
                 MembershipReport::Records(records) if records[0].group.is_v4() => {

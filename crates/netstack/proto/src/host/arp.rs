@@ -1,9 +1,10 @@
-//! ARP in the receive pump (RFC 826), and the defence of our addresses (RFC 5227).
+//! ARP (RFC 826), and the defence of our addresses (RFC 5227).
 
-use crate::io::rx::RxPump;
+use crate::host::{IpHost, News};
 use crate::ip::neighbor::Learned;
-use crate::log::request::{Address, Mac};
+use crate::ip::route::Site;
 use crate::packet as wire;
+use crate::packet::flow::{Address, Mac};
 use crate::time::{Duration, Instant};
 
 /// Time between two announcements (RFC 5227 section 1.1).
@@ -26,7 +27,7 @@ struct Claim {
 
 /// The claims to all addresses of IPv4 that we have.
 #[derive(Debug)]
-pub(crate) struct Claims {
+pub(super) struct Claims {
     all: Vec<Claim>,
     /// When one is due.
     next: Instant,
@@ -89,14 +90,72 @@ impl Claims {
         may
     }
 
-    pub(crate) fn next_announcement(&self) -> Instant {
+    /// When the next announcement is due.
+    pub(super) fn next_announcement(&self) -> Instant {
         self.next
     }
 }
 
-impl RxPump {
+/// The meaning of an ARP message for a host or a router (RFC 826).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ArpMeaning {
+    /// No host sends it.
+    Martian,
+    /// It comes from an address of ours.
+    FromUs,
+    /// It comes from a neighbour, or from a host without an address.
+    Message {
+        /// Whether its sender is a neighbour that can be remembered.
+        is_neighbor: bool,
+        /// Whether it is for an address of ours.
+        for_us: bool,
+        /// The answer, if it wants one.
+        reply: Option<Vec<u8>>,
+    },
+}
+
+impl ArpMeaning {
+    /// The meaning of `arp` for a host at `site` with the link-layer address `mac`.
+    pub fn of(arp: &wire::Arp, site: &Site, mac: [u8; 6]) -> Self {
+        // A host without an address asks whether one is in use (RFC 5227 section 2.1.1).
+        let is_probe = arp.sender.is_unspecified();
+        let is_ours = site.is_own_v4(arp.sender);
+        let ends = (arp.sender, arp.target);
+        if arp.sender_mac[0] & 1 != 0 || !is_probe && !is_ours && site.is_martian(ends) {
+            return ArpMeaning::Martian;
+        }
+        if is_ours {
+            return ArpMeaning::FromUs;
+        }
+        let for_us = site.is_own_v4(arp.target);
+        let reply = || wire::arp_frame(mac, arp.target, Some(arp.sender_mac), arp.sender);
+        ArpMeaning::Message {
+            // A host of another network is no neighbour.
+            is_neighbor: !is_probe && site.next_hop(arp.sender) == Some(arp.sender),
+            for_us,
+            reply: (arp.request && for_us).then(reply),
+        }
+    }
+}
+
+/// A frame from `own` that asks for the link-layer address of `address`: by broadcast or multicast,
+/// or the host with `mac`. `None` if we have no source address, because no answer could arrive.
+pub fn question(site: &Site, own: [u8; 6], address: Address, mac: Option<Mac>) -> Option<Vec<u8>> {
+    let mac = mac.map(|mac| mac.0);
+    let source = site.source(address)?;
+    if !address.is_v4() {
+        return Some(wire::ndp::solicitation(own, source, mac, address));
+    }
+    let mut frame = wire::arp_frame(own, source, None, address);
+    if let Some(mac) = mac {
+        wire::set_link_dst(&mut frame, mac);
+    }
+    Some(frame)
+}
+
+impl IpHost {
     /// Announces our addresses from the beginning: the link may be another one.
-    pub(super) fn announce_again(&mut self, now: Instant) {
+    pub fn announce_again(&mut self, now: Instant) {
         let next = self.first_announcement(now);
         for own in self.site.places_v4() {
             self.claims.begin(own.address, next);
@@ -112,80 +171,66 @@ impl RxPump {
     }
 
     /// Announces an address that we have from now on.
-    pub(super) fn claim(&mut self, address: Address, now: Instant) {
+    pub fn claim(&mut self, address: Address, now: Instant) {
         let next = self.first_announcement(now);
         self.claims.begin(address, next);
     }
 
     /// An address is ours no longer.
-    pub(super) fn end_claim(&mut self, address: Address) {
+    pub fn end_claim(&mut self, address: Address) {
         self.claims.end(address);
     }
 
     /// Announces an address of ours to all hosts, if that is due (RFC 5227 section 2.3). Each turn
     /// one: the device may not take all at once.
-    pub(crate) fn announce_if_due(&mut self, now: Instant) {
-        if self.claims.next_announcement() > now {
-            return;
-        }
+    pub(super) fn announce_if_due(&mut self, now: Instant) {
         if let Some(address) = self.claims.take_due(now) {
             self.request_address(address, None);
         }
     }
 
-    /// RFC 826: learns the sender's address, and answers requests for ours.
-    pub(crate) fn arp(&mut self, now: Instant, arp: &wire::Arp) {
-        let mac = Mac(arp.sender_mac);
-        // A host without an address asks whether one is in use (RFC 5227 section 2.1.1).
-        let is_probe = arp.sender.is_unspecified();
-        let is_ours = self.site.is_own_v4(arp.sender);
-        let ends = (arp.sender, arp.target);
-        if mac.0[0] & 1 != 0 || !is_probe && !is_ours && self.site.is_martian(ends) {
-            self.stats.martians += 1;
-            return;
-        }
-        self.stats.arp += 1;
-        if is_ours {
-            return self.conflict(now, arp.sender, mac);
-        }
-        let for_us = self.site.is_own_v4(arp.target);
-        // A host of another network is no neighbour.
-        if !is_probe && self.site.next_hop(arp.sender) == Some(arp.sender) {
-            self.learn(now, arp, for_us);
-        }
-        if arp.request && for_us && self.group.is_first() {
-            let (own, to) = (self.world.mac, Some(arp.sender_mac));
-            self.control(wire::arp_frame(own, arp.target, to, arp.sender));
+    /// Learns the sender's address, and answers requests for ours.
+    pub fn arp(&mut self, now: Instant, arp: &wire::Arp) {
+        let meaning = ArpMeaning::of(arp, &self.site, self.mac);
+        self.stats.arp += u64::from(meaning != ArpMeaning::Martian);
+        match meaning {
+            ArpMeaning::Martian => self.stats.martians += 1,
+            ArpMeaning::FromUs => self.conflict(now, arp.sender, Mac(arp.sender_mac)),
+            ArpMeaning::Message {
+                is_neighbor,
+                for_us,
+                reply,
+            } => {
+                if is_neighbor {
+                    let mac = Mac(arp.sender_mac);
+                    let learned = self.neighbors.learn(arp.sender, mac, for_us, now);
+                    self.learned((arp.sender, mac), learned);
+                }
+                self.frames.extend(reply.filter(|_| self.is_first));
+            }
         }
     }
 
-    fn learn(&mut self, now: Instant, arp: &wire::Arp, for_us: bool) {
-        let mac = Mac(arp.sender_mac);
-        let learned = self.neighbors.learn(arp.sender, mac, for_us, now);
-        self.routes_to(arp.sender, now);
-        self.learned((arp.sender, mac), learned);
-    }
-
-    /// Does what follows from learning that a neighbour has `mac`.
-    pub(crate) fn learned(&mut self, (neighbor, mac): (Address, Mac), learned: Learned<Vec<u8>>) {
+    /// Does what follows from a message of a neighbour that has `mac`.
+    pub(super) fn learned(&mut self, (neighbor, mac): (Address, Mac), learned: Learned<Vec<u8>>) {
         let Learned {
             opens,
             frames,
             moved,
             is_move_rejected,
         } = learned;
+        self.news.push_back(News::Heard(neighbor));
         self.stats.neighbor_moves_rejected += u64::from(is_move_rejected);
-        self.opens.extend(opens.into_iter().map(|open| (open, mac)));
+        let resolved = opens.into_iter().map(|open| News::Resolved(open, mac));
+        self.news.extend(resolved);
         self.deliver(frames, mac);
-        if moved.is_some() {
-            self.neighbor_moved(neighbor);
-        }
+        self.news.extend(moved.map(|_| News::Moved(neighbor)));
     }
 
     /// Another host uses an address of ours. We keep it and defend it, at most every ten seconds
     /// (RFC 5227 section 2.4, (c)).
     fn conflict(&mut self, now: Instant, address: Address, mac: Mac) {
-        if mac.0 == self.world.mac || !self.group.is_first() {
+        if mac.0 == self.mac || !self.is_first {
             return;
         }
         self.stats.conflicts += 1;

@@ -1,0 +1,110 @@
+//! The connections that the receive pump knows: the connection of each flow, and the queues of
+//! connections that begin, wait or end.
+
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+
+use super::addresses::Rerouting;
+use super::idle::{Hint, IdleLooks, LOOKS};
+use super::paths::Paths;
+use super::unanswered::Unanswered;
+use super::{Log, RxPump};
+use crate::ip::neighbor::WaitingOpen;
+use crate::log::request::{Body, ConnId, Flow, Mac};
+use crate::time::Instant;
+
+/// What the receive pump knows of connections.
+#[derive(Default)]
+pub(super) struct Connections {
+    pub(super) hints: HashMap<Flow, Hint>,
+    /// How often `hints` changed.
+    pub(super) hints_version: u64,
+    pub(super) idle: IdleLooks,
+    /// Connections whose end was reported before their beginning.
+    over: HashSet<ConnId>,
+    /// Active opens whose next hop is known and that wait for room in the log.
+    pub(super) opens: VecDeque<(WaitingOpen, Mac)>,
+    /// Opens without an address to come from.
+    pub(super) sourceless: VecDeque<WaitingOpen>,
+    /// Segments of no connection that wait for the next hops of their answers.
+    pub(super) unanswered: Unanswered,
+    /// Connections that follow a change of routes.
+    pub(super) rerouting: Rerouting,
+    /// Connections whose path MTU has to be published.
+    pub(super) paths: Paths,
+    /// Connections of addresses that we lost.
+    pub(super) lost: BTreeSet<ConnId>,
+    /// Closed connections, and the position up to which effects must be performed before `closing[0]` can
+    /// be freed.
+    pub(super) closing: VecDeque<(u64, ConnId)>,
+    /// Frames to send before `closing[0]` can be freed, once known.
+    numbered: Option<u64>,
+    /// Closed connections whose socket still exists.
+    pub(super) lingering: HashSet<ConnId>,
+}
+
+impl RxPump {
+    /// Takes what primaries report of connections that begin and end.
+    pub(super) fn take_hints(&mut self, now: Instant) {
+        while !self.world.hints.is_empty()
+            && let Some(update) = self.world.hints.pop()
+        {
+            // Two primaries may report the beginning and the end of a connection in either order.
+            if update.open {
+                if !self.connections.over.remove(&update.conn) {
+                    self.connection_begins(now, update.flow, update.conn);
+                }
+            } else if self.has_hint(&update.flow, update.conn) {
+                self.connection_ends(&update.flow);
+            } else {
+                self.connections.over.insert(update.conn);
+            }
+            self.connections.hints_version += 1;
+        }
+    }
+
+    /// Frees the places of closed connections whose work is done and whose sockets are gone.
+    pub(super) fn reap(&mut self, now: Instant, log: &mut impl Log) -> usize {
+        while !self.world.retired.is_empty()
+            && let Some(conn) = self.world.retired.pop()
+        {
+            self.connections.closing.push_back((log.published(), conn));
+        }
+        let (mut done, mut discarded) = (0, 0);
+        while let Some(&(position, conn)) = self.connections.closing.front() {
+            if position > log.performed() || log.room() == 0 || discarded == LOOKS {
+                break;
+            }
+            // All frames of the connection are built by now. Some may still wait for the device,
+            // with payload in its send ring.
+            let numbered = self
+                .connections
+                .numbered
+                .get_or_insert_with(|| self.world.tx.claimed());
+            if self.world.tx.sent() < *numbered {
+                break;
+            }
+            self.connections.numbered = None;
+            self.connections.closing.pop_front();
+            if let Some(stream) = self.world.streams.get(conn) {
+                stream.all_sent();
+                if stream.is_orphan() {
+                    discarded += usize::from(self.free(now, conn, log));
+                } else {
+                    self.connections.lingering.insert(conn);
+                }
+            }
+            done += 1;
+        }
+        done
+    }
+
+    /// Returns whether memory was given back.
+    pub(super) fn free(&mut self, now: Instant, conn: ConnId, log: &mut impl Log) -> bool {
+        self.recording.written.remove(&conn);
+        self.connections.over.remove(&conn);
+        self.connections.idle.forget(conn);
+        let is_discarded = self.world.streams.recycle(conn);
+        self.publish_command(now, Body::Free { conn }, log);
+        is_discarded
+    }
+}

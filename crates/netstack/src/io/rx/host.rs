@@ -1,0 +1,227 @@
+//! The IP host in the receive pump: its effects on connections and on the device.
+
+use std::sync::Arc;
+
+use dominoes_drivers::Frame;
+
+use crate::host::{IpHost, Left, News};
+use crate::io::Batch;
+use crate::io::rx::{Log, RxPump};
+use crate::io::world::Command;
+use crate::ip::multicast::Member;
+use crate::ip::neighbor::WaitingOpen;
+use crate::ip::v6::{Ipv6Config, Ipv6Link, Place};
+use crate::log::request::ConnId;
+use crate::packet::{Packet, ipv6};
+use crate::time::Instant;
+
+impl RxPump {
+    /// Calls the host, and performs its effects.
+    #[inline]
+    pub(super) fn with_host<R>(&mut self, now: Instant, what: impl FnOnce(&mut IpHost) -> R) -> R {
+        let result = what(&mut self.host);
+        if self.host.has_effects() {
+            self.perform_host(now);
+        }
+        result
+    }
+
+    #[inline(never)]
+    fn perform_host(&mut self, now: Instant) {
+        while let Some(mut frame) = self.host.take_frame() {
+            ipv6::map_hop_limit(&mut frame, |dst, own| self.world.hop_limit(dst, own));
+            if !self.world.control.push(frame) {
+                self.stats.control_dropped += 1;
+            }
+        }
+        while let Some(news) = self.host.take_news() {
+            match news {
+                News::Resolved(open, mac) => self.connections.opens.push_back((open, mac)),
+                News::Heard(neighbor) => self.routes_to(neighbor, now),
+                News::Moved(neighbor) => self.neighbor_moved(neighbor),
+                News::LinkTold => self.take_place(now, true),
+                // The next turn takes the change.
+                News::LinkChanges => self.v6_due = Instant::ZERO,
+                News::Deadline => self.v6_due = self.v6_deadline(),
+                News::Loops => self.world.enable_loopback(),
+            }
+        }
+    }
+
+    /// Handles a packet that is no segment and no datagram for us. `broadcast`: its frame was sent
+    /// to all hosts.
+    pub(super) fn packet(
+        &mut self,
+        now: Instant,
+        packet: &Packet,
+        broadcast: bool,
+        frame: &Frame,
+        log: &mut impl Log,
+    ) {
+        let bytes = frame.bytes();
+        match self.with_host(now, |host| host.packet(now, packet, broadcast, bytes)) {
+            Left::Nothing => {}
+            Left::Whole(bytes) => {
+                let frame = Frame::from_bytes(&bytes);
+                if self.is_for_this_group(&frame) {
+                    self.parse_and_publish(now, &Arc::new(vec![frame]), log);
+                } else {
+                    self.stats.not_ours += 1;
+                }
+            }
+            Left::EchoReply => self.take_echo_reply(now, frame),
+            Left::TooBig { remote, len, mtu } => self.too_big(now, remote, (len, mtu)),
+            Left::DatagramError => {
+                if let Packet::UdpError { error, dst } = packet {
+                    self.datagram_error(now, *dst, error);
+                }
+            }
+            Left::Unknown => {
+                if !self.untagged(now, frame, log) {
+                    self.stats.unknown += 1;
+                }
+            }
+        }
+    }
+
+    /// Handles a frame of IPv6 that is no segment for us.
+    pub(super) fn frame_v6(
+        &mut self,
+        now: Instant,
+        (batch, index): (&Batch, usize),
+        link: ([u8; 6], [u8; 6]),
+        log: &mut impl Log,
+    ) {
+        if let Some(what) = self.host.accept_v6(batch[index].bytes(), link) {
+            self.parsed(now, what, (batch, index), log);
+        }
+    }
+
+    /// A socket listens to a group, or does not any more.
+    pub(super) fn member(&mut self, now: Instant, member: Member<ConnId>, listens: bool) {
+        self.host.groups.change(member, listens, now);
+        self.v6_due = self.v6_due.min(self.host.groups.next_deadline());
+    }
+
+    pub(super) fn leave_groups(&mut self, now: Instant, socket: ConnId) {
+        self.host.groups.leave_all(socket, now);
+        self.v6_due = self.v6_due.min(self.host.groups.next_deadline());
+    }
+
+    // Our place in IPv6.
+
+    /// The stack has IPv6. `routes` are all that are configured.
+    pub(crate) fn enable_v6(&mut self, config: Ipv6Config, routes: &[crate::ip::route::Route]) {
+        if let Some(place) = self.host.enable_v6(config, routes) {
+            self.world.set_v6(place);
+        }
+        // The other groups look at every turn whether our place has changed.
+        self.v6_due = Instant::ZERO;
+    }
+
+    /// When the link wants a turn.
+    pub(super) fn v6_deadline(&self) -> Instant {
+        if !self.connections.lost.is_empty() || self.connections.rerouting.is_due() {
+            return Instant::ZERO;
+        }
+        self.host
+            .link_deadline()
+            .min(self.connections.rerouting.next_deadline())
+            .min(self.connections.paths.next_deadline())
+            .min(self.host.paths.next_deadline())
+    }
+
+    /// Does the work that is due on the link, and takes the new place.
+    #[cold]
+    pub(super) fn turn_v6(&mut self, now: Instant, log: &mut impl Log) {
+        self.with_host(now, |host| host.report_groups(now));
+        self.end_lost_connections(now, log);
+        self.follow_routes(now, log);
+        self.retry_routes_if_due(now);
+        self.follow_paths(now, log);
+        if !self.host.has_v6() {
+            self.v6_due = self.v6_deadline();
+            return;
+        }
+        let Some(actions) = self.host.link_on_time(now) else {
+            return self.follow_v6(now);
+        };
+        self.take_place(now, true);
+        for action in actions {
+            self.with_host(now, |host| host.act(action));
+        }
+    }
+
+    /// Our place, if it has changed: for us, sockets, and the other groups. `limited`: messages
+    /// of others may have changed it, so the rate of changes is limited.
+    fn take_place(&mut self, now: Instant, limited: bool) {
+        if let Some(place) = self.host.changed_place(now, limited) {
+            self.filter_v6(&place);
+            self.world.set_v6(place);
+            self.follow_v6(now);
+        }
+        self.v6_due = self.v6_deadline();
+    }
+
+    /// Changes the link as the application wants it.
+    pub(super) fn change_link(&mut self, now: Instant, what: impl FnOnce(&mut Ipv6Link)) {
+        if self.host.change_link(what) {
+            self.take_place(now, false);
+        }
+    }
+
+    /// Updates the filter of the device: it takes frames to our IPv6 addresses and to tentative
+    /// ones, and no longer to addresses that we lost.
+    fn filter_v6(&self, place: &Place) {
+        if self.world.filter.is_none() {
+            return;
+        }
+        let before = self.world.v6();
+        let (before, now) = (before.all(), place.all());
+        for own in before.iter().filter(|own| !now.contains(own)) {
+            self.leave_frames_to(*own);
+        }
+        for own in now.iter().filter(|own| !before.contains(own)) {
+            self.take_frames_to(*own);
+        }
+    }
+
+    /// Whether the first group knows of another place than this one.
+    pub(super) fn follows_place(&self) -> bool {
+        let known = self.host.followed_version();
+        known.is_some_and(|version| version != self.world.shared.v6_version())
+    }
+
+    /// Takes the place that the first group knows.
+    fn follow_v6(&mut self, now: Instant) {
+        let (world, host) = (&self.world, &mut self.host);
+        let Some(before) = host.take_place(world.shared.v6_version(), || world.v6()) else {
+            return;
+        };
+        let opens = core::mem::take(&mut self.connections.sourceless);
+        self.world.set_hop_limit(self.host.site.v6.hop_limit);
+        if self.host.site.v6.mtu != before.v6.mtu {
+            self.follow_link_mtu();
+        }
+        self.find_lost_connections();
+        self.find_rerouted(now, before);
+        for open in opens {
+            // As if it were asked for now: the log may have no room at this moment.
+            self.world.commands.push(Command::Open(open));
+        }
+    }
+
+    /// Whether an open waits, because we have no address yet that is ours alone.
+    pub(super) fn waits_for_source(&mut self, open: WaitingOpen) -> bool {
+        let remote = open.remote.address;
+        if remote.is_v4() || !self.host.has_v6() {
+            return false;
+        }
+        let site = &self.host.site;
+        let waits = site.source(remote).is_none() && !site.v6.tentative.is_empty();
+        if waits && self.may_wait(open) {
+            self.connections.sourceless.push_back(open);
+        }
+        waits
+    }
+}
