@@ -1,7 +1,7 @@
-//! All that `apply` can ask for.
+//! The effects that `apply` can ask for.
 //!
-//! An effect carries what it needs as values, so it means the same whenever and by whomever it is
-//! performed, and performing it tells nothing back: state cannot depend on it.
+//! An effect holds all its inputs as values, so it means the same at any time and on any worker.
+//! Performing it returns nothing to `apply`, so the state cannot depend on it.
 
 use crate::config::{Limits, tx_chunk};
 use crate::ip::identification::Sequence;
@@ -14,16 +14,17 @@ use crate::seqnum::SeqNum;
 use crate::stats::StateStats;
 use crate::time::Instant;
 
-/// Takes what `apply` asks for. Write-only: nothing comes back but a mark that means something to
-/// the sink alone, so skipping it cannot change state.
+/// Takes the effects of `apply`. Write-only: it returns nothing but a mark that only the sink
+/// understands, so skipping it cannot change state.
 pub trait EffectSink {
-    /// Adds `effect` behind those that are there.
+    /// Adds `effect` after the others.
     fn push(&mut self, effect: Effect);
 
-    /// How many effects of this request there are.
+    /// The number of effects of this request.
     fn mark(&self) -> usize;
 
-    /// Forgets all but the first `mark` effects of this request: whoever asked for them panicked.
+    /// Drops all but the first `mark` effects of this request, after the code that added them
+    /// panicked.
     fn take_back(&mut self, mark: usize);
 }
 
@@ -42,11 +43,11 @@ impl EffectSink for Vec<Effect> {
     }
 }
 
-/// Something to be done outside the protocol state.
+/// An action outside the protocol state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Effect {
-    /// Copy received bytes into the stream. Every byte of a stream is named by exactly one of
-    /// these.
+    /// Copy received bytes into the stream. Exactly one of these effects names each byte of a
+    /// stream.
     Deliver(Deliver),
     /// Build and send numbered frames.
     Transmit(Transmit),
@@ -57,7 +58,7 @@ pub enum Effect {
         /// Stream offset.
         upto: u64,
     },
-    /// The first `upto` bytes that the application wrote have frames. Only of a connection that
+    /// The first `upto` bytes that the application wrote have frames. Only for a connection that
     /// bounds unsent bytes.
     Numbered {
         /// The connection.
@@ -65,28 +66,28 @@ pub enum Effect {
         /// Stream offset.
         upto: u64,
     },
-    /// The connection's life moved on, as its socket sees it.
+    /// The connection changed in a way that its socket sees.
     Event {
         /// The connection.
         conn: ConnId,
-        /// How.
+        /// The change.
         event: ConnectionEvent,
         /// How far the receive stream reaches without a gap at this point.
         received: u64,
     },
-    /// An active open got its place; or, with [`ConnId::NONE`], failed for want of room or ports.
+    /// An active open got its place; or, with [`ConnId::NONE`], failed because no place is free.
     Opened {
-        /// Who asked.
+        /// The request id.
         request_id: u64,
         /// The connection.
         conn: ConnId,
-        /// Its ends.
+        /// Both ends.
         flow: Flow,
     },
-    /// An active open failed: a listener has the port that it names, or there is a connection
-    /// between its two ends; or it names none, and that is so with all.
+    /// An active open failed: a listener has the local port that it names, or a connection
+    /// between its two ends exists; if it names no port, all ports are taken.
     NoPort {
-        /// Who asked.
+        /// The request id.
         request_id: u64,
         /// The port that it names, or 0.
         port: u16,
@@ -98,19 +99,19 @@ pub enum Effect {
         number: u64,
         /// The connection.
         conn: ConnId,
-        /// Its ends.
+        /// Both ends.
         flow: Flow,
     },
     /// Segments of `flow` belong to `conn` from now on (`open`), or no longer: a hint for the pump.
     Hint {
         /// The connection.
         conn: ConnId,
-        /// Its ends.
+        /// Both ends.
         flow: Flow,
         /// Whether it begins or ends.
         open: bool,
     },
-    /// No more than `mtu` bytes pass to `remote`, as a router said of what was in flight.
+    /// The path MTU to `remote` is at most `mtu`, as a router reported for a segment in flight.
     PathMtu {
         /// The destination.
         remote: Address,
@@ -122,11 +123,12 @@ pub enum Effect {
     Retire {
         /// The connection.
         conn: ConnId,
-        /// Whether an application was ever told of it; if not, there is no socket to wait for.
+        /// Whether the connection was ever handed to an application; if not, no socket has to end
+        /// first.
         held: bool,
     },
-    /// Copy received datagrams into a socket's queue. Every byte of a queue is named by exactly one
-    /// of these.
+    /// Copy received datagrams into a socket's queue. Exactly one of these effects names each
+    /// byte of a queue.
     Queue(Queue),
     /// Build and send numbered frames of datagrams.
     Send(SendDatagrams),
@@ -144,23 +146,23 @@ pub enum Effect {
     },
 }
 
-/// Copies of the run's datagrams into a socket's queue, one behind the other.
+/// Copies of the run's datagrams into a socket's queue, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Queue {
     /// The socket.
     pub socket: ConnId,
-    /// Which frames of the run, a bit each.
+    /// The frames of the run to copy, one bit each.
     pub take: u16,
-    /// How long the datagrams of the run are. Of merged ones these are only those that fit, the
-    /// first ones of their frame.
+    /// Lengths of the run's datagrams. For merged ones only those that fit, the first ones of
+    /// their frame.
     pub lengths: Lengths,
-    /// Where the first record goes: bytes since the socket began.
+    /// Offset of the first record: bytes since the socket began.
     pub offset: u64,
-    /// Where the last record ends.
+    /// Offset of the last record's end.
     pub end: u64,
     /// Number of this delivery, 0 on.
     pub delivery: u64,
-    /// When they came, if the socket asked for that and for the address that they were sent to.
+    /// When they arrived, if the socket wants that and their destination address.
     pub arrived: Option<Instant>,
 }
 
@@ -168,7 +170,7 @@ pub struct Queue {
 /// frame of several, or fragments of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SendDatagrams {
-    /// Whose send ring holds them.
+    /// The socket whose send ring holds them.
     pub socket: ConnId,
     /// Number of the first frame.
     pub first_frame: u64,
@@ -176,7 +178,7 @@ pub struct SendDatagrams {
     pub count: u32,
     /// Our end.
     pub local: Endpoint,
-    /// Where they go.
+    /// The destination.
     pub remote: Endpoint,
     /// Link-layer destination.
     pub mac: Mac,
@@ -188,13 +190,13 @@ pub struct SendDatagrams {
     pub tos: u8,
     /// Whether they must not be fragmented: they fit `mtu`.
     pub dont_fragment: bool,
-    /// How long the datagrams are.
+    /// Lengths of the datagrams.
     pub lengths: Lengths,
-    /// Where the first one's record begins in the send ring.
+    /// Offset of the first one's record in the send ring.
     pub offset: u64,
-    /// Identifications, of the first one on.
+    /// Identifications, beginning with the first datagram's.
     pub idents: Sequence,
-    /// If frames are fragments of the first datagram: which of them the first frame is.
+    /// If frames are fragments of the first datagram: the index of the first frame's fragment.
     pub fragment: Option<u32>,
 }
 
@@ -203,60 +205,60 @@ pub struct SendDatagrams {
 pub struct Deliver {
     /// The connection.
     pub conn: ConnId,
-    /// Where the bytes begin within the run's payloads put end to end.
+    /// Offset of the bytes within the run's payloads, put end to end.
     pub run_offset: u32,
     /// How many bytes.
     pub len: u32,
-    /// Where they go: offset from the start of the receive stream (the byte after the SYN is 0).
+    /// Destination: offset from the start of the receive stream (the byte after the SYN is 0).
     pub stream_offset: u64,
     /// Number of this delivery within its connection, 0 on. All pieces of one request share it.
     pub delivery: u64,
-    /// How far the stream reaches without a gap after this request.
+    /// End of the gapless part of the stream after this request.
     pub end: u64,
     /// Whether this is the request's last piece for the connection: now the delivery is complete.
     pub last: bool,
 }
 
-/// Frames `first_frame .. first_frame + count` of the group, alike but for sequence number and
-/// length.
+/// Frames `first_frame .. first_frame + count` of the group, equal except for sequence number
+/// and length.
 ///
-/// Frame i carries the bytes from `payload_offset + i * frame_len` on, `frame_len` of them but for
-/// the last. A frame longer than `mss` is for the device to cut.
+/// Frame i carries `frame_len` bytes, the last one maybe fewer, beginning at `payload_offset + i
+/// * frame_len`. A device cuts frames longer than `mss`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Transmit {
     /// Number of the first frame.
     pub first_frame: u64,
     /// How many frames, at least 1.
     pub count: u32,
-    /// Payload bytes of all of them.
+    /// Payload bytes of all frames together.
     pub payload_len: u32,
-    /// Where the payload begins in the send stream (the byte after our SYN is 0).
+    /// Offset of the payload in the send stream (the byte after our SYN is 0).
     pub payload_offset: u64,
-    /// The connection whose send stream is meant; [`ConnId::NONE`] for frames without a connection.
+    /// The connection of the send stream; [`ConnId::NONE`] for frames without a connection.
     pub conn: ConnId,
-    /// Payload bytes of every frame but the last.
+    /// Payload bytes of every frame except the last.
     pub frame_len: u32,
     /// Sequence number of the first frame.
     pub seq: SeqNum,
     /// Acknowledgment number; 0 without ACK.
     pub ack: SeqNum,
-    /// Payload bytes of a segment, at most.
+    /// Most payload bytes of a segment.
     pub mss: u16,
     /// Window field, scaled already.
     pub wnd: u16,
     /// How far that lets the peer send: offset in the receive stream. For the application's reader,
     /// which tells of room only where it matters; 0 without a connection.
     pub window_end: u64,
-    /// Bytes that may lie unread, for the same reader.
+    /// Most bytes that may be unread, for that reader, too.
     pub window_limit: u32,
-    /// Changes whenever `mac`, `flow` or `ip` of the connection do: while it is the same, so are
-    /// they.
+    /// Changes whenever `mac`, `flow` or `ip` of the connection do: equal versions mean equal
+    /// values.
     pub header_version: u32,
     /// Control bits; PSH and FIN go to the last frame only.
     pub flags: Flags,
-    /// Whether routers may mark them (ECT, RFC 3168 section 5).
+    /// Whether routers may mark the frames (ECT, RFC 3168 section 5).
     pub ect: bool,
-    /// What the user set in IP headers.
+    /// The IP header fields that the user set.
     pub ip: IpFields,
     /// Link-layer destination.
     pub mac: Mac,
@@ -266,8 +268,8 @@ pub struct Transmit {
     pub timestamps: Option<(u32, u32)>,
     /// Options of a SYN.
     pub syn: Option<SynOptions>,
-    /// What is there beyond `ack`, or came twice (RFC 2018, RFC 2883); never in a segment with
-    /// text.
+    /// Blocks received beyond `ack`, or twice (RFC 2018, RFC 2883); never in a segment with
+    /// payload.
     pub sack: Option<Sack>,
 }
 
@@ -282,8 +284,8 @@ impl Transmit {
         )
     }
 
-    /// Shows frame `i` to `look` as its receiver has it, if nothing marks it on the way. A frame
-    /// longer than `mss` is there as segments that a device merged.
+    /// Passes frame `i` to `look` as its receiver sees it, if nothing marks it on the way. A
+    /// frame longer than `mss` appears as segments that a device merged.
     ///
     /// # Panics
     /// If there is no frame `i`.
@@ -316,14 +318,14 @@ impl Transmit {
     }
 }
 
-/// What a socket learns of its connection. Each can be told once, in any order.
+/// Changes of a connection that its socket learns of. Each occurs at most once, in any order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConnectionEvent {
     /// The handshake is complete.
     Established,
     /// The peer will send nothing after stream offset `end`.
     PeerFinished {
-        /// Where the receive stream ends.
+        /// End of the receive stream.
         end: u64,
     },
     /// Everything written, and our FIN, has been acknowledged.
@@ -334,36 +336,36 @@ pub enum ConnectionEvent {
     Refused,
     /// The peer did not answer for too long.
     TimedOut,
-    /// The peer did not answer, and the network says that it cannot be reached.
+    /// The peer did not answer, and the network reported it as unreachable.
     Unreachable,
     /// We aborted it.
     Aborted,
-    /// Our address was taken from us.
+    /// Our address was removed.
     AddressLost,
 }
 
-/// Numbers outgoing frames, within the room that the transmit ring is known to have.
+/// Numbers outgoing frames, as far as the transmit ring has room.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FrameNumbers {
     /// Number of the next frame.
     pub next: u64,
-    /// No frame is numbered at or past this: what the device took, in whole chunks of transmit
-    /// slots, plus the ring's length.
+    /// Frames are numbered below this only: the frames that the device took, in whole chunks of
+    /// transmit slots, plus the ring's length.
     pub limit: u64,
     /// Frames 0..`sent` have been taken by the device.
     pub sent: u64,
-    /// Resets of segments that no connection wants.
+    /// Limits resets in answer to segments that no connection accepts.
     pub resets: RateLimit,
-    /// Acknowledgments that nobody had a right to (RFC 5961).
+    /// Limits challenge ACKs (RFC 5961).
     pub challenges: RateLimit,
     /// Bytes of a packet of IPv6, at most, as routers of the link say (RFC 4861 section 4.6.4); 0
     /// if they do not. What SYNs announce follows it.
     pub link_mtu_v6: u16,
-    /// Pages that text behind gaps takes in the receive rings of all connections.
+    /// Pages with payload after gaps in the receive rings of all connections.
     pub gap_pages: u64,
-    /// Segments that were dropped because these were too many.
+    /// Segments that were dropped because of too many such pages.
     pub gaps_refused: u64,
-    /// What connections met, off the fast path.
+    /// Counts of connection events off the fast path.
     pub counts: StateStats,
 }
 
@@ -374,7 +376,7 @@ impl FrameNumbers {
         self.limit.saturating_sub(self.next)
     }
 
-    /// Frames 0..`sent` have been taken by the device, of whose ring `limits` tell.
+    /// Notes that the device has taken frames 0..`sent`. `limits` has the ring's length.
     #[inline]
     pub fn update_sent(&mut self, sent: u64, limits: &Limits) {
         if sent > self.sent {

@@ -1,7 +1,7 @@
-//! What the receive pump learned of a request, and all that `apply` may know of it.
+//! The log's requests: all that the receive pump samples and `apply` may read.
 //!
-//! A [`Request`] is one entry of the log. Its first cache line, the [`Digest`], is everything that
-//! an in-order run of segments needs; the [`Body`] behind it is read for the rest. Requests are
+//! A [`Request`] is one entry of the log. Its first cache line, the [`Digest`], holds all that an
+//! in-order run of segments needs; other requests also need the [`Body`] after it. Requests are
 //! plain values: no pointer, no payload byte, nothing that could differ between two replicas.
 
 pub use crate::packet::flow::{Address, Binding, Endpoint, Families, Flow, IpFields, Mac};
@@ -13,20 +13,20 @@ use crate::config::{Settings, Tuning};
 use crate::seqnum::SeqNum;
 use crate::time::Instant;
 
-/// At most this many segments share one request; one verdict bit belongs to each.
+/// Most segments that share one request; each has one verdict bit.
 pub const MAX_RUN: usize = 60;
-/// The most datagrams that share a request and have a frame each.
+/// Most datagrams that share a request and have a frame each.
 pub const MAX_DATAGRAMS: usize = 16;
-/// Which segments of a run, or datagrams of a request, have right checksums: a bit each, the lowest
-/// for the first.
+/// The segments of a run, or datagrams of a request, whose checksums are right: one bit each,
+/// the lowest for the first.
 pub type Verdict = u64;
 
-/// At most this many acknowledgments share a request with the first one of their run.
+/// Most acknowledgments that share a request with the first one of their run.
 pub const MORE_ACKS: usize = 6;
-/// The same, of those that agree in their window and each acknowledge a little more.
+/// The same limit when all have one window and each acknowledges at most 65,535 bytes more.
 pub const MORE_ALIKE: usize = 31;
 
-/// A connection: an entry of the connection table, and which of its connections is meant.
+/// A connection: its entry in the connection table, and its generation there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct ConnId {
@@ -44,7 +44,7 @@ impl ConnId {
     };
 }
 
-/// TCP's control bits (RFC 9293 section 3.1), as they stand in the header's 14th byte.
+/// TCP's control bits (RFC 9293 section 3.1), as in the header's 14th byte.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Flags(pub u8);
@@ -94,34 +94,35 @@ impl Flags {
     }
 }
 
-/// What a request is about.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(u8)]
 pub enum RequestKind {
     /// A run of TCP segments of one flow; [`Body::Segments`].
     Segments,
-    /// Nothing but time (a deadline is due) or transmit credit; [`Body::None`].
+    /// Only time (a deadline is due) or transmit credit; [`Body::None`].
     Tick,
-    /// Anything an application or the operator asked for: the [`Body`] says what.
+    /// A command of an application or the operator; see the [`Body`].
     Command,
     /// UDP datagrams for one socket, which [`Digest::hint`] names; [`Body::Datagrams`].
     Datagrams,
 }
 
 impl RequestKind {
-    /// Whether requests of this kind have frames, whose checksums are to be verified.
+    /// Whether requests of this kind have frames whose checksums must be verified.
     #[inline]
     pub const fn has_frames(self) -> bool {
         matches!(self, RequestKind::Segments | RequestKind::Datagrams)
     }
 }
 
-/// All that the pump learned of a run, in one cache line.
+/// The pump's description of a run, in one cache line.
 ///
-/// A run is up to [`MAX_RUN`] segments of one flow that agree in everything but sequence number, or
-/// one frame that the device had merged already. All segments but the last carry `seg_len` bytes.
-/// Or it is acknowledgments without text, which share a request and no more: each arrives by
+/// A run is up to [`MAX_RUN`] segments of one flow with equal headers except for sequence numbers,
+/// or one frame that the device merged. All segments except the last carry `seg_len` bytes. Or a
+/// run is acknowledgments without payload, which only share the request: `apply` takes them one by
+/// one.
 /// itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
@@ -139,7 +140,7 @@ pub struct Digest {
     pub seg_ack: SeqNum,
     /// Payload bytes of the whole run.
     pub len: u32,
-    /// TSval, the same in all segments of the run (RFC 7323), when [`Digest::TIMESTAMPS`] is set.
+    /// TSval, equal in all segments of the run (RFC 7323), when [`Digest::TIMESTAMPS`] is set.
     pub ts_val: u32,
     /// TSecr, when [`Digest::TIMESTAMPS`] is set.
     pub ts_ecr: u32,
@@ -147,7 +148,7 @@ pub struct Digest {
     pub app_read: u32,
     /// Low half of the application's write cursor, when [`Digest::PROGRESS`] is set.
     pub app_written: u32,
-    /// Payload bytes of every segment but the last (of the only one, if there is one).
+    /// Payload bytes of every segment except the last (of the only one, if there is one).
     pub seg_len: u16,
     /// Window field as received, not scaled.
     pub seg_wnd: u16,
@@ -155,36 +156,36 @@ pub struct Digest {
     pub flags: Flags,
     /// Number of segments in the run, 1 to [`MAX_RUN`] (0 for requests that are no segments).
     pub count: u8,
-    /// What the request is about.
+    /// The kind of request.
     pub kind: RequestKind,
-    /// Which optional fields are there: [`Digest::TIMESTAMPS`] and so on.
+    /// Optional fields that are set: [`Digest::TIMESTAMPS`] and so on.
     pub bits: u8,
-    /// Which worker the pump named to perform what the request asks for. Nothing that `apply` does
-    /// depends on it.
+    /// The worker that the pump chose to perform the effects. Nothing that `apply` does depends
+    /// on it.
     pub primary: u8,
 }
 
 const _: () = assert!(size_of::<Digest>() == 64 && size_of::<Request>() == 192);
 
 impl Digest {
-    /// `ts_val` and `ts_ecr` are there.
+    /// `ts_val` and `ts_ecr` are set.
     pub const TIMESTAMPS: u8 = 1;
-    /// `app_read` and `app_written` are there.
+    /// `app_read` and `app_written` are set.
     pub const PROGRESS: u8 = 2;
-    /// The body carries options besides timestamps (SYN options or SACK blocks).
+    /// The body has options except timestamps (SYN options or SACK blocks).
     pub const OPTIONS: u8 = 4;
     /// The network marked congestion on a segment of the run (RFC 3168).
     pub const CE: u8 = 8;
-    /// The run is acknowledgments without text, all but the first of which stand in
-    /// [`Options::Acks`] or [`Options::AcksAlike`].
+    /// The run is acknowledgments without payload, of which [`Options::Acks`] or
+    /// [`Options::AcksAlike`] has all but the first.
     pub const ACKS: u8 = 16;
-    /// The run is full, and the pump holds segments already that go on right behind it: the next
+    /// The run is full, and the pump has already received the segments that follow: the next
     /// request has them.
     pub const FOLLOWED: u8 = 32;
-    /// The socket of these datagrams wants to know where they were sent to, and when they came.
+    /// The socket of these datagrams wants their destination address and arrival time.
     pub const INFO: u8 = 64;
 
-    /// A digest that carries nothing but time and credit.
+    /// A digest with only time and credit.
     pub const fn bare(kind: RequestKind, now: Instant, sent: u64) -> Self {
         Digest {
             now,
@@ -207,14 +208,14 @@ impl Digest {
         }
     }
 
-    /// The verdict that says every segment of the run is good.
+    /// The verdict that every segment of the run is good.
     #[inline]
     pub const fn all_good(&self) -> Verdict {
         (1 << self.count) - 1
     }
 }
 
-/// TCP options other than timestamps.
+/// TCP options except timestamps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub enum Options {
@@ -225,30 +226,29 @@ pub enum Options {
     Syn(SynOptions),
     /// Selective acknowledgments (RFC 2018).
     Sack(Sack),
-    /// None; but the run has more acknowledgments without text, as many as the digest counts
-    /// segments.
+    /// No options, but more acknowledgments without payload: all but the first of the digest's
+    /// count.
     Acks(Acks),
-    /// The same, of acknowledgments with the same window: how many bytes each acknowledges beyond
-    /// the one before it.
+    /// As `Acks`, with one window for all: how many bytes each acknowledges beyond the previous
+    /// one.
     AcksAlike([u16; MORE_ALIKE]),
 }
 
-/// Blocks that are there beyond an acknowledgment (RFC 2018 section 3), or twice (RFC 2883 section
-/// 3).
+/// Blocks received beyond an acknowledgment (RFC 2018 section 3), or twice (RFC 2883 section 3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Sack {
-    /// How many blocks there are, 1 to 4.
+    /// Number of blocks, at most 4.
     count: u8,
     /// Left and right edges; zeros past `count`.
     blocks: [(SeqNum, SeqNum); Sack::MOST],
 }
 
 impl Sack {
-    /// As many blocks as an option can hold.
+    /// Most blocks that an option can hold.
     pub const MOST: usize = 4;
 
-    /// With no block yet.
+    /// No block yet.
     pub const NONE: Sack = Sack {
         count: 0,
         blocks: [(SeqNum(0), SeqNum(0)); Sack::MOST],
@@ -267,7 +267,7 @@ impl Sack {
         blocks
     }
 
-    /// Adds a block behind the others, if there is room.
+    /// Adds a block after the others, if there is room.
     pub fn push(&mut self, left: SeqNum, right: SeqNum) {
         if let Some(block) = self.blocks.get_mut(usize::from(self.count)) {
             *block = (left, right);
@@ -276,7 +276,7 @@ impl Sack {
     }
 }
 
-/// What the second and later acknowledgments of a run say.
+/// Values of the second and later acknowledgments of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Acks {
@@ -298,7 +298,7 @@ pub struct SynOptions {
     pub sack_permitted: bool,
 }
 
-/// What an ICMP error says of a segment.
+/// The error that an ICMP message reports for a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[non_exhaustive]
@@ -306,22 +306,22 @@ pub enum NetworkError {
     /// It did not arrive, for a reason that may pass: network or host unreachable, time exceeded,
     /// parameter problem (RFC 1122 section 4.2.3.9).
     Unreachable,
-    /// Nobody speaks TCP there, or nobody is at the port.
+    /// The host does not support TCP, or no socket has the port.
     Refused,
-    /// Somebody on the way forbids it (RFC 1812 section 5.2.7.1).
+    /// A router or host on the path forbids it (RFC 1812 section 5.2.7.1).
     Prohibited,
-    /// It was larger than the way takes (RFC 1191).
+    /// It was larger than the path MTU (RFC 1191).
     TooBig {
-        /// The largest packet that would have passed, in bytes; 0 if that was not said.
+        /// The largest packet that would have passed, in bytes; 0 if not reported.
         mtu: u16,
     },
 }
 
-/// Which of several groups over one device this is.
+/// The index of a group among the groups of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct GroupIndex {
-    /// Its number, below `count`. The first answers for all where one answer does.
+    /// Its number, below `count`. Group 0 answers where only one group may.
     pub index: u16,
     /// How many groups there are, at least 1.
     pub count: u16,
@@ -331,7 +331,7 @@ impl GroupIndex {
     /// The only one.
     pub const ONLY: GroupIndex = GroupIndex { index: 0, count: 1 };
 
-    /// Whether it is the one that answers for all.
+    /// Whether this group answers for all.
     pub const fn is_first(self) -> bool {
         self.index == 0
     }
@@ -343,33 +343,33 @@ impl Default for GroupIndex {
     }
 }
 
-/// The rest of a request, behind the digest.
+/// The part of a request after the digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub enum Body {
-    /// Nothing more.
+    /// No body.
     None,
     /// A run of segments.
     Segments {
-        /// Whose segments they are.
+        /// Their flow.
         flow: Flow,
-        /// Link-layer address that an answer goes to.
+        /// Link-layer address for answers.
         mac: Mac,
-        /// Bytes of each frame before its payload; the same in every frame of a run.
+        /// Bytes of each frame before its payload; equal in every frame of a run.
         payload_offset: u16,
-        /// Options besides timestamps.
+        /// Options except timestamps.
         options: Options,
     },
     /// Group and secret of the stack; the first request of every log.
     Configure {
-        /// Which group of the stack this is.
+        /// This group's index.
         group: GroupIndex,
-        /// Key of the hashes behind initial sequence numbers and port choice (RFC 6528, RFC 6056).
+        /// Key of the hashes for initial sequence numbers and port choice (RFC 6528, RFC 6056).
         secret: [u64; 2],
     },
     /// Active OPEN (RFC 9293 section 3.10.1).
     Open {
-        /// Whom to tell.
+        /// The request id.
         request_id: u64,
         /// Our end; port 0 lets the stack choose one.
         local: Endpoint,
@@ -377,41 +377,41 @@ pub enum Body {
         remote: Endpoint,
         /// Link-layer address of the next hop.
         mac: Mac,
-        /// What the connection begins with; the SYN has it, too.
+        /// The connection's initial settings; the SYN follows them, too.
         settings: Settings,
     },
-    /// What connections of a listener begin with; the SYN-ACK has it, too.
+    /// Initial settings for connections of a listener; the SYN-ACK follows them, too.
     SetListener {
         /// The port.
         port: u16,
-        /// What the listener is bound to.
+        /// The listener's binding.
         binding: Binding,
-        /// From now on.
+        /// The settings from now on.
         settings: Settings,
     },
     /// Passive OPEN.
     Listen {
         /// The port.
         port: u16,
-        /// Connections that may wait to be accepted.
+        /// Most connections that may wait to be accepted.
         backlog: u16,
-        /// What the listener is bound to.
+        /// The listener's binding.
         binding: Binding,
     },
     /// The application took `accepted` connections from the port's queue so far.
     Accepted {
         /// The listening port.
         port: u16,
-        /// What the listener is bound to.
+        /// The listener's binding.
         binding: Binding,
-        /// How many since it listens.
+        /// Connections accepted since it began to listen.
         accepted: u64,
     },
     /// The listening socket went away.
     Unlisten {
         /// The port.
         port: u16,
-        /// What the listener is bound to.
+        /// The listener's binding.
         binding: Binding,
     },
     /// An application's cursors moved, or it closed.
@@ -424,10 +424,10 @@ pub enum Body {
         app_written: u64,
         /// No more will be written (SHUT_WR; RFC 9293 section 3.10.4).
         shutdown: bool,
-        /// Nobody holds the socket any more: what arrives has no reader.
+        /// No application holds the socket any more: bytes that arrive have no reader.
         orphan: bool,
     },
-    /// An application set something of a connection.
+    /// An application changed settings of a connection.
     Set {
         /// The connection.
         conn: ConnId,
@@ -440,9 +440,9 @@ pub enum Body {
         conn: ConnId,
         /// All of its tuning from now on.
         tuning: Tuning,
-        /// What was written last waits for more.
+        /// The bytes written last wait for more.
         more: bool,
-        /// What was written so far does not wait for more.
+        /// The bytes written so far do not wait for more.
         push: bool,
     },
     /// ABORT (RFC 9293 section 3.10.5).
@@ -450,7 +450,7 @@ pub enum Body {
         /// The connection.
         conn: ConnId,
     },
-    /// The connection's own address is ours no longer.
+    /// The connection's local address is ours no longer.
     AddressLost {
         /// The connection.
         conn: ConnId,
@@ -462,16 +462,16 @@ pub enum Body {
     },
     /// An ICMP error about a segment of ours.
     NetworkError {
-        /// Whose segment it was.
+        /// The segment's flow.
         flow: Flow,
         /// Its sequence number.
         seq: SeqNum,
-        /// What is wrong.
+        /// The error.
         what: NetworkError,
     },
     /// UDP datagrams that arrived for one socket, in as many frames as the digest counts.
     Datagrams {
-        /// How long they are.
+        /// Lengths of the datagrams.
         lengths: Lengths,
     },
     /// A UDP socket begins. The entry of a former one is free.
@@ -481,27 +481,27 @@ pub enum Body {
         /// Its port.
         port: u16,
     },
-    /// A UDP socket ends, as soon as all it sent has left.
+    /// A UDP socket ends, as soon as all its datagrams have left.
     Unbind {
         /// The socket.
         socket: ConnId,
     },
-    /// UDP datagrams to one destination: as many as the digest counts, or those of one frame. None:
-    /// the send ring below `offset` is not needed any more.
+    /// UDP datagrams to one destination: as many as the digest counts, or those of one frame.
+    /// None: the send ring below `offset` is free.
     Sends {
         /// The socket.
         socket: ConnId,
-        /// Which of our addresses sends them.
+        /// The sender: one of our addresses, and the port.
         source: Address,
-        /// Where they go.
+        /// The destination.
         remote: Endpoint,
         /// Link-layer address of the next hop.
         mac: Mac,
-        /// Bytes of a packet on the path there, at most.
+        /// The path MTU, in bytes.
         mtu: u16,
-        /// Where the first record begins in the send ring.
+        /// Offset of the first record in the send ring.
         offset: u64,
-        /// How long they are.
+        /// Lengths of the datagrams.
         lengths: Lengths,
         /// Time to live.
         ttl: u8,
@@ -510,42 +510,42 @@ pub enum Body {
         /// Whether they must not be fragmented.
         dont_fragment: bool,
     },
-    /// The frames of a connection go to another link-layer address from now on: another neighbour
-    /// forwards them, or the same one has another address.
+    /// The frames of a connection go to another link-layer address from now on: the next hop or
+    /// its address has changed.
     NextHop {
         /// The connection.
         conn: ConnId,
         /// The neighbour's link-layer address.
         mac: Mac,
     },
-    /// The path of a connection takes packets of so many bytes only, as is known from others that
-    /// went there, or from routers of the link (RFC 8201 section 4).
+    /// The path MTU of a connection, as learned from other connections or from routers of the
+    /// link (RFC 8201 section 4).
     PathMtu {
         /// The connection.
         conn: ConnId,
         /// Bytes of a packet.
         mtu: u16,
     },
-    /// The link takes packets of IPv6 of so many bytes from now on, as its routers say (RFC 4861
-    /// section 4.6.4).
+    /// The MTU of the link for IPv6 from now on, as its routers advertise (RFC 4861 section
+    /// 4.6.4).
     LinkMtu {
-        /// Bytes of a packet; 0: as many as the device takes.
+        /// Bytes of a packet; 0: the device's MTU.
         mtu: u16,
     },
 }
 
-/// How long the datagrams are that share a request.
+/// Lengths of the datagrams that share a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub enum Lengths {
-    /// Payload bytes of each. Every one has a frame of its own.
+    /// Payload bytes of each datagram. Each has its own frame.
     Each([u16; MAX_DATAGRAMS]),
     /// One frame holds all of them.
     Merged(Merged),
 }
 
-/// Datagrams of one flow that lie one behind the other in a single frame. All are equally long but
-/// the last, which may be shorter.
+/// Consecutive datagrams of one flow in a single frame. All have one length except the last,
+/// which may be shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub struct Merged {
@@ -556,7 +556,7 @@ pub struct Merged {
 }
 
 impl Merged {
-    /// How many they are.
+    /// Number of datagrams.
     #[inline]
     pub const fn count(self) -> u16 {
         match self.size {
@@ -565,7 +565,7 @@ impl Merged {
         }
     }
 
-    /// How many have `size` bytes, and how many bytes are left for a shorter one.
+    /// How many have `size` bytes, and the length of a shorter last one.
     #[inline]
     pub const fn split(self) -> (u16, u16) {
         match self.size {
@@ -582,12 +582,12 @@ impl Merged {
 pub struct Request {
     /// What `apply` reads of a run, and time and credit of every request.
     pub digest: Digest,
-    /// The rest.
+    /// The part that depends on the kind.
     pub body: Body,
 }
 
 impl Request {
-    /// A command, that is a request that carries no segment.
+    /// A command: a request without segments.
     pub const fn command(now: Instant, sent: u64, body: Body) -> Self {
         Request {
             digest: Digest::bare(RequestKind::Command, now, sent),
@@ -595,7 +595,7 @@ impl Request {
         }
     }
 
-    /// Where the payload of a run lies: bytes in every segment but the last, and bytes of each
+    /// The layout of a run's payload: bytes in every segment except the last, and bytes of each
     /// frame before its payload.
     #[inline]
     pub const fn layout(&self) -> (u32, usize) {
@@ -607,7 +607,7 @@ impl Request {
         }
     }
 
-    /// Time and credit, nothing else.
+    /// A request with only time and credit.
     pub const fn tick(now: Instant, sent: u64) -> Self {
         Request {
             digest: Digest::bare(RequestKind::Tick, now, sent),
@@ -627,7 +627,7 @@ pub struct Segment<'a> {
     pub ack: SeqNum,
     /// Payload bytes.
     pub len: u32,
-    /// Where the payload begins within the run's payloads put end to end.
+    /// Offset of the payload within the run's payloads, put end to end.
     pub run_offset: u32,
     /// How many received frames this piece is. One that the device merged counts once, so a rule
     /// that counts segments compares `len` with the MSS, too.
@@ -640,7 +640,7 @@ pub struct Segment<'a> {
     pub timestamps: Option<(u32, u32)>,
     /// Whether congestion was marked.
     pub ce: bool,
-    /// Whether more text comes in the next request: an acknowledgment may wait for that.
+    /// Whether the next request has more payload: an acknowledgment may wait for that.
     pub followed: bool,
     /// Other options.
     pub options: &'a Options,
