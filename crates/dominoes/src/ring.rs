@@ -1,16 +1,16 @@
-//! The multicast ring: claim, show, read. No other file, but `attachments.rs` for values of its
-//! own, accesses slot memory.
+//! The multicast ring: claim, show, read. No other file accesses slot memory, except
+//! `attachments.rs` for its own values.
 //!
 //! # Who writes what
 //!
-//! * `slots`: entry `seq` lives in slot `seq & mask`. Written by the publisher that claimed `seq`,
-//!   read in place by all subscribers, emptied by whoever holds `reclaim.lock` (payloads with a
-//!   destructor only).
-//! * `tail`: everything below is claimed. `CLOSED` in its top bit ends claiming for good. Moved by
-//!   compare and swap while there are several publishers; not maintained by a publisher that is
-//!   alone.
-//! * `published`: written by a publisher that is alone; everything below is published. With `MULTI`
-//!   in its top bit it says: below this everything is published, from here on look at `laps`.
+//! * `slots`: entry `seq` is in slot `seq & mask`. The publisher that claimed `seq` writes it,
+//!   all subscribers read it in place, the holder of `reclaim.lock` empties it (only for
+//!   payloads with a destructor).
+//! * `tail`: everything below is claimed. `CLOSED` in its top bit ends claiming for good.
+//!   Several publishers move it by compare-and-swap; a publisher that is alone does not maintain
+//!   it.
+//! * `published`: written by a publisher that is alone; everything below is published. With
+//!   `MULTI` in its top bit, everything below is published, and `laps` shows the rest.
 //! * `laps`: one byte per slot, the low bits of the lap last published there. Meaningful in `MULTI`
 //!   mode only.
 //! * `limit`: the highest sequence that may be claimed, monotone; shared by several publishers.
@@ -25,39 +25,39 @@
 //! everything below the gate is published, and all use of it is over.* Since `capacity <= slots`,
 //! the slot of such a `seq` is free. The promise holds because:
 //!
-//! * With members, the gate is the least of their cursors, read with Acquire. With none it is a
-//!   prefix known to be published: not simply `tail`, or two publishers one lap apart could meet in
-//!   a slot.
+//! * With members, the gate is the least of their cursors, read with Acquire. Without members it
+//!   is a prefix known to be published: not simply `tail`, or two publishers one lap apart could
+//!   meet in a slot.
 //! * *A subscription forked while the cursors are read*: its parent moves on only after the fork
-//!   has raised `epoch`, so whoever has read the parent's new cursor (Acquire) sees the new epoch
-//!   and starts again.
+//!   has raised `epoch`, so a thread that has read the parent's new cursor (Acquire) sees the
+//!   new epoch and starts again.
 //! * *A subscription that joins from now*: it enters `members`, raises `epoch`, passes a SeqCst
 //!   fence and then looks how far the channel is published, its position. The gate reads cursors,
 //!   passes a SeqCst fence, and reads `epoch` again. If it misses the join, its fence came first,
 //!   so the joiner finds published all that the gate found published or released. (The tail would
 //!   not do as a position: what is claimed but not published lies below it, and a gate there would
 //!   let another publisher into the claimed slot.)
-//! * *A place used again*: `epoch` tells the two users apart, and leaving is a Release on `members`
-//!   that the gate acquires.
+//! * *A place used again*: `epoch` distinguishes the two users, and leaving is a Release on
+//!   `members` that the gate acquires.
 //!
 //! # Alone or not
 //!
 //! New publishers come from [`Writer::clone`] only, on the thread that owns the cloned one. So a
-//! publisher that finds the count at one is alone until it clones itself: it needs neither `tail`
-//! nor `laps`, just its own position and one Release store of `published`.
+//! publisher that finds the count at one is alone until it clones itself: it needs neither
+//! `tail` nor `laps`, just its own position and one Release store of `published`.
 //!
 //! * *One to several*, in `clone`: nothing is in flight. All lap bytes are set to "not published"
 //!   for the next lap, then `published` gets `MULTI`, then `tail` is stored. A subscriber that
 //!   still sees the old `published` finds all there is below it.
-//! * *Several to one*, when a publisher finds the count at one: the others have published all they
-//!   claimed before they gave up their share of the count (Release, Acquire), so `tail` is its
-//!   position. Its next entry stores `published` without `MULTI`; till then subscribers go on
-//!   reading lap bytes, which are all there.
-//! * *A subscriber whose view of `published` is an older `MULTI`* reads lap bytes of its own
-//!   position. Bytes are at most two laps behind the position (then: not published) or any number
-//!   ahead (then it is published, since a publisher can be ahead only of somebody who does not gate
-//!   yet, in [`Ring::prefix`]); a byte tells up to 127 ahead, and beyond that errs to "not
-//!   published".
+//! * *Several to one*, when a publisher finds the count at one: the others have published all
+//!   their claims before they gave up their share of the count (Release, Acquire), so `tail` is
+//!   its position. Its next entry stores `published` without `MULTI`; until then subscribers
+//!   continue to read lap bytes, which are complete.
+//! * *A subscriber whose view of `published` is an older `MULTI`* reads lap bytes at its own
+//!   position. Bytes are at most two laps behind the position (then: not published) or any
+//!   number ahead (then it is published, since a publisher can be ahead only of a reader that
+//!   does not gate yet, in [`Ring::prefix`]); a byte shows up to 127 laps ahead, and beyond that
+//!   errs to "not published".
 //!
 //! # Holes
 //!
@@ -69,10 +69,10 @@
 //!
 //! Publishing alone is wait-free while there is room, reading always. With several publishers a
 //! claim is lock-free; visibility is not: the one total order means that a publisher preempted
-//! between claim and show (a move and a byte store) hides what comes after. Payloads with a
-//! destructor are dropped by one thread at a time, under a lock that nobody waits for: others find
-//! no room meanwhile. A subscriber that stands still stops all publishers after `capacity` entries;
-//! that is the meaning of lossless. One that dies leaves, and no longer counts.
+//! between claim and show (a move and a byte store) hides all later entries. One thread at a
+//! time drops payloads with a destructor, under a lock that no thread waits for: others find no
+//! room meanwhile. A subscriber that stalls stops all publishers after `capacity` entries; that
+//! is the meaning of lossless. One that dies leaves, and no longer counts.
 
 use crate::{
     Seq,
@@ -111,7 +111,7 @@ pub(crate) enum Refusal {
     Closed,
 }
 
-/// Words that change only when somebody joins, leaves or closes.
+/// Words that change only when a subscription joins or leaves, or the channel is closed.
 struct Membership {
     /// Places given out.
     taken: AtomicU64,
@@ -226,8 +226,8 @@ impl<T, W: Wait> Ring<T, W> {
         (seq >> self.shift) as u8
     }
 
-    /// Whether a lap byte says that its entry of this lap is published, for a caller to whom
-    /// everything below is known to be.
+    /// Whether a lap byte shows that its entry of this lap is published. The caller knows that
+    /// everything below is.
     #[inline(always)]
     fn shows(byte: u8, lap: u8) -> bool {
         byte.wrapping_sub(lap) as i8 >= 0
@@ -259,8 +259,8 @@ impl<T, W: Wait> Ring<T, W> {
         seq
     }
 
-    /// How far the channel is published, for somebody who has not followed it: everything below the
-    /// result is published.
+    /// The published end of the channel, for a caller that has not followed it: everything below
+    /// the result is published.
     fn prefix(&self) -> Seq {
         // ORDERING: Acquire, pairs with the Release in `Writer::claim_shared`: the limit read below
         // is one that allowed these claims, so the walk is no longer than the capacity.
@@ -280,8 +280,8 @@ impl<T, W: Wait> Ring<T, W> {
         self.walk(known.max(published & !MULTI), tail)
     }
 
-    /// How far the channel is published, for a reader that gates at `position` and knows everything
-    /// below `end` to be published.
+    /// The published end of the channel, for a reader that gates at `position` and knows
+    /// everything below `end` to be published.
     #[inline(always)]
     fn look(&self, position: Seq, end: Seq) -> Seq {
         // ORDERING: Acquire, pairs with the Release stores in `show_alone` and `Writer::clone`.
@@ -293,8 +293,7 @@ impl<T, W: Wait> Ring<T, W> {
         }
     }
 
-    /// Whether the channel is closed with everything published that will ever be, and `end` is the
-    /// end of it.
+    /// Whether the channel is closed, nothing more will be published, and `end` is its end.
     #[inline]
     fn is_drained(&self, end: Seq) -> bool {
         // Closed first, then the tail: that is the last one. Entries claimed below it may still be
@@ -302,12 +301,12 @@ impl<T, W: Wait> Ring<T, W> {
         self.is_closed() && end >= self.tail()
     }
 
-    /// Every subscription, present or future, has its position at or above the result, and all use
-    /// of what lies below is over.
+    /// Every subscription, present or future, has its position at or above the result, and all
+    /// use of entries below it is over.
     fn gate(&self) -> Seq {
         let membership = &*self.membership;
-        // ORDERING: Acquire, pairs with the Release increment in `Reader::join`: whoever finds the
-        // join here finds its member bit and cursor below.
+        // ORDERING: Acquire, pairs with the Release increment in `Reader::join`: a thread that
+        // sees the join here finds its member bit and cursor below.
         let mut epoch = membership.epoch.load(Ordering::Acquire);
         loop {
             // ORDERING: Acquire, pairs with the Release in `Place::leave`: the leaver's reading is
@@ -351,11 +350,11 @@ impl<T, W: Wait> Ring<T, W> {
 
     /// Raises the shared limit to `to` unless it is there already; returns what it was.
     fn raise_limit(&self, to: Seq) -> Seq {
-        // ORDERING: Release, pairs with the Acquire here and in `claim_shared`, `try_be_alone` and
-        // `prefix`: who learns a limit from another publisher also learns that the slots below it
-        // are free, and that everything below its gate is published.
+        // ORDERING: Release, pairs with the Acquire here and in `claim_shared`, `try_be_alone`
+        // and `prefix`: a publisher that learns a limit from another one also learns that the
+        // slots below it are free, and that everything below its gate is published.
         let mut now = self.limit.load(Ordering::Acquire);
-        // (Not `fetch_max`, which x86 has to make of the same loop and which ThreadSanitizer does
+        // (Not `fetch_max`, which compiles to this loop on x86, and which ThreadSanitizer does
         // not see.)
         while now < to {
             match self
@@ -369,8 +368,8 @@ impl<T, W: Wait> Ring<T, W> {
         now
     }
 
-    /// Drops the entries below `gate` unless somebody else is at it; returns up to where they are
-    /// known to be dropped.
+    /// Drops the entries below `gate` unless another thread is doing so; returns the position
+    /// below which they are known to be dropped.
     #[cold]
     fn drop_below(&self, gate: Seq) -> Seq {
         // ORDERING: Acquire, pairs with the Release in `Unlock::drop`.
@@ -388,7 +387,7 @@ impl<T, W: Wait> Ring<T, W> {
             fn drop(&mut self) {
                 // ORDERING: Release, pairs with the Acquire in `drop_below`.
                 self.0.reclaim.lock.store(false, Ordering::Release);
-                // Whoever found the lock taken took the channel for full.
+                // A publisher that found the lock taken took the channel for full.
                 self.0.room.notify();
             }
         }
@@ -417,7 +416,7 @@ impl<T, W: Wait> Ring<T, W> {
         self.entries.notify();
     }
 
-    /// Drops what every subscriber has released. Nothing to do for payloads without a destructor.
+    /// Drops the entries that all have released. Does nothing for payloads without a destructor.
     pub(crate) fn tidy(&self) {
         if mem::needs_drop::<T>() {
             self.drop_below(self.gate());
@@ -504,7 +503,7 @@ impl<T, W: Wait> Drop for Ring<T, W> {
         if !mem::needs_drop::<T>() {
             return;
         }
-        /// Goes on with the rest when a destructor panics.
+        /// Drops the remaining entries when a destructor panics.
         struct Rest<'a, T> {
             slots: &'a Slots<T>,
             mask: u64,
@@ -522,8 +521,8 @@ impl<T, W: Wait> Drop for Ring<T, W> {
                         next: self.next,
                         end: self.end,
                     };
-                    // SAFETY: `&mut Ring`: nobody else is left. Every claim was published, so the
-                    // entries from `done` to the tail are there, and each is taken once.
+                    // SAFETY: `&mut Ring`: no other user is left. Every claim was published, so
+                    // the entries from `done` to the tail are there, and each is taken once.
                     let value = unsafe { self.slots.take(index) };
                     drop(value);
                     mem::forget(again);
@@ -539,8 +538,8 @@ impl<T, W: Wait> Drop for Ring<T, W> {
     }
 }
 
-/// One publisher's side of the ring. `Send`, but not `Sync`: the argument of being alone needs it
-/// on one thread.
+/// One publisher's side of the ring. `Send`, but not `Sync`: the argument of being alone needs
+/// it on one thread.
 pub(crate) struct Writer<T, W: Wait> {
     ring: Arc<Ring<T, W>>,
     /// Next position to be published, while alone.
@@ -551,7 +550,7 @@ pub(crate) struct Writer<T, W: Wait> {
     limit: Seq,
     /// Known to be the only publisher.
     alone: Cell<bool>,
-    /// How often a claim was refused for want of room.
+    /// How often a claim was refused because there was no room.
     times_full: u64,
 }
 
@@ -564,7 +563,7 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
         self.times_full
     }
 
-    /// Where the next entry goes (alone), or would go if nobody else came first.
+    /// The position of the next entry: certain if alone, else unless another publisher comes first.
     pub(crate) fn next_seq(&self) -> Seq {
         if self.alone.get() {
             self.next
@@ -625,7 +624,7 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
     fn refresh_edge(&mut self, wanted: u64) {
         let mut limit = self.ring.fresh_limit();
         if mem::needs_drop::<T>() {
-            // Come back soon: what is released is dropped then.
+            // Refreshes again soon: released entries are dropped then.
             limit = limit.min(self.next + wanted.max(self.ring.capacity.div_ceil(4)));
         }
         self.edge.set(self.edge.get().max(limit));
@@ -674,9 +673,9 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
                     }
                 }
             }
-            // ORDERING: Release, pairs with the Acquire in `Ring::tail` and `Ring::prefix`: who
-            // reads this tail finds the limit that allowed it. Acquire is not needed: the limit
-            // brings what a claim relies on.
+            // ORDERING: Release, pairs with the Acquire in `Ring::tail` and `Ring::prefix`: a
+            // reader of this tail finds the limit that allowed it. Acquire is not needed: the
+            // limit orders everything that a claim relies on.
             match self.ring.tail.compare_exchange_weak(
                 tail,
                 tail + n,
@@ -770,17 +769,17 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
         Some(self.claim_slowly(n as u64).map(|_| ()))
     }
 
-    /// Publishes up to `n` values straight from an iterator, as one batch; after
-    /// [`can_fill`](Self::can_fill) has said yes.
+    /// Publishes up to `n` values straight from an iterator, as one batch; only after
+    /// [`can_fill`](Self::can_fill) returned `Some(Ok(()))`.
     ///
-    /// If the iterator panics, what it has yielded so far is published.
+    /// If the iterator panics, the values that it yielded before are published.
     #[inline(always)]
     pub(crate) fn fill(
         &mut self,
         n: usize,
         values: impl Iterator<Item = T>,
     ) -> std::ops::Range<Seq> {
-        /// Shows what is written, also when the iterator panics.
+        /// Shows the written entries, also when the iterator panics.
         struct Show<'a, T, W: Wait> {
             ring: &'a Ring<T, W>,
             next: &'a mut Seq,
@@ -817,7 +816,7 @@ impl<T: Send + Sync, W: Wait> Writer<T, W> {
         first..show.end
     }
 
-    /// Ends claiming for all publishers. What is claimed will be shown and read.
+    /// Ends claiming for all publishers. Claimed entries will be shown and read.
     pub(crate) fn close(&mut self) {
         let ring = &*self.ring;
         if self.alone.get() {
@@ -840,7 +839,7 @@ impl<T, W: Wait> Clone for Writer<T, W> {
     fn clone(&self) -> Self {
         let ring = &*self.ring;
         if self.alone.get() {
-            // Nobody else publishes, and nothing is in flight.
+            // No other publisher exists, and nothing is in flight.
             let next = self.next;
             // ORDERING: Release fence before the lap bytes, pairs with the Acquire fence in
             // `Ring::walk`: a byte that a late reader takes for its own entry does mean that the
@@ -850,11 +849,11 @@ impl<T, W: Wait> Clone for Writer<T, W> {
             for seq in next..next + self.ring.slots.len() as u64 {
                 ring.laps[ring.index(seq)].store(ring.lap(seq).wrapping_sub(1), STORE_AFTER_FENCE);
             }
-            // ORDERING: Release, pairs with the Acquire loads of `published`: whoever sees `MULTI`
-            // sees the lap bytes set up.
+            // ORDERING: Release, pairs with the Acquire loads of `published`: a thread that sees
+            // `MULTI` sees the lap bytes set up.
             ring.published.store(next | MULTI, Ordering::Release);
-            // ORDERING: Release, pairs with the Acquire in `Ring::tail`: whoever sees a shared
-            // claim sees `MULTI`.
+            // ORDERING: Release, pairs with the Acquire in `Ring::tail`: a thread that sees a
+            // shared claim sees `MULTI`.
             ring.tail.store(next, Ordering::Release);
             ring.raise_limit(self.edge.get());
             self.alone.set(false);
@@ -993,7 +992,7 @@ impl<T, W: Wait> Reader<T, W> {
         Place::take(ring).map(Self::from_now_at)
     }
 
-    /// The same, at a place already held.
+    /// As `from_now`, at a place already held.
     pub(crate) fn from_now_at(place: Place<T, W>) -> Self {
         let ring = place.ring.clone();
         // Low enough until the true position is known.
@@ -1055,7 +1054,7 @@ impl<T, W: Wait> Reader<T, W> {
         self.end
     }
 
-    /// Looks how far the channel is published.
+    /// Reads the published end of the channel.
     #[inline(always)]
     pub(crate) fn poll(&mut self) -> Seq {
         self.end = self.ring.look(self.position, self.end);
@@ -1077,8 +1076,8 @@ impl<T, W: Wait> Reader<T, W> {
             && (deadline.is_none_or(|deadline| Instant::now() < deadline) || ready())
     }
 
-    /// Whether the channel is closed and nothing comes after what is now in `end`. Otherwise the
-    /// caller may have to poll again.
+    /// Whether the channel is closed and `end` is its last position. Otherwise the caller may
+    /// have to poll again.
     #[inline]
     pub(crate) fn is_drained(&mut self) -> bool {
         let end = self.poll();

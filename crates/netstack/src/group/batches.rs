@@ -1,6 +1,6 @@
 //! Batches of frames between the device and the log.
 //!
-//! A batch passes three steps, and each may be another worker's:
+//! A batch passes three steps, each perhaps on another worker:
 //!
 //! 1. A worker that has the device *claims* a batch: it takes frames and a number, and reads no
 //!    header.
@@ -10,9 +10,9 @@
 //! 3. The worker that has the receive pump *publishes* parsed batches in the order of their
 //!    numbers, as far as the log has room.
 //!
-//! So the order of the log is that of the device, and a worker that fails between two steps delays
-//! nothing for longer than [`HELP_AFTER`]. The claimer is the primary of the requests of its batch:
-//! it has the headers in its cache.
+//! So the log has the device's order, and a worker that fails between two steps delays nothing
+//! for longer than [`HELP_AFTER`]. The claimer is the primary of the requests of its batch: it
+//! has the headers in its cache.
 
 use core::sync::atomic::Ordering;
 
@@ -34,8 +34,8 @@ mod loom_models;
 
 /// Batches that may be claimed and not published.
 const WAITING: usize = if cfg!(netstack_loom) { 2 } else { 16 };
-/// A batch that is claimed and not parsed for so long is parsed by any worker. Parsing a full batch
-/// takes a tenth of that.
+/// Age of a claimed batch that is not parsed after which any worker parses it. Parsing a full
+/// batch takes a tenth of that.
 pub(crate) const HELP_AFTER: Duration = Duration::from_micros(50);
 
 /// A run, as it waits to be published.
@@ -47,7 +47,7 @@ struct ParsedRun {
     hint: Option<(u64, ConnId)>,
 }
 
-/// What a batch holds.
+/// The contents of a batch.
 #[derive(Default)]
 pub(crate) struct Parsed {
     /// `None` between two uses.
@@ -116,16 +116,16 @@ impl WaitingBatches {
     /// Whether a batch is claimed and not published.
     #[inline]
     pub(crate) fn is_any_waiting(&self) -> bool {
-        // ORDERING: Acquire, pairs with the Release in `claim`: what others claimed is in its
-        // place.
+        // ORDERING: Acquire, pairs with the Release in `claim`: a batch that another worker
+        // claimed is in its place.
         self.claimed.load(Ordering::Acquire) != self.published.load(Ordering::Relaxed)
     }
 
-    /// Claims what `take` takes from the device, `None` if that has no frames. The caller has the
-    /// device.
+    /// Claims the frames that `take` returns from the device, `None` if that has none. The
+    /// caller has the device.
     #[inline]
     fn claim(&self, now: Instant, take: impl FnOnce() -> Option<Vec<Frame>>) -> Claim {
-        // ORDERING: Relaxed: only who has the device changes it.
+        // ORDERING: Relaxed: only the worker that has the device changes it.
         let number = self.claimed.load(Ordering::Relaxed);
         // ORDERING: Acquire, pairs with the Release in `publish`: the place is free again.
         let published = self.published.load(Ordering::Acquire);
@@ -146,8 +146,8 @@ impl WaitingBatches {
         Claim::Batch(number, batch)
     }
 
-    /// Puts what batch `number` holds into its place. Returns it if another worker did that before,
-    /// or if the place is taken at this moment: then it is to be put again.
+    /// Puts the contents of batch `number` into its place. Returns them if another worker did
+    /// that before, or if the place is taken at this moment: then the caller must retry.
     fn put(&self, number: u64, parsed: Box<Parsed>) -> Put {
         // ORDERING: Acquire, pairs with the Release in `publish`.
         if self.published.load(Ordering::Acquire) > number {
@@ -183,7 +183,7 @@ impl WaitingBatches {
     /// The place of the oldest batch that is not published. The caller has the receive pump.
     #[inline]
     fn oldest(&self) -> Oldest<'_> {
-        // ORDERING: Relaxed: only who has the receive pump changes it.
+        // ORDERING: Relaxed: only the worker that has the receive pump changes it.
         let number = self.published.load(Ordering::Relaxed);
         // ORDERING: Acquire, pairs with the Release in `claim`.
         if number == self.claimed.load(Ordering::Acquire) {
@@ -195,7 +195,7 @@ impl WaitingBatches {
         }
     }
 
-    /// The batch there is published: its place is free. Returns what the batch held.
+    /// Frees the place of a batch after publishing. Returns the batch's contents.
     #[inline]
     fn publish(&self, mut oldest: OldestPlace<'_>) -> Option<Box<Parsed>> {
         let number = oldest.number;
@@ -208,7 +208,7 @@ impl WaitingBatches {
         Some(parsed)
     }
 
-    /// When the oldest batch may be parsed by any worker, if that is what it waits for.
+    /// When any worker may parse the oldest batch, if that is not parsed yet.
     pub(crate) fn next_deadline(&self) -> Instant {
         let number = self.published.load(Ordering::Relaxed);
         // ORDERING: Acquire, pairs with the Release in `claim`.
@@ -265,7 +265,7 @@ pub(crate) struct Intake {
     claimed: Option<(u64, Batch)>,
     /// The batch that it parsed, whose place was taken at that moment.
     parsed: Option<(u64, Box<Parsed>)>,
-    /// To be used again.
+    /// Kept for reuse.
     #[expect(
         clippy::vec_box,
         reason = "a result goes from worker to worker as a box"
@@ -273,7 +273,7 @@ pub(crate) struct Intake {
     spare: Vec<Box<Parsed>>,
 }
 
-/// Results that a worker keeps to use them again.
+/// Most results that a worker keeps for reuse.
 const MAX_SPARE: usize = 2 * WAITING;
 
 impl Intake {
@@ -292,7 +292,7 @@ impl Intake {
         parsed
     }
 
-    /// Drops what is not put into its place yet; other workers parse it.
+    /// Drops batches and results that are in no place yet; other workers parse those batches.
     pub(crate) fn abandon(&mut self, recycler: &mut FrameRecycler) {
         if let Some((_, batch)) = self.claimed.take() {
             recycler.put_batch(batch);
@@ -345,7 +345,7 @@ impl Batches for Publishing<'_> {
             };
             done += commands + parsed.publish(pump, &mut self.intake.parser, now, log);
             if !parsed.is_published() {
-                // Time goes on meanwhile, as if the device had no more.
+                // Time continues meanwhile, as if the device had no more.
                 let waits = pump.waits_for_control(now);
                 pump.stats.log_full += u64::from(!waits);
                 return (done, waits);
@@ -498,7 +498,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         done
     }
 
-    /// Takes the receive pump for one turn: publishes what is parsed, and what applications did.
+    /// Takes the receive pump for one turn: publishes parsed batches, and news of applications.
     /// `None` if another worker has the pump, or if this one is not active or has no state.
     pub fn publish(&mut self, now: Instant) -> Option<usize> {
         self.stragglers.now = self.stragglers.now.max(now);

@@ -1,18 +1,18 @@
-//! Divergence: which replicas are right when they differ, and what the others do.
+//! Divergence: finds which replicas are right when they differ, and replaces the others.
 //!
 //! Replicas post fingerprints of their states at equal positions, and
-//! [`Fingerprints::agreement`](dominoes::Fingerprints::agreement) says which of them are right. A
-//! worker that is reported as diverged checks that itself, gives up its slot, throws its state
-//! away, and joins again with the state of one of the majority. If all of those are gone, so is the
-//! state, and the stack is shut down. Where there is no majority, as with two replicas, the
-//! difference is counted, [`ReplicatedGroup::compare`](crate::group::ReplicatedGroup::compare) returns it, and all go
-//! on.
+//! [`Fingerprints::agreement`](dominoes::Fingerprints::agreement) decides which of them are
+//! right. A worker that is reported as diverged checks that itself, gives up its slot, drops its
+//! state, and joins again with a copy from the majority. If the whole majority is gone, so is
+//! the state, and the stack is shut down. Without a majority, as with two replicas, the
+//! difference is counted, [`ReplicatedGroup::compare`](crate::group::ReplicatedGroup::compare)
+//! returns it, and all continue.
 //!
-//! By default a change is found when the next fingerprint is posted, and what the replica performed
-//! until then is done. With [`Layout::confirm`](crate::group::Layout) each position is posted,
-//! together with the effects of the request there, and a worker performs nothing that no majority
-//! agrees with. Then a changed state has no effect on the network or on an application. The price
-//! is the pace of the majority, and a fingerprint per request in each replica.
+//! By default a change is found when the next fingerprint is posted; effects that the replica
+//! performed before are done. With [`Layout::confirm`](crate::group::Layout) replicas post every
+//! position, together with the request's effects, and a worker performs nothing without the
+//! agreement of a majority. Then a changed state has no effect on the network or on an application.
+//! The price is the pace of the majority, and a fingerprint per request in each replica.
 //!
 //! # What a fingerprint covers
 //!
@@ -24,16 +24,16 @@
 //! were open at one time, not `Limits::connections`. `tests/flips/bits.rs` flips bits and holds
 //! that bound. A change in a dormant connection is found when the turn of that connection comes.
 //!
-//! What a replica keeps outside every fingerprint follows from what is inside: the table of flows
-//! and the heap of deadlines follow from the places; address, keys and counters follow from the
-//! log. `limits` never changes.
+//! State outside every fingerprint follows from state inside: the table of flows and the heap of
+//! deadlines follow from the places; address, keys and counters follow from the log. `limits`
+//! never changes.
 //!
-//! What a worker posted before it left, failed or diverged still counts. Otherwise a slow worker
-//! could be alone with one other where a majority had agreed already. If all replicas of a majority
-//! are gone when a difference is found, the state is lost: the stack is down, and its sockets
-//! return that (`tests/flips/last.rs`). With two replicas there is no majority: the difference is
-//! counted, and both go on. What a changed replica performed before it was found is done, and may
-//! be wrong, unless `Layout::confirm` is set.
+//! Posts of a worker that left, failed or diverged still count. Otherwise a slow worker could be
+//! alone with one other where a majority had agreed already. If all replicas of a majority are
+//! gone when a difference is found, the state is lost: the stack is down, and its sockets return
+//! that (`tests/flips/last.rs`). With two replicas there is no majority: the difference is
+//! counted, and both continue. Effects that a changed replica performed before it was found are
+//! done, and may be wrong, unless `Layout::confirm` is set.
 
 use dominoes::Seq;
 use dominoes::group::{Agreement, WorkerState};
@@ -44,7 +44,7 @@ use super::worker::ReplicatedWorker;
 use crate::group::{FaultHooks, ReplicatedShared};
 
 impl ReplicatedShared {
-    /// Compares what the others posted at `position`, where the caller just has posted.
+    /// Compares the fingerprints at `position`, where the caller just has posted its own.
     #[cold]
     pub(crate) fn compare_at(&self, position: Seq) {
         let membership = &self.membership;
@@ -64,8 +64,8 @@ impl ReplicatedShared {
 }
 
 impl<T: FaultHooks> ReplicatedWorker<T> {
-    /// This worker was reported as diverged. If it is, it gives up its state. Returns whether it
-    /// did.
+    /// Checks a report that this worker diverged. If it did, gives up its state. Returns whether
+    /// it did.
     pub(crate) fn leave_if_diverged(&mut self) -> bool {
         let ReplicatedShared {
             membership, posts, ..
@@ -82,7 +82,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         let first = self.cursor.seq;
         self.pending = PendingEffects::from(first);
         self.cursor = Cursor::at_first(&self.pending);
-        // What it posted before that position still counts.
+        // Its posts before that position still count.
         self.shared.posts.forget_from(self.id, first_wrong);
         self.shared.release_slot(self.id, diverged);
         self.shared.world.skip_missing_connections();
@@ -116,7 +116,7 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
                     break;
                 }
                 Agreement::Open => break,
-                // There is no majority. That was counted, and all go on.
+                // There is no majority. That was counted, and all continue.
                 Agreement::Undecided => {}
             }
             self.confirmed += 1;
@@ -128,8 +128,8 @@ impl<T: FaultHooks> ReplicatedWorker<T> {
         shared.posts.agreement(&shared.membership, position)
     }
 
-    /// What another worker needs to go on from this worker's position. `None` if the log has no
-    /// room for another reader, or if this worker's state is to be confirmed first.
+    /// The state and position from which another worker can continue. `None` if the log has no
+    /// room for another reader, or if a majority must confirm this worker's state first.
     pub(crate) fn snapshot(&mut self) -> Option<Snapshot> {
         if self.perform_limit() < self.replica.position() {
             return None;
@@ -243,7 +243,7 @@ mod tests {
             }
         }
         let shared = std::sync::Arc::clone(group.shared());
-        // Two of them have the same at the next position, and the third has something else.
+        // Two of them post equal values at the next position, and the third another one.
         let next = position + 1;
         for (id, print) in [7, 7, 8].into_iter().enumerate() {
             shared.posts.post(id, next, print);

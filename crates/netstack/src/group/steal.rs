@@ -1,4 +1,4 @@
-//! Stealing: how a worker does the work that others are late with.
+//! Stealing: how a worker does the late work of others.
 //!
 //! A worker retains the effects of every request until it knows that all of them are done
 //! ([`PendingEffects`]). Workers report how far they are with their shares, so usually it drops
@@ -10,9 +10,9 @@
 //! it skips the rest of that unit too. So work that is not done either was begun by a thread that
 //! lives, or can be taken by the next scan of any worker.
 //!
-//! Work is late when many requests have been applied behind it, or when it has been the oldest for
-//! long. All that is due from a worker is late if some of it was found late before and the worker
-//! has reported no progress since. Late does not mean failed: a worker that unwound or ended is
+//! Work is late when many later requests have been applied, or when it has been the oldest for
+//! long. All due work of a worker is late if some of it was found late before and the worker has
+//! reported no progress since. Late does not mean failed: a worker that unwound or ended is
 //! recorded as such, and any worker may take its share at once.
 //!
 //! # Where a thread may stop
@@ -20,22 +20,23 @@
 //! A thread may lose its core at any instruction, for as long as the machine likes. What the other
 //! workers do depends on where it stopped:
 //!
-//! - Between two steps: they take what it has not begun, once `Tuning::steal_after` positions were
-//!   applied behind it or it was the first of all pending work for `Tuning::patience`; from then on
-//!   at once, until it reports progress.
+//! - Between two steps: they take the work that it has not begun, once `Tuning::steal_after`
+//!   later positions were applied or it was the first of all pending work for
+//!   `Tuning::patience`; from then on at once, until it reports progress.
 //! - In the middle of an effect or a frame: they wait for the rest of that unit
 //!   (`Tuning::request_chunk` requests or `Tuning::frame_chunk` frames), and take its other work.
 //! - In a pump: they do other work; input or output waits for its time slice.
 //! - Anywhere, and it unwound or ended: they take its share at once. Its guards release what it
 //!   held.
 //!
-//! A stopped replica falls behind, and the slots of the log that it has not applied cannot be used
-//! again. So a log of N requests outlasts a stall of N divided by the requests per second. Frames
-//! of other connections behind one that is not built are sent past it ([`tx`](crate::io::tx)).
+//! A stopped replica falls behind, and no publisher can reuse the slots of the log that it has
+//! not applied. So a log of N requests outlasts a stall of N divided by the requests per second.
+//! The transmit pump sends later frames of other connections past a hole ([`tx`](crate::io::tx)).
 //!
-//! The cursor of a worker must not pass a unit that a thief has begun and not done. A cursor that
-//! passes it and remembers only the first such unit reports later ones as done as soon as the first
-//! is, although their thief may have lost its core: nothing would ever do that work.
+//! The cursor of a worker must not pass a unit that a thief has begun and not done. If it passed
+//! that unit and remembered only the first such one, it would report later ones as done as soon as
+//! the first is, although their thief may have lost its core: then no worker would ever do that
+//! work.
 
 use core::sync::atomic::Ordering;
 
@@ -127,7 +128,7 @@ impl Stragglers {
         self.late_at[owner] == Some(reported) || !shared.membership.is_active(owner)
     }
 
-    /// Whether the work that is left of the request at `seq` is late.
+    /// Whether the remaining work of the request at `seq` is late.
     fn is_late(&self, shared: &ReplicatedShared, pending: &PendingEffects, seq: Seq) -> bool {
         let layout = &shared.layout;
         let chunk = layout.tuning.request_chunk as u64;
@@ -159,7 +160,7 @@ impl Stragglers {
     }
 }
 
-/// What a scan has skipped.
+/// The work that a scan has skipped.
 #[derive(Default)]
 struct Skipped {
     /// A bit for each primary whose unit of the current chunk is skipped.
@@ -245,7 +246,7 @@ impl<T: FaultHooks> Executor<'_, T> {
         scan
     }
 
-    /// Whether piece `number` of the cursor's request is to be taken now.
+    /// Whether to do piece `number` of the cursor's request now.
     fn steal_request(
         &mut self,
         stragglers: &mut Stragglers,
@@ -290,8 +291,7 @@ impl<T: FaultHooks> Executor<'_, T> {
         found
     }
 
-    /// Builds those of the cursor's frames that are to be taken now, at most `most`. Returns how
-    /// many.
+    /// Builds the cursor's frames that are due now, at most `most`. Returns how many.
     fn steal_frames(
         &mut self,
         stragglers: &mut Stragglers,
@@ -320,8 +320,8 @@ impl<T: FaultHooks> Executor<'_, T> {
             .owner(self.epochs, &shared.membership, seq, chunk, primary)
     }
 
-    /// Builds the cursor's frame if it is to be taken now, and moves the cursor on, past the
-    /// frame's whole chunk if possible. Returns how many frames were built.
+    /// Builds the cursor's frame if that is due now, and moves the cursor past the frame, or
+    /// past its whole chunk if possible. Returns how many frames were built.
     fn steal_frame(
         &mut self,
         stragglers: &mut Stragglers,
@@ -357,7 +357,7 @@ impl<T: FaultHooks> Executor<'_, T> {
         built
     }
 
-    /// Whether frame `frame` of the cursor's request is to be taken now.
+    /// Whether to build frame `frame` of the cursor's request now.
     fn frame_access(
         &mut self,
         stragglers: &mut Stragglers,

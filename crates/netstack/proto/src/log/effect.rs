@@ -23,8 +23,7 @@ pub trait EffectSink {
     /// The number of effects of this request.
     fn mark(&self) -> usize;
 
-    /// Drops all but the first `mark` effects of this request, after the code that added them
-    /// panicked.
+    /// Drops all but the first `mark` effects of this request, whose `apply` panicked.
     fn take_back(&mut self, mark: usize);
 }
 

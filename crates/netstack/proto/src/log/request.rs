@@ -121,9 +121,7 @@ impl RequestKind {
 ///
 /// A run is up to [`MAX_RUN`] segments of one flow with equal headers except for sequence numbers,
 /// or one frame that the device merged. All segments except the last carry `seg_len` bytes. Or a
-/// run is acknowledgments without payload, which only share the request: `apply` takes them one by
-/// one.
-/// itself.
+/// run is acknowledgments without payload, which only share the request: each arrives by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 #[repr(C, align(64))]

@@ -1,7 +1,7 @@
-//! Models of the batches under loom (`.ci/run`). Each says what it would catch.
+//! Loom models of the batches (`.ci/run`). Each names the faults that it would catch.
 //!
-//! A batch is told by its frames: batch k has k + 1 of them. Who has the device and who has the
-//! receive pump is fixed in each model, since [`Exclusive`] has models of its own.
+//! Batches are recognised by their length: batch k has k + 1 frames. Each model fixes which
+//! worker has the device and which has the receive pump, since [`Exclusive`] has its own models.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ fn claim(waiting: &WaitingBatches, number: u64) -> Option<Batch> {
     }
 }
 
-/// What worker `worker` finds in `batch`.
+/// The result of worker `worker` for `batch`.
 fn parse(worker: u8, batch: &Batch) -> Box<Parsed> {
     Box::new(Parsed {
         batch: Some(Batch::clone(batch)),
@@ -40,7 +40,7 @@ fn parse(worker: u8, batch: &Batch) -> Box<Parsed> {
     })
 }
 
-/// Puts a result into its place, again if that is taken. Returns whether it was the first.
+/// Puts a result into its place, and retries if that is taken. Returns whether it was the first.
 fn put(waiting: &WaitingBatches, number: u64, mut parsed: Box<Parsed>) -> bool {
     loop {
         match waiting.put(number, parsed) {
@@ -60,7 +60,7 @@ fn help(waiting: &WaitingBatches, worker: u8) -> bool {
     }
 }
 
-/// Publishes what is parsed. Returns the batches and who parsed them.
+/// Publishes all parsed batches. Returns each with the worker that parsed it.
 fn publish(waiting: &WaitingBatches) -> Vec<(u64, u8)> {
     let mut published = Vec::new();
     while let Oldest::Place(place) = waiting.oldest() {
@@ -98,8 +98,8 @@ fn batches_are_published_in_the_order_in_which_they_were_claimed() {
     });
 }
 
-/// Catches: a batch that is published twice, or never, because the results of two workers replace
-/// one another.
+/// Catches: a batch that is published twice, or never, because the results of two workers
+/// replace each other.
 #[test]
 fn of_a_claimer_and_two_helpers_that_race_one_result_counts() {
     model(|| {
@@ -119,7 +119,7 @@ fn of_a_claimer_and_two_helpers_that_race_one_result_counts() {
     });
 }
 
-/// Catches: a batch that nobody parses any more, because a worker that died had it.
+/// Catches: a batch that no worker parses any more, because a worker that died had it.
 #[test]
 fn a_batch_outlives_its_claimer_and_a_helper_that_dies() {
     model(|| {
@@ -136,7 +136,7 @@ fn a_batch_outlives_its_claimer_and_a_helper_that_dies() {
         };
         let mut counted = help(&waiting, 2);
         dies.join().unwrap();
-        // The place was taken while the other one looked at it.
+        // The place was taken while the other worker looked at it.
         counted |= help(&waiting, 2);
         assert!(counted);
         assert_eq!(publish(&waiting), [(0, 2)]);
