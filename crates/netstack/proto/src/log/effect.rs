@@ -122,8 +122,7 @@ pub enum Effect {
     Retire {
         /// The connection.
         conn: ConnId,
-        /// Whether the connection was ever handed to an application; if not, no socket has to end
-        /// first.
+        /// Whether an application ever got the connection; if not, no socket has to end first.
         held: bool,
     },
     /// Copy received datagrams into a socket's queue. Exactly one of these effects names each

@@ -489,7 +489,7 @@ pub enum Body {
     Sends {
         /// The socket.
         socket: ConnId,
-        /// The sender: one of our addresses, and the port.
+        /// The source address, one of ours.
         source: Address,
         /// The destination.
         remote: Endpoint,
