@@ -2,7 +2,7 @@
 
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
 use dominoes_drivers::{Frame, RxMeta};
-use dominoes_netstack::group::{Layout, Tuning};
+use dominoes_netstack::group::{GroupTuning, Layout};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::{ByHand, Setup, TurnStep, VariantKind};
 use dominoes_netstack::{Ipv6Config, Limits, ReplicaState, Sockets};
@@ -70,7 +70,7 @@ impl Stack {
             setup = setup.ipv6(config.address(v6_of(address), 120));
         }
         let (device, script) = scripted_with(device.macs(mac, mac));
-        let tuning = Tuning::default()
+        let tuning = GroupTuning::default()
             .request_chunk(4)
             .frame_chunk(4)
             .steal_after(8)

@@ -1,7 +1,7 @@
 //! What must be equal.
 
 use dominoes_drivers::memory::Script;
-use dominoes_netstack::group::{Layout, Tuning};
+use dominoes_netstack::group::{GroupTuning, Layout};
 use dominoes_netstack::variants::VariantKind;
 use dominoes_netstack::variants::single::Single;
 use dominoes_netstack::{Entry, ReplicaState};
@@ -127,7 +127,7 @@ pub(crate) fn replay_in_other(
 ) -> Result<(), Failure> {
     let layout = Layout::default()
         .replicas(workers)
-        .tuning(Tuning::default().log(plan.log));
+        .tuning(GroupTuning::default().log(plan.log));
     replay_in(plan, kind, layout, entries, outcome)
 }
 

@@ -33,7 +33,7 @@ use epochs::{EpochOwners, Epochs};
 pub use fault_hooks::FaultHooks;
 #[cfg(not(feature = "testkit"))]
 pub(crate) use fault_hooks::FaultHooks;
-pub use layout::{Layout, Tuning};
+pub use layout::{GroupTuning, Layout};
 use pending::{EFFECT_BITS, PendingEffects};
 pub use slots::{JoiningWorker, MembershipHandle};
 use slots::{Members, NEVER_ACTIVE, Snapshot};

@@ -46,12 +46,12 @@
 //! use dominoes_drivers::memory::{self, MemoryConfig};
 //! use dominoes_netstack::time::{Duration, Instant};
 //! use dominoes_netstack::variants::Setup;
-//! use dominoes_netstack::group::{Group, Layout};
+//! use dominoes_netstack::group::{Layout, ReplicatedGroup};
 //! use dominoes_netstack::variants::single::Single;
 //!
 //! let (left, right) = memory::pair(MemoryConfig::default());
 //! let setup = |last| Setup::new([10, 0, 0, last].into(), 24, [1, 2]);
-//! let mut server = Group::new(setup(1), Layout::default(), Box::new(left))?;
+//! let mut server = ReplicatedGroup::new(setup(1), Layout::default(), Box::new(left))?;
 //! let mut client = Single::new(setup(2), Box::new(right))?;
 //!
 //! let listener = server.sockets().listen(7, 4)?;

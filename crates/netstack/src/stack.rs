@@ -15,7 +15,7 @@ use dominoes_drivers::{Device, DeviceError};
 
 use crate::config::{Limits, TcpPolicy};
 use crate::error::{MembershipError, SocketError, StackError};
-use crate::group::{Layout, Primaries, Tuning};
+use crate::group::{GroupTuning, Layout, Primaries};
 use crate::io::record::Recorder;
 use crate::io::view::ConnectionStats;
 use crate::io::view::LIST_TIMEOUT;
@@ -294,9 +294,9 @@ impl Builder {
     }
 
     /// How replicas share their work: sizes of chunks, and when one is late. Default:
-    /// [`Tuning::default`], for a replica per core of one machine.
+    /// [`GroupTuning::default`], for a replica per core of one machine.
     #[must_use]
-    pub fn tuning(mut self, tuning: Tuning) -> Self {
+    pub fn tuning(mut self, tuning: GroupTuning) -> Self {
         self.layout.tuning = tuning;
         self
     }

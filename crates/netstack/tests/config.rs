@@ -124,7 +124,7 @@ fn layouts_are_built_field_by_field() {
     assert_eq!((layout.workers, layout.window), (3, 64));
     assert_eq!((layout.hold, layout.keep_order), (locked::Hold::Run, true));
 
-    let tuning = replicated::Tuning::default()
+    let tuning = replicated::GroupTuning::default()
         .always_log(true)
         .revive(false)
         .log(64)

@@ -3,7 +3,7 @@
 #![cfg(feature = "testkit")]
 
 use dominoes_drivers::memory::{MemoryConfig, Script, scripted_with};
-use dominoes_netstack::group::{Layout, ReplicatedGroup, ReplicatedWorker, Tuning};
+use dominoes_netstack::group::{GroupTuning, Layout, ReplicatedGroup, ReplicatedWorker};
 use dominoes_netstack::time::Instant;
 use dominoes_netstack::variants::{Setup, Worker as _};
 use dominoes_testkit::packet::{self, ACK, TO_STACK};
@@ -22,7 +22,7 @@ fn group(layout: Layout) -> (ReplicatedGroup, Script) {
 }
 
 /// Its workers, which drive themselves.
-fn workers(replicas: usize, tuning: Tuning) -> (Vec<ReplicatedWorker>, Script) {
+fn workers(replicas: usize, tuning: GroupTuning) -> (Vec<ReplicatedWorker>, Script) {
     let (group, script) = group(Layout::default().replicas(replicas).tuning(tuning));
     (group.into_workers(), script)
 }
@@ -52,7 +52,7 @@ fn receive(script: &Script, ports: core::ops::Range<u16>, len: usize) {
 
 #[test]
 fn a_turn_prepares_and_applies_all_that_is_published() {
-    let (mut workers, script) = workers(2, Tuning::default());
+    let (mut workers, script) = workers(2, GroupTuning::default());
     let [first, second] = &mut workers[..] else {
         panic!("two workers");
     };
@@ -77,7 +77,7 @@ fn a_turn_prepares_and_applies_all_that_is_published() {
 
 #[test]
 fn a_worker_with_enough_to_do_prepares_no_more_and_takes_no_frames() {
-    let (mut workers, script) = workers(2, Tuning::default().ahead_bytes(2_000));
+    let (mut workers, script) = workers(2, GroupTuning::default().ahead_bytes(2_000));
     let [first, second] = &mut workers[..] else {
         panic!("two workers");
     };
@@ -107,7 +107,7 @@ fn a_worker_with_enough_to_do_prepares_no_more_and_takes_no_frames() {
 #[test]
 fn a_worker_claims_two_runs_at_a_time_and_no_more_before_they_are_parsed() {
     for (request_chunk, most) in [(4, 120), (2, 60), (1, 60)] {
-        let (mut workers, script) = workers(2, Tuning::default().request_chunk(request_chunk));
+        let (mut workers, script) = workers(2, GroupTuning::default().request_chunk(request_chunk));
         let [first, second] = &mut workers[..] else {
             panic!("two workers");
         };
@@ -135,7 +135,7 @@ fn a_parked_worker_takes_no_frames() {
 
 #[test]
 fn fingerprints_of_replicas_are_compared_at_every_position_where_both_posted() {
-    let tuning = Tuning::default().fingerprint_every(16);
+    let tuning = GroupTuning::default().fingerprint_every(16);
     let (mut group, script) = group(Layout::default().replicas(2).tuning(tuning));
     assert_eq!(group.compare().unwrap(), 0);
     script.push(packet::arp_reply(TO_STACK));

@@ -1,7 +1,7 @@
 //! The settings of a group, and how it starts.
 
 use super::{
-    ByHand, Code, Divergence, Group, GroupError, GroupHandle, GroupSettings, GroupShared,
+    Code, Divergence, Group, GroupByHand, GroupError, GroupHandle, GroupSettings, GroupShared,
     GroupWorker, MAX_REPLICAS, Membership, Observe, OnDivergence,
     observe::{DivergenceHook, Observer, Prints},
 };
@@ -176,7 +176,7 @@ impl<S> GroupBuilder<S> {
         self,
         apply: A,
         perform: P,
-    ) -> Result<ByHand<S, T, E, A, P>, GroupError>
+    ) -> Result<GroupByHand<S, T, E, A, P>, GroupError>
     where
         S: Clone,
         T: Send + Sync,
@@ -216,7 +216,7 @@ impl<S> GroupBuilder<S> {
             let state = self.state.clone();
             workers.push(GroupWorker::first(&shared, &code, id, state, log));
         }
-        Ok(ByHand {
+        Ok(GroupByHand {
             handle: GroupHandle { shared },
             code,
             workers,
@@ -236,7 +236,7 @@ impl<S> GroupBuilder<S> {
         P: Fn(E, Seq) + Send + Sync + 'static,
     {
         let cores = self.cores.clone();
-        let ByHand {
+        let GroupByHand {
             handle,
             code,
             workers,

@@ -306,14 +306,14 @@ impl<S, T: Send + Sync, E> GroupHandle<S, T, E> {
 }
 
 /// A group whose workers are stepped by hand; see [`GroupBuilder::by_hand`].
-pub struct ByHand<S, T: Send + Sync, E, A, P> {
+pub struct GroupByHand<S, T: Send + Sync, E, A, P> {
     handle: GroupHandle<S, T, E>,
     code: Arc<Code<A, P>>,
     /// The workers that the group begins with. A worker may go to any thread, and may be dropped.
     pub workers: Vec<GroupWorker<S, T, E, A, P>>,
 }
 
-impl<S, T: Send + Sync, E, A, P> ByHand<S, T, E, A, P> {
+impl<S, T: Send + Sync, E, A, P> GroupByHand<S, T, E, A, P> {
     /// The handle by which workers are asked to leave, park and unpark.
     pub fn handle(&self) -> &GroupHandle<S, T, E> {
         &self.handle
@@ -330,7 +330,7 @@ impl<S, T: Send + Sync, E, A, P> ByHand<S, T, E, A, P> {
     }
 }
 
-impl<S, T: Send + Sync, E, A, P> fmt::Debug for ByHand<S, T, E, A, P> {
+impl<S, T: Send + Sync, E, A, P> fmt::Debug for GroupByHand<S, T, E, A, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ByHand")
             .field("workers", &self.workers)

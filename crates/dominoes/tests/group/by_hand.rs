@@ -5,7 +5,8 @@ use super::{Chain, Planned, Random, die};
 use dominoes::{
     Group, Park, Publisher, Seq, Turn,
     group::{
-        ByHand, Divergence, GroupStats, GroupWorker, OnDivergence, ReplicaSlotError, WorkerState,
+        Divergence, GroupByHand, GroupStats, GroupWorker, OnDivergence, ReplicaSlotError,
+        WorkerState,
     },
 };
 use std::{
@@ -47,7 +48,7 @@ type Counts = BTreeMap<String, u64>;
 
 /// A group, its workers, and the effects that they perform.
 struct Fixture {
-    group: ByHand<Chain, u64, u64, Apply, Perform>,
+    group: GroupByHand<Chain, u64, u64, Apply, Perform>,
     /// `None` while a worker is within a step.
     workers: RefCell<Vec<Option<Hand>>>,
     publisher: RefCell<Option<Publisher<u64, Park>>>,

@@ -3,7 +3,7 @@
 use super::{Chain, Planned, die};
 use dominoes::{
     Group, Park, Publisher, Seq, Turn,
-    group::{ByHand, Divergence, GroupWorker, OnDivergence, ReplicaSlotError, WorkerState},
+    group::{Divergence, GroupByHand, GroupWorker, OnDivergence, ReplicaSlotError, WorkerState},
 };
 use std::{
     cell::{Cell, RefCell},
@@ -19,7 +19,7 @@ type Hand = GroupWorker<Chain, u64, u64, Apply, Perform>;
 
 /// A group that compares fingerprints every 4 positions.
 struct Fixture {
-    group: ByHand<Chain, u64, u64, Apply, Perform>,
+    group: GroupByHand<Chain, u64, u64, Apply, Perform>,
     workers: Vec<Hand>,
     publisher: Publisher<u64, Park>,
     requests: Vec<u64>,

@@ -151,14 +151,14 @@ mod tests {
 
     use super::*;
     use crate::drive::Worker as _;
-    use crate::group::{Layout, ReplicatedGroup, Tuning};
+    use crate::group::{GroupTuning, Layout, ReplicatedGroup};
     use crate::io::setup::Setup;
 
     fn group(replicas: usize) -> ReplicatedGroup {
         let (device, _) = pair(MemoryConfig::default());
         let layout = Layout::default()
             .replicas(replicas)
-            .tuning(Tuning::default().fingerprint_every(1));
+            .tuning(GroupTuning::default().fingerprint_every(1));
         let setup = Setup::new([10, 0, 0, 1].into(), 24, [1, 2]);
         ReplicatedGroup::new(setup, layout, Box::new(device)).unwrap()
     }

@@ -36,7 +36,7 @@ pub struct Layout {
     /// Default false.
     pub confirm: bool,
     /// How the workers share their work.
-    pub tuning: Tuning,
+    pub tuning: GroupTuning,
 }
 
 /// How the workers of a group share their work: sizes of chunks, and when a worker is late.
@@ -62,7 +62,7 @@ pub struct Layout {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Tuning {
+pub struct GroupTuning {
     /// Requests that the log holds, a power of two, at least 16. More let the replicas be farther
     /// apart, and take more of the cache. Default 512.
     pub log: usize,
@@ -107,14 +107,14 @@ impl Default for Layout {
             autoscale: false,
             primaries: Primaries::ByPublisher,
             confirm: false,
-            tuning: Tuning::default(),
+            tuning: GroupTuning::default(),
         }
     }
 }
 
-impl Default for Tuning {
+impl Default for GroupTuning {
     fn default() -> Self {
-        Tuning {
+        GroupTuning {
             log: 512,
             request_chunk: 4,
             frame_chunk: 32,
@@ -138,7 +138,7 @@ impl Layout {
         autoscale: bool;
         primaries: Primaries;
         confirm: bool;
-        tuning: Tuning;
+        tuning: GroupTuning;
     }
 
     /// The number of replica slots, used or not.
@@ -171,7 +171,7 @@ impl Layout {
     }
 }
 
-impl Tuning {
+impl GroupTuning {
     /// Whether a worker that is alone uses the log nevertheless.
     #[inline]
     pub(super) fn is_always_logged(&self) -> bool {

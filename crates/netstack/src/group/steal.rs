@@ -20,11 +20,11 @@
 //! A thread may lose its core at any instruction, for as long as the machine likes. What the other
 //! workers do depends on where it stopped:
 //!
-//! - Between two steps: they take the work that it has not begun, once `Tuning::steal_after`
+//! - Between two steps: they take the work that it has not begun, once `GroupTuning::steal_after`
 //!   later positions were applied or it was the first of all pending work for
-//!   `Tuning::patience`; from then on at once, until it reports progress.
+//!   `GroupTuning::patience`; from then on at once, until it reports progress.
 //! - In the middle of an effect or a frame: they wait for the rest of that unit
-//!   (`Tuning::request_chunk` requests or `Tuning::frame_chunk` frames), and take its other work.
+//!   (`GroupTuning::request_chunk` requests or `GroupTuning::frame_chunk` frames), and take its other work.
 //! - In a pump: they do other work; input or output waits for its time slice.
 //! - Anywhere, and it unwound or ended: they take its share at once. Its guards release what it
 //!   held.
@@ -398,11 +398,11 @@ impl<T: FaultHooks> Executor<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::group::Tuning;
+    use crate::group::GroupTuning;
 
     #[test]
     fn others_are_checked_if_something_is_pending_and_there_is_time_or_need() {
-        let tuning = Tuning::default().steal_after(100).request_chunk(8);
+        let tuning = GroupTuning::default().steal_after(100).request_chunk(8);
         let layout = Layout::default().tuning(tuning);
         let quiet = || {
             let mut stragglers = Stragglers::new(2);

@@ -18,7 +18,7 @@ use super::fault_plan::{
     End, FaultPlan, FaultPlanStats, PanicPoint, PlannedFaults, with_flip, with_panic_at,
 };
 use crate::error::ConfigError;
-use crate::group::{Layout, Primaries, ReplicatedGroup, ReplicatedWorker, Tuning};
+use crate::group::{GroupTuning, Layout, Primaries, ReplicatedGroup, ReplicatedWorker};
 use crate::io::world::World;
 use crate::socket::Sockets;
 use crate::state::apply::ReplicaState;
@@ -287,14 +287,14 @@ impl Host {
                     replica_slots: replicas + fault_plan.free_slots,
                     confirm: fault_plan.flips_ppm > 0,
                     primaries: Primaries::ALL[rng.below(Primaries::ALL.len() as u64) as usize],
-                    tuning: Tuning {
+                    tuning: GroupTuning {
                         log: 64 << rng.below(3),
                         request_chunk: 1 << rng.below(5),
                         frame_chunk: 1 << rng.below(6),
                         ahead_bytes: 1 << (10 + rng.below(8)),
                         steal_after: rng.below(64) as usize,
                         fingerprint_every: 1 + rng.below(32),
-                        ..Tuning::default()
+                        ..GroupTuning::default()
                     },
                     ..Layout::default()
                 };
@@ -306,7 +306,7 @@ impl Host {
             _ => {
                 let layout = Layout {
                     replicas: variant.workers(),
-                    tuning: Tuning::default().log(64 << rng.below(3)),
+                    tuning: GroupTuning::default().log(64 << rng.below(3)),
                     ..Layout::default()
                 };
                 let plain = variant.kind().build(setup, layout, device)?;
