@@ -1,4 +1,4 @@
-//! A running stack: threads, pinned, that drive a variant over a device.
+//! A running stack: threads that drive a variant over a device.
 
 mod close;
 mod interface;
@@ -56,7 +56,7 @@ pub(crate) use interface::parse_cidr;
 /// ```
 #[derive(Debug)]
 pub struct Builder {
-    /// The interface of the device that the stack is started over, and others.
+    /// The interface of the device that `start` takes, and the added ones.
     interface: Interface,
     others: Vec<Attached>,
     variant: Option<VariantKind>,
@@ -69,10 +69,10 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Adds an address with the prefix of its network, as in `2001:db8::1/64`, up to 64 of each
-    /// family. Of several of IPv4, packets come from that on the network of the neighbour that gets
-    /// them, or else from the first. With one of IPv6 the stack takes part in that as
-    /// [`Ipv6Config::default`] says, unless [`ipv6`](Self::ipv6) says something else.
+    /// Adds an address with the prefix of its network, such as `2001:db8::1/64`; up to 64 of each
+    /// family. With several IPv4 addresses, a packet has the one on the network of its next hop, or
+    /// else the first. The first IPv6 address turns IPv6 on, with [`Ipv6Config::default`] unless
+    /// [`ipv6`](Self::ipv6) is called.
     ///
     /// ```
     /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -95,32 +95,32 @@ impl Builder {
         self
     }
 
-    /// How the stack takes part in IPv6. Default: not at all without an address of IPv6.
+    /// Sets how the stack takes part in IPv6. Default: not at all, unless it has an IPv6 address.
     #[must_use]
     pub fn ipv6(mut self, ipv6: Ipv6Config) -> Self {
         self.interface = self.interface.ipv6(ipv6);
         self
     }
 
-    /// The gateway of networks that have no route of their own, of either family; the first of each
-    /// counts. It is on a network of the interface, or starting fails. Default: none, and of IPv6
-    /// those that advertise themselves.
+    /// Sets the gateway for destinations without a route. The first gateway of each family counts.
+    /// Starting fails if it is on no network of the interface. Default: none for IPv4, and the
+    /// routers that advertise themselves for IPv6.
     #[must_use]
     pub fn gateway(mut self, gateway: IpAddr) -> Self {
         self.interface = self.interface.gateway(gateway);
         self
     }
 
-    /// Adds a network that a neighbour forwards to. The longest prefix decides, of equal ones the
-    /// lowest metric.
+    /// Adds a network that a neighbour forwards to. The route with the longest prefix is taken, and
+    /// among equal ones that with the lowest metric.
     #[must_use]
     pub fn route(mut self, route: Route) -> Self {
         self.interface = self.interface.route(route);
         self
     }
 
-    /// Adds an interface with a device of its own, and as many groups and threads as the first has.
-    /// Sockets are those of all interfaces: see
+    /// Adds an interface with its own device, and with as many groups and threads as the first one.
+    /// All interfaces share the sockets: see
     /// [`variants::interfaces`](crate::variants::interfaces).
     ///
     /// ```
@@ -150,7 +150,7 @@ impl Builder {
         self
     }
 
-    /// Which variant runs. Default: [`VariantKind::Single`] if there is one thread and no other can
+    /// Sets the variant. Default: [`VariantKind::Single`] if there is one thread and no other can
     /// join, else [`VariantKind::Replicated`].
     ///
     /// ```
@@ -173,9 +173,8 @@ impl Builder {
         self
     }
 
-    /// How many threads run the stack, each with a copy of its state unless another
-    /// [`variant`](Self::variant) is chosen. One runs without a log, as long as nobody joins.
-    /// Default 1.
+    /// Sets how many threads run the stack. Each has a copy of the state, unless another
+    /// [`variant`](Self::variant) is chosen. One thread alone runs without a log. Default 1.
     #[must_use]
     pub fn replicas(mut self, replicas: usize) -> Self {
         self.layout.replicas = replicas;
@@ -183,10 +182,9 @@ impl Builder {
     }
 
     /// Lets the stack choose how many of up to `most` threads work. It begins with
-    /// [`replicas`](Self::replicas) of them, starts another one when those have too much to do, and
-    /// parks one that does not improve throughput. A parked thread sleeps, and has no copy of the
-    /// state: if the only active one fails, its connections end with it. Default: as many as there
-    /// are work.
+    /// [`replicas`](Self::replicas), adds a thread when these are busy, and parks one that does not
+    /// improve throughput. A parked thread sleeps and has no copy of the state, so if the only
+    /// active thread fails, the connections end. Default: all threads work.
     #[must_use]
     pub fn replicas_up_to(mut self, most: usize) -> Self {
         self.layout.replica_slots = most;
@@ -194,32 +192,32 @@ impl Builder {
         self
     }
 
-    /// How many groups run side by side over each interface, each with `replicas` threads and
-    /// connections of its own; see [`groups`](crate::variants::groups). 1 to
-    /// [`MAX_GROUPS`](crate::variants::groups::MAX_GROUPS) in all. Default 1.
+    /// Sets how many groups run side by side over each interface, each with `replicas` threads and
+    /// its own connections; see [`groups`](crate::variants::groups). From 1 to
+    /// [`MAX_GROUPS`](crate::variants::groups::MAX_GROUPS) over all interfaces. Default 1.
     #[must_use]
     pub fn groups(mut self, groups: usize) -> Self {
         self.groups = groups;
         self
     }
 
-    /// How many threads there may be when others are [added](Stack::add_replica). Default: as many
-    /// as at first.
+    /// Sets how many threads there can be after others are [added](Stack::add_replica). Default:
+    /// as many as at the start.
     #[must_use]
     pub fn replica_slots(mut self, slots: usize) -> Self {
         self.layout.replica_slots = slots;
         self
     }
 
-    /// Pins thread i to `cores[i]`, as far as there are any; those of the first group come first.
-    /// Default: none is pinned. A core that this process may not use is an error.
+    /// Pins thread i to core `cores[i]`, if that is given; the threads of the first group come
+    /// first. Starting fails if this process may not use the core. Default: no thread is pinned.
     #[must_use]
     pub fn pin(mut self, cores: &[usize]) -> Self {
         self.cores = cores.to_vec();
         self
     }
 
-    /// Sets [`Limits::connections`], of each group: how many connections there can be at a time.
+    /// Sets [`Limits::connections`] of each group: how many connections can exist at a time.
     /// Default 16,384.
     ///
     /// ```
@@ -238,22 +236,22 @@ impl Builder {
         self
     }
 
-    /// Sets [`Limits::tcp`]: what connections do where the standards leave a choice.
+    /// Sets [`Limits::tcp`]: how connections behave where the standards leave a choice.
     #[must_use]
     pub fn tcp(mut self, policy: TcpPolicy) -> Self {
         self.limits.tcp = policy;
         self
     }
 
-    /// Buffer sizes and other bounds, of each group. Replaces what
-    /// [`connections`](Self::connections) and [`tcp`](Self::tcp) set before.
+    /// Sets buffer sizes and other bounds of each group, and so replaces earlier values of
+    /// [`connections`](Self::connections) and [`tcp`](Self::tcp).
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// The policy that assigns requests and frames to replicas. Default:
+    /// Sets the policy that assigns requests and frames to replicas. Default:
     /// [`Primaries::ByPublisher`].
     #[must_use]
     pub fn primaries(mut self, primaries: Primaries) -> Self {
@@ -261,14 +259,14 @@ impl Builder {
         self
     }
 
-    /// Whether replicas vote before they perform: a replica copies no payload and sends no frame
-    /// before a majority has posted the same fingerprint of the state as itself, at every position
-    /// of the log. Default: no.
+    /// Sets whether replicas vote before they perform. If they do, a replica copies no payload and
+    /// sends no frame until a majority has posted the same fingerprint of the state, at every
+    /// position of the log. Default: no.
     ///
-    /// With three or more replicas, a bit of memory that flips in one of them then does no harm
-    /// outside, because that replica is no part of a majority. With two there is no majority, and
-    /// both go on. It costs a fingerprint for every request, and a late replica holds up the others
-    /// if they are no majority without it.
+    /// With three or more replicas, a bit that flips in the memory of one does no harm outside,
+    /// because that replica is not in the majority. Two replicas have no majority, and both continue.
+    /// A vote costs one fingerprint per request, and a late replica delays the others if they are no
+    /// majority without it.
     ///
     /// ```
     /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -301,10 +299,10 @@ impl Builder {
         self
     }
 
-    /// The key of every number that outsiders must not predict, for runs that are to be repeated:
-    /// sequence numbers, timestamps, identifications, ports of connections, cookies. Default: the
-    /// operating system gives a new one at every start, as a server wants it. UDP ports have a
-    /// random number of every start in them in any case.
+    /// Sets the key of every number that outsiders must not predict: sequence numbers, timestamps,
+    /// identifications, ports of connections, cookies. With the same key a run can be repeated.
+    /// Default: a new random key at every start, which a server needs. UDP ports always depend on a
+    /// random number of the start as well.
     #[must_use]
     pub fn secret(mut self, secret: [u64; 2]) -> Self {
         self.secret = Some(secret);
@@ -321,8 +319,8 @@ impl Builder {
     /// Starts the stack over `device`.
     ///
     /// # Errors
-    /// If a setting is wrong, somebody else on this machine has an address, or a thread cannot be
-    /// started.
+    /// If a setting is wrong, an address belongs to another stack on this machine, or a thread
+    /// cannot start.
     pub fn start(mut self, device: impl Device + 'static) -> Result<Stack, StackError> {
         let secret = match self.secret {
             Some(secret) => secret,
@@ -370,7 +368,7 @@ impl Builder {
         let is_only = parts.len() == 1;
         let start = |(setup, device): (Setup, Box<dyn Device>)| {
             let GroupIndex { index, count } = setup.group;
-            // What is left is for those that join the only group.
+            // Threads that join later belong to the only group, and take the rest.
             let own = match is_only {
                 true => cores.by_ref().collect(),
                 false => cores.by_ref().take(self.layout.replicas).collect(),
@@ -399,7 +397,7 @@ impl Builder {
 struct Running {
     world: Arc<World>,
     threads: Arc<Threads>,
-    /// Replaces those that die.
+    /// Replaces threads that die.
     watch: Option<JoinHandle<()>>,
 }
 
@@ -434,13 +432,13 @@ impl Running {
         if let Some(watch) = self.watch.take() {
             let _ = watch.join();
         }
-        // Nobody starts a thread any more.
+        // From here on no thread starts.
         let contexts = core::mem::take(&mut *self.threads.contexts());
         for context in &contexts {
             context.stop();
         }
         for context in contexts {
-            // A context that panicked has said so on standard error.
+            // A context that panicked has printed that to standard error.
             let _ = context.join();
         }
     }
@@ -492,9 +490,9 @@ impl Stack {
         }
     }
 
-    /// Starts another thread with a copy of the state, which it gets from one of those that run;
-    /// they go on meanwhile. Returns its replica slot, at once; the replica is active as soon as it
-    /// has the copy. Of several groups, the first that has a free slot gets it.
+    /// Starts another thread, which gets a copy of the state from a running one; the others do not
+    /// stop for it. Returns the replica slot at once; the replica is active as soon as it has the
+    /// copy. The thread joins the first group that has a free slot.
     ///
     /// # Errors
     /// If every slot is taken ([`Builder::replica_slots`]), the stack runs without a log, or no
@@ -512,7 +510,7 @@ impl Stack {
         self.first(|group| Ok(group.threads.handle().leave(None)?))
     }
 
-    /// What the first group says that can, or the last one's reason why not.
+    /// The result of the first group that succeeds, or the last group's error.
     fn first(
         &self,
         mut ask: impl FnMut(&Running) -> Result<usize, StackError>,
@@ -584,8 +582,8 @@ impl Stack {
         self.groups[0].world.limits
     }
 
-    /// Compares what the replicas posted of their states at equal positions of the log. Says how
-    /// many positions could be compared: 0 with one replica, which has nothing to disagree with.
+    /// Compares the fingerprints that the replicas posted at equal positions of the log. Returns how
+    /// many positions could be compared: 0 with one replica.
     ///
     /// # Errors
     /// The first position at which two replicas differ, and which.
@@ -593,8 +591,8 @@ impl Stack {
         self.handles().map(|group| group.compare()).sum()
     }
 
-    /// What was performed in each replica slot so far, by all workers that had it; empty without a
-    /// log.
+    /// Returns the work performed so far in each replica slot, by all workers that had it; empty
+    /// without a log.
     pub fn shares(&self) -> Vec<EffectStats> {
         self.handles().flat_map(|group| group.shares()).collect()
     }
@@ -608,9 +606,9 @@ impl Stack {
         stats
     }
 
-    /// What each thread has done, and what is in the log: requests applied, those it was primary
-    /// of, work it stole from others that were late, how often it had to wait or slept, and how far
-    /// it is behind. Cheap: counts that are posted now and then.
+    /// Returns counts of each thread and of the log: requests applied, requests that the thread was
+    /// primary of, work it took over from late threads, how often it waited or slept, and its
+    /// distance from the end of the log. Cheap: threads post these counts from time to time.
     pub fn snapshot(&self) -> Snapshot {
         let domains = self.groups.iter().flat_map(|group| {
             let contexts = group.threads.contexts();

@@ -1,9 +1,8 @@
-//! How a stack ends: [`Stack::close`] in order, everything else at once.
+//! How a stack ends: [`Stack::close`] in order, every other way at once.
 //!
-//! A host that goes on runs its connections to their end when their programs are gone. This stack
-//! goes with its program, so somebody has to wait: whoever closes it says for how long. What is
-//! still there then is reset, so that no peer waits for somebody who is gone (RFC 9293 section
-//! 3.10.5).
+//! A kernel completes its connections after their programs have ended. This stack ends with its
+//! program, so the program has to wait: the caller of `close` sets how long. Then the stack resets
+//! every connection that is left, so that no peer waits in vain (RFC 9293 section 3.10.5).
 
 use core::time::Duration;
 use std::collections::HashSet;
@@ -17,20 +16,21 @@ use crate::io::world::{Command, World};
 use crate::log::request::{Body, ConnId};
 use crate::socket::WaitUntil;
 
-/// How long the last frames may take to leave, 100 ms. A device that takes none must not hold up
-/// the end for longer.
+/// How long the last frames may take to leave: a device that takes none delays the end by 100 ms.
 const LAST_FRAMES: Duration = Duration::from_millis(100);
 
 impl Stack {
-    /// Ends the stack in order. Nobody can listen, accept, connect or write any more; connections
-    /// that nobody accepted are reset; every other one says FIN behind what was written, as
-    /// [`TcpStream::shutdown_write`] does, and may still be read; TLS says close_notify before. Waits until all of that is
-    /// acknowledged and all datagrams for neighbours that answer have left, for `patience` at most.
-    /// Then connections whose peers still talk are reset, since nobody is there to hear them, and
-    /// the threads end. That takes 100 ms more, at most.
+    /// Ends the stack in order. From now on calls to listen, accept, connect and write fail. The
+    /// stack resets the connections that no call has accepted. Every other connection sends a FIN
+    /// after the bytes already written, as [`TcpStream::shutdown_write`] does (TLS sends
+    /// close_notify first), and can still be read. The call waits, for `patience` at most, until
+    /// peers have acknowledged all of that and the datagrams for neighbours that answer have left.
+    /// Then the stack resets the connections that are still open, and ends the threads, within
+    /// another 100 ms.
     ///
     /// # Errors
-    /// [`CloseError::Unacknowledged`]: `patience` was over before, and some connections were cut short.
+    /// [`CloseError::Unacknowledged`]: `patience` ran out first, and some connections were cut
+    /// short.
     ///
     /// [`TcpStream::shutdown_write`]: crate::TcpStream::shutdown_write
     pub fn close(mut self, patience: Duration) -> Result<(), CloseError> {
@@ -52,14 +52,14 @@ impl Stack {
         }
     }
 
-    /// Ends the stack at once: every blocked call returns an error, and every connection is reset,
-    /// also those whose sockets were dropped and that still have something to send. As dropping the
-    /// stack does; [`Stack::close`] waits for them.
+    /// Ends the stack at once, as dropping it does. Every blocked call returns an error, and every
+    /// connection is reset, also one whose socket was dropped while it had bytes to send.
+    /// [`Stack::close`] waits for such a connection.
     pub fn shutdown(mut self) {
         self.stop();
     }
 
-    /// Resets what is left, lets that leave, and ends the threads.
+    /// Resets all connections, waits until the resets have left, and ends the threads.
     pub(super) fn stop(&mut self) {
         if self
             .groups
@@ -91,7 +91,7 @@ impl Stack {
 }
 
 impl Stack {
-    /// From now on nothing begins in any group.
+    /// Ends all listeners and open calls, in every group.
     fn begin_close(&self) {
         let worlds = self.sockets.worlds();
         for world in worlds {
@@ -118,8 +118,8 @@ impl Stack {
         }
     }
 
-    /// Lets nothing begin any more, asks this of every connection that is established and not over,
-    /// and says which those are.
+    /// Begins to close, asks `what` of every connection that is established and not over, and
+    /// returns these connections.
     fn ask_all(&self, what: AppRequest) -> Vec<(Arc<World>, ConnId)> {
         self.begin_close();
         let worlds = self.sockets.worlds();
@@ -136,8 +136,8 @@ impl Stack {
 }
 
 impl World {
-    /// Asks this of every connection that is established and not over, but for those that are
-    /// `ended` already, and says which all of these are.
+    /// Asks `what` of every connection that is established, not over, and not in `ended`. Returns
+    /// every connection that is established and not over.
     fn ask_all(&self, what: AppRequest, ended: &HashSet<(u16, ConnId)>) -> Vec<ConnId> {
         let asked = self.streams.established().map(|stream| {
             let conn = stream.conn();
@@ -150,8 +150,8 @@ impl World {
         asked.collect()
     }
 
-    /// Waits until `conn` is gone, or `is_so` of its life. Returns whether that happened
-    /// in time.
+    /// Waits until `conn` is gone or `is_so` holds for its status. Returns whether that happened in
+    /// time.
     fn await_status(
         &self,
         conn: ConnId,
