@@ -9,12 +9,12 @@ use dominoes::group::MAX_REPLICAS;
 /// What a group is made of. Nothing here changes what the group computes.
 ///
 /// ```
-/// use dominoes_netstack::group::{Layout, Primaries, Tuning};
+/// use dominoes_netstack::group::{Layout, Primaries, GroupTuning};
 ///
 /// let layout = Layout::default()
 ///     .replicas(3)
 ///     .primaries(Primaries::Greedy)
-///     .tuning(Tuning::default().log(1024));
+///     .tuning(GroupTuning::default().log(1024));
 /// assert_eq!((layout.replicas, layout.tuning.log), (3, 1024));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,11 +47,11 @@ pub struct Layout {
 /// ```
 /// use dominoes_drivers::memory::{self, MemoryConfig};
 /// use dominoes_netstack::Stack;
-/// use dominoes_netstack::group::Tuning;
+/// use dominoes_netstack::group::GroupTuning;
 /// use std::time::Duration;
 ///
 /// let (device, _peer) = memory::pair(MemoryConfig::default());
-/// let tuning = Tuning::default().log(1024).patience(Duration::from_millis(1));
+/// let tuning = GroupTuning::default().log(1024).patience(Duration::from_millis(1));
 /// let _stack = Stack::builder("10.0.0.1/24").replicas(2).tuning(tuning).start(device)?;
 ///
 /// let (device, _peer) = memory::pair(MemoryConfig::default());
