@@ -14,6 +14,7 @@ mod membership;
 mod nic;
 mod pools;
 mod preempt;
+mod prose;
 mod simulation;
 mod source;
 mod stall;
