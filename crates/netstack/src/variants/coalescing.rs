@@ -1,31 +1,31 @@
-//! When a thread that has nothing to do sleeps for a moment, instead of looking for the next frame.
+//! Decides when an idle thread sleeps for a moment instead of polling for the next frame.
 //!
-//! Who looks all the time finds every frame of a bulk transfer alone: acknowledges it alone, which
-//! is a system call or two, and tells the application of it alone. It also keeps a core that the
-//! application or the sender may need. So while bytes come fast, the thread sleeps for less than a
-//! tenth of a millisecond and finds several frames then, as network cards that moderate their
-//! interrupts have it. Who sends fast does not: there it is the peer that should not wait.
+//! A thread that polls continuously finds every frame of a bulk transfer alone. It then
+//! acknowledges each frame alone, at the cost of a system call or two, and wakes the application
+//! for each. It also occupies a core that the application or the sender may need. So while bytes
+//! arrive fast, the thread sleeps for less than a tenth of a millisecond and then finds several
+//! frames, like interrupt moderation in a network card. A thread that sends fast does not sleep,
+//! since its peer should not wait for it.
 //!
-//! A peer that waits for our answer must not wait for this. It shows itself: no frame arrives while
-//! we sleep. After that the thread stays awake for a number of idle moments, which doubles each
-//! time this happens.
+//! This must not delay a peer that waits for our answer. Such a peer sends nothing while the thread
+//! sleeps. If no frame arrived during a delay, the thread skips the delays of the next idle
+//! moments; their number doubles each time this happens.
 
 use core::time::Duration;
 
 use crate::time::Instant;
 
-/// How long a delay is at least. Kernels add up to 50 us to that (see `PR_SET_TIMERSLACK` in
-/// prctl(2)).
+/// The shortest delay. Kernels add up to 50 us to it (see `PR_SET_TIMERSLACK` in prctl(2)).
 pub(super) const MIN_DELAY: Duration = Duration::from_micros(20);
 
-/// Nanoseconds for each byte, at most, where delays are worth it: 1 Gbit/s.
+/// Delays are taken only if bytes arrive at least this fast, in nanoseconds per byte: 1 Gbit/s.
 const NANOS_PER_BYTE: u64 = 8;
-/// Idle moments in a row with bytes arriving as fast as that, before the first delay.
+/// Idle moments in a row, with bytes arriving at least that fast, before the first delay.
 const STREAK: u32 = 16;
-/// Idle moments without a delay after one in which nothing came: at first, and at most.
+/// Idle moments without a delay after a delay in which nothing arrived: initially, and at most.
 const SKIPPED: [u32; 2] = [16, 1 << 14];
 
-/// What has come since the beginning.
+/// Totals received since the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Received {
     /// Bytes of text, in segments.
@@ -34,22 +34,22 @@ pub(super) struct Received {
     pub(super) frames: u64,
 }
 
-/// Decides about delays, at every idle moment.
+/// Decides at every idle moment whether to delay.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CoalescingDelay {
-    /// The last idle moment before which bytes had come, and what had been received by then.
+    /// The last idle moment before which bytes had arrived, and the totals by then.
     since: Instant,
     seen: Received,
     streak: u32,
-    /// Frames that had come before the delay that was taken at the last idle moment.
+    /// The number of frames received before the delay at the last idle moment, if there was one.
     delayed: Option<u64>,
-    /// Idle moments that are still to be spent awake, and how many those were the last time.
+    /// Idle moments for which the thread still stays awake, and their number when they last began.
     skip: u32,
     penalty: u32,
 }
 
 impl CoalescingDelay {
-    /// There is nothing to do, after so much has come. Whether to delay.
+    /// Called at an idle moment with the totals received so far. Returns whether to delay.
     pub(super) fn is_due(&mut self, now: Instant, received: Received) -> bool {
         if let Some(before) = self.delayed.take() {
             let [first, most] = SKIPPED;
@@ -85,7 +85,8 @@ impl CoalescingDelay {
 mod tests {
     use super::*;
 
-    /// What drives it: each idle moment is so much later, and so much came before it.
+    /// Drives it: each idle moment comes 20 us after the one before, with the given amount
+    /// received.
     #[derive(Default)]
     struct Fixture {
         coalescing: CoalescingDelay,
@@ -94,7 +95,7 @@ mod tests {
     }
 
     impl Fixture {
-        /// Whether a delay is due after so many bytes and frames, 20 us later.
+        /// Whether a delay is due after `bytes` and `frames` arrived, 20 us later.
         fn idle(&mut self, bytes: u64, frames: u64) -> bool {
             self.nanos += 20_000;
             self.received.bytes += bytes;
@@ -103,7 +104,7 @@ mod tests {
                 .is_due(Instant::from_nanos(self.nanos), self.received)
         }
 
-        /// How many of so many moments end in delays.
+        /// How many of `moments` idle moments end in delays.
         fn count(&mut self, moments: u32, bytes: u64, frames: u64) -> u32 {
             (0..moments)
                 .map(|_| u32::from(self.idle(bytes, frames)))
@@ -116,7 +117,7 @@ mod tests {
         let mut status = Fixture::default();
         assert_eq!(status.count(STREAK - 1, 65_536, 1), 0);
         assert_eq!(status.count(100, 65_536, 1), 100);
-        // A slow one is not, nor is idleness.
+        // A slow transfer is not delayed, and idleness is not.
         assert_eq!(status.count(100, 1_448, 1), 0);
         assert_eq!(status.count(100, 0, 0), 0);
     }
@@ -128,7 +129,8 @@ mod tests {
         for _ in 0..8 {
             let mut count = 0;
             for _ in 0..1_000 {
-                // A long question, and a long answer, which is given while we sleep.
+                // A long question arrives in one frame, and the peer waits for a long answer during
+                // the delay.
                 if status.idle(65_536, 1) {
                     count += 1;
                     status.idle(65_536, 0);

@@ -1,9 +1,9 @@
-//! Groups side by side: a stack of several, each with connections of its own, over one device.
+//! Groups side by side: a stack of several groups, each with its own connections, over one device.
 //!
-//! A group is a stack in itself, `single` or replicated. A connection belongs to the group that a
-//! keyed hash of its flow names, and so do its segments, which [`split`] hands to that group's part
-//! of the device. Groups share nothing but the socket table where connections are opened and
-//! accepted, so light connections spread over cores without meeting.
+//! Each group works as a complete stack, `single` or replicated. A keyed hash of a connection's
+//! flow selects its group, and [`split`] hands all segments of the flow to that group's part of the
+//! device. Groups share only the socket table, where connections are opened and accepted, so light
+//! connections spread over cores without contention.
 //!
 //! ```text
 //!              +-> part 0 -> group 0: its pumps, state, streams --+
@@ -12,27 +12,28 @@
 //!              +-> all parts: ARP, ICMP errors, fragments         +
 //! ```
 //!
-//! - A connection that we open is given a port whose flow belongs to the group that opens it, so
-//!   the answers come there; groups take turns.
-//! - A UDP socket has queues in every group. Datagrams of a peer go through the group of its flow,
-//!   both ways; those that are sent to several hosts, multicast among them, arrive in the first.
-//! - What is of neither reaches all groups (each knows its own neighbours, and takes part in path
-//!   MTU discovery) and is answered by the first alone. So are echo requests.
-//! - Fragments reach all groups, since only the first one of a datagram names its flow. A datagram
-//!   that was put together is dropped where it does not belong.
+//! - For an active open, the stack chooses a port whose flow hashes to the group that opens the
+//!   connection, so the answers arrive there. Groups take turns.
+//! - A UDP socket has queues in every group. The datagrams of a peer, sent and received, go through
+//!   the group of their flow; broadcast and multicast datagrams arrive in the first group.
+//! - Frames of other protocols, such as ARP and ICMP errors, reach all groups, since each group has
+//!   its own neighbour cache and path MTUs; only the first group answers them. Echo requests go to
+//!   the first group alone.
+//! - Fragments reach all groups, since only the first fragment of a datagram names its flow. After
+//!   reassembly, a group drops a datagram that belongs to another group.
 //!
 //! Limits hold for each group.
 //!
 //! # What groups share
 //!
-//! [`split`] lets the thread that finds the receiving half of the device free take frames in for
-//! all groups, and passes on those of other groups through lock-free inboxes. A full inbox loses
-//! frames, as a queue of a network card does, so a group that stalls does not hold up another. The
+//! In [`split`], the thread that finds the receiving half of the device free takes frames in for
+//! all groups, and passes frames of other groups through lock-free inboxes. A full inbox drops
+//! frames, as a full queue of a network card does, so a stalled group does not hold up another. The
 //! last part to fall asleep sleeps in the device.
 //!
-//! The socket table is the only other thing that groups share: request ids, listeners, and one
-//! accept queue for each port, in the order in which connections were established. The first
-//! request of a log says which group the log belongs to.
+//! The socket table holds request ids, listeners, and one accept queue for each port, in the order
+//! in which connections were established. The first request of a log names the group that the log
+//! belongs to.
 
 use std::sync::Arc;
 
@@ -52,12 +53,12 @@ use crate::state::demux::Grouping;
 pub(super) use dominoes_drivers::split::Classify;
 pub use dominoes_drivers::split::INBOX;
 
-/// Groups that a stack may have.
+/// The most groups that a stack may have.
 pub const MAX_GROUPS: usize = 64;
 
-/// Divides what one group would have among `groups`: each has the setup it is made with, and its
-/// part of the device, whose inbox holds `inbox` frames ([`INBOX`] will do). A stack of several
-/// groups by hand:
+/// Divides a setup and a device among `groups`: returns the setup and the part of the device with
+/// which to make each group. The inbox of a part holds `inbox` frames ([`INBOX`] is a good
+/// default). A stack of several groups by hand:
 ///
 /// ```
 /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -76,8 +77,8 @@ pub const MAX_GROUPS: usize = 64;
 /// ```
 ///
 /// # Errors
-/// If there are no groups or more than [`MAX_GROUPS`], or several are to be recorded: each has a
-/// log of its own.
+/// If `groups` is 0 or more than [`MAX_GROUPS`], or if there are several and the setup has a
+/// recorder: each group has its own log.
 pub fn divide(
     setup: Setup,
     groups: usize,
@@ -89,8 +90,8 @@ pub fn divide(
     Ok(setups.into_iter().zip(parts).collect())
 }
 
-/// As [`divide_setup`], of an interface of several, whose groups are those from `first` on of all
-/// that `shared` is for; checks nothing.
+/// Like [`divide_setup`], for one interface of several: its groups have the places `first` on among
+/// all groups that `shared` is for. Checks nothing.
 pub(super) fn divide_interface(
     mut setup: Setup,
     count: u16,
@@ -121,7 +122,7 @@ pub(super) fn divide_interface(
     (divided, classify)
 }
 
-/// The setup of each group, and which of them a frame is for.
+/// The setup of each group, and a function that returns the group a frame is for.
 #[expect(clippy::type_complexity, reason = "named right above")]
 pub(super) fn divide_setup(
     setup: Setup,
@@ -151,7 +152,7 @@ pub(super) fn divide_setup(
     Ok(divide_interface(setup, groups as u16, (0, &shared)))
 }
 
-/// The sockets of all groups that [`divide`] was asked for, or of all interfaces, in their order.
+/// Joins the sockets of all groups that [`divide`] made, or of all interfaces, in their order.
 ///
 /// # Panics
 /// If there are none.

@@ -1,27 +1,26 @@
 //! Interfaces side by side: a stack over several devices.
 //!
-//! An interface is a stack in itself: a device with addresses, routes, neighbours, a path MTU for
-//! each destination, and a state, which is `single`, replicated or any other variant. Interfaces
-//! share the socket table, so a listener accepts what comes to any of them, and a UDP socket hears
-//! all.
+//! Each interface works as a complete stack: it has a device, addresses, routes, neighbours, a path
+//! MTU for each destination, and a state, run by any variant. Interfaces share the socket table, so
+//! a listener accepts connections from any interface, and a UDP socket receives from all.
 //!
-//! - A connection that is opened, and a datagram that is sent, leave by the interface with the
-//!   longest prefix that fits their destination, of equal ones by the first; or by that which the
-//!   scope of a link-local address names, where 1 is the first.
-//! - A host that several interfaces belong to takes a packet only where its destination is an
-//!   address of that interface: the strong model of RFC 1122 section 3.3.4.2. An answer leaves by
-//!   the interface that the question came to, whatever the routes say.
+//! - A connection that is opened, or a datagram that is sent, leaves by the interface with the
+//!   longest prefix that matches the destination; the first interface wins a tie. The scope of a
+//!   link-local address names an interface instead, counted from 1.
+//! - An interface takes a packet only if the packet's destination is one of its own addresses: the
+//!   strong end system model of RFC 1122 section 3.3.4.2. An answer leaves by the interface on
+//!   which the question arrived, whatever the routes say.
 //! - A socket that is bound to an address is bound to its interface.
-//! - What the stack sends to an address of its own comes back by the interface that has it; by the
-//!   first, if it is of this host alone (127.0.0.1, `::1`).
-//! - Datagrams to a multicast group leave by the interface that the routes name, or the first.
-//! - Nothing is forwarded from one to another; [`router`](crate::router) does that.
+//! - A packet that the stack sends to one of its own addresses is looped back by the interface that
+//!   has the address; by the first interface for a loopback address (127.0.0.1, `::1`).
+//! - Datagrams to a multicast group leave by the interface that the routes name, or else by the
+//!   first.
+//! - The stack forwards nothing between interfaces; [`router`](crate::router) does.
+//! - With several groups ([`divide`]), each interface has that number of groups. Flows divide among
+//!   them as in a stack with one interface, and no connection leaves its interface.
 //!
-//! - With several groups ([`divide`]) each interface has so many of its own: flows divide among
-//!   them as among those of a stack with one interface, and no connection leaves its interface.
-//!
-//! Limits hold for each interface, and for each group; of `Limits::out_of_order`, each group of
-//! them all has an equal share.
+//! Limits hold for each group of each interface, except that `Limits::out_of_order` is divided
+//! equally among all groups.
 
 use std::sync::Arc;
 
@@ -34,8 +33,8 @@ use crate::error::ConfigError;
 use crate::io::world::StackShared;
 use crate::log::request::GroupIndex;
 
-/// Makes interfaces of what would be stacks by themselves, a device each. A stack with two of them
-/// by hand:
+/// Joins setups, one for each device, to interfaces of one stack. A stack with two interfaces by
+/// hand:
 ///
 /// ```
 /// use dominoes_drivers::memory::{self, MemoryConfig};
@@ -55,8 +54,8 @@ use crate::log::request::GroupIndex;
 /// ```
 ///
 /// # Errors
-/// If there are none or more than [`MAX_GROUPS`], two have the same address, one is a group of a
-/// stack already, or several are to be recorded: each has a log of its own.
+/// If there are none or more than [`MAX_GROUPS`], two have the same address, one already is a group
+/// of a divided stack, or there are several and one has a recorder: each has its own log.
 pub fn join(setups: impl IntoIterator<Item = Setup>) -> Result<Vec<Setup>, ConfigError> {
     let mut setups: Vec<_> = setups.into_iter().collect();
     check(&setups, 1)?;
@@ -72,11 +71,11 @@ pub fn join(setups: impl IntoIterator<Item = Setup>) -> Result<Vec<Setup>, Confi
     Ok(setups)
 }
 
-/// Makes interfaces of what would be stacks by themselves, and divides each of them among `groups`
-/// as [`groups::divide`](super::groups::divide) does one: returns all groups of the first, then
-/// those of the next, each with its part of the device. The inbox of a part holds `inbox` frames
-/// ([`INBOX`](super::groups::INBOX) will do). A stack of two interfaces by hand, with two groups
-/// each:
+/// Joins setups to interfaces of one stack and divides each of them among `groups`, as
+/// [`groups::divide`](super::groups::divide) does for one. Returns all groups of the first
+/// interface, then the groups of the next, each with its part of the device. The inbox of a part
+/// holds `inbox` frames ([`INBOX`](super::groups::INBOX) is a good default). A stack of two
+/// interfaces by hand, with two groups each:
 ///
 /// ```
 /// use dominoes_drivers::Device;
@@ -99,8 +98,8 @@ pub fn join(setups: impl IntoIterator<Item = Setup>) -> Result<Vec<Setup>, Confi
 /// ```
 ///
 /// # Errors
-/// As [`join`]; if there are no groups or more than [`MAX_GROUPS`] in all, or any is to be recorded
-/// and there are several.
+/// As [`join`]; if there are no groups or more than [`MAX_GROUPS`] in all, or there are several and
+/// a setup has a recorder.
 pub fn divide(
     interfaces: impl IntoIterator<Item = (Setup, Box<dyn Device>)>,
     groups: usize,
@@ -123,7 +122,7 @@ pub fn divide(
     Ok(divided)
 }
 
-/// Checks that interfaces can be had together, with so many groups each.
+/// Checks that these setups can be interfaces of one stack, with `groups` groups each.
 fn check(setups: &[Setup], groups: usize) -> Result<(), ConfigError> {
     let count = setups.len();
     let range = |field, value: usize, allowed| {

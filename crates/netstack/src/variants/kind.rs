@@ -1,4 +1,4 @@
-//! Which variant runs, as a value.
+//! The choice of a variant, as a value.
 
 use core::fmt;
 use core::str::FromStr;
@@ -15,8 +15,8 @@ use crate::error::{ConfigError, VARIANT_NAMES};
 use crate::group::{Layout, ReplicatedGroup};
 use crate::log::request::GroupIndex;
 
-/// Names a variant: what [`Builder::variant`](crate::Builder::variant) starts on threads, and
-/// [`VariantKind::build`] makes to be driven by hand.
+/// Names a variant. [`Builder::variant`](crate::Builder::variant) starts it on threads, and
+/// [`VariantKind::build`] makes it to be driven by hand.
 ///
 /// ```
 /// use dominoes_netstack::variants::VariantKind;
@@ -31,18 +31,19 @@ use crate::log::request::GroupIndex;
 pub enum VariantKind {
     /// One thread, no log: [`single`](super::single).
     Single,
-    /// One state behind a [`std::sync::Mutex`]. Needs the feature `locked`.
+    /// One state, guarded by a [`std::sync::Mutex`]. Needs the feature `locked`.
     Locked,
-    /// One state behind the queue lock of Mellor-Crummey and Scott. Needs the feature `locked`.
+    /// One state, guarded by the queue lock of Mellor-Crummey and Scott. Needs the feature
+    /// `locked`.
     LockedMcs,
-    /// The same behind two locks, one for receiving and one for sending, which are mutexes; the
-    /// application takes packets by tickets. Needs the feature `locked`.
+    /// One state with two mutexes, one for receiving and one for sending; the application takes
+    /// packets in the order of their tickets. Needs the feature `locked`.
     LockedTwo,
-    /// The same with queue locks.
+    /// As [`VariantKind::LockedTwo`], with queue locks.
     LockedTwoMcs,
-    /// The same behind six mutexes. Needs the feature `locked`.
+    /// One state with six mutexes. Needs the feature `locked`.
     LockedSix,
-    /// The same with queue locks.
+    /// As [`VariantKind::LockedSix`], with queue locks.
     LockedSixMcs,
     /// Stages for frames, payload and headers in a row. Needs the feature `pipelined`.
     Pipelined,
@@ -51,10 +52,10 @@ pub enum VariantKind {
 }
 
 impl VariantKind {
-    /// Those that this build has, in the order of the table in [`variants`](super).
+    /// The variants of this build, in the order of the table in [`variants`](super).
     pub const ALL: &'static [VariantKind] = VariantKind::BUILT.0.split_at(VariantKind::BUILT.1).0;
 
-    /// Those that have a name.
+    /// All variants, in the order of their names in [`VARIANT_NAMES`].
     const NAMED: [VariantKind; 9] = [
         VariantKind::Single,
         VariantKind::Locked,
@@ -67,7 +68,7 @@ impl VariantKind {
         VariantKind::Replicated,
     ];
 
-    /// Those of them that this build has, and how many they are; behind them is filling.
+    /// The variants of this build, and their number; the rest of the array is padding.
     const BUILT: ([VariantKind; 9], usize) = {
         let mut built = VariantKind::NAMED;
         let (mut next, mut len) = (0, 0);
@@ -81,7 +82,7 @@ impl VariantKind {
         (built, len)
     };
 
-    /// The feature that has the variant, and whether this build does.
+    /// The feature that the variant needs, and whether this build has it.
     const fn feature(self) -> (&'static str, bool) {
         match self {
             VariantKind::Single | VariantKind::Replicated => ("default", true),
@@ -94,10 +95,10 @@ impl VariantKind {
         VARIANT_NAMES[self as usize]
     }
 
-    /// The variant, to be driven by hand or [divided](ByHand::into_parts) among threads.
-    /// `layout.replicas` is the number of its workers (of `pipelined`, two of them have no data
-    /// stage, if there are so many), `layout.tuning.log` how many requests may be in flight; the
-    /// rest of `layout` concerns `replicated` alone.
+    /// Makes the variant, to be driven by hand or [divided](ByHand::into_parts) among threads.
+    /// `layout.replicas` is the number of its workers (in `pipelined`, two workers have no data
+    /// stage if there are at least three), and `layout.tuning.log` is the number of requests that
+    /// may be in flight. The rest of `layout` concerns `replicated` alone.
     ///
     /// # Errors
     /// If a setting is out of its range, excludes this variant, or needs a feature that this build
@@ -139,7 +140,7 @@ impl VariantKind {
         }
     }
 
-    /// One of `locked`.
+    /// Makes a variant of `locked`.
     #[cfg(feature = "locked")]
     fn behind<K: locked::LockKind>(
         self,
@@ -166,7 +167,7 @@ impl VariantKind {
         Ok(locked::LockedGroup::<K>::new(setup, layout, device)?.any())
     }
 
-    /// Whether a variant with one state can be had with these settings.
+    /// Rejects settings that a variant with one state does not support.
     fn check(self, setup: &Setup, layout: &Layout) -> Result<(), ConfigError> {
         const OTHER: &str = "choose the variant `replicated`";
         let is_single = self == VariantKind::Single;
@@ -228,8 +229,8 @@ impl fmt::Display for VariantKind {
 impl FromStr for VariantKind {
     type Err = ConfigError;
 
-    /// Understands the name of every variant, also of one that this build leaves out: then
-    /// [`VariantKind::build`] says which feature has it.
+    /// Accepts the names of all variants. For a variant that this build leaves out,
+    /// [`VariantKind::build`] names the feature to enable.
     fn from_str(name: &str) -> Result<Self, ConfigError> {
         let mut kinds = VariantKind::NAMED.into_iter();
         let found = kinds.find(|kind| kind.name() == name);
@@ -251,7 +252,8 @@ mod tests {
         assert!(error.to_string().contains("locked-mcs"));
     }
 
-    /// Units hold what they are of: whichever way a stack goes, they go with it.
+    /// Units hold an `Arc` of their world, so a stack must release them however it ends, or the
+    /// world leaks.
     #[test]
     fn a_stack_that_goes_leaves_no_units_behind_and_no_call_waiting() {
         use crate::io::units::UnitWork;

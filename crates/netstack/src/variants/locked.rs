@@ -70,20 +70,20 @@ use message::{Counter, FreeMessages, Sessions};
 
 /// The smallest [`LockedLayout::window`].
 pub(super) const MIN_WINDOW: usize = 64;
-/// A worker's word while it carries nothing.
+/// Value of [`LockedShared::oldest_carried`] for a worker whose batch is empty.
 const IDLE: u64 = u64::MAX;
 
-/// How long the lock is held.
+/// How many requests a worker applies each time it takes the lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hold {
-    /// For all requests of a batch, which come from at most 32 frames.
+    /// All requests of its batch, made from at most 32 frames at a time.
     #[default]
     Batch,
-    /// For one request, which is a run of segments.
+    /// One request, which is a run of segments.
     Run,
 }
 
-/// How a group is laid out. Nothing here changes the protocol.
+/// The settings of a group. None of them changes the protocol.
 ///
 /// ```
 /// use dominoes_netstack::variants::locked::{Hold, LockedLayout};
@@ -98,12 +98,12 @@ pub struct LockedLayout {
     pub workers: usize,
     /// Requests in flight, a power of two, 64 to 65536. Default 512.
     pub window: usize,
-    /// How long the lock is held. Default: for a batch.
+    /// How many requests are applied under the lock at a time. Default: a batch.
     pub hold: Hold,
     /// How many locks there are. Default: one.
     pub granularity: Granularity,
-    /// Frames that a worker carries away at a time, 1 to 32: with 1, the locks are taken for each
-    /// packet. Default 32.
+    /// Frames that a worker takes from the device at a time, 1 to 32: with 1, the locks are taken
+    /// for each packet. Default 32.
     pub claim: usize,
     /// How layers count references. Default: not at all.
     pub references: References,
@@ -111,14 +111,14 @@ pub struct LockedLayout {
     pub messages: Messages,
     /// Whether the application counts packets, and in which order. Default: no.
     pub counting: Counting,
-    /// Treats each segment of an established connection as the one that is expected, wherever it
-    /// belongs (the paper's figure 10): the upper bound of what order is worth. Streams may arrive
-    /// permuted; for measuring only. Default: no.
+    /// Treats each segment of an established connection as the next expected one, wherever it
+    /// belongs (the paper's figure 10), to find an upper bound of the cost of misordering. Streams
+    /// may arrive permuted; for measuring only. Default: no.
     #[cfg(feature = "testkit")]
     #[doc(hidden)]
     pub assume_in_order: bool,
-    /// Whether the order in which requests went through the lock is kept, for `LockedGroup::order`. It
-    /// grows without bound; for tests. Default: no.
+    /// Records the order in which requests went through the lock, for `LockedGroup::order`. The
+    /// record grows without bound; for tests. Default: no.
     #[cfg(feature = "testkit")]
     #[doc(hidden)]
     pub keep_order: bool,
@@ -161,7 +161,7 @@ impl LockedLayout {
         keep_order: bool;
     }
 
-    /// Whether [`State::order`] is kept.
+    /// Whether [`State::order`] is recorded.
     fn keeps_order(&self) -> bool {
         #[cfg(feature = "testkit")]
         {
@@ -201,10 +201,10 @@ impl LockedLayout {
     }
 }
 
-/// What the lock guards.
+/// The value inside the lock.
 struct State {
     replica: ReplicaState,
-    /// Position behind the newest run that was applied.
+    /// One more than the highest position of a run applied so far.
     newest: u64,
     order: Option<Vec<u64>>,
     /// The next ticket, if the application counts.
@@ -213,7 +213,7 @@ struct State {
 }
 
 impl State {
-    /// Applies what a worker carries, and puts the effects behind those that it has.
+    /// Applies requests of a worker's batch, and appends their effects to `effects`.
     fn apply(&mut self, items: &mut [Item], effects: &mut Vec<Effect>, stats: &mut LockStats) {
         let State {
             replica,
@@ -223,7 +223,7 @@ impl State {
             assume_in_order,
         } = self;
         if *assume_in_order {
-            // One at a time, since each changes what is expected.
+            // One at a time, since each may change the expected sequence number.
             for item in items.iter_mut() {
                 if let Some(expected) = replica.expected(item.request.digest.hint) {
                     item.request.digest.seg_seq = expected;
@@ -256,10 +256,10 @@ impl State {
     }
 }
 
-/// What a worker carries through the lock.
+/// Requests of a batch, as `apply_each` reads them.
 struct BatchRequests<'a> {
     items: &'a mut [Item],
-    /// How many of them were begun.
+    /// How many of them were started.
     reached: usize,
     newest: &'a mut u64,
     order: &'a mut Option<Vec<u64>>,
@@ -306,7 +306,7 @@ impl Requests<OfOne<'_>> for BatchRequests<'_> {
     }
 }
 
-/// Takes the effects of one request, behind those of others.
+/// Collects the effects of one request, after the effects of earlier ones.
 struct OfOne<'a> {
     effects: &'a mut Vec<Effect>,
     begin: usize,
@@ -326,7 +326,7 @@ impl EffectSink for OfOne<'_> {
     }
 }
 
-/// The receive pump, and how many requests it made.
+/// The receive pump, and the position of the next request that it makes.
 struct RxSide {
     receiver: Receiver,
     next: u64,
@@ -355,13 +355,13 @@ struct LockedShared<K: LockKind> {
     counter: Counter<K>,
     rx: Exclusive<RxSide>,
     tx: Exclusive<TxPump>,
-    /// Which worker took the transmit pump over last.
+    /// The worker that last took over the transmit pump.
     sending: CachePadded<AtomicUsize>,
-    /// When the state wants to hear of time, as of the last release of the lock.
+    /// The next deadline of the state, as of the last release of the lock.
     deadline: CachePadded<AtomicU64>,
     /// For each worker, the position of the oldest request it carries.
     oldest_carried: Box<[CachePadded<AtomicU64>]>,
-    /// Runs on their way back to the pump.
+    /// Runs to be returned to the pump.
     back: SegQueue<Vec<Run>>,
     /// Workers that do not have the receive pump sleep on this.
     work_event: EventCount,
@@ -369,7 +369,7 @@ struct LockedShared<K: LockKind> {
     asleep: AtomicUsize,
 }
 
-/// However a test drives it, what it was sent made nothing panic.
+/// Fails a test in which the state caught an unexpected panic, however the test drove the group.
 #[cfg(feature = "testkit")]
 impl<K: LockKind> Drop for LockedShared<K> {
     fn drop(&mut self) {
@@ -388,7 +388,7 @@ impl<K: LockKind> LockedGroup<K> {
     /// A group over `device`.
     ///
     /// A recording ([`Setup::recorder`]) has requests in the order of the pump; with several
-    /// workers the lock may see another one.
+    /// workers the lock may admit them in another order.
     ///
     /// # Errors
     /// If a setting is out of its range.
@@ -447,7 +447,7 @@ impl<K: LockKind> LockedGroup<K> {
             .look(|state| state.order.clone().unwrap_or_default())
     }
 
-    /// What the application counted, with [`LockedLayout::counting`].
+    /// The counts of the application, with [`LockedLayout::counting`].
     pub fn counted(&self) -> Counted {
         self.all_workers()[0].counted()
     }
@@ -463,7 +463,7 @@ impl<K: LockKind> Handle for LockedShared<K> {
     }
 }
 
-/// One thread's part: the requests that it carries, and its counters.
+/// One thread's part: its batch and its counters.
 pub struct LockedWorker<K: LockKind> {
     id: usize,
     shared: Arc<LockedShared<K>>,
@@ -495,8 +495,9 @@ impl<K: LockKind> LockedWorker<K> {
         done
     }
 
-    /// Carries away what the receive pump has, as many batches as `single` works on at a time;
-    /// `None` if somebody else holds it, or this worker still carries something.
+    /// Runs the receive pump, for as many batches of frames as `single` takes in a turn, and keeps
+    /// the requests. Returns `None` if another worker holds the pump, or if this worker still has a
+    /// batch.
     pub fn pump(&mut self, now: Instant) -> Option<usize> {
         if !self.batch.is_empty() {
             return None;
@@ -513,18 +514,18 @@ impl<K: LockKind> LockedWorker<K> {
         Some(receiver.turns(now, deadline, &mut intake))
     }
 
-    /// Verifies the checksums of the next request that this worker carries. Says whether there was
+    /// Verifies the checksums of the next request in this worker's batch. Returns whether there was
     /// one.
     pub fn prepare(&mut self) -> bool {
         self.batch.prepare_one(&self.shared)
     }
 
-    /// Takes the lock and applies the next request that is prepared. Says whether there was one.
+    /// Takes the lock and applies the next prepared request. Returns whether there was one.
     pub fn apply(&mut self) -> bool {
         self.batch.apply(&self.shared, 1) > 0
     }
 
-    /// Performs what the next applied request asked for. Says whether there was one.
+    /// Performs the effects of the next applied request. Returns whether there was one.
     pub fn perform(&mut self) -> bool {
         let shared = &self.shared;
         let performed = self
@@ -534,7 +535,7 @@ impl<K: LockKind> LockedWorker<K> {
         performed
     }
 
-    /// Lets go of a batch that is done with.
+    /// Releases the batch if it is done.
     fn finish(&mut self) {
         if let Some(runs) = self.batch.finish(&self.shared) {
             self.shared.back.push(runs);
@@ -543,12 +544,12 @@ impl<K: LockKind> LockedWorker<K> {
         }
     }
 
-    /// Takes the transmit pump for one turn; `None` if somebody else has it.
+    /// Runs the transmit pump for one turn; `None` if another worker has it.
     pub fn send(&mut self) -> Option<usize> {
         Some(self.shared.tx.try_take()?.turn())
     }
 
-    /// What it met at all locks together.
+    /// This worker's waiting, summed over all locks, and its counts of segments.
     pub fn lock_stats(&self) -> LockStats {
         let counted = self.batch.lock_stats;
         LockStats {
@@ -558,12 +559,12 @@ impl<K: LockKind> LockedWorker<K> {
         }
     }
 
-    /// What it met at each lock.
+    /// This worker's waiting at each lock.
     pub fn lock_times(&self) -> LockTimes {
         self.batch.times
     }
 
-    /// What the application counted so far, by all workers.
+    /// The counts of the application so far, from all workers.
     pub fn counted(&self) -> Counted {
         self.shared.counter.counted()
     }
@@ -587,7 +588,7 @@ impl<K: LockKind> drive::Worker for LockedWorker<K> {
         done
     }
 
-    /// Waits for nothing but the lock.
+    /// Waits only for the locks.
     fn process(&mut self) -> usize {
         if self.batch.is_empty() {
             return 0;
@@ -597,8 +598,8 @@ impl<K: LockKind> drive::Worker for LockedWorker<K> {
     }
 
     fn transmit(&mut self, is_idle: bool) -> usize {
-        // ORDERING: Relaxed, here and where it is stored: a hint for who should try; the role
-        // decides.
+        // ORDERING: Relaxed, here and where it is stored: a hint which worker should try;
+        // `try_take` decides.
         let holder = self.shared.sending.load(Ordering::Relaxed) == self.id;
         if !holder && !is_idle {
             return 0;
@@ -733,8 +734,8 @@ impl<K: LockKind> drive::Worker for LockedWorker<K> {
     }
 }
 
-/// What a worker carries is lost with its thread, and the window never opens again: no application
-/// may wait for that.
+/// If a worker panics, its batch is lost and the window never opens again. No application may wait
+/// for that, so the stack shuts down.
 impl<K: LockKind> Drop for LockedWorker<K> {
     fn drop(&mut self) {
         if std::thread::panicking() {

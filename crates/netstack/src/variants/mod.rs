@@ -1,28 +1,30 @@
-//! Several ways to run one protocol: where prepare, apply and perform are called.
+//! Several ways to run one protocol: they differ in where they call prepare, apply and perform.
 //!
-//! | variant | what it is | for whom |
+//! | variant | how it works | use |
 //! |---|---|---|
 //! | [`single`] | one thread, no log, direct calls | one core is enough; the oracle of the tests |
-//! | `locked` (a feature) | one state, one, two or six locks around it, any thread processes any packet | a comparison: what a lock costs |
+//! | `locked` (a feature) | one state, one, two or six locks around it, any thread processes any packet | a comparison: the cost of a lock |
 //! | `pipelined` (a feature) | a stage for frames, some for payload, one for headers | a comparison: division by function |
 //! | [`ReplicatedGroup`](crate::group::ReplicatedGroup) | one log, a copy of the state per thread, costly work by primaries | one connection on several cores; threads that may fail |
 //!
-//! What is true of each:
+//! For all of them:
 //!
-//! - None of them contains a protocol rule: given the same requests in the same order, all have the
-//!   same state and send the same frames. All but `locked` apply requests in the order of the
-//!   receive pump. Workers of `locked` may overtake each other on the
-//!   way to the lock, so that TCP sees segments out of order that the network did not reorder.
-//! - `single`, `locked` and `pipelined` have one copy of the state: it ends with its thread, or
-//!   with one that fails while it has the lock or some payload. A [`ReplicatedGroup`](crate::group::ReplicatedGroup)
-//!   replaces replicas that fail or differ, and replicas may join and leave.
-//! - No step waits for another thread, but those of `locked` for the lock.
-//! - With several groups side by side ([`groups`]) each is `single` or a
-//!   [`ReplicatedGroup`](crate::group::ReplicatedGroup). With several [`interfaces`] each is any variant.
+//! - No variant contains a protocol rule: given the same requests in the same order, all reach the
+//!   same state and send the same frames. All except `locked` apply requests in the order of the
+//!   receive pump. Workers of `locked` may overtake each other on the way to the lock, so TCP may
+//!   see segments out of order that the network did not reorder.
+//! - `single`, `locked` and `pipelined` have one copy of the state. It is lost when its thread
+//!   ends, or when a thread fails while it holds the lock or some payload. A
+//!   [`ReplicatedGroup`](crate::group::ReplicatedGroup) replaces replicas that fail or diverge, and
+//!   replicas may join and leave.
+//! - No step waits for another thread, except in `locked`, where a step may wait for the lock.
+//! - With several [`groups`], each group is `single` or a
+//!   [`ReplicatedGroup`](crate::group::ReplicatedGroup). With several [`interfaces`], each is any
+//!   variant.
 //!
-//! Each is driven [by hand](ByHand), where time is an argument and every step is a call, or on
-//! threads: [`Stack`](crate::Stack) starts whichever a [`VariantKind`] names. Calls through the
-//! trait [`Worker`] are one per turn; within a turn every call is direct.
+//! A variant runs either [by hand](ByHand), where time is an argument and every step is a call, or
+//! on threads: [`Stack`](crate::Stack) starts the one that a [`VariantKind`] names. There is one
+//! call through the trait [`Worker`] per turn; within a turn every call is direct.
 
 mod coalescing;
 pub mod groups;
@@ -38,7 +40,7 @@ pub use crate::drive::{ByHand, Handle, Joining, TurnStep, Worker};
 pub use crate::io::setup::Setup;
 pub use kind::VariantKind;
 
-/// The costly steps of every variant, each by itself, so that it can be measured.
+/// The costly steps of every variant, one function each, for benchmarks.
 #[cfg(feature = "testkit")]
 #[doc(hidden)]
 pub mod kernel {
@@ -66,14 +68,14 @@ pub mod kernel {
         prepare::verify_and_copy(frame, to) == Some(true)
     }
 
-    /// How many of these frames (Ethernet, IPv4), one run, have a right TCP checksum. While one is
-    /// summed, the next one is fetched from memory.
+    /// How many of these frames (Ethernet, IPv4) of one run have a correct TCP checksum. Prefetches
+    /// each frame while it sums the one before.
     #[inline]
     pub fn verify_all(frames: &[Frame]) -> usize {
         prepare::verdict(frames.iter()).count_ones() as usize
     }
 
-    /// Copies `payload` behind the headers of a frame (Ethernet, IPv4, TCP, none with options; the
+    /// Copies `payload` after the headers of a frame (Ethernet, IPv4, TCP, none with options; the
     /// TCP checksum field is zero), and stores the TCP checksum.
     ///
     /// # Panics
@@ -89,7 +91,7 @@ pub mod kernel {
         prepare::datagram_is_good(frame)
     }
 
-    /// Copies `payload` behind the headers of a frame (Ethernet, IPv4 without options, UDP), and
+    /// Copies `payload` after the headers of a frame (Ethernet, IPv4 without options, UDP), and
     /// stores the UDP checksum.
     ///
     /// # Panics

@@ -1,4 +1,4 @@
-//! Stages in a row: frames, payload and headers each have threads of their own.
+//! Stages in a row: separate threads handle whole frames, payload and headers.
 //!
 //! The arrangement of P. Mackerras and D. Sitsky, *A parallel TCP/IP protocol implementation*
 //! (Parallel Computing Workshop 1995), on shared memory:
@@ -13,35 +13,37 @@
 //!
 //! - The *interface* stage moves whole frames and reads none: from the device to the data stages in
 //!   turn, a message of at most [`PipelinedLayout::frames`] each, and built frames to the device.
-//! - Each *data* stage verifies the checksums of the frames that it is given, and keeps them. It
-//!   copies payload to applications, and builds the frames that carry payload.
-//! - The *protocol* stage takes the frames of all data stages in the order in which they arrived,
-//!   and reads their headers: it runs the receive pump, applies requests, builds frames that are
-//!   nothing but headers, and informs sockets. It refers to payload by remote buffers
-//!   (`RemoteRun`: stage, and of each frame address and length).
+//! - Each *data* stage verifies the checksums of the frames that it receives, and owns their
+//!   payload. It copies payload to applications, and builds the frames that carry payload.
+//! - The *protocol* stage takes the frames of all data stages in the order of arrival and reads
+//!   their headers: it runs the receive pump, applies requests, builds frames without payload, and
+//!   notifies sockets. It refers to payload by remote buffers (`RemoteRun`: the stage, and the
+//!   address and length of each frame).
 //!
-//! The state machine, the pumps, and what performs effects are those of the other variants. Stages
-//! are joined by [`dominoes::channel`]s that are bounded, and none waits for another: a stage whose
-//! channel is full keeps its message, and does other work.
+//! The state machine, the pumps and the code that performs effects are shared with the other
+//! variants. Bounded [`dominoes::channel`]s connect the stages, and no stage waits for another: if
+//! a channel is full, the sender keeps its message and does other work.
 //!
-//! A checksum that a data stage found wrong is computed again by the protocol stage, and so is that
-//! of a datagram that arrived in fragments. Both are rare.
+//! If a data stage finds a checksum wrong, the protocol stage computes it again; it also computes
+//! the checksum of a datagram that arrived in fragments. Both are rare.
 //!
 //! # Order and bounds
-//! One protocol stage applies all requests, in the order of arrival, so it sends what `single`
-//! sends for the same requests. A request enters only if fewer than [`PipelinedLayout::window`] are not
-//! performed, so as many delivery slots are enough, and no channel of jobs is ever full.
+//! One protocol stage applies all requests in the order of arrival, so it sends what `single` sends
+//! for the same requests. A request enters only if fewer than [`PipelinedLayout::window`] requests
+//! are not yet performed, so that number of delivery slots is enough, and no channel of jobs is
+//! ever full.
 //!
 //! When a timer is due, the protocol stage first waits for the frames that had arrived by then.
 //!
 //! # Several protocol stages
-//! [`PipelinedLayout::protocol_stages`] gives connections to protocol stages by the hash of their flow, as
-//! the paper proposes in section 6. Each has a state and transmit slots of its own, as a group of
-//! [`groups`](super::groups) has; interface and data stages serve all of them.
+//! [`PipelinedLayout::protocol_stages`] divides connections among protocol stages by the hash of
+//! their flow, as the paper proposes in section 6. Each protocol stage has its own state and
+//! transmit slots, like a group in [`groups`](super::groups); the interface and data stages serve
+//! all of them.
 //!
 //! # Stages and threads
-//! With as many workers as stages, each stage has a thread. Fewer workers share the stages: one has
-//! all of them; of two, the second has the data stages.
+//! With as many workers as stages, each stage has a thread. Fewer workers share the stages: one
+//! worker has all of them; of two, the second has the data stages.
 
 mod front;
 mod message;
@@ -74,24 +76,24 @@ pub use worker::{PipelinedWorker, StageStats};
 
 /// The smallest [`PipelinedLayout::window`].
 pub(super) const MIN_WINDOW: usize = 64;
-/// Messages of frames that may wait for a stage.
+/// Capacity of a channel of received frames, in messages.
 const FRAMES_WAITING: usize = 64;
-/// Messages of frames that may wait to be returned to the device.
+/// Capacity of the channel that returns frames to the device, in messages.
 const RETURNS_WAITING: usize = 1024;
 
-/// Which stage of a pipeline.
+/// A stage of a pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StageKind {
     /// Moves whole frames.
     Interface,
-    /// Has payload; which one, from 0.
+    /// Owns payload; its index, from 0.
     Data(usize),
-    /// Handles headers; which one, from 0.
+    /// Handles headers; its index, from 0.
     Protocol(usize),
 }
 
-/// How a pipeline is laid out. Nothing here changes the protocol.
+/// The settings of a pipeline. None of them changes the protocol.
 ///
 /// ```
 /// use dominoes_netstack::variants::pipelined::PipelinedLayout;
@@ -109,11 +111,11 @@ pub struct PipelinedLayout {
     pub data_stages: usize,
     /// Protocol stages, 1 to 8. Default 1.
     pub protocol_stages: usize,
-    /// Frames of a message, 1 to 32. Default 16.
+    /// Most frames in a message, 1 to 32. Default 16.
     pub frames: usize,
     /// Requests in flight, a power of two, 64 to 65536. Default 512.
     pub window: usize,
-    /// Whether each stage measures how long it is busy ([`StageStats::busy_ns`]). Default: no.
+    /// Whether each stage measures its busy time ([`StageStats::busy_ns`]). Default: no.
     pub timed: bool,
 }
 
@@ -139,7 +141,8 @@ impl PipelinedLayout {
         timed: bool;
     }
 
-    /// Sets [`PipelinedLayout::workers`], and as many data stages that each stage has a worker if it can.
+    /// Sets [`PipelinedLayout::workers`], and as many data stages as there are workers left for
+    /// them, at least one.
     #[must_use]
     pub const fn workers(mut self, workers: usize) -> Self {
         self.workers = workers;
@@ -148,7 +151,7 @@ impl PipelinedLayout {
         self
     }
 
-    /// How many stages there are.
+    /// The number of stages.
     pub const fn stages(&self) -> usize {
         1 + self.data_stages + self.protocol_stages
     }
@@ -179,14 +182,14 @@ impl PipelinedLayout {
         Ok(())
     }
 
-    /// Which worker has a stage.
+    /// The worker that runs a stage.
     fn worker_of(&self, stage: StageKind) -> usize {
         let spread = self.workers > 2;
         match stage {
             StageKind::Interface => 0,
             StageKind::Data(_) if !spread => self.workers - 1,
             StageKind::Protocol(_) if !spread => 0,
-            // The last workers have the protocol stages, those between the data stages.
+            // The last workers have the protocol stages, the workers between have the data stages.
             StageKind::Protocol(index) => {
                 let own = self.protocol_stages.min(self.workers - 2);
                 self.workers - 1 - index % own
@@ -199,11 +202,11 @@ impl PipelinedLayout {
     }
 }
 
-/// What other threads ask of a pipeline.
+/// The part of a pipeline that other threads use.
 struct PipelinedShared {
     worlds: Vec<Arc<World>>,
     wakes: Vec<Arc<WakeUp>>,
-    /// When each protocol stage has something to do without input.
+    /// The next deadline of each protocol stage.
     deadlines: Vec<Arc<AtomicU64>>,
 }
 
@@ -218,7 +221,7 @@ impl Handle for PipelinedShared {
 }
 
 impl PipelinedShared {
-    /// When a protocol stage has something to do without input.
+    /// The earliest time at which a protocol stage has work without input.
     fn next_deadline(&self) -> Instant {
         // ORDERING: Relaxed, as in `Protocol::post_deadline`.
         let deadlines = self.deadlines.iter().map(|at| at.load(Ordering::Relaxed));
@@ -242,8 +245,8 @@ impl Pipeline {
     /// A pipeline over `device`.
     ///
     /// # Errors
-    /// If a setting is out of its range, or several protocol stages are to be recorded: each has a
-    /// log of its own.
+    /// If a setting is out of its range, or if there are several protocol stages and the setup has
+    /// a recorder: each stage has its own log.
     pub fn new(
         setup: Setup,
         layout: PipelinedLayout,

@@ -20,14 +20,14 @@ use crate::state::apply::ReplicaState;
 use crate::stats::{EffectStats, PumpStats, WorkerStats};
 use crate::time::Instant;
 
-/// Deliveries are performed at once and in order: as many slots do as there may be of them before
-/// the application looks.
+/// Deliveries are performed immediately and in order, so this need only cover the deliveries that
+/// can occur before the application next reads its stream.
 const DELIVERY_SLOTS: usize = 128;
 
 /// A stack on one thread.
 pub type Single = ByHand<SingleWorker>;
 
-/// The worker of a stack on one thread: has all of it.
+/// The worker of a stack on one thread: owns all of it.
 pub struct SingleWorker {
     rx: Receiver,
     tx: TxPump,
@@ -39,7 +39,7 @@ pub struct SingleWorker {
     coalescing: CoalescingDelay,
 }
 
-/// However a test drives it, what it was sent made nothing panic.
+/// Fails a test in which the state caught an unexpected panic, however the test drove the stack.
 #[cfg(feature = "testkit")]
 impl Drop for SingleWorker {
     fn drop(&mut self) {
@@ -96,7 +96,7 @@ impl Worker for SingleWorker {
             ..
         } = self;
         direct.work(world, replica, template, stats);
-        // The receive pump has counted it.
+        // The receive pump has already counted this work.
         0
     }
 
@@ -126,7 +126,7 @@ impl Worker for SingleWorker {
 
     fn stats(&self) -> WorkerStats {
         let applied = self.replica.position();
-        // It is the primary of every request, and need not count them.
+        // This worker is the primary of every request, so it need not count them.
         let mut effects = self.stats;
         effects.requests = applied;
         WorkerStats {
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
     use dominoes_drivers::memory::{MemoryConfig, scripted_with};
 
-    /// A turn looks at commands first and at sockets later; an application may come between.
+    /// A turn reads commands before it polls sockets; an application may act between the two.
     #[test]
     fn what_a_socket_sends_before_the_pump_knows_it_is_sent_when_it_does() {
         let (device, script) = scripted_with(MemoryConfig::default());
@@ -216,7 +216,7 @@ mod tests {
         let worker = &mut single.workers()[0];
         worker.rx.pump.poll_sockets(now, &mut worker.direct);
         while single.turn(now) > 0 {}
-        // It asks for the peer's address.
+        // It sends an ARP request for the peer's address.
         let sent = script.take_sent();
         assert!(
             matches!(&sent[..], [(frame, _)] if frame[12..14] == [8, 6]),

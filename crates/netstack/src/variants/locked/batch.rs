@@ -1,4 +1,4 @@
-//! What one worker carries: requests that it took from the pump, until all they ask for is done.
+//! The requests that one worker took from the pump, held until all their effects are performed.
 
 use std::sync::atomic::Ordering;
 
@@ -16,21 +16,22 @@ use crate::log::effect::Effect;
 use crate::log::request::{Body, Request, RequestKind, Verdict};
 use crate::stats::EffectStats;
 
-/// A request on its way.
+/// A request in a batch.
 pub(super) struct Item {
     pub(super) position: u64,
     pub(super) request: Request,
     pub(super) verdict: Option<Verdict>,
     run: Run,
-    /// Where its effects end among those of the batch; known once applied.
+    /// End of its effects in [`Batch::effects`]; set when it is applied.
     pub(super) effects_end: usize,
-    /// Its place in the order above TCP.
+    /// Its place in the order in which TCP applied requests with payload.
     pub(super) ticket: Option<u64>,
     message: Option<Own>,
 }
 
-/// Requests in the order of the pump: the first `applied` of them went through the lock, the first
-/// `performed` are performed, and the first `counted` are done with.
+/// Requests in the order of the pump: the first `prepared` have their verdict, the first `applied`
+/// went through the lock, the first `performed` are performed, and the application counted the
+/// first `counted`.
 #[derive(Default)]
 pub(super) struct Batch {
     items: Vec<Item>,
@@ -42,10 +43,10 @@ pub(super) struct Batch {
     effects_done: usize,
     template: Template,
     pub(super) effect_stats: EffectStats,
-    /// Segments and misordering.
+    /// Counts of segments and of misordered segments only.
     pub(super) lock_stats: LockStats,
     pub(super) times: LockTimes,
-    /// Messages that are free, the last one first.
+    /// Free messages of this worker, used as a stack.
     free: Free,
 }
 
@@ -54,8 +55,8 @@ impl Batch {
         self.items.is_empty()
     }
 
-    /// Verifies the checksums of the next request that nobody vouched for. Says whether there was
-    /// one left.
+    /// Prepares the next request: verifies its checksums unless it came with a verdict. Returns
+    /// whether there was a request left.
     pub(super) fn prepare_one<K: LockKind>(&mut self, shared: &LockedShared<K>) -> bool {
         let Some(item) = self.items.get_mut(self.prepared) else {
             return false;
@@ -82,7 +83,7 @@ impl Batch {
         true
     }
 
-    /// Takes the lock once and applies at most `most` of what is prepared. Returns how many.
+    /// Takes the lock once and applies at most `most` prepared requests. Returns how many.
     pub(super) fn apply<K: LockKind>(&mut self, shared: &LockedShared<K>, most: usize) -> usize {
         let until = self.prepared.min(self.applied.saturating_add(most));
         let Some(items) = self
@@ -101,8 +102,8 @@ impl Batch {
             .locks
             .with(receives, &mut self.times, |state: &mut State| {
                 state.apply(items, effects, stats);
-                // ORDERING: Relaxed: a hint for when the pump tells of time, and every telling is
-                // checked by `apply`.
+                // ORDERING: Relaxed: a hint for when the pump publishes the time; `apply` checks
+                // the time itself.
                 let deadline = state.replica.next_deadline().as_nanos();
                 shared.deadline.store(deadline, Ordering::Relaxed);
             });
@@ -111,8 +112,8 @@ impl Batch {
         done
     }
 
-    /// Performs what the next applied request asked for, or lets the application count one whose
-    /// turn has come. Says whether there was one.
+    /// Performs the effects of the next applied request. If there is none, lets the application
+    /// count a request whose ticket has been called. Returns whether there was something to do.
     pub(super) fn perform_one<K: LockKind>(
         &mut self,
         shared: &LockedShared<K>,
@@ -141,7 +142,8 @@ impl Batch {
         true
     }
 
-    /// Lets the application count the next request, if it has a ticket that is called.
+    /// Lets the application count the next request: at once if it has no ticket, else once the
+    /// ticket is called.
     fn count_one<K: LockKind>(&mut self, shared: &LockedShared<K>) -> bool {
         if !shared.counter.is_on() || self.counted == self.performed {
             return false;
@@ -152,7 +154,7 @@ impl Batch {
         done
     }
 
-    /// If everything is done: the runs, for the pump, and an empty batch again.
+    /// If the whole batch is done, empties it and returns its runs for the pump.
     pub(super) fn finish<K: LockKind>(&mut self, shared: &LockedShared<K>) -> Option<Vec<Run>> {
         if self.items.is_empty() || self.performed < self.items.len() {
             return None;
@@ -178,7 +180,7 @@ impl Batch {
     }
 }
 
-/// The log as the pump sees it: a worker's batch.
+/// The log as the pump sees it: the batch of one worker.
 pub(super) struct Intake<'a, K: LockKind> {
     pub(super) shared: &'a LockedShared<K>,
     pub(super) id: usize,
@@ -188,12 +190,12 @@ pub(super) struct Intake<'a, K: LockKind> {
 }
 
 impl<K: LockKind> Log for Intake<'_, K> {
-    /// No request enters that is a window or more ahead of one that is not done with.
+    /// Admits no request that is a window or more ahead of the oldest request still in a batch.
     fn room(&mut self) -> usize {
         let carried = (*self.next - self.performed()) as usize;
         let layout = &self.shared.layout;
         let room = layout.window.saturating_sub(carried);
-        // What the pump leaves free for others it takes from this.
+        // The pump keeps `RESERVED + 2` of the room free for other requests.
         room.min(layout.claim + RESERVED + 2)
     }
 
@@ -201,14 +203,14 @@ impl<K: LockKind> Log for Intake<'_, K> {
         let position = *self.next;
         *self.next += 1;
         if self.batch.is_empty() {
-            // ORDERING: Relaxed: only holders of the pump compare it with positions, and the pump's
-            // role hands it on. The Release that matters is the one that takes it back, in
-            // `Worker::finish`.
+            // ORDERING: Relaxed: only holders of the pump compare this with positions, and the pump
+            // is passed on with Acquire and Release. What matters is the Release that resets it, in
+            // `LockedWorker::finish`.
             self.shared.oldest_carried[self.id].store(position, Ordering::Relaxed);
         }
-        // Listening and not listening, opening and aborting, freeing a place: of two such commands
-        // the second may rest on the first, so they must not overtake each other on the way to the
-        // lock. They are rare.
+        // These commands (start and stop listening, open and abort, free a stream) may depend on
+        // the one before, so they must not overtake each other on the way to the lock. They are
+        // rare.
         let in_order = request.digest.kind == RequestKind::Command
             && !matches!(request.body, Body::Progress { .. });
         let mut message = None;
@@ -244,7 +246,7 @@ impl<K: LockKind> Log for Intake<'_, K> {
 
     fn performed(&self) -> u64 {
         let carried = self.shared.oldest_carried.iter().map(|word| {
-            // ORDERING: Acquire, pairs with the Release in `Worker::finish`: what it carried is
+            // ORDERING: Acquire, pairs with the Release in `LockedWorker::finish`: the batch is
             // performed.
             word.load(Ordering::Acquire)
         });

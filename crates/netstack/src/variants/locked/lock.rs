@@ -1,29 +1,29 @@
-//! The two locks that can stand around the state.
+//! The two kinds of lock that can guard the state.
 //!
 //! E. M. Nahum, D. J. Yates, J. F. Kurose, D. Towsley, *Performance issues in parallelized network
-//! protocols* (OSDI 1994), section 4, compare them: a plain lock lets whoever comes first in, so
-//! packets overtake each other at it; the lock of J. M. Mellor-Crummey and M. L. Scott (*Algorithms
-//! for scalable synchronization on shared-memory multiprocessors*, TOCS 1991) admits in the order
-//! of arrival.
+//! protocols* (OSDI 1994), section 4, compare them. A plain lock admits threads in any order, so
+//! packets overtake each other at it. The lock of J. M. Mellor-Crummey and M. L. Scott (*Algorithms
+//! for scalable synchronization on shared-memory multiprocessors*, TOCS 1991) admits them in the
+//! order of arrival.
 
 use std::sync::{self, TryLockError};
 use std::time::Instant;
 
 use mcslock::raw::yields::backoff;
 
-/// What a lock guards, and how to get at it.
+/// Exclusive access to a value.
 pub trait Lock<T>: Send + Sync {
     /// A lock around `value`, free.
     fn new(value: T) -> Self;
 
-    /// Does `what` to the value alone, if nobody has it now; else hands `what` back.
+    /// Calls `what` with the value if the lock is free; otherwise returns `what`.
     fn try_with<R, F: FnOnce(&mut T) -> R>(&self, what: F) -> Result<R, F>;
 
-    /// Does `what` to the value alone, as soon as nobody else has it.
+    /// Waits until the lock is free, then calls `what` with the value.
     ///
     /// # Panics
-    /// If an earlier holder panicked and left the value half changed, as far as the kind of lock
-    /// knows that.
+    /// If an earlier holder panicked and may have left the value half changed, and this kind of
+    /// lock detects that.
     fn with<R>(&self, what: impl FnOnce(&mut T) -> R) -> R;
 }
 
@@ -31,20 +31,20 @@ pub trait Lock<T>: Send + Sync {
 pub trait LockKind: 'static {
     /// The lock of this kind around a `T`.
     type Of<T: Send>: Lock<T>;
-    /// As in reports.
+    /// The name used in reports.
     const NAME: &'static str;
 }
 
-/// [`std::sync::Mutex`]: spins for a moment, then sleeps in the kernel. Who comes first gets it, so a running
-/// thread overtakes one that is being woken.
+/// [`std::sync::Mutex`]: spins for a moment, then sleeps in the kernel. It is not fair: a running
+/// thread may overtake one that is being woken.
 #[derive(Clone, Copy, Debug)]
 pub struct Mutex;
 
 /// The queue lock of Mellor-Crummey and Scott, from the crate `mcslock`: first come, first served.
-/// Each waiter looks at a word of its own, with growing pauses, and at last yields its core.
+/// Each waiter polls its own word, with growing pauses, and finally yields its core.
 ///
-/// It hands the lock to the next in line even if that one does not run. With more threads than
-/// cores every such hand-over costs a time slice, or a yield at least: correct, and slow.
+/// It hands the lock to the next waiter even if that thread is not running. With more threads than
+/// cores, every such hand-over costs a time slice, or at least a yield: correct, and slow.
 #[derive(Clone, Copy, Debug)]
 pub struct Mcs;
 
@@ -85,7 +85,7 @@ impl<T: Send> Lock<T> for backoff::Mutex<T> {
         backoff::Mutex::new(value)
     }
 
-    /// Takes the lock only if its queue is empty, so nobody who waits is overtaken.
+    /// Takes the lock only if its queue is empty, so it overtakes no waiter.
     #[inline]
     fn try_with<R, F: FnOnce(&mut T) -> R>(&self, what: F) -> Result<R, F> {
         self.try_lock_then(|value| match value {
@@ -100,9 +100,10 @@ impl<T: Send> Lock<T> for backoff::Mutex<T> {
     }
 }
 
-/// Does `what` under `lock`; says how many nanoseconds it waited, `None` if the lock was free.
+/// Calls `what` under `lock`. Returns the nanoseconds that it waited, or `None` if the lock was
+/// free.
 ///
-/// A free lock costs no look at the clock, a taken one two (some 50 ns together).
+/// Reads the clock only if the lock is taken, and then twice (some 50 ns together).
 #[inline]
 pub(super) fn timed<T, R>(lock: &impl Lock<T>, what: impl FnOnce(&mut T) -> R) -> (R, Option<u64>) {
     match lock.try_with(what) {

@@ -1,4 +1,4 @@
-//! How many locks stand around a connection's state, and what each was waited for.
+//! The locks around a connection's state, and the time spent waiting for each.
 
 use crossbeam_utils::CachePadded;
 
@@ -6,11 +6,12 @@ use super::State;
 use super::lock::{Lock, LockKind, timed};
 use crate::stats::LockStats;
 
-/// How many locks stand around the state: TCP-1, TCP-2 and TCP-6 of Nahum, Yates, Kurose and
-/// Towsley, section 5.1.
+/// How many locks guard the state: TCP-1, TCP-2 and TCP-6 of Nahum, Yates, Kurose and Towsley,
+/// section 5.1.
 ///
-/// There is one state, which one lock guards by itself in each of them; the others are taken around
-/// the same phases, in the order of the paper, so that they cost and exclude what they did there.
+/// In each of them one lock guards the whole state. The other locks are taken around the same
+/// phases and in the same order as in the paper, so that they cost as much and exclude as much as
+/// they did there.
 ///
 /// | | segments and datagrams that arrive | everything else | checksums and frames |
 /// |---|---|---|---|
@@ -18,8 +19,8 @@ use crate::stats::LockStats;
 /// | `Two` | receive, *send* | *send* | without a lock |
 /// | `Six` | receive window, reassembly, *send window*, retransmission | *send window*, retransmission | header remove; header prepend |
 ///
-/// The lock in italics has the state in it. A segment takes the locks of both sides, as its
-/// acknowledgment changes what may be sent: in the paper header prediction did so, too.
+/// The lock in italics contains the state. A segment takes the locks of both sides, since its
+/// acknowledgment changes what may be sent; header prediction in the paper did so, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Granularity {
     /// TCP-1: one lock.
@@ -30,8 +31,8 @@ pub enum Granularity {
     /// TCP-6: one each for reassembly, retransmission, both windows, and both header operations.
     Six {
         /// Whether checksums are verified under the lock for removing headers, and frames copied
-        /// and summed under the one for prepending them, as in the paper. Otherwise each of the two
-        /// is taken and released before that.
+        /// and summed under the lock for prepending them, as in the paper. Otherwise each of the
+        /// two locks is taken and released before that work.
         checksums_inside: bool,
     },
 }
@@ -46,7 +47,7 @@ pub enum LockName {
     Send,
     /// Receive side of [`Granularity::Two`].
     Receive,
-    /// Of [`Granularity::Six`], as the following.
+    /// The receive window; like the following, a lock of [`Granularity::Six`].
     ReceiveWindow,
     /// The reassembly queue.
     Reassembly,
@@ -58,11 +59,11 @@ pub enum LockName {
     HeaderRemove,
     /// Prepending headers.
     HeaderPrepend,
-    /// Of reference counts, if they have locks.
+    /// The reference counts, with [`References::Locked`](super::References::Locked).
     References,
-    /// Of message memory, if workers share it.
+    /// The message memory, with [`Messages::Shared`](super::Messages::Shared).
     Messages,
-    /// Of the application's counter.
+    /// The application's counter.
     Application,
 }
 
@@ -83,7 +84,7 @@ impl LockName {
         LockName::Application,
     ];
 
-    /// As in reports.
+    /// The name used in reports.
     pub const fn name(self) -> &'static str {
         match self {
             LockName::State => "state",
@@ -102,17 +103,17 @@ impl LockName {
     }
 }
 
-/// What a worker met at each lock.
+/// Acquisitions of each lock by one worker, and the time spent waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LockTimes([LockStats; LockName::ALL.len()]);
 
 impl LockTimes {
-    /// Of one lock. Segments and misordering are counted at none in particular.
+    /// The counts of one lock. Segments and misordering belong to no lock and are 0 here.
     pub fn of(&self, name: LockName) -> LockStats {
         self.0[name as usize]
     }
 
-    /// Of all together.
+    /// The sum over all locks.
     pub(super) fn sum(&self) -> LockStats {
         let mut sum = LockStats::default();
         for stats in &self.0 {
@@ -133,7 +134,7 @@ impl LockTimes {
     }
 }
 
-/// Does `what` under a lock, and notes what was waited for it.
+/// Calls `what` under a lock, and records the time spent waiting for it.
 #[inline]
 pub(super) fn hold<T, R>(
     lock: &impl Lock<T>,
@@ -146,7 +147,7 @@ pub(super) fn hold<T, R>(
     result
 }
 
-/// A lock that guards a phase.
+/// A lock around a phase, with no value.
 type Phase<K> = CachePadded<<K as LockKind>::Of<()>>;
 
 /// The locks around the state.
@@ -175,13 +176,13 @@ impl<K: LockKind> Locks<K> {
         }
     }
 
-    /// Looks at the state; waits for it, and notes nothing.
+    /// Reads the state: waits for its lock, and records nothing.
     pub(super) fn look<R>(&self, look: impl FnOnce(&mut State) -> R) -> R {
         self.state.with(look)
     }
 
-    /// Changes the state under the locks that this takes; `receives` says whether something
-    /// arrived.
+    /// Calls `what` with the state under the locks that this change takes; `receives` if it applies
+    /// frames that arrived.
     #[inline]
     pub(super) fn with<R>(
         &self,
@@ -217,13 +218,13 @@ impl<K: LockKind> Locks<K> {
         }
     }
 
-    /// Removes headers, and verifies checksums meanwhile or behind it.
+    /// Removes headers under their lock; verifies checksums in `what`, under the lock or after it.
     #[inline]
     pub(super) fn remove_header<R>(&self, times: &mut LockTimes, what: impl FnOnce() -> R) -> R {
         self.header(&self.header_remove, LockName::HeaderRemove, times, what)
     }
 
-    /// Prepends headers, and computes checksums meanwhile or behind it.
+    /// Prepends headers under their lock; computes checksums in `what`, under the lock or after it.
     #[inline]
     pub(super) fn prepend_header<R>(&self, times: &mut LockTimes, what: impl FnOnce() -> R) -> R {
         self.header(&self.header_prepend, LockName::HeaderPrepend, times, what)
@@ -249,7 +250,7 @@ impl<K: LockKind> Locks<K> {
         }
     }
 
-    /// Whether frames are built under a lock.
+    /// Whether building frames takes a lock.
     pub(super) const fn has_header_locks(&self) -> bool {
         matches!(self.granularity, Granularity::Six { .. })
     }

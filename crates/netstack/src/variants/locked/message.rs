@@ -1,9 +1,9 @@
-//! What a packet costs besides the protocol, as in the x-kernel's message tool: memory for its
-//! message, reference counts of the layers that it passes, and its place in the order above TCP.
+//! The costs of a packet outside the protocol, as in the x-kernel's message tool: memory for its
+//! message, reference counts in the layers that it passes, and its place in the order above TCP.
 //!
-//! Nahum, Yates, Kurose and Towsley measured each of them (sections 4.2, 5.2 and 6). This stack
-//! needs none: frames belong to the pool of their device, states are not counted, and deliveries
-//! are numbered. All are off by default.
+//! Nahum, Yates, Kurose and Towsley measured each of them (sections 4.2, 5.2 and 6). This stack has
+//! none of these costs: frames belong to the pool of their device, states have no reference counts,
+//! and deliveries are numbered. All are off by default.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,16 +13,17 @@ use dominoes_drivers::Frame;
 use super::lock::{Lock, LockKind};
 use super::locks::{LockName, LockTimes, hold};
 
-/// How the layers that a packet passes count references to their sessions: one up when it arrives,
-/// one down when it is done with, at each of three layers (the paper's figure 15).
+/// How the layers that a packet passes count references to their sessions. At each of three layers,
+/// a packet adds one reference when it arrives and drops it when it is done (the paper's figure
+/// 15).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum References {
-    /// Not at all.
+    /// They do not.
     #[default]
     None,
     /// A lock around each count.
     Locked,
-    /// By atomic instructions.
+    /// With atomic instructions.
     Atomic,
 }
 
@@ -30,27 +31,27 @@ pub enum References {
 /// packet are copied there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Messages {
-    /// There is none.
+    /// Packets have no message.
     #[default]
     None,
     /// The process's allocator.
     Malloc,
-    /// A free list that all workers share behind a lock, as `malloc` was in 1994.
+    /// A free list shared by all workers under a lock, as `malloc` was in 1994.
     Shared,
-    /// A stack of free messages for each worker, the last one first.
+    /// A free list for each worker, used as a stack.
     Pool,
 }
 
-/// What the application does with a packet (the paper's section 4.2): it counts it, under a lock.
+/// How the application counts packets, under a lock (the paper's section 4.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Counting {
-    /// Nothing.
+    /// It does not.
     #[default]
     None,
-    /// It counts packets as they come, in any order.
+    /// As they arrive, in any order.
     Unordered,
-    /// It counts them in the order in which TCP had them: each took a ticket before its worker
-    /// released the state, and waits until that is called.
+    /// In the order in which TCP applied them: each packet takes a ticket before its worker
+    /// releases the state, and is counted once the ticket is called.
     Ticketed,
 }
 
@@ -72,12 +73,12 @@ impl<K: LockKind> Sessions<K> {
         }
     }
 
-    /// A packet comes.
+    /// Counts a packet that arrives.
     pub(super) fn refer(&self, times: &mut LockTimes) {
         self.change(1, times);
     }
 
-    /// A packet is done with.
+    /// Counts down for a packet that is done.
     pub(super) fn release(&self, times: &mut LockTimes) {
         self.change(u64::MAX, times);
     }
@@ -94,7 +95,7 @@ impl<K: LockKind> Sessions<K> {
             }
             References::Atomic => {
                 for count in &self.atomic {
-                    // ORDERING: AcqRel, as who finds 0 would free the session.
+                    // ORDERING: AcqRel, since the thread that reaches 0 would free the session.
                     count.fetch_add(by, Ordering::AcqRel);
                 }
             }
@@ -105,9 +106,9 @@ impl<K: LockKind> Sessions<K> {
 /// Bytes of a packet that its message holds.
 const HEADERS: usize = 128;
 
-/// Free messages, each in memory of its own.
+/// Free messages, each in its own allocation.
 pub(super) type Free = Vec<Own>;
-/// A message in memory of its own, which is what is measured.
+/// A message in its own allocation, since the cost of that allocation is measured.
 pub(super) type Own = Box<Message>;
 
 /// A message.
@@ -115,7 +116,7 @@ pub(super) struct Message {
     headers: [u8; HEADERS],
 }
 
-/// Messages that are free.
+/// The free messages that workers share.
 pub(super) struct FreeMessages<K: LockKind> {
     kind: Messages,
     shared: CachePadded<K::Of<Free>>,
@@ -129,7 +130,7 @@ impl<K: LockKind> FreeMessages<K> {
         }
     }
 
-    /// The message of a packet that begins with this frame.
+    /// Makes the message of a packet whose first frame is `frame`.
     pub(super) fn take(
         &self,
         frame: Option<&Frame>,
@@ -157,10 +158,10 @@ impl<K: LockKind> FreeMessages<K> {
         Some(message)
     }
 
-    /// Its packet is done with.
+    /// Frees the message of a packet that is done.
     pub(super) fn free(&self, message: Option<Own>, own: &mut Free, times: &mut LockTimes) {
         let Some(message) = message else { return };
-        // What was written must not be optimized away.
+        // The compiler must not remove the copy of the headers.
         std::hint::black_box(&message.headers);
         match self.kind {
             Messages::None | Messages::Malloc => drop(message),
@@ -172,22 +173,22 @@ impl<K: LockKind> FreeMessages<K> {
     }
 }
 
-/// The application of the paper's test: a counter behind a lock, and the ticket that is called.
+/// The application of the paper's test: a counter under a lock, and the ticket that is called next.
 pub(super) struct Counter<K: LockKind> {
     kind: Counting,
     counted: CachePadded<K::Of<Counted>>,
     called: CachePadded<AtomicU64>,
 }
 
-/// What the application counted.
+/// The counts of the application.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counted {
     /// Requests with payload.
     pub requests: u64,
-    /// ... behind one that TCP had later.
+    /// Requests that were counted after one that TCP applied later.
     pub misordered: u64,
-    /// Where the newest one stood in the order of TCP, and one.
+    /// One more than the newest ticket counted.
     newest: u64,
 }
 
@@ -204,10 +205,10 @@ impl<K: LockKind> Counter<K> {
         self.kind != Counting::None
     }
 
-    /// Counts the request with this ticket, if its turn has come. Says whether it did.
+    /// Counts the request with this ticket, if its turn has come. Returns whether it did.
     pub(super) fn count(&self, ticket: u64, times: &mut LockTimes) -> bool {
         let waits = self.kind == Counting::Ticketed;
-        // ORDERING: Acquire, pairs with the Release below: the one before is counted.
+        // ORDERING: Acquire, pairs with the Release below: the ticket before this one is counted.
         if waits && self.called.load(Ordering::Acquire) != ticket {
             return false;
         }

@@ -1,5 +1,5 @@
-//! What the pumps of a protocol stage see of the device: frames that data stages have verified, and
-//! the device's transmit side, which all of them share.
+//! The device as the pumps of a protocol stage see it: frames that data stages have verified, and
+//! the device's transmit side, which all protocol stages share.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
@@ -13,13 +13,13 @@ use dominoes_drivers::{
 
 use super::message::{Receiver, Sender, WakeUp};
 
-/// The device as a protocol stage has it.
+/// The device of a protocol stage.
 pub(super) struct Front {
     pub(super) caps: Capabilities,
     pub(super) mac: [u8; 6],
     pub(super) filter: Option<Arc<dyn AddressFilter>>,
     pub(super) inbox: Arc<Inbox>,
-    /// To the interface stage.
+    /// Returns frames to the interface stage.
     pub(super) returns: Sender<Vec<Frame>>,
     pub(super) tx: SharedTx,
 }
@@ -47,10 +47,10 @@ impl Device for Front {
     }
 }
 
-/// Where frames of the data stages arrive.
+/// Where frames from the data stages arrive.
 pub(super) struct Inbox {
     side: Exclusive<InboxSide>,
-    /// Which stage has what was claimed last.
+    /// The data stage that owns the payload of the frames claimed last.
     stage: AtomicUsize,
     /// Wakes the protocol stage.
     wake: Arc<WakeUp>,
@@ -58,11 +58,11 @@ pub(super) struct Inbox {
 
 struct InboxSide {
     inputs: Vec<Receiver<Vec<Frame>>>,
-    /// Which stage has the next message: the interface stage deals them out in turn.
+    /// The data stage whose message comes next: the interface stage deals them out in turn.
     next: usize,
-    /// What is left of the message that was taken last.
+    /// The rest of the message taken last.
     rest: std::vec::IntoIter<Frame>,
-    /// Messages that were taken.
+    /// How many messages were taken.
     received: u64,
 }
 
@@ -80,9 +80,10 @@ impl Inbox {
         }
     }
 
-    /// Which stage has what was claimed last.
+    /// The data stage that owns the payload of the frames claimed last.
     pub(super) fn stage(&self) -> usize {
-        // ORDERING: Relaxed, here and in `claim`: one thread at a time has the protocol stage.
+        // ORDERING: Relaxed, here and in `claim`: only the thread that has the protocol stage uses
+        // it.
         self.stage.load(Ordering::Relaxed)
     }
 
@@ -105,7 +106,7 @@ impl Inbox {
         let Some(mut side) = self.side.try_take() else {
             return 0;
         };
-        // A message is empty if its frames are all for other protocol stages.
+        // A message may be empty: all of its frames were for other protocol stages.
         while side.rest.len() == 0 {
             let next = side.next;
             let Some(frames) = side.inputs[next].receive() else {
@@ -126,7 +127,7 @@ impl Inbox {
 struct FrontRx {
     inbox: Arc<Inbox>,
     returns: Sender<Vec<Frame>>,
-    /// Frames that found the channel full.
+    /// Frames that are kept while the channel is full.
     waiting: Vec<Frame>,
 }
 
@@ -171,7 +172,7 @@ impl DeviceTx for SharedTx {
             .map_or(Ok(0), |mut tx| tx.transmit(frames))
     }
 
-    /// Several protocol stages have slots of their own each, and the device knows one set.
+    /// Each of several protocol stages has its own slots, but the device can register only one set.
     fn preparer(&mut self, slots: usize) -> Option<Arc<dyn TxPrepare>> {
         match self.is_alone {
             true => self.tx.try_take()?.preparer(slots),

@@ -1,4 +1,4 @@
-//! What travels between stages, and the channels that it takes.
+//! The messages that stages exchange, and the channels between stages.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -10,23 +10,23 @@ use crate::io::Run;
 use crate::log::effect::Effect;
 use crate::time::Instant;
 
-/// A run whose payload lies with a data stage: the paper's remote buffers. A frame is the address
-/// and the length of memory that only that stage reads beyond the headers.
+/// A run whose payload a data stage owns: the paper's remote buffers. A frame is the address and
+/// length of memory; beyond the headers, only that stage reads it.
 #[derive(Debug, Default)]
 pub(super) struct RemoteRun {
-    /// Which data stage.
+    /// The data stage.
     pub(super) stage: usize,
     pub(super) run: Run,
 }
 
-/// What a protocol stage asks of a data stage, in the order in which it is to be done.
+/// The jobs that a protocol stage gives to a data stage, in the order in which it performs them.
 #[derive(Default)]
 pub(super) struct Jobs {
-    /// Runs that are delivered, all of this stage.
+    /// Runs to deliver, all of them owned by this stage.
     pub(super) runs: Vec<Delivered>,
-    /// What is delivered of them, one run's behind the other's.
+    /// Deliveries of these runs, in the order of the runs.
     pub(super) effects: Vec<Effect>,
-    /// Frames that carry payload.
+    /// Frames with payload to build.
     pub(super) frames: Vec<Build>,
 }
 
@@ -36,16 +36,16 @@ impl Jobs {
     }
 }
 
-/// A run that is delivered.
+/// A run to deliver.
 pub(super) struct Delivered {
     pub(super) run: Run,
     /// As [`Request::layout`](crate::log::request::Request::layout).
     pub(super) layout: (u32, usize),
-    /// How many effects are about it.
+    /// How many of [`Jobs::effects`] are about it.
     pub(super) effects: usize,
 }
 
-/// Some of the frames that an effect asks for.
+/// Some of the frames of an effect.
 pub(super) struct Build {
     /// A [`Effect::Transmit`] or [`Effect::Send`].
     pub(super) effect: Effect,
@@ -53,8 +53,9 @@ pub(super) struct Build {
     pub(super) end: u32,
 }
 
-/// When the interface stage last took what the device had, and how many messages it had sent by
-/// then. A timer fires only behind the frames that were there before it.
+/// When the interface stage last emptied the device, and how many messages it had sent by then. The
+/// protocol stage uses it to process all frames that arrived before a deadline before it fires the
+/// timer.
 #[derive(Default)]
 pub(super) struct LastLook {
     at: AtomicU64,
@@ -62,28 +63,29 @@ pub(super) struct LastLook {
 }
 
 impl LastLook {
-    /// The device was looked at; `sent` says how many messages were sent so far.
+    /// Records that the interface stage looked at the device at `now`, and had then sent `sent`
+    /// messages.
     pub(super) fn report(&self, now: Instant, sent: u64) {
-        // ORDERING: Relaxed for the count, which the Release below publishes; that pairs with the
+        // ORDERING: Relaxed for the count; the Release below publishes it and pairs with the
         // Acquire in `messages_by`.
         self.messages.store(sent, Ordering::Relaxed);
         self.at.store(now.as_nanos(), Ordering::Release);
     }
 
-    /// How many messages may hold frames that had arrived by `deadline`; `None` if the device was
-    /// not looked at since then.
+    /// How many messages may hold frames that had arrived by `deadline`; `None` if the interface
+    /// stage has not looked at the device since.
     pub(super) fn messages_by(&self, deadline: Instant) -> Option<u64> {
-        // ORDERING: as in `report`. A count from a later look is larger, which does no harm.
+        // ORDERING: as in `report`. A count from a later look is larger, which is harmless.
         let looked = self.at.load(Ordering::Acquire) >= deadline.as_nanos();
         looked.then(|| self.messages.load(Ordering::Relaxed))
     }
 }
 
-/// Ends the sleep of a worker.
+/// Wakes a worker, wherever it sleeps.
 pub(super) struct WakeUp {
-    /// The worker sleeps on this,
+    /// A worker without the interface stage sleeps on this.
     event: EventCount,
-    /// or in the device, and this ends it.
+    /// Wakes the worker with the interface stage, which sleeps in the device.
     device: DeviceWaker,
     is_in_device: AtomicBool,
 }
@@ -97,11 +99,11 @@ impl WakeUp {
         }
     }
 
-    /// There is something to do.
+    /// Call after queuing something for the worker.
     pub(super) fn wake(&self) {
         self.event.notify_all();
-        // ORDERING: the fence pairs with the one in `before_device`: either the sleeper sees what
-        // was queued, or we see that it sleeps.
+        // ORDERING: the fence pairs with the one in `before_device`: either the sleeper sees the
+        // message, or this thread sees that it sleeps.
         core::sync::atomic::fence(Ordering::SeqCst);
         if self.is_in_device.load(Ordering::Relaxed) {
             self.device.wake();
@@ -112,7 +114,7 @@ impl WakeUp {
         &self.event
     }
 
-    /// The worker is about to sleep in the device, and will look at every channel once more.
+    /// Call before sleeping in the device; look at every channel once more in between.
     pub(super) fn before_device(&self) {
         self.is_in_device.store(true, Ordering::Relaxed);
         // ORDERING: the fence pairs with the one in `wake`.
@@ -159,7 +161,7 @@ impl<T: Send> Sender<T> {
     }
 }
 
-/// The receiving end; there is one.
+/// The receiving end of a channel; there is one.
 pub(super) struct Receiver<T> {
     subscription: Subscription<Exclusive<T>, Spin>,
 }
@@ -182,7 +184,7 @@ impl<T: Send + Default> Receiver<T> {
     }
 }
 
-/// A channel for at most `capacity` messages to a stage of the worker that `wake` wakes.
+/// A channel for at most `capacity` messages to a stage; `wake` wakes the worker of that stage.
 pub(super) fn channel<T: Send + Default>(
     capacity: usize,
     wake: &Arc<WakeUp>,

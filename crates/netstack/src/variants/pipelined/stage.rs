@@ -1,4 +1,4 @@
-//! The three kinds of stages: what each does with a message.
+//! The three kinds of stages, and how each processes a message.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -25,14 +25,13 @@ use crate::stats::EffectStats;
 use crate::time::Instant;
 use crate::variants::groups::Classify;
 
-/// Messages that the interface stage makes in a turn, at most.
+/// Most messages that the interface stage makes in a turn.
 const MAX_CLAIMS: usize = 8;
-/// Messages that a protocol stage takes in a turn, at most.
+/// Most messages that a protocol stage takes in a turn.
 const MAX_MESSAGES: usize = 8;
-/// Frames of an effect that one data stage builds in a row: those whose numbers, divided by this,
-/// are alike.
+/// Frames of an effect are dealt to data stages in aligned chunks of this many frame numbers.
 const FRAMES_IN_A_ROW: u64 = 16;
-/// Empty vectors that the interface stage keeps for the next messages.
+/// Most empty vectors that the interface stage keeps for later messages.
 const MAX_SPARE: usize = 256;
 
 /// A stage.
@@ -43,7 +42,7 @@ pub(super) enum Stage {
 }
 
 impl Stage {
-    /// Everything that can be done now, once. Returns how much that was.
+    /// Does everything that can be done now, once. Returns how much that was.
     pub(super) fn turn(&mut self, now: Instant) -> usize {
         match self {
             Stage::Interface(stage) => stage.receive(now) + stage.send(),
@@ -52,7 +51,7 @@ impl Stage {
         }
     }
 
-    /// Everything that can be done without new frames, time and news.
+    /// Does everything that needs no new frames, time or socket calls.
     pub(super) fn work(&mut self) -> usize {
         match self {
             Stage::Interface(stage) => stage.give_back() + stage.send(),
@@ -81,18 +80,18 @@ impl Stage {
 /// Moves whole frames.
 pub(super) struct Interface {
     claimer: Claimer,
-    /// Frames that are done with.
+    /// Frames to return to the device.
     returned: Receiver<Vec<Frame>>,
     to_data: Vec<Sender<Vec<Frame>>>,
     /// Which data stage gets the next message.
     next: usize,
-    /// Frames of a message.
+    /// Most frames of a message.
     most: usize,
     spare: Vec<Vec<Frame>>,
-    /// Messages that were sent.
+    /// How many messages were sent.
     sent: u64,
     last_look: Arc<LastLook>,
-    /// The transmit pumps of all protocol stages, and what wakes these.
+    /// The transmit pump of each protocol stage, and the waker of that stage.
     transmit: Vec<(TxPump, Arc<WakeUp>)>,
 }
 
@@ -116,7 +115,7 @@ impl Interface {
         }
     }
 
-    /// Returns frames to the device. Returns how many messages of them there were.
+    /// Returns frames to the device. Returns how many messages of frames there were.
     pub(super) fn give_back(&mut self) -> usize {
         let mut done = 0;
         while let Some(mut frames) = self.returned.receive() {
@@ -129,7 +128,7 @@ impl Interface {
         done
     }
 
-    /// Gives received frames to the data stages in turn. Returns how much was done.
+    /// Deals received frames to the data stages in turn. Returns how much was done.
     pub(super) fn receive(&mut self, now: Instant) -> usize {
         let mut done = self.give_back();
         let mut has_looked = false;
@@ -162,7 +161,7 @@ impl Interface {
         for (pump, protocol) in &mut self.transmit {
             let sent = pump.turn();
             if sent > 0 {
-                // There is credit.
+                // The stage has transmit credit again.
                 protocol.wake();
             }
             done += sent;
@@ -175,29 +174,31 @@ impl Interface {
         !self.returned.is_empty() || transmit.any(|(pump, _)| pump.has_work())
     }
 
-    /// Sleeps in the device until a frame arrives, its waker is used, or `timeout` is over.
+    /// Sleeps in the device until a frame arrives, the device's waker is called, or `timeout` has
+    /// passed.
     pub(super) fn wait(&mut self, timeout: Option<Duration>) {
         let again = self.transmit.iter().filter_map(|(pump, _)| pump.next_try());
         self.claimer.wait(again.chain(timeout).min());
     }
 }
 
-/// Jobs of one protocol stage, for one data stage.
+/// Jobs from one protocol stage to one data stage.
 pub(super) struct JobInput {
     pub(super) world: Arc<World>,
-    /// Connections of two protocol stages may have the same name, but not the same headers.
+    /// One template per protocol stage: connections of two protocol stages may have the same id,
+    /// but not the same headers.
     pub(super) template: Template,
     pub(super) receiver: Receiver<Jobs>,
-    /// Messages that are done.
+    /// How many messages are done.
     pub(super) done: Arc<AtomicU64>,
-    /// The protocol stage.
+    /// Wakes the protocol stage.
     pub(super) wake: Arc<WakeUp>,
 }
 
 /// Returns frames to the interface stage.
 struct Returns {
     sender: Sender<Vec<Frame>>,
-    /// What found the channel full.
+    /// Frames that are kept while the channel is full.
     waiting: Vec<Frame>,
 }
 
@@ -213,7 +214,8 @@ impl Returns {
         }
     }
 
-    /// Tries again what found the channel full. Returns whether that is gone.
+    /// Tries again to send the frames that were kept. Returns whether there were some and all are
+    /// sent.
     fn retry(&mut self) -> bool {
         let had_some = !self.waiting.is_empty();
         if had_some {
@@ -223,19 +225,19 @@ impl Returns {
     }
 }
 
-/// To a protocol stage, and what found its channel full.
+/// The channel to a protocol stage, and the message that is kept while it is full.
 type Output = (Sender<Vec<Frame>>, Option<Vec<Frame>>);
 
-/// Verifies, keeps and copies payload.
+/// Verifies frames, and owns and copies payload.
 pub(super) struct Data {
     frames: Receiver<Vec<Frame>>,
-    /// For each protocol stage.
+    /// One for each protocol stage.
     outputs: Vec<Output>,
     jobs: Vec<JobInput>,
     returns: Returns,
     recycler: FrameRecycler,
     interface: Arc<WakeUp>,
-    /// Which protocol stage has a flow, if there are several.
+    /// Finds the protocol stage of a frame, if there are several.
     classify: Option<Arc<Classify>>,
     stats: EffectStats,
 }
@@ -263,8 +265,7 @@ impl Data {
         }
     }
 
-    /// Verifies the checksums of a message of frames, and passes them on. Returns how much was
-    /// done.
+    /// Verifies the checksums of a message of frames, and passes it on. Returns how much was done.
     pub(super) fn prepare(&mut self) -> usize {
         let mut done = usize::from(self.returns.retry());
         for (output, waiting) in &mut self.outputs {
@@ -306,7 +307,8 @@ impl Data {
                         }
                     }
                 }
-                // An empty message keeps the turns in step.
+                // Each stage gets a message, even an empty one: protocol stages read data stages in
+                // turn.
                 for (output, frames) in self.outputs.iter_mut().zip(sorted) {
                     pass(output, frames);
                 }
@@ -315,7 +317,7 @@ impl Data {
         done
     }
 
-    /// Performs a message of jobs of each protocol stage. Returns how much was done.
+    /// Performs one message of jobs from each protocol stage. Returns how much was done.
     pub(super) fn perform(&mut self) -> usize {
         let mut done = 0;
         for input in &mut self.jobs {
@@ -361,8 +363,8 @@ impl Data {
                     _ => {}
                 }
             }
-            // ORDERING: Release, pairs with the Acquire in `Outbox::performed`: all of it is done.
-            // Only this stage stores here.
+            // ORDERING: Release, pairs with the Acquire in `Outbox::performed`: all of the message
+            // is done. Only this stage stores here.
             let count = input.done.load(Ordering::Relaxed) + 1;
             input.done.store(count, Ordering::Release);
             input.wake.wake();
@@ -382,14 +384,14 @@ impl Data {
     }
 }
 
-/// Sends a message, or keeps it if there is no room.
+/// Sends a message, or keeps it if the channel is full.
 fn pass((output, waiting): &mut Output, frames: Vec<Frame>) {
     if let Err(refused) = output.send(frames) {
         *waiting = Some(refused);
     }
 }
 
-/// Copies what `effects` name out of a run.
+/// Copies the pieces of a run that `effects` name.
 fn deliver(
     world: &World,
     effects: &[Effect],
@@ -413,13 +415,13 @@ fn deliver(
     }
 }
 
-/// What a protocol stage asks of one data stage.
+/// Jobs from one protocol stage to one data stage, as the protocol stage sees them.
 pub(super) struct Outbox {
     sender: Sender<Jobs>,
     jobs: Jobs,
-    /// Position of the first request that the jobs are of.
+    /// Position of the first request with an effect in `jobs`.
     first: u64,
-    /// The same of each message that is not known to be done.
+    /// The same position for each sent message that is not known to be done.
     sent: VecDeque<u64>,
     /// How many messages are known to be done, and how many are.
     known: u64,
@@ -438,7 +440,7 @@ impl Outbox {
         }
     }
 
-    /// The jobs, to which some of the request at `position` are added.
+    /// The jobs of the next message, to which the caller adds some of the request at `position`.
     fn jobs(&mut self, position: u64) -> &mut Jobs {
         if self.jobs.is_empty() {
             self.first = position;
@@ -456,7 +458,7 @@ impl Outbox {
         }
     }
 
-    /// The position below which all of its jobs are done; `None` if all are.
+    /// The position below which all jobs here are done; `None` if all jobs are done.
     fn performed(&mut self) -> Option<u64> {
         // ORDERING: Acquire, pairs with the Release in `Data::perform`.
         let done = self.done.load(Ordering::Acquire);
@@ -469,7 +471,7 @@ impl Outbox {
     }
 }
 
-/// A request that was published and is not applied.
+/// A request that was published and is not yet applied.
 struct Pending {
     position: u64,
     request: Request,
@@ -484,17 +486,17 @@ pub(super) struct Protocol {
     pub(super) replica: ReplicaState,
     inbox: Arc<Inbox>,
     last_look: Arc<LastLook>,
-    /// A deadline that is due, and the messages that come before it.
+    /// A deadline that is due, and the number of messages that must arrive before its timer fires.
     barrier: Option<(Instant, u64)>,
-    /// When it has something to do without input, where other workers read it.
+    /// The next deadline, for other workers to read.
     deadline: Arc<AtomicU64>,
-    /// Requests that are published and not applied.
+    /// Requests that were published and are not yet applied.
     pending: VecDeque<Pending>,
     /// How many requests were published.
     published: u64,
     window: usize,
     outboxes: Vec<Outbox>,
-    /// Frames that no data stage needs any more.
+    /// Frames that no data stage needs any longer.
     recycler: FrameRecycler,
     returns: Returns,
     interface: Arc<WakeUp>,
@@ -503,7 +505,7 @@ pub(super) struct Protocol {
     stats: EffectStats,
 }
 
-/// However a test drives it, what it was sent made nothing panic.
+/// Fails a test in which the state caught an unexpected panic, however the test drove the pipeline.
 #[cfg(feature = "testkit")]
 impl Drop for Protocol {
     fn drop(&mut self) {
@@ -559,7 +561,7 @@ impl Protocol {
         done
     }
 
-    /// One turn of the receive pump. Returns how much was done.
+    /// Runs one turn of the receive pump. Returns how much was done.
     pub(super) fn receive(&mut self, now: Instant) -> usize {
         let deadline = self.replica.next_deadline();
         if self.waits_for_frames(now) {
@@ -583,8 +585,8 @@ impl Protocol {
         done
     }
 
-    /// Whether a deadline is due and frames may be on their way here that had arrived by then: an
-    /// acknowledgment may have waited in the device, or with a data stage. They come first.
+    /// Whether a deadline is due and frames that had arrived by then, such as an acknowledgment,
+    /// may still be in the device or with a data stage. They are applied before the timer fires.
     fn waits_for_frames(&mut self, now: Instant) -> bool {
         let deadline = self.replica.next_deadline();
         if deadline > now || !self.inbox.is_empty() {
@@ -602,12 +604,13 @@ impl Protocol {
     }
 
     fn post_deadline(&self) {
-        // ORDERING: Relaxed, a hint for threads that may sleep; this stage's own wakes by itself.
+        // ORDERING: Relaxed: a hint for threads that may sleep; this stage's own thread reads its
+        // state.
         let deadline = self.next_deadline().as_nanos();
         self.deadline.store(deadline, Ordering::Relaxed);
     }
 
-    /// Applies at most `most` requests, and passes on what they ask for. Returns how many.
+    /// Applies at most `most` requests, and passes their effects on. Returns how many it applied.
     pub(super) fn apply(&mut self, most: usize) -> usize {
         let frames_before = self.stats.frames;
         let mut applying = Applying {
@@ -653,7 +656,7 @@ impl Protocol {
             .min(self.rx.pump.next_deadline())
     }
 
-    /// Takes an entry of a recorded log as if the pump had published it.
+    /// Publishes an entry of a recorded log, as the pump would.
     pub(super) fn replay(&mut self, entry: &Entry) {
         let run = entry.prepare_world(&self.world);
         let mut intake = Intake {
@@ -668,14 +671,14 @@ impl Protocol {
     }
 }
 
-/// The position below which everything is performed.
+/// The position below which every request is performed.
 fn performed(outboxes: &mut [Outbox], pending: &VecDeque<Pending>, published: u64) -> u64 {
     let pending = pending.front().map(|pending| pending.position);
     let waiting = outboxes.iter_mut().filter_map(Outbox::performed);
     waiting.chain(pending).min().unwrap_or(published)
 }
 
-/// The log as the pump sees it: requests that wait to be applied.
+/// The log as the pump sees it: a queue of requests to be applied.
 struct Intake<'a> {
     performed: u64,
     pending: &'a mut VecDeque<Pending>,
@@ -693,7 +696,7 @@ impl Log for Intake<'_> {
 
     fn publish(&mut self, request: &Request, verdict: Option<Verdict>, run: Run) {
         let verdict = verdict.unwrap_or_else(|| {
-            // Wrong, or put together of fragments.
+            // The checksum was wrong, or the datagram was reassembled from fragments.
             self.stats.prepared += u64::from(request.digest.kind.has_frames());
             prepare(request, &run)
         });
@@ -707,7 +710,7 @@ impl Log for Intake<'_> {
         *self.published += 1;
     }
 
-    /// Frames return to the device on a way of their own.
+    /// Frames return through `Protocol::returns` instead.
     fn reclaim(&mut self, _each: &mut dyn FnMut(Run)) {}
 
     fn published(&self) -> u64 {
@@ -806,7 +809,7 @@ impl Requests<Vec<Effect>> for Applying<'_> {
     }
 }
 
-/// Gives `count` frames from number `first` on to data stages, by chunks of their numbers.
+/// Deals `count` frames, numbered from `first` on, to data stages in chunks of [`FRAMES_IN_A_ROW`].
 fn build(outboxes: &mut [Outbox], position: u64, effect: Effect, (first, count): (u64, u32)) {
     let mut i = 0;
     while i < count {

@@ -1,4 +1,4 @@
-//! A thread of a pipeline: the stages that it has, and how it sleeps.
+//! A thread of a pipeline: its stages, and how it sleeps.
 
 use std::sync::Arc;
 
@@ -12,17 +12,18 @@ use crate::state::apply::ReplicaState;
 use crate::stats::{EffectStats, PumpStats, WorkerStats};
 use crate::time::Instant;
 
-/// What a stage did since its start.
+/// Counts of a stage since its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StageStats {
-    /// Which stage.
+    /// The stage.
     pub stage: StageKind,
     /// Turns in which it found something to do.
     pub turns: u64,
-    /// Nanoseconds that these took; 0 without [`PipelinedLayout::timed`](super::PipelinedLayout::timed).
+    /// Nanoseconds of those turns; 0 without
+    /// [`PipelinedLayout::timed`](super::PipelinedLayout::timed).
     pub busy_ns: u64,
-    /// What it verified, copied and built.
+    /// Requests that it verified, bytes that it copied and frames that it built.
     pub effects: EffectStats,
 }
 
@@ -35,7 +36,7 @@ pub struct PipelinedWorker {
     is_timed: bool,
 }
 
-/// A stage, and how long it was busy.
+/// A stage, and its busy time.
 struct Timed {
     kind: StageKind,
     stage: Stage,
@@ -63,7 +64,7 @@ impl PipelinedWorker {
         });
     }
 
-    /// What each of its stages did.
+    /// The counts of each of its stages.
     pub fn stages(&self) -> impl Iterator<Item = StageStats> + '_ {
         self.stages.iter().map(|timed| StageStats {
             stage: timed.kind,
@@ -118,7 +119,7 @@ impl drive::Worker for PipelinedWorker {
         }
     }
 
-    /// A turn of each of its stages.
+    /// Runs a turn of each of its stages.
     fn receive(&mut self, now: Instant) -> usize {
         let mut done = 0;
         for timed in &mut self.stages {
@@ -133,12 +134,12 @@ impl drive::Worker for PipelinedWorker {
         done
     }
 
-    /// The stages have done it in their turns.
+    /// [`receive`](drive::Worker::receive) ran whole turns.
     fn process(&mut self) -> usize {
         0
     }
 
-    /// The stages have done it in their turns.
+    /// [`receive`](drive::Worker::receive) ran whole turns.
     fn transmit(&mut self, _is_idle: bool) -> usize {
         0
     }
@@ -153,7 +154,7 @@ impl drive::Worker for PipelinedWorker {
         worlds.map(|world| world.serve_units(|| ())).sum()
     }
 
-    /// One step of those of its stages that have such a step.
+    /// Runs one step of each of its stages that has this step.
     fn step(&mut self, step: TurnStep, now: Instant) -> bool {
         if step == TurnStep::Turn {
             return self.turn(now) > 0;
@@ -174,7 +175,7 @@ impl drive::Worker for PipelinedWorker {
         self.shared.next_deadline()
     }
 
-    /// Of its own stages.
+    /// The deadline of this worker's stages only.
     fn state_deadline(&self) -> Instant {
         let deadlines = self.protocols().map(Protocol::next_deadline);
         deadlines.min().unwrap_or(Instant::NEVER)
@@ -253,7 +254,7 @@ impl drive::Worker for PipelinedWorker {
         self.protocols().for_each(|p| p.world.after_sleep());
     }
 
-    /// Whatever wakes one of the workers wakes the thread that drives all of them.
+    /// One thread drives all workers, so it can be woken through any of them.
     fn wait_alone(
         &mut self,
         (deadline, now): (Instant, Instant),
@@ -281,7 +282,8 @@ impl drive::Worker for PipelinedWorker {
     }
 }
 
-/// What a stage has at hand is lost with its thread: no application may wait for that.
+/// If a worker panics, the messages of its stages are lost. No application may wait for them, so
+/// the stack shuts down.
 impl Drop for PipelinedWorker {
     fn drop(&mut self) {
         if std::thread::panicking() {
