@@ -1,5 +1,5 @@
-//! What connections cost in memory, idle or forged: every byte of the heap is counted, so this is a
-//! binary of its own.
+//! The memory that connections take, idle or forged. Every byte of the heap is counted, so these
+//! tests have their own binary.
 
 use std::io::{BufRead, ErrorKind, Read};
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -17,7 +17,7 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-/// One test at a time, or each would count what the others take.
+/// Runs one test at a time: otherwise each would count the memory of the others.
 static TURN: Mutex<()> = Mutex::new(());
 
 fn turn() -> MutexGuard<'static, ()> {
@@ -27,10 +27,10 @@ fn turn() -> MutexGuard<'static, ()> {
 const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const PORT: u16 = 7;
 
-/// Who forwards to all peers.
+/// The router that forwards to all peers.
 const ROUTER: [u8; 4] = [10, 0, 0, 9];
 
-/// From a peer to us. Answers go to an Ethernet address that nobody has.
+/// From a peer to us. Its Ethernet address belongs to no host, so answers go nowhere.
 fn path(from: [u8; 4]) -> Path {
     Path::new(from, US.octets()).from_mac([2, 0xee, 0, 0, 0, 1])
 }
@@ -45,7 +45,7 @@ const NOW: Instant = Instant::from_millis(1000);
 /// A length that no other ring has.
 const SEND_BUFFER: u32 = 1 << 22;
 
-/// A stack with room for so many connections, and its listener.
+/// A stack with room for `connections` connections, and its listener.
 fn listening(variant: Variant, connections: u32) -> (Host, TcpListener) {
     let mut setup = Setup::new(US.into(), 24, [1, 2]).gateway(ROUTER.into());
     setup.limits.connections = connections;
@@ -74,8 +74,8 @@ fn open(host: &mut Host, listener: &TcpListener, i: u32) -> (TcpStream, Peer) {
     (stream, peer)
 }
 
-/// Calls everything that a program calls on a connection which has nothing to read, and has written
-/// nothing.
+/// Makes every call that an application can make on a connection which has nothing to read and has
+/// written nothing.
 fn look(stream: &mut TcpStream, waits: bool) {
     let would_block = SocketError::WouldBlock;
     let mut buffer = [0; 16];
@@ -85,7 +85,7 @@ fn look(stream: &mut TcpStream, waits: bool) {
     assert_eq!(reader.try_peek(&mut buffer), Err(would_block));
     reader.consume(0);
     let room = writer.room().expect("the connection is established");
-    // 64 KiB and twice what its peer has acknowledged, which is next to nothing.
+    // 64 KiB plus twice the bytes that the peer has acknowledged, which are few.
     assert!((64 << 10..65 << 10).contains(&room), "{room} bytes");
     assert_eq!(writer.try_write(&[]), Ok(0));
     if waits {
@@ -101,8 +101,8 @@ fn look(stream: &mut TcpStream, waits: bool) {
     }
 }
 
-/// Bytes of the heap that a stack with room for so many connections takes, and that so many idle
-/// ones add whose applications look for news of them.
+/// Bytes of heap that a stack with room for `connections` connections takes, and bytes that
+/// `connections` idle connections add when their applications have polled them.
 fn idle(variant: Variant, connections: u32) -> (usize, usize) {
     let before = HEAP.current_usage();
     let (mut host, listener) = listening(variant, connections);
@@ -122,8 +122,8 @@ fn idle(variant: Variant, connections: u32) -> (usize, usize) {
     (empty - before, full - empty)
 }
 
-/// Anybody on the link can advertise routers: however many connections there are, what they all say
-/// takes no more memory than the first of it.
+/// Any host on the link can advertise routers. Memory stays bounded, however many connections there
+/// are and however many advertisements arrive.
 #[test]
 fn routers_that_come_and_go_and_never_answer_take_no_memory() {
     let _turn = turn();
@@ -170,7 +170,8 @@ fn routers_that_come_and_go_and_never_answer_take_no_memory() {
     assert!(grown < 1 << 20, "{grown} bytes");
 }
 
-/// What `Limits::connections` says of a connection that has not carried text.
+/// The figure in the documentation of `Limits::connections` for a connection that has carried no
+/// text.
 #[test]
 fn an_idle_connection_costs_what_is_written_down() {
     let _turn = turn();
@@ -193,7 +194,7 @@ fn an_idle_connection_costs_what_is_written_down() {
     }
 }
 
-/// Bytes of this process that are in memory.
+/// Resident bytes of this process.
 #[cfg(target_os = "linux")]
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux has it");
@@ -201,7 +202,7 @@ fn resident() -> usize {
     4096 * pages.unwrap_or(0_usize)
 }
 
-/// What `Limits::connections` says of a stack that starts.
+/// The figure in the documentation of `Limits::connections` for a new stack.
 #[test]
 fn room_for_connections_costs_little_until_it_is_used() {
     let _turn = turn();
@@ -225,18 +226,17 @@ fn room_for_connections_costs_little_until_it_is_used() {
         let (heap, pages) = start(connections);
         let more = (connections - 256) as usize;
         assert!(heap - base <= more * Limits::CONNECTION_BASE);
-        // What the allocator has kept of earlier stacks makes this less, never more.
+        // Memory that the allocator kept from earlier stacks makes this less, never more.
         assert!(pages.saturating_sub(base_pages) <= more * 48 + (1 << 20));
     }
 }
 
-/// What a connection takes besides its rings, of which it has one: frames in hand, tables that
-/// grow.
+/// Bytes that a connection with one ring takes in addition to the ring: frames, tables that grow.
 const BESIDES_A_RING: usize = 1 << 16;
-/// Address space of the delivery slots of many connections, for the first of them that receives.
+/// Address space of the delivery slots of many connections, mapped when the first one receives.
 const SLOTS: usize = 1 << 20;
 
-/// Bytes of the heap, and of the rings, wherever they are.
+/// Bytes of the heap and of all rings.
 fn taken() -> usize {
     HEAP.current_usage() + testkit::mapped_bytes()
 }
@@ -303,16 +303,16 @@ fn a_udp_socket_has_no_rings_before_it_carries_something() {
     }
 }
 
-/// Forged SYNs in a millisecond.
+/// Forged SYNs per millisecond.
 const FORGED: u64 = 10;
-/// How long they come.
+/// Length of the flood.
 const FLOOD: Duration = Duration::from_secs(10);
-/// When somebody connects meanwhile.
+/// When the honest client connects.
 const CONNECTS_AT: Duration = Duration::from_secs(2);
 const BYTES: u64 = 10_000_000;
 
-/// What an honest client sees, and what it costs: time until it is connected, time until its bytes
-/// are there, and the most of the heap that was in use.
+/// Runs an honest client during a flood. Returns the time until it is connected, the time until all
+/// of its bytes have arrived, and the peak use of the heap.
 fn honest(variant: Variant, forged: u64) -> (Duration, Duration, usize) {
     let mut rng = Rng::new(0x5eed);
     let mut net = Net::new(rng.next());
@@ -400,7 +400,7 @@ fn a_flood_of_forged_syns_takes_little_memory_and_keeps_nobody_out() {
         let (_, calm_time, calm) = honest(variant, 0);
         let (connected, time, most) = honest(variant, FORGED);
         let more = most.saturating_sub(calm);
-        // Tables double when they grow, and every worker has frames in hand.
+        // Tables double when they grow, and every worker holds frames.
         let each = Limits::CONNECTION_BASE + replicas * Limits::CONNECTION_PER_REPLICA;
         let bound = Limits::default().syn_queue as usize * each + ((1 + replicas) << 16);
         println!(

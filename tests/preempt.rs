@@ -1,13 +1,14 @@
-//! Workers that lose their core in the middle of a step, for as long as it pleases a seed.
+//! Workers that lose their core in the middle of a step.
 //!
-//! Each worker of a group has a thread of its own, and one baton goes round: who has it runs,
-//! nobody else does. A worker gives it up between two turns, and also in the middle of one: when it
-//! has begun a piece of work and not done it. Meanwhile the others find that work begun, pass by
-//! it, come back to it, and take what is late around it. Who gets the baton next comes from a seed,
-//! so a seed repeats a schedule that threads would show once a day.
+//! Each worker of a group has its own thread, and all threads share one baton: only its holder
+//! runs. A worker gives up the baton between two turns, and sometimes within a turn, after it has
+//! begun a piece of work and before that work is done. Meanwhile the other workers find the work
+//! begun, skip it, retry it, and steal what is late. A seed decides which worker runs next, and for
+//! how long a worker is paused, so a seed repeats a schedule that free-running threads would meet
+//! once a day.
 //!
-//! Bytes go both ways between the group and a stack that runs alone. All must arrive, unharmed; no
-//! effect may find its place taken; and nothing may stand still once nobody is held up any more.
+//! A group and a `single` stack send bytes to each other. All bytes must arrive unharmed, no effect
+//! may find its transmit slot taken, and the transfer must not stall once no worker is held up.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -28,27 +29,27 @@ use dominoes_testkit::{Rng, Traffic, mix, number};
 
 const GROUP: [u8; 4] = [10, 0, 0, 1];
 const PEER: [u8; 4] = [10, 0, 0, 2];
-/// Between two rounds of everybody, in nanoseconds.
+/// Nanoseconds between two rounds of the scheduler.
 const ROUND: u64 = 5_000;
-/// Rounds without news for an application after which something stands still: a fifth of a second,
-/// less than any retransmission timeout, and far more than the longest pause.
+/// Rounds without progress of an application after which the case counts as stalled: 0.2 s, less
+/// than any retransmission timeout and far more than the longest pause.
 const PATIENCE: u64 = 40_000;
-/// Bytes each way.
+/// Bytes in each direction.
 const BYTES: u64 = 400_000;
 
-/// Who may run.
+/// The thread that may run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Holder {
     Scheduler,
     Worker(usize),
-    /// Everybody ends.
+    /// The case is over: every worker's thread ends.
     Over,
 }
 
 struct Round {
     holder: Holder,
     now: u64,
-    /// The worker that gave the baton up last did so in the middle of a step.
+    /// Whether the worker that last gave up the baton was in the middle of a step.
     amid: bool,
     panicked: bool,
 }
@@ -63,8 +64,8 @@ impl Baton {
         self.round.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets worker `id` run until it gives the baton up. Says whether that was in the middle of a
-    /// step.
+    /// Lets worker `id` run until it gives up the baton. Returns whether that was in the middle of
+    /// a step.
     fn run(&self, id: usize, now: u64) -> bool {
         let mut round = self.lock();
         (round.holder, round.now, round.amid) = (Holder::Worker(id), now, false);
@@ -75,7 +76,7 @@ impl Baton {
         round.amid
     }
 
-    /// Waits for worker `id` to get the baton; `None` if all is over.
+    /// Waits until worker `id` gets the baton; `None` if the case is over.
     fn take(&self, id: usize) -> Option<Instant> {
         let mut round = self.lock();
         loop {
@@ -104,7 +105,7 @@ fn wait<'a>(condvar: &Condvar, guard: MutexGuard<'a, Round>) -> MutexGuard<'a, R
     condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes the core away from its worker now and then, when it has begun a piece of work.
+/// Sometimes takes the core away from its worker after that has begun a piece of work.
 struct Preempt {
     id: usize,
     baton: Arc<Baton>,
@@ -127,8 +128,8 @@ impl FaultHooks for Preempt {
     }
 }
 
-/// Takes turns whenever it has the baton. Returns what it performed, and how many panics its
-/// replica caught.
+/// Runs a turn whenever the worker has the baton. Returns the worker's effect counters, and the
+/// number of panics that its replica caught.
 fn live(id: usize, mut worker: ReplicatedWorker<Preempt>, baton: &Baton) -> (EffectStats, u64) {
     while let Some(now) = baton.take(id) {
         let turn = catch_unwind(AssertUnwindSafe(|| worker.turn(now)));
@@ -147,7 +148,7 @@ fn carry(lane: &mut VecDeque<Vec<u8>>, from: &Script, to: &Script) {
     lane.extend(from.take_sent().into_iter().map(|(bytes, _)| bytes));
 }
 
-/// What a case met.
+/// Counts of the events that a case met.
 #[derive(Debug, Default)]
 struct Seen {
     pauses: u64,
@@ -158,14 +159,14 @@ struct Case {
     rng: Rng,
     now: u64,
     baton: Arc<Baton>,
-    /// The round before which a worker does not get the baton.
+    /// For each worker, the round before which it does not get the baton.
     until: Vec<u64>,
     seen: Seen,
     pause: u32,
 }
 
 impl Case {
-    /// Those workers that are not held up, in any order, and not all of them.
+    /// Runs most of the workers that are not held up, beginning with a random one.
     fn round(&mut self, index: u64, calm: bool) {
         let workers = self.until.len();
         let first = self.rng.index(workers);
@@ -257,7 +258,7 @@ fn play(seed: u64) -> Result<Seen, String> {
     let (mut moved, mut last_news) = (0, 0);
     let mut result = Ok(());
     for index in 0.. {
-        // For the second half of its patience, nobody is held up.
+        // During the second half of `PATIENCE`, no worker is held up.
         case.round(index, index - last_news > PATIENCE / 2);
         single.turn(Instant::from_nanos(case.now));
         carry(&mut to_group, &theirs, &ours);

@@ -1,4 +1,4 @@
-//! What must be equal.
+//! Compares a case with its replays.
 
 use dominoes_drivers::memory::Script;
 use dominoes_netstack::group::{GroupTuning, Layout};
@@ -11,14 +11,14 @@ use super::case::{Left, Outcome};
 use super::plan::Plan;
 use super::stack;
 
-/// Stands for the replayed `single` among the workers.
+/// Number of the replayed `single` among the workers.
 pub(crate) const ORACLE: usize = usize::MAX;
-/// ... and for `locked`.
+/// Number of the replayed `locked`.
 const LOCKED: usize = ORACLE - 1;
-/// ... and for `pipelined`.
+/// Number of the replayed `pipelined`.
 const PIPELINED: usize = ORACLE - 2;
 
-/// A disagreement, or something that must not happen.
+/// A disagreement, or an event that must not happen.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) what: String,
@@ -38,17 +38,17 @@ impl From<String> for Failure {
     }
 }
 
-/// The first fingerprint that anybody had at each position.
+/// The first fingerprint that a worker had at each position.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
     at: Vec<Option<(usize, u64)>>,
 }
 
 impl Marks {
-    /// `who` has this fingerprint after `position` requests.
+    /// Notes that a worker has this fingerprint after `position` requests.
     ///
     /// # Errors
-    /// If somebody else had another one there.
+    /// If another worker had a different fingerprint there.
     pub(crate) fn note(&mut self, who: usize, position: u64, mark: u64) -> Result<(), Failure> {
         let index = position as usize;
         if self.at.len() <= index {
@@ -81,19 +81,19 @@ pub(crate) fn name(who: usize) -> String {
     }
 }
 
-/// Replays the log of a case in `single` and compares all that can be seen of it.
+/// Replays the log of a case in `single` and compares everything observable with the case.
 ///
 /// # Errors
-/// The first thing that differs.
+/// The first difference.
 pub(crate) fn replay(plan: &Plan, entries: &[Entry], outcome: &mut Outcome) -> Result<(), Failure> {
     let layout = Layout::default().replicas(1);
     replay_in(plan, VariantKind::Single, layout, entries, outcome)
 }
 
-/// The same in a group of `replicas`.
+/// Like [`replay`], in a group of `replicas`.
 ///
 /// # Errors
-/// The first thing that differs.
+/// The first difference.
 pub(crate) fn replay_in_group(
     plan: &Plan,
     replicas: usize,
@@ -103,22 +103,23 @@ pub(crate) fn replay_in_group(
     let mut layout = stack::layout(plan);
     layout.replicas = replicas;
     layout.replica_slots = replicas;
-    // What leaves is compared in the order in which it leaves.
+    // Frames are compared in the order in which they leave.
     layout.tuning.past_hole = usize::MAX;
     replay_in(plan, VariantKind::Replicated, layout, entries, outcome)
 }
 
-/// The variants besides `replicated` and `single`, of which one is drawn.
+/// All variants except `replicated` and `single`. A case replays its log in one of them.
 pub(crate) fn others() -> Vec<VariantKind> {
     let all = VariantKind::ALL.iter().copied();
     all.filter(|kind| !matches!(kind, VariantKind::Single | VariantKind::Replicated))
         .collect()
 }
 
-/// The same in a variant of kind `kind` with so many workers: what `single` sends, it sends.
+/// Like [`replay`], in a variant of kind `kind` with `workers` workers: it must send the frames
+/// that `single` sends.
 ///
 /// # Errors
-/// The first thing that differs.
+/// The first difference.
 pub(crate) fn replay_in_other(
     plan: &Plan,
     (kind, workers): (VariantKind, usize),
@@ -159,8 +160,8 @@ fn replay_in(
         }
         follower.follow()?;
     }
-    // A panic that a replica catches ends a connection alike in all of them: nothing else here
-    // would show it.
+    // A panic that a replica catches ends the connection alike in all replicas, so no other
+    // comparison shows it.
     let mut panics = 0;
     stack.inspect(|replica| panics += replica.unexpected_panics());
     let diverged = stack.effect_stats().diverged;
@@ -182,7 +183,7 @@ pub(crate) fn oracle_at(plan: &Plan, entries: &[Entry], position: u64) -> Option
     Some(single.replica().clone())
 }
 
-/// The outside of a replayed stack.
+/// The application and the network of a replayed stack.
 struct Follower {
     app: Application,
     script: Script,
@@ -201,8 +202,7 @@ impl Follower {
         }
     }
 
-    /// The application reads whatever there is, which is at least what it had read when the log was
-    /// made.
+    /// The application reads all available bytes: at least as many as when the log was made.
     fn follow(&mut self) -> Result<(), Failure> {
         self.app.drain(false)?;
         self.left.append(&mut self.script.take_sent());

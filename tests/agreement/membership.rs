@@ -1,4 +1,4 @@
-//! Members of the group that come, go, and die, at any step and in the middle of one.
+//! Workers that join, leave and fail, between steps and in the middle of one.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -14,27 +14,28 @@ use dominoes_testkit::{Rng, mix};
 use super::case::Case;
 use super::check::Failure;
 
-/// How lively a group is. All rates are per mille of the stretches of [`STEPS_BETWEEN_FAULTS`]
-/// steps, but for `panics`.
+/// How often the workers of a group change. Rates are per mille of the stretches of
+/// [`STEPS_BETWEEN_FAULTS`] steps, except `panics`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MembershipFaults {
-    /// Slots that are free at the beginning.
+    /// Replica slots that are free at the beginning.
     pub(crate) free: usize,
     pub(crate) joins: u32,
     pub(crate) leaves: u32,
     pub(crate) failures: u32,
-    /// Steps that end in a panic, if they come to where one can, per mille of those that are tried.
+    /// Per mille of the steps for which a panic is planned. The panic happens only if the step
+    /// reaches a place where it can.
     pub(crate) panics: u32,
-    /// Bits of a state that flip behind its replica's back. Only where states are confirmed before
-    /// anything is performed.
+    /// Bits of a replica's state that flip without its knowledge. Only used when a majority
+    /// confirms states before anything is performed.
     pub(crate) flips: u32,
 }
 
-/// Steps between two thoughts about it.
+/// Steps from one chance of a fault to the next.
 pub(crate) const STEPS_BETWEEN_FAULTS: usize = 32;
 
 impl MembershipFaults {
-    /// That of the plan with `seed`: nothing ever happens in every second one.
+    /// The faults of the plan with `seed`. Half of the plans have none.
     pub(crate) fn of(seed: u64) -> MembershipFaults {
         let mut rng = Rng::new(mix(seed ^ 0x11fe));
         if rng.per_mille(500) {
@@ -60,26 +61,26 @@ impl MembershipFaults {
     }
 }
 
-/// Where the worker that has its step is to panic.
+/// Where the worker that runs a step panics.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PanicPoint {
     Never,
-    /// In the middle of an effect, behind so many others.
+    /// In the middle of an effect, after this many others.
     Performing(u64),
-    /// Behind a request that it applied, before what that asks for counts.
+    /// After it has applied a request, before the resulting effects count.
     Applying,
 }
 
-/// What a planted panic carries.
+/// The payload of a planned panic.
 struct InjectedPanic;
 
 thread_local! {
     static PANIC_POINT: Cell<PanicPoint> = const { Cell::new(PanicPoint::Never) };
-    /// The connection and the bit that are to flip before the next request is applied.
+    /// The connection and the bit that flip before the next request is applied.
     static FLIP: Cell<Option<(usize, u32)>> = const { Cell::new(None) };
 }
 
-/// A worker that panics where the plan says so, and whose state changes.
+/// A worker's hooks, which panic and change its state at the planned points.
 pub(crate) struct PlannedFaults<T>(pub(crate) T);
 
 impl<T: FaultHooks> FaultHooks for PlannedFaults<T> {
@@ -129,7 +130,7 @@ impl<T: FaultHooks> FaultHooks for PlannedFaults<T> {
     }
 }
 
-/// Does `what` with a planned panic. Returns nothing if that happened.
+/// Runs `what` with a planned panic. Returns `None` if the panic happened.
 ///
 /// # Panics
 /// If something else panics.
@@ -145,13 +146,13 @@ fn with_panic_at<R>(panic_point: PanicPoint, what: impl FnOnce() -> R) -> Option
 }
 
 impl<T: FaultHooks> Case<'_, T> {
-    /// Workers that have a state, and were not asked to leave.
+    /// Number of active workers: those with a state that were not asked to leave.
     fn remaining(&mut self) -> usize {
         let workers = self.group.workers().iter();
         workers.filter(|worker| worker.is_active()).count()
     }
 
-    /// Somebody may come, go or die before the next stretch of steps.
+    /// May let a worker join, leave or fail before the next stretch of steps.
     pub(crate) fn inject_faults(&mut self) -> Result<(), Failure> {
         let plan = self.plan;
         let living = &plan.membership;
@@ -159,7 +160,7 @@ impl<T: FaultHooks> Case<'_, T> {
             return Ok(());
         }
         if self.flipped.is_some() {
-            // With one of three different, nobody else may go missing; others may come.
+            // One of three replicas is wrong, so the other two must stay; workers may still join.
             self.maybe_join();
             return self.admit_and_remove();
         }
@@ -173,7 +174,7 @@ impl<T: FaultHooks> Case<'_, T> {
         if self.rng.per_mille(living.leaves) {
             let index = self.rng.index(self.group.workers().len());
             let replica = self.group.workers()[index].id();
-            // The last one stays.
+            // A group refuses to lose its last worker.
             let _ = self.group.leave(Some(replica));
         }
         if self.rng.per_mille(living.leaves / 2) {
@@ -190,16 +191,16 @@ impl<T: FaultHooks> Case<'_, T> {
         self.admit_and_remove()
     }
 
-    /// A worker may join, if a slot is free.
+    /// Perhaps lets a worker join.
     fn maybe_join(&mut self) {
         if self.rng.per_mille(self.plan.membership.joins) {
             let hooks = (self.hooks)(self.group.workers().len());
-            // With every slot taken, no worker joins.
+            // Fails if every replica slot is taken.
             let _ = self.group.join(None, hooks);
         }
     }
 
-    /// A bit of somebody's state flips, if there are enough others to say so.
+    /// Flips a bit of a random worker's state, if enough others remain to outvote it.
     fn flip(&mut self) -> Result<(), Failure> {
         let workers = self.group.workers().len();
         if self.remaining() < 3 || self.remaining() < workers || self.group.joining() > 0 {
@@ -209,7 +210,7 @@ impl<T: FaultHooks> Case<'_, T> {
         let position = self.group.workers()[index].replica().position();
         let voters = self.group.workers().iter();
         if voters.filter(|worker| worker.since() <= position).count() < 3 {
-            // The others were given their states farther on, perhaps by one of the two.
+            // Some of the others got their state at a later position, perhaps from one of the two.
             return Ok(());
         }
         let id = self.group.workers()[index].id();
@@ -231,20 +232,20 @@ impl<T: FaultHooks> Case<'_, T> {
         Ok(())
     }
 
-    /// What a changed state led to was too much for its worker.
+    /// Removes a worker that panicked because of its changed state.
     fn lose_flipped(&mut self, index: usize) -> Result<(), Failure> {
         self.lost.extend(self.flipped.take());
         self.seen.unwound = true;
         self.remove_worker(index)
     }
 
-    /// Whether those who differ had changed, and died before they were found.
+    /// Whether all replicas in the minority had a flipped bit, and failed before they were found.
     pub(crate) fn is_explained_by_lost_workers(&self, mismatch: &Mismatch) -> bool {
         let wrong = mismatch.minority().unwrap_or_default();
         !wrong.is_empty() && wrong.iter().all(|replica| self.lost.contains(replica))
     }
 
-    /// Whether what worker `index` knows may be wrong.
+    /// Whether worker `index` still has a flipped bit.
     pub(crate) fn is_flipped(&mut self, index: usize) -> bool {
         let Some(id) = self.flipped else {
             return false;
@@ -257,7 +258,7 @@ impl<T: FaultHooks> Case<'_, T> {
         self.group.workers()[index].id() == id
     }
 
-    /// Those who were given a state sit down, and those who have left go.
+    /// Activates workers that have received a state, and removes workers that have left.
     pub(crate) fn admit_and_remove(&mut self) -> Result<(), Failure> {
         if self.plan.membership.is_empty() {
             return Ok(());
@@ -274,7 +275,7 @@ impl<T: FaultHooks> Case<'_, T> {
         Ok(())
     }
 
-    /// Worker `index` is no more.
+    /// Removes worker `index`, and fails if it counted divergences.
     fn remove_worker(&mut self, index: usize) -> Result<(), Failure> {
         let worker = self.group.take(index);
         match worker.stats().effects.diverged {
@@ -286,7 +287,7 @@ impl<T: FaultHooks> Case<'_, T> {
         }
     }
 
-    /// Lets `what` be done to worker `index`, which may panic in the middle of it.
+    /// Runs `what` on worker `index`, perhaps with a panic in the middle of it.
     pub(crate) fn run_with_fault<R>(
         &mut self,
         index: usize,

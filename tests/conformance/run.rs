@@ -34,11 +34,11 @@ const FLAGS: [(&str, u8); 8] = [
     ("CWR", CWR),
 ];
 const PEER_MAC: packet::Mac = TO_STACK.from_mac;
-/// Where the stack listens, where the peer connects from, and where it listens.
+/// Port of the stack, source port of the peer, and port at which the peer listens.
 const PORT: u16 = 7;
 const PEER_PORT: u16 = 40_000;
 const PEER_LISTENS: u16 = 9;
-/// A window that is in nobody's way.
+/// A window that limits nothing.
 const WIDE: u16 = 60_000;
 
 /// Byte `offset` of a stream.
@@ -61,14 +61,14 @@ enum Sent {
         id: u16,
         len: usize,
     },
-    /// Anything else that has words.
+    /// Any other frame that has a textual form.
     Shown(String),
     Other(Vec<u8>),
 }
 
 struct Runner {
     host: Host,
-    /// Of the frames on the wire. Steps speak of IPv4.
+    /// The IP version of the frames on the wire. Steps are written for IPv4.
     family: Family,
     now: Instant,
     /// When the last step ended.
@@ -76,7 +76,7 @@ struct Runner {
     sent: VecDeque<(Instant, Sent)>,
     irs: u32,
     iss: Option<u32>,
-    /// Peer's and stack's port.
+    /// Ports of the peer and of the stack.
     ports: (u16, u16),
     /// TSval of the newest segment of the stack.
     echo: u32,
@@ -90,7 +90,7 @@ struct Runner {
     log: String,
 }
 
-/// Runs a script; an error says at which step, and what came instead.
+/// Runs a script. An error names the step that failed, and the frame or result that came instead.
 pub(crate) fn run(
     script: &Script,
     variant: Variant,
@@ -99,7 +99,7 @@ pub(crate) fn run(
     verbose: bool,
 ) -> Result<(), String> {
     let mut setup = Setup::new(STACK.into(), 24, [seed, 2]);
-    // Stacks are made by the thousand here, and what they take for each connection is most of it.
+    // A run creates thousands of stacks, and most of their memory is for connections.
     setup.limits.connections = 256;
     for (name, &value) in &script.limits {
         let limits = &mut setup.limits;
@@ -121,7 +121,7 @@ pub(crate) fn run(
         }
     }
     if family == Family::V6 {
-        // What it has of the link without questions of its own.
+        // Without duplicate address detection, the stack sends no packets about its address.
         let config = Ipv6Config::default().autoconfigure(script.routers);
         let (address, prefix) = (packet::v6_of(STACK), if script.routers { 128 } else { 120 });
         setup = setup.ipv6(config.duplicate_probes(0).address(address, prefix));
@@ -362,7 +362,7 @@ impl Runner {
         Ok(())
     }
 
-    /// The next frame of the stack, if it comes when `times` says.
+    /// The next frame of the stack, if it arrives within the bounds of `times`.
     fn next_sent(&mut self, times: &[&str]) -> Result<Sent, String> {
         self.run_until_idle();
         let (mut earliest, mut latest) = (Instant::ZERO, self.now);
@@ -444,7 +444,7 @@ impl Runner {
             }
         }
         segment.seq = self.irs.wrapping_add(seq);
-        // Text begins behind a SYN; offset 0 is the byte of sequence number 1.
+        // Data begins after the SYN; offset 0 is the byte with sequence number 1.
         let first = seq.wrapping_add(u32::from(segment.has(SYN)));
         segment.payload = payload(first.wrapping_sub(1), len);
         let mut frame = segment.frame(TO_STACK);
@@ -529,7 +529,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Segments that carry exactly the bytes of a range, in order.
+    /// Expects segments that carry exactly the bytes of a range, in order.
     fn expect_payload(&mut self, range: &str, times: &[&str]) -> Result<(), String> {
         let (from, to) = range.split_once("..").ok_or("write 1..1001")?;
         let (mut at, to) = (number(from)?, number(to)?);
@@ -769,14 +769,14 @@ impl Runner {
             }
         }
         let mut request = message(packet::echo(id, &payload(0, len)), bad);
-        // Another neighbour brings it.
+        // As if another neighbour had forwarded the packet.
         if let Some(mac) = mac {
             request[11] = mac;
         }
         self.inject(request)
     }
 
-    /// Somebody on the way reports an error about a segment of the stack.
+    /// A router reports an error about a segment of the stack.
     fn network_error(&mut self, numbers: &str, fields: &[&str]) -> Result<(), String> {
         self.run_until_idle();
         let (kind, code) = numbers.split_once('/').ok_or("write icmp 3/4")?;
@@ -816,8 +816,8 @@ impl Runner {
     }
 }
 
-/// Whether the stack tells routers to which groups it listens (RFC 3810): the only packet of ours
-/// with options for every hop.
+/// Whether the frame is a report of the groups that the stack has joined (RFC 3810), the only
+/// packet of the stack with hop-by-hop options, or a router solicitation.
 fn is_report(frame: &[u8]) -> bool {
     let is = |packet: Packet<'_>| {
         packet.next == 0 || packet.next == ICMPV6 && packet.payload.first() == Some(&133)
@@ -825,7 +825,7 @@ fn is_report(frame: &[u8]) -> bool {
     Packet::read(frame).is_some_and(|packet| packet.is_right() && is(packet))
 }
 
-/// A frame with an ICMP message from the peer, whose checksum is wrong if it is `bad`.
+/// A frame with an ICMP message from the peer, with a wrong checksum if it is `bad`.
 fn message(mut icmp: Vec<u8>, bad: bool) -> Vec<u8> {
     icmp[2] ^= if bad { 0x11 } else { 0 };
     packet::ip(TO_STACK, ICMP, &icmp)
@@ -838,7 +838,7 @@ fn shown_or_other(frame: &[u8]) -> Sent {
     }
 }
 
-/// Length of the data of an echo reply to the peer that is right in all fields.
+/// Length of the data of an echo reply to the peer, if all fields of the reply are right.
 fn echo_reply(frame: &[u8]) -> Option<usize> {
     let total = usize::from(u16::from_be_bytes([*frame.get(16)?, *frame.get(17)?]));
     let icmp = frame.get(34..14 + total)?;
@@ -874,7 +874,7 @@ fn number(text: &str) -> Result<i64, String> {
     })
 }
 
-/// Bytes that are written as hexadecimal digits.
+/// Bytes written as hexadecimal digits.
 fn bytes(text: &str) -> Result<Vec<u8>, String> {
     let digits = text.as_bytes().chunks(2).map(std::str::from_utf8);
     let bytes = digits.map(|two| u8::from_str_radix(two.unwrap_or(""), 16).ok());

@@ -1,5 +1,5 @@
-//! The examples `https_server` and `https_get` over a TAP and a packet socket: `curl`, `openssl`
-//! and `gnutls-cli` at the other end, while replicas die.
+//! The examples `https_server` and `https_get` over a TAP and over a packet socket, against `curl`,
+//! `openssl` and `gnutls-cli`, while replicas die.
 
 use std::process::Command;
 
@@ -20,7 +20,7 @@ pub(crate) type Case = (
 
 const STEADY: &[&str] = &["--update-keys", "1000000"];
 
-/// Those that ask `https_server`.
+/// Tests of `https_server` with `openssl s_client`.
 pub(crate) const SERVED: &[Case] = &[
     (
         "openssl_agrees_on_name_and_protocol",
@@ -45,10 +45,10 @@ pub(crate) const SERVED: &[Case] = &[
     ),
 ];
 
-/// The same, if GnuTLS is there.
+/// A test of `https_server` with `gnutls-cli`, if that is installed.
 pub(crate) const GNUTLS: Case = ("gnutls_verifies_and_gets", Device::Tap, "2", STEADY, gnutls);
 
-/// Name, device and replicas of `https_get`.
+/// Tests of `https_get`: name, device and replicas.
 pub(crate) const ASKING: &[(&str, Device, &str)] = &[
     ("tap_1::openssl_serves_and_takes", Device::Tap, "1"),
     ("tap_2::openssl_serves_and_takes", Device::Tap, "2"),
@@ -58,19 +58,19 @@ pub(crate) const ASKING: &[(&str, Device, &str)] = &[
     ("packet_4::openssl_serves_and_takes", Device::Packet, "4"),
 ];
 
-/// The name that certificates are for.
+/// The name in the certificates.
 const NAME: &str = "server.test";
-/// Where `openssl` listens.
+/// The port at which `openssl` listens.
 const PORT: &str = "4433";
-/// Lines that `openssl` takes for KeyUpdates.
+/// Key updates that the client asks for before its first request.
 const UPDATES: usize = 3;
 
-/// What `openssl s_client` asks for, and the end of the connection.
+/// An HTTP request for `path` that asks the server to close the connection.
 fn request(path: &str) -> String {
     format!("GET /{path} HTTP/1.1\r\nHost: {NAME}\r\nConnection: close\r\n\r\n")
 }
 
-/// Starts `openssl s_client`, which trusts the server's certificate alone.
+/// Starts `openssl s_client`, which trusts only the server's certificate.
 fn s_client(fixture: &Fixture, more: &[&str]) -> Result<Dialogue, Failed> {
     let ca = fixture.root.file("ca.pem");
     let at = format!("{OURS}:443");
@@ -87,7 +87,7 @@ fn s_client(fixture: &Fixture, more: &[&str]) -> Result<Dialogue, Failed> {
     fixture.speak("openssl", &[&common, more].concat())
 }
 
-/// Fails unless all of `wanted` was said.
+/// Fails unless the output contains all of `wanted`.
 fn contains(said: &str, wanted: &[&str]) -> Result<(), Failed> {
     match wanted.iter().find(|words| !said.contains(**words)) {
         None => Ok(()),
@@ -95,7 +95,8 @@ fn contains(said: &str, wanted: &[&str]) -> Result<(), Failed> {
     }
 }
 
-/// The certificate is for the name, and for no other; the protocol is the one that both know.
+/// The certificate is valid for its own name and for no other; ALPN selects the protocol that both
+/// ends support.
 fn openssl_agrees(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
     fixture.root.write("file", 100_000, 3)?;
     for (version, seen) in [("-tls1_3", "TLSv1.3"), ("-tls1_2", "TLSv1.2")] {
@@ -129,7 +130,7 @@ fn openssl_resumes(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> 
     Ok(())
 }
 
-/// Each `K` asks us for another key, too.
+/// Each `K` updates the client's key and asks the server to update its own.
 fn openssl_updates_its_keys(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
     fixture.root.write("file", 100_000, 3)?;
     let mut asked = s_client(fixture, &["-tls1_3"])?;
@@ -173,7 +174,7 @@ fn gnutls(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
     Ok(())
 }
 
-/// A certificate that vouches for itself, and its key, in `cert.pem` and `key.pem`.
+/// Writes a self-signed certificate and its key to `cert.pem` and `key.pem`.
 fn certify(folder: &Temporary) -> Result<(), Failed> {
     let config = format!(
         "[req]\ndistinguished_name=name\nx509_extensions=v3\nprompt=no\n[name]\nCN={NAME}\n\
@@ -199,8 +200,8 @@ fn certify(folder: &Temporary) -> Result<(), Failed> {
     Ok(())
 }
 
-/// `openssl s_server` serves a file twice, the second time in a session that is resumed, and takes
-/// one. Certificates go both ways.
+/// `openssl s_server` serves a file twice, the second time in a resumed session, and receives one.
+/// Both ends verify certificates.
 pub(crate) fn openssl_serves(
     device: Device,
     replicas: &str,
@@ -255,11 +256,12 @@ pub(crate) fn openssl_serves(
         let wanted = [seen, "protocol http/1.1", "new session", "resumed"];
         contains(&said, &wanted)?;
 
-        // With a name it has another context, which knows no protocols.
+        // With a server name, `s_server` uses a second context, which has no ALPN protocols.
         let named = format!("-servername {NAME} -servername_fatal -cert2 cert.pem -key2 key.pem");
-        // What it says of certificates goes elsewhere: it writes that in pieces, amid the text.
+        // Standard error goes to a file: `s_server` prints certificates there in pieces, amid the
+        // text.
         let mut taking = serve(&format!("-naccept 1 {named} 2>said"))?;
-        // A pipe holds what is said to it before somebody connects.
+        // The pipe holds this answer until a client connects.
         taking.say("HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n")?;
         let put = [&common[..], tls12, &["--upload", &from, &url]].concat();
         let said = ends.https_get(&put)?;
@@ -275,8 +277,8 @@ pub(crate) fn openssl_serves(
     Ok(())
 }
 
-/// Lines that `openssl` prints amid the text: when it has read a record that is none, and others
-/// that come late on a busy machine. The bytes of a test hold none of them.
+/// Lines that `openssl` prints within the text: one after it has read an empty record, and others
+/// that come late on a busy machine. The bytes of a test contain none of them.
 const NOTICES: [&[u8]; 3] = [
     b"Read BLOCK\n",
     b"Hostname in TLS extension: \"server.test\"\n",
@@ -302,7 +304,7 @@ fn find(within: &[u8], what: &[u8]) -> Option<usize> {
     let first = *what.first()?;
     let mut from = 0;
     loop {
-        // Most of a long text is left behind here.
+        // Most of a long text is skipped here.
         from += within[from..].iter().position(|byte| *byte == first)?;
         if within[from..].starts_with(what) {
             return Some(from);
@@ -311,7 +313,7 @@ fn find(within: &[u8], what: &[u8]) -> Option<usize> {
     }
 }
 
-/// Whether `body` stands in `said` behind the head of a request.
+/// Whether the output has `body` directly after the head of a request.
 fn holds(said: &[u8], body: &[u8]) -> bool {
     let mut said = said.to_vec();
     for notice in NOTICES {
@@ -327,7 +329,7 @@ fn holds(said: &[u8], body: &[u8]) -> bool {
     find(&said, end).is_some_and(|at| said[at + end.len()..].starts_with(body))
 }
 
-/// The server for [`client_certificates`]; the folder holds what the client needs.
+/// The server for [`client_certificates`], and the folder with the client's files.
 pub(crate) fn with_client_ca() -> Result<(Fixture, Temporary), Failed> {
     let folder = Temporary::new()?;
     certify(&folder)?;
@@ -336,7 +338,7 @@ pub(crate) fn with_client_ca() -> Result<(Fixture, Temporary), Failed> {
     Ok((Fixture::https(Device::Tap, &arguments)?, folder))
 }
 
-/// A client without a certificate is refused where one is asked for.
+/// A server that asks for client certificates refuses a client without one.
 pub(crate) fn client_certificates(fixture: &Fixture, folder: &Temporary) -> Result<(), Failed> {
     fixture.root.write("file", 1000, 3)?;
     let [cert, key] = ["cert.pem", "key.pem"].map(|name| folder.file(name));
@@ -350,7 +352,7 @@ pub(crate) fn client_certificates(fixture: &Fixture, folder: &Temporary) -> Resu
             return Err("a client without a certificate is served".into());
         }
     }
-    // What `curl` sends besides may turn the alert into a reset; this one sends nothing.
+    // The data that `curl` sends may turn the alert into a reset; `s_client` sends none here.
     let said = s_client(fixture, &["-tls1_3"])?.fail()?;
     contains(&said, &["certificate required"])?;
     let said = s_client(fixture, &["-tls1_2"])?.fail()?;
