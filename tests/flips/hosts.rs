@@ -1,5 +1,5 @@
-//! Two hosts that are nothing but replicated state: every request is applied by hand, frames are
-//! values, time is a number.
+//! Two hosts that consist of replicated state only: the test applies every request, frames are
+//! values, and time is a number.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -34,7 +34,7 @@ struct Segment {
 }
 
 impl Segment {
-    /// Frame `i` of what is to be sent, as the other end sees it.
+    /// Frame `i` of `transmit`, as the other end receives it.
     fn of(transmit: &Transmit, i: u32) -> Segment {
         let (offset, len) = if transmit.payload_len == 0 {
             (transmit.payload_offset, 0)
@@ -69,25 +69,25 @@ impl Segment {
     }
 }
 
-/// What an application has done with its connection.
+/// The progress of an application on its connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct App {
     read: u64,
     readable: u64,
     written: u64,
     released: u64,
-    /// How much it wants to write.
+    /// Bytes that it will write in total.
     total: u64,
     shut: bool,
-    /// How the connection ended, unless it was well.
+    /// How the connection ended, unless it ended well.
     pub(super) failed: Option<ConnectionEvent>,
 }
 
-/// What a sink does besides keeping effects.
+/// Keeps effects.
 #[derive(Default)]
 pub(super) struct Sink {
     pub(super) effects: Vec<Effect>,
-    /// Panics instead of taking the effect that is so many effects away.
+    /// Panics instead of taking the effect after this many others.
     pub(super) fuse: Option<usize>,
 }
 
@@ -113,14 +113,15 @@ impl EffectSink for Sink {
     }
 }
 
-/// Replicas of one state, the first of which is believed, and everything around them.
+/// Replicas of one state, with the applications and the device of the host. The host acts on the
+/// effects of the first replica.
 pub(super) struct Host {
     pub(super) replicas: Vec<ReplicaState>,
     pub(super) sinks: Vec<Sink>,
     pub(super) apps: BTreeMap<u32, App>,
-    /// How connections ended that are gone: how far the peer was heard, and what was wrong.
+    /// Connections that have ended: bytes read from the peer, and the error, if any.
     pub(super) over: Vec<(ConnId, App)>,
-    /// Resets that left.
+    /// Resets that the host sent.
     pub(super) resets: u64,
     address: Ipv4Addr,
     limits: Limits,
@@ -128,7 +129,7 @@ pub(super) struct Host {
     accepted: u64,
     taken: u64,
     unsent: VecDeque<(u64, Segment)>,
-    /// Requests that follow from what was applied.
+    /// Requests caused by effects, not yet applied.
     due: VecDeque<Body>,
 }
 
@@ -237,7 +238,7 @@ pub(super) struct World {
     pub(super) now: Instant,
     wire: Vec<(Instant, usize, Segment)>,
     loss_per_mille: u32,
-    /// Requests that the first host applied.
+    /// Requests that the first host has applied.
     pub(super) requests: u64,
 }
 
@@ -278,7 +279,7 @@ impl World {
         world
     }
 
-    /// Another connection, begun by the client.
+    /// The client opens another connection.
     pub(super) fn open(&mut self) {
         let [remote, local] = [(0, PORT), (1, 0)].map(|(host, port): (usize, u16)| {
             SocketAddr::new(self.hosts[host].address.into(), port).into()
@@ -296,14 +297,14 @@ impl World {
         );
     }
 
-    /// Lets the application at a place of `host` write so much more.
+    /// Lets the application at a place of `host` write `bytes` more.
     pub(super) fn write(&mut self, host: usize, index: u32, bytes: u64) {
         if let Some(app) = self.hosts[host].apps.get_mut(&index) {
             app.total += bytes;
         }
     }
 
-    /// The application at a place of `host` writes nothing more.
+    /// Ends the writing side of the application at a place of `host`.
     pub(super) fn shut(&mut self, host: usize, index: u32) {
         if let Some(app) = self.hosts[host].apps.get_mut(&index) {
             app.shut = true;
@@ -312,8 +313,8 @@ impl World {
         }
     }
 
-    /// Whether the application at a place of `host` has written all that it wants to, and could
-    /// write more.
+    /// Whether the application at a place of `host` has written all of its bytes, and could write
+    /// more.
     pub(super) fn is_idle(&self, host: usize, index: u32) -> bool {
         let app = self.hosts[host].apps.get(&index);
         app.is_some_and(|app| app.written == app.total && !app.shut)
@@ -408,14 +409,14 @@ impl World {
         self.apply(host, &Request { digest, body });
     }
 
-    /// Tells the first host of time, which has passed a little.
+    /// Advances time a little and applies a tick to the first host.
     pub(super) fn tick(&mut self) {
         self.now += Duration::from_millis(1);
         let request = Request::tick(self.now, self.hosts[0].taken);
         self.apply(0, &request);
     }
 
-    /// Whatever comes next happens; one request or a few. Returns false if nothing ever will.
+    /// Handles the next event: a frame that arrives, or a timer. Returns false if no event is left.
     pub(super) fn step(&mut self) -> bool {
         for host in 0..2 {
             while let Some(body) = self.hosts[host].due.pop_front() {
@@ -425,7 +426,7 @@ impl World {
             let sent = self.hosts[host].unsent.len();
             self.transmit(host);
             if sent > 0 {
-                // Credit, as the next request of a pump has it.
+                // Reports the transmit credit, as the next request of a pump does.
                 let request = Request::tick(self.now, self.hosts[host].taken);
                 self.apply(host, &request);
             }

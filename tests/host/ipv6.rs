@@ -1,7 +1,7 @@
-//! The example `services` at an address of either family, asked over IPv6 by a Linux kernel and by
-//! what people have: `ping`, `curl`, `iperf3`, `socat`, `nc`, `traceroute`, `nmap`, with `tshark`
-//! looking on. Then behind `radvd`, from which it takes its address, and behind a router whose
-//! other link is narrower.
+//! The example `services` with an address of each family. A Linux kernel and common programs use it
+//! over IPv6: `ping`, `curl`, `iperf3`, `socat`, `nc`, `traceroute`, `nmap`, while `tshark`
+//! captures. Two more tests have a network with `radvd`, which assigns the address, and a router
+//! whose other link has a smaller MTU.
 
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -17,7 +17,7 @@ use crate::fixture::{
 use crate::services::{curl, curl_gets_and_sends, expected};
 use crate::{CURL, Test, same};
 
-/// Each kind of device: its name, what it needs, and the arguments for the example.
+/// Each kind of device: its name, the device, and arguments for the example.
 pub(crate) const DEVICES: [(&str, Device, &[&str]); 4] = [
     ("tap", Device::Tap, &[]),
     ("tap_no_offloads", Device::Tap, &["--no-offloads"]),
@@ -25,7 +25,7 @@ pub(crate) const DEVICES: [(&str, Device, &[&str]); 4] = [
     ("xdp", Device::Xdp, &[]),
 ];
 
-/// They ask one server after the other.
+/// Tests that use one server in turn.
 pub(crate) const TESTS: &[(&str, Test)] = &[
     ("the_kernel_finds_its_neighbor", neighbor_is_found),
     ("ping_loses_nothing", ping_loses_nothing),
@@ -37,13 +37,14 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("traceroute_and_nmap_find_us", traceroute_and_nmap_find_us),
 ];
 
-/// It takes long: on some devices alone, with checksums of ours that are complete and others.
+/// A long test, so it runs on two devices only: one with complete checksums of ours, and one
+/// without.
 pub(crate) const CAPTURED: (&[&str], (&str, Test)) = (
     &["tap_no_offloads", "packet"],
     ("no_frame_is_malformed", no_frame_is_malformed),
 );
 
-/// A test with a server of its own; it leaves a figure for the end.
+/// A test with its own server; it returns a figure.
 type Alone = fn() -> Result<String, Failed>;
 
 pub(crate) const ALONE: &[(&str, Alone)] = &[
@@ -60,21 +61,22 @@ pub(crate) const ALONE: &[(&str, Alone)] = &[
 
 /// Bytes of a file that crosses routers.
 const LARGE: u64 = 20_000_000;
-/// Bytes of 64 MiB that `iperf3` has to find received at least.
+/// Bytes that must have arrived of the 64 MiB that `iperf3` sends.
 const LEAST: f64 = (32u32 << 20) as f64;
-/// Frames that are looked at.
+/// Frames to capture.
 const FRAMES: &str = "1500";
-/// Longer than a neighbour takes to be found.
+/// Longer than address resolution takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 const GLANCE: Duration = Duration::from_millis(2);
 
-/// A server that several tests ask, since it takes up to two seconds until it knows that no other
-/// host has its address.
+/// A server that several tests share: it needs up to two seconds to verify that its address is
+/// unique.
 #[derive(Default)]
 pub(crate) struct Shared(Mutex<Option<Fixture>>);
 
 impl Shared {
-    /// Runs a test with the server, which is begun for the first one and after one that failed.
+    /// Runs a test with the server. The server starts before the first test, and again after a test
+    /// that failed.
     pub(crate) fn run(
         &self,
         (device, arguments): (Device, &[&str]),
@@ -98,7 +100,7 @@ fn check(fine: bool, what: &str) -> Result<(), Failed> {
     if fine { Ok(()) } else { Err(what.into()) }
 }
 
-/// The addresses that the server has, the link-local one first.
+/// The server's own addresses, the link-local one first.
 fn addresses(fixture: &Fixture) -> Result<Vec<String>, Failed> {
     let said = fixture.said();
     let line = said
@@ -119,7 +121,7 @@ fn ping(fixture: &Fixture, to: &str, size: &str) -> Result<String, Failed> {
     Ok(format!("{size} bytes: {last}"))
 }
 
-/// What the kernel says of us as its neighbour, once that holds `state`.
+/// The kernel's neighbour entry for us, once the entry contains `state`.
 fn neighbor_in(fixture: &Fixture, state: &str) -> Result<String, Failed> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -132,7 +134,7 @@ fn neighbor_in(fixture: &Fixture, state: &str) -> Result<String, Failed> {
     }
 }
 
-/// It asks a group for our address, then, when it is told to, us alone whether we are still there.
+/// The kernel resolves our address by multicast; later, when told to probe, by unicast.
 fn neighbor_is_found(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     let interface = fixture.interface;
     fixture.ip(&format!("-6 neigh flush dev {interface}"))?;
@@ -152,8 +154,7 @@ fn neighbor_is_found(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), F
     Ok(())
 }
 
-/// Also in fragments, and at the address that only this link knows. All nodes of the link are asked
-/// besides.
+/// Also in fragments, and at the link-local address. Also pings all nodes of the link.
 fn ping_loses_nothing(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     for size in ["56", "4000", "60000"] {
         figure(ping(fixture, OURS_V6, size)?);
@@ -170,7 +171,7 @@ fn ping_loses_nothing(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), 
 
 fn curl_gets_and_sends_the_same(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     figure(curl_gets_and_sends(fixture, &format!("[{OURS_V6}]"))?);
-    // The other family is served as well.
+    // The server still serves IPv4.
     let folder = Temporary::new()?;
     let (got, url) = (folder.file("got"), format!("http://{OURS}/bytes/1000"));
     let length = ["--output", &got, "--write-out", "%{size_download}", &url];
@@ -186,14 +187,14 @@ fn iperf3_runs_each_way(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<()
         let arguments = [&["-6", "-c", OURS_V6, "-n", "64M", "-J"], more].concat();
         let said = fixture.run("iperf3", &arguments)?;
         let end = serde_json::from_str::<Value>(&said)?["end"].take();
-        // With both ways at once the test ends when one of them is through.
+        // With both directions at once, the test ends when one of them is done.
         let received = |what| {
             ["sum_received", "sum_received_bidir_reverse"]
                 .iter()
                 .filter_map(|sum| end[sum][what].as_f64())
                 .sum::<f64>()
         };
-        // The rest may be on its way when the client says that it has sent all.
+        // The rest may be in flight when the client reports that it has sent everything.
         if received("bytes") < LEAST {
             return Err(format!("{direction}: too little was received\n{said}").into());
         }
@@ -203,7 +204,7 @@ fn iperf3_runs_each_way(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<()
     Ok(())
 }
 
-/// By `socat` in datagrams of several sizes, whole and in fragments, and by `nc`.
+/// `socat` sends datagrams of several sizes, whole and in fragments; so does `nc`.
 fn datagrams_are_echoed(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
     let folder = Temporary::new()?;
     let mut asking = Vec::new();
@@ -226,8 +227,8 @@ fn datagrams_are_echoed(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Fai
     same(said == "hello\n", "the echo that nc got")
 }
 
-/// What `socat` sends to a group of either family that the echo listens to is answered; what it
-/// sends to a group beside it is not.
+/// The server echoes what `socat` sends to a group of either family that it joined, and ignores
+/// another group.
 fn groups_are_heard(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     let interface = fixture.interface;
     let ask = |address: &str| {
@@ -284,8 +285,7 @@ fn traceroute_and_nmap_find_us(fixture: &Fixture, _: &dyn Fn(String)) -> Result<
     check(others, &said)
 }
 
-/// Captures at the kernel's end until there are enough frames, and keeps asking for more until
-/// then.
+/// Captures at the kernel's end and causes more traffic until there are enough frames.
 fn no_frame_is_malformed(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(), Failed> {
     let folder = Temporary::new()?;
     let (file, got) = (folder.file("capture"), folder.file("got"));
@@ -295,7 +295,7 @@ fn no_frame_is_malformed(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(
     while !watching.has_ended()? {
         fixture.ip(&format!("-6 neigh flush dev {interface}"))?;
         ping(fixture, OURS_V6, "4000")?;
-        // An error, unless there were too many this second.
+        // Gets an error, unless the rate limit of errors is exceeded.
         let ask = format!("echo hello | socat -t 0.1 - UDP6:[{OURS_V6}]:77 2>&1 || true");
         fixture.run("sh", &["-c", &ask])?;
         let url = format!("http://[{OURS_V6}]/bytes/100000");
@@ -304,8 +304,8 @@ fn no_frame_is_malformed(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(
         curl(fixture, &["--upload-file", &got, &url])?;
     }
     watching.finish()?;
-    // TCP's and UDP's are complete only without offloads; ICMPv6's always are. Those of other
-    // families are another test's.
+    // Checksums of TCP and UDP are complete only without offloads; those of ICMPv6 always are.
+    // Another test checks IPv4.
     let bad = format!(
         "ipv6.src == {OURS_V6} && (_ws.malformed || icmpv6.checksum.status == 0 \
          || (tcp.checksum.status == 0 && tcp.checksum_calculated != tcp.checksum && {0}) \
@@ -316,8 +316,8 @@ fn no_frame_is_malformed(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(
             "!tcp"
         },
     );
-    // Random bytes are no HTTP when the capture misses the segment before them: what TCP carries
-    // stays closed.
+    // When the capture misses the first segment of a connection, `tshark` would parse random bytes
+    // as HTTP; so it must not parse the data of TCP.
     let opaque = ["-d", "tcp.port==80,data", "-o", "tcp.check_checksum:TRUE"];
     let look = ["-r", &file, "-Y", &bad];
     let said = fixture.run("tshark", &[&opaque[..], &look].concat())?;
@@ -350,7 +350,7 @@ fn offloads_nothing(fixture: &Fixture) -> Result<bool, Failed> {
     Ok(words.split('\0').any(|word| word == "--no-offloads"))
 }
 
-/// Its own address is stable and opaque; its router is the one that advertised itself.
+/// The server's address is stable and opaque, and its router is the one that advertised itself.
 fn radvd_gives_an_address() -> Result<String, Failed> {
     const SETTINGS: &str = "interface veth0 {
         AdvSendAdvert on;
@@ -410,7 +410,7 @@ fn pings_over_packet() -> Result<String, Failed> {
     pings(Device::Packet)
 }
 
-/// The kernel answers echo requests of ours over both families, in fragments, too, and so do we.
+/// The kernel answers our echo requests over both families, also in fragments, and so do we.
 fn pings(device: Device) -> Result<String, Failed> {
     const COUNT: &str = "5";
     let ends = Ends::new(device)?;
@@ -440,8 +440,8 @@ fn two_interfaces_over_packet() -> Result<String, Failed> {
     two_interfaces(Device::Packet)
 }
 
-/// One stack serves the networks of two interfaces over both families, and each network does not
-/// see the other's address.
+/// One stack serves the networks of two interfaces over both families, and does not answer in one
+/// network for its address in the other.
 fn two_interfaces(device: Device) -> Result<String, Failed> {
     let far = Namespace::new("far")?;
     let mut fixture = Fixture::services_at_two(device, &far)?;
@@ -491,7 +491,7 @@ fn both_are_served(fixture: &Fixture, far: &Namespace) -> Result<String, Failed>
         run(namespace, "sh", &["-c", &ask])?;
         same(folder.hash("got")? == written, "the echo that socat got")?;
     }
-    // By way of the first interface nobody answers for the second.
+    // Via the first interface, no host answers for the address of the second.
     let ours = format!("{OURS_SECOND}/32");
     let interface = fixture.interface;
     fixture.ip(&format!("route replace {ours} via {OURS} dev {interface}"))?;
@@ -505,8 +505,7 @@ fn both_are_served(fixture: &Fixture, far: &Namespace) -> Result<String, Failed>
     Ok(format!("{LARGE} bytes each way, at four addresses"))
 }
 
-/// A namespace behind the peer's, whose packets the peer forwards if they are not longer than 1280
-/// bytes.
+/// A namespace beyond the peer's. The peer forwards packets of up to 1280 bytes to it.
 struct Beyond(Namespace);
 
 impl Beyond {
@@ -539,7 +538,7 @@ impl Beyond {
     }
 }
 
-/// Both ends believe in 1500 bytes; the router tells us otherwise (RFC 8201).
+/// Both ends start with an MTU of 1500 bytes, until the router reports a smaller one (RFC 8201).
 fn a_narrow_path_is_learned() -> Result<String, Failed> {
     let arguments = ["--gateway", KERNELS_V6];
     let mut fixture = Fixture::services_v6(Device::Packet, &arguments)?;
@@ -568,7 +567,7 @@ fn narrow_path(fixture: &Fixture) -> Result<String, Failed> {
     let said = far.run("curl", &up)?;
     same(said.trim() == folder.hex("got")?, "what the server got")?;
 
-    // What a connection was told holds for datagrams: the first one arrives.
+    // Datagrams use the path MTU that a connection learned: the first one arrives.
     let by_tcp = told(fixture)?;
     check(by_tcp > 0, "the router had nothing to say")?;
     let written = folder.write("sent", 1400, 3)?;
@@ -580,7 +579,7 @@ fn narrow_path(fixture: &Fixture) -> Result<String, Failed> {
     Ok(format!("told {by_tcp} times that a packet is too big"))
 }
 
-/// How often the peer told somebody that a packet is too big.
+/// Number of Packet Too Big messages that the peer has sent.
 fn told(fixture: &Fixture) -> Result<u64, Failed> {
     let said = fixture.run("cat", &["/proc/net/snmp6"])?;
     let line = said

@@ -1,8 +1,8 @@
-//! Writes mutants into sources, each behind a condition.
+//! Writes mutants into the sources, each under a condition.
 //!
 //! `a + b` becomes `(if is(7) { a - b } else if is(8) { a * b } else { a + b })`, and a function
-//! that may return something else does so at its begin. Whatever does not compile like that, such
-//! as code that is evaluated when the stack is compiled, is left out.
+//! with another return value returns it at its beginning. Mutants that do not compile in this form,
+//! such as those in code that the compiler evaluates, are left out.
 
 use std::collections::{BTreeSet, HashMap};
 use std::error::Error;
@@ -18,20 +18,20 @@ use syn::visit::{self, Visit};
 
 use crate::Mutant;
 
-/// What the sources get besides: which mutant is active.
+/// A module that is added to the sources: it selects the active mutant.
 const SELECTION: &str = include_str!("selection.rs");
 
-/// Where in a file the sources are changed, and how.
+/// A change of a file.
 #[derive(Debug)]
 struct Edit {
     range: Range<usize>,
     kind: EditKind,
 }
 
-/// Alternatives are numbers of mutants, and what they have.
+/// A kind of change. Each alternative has the number of its mutant, and its text.
 #[derive(Debug)]
 enum EditKind {
-    /// At the begin of a body: what is returned.
+    /// Returns a value at the beginning of a function's body.
     Body(Vec<(usize, String)>),
     Binary {
         left: Range<usize>,
@@ -39,23 +39,23 @@ enum EditKind {
         right: Range<usize>,
         others: Vec<(usize, String)>,
     },
-    /// An operator that is deleted.
+    /// Deletes an operator.
     Unary { operand: Range<usize>, id: usize },
-    /// The condition of an arm; or the arm is deleted.
+    /// Replaces the guard of a match arm, or deletes the arm.
     Guard {
         others: Vec<(usize, String)>,
         deleted: Option<usize>,
     },
-    /// Behind the pattern of an arm without condition, which is deleted.
+    /// Deletes a match arm without a guard, by a guard after its pattern.
     Arm(usize),
 }
 
-/// Finds what belongs to the mutants of a file.
+/// Finds the edits for the mutants of a file.
 struct Finder {
-    /// By the offset where they begin.
+    /// By the offset at which they begin.
     mutants: HashMap<usize, Vec<(usize, Mutant)>>,
     edits: Vec<Edit>,
-    /// How many constants are around.
+    /// Number of enclosing constants and constant functions.
     constants: usize,
 }
 
@@ -203,13 +203,13 @@ impl<'ast> Visit<'ast> for Finder {
     }
 }
 
-/// A condition: mutant `id` is active.
+/// The condition that mutant `id` is active.
 fn is(id: usize) -> String {
     format!("crate::mutant::is({id})")
 }
 
-/// What stands in `range` of `source`, changed by the edits within it, which are sorted and
-/// disjoint or within each other. Comments tell where the text of a mutant begins and ends.
+/// Returns `range` of `source` with the edits in it applied. The edits are sorted, and disjoint or
+/// nested. Comments mark the beginning and the end of each mutant's text.
 fn render(source: &str, range: Range<usize>, edits: &[Edit]) -> String {
     let mut out = String::new();
     let mut at = range.start;
@@ -222,7 +222,7 @@ fn render(source: &str, range: Range<usize>, edits: &[Edit]) -> String {
         out += &source[at..edit.range.start];
         at = edit.range.end;
         let inner = &edits[next..];
-        // An operand, with the edits within it.
+        // An operand, with the edits in it applied.
         let within = |range: &Range<usize>| render(source, range.clone(), inner);
         match &edit.kind {
             EditKind::Body(others) => {
@@ -280,7 +280,7 @@ fn render(source: &str, range: Range<usize>, edits: &[Edit]) -> String {
     out + &source[at..range.end]
 }
 
-/// The numbers of mutants in a text, and where each stands.
+/// The numbers of the mutants in a text, and the range of each.
 fn places(woven: &str) -> Vec<(usize, Range<usize>)> {
     let mut found = Vec::new();
     let mut open = Vec::new();
@@ -302,7 +302,7 @@ fn places(woven: &str) -> Vec<(usize, Range<usize>)> {
     found
 }
 
-/// Weaves the mutants of `ids` into the sources of one file.
+/// Writes the mutants of `ids` into the source of one file.
 fn weave_file(
     source: &str,
     mutants: &[Mutant],
@@ -352,7 +352,7 @@ struct DiagnosticSpan {
     is_primary: bool,
 }
 
-/// The tests that mutants are tried with, and how they are compiled.
+/// Arguments that build the tests for mutants.
 pub(crate) const TESTS: [&str; 13] = [
     "--profile",
     "mutants",
@@ -369,7 +369,7 @@ pub(crate) const TESTS: [&str; 13] = [
     "main",
 ];
 
-/// Cargo, without a word of what is allowed: mutants compare numbers in useless ways.
+/// Cargo without lints: mutants compare numbers in useless ways.
 pub(crate) fn cargo(sources: &Path) -> Command {
     let mut cargo = Command::new("cargo");
     cargo
@@ -378,7 +378,7 @@ pub(crate) fn cargo(sources: &Path) -> Command {
     cargo
 }
 
-/// What the compiler does not take in the sources.
+/// The errors that the compiler reports for the sources.
 fn errors(sources: &Path) -> Result<Vec<Diagnostic>, Box<dyn Error>> {
     let mut check = cargo(sources);
     check.args(["check", "--quiet", "--message-format=json"]);
@@ -399,8 +399,8 @@ fn errors(sources: &Path) -> Result<Vec<Diagnostic>, Box<dyn Error>> {
     Ok(errors)
 }
 
-/// Which mutants an error is about: those around it, else those within it, else those in its lines,
-/// else the next ones before and behind it.
+/// The mutants that an error is about: those around it, else those within it, else those on its
+/// lines, else the nearest ones before and after it.
 fn blamed(error: &Diagnostic, woven: &HashMap<String, String>) -> Vec<usize> {
     let mut inside = Vec::new();
     let mut covered = Vec::new();
@@ -448,7 +448,7 @@ pub(crate) fn weave(mutants: &[Mutant], sources: &Path) -> Result<(), Box<dyn Er
     for file in files {
         originals.insert(file.to_owned(), fs::read_to_string(sources.join(file))?);
     }
-    // Both crates choose by the same module.
+    // Both crates use one module to select the mutant.
     for (root, selection) in [
         ("crates/netstack/proto/src", "pub mod mutant;"),
         ("crates/netstack/src", "pub use dominoes_proto::mutant;"),
