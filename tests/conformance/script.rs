@@ -1,46 +1,46 @@
-//! The language of the scripts: lines of words.
+//! The language of the scripts: one step per line, each a list of words. "It" is the stack.
 //!
 //! | step | meaning |
 //! |---|---|
-//! | `listen [port]` | the stack listens, on port 7 unless told otherwise |
-//! | `connect`, `connected`, `connect-error E` | it opens a connection to port 9 of the peer; that has succeeded; failed |
-//! | `accept`, `accept none` | it takes a connection that is established; there is none |
-//! | `write N`, `write none`, `write error E` | the application writes N bytes; there is no room; it fails |
-//! | `read N`, `read none`, `read eof`, `read error E` | it reads exactly N bytes; there are none; the end; it fails |
-//! | `ended E` | it asks how the connection ended, which it is told once |
-//! | `shutdown`, `close`, `abort`, `unlisten` | it ends its side; lets go of the socket; resets; stops listening |
+//! | `listen [port]` | the stack listens, on port 7 by default |
+//! | `connect`, `connected`, `connect-error E` | it opens a connection to port 9 of the peer; that has succeeded; has failed with E |
+//! | `accept`, `accept none` | it takes an established connection; there is none |
+//! | `write N`, `write none`, `write error E` | the application writes N bytes; there is no room; the call fails with E |
+//! | `read N`, `read none`, `read eof`, `read error E` | it reads exactly N bytes; there are none; the stream has ended; the call fails with E |
+//! | `ended E` | the application asks how the connection ended, which it can do once |
+//! | `shutdown`, `close`, `abort`, `unlisten` | it ends its side; drops the socket; resets; stops listening |
 //! | `set nodelay [off]`, `set keepalive [off \| IDLE INTERVAL PROBES]`, `set user-timeout T`, `set linger T`, `set cork [off]`, `set max-segment N`, `set newreno`, `set ttl N`, `set tos N` | it sets an option of the connection |
 //! | `< FLAGS field=value ...` | the peer sends a segment |
-//! | `> FLAGS field=value ... [within=T] [after=T..T]` | the stack's next frame is such a segment, and comes at once, within T, or so long after the step before |
+//! | `> FLAGS field=value ... [within=T] [after=T..T]` | the stack's next frame is such a segment, and comes at once, within T, or between both times after the step before |
 //! | `> text A..B` | the stack's next segments carry bytes A to B - 1, in order |
 //! | `> nothing [T]` | the stack sends nothing, now or for T |
-//! | `drain` | what the stack has sent so far does not matter |
+//! | `drain` | ignores all frames that the stack has sent so far |
 //! | `wait T` | time passes |
 //! | `state S` | the state of the connection, `CLOSED` if there is none |
-//! | `< router hops=17 mtu=1400 lifetime=1800 reachable=.. retrans=.. prefix=..`, `< redirect`, `< too-big echo=1400 mtu=1300` | over IPv6, with `routers = true`: the peer advertises itself, names another router (`by-other` shows what goes there), or says that a reply to an echo was too big |
+//! | `< router hops=17 mtu=1400 lifetime=1800 reachable=.. retrans=.. prefix=..`, `< redirect`, `< too-big echo=1400 mtu=1300` | over IPv6, with `routers = true`: the peer advertises itself; redirects to another router (`by-other` marks frames to that router); reports that an echo reply was too big |
 //! | `< arp request`, `< arp reply`, `> arp request`, `> arp reply`, `arp manual` | ARP; without `arp manual` the peer answers by itself |
-//! | `< icmp TYPE/CODE seq=N [mtu=N] [srcport=P]` | somebody reports an ICMP error about the stack's segment at N |
+//! | `< icmp TYPE/CODE seq=N [mtu=N] [srcport=P]` | a router reports an ICMP error about the stack's segment at N |
 //! | `< echo len=N id=N`, `> echo-reply len=N id=N` | ICMP |
-//! | `udp bind P`, `udp connect P`, `udp close`, `udp send N [to=P] [all] [error=E]`, `udp recv N [from=P]`, `udp recv none`, `udp recv error E` | a UDP socket; `all` is everybody |
+//! | `udp bind P`, `udp connect P`, `udp close`, `udp send N [to=P] [all] [error=E]`, `udp recv N [from=P]`, `udp recv none`, `udp recv error E` | a UDP socket; `all` is broadcast |
 //! | `< udp from=P to=P len=N [checksum=none\|bad] [all] [piece=A..B [more]]`, `> udp from=P to=P len=N`, `> fragment offset=A len=N [more]` | datagrams, or bytes A to B - 1 of header and data |
 //! | `< icmp type=N code=N from=P to=P`, `> icmp type=N code=N`, `< ip protocol=N` | errors about datagrams; another protocol |
 //! | `< arp conflict`, `< arp probe`, `> arp announcement` | RFC 5227 |
 //!
-//! `FLAGS` are names joined by `-`, such as `SYN-ACK`, or `none`; `|` stands between alternatives.
-//! PSH is compared only if the script names it. `ts=V/E` is TSval and TSecr of the peer: a number,
-//! `last` for the newest TSval of the stack, `last-N` for one N ticks older. `options=HEX`
-//! are bytes of options behind those that have names. `seq` and `ack` count
-//! from the SYN of the side whose bytes they name; `len` is text. Text is always a pattern that
-//! depends on its place in the stream, and is compared. `ce` marks a segment of the peer, `ect` and
-//! `no-ect` ask whether those of the stack may be marked. Times: `10ms`, `2s`, `500us`. `#` begins
-//! a comment.
+//! `FLAGS` are names joined by `-`, such as `SYN-ACK`, or `none`; `|` separates alternatives. PSH
+//! is compared only if the script names it. `ts=V/E` is TSval and TSecr of the peer: a number,
+//! `last` for the newest TSval of the stack, `last-N` for one N ticks older. `options=HEX` appends
+//! option bytes after the options that have names. `seq` and `ack` count from the SYN of the side
+//! whose bytes they name; `len` is the length of the data. Data is always a pattern that depends on
+//! its offset in the stream, and is compared. `ce` marks a segment of the peer; `ect` and `no-ect`
+//! check whether the stack's segments are ECN-capable. Times: `10ms`, `2s`, `500us`. `#` begins a
+//! comment.
 
 use std::collections::BTreeMap;
 
 use dominoes_testkit::packet::Family;
 use serde::Deserialize;
 
-/// What the placeholders of a script stand for.
+/// Values of a script's placeholders.
 pub(crate) type Row = BTreeMap<String, String>;
 
 /// A file of scripts.
@@ -50,7 +50,7 @@ pub(crate) struct File {
     /// Steps that scripts begin with, by name.
     #[serde(default)]
     pub(crate) prelude: BTreeMap<String, String>,
-    /// Tables that scripts are repeated for, by name.
+    /// Tables for which scripts are repeated, by name.
     #[serde(default)]
     pub(crate) rows: BTreeMap<String, Vec<Row>>,
     #[serde(default)]
@@ -59,13 +59,13 @@ pub(crate) struct File {
     pub(crate) held: Vec<Held>,
 }
 
-/// A rule that no script can tell of, and the tests that hold it.
+/// A rule that no script can check, and the tests that check it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Held {
-    /// RFC, section, and what it says.
+    /// RFC, section, and the rule.
     pub(crate) rule: String,
-    /// Where the tests stand, as the root of the repository sees it.
+    /// The file with the tests, relative to the root of the repository.
     #[serde(rename = "in")]
     pub(crate) file: String,
     pub(crate) tests: Vec<String>,
@@ -76,20 +76,21 @@ pub(crate) struct Held {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Written {
     name: String,
-    /// RFC, section, and what it says.
+    /// RFC, section, and the rule.
     rule: String,
     #[serde(default)]
     pending: Option<String>,
-    /// Why it means nothing over IPv6.
+    /// Why the script is meaningless over IPv6.
     #[serde(default)]
     only_ipv4: Option<String>,
-    /// Why it means nothing over IPv4, or another thing.
+    /// Why the script is meaningless over IPv4, or means something else.
     #[serde(default)]
     only_ipv6: Option<String>,
-    /// Bounds of the stack that differ from the default.
+    /// Limits of the stack that differ from the default.
     #[serde(default)]
     limits: BTreeMap<String, u32>,
-    /// Whether routers are heeded, and the host has no other neighbours that it knows of. IPv6 alone.
+    /// Whether the stack accepts router advertisements; it then knows no other neighbours. IPv6
+    /// only.
     #[serde(default)]
     routers: bool,
     /// The peer's initial sequence number.
@@ -98,16 +99,16 @@ pub(crate) struct Written {
     #[serde(default)]
     prelude: Option<String>,
     steps: String,
-    /// A script for each: every `{key}` stands for a value.
+    /// Repeats the script with these values of its placeholders `{key}`.
     #[serde(default)]
     each: Vec<Row>,
-    /// The same, by the names of tables.
+    /// Repeats the script with the rows of these tables.
     #[serde(default)]
     rows: Vec<String>,
 }
 
 fn irs() -> u32 {
-    // Soon the sequence numbers wrap around.
+    // Sequence numbers wrap around soon.
     0xffff_ff00
 }
 
@@ -117,12 +118,12 @@ pub(crate) struct Script {
     pub(crate) name: String,
     pub(crate) rule: String,
     pub(crate) pending: Option<String>,
-    /// The families that it tells of.
+    /// The IP versions that the script applies to.
     pub(crate) families: Vec<Family>,
     pub(crate) limits: BTreeMap<String, u32>,
     pub(crate) routers: bool,
     pub(crate) irs: u32,
-    /// Where each step stands, and its words.
+    /// The location and the words of each step.
     pub(crate) steps: Vec<(String, String)>,
 }
 
@@ -152,7 +153,7 @@ fn lines(place: &str, first: usize, text: &str) -> Vec<(String, String)> {
 }
 
 impl Written {
-    /// The scripts that it stands for.
+    /// The scripts that this one expands to.
     pub(crate) fn expand(&self, shared: &File) -> Result<Vec<Script>, String> {
         let mut rows: Vec<&Row> = self.each.iter().collect();
         for table in &self.rows {

@@ -1,5 +1,5 @@
-//! Network namespaces with a server in them, commands with a deadline, files with their hashes. All
-//! that is made here goes with its owner, be it by a panic.
+//! Network namespaces with a server in them, commands with a deadline, and files with hashes. Each
+//! value removes on drop whatever it made, also after a panic.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -14,18 +14,18 @@ use dominoes_testkit::Rng;
 use libtest_mimic::Failed;
 use sha2::{Digest, Sha256};
 
-/// Longer than anything here takes on a busy machine, but for files that `HOST_BYTES` makes long.
+/// Longer than any command takes on a busy machine, except transfers that `HOST_BYTES` makes long.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Bytes in a second that the slowest transfer moves at least on a busy machine.
+/// A lower bound of any transfer's speed on a busy machine, in bytes per second.
 const SLOWEST: u64 = 4_000_000;
-/// After this time a server ends by itself, should this program be killed; and after so many times
-/// what `HOST_BYTES` adds to [`patience`].
+/// Run time after which a server ends by itself, in case this program is killed. It grows by
+/// `TRANSFERS` times [`longer`].
 const SERVED: Duration = Duration::from_secs(600);
 const TRANSFERS: u32 = 8;
-/// How often something is looked at that does not call.
+/// Interval of polling.
 const GLANCE: Duration = Duration::from_millis(2);
 
-/// The bytes of a file that `HOST_BYTES` asks for, if it does.
+/// The bytes of a file that `HOST_BYTES` asks for, if set.
 pub(crate) fn host_bytes() -> Result<Option<u64>, Failed> {
     match std::env::var("HOST_BYTES") {
         Ok(text) => Ok(Some(text.parse()?)),
@@ -33,14 +33,14 @@ pub(crate) fn host_bytes() -> Result<Option<u64>, Failed> {
     }
 }
 
-/// What `HOST_BYTES` adds to the time that a transfer may take. Tests that read a number there say
-/// so if it is none.
+/// The time that `HOST_BYTES` adds to a transfer. A value that is not a number counts as 0 here;
+/// the tests that use it report the error.
 fn longer() -> Duration {
     let bytes = host_bytes().ok().flatten().unwrap_or(0);
     Duration::from_secs(bytes / SLOWEST)
 }
 
-/// Longer than anything here takes on a busy machine.
+/// Longer than any command takes on a busy machine.
 pub(crate) fn patience() -> Duration {
     PATIENCE + longer()
 }
@@ -52,14 +52,14 @@ fn common() -> [&'static str; 4] {
     ["--addr", "10.78.0.1/24", "--seconds", &SECONDS]
 }
 
-/// The address of our stack, and of the kernel that talks to it.
+/// The addresses of our stack, and of the kernel at the other end.
 pub(crate) const OURS: &str = "10.78.0.1";
 pub(crate) const THEIRS: &str = "10.78.0.2";
 const KERNELS: &str = "10.78.0.2/24";
-/// Another address of our stack, and what the kernel may have on its network.
+/// A second address of our stack, and one that the kernel may have in its network.
 pub(crate) const OURS_ALSO: &str = "10.78.1.1";
 pub(crate) const THEIRS_ALSO: &str = "10.78.1.2/24";
-/// The same of IPv6.
+/// Our IPv6 address, and the kernel's.
 pub(crate) const OURS_V6: &str = "fd00:78::1";
 pub(crate) const KERNELS_V6: &str = "fd00:78::2";
 
@@ -68,18 +68,18 @@ const SECOND: &str = "second0";
 pub(crate) const OURS_SECOND: &str = "10.79.0.1";
 pub(crate) const OURS_SECOND_V6: &str = "fd00:79::1";
 
-/// Groups whose datagrams a server over IPv6 echoes, of either family.
+/// The IPv4 and the IPv6 group that a server over IPv6 joins, to echo their datagrams.
 pub(crate) const GROUP: &str = "239.78.0.7";
 pub(crate) const GROUP_V6: &str = "ff12::78:7";
 
-/// Which device the server uses.
+/// The kind of device that the server uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Device {
-    /// A TAP in the namespace of the kernel that is its other end.
+    /// A TAP; the kernel in the same namespace is its other end.
     Tap,
     /// One end of a veth pair through a packet socket; the other end is in the peer's namespace.
     Packet,
-    /// The same through AF_XDP, which needs a peer that computes checksums.
+    /// Like `Packet`, through AF_XDP, which needs a peer that computes checksums.
     Xdp,
 }
 
@@ -92,7 +92,7 @@ impl Device {
         }
     }
 
-    /// The option of the examples that is followed by that name.
+    /// The option with which the examples take the name of this interface.
     pub(crate) fn option(self) -> &'static str {
         match self {
             Device::Tap => "--tap",
@@ -105,7 +105,7 @@ impl Device {
 /// The namespaces at both ends of a device, without a server of ours.
 pub(crate) struct Ends {
     peer: Namespace,
-    /// Ours, if it is not the peer's.
+    /// Our namespace, if it differs from the peer's.
     ours: Option<Namespace>,
     device: Device,
 }
@@ -149,12 +149,12 @@ impl Ends {
         self.device.interface()
     }
 
-    /// A command where our stack is.
+    /// A command that runs in our namespace.
     pub(crate) fn our_command(&self, program: &Path) -> Command {
         self.ours.as_ref().unwrap_or(&self.peer).command(program)
     }
 
-    /// Runs the example `https_get`, and returns what it printed, on either stream.
+    /// Runs the example `https_get` and returns its output on both streams.
     pub(crate) fn https_get(&self, arguments: &[&str]) -> Result<String, Failed> {
         let mut command = self.our_command(server_program("https_get", &HTTPS_GET)?);
         let option = [self.device.option(), self.device.interface()];
@@ -162,7 +162,7 @@ impl Ends {
         Dialogue::start(command)?.finish()
     }
 
-    /// Runs the example `ping`, at our addresses of both families, and returns what it printed.
+    /// Runs the example `ping` with an address of each family and returns its output.
     pub(crate) fn ping(&self, arguments: &[&str]) -> Result<String, Failed> {
         let mut command = self.our_command(server_program("ping", &PING)?);
         let option = [self.device.option(), self.device.interface()];
@@ -172,7 +172,7 @@ impl Ends {
         Running::start(command)?.finish()
     }
 
-    /// Starts a command where the peer is.
+    /// Starts a command in the peer's namespace.
     pub(crate) fn speak(&self, program: &str, arguments: &[&str]) -> Result<Dialogue, Failed> {
         let mut command = self.peer.command(program);
         command.args(arguments);
@@ -183,16 +183,16 @@ impl Ends {
 /// A running server and the namespaces around it.
 pub(crate) struct Fixture {
     server: Server,
-    /// Who advertises a prefix, if anybody does; ends with this.
+    /// The process that advertises a prefix, if any.
     router: Option<Running>,
     pub(crate) peer: Namespace,
-    /// Ours, if it is not the peer's.
+    /// Our namespace, if it differs from the peer's.
     _ours: Option<Namespace>,
-    /// What the server serves.
+    /// The folder that the server serves.
     pub(crate) root: Temporary,
     /// The kernel's interface.
     pub(crate) interface: &'static str,
-    /// How many lines the server says when all is well; `None`: any number.
+    /// The number of lines that the server prints without errors; `None`: any number.
     lines: Option<usize>,
 }
 
@@ -214,7 +214,7 @@ impl Fixture {
         Fixture::services_after(device, arguments, |_| Ok(()))
     }
 
-    /// The same with an address of IPv6 besides, as the kernel that is its peer.
+    /// The example `services`, with an IPv6 address at both ends.
     pub(crate) fn services_v6(device: Device, arguments: &[&str]) -> Result<Fixture, Failed> {
         let ours = format!("{OURS_V6}/64");
         let own = ["--addr6", &ours, "--join", GROUP, "--join", GROUP_V6];
@@ -227,8 +227,8 @@ impl Fixture {
         })
     }
 
-    /// The same in a network whose router is `radvd`, from which it takes its address. `settings`
-    /// are those of the router.
+    /// The example `services` in a network with `radvd`, which assigns the server's address.
+    /// `settings` are the ones of `radvd`.
     pub(crate) fn services_behind_radvd(settings: &str) -> Result<Fixture, Failed> {
         let device = Device::Packet;
         let root = Temporary::new()?;
@@ -237,7 +237,7 @@ impl Fixture {
         let mut router = None;
         let mut fixture = Fixture::services_after(device, &["--addr6", "auto"], |peer| {
             peer.enable_v6(device.interface())?;
-            // It advertises where packets are forwarded.
+            // `radvd` advertises only where the kernel forwards packets.
             peer.write("/proc/sys/net/ipv6/conf/all/forwarding", "1")?;
             let mut command = peer.command("radvd");
             command.args(["--nodaemon", "--logmethod", "stderr"]);
@@ -249,14 +249,14 @@ impl Fixture {
         Ok(fixture)
     }
 
-    /// The example `services` with an address of either family at each of two interfaces, whose
-    /// networks are in the peer's namespace and in `far`.
+    /// The example `services` with an address of either family at each of two interfaces. One
+    /// network is in the peer's namespace, the other in `far`.
     pub(crate) fn services_at_two(device: Device, far: &Namespace) -> Result<Fixture, Failed> {
         let ends = Ends::new(device)?;
         let interface = device.interface();
         let second = match (device, &ends.ours) {
             (Device::Tap, _) | (_, None) => {
-                // It goes where its far end is once it is open; this end stays.
+                // Moves to `far` once the server has opened the other end.
                 ends.peer.ip(&format!("tuntap add dev {SECOND} mode tap"))?;
                 &ends.peer
             }
@@ -299,7 +299,7 @@ impl Fixture {
         Fixture::start_between(ends, program, &arguments, root, None, |_| Ok(()))
     }
 
-    /// The example `services` after the network is prepared.
+    /// The example `services`, started after `prepare` has set up the network.
     fn services_after(
         device: Device,
         arguments: &[&str],
@@ -318,7 +318,7 @@ impl Fixture {
         )
     }
 
-    /// The example `https_server`; its certificate is `ca.pem` in the folder that it serves.
+    /// The example `https_server`. Its certificate is `ca.pem` in the folder that it serves.
     pub(crate) fn https(device: Device, arguments: &[&str]) -> Result<Fixture, Failed> {
         let root = Temporary::new()?;
         let [folder, ca] = ["", "ca.pem"].map(|name| root.file(name));
@@ -362,8 +362,8 @@ impl Fixture {
         let mut command = ends.our_command(program);
         command.args(arguments);
         let server = Server::start(command)?;
-        // The interface of a TAP carries frames once its other end is open, and a moment later says
-        // so.
+        // The interface of a TAP can carry frames once the server has opened it, and the kernel
+        // reports this a little later.
         let interface = ends.interface();
         ends.peer.wait_until_running(interface)?;
         Ok(Fixture {
@@ -377,26 +377,26 @@ impl Fixture {
         })
     }
 
-    /// Runs a command where the peer is, and returns what it prints.
+    /// Runs a command in the peer's namespace and returns its output.
     pub(crate) fn run(&self, program: &str, arguments: &[&str]) -> Result<String, Failed> {
         self.start(program, arguments)?.finish()
     }
 
-    /// Starts a command where the peer is.
+    /// Starts a command in the peer's namespace.
     pub(crate) fn start(&self, program: &str, arguments: &[&str]) -> Result<Running, Failed> {
         let mut command = self.peer.command(program);
         command.args(arguments);
         Running::start(command)
     }
 
-    /// Starts a command where the peer is, to be spoken to.
+    /// Starts a command in the peer's namespace that gets input while it runs.
     pub(crate) fn speak(&self, program: &str, arguments: &[&str]) -> Result<Dialogue, Failed> {
         let mut command = self.peer.command(program);
         command.args(arguments);
         Dialogue::start(command)
     }
 
-    /// Fails if the server ended, or complained: of its device, of replicas that disagree, of a
+    /// Fails if the server has ended or printed an error: about its device, a divergence, or a
     /// panic.
     pub(crate) fn check(&mut self) -> Result<(), Failed> {
         let said = self.server.said().lines().count();
@@ -407,7 +407,7 @@ impl Fixture {
         }
     }
 
-    /// Runs `ip` where the peer is.
+    /// Runs `ip` in the peer's namespace.
     pub(crate) fn ip(&self, arguments: &str) -> Result<String, Failed> {
         self.peer.ip(arguments)
     }
@@ -423,8 +423,8 @@ impl Fixture {
         self.server.process.0.id()
     }
 
-    /// Waits until the server ends by itself, and returns how. Fails when that takes longer than
-    /// `patience`.
+    /// Waits until the server ends by itself, and returns its status. Fails if that takes longer
+    /// than `patience`.
     pub(crate) fn wait_for_end(&mut self, patience: Duration) -> Result<ExitStatus, Failed> {
         let deadline = Instant::now() + patience;
         loop {
@@ -438,12 +438,12 @@ impl Fixture {
         }
     }
 
-    /// What the server has said so far.
+    /// The server's output so far.
     pub(crate) fn said(&self) -> String {
         self.server.said().clone()
     }
 
-    /// Bytes of memory that the server occupies.
+    /// Bytes of the server's resident memory.
     pub(crate) fn server_memory(&self) -> Result<u64, Failed> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.server.process.0.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -456,12 +456,12 @@ impl Fixture {
         cpu_time(&self.server.process.0.id().to_string())
     }
 
-    /// A failure, with what the server has to say about it.
+    /// A failure with the server's output.
     pub(crate) fn explain(&mut self, failed: &Failed) -> Failed {
         self.server.explain(failed.message().unwrap_or("failed"))
     }
 
-    /// Which congestion control the kernel uses, that is for uploads.
+    /// The congestion control of the kernel, which applies to uploads.
     pub(crate) fn congestion_control(&self) -> String {
         let path = "/proc/sys/net/ipv4/tcp_congestion_control";
         let said = self.run("cat", &[path]).unwrap_or_default();
@@ -479,9 +479,9 @@ pub(crate) fn cpu_time(process: &str) -> Result<Duration, Failed> {
 }
 
 // Namespaces
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/// A network namespace, with a name that no other process uses.
+/// A network namespace with a name that no other process uses.
 pub(crate) struct Namespace {
     pub(crate) name: String,
 }
@@ -494,7 +494,7 @@ impl Namespace {
         ip(&format!("netns add {name}"))?;
         let namespace = Namespace { name };
         namespace.ip("link set lo up")?;
-        // Neighbour discovery of the kernel would mix with our frames.
+        // The kernel's neighbour discovery would mix its frames with ours.
         let quiet = "echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6 || true";
         let mut command = namespace.command("sh");
         command.args(["-c", quiet]);
@@ -507,21 +507,21 @@ impl Namespace {
         ip(&format!("-n {} {arguments}", self.name))
     }
 
-    /// A command to be run in this namespace, under its own process number.
+    /// A command that runs in this namespace and keeps its process number.
     pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name]).arg(program);
         command
     }
 
-    /// The kernel has IPv6 on an interface, and uses its addresses at once.
+    /// Enables IPv6 on an interface, without duplicate address detection.
     pub(crate) fn enable_v6(&self, interface: &str) -> Result<(), Failed> {
         let folder = format!("/proc/sys/net/ipv6/conf/{interface}");
         self.write(&format!("{folder}/accept_dad"), "0")?;
         self.write(&format!("{folder}/disable_ipv6"), "0")
     }
 
-    /// Writes a file as it is seen in this namespace.
+    /// Writes a file, by its path in this namespace.
     pub(crate) fn write(&self, path: &str, text: &str) -> Result<(), Failed> {
         let mut command = self.command("sh");
         command.args(["-c", &format!("echo {text} > {path}")]);
@@ -547,7 +547,7 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // The interfaces in it go with it.
+        // Removes its interfaces, too.
         if let Err(failed) = ip(&format!("netns del {}", self.name)) {
             eprintln!(
                 "{} stays: {}",
@@ -558,7 +558,7 @@ impl Drop for Namespace {
     }
 }
 
-/// Runs `ip`, and returns what it prints.
+/// Runs `ip` and returns its output.
 fn ip(arguments: &str) -> Result<String, Failed> {
     let mut command = Command::new("ip");
     command.args(arguments.split(' '));
@@ -566,9 +566,9 @@ fn ip(arguments: &str) -> Result<String, Failed> {
 }
 
 // Processes
-// ----------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/// A process that is killed when nobody waits for it any more.
+/// A process that is killed on drop.
 struct Process(Child);
 
 impl Process {
@@ -591,7 +591,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Fails if it has ended, which is as good.
+        // Fails if the process has ended, which is fine.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -616,7 +616,7 @@ impl Running {
         Running::start_between(command, Stdio::null(), Stdio::piped())
     }
 
-    /// The same with a standard input, and with a standard output that may be a file.
+    /// Starts a command with a standard input, and with a standard output that may be a file.
     pub(crate) fn start_between(
         mut command: Command,
         stdin: Stdio,
@@ -632,22 +632,22 @@ impl Running {
         })
     }
 
-    /// Gives it more time than anything here takes.
+    /// Extends the deadline.
     pub(crate) fn allow(mut self, more: Duration) -> Running {
         self.deadline += more;
         self
     }
 
-    /// Whether it has ended by itself. Fails when it takes too long.
+    /// Whether the command has ended by itself. Fails after the deadline.
     pub(crate) fn has_ended(&self) -> Result<bool, Failed> {
         if Instant::now() > self.deadline {
             return Err(format!("{}: after {} s", self.what, patience().as_secs()).into());
         }
-        // The pipes are closed when it ends.
+        // The pipes are closed when the command ends.
         Ok(self.out.is_finished() && self.err.is_finished())
     }
 
-    /// Waits until it ends, and returns what it printed. A failure holds what it complained about.
+    /// Waits until the command ends, and returns its output. A failure contains the standard error.
     pub(crate) fn finish(mut self) -> Result<String, Failed> {
         let outcome = loop {
             match self.process.0.try_wait()? {
@@ -666,24 +666,24 @@ impl Running {
     }
 }
 
-/// Reads what a process prints, lest it wait for a reader.
+/// Reads the output of a process in a thread, so that the process does not block on a full pipe.
 fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
-            // What came before an error is still of use.
+            // The output before a read error is still useful.
             let _ = pipe.read_to_end(&mut bytes);
         }
         String::from_utf8_lossy(&bytes).into_owned()
     })
 }
 
-/// A command with a deadline that is spoken to while it runs.
+/// A command with a deadline that gets input while it runs.
 pub(crate) struct Dialogue {
     what: String,
     process: Process,
     input: Option<ChildStdin>,
-    /// What it printed so far, on either stream.
+    /// The output so far, of both streams.
     said: Arc<Mutex<Vec<u8>>>,
     pipes: Vec<thread::JoinHandle<()>>,
     deadline: Instant,
@@ -697,7 +697,7 @@ impl Dialogue {
             let said = Arc::clone(&said);
             thread::spawn(move || {
                 let (mut pipe, mut bytes) = (pipe, vec![0; 64 << 10]);
-                // What came before an error is still of use.
+                // The output before a read error is still useful.
                 while let Ok(len @ 1..) = pipe.read(&mut bytes) {
                     let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
                     said.extend_from_slice(&bytes[..len]);
@@ -721,7 +721,7 @@ impl Dialogue {
         String::from_utf8_lossy(&said).into_owned()
     }
 
-    /// Writes to its standard input.
+    /// Writes to the standard input of the command.
     pub(crate) fn say(&mut self, words: &str) -> Result<(), Failed> {
         if let Some(input) = &mut self.input {
             input.write_all(words.as_bytes())?;
@@ -730,7 +730,7 @@ impl Dialogue {
         Ok(())
     }
 
-    /// Waits until it has said `words` so often.
+    /// Waits until the output contains `words` `count` times.
     pub(crate) fn wait_for(&self, words: &str, count: usize) -> Result<(), Failed> {
         while self.said().matches(words).count() < count {
             if self.pipes.iter().all(|pipe| pipe.is_finished()) || Instant::now() > self.deadline {
@@ -742,7 +742,7 @@ impl Dialogue {
         Ok(())
     }
 
-    /// Waits until it ends, and returns how, and what it said.
+    /// Waits until the command ends, and returns its status and its output.
     fn end(mut self) -> Result<(ExitStatus, Vec<u8>), Failed> {
         let status = loop {
             match self.process.0.try_wait()? {
@@ -761,7 +761,7 @@ impl Dialogue {
         Ok((status, std::mem::take(&mut *said)))
     }
 
-    /// Waits until it succeeds, and returns the bytes that it printed.
+    /// Waits until the command succeeds, and returns the bytes of its output.
     pub(crate) fn finish_bytes(self) -> Result<Vec<u8>, Failed> {
         let what = self.what.clone();
         match self.end()? {
@@ -773,13 +773,13 @@ impl Dialogue {
         }
     }
 
-    /// The same as text.
+    /// Waits until the command succeeds, and returns its output as text.
     pub(crate) fn finish(self) -> Result<String, Failed> {
         let said = self.finish_bytes()?;
         Ok(String::from_utf8_lossy(&said).into_owned())
     }
 
-    /// Waits until it fails, and returns what it said.
+    /// Waits until the command fails, and returns its output.
     pub(crate) fn fail(self) -> Result<String, Failed> {
         let what = self.what.clone();
         let (status, said) = self.end()?;
@@ -791,14 +791,14 @@ impl Dialogue {
     }
 }
 
-/// An example that serves, ready to be asked.
+/// A running server example.
 pub(crate) struct Server {
     process: Process,
     said: Arc<Mutex<String>>,
 }
 
 impl Server {
-    /// Starts it, and waits until it says that it listens.
+    /// Starts the server, and waits until it reports that it listens.
     pub(crate) fn start(mut command: Command) -> Result<Server, Failed> {
         let mut process = Process::start(&mut command, Stdio::null())?;
         let said = Arc::new(Mutex::new(String::new()));
@@ -819,7 +819,7 @@ impl Server {
                     said.push('\n');
                     drop(said);
                     if is_ready {
-                        // Nobody waits any more if this comes late.
+                        // Nothing receives this any more if it comes late.
                         let _ = ready.send(());
                     }
                 }
@@ -829,14 +829,14 @@ impl Server {
         listen(err.map(|pipe| Box::new(pipe) as Box<_>));
         drop(ready);
         let mut server = Server { process, said };
-        // If it ends, so do its pipes, and then nothing holds the channel.
+        // If the server ends, its pipes close, and the channel loses its senders.
         match is_ready.recv_timeout(patience()) {
             Ok(()) => Ok(server),
             Err(_) => Err(server.explain(&format!("{} is not ready", describe(&command)))),
         }
     }
 
-    /// Waits until it has said so.
+    /// Waits until the output contains `words`.
     pub(crate) fn wait_for(&self, words: &str) -> Result<(), Failed> {
         let deadline = Instant::now() + patience();
         while !self.said().contains(words) {
@@ -852,7 +852,7 @@ impl Server {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A failure, with what it has said.
+    /// A failure with the server's output.
     pub(crate) fn explain(&mut self, failure: &str) -> Failed {
         let state = match self.process.0.try_wait() {
             Ok(None) => "still runs".to_owned(),
@@ -864,11 +864,12 @@ impl Server {
     }
 }
 
-/// Where the example is, once it is built.
+/// Builds an example, once, and returns its path.
 ///
-/// Cargo tells integration tests where binaries are, but not examples, and may not have built this
-/// one: so it is built here, in the profile of this program. With all packages cargo chooses the
-/// features that `cargo test --workspace` did, so that nothing is compiled a second time after it.
+/// Cargo passes the paths of binaries to integration tests, but not the paths of examples, and may
+/// not have built this one. So it is built here, in the profile of this program. With
+/// `--workspace`, cargo selects the same features as `cargo test --workspace`, so it compiles
+/// nothing a second time.
 fn server_program(
     name: &str,
     built: &'static OnceLock<Result<PathBuf, String>>,
@@ -879,7 +880,7 @@ fn server_program(
     }
 }
 
-/// Where an example is that needs no fixture, once it is built.
+/// Builds an example that needs no fixture, and returns its path.
 pub(crate) fn example(name: &str) -> Result<PathBuf, Failed> {
     Ok(build_server(name)?)
 }
@@ -893,7 +894,7 @@ static UDP_ECHO: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static PING: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 static TOP: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 
-/// Starts an example that serves in a namespace, and waits until it listens.
+/// Starts a server example in a namespace, and waits until it listens.
 pub(crate) fn start_in(
     namespace: &Namespace,
     name: &str,
@@ -917,11 +918,11 @@ pub(crate) fn start_top(arguments: &[&str]) -> Result<Running, Failed> {
 }
 
 fn build_server(name: &str) -> io::Result<PathBuf> {
-    // TARGET/PROFILE/deps/host-HASH
+    // The path of this program is TARGET/PROFILE/deps/host-HASH.
     let this = std::env::current_exe()?;
     let folder = this.ancestors().nth(2).unwrap_or(&this);
     let target = folder.parent().unwrap_or(folder);
-    // The profile `test` shares its folder with `dev`.
+    // The profile `test` shares the folder of `dev`.
     let profile = match folder.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => "test",
         Some(profile) => profile,
@@ -943,9 +944,9 @@ fn build_server(name: &str) -> io::Result<PathBuf> {
 }
 
 // Files
-// --------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/// A folder that goes when its owner does.
+/// A folder that is removed on drop.
 pub(crate) struct Temporary(PathBuf);
 
 impl Temporary {
@@ -957,12 +958,12 @@ impl Temporary {
         Ok(Temporary(path))
     }
 
-    /// The path of a file in it, as an argument.
+    /// The path of a file in the folder, as an argument.
     pub(crate) fn file(&self, name: &str) -> String {
         self.0.join(name).display().to_string()
     }
 
-    /// Writes a file of `len` bytes without a pattern that follow from `seed`; returns its hash.
+    /// Writes a file of `len` pseudorandom bytes that depend on `seed`, and returns its hash.
     pub(crate) fn write(&self, name: &str, len: usize, seed: u64) -> io::Result<Hash> {
         let mut file = File::create(self.0.join(name))?;
         let mut hash = Sha256::new();
@@ -981,14 +982,14 @@ impl Temporary {
         Ok(hash.finalize())
     }
 
-    /// The hash of a file in it.
+    /// The hash of a file in the folder.
     pub(crate) fn hash(&self, name: &str) -> io::Result<Hash> {
         let mut hash = Sha256::new();
         io::copy(&mut File::open(self.0.join(name))?, &mut hash)?;
         Ok(hash.finalize())
     }
 
-    /// The same as the servers print it.
+    /// The hash of a file in the folder, in hexadecimal as the servers print it.
     pub(crate) fn hex(&self, name: &str) -> io::Result<String> {
         let hash = self.hash(name)?;
         Ok(hash.iter().map(|byte| format!("{byte:02x}")).collect())
