@@ -36,7 +36,7 @@ fn connections_of_a_lost_address_end_and_those_of_a_new_one_begin() {
         for is_v4 in [true, false] {
             let old = address(is_v4, 0, 1);
             let new = address(is_v4, 0, 9);
-            // That of IPv4 is another one by then.
+            // The other family's address; the first round has replaced the IPv4 one.
             let other = address(!is_v4, 0, if is_v4 { 1 } else { 9 });
             let mut lost = Vec::new();
             let mut unaware = Vec::new();
@@ -65,14 +65,14 @@ fn connections_of_a_lost_address_end_and_those_of_a_new_one_begin() {
                 let error = stream.take_error().unwrap().unwrap();
                 assert_eq!(error.kind(), std::io::ErrorKind::ConnectionAborted);
             }
-            // Their peers hear nothing of it.
+            // Their peers do not notice.
             for stream in &mut unaware {
                 assert_eq!(stream.try_read(&mut [0; 8]), Err(SocketError::WouldBlock));
             }
             kept.try_write(b"hello").unwrap();
             fixture.turn();
             assert_eq!(own.try_read(&mut [0; 8]), Ok(5));
-            // Nobody is there any more, and nothing can begin from there.
+            // No host has the address any more, and no connection can begin there.
             let gone = fixture.connect(&theirs, SocketAddr::new(old, PORT));
             assert_eq!(gone.err(), Some(SocketError::WouldBlock));
             peer.try_send_to(b"x", SocketAddr::new(old, PORT)).unwrap();
@@ -135,7 +135,7 @@ fn opens_that_wait_while_their_address_is_lost_end() {
     for mut fixture in Wired::all(setup) {
         let ours = fixture.sockets();
         for is_v4 in [true, false] {
-            // Nobody has the address, so these wait for an answer.
+            // No host has the address, so these wait for an answer.
             let to = SocketAddr::new(address(is_v4, 0, 77), PORT);
             let from = SocketAddr::new(address(is_v4, 0, 1), 0);
             let mut any = ours.begin_connect(to).unwrap();
@@ -165,7 +165,7 @@ fn a_link_that_is_down_loses_what_is_sent_and_connections_go_on_when_it_is_up() 
             assert!(!ours.interfaces()[0].is_up);
             assert_eq!(ours.begin_connect(to).err(), Some(SocketError::NoRoute));
             assert_eq!(udp.try_send_to(b"x", to), Err(SocketError::NoRoute));
-            // The stack talks to itself as before.
+            // The stack still connects to itself.
             fixture.connect(&ours, at).unwrap();
             assert!(listener.try_accept().is_ok());
             here.try_write(b"from here").unwrap();
@@ -191,13 +191,13 @@ fn a_link_that_is_down_loses_what_is_sent_and_connections_go_on_when_it_is_up() 
     }
 }
 
-/// A device that takes frames to some addresses alone.
+/// A device that accepts frames only to some addresses.
 struct Filtered {
     inner: memory::MemoryDevice,
     taken: Arc<Taken>,
 }
 
-/// The addresses whose frames it takes.
+/// The addresses whose frames it accepts.
 #[derive(Default)]
 struct Taken(Mutex<BTreeSet<IpAddr>>);
 
@@ -255,7 +255,7 @@ fn a_device_that_filters_is_told_of_addresses_that_come_and_go() {
             ours.remove_address(own[0]).unwrap();
             fixture.turn();
             assert_eq!(taken.addresses(), [] as [IpAddr; 0]);
-            // One that was there at the start.
+            // An address that was configured from the start.
             ours.remove_address(own[1]).unwrap();
             fixture.turn();
             ours.add_address(1, own[1], prefix(is_v4)).unwrap();

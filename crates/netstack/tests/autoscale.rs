@@ -1,5 +1,4 @@
-//! A group that chooses how many of its replicas work: nothing is lost when one is unparked or
-//! parked.
+//! A group that chooses the number of its active replicas: parking and unparking lose nothing.
 
 use std::io::{Read, Write};
 use std::thread;
@@ -12,7 +11,7 @@ use dominoes_netstack::variants::single::Single;
 
 use crate::support::{Ends, pattern_byte, setup};
 
-/// A group of up to three, and a peer that writes to it, in virtual time.
+/// A group of up to three replicas, and a peer that writes to it, in virtual time.
 struct Fixture {
     group: ReplicatedGroup,
     peer: Single,
@@ -21,7 +20,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// With so many replicas at first, and whether the group chooses how many work.
+    /// Starts with `replicas` active; `autoscale`: the group chooses the number.
     fn new(replicas: usize, autoscale: bool) -> Fixture {
         let (left, right) = memory::pair(MemoryConfig::default());
         let mut layout = Layout::default();
@@ -48,7 +47,7 @@ impl Fixture {
         self.group.admit();
     }
 
-    /// Lets so many milliseconds pass, in which bytes move or do not.
+    /// Lets `ms` milliseconds pass; bytes move if `busy`.
     fn pass(&mut self, ms: u64, busy: bool) {
         for _ in 0..10 * ms {
             self.turn();

@@ -1,5 +1,5 @@
-//! Libraries that speak over any stream, over ours: TLS by `rustls`, WebSockets by `tungstenite`,
-//! HTTP by `ureq` with a transport of its own; blocking, and woken by a poller.
+//! Libraries that accept any stream, over ours: TLS by `rustls`, WebSockets by `tungstenite`, HTTP
+//! by `ureq` with our transport; blocking, and woken by a poller.
 
 #![cfg(feature = "testkit")]
 
@@ -22,7 +22,7 @@ use tungstenite::{HandshakeError, Message, WebSocket};
 
 /// Long enough for anything but a call that never returns.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Bytes that go both ways: more than fit any buffer.
+/// Bytes in each direction: more than any buffer holds.
 const LEN: usize = 3 << 20;
 
 /// A server with a replicated stack, and a client's stack, joined in memory.
@@ -89,7 +89,7 @@ fn tls_over_a_stream_that_blocks() {
     serving.join().unwrap();
 }
 
-/// One end of TLS that never blocks: writes `sent`, and returns what it reads.
+/// One end of TLS that never blocks: writes `sent`, and returns the bytes that it reads.
 fn poll_tls(mut session: Connection, mut stream: TcpStream, sent: &[u8]) -> Vec<u8> {
     stream.set_nonblocking(true).unwrap();
     let poller = Poller::new().unwrap();
@@ -145,7 +145,7 @@ fn tls_over_streams_that_a_poller_waits_for() {
     });
 }
 
-/// Waits until a call of `attempt` does not want to wait.
+/// Calls `attempt` again, after waiting, until it does not want to wait.
 fn until<T, E>(
     poller: &Poller,
     mut attempt: impl FnMut() -> Result<T, E>,
@@ -169,12 +169,12 @@ fn waits(error: &tungstenite::Error) -> bool {
     matches!(error, tungstenite::Error::Io(error) if error.kind() == ErrorKind::WouldBlock)
 }
 
-/// Sends back what comes until the peer closes.
+/// Echoes messages until the peer closes.
 fn echo_messages(mut socket: WebSocket<TcpStream>, poller: &Poller) {
     loop {
         match until(poller, || socket.read(), waits) {
             Ok(message) if message.is_binary() || message.is_text() => {
-                // What does not fit is kept, and goes with the next flush.
+                // A message that does not fit is kept, and leaves with the next flush.
                 match socket.send(message) {
                     Err(error) if waits(&error) => {
                         until(poller, || socket.flush(), waits).unwrap();
@@ -234,7 +234,7 @@ fn http_by_a_client_with_its_own_transport() {
         let (stream, _) = listener.accept().unwrap();
         let (mut reader, mut writer) = stream.split();
         for _ in 0..2 {
-            // Both requests of a connection that is kept: a head, and a body of its length.
+            // Both requests of a persistent connection: a head, and a body of the stated length.
             let mut head = Vec::new();
             while !head.ends_with(b"\r\n\r\n") {
                 let mut byte = [0];

@@ -1,4 +1,4 @@
-//! What becomes of connections when their stack ends.
+//! How connections end when their stack ends.
 
 #![cfg(feature = "testkit")]
 
@@ -11,7 +11,7 @@ use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::testkit::Variant;
 use dominoes_netstack::{CloseError, Limits, SocketError, Stack, TcpStream};
 
-/// Long enough for everything.
+/// Long enough for anything.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const VARIANTS: [Variant; 4] = [
@@ -46,7 +46,7 @@ fn what_was_written_arrives_with_the_end_of_the_stream_when_a_stack_is_closed() 
     for variant in VARIANTS {
         for drops in [false, true] {
             let ((server, mut theirs), (_client, mut ours)) = connected(variant);
-            // The rest of it is on its way when the stack is closed.
+            // The rest of it is in flight when the stack is closed.
             let reader = thread::spawn(move || {
                 let mut all = Vec::new();
                 ours.read_to_end(&mut all).unwrap();
@@ -131,7 +131,7 @@ fn nothing_begins_while_a_stack_is_closed_and_who_waits_is_told() {
     let at = ours.local_addr().unwrap();
     assert_eq!(sockets.connect(at).map(drop), Err(SocketError::Down));
     assert_eq!(sockets.listen(9, 1).map(drop), Err(SocketError::Down));
-    // Whether something was cut short depends on how much the writer could write before.
+    // Depending on how much the writer could write before, some of it may be cut short.
     let _ = closer.join().unwrap();
     drop((client, ours));
 }
@@ -146,7 +146,7 @@ fn datagrams_leave_before_their_stack_ends() {
     let ours = client.bind_udp(0).unwrap();
     let at = SocketAddr::new([10, 0, 0, 1].into(), 7);
     theirs.set_read_timeout(Some(PATIENCE)).unwrap();
-    // Whoever this is for is known from now on.
+    // This resolves the receiver's link-layer address.
     ours.send_to(b"first", at).unwrap();
     theirs.recv_from(&mut [0; 100]).unwrap();
     for i in 0..10u8 {

@@ -76,7 +76,7 @@ fn what_nobody_asked_for_is_heard_by_nobody() {
         inject(&mut fixture, ping.ident(), 1, true);
         assert_eq!(ping.try_recv().unwrap().data, b"data");
         assert_eq!(ping.try_recv().err(), NOTHING, "{variant}: once");
-        // One more came than there is room for, and the first makes it.
+        // One reply more than there is room for: the oldest is dropped.
         for sequence in 0..=256_u16 {
             ping.send(address(true, 0, 1), sequence, b"").unwrap();
             fixture.turn();
@@ -88,7 +88,7 @@ fn what_nobody_asked_for_is_heard_by_nobody() {
             (pump.echo_replies_unread, pump.echo_requests_forgotten)
         };
         assert_eq!(lost(&fixture), (1, 0), "{variant}");
-        // So do requests that nobody answers.
+        // Likewise for requests that no host answers.
         for sequence in 0..1030_u16 {
             ping.send(packet::FAR.into(), sequence, b"").unwrap();
             fixture.turn();

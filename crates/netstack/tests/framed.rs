@@ -1,5 +1,5 @@
-//! Units of a program's own, by hand over bad wires, with workers that stall and die, and on
-//! threads. Everything follows from the printed seed.
+//! Framed streams with a unit processor of this test: by hand over bad wires, with workers that
+//! stall and die, and on threads. The printed seed determines every run.
 
 #![cfg(feature = "testkit")]
 
@@ -29,14 +29,14 @@ const VARIANTS: [Variant; 4] = [
     Variant::Replicated(2),
     Variant::Replicated(4),
 ];
-/// What a unit carries at most.
+/// The most payload bytes of a unit.
 const PAYLOAD: usize = 3000;
 const HEADER: usize = 3;
 const SUM: usize = 8;
-/// What a unit begins with.
+/// The first byte of each unit.
 const MAGIC: u8 = 0x5e;
 
-/// What goes wrong.
+/// How a processor fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Receive(Failure),
@@ -47,12 +47,12 @@ enum Fault {
     SendPanics,
 }
 
-/// A header with the length, the disguised payload, and a sum over both.
+/// Units with a header that holds the length, the disguised payload, and a checksum over both.
 #[derive(Clone, Copy, Debug)]
 struct Disguise {
-    /// Whether units are equally long, or their header says how long they are.
+    /// Whether all units have one length, or their header holds it.
     is_fixed: bool,
-    /// From where on what goes wrong.
+    /// The stream offset from which on the processor fails, and how.
     fault: Option<(u64, Fault)>,
 }
 
@@ -75,7 +75,7 @@ impl Disguise {
         fault: None,
     };
 
-    /// From unit `number` on, if all carry one byte.
+    /// Fails from unit `number` on, if every unit carries one byte.
     fn fails(self, number: u64, fault: Fault) -> Disguise {
         let unit_len = self.sent_len(1) as u64;
         Disguise {
@@ -115,7 +115,7 @@ impl UnitProcessor for Disguise {
     fn receive(&self, offset: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure> {
         assert_eq!(payload.len(), MAX_PAYLOAD);
         if let Some(Fault::Receive(failure)) = self.fault(offset) {
-            // Nobody sees it.
+            // Must never reach the reader.
             payload.fill(0xee);
             return Err(failure);
         }
@@ -159,7 +159,7 @@ impl UnitProcessor for Disguise {
     }
 }
 
-/// Two hosts, a framed connection between them, and how many frames carry text.
+/// Two hosts, a framed connection between them, and a count of the frames that show plain text.
 struct Pair {
     net: Net,
     hosts: [HostId; 2],
@@ -213,8 +213,8 @@ impl Pair {
         }
     }
 
-    /// Both write `texts`, in writes of random length up to `at_once`, and read what the other
-    /// writes. Returns what each read, how that ended, and how its writing did.
+    /// Both ends write `texts`, in writes of random length up to `at_once`, and read the other's
+    /// text. Returns what each end read and how its reading and writing ended.
     fn exchange(&mut self, texts: [&[u8]; 2], at_once: u64, seed: u64) -> [Heard; 2] {
         let mut rng = Rng::new(seed);
         let mut heard: [Heard; 2] = Default::default();
@@ -344,7 +344,7 @@ fn a_unit_that_fails_ends_the_connection_and_nothing_of_it_is_read() {
                 let processor = [Disguise::FIXED, Disguise::FOUND][case % 2];
                 let processors = [processor.fails(unit, fault), processor];
                 let mut pair = Pair::new(host(variant), unit, processors);
-                // Whole units, so that it is known where each begins.
+                // Each one-byte write makes a whole unit, so the start of each is known.
                 let [here, there] = pair.exchange([&texts[0], &texts[1]], 1, 0);
                 println!(
                     "{variant:?} {fault:?} {unit}: {:?} {:?}",
@@ -372,7 +372,7 @@ fn a_unit_that_cannot_be_made_is_not_sent_nor_any_behind_it() {
             (Fault::Send(Failure::TooLong), Failure::TooLong),
             (Fault::SendPanics, panicked),
         ] {
-            // One unit at once by its writer, or whole writes of several.
+            // Writes of one unit, which the writer seals itself, or of several.
             for at_once in [500, 20_000] {
                 let unit = 7;
                 let processor = [Disguise::FOUND, Disguise::FIXED][case % 2];
@@ -390,7 +390,7 @@ fn a_unit_that_cannot_be_made_is_not_sent_nor_any_behind_it() {
     }
 }
 
-/// The peer is no framed stream, and sends what it likes.
+/// The peer is not framed and sends arbitrary bytes.
 #[test]
 fn what_is_no_unit_is_refused_and_a_stream_that_ends_within_one_is_truncated() {
     let mut two = Vec::new();
@@ -424,7 +424,7 @@ fn what_is_no_unit_is_refused_and_a_stream_that_ends_within_one_is_truncated() {
                 ))),
             ),
             (
-                // In another place.
+                // Valid units at the wrong offset.
                 &two[..],
                 Disguise::FOUND,
                 Err(SocketError::Failed(Failure::Forged)),
@@ -462,7 +462,7 @@ fn what_is_no_unit_is_refused_and_a_stream_that_ends_within_one_is_truncated() {
 
 #[test]
 fn streams_that_cannot_be_framed_are_refused() {
-    /// Says what it is told.
+    /// Reports the lengths that it is made with.
     #[derive(Clone, Copy, Debug)]
     struct Lengths(usize, usize, usize);
 
@@ -521,10 +521,10 @@ fn streams_that_cannot_be_framed_are_refused() {
     }
 }
 
-/// Stops in the middle of one unit that it makes, until it is let go on.
+/// Stops halfway through sealing one unit until the test releases it.
 #[derive(Debug, Default)]
 struct Halts {
-    /// Whether it has stopped, and whether it may go on.
+    /// Whether it has stopped, and whether it may continue.
     state: Mutex<[bool; 2]>,
     changed: Condvar,
 }
@@ -559,7 +559,7 @@ impl UnitProcessor for Halts {
     }
 }
 
-/// The application's thread stands in the middle of a unit. Units behind it are made.
+/// The application's thread stops halfway through a unit; workers seal the units after it.
 #[test]
 fn nothing_of_a_unit_that_is_half_made_is_sent_nor_of_any_behind_it() {
     let sent = text(12 * 4096, 8);
@@ -587,7 +587,7 @@ fn nothing_of_a_unit_that_is_half_made_is_sent_nor_of_any_behind_it() {
             let rest = &sent[whole..];
             let writing = scope.spawn(move || {
                 assert_eq!(ours.try_write(rest), Ok(rest.len()));
-                // No worker takes a step before this thread does the first unit that is left.
+                // No worker runs before this thread begins the first remaining unit.
                 ours.shutdown_write();
                 ours
             });
@@ -604,12 +604,12 @@ fn nothing_of_a_unit_that_is_half_made_is_sent_nor_of_any_behind_it() {
     }
 }
 
-/// Those that one worker drives at a time, and one with a lock.
+/// All of `VARIANTS`, and `locked`.
 fn with_lock() -> impl Iterator<Item = Variant> {
     VARIANTS.into_iter().chain([Variant::Locked(2)])
 }
 
-/// A wire that loses, repeats, reorders and spoils frames.
+/// A wire that loses, repeats, reorders and corrupts frames.
 fn bad_wire(variant: Variant) -> HostConfig {
     let mut faults = Faults::default();
     faults.loss_ppm = 20_000;
@@ -657,7 +657,7 @@ fn nothing_is_read_of_records_of_another_key() {
     }
 }
 
-/// What is searched.
+/// The text to search.
 const LINE: &[u8] = b"haystack needle needle hay...\n";
 
 #[test]
@@ -688,7 +688,7 @@ fn occurrences_within_units_are_counted_and_bytes_pass_as_they_arrive() {
                 there[0] += waits(peer.try_write(left));
             }
             if !line.is_empty() {
-                // Each is a unit.
+                // Each line is one unit.
                 there[1] += waits(ours.try_write(&line[..LINE.len()]));
             }
             let (reader, _) = ours.halves();

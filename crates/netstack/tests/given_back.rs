@@ -1,6 +1,5 @@
-//! Connections that pause give memory back, and carry every byte all the same: over all variants
-//! and both families, in both directions, on wires that lose and reorder, with workers that stand
-//! still.
+//! Connections that pause give memory back and still carry every byte: over all variants and both
+//! families, in both directions, on wires that lose and reorder, with workers that stall.
 
 #![cfg(feature = "testkit")]
 
@@ -13,24 +12,24 @@ use dominoes_testkit::packet::Family;
 use dominoes_testkit::{Cases, HostConfig, HostId, Net, Rng, Stalls, Traffic, Variant};
 
 const PORT: u16 = 7;
-/// Pauses of a conversation.
+/// Rounds of a conversation; a pause follows each.
 const ROUNDS: usize = 8;
-/// Longer than an idle connection waits before it gives memory back.
+/// Longer than a connection must be idle before it gives memory back.
 const LONG: Duration = Duration::from_secs(4);
-/// In which what was written arrives, whatever is lost.
+/// Everything written arrives within this time, even on bad wires.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What is wrong with a conversation.
+/// How a conversation fails.
 #[derive(Debug, PartialEq, Eq)]
 enum Wrong {
     /// Bytes are read that were not written.
     Bytes,
-    /// Not all of them came.
+    /// Some bytes never arrive.
     Missing,
     Socket(SocketError),
 }
 
-/// One end of a conversation: it writes one pattern, and reads another.
+/// One end of a conversation: it writes one pattern and reads another.
 struct End {
     stream: TcpStream,
     ours: u64,
@@ -54,7 +53,7 @@ impl End {
         }
     }
 
-    /// Reads and writes what is possible now. Returns how many bytes.
+    /// Reads and writes as much as possible now. Returns the number of bytes.
     fn step(&mut self, rng: &mut Rng) -> Result<usize, Wrong> {
         let mut done = 0;
         let most = 1 + rng.below(4096);
@@ -116,7 +115,7 @@ impl Conversation {
         let mut rng = Rng::new(seed);
         let mut net = Net::new(rng.next());
         let mut host = || {
-            // Rings of whole pages, and shorter ones.
+            // Rings of whole pages, and rings shorter than a page.
             let ring = 1 << (10 + rng.below(5));
             let limits = Limits::default()
                 .connections(16)
@@ -125,7 +124,7 @@ impl Conversation {
             let faults = Faults::new(0).loss(20_000).reorder(50_000, 5);
             let delay = core::time::Duration::from_millis(rng.below(10));
             let wire = LinkConfig::default().faults(faults).delay(delay);
-            // Workers stand still for longer than a connection is watched.
+            // Workers stall for longer than it takes to find a connection idle.
             let stalls = Stalls {
                 ppm: if rng.chance(500_000) { 1_000 } else { 0 },
                 longest: LONG,
@@ -154,7 +153,7 @@ impl Conversation {
                 let finished = connecting.as_mut().map(|open| open.try_finish());
                 match finished {
                     Some(Ok(stream)) => ours = stream,
-                    // What it asked was lost: it asks again.
+                    // The SYN was lost: connect again.
                     _ => {
                         connecting = None;
                         return Ok(ControlFlow::Continue(1));
@@ -178,7 +177,7 @@ impl Conversation {
         }
     }
 
-    /// Lets both ends write and read what they have to.
+    /// Lets both ends write and read all that they have to.
     fn run(&mut self) -> Result<(), Wrong> {
         self.run_for(PATIENCE)?;
         match self.ends.iter().all(End::is_over) {
@@ -187,11 +186,11 @@ impl Conversation {
         }
     }
 
-    /// The same as far as it goes in so much time.
+    /// Does as much of that as is possible in `time`.
     fn run_for(&mut self, time: Duration) -> Result<(), Wrong> {
         let mut wrong = Ok(());
         let Conversation { net, rng, ends, .. } = self;
-        // Whether it is over is seen by the ends.
+        // The caller asks the ends whether they are done.
         let _ = net.run(time, |_| {
             let mut done = 0;
             for end in &mut *ends {
@@ -211,7 +210,7 @@ impl Conversation {
         wrong
     }
 
-    /// The whole conversation.
+    /// Runs the whole conversation.
     fn talk(&mut self) -> Result<(), Wrong> {
         for _ in 0..ROUNDS {
             let most = 1 << (4 + self.rng.below(12));
@@ -219,7 +218,7 @@ impl Conversation {
             let [one, other] = &mut self.ends;
             (one.to_write, other.to_write) = (one.written + lens[0], other.written + lens[1]);
             if self.rng.chance(300_000) {
-                // What was not read before is behind the next pause.
+                // Bytes stay unread over a pause.
                 self.run_for(Duration::from_secs(1))?;
                 self.pause();
             }
@@ -236,7 +235,7 @@ impl Conversation {
         self.net.pass(Duration::from_nanos(pause));
     }
 
-    /// Lets an hour pass. Returns whether the hosts had something to do in the beginning alone.
+    /// Lets an hour pass. Returns whether the hosts were busy only at its beginning.
     fn sleeps(&mut self) -> bool {
         let begin = self.net.now();
         let mut last = begin;
@@ -247,7 +246,7 @@ impl Conversation {
         last.since(begin) < Duration::from_secs(30)
     }
 
-    /// How often either host gave memory back.
+    /// How often the two hosts gave memory back, in total.
     fn given_back(&mut self) -> u64 {
         let hosts = self.hosts.into_iter();
         hosts
@@ -269,7 +268,7 @@ fn what_is_sent_after_memory_was_given_back_arrives() {
                 given_back += conversation.given_back();
             }
         }
-        // In 20 conversations.
+        // Over 20 conversations.
         match given_back {
             0..60 => Err(format!("{given_back} times only")),
             _ => Ok(()),
@@ -277,7 +276,7 @@ fn what_is_sent_after_memory_was_given_back_arrives() {
     });
 }
 
-/// The test above fails if memory is given back though a byte in it was not read.
+/// The test above fails if a connection gives back memory that holds an unread byte.
 #[test]
 fn memory_that_is_given_back_too_early_is_noticed() {
     for variant in [Variant::Single, Variant::Replicated(2)] {
@@ -304,7 +303,7 @@ fn a_stack_that_only_deadlines_drive_gives_memory_back_and_then_sleeps_without_e
         assert!(conversation.sleeps(), "{variant}");
         assert_eq!(conversation.given_back() - before, 2, "{variant}");
 
-        // What is not read stays, and is not looked for without end.
+        // Unread bytes stay in memory, and the stack does not check the connection for ever.
         let [one, other] = &mut conversation.ends;
         (one.to_write, other.to_read) = (2000, 1500);
         assert_eq!(conversation.run(), Ok(()), "{variant}");
@@ -312,7 +311,7 @@ fn a_stack_that_only_deadlines_drive_gives_memory_back_and_then_sleeps_without_e
         assert!(conversation.sleeps(), "{variant}");
         assert_eq!(conversation.given_back() - before, 1, "{variant}");
 
-        // Reading it is news, though the window has been open all the time.
+        // Reading makes the connection idle anew, although its window was open all the time.
         conversation.ends[1].to_read = 2000;
         assert_eq!(conversation.run(), Ok(()), "{variant}");
         conversation.net.pass(LONG);

@@ -1,5 +1,4 @@
-//! What the network reports of a frame reaches all groups, and the one that has the connection
-//! heeds it.
+//! ICMP errors reach all groups, and the group that owns the connection acts on them.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -13,12 +12,12 @@ use dominoes_netstack::{SocketError, Sockets, TcpStream};
 use dominoes_testkit::packet::{self, FAR, ICMP, STACK, Segment, TO_STACK};
 
 const PORT: u16 = 7;
-/// How many groups our stack has.
+/// Groups of our stack.
 const GROUPS: usize = 2;
-/// Turns of each group in which everything that can be done is done.
+/// Turns of each group in a millisecond: enough to finish all work.
 const TURNS: usize = 12;
 
-/// An ICMP error of a router about a frame of ours: destination unreachable, `code`.
+/// An ICMP destination unreachable with `code`, sent by a router about a frame of ours.
 fn error(about: &[u8], code: u8, mtu: u16) -> Vec<u8> {
     let router = TO_STACK.source([10, 0, 0, 9]);
     let about = &about[packet::ETHERNET..packet::LOWER + 8];
@@ -33,7 +32,7 @@ fn segments(frames: &[Vec<u8>]) -> Vec<Segment> {
         .collect()
 }
 
-/// Groups of one, by hand.
+/// Groups of one worker, driven by hand.
 struct Groups {
     now: Instant,
     groups: Vec<Single>,
@@ -57,7 +56,7 @@ impl Groups {
         }
     }
 
-    /// Everything that can be done in the next millisecond.
+    /// Runs all work of the next millisecond. Returns the frames that were sent.
     fn settle(&mut self) -> Vec<Vec<u8>> {
         self.now += Duration::from_millis(1);
         for _ in 0..TURNS {
@@ -70,7 +69,7 @@ impl Groups {
     }
 }
 
-/// A connection from us to another stack.
+/// A connection from our stack to another one.
 struct Pair {
     ours: Groups,
     far: Single,
@@ -80,7 +79,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// A connection of group `group`.
+    /// Opens connections until one belongs to group `group`.
     fn new(group: usize) -> Pair {
         let mac = TO_STACK.from_mac;
         let (device, far_wire) = scripted_with(MemoryConfig::default().macs(mac, mac));
@@ -114,8 +113,8 @@ impl Pair {
         }
     }
 
-    /// Writes full segments, and brings an error about one of them. Returns what was sent before,
-    /// and after.
+    /// Writes full segments and injects an error about one of them. Returns the frames sent before
+    /// the error, and after it.
     fn hears(&mut self, code: u8, mtu: u16) -> [Vec<Vec<u8>>; 2] {
         assert_eq!(self.near.try_write(&[7; 8000]), Ok(8000));
         let before = self.ours.settle();
@@ -125,7 +124,7 @@ impl Pair {
     }
 }
 
-/// A millisecond of both stacks.
+/// Runs both stacks for a millisecond.
 fn carry(ours: &mut Groups, far: &mut Single, wire: &Script) {
     for frame in ours.settle() {
         wire.push(frame);
@@ -150,7 +149,7 @@ fn a_path_that_takes_less_is_heard_of_in_every_group() {
         assert_eq!((group, again), (group, unread), "{cut:?}");
         let longest = packet::ETHERNET + 1000;
         assert!(cut.iter().all(|len| *len <= longest), "{cut:?}");
-        // And what is cut anew is what was written.
+        // The stream is intact after it is cut anew.
         for frame in after {
             pair.far_wire.push(frame);
         }
@@ -170,8 +169,8 @@ fn a_peer_out_of_reach_is_remembered_in_every_group() {
     for group in 0..GROUPS {
         let mut pair = Pair::new(group);
         pair.hears(1, 0);
-        // Nobody answers any more. Whoever was told why says so in the end, and not that time was
-        // over.
+        // The peer answers no more. The connection ends with the reported error, not with a
+        // timeout.
         let end = loop {
             let groups = pair.ours.groups.iter();
             let next = groups.map(Single::next_deadline).min().unwrap();

@@ -58,7 +58,7 @@ struct End {
 }
 
 impl End {
-    /// Reads and writes what it can; returns whether it moved a byte.
+    /// Reads and writes as much as possible; returns whether it moved a byte.
     fn turn(&mut self) -> bool {
         let (local, remote) = (
             self.stream.local_addr().unwrap(),

@@ -1,4 +1,4 @@
-//! A stack with nothing to do does nothing, however many connections it holds.
+//! An idle stack does nothing, however many connections it holds.
 
 #![cfg(feature = "testkit")]
 
@@ -15,7 +15,7 @@ use dominoes_netstack::{Limits, SocketError, Stack, TcpStream};
 
 const CONNECTIONS: usize = 1000;
 const PORT: u16 = 7;
-/// Connections that are opened at a time.
+/// Connections opened at a time.
 const AT_ONCE: usize = 100;
 
 fn limits() -> Limits {
@@ -83,7 +83,7 @@ impl Pair {
         assert_eq!(self.held.len(), 2 * CONNECTIONS);
     }
 
-    /// Turns both until neither has anything to do; says whether one had.
+    /// Turns both hosts until neither has work. Returns whether one had.
     fn settle(&mut self) -> bool {
         let mut any = false;
         loop {
@@ -96,8 +96,8 @@ impl Pair {
         }
     }
 
-    /// Goes from deadline to deadline for this long: how often there was one, and how often it led
-    /// to something.
+    /// Advances from deadline to deadline for this long. Returns how many there were, and how many
+    /// led to work.
     fn idle(&mut self, for_so_long: Duration) -> (usize, usize) {
         let end = self.now + for_so_long;
         let (mut woken, mut worked) = (0, 0);
@@ -117,8 +117,7 @@ impl Pair {
 fn a_thousand_idle_connections_want_nothing_for_an_hour() {
     for variant in VARIANTS {
         let mut pair = Pair::new(variant);
-        // What is left of opening them: acknowledgments that could be put off, neighbours that were
-        // needed.
+        // The remains of opening: delayed acknowledgments, neighbour entries that expire.
         pair.idle(Duration::from_secs(300));
         let (woken, _) = pair.idle(Duration::from_secs(3600));
         println!("{variant}: {woken} deadlines in an hour");
@@ -140,8 +139,8 @@ fn keepalive_asks_once_an_interval_and_finds_everybody_there() {
         println!(
             "{variant}: {woken} deadlines in an hour with keepalive, {worked} led to something"
         );
-        // One question of each connection every ten minutes at the earliest: some deadlines serve
-        // several of them.
+        // At most one probe of each connection every ten minutes; a deadline may serve several
+        // connections.
         assert!((1..=6 * CONNECTIONS).contains(&woken), "{variant}: {woken}");
         for stream in &mut pair.held {
             let read = stream.try_read(&mut [0]);
@@ -150,7 +149,7 @@ fn keepalive_asks_once_an_interval_and_finds_everybody_there() {
     }
 }
 
-/// A thousand connections between two running stacks; opened in parts, so that no queue is full.
+/// A thousand connections between two running stacks; opened in parts, so that no queue fills.
 fn connect(near: &Stack, far: &Stack) -> Vec<TcpStream> {
     let listener = near.listen(PORT, 1000).unwrap();
     let mut held = Vec::new();
@@ -180,8 +179,8 @@ fn threads_with_nothing_to_do_sleep_until_somebody_calls() {
         let far = far.start(there).unwrap();
         let held = connect(&near, &far);
 
-        // Nothing wakes it for this long, sooner or later: on a busy machine what is left of
-        // opening takes a while.
+        // Sooner or later nothing wakes the stack for 300 ms; on a busy machine the remains of
+        // opening take a while.
         let quiet = (0..200).any(|_| {
             let before = parks(&near);
             sleep(time::Duration::from_millis(300));
@@ -193,7 +192,7 @@ fn threads_with_nothing_to_do_sleep_until_somebody_calls() {
             near.snapshot()
         );
 
-        // Whoever asks is answered, though all sleep.
+        // A query is answered although all threads sleep.
         let listed = near.connections(usize::MAX);
         assert_eq!(listed.len(), CONNECTIONS, "{groups} of {variant}");
         assert_eq!(near.connections(3).len(), 3);

@@ -1,5 +1,5 @@
-//! Many of what a stack keeps a few of: requests of one batch, neighbours that are asked for,
-//! opens, and fragments of a datagram. Every variant does all of it, over both families.
+//! More of each thing than a stack has room for: requests of one batch, unresolved neighbours,
+//! opens, and fragments of a datagram. In every variant, over both families.
 
 #![cfg(feature = "testkit")]
 
@@ -20,7 +20,7 @@ const US: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 const PEER: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2);
 const MILLI: Duration = Duration::from_millis(1);
 
-/// A stack whose neighbours of both families are known.
+/// A stack that knows a neighbour of each family.
 fn fixture(variant: Variant, limits: Limits) -> Scripted {
     let setup = Setup::new(packet::STACK.into(), 16, [1, 7]).limits(limits);
     let setup = setup.ipv6(hand::ipv6().address(US, 64));
@@ -41,7 +41,7 @@ fn path(to: Ipv6Addr, to_mac: Mac) -> v6::Path {
     }
 }
 
-/// The peer asks for the stack.
+/// The peer's neighbour solicitation for the stack.
 fn solicitation() -> Vec<u8> {
     let mut asks = vec![135, 0, 0, 0, 0, 0, 0, 0];
     asks.extend(US.octets());
@@ -65,7 +65,7 @@ fn is_answer(frame: &[u8]) -> bool {
     }
 }
 
-/// Which neighbour a frame asks for, if it does.
+/// The neighbour that a frame asks for, if it does.
 fn asked(frame: &[u8]) -> Option<IpAddr> {
     if let Some(packet) = Packet::read(frame) {
         let asks = packet.next == ICMPV6 && packet.payload[0] == 135;
@@ -98,7 +98,7 @@ fn every_request_of_a_large_batch_is_answered() {
                     "{variant}: {what}"
                 );
             }
-            // The device takes a few at a time.
+            // The device accepts a few frames at a time.
             (0..2000).for_each(|_| fixture.script.push(request.clone()));
             let mut answers = 0;
             for _ in 0..410 {
@@ -152,7 +152,7 @@ fn a_device_that_takes_nothing_does_not_stop_what_comes() {
     }
 }
 
-/// Neighbours of the stack that nobody has heard of.
+/// Neighbours that the stack has never heard of.
 fn strangers(is_v4: bool, count: u16) -> Vec<SocketAddr> {
     let address = |i: u16| -> IpAddr {
         let [high, low] = i.to_be_bytes();
@@ -234,7 +234,7 @@ fn who_finds_no_port_and_no_socket_hears_so() {
         assert_eq!(error, SocketError::TooManySockets);
         assert!(error.to_string().contains("`Limits::udp_sockets`"));
         drop(bound);
-        // Listeners have every port that is given to who names none.
+        // Listeners occupy all ephemeral ports.
         let listen = |port| sockets.listen(port, 1).unwrap();
         let _listeners: Vec<_> = (32_768..=u16::MAX).map(listen).collect();
         let mut open = sockets

@@ -26,7 +26,7 @@ fn fixture(shape: impl Into<Shape>) -> Wired {
     with(shape, |_, setup| setup)
 }
 
-/// What `change` makes of the setup of each interface, by its number.
+/// As [`fixture`]; `change` alters the setup of each interface, given its number.
 fn with(shape: impl Into<Shape>, change: impl Fn(u8, Setup) -> Setup) -> Wired {
     Wired::interfaces(shape, 2, |net, host| match host {
         1 => change(net, setup(net, 1)),
@@ -40,7 +40,7 @@ fn all() -> impl Iterator<Item = Wired> {
     shapes.map(fixture)
 }
 
-/// Whether bytes go both ways.
+/// Checks that bytes go both ways.
 fn check(fixture: &mut Wired, mut ends: [&mut TcpStream; 2]) {
     for _ in 0..2 {
         let [one, other] = &mut ends;
@@ -140,7 +140,7 @@ fn link_local_addresses_have_their_interface(mut fixture: Wired) {
         );
         assert_eq!(ours.try_recv_from(&mut [0; 5]).unwrap().1, from);
         ours.try_send_to(b"hello", from).unwrap();
-        // The other network has no such host, and the connection would not be opened there either.
+        // The other network has no such host, and no connection could be opened there.
         let elsewhere = SocketAddrV6::new(*local.ip(), local.port(), 0, 2 - index as u32);
         ours.try_send_to(b"astray", elsewhere.into()).unwrap();
         fixture.turn();
@@ -155,8 +155,8 @@ fn link_local_addresses_have_their_interface(mut fixture: Wired) {
 
 #[test]
 fn the_longest_prefix_of_all_interfaces_decides_and_then_the_lowest_metric() {
-    // Networks 3 and 3.128/25 are behind the hosts, which see what is for them and drop it;
-    // networks 4 and 5 are behind both.
+    // Networks 3 and 3.128/25 are routed through one host each, which receives and drops packets to
+    // them; networks 4 and 5 are routed through both.
     let route = |net, (third, last), prefix, metric| Route {
         network: [10, 0, third, last].into(),
         prefix,
@@ -193,7 +193,7 @@ fn the_longest_prefix_of_all_interfaces_decides_and_then_the_lowest_metric() {
             "10.0.{third}.{last}"
         );
     }
-    // Everything else has the default gateway.
+    // All other destinations use the default gateway.
     let far = fixture
         .sockets()
         .begin_connect(([192, 0, 2, 1], PORT).into());
@@ -208,7 +208,7 @@ fn the_longest_prefix_of_all_interfaces_decides_and_then_the_lowest_metric() {
 fn an_address_is_answered_at_its_own_interface_alone() {
     let mut fixture = fixture(Variant::Single);
     let _ours = fixture.sockets().listen(PORT, 8).unwrap();
-    // To the address of the other interface, by way of this one.
+    // To the address of the other interface, through this one.
     let host = fixture.hosts[0].sockets();
     let through = fixture.connect(&host, at(true, 2, 1));
     assert_eq!(through.unwrap_err(), SocketError::WouldBlock);
@@ -247,7 +247,7 @@ fn a_socket_bound_to_an_address_is_bound_to_its_interface() {
     }
 }
 
-/// A host of a network that no route but its own interface leads to.
+/// A host on a network that only its own interface leads to.
 fn theirs_at(is_v4: bool, net: u8) -> SocketAddr {
     SocketAddr::new(address(is_v4, net, 2), PORT)
 }
@@ -359,7 +359,7 @@ fn what_cannot_be_joined_is_refused() {
     let error = builder.groups(33).start(first).unwrap_err();
     let said = "`groups` is 33; set it to 1 to 64 over all interfaces";
     assert_eq!(error.to_string(), said);
-    // One of several cannot be divided by itself, nor one that is divided be one of several.
+    // Neither can one of several interfaces be divided by itself, nor can a divided one be joined.
     let device = || Box::new(memory::pair(MemoryConfig::default()).0);
     let mut joined = interfaces::join([setup(1, 1), setup(2, 1)]).unwrap();
     let error = groups::divide(joined.remove(0), 2, device(), INBOX).unwrap_err();
@@ -397,13 +397,13 @@ fn flows_divide_among_the_groups_of_each_interface() {
                     check(&mut fixture, [&mut ours, &mut peer]);
                     ends.push([here, there, ours, peer]);
                 }
-                // None is idle, and none of the other interface has one.
+                // No group is idle, and no group of the other interface has a connection.
                 for counts in of_groups {
                     let own = &counts[first..first + GROUPS];
                     assert!(own.iter().all(|count| *count > 0), "{counts:?}");
                     assert_eq!(own.iter().sum::<i32>(), 16);
                 }
-                // Datagrams divide likewise, both ways.
+                // Datagrams are divided likewise, in both directions.
                 let counted = |fixture: &Wired| -> Vec<u64> {
                     let groups = fixture.stacks.iter();
                     groups.map(|group| group.stats().pump.datagrams).collect()
@@ -425,7 +425,7 @@ fn flows_divide_among_the_groups_of_each_interface() {
                     let is_own = (first..first + GROUPS).contains(&group);
                     assert_eq!(*after > before, is_own, "group {group}");
                 }
-                // Each group has heard who has which link-layer address, and one has answered.
+                // Every group has learnt the link-layer addresses, and only one has answered.
                 let ping = host.open_echo().unwrap();
                 ping.send(address(is_v4, net, 1), 1, b"data").unwrap();
                 fixture.turn();

@@ -636,7 +636,7 @@ fn who_answers_no_question_but_is_needed_is_asked_five_seconds_later() {
     let asks = message(135, 0, US, Some((1, PEER_MAC)));
     let router_says = [router_is_there(None), router_is_there(Some(PEER_MAC))];
     for variant in Variant::ALL {
-        // A datagram waited, and what came says by itself how its neighbour is reached.
+        // An unsolicited advertisement releases the waiting datagram.
         let mut host = Host::ours(variant);
         let mut socket = host.sockets().bind_udp(0).unwrap();
         socket.try_send_to(b"x", (PEER, PORT).into()).unwrap();

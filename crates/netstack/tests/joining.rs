@@ -1,8 +1,8 @@
-//! Who joins under full load costs little, where the replicas are what bounds the load.
+//! A worker that joins under full load slows the group only a little, when the replicas are the
+//! bottleneck.
 //!
-//! Each worker has a core of its own in virtual time, which its work keeps busy: so long for each
-//! byte that it performs, for each request that it applies, for a snapshot that it gives. The peer
-//! and the applications cost nothing.
+//! Each worker has its own core in virtual time. Each byte performed, each request applied and each
+//! snapshot given keeps the core busy for a fixed time. The peer and the applications cost nothing.
 
 use dominoes_drivers::memory::{self, MemoryConfig};
 use dominoes_netstack::group::{Layout, ReplicatedGroup};
@@ -12,28 +12,28 @@ use dominoes_proto::log::effect::Effect;
 
 use crate::support::{Ends, setup};
 
-/// What work costs, in nanoseconds.
+/// Cost of work, in nanoseconds.
 const NS_PER_BYTE: u64 = 4;
 const REQUEST: u64 = 4_000;
 const TURN: u64 = 500;
-/// For each byte of a snapshot.
+/// Per byte of a snapshot.
 const CLONE: u64 = 20;
-/// Connections that are open when somebody joins, for what a snapshot costs: its size grows with
-/// them, and with it the time for which its giver does nothing else.
+/// The snapshot costs as much as with this many open connections. Its size grows with them, and
+/// with it the time for which the worker that gives it does nothing else.
 const OPEN: usize = 256;
-/// From one step of the peer to the next.
+/// Time between two steps of the peer.
 const BEAT: u64 = 20_000;
-/// What is counted at once, in milliseconds.
+/// Length of a slice, in milliseconds.
 const SLICE: u64 = 1;
 
-/// A group whose cores are slow, and a peer that sends to it as fast as it can.
+/// A group with slow cores, and a peer that sends to it as fast as it can.
 struct Fixture {
     group: ReplicatedGroup,
     peer: Single,
     now: u64,
-    /// Until when the core of each replica is busy.
+    /// When the core of each replica is free again.
     busy: Vec<u64>,
-    /// Somebody waits for a snapshot, which takes its giver so long.
+    /// The cost of a snapshot that a joining worker waits for.
     snapshot: Option<u64>,
     ends: Option<Ends>,
 }
@@ -60,13 +60,14 @@ impl Fixture {
         self.ends.as_mut().unwrap()
     }
 
-    /// The peer has a step, and every core that is free takes turns until it is not.
+    /// Runs the peer once, and then turns of the workers until every core is busy to the end of the
+    /// beat.
     fn beat(&mut self) {
         let end = self.now + BEAT;
         self.peer.turn(Instant::from_nanos(self.now));
         self.peer.turn(Instant::from_nanos(self.now));
         loop {
-            // Who has been free for longest is next.
+            // The core that has been free for longest runs next.
             let workers = self.group.workers().iter().enumerate();
             let next = workers.min_by_key(|(_, worker)| self.busy[worker.id()]);
             let (index, id) = next.map(|(index, worker)| (index, worker.id())).unwrap();
@@ -80,7 +81,7 @@ impl Fixture {
         self.now = end;
     }
 
-    /// What a turn of a worker costs.
+    /// Runs a turn of a worker and returns its cost.
     fn turn_of(&mut self, index: usize, at: u64) -> u64 {
         let worker = &mut self.group.workers()[index];
         let (stats, applied) = (worker.stats().effects, worker.replica().applied());
@@ -89,7 +90,7 @@ impl Fixture {
         let octets = after.delivered_bytes + after.sent_bytes;
         let octets = octets - stats.delivered_bytes - stats.sent_bytes;
         let requests = worker.replica().applied() - applied;
-        // Whoever comes first gives it.
+        // The first worker that runs gives the snapshot.
         let snapshot = self.snapshot.take().unwrap_or(0);
         TURN + octets * NS_PER_BYTE + requests * REQUEST + snapshot
     }
@@ -97,7 +98,7 @@ impl Fixture {
     fn join(&mut self) {
         self.group.join(None, ()).unwrap();
         let worker = &self.group.workers()[0];
-        // As large as if so many connections were open.
+        // As large as with `OPEN` open connections.
         let one = worker.replica().connections().next();
         let one = one.map_or(0, |(_, tcb)| size_of_val(tcb));
         let effects = worker.pending_effects().count() * size_of::<Effect>();
@@ -105,7 +106,7 @@ impl Fixture {
         self.snapshot = Some(octets as u64 * CLONE);
     }
 
-    /// Bytes that are read in the next slice.
+    /// Bytes read in the next slice.
     fn slice(&mut self) -> u64 {
         let (before, end) = (self.ends().read, self.now + SLICE * 1_000_000);
         while self.now < end {
@@ -152,7 +153,7 @@ fn a_worker_that_joins_under_full_load_holds_it_up_for_less_than_50_ms() {
             slowest * SLICE
         );
         assert!(worst < before, "the snapshot has to show");
-        // Or something else were what bounds it.
+        // Otherwise the replicas are not the bottleneck.
         assert!(10 * after > 11 * before, "{before} octets, and {after}");
         fixture.group.compare().unwrap();
     }

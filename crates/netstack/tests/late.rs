@@ -1,5 +1,5 @@
-//! A machine that stood still sees what came meanwhile before it takes the time for a loss. Time
-//! passes all the same when frames come without end.
+//! A stack whose machine stood still processes the frames that arrived meanwhile before it
+//! concludes that something was lost. Its time also passes if frames arrive without end.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ fn host(variant: Variant, last: u8) -> Host {
     Host::new(variant, setup, u64::from(last)).unwrap()
 }
 
-/// Frames go from one to the other.
+/// Moves the frames sent by `from` to `to`.
 fn carry(from: &Host, to: &Host) -> usize {
     let sent = from.take_sent();
     let count = sent.len();
@@ -46,7 +46,7 @@ fn acknowledgments_that_wait_come_before_the_time_whatever_the_application_does(
             }
         };
         let _other = listener.accept().unwrap();
-        // So that the path is measured, and nothing is on its way.
+        // Measures the path, and leaves nothing in flight.
         for _ in 0..10 {
             assert_eq!(stream.try_write(&[7; 100]), Ok(100));
             for _ in 0..100 {
@@ -55,7 +55,7 @@ fn acknowledgments_that_wait_come_before_the_time_whatever_the_application_does(
         }
         assert_eq!(stream.try_write(&[7; 100]), Ok(100));
         let mut now = pass(&mut near, &mut far);
-        // The acknowledgment is there by then, and the application has written more.
+        // By then the acknowledgment has arrived, and the application has written more.
         let end = now + STOOD_STILL;
         while now < end {
             now += Duration::from_millis(10);
@@ -70,7 +70,7 @@ fn acknowledgments_that_wait_come_before_the_time_whatever_the_application_does(
     }
 }
 
-/// Frames that are no segments, and bring nothing into the log.
+/// Frames that carry no segment and cause no request.
 fn noise() -> Vec<Vec<u8>> {
     let to = Host::mac_of([10, 0, 0, 1].into());
     let from = Host::mac_of([10, 0, 0, 9].into());
@@ -80,8 +80,8 @@ fn noise() -> Vec<Vec<u8>> {
         frame
     };
     vec![
-        // An experimental protocol, a packet of IPv4 that is too short, and a request by ARP for
-        // somebody else's address.
+        // An experimental protocol, an IPv4 packet that is too short, and an ARP request for
+        // another host's address.
         framed([0x88, 0xb5], &[]),
         framed([0x08, 0x00], &[0x45]),
         framed(
@@ -119,7 +119,7 @@ fn time_passes_however_many_frames_come_that_are_no_segments() {
             };
             let _other = listener.accept().unwrap();
             assert_eq!(stream.try_write(&[7; 100]), Ok(100));
-            // Nobody acknowledges what is sent, and the device is never empty.
+            // The peer acknowledges nothing, and the device is never empty.
             let end = now + STOOD_STILL;
             while now < end {
                 now += Duration::from_millis(10);

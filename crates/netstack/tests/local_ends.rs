@@ -12,7 +12,7 @@ use dominoes_testkit::hand::{self, Wired, address, address_v6};
 
 const PORT: u16 = 7;
 
-/// Two addresses of IPv6: one on the link of the other host, and one elsewhere.
+/// Two IPv6 addresses: one on the other host's link, and one elsewhere.
 fn setup(host: u8) -> Setup {
     let config = hand::ipv6()
         .address(address_v6(0, host), 64)
@@ -50,7 +50,7 @@ fn a_connection_comes_from_the_end_that_it_was_given_or_is_refused() {
                     assert_eq!(stream.local_addr().unwrap(), from);
                     assert_eq!(listener.try_accept().unwrap().1, from);
                     open.push(stream);
-                    // Both ends are taken now; another peer's end is not.
+                    // This pair of ends is in use now.
                     let again = fixture.connect_from(&sockets, SocketAddr::new(local, port), to);
                     assert_eq!(again.err(), Some(SocketError::PortTaken));
                 }
@@ -60,7 +60,7 @@ fn a_connection_comes_from_the_end_that_it_was_given_or_is_refused() {
                 .unwrap();
             assert_eq!(chosen.local_addr().unwrap().ip(), address(is_v4, 0, 1));
             assert!(listener.try_accept().is_ok());
-            // A listener has its port for itself.
+            // A listener owns its port.
             let taken = fixture.connect_from(&sockets, SocketAddr::new(any, 2000), to);
             assert_eq!(taken.err(), Some(SocketError::PortTaken));
             for host in [2, 3] {
@@ -71,12 +71,12 @@ fn a_connection_comes_from_the_end_that_it_was_given_or_is_refused() {
             let mixed =
                 fixture.connect_from(&sockets, SocketAddr::new(address(!is_v4, 0, 1), 0), to);
             assert_eq!(mixed.err(), Some(SocketError::Invalid));
-            // What is of this host alone does not leave it.
+            // A loopback address does not leave the host.
             let local = if is_v4 { "127.0.0.1:0" } else { "[::1]:0" };
             let outside = fixture.connect_from(&sockets, local.parse().unwrap(), to);
             assert_eq!(outside.err(), Some(SocketError::NoRoute));
         }
-        // The one of several addresses that no rule would have chosen.
+        // The source address that no rule would choose.
         let to = SocketAddr::new(address(false, 0, 2), PORT);
         let from = SocketAddr::new(address_v6(1, 1).into(), 1200);
         let stream = fixture.connect_from(&sockets, from, to).unwrap();
@@ -117,7 +117,7 @@ fn a_socket_takes_and_sends_by_the_address_that_it_is_bound_to() {
                 Err(error) => assert!(error == SocketError::Refused && !is_taken, "{ip}"),
             }
         }
-        // As std has it.
+        // The error kinds are the ones that std uses.
         let foreign = sockets
             .bind_udp_on("10.0.0.9:0".parse().unwrap())
             .unwrap_err();

@@ -1,5 +1,5 @@
-//! One state behind one, two or six locks: whole transfers over a bad wire, by hand and by threads,
-//! and agreement with `single`.
+//! One state guarded by one, two or six locks: whole transfers over a bad wire, by hand and by
+//! threads, and agreement with `single`.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use dominoes_testkit::{Rng, Traffic};
 
 use crate::support::{pattern_byte, setup};
 
-/// Writes and reads what it can. Whether both directions are complete.
+/// Writes and reads as much as possible. Returns whether both directions are complete.
 fn is_over(traffic: &mut Traffic) -> bool {
     traffic.step().expect("every byte is right");
     traffic.is_over()
@@ -36,7 +36,7 @@ fn step<K: LockKind>(worker: &mut LockedWorker<K>, now: Instant, rng: &mut Rng) 
     }
 }
 
-/// A wire that loses, repeats, reorders and damages frames, both ways.
+/// A wire that loses, repeats, reorders and corrupts frames, both ways.
 fn bad_wire(seed: u64) -> MemoryConfig {
     let faults = Faults::new(seed)
         .loss(10_000)
@@ -48,7 +48,7 @@ fn bad_wire(seed: u64) -> MemoryConfig {
         .faults(faults)
 }
 
-/// A log in memory.
+/// A recording in memory.
 #[derive(Clone, Default)]
 struct Memory(Arc<Mutex<Vec<u8>>>);
 
@@ -62,10 +62,10 @@ impl Write for Memory {
     }
 }
 
-/// A transfer both ways between a group whose workers take random steps, and `single`; afterwards
-/// `single` replays the requests in the order in which they went through the lock, and has to end
-/// in the same state. Returns how many segments were misordered at the lock, and what the
-/// application counted.
+/// Transfers bytes both ways between a group whose workers take random steps, and `single`.
+/// Afterwards `single` replays the requests in the order in which they passed the lock, and must
+/// end in the same state. Returns how many segments were misordered at the lock, and the
+/// application's counts.
 fn by_hand<K: LockKind>(layout: LockedLayout, seed: u64, total: u64) -> (u64, Counted) {
     println!("{} with {layout:?}, seed {seed:#x}", K::NAME);
     let workers = layout.workers;
@@ -102,7 +102,7 @@ fn by_hand<K: LockKind>(layout: LockedLayout, seed: u64, total: u64) -> (u64, Co
             let finish = |worker: &mut LockedWorker<K>| {
                 worker.prepare() || worker.apply() || worker.perform()
             };
-            // Some wait for the tickets of others.
+            // Some workers wait for the tickets of others.
             while group
                 .workers()
                 .iter_mut()
@@ -130,8 +130,7 @@ fn replayed<K: LockKind>(group: &mut LockedGroup<K>, log: &Memory) {
     let mut entries: Vec<Entry> = recording.map(Result::unwrap).collect();
     let order = group.order();
     assert_eq!(order.len(), entries.len());
-    // What the application wrote is in the ring when the pump says so, and so before any later
-    // request.
+    // Written bytes are in the ring when the pump reports them, and so before any later request.
     let mut written: Vec<_> = entries.iter_mut().map(|e| e.written.take()).collect();
     let (device, far) = memory::pair(MemoryConfig::default());
     drop(far);
@@ -174,7 +173,7 @@ fn every_byte_arrives_whatever_steps_the_workers_take_and_single_replays_them_to
             let layout = LockedLayout::default().workers(workers);
             let (at_mutex, _) = by_hand::<locked::Mutex>(layout, seed, 100_000);
             let (at_mcs, _) = by_hand::<Mcs>(layout, seed, 100_000);
-            // One thread drives all, so the kind of lock decides nothing.
+            // One thread drives all workers, so the kind of lock makes no difference.
             assert_eq!(at_mutex, at_mcs);
             if workers == 1 {
                 assert_eq!(at_mutex, 0, "one worker keeps the order");
@@ -188,7 +187,7 @@ fn every_byte_arrives_whatever_steps_the_workers_take_and_single_replays_them_to
     );
 }
 
-/// All divisions of the state, and each way to do what is beside the protocol.
+/// All divisions of the state, and each way to do the work outside the protocol.
 fn layouts() -> Vec<LockedLayout> {
     let six = |checksums_inside| Granularity::Six { checksums_inside };
     let layout = LockedLayout::default()
@@ -265,8 +264,8 @@ fn every_division_of_the_state_moves_every_byte_by_threads_and_says_which_locks_
     }
 }
 
-/// The paper's upper bound: where order at the lock is taken for granted, segments that overtake
-/// each other cause no duplicate acknowledgments.
+/// The paper's upper bound: if segments are assumed to be in order at the lock, overtaking segments
+/// cause no duplicate acknowledgments.
 #[test]
 fn segments_that_are_taken_for_those_expected_cause_no_duplicate_acknowledgments() {
     let mut sent = [0, 0];
@@ -322,7 +321,8 @@ fn segments_that_are_taken_for_those_expected_cause_no_duplicate_acknowledgments
     assert!(sent[1] + 10 < sent[0], "{sent:?}");
 }
 
-/// A transfer both ways between a group on as many threads as workers, and `single` on this one.
+/// Transfers bytes both ways between a group with a thread for each worker, and `single` on this
+/// thread.
 fn by_threads<K: LockKind>(layout: LockedLayout, seed: u64, total: u64) -> Vec<LockTimes> {
     println!("{} with {layout:?}, seed {seed:#x}", K::NAME);
     let (near, far) = memory::pair(bad_wire(seed));
@@ -410,8 +410,8 @@ fn a_layout_out_of_range_is_refused() {
     }
 }
 
-/// Whatever passes whom on the way to the lock, no datagram changes, and none is lost where the
-/// wire loses none.
+/// However workers overtake each other on the way to the lock, no datagram changes, and none is
+/// lost if the wire loses none.
 #[test]
 fn datagrams_pass_the_lock_whole_whichever_worker_carries_them() {
     for seed in 1..20 {

@@ -1,5 +1,5 @@
-//! Traits that anybody may implement in safe code, by implementations that break every promise:
-//! what they return is not believed, and what they leave undone shows nobody's bytes.
+//! Implements the public safe traits so that they break every promise: the stack must not trust the
+//! results, and must not show stale bytes in place of output that was never written.
 
 #![cfg(feature = "testkit")]
 
@@ -31,7 +31,7 @@ const VARIANTS: [Variant; 5] = [
     Variant::Replicated(3),
 ];
 
-/// What a device lies about.
+/// The false behaviour of a device.
 #[derive(Clone, Copy, Debug)]
 enum Lie {
     TakesMoreThanOffered,
@@ -57,9 +57,9 @@ const LIES: [Lie; 8] = [
 
 struct Liar<D> {
     device: D,
-    /// In some calls.
+    /// Applied in some calls only.
     lie: Option<Lie>,
-    /// What it can do, as it says.
+    /// The capabilities that it reports instead of the true ones.
     caps: Option<Capabilities>,
 }
 
@@ -101,7 +101,7 @@ impl<H> Half<H> {
     fn lie(&mut self) -> Option<Lie> {
         self.calls += 1;
         self.lie.filter(|lie| match lie {
-            // Those that lose frames leave time for others.
+            // Losing frames is rare, so that some frames arrive.
             Lie::TakesHalfAndSaysAll | Lie::TakesFramesOfTheCaller => self.calls.is_multiple_of(30),
             _ => self.calls.is_multiple_of(3),
         })
@@ -147,7 +147,7 @@ impl DeviceRx for Half<Box<dyn DeviceRx>> {
     fn release(&mut self, frames: &mut Vec<Frame>) {
         self.half.release(frames);
         if self.lie.is_some() {
-            // It does not empty the list.
+            // A device should leave the list empty.
             frames.push(Frame::from_bytes(&[]));
         }
     }
@@ -203,7 +203,7 @@ impl DeviceTx for Half<Box<dyn DeviceTx>> {
     }
 }
 
-/// Two stacks, by hand.
+/// Two stacks, driven by hand.
 struct Pair {
     stacks: [variants::ByHand; 2],
     now: Instant,
@@ -248,7 +248,7 @@ impl Pair {
         [server.unwrap().0, client.unwrap()]
     }
 
-    /// Writes `len` times `byte` at one end; returns what is read at the other.
+    /// Writes `byte` `len` times at one end; returns the bytes read at the other.
     fn pass(
         &mut self,
         (byte, len): (u8, usize),
@@ -326,7 +326,7 @@ fn a_device_that_lies_about_what_it_can_do_is_refused_or_used_within_bounds() {
                 continue;
             };
             used += 1;
-            // The device admits less than it says, so not all arrives.
+            // The wrapped device carries less than it claims, so not every connection opens.
             for _ in 0..200 {
                 let at = "10.0.0.1:7".parse().unwrap();
                 let _ = pair.stacks[1].sockets().begin_connect(at);
@@ -337,7 +337,7 @@ fn a_device_that_lies_about_what_it_can_do_is_refused_or_used_within_bounds() {
     assert!(used > 20, "{used}");
 }
 
-/// Passes bytes on, until it is told to do nothing.
+/// Copies its input to its output, or does nothing if `is_idle`.
 #[derive(Debug, Default)]
 struct Lazy {
     is_idle: AtomicBool,
@@ -372,17 +372,17 @@ impl UnitProcessor for Lazy {
     }
 }
 
-/// What a program writes and nobody else may read.
+/// Written by one connection; no other may read it.
 const SECRET: u8 = 0xa5;
-/// Several times round the rings, in whole units.
+/// Wraps around the rings several times, in whole units.
 const LEN: usize = 1000 * 300;
 
 fn or_nothing<E>(moved: Result<usize, E>) -> usize {
     moved.unwrap_or(0)
 }
 
-/// `first` is the end whose bytes `lazy` processes. What is read at either end, once it is idle,
-/// are zeros, over a connection that carried other bytes before, and over another one.
+/// `lazy` processes the bytes of the end `first`. Once `lazy` is idle, both ends must read only
+/// zeros, both on a connection that carried other bytes before and on a new one.
 fn shows_only_zeros<E>(
     mut pair: Pair,
     lazy: &Lazy,
@@ -435,11 +435,11 @@ fn a_unit_processor_that_leaves_its_output_as_it_is_shows_zeros_and_no_old_bytes
     }
 }
 
-/// Uses a stream of its own kind whenever it is called.
+/// Calls the stream that it processes from each of its methods.
 #[derive(Debug, Default)]
 struct Meddler {
     halves: Mutex<Option<(FramedReadHalf, FramedWriteHalf)>>,
-    /// Calls that were refused, by what they were.
+    /// Refused calls, by kind.
     reads: AtomicU64,
     writes: AtomicU64,
 }
@@ -505,7 +505,7 @@ fn a_unit_processor_that_uses_its_own_stream_is_refused() {
         let meddler = Arc::new(Meddler::default());
         let stream = FramedStream::new(ours, meddler.clone()).unwrap();
         *meddler.halves.lock().unwrap() = Some(stream.split());
-        // Workers find and open what comes while nobody holds the halves.
+        // Workers find and open the units that arrive while this closure does not hold the halves.
         let heard = pair.pass(
             (1, 10_000),
             |from| or_nothing(plain.try_write(from)),
@@ -521,7 +521,7 @@ fn a_unit_processor_that_uses_its_own_stream_is_refused() {
         let refused = [&meddler.reads, &meddler.writes].map(|count| count.load(Ordering::Relaxed));
         assert!(refused[0] > 0 && refused[1] > 0, "{variant}: {refused:?}");
 
-        // A stream that it drops is reset.
+        // A stream that its processor drops is reset.
         let [other, mut peer] = pair.connect();
         let dropper = Arc::new(Dropper::default());
         let stream = FramedStream::new(other, dropper.clone()).unwrap();
@@ -538,7 +538,7 @@ fn a_unit_processor_that_uses_its_own_stream_is_refused() {
     }
 }
 
-/// Drops its own stream.
+/// Drops the stream that it processes.
 #[derive(Debug, Default)]
 struct Dropper(Mutex<Option<FramedStream>>);
 
@@ -565,7 +565,7 @@ impl UnitProcessor for Dropper {
     }
 }
 
-/// Takes more bytes than it is given.
+/// Claims to write more bytes than it is given.
 struct Greedy;
 
 impl Write for Greedy {

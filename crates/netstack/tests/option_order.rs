@@ -1,5 +1,6 @@
 //! Options take effect in the order of the calls, between the bytes written before and after them
-//! (RFC 9293 section 3.9.1.8), and from the first segment on. What one of them bounds.
+//! (RFC 9293 section 3.9.1.8), and from the first segment on; also the limits that some of them
+//! set.
 
 #![cfg(feature = "testkit")]
 
@@ -52,7 +53,7 @@ fn segment(frame: &[u8]) -> Option<Seen> {
     })
 }
 
-/// A server and a client, and what they send.
+/// A server and a client, and the segments that they send.
 struct Hosts {
     net: Net,
     ids: [HostId; 2],
@@ -70,7 +71,7 @@ impl Hosts {
                 let seen = Rc::new(RefCell::new(Vec::new()));
                 let frames = Rc::clone(&seen);
                 net.watch(move |_, _, frame| frames.borrow_mut().extend(segment(frame)));
-                // Until IPv6 addresses are known to be unique.
+                // Until the IPv6 addresses are known to be unique.
                 net.pass(Duration::from_secs(3));
                 test(Hosts { net, ids, seen });
             }
@@ -85,13 +86,13 @@ impl Hosts {
         });
     }
 
-    /// What was sent in so many milliseconds.
+    /// The segments sent in the next `millis` milliseconds.
     fn after(&mut self, millis: u64) -> Vec<Seen> {
         self.net.pass(Duration::from_millis(millis));
         self.seen.take()
     }
 
-    /// Lengths, hops and TOS of the segments with text that were sent.
+    /// Length, TTL and TOS of the segments with text among them.
     fn text_after(&mut self, millis: u64) -> Vec<(usize, u8, u8)> {
         let seen = self.after(millis).into_iter();
         let text = seen.filter(|seen| seen.len > 0);
@@ -132,7 +133,7 @@ fn an_option_is_in_order_also_while_segments_of_the_peer_arrive() {
         hosts.after(20);
         for round in 1..20 {
             server.try_write(&[9; 3000]).unwrap();
-            // Its segments are on their way when these are called.
+            // The server's segments are on their way during these calls.
             hosts.net.pass(Duration::from_micros(round));
             client.set_tos(4 * round as u8);
             client.try_write(&[1; 10]).unwrap();
@@ -165,7 +166,7 @@ fn of_more_changes_than_are_kept_the_latest_takes_effect_where_it_was_made() {
     });
 }
 
-/// Units of a length and as much text.
+/// Units with a header that holds their length, and the text.
 #[derive(Debug)]
 struct Units;
 
@@ -202,8 +203,8 @@ impl UnitProcessor for Units {
     }
 }
 
-/// Sets options of `view` between writes to its units. The first write is long enough for workers to
-/// seal it, and is not sealed yet. `sealed` computes the length of the units of a text.
+/// Sets options of `view` between writes to its units. The first write is long enough to be sealed
+/// by workers, and is not sealed yet. `sealed` computes the length of the units of a text.
 fn options_between_units(
     mut hosts: Hosts,
     view: TcpView<'_>,
@@ -344,7 +345,7 @@ fn an_open_has_its_settings_on_the_syn_and_later_without_being_asked() {
 
 #[test]
 fn a_listener_has_its_settings_on_the_syn_ack_with_a_place_and_without() {
-    // The second SYN finds the SYN queue full, and is answered with a cookie.
+    // The second SYN finds the SYN queue full, and is answered with a SYN cookie.
     Hosts::each(limits().syn_queue(1), |mut hosts| {
         let listener = hosts.net.sockets(hosts.ids[0]).listen(7, 4).unwrap();
         for ttl in [3, 4, 7] {
@@ -357,7 +358,7 @@ fn a_listener_has_its_settings_on_the_syn_ack_with_a_place_and_without() {
         let answers: Vec<_> = seen.iter().filter(|seen| seen.flags == SYN | ACK).collect();
         assert!(answers.len() >= 2, "{seen:?}");
         assert!(answers.iter().all(|seen| seen.ttl == 7), "{seen:?}");
-        // Back to the defaults, which those in the queue learn when they are accepted.
+        // Back to the defaults; queued connections get them when they are accepted.
         listener.set_settings(Settings::default()).unwrap();
         let servers = [0, 1].map(|_| listener.try_accept().unwrap().0);
         for server in &servers {
@@ -378,7 +379,7 @@ fn a_user_timeout_bounds_an_open_from_its_syn_on() {
     Hosts::connected(|mut hosts, _server, _client| {
         let remote = hosts.net.address_of(hosts.ids[0], 7);
         let server = hosts.net.sockets(hosts.ids[0]);
-        // Its neighbours still know where it was.
+        // The client still knows the server's link-layer address.
         server.remove_address(remote.ip()).unwrap();
         let sockets = hosts.net.sockets(hosts.ids[1]).clone();
         let mut opening = sockets.begin_connect(remote).unwrap();
@@ -410,7 +411,7 @@ fn a_bound_of_unsent_text_holds_for_writes_and_for_readiness_whatever_is_in_flig
             poller.events(&mut events);
             events.iter().count() > 0
         };
-        // Sent text makes room, also if the peer does not read it.
+        // Sent text makes room even if the peer does not read it.
         let mut written = 0;
         while let Ok(len) = client.try_write(&[1; 100_000]) {
             assert!(len <= BOUND);
@@ -430,7 +431,7 @@ fn a_bound_of_unsent_text_holds_for_writes_and_for_readiness_whatever_is_in_flig
         }
         assert_eq!(client.halves().1.room(), Ok(BOUND));
         assert!(is_writable());
-        // Without a bound a write takes more.
+        // Without a bound, a write takes more.
         client.set_notsent_lowat(None).unwrap();
         assert!(client.try_write(&[1; 100_000]).unwrap() > 5 * BOUND);
     });
@@ -455,7 +456,7 @@ fn accepted_and_opened_connections_and_streams_of_units_have_a_bound_of_unsent_t
         assert_eq!(too_short, Err(SocketError::Invalid));
         assert_eq!(client.get_ref().notsent_lowat(), Some(5000));
         for _ in 0..5 {
-            // A unit, and too little room for another.
+            // One unit, and too little room for another.
             assert_eq!(client.try_write(&[1; 8000]), Ok(4000));
             hosts.after(300);
         }

@@ -1,5 +1,5 @@
-//! What sockets may ask for of received datagrams: where they were sent to, by which interface they
-//! came, and when. Over both families and in every variant.
+//! Information that sockets may request about received datagrams: destination address, interface
+//! and time. Over both families and in every variant.
 
 #![cfg(feature = "testkit")]
 
@@ -10,7 +10,7 @@ use dominoes_netstack::{Datagram, Limits};
 use dominoes_testkit::hand::{self, Shape, Wired, address};
 
 const PORT: u16 = 7;
-/// Of each queue: it wraps around several times.
+/// Bytes of each queue; it wraps around several times.
 const QUEUE: u32 = 16 << 10;
 
 /// With a short queue.
@@ -38,7 +38,7 @@ fn datagrams_say_where_they_were_sent_to_and_when_they_came() {
         ours.join_multicast_v6(&group, 0).unwrap();
         let mut into = vec![Datagram::new(2000); 40];
         for round in 0..12_usize {
-            // Asked for or not: both kinds of records lie in the queue.
+            // Requested or not: both kinds of records are in the queue.
             let asked = round % 3 != 0;
             ours.set_packet_info(asked);
             fixture.turn();
@@ -73,7 +73,7 @@ fn datagrams_say_where_they_were_sent_to_and_when_they_came() {
                         assert!(began <= info.arrived && info.arrived <= fixture.now);
                     }
                 }
-                // In place, too.
+                // Likewise in place.
                 theirs
                     .try_send_to(b"hello", SocketAddr::new(to[1], PORT))
                     .unwrap();
@@ -95,7 +95,7 @@ fn a_queue_that_is_full_of_such_datagrams_loses_the_others_and_goes_on() {
         fixture.turn();
         let mut theirs = fixture.hosts[0].sockets().bind_udp(0).unwrap();
         let to = SocketAddr::new(address(false, 1, 1), PORT);
-        // The neighbours know each other then.
+        // After this the neighbours know each other.
         theirs.try_send_to(b"hello", to).unwrap();
         fixture.turn();
         assert_eq!(ours.try_recv_from(&mut [0; 8]).unwrap().0, 5);
@@ -110,7 +110,8 @@ fn a_queue_that_is_full_of_such_datagrams_loses_the_others_and_goes_on() {
                 assert!(len == 33 && bytes[..33] == [round; 33]);
                 count += 1;
             }
-            // 32 bytes of header, as many more, and 64 of padded payload.
+            // A header of 32 bytes, the requested information in another 32, and 64 bytes of padded
+            // payload.
             assert_eq!(count, QUEUE / 128);
             fixture.turn();
         }

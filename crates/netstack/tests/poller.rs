@@ -1,5 +1,5 @@
-//! Readiness: what a poller reports, compared with what Linux' `epoll` reports of the same actions;
-//! what it promises beyond; threads that register, drop and wake.
+//! Readiness: the events of a poller, compared with those from Linux `epoll` for the same actions;
+//! guarantees beyond those; threads that register, drop and wake.
 
 #![cfg(feature = "testkit")]
 
@@ -16,14 +16,14 @@ use dominoes_netstack::poller::{Event, Events, Interest, Poller, Token, Trigger}
 
 const TRIGGERS: [Trigger; 2] = [Trigger::Level, Trigger::Edge];
 
-/// What is reported now, without waiting.
+/// All current events, without waiting.
 fn reported(poller: &Poller) -> Vec<Event> {
     let mut events = Events::with_capacity(64);
     poller.events(&mut events);
     events.iter().copied().collect()
 }
 
-/// Tokens of what is readable, and of what is writable.
+/// The tokens of readable sources, and of writable ones.
 fn ready(poller: &Poller) -> (Vec<usize>, Vec<usize>) {
     let events = reported(poller);
     let tokens = |what: fn(&Event) -> bool| {

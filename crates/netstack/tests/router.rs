@@ -1,4 +1,4 @@
-//! The router by hand: the rules of RFC 1812 as data, and bytes that pass through it.
+//! The router, driven by hand: the rules of RFC 1812 as a table, and packets that pass through it.
 
 use std::net::Ipv4Addr;
 
@@ -23,7 +23,7 @@ const PORTS: [(Address, usize); 3] = [
     ([10, 0, 2, 254], 1500),
     ([10, 0, 3, 254], 1280),
 ];
-/// A host behind the first interface.
+/// A host at the first interface.
 const HOST: Address = [10, 0, 1, 1];
 /// Neighbours that the router knows.
 const NEIGHBORS: [(usize, Address); 5] = [
@@ -34,7 +34,7 @@ const NEIGHBORS: [(usize, Address); 5] = [
     (2, [10, 0, 3, 1]),
 ];
 
-/// A router whose interfaces are scripts.
+/// A router with scripted devices as interfaces.
 struct Fixture {
     router: Router,
     scripts: Vec<Script>,
@@ -69,7 +69,7 @@ impl Fixture {
             scripts.push(script);
         }
         let builder = builder
-            // Another neighbour, were its metric not higher.
+            // Would lead to another neighbour if its metric were not higher.
             .route(Route {
                 metric: 1,
                 ..route([192, 0, 2, 0], 24, [10, 0, 3, 1])
@@ -90,7 +90,7 @@ impl Fixture {
         fixture
     }
 
-    /// What leaves each interface until nothing is left to do.
+    /// Runs the router until it is idle. Returns the frames that left each interface.
     fn left(&mut self) -> Vec<Vec<Vec<u8>>> {
         while self.router.turn(self.now) > 0 {}
         let sent = self.scripts.iter().map(|script| {
@@ -100,37 +100,38 @@ impl Fixture {
         sent.collect()
     }
 
-    /// What leaves for a frame that arrives at the first interface.
+    /// The frames that leave after a frame arrives at the first interface.
     fn pass(&mut self, frame: Vec<u8>) -> Vec<Vec<Vec<u8>>> {
         self.scripts[0].push(frame);
         self.left()
     }
 }
 
-/// What a rule makes of a packet.
+/// How the router treats a packet.
 #[derive(Clone, Copy, Debug)]
 enum Becomes {
     /// It leaves an interface for a neighbour.
     Forwarded(usize, Address),
-    /// In so many pieces.
+    /// It leaves an interface in this many fragments.
     Cut(usize, usize),
-    /// Its sender gets an ICMP message: type, code, and the four bytes behind the checksum.
+    /// Its sender gets an ICMP message: type, code, and the four bytes after the checksum.
     Error([u8; 2], [u8; 4]),
-    /// It leaves the interface at which it arrived, and its sender is told the nearer router.
+    /// It leaves the interface at which it arrived, and its sender is redirected to the nearer
+    /// router.
     Redirected(Address),
     /// It is answered.
     Echoed,
-    /// Nothing leaves, and this is counted.
+    /// Nothing leaves, and this counter is incremented.
     Dropped(&'static str),
 }
 
-/// A datagram of the host with so many bytes of payload.
+/// A datagram of the host with `len` bytes of payload.
 fn datagram(to: Address, len: usize) -> Vec<u8> {
     let path = Path::new(HOST, to).to_mac(mac_of(PORTS[0].0));
     packet::udp(path, (4000, 9), &vec![0x5a; len])
 }
 
-/// A datagram with a tag.
+/// A datagram with a VLAN tag.
 fn tagged(control: u16) -> Vec<u8> {
     let mut frame = datagram(NEAR, 8);
     let [a, b] = control.to_be_bytes();
@@ -138,7 +139,7 @@ fn tagged(control: u16) -> Vec<u8> {
     frame
 }
 
-/// The same with a change of its header.
+/// A datagram with a modified header.
 fn changed(to: Address, len: usize, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut frame = datagram(to, len);
     change(&mut frame);
@@ -146,7 +147,7 @@ fn changed(to: Address, len: usize, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8
     frame
 }
 
-/// The same with options in its header.
+/// A datagram with options in its header.
 fn with_options(to: Address, options: &[u8]) -> Vec<u8> {
     changed(to, 8, |frame| {
         frame[14] += (options.len() / 4) as u8;
@@ -167,7 +168,7 @@ const NEAR: Address = [10, 0, 2, 1];
 const NARROW: Address = [10, 0, 3, 1];
 const DONT_FRAGMENT: u8 = 0x40;
 
-/// A rule, where it stands, a packet, and what becomes of it.
+/// A rule, its section, a packet, and its treatment.
 type Rule = (&'static str, &'static str, fn() -> Vec<u8>, Becomes);
 
 const RULES: &[Rule] = &[
@@ -502,13 +503,13 @@ fn expiring_error() -> Vec<u8> {
     frame
 }
 
-/// The packet of a frame, without what the link padded.
+/// The packet of a frame, without link padding.
 fn packet_of(frame: &[u8]) -> &[u8] {
     let len = usize::from(u16::from_be_bytes([frame[16], frame[17]]));
     &frame[ETHERNET..ETHERNET + len]
 }
 
-/// That `frame` is `sent`, one hop further, from interface `port` to the neighbour at `hop`.
+/// Checks that `frame` is `sent`, one hop further, from interface `port` to the neighbour at `hop`.
 fn check_forwarded(sent: &[u8], frame: &[u8], port: usize, hop: Address) {
     assert_eq!(frame[..6], mac_of(hop), "the next hop");
     assert_eq!(frame[6..12], mac_of(PORTS[port].0), "the interface");
@@ -519,7 +520,7 @@ fn check_forwarded(sent: &[u8], frame: &[u8], port: usize, hop: Address) {
     assert_eq!(frame, whole);
 }
 
-/// That `frame` is an ICMP message of the first interface to the host about `sent`.
+/// Checks that `frame` is an ICMP message from the first interface to the host about `sent`.
 fn check_error(sent: &[u8], frame: &[u8], numbers: [u8; 2], head: [u8; 4]) {
     let ends = [&PORTS[0].0[..], &HOST[..]].concat();
     assert_eq!(
@@ -621,7 +622,7 @@ fn a_source_behind_another_interface_is_dropped_if_sources_are_validated() {
         let left = fixture.pass(from([10, 0, 3, 1]));
         assert_eq!(left[1].len(), usize::from(!validate));
         assert_eq!(fixture.router.stats().spoofed, u64::from(validate));
-        // A host of its own link, and one behind a gateway there.
+        // A host on the interface's own link, and one reached through a gateway there.
         for source in [HOST, [198, 51, 100, 3]] {
             assert_eq!(fixture.pass(from(source))[1].len(), 1);
         }
@@ -734,7 +735,7 @@ fn merged_and_unfinished_frames_leave_as_the_next_device_can_send_them() {
             .macs(mac_of(address), [0; 6]);
         memory::scripted_with(config.tso4_max_bytes(tso))
     };
-    // A partial checksum is finished where the next device cannot.
+    // The router completes a partial checksum if the next device cannot.
     let mut fixture = Fixture::new(|builder| builder);
     let sent = datagram(NEAR, 100);
     let mut partial = sent.clone();
@@ -768,7 +769,7 @@ fn merged_and_unfinished_frames_leave_as_the_next_device_can_send_them() {
         fixture.scripts[port].push(packet::arp_request(Path::new(address, PORTS[port].0)));
     }
     fixture.left();
-    // So they do while they wait for a neighbour.
+    // They also stay merged while they wait for a neighbour to be resolved.
     let unknown = [10, 0, 2, 77];
     for (to, port, fits) in [(NEAR, 1, true), (NARROW, 2, false), (unknown, 1, true)] {
         let path = Path::new(HOST, to).to_mac(mac_of(PORTS[0].0));
@@ -848,7 +849,7 @@ fn a_router_that_cannot_be_is_refused() {
         ));
     }
     assert!(matches!(build(&[], None), Err(StackError::Config(_))));
-    // It speaks IPv4 only.
+    // The router supports IPv4 only.
     let six = build(&["fd00::1/64"], None);
     assert!(matches!(six, Err(StackError::Address(_))));
     for (network, via) in [("fd00::", "10.0.1.1"), ("192.0.2.0", "fd00::1")] {
@@ -861,8 +862,8 @@ fn a_router_that_cannot_be_is_refused() {
     }
 }
 
-/// Two hosts whose links carry 1500 bytes, and two routers with a link of 1280 between them; with
-/// cards in front of the first router's devices, or without.
+/// Two hosts whose links have an MTU of 1500, and two routers with a link of MTU 1280 between them;
+/// with or without cards between the first router and its devices.
 fn two_routers(firmware: Option<Firmware>) -> RouterStats {
     let wide = || memory::pair(MemoryConfig::default());
     let narrow = memory::pair(MemoryConfig::default().mtu(1280));
@@ -937,7 +938,7 @@ fn bytes_pass_two_routers_whose_link_is_narrower_than_the_hosts() {
     }
 }
 
-/// A frame that is nearly right.
+/// A frame that is nearly valid.
 fn frames() -> impl Strategy<Value = Vec<u8>> {
     let rules = 0..RULES.len();
     let change = proptest::collection::vec((0_usize..80, any::<u8>()), 0..4);

@@ -1,5 +1,5 @@
-//! What a program without `unsafe` may do wrong: it gets a panic or an error, and neither bytes
-//! that are not its own nor memory that the stack still writes to.
+//! Mistakes of a program without `unsafe`: it gets a panic or an error, and neither foreign bytes
+//! nor memory that the stack still writes to.
 #![forbid(unsafe_code)]
 
 use std::any::Any;

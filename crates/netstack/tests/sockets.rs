@@ -43,7 +43,7 @@ fn server_at(port: u16) -> SocketAddr {
     SocketAddr::new([10, 0, 0, 1].into(), port)
 }
 
-/// Runs `what` on a thread and fails if it does not come back.
+/// Runs `what` on a thread and fails if it does not return in time.
 fn within_patience<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
     let (tell, told) = mpsc::channel();
     let thread = thread::spawn(move || tell.send(what()));
@@ -124,7 +124,7 @@ fn shutting_the_stack_down_wakes_every_blocked_call_with_an_error() {
         let reader = thread::spawn(move || quiet.read(&mut [0; 10]).map_err(|e| e.kind()));
         let acceptor =
             thread::spawn(move || listener.accept().err().and_then(|e| SocketError::of(&e)));
-        // Nobody reads what it writes, so it fills both rings and blocks.
+        // Nothing reads what this thread writes, so it fills both rings and blocks.
         let writer = thread::spawn(move || {
             loop {
                 if let Err(error) = full.write(&[0; 1000]) {
@@ -132,7 +132,7 @@ fn shutting_the_stack_down_wakes_every_blocked_call_with_an_error() {
                 }
             }
         });
-        // However far they got, the shutdown must end them.
+        // The shutdown must end each thread, however far it got.
         thread::sleep(Duration::from_millis(50));
         within_patience(move || {
             server.shutdown();
@@ -141,7 +141,7 @@ fn shutting_the_stack_down_wakes_every_blocked_call_with_an_error() {
         let down = std::io::ErrorKind::ConnectionAborted;
         assert_eq!(reader.join().unwrap(), Err(down));
         assert_eq!(acceptor.join().unwrap(), Some(SocketError::Down));
-        // Its stack went second: it may have heard of the first one's end.
+        // Its stack shut down second, so it may have seen the other one's end.
         let reset = std::io::ErrorKind::ConnectionReset;
         assert!([down, reset].contains(&writer.join().unwrap()));
     }
@@ -192,7 +192,7 @@ fn places_of_closed_connections_are_used_again() {
     let serving = thread::spawn(move || {
         for _ in 0..rounds {
             let (stream, _) = listener.accept().unwrap();
-            // Both ends abort, so that no place waits out TIME-WAIT.
+            // Both ends abort, so that no connection stays in TIME-WAIT.
             stream.abort();
         }
     });
@@ -264,7 +264,7 @@ fn a_variant_that_a_setting_excludes_is_refused_with_what_to_do() {
     for kind in VariantKind::ALL {
         assert_eq!(start(*kind, |builder| builder), Ok(()), "{kind}");
     }
-    // On a machine with one core this is what a program may ask for.
+    // A program may ask for this on a machine with one core.
     let one = |builder: Builder| builder.replicas_up_to(1);
     assert_eq!(start(VariantKind::Single, one), Ok(()));
     assert_eq!(start(VariantKind::Locked, one), Ok(()));
@@ -359,7 +359,7 @@ fn nobody_joins_a_stack_without_a_log() {
     }
 }
 
-/// Two ends of a connection, the client's first, and the stacks that keep it.
+/// Two ends of a connection, the client's first, and their stacks.
 fn connected(variant: Variant) -> (TcpStream, TcpStream, (Stack, Stack)) {
     let stacks = pair(variant);
     let listener = stacks.0.listen(7, 4).unwrap();
@@ -376,7 +376,7 @@ fn a_call_with_a_timeout_gives_up_and_one_that_may_not_wait_does_so_at_once() {
     let error = ours.read(&mut [0; 10]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::WouldBlock);
     ours.set_write_timeout(soon).unwrap();
-    // Nobody reads, so both rings fill.
+    // Nothing is read, so both rings fill.
     let error = loop {
         if let Err(error) = ours.write(&[7; 100_000]) {
             break error;
@@ -462,7 +462,7 @@ fn dropping_a_connection_resets_it_waits_for_its_peer_or_does_neither() {
     theirs.read_to_end(&mut all).unwrap();
     assert_eq!(all, [5; 10_000]);
 
-    // The peer reads nothing, so waiting ends with its time.
+    // The peer reads nothing, so lingering ends with its time.
     let (mut ours, theirs, _stacks) = connected(Variant::Single);
     ours.set_nonblocking(true).unwrap();
     while ours.write(&[5; 10_000]).is_ok() {}
@@ -603,7 +603,7 @@ fn a_call_for_datagrams_ends_with_its_timeout_and_with_the_socket_that_does_not_
     assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
 }
 
-/// However busy a stack is, a connection that is over gives its place to the next one.
+/// However busy a stack is, a connection that has ended makes room for the next one.
 #[test]
 fn places_are_freed_while_an_application_opens_a_connection_in_every_turn() {
     use dominoes_netstack::Limits;
@@ -623,7 +623,7 @@ fn places_are_freed_while_an_application_opens_a_connection_in_every_turn() {
         let client = ends[1].sockets();
         let to = "10.0.0.1:7".parse().unwrap();
         let (mut opening, mut served, mut closed) = (Vec::new(), Vec::new(), 0);
-        // Too short a time for a timer to help.
+        // Too short a time for any timer to help.
         for turn in 0..5000 {
             if let Ok(connecting) = client.begin_connect(to) {
                 opening.push(connecting);
@@ -645,7 +645,7 @@ fn places_are_freed_while_an_application_opens_a_connection_in_every_turn() {
                     closed += 1;
                     false
                 }
-                // There is no room, for the moment.
+                // The stack has no room at the moment.
                 Err(_) => false,
             });
         }

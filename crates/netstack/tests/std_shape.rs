@@ -1,5 +1,5 @@
-//! Programs over `std::net`, compiled with its types and with ours under the same names, run over
-//! the host's loopback and over two stacks in memory; both must say the same.
+//! Programs over `std::net`, compiled with its types and with ours under the same names. They run
+//! over the host's loopback and over two stacks in memory; both must give equal results.
 
 #![cfg(feature = "testkit")]
 
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Long enough for anything but a call that never returns.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What both modules have alike.
+/// The contents of both modules.
 macro_rules! snippets {
     ($($from:tt)*) => {
         use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
@@ -125,7 +125,7 @@ fn a_listener_that_is_closed_ends_the_accepts_that_wait() {
     let error = waiting.join().unwrap().unwrap_err();
     assert_eq!(SocketError::of(&error), Some(SocketError::Closed));
     assert_eq!(listener.try_accept().map(drop), Err(SocketError::Closed));
-    // Another one may have the port now, and the closed one takes nothing from it.
+    // Another listener may have the port now; the closed one takes no connection from it.
     let other = server.listen(7, 4).unwrap();
     let _ours = within_patience(move || (client.connect("10.0.0.1:7").unwrap(), client));
     assert_eq!(listener.try_accept().map(drop), Err(SocketError::Closed));
@@ -162,7 +162,7 @@ fn bytes_reserved_in_the_send_ring_are_zero_and_sent_when_committed() {
     let (mut ours, _client) =
         within_patience(move || (client.connect("10.0.0.1:7").unwrap(), client));
     let (mut theirs, _) = listener.accept().unwrap();
-    // Something that stays in the ring when it has gone round.
+    // Leaves non-zero bytes in the ring after it wraps.
     let mut all = vec![0xaa; 1 << 20];
     let reader = thread::spawn(move || {
         let mut got = Vec::new();
@@ -184,7 +184,7 @@ fn bytes_reserved_in_the_send_ring_are_zero_and_sent_when_committed() {
         let len = place.len() / 2;
         place[..len].fill(round as u8);
         if round % 3 == 0 {
-            // Forgotten: nothing is sent.
+            // Dropped without a commit: nothing is sent.
             continue;
         }
         place.commit(len).unwrap();
@@ -219,7 +219,7 @@ fn a_clone_waits_while_bytes_are_lent_in_place_and_goes_on_afterwards() {
     theirs.consume(4);
     thread::sleep(Duration::from_millis(10));
     theirs.consume(6);
-    // Dropping gives back what is left.
+    // Dropping releases the rest.
     drop(theirs);
     assert_eq!(&reading.join().unwrap(), b"read");
 }

@@ -1,5 +1,4 @@
-//! What tests of a group and a peer that are driven by hand share: a connection whose bytes are
-//! known.
+//! Shared by tests that drive a group and a peer by hand: a connection with known bytes.
 
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
@@ -10,9 +9,9 @@ use dominoes_netstack::{SocketError, Sockets, TcpStream};
 use dominoes_testkit::Rng;
 use dominoes_testkit::net::{HostId, Net};
 
-/// Stands in every [`text`], every 16 bytes: what no frame may carry.
+/// Repeated every 16 bytes in every [`text`]; no frame may carry it.
 const MARK: [u8; 8] = *b"Unsealed";
-/// Bytes that are read at once, at most.
+/// The most bytes read at once.
 const PIECE: usize = 200_000;
 
 /// The stack at 10.0.0.`last`.
@@ -20,16 +19,16 @@ pub(crate) fn setup(last: u8) -> Setup {
     Setup::new([10, 0, 0, last].into(), 24, [u64::from(last), 7])
 }
 
-/// The byte that stands at `at` in a stream.
+/// The byte at offset `at` of a stream.
 pub(crate) fn pattern_byte(at: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// No connection takes longer.
+/// The longest virtual time that a connection may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Opens a connection from the second host to a port of the first, over wires that may be bad.
-/// Returns the ends of both.
+/// Returns both ends.
 pub(crate) fn connect(net: &mut Net, hosts: [HostId; 2], port: u16) -> [TcpStream; 2] {
     let listener = net.sockets(hosts[0]).listen(port, 4).unwrap();
     let remote = net.address_of(hosts[0], port);
@@ -40,7 +39,7 @@ pub(crate) fn connect(net: &mut Net, hosts: [HostId; 2], port: u16) -> [TcpStrea
         let [server, client] = &mut streams;
         if client.is_none() {
             *client = match opening.try_finish() {
-                // A bad wire loses all questions now and then.
+                // A bad wire sometimes loses every retry.
                 Err(SocketError::Unreachable | SocketError::TimedOut) => {
                     opening = sockets.begin_connect(remote)?;
                     None
@@ -60,11 +59,11 @@ pub(crate) fn connect(net: &mut Net, hosts: [HostId; 2], port: u16) -> [TcpStrea
     streams.map(Option::unwrap)
 }
 
-/// Calls `step` while time goes by, until it says that it is over.
+/// Calls `step` while virtual time passes, until it returns true.
 pub(crate) fn go_on<E>(net: &mut Net, mut step: impl FnMut() -> Result<bool, E>) -> Result<(), E> {
     let mut failed = None;
     let ran = net.run(PATIENCE, |moment| {
-        // Workers may have units that bring no frame.
+        // Workers may have units to process although no frame is on its way.
         moment.wake_at(moment.now() + Duration::from_micros(500));
         Ok(match step() {
             Ok(false) => ControlFlow::Continue(0),
@@ -79,7 +78,7 @@ pub(crate) fn go_on<E>(net: &mut Net, mut step: impl FnMut() -> Result<bool, E>)
     failed.map_or(Ok(()), Err)
 }
 
-/// What would block has moved no byte yet.
+/// A call that would block has moved no byte.
 fn moved(done: Result<usize, SocketError>) -> u64 {
     match done {
         Ok(octets) => octets as u64,
@@ -99,8 +98,8 @@ pub(crate) struct Ends {
 }
 
 impl Ends {
-    /// From the stack with the sockets `peer` to 10.0.0.1, whose sockets are `ours`, while `step`
-    /// lets both go on.
+    /// Opens a connection from the stack of `peer` to 10.0.0.1, the stack of `ours`; `step` drives
+    /// both.
     pub(crate) fn open(ours: &Sockets, peer: &Sockets, mut step: impl FnMut()) -> Ends {
         let listener = ours.listen(7, 4).unwrap();
         let at = SocketAddr::new([10, 0, 0, 1].into(), 7);
@@ -123,7 +122,8 @@ impl Ends {
         }
     }
 
-    /// Writes what there is room for, at most so many bytes, and reads what came.
+    /// Writes up to `most` bytes, as far as there is room, and reads and checks everything that has
+    /// arrived.
     pub(crate) fn go_on(&mut self, most: u64) {
         if most > 0 {
             let octets: Vec<u8> = (self.written..self.written + most)
@@ -144,7 +144,7 @@ impl Ends {
     }
 }
 
-/// What an application writes whose bytes are to be processed before they leave.
+/// A text that must be processed before it leaves the host.
 pub(crate) fn text(len: usize, seed: u64) -> Vec<u8> {
     let mut rng = Rng::new(seed);
     let mut text = Vec::with_capacity(len + 16);
@@ -156,7 +156,7 @@ pub(crate) fn text(len: usize, seed: u64) -> Vec<u8> {
     text
 }
 
-/// Whether 23 bytes of some text or more stand in `frame` in a row.
+/// Whether `frame` contains `MARK`, as any 23 consecutive bytes of a [`text`] do.
 pub(crate) fn carries_text(frame: &[u8]) -> bool {
     let mut parts = frame.windows(MARK.len());
     parts.any(|part| part == MARK)

@@ -1,6 +1,6 @@
 //! TLS whose records any worker seals and opens, with `rustls` as the peer: by hand over bad wires,
-//! with workers that stall, die and unwind, and on threads. What the keys are is random; everything
-//! else follows from the printed seed.
+//! with workers that stall, die and unwind, and on threads. Keys are random; the printed seed
+//! determines everything else.
 
 #![cfg(feature = "testkit")]
 
@@ -55,7 +55,7 @@ fn keys_are_replaced_in_the_middle_of_both_streams() {
         let texts = [&texts[0][..], &texts[1][..]];
         pair.exchange(texts, 50_000, seed, |ends, written| {
             for i in 0..2 {
-                // Behind something new, so that it is no flood.
+                // After new text, so that the updates are no flood.
                 if written[i] > before[i] && written[i] < texts[i].len() && rng.below(2) == 0 {
                     ends[i].update_keys();
                     updates += 1;
@@ -106,7 +106,7 @@ fn flipped(at: usize, bit: u8, suite: SupportedCipherSuite) {
         .unwrap();
     bytes.extend(raw(session));
     bytes[begin + at] ^= bit;
-    // Behind it, as much as the longest length may ask for.
+    // After it, as many bytes as the longest length may ask for.
     session.writer().write_all(&[7; 17_000]).unwrap();
     bytes.extend(raw(session));
     let (read, done) = pair.send_raw(1, &bytes, usize::MAX, usize::MAX);
@@ -167,7 +167,7 @@ fn text_that_is_not_sealed_is_seen_in_its_frames() {
     for len in [23, 24, 3_000] {
         let mut pair = Plan::new(Variant::Single, SERVER, TLS13).build(seed());
         let (_, stream) = pair.ends[1].rustls_parts();
-        // From within, as the worst place of a cut.
+        // The text begins within a block, the worst place for `carries_text`.
         let part = &text(len + 9, 1)[9..];
         assert_eq!(stream.try_write(part), Ok(len));
         pair.net.pass(Duration::from_millis(100));
@@ -193,7 +193,7 @@ fn a_flood_of_key_updates_ends_the_connection() {
     assert_eq!(pair.alert(1), heard(alert));
 }
 
-/// Who writes much and updates its keys now and then reads the answers when it has written all.
+/// A writer that updates its keys now and then reads the answers only after all its writes.
 #[test]
 fn answers_to_key_updates_that_were_asked_for_are_no_flood() {
     const UPDATES: usize = 100;
@@ -208,7 +208,7 @@ fn answers_to_key_updates_that_were_asked_for_are_no_flood() {
         pair.net.pass(Duration::from_millis(100));
         assert_eq!(pair.ends[1].read(&mut [0; 8]), Ok(Some(1)));
         let (session, _) = pair.ends[1].rustls_parts();
-        // The answer goes before what is written next.
+        // The answer precedes the next text.
         assert_eq!(session.writer().write(b"").unwrap(), 0);
         bytes.extend(raw(session));
     }
@@ -315,7 +315,7 @@ fn a_worker_that_unwinds_in_a_record_leaves_it_to_the_next() {
                             if written[i] < sent.len() {
                                 written[i] += ends[i].write(&sent[written[i]..])?;
                             }
-                            // It leaves the first look to the workers.
+                            // Leaves the first check to the workers.
                             while let Some(len) = ends[i].read(&mut buffer)? {
                                 heard[i].extend_from_slice(&buffer[..len]);
                             }
@@ -347,7 +347,7 @@ fn what_is_no_tls_is_refused_and_nothing_panics() {
         if is_finished {
             pair.handshake();
         }
-        // Records with headers that may be right, of any content, and what follows from that.
+        // Records with plausible headers and arbitrary content, and whatever follows from them.
         let mut bytes = Vec::new();
         while bytes.len() < 2_000 {
             let len = rng.below(300) as usize;
@@ -373,7 +373,7 @@ fn what_is_no_tls_is_refused_and_nothing_panics() {
         });
         match done {
             Err(TlsError::Refused(_)) if is_finished => Ok(()),
-            // It may wait for the rest of a message.
+            // The handshake may wait for the rest of a message.
             Err(TlsError::Handshake(_) | TlsError::Refused(_) | TlsError::Truncated)
                 if !is_finished =>
             {
@@ -423,7 +423,7 @@ fn a_stream_with_clones_and_a_buffer_that_is_too_short_are_refused() {
     }
 }
 
-/// Both ends are ours, on threads of their own.
+/// Both ends are ours, on separate threads.
 #[test]
 fn on_threads_workers_are_killed_and_all_arrives() {
     let sent = Arc::new(text(6 << 20, 7));
@@ -481,8 +481,8 @@ enum Ending {
     CloseWithin,
 }
 
-/// Both workers stand in the middle of a record when the stream ends: the peer reads what was
-/// written before, and close_notify. Then no text is left in the stack's memory.
+/// Both workers are within a record when the stream ends: the peer must still read all text written
+/// before, and close_notify. Afterwards the stack's memory holds no text.
 #[test]
 fn an_end_waits_for_records_that_workers_are_sealing() {
     let sent = text(60 << 10, 11);
@@ -536,7 +536,7 @@ fn an_end_waits_for_records_that_workers_are_sealing() {
                 assert_eq!(closed, Ok(()));
             })),
         };
-        // What ends without waiting has time to do so.
+        // Time enough for an end that does not wait.
         assert!(
             heard
                 .recv_timeout(std::time::Duration::from_millis(50))
@@ -551,7 +551,7 @@ fn an_end_waits_for_records_that_workers_are_sealing() {
             closing.join().unwrap();
         }
         if ending == Ending::Drop {
-            // The worker that had the connection last lets it go.
+            // The worker that last held the connection releases it.
             let gone = (0..1_000_000).any(|_| {
                 thread::yield_now();
                 !keeps_text(&sockets)
@@ -608,7 +608,7 @@ fn a_handshake_that_takes_too_long_fails_and_its_connection_is_closed() {
             let usual = std::time::Duration::from_secs(30);
             assert!(left <= usual && !left.is_zero(), "{left:?}");
             handshake.set_timeout(Some(std::time::Duration::from_nanos(1)));
-            // Bytes that have arrived do not make it less late.
+            // Bytes that have arrived do not extend the time.
             let (session, stream) = pair.ends[1 - at].rustls_parts();
             let _ = stream.try_write(&raw(session));
             pair.net.pass(Duration::from_millis(100));

@@ -1,4 +1,4 @@
-//! What one connection has for itself: settings, tuning, and what it says of itself.
+//! Per-connection state: settings, tuning and statistics.
 
 #![cfg(feature = "testkit")]
 
@@ -14,7 +14,7 @@ use dominoes_netstack::{
     ConnectionStats, Settings, SocketError, Stack, TcpListener, TcpStream, Tuning,
 };
 
-/// Long enough for anything but what never happens.
+/// Long enough for any event that happens at all.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const VARIANTS: [Variant; 3] = [Variant::Single, Variant::Locked(1), Variant::Replicated(2)];
@@ -28,13 +28,13 @@ fn stacks(variant: Variant) -> [Stack; 2] {
     [start("10.0.0.1/24", left), start("10.0.0.2/24", right)]
 }
 
-/// The server's end and the client's, of a connection to this listener.
+/// The server's end and the client's end of a new connection to this listener.
 fn connect(listener: &TcpListener, client: &Stack) -> (TcpStream, TcpStream) {
     let ours = client.connect("10.0.0.1:7").unwrap();
     (listener.accept().unwrap().0, ours)
 }
 
-/// Asks until the answer is as it should be.
+/// Polls the statistics until they satisfy `is`.
 fn until(stream: &TcpStream, is: impl Fn(&ConnectionStats) -> bool) -> ConnectionStats {
     let mut last = None;
     for _ in 0..PATIENCE.as_millis() {
@@ -74,7 +74,7 @@ fn connections_begin_with_what_their_listener_or_their_open_has() {
         assert_eq!(ours.tuning(), reno);
         let theirs = listener.accept().unwrap().0;
         assert_eq!((theirs.settings(), theirs.tuning()), (settings, tuning));
-        // The replicas know, and not the socket alone.
+        // The replicas apply it, and not only the socket.
         assert_eq!(
             until(&theirs, |stats| stats.info.mss == 600).state,
             State::Established
@@ -98,7 +98,7 @@ fn a_receive_buffer_bounds_what_the_peer_may_send_ahead() {
         theirs.read_exact(&mut got).unwrap();
         let _ours = writing.join().unwrap();
         assert!(got.iter().all(|byte| *byte == 5));
-        // Nothing that was advertised is taken back, so it closed as data came.
+        // An advertised window is never taken back, so it shrinks only as data arrives.
         let stats = until(&theirs, |stats| stats.info.receive_limit == 10_000);
         assert!(stats.info.receive_window <= 10_000, "{stats:?}");
         theirs.set_tuning(tuning.receive_buffer(50_000)).unwrap();
@@ -192,7 +192,7 @@ fn threads_that_change_options_of_one_connection_do_not_undo_each_others() {
             assert_eq!(ours.tos(), (turn % 60) as u8 * 4);
         }
     });
-    // What is invalid changes nothing.
+    // An invalid value changes nothing.
     let before = (ours.settings(), ours.tuning());
     assert!(ours.set_ttl(0).is_err() && ours.set_ttl(256).is_err());
     let invalid = Err(SocketError::Invalid);
@@ -202,7 +202,7 @@ fn threads_that_change_options_of_one_connection_do_not_undo_each_others() {
     assert_eq!((ours.settings(), ours.tuning()), before);
 }
 
-/// Writes until both rings are full, as nobody reads.
+/// Writes until both rings are full, as nothing is read.
 fn fill(stream: &mut TcpStream) {
     stream
         .set_write_timeout(Some(Duration::from_millis(100)))
@@ -216,13 +216,14 @@ fn a_thread_that_drops_a_lingering_connection_does_not_wait_and_one_may() {
     let listener = server.listen(7, 4).unwrap();
     let (theirs, mut ours) = connect(&listener, &client);
     fill(&mut ours);
-    // A thread that waited would do so for a day.
+    // A drop that waited would take a day.
     ours.set_linger(Some(PATIENCE * 3000));
     drop(ours);
     drop(theirs);
 
     let (mut theirs, mut ours) = connect(&listener, &client);
-    // Nobody reads. The peer is reset when the time is over, though the thread has gone on.
+    // The peer does not read. It is reset when the linger time is over, although the drop returns
+    // at once.
     ours.set_linger(Some(Duration::from_millis(50)));
     fill(&mut ours);
     drop(ours);

@@ -13,7 +13,7 @@ use dominoes_testkit::{Host, Variant};
 const US: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const PORT: u16 = 7;
 
-/// What is read at last of `segments` bytes that arrived one by one, in a ring of `ring` bytes.
+/// Reads the `segments` bytes that arrived one by one into a ring of `ring` bytes, late.
 fn read_late(variant: Variant, ring: u32, segments: u32) {
     let mut setup = Setup::new(US.into(), 24, [1, 2]);
     setup.limits.connections = 4;
@@ -37,7 +37,7 @@ fn read_late(variant: Variant, ring: u32, segments: u32) {
     let (mut stream, _) = listener.try_accept().expect("it is established");
 
     for i in 0..segments {
-        // Windows that differ keep segments apart.
+        // Different windows keep segments from being merged into one run.
         let mut segment = peer.segment(ACK, &[i as u8]);
         segment.wnd -= (i % 2) as u16;
         peer.next = segment.end();
@@ -49,7 +49,7 @@ fn read_late(variant: Variant, ring: u32, segments: u32) {
     }
     let mut buffer = vec![0; 1 << 16];
     let mut read = 0;
-    // Pauses in which an idle connection would give back what is read.
+    // Pauses in which an idle connection would give back memory that is read.
     while read < segments {
         let idle_until = now + Duration::from_secs(10);
         while now < idle_until {
@@ -67,7 +67,7 @@ fn read_late(variant: Variant, ring: u32, segments: u32) {
             read += 1;
         }
         if read > segments / 2 {
-            // The rest without pauses.
+            // Read the rest without pauses.
             while let Ok(got) = stream.try_read(&mut buffer) {
                 for byte in &buffer[..got] {
                     assert_eq!(*byte, read as u8, "{variant}: byte {read}");

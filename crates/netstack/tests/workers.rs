@@ -1,4 +1,4 @@
-//! The steps of the workers of a group, one by one: how much each does, and whose work it is.
+//! The steps of a group's workers, one by one: how much each does, and for which share.
 
 #![cfg(feature = "testkit")]
 
@@ -21,20 +21,20 @@ fn group(layout: Layout) -> (ReplicatedGroup, Script) {
     )
 }
 
-/// Its workers, which drive themselves.
+/// The workers of a group, each driven by itself.
 fn workers(replicas: usize, tuning: GroupTuning) -> (Vec<ReplicatedWorker>, Script) {
     let (group, script) = group(Layout::default().replicas(replicas).tuning(tuning));
     (group.into_workers(), script)
 }
 
-/// Lets a worker learn who sends the segments, so that it can answer.
+/// Lets a worker learn the link-layer address of the segments' sender, so that it can answer.
 fn learn(worker: &mut ReplicatedWorker, script: &Script) {
     script.push(packet::arp_reply(TO_STACK));
     worker.pump(NOW);
 }
 
-/// Puts segments with `len` bytes of payload into the device, each of a flow of its own. Nothing
-/// listens, so each becomes a request, and its answer is a reset.
+/// Puts segments with `len` bytes of payload into the device, each of another flow. No socket
+/// listens, so each becomes a request and is answered with a reset.
 fn receive(script: &Script, ports: core::ops::Range<u16>, len: usize) {
     for port in ports {
         let segment = packet::Segment {
@@ -62,8 +62,8 @@ fn a_turn_prepares_and_applies_all_that_is_published() {
     let published = first.lag();
     assert!(published >= 60, "{published}");
 
-    // What belongs to the first worker is left to it, but for one request in a turn that finds
-    // nothing else to do.
+    // The second worker leaves the first worker's share to it, except one request in a turn without
+    // other work.
     assert!(second.work() > 0);
     assert_eq!(second.stats().effects.prepared, 0);
     assert_eq!(second.work(), 1);
@@ -98,7 +98,7 @@ fn a_worker_with_enough_to_do_prepares_no_more_and_takes_no_frames() {
     assert_eq!(first.pump_in_turn(NOW), 0);
     assert!(second.pump_in_turn(NOW) >= 10, "the other one has time");
 
-    // What is performed makes room for more.
+    // Performing requests makes room for more.
     while first.work() + second.work() > 0 {}
     receive(&script, 30..40, 500);
     assert!(first.pump_in_turn(NOW) >= 10);
@@ -142,7 +142,7 @@ fn fingerprints_of_replicas_are_compared_at_every_position_where_both_posted() {
     while group.turn(NOW) > 0 {}
     receive(&script, 0..200, 10);
     while group.turn(NOW) > 0 {}
-    // The last 64 are kept.
+    // A worker keeps the last 64 fingerprints.
     let compared = group.compare().unwrap();
     assert!((12..=64).contains(&compared), "{compared}");
 }

@@ -1,4 +1,4 @@
-//! A transport of `ureq`'s: as its own over std's sockets, with other names.
+//! A transport for `ureq`: a copy of its transport over std's sockets, with our types.
 
 use std::fmt;
 use std::io::{Read, Write};

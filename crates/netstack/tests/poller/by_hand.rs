@@ -1,4 +1,4 @@
-//! Stacks that are driven by hand: each event is known before it is asked for.
+//! Stacks driven by hand, so each event is known in advance.
 
 use std::net::SocketAddr;
 
@@ -30,7 +30,7 @@ pub(super) fn pair(variant: Variant) -> Wired {
     Wired::two(variant, [1, 2].map(|host| setup(0, host).limits(small)))
 }
 
-/// A connection that the peer opens: our end, and the peer's.
+/// A connection that the peer opens: our end, then the peer's.
 pub(super) fn connect(pair: &mut Wired, listener: &TcpListener) -> (TcpStream, TcpStream) {
     let port = listener.local_addr().unwrap().port();
     let mut opening = pair.peer().begin_connect(ours_at(port)).unwrap();
@@ -47,7 +47,7 @@ pub(super) fn connected(variant: Variant) -> (Wired, TcpListener, TcpStream, Tcp
     (pair, listener, ours, theirs)
 }
 
-/// Everything that there is to read.
+/// Reads everything that has arrived. Returns the number of bytes.
 pub(super) fn drain(stream: &mut TcpStream) -> usize {
     let mut buffer = [0; 4096];
     let mut all = 0;
@@ -59,7 +59,7 @@ pub(super) fn drain(stream: &mut TcpStream) -> usize {
     }
 }
 
-/// Writes until nothing more goes, neither here nor at the peer.
+/// Writes until neither our ring nor the peer's has room.
 pub(super) fn fill(pair: &mut Wired, mut write: impl FnMut(&[u8]) -> Result<usize, SocketError>) {
     let mut is_full = false;
     while !is_full {
@@ -100,7 +100,7 @@ fn what_is_ready_when_it_is_registered_is_reported() {
             };
             assert_eq!(ready(&poller), again, "{variant}, {trigger:?}");
         }
-        // With both gone, none of their registrations is left to be notified.
+        // With both pollers gone, no registration of theirs is left to notify.
         assert_eq!(drain(&mut ours), 5);
         assert_eq!(udp.try_recv_from(&mut [0; 16]).unwrap().0, 5);
     }
@@ -124,7 +124,7 @@ fn level_reports_until_it_is_read_and_edge_what_is_new() {
                     (vec![9], vec![]),
                     "{variant} {trigger:?} {round}"
                 );
-                // A part of it is no news.
+                // Reading a part causes no new edge.
                 assert_eq!(ours.try_read(&mut [0; 1]), Ok(1));
                 pair.settle();
                 let level = trigger == Trigger::Level;
@@ -135,7 +135,7 @@ fn level_reports_until_it_is_read_and_edge_what_is_new() {
                     assert_eq!(reported(&poller), []);
                 }
             }
-            // What is written and acknowledged is nothing for a reader.
+            // An acknowledgment of our bytes is no event for a reader.
             ours.try_write(b"answer").unwrap();
             pair.settle();
             drain(&mut theirs);
@@ -181,8 +181,8 @@ fn room_is_reported_after_a_write_that_found_too_little() {
     }
 }
 
-/// Begins to open a connection to the peer and registers that before or after the stack has seen
-/// it.
+/// Begins to open a connection to the peer, and registers it before or after the stack has
+/// processed the call.
 fn opening(pair: &mut Wired, poller: &Poller, port: u16, late: bool) -> Connecting {
     let opening = pair.sockets().begin_connect(peer_at(port)).unwrap();
     if late {
@@ -203,7 +203,7 @@ fn a_connection_that_opens_is_writable_when_it_is_established_or_refused() {
                 let poller = Poller::new().unwrap();
                 let mut opens = opening(&mut pair, &poller, 80, late);
                 if asks {
-                    // Knows its stream before the poller looks.
+                    // The application finds the stream before the poller looks.
                     pair.stacks[0].turn(pair.now);
                     let opened = opens.try_finish().unwrap();
                     assert!(opened.is_none() || late);
@@ -254,20 +254,20 @@ fn what_is_dropped_or_deregistered_is_not_reported() {
             assert_eq!(ready(&poller), (vec![], vec![2]));
             theirs.try_write(b"news").unwrap();
             pair.settle();
-            // It is queued, and goes.
+            // Drop a source whose event is queued.
             drop(reader);
             poller.deregister(&writer).unwrap();
             assert_eq!(reported(&poller), [], "{variant}");
             let kind = poller.deregister(&writer).unwrap_err().kind();
             assert_eq!(kind, std::io::ErrorKind::NotFound);
-            // It is armed, and goes.
+            // Drop a source that waits for an event.
             drop(listener);
             let _ = pair.peer().begin_connect(ours_at(7)).unwrap();
             drop(writer);
             drop(theirs);
             pair.settle();
             assert_eq!(reported(&poller), [], "{variant}");
-            // The place of the connection is used again.
+            // The connection's slot is reused.
             let listener = pair.sockets().listen(8, 4).unwrap();
             let (mut ours, mut theirs) = connect(&mut pair, &listener);
             theirs.try_write(b"other news").unwrap();
@@ -400,12 +400,12 @@ fn halves_of_datagram_sockets_are_sources() {
     assert_eq!(reported(&poller), []);
 }
 
-/// Stacks that threads drive by hand, asleep between two turns: an application, a frame and a
-/// deadline each wake them. A connection is opened and used at once, so a wake-up that is lost, or
-/// a sleep that ignores the deadline of a delayed acknowledgment, stops it.
+/// Threads drive the stacks by hand and sleep between turns: an application's call, a frame and a
+/// deadline each wake them. Every connection is opened and used at once, so a lost wake-up, or a
+/// sleep past the deadline of a delayed acknowledgment, stalls it.
 #[test]
 fn a_stack_that_is_driven_by_hand_sleeps_until_there_is_something_to_do() {
-    // Each variant sleeps most of the time, so all run at once.
+    // Each variant sleeps most of the time, so run all at once.
     std::thread::scope(|scope| {
         for variant in VARIANTS {
             scope.spawn(move || sleeps_between_turns(variant));
@@ -428,10 +428,10 @@ fn sleeps_between_turns(variant: Variant) {
         while !over.load(Ordering::Relaxed) {
             turns.fetch_add(1, Ordering::Relaxed);
             while stack.turn(clock()) > 0 {}
-            // In case that nothing happens any more.
+            // With a bound, in case nothing happens any more.
             stack.wait(clock(), clock() + Duration::from_millis(500));
         }
-        // Not before `until`, without anything else.
+        // `wait` returns at `until` if nothing else happens.
         let now = clock();
         stack.wait(now, now + Duration::from_millis(1));
     };
@@ -443,8 +443,8 @@ fn sleeps_between_turns(variant: Variant) {
         let (mut stream, _) = listener.accept().unwrap();
         let mut buffer = [0; 3000];
         for _ in 0..100 {
-            // The second of them waits for the acknowledgment of the first (RFC 1122 section
-            // 4.2.3.4), and that may be delayed.
+            // The second write waits for the acknowledgment of the first (RFC 1122 section
+            // 4.2.3.4), which may be delayed.
             use std::io::{Read, Write};
             theirs.write_all(&[1; 10]).unwrap();
             theirs.write_all(&[2; 10]).unwrap();

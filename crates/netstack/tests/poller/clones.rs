@@ -1,5 +1,5 @@
-//! Sockets that have clones: each is registered by itself, and what one does with the connection
-//! that they share is reported to the others.
+//! Clones of sockets: each is registered by itself, and the actions of one on the shared connection
+//! are reported to the others.
 
 use std::net::Shutdown;
 use std::time::Duration;
@@ -45,7 +45,7 @@ fn each_clone_is_registered_until_it_is_dropped() {
                 [1, 2, 3, 4, 5, 6],
                 "{variant} {trigger:?}"
             );
-            // One takes what there is for all of them.
+            // One clone takes it away from all.
             listener.try_accept().unwrap();
             assert_eq!(drain(&mut ours), 5);
             assert_eq!(udp.try_recv_from(&mut [0; 8]).unwrap().0, 5);
@@ -69,7 +69,7 @@ fn a_listener_that_a_clone_closes_is_reported_to_all() {
             let poller = Poller::new().unwrap();
             let registered = poller.register(&listener, Token(7), Interest::READABLE, trigger);
             registered.unwrap();
-            // The thread that waits is asleep, or is about to be.
+            // The waiting thread is asleep, or about to be.
             std::thread::scope(|scope| {
                 let closes = scope.spawn(move || clone.close());
                 let mut events = Events::with_capacity(4);
@@ -81,7 +81,7 @@ fn a_listener_that_a_clone_closes_is_reported_to_all() {
                 closes.join().unwrap();
             });
             assert_eq!(listener.try_accept().err(), Some(SocketError::Closed));
-            // The port's next listener has its own news.
+            // The port's next listener reports its own events.
             let _next = sockets.listen(7, 4).unwrap();
             let level = usize::from(trigger == Trigger::Level);
             assert_eq!(reported(&poller).len(), level, "{variant}");
@@ -121,7 +121,8 @@ fn what_a_clone_shuts_down_is_reported_once_or_while_it_lasts() {
     }
 }
 
-/// With edges, a clone that found bytes kept by another is told when they are there for it.
+/// By edge, a clone that found the bytes held by another clone gets an event when they are
+/// released.
 #[test]
 fn what_a_reader_keeps_and_gives_back_is_news_to_another() {
     for variant in VARIANTS {
@@ -147,7 +148,7 @@ fn what_a_reader_keeps_and_gives_back_is_news_to_another() {
             let none = other.try_recv_from(&mut [0; 20]).err();
             assert_eq!(none, Some(SocketError::WouldBlock));
             assert_eq!(reported(&poller), [], "{variant}: they are kept");
-            // A part is consumed; the next call gives the rest back.
+            // Consumes a part; the next call releases the rest.
             reader.consume(4);
             assert_eq!(reported(&poller), [], "{variant}: the rest is kept");
             assert_eq!(ours.try_read(&mut [0; 1]), Ok(1));
@@ -161,7 +162,7 @@ fn what_a_reader_keeps_and_gives_back_is_news_to_another() {
     }
 }
 
-/// The same of writers: room that another had reserved, and room that a reservation lacked.
+/// Likewise for writers: room that another clone had reserved, and room that a reservation lacked.
 #[test]
 fn room_that_a_writer_reserves_and_gives_back_is_news_to_another() {
     for variant in VARIANTS {
@@ -178,7 +179,7 @@ fn room_that_a_writer_reserves_and_gives_back_is_news_to_another() {
             reserved.commit(100).unwrap();
             assert_eq!(ready(&poller).1, [1], "{variant}");
         }
-        // Until nothing more can be reserved.
+        // Until no more room can be reserved.
         fill(&mut pair, |_| {
             let writer = clone.halves().1;
             let reserved = writer.reserve(10_000)?;
@@ -214,8 +215,8 @@ fn a_larger_send_buffer_is_room() {
     }
 }
 
-/// A connection that is dropped with bytes under way, and a time to linger, is registered no more
-/// when the call returns, and that does not wait.
+/// A lingering connection that is dropped with unsent bytes is deregistered when the drop returns,
+/// and the drop does not wait.
 #[test]
 fn a_connection_that_lingers_is_not_reported() {
     for variant in VARIANTS {

@@ -14,7 +14,7 @@ use super::*;
 /// Long enough for anything but an event that never comes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A socket that is registered by itself.
+/// An echo socket, alone in a poller.
 fn registered(fixture: &Wired, trigger: Trigger) -> (EchoSocket, Poller) {
     let ping = fixture.sockets().open_echo().unwrap();
     let poller = Poller::new().unwrap();
@@ -28,7 +28,7 @@ fn a_reply_is_reported_until_it_is_taken_or_once() {
     for mut fixture in Wired::all(|host| setup(0, host)) {
         for trigger in TRIGGERS {
             let (ping, poller) = registered(&fixture, trigger);
-            // What another socket asked for is its own.
+            // Replies to another socket's requests do not reach this one.
             let other = fixture.sockets().open_echo().unwrap();
             let is_level = trigger == Trigger::Level;
             let again = if is_level { vec![4] } else { vec![] };
@@ -41,7 +41,7 @@ fn a_reply_is_reported_until_it_is_taken_or_once() {
                 fixture.turn();
                 assert_eq!(ready(&poller), (vec![4], vec![]), "{to} {trigger:?}");
                 assert_eq!(ready(&poller), (again.clone(), vec![]), "{to}");
-                // The second is news, though the first is not taken.
+                // The second reply is an edge, although the first is not taken.
                 ping.send(to, 2, b"second").unwrap();
                 fixture.turn();
                 assert_eq!(ready(&poller), (vec![4], vec![]), "{to} {trigger:?}");
@@ -95,13 +95,13 @@ fn a_reply_that_waits_is_reported_to_each_poller_that_asks() {
 fn an_echo_socket_that_is_dropped_is_not_reported() {
     let mut fixture = Wired::all(|host| setup(0, host)).next().unwrap();
     for (is_v4, trigger) in [true, false].into_iter().zip(TRIGGERS) {
-        // It is queued, and goes.
+        // Drop a source whose event is queued.
         let (ping, poller) = registered(&fixture, trigger);
         ping.send(address(is_v4, 0, 2), 1, b"").unwrap();
         fixture.turn();
         drop(ping);
         assert_eq!(reported(&poller), [], "{trigger:?}");
-        // It is armed, and goes before its reply comes.
+        // Drop a source that waits, before its reply arrives.
         let (ping, poller) = registered(&fixture, trigger);
         assert_eq!(reported(&poller), []);
         ping.send(address(is_v4, 0, 2), 2, b"").unwrap();
@@ -111,7 +111,7 @@ fn an_echo_socket_that_is_dropped_is_not_reported() {
     }
 }
 
-/// Each reply wakes a thread that sleeps, or finds it awake: a wake-up that is lost ends it.
+/// Each reply wakes a sleeping thread or finds it awake: a lost wake-up stops the exchange.
 #[test]
 fn a_thread_that_waits_is_woken_by_every_reply_and_by_the_end_of_the_stack() {
     for variant in [Variant::Single, Variant::Locked(2), Variant::Replicated(2)] {

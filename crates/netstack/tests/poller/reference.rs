@@ -1,9 +1,9 @@
-//! The same actions over sockets of Linux and its `epoll`, and over ours and the poller: both
-//! report the same.
+//! The same actions on sockets of Linux with `epoll`, and on ours with the poller: both must report
+//! equal events.
 //!
-//! Ours is driven by hand, so what it reports of an action is known when the action is done. What
-//! Linux reports is awaited: it is asked until it has reported that, and what else it reports by
-//! then counts against us.
+//! Our stack is driven by hand, so all events of an action are known when the action is done. Linux
+//! may report later: the test polls it until it has reported those events, and any other event
+//! until then is a difference.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net;
@@ -20,27 +20,27 @@ use dominoes_testkit::hand::Wired;
 use super::by_hand::{VARIANTS, connected, drain, fill};
 use super::*;
 
-/// How often Linux is asked for what it does at once.
+/// How often to poll Linux for an event that is due at once.
 const MOST_LOOKS: u32 = 20_000;
-/// Bytes of Linux' send buffer. It is writable again when a third of it is free.
+/// Bytes of Linux' send buffer. Linux reports it as writable again when a third of it is free.
 const SEND_BUFFER: usize = 1 << 16;
-/// Bytes that the peer's kernel takes while the peer does not read. When that many leave a full
-/// send buffer, less than a third of it is free: when they do, and when they are acknowledged,
-/// changes nothing.
+/// Bytes that the peer's kernel holds while the peer does not read. If that many bytes leave a full
+/// send buffer, less than a third of it is free, so it does not matter when they leave and when
+/// they are acknowledged.
 const PEER_BUFFER: usize = 1 << 12;
 
-/// What is done to a connection.
+/// An action on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
-    /// The peer writes so many bytes.
+    /// The peer writes this many bytes.
     Send(usize),
-    /// We read so many of them, at most.
+    /// We read at most this many bytes.
     Read(usize),
     /// We write until there is no more room.
     Fill,
     /// The peer reads all that we wrote.
     Empty,
-    /// We say again what we wait for.
+    /// We register anew with this interest.
     Modify(Interest),
     /// The peer ends its stream.
     End,
@@ -48,7 +48,7 @@ enum Action {
     Reset,
 }
 
-/// What was reported of an action.
+/// The events of an action.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Report {
     readable: bool,
@@ -74,10 +74,10 @@ impl Report {
     }
 }
 
-/// One kind of socket, and what waits for it.
+/// One kind of socket, with its poller.
 trait Subject {
     fn act(&mut self, action: Action);
-    /// What is reported now.
+    /// The current events.
     fn report(&mut self) -> Report;
 }
 
@@ -161,7 +161,7 @@ struct Linux {
     peer: Option<net::TcpStream>,
     epoll: std::os::fd::OwnedFd,
     trigger: Trigger,
-    /// What we wrote and the peer has not read.
+    /// Bytes that we wrote and the peer has not read.
     unread: usize,
     interest: Interest,
 }
@@ -178,7 +178,7 @@ impl Linux {
         let peer = net::TcpStream::from(peer);
         let (stream, _) = listener.accept().unwrap();
         stream.set_nonblocking(true).unwrap();
-        // Otherwise Linux makes it larger when it sees fit, and there is room again.
+        // Otherwise Linux may enlarge the buffer, which makes room again.
         sockopt::set_socket_send_buffer_size(&stream, SEND_BUFFER).unwrap();
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let flags = flags(interest, trigger);
@@ -231,7 +231,7 @@ impl Subject for Linux {
             Action::End => peer.unwrap().shutdown(net::Shutdown::Write).unwrap(),
             Action::Reset => {
                 let peer = self.peer.take().unwrap();
-                // Bytes that nobody reads, or an end that comes with a reset.
+                // Closing with linger 0 resets the connection, with or without unread bytes.
                 let zero = sockopt::set_socket_linger(&peer, Some(Duration::ZERO));
                 zero.unwrap();
             }
@@ -246,7 +246,8 @@ impl Subject for Linux {
             let flags = event.flags;
             let has = |flag| flags.contains(flag);
             let (hup, error) = (has(EventFlags::HUP), has(EventFlags::ERR));
-            // What Linux reports unasked is told to those that asked for something.
+            // Linux reports hang-ups and errors without being asked; they count in each direction
+            // of the interest.
             let either = has(EventFlags::IN) || has(EventFlags::OUT) || hup || error;
             let readable = has(EventFlags::IN) || hup || error;
             let writable = has(EventFlags::OUT) || hup || error;
@@ -261,13 +262,13 @@ impl Subject for Linux {
     }
 }
 
-/// Actions until one ends the connection.
+/// Random actions until one ends the connection.
 fn script(rng: &mut Rng) -> (Interest, Vec<Action>) {
     let interests = [Interest::READABLE, Interest::WRITABLE, Interest::BOTH];
     let interest = interests[rng.below(3) as usize];
     let mut actions = Vec::new();
     let mut unread = 0;
-    // Until its buffers are empty again, whatever Linux hears of the peer may make room in them.
+    // Until the buffers are empty again, any segment of the peer may make room in Linux' buffer.
     let mut is_full = false;
     for _ in 0..3 + rng.below(12) {
         actions.push(match rng.below(12) {
@@ -302,11 +303,11 @@ fn script(rng: &mut Rng) -> (Interest, Vec<Action>) {
     (interest, actions)
 }
 
-/// What `subject` reports, asked until it has reported all of `expected`.
+/// The events of Linux, polled until they include all of `expected`.
 fn await_report(linux: &mut Linux, expected: Report) -> Report {
     let level = linux.trigger == Trigger::Level;
     let mut found = linux.report();
-    // Each look waits for a millisecond if there is nothing.
+    // Each poll waits for a millisecond if there is no event.
     let mut looks = 0;
     while found != expected && (level || !found.has(expected)) && looks < MOST_LOOKS {
         looks += 1;
@@ -319,8 +320,7 @@ fn await_report(linux: &mut Linux, expected: Report) -> Report {
     found
 }
 
-/// Runs the script of `seed` against both. Returns how many actions brought edges, and how many
-/// none.
+/// Runs the script of `seed` on both. Returns how many actions caused edges, and how many none.
 fn compare(seed: u64, variant: Variant, trigger: Trigger) -> Result<(u32, u32), String> {
     let (interest, actions) = script(&mut Rng::new(seed));
     let mut ours = Ours::new(variant, interest, trigger);
@@ -348,7 +348,7 @@ fn compare(seed: u64, variant: Variant, trigger: Trigger) -> Result<(u32, u32), 
     Ok((edges, silent))
 }
 
-/// `CASES` scripts from `SEED` on, by each variant and trigger.
+/// Runs `CASES` scripts from `SEED` on, for each variant and trigger.
 #[test]
 fn the_same_actions_bring_the_same_events_as_epoll() {
     let number = |name, default| {

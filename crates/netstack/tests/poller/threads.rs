@@ -1,4 +1,4 @@
-//! Stacks on threads, and threads that register, drop and wake.
+//! Stacks on threads, and application threads that register, drop and wake.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -36,10 +36,10 @@ fn server_at(port: u16) -> SocketAddr {
     SocketAddr::new([10, 0, 0, 1].into(), port)
 }
 
-/// A connection whose bytes go back to the peer.
+/// A connection that echoes all bytes to the peer.
 struct Echo {
     stream: TcpStream,
-    /// Read, and not yet written.
+    /// Bytes read and not yet written.
     held: Vec<u8>,
     ended: bool,
 }
@@ -53,7 +53,7 @@ impl Echo {
         }
     }
 
-    /// Goes on until a call would wait. False when all is done.
+    /// Echoes until a call would wait. Returns false when all is done.
     fn go_on(&mut self) -> bool {
         loop {
             while !self.held.is_empty() {
@@ -81,7 +81,7 @@ impl Echo {
 
 const LISTENER: Token = Token(usize::MAX);
 
-/// A server whose connections are all on the calling thread, until it has served so many.
+/// A server that runs all its connections on the calling thread.
 struct Server {
     poller: Arc<Poller>,
     listener: TcpListener,
@@ -119,7 +119,7 @@ impl Server {
         }
     }
 
-    /// What a connection is waited for that holds so many bytes.
+    /// The interest in a connection that holds `held` bytes.
     fn interest(&self, held: usize) -> Interest {
         match (self.trigger, held) {
             (Trigger::Edge, _) => Interest::BOTH,
@@ -132,7 +132,7 @@ impl Server {
         if event.token == LISTENER {
             return self.accept();
         }
-        // One that was reported again, or whose end was.
+        // The connection may have ended since this event was queued.
         let Some(echo) = self.connections.get_mut(&event.token.0) else {
             return;
         };
@@ -153,7 +153,7 @@ impl Server {
         }
     }
 
-    /// Serves until so many connections have ended.
+    /// Serves until this many connections have ended.
     fn run(&mut self, connections: usize) {
         let mut events = Events::with_capacity(32);
         while self.served < connections {
@@ -166,7 +166,7 @@ impl Server {
     }
 }
 
-/// Connects, writes bytes while it reads them again, and checks them.
+/// Connects, writes bytes while it reads their echo, and checks them.
 fn client(stack: &Stack, number: u64, bytes: usize) {
     let stream = stack.connect(server_at(7)).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -208,7 +208,7 @@ fn a_wake_ends_the_wait_that_goes_on_or_the_next_one() {
     let waker = poller.waker();
     waker.wake();
     waker.clone().wake();
-    // Both count as one.
+    // The two calls of `wake` count as one.
     assert_eq!(poller.wait(&mut events, Some(PATIENCE)), 0);
     assert_eq!(poller.wait(&mut events, Some(Duration::from_millis(2))), 0);
     let (there, back) = (Poller::new().unwrap(), Poller::new().unwrap());
@@ -262,8 +262,8 @@ fn a_stack_that_ends_reports_all_that_is_registered() {
     }
 }
 
-/// Threads that register, change and drop sockets of one poller while bytes arrive at them, and one
-/// that waits. Afterwards news is still reported, and nothing else.
+/// Threads register, change and drop sockets of one poller while bytes arrive, and one thread
+/// waits. Afterwards new events are still reported, and no others.
 #[test]
 fn registering_and_dropping_races_with_arrivals() {
     for variant in VARIANTS {
@@ -287,13 +287,13 @@ fn registering_and_dropping_races_with_arrivals() {
                         let mut theirs = client.connect(server_at(7)).unwrap();
                         let (ours, _) = listener.accept().unwrap();
                         let trigger = TRIGGERS[rng.index(2)];
-                        // Halves that live for different times.
+                        // The halves are dropped at different times.
                         let (reader, writer) = ours.split();
                         let token = Token(number as usize);
                         poller
                             .register(&reader, token, Interest::READABLE, trigger)
                             .unwrap();
-                        // Another thread may have got its other end.
+                        // Another thread may have accepted its other end.
                         let _ = theirs.write_all(&[1; 100]);
                         poller
                             .register(&writer, token, Interest::WRITABLE, trigger)
@@ -329,7 +329,7 @@ fn registering_and_dropping_races_with_arrivals() {
     }
 }
 
-/// Each round trip wakes a thread that sleeps, or finds it awake: a wake-up that is lost ends it.
+/// Each round trip wakes a sleeping thread or finds it awake: a lost wake-up stops the exchange.
 #[test]
 fn no_wake_up_is_lost_in_many_short_round_trips() {
     for variant in VARIANTS {
@@ -360,7 +360,7 @@ fn no_wake_up_is_lost_in_many_short_round_trips() {
     }
 }
 
-/// mio's own echo server, with our connections: mio waits, and says that the poller has events.
+/// mio's own echo server over our connections: mio waits, and reports that the poller has events.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_server_that_sleeps_in_mio_echoes_all_bytes() {
@@ -392,7 +392,7 @@ fn a_server_that_sleeps_in_mio_echoes_all_bytes() {
                     "{trigger:?}: {} have ended",
                     served.served
                 );
-                // mio reports edges: until there is nothing left.
+                // mio reports edges, so take all events.
                 while served.poller.events(&mut events) > 0 {
                     for event in &events {
                         served.serve(*event);
@@ -403,7 +403,7 @@ fn a_server_that_sleeps_in_mio_echoes_all_bytes() {
     }
 }
 
-/// As `poll` and `epoll` by level see it.
+/// As `poll` and level-triggered `epoll` see it.
 #[cfg(target_os = "linux")]
 #[test]
 fn the_descriptor_is_readable_while_there_are_events() {
@@ -422,7 +422,7 @@ fn the_descriptor_is_readable_while_there_are_events() {
         .register(&listener, Token(1), Interest::READABLE, Trigger::Level)
         .unwrap();
     let _stream = client.connect(server_at(7)).unwrap();
-    // What was queued before the descriptor was asked for.
+    // The connection was queued before the descriptor existed.
     assert!(is_readable(&early, true));
     let mut events = Events::with_capacity(4);
     assert_eq!(early.wait(&mut events, Some(PATIENCE)), 1);

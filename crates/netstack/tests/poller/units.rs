@@ -1,5 +1,5 @@
-//! Streams of units and of TLS records as sources: they are readable if they have text or a whole
-//! unit, and writable if a unit has room.
+//! Streams of units and of TLS records as sources: readable if they hold payload or a whole unit,
+//! writable if there is room for a unit.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::tls::fixture::{TLS12, TLS13, configs, name};
 
 const UNIT: usize = 1000;
 
-/// Units that do not change.
+/// Units that equal their payload.
 #[derive(Debug)]
 struct Plain;
 
@@ -56,7 +56,7 @@ fn a_framed_stream_is_readable_when_a_unit_is_there_and_until_all_of_it_is_read(
             let register = |interest| poller.register(&ours, Token(1), interest, trigger);
             register(Interest::READABLE).unwrap();
             assert_eq!(ready(&poller), (vec![], vec![]));
-            // Half a unit is none.
+            // Half a unit is not readable.
             assert_eq!(theirs.try_write(&[7; UNIT / 2]), Ok(UNIT / 2));
             pair.settle();
             assert_eq!(ready(&poller), (vec![], vec![]), "{variant}, {trigger:?}");
@@ -64,7 +64,7 @@ fn a_framed_stream_is_readable_when_a_unit_is_there_and_until_all_of_it_is_read(
             pair.settle();
             assert_eq!(ready(&poller), (vec![1], vec![]), "{variant}, {trigger:?}");
             assert_eq!(ready(&poller).0, again(trigger, &[1]));
-            // The ring has nothing more, the stream has.
+            // The ring is empty, but the stream holds payload.
             assert_eq!(ours.try_read(&mut [0; 10]), Ok(10));
             assert_eq!(ready(&poller).0, again(trigger, &[1]), "{variant}");
             assert_eq!(ours.try_read(&mut [0; UNIT]), Ok(UNIT - 10));
@@ -119,7 +119,7 @@ fn the_halves_of_a_framed_stream_are_sources_and_room_is_room_for_a_unit() {
     }
 }
 
-/// Calls an end only when it is ready.
+/// A TLS handshake in which each end is called only when it is ready.
 fn handshake(pair: &mut Wired, mut ours: TlsHandshake, mut theirs: TlsHandshake) -> [TlsStream; 2] {
     let poller = Poller::new().unwrap();
     for (token, end) in [&ours, &theirs].into_iter().enumerate() {

@@ -1,5 +1,5 @@
-// What programs write over `std::net`. This file is compiled twice, with the types of `std::net`
-// and with ours under the same names; nothing else differs.
+// Programs over `std::net`. This file is compiled twice, with the types of `std::net` and with ours
+// under the same names; nothing else differs.
 
 fn listen(side: &Side) -> io::Result<(TcpListener, u16)> {
     let _entered = side.enter();
@@ -402,7 +402,7 @@ fn connected_datagrams(s: &Side, c: &Side) -> io::Result<String> {
     let (a, b) = udp_pair(s, c)?;
     let sent = a.send(b"hello")?;
     let mut buffer = [0; 3];
-    // What there is no room for is lost.
+    // Bytes without room are lost.
     let got = b.recv(&mut buffer)?;
     let known = b.peer_addr()? == a.local_addr()?;
     let unknown = kind(udp(c)?.peer_addr());
@@ -477,7 +477,7 @@ fn something_generic_over_read_and_write(s: &Side, c: &Side) -> io::Result<Strin
     Ok(greeted + &other.join().expect("no panic")?)
 }
 
-/// A program, and what it says.
+/// A program, and its expected output.
 type Snippet = (fn(&Side, &Side) -> io::Result<String>, &'static str);
 
 pub(super) const SNIPPETS: &[Snippet] = &[

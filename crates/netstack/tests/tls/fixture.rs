@@ -1,5 +1,5 @@
-//! Two hosts with a TLS connection between them, of which either end may be `rustls`, and what
-//! tests do with it.
+//! Two hosts with a TLS connection between them, either end of which may be `rustls`, and helpers
+//! for tests.
 
 use std::cell::Cell;
 use std::io::{ErrorKind, Read, Write};
@@ -22,7 +22,7 @@ use rustls::{ServerConfig, ServerConnection, SupportedCipherSuite};
 pub(super) use crate::support::text;
 use crate::support::{carries_text, connect, go_on};
 
-/// All suites that records are made with here.
+/// All cipher suites under test.
 pub(super) const SUITES: [SupportedCipherSuite; 6] = [
     provider::cipher_suite::TLS13_AES_128_GCM_SHA256,
     provider::cipher_suite::TLS13_AES_256_GCM_SHA384,
@@ -63,7 +63,7 @@ pub(crate) fn name() -> ServerName<'static> {
     ServerName::try_from("server.test").unwrap()
 }
 
-/// Who speaks TLS at an end.
+/// The implementation of TLS at an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Who {
     Ours,
@@ -78,16 +78,16 @@ pub(super) enum End {
     Gone,
 }
 
-/// The stream of an end that is `rustls`, on which a record may be changed.
+/// The stream of a `rustls` end, on which a record may be changed.
 pub(super) struct Wire {
     pub(super) stream: TcpStream,
-    /// The place in the record, its length, and what is changed in it.
+    /// Position in the current record, its length, and the byte and bits to change.
     at: usize,
     len: usize,
     change: Option<(usize, u8)>,
-    /// What the next record's change is chosen by.
+    /// Selects the change of the next record.
     armed: Option<u64>,
-    /// The alert that answers the change.
+    /// The alert that must answer the change.
     pub(super) alert: Option<AlertDescription>,
     is_tls13: bool,
 }
@@ -120,7 +120,8 @@ impl Wire {
         let any_bit = 1 << (rest % 8);
         let (at, bit) = match choice % 8 {
             header @ 0..3 => (header as usize, any_bit),
-            // Longer than any record, or shorter than it is: then no byte is waited for.
+            // Longer than any record, or shorter than this one: then the reader waits for no more
+            // bytes.
             3 if rest.is_multiple_of(2) => (3, 0x80),
             3 if record[4] == 0 => (3, record[3] & record[3].wrapping_neg()),
             3 => (4, record[4] & record[4].wrapping_neg()),
@@ -199,13 +200,13 @@ impl End {
 
     pub(super) fn rustls(mut session: Connection, stream: TcpStream) -> End {
         stream.set_nonblocking(true).unwrap();
-        // What is not bounded is taken at once.
+        // Without a bound, the session would take all bytes at once.
         session.set_buffer_limit(Some(64 << 10));
         End::Rustls(Box::new(session), Wire::new(stream))
     }
 
-    /// Goes on with the handshake, or with what the session has to send. Returns whether it may
-    /// be written to.
+    /// Continues the handshake, or sends what the session has. Returns whether the end can be
+    /// written to.
     pub(super) fn go_on(&mut self) -> Result<bool, TlsError> {
         match self {
             End::Begun(handshake) => {
@@ -243,7 +244,7 @@ impl End {
         Ok(written)
     }
 
-    /// `None`: nothing yet.
+    /// `None` if nothing has arrived.
     pub(super) fn read(&mut self, into: &mut [u8]) -> Result<Option<usize>, TlsError> {
         self.go_on()?;
         match self {
@@ -281,7 +282,7 @@ impl End {
         }
     }
 
-    /// Whether `rustls` has sent all.
+    /// Whether `rustls` has sent all it has.
     pub(super) fn is_drained(&self) -> bool {
         match self {
             End::Rustls(session, _) => !session.wants_write(),
@@ -396,7 +397,7 @@ impl Pair {
         self.both(|ends| {
             let mut done = true;
             for end in ends {
-                // `rustls` reads in order to go on.
+                // `rustls` makes progress by reading.
                 assert_eq!(end.read(&mut [0])?, None, "nobody writes");
                 done &= end.go_on()?;
             }
@@ -405,7 +406,7 @@ impl Pair {
         .unwrap();
     }
 
-    /// Calls `step` until it is over.
+    /// Calls `step` until it returns true.
     pub(super) fn both(
         &mut self,
         mut step: impl FnMut(&mut [End; 2]) -> Result<bool, TlsError>,
@@ -414,8 +415,8 @@ impl Pair {
         go_on(&mut self.net, || step(ends))
     }
 
-    /// Both write `texts`, in writes of random length up to `at_once`, and read what the other
-    /// writes, to the end. `between` is called before each step.
+    /// Both ends write `texts`, in writes of random length up to `at_once`, and read the other's
+    /// text to its end. `between` is called before each step.
     pub(super) fn exchange(
         &mut self,
         texts: [&[u8]; 2],
@@ -482,7 +483,7 @@ pub(super) fn seed() -> u64 {
     seed
 }
 
-/// What `rustls` has to send, without sending it.
+/// Takes the bytes that `rustls` has to send, without sending them.
 pub(super) fn raw(session: &mut Connection) -> Vec<u8> {
     let mut bytes = Vec::new();
     while session.wants_write() {
@@ -492,8 +493,8 @@ pub(super) fn raw(session: &mut Connection) -> Vec<u8> {
 }
 
 impl Pair {
-    /// The end that is `rustls` sends `bytes` as they are, in writes of at most `at_once`, and the
-    /// other reads until it has heard `until` bytes or fails.
+    /// The `rustls` end sends `bytes` as they are, in writes of at most `at_once`. The other end
+    /// reads until it has `until` bytes or fails.
     pub(super) fn send_raw(
         &mut self,
         from: usize,
@@ -510,7 +511,7 @@ impl Pair {
                 _ if left.is_empty() => {}
                 Ok(len) => sent += len,
                 Err(SocketError::WouldBlock) => {}
-                // The connection may be over before all of it is sent.
+                // The connection may end before all is sent.
                 Err(error) => assert!(error == SocketError::Reset, "{error}"),
             }
             while let Some(len) = ends[1 - from].read(&mut buffer)? {
@@ -524,7 +525,7 @@ impl Pair {
         (heard, done)
     }
 
-    /// All that an end hears.
+    /// Reads an end of the connection to its end.
     pub(super) fn read_to_end(&mut self, at: usize) -> Result<Vec<u8>, TlsError> {
         let (mut heard, mut buffer) = (Vec::new(), vec![0; 10_000]);
         self.both(|ends| {
@@ -539,7 +540,7 @@ impl Pair {
         Ok(heard)
     }
 
-    /// What the end that is `rustls` hears from the other one, until it fails.
+    /// The error of the `rustls` end after it receives an alert.
     pub(super) fn alert(&mut self, at: usize) -> TlsError {
         let mut buffer = [0; 1000];
         let heard = self.both(|ends| Ok(ends[at].read(&mut buffer)?.is_some()));

@@ -1,10 +1,10 @@
-//! Peers that break the rules of TLS: records and handshakes that are changed, records with right
-//! keys and wrong contents. Nothing panics; what is read is what was written, up to the first
-//! change; the error says what was wrong, and the peer hears the alert.
+//! Peers that break the rules of TLS: modified records and handshakes, and valid records with wrong
+//! contents. Nothing panics; our end reads the written text up to the first modification; the error
+//! names the fault, and the peer receives the alert.
 //!
-//! `TLS_HOSTILE=1000000` sets about how many changes there are, `TLS_HOSTILE_FIRST=0x...` begins
-//! with fresh seeds, `TLS_HOSTILE_SEED=0x...` repeats one. `KIND=hostile .ci/schedules` makes many,
-//! and goes on where it was stopped.
+//! `TLS_HOSTILE=1000000` sets the approximate number of modifications, `TLS_HOSTILE_FIRST=0x...`
+//! begins with fresh seeds, `TLS_HOSTILE_SEED=0x...` repeats one. `KIND=hostile .ci/schedules` runs
+//! many, and resumes where it was stopped.
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -20,20 +20,20 @@ use rustls::{AlertDescription, Connection, SupportedCipherSuite};
 use super::fixture::*;
 use crate::support::{PATIENCE, go_on};
 
-/// Changes of a usual run.
+/// Modifications in a usual run.
 const FEW: u64 = 3_000;
-/// Changes of a case, at least, on average.
+/// Average modifications per case, at least.
 const PER_CASE: u64 = 4;
-/// Bytes of memory of a process that runs cases on few threads: a connection has a receive ring of
-/// 128 KiB and units of 1 MiB at most.
+/// Most memory of a process that runs cases on few threads: a connection has a receive ring of 128
+/// KiB and units of 1 MiB at most.
 const MEMORY: u64 = 512 << 20;
 
 dominoes_testkit::tally! {
     cases,
-    /// Changes of records and of handshakes.
+    /// Modifications of records and of handshakes.
     mutated,
     handshakes,
-    /// Handshakes that ended well in spite of a change.
+    /// Handshakes that succeeded in spite of a modification.
     finished,
     refused,
     alerts,
@@ -44,7 +44,7 @@ dominoes_testkit::tally! {
 }
 
 impl Tally {
-    /// How our end ended. Any other way is wrong.
+    /// Counts how our end ended; any other error is a failure.
     fn ending(&mut self, done: &Result<(), TlsError>) -> Result<(), String> {
         match done {
             Ok(()) => self.ended += 1,
@@ -57,7 +57,7 @@ impl Tally {
     }
 }
 
-/// The records of a flight; what is behind the last whole one is one.
+/// The records of a flight; an incomplete last one counts as a record.
 fn records(flight: &[u8]) -> Vec<Vec<u8>> {
     let (mut all, mut rest) = (Vec::new(), flight);
     while !rest.is_empty() {
@@ -97,7 +97,7 @@ fn change(rng: &mut Rng, records: &mut Vec<Vec<u8>>) {
             let other = rng.below(records.len() as u64) as usize;
             records.swap(at, other);
         }
-        // Its header says more than there is.
+        // Shorter than its header claims.
         3 => records[at].truncate(place),
         4 => records.insert(at, fabricated(rng)),
         // A flood of empty records.
@@ -108,13 +108,13 @@ fn change(rng: &mut Rng, records: &mut Vec<Vec<u8>>) {
             records[at][3] = bytes[rng.below(8) as usize];
             records[at][4] = rng.next() as u8;
         }
-        // Cut short, and its header says so.
+        // Cut short, with a header that matches.
         8 if len > 6 => {
             let body = 1 + place.saturating_sub(6) as u16;
             records[at].truncate(5 + usize::from(body));
             records[at][3..5].copy_from_slice(&body.to_be_bytes());
         }
-        // In two records.
+        // Split into two records.
         9 if len > 7 => {
             let body = 1 + rng.below(len - 6) as usize;
             let mut second = records[at][..5].to_vec();
@@ -125,7 +125,7 @@ fn change(rng: &mut Rng, records: &mut Vec<Vec<u8>>) {
             }
             records.insert(at + 1, second);
         }
-        // Where messages of a handshake have their lengths.
+        // The type and length of a handshake message.
         10 | 11 if len > 9 => records[at][5 + rng.below(4) as usize] = rng.next() as u8,
         _ if len > 0 => records[at][place] ^= 1 << rng.below(8),
         _ => records.insert(at, fabricated(rng)),
@@ -144,14 +144,14 @@ fn mutate(rng: &mut Rng, flight: &mut Vec<u8>) -> u64 {
     count
 }
 
-/// The end that is `rustls`, whose bytes a test changes.
+/// The `rustls` end, whose bytes a test modifies.
 struct Peer {
     out: Vec<u8>,
     sent: usize,
     at_once: usize,
     idle: u32,
     shut: bool,
-    /// What its session says of ours.
+    /// The error that its session reports about our bytes.
     failed: Option<rustls::Error>,
 }
 
@@ -167,13 +167,13 @@ impl Peer {
         }
     }
 
-    /// Sends and receives what is possible, and ends the stream when nothing happens any more.
+    /// Sends and receives as much as possible, and ends the stream when nothing happens any more.
     fn step(&mut self, session: &mut Connection, stream: &mut TcpStream) {
         let left = &self.out[self.sent..];
         let sent = match stream.try_write(&left[..left.len().min(self.at_once)]) {
             Ok(sent) => sent,
             Err(SocketError::WouldBlock) => 0,
-            // Ours is over.
+            // Our end is gone.
             Err(_) => left.len(),
         };
         self.sent += sent;
@@ -190,7 +190,7 @@ impl Peer {
     }
 }
 
-/// Lets our end read until it ends; the peer acts by `peer`.
+/// Lets our end read to its end, while `peer` drives the other one.
 fn read_out(
     pair: &mut Pair,
     at: usize,
@@ -221,7 +221,7 @@ fn plan(rng: &mut Rng) -> (Plan, usize) {
     (Plan::new(variant, [SERVER, CLIENT][ours], suite), ours)
 }
 
-/// Records of `rustls`, changed on their way.
+/// Modifies records of `rustls` on their way.
 fn changed_records(rng: &mut Rng, tally: &mut Tally) -> Result<(), String> {
     let (plan, ours) = plan(rng);
     let mut pair = plan.build(rng.next());
@@ -268,7 +268,7 @@ fn changed_records(rng: &mut Rng, tally: &mut Tally) -> Result<(), String> {
     tally.ending(&done)
 }
 
-/// The peer hears the alert, unless it had heard another end before.
+/// Checks that the peer receives the alert, unless its session ended before.
 fn hears(
     mut peer: Peer,
     pair: &mut Pair,
@@ -293,7 +293,7 @@ fn hears(
     }
 }
 
-/// A handshake with records of `rustls` that are changed on their way.
+/// Modifies records of `rustls` during the handshake.
 fn changed_handshake(rng: &mut Rng, tally: &mut Tally) -> Result<(), String> {
     let (plan, ours) = plan(rng);
     let mut pair = plan.build(rng.next());
@@ -314,13 +314,13 @@ fn changed_handshake(rng: &mut Rng, tally: &mut Tally) -> Result<(), String> {
     tally.mutated += mutated;
     tally.finished += u64::from(matches!(pair.ends[ours], End::Ours(_)));
     match done {
-        // What was sent and is not read resets the connection.
+        // Unread bytes reset the connection.
         Err(TlsError::Socket(SocketError::Reset)) => Ok(()),
         done => tally.ending(&done),
     }
 }
 
-/// A record with the right key.
+/// A record with the right key and unusual content.
 struct Odd {
     content: u8,
     text: Vec<u8>,
@@ -337,7 +337,7 @@ fn odd(rng: &mut Rng) -> Odd {
         0..8 => (23, some(rng, 300), false),
         8 => (23, vec![0; 1 << 14], false),
         9 => (23, Vec::new(), false),
-        // Zeros behind the type.
+        // Zeros after the type.
         10 => {
             let mut padded = some(rng, 300);
             padded.push(23);
@@ -375,7 +375,7 @@ fn odd(rng: &mut Rng) -> Odd {
     }
 }
 
-/// A pair whose server is ours, with the key and the number of the client's next record.
+/// A pair with our server, the client's key, and the number of the client's next record.
 fn with_key(suite: SupportedCipherSuite, seed: u64) -> Result<(Pair, RecordKey, u64), String> {
     let plan = Plan::new(Variant::Single, [Who::Rustls; 2], suite);
     let (server, mut client) = configs(suite);
@@ -392,12 +392,12 @@ fn with_key(suite: SupportedCipherSuite, seed: u64) -> Result<(Pair, RecordKey, 
     Ok((pair, key, secrets.tx.0))
 }
 
-/// Records whose keys are right, and whose contents no peer of today would send.
+/// Valid records whose contents no current peer would send.
 fn odd_records(rng: &mut Rng, tally: &mut Tally) -> Result<(), String> {
     let suite = SUITES[rng.below(3) as usize];
     let (mut pair, key, first) = with_key(suite, rng.next())?;
     let mut peer = Peer::new(rng);
-    // How much may be read: up to the first record that is surely wrong.
+    // `sent` is the text that may be read: up to the first record that is surely wrong.
     let (mut sent, mut ends_by, mut has_message) = (Vec::new(), false, false);
     for number in 0..2 + rng.below(20) {
         let Odd {
@@ -407,7 +407,7 @@ fn odd_records(rng: &mut Rng, tally: &mut Tally) -> Result<(), String> {
         } = odd(rng);
         let mut record = vec![0; text.len() + RecordKey::OVERHEAD];
         key.seal_as(first + number, content, &text, &mut record);
-        // Behind the beginning of a message this is more of it, whatever it says.
+        // After the beginning of a message, the record continues it, whatever its content.
         let is_message = content == 22 && !text.is_empty();
         ends_by |= is_wrong && !(is_message && has_message);
         has_message |= is_message;
@@ -458,7 +458,7 @@ fn case(seed: u64) -> Result<Tally, String> {
     Ok(tally)
 }
 
-/// The most memory that this process has had, in bytes, if the system says so.
+/// The peak memory of this process in bytes, if the system reports it.
 fn most_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|line| line.starts_with("VmHWM"))?;
@@ -486,7 +486,7 @@ fn no_change_of_a_record_or_a_handshake_does_harm() {
     }
 }
 
-/// Our end reads records of these contents, sealed one behind the other.
+/// Our end reads records with these contents, sealed one after the other.
 fn read_records(records: &[(u8, &[u8])]) -> (Vec<u8>, Result<(), TlsError>) {
     let (mut pair, key, first) = with_key(TLS13, 1).unwrap();
     let mut peer = Peer::new(&mut Rng::new(1));
@@ -503,7 +503,7 @@ fn read_records(records: &[(u8, &[u8])]) -> (Vec<u8>, Result<(), TlsError>) {
 
 #[test]
 fn a_flood_of_records_that_carry_nothing_ends_the_connection() {
-    // Empty text, an empty message, padding alone, a warning that changes nothing.
+    // Empty text, an empty message, only padding, a warning without effect.
     for (content, text) in [(23, &[][..]), (0, &[23, 0, 0]), (21, &[1, 90])] {
         let flood = |count| {
             let mut records = vec![(23, &b"before"[..])];
@@ -561,13 +561,13 @@ fn a_peer_whose_text_is_not_read_is_stopped() {
         Ok(ControlFlow::Continue(0))
     });
     assert!(ran.is_err(), "it waits for ever");
-    // Both rings, and records that are opened.
+    // Both rings, and opened records.
     let most = 2 * (128 << 10) + 32 * (17 << 10);
     assert!((64 << 10..most).contains(&sent), "{sent} bytes are sent");
     assert_eq!(pair.net.host(ours).unexpected_panics(), 0);
 }
 
-/// Content type, version and length are looked at before anything else is waited for.
+/// Content type, version and length are checked before the reader waits for more bytes.
 #[test]
 fn what_is_not_tls_hears_an_alert_and_the_end_at_its_first_bytes() {
     const UNEXPECTED: AlertDescription = AlertDescription::UnexpectedMessage;
@@ -608,7 +608,7 @@ fn what_is_not_tls_hears_an_alert_and_the_end_at_its_first_bytes() {
     }
 }
 
-/// Also when its keys are there: `rustls` seals the alert then.
+/// Also once keys exist: then `rustls` seals the alert.
 #[test]
 fn what_is_not_tls_is_refused_in_the_middle_of_a_handshake() {
     for said in [&b"GET "[..], b"\x16\x45", b"\x16\x03\x03\x50\x01"] {
@@ -641,7 +641,7 @@ fn an_empty_alert_is_no_alert_that_could_be_decoded() {
     );
 }
 
-/// However many messages a record has, each of them counts.
+/// Each message of a record counts.
 #[test]
 fn a_flood_of_messages_in_one_record_ends_the_connection() {
     // A lifetime, an obfuscation of the age, no nonce, a ticket of one byte, no extensions.

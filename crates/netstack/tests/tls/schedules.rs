@@ -1,10 +1,10 @@
-//! *Schedules* of TLS: a connection over bad wires whose hosts have workers that stall, come, go,
-//! die (in the middle of records, too) and have bits flipped, while both ends write, replace their
-//! keys, and, in some, one record is changed on its way.
+//! *Schedules* of TLS: a connection over bad wires. The hosts' workers stall, come, go, die (also
+//! within records) and have bits flipped, while both ends write and replace their keys. In some
+//! schedules one record is changed on its way.
 //!
-//! `TLS_SCHEDULES=100000` sets how many there are, `TLS_SCHEDULES_FIRST=0x...` begins with
-//! fresh seeds, `TLS_SCHEDULES_SEED=0x...` repeats one. `KIND=tls .ci/schedules` runs many, and
-//! goes on where it was stopped.
+//! `TLS_SCHEDULES=100000` sets their number, `TLS_SCHEDULES_FIRST=0x...` begins with fresh seeds,
+//! `TLS_SCHEDULES_SEED=0x...` repeats one. `KIND=tls .ci/schedules` runs many, and resumes where it
+//! was stopped.
 
 use std::ops::ControlFlow;
 
@@ -19,29 +19,29 @@ use rustls::AlertDescription;
 
 use super::fixture::*;
 
-/// Schedules of a usual run, in which everything happens once at least.
+/// Schedules of a usual run; each kind of event happens at least once.
 const FEW: u64 = 200;
 /// Bytes that each end writes, at least.
 const BYTES: u64 = 16 << 10;
-/// Wires and workers are well after so much virtual time.
+/// Faults of wires and workers end after this much virtual time.
 const FAULTS_END: Duration = Duration::from_secs(120);
-/// A connection that is healthy must be over so much later.
+/// A healthy connection must end within this time after the faults.
 const GRACE: Duration = Duration::from_secs(240);
 /// Both stacks must have forgotten it after two maximum segment lifetimes.
 const FORGOTTEN: Duration = Duration::from_secs(130);
 
 dominoes_testkit::tally! {
-    /// Connections that ended as they should.
+    /// Connections that ended as expected.
     schedules,
     over_ipv6,
     tls12,
     /// Bytes that applications read.
     octets,
-    /// Frames that were searched for text.
+    /// Frames searched for text.
     frames,
-    /// Records that were sealed.
+    /// Records sealed.
     sealed,
-    /// ... once more, since a worker died in them.
+    /// ... once more, because a worker died within them.
     sealed_again,
     key_updates,
     /// Records that were changed on their way.
@@ -71,8 +71,8 @@ fn wire(rng: &mut Rng, corrupts: bool) -> LinkConfig {
         .loss(part(30_000))
         .duplicate(part(20_000))
         .reorder(part(50_000), 5)
-        // A frame is harmed once, at most: TCP's checksum does not find every second harm, and TLS
-        // would end the connection.
+        // Corrupts a frame at most once: TCP's checksum does not detect every second corruption,
+        // and TLS would end the connection.
         .corrupt(if corrupts { part(20_000) } else { 0 });
     let delay = core::time::Duration::from_micros(rng.below(5_000));
     let jitter = core::time::Duration::from_micros(rng.below(1_000) * rng.below(2));
@@ -121,7 +121,7 @@ fn host(rng: &mut Rng, family: Family) -> HostConfig {
         .wires(wire(rng, true), wire(rng, false))
 }
 
-/// What both applications do.
+/// The actions of both applications.
 struct Traffic {
     rng: Rng,
     texts: [Vec<u8>; 2],
@@ -129,12 +129,13 @@ struct Traffic {
     heard: [Vec<u8>; 2],
     shut: [bool; 2],
     over: [bool; 2],
-    /// Writes are no longer than that.
+    /// The longest write.
     at_once: u64,
     updates: u64,
-    /// Which end changes a record behind how many bytes, and chooses which bit by what.
+    /// The end that changes a record, after how many bytes of text, and a number that selects the
+    /// bit.
     forges: Option<(usize, usize, u64)>,
-    /// Where the text ends that goes before the changed record, and the alert.
+    /// The length of the text before the changed record, and the alert for it.
     forged: Option<(usize, AlertDescription)>,
     buffer: Vec<u8>,
 }
@@ -166,7 +167,7 @@ impl Traffic {
         }
     }
 
-    /// What both can do now. Returns whether all is over.
+    /// Does what both ends can do now. Returns whether all is over.
     fn step(&mut self, ends: &mut [End; 2], plan: &Plan) -> Result<bool, String> {
         for (i, end) in ends.iter_mut().enumerate() {
             self.write(i, end, plan)?;
@@ -189,7 +190,7 @@ impl Traffic {
             return end.go_on().map(drop).map_err(fail);
         }
         if left.is_empty() {
-            // Behind a close_notify there is no alert.
+            // No alert follows a close_notify.
             if self.forges.is_none() && end.go_on().map_err(fail)? && end.is_drained() {
                 end.shutdown();
                 self.shut[i] = true;
@@ -220,7 +221,7 @@ impl Traffic {
         }
         self.written[i] += written;
         let updates = written > 0 && plan.suite.tls13().is_some() && self.rng.percent(3);
-        // Not before the change, whose place would be another record's.
+        // Not before the change: a key update would become the changed record.
         if updates && (self.forges.is_none() || self.forged.is_some()) {
             end.update_keys();
             self.updates += 1;
@@ -252,8 +253,8 @@ impl Traffic {
         Ok(())
     }
 
-    /// Of a change, its reader knows which alert it is, and has read all that is before it; the
-    /// other end hears the alert.
+    /// After a change its reader reports the right alert and has read all text before it; the other
+    /// end receives the alert.
     fn ends_rightly(
         &self,
         i: usize,
@@ -291,7 +292,7 @@ fn schedule(seed: u64) -> Result<Tally, String> {
     for time in [FAULTS_END, GRACE] {
         let (mut failed, ends, seen) = (None, &mut pair.ends, &pair.seen);
         ran = pair.net.run(time, |moment: &mut Moment| {
-            // Workers may have units that bring no frame.
+            // Workers may have units to process although no frame is on its way.
             moment.wake_at(moment.now() + Duration::from_millis(1));
             let stepped = match seen.get() {
                 0 => traffic.step(ends, &plan),
@@ -349,7 +350,7 @@ fn schedule(seed: u64) -> Result<Tally, String> {
 }
 
 impl Tally {
-    /// What happened at a host, which has no connection any more.
+    /// Adds the statistics of a host that has no connection any more.
     fn count(&mut self, pair: &mut Pair, id: HostId) -> Result<(), String> {
         for link in pair.net.link_stats(id) {
             self.lost += link.faults.lost;
