@@ -1,3 +1,3 @@
-//! Groups side by side: which one has a flow.
+//! Which group a flow belongs to.
 
 pub(crate) mod classify;

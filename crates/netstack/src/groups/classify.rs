@@ -1,4 +1,4 @@
-//! Which group a frame is for: the one that has its flow, the first, or all.
+//! The group that receives a frame: the group of its flow, the first, or all.
 
 use dominoes_drivers::split::Target;
 
@@ -13,7 +13,7 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ECHO_REQUEST: u8 = 8;
 
-/// Who gets a frame. What makes no sense goes to the first, which counts it.
+/// The groups that receive a frame. The first group gets malformed frames, and counts them.
 #[inline]
 pub(crate) fn target(grouping: &Grouping, frame: &[u8]) -> Target {
     let first = Target::One(0);
@@ -26,7 +26,7 @@ pub(crate) fn target(grouping: &Grouping, frame: &[u8]) -> Target {
     let Some(header) = packet.first_chunk::<20>() else {
         return first;
     };
-    // More fragments, or not the first one.
+    // It is a fragment: the bit "more fragments" is set, or the offset is not 0.
     if (header[6] & 0x3f) | header[7] != 0 {
         return Target::All;
     }
@@ -49,14 +49,14 @@ pub(crate) fn target(grouping: &Grouping, frame: &[u8]) -> Target {
     }
 }
 
-/// Whether a frame is for a group of hosts or for all of them: the first group of the stack knows
-/// who listens.
+/// Whether the link address is a multicast or broadcast address. Datagrams to several hosts go to
+/// the first group, which delivers them to all sockets that joined.
 #[inline]
 fn is_to_several(link: &[u8]) -> bool {
     link.first().is_some_and(|byte| byte & 1 != 0)
 }
 
-/// As [`target`], of a frame that is not IPv4.
+/// As [`target`], for a frame that is not IPv4.
 fn target_v6(grouping: &Grouping, frame: &[u8]) -> Target {
     const ICMPV6: u8 = 58;
     const ECHO_REQUEST_V6: u8 = 128;
@@ -68,7 +68,7 @@ fn target_v6(grouping: &Grouping, frame: &[u8]) -> Target {
         return Target::One(0);
     };
     let Some((protocol, at)) = upper(frame, header[20]) else {
-        // A fragment, or what makes no sense.
+        // A fragment, or malformed.
         return Target::All;
     };
     let Some(&[a, b, c, d]) = frame.get(at..).and_then(|behind| behind.first_chunk()) else {
@@ -91,8 +91,8 @@ fn target_v6(grouping: &Grouping, frame: &[u8]) -> Target {
     }
 }
 
-/// The protocol behind extension headers, and where it begins; `None` of one of several fragments, or of more
-/// than eight of them.
+/// The protocol after the extension headers, and the offset of its header; `None` for a fragment, a
+/// malformed packet, or more than eight extension headers.
 fn upper(frame: &[u8], first: u8) -> Option<(u8, usize)> {
     const HOP_BY_HOP: u8 = 0;
     const ROUTING: u8 = 43;
@@ -109,7 +109,7 @@ fn upper(frame: &[u8], first: u8) -> Option<(u8, usize)> {
             }
             FRAGMENT => {
                 let [next, _, high, low] = *frame.get(at..)?.first_chunk()?;
-                // An atomic one is whole (RFC 6946).
+                // An atomic fragment is a whole datagram (RFC 6946).
                 if u16::from_be_bytes([high, low]) & !RESERVED_BITS != 0 {
                     return None;
                 }

@@ -1,4 +1,4 @@
-//! How a stack ends: [`Stack::close`] in order, every other way at once.
+//! How a stack ends: [`Stack::close`] ends it in order, every other way ends it at once.
 //!
 //! A kernel completes its connections after their programs have ended. This stack ends with its
 //! program, so the program has to wait: the caller of `close` sets how long. Then the stack resets
@@ -16,7 +16,8 @@ use crate::io::world::{Command, World};
 use crate::log::request::{Body, ConnId};
 use crate::socket::WaitUntil;
 
-/// How long the last frames may take to leave: a device that takes none delays the end by 100 ms.
+/// How long the last frames may take to leave. A device that accepts none delays the end by this
+/// time.
 const LAST_FRAMES: Duration = Duration::from_millis(100);
 
 impl Stack {
@@ -97,7 +98,7 @@ impl Stack {
         for world in worlds {
             world.close();
         }
-        // All groups have one socket table.
+        // All groups share one socket table.
         let shared = &worlds[0].shared;
         let mut table = shared.socket_table();
         let mut closed = Vec::new();
@@ -118,7 +119,7 @@ impl Stack {
         }
     }
 
-    /// Begins to close, asks `what` of every connection that is established and not over, and
+    /// Begins to close, makes request `what` of every established connection that is not over, and
     /// returns these connections.
     fn ask_all(&self, what: AppRequest) -> Vec<(Arc<World>, ConnId)> {
         self.begin_close();
@@ -136,8 +137,8 @@ impl Stack {
 }
 
 impl World {
-    /// Asks `what` of every connection that is established, not over, and not in `ended`. Returns
-    /// every connection that is established and not over.
+    /// Makes request `what` of every established connection that is not over and not in `ended`.
+    /// Returns all established connections that are not over.
     fn ask_all(&self, what: AppRequest, ended: &HashSet<(u16, ConnId)>) -> Vec<ConnId> {
         let asked = self.streams.established().map(|stream| {
             let conn = stream.conn();

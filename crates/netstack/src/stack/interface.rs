@@ -1,4 +1,4 @@
-//! An interface of a running stack: its addresses, and the ways out of its network.
+//! An interface of a running stack: its addresses and routes.
 
 use core::fmt;
 use core::str::FromStr;
@@ -11,7 +11,7 @@ use crate::ip::route::Route;
 use crate::ip::v6::Ipv6Config;
 use crate::variants::Setup;
 
-/// An interface besides the first, for [`Builder::interface`](super::Builder::interface).
+/// An interface after the first, for [`Builder::interface`](super::Builder::interface).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
     /// At least one.
@@ -70,7 +70,7 @@ impl Interface {
         self
     }
 
-    /// What it is made of.
+    /// The setup of the interface's groups.
     pub(super) fn setup(self, secret: [u64; 2]) -> Result<Setup, StackError> {
         let addresses = self.addresses.iter().map(|text| parse_cidr(text));
         let mut addresses = addresses.collect::<Result<Vec<_>, _>>()?;

@@ -1,4 +1,4 @@
-//! The threads of a stack: one for each worker, and others that replace those that fail.
+//! The threads of a stack: one for each worker, and replacements for threads that fail.
 
 use std::collections::VecDeque;
 #[cfg(feature = "kill")]
@@ -15,14 +15,14 @@ use crate::io::world::World;
 use crate::socket::poller::hold_wakeups;
 use crate::variants::{Handle, Joining, Worker};
 
-/// Busy turns between two posts of counters.
+/// A thread posts its counters after this many busy turns.
 const POST_EVERY: u32 = 1 << 9;
-/// ... and of those that say how busy a thread is.
+/// A thread updates its gauge of load after this many busy turns.
 const SHOW_EVERY: u32 = 1 << 6;
 
-/// The threads of a stack, and everything that another one needs.
+/// The threads of a stack, and everything that starting another one requires.
 pub(super) struct Threads {
-    /// Begins the names of the threads: tells one group from another.
+    /// Start of the thread names; distinguishes groups.
     name_prefix: String,
     cores: Vec<usize>,
     clock: Clock,
@@ -31,7 +31,7 @@ pub(super) struct Threads {
     contexts: Mutex<Vec<ContextHandle>>,
     failures: Mutex<Failures>,
     failed: Condvar,
-    /// A bit for each replica whose thread is to unwind.
+    /// A bit for each replica whose thread must unwind.
     #[cfg(feature = "kill")]
     killed: AtomicU64,
 }
@@ -107,12 +107,13 @@ impl Threads {
         }
     }
 
-    /// Starts the thread that replaces those that fail.
+    /// Starts the thread that replaces failed workers.
     pub(super) fn watch(self: &Arc<Self>) -> std::io::Result<JoinHandle<()>> {
         let threads = Arc::clone(self);
         let watch = move || {
             while let Some(replica) = threads.next_failure() {
-                // If there is no state to take over, or no thread can be started, the others go on.
+                // If there is no state to take over, or no thread can be started, the other
+                // replicas continue without it.
                 let _ = threads.add(Some(replica));
             }
         };
@@ -124,7 +125,7 @@ impl Threads {
         &*self.handle
     }
 
-    /// Lets the thread of replica `replica` unwind when it next can.
+    /// Makes the thread of replica `replica` unwind in its next turn in which it can be replaced.
     #[cfg(feature = "kill")]
     pub(super) fn kill(&self, replica: usize) {
         self.killed.fetch_or(1 << replica, Ordering::Relaxed);
@@ -132,7 +133,7 @@ impl Threads {
         self.world.wake_pump();
     }
 
-    /// Starts a thread that joins, in slot `replica` or in any free one.
+    /// Starts a thread that joins the group, in slot `replica` or in any free one.
     pub(super) fn add(self: &Arc<Self>, replica: Option<usize>) -> Result<usize, StackError> {
         let joining = self.handle.join(replica)?;
         let replica = joining.id();
@@ -141,13 +142,13 @@ impl Threads {
         Ok(replica)
     }
 
-    /// Reports that replica `replica` has failed: it is gone, and had not left.
+    /// Reports that the thread of replica `replica` failed: it ended without leaving.
     fn report_failure(&self, replica: usize) {
         self.failures().replicas.push_back(replica);
         self.failed.notify_all();
     }
 
-    /// Waits for the next failure. `None` when no replica is to be replaced any more.
+    /// Waits for the next failure. `None` once failed replicas are no longer replaced.
     fn next_failure(&self) -> Option<usize> {
         let mut failures = self.failures();
         loop {
@@ -165,19 +166,19 @@ impl Threads {
     }
 
     pub(super) fn end_watch(&self) {
-        // Workers that sleep wake up and see that the stack is shut down.
+        // Sleeping workers wake up and see that the stack is shut down.
         self.handle.wake_all();
         self.failures().over = true;
         self.failed.notify_all();
     }
 }
 
-/// What a worker's thread runs.
+/// The work of a worker's thread.
 enum Occupant {
-    /// A worker that waits for its state.
+    /// A replica that waits for a copy of the state.
     Joining(Box<dyn Joining>),
     Worker(Box<dyn Worker>),
-    /// Nothing any more.
+    /// A worker that has left.
     Gone,
 }
 
@@ -191,7 +192,7 @@ struct WorkerDomain {
 }
 
 impl WorkerDomain {
-    /// Becomes a worker if the state is there.
+    /// Becomes a worker once it has the state.
     fn join(&mut self) -> Turn {
         match &mut self.occupant {
             Occupant::Joining(joining) if !self.threads.world.is_down() => {
@@ -205,7 +206,7 @@ impl WorkerDomain {
         }
     }
 
-    /// There is nothing more to do. The slot of a worker that has left is free at once.
+    /// Ends the thread. If the worker has left the group, frees its slot at once.
     fn finish(&mut self) -> Turn {
         if !self.threads.world.is_down() {
             self.occupant = Occupant::Gone;
@@ -292,7 +293,7 @@ impl Drop for WorkerDomain {
             return;
         };
         let has_failed = worker.is_replaceable() && !self.threads.world.is_down();
-        // The slot is free when the failure is reported.
+        // Free the slot before the failure is reported.
         drop(worker);
         if has_failed {
             self.threads.report_failure(self.id);

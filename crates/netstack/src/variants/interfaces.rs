@@ -7,8 +7,8 @@
 //! - A connection that is opened, or a datagram that is sent, leaves by the interface with the
 //!   longest prefix that matches the destination; the first interface wins a tie. The scope of a
 //!   link-local address names an interface instead, counted from 1.
-//! - An interface takes a packet only if the packet's destination is one of its own addresses: the
-//!   strong end system model of RFC 1122 section 3.3.4.2. An answer leaves by the interface on
+//! - An interface takes a packet only if the packet's destination is an address of that interface:
+//!   the strong end system model of RFC 1122 section 3.3.4.2. An answer leaves by the interface on
 //!   which the question arrived, whatever the routes say.
 //! - A socket that is bound to an address is bound to its interface.
 //! - A packet that the stack sends to one of its own addresses is looped back by the interface that

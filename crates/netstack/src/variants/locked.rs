@@ -1,33 +1,34 @@
-//! One state with locks around it, and any thread may process any packet.
+//! One state guarded by locks; any thread may process any packet.
 //!
 //! The baseline of lock-based parallel stacks: packet-level parallelism as in E. M. Nahum, D. J.
 //! Yates, J. F. Kurose, D. Towsley, *Performance issues in parallelized network protocols* (OSDI
 //! 1994). By default one lock guards a connection's state, "TCP-1" of section 5.1, which was faster
-//! there than every finer division; [`Granularity`] has those, too. The state machine is the one of
-//! the other variants. Checksums are verified before the lock, payload is copied and frames are
-//! built behind it:
+//! there than every finer division; [`Granularity`] also has the finer ones. The state machine is
+//! the same as in the other variants. Checksums are verified before the lock is taken; payload is
+//! copied and frames are built after it is released:
 //!
-//! 1. a [`LockedWorker`] takes the receive pump, if it is free, and carries away at most
-//!    [`LockedLayout::claim`] frames as requests;
+//! 1. a [`LockedWorker`] takes the receive pump, if it is free, and takes a batch of requests, made
+//!    from at most [`LockedLayout::claim`] frames at a time;
 //! 2. it verifies their checksums ([`LockedWorker::prepare`]);
-//! 3. it takes the lock and applies them ([`LockedWorker::apply`]): here frames and deliveries get their
-//!    numbers, so that what follows needs no ticket to keep its order;
-//! 4. it performs what they asked for ([`LockedWorker::perform`]), while others hold the lock;
-//! 5. if it held the transmit pump last, or has nothing to do, it sends what is ready.
+//! 3. it takes the lock and applies them ([`LockedWorker::apply`]), which numbers frames and
+//!    deliveries, so that later steps keep their order without tickets;
+//! 4. it performs their effects ([`LockedWorker::perform`]), while other workers hold the lock;
+//! 5. if it was the last to run the transmit pump, or is idle, it sends the frames that are ready.
 //!
 //! Batches may overtake each other between 1 and 3. That is the *misordering* of the paper's Table
-//! 1: TCP sees segments out of order that the network did not reorder. [`LockStats`] counts it, and
-//! waiting; [`LockedWorker::lock_times`] has both for each lock.
+//! 1: TCP sees segments out of order that the network did not reorder. [`LockStats`] counts
+//! misordered segments and waiting; [`LockedWorker::lock_times`] has the waiting at each lock.
 //!
-//! What else the paper measures is off by default: [`References`], [`Messages`], [`Counting`] with
-//! and without tickets, and `LockedLayout::assume_in_order`.
+//! The other costs that the paper measures are off by default: [`References`], [`Messages`],
+//! [`Counting`] with and without tickets, and `LockedLayout::assume_in_order`.
 //!
-//! # What bounds the rest
-//! A request enters only if everything a [`LockedLayout::window`] before it is done with. So while
-//! delivery j is not stamped, at most two windows of requests are applied after it: those that
-//! entered before its request and had not been applied, and those that may enter after it. There
-//! are twice as many delivery slots as requests in the window, hence none is stamped a round too
-//! early. A preempted carrier delays the others once the window is used up.
+//! # Bounds
+//! A request enters only if every request a [`LockedLayout::window`] or more before it is done. So
+//! while delivery j is not stamped, at most two windows of requests are applied after it: one
+//! window that had entered before its request but was not yet applied, and one that may enter after
+//! it. There are twice as many delivery slots as requests in the window, so no slot is reused while
+//! it is not stamped. A worker that is preempted with a batch delays the others once the window is
+//! used up.
 
 mod batch;
 mod lock;
