@@ -1,4 +1,4 @@
-//! Errors, sorted by who can act on them.
+//! Errors, by the kind of caller that can act on them.
 
 use core::fmt;
 use std::io;
@@ -247,9 +247,9 @@ impl std::error::Error for SocketError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Failure {
-    /// It is not authentic.
+    /// The unit is not authentic.
     Forged,
-    /// The stream is longer than the processor can tell positions apart.
+    /// The stream is longer than the processor can number positions.
     TooLong,
     /// A reason of a processor of your own.
     Other(&'static str),

@@ -1,49 +1,49 @@
-//! How a request travels, and the memory that it meets.
+//! The path of a request, and the memory that it uses.
 //!
 //! ```text
 //! device -> rx: parse, merge, publish -> prepare -> apply -> perform -> tx -> device
 //!                                                                \-> stream -> application
 //! ```
 //!
-//! | module | what it does |
+//! | module | purpose |
 //! |---|---|
 //! | `claim` | takes batches of frames from the device, and gives them back |
 //! | `gro` | parses a batch: its segments become runs |
-//! | `rx` | publishes runs and all else that replicas must know; answers neighbours and ICMP |
-//! | `control` | what `rx` sends, outside of the log |
-//! | `run` | the frames behind a request |
+//! | `rx` | publishes runs and all other inputs of replicas; answers neighbours and ICMP |
+//! | `control` | frames that `rx` sends outside of the log |
+//! | `run` | the frames of a request |
 //! | `prepare` | verifies checksums |
 //! | `perform` | performs the effects of `apply` ([`crate::state`]) |
 //! | `tx` | holds numbered frames until they are built, and sends them in order |
 //! | `stream`, `udp_queues` | memory that primaries share with applications |
 //! | `units` | pieces of a stream that any worker may process |
-//! | `direct` | does all steps at once, for a thread that has the state to itself |
-//! | `record` | records what is published, and replays it |
-//! | `world`, `view` | what all threads of a stack share, and what they show of themselves |
+//! | `direct` | does all steps at once, for a thread that owns the state |
+//! | `record` | records published requests, and replays them |
+//! | `world`, `view` | data shared by all threads of a stack, and views of their states |
 //!
-//! [`crate::variants`] decides which thread calls what, and whether there is a log in between.
+//! [`crate::variants`] decides which thread calls each step, and whether there is a log in between.
 //!
 //! # Numbers that wrap
-//! Every number by which threads tell one use of a place from another, in `dominoes`, here, in
-//! `group` and in the sockets. The time is how long the number takes to come round at 100 million
-//! calls a second, or 100 Gbit/s (150 million frames or 12.5 GB a second), in the smallest place
-//! that the settings allow. A number of 64 bits that counts calls, such as `Seq`, takes 5,800
-//! years; a count of bytes takes 46.
+//! This table has every number by which threads distinguish one use of a place from another, in
+//! `dominoes`, here, in `group` and in the sockets. The time is how long the number takes to wrap
+//! at 100 million calls a second, or at 100 Gbit/s (150 million frames or 12.5 GB a second), in the
+//! smallest place that the settings allow. A number of 64 bits that counts calls, such as `Seq`,
+//! wraps after 5,800 years; a count of bytes wraps after 46.
 //!
-//! | number | bits | counts | time | what happens then |
+//! | number | bits | counts | time | when it wraps |
 //! |---|---|---|---|---|
 //! | `Seq`; the tail and the end of a log | 63 | requests | 2,900 years | a log is closed |
-//! | lap bytes of a log (`ring.rs`) | 8 | laps of 16 | 41 us | nothing: none read is a lap off |
-//! | `Verdicts` | 1 | laps of 16 | 320 ns | nothing: none read or set is a lap off |
+//! | lap bytes of a log (`ring.rs`) | 8 | laps of 16 | 41 us | nothing: no reader is a lap off |
+//! | `Verdicts` | 1 | laps of 16 | 320 ns | nothing: no reader or writer is a lap off |
 //! | `Attachments`, tags | 32 | laps of 16 | 11 min | a pin that late lends nothing |
-//! | `Attachments`, pins of a chunk | 15 | threads | none | 32,767 at a time, checked; 56 workers |
+//! | `Attachments`, pins of a chunk | 15 | threads | none | at most 32,767, checked; 56 workers |
 //! | `Units` | 63 | pieces | 2,900 years | nothing: compared modulo 2^63 |
 //! | `Greedy` | 48 | chunks of 1 | 32 days | nothing: compared modulo 2^48 |
 //! | `EventCount`, `WaitSet` | 64 | wake-ups | 5,800 years | |
 //! | `TimerId` | 64 | timers of a wheel | 5,800 years | |
-//! | owners of chunks, membership | 56 | replica slots | none | 56 at most, checked |
-//! | delivery stamp: lap | 28 | laps of 16 | 43 s | nothing: a ring holds a quarter of them |
-//! | delivery stamp: end | 35 | bytes | 2.7 s | nothing: a ring holds a 32nd of them |
+//! | owners of chunks, membership | 56 | replica slots | none | at most 56, checked |
+//! | delivery stamp: lap | 28 | laps of 16 | 43 s | nothing: a ring holds at most a quarter |
+//! | delivery stamp: end | 35 | bytes | 2.7 s | nothing: a ring holds at most a 32nd |
 //! | positions in streams | 64 | bytes | 46 years | a connection stops |
 //! | `UnitRing` | 62 | units | 1,400 years | |
 //! | `Serial` | 64 | calls during one | 5,800 years | |
@@ -55,20 +55,21 @@
 //! | shortages, misses of a socket | 64 | failed calls | 5,800 years | |
 //! | users of a socket (`UserId`) | 64 | clones | 5,800 years | |
 //! | request ids, arrivals | 64 | calls | 5,800 years | |
-//! | `Instant` | 64 | nanoseconds | 584 years | time stands still |
+//! | `Instant` | 64 | nanoseconds | 584 years | time stops |
 //!
-//! A thread that stops between two instructions for a whole round would take an old number for a
-//! new one where a lap counts. It stops the round as well: a worker that has not applied or
-//! performed a request holds up the log, and so its laps and those of delivery slots (invariant 4);
-//! one that has begun frames holds up the frame numbers (invariant 11). A poller that looks at
-//! stamps holds up nothing. If it stops for seconds within a look, it may report what was read
-//! meanwhile, or miss what has come since; the stamps that have come since call for another look.
+//! Where laps are counted, a thread that stops between two instructions for a whole round would
+//! mistake an old number for a new one. But it also stops the round: a worker that has not applied
+//! or performed a request holds up the log, and thereby its laps and the laps of delivery slots
+//! (invariant 4); a worker that has begun frames holds up the frame numbers (invariant 11). A
+//! poller that looks at stamps holds up nothing. If it stops for seconds within a look, it may
+//! report bytes that were read meanwhile, or miss bytes that arrived since; but the stamps of those
+//! bytes cause another look.
 //!
-//! No name of a connection outlives its connection. An entry is used again only when its socket is
+//! No id of a connection outlives its connection. An entry is used again only when its socket is
 //! gone, all requests that name it are performed and its frames are sent (invariants 6 and 13); a
-//! hint is forgotten before that. A thread that raises the flag of a stream which it has released
-//! already names an older generation. 2^32 connections later this would bring the pump to look at
-//! the stream once more, in vain.
+//! hint is forgotten before that. If a thread raises the flag of a stream that it has already
+//! released, it names an older generation. After 2^32 further connections, this would only make the
+//! pump look at the stream once more, in vain.
 
 pub(crate) mod accept;
 pub(crate) mod claim;

@@ -1,11 +1,11 @@
 //! Frames that the receive pump makes and the transmit pump sends: ARP, neighbour discovery, ICMP,
-//! IGMP, and datagrams that waited for a neighbour. They have no number.
+//! IGMP, and datagrams that waited for a neighbour. They have no frame number.
 //!
-//! One frame may ask for many: a reply of 65,507 bytes is 1,366 packets of 68. So the queue takes
-//! what one batch asks for; but while it holds more than [`FULL`], the receive pump takes neither
-//! frames nor commands, which wait in the device and in their queues. If the device takes none of
-//! it for [`PATIENCE`], the pump goes on, because the other host may wait for us just so; then what
-//! is more than [`MOST`] is dropped, and counted.
+//! One frame may need many frames in answer: a reply of 65,507 bytes takes 1,366 packets of 68. So
+//! the queue accepts all answers to one batch; but while it holds more than [`FULL`] bytes, the
+//! receive pump takes neither frames nor commands, which wait in the device and in their queues. If
+//! the device takes nothing for [`PATIENCE`], the pump resumes, because the other host may be
+//! waiting for us in the same way. Frames beyond [`MOST`] bytes are then dropped, and counted.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -14,11 +14,11 @@ use crossbeam_queue::SegQueue;
 use crate::ip::neighbor::FRAME_OVERHEAD;
 use crate::time::{Duration, Instant};
 
-/// Bytes that wait, with what it costs to keep them, when the receive pump takes no more frames:
-/// 1,200 of ARP, or three replies of 65,507 bytes.
+/// The receive pump takes no more frames while more bytes than this wait, with the overhead of each
+/// frame: 1,200 ARP frames, or three replies of 65,507 bytes.
 const FULL: usize = 1 << 18;
-/// Bytes that wait, at most: what a batch of 32 requests of 64 KB asks for, and all that waits for
-/// neighbours.
+/// Most bytes that may wait: the answers to a batch of 32 requests of 64 KB, and all datagrams that
+/// wait for neighbours.
 const MOST: usize = 8 << 20;
 /// How long the pump waits for a device that takes nothing.
 const PATIENCE: Duration = Duration::from_millis(10);
@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_millis(10);
 #[derive(Debug, Default)]
 pub(crate) struct ControlFrames {
     frames: SegQueue<Vec<u8>>,
-    /// What they count. The receive pump adds, the transmit pump takes away.
+    /// The cost of the frames. The receive pump adds to it, the transmit pump subtracts.
     bytes: AtomicUsize,
 }
 
@@ -38,7 +38,7 @@ fn cost(frame: &[u8]) -> usize {
 impl ControlFrames {
     /// Adds a frame. Returns false if there is no room.
     pub(crate) fn push(&self, frame: Vec<u8>) -> bool {
-        // ORDERING: Relaxed, a bound; `SegQueue` orders the frames.
+        // ORDERING: Relaxed: only a bound; `SegQueue` orders the frames.
         let has_room = self.bytes.load(Ordering::Relaxed) + cost(&frame) <= MOST;
         if has_room {
             self.bytes.fetch_add(cost(&frame), Ordering::Relaxed);
@@ -70,7 +70,7 @@ impl ControlFrames {
 /// How long the receive pump has waited for the transmit pump.
 #[derive(Debug, Default)]
 pub(crate) struct ControlWait {
-    /// How many bytes there were when it was looked at last, and since when none has left.
+    /// The bytes at the last look, and the time since which none have left.
     last_look: Option<(usize, Instant)>,
 }
 

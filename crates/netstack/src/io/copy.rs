@@ -1,7 +1,7 @@
 //! Copies of payload.
 //!
-//! `memcpy` is for any length; a segment is some 1,400 bytes. Vectors as wide as the processor has
-//! them, chosen as it runs, take two thirds of the instructions.
+//! `memcpy` handles any length well; a segment has some 1,400 bytes. Copying with the widest
+//! vectors of the processor, detected at run time, takes two thirds of the instructions.
 
 #[cfg(target_arch = "x86_64")]
 use pulp::{
@@ -12,14 +12,14 @@ use pulp::{
 #[cfg(target_arch = "x86_64")]
 use crate::packet::checksum::Vectors;
 
-/// Vectors that are copied in one go.
+/// Vectors that are copied in one iteration.
 #[cfg(target_arch = "x86_64")]
 const GROUP: usize = 16;
-/// From how many bytes on wide vectors are worth asking for.
+/// Length from which on wide vectors are worth the detection.
 #[cfg(target_arch = "x86_64")]
 const WIDE: usize = 256;
 
-/// How this processor copies best.
+/// The fastest way to copy on this processor.
 #[derive(Clone, Copy)]
 pub(crate) enum Copier {
     #[cfg(target_arch = "x86_64")]
@@ -30,7 +30,7 @@ pub(crate) enum Copier {
 }
 
 impl Copier {
-    /// The best one.
+    /// The fastest way on this processor.
     #[inline(always)]
     pub(crate) fn here() -> Copier {
         #[cfg(target_arch = "x86_64")]
@@ -48,7 +48,7 @@ impl Copier {
     /// Copies `from` to `to`.
     ///
     /// # Panics
-    /// If they are not of one length.
+    /// If their lengths differ.
     #[inline(always)]
     pub(crate) fn copy(self, from: &[u8], to: &mut [u8]) {
         #[cfg(target_arch = "x86_64")]
@@ -64,7 +64,7 @@ impl Copier {
     }
 }
 
-/// `from` becomes `to`, which is as long.
+/// A copy of `from` to `to`, which have the same length.
 #[cfg(target_arch = "x86_64")]
 struct Copied<'a, C> {
     cpu: C,
@@ -92,8 +92,8 @@ impl NullaryFnOnce for Copied<'_, V4> {
     }
 }
 
-/// The first and the last vector wherever they lie, and those between where no store crosses a
-/// cache line.
+/// Copies the first and the last vector unaligned, and the vectors between them so that no store
+/// crosses a cache line.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn wide<const N: usize, C: Vectors<N>>(cpu: C, from: &[u8], to: &mut [u8]) {
@@ -118,7 +118,7 @@ fn wide<const N: usize, C: Vectors<N>>(cpu: C, from: &[u8], to: &mut [u8]) {
     }
 }
 
-/// Copies as many groups of `G` vectors as there are; what is left comes back.
+/// Copies as many groups of `G` vectors as there are; returns the rest.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn groups<'f, 't, const G: usize, const N: usize, C: Vectors<N>>(
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// All that this processor can do.
+    /// All ways that this processor supports.
     fn all_ways() -> Vec<Copier> {
         let mut ways = vec![Copier::here(), Copier::Plain];
         #[cfg(target_arch = "x86_64")]

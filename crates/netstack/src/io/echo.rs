@@ -1,5 +1,4 @@
-//! Echo requests that sockets send, and the replies to them, as applications and the receive pump
-//! share them.
+//! Queues of echo requests and replies, shared by the sockets of applications and the receive pump.
 
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -10,28 +9,28 @@ use dominoes::EventCount;
 
 use crate::packet::flow::Address;
 
-/// Replies that wait for a socket, at most.
+/// Most replies that wait for a socket.
 const MOST_REPLIES: usize = 256;
-/// Requests that wait for the pump, at most.
+/// Most requests that wait for the pump.
 const MOST_REQUESTS: usize = 256;
 
 /// A reply to an echo request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EchoReply {
-    /// Who sent it.
+    /// The host that sent it.
     pub from: IpAddr,
     /// The number of the request.
     pub sequence: u16,
-    /// What the request carried, or what became of it.
+    /// The data of the request, as the reply returned it.
     pub data: Vec<u8>,
-    /// Hops that its packet had left.
+    /// The TTL or hop limit of the reply's packet when it arrived.
     pub ttl: u8,
-    /// From the turn of the stack that sent the request until that which took the reply.
+    /// From the turn of the stack that sent the request to the turn that took the reply.
     pub round_trip: Duration,
 }
 
-/// A request that is to be sent.
+/// A request to send.
 #[derive(Debug)]
 pub(crate) struct EchoRequest {
     pub(crate) to: Address,
@@ -45,9 +44,9 @@ pub(crate) struct EchoRequest {
 pub(crate) struct EchoQueues {
     requests: SegQueue<EchoRequest>,
     replies: ArrayQueue<EchoReply>,
-    /// Replies that have ever come.
+    /// How many replies have arrived.
     arrived: AtomicU64,
-    /// Notified when a reply comes, or the stack goes away.
+    /// Notified when a reply arrives, or the stack shuts down.
     pub(crate) event: EventCount,
 }
 
@@ -61,7 +60,7 @@ impl EchoQueues {
         }
     }
 
-    /// Leaves a request for the pump. Returns false if too many wait.
+    /// Queues a request for the pump. Returns false if too many wait.
     pub(crate) fn ask(&self, request: EchoRequest) -> bool {
         let has_room = self.requests.len() < MOST_REQUESTS;
         if has_room {
@@ -75,7 +74,7 @@ impl EchoQueues {
         self.requests.pop()
     }
 
-    /// A reply came. The oldest makes room for it; returns whether that is lost.
+    /// Adds a reply that arrived. If the queue is full, drops the oldest reply and returns true.
     pub(crate) fn reply(&self, reply: EchoReply) -> bool {
         let is_lost = self.replies.force_push(reply).is_some();
         // ORDERING: Relaxed, as in `AcceptQueue::push`.
@@ -94,7 +93,7 @@ impl EchoQueues {
         !self.replies.is_empty()
     }
 
-    /// How many replies have ever come.
+    /// How many replies have arrived.
     pub(crate) fn arrived(&self) -> u64 {
         self.arrived.load(Ordering::Relaxed)
     }

@@ -9,52 +9,52 @@ use crate::io::tx::TxPump;
 use crate::io::world::World;
 use crate::time::Instant;
 
-/// How long a worker sleeps at most while another one is awake, or has work, and may be held up.
+/// A worker sleeps at most this long while another one is awake, or has work, and may be delayed.
 pub(crate) const RECHECK: Duration = Duration::from_millis(1);
 
 /// A worker that is about to sleep.
 pub(crate) trait Sleeper {
-    /// Whether a turn would find something to do, besides what the receive pump finds.
+    /// Whether a turn would find work other than the receive pump's.
     fn has_work(&mut self) -> bool;
-    /// Whether it must look again soon, since others may leave work to it.
+    /// Whether it must look again soon, since other workers may leave work to it.
     fn waits_for_others(&mut self) -> bool {
         false
     }
-    /// When the state must be given the time.
+    /// The next deadline of the state.
     fn state_deadline(&self) -> Instant;
 }
 
-/// The receive pump and the device, which a worker has while it sleeps in the device.
+/// The receive pump and the device, which a worker holds while it sleeps in the device.
 pub(crate) trait Receiving {
     /// Whether there is something to do without waiting for the device.
     fn has_work(&mut self) -> bool;
-    /// The next time at which the pump has something to do without input.
+    /// The next time at which the pump has work without input.
     fn next_deadline(&mut self) -> Instant;
-    /// Sleeps in the device until a frame arrives, a waker is used, or `timeout` is over.
+    /// Sleeps in the device until a frame arrives, a waker is called, or `timeout` has passed.
     fn wait(&mut self, timeout: Option<Duration>);
 }
 
-/// Where the workers of a variant sleep.
+/// The places where the workers of a variant sleep.
 pub(crate) struct Sleep<'a, F> {
     pub(crate) world: &'a World,
-    /// Takes the receive pump and the device, unless another worker has one of them.
+    /// Takes the receive pump and the device; `None` if another worker has one of them.
     pub(crate) rx: F,
     pub(crate) tx: &'a Exclusive<TxPump>,
     /// Notified when something is published.
     pub(crate) event: &'a EventCount,
     /// How many workers sleep.
     pub(crate) asleep: &'a AtomicUsize,
-    /// How many workers there are, without those that have nothing to do with the pumps.
+    /// The number of workers that may run a pump.
     pub(crate) workers: usize,
 }
 
 impl<R: Receiving, F: FnOnce() -> Option<R>> Sleep<'_, F> {
-    /// The last worker to sleep sleeps in the device, and holds the receive pump meanwhile. The
-    /// others sleep on the event. Returns when there may be work.
+    /// Sleeps until there may be work. The last worker to fall asleep sleeps in the device, and
+    /// holds the receive pump meanwhile; the others sleep on the event.
     pub(crate) fn sleep(self, now: Instant, worker: &mut impl Sleeper) {
         let world = self.world;
-        // A hint for choosing where to sleep: correctness relies on the pump being exclusive, and
-        // on the event.
+        // A hint for choosing where to sleep: correctness depends only on the exclusive pump and on
+        // the event.
         let last = self.asleep.fetch_add(1, Ordering::Relaxed) + 1 >= self.workers;
         let rx = if last { (self.rx)() } else { None };
         if let Some(mut rx) = rx {
@@ -72,8 +72,8 @@ impl<R: Receiving, F: FnOnce() -> Option<R>> Sleep<'_, F> {
             if worker.has_work() || world.is_down() {
                 drop(key);
             } else {
-                // While a worker is awake, none sleeps in the device. That worker may be held up,
-                // so this one comes back for the pumps, and for late work.
+                // While any worker is awake, none sleeps in the device. The worker that is awake
+                // may be delayed, so this one returns to run the pumps, and to take over late work.
                 let again = !last || worker.waits_for_others();
                 self.event.wait(key, again.then_some(RECHECK));
             }
@@ -82,8 +82,8 @@ impl<R: Receiving, F: FnOnce() -> Option<R>> Sleep<'_, F> {
     }
 }
 
-/// Sleeps in the device, of a variant whose pumps no other thread has, until `deadline` or until
-/// `next_try` is over, unless there is work.
+/// Sleeps in the device, for a variant in which no other thread has the pumps, until `deadline` or
+/// for `next_try`, unless there is work.
 pub(crate) fn sleep_alone(
     world: &World,
     rx: &mut impl Receiving,
@@ -99,7 +99,7 @@ pub(crate) fn sleep_alone(
     world.after_sleep();
 }
 
-/// How long to sleep at most for a deadline; `None` for ever.
+/// How long to sleep at most until a deadline; `None`: without limit.
 pub(crate) fn timeout(deadline: Instant, now: Instant) -> Option<Duration> {
     (deadline != Instant::NEVER).then(|| deadline.since(now).into())
 }

@@ -1,11 +1,11 @@
 //! Atomics of the transmit slots and of the streams.
 //!
-//! Normally these are the ones of `core`. Under `cfg(netstack_loom)` they are loom's (other crates
-//! know `cfg(loom)`, and mean their own atomics by it), so that the models of `tx.rs` and of
-//! `stream/loom_models.rs` run the code as shipped under every outcome that the memory model
-//! allows. In unit tests each access is a step, and a test can let another claimer run before any
-//! of them (`interrupted`): a read and a write in place of one compare-and-swap fail such a test on
-//! every machine.
+//! Normally these are the atomics of `core`. Under `cfg(netstack_loom)` they are loom's, so that
+//! the models of `tx.rs` and of `stream/loom_models.rs` run the shipped code under every outcome
+//! that the memory model allows. (Not `cfg(loom)`, by which other crates switch their own atomics.)
+//! In unit tests each access is a step, and a test can run another thread's call before any step
+//! (`interrupted`). If code has a load and a store in place of one compare-and-swap, such a test
+//! fails on every machine.
 
 #[cfg(not(any(netstack_loom, test)))]
 pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64, fence};
@@ -22,7 +22,7 @@ pub(crate) use std::thread::yield_now;
 #[cfg(netstack_loom)]
 pub(crate) use loom::thread::yield_now;
 
-/// Tells loom which of some places in memory are read and written. Nothing in a normal build.
+/// Reports reads and writes of some memory to loom. Does nothing in a normal build.
 ///
 /// The memory itself is contiguous in every build, because threads are lent slices of it; loom
 /// watches this shadow instead.
@@ -72,14 +72,14 @@ mod steps {
 
     pub(crate) use core::sync::atomic::fence;
 
-    /// Something to do before an access: how many accesses come first, and what it is.
+    /// A call to make before an access: the number of accesses that come first, and the call.
     type Planned = (usize, Box<dyn FnOnce()>);
 
     thread_local! {
         static PLANNED: RefCell<Option<Planned>> = const { RefCell::new(None) };
     }
 
-    /// An access to an atomic is about to happen.
+    /// Called before each access to an atomic.
     fn step() {
         let due = PLANNED.with_borrow_mut(|planned| match planned {
             Some((0, _)) => planned.take(),
@@ -94,9 +94,9 @@ mod steps {
         }
     }
 
-    /// Calls `work`, and `other` in the middle of it: before access number `step` that `work` makes
-    /// to an atomic of this module. Returns what both returned; `None` for `other` if `work` made
-    /// no more than `step` accesses, and `other` was not called.
+    /// Calls `work`, and calls `other` in the middle of it: before access number `step` that `work`
+    /// makes to an atomic of this module. Returns both results; the second is `None` if `work` made
+    /// at most `step` accesses, so that `other` was not called.
     pub(crate) fn interrupted<A, B: 'static>(
         step: usize,
         other: impl FnOnce() -> B + 'static,
@@ -116,7 +116,7 @@ mod steps {
 
     macro_rules! stepped {
         ($name:ident, $value:ty) => {
-            /// As the one of `core`, but every access is a step.
+            /// As the atomic of `core`, but every access is a step.
             #[derive(Debug, Default)]
             #[repr(transparent)]
             pub(crate) struct $name(core::sync::atomic::$name);

@@ -1,8 +1,8 @@
 //! Units: pieces of a stream that any worker may process, and whose results are used in order.
 //!
-//! A [`UnitRing`] is a bounded ring of units between one producer and one consumer. Between the two
-//! stand any number of threads that claim units, in any order, and process them. The consumer takes
-//! the *done prefix*, nothing behind the first unit that is not done.
+//! A [`UnitRing`] is a bounded ring of units between one producer and one consumer. Between them,
+//! any number of threads claim units, in any order, and process them. The consumer takes the *done
+//! prefix*: nothing after the first unit that is not done.
 //!
 //! ```text
 //! free -push-> ready -claim-> claimed -done-> done -take-> free, for the unit one round later
@@ -10,18 +10,18 @@
 //!                +---- dropped --+
 //! ```
 //!
-//! A claim that is dropped without [`Claim::done`], because its thread unwinds, makes the unit
-//! ready again. So a unit may be begun several times: processing must leave what it reads as it is
-//! until the unit is done. That is why units are sealed and opened from one place to another and
+//! If a claim is dropped without [`Claim::done`], because its thread unwinds, the unit becomes
+//! ready again. So a unit may be begun several times, and processing must not change its input
+//! until the unit is done. That is why units are sealed and opened from one buffer to another and
 //! not in place: a unit that is half sealed in place is neither text nor unit.
 //!
-//! The state of a slot is one word with the number of its unit, so a thread that comes late with an
-//! old number changes nothing. What is in a slot passes from thread to thread with the state, each
-//! time by a Release and an Acquire.
+//! The state of a slot is one word that includes the number of its unit, so a late thread with an
+//! old number changes nothing. The contents of a slot pass from thread to thread with the state,
+//! each time by a Release and an Acquire.
 //!
-//! Workers learn of units through the [`UnitQueue`] of their stack: whatever has ready units stands
-//! in it ([`UnitWork`]), and a worker that takes it out puts it back before it begins, if there is
-//! more for others.
+//! Workers find units through the [`UnitQueue`] of their stack, which holds everything that has
+//! ready units ([`UnitWork`]). A worker that takes an entry out puts it back before it begins, if
+//! there is more for others.
 
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::Ordering;
@@ -34,19 +34,19 @@ use zeroize::Zeroize;
 use crate::io::sync::{AtomicU64, Shadow};
 use crate::log::request::ConnId;
 
-/// A bounded ring of units; the module's documentation says how it works.
+/// A bounded ring of units; see the module's documentation.
 pub(crate) struct UnitRing<T> {
     slots: Box<[Slot<T>]>,
-    /// Units that were pushed; written by the producer.
+    /// How many units were pushed; written by the producer.
     pushed: AtomicU64,
-    /// Units that were taken; written by the consumer.
+    /// How many units were taken; written by the consumer.
     taken: AtomicU64,
 }
 
 struct Slot<T> {
-    /// The number of its unit, and [`UnitState`].
+    /// The number of its unit, and its [`UnitState`].
     word: AtomicU64,
-    /// Taken only by the thread to which the word gives it, so never contended.
+    /// Taken only by the thread that owns it according to the word, so never contended.
     unit: Exclusive<Unit<T>>,
 }
 
@@ -56,16 +56,16 @@ struct Unit<T> {
     shadow: Shadow,
 }
 
-/// What becomes of a unit.
+/// The state of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnitState {
     /// There is no such unit yet.
     Free,
-    /// To be claimed.
+    /// It can be claimed.
     Ready,
     /// A thread is processing it.
     Claimed,
-    /// To be taken in order.
+    /// It can be taken, in order.
     Done,
 }
 
@@ -98,35 +98,36 @@ impl<T> UnitRing<T> {
         &self.slots[(number % self.slots.len() as u64) as usize]
     }
 
-    /// Units that are pushed and not taken. Exact for producer and consumer, as far as the other
-    /// one stands still.
+    /// Units that are pushed and not taken. Exact for the producer and the consumer while the other
+    /// one does not move.
     pub(crate) fn len(&self) -> usize {
-        // ORDERING: Relaxed: a number, by which nothing is accessed.
+        // ORDERING: Relaxed: only a number; no memory is accessed by it.
         let taken = self.taken.load(Ordering::Relaxed);
         self.pushed.load(Ordering::Relaxed).saturating_sub(taken) as usize
     }
 
-    /// Lets `fill` make the next unit. False if the ring is full. One thread at a time pushes.
+    /// Lets `fill` make the next unit. Returns false if the ring is full. Only one thread may push
+    /// at a time.
     pub(crate) fn push(&self, fill: impl FnOnce(&mut T)) -> bool {
         self.push_in(UnitState::Ready, fill)
     }
 
-    /// As [`UnitRing::push`], of a unit that is processed already.
+    /// As [`UnitRing::push`], for a unit that is already processed.
     pub(crate) fn push_done(&self, fill: impl FnOnce(&mut T)) -> bool {
         self.push_in(UnitState::Done, fill)
     }
 
-    /// Whether the next unit has room. For the producer.
+    /// Whether there is room for the next unit. For the producer.
     pub(crate) fn has_room(&self) -> bool {
         let number = self.pushed.load(Ordering::Relaxed);
-        // ORDERING: Relaxed: who pushes looks again.
+        // ORDERING: Relaxed: `push` checks again.
         self.slot(number).word.load(Ordering::Relaxed) == word(number, UnitState::Free)
     }
 
     fn push_in(&self, state: UnitState, fill: impl FnOnce(&mut T)) -> bool {
         let number = self.pushed.load(Ordering::Relaxed);
         let slot = self.slot(number);
-        // ORDERING: Acquire, pairs with the Release in `take`: the consumer is done with the unit
+        // ORDERING: Acquire, pairs with the Release in `take`: the consumer has finished the unit
         // one round before.
         if slot.word.load(Ordering::Acquire) != word(number, UnitState::Free) {
             return false;
@@ -141,14 +142,14 @@ impl<T> UnitRing<T> {
 
     /// Claims the oldest unit that is ready.
     pub(crate) fn claim(&self) -> Option<Claim<'_, T>> {
-        // ORDERING: Relaxed: an older number means that the search begins earlier.
+        // ORDERING: Relaxed: an older number only makes the search begin earlier.
         let taken = self.taken.load(Ordering::Relaxed);
         // ORDERING: Acquire, pairs with the Release in `push`.
         let pushed = self.pushed.load(Ordering::Acquire);
         (taken..pushed).find_map(|number| self.claim_number(number))
     }
 
-    /// Claims the unit that is to be taken next, if it is ready. For the consumer.
+    /// Claims the next unit in order, if it is ready. For the consumer.
     pub(crate) fn claim_first(&self) -> Option<Claim<'_, T>> {
         self.claim_number(self.taken.load(Ordering::Relaxed))
     }
@@ -181,20 +182,20 @@ impl<T> UnitRing<T> {
         self.ready().take(count).count() == count
     }
 
-    /// The numbers of those that are.
+    /// The numbers of the units that are ready.
     fn ready(&self) -> impl Iterator<Item = u64> {
         let taken = self.taken.load(Ordering::Relaxed);
-        // ORDERING: Relaxed: who claims looks again.
+        // ORDERING: Relaxed: `claim` checks again.
         let pushed = self.pushed.load(Ordering::Relaxed);
         (taken..pushed).filter(|number| {
             self.slot(*number).word.load(Ordering::Relaxed) == word(*number, UnitState::Ready)
         })
     }
 
-    /// The state of the unit that is to be taken next. For the consumer.
+    /// The state of the next unit in order. For the consumer.
     pub(crate) fn first(&self) -> UnitState {
         let number = self.taken.load(Ordering::Relaxed);
-        // ORDERING: Relaxed: who claims or takes it looks again.
+        // ORDERING: Relaxed: `claim_first` and `take` check again.
         let found = self.slot(number).word.load(Ordering::Relaxed);
         let states = [UnitState::Ready, UnitState::Claimed, UnitState::Done];
         let state = states
@@ -203,12 +204,13 @@ impl<T> UnitRing<T> {
         state.unwrap_or(UnitState::Free)
     }
 
-    /// Takes the next unit out, if it is done, by `take`. One thread at a time takes.
+    /// If the next unit is done, calls `take` with it and removes it. Only one thread may take at a
+    /// time.
     pub(crate) fn take<R>(&self, take: impl FnOnce(&mut T) -> R) -> Option<R> {
         let number = self.taken.load(Ordering::Relaxed);
         let slot = self.slot(number);
-        // ORDERING: Acquire, pairs with the Release in `Claim::give`: what the unit's last thread
-        // wrote is seen, in the slot and elsewhere.
+        // ORDERING: Acquire, pairs with the Release in `Claim::give`: all writes of the unit's last
+        // thread are seen, in the slot and elsewhere.
         if slot.word.load(Ordering::Acquire) != word(number, UnitState::Done) {
             return None;
         }
@@ -224,7 +226,7 @@ impl<T> UnitRing<T> {
 }
 
 impl<T> Slot<T> {
-    /// Its unit, for the thread that the word gives it to.
+    /// Its unit, for the thread that owns it according to the word.
     fn enter(&self) -> ExclusiveGuard<'_, Unit<T>> {
         let unit = self.unit.try_take();
         let unit = unit.expect("the word of a slot gives its unit to one thread");
@@ -233,16 +235,16 @@ impl<T> Slot<T> {
     }
 }
 
-/// A unit that this thread processes. Dropping it makes the unit ready again.
+/// A unit that this thread is processing. Dropping it makes the unit ready again.
 pub(crate) struct Claim<'a, T> {
     slot: &'a Slot<T>,
     number: u64,
-    /// `None` once it is given back.
+    /// `None` once it was given back.
     unit: Option<ExclusiveGuard<'a, Unit<T>>>,
 }
 
 impl<T> Claim<'_, T> {
-    /// The unit is processed.
+    /// Marks the unit as processed.
     pub(crate) fn done(mut self) {
         self.give(UnitState::Done);
     }
@@ -279,20 +281,21 @@ impl<T> Drop for Claim<'_, T> {
     }
 }
 
-/// Work that one thread at a time does, and that no thread waits for: one that comes meanwhile
-/// leaves it to the thread that is at it, which then does it once more.
+/// Work that only one thread does at a time, and that no thread waits for. A thread that arrives
+/// meanwhile leaves the work to the thread that is doing it, which then does it once more.
 #[derive(Default)]
 pub(crate) struct Serial {
-    /// Calls since the thread that is at it began.
+    /// Calls of `run` since the working thread began.
     calls: AtomicU64,
 }
 
 impl Serial {
-    /// Calls `work`, or lets another thread call it after this call began.
+    /// Calls `work`, unless another thread is working; that thread then calls its own `work` again,
+    /// after this call began.
     pub(crate) fn run(&self, mut work: impl FnMut()) {
-        // ORDERING: AcqRel: Release, pairs with the Acquire of the thread at work when it
-        // subtracts this call, and so sees what was done before it; Acquire, pairs with the
-        // Release of the thread that ended last.
+        // ORDERING: AcqRel: Release, pairs with the Acquire of the working thread when it subtracts
+        // this call, which then sees everything done before it; Acquire, pairs with the Release of
+        // the thread that ended last.
         if self.calls.fetch_add(1, Ordering::AcqRel) != 0 {
             return;
         }
@@ -307,7 +310,7 @@ impl Serial {
     }
 }
 
-/// Lets others work if `work` unwinds.
+/// Lets other threads work after `work` unwinds.
 struct Unwound<'a>(&'a Serial);
 
 impl Drop for Unwound<'_> {
@@ -319,26 +322,26 @@ impl Drop for Unwound<'_> {
 
 /// Something that has units for workers.
 pub(crate) trait UnitWork: Send + Sync {
-    /// Processes some units. Called by a worker that took it from the queue. Returns how many.
-    /// Before it begins one while there are more, it calls `more`, which wakes others.
+    /// Processes some units. Called by a worker that took this from the queue. Returns how many. If
+    /// there are more units, it calls `more`, which wakes other workers, before it begins one.
     fn serve(self: Arc<Self>, more: &dyn Fn()) -> usize;
 
-    /// Called by the thread that closes the stack: the stream ends behind all units there are, once
-    /// they are processed, whichever thread is at them. Returns its group and connection; `None` if it is
-    /// gone.
+    /// Called by the thread that closes the stack. Ends the stream after all present units, once
+    /// they are processed, whichever threads process them. Returns its group and connection; `None`
+    /// if the stream is gone.
     fn finish(self: Arc<Self>) -> Option<(u16, ConnId)>;
 }
 
-/// Bytes of a buffer: the longest text of a record of TLS 1.3, padding and type included.
+/// Length of a buffer: the longest text of a TLS 1.3 record, including padding and type.
 pub(crate) const BUFFER_LEN: usize = (16 << 10) + 256;
-/// Buffers that are kept for later use.
+/// Most buffers that are kept for later use.
 const KEPT_BUFFERS: usize = 64;
 
-/// Whose text a buffer holds.
+/// The connection whose text a buffer holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Owner(u64);
 
-/// A buffer for text, of [`BUFFER_LEN`] bytes, or empty. It is zeroed when it goes.
+/// A buffer of [`BUFFER_LEN`] bytes for text, or empty. Dropping it zeroes it.
 #[derive(Default)]
 pub(crate) struct TextBuffer {
     bytes: Box<[u8]>,
@@ -365,20 +368,21 @@ impl Drop for TextBuffer {
     }
 }
 
-/// What the panic of a worker carries that [`UnitQueue::fail_after`] planned.
+/// Payload of the panic that [`UnitQueue::fail_after`] planned.
 #[cfg(feature = "testkit")]
 pub(crate) struct KilledInUnit;
 
-/// What has units for the workers of a stack, and buffers for them.
+/// The entries with units for the workers of a stack, and buffers for processing them.
 pub(crate) struct UnitQueue {
     waiting: SegQueue<Arc<dyn UnitWork>>,
     buffers: ArrayQueue<TextBuffer>,
     /// The last owner that was made.
     owners: AtomicU64,
-    /// So many units more, and the worker that processes the next one unwinds; 0: none does.
+    /// The worker that processes the unit after this many more unwinds, counted from 1; 0: no
+    /// worker does.
     #[cfg(feature = "testkit")]
     fails_after: core::sync::atomic::AtomicU64,
-    /// Whether workers stop in the middle of units, and how many do.
+    /// Whether workers must stop in the middle of units, and how many have.
     #[cfg(feature = "testkit")]
     stalls: (
         core::sync::atomic::AtomicBool,
@@ -403,12 +407,12 @@ impl UnitQueue {
         self.waiting.is_empty()
     }
 
-    /// The caller wakes a worker afterwards.
+    /// Adds an entry. The caller then wakes a worker.
     pub(crate) fn push(&self, work: Arc<dyn UnitWork>) {
         self.waiting.push(work);
     }
 
-    /// Processes units of what waits longest, and calls `more` while there are more. Returns how
+    /// Processes units of the oldest entry, and calls `more` while there are more. Returns how
     /// many.
     pub(crate) fn serve(&self, more: &dyn Fn()) -> usize {
         let Some(work) = self.waiting.pop() else {
@@ -420,18 +424,18 @@ impl UnitQueue {
         work.serve(more)
     }
 
-    /// Nothing more is served.
+    /// Drops all entries; none is served any more.
     pub(crate) fn clear(&self) {
         while self.waiting.pop().is_some() {}
     }
 
-    /// An owner of buffers that no other one is equal to.
+    /// A new owner of buffers, different from all others.
     pub(crate) fn owner(&self) -> Owner {
         // ORDERING: Relaxed, a number.
         Owner(self.owners.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// A buffer with text of `owner`, or none: that of another is zeroed.
+    /// A buffer with old text of `owner`, or none: text of another owner is zeroed.
     pub(crate) fn buffer(&self, owner: Owner) -> TextBuffer {
         let Some(mut kept) = self.buffers.pop() else {
             let bytes = vec![0; BUFFER_LEN].into_boxed_slice();
@@ -444,10 +448,10 @@ impl UnitQueue {
         kept
     }
 
-    /// A buffer that is not used any more. An empty one is none.
+    /// Returns a buffer that is no longer used. Ignores an empty one.
     pub(crate) fn give_back(&self, buffer: TextBuffer) {
         if !buffer.is_empty() {
-            // If there is no room, it goes, and its text with it.
+            // If there is no room, the buffer is dropped, which zeroes its text.
             let _ = self.buffers.push(buffer);
         }
     }
@@ -466,7 +470,7 @@ impl UnitQueue {
         }
     }
 
-    /// Whether a buffer that is kept holds any text.
+    /// Whether any kept buffer holds text.
     #[cfg(feature = "testkit")]
     pub(crate) fn holds_text(&self) -> bool {
         let mut holds = false;
@@ -479,14 +483,14 @@ impl UnitQueue {
         holds
     }
 
-    /// Lets the worker unwind that processes the unit after the next `units`; `None`: no worker.
+    /// Makes the worker unwind that processes the unit after the next `units`; `None`: no worker.
     #[cfg(feature = "testkit")]
     pub(crate) fn fail_after(&self, units: Option<u64>) {
         let after = units.map_or(0, |units| units + 1);
         self.fails_after.store(after, Ordering::Relaxed);
     }
 
-    /// Lets workers stop in the middle of units, or go on.
+    /// Makes workers stop in the middle of units, or lets them continue.
     #[cfg(feature = "testkit")]
     pub(crate) fn stall(&self, stalls: bool) {
         self.stalls.0.store(stalls, Ordering::SeqCst);
@@ -498,7 +502,7 @@ impl UnitQueue {
         self.stalls.1.load(Ordering::SeqCst)
     }
 
-    /// A worker is in the middle of a unit.
+    /// Called by a worker in the middle of a unit.
     #[inline]
     pub(crate) fn in_unit(&self) {
         #[cfg(feature = "testkit")]
@@ -539,7 +543,7 @@ mod tests {
         ring.take(|unit| *unit)
     }
 
-    /// Text stays within its connection, and goes with it.
+    /// Text stays within its connection, and is zeroed when the connection ends.
     #[test]
     fn buffers_are_zeroed_before_another_has_them_and_when_their_owner_goes() {
         let queue = UnitQueue::new();
@@ -609,7 +613,7 @@ mod tests {
         assert_eq!(take(&ring), Some(0));
     }
 
-    /// Before every access of one claimer, another claims: they never have the same unit.
+    /// Another thread claims before each access of the first claimer: they never get the same unit.
     #[test]
     fn two_that_claim_at_once_have_different_units() {
         let mut steps = 0;
@@ -654,7 +658,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a queue: each unit is processed to its end once, and comes out in its place.
+        /// Compares with a queue: each unit is processed to its end once, and comes out in its
+        /// place.
         #[test]
         fn units_come_out_in_order_however_they_are_claimed(
             len in 1usize..6,
@@ -733,8 +738,9 @@ mod loom_models {
         }
     }
 
-    /// Catches: a unit that two threads process, one that is read before it is made or processed,
-    /// or whose slot is filled before it is taken: `push`, `claim`, `give` or `take` Relaxed.
+    /// Catches: a unit that two threads process, or that is read before it is made or processed, or
+    /// whose slot is filled before it is taken, because `push`, `claim`, `give` or `take` is
+    /// Relaxed.
     #[test]
     fn two_workers_process_units_and_the_consumer_takes_them_in_order() {
         model(|| {
@@ -763,8 +769,8 @@ mod loom_models {
         });
     }
 
-    /// Catches: a unit that is done, and that no thread publishes, because the thread at work has
-    /// looked before and the other has left: `Serial` without its count.
+    /// Catches: a done unit that no thread publishes, because the working thread looked too early
+    /// and the other thread left: `Serial` without its count.
     #[test]
     fn the_prefix_is_published_by_whichever_thread_ends_last() {
         model(|| {

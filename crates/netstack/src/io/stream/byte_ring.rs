@@ -1,4 +1,4 @@
-//! A ring of bytes that several threads access, each a range of its own.
+//! A ring of bytes that several threads access, each in its own range.
 
 use core::cell::UnsafeCell;
 use core::ops::Deref;
@@ -11,22 +11,22 @@ use crate::io::sync::{AtomicU64, Shadow};
 /// Bytes of a ring, oldest first, in up to two parts.
 pub(crate) type Parts<'a> = (&'a [u8], &'a [u8]);
 
-/// Bytes of a block of rings, at most. A block is mapped afresh; the kernel gives a page when it is
-/// written first, so what no ring has used takes no memory.
+/// Most bytes of a block of rings. A block is a fresh mapping; the kernel supplies a page when it
+/// is first written, so memory that no ring has used costs nothing.
 const BLOCK: usize = 1 << 20;
 
-/// Bytes of a ring that has a block of its own.
+/// A ring of this many bytes or more has its own block.
 const ALONE: usize = 1 << 17;
 
-/// Bytes of all blocks of this process that are mapped.
+/// Bytes of all mapped blocks of this process.
 #[cfg(feature = "testkit")]
 pub(crate) static MAPPED: core::sync::atomic::AtomicUsize = core::sync::atomic::AtomicUsize::new(0);
 
-/// Memory of several rings, all zero in the beginning. A block that is as long as a page is pages
-/// of its own (Linux), so that a ring of whole pages shares none of them.
+/// Memory of several rings, initially all zero. On Linux, a block of a page or more consists of
+/// whole pages that contain nothing else.
 struct Block {
     bytes: NonNull<[UnsafeCell<u8>]>,
-    /// Whether it is pages, or else words of the heap.
+    /// Whether it is a mapping of pages; otherwise it is a boxed slice of words.
     is_mapped: bool,
 }
 
@@ -34,7 +34,7 @@ struct Block {
 // callers guarantee that no two threads access one byte at the same time unless both read it.
 unsafe impl Sync for Block {}
 
-// SAFETY: as above; the memory may be freed by any thread.
+// SAFETY: as above; any thread may free the memory.
 unsafe impl Send for Block {}
 
 impl Block {
@@ -45,7 +45,7 @@ impl Block {
             MAPPED.fetch_add(len, core::sync::atomic::Ordering::Relaxed);
         }
         let start = mapped.unwrap_or_else(|| {
-            // Words, as they may be used as such.
+            // Allocated as words, since `Words` uses the memory as words.
             let words = vec![0u64; len.div_ceil(size_of::<u64>())].into_boxed_slice();
             NonNull::from(Box::leak(words)).cast()
         });
@@ -56,8 +56,8 @@ impl Block {
     }
 
     fn part(&self, at: usize, len: usize) -> &[UnsafeCell<u8>] {
-        // SAFETY: the block's own memory, all of which was initialised; nothing refers to it but
-        // as cells and atomics.
+        // SAFETY: the block's own memory, all of which is initialised; it is only referred to as
+        // cells and atomics.
         let bytes = unsafe { self.bytes.as_ref() };
         &bytes[at..][..len]
     }
@@ -90,12 +90,13 @@ const fn page_len() -> usize {
     4096
 }
 
-/// Pages of zeros; `None` if the system has no such, so that the allocator says what happens then.
+/// Maps pages of zeros. Returns `None` if the system has none, so that the allocator reports the
+/// failure.
 #[cfg(target_os = "linux")]
 fn map(len: usize) -> Option<NonNull<UnsafeCell<u8>>> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: the kernel chooses the place, so nothing that is mapped already changes.
+    // SAFETY: the kernel chooses the address, so no existing mapping changes.
     let start = unsafe { libc::mmap(core::ptr::null_mut(), len, access, flags, -1, 0) };
     NonNull::new(start.cast()).filter(|_| start != libc::MAP_FAILED)
 }
@@ -105,26 +106,26 @@ fn map(_: usize) -> Option<NonNull<UnsafeCell<u8>>> {
     None
 }
 
-/// Gives the pages of a block back, which is not used after that.
+/// Unmaps the pages of a block, which is not used after that.
 fn unmap(block: &Block) {
     #[cfg(target_os = "linux")]
     {
         let (start, len) = (block.bytes.as_ptr().cast(), block.bytes.len());
-        // SAFETY: `map` mapped them for this block, whose last user is here. It cannot fail in a
-        // way that matters.
+        // SAFETY: `map` mapped these pages for this block, and nothing uses the block any longer.
+        // The only errors are for invalid arguments.
         unsafe { libc::munmap(start, len) };
     }
     #[cfg(not(target_os = "linux"))]
     let _ = block;
 }
 
-/// Gives the whole pages among the `len` bytes at `start`, which are a part of a block, back to the
-/// system. After that each byte is 0 or what it was, and takes memory when it is written. Linux
-/// only; elsewhere, and if the system refuses, nothing happens.
+/// Returns the whole pages among the `len` bytes at `start`, a part of a block, to the system.
+/// After that each byte is 0 or keeps its old value, and writing it takes memory again. Linux only;
+/// elsewhere, and if the system refuses, nothing happens.
 ///
 /// # Safety
-/// What other threads write there meanwhile may be lost, and no thread relies on the bytes being
-/// what they were.
+/// Bytes that other threads write there meanwhile may be lost, and no thread relies on the old
+/// value of the bytes.
 unsafe fn discard_pages(start: *mut u8, len: usize) {
     #[cfg(target_os = "linux")]
     {
@@ -133,7 +134,7 @@ unsafe fn discard_pages(start: *mut u8, len: usize) {
         let len = len.saturating_sub(skipped) / page * page;
         if len > 0 {
             let start = start.wrapping_add(skipped);
-            // SAFETY: the pages lie within the bytes, which the caller allows to change.
+            // SAFETY: the pages are within the bytes, which the caller allows to change.
             unsafe { libc::madvise(start.cast(), len, libc::MADV_DONTNEED) };
         }
     }
@@ -141,23 +142,24 @@ unsafe fn discard_pages(start: *mut u8, len: usize) {
     let _ = (start, len);
 }
 
-/// The memory of the rings of all streams of a table, in blocks that are allocated when the first
-/// ring of each is made.
+/// The memory of the rings of all streams of a table, in blocks. A block is allocated when its
+/// first ring is made.
 pub(super) struct RingBlocks {
-    /// Empty if each ring has a block of its own.
+    /// Empty if each ring has its own block.
     blocks: Box<[OnceLock<Arc<Block>>]>,
-    /// Rings of a block.
+    /// Number of rings in a block.
     each: usize,
-    /// Bytes of a ring, and from the beginning of one to that of the next.
+    /// Bytes of a ring, and the distance between the starts of two rings.
     len: usize,
     stride: usize,
 }
 
 impl RingBlocks {
-    /// For so many rings of `len` bytes, a power of two.
+    /// Memory for `rings` rings of `len` bytes, a power of two.
     pub(super) fn new(rings: usize, len: usize) -> Self {
         let page = page_len();
-        // What fills more than half of a page has it alone, so that it can be given back.
+        // A ring that fills more than half of a page has the page alone, so that it can be
+        // returned.
         let stride = if len < page && 2 * len >= page {
             page
         } else {
@@ -177,22 +179,22 @@ impl RingBlocks {
         }
     }
 
-    /// Makes ring `number`. Those that are made with one number share their bytes, so it is made
-    /// once; the functions of a ring say who may access them.
+    /// Makes ring `number`. Rings made with the same number would share their bytes, so each is
+    /// made once; the functions of a ring document which thread may access them.
     #[cold]
     pub(super) fn make(&self, number: u32) -> ByteRing {
         let (block, at) = self.place(number);
         ByteRing::of(block, at, self.len, self.stride)
     }
 
-    /// As [`RingBlocks::make`], words in place of bytes.
+    /// As [`RingBlocks::make`], for words.
     #[cold]
     pub(super) fn make_words(&self, number: u32) -> Words {
         let (block, at) = self.place(number);
         Words::of(block, at, self.len, self.stride)
     }
 
-    /// Where ring `number` lies.
+    /// The block of ring `number`, and the offset of the ring in it.
     fn place(&self, number: u32) -> (Arc<Block>, usize) {
         let (each, number) = (self.each, number as usize);
         match self.blocks.get(number / each) {
@@ -205,23 +207,23 @@ impl RingBlocks {
     }
 }
 
-/// Words that threads share, all 0 in the beginning.
+/// Words that threads share, initially all 0.
 pub(super) struct Words {
     /// A part of the block.
     #[cfg(not(netstack_loom))]
     words: NonNull<[AtomicU64]>,
-    /// Bytes from the first one on that nothing else uses.
+    /// Bytes from the first one on that nothing else uses, padding included.
     #[cfg(not(netstack_loom))]
     own: usize,
-    /// Keeps the words.
+    /// Keeps the words alive.
     #[cfg(not(netstack_loom))]
     _block: Arc<Block>,
-    /// Loom's are more than their bytes.
+    /// Loom's atomics are larger than 8 bytes.
     #[cfg(netstack_loom)]
     words: Box<[AtomicU64]>,
 }
 
-// SAFETY: a slice of atomics, which any thread may use, and a share of the block that it lies in.
+// SAFETY: a slice of atomics, which any thread may use, and a share of the block that contains it.
 #[cfg(not(netstack_loom))]
 unsafe impl Sync for Words {}
 
@@ -231,7 +233,7 @@ unsafe impl Send for Words {}
 
 #[cfg(not(netstack_loom))]
 impl Words {
-    /// The `len` bytes at `at` of a block, a multiple of 8 both. Nothing else uses `own` bytes
+    /// The `len` bytes at `at` of a block, both multiples of 8. Nothing else uses `own` bytes
     /// there.
     fn of(block: Arc<Block>, at: usize, len: usize, own: usize) -> Self {
         let bytes = NonNull::from(block.part(at, own)).cast::<AtomicU64>();
@@ -243,13 +245,13 @@ impl Words {
         }
     }
 
-    /// Gives their memory back to the system, as far as it is whole pages. After that each is 0 or
-    /// what it was.
+    /// Returns the words' whole pages to the system. After that each word is 0 or keeps its old
+    /// value.
     ///
     /// # Safety
-    /// No thread writes them meanwhile; threads that read them may find either.
+    /// No thread writes the words meanwhile; threads that read them may find either value.
     pub(super) unsafe fn discard(&self) {
-        // What is not whole pages stays, but tests want to see the difference.
+        // Words outside whole pages would keep their values; tests clear them to detect use.
         #[cfg(any(test, feature = "testkit"))]
         for word in self.iter() {
             word.store(0, core::sync::atomic::Ordering::Relaxed);
@@ -283,8 +285,8 @@ impl Deref for Words {
         #[cfg(netstack_loom)]
         return &self.words;
         // SAFETY: a part of the block, which lives as long as `self`, never moves its bytes and is
-        // accessed there as atomics alone; an atomic has the layout of its integer, for which any
-        // bytes are a value.
+        // accessed there only as atomics; an atomic has the layout of its integer, and any bytes
+        // are a valid integer.
         #[cfg(not(netstack_loom))]
         unsafe {
             self.words.as_ref()
@@ -292,16 +294,16 @@ impl Deref for Words {
     }
 }
 
-/// Bytes that threads share. The callers of its functions agree on which thread accesses which.
+/// Bytes that threads share. Callers of its functions agree on which thread accesses which bytes.
 pub(super) struct ByteRing {
     /// A part of the block.
     bytes: NonNull<[UnsafeCell<u8>]>,
-    /// Bytes from the first one on that nothing else uses.
+    /// Bytes from the first one on that nothing else uses, padding included.
     own: usize,
     mask: u64,
     /// Access checks for each byte (loom).
     shadow: Shadow,
-    /// Keeps the bytes.
+    /// Keeps the bytes alive.
     _block: Arc<Block>,
 }
 
@@ -332,15 +334,15 @@ impl ByteRing {
         unsafe { self.bytes.as_ref() }
     }
 
-    /// Gives the ring's memory back to the system, as far as it is whole pages. After that each
-    /// byte is 0 or what it was.
+    /// Returns the ring's whole pages to the system. After that each byte is 0 or keeps its old
+    /// value.
     ///
     /// # Safety
-    /// No thread reads or writes bytes of the ring meanwhile, and none relies on what they were.
+    /// No thread reads or writes bytes of the ring meanwhile, and none relies on their old values.
     #[cold]
     pub(super) unsafe fn discard(&self) {
         self.shadow.write(0, self.bytes().len());
-        // What is no page stays as it is, but tests want to see the difference.
+        // A ring shorter than a page would keep its bytes; tests overwrite them to detect use.
         #[cfg(any(test, feature = "testkit"))]
         if self.own < page_len() {
             for byte in self.bytes() {
@@ -352,7 +354,7 @@ impl ByteRing {
         unsafe { discard_pages(self.bytes.as_ptr().cast(), self.own) };
     }
 
-    /// Where `[offset, offset + len)` lies: index and length of one or two parts.
+    /// The position of `[offset, offset + len)` in the ring: index and length of one or two parts.
     #[inline]
     pub(super) fn spans(&self, offset: u64, len: usize) -> [(usize, usize); 2] {
         debug_assert!(
@@ -368,7 +370,8 @@ impl ByteRing {
     /// Copies `from` to `offset`.
     ///
     /// # Safety
-    /// Nobody else reads or writes these bytes meanwhile, and `from` is no longer than the ring.
+    /// No other thread reads or writes these bytes meanwhile, and `from` is no longer than the
+    /// ring.
     #[inline(always)]
     pub(super) unsafe fn write(&self, offset: u64, from: &[u8]) {
         assert!(from.len() <= self.bytes().len());
@@ -376,9 +379,9 @@ impl ByteRing {
         self.shadow.write(at, len);
         self.shadow.write(0, rest);
         let (front, back) = from.split_at(len);
-        // SAFETY: `at + len` is within the ring, and so is the rest, at its beginning. The caller
-        // has exclusive access to both ranges, so each slice is the only reference to its bytes
-        // while it lives. The cells were initialised in `Block::new`.
+        // SAFETY: `at + len` is within the ring, and so is the rest, at its start. The caller has
+        // exclusive access to both ranges, so each slice is the only reference to its bytes while
+        // it lives. The cells were initialised in `Block::new`.
         unsafe {
             let ring = UnsafeCell::raw_get(self.bytes().as_ptr());
             Copier::here().copy(front, core::slice::from_raw_parts_mut(ring.add(at), len));
@@ -391,7 +394,7 @@ impl ByteRing {
     /// Lets `fill` write the bytes at `offset`, which do not wrap.
     ///
     /// # Safety
-    /// Nobody else reads or writes these bytes meanwhile.
+    /// No other thread reads or writes these bytes meanwhile.
     #[inline]
     pub(super) unsafe fn write_at<R>(
         &self,
@@ -409,10 +412,10 @@ impl ByteRing {
         })
     }
 
-    /// The bytes at `offset`, which do not wrap, to be written.
+    /// The bytes at `offset`, which do not wrap, for writing.
     ///
     /// # Safety
-    /// Nobody else reads or writes these bytes while the slice lives.
+    /// No other thread reads or writes these bytes while the slice lives.
     #[expect(
         clippy::mut_from_ref,
         reason = "the caller has exclusive access to the bytes"
@@ -429,7 +432,7 @@ impl ByteRing {
     /// The bytes at `offset`, in up to two parts.
     ///
     /// # Safety
-    /// Nobody writes these bytes while the slices live.
+    /// No thread writes these bytes while the slices live.
     #[inline]
     pub(super) unsafe fn read(&self, offset: u64, len: usize) -> (&[u8], &[u8]) {
         assert!(len <= self.bytes().len());

@@ -1,7 +1,7 @@
-//! Received bytes: primaries store them, in any order, and the application reads them in order.
+//! Received bytes: primaries store them in any order, and the application reads them in order.
 //!
-//! Each delivery has a slot, which is stamped once its bytes are in the ring. The head of
-//! `stream.rs` says who may access which byte.
+//! Each delivery has a slot, which is stamped once its bytes are in the ring. The docs of
+//! `stream.rs` define which thread may access which byte.
 
 use core::num::NonZeroU64;
 use core::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ use crate::seqnum::SeqNum;
 /// rounds.
 const END_BITS: u32 = 35;
 
-/// The receive side of a stream, made for the first byte that arrives.
+/// The receive side of a stream, made when its first byte arrives.
 pub(super) struct Incoming {
     ring: ByteRing,
     /// The delivery slots.
@@ -23,11 +23,11 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    /// The end of what was delivered, according to the newest stamp, whether the stamps before it
-    /// are there or not; at least `read`.
+    /// The end of the delivered bytes according to the newest stamp, even if earlier stamps are
+    /// missing; at least `read`.
     #[cold]
     pub(super) fn delivered_end(&self, read: u64) -> u64 {
-        // ORDERING: Relaxed: the caller knows that no stamp is on its way.
+        // ORDERING: Relaxed: the caller knows that no thread is about to stamp.
         let found = self
             .delivered
             .iter()
@@ -36,13 +36,13 @@ impl Incoming {
         stamps.fold(read, |end, found| end.max(end_of(found, read)))
     }
 
-    /// Clears the slots for the next connection. Returns the end of what was
-    /// delivered; at least `read`.
+    /// Clears the slots for the next connection. Returns the end of the delivered bytes; at least
+    /// `read`.
     pub(super) fn clear(&self, read: u64) -> u64 {
         let mut end = read;
         for slot in self.delivered.iter() {
-            // ORDERING: Relaxed both, as above. Looking takes no memory where a page was given
-            // back.
+            // ORDERING: Relaxed both, as above. Loading from a page that was returned to the system
+            // allocates none; storing would.
             let found = slot.load(Ordering::Relaxed);
             if found != 0 {
                 end = end_of(found, end);
@@ -52,11 +52,11 @@ impl Incoming {
         end
     }
 
-    /// Gives the memory of the ring and of the slots back to the system.
+    /// Returns the memory of the ring and of the slots to the system.
     ///
     /// # Safety
     /// No primary stores or stamps meanwhile, and no reader has a slice of the ring, or relies on
-    /// what it or a slot holds.
+    /// its bytes or on a slot.
     pub(super) unsafe fn discard(&self) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -68,7 +68,7 @@ impl Incoming {
 
 #[cfg(all(test, not(netstack_loom)))]
 impl Incoming {
-    /// What is in the ring, for a test whose one thread has no slice of it.
+    /// Bytes in the ring, for a test whose only thread has no slice of it.
     pub(super) fn bytes_at(&self, offset: u64, len: usize) -> Vec<u8> {
         // SAFETY: the caller's promise.
         let (a, b) = unsafe { self.ring.read(offset, len) };
@@ -77,7 +77,7 @@ impl Incoming {
 }
 
 impl<'a> StreamRef<'a> {
-    /// The receive side, made if these are the first bytes that arrive.
+    /// The receive side; makes it for the first bytes that arrive.
     pub(super) fn incoming(&self) -> &'a Incoming {
         self.stream.incoming.get_or_init(|| Incoming {
             ring: self.streams.table.receive_blocks().make(self.stream.index),
@@ -94,7 +94,7 @@ impl<'a> StreamRef<'a> {
     pub(crate) fn set_first_sequence(&self, seq: SeqNum) {
         let word = &self.stream.stack.first;
         if word.load(Ordering::Relaxed) == 0 {
-            // ORDERING: Relaxed: a number that means the same whenever it is seen.
+            // ORDERING: Relaxed: a number that is valid whenever it is seen.
             word.store(IS_KNOWN | u64::from(seq.0), Ordering::Relaxed);
         }
     }
@@ -116,13 +116,13 @@ impl<'a> StreamRef<'a> {
             0 => edge,
             mark => mark,
         };
-        // `seq` is the one next to the mark of all offsets that it may mean.
+        // Of all offsets that `seq` may mean, take the one nearest to the mark.
         let ahead = seq.0.wrapping_sub(first as u32).wrapping_sub(mark as u32) as i32;
         let offset = mark.checked_add_signed(i64::from(ahead))?;
         let end = offset + u64::from(len);
         let fits = ahead == 0 && end <= edge && offset % size + u64::from(len) <= size;
-        // What lies behind a gap may not be taken, and would take memory all the same. What lies
-        // beyond the edge is not taken.
+        // Bytes after a gap are not reserved: `apply` may refuse them, and storing them would touch
+        // a page for nothing. Bytes beyond the edge are refused.
         self.stream
             .pump
             .published_end
@@ -130,8 +130,8 @@ impl<'a> StreamRef<'a> {
         NonZeroU64::new(offset).filter(|_| fits)
     }
 
-    /// Lets `fill` write the `len` bytes at `offset`, which [`StreamRef::reserve`] gave to this
-    /// run.
+    /// Lets `fill` write the `len` bytes at `offset`, which [`StreamRef::reserve`] reserved for
+    /// this run.
     #[inline]
     pub(crate) fn store_ahead<R>(
         &self,
@@ -150,8 +150,8 @@ impl<'a> StreamRef<'a> {
 
     // The primaries' side.
 
-    /// Copies `from`, a part of the delivery `deliver` that begins `skip` bytes into it, to its
-    /// place.
+    /// Copies `from`, the part of the delivery `deliver` that begins `skip` bytes into it, into the
+    /// ring.
     #[inline]
     pub(crate) fn store(&self, deliver: &Deliver, skip: u32, from: &[u8]) {
         debug_assert!(skip as usize + from.len() <= deliver.len as usize);
@@ -165,11 +165,11 @@ impl<'a> StreamRef<'a> {
         }
     }
 
-    /// Bytes before `end` were stored behind a gap of the stream. Must be called before their
-    /// stamp.
+    /// Notes that bytes before `end` were stored after a gap in the stream. Must be called before
+    /// their delivery is stamped.
     #[cold]
     pub(crate) fn stored_behind_gap(&self, end: u64) {
-        // ORDERING: Relaxed: the pump looks when all that was published is performed.
+        // ORDERING: Relaxed: the pump reads it only when all published requests are performed.
         self.stream.stack.gap_end.fetch_max(end, Ordering::Relaxed);
     }
 
@@ -205,7 +205,7 @@ impl<'a> StreamRef<'a> {
             mut arrived,
             ..
         } = *seen;
-        // The last stamp that was followed, of which only the end counts.
+        // The last stamp that was followed; only its end counts.
         let mut last = arrived;
         'round: loop {
             let tag = lap_tag(next, slots);
@@ -221,8 +221,8 @@ impl<'a> StreamRef<'a> {
                         (next, last) = (skipped.0, arrived);
                         continue 'round;
                     };
-                    // A newer stamp: all deliveries up to one round before it are complete, and so
-                    // is this one.
+                    // A newer stamp: all deliveries up to one round before it are complete,
+                    // including this one.
                     next += (laps.max(1) - 1) * slots + 1;
                     continue 'round;
                 }
@@ -233,8 +233,9 @@ impl<'a> StreamRef<'a> {
         (seen.next, seen.arrived) = (next, end_of(last, arrived));
     }
 
-    /// If `found` is blank because the stamp of delivery `next` is gone with the memory of its
-    /// slot: the delivery behind all that are gone, and how far the stream reaches at least.
+    /// If `found` is blank because the stamp of delivery `next` was lost when its slot's memory was
+    /// returned: the first delivery after all lost ones, and an offset that the stream reaches at
+    /// least.
     #[inline]
     fn skip_unstamped(&self, found: u64, next: u64) -> Option<(u64, u64)> {
         if found != 0 {
@@ -243,20 +244,22 @@ impl<'a> StreamRef<'a> {
         // ORDERING: Acquire, pairs with the Release in `give_back_received`, which comes before
         // the slots change.
         let unstamped = self.stream.stack.unstamped.load(Ordering::Acquire);
-        // What they delivered was read by then.
+        // All bytes of those deliveries had been read by then.
         (next < unstamped).then(|| (unstamped, self.stream.app.read.load(Ordering::Relaxed)))
     }
 
     // The pump's side.
 
-    /// Whether something was received that is not read: it may be readable, lie behind a gap or be
-    /// a part of a unit. Only the pump may call this, when all is performed that was published
-    /// about the connection. With the number of the next delivery.
+    /// Whether there are received bytes that are not read: they may be readable, come after a gap
+    /// or be part of a unit. Also returns the number of the next delivery. Only the pump may call
+    /// this, when every published request about the connection is performed.
     fn unread(&self) -> (bool, u64) {
         let app = &self.stream.app;
-        // ORDERING: Acquire, pairs with the Release in `read`: what was given up is not looked at.
+        // ORDERING: Acquire, pairs with the Release in `read`: bytes that were given up are not
+        // accessed.
         let read = app.read.load(Ordering::Acquire);
-        // From the delivery that the reader saw last, which says where those before it end.
+        // Start from the delivery that the reader saw last: its stamp has the end of those before
+        // it.
         let mut seen = DeliveryCursor {
             next: app.next.load(Ordering::Relaxed).saturating_sub(1),
             arrived: read,
@@ -267,17 +270,17 @@ impl<'a> StreamRef<'a> {
         (seen.arrived > read || gap_end > read, seen.next)
     }
 
-    /// Gives the memory of the receive ring and of its slots back to the system, unless something
-    /// is not read. Returns whether nothing is left to be given back. Only the pump may call this,
-    /// when all is performed that was published about the connection: `io/rx/idle.rs` says why that
-    /// suffices.
+    /// Returns the memory of the receive ring and of its slots to the system, unless there are
+    /// unread bytes. Returns whether nothing is left to be returned. Only the pump may call this,
+    /// when every published request about the connection is performed; `io/rx/idle.rs` explains why
+    /// that suffices.
     #[cold]
     pub(crate) fn give_back_received(&self) -> bool {
         let Some(incoming) = self.stream.incoming.get() else {
             return true;
         };
         let (is_unread, next) = self.unread();
-        // That the reader would find nothing does not say that nothing is there.
+        // Bytes may be there even if a reader would find none, since a stamp may be missing.
         let read = self.stream.app.read.load(Ordering::Relaxed);
         if is_unread || incoming.delivered_end(read) > read {
             return false;
@@ -286,27 +289,28 @@ impl<'a> StreamRef<'a> {
         if unstamped.load(Ordering::Relaxed) != next {
             // ORDERING: Release, pairs with the Acquire in `skip_unstamped`.
             unstamped.store(next, Ordering::Release);
-            // SAFETY: no primary stores or stamps, and the pump, which is here, publishes nothing
-            // that would let one; the application reads no byte of the ring, as all that arrived is
-            // read, and takes a stamp that is blank for none or, by `unstamped`, for what it was.
+            // SAFETY: no primary stores or stamps, and the pump, which runs this, publishes nothing
+            // that would let one do so. The application reads no byte of the ring, since all
+            // received bytes are read. It treats a blank stamp as missing or, below `unstamped`, as
+            // read.
             unsafe { incoming.discard() };
         }
         true
     }
 
-    /// As [`StreamRef::give_back_received`], whatever is not read: a fault that a test plants.
+    /// As [`StreamRef::give_back_received`], but loses unread bytes: a fault that a test injects.
     #[cfg(feature = "testkit")]
     pub(crate) fn lose_received(&self) {
         if let Some(incoming) = self.stream.incoming.get() {
-            // SAFETY: the test's one thread is here, and has no slice of the ring.
+            // SAFETY: the test's only thread runs this, and has no slice of the ring.
             unsafe { incoming.ring.discard() };
         }
     }
 
-    /// From now on the first read notifies the pump, until a frame is built. Returns what was known
-    /// of the window, for [`StreamRef::advertised`].
+    /// Makes the next read notify the pump, until a frame advertises a window again. Returns the
+    /// edge of the advertised window, for [`StreamRef::advertised`].
     pub(crate) fn ask_for_read(&self) -> u64 {
-        // ORDERING: Relaxed: a hint, as everywhere.
+        // ORDERING: Relaxed: a hint, as in `advertised`.
         let advertised = &self.stream.stack.advertised;
         advertised.swap(0, Ordering::Relaxed)
     }
@@ -315,7 +319,7 @@ impl<'a> StreamRef<'a> {
 
     /// Received bytes below `seen.end` that are not read yet, in place.
     ///
-    /// The slices borrow `seen`, so they are gone before [`StreamRef::read`] gives their bytes up.
+    /// The slices borrow `seen`, so they end before [`StreamRef::read`] gives their bytes up.
     pub(crate) fn received<'s>(&self, seen: &'s DeliveryCursor) -> Parts<'s>
     where
         'a: 's,
@@ -324,35 +328,35 @@ impl<'a> StreamRef<'a> {
             return (&[], &[]);
         };
         let from = self.stream.app.read.load(Ordering::Relaxed);
-        // SAFETY: bytes below `seen.end` are stamped, above `read` they are not given up; no
-        // Deliver names them again (module docs). The slices end before `read` moves, which takes
-        // `seen` mutably.
+        // SAFETY: bytes below `seen.end` are stamped, and bytes above `read` are not given up, so
+        // no Deliver names them again (module docs). The slices end before `read` moves, which
+        // takes `seen` mutably.
         unsafe { incoming.ring.read(from, (seen.end - from) as usize) }
     }
 
-    /// The `len` received bytes at `offset`, in place, for a thread that works on them. They lie
-    /// between what the application has read and what a cursor that was
-    /// [followed](StreamRef::follow) has `arrived`; their reader does not
-    /// [give them up](StreamRef::read) before that thread is done.
+    /// The `len` received bytes at `offset`, in place, for a thread that works on them. They must
+    /// be above the application's read cursor and below `arrived` of a cursor that was
+    /// [followed](StreamRef::follow); their reader must not [give them up](StreamRef::read) before
+    /// that thread is done.
     pub(crate) fn arrived(&self, offset: u64, len: usize) -> Parts<'a> {
         match self.stream.incoming.get() {
             // SAFETY: they are stamped and not given up, so no Deliver names them again (module
-            // docs), and the caller guarantees that this stays so while it has the slices.
+            // docs), and the caller guarantees that this holds while it has the slices.
             Some(incoming) => unsafe { incoming.ring.read(offset, len) },
             None => (&[], &[]),
         }
     }
 
-    /// The application is done with `len` more bytes. Returns whether the pump should be notified,
-    /// because the window is less than half open and can be opened by a worthwhile amount.
+    /// Gives `len` more bytes up. Returns whether the pump should be notified, because the window
+    /// is less than half open and can be opened by a worthwhile amount.
     pub(crate) fn read(&self, len: usize, seen: &mut DeliveryCursor, mss: u32) -> bool {
         let read = self.stream.app.read.load(Ordering::Relaxed) + len as u64;
-        // The memory above `seen.end` is still written to, so this is checked for every caller.
+        // Memory above `seen.end` is still being written, so this check is needed for every caller.
         assert!(read <= seen.end, "more is given back than was received");
-        // ORDERING: Release, pairs with the Acquire in `progress`: the slices are given up before
-        // it.
+        // ORDERING: Release, pairs with the Acquire in `progress`: the slices end before this
+        // store.
         self.stream.app.read.store(read, Ordering::Release);
-        // ORDERING: Relaxed: an older number only means that a look begins earlier.
+        // ORDERING: Relaxed: an older number only makes a look begin earlier.
         self.stream.app.next.store(seen.next, Ordering::Relaxed);
         let size = u64::from(self.stream.stack.limit.load(Ordering::Relaxed));
         let advertised = self.stream.stack.advertised.load(Ordering::Relaxed);
@@ -365,40 +369,40 @@ impl<'a> StreamRef<'a> {
 /// How far the application followed the delivery slots.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct DeliveryCursor {
-    /// Number of the delivery to look for.
+    /// Number of the next delivery to look for.
     pub(super) next: u64,
-    /// Everything up to here is in the ring.
+    /// All bytes below this offset are in the ring.
     pub(crate) arrived: u64,
-    /// The stream is readable up to here.
+    /// Bytes below this offset are readable.
     pub(crate) end: u64,
 }
 
 impl DeliveryCursor {
-    /// A copy, for slices that outlive the call that found their bytes. Whoever has it sees to it
-    /// that [`StreamRef::read`] gives up none of them while they live.
+    /// A copy, for slices that outlive the call that found their bytes. The caller must not let
+    /// [`StreamRef::read`] give any of them up while the slices live.
     pub(crate) fn lent_copy(&self) -> DeliveryCursor {
         DeliveryCursor { ..*self }
     }
 }
 
-/// Tag 0 is "never stamped", so laps are counted from 1.
+/// Tag 0 means "never stamped", so laps are counted from 1.
 fn stamp(delivery: u64, slots: u64, end: u64) -> u64 {
     (lap_tag(delivery, slots) << END_BITS) | (end & ((1 << END_BITS) - 1))
 }
 
-/// The end that `stamp` names, for a reader who knows of the stream up to `arrived`: the nearest
-/// offset with these bits, or `arrived` if that is behind it.
+/// The end that `stamp` names, for a reader that knows the stream up to `arrived`: the nearest
+/// offset with these bits, but at least `arrived`.
 #[inline(always)]
 fn end_of(stamp: u64, arrived: u64) -> u64 {
     let ahead = (stamp.wrapping_sub(arrived) << (64 - END_BITS)) as i64 >> (64 - END_BITS);
     arrived.wrapping_add(ahead.max(0) as u64)
 }
 
-/// A power of two, which is quick to divide by, and less than there are tags.
+/// A power of two, so that division is fast, and less than the number of tags.
 const LAP_TAGS: u64 = 1 << (63 - END_BITS);
 
-/// The fewest delivery slots with which every stamp that a reader can find is told from an older
-/// one, in a ring of `receive_len` bytes. Each delivery that is not read has a byte there.
+/// The fewest delivery slots with which a reader can distinguish every stamp from an older one, in
+/// a ring of `receive_len` bytes. Each unread delivery has at least one byte in the ring.
 pub(super) const fn fewest_slots(receive_len: u64) -> u64 {
     receive_len / (LAP_TAGS / 2 - 1) + 1
 }
@@ -426,7 +430,7 @@ mod tests {
         for len in [1 << 10, 1 << 20, 1 << 23, 1 << 30] {
             let fewest = fewest_slots(len).next_power_of_two();
             for slots in [fewest, 16, 128, 512, 1 << 16].map(|slots| slots.max(fewest)) {
-                // A byte each, and the delivery that the reader saw last.
+                // One byte per delivery, and the delivery that the reader saw last.
                 let most = (len + 1) / slots;
                 for next in [slots, 3 * slots + 1, LAP_TAGS * slots - 1, 1 << 60] {
                     for laps in [0, 1, 2, most / 2, most.saturating_sub(1), most] {

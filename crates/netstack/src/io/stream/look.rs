@@ -1,32 +1,31 @@
-//! Whether a read or a write would find something: what a poller asks, on any thread.
+//! Whether a read or a write would succeed, as a poller asks on any thread.
 //!
-//! A look needs neither half of the socket. It follows the delivery slots from where the reader
-//! stood when it read last, which is published for that; between that and the newest delivery there
-//! are never more than the receive ring holds.
+//! A look needs neither half of the socket. It follows the delivery slots from the position of the
+//! last read, which the reader publishes for this purpose. From there to the newest delivery there
+//! are never more deliveries than bytes in the receive ring.
 
 use core::sync::atomic::Ordering;
 
 use super::status;
 use super::{DeliveryCursor, SHUT_READ, SHUTDOWN, StreamRef};
 
-/// What a stream has for its application at one moment. Besides `is_writable`, each field changes
-/// when there is news, and does not return to a former value.
+/// The state of a stream for its application, at one moment. Each field except `is_writable`
+/// changes when there is news, and never returns to an earlier value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Look {
-    /// Where the received bytes end.
+    /// The end of the received bytes.
     pub(crate) received: u64,
-    /// How often a read found that another user kept the bytes.
+    /// How many reads failed because another user held the bytes.
     pub(crate) misses: u64,
-    /// How often there was too little room for a write.
+    /// How many writes found too little room.
     pub(crate) shortages: u64,
-    /// Of the life of the connection: [`Look::END`] and other bits.
+    /// The life of the connection: [`Look::END`] and other bits.
     pub(crate) status: u32,
     /// There are bytes to read.
     pub(crate) has_bytes: bool,
-    /// Nothing will be received any more, and all that was is read.
+    /// No more bytes will be received, and all received bytes are read.
     pub(crate) is_at_end: bool,
-    /// At least a third of what may be written is free. (With less, writing would be done in small
-    /// pieces.)
+    /// At least a third of the room for writing is free. (With less, writes would be small.)
     pub(crate) has_room: bool,
 }
 
@@ -65,24 +64,26 @@ impl Look {
 }
 
 impl StreamRef<'_> {
-    /// Notes that a read found that another user kept the bytes, which may leave some of them.
+    /// Notes that a read failed because another user held the bytes. That user may leave some of
+    /// them.
     #[cold]
     pub(crate) fn missed(&self) {
         self.stream.app.misses.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What a read and a write would find.
+    /// The result of a read and of a write now.
     pub(crate) fn look(&self) -> Look {
         let status = self.status();
         let peer_end = self.peer_end();
         let app = &self.stream.app;
         let asked = app.requests.load(Ordering::Acquire);
         let is_read_shut = asked & SHUT_READ != 0;
-        // ORDERING: Relaxed both. If the reader goes on meanwhile, bytes are reported that it has
-        // read: a poller may be wrong in that way. Bytes that it has not read are not missed.
+        // ORDERING: Relaxed both. If the reader advances meanwhile, this may report bytes that were
+        // read, as a poller may. It misses no unread bytes.
         let next = app.next.load(Ordering::Relaxed);
         let read = app.read.load(Ordering::Relaxed);
-        // From the delivery that the reader saw last, which says where those before it end.
+        // Start from the delivery that the reader saw last: its stamp has the end of those before
+        // it.
         let mut seen = DeliveryCursor {
             next: next.saturating_sub(1),
             arrived: read,

@@ -1,4 +1,4 @@
-//! Models of streams under loom (`.ci/run`). Each says what it would catch.
+//! Models of streams under loom (`.ci/run`). Each names the bugs that it would catch.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ const CONN: ConnId = ConnId {
     generation: 0,
 };
 
-/// One stream of rings of two bytes, which are made, so that no thread waits in std while
-/// another makes them.
+/// One stream with rings of two bytes. The rings are made in advance, so that no thread blocks in
+/// std while another makes them.
 fn streams() -> Arc<Streams> {
     let limits = Limits::default()
         .connections(1)
@@ -57,7 +57,7 @@ fn deliver(stream: StreamRef<'_>, delivery: u64) {
     stream.stamp(&deliver);
 }
 
-/// Reads all that is there.
+/// Reads all available bytes.
 fn read(stream: StreamRef<'_>, seen: &mut DeliveryCursor) -> Vec<u8> {
     stream.follow(seen);
     seen.end = seen.arrived;
@@ -142,8 +142,7 @@ fn what_was_released_is_written_over() {
     });
 }
 
-/// Catches: the end of the stream, or of the connection, seen without what was stored before
-/// it.
+/// Catches: the end of the stream, or of the connection, seen without the values stored before it.
 #[test]
 fn how_much_arrived_before_a_reset_is_known_with_it() {
     model(|| {
@@ -164,8 +163,8 @@ fn how_much_arrived_before_a_reset_is_known_with_it() {
     });
 }
 
-/// Catches: a writer that finds no room and is not found waiting by the primary that makes room
-/// meanwhile, because a fence is missing or the writer does not look again.
+/// Catches: a writer that finds no room while the primary that makes room does not see it waiting,
+/// because a fence is missing or the writer does not look again.
 #[test]
 fn a_write_that_falls_short_finds_the_room_or_is_found() {
     model(|| {
@@ -174,7 +173,7 @@ fn a_write_that_falls_short_finds_the_room_or_is_found() {
         assert_eq!(stream.write(b"ab"), 2);
         let primary = spawn(&streams, |stream| {
             stream.release(2);
-            // What a notification begins with.
+            // A notification begins with this fence.
             fence(Ordering::SeqCst);
             let look = stream.look();
             (look.shortages, look.has_room)
@@ -186,8 +185,8 @@ fn a_write_that_falls_short_finds_the_room_or_is_found() {
     });
 }
 
-/// Catches: memory given back under a write, or a write to memory that is being given back,
-/// because beginning or ending one is Relaxed or no step of its own.
+/// Catches: memory returned during a write, or a write to memory that is being returned, because
+/// beginning or ending one of them is Relaxed or not atomic.
 #[test]
 fn a_write_and_giving_memory_back_exclude_each_other() {
     model(|| {
@@ -207,7 +206,7 @@ fn a_write_and_giving_memory_back_exclude_each_other() {
     });
 }
 
-/// Catches: a reservation that does not keep its memory.
+/// Catches: a reservation that does not prevent its memory from being returned.
 #[test]
 fn reserved_bytes_are_not_given_back() {
     model(|| {
@@ -225,8 +224,8 @@ fn reserved_bytes_are_not_given_back() {
     });
 }
 
-/// Catches: memory given back while a frame is built from it, because `release` or its look is
-/// Relaxed.
+/// Catches: memory returned while a frame is built from it, because `release`, or the load that
+/// pairs with it, is Relaxed.
 #[test]
 fn what_a_frame_is_built_from_is_not_given_back() {
     model(|| {
@@ -243,8 +242,8 @@ fn what_a_frame_is_built_from_is_not_given_back() {
     });
 }
 
-/// Catches: memory given back under a reader, because its cursor or the look at it is Relaxed; a
-/// delivery that is not found, because the stamps before it are gone and nothing says so.
+/// Catches: memory returned under a reader, because its cursor or the load of it is Relaxed; a
+/// delivery that is not found, because the stamps before it are lost and nothing records that.
 #[test]
 fn what_arrives_after_stamps_were_given_back_is_found() {
     model(|| {

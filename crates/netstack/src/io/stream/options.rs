@@ -1,11 +1,11 @@
-//! Socket options that the application sets and the pump publishes, in their order.
+//! Socket options that the application sets and the pump publishes, in order.
 //!
-//! An option takes effect between the bytes that were written before the call and those after it
-//! (RFC 9293 section 3.9.1.8). The pump samples what was written less often than applications call,
-//! so each change notes how much was written by then, and waits in a short queue. While one waits,
-//! the pump publishes the cursors with it alone. A stream of units takes text before it is sealed: a
-//! change that follows such text waits until the text is sealed. If [`KEPT`] changes wait, a further
-//! one replaces the last of them, and the bytes before it leave at once.
+//! An option takes effect between the bytes written before the call and the bytes written after it
+//! (RFC 9293 section 3.9.1.8). The pump samples the write cursor less often than applications set
+//! options, so each change records the write cursor and waits in a short queue. While a change
+//! waits, the pump publishes the cursors only together with it. A stream of units accepts text
+//! before it is sealed: a change after such text waits until the text is sealed. If [`KEPT`]
+//! changes wait, a further change replaces the last one, and the bytes before it are sent at once.
 
 use core::sync::atomic::Ordering;
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ use super::{AppRequest, SET, StreamRef};
 use crate::config::{Settings, Tuning};
 use crate::io::sync::yield_now;
 
-/// Changes of one connection that wait for the pump one by one.
+/// Most changes of one connection that wait for the pump separately.
 const KEPT: usize = 16;
 
 /// The options of a connection from a position of its send stream on.
@@ -24,16 +24,16 @@ const KEPT: usize = 16;
 pub(crate) struct Change {
     pub(crate) settings: Settings,
     pub(crate) tuning: Tuning,
-    /// What was written last is to wait for more, as if corked.
+    /// The last bytes written wait for more, as if corked.
     pub(crate) more: bool,
-    /// What was written so far does not wait.
+    /// All bytes written so far are sent without waiting.
     pub(crate) push: bool,
-    /// Bytes written before it.
+    /// Bytes written before the change.
     pub(crate) written: u64,
 }
 
-/// The options of a connection. Threads may change them at the same time; each change is one step.
-/// A thread has them for a few instructions, in which others, the receive pump too, wait for it.
+/// The options of a connection. Threads may change them concurrently; each change is atomic. A
+/// thread holds them for a few instructions, while other threads and the receive pump wait.
 #[derive(Default)]
 pub(super) struct SharedOptions(Exclusive<Options>);
 
@@ -51,7 +51,7 @@ impl SharedOptions {
         options
     }
 
-    /// They are the defaults again.
+    /// Restores the defaults.
     pub(super) fn reset(&self, settings: Settings) {
         *self.take() = Options {
             latest: Change {
@@ -73,13 +73,14 @@ impl SharedOptions {
 }
 
 impl StreamRef<'_> {
-    /// What the application has set last.
+    /// The options that the application set last.
     pub(crate) fn options(&self) -> Change {
         self.stream.app.options.take().latest
     }
 
-    /// Changes options from the present write cursor on, or from `ahead` on if that is larger.
-    /// Returns whether the new ones are valid; others change nothing. The caller raises the flag.
+    /// Changes options from the current write cursor on, or from `ahead` on if that is larger.
+    /// Returns whether the new options are valid; invalid ones change nothing. The caller raises
+    /// the flag.
     pub(crate) fn change(&self, ahead: u64, what: impl FnOnce(Change) -> Change) -> bool {
         let mut options = self.stream.app.options.take();
         let written = self.stream.app.written.load(Ordering::Relaxed).max(ahead);
@@ -113,7 +114,7 @@ impl StreamRef<'_> {
         true
     }
 
-    /// The connection begins with these, of which `known` are in the log.
+    /// Sets the initial options; the log already contains `known`.
     pub(crate) fn begin_with(&self, settings: Settings, tuning: Tuning, known: Settings) {
         let mut options = self.stream.app.options.take();
         let change = Change {
@@ -136,7 +137,7 @@ impl StreamRef<'_> {
         bound.store(notsent_lowat, Ordering::Relaxed);
     }
 
-    /// The caller has taken the options.
+    /// The caller has added a change to the queue.
     fn changes_wait(&self) {
         self.request(AppRequest {
             set: true,
@@ -144,8 +145,8 @@ impl StreamRef<'_> {
         });
     }
 
-    /// Whether changes wait. Bytes behind them must not be published before. To be asked after the
-    /// cursors were read.
+    /// Whether changes wait. Bytes after a change must not be published before it. Call this after
+    /// reading the cursors.
     #[inline]
     pub(crate) fn has_changes(&self) -> bool {
         // ORDERING: Relaxed: a writer has stored this before its cursor, which was read with
@@ -153,8 +154,8 @@ impl StreamRef<'_> {
         self.stream.app.requests.load(Ordering::Relaxed) & SET != 0
     }
 
-    /// The next change that waits, unless something before it is not written yet. Only the pump
-    /// takes them.
+    /// The next change that waits, once all bytes before it are written. Only the pump takes
+    /// changes.
     pub(crate) fn next_change(&self) -> Option<Change> {
         let mut options = self.stream.app.options.take();
         let (_, written) = self.cursors();
@@ -163,7 +164,7 @@ impl StreamRef<'_> {
         let change = is_due.then(|| options.waiting.pop_front()).flatten();
         if options.waiting.is_empty() {
             options.waiting = VecDeque::new();
-            // ORDERING: Relaxed: a change that is made after this asks again.
+            // ORDERING: Relaxed: a change that is added after this sets the bit again.
             self.stream.app.requests.fetch_and(!SET, Ordering::Relaxed);
         }
         change

@@ -15,7 +15,7 @@ const ABORTED: u32 = 64;
 const UNREACHABLE: u32 = 128;
 const SENT: u32 = 256;
 const LOST: u32 = 512;
-/// How a connection ends early.
+/// The bits of a connection that ended early.
 pub(super) const ERRORS: u32 = RESET | REFUSED | TIMED_OUT | ABORTED | UNREACHABLE | LOST;
 
 /// Why a connection ended early.
@@ -29,7 +29,7 @@ pub(crate) enum EndReason {
     AddressLost,
 }
 
-/// The status of a connection as its application may know it.
+/// The status of a connection as far as its application may know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ConnectionStatus {
     bits: u32,
@@ -48,7 +48,7 @@ impl ConnectionStatus {
         self.bits & RETIRED != 0
     }
 
-    /// The bits that a read or a write depends on.
+    /// The bits that affect reads and writes.
     pub(super) fn lasting(self) -> u32 {
         self.bits & (ESTABLISHED | RETIRED | ERRORS)
     }
@@ -90,7 +90,7 @@ impl StreamRef<'_> {
                 | ConnectionEvent::PeerFinished { .. }
         );
         if ends {
-            // Before the bit that says so, which is a Release.
+            // Stored before the bit that makes it valid, which is stored with Release.
             self.stream
                 .stack
                 .ended_at
@@ -118,7 +118,7 @@ impl StreamRef<'_> {
         self.set_status(RETIRED);
     }
 
-    /// All frames of a closed connection were sent.
+    /// Notes that all frames of a closed connection were sent.
     pub(crate) fn all_sent(&self) {
         self.set_status(SENT);
     }
@@ -137,12 +137,12 @@ impl StreamRef<'_> {
     }
 
     /// How many bytes had been received when the connection was closed; valid once
-    /// [`ConnectionStatus::end_reason`] says so.
+    /// [`ConnectionStatus::end_reason`] returns a reason.
     pub(crate) fn ended_at(&self) -> u64 {
         self.stream.stack.ended_at.load(Ordering::Relaxed)
     }
 
-    /// Where the receive stream ends, once known.
+    /// The end of the receive stream, once known.
     pub(crate) fn peer_end(&self) -> Option<u64> {
         // ORDERING: Acquire, pairs with the Release in `event`.
         let end = self.stream.stack.peer_end.load(Ordering::Acquire);

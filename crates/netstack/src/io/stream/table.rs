@@ -13,27 +13,27 @@ use crate::config::{Limits, Settings};
 use crate::io::sync::{AtomicU64, fence};
 use crate::log::request::ConnId;
 
-/// Bytes of a ring that a closed connection leaves to the next one with its stream: to take them
-/// from the system once more costs more than they are.
+/// A closed connection leaves rings of which it used fewer than this many bytes to the next
+/// connection with its stream: mapping them again would cost more than they do.
 const KEPT: u64 = 64 << 10;
 
-/// Memory of a stream that may not be made yet.
+/// Memory of a stream that may not have been made yet.
 struct Slot(UnsafeCell<MaybeUninit<Stream>>);
 
 // SAFETY: a slot is written once, in `StreamTable::make`, and read only by threads that know that
-// it was written (`Streams::entries`); after that it is a `Stream`, which is `Sync`.
+// it was written (`Streams::entries`); from then on it is a `Stream`, which is `Sync`.
 unsafe impl Sync for Slot where Stream: Sync {}
 
-// SAFETY: as above; it may be dropped on any thread, as a `Stream` may.
+// SAFETY: as above; any thread may drop it, as it may drop a `Stream`.
 unsafe impl Send for Slot where Stream: Send {}
 
 /// The memory of a group's streams, one for each entry of its connection table.
 ///
-/// A stream is made when its entry is used first. Before that its memory is reserved and not
+/// A stream is made when its entry is first used. Until then its memory is reserved but not
 /// touched, so an unused table costs little.
 pub(super) struct StreamTable {
     slots: Box<[Slot]>,
-    /// For each stream, whether it is made.
+    /// For each stream, whether it was made.
     once: Box<[Once]>,
     /// Memory of the receive rings.
     receive: RingBlocks,
@@ -41,13 +41,13 @@ pub(super) struct StreamTable {
     send: RingBlocks,
     /// Memory of the delivery slots.
     delivery: RingBlocks,
-    /// What each begins with.
+    /// The initial settings of each stream.
     settings: Settings,
 }
 
 impl StreamTable {
-    /// `delivery_slots` is a power of two, at least as large as the log; there are more if stamps
-    /// in a ring of this length need them.
+    /// `delivery_slots` is a power of two, at least as large as the log. The table has more slots
+    /// if stamps need them in a ring of this length.
     fn new(limits: &Limits, delivery_slots: usize) -> StreamTable {
         assert!(delivery_slots.is_power_of_two());
         let fewest = fewest_slots(u64::from(limits.receive_buffer)).next_power_of_two();
@@ -65,47 +65,48 @@ impl StreamTable {
         }
     }
 
-    /// The stream of an entry, which the table has.
+    /// The stream of an entry; `None` if the table has no such entry.
     ///
     /// # Safety
-    /// It was made, and the caller knows that by a Release and an Acquire.
+    /// The stream was made, and the caller has synchronized with its making through a Release and
+    /// an Acquire.
     #[inline]
     unsafe fn get(&self, index: u32) -> Option<&Stream> {
         let slot = self.slots.get(index as usize)?;
-        // SAFETY: the caller guarantees that it was made, and nothing writes it as a whole after
-        // that.
+        // SAFETY: the caller guarantees that it was made; after that only its fields are written,
+        // through shared references.
         Some(unsafe { (*slot.0.get()).assume_init_ref() })
     }
 
-    /// Makes the stream of an entry, unless it was made. Returns it; `None` if there is none.
+    /// Makes the stream of an entry unless it exists. Returns it; `None` if there is no such entry.
     #[cold]
     pub(super) fn make(&self, index: u32) -> Option<&Stream> {
         let slot = self.slots.get(index as usize)?;
         self.once[index as usize].call_once(|| {
-            // SAFETY: it was not made, so there is no reference to it, and `call_once` lets one
-            // thread do this, once.
+            // SAFETY: it was not made, so there is no reference to it, and `call_once` lets only
+            // one thread do this, once.
             unsafe { (*slot.0.get()).write(Stream::new(index, self.settings)) };
         });
-        // SAFETY: it was made above, by this thread or by one that `call_once` has waited for.
+        // SAFETY: it was made above, by this thread or by one that `call_once` waited for.
         unsafe { self.get(index) }
     }
 
-    /// Memory of the receive rings, by the entry of their stream.
+    /// Memory of the receive rings, indexed by the entry of their stream.
     pub(super) fn receive_blocks(&self) -> &RingBlocks {
         &self.receive
     }
 
-    /// Memory of the send rings, by the entry of their stream.
+    /// Memory of the send rings, indexed by the entry of their stream.
     pub(super) fn send_blocks(&self) -> &RingBlocks {
         &self.send
     }
 
-    /// Memory of the delivery slots, by the entry of their stream.
+    /// Memory of the delivery slots, indexed by the entry of their stream.
     pub(super) fn slot_blocks(&self) -> &RingBlocks {
         &self.delivery
     }
 
-    /// Those that are made.
+    /// The streams that were made.
     pub(super) fn all(&self) -> impl Iterator<Item = &Stream> {
         let slots = self.once.iter().zip(&*self.slots);
         // ORDERING: the Acquire in `is_completed` pairs with the Release that ends `call_once` in
@@ -120,7 +121,7 @@ impl Drop for StreamTable {
     fn drop(&mut self) {
         for (once, slot) in self.once.iter().zip(&*self.slots) {
             if once.is_completed() {
-                // SAFETY: it was made. All references that the table lent are gone.
+                // SAFETY: it was made, and all references that the table lent are gone.
                 unsafe { (*slot.0.get()).assume_init_drop() };
             }
         }
@@ -165,7 +166,7 @@ impl Streams {
         // sees the stream.
         let found = entry.load(Ordering::Acquire);
         let stream = if found == word(conn.generation, MADE) {
-            // SAFETY: it was made, see above.
+            // SAFETY: it was made, as the word of the entry shows.
             unsafe { self.table.get(conn.index) }?
         } else if found == word(conn.generation, UNMADE) {
             self.first_use(conn.index)?
@@ -185,14 +186,14 @@ impl Streams {
         let entry = self.entries.get(index as usize)?;
         let stream = self.table.make(index)?;
         let (unused, used) = (word(0, UNMADE), word(0, MADE));
-        // Unless another thread has done it meanwhile; the entry may have been recycled since.
+        // Fails if another thread has done it meanwhile; the entry may even have been recycled.
         // ORDERING: Release, pairs with the Acquire in `get`.
         let _ = entry.compare_exchange(unused, used, Ordering::Release, Ordering::Relaxed);
         Some(stream)
     }
 
-    /// Makes an entry available to its next connection. The memory of a ring returns to the system
-    /// if much of it was used; returns whether that was so.
+    /// Makes an entry available to its next connection. Returns the memory of heavily used rings to
+    /// the system; returns whether there were any.
     ///
     /// Only the pump may call this, when all work of the former connection is done and its socket
     /// is gone.
@@ -201,7 +202,7 @@ impl Streams {
             return false;
         };
         let stream = held.stream;
-        // SAFETY: the pump alone calls this, when all work of the connection is done and its socket
+        // SAFETY: only the pump calls this, when all work of the connection is done and its socket
         // is gone, so no thread uses the rings. `assign` has not named the next connection yet.
         let is_discarded = unsafe { held.clear_rings() };
         stream.app.read.store(0, Ordering::Relaxed);
@@ -238,7 +239,7 @@ impl Streams {
         is_discarded
     }
 
-    /// The streams that are made.
+    /// The streams that were made.
     fn all(&self) -> impl Iterator<Item = StreamRef<'_>> {
         self.table.all().filter_map(|stream| {
             let entry = self.entries.get(stream.index as usize)?;
@@ -259,7 +260,7 @@ impl Streams {
         })
     }
 
-    /// The streams that were written to.
+    /// The streams with written bytes.
     pub(crate) fn written(&self) -> impl Iterator<Item = StreamRef<'_>> {
         self.all().filter(|stream| stream.cursors().1 > 0)
     }
@@ -267,7 +268,7 @@ impl Streams {
     /// Wakes every waiting application, because the stack is shut down.
     pub(crate) fn wake_all(&self) {
         // ORDERING: the fence pairs with the one in `EventCount::prepare`: a thread that waits at a
-        // stream which is made at this moment and not seen here sees that the stack is shut down.
+        // stream which is being made now, and is not seen here, sees that the stack is shut down.
         fence(Ordering::SeqCst);
         for stream in self.table.all() {
             stream.waiting.notify_all();
@@ -276,8 +277,8 @@ impl Streams {
 }
 
 impl StreamRef<'_> {
-    /// Prepares the rings for the next connection. Gives the memory of those back of which this one
-    /// has used much: the next one may be long in coming, and need less. Returns whether there is
+    /// Prepares the rings for the next connection. Returns the memory of heavily used rings to the
+    /// system, since the next connection may come late and need less. Returns whether there was
     /// such a ring.
     ///
     /// # Safety
@@ -290,8 +291,8 @@ impl StreamRef<'_> {
         let incoming = self.stream.incoming.get();
         let incoming = incoming.filter(|one| one.clear(read).max(gap_end) >= KEPT);
         let outgoing = self.stream.outgoing.get().filter(|_| written >= KEPT);
-        // SAFETY: the caller's promise. The next connection has another generation, and relies on no
-        // byte or stamp of this one.
+        // SAFETY: the caller's promise. The next connection has another generation, and relies on
+        // no byte or stamp of this one.
         unsafe {
             if let Some(incoming) = incoming {
                 incoming.discard();

@@ -66,7 +66,7 @@ fn a_reader_that_missed_a_round_of_stamps_goes_on_behind_it() {
     assert_eq!(readable(&stream, &mut seen).len(), 11);
 }
 
-/// A stream with a ring of `receive_len` bytes, which begins at `start` behind delivery `next`.
+/// A stream with a ring of `receive_len` bytes that begins at `start`, after delivery `next - 1`.
 fn begun_at(receive_len: u32, start: u64, next: u64) -> (Streams, DeliveryCursor) {
     let limits = Limits::default().connections(1).receive_buffer(receive_len);
     let streams = Streams::new(&limits, 4);
@@ -86,7 +86,7 @@ fn begun_at(receive_len: u32, start: u64, next: u64) -> (Streams, DeliveryCursor
 
 #[test]
 fn a_reader_that_looks_after_many_rounds_of_one_byte_each_finds_all_of_them() {
-    // As many as the ring holds.
+    // One delivery for each byte of the ring.
     const LEN: u64 = 1 << 18;
     let (streams, mut seen) = begun_at(LEN as u32, 0, 0);
     let stream = streams.get(CONN).unwrap();
@@ -108,7 +108,7 @@ fn a_reader_that_looks_after_many_rounds_of_one_byte_each_finds_all_of_them() {
 fn what_was_delivered_is_not_given_back_where_a_reader_finds_nothing() {
     let (streams, mut seen) = begun_at(1024, 0, 0);
     let stream = streams.get(CONN).unwrap();
-    // The stamp before it is missing.
+    // The stamp of the first delivery is missing.
     let second = deliver(1, 1, 1, 2);
     stream.store(&second, 0, b"b");
     stream.stamp(&second);
@@ -142,7 +142,7 @@ fn positions_go_on_where_the_bits_of_a_stamp_end() {
     }
 }
 
-/// Whether a stream has what it needs for bytes that arrive, and for those that are written.
+/// Whether a stream has a receive ring and a send ring.
 fn has(stream: &StreamRef<'_>) -> (bool, bool) {
     let stream = stream.stream;
     (
@@ -225,7 +225,7 @@ fn what_may_be_written_grows_by_twice_what_was_acknowledged_up_to_the_ring() {
     assert_eq!(stream.write(&vec![0; 1 << 20]), 65_536);
     assert_eq!(stream.writable(), 0);
     stream.release(10_000);
-    // What was acknowledged made room, and twice as much is allowed besides.
+    // 10,000 bytes are released, and the limit grows by twice as much.
     assert_eq!(stream.writable(), 3 * 10_000);
     assert_eq!(stream.write(&vec![0; 1 << 20]), 30_000);
     stream.release(95_536);
@@ -242,11 +242,11 @@ fn nothing_is_reserved_before_the_stream_is_known_and_nothing_that_may_have_been
     assert_eq!(stream.reserve(SeqNum(9), 10, 0), None);
     stream.set_first_sequence(SeqNum(9));
     assert_eq!(stream.reserve(SeqNum(9), 10, 0), None);
-    // The first window may be full of what came before.
+    // Earlier runs may have filled the first window.
     let behind = SeqNum(9 + 1024);
     assert_eq!(stream.reserve(behind, 10, 100), NonZeroU64::new(1024));
     assert_eq!(stream.reserve(behind, 10, 100), None);
-    // What would leave a gap may not be taken.
+    // Bytes after a gap are not reserved.
     assert_eq!(stream.reserve(behind + 11, 5, 100), None);
     assert_eq!(stream.reserve(behind + 16, 5, 100), NonZeroU64::new(1040));
 }
@@ -267,7 +267,7 @@ fn a_closed_connection_gives_back_a_ring_of_which_much_was_used() {
         (LEN / 2 - 1, true, false),
     ] {
         let stream = streams.get(conn).unwrap();
-        // It ends there, in order or behind a gap.
+        // The connection ends there, in order or after a gap.
         let end = offset + 1;
         let d = deliver(0, offset, 1, if is_gap { 0 } else { end });
         stream.store(&d, 0, b"x");
@@ -311,7 +311,7 @@ proptest::proptest! {
         let (mut read, mut base) = (0u64, 0u64);
         let mut had = Vec::<(u64, u64)>::new();
         for (ahead, len, gain) in steps {
-            // Around what was seen last, before and behind it.
+            // Around the end of the bytes seen so far.
             let offset = match ahead % 3 {
                 0 => base,
                 _ => (base + ahead).saturating_sub(1000),
@@ -430,7 +430,7 @@ fn a_write_during_the_pump_s_look_is_seen_or_raises_the_flag() {
 fn an_entry_that_was_recycled_while_its_stream_was_made_stays_recycled() {
     for step in 0.. {
         let streams = Arc::new(streams());
-        // Nobody comes in while its memory is written.
+        // `interrupted` must not run the other call while the stream's memory is written.
         streams.table.make(0);
         let same = Arc::clone(&streams);
         let (_, other) = interrupted(
@@ -483,7 +483,7 @@ fn memory_is_given_back_when_all_that_was_stored_is_read() {
     assert_eq!(readable(&stream, &mut seen), b"defgh");
     stream.read(5, &mut seen, 1000);
     assert!(stream.give_back_received());
-    // It is gone, and so are the stamps.
+    // The bytes are gone, and so are the stamps.
     let incoming = stream.stream.incoming.get().unwrap();
     assert!(
         incoming
@@ -493,12 +493,12 @@ fn memory_is_given_back_when_all_that_was_stored_is_read() {
     );
     assert_eq!(incoming.bytes_at(0, 8), [0xa5; 8]);
 
-    // What comes then is found by those who look, ...
+    // Later deliveries are found by a look, ...
     assert!(!stream.look().has_bytes);
     store(3, 8, b"ij", 10);
     assert!(stream.look().has_bytes);
     assert_eq!(readable(&stream, &mut seen), b"ij");
-    // ... also by a reader that has not looked since, or never.
+    // ... and also by a reader that has not looked since, or never did.
     let mut late = DeliveryCursor::default();
     stream.follow(&mut late);
     assert_eq!((late.next, late.arrived), (4, 10));
@@ -530,7 +530,7 @@ fn memory_is_given_back_when_all_that_was_written_is_released_and_no_writer_is_a
     assert_eq!(stream.write(b"hi"), 2);
     assert_eq!(stream.sending(7, 2).0, b"hi");
 
-    // What was written one round before is not there any more.
+    // Bytes of the round before are lost.
     assert_eq!(stream.write(&[1; 1015]), 1015);
     assert!(!stream.was_filled(), "7 bytes of this round are missing");
     stream.release(1024);
