@@ -1,24 +1,25 @@
-//! The same log gives the same state, in all replicas, and in `replicated` as in `single`.
+//! Equal logs give equal states, in all replicas, and in `replicated` as in `single`.
 //!
 //! A case is one stack with one to four workers over a bad wire, driven on one thread: pump,
-//! prepare, apply, perform and send in random order, while peers and applications do what they
-//! like. In every second one, workers join, leave and die meanwhile, between two steps or in the
-//! middle of one. Every fourth is about IPv6. Its log is recorded. Then these must hold:
+//! prepare, apply, perform and send run in random order, while peers and applications act at
+//! random. In half of the cases, workers join, leave and fail meanwhile, between two steps or in
+//! the middle of one. A quarter of the cases use IPv6. The log of the case is recorded. These must
+//! hold:
 //!
-//! 1. At equal positions all replicas have equal fingerprints, and `single` has it too when it
-//!    replays the log.
-//! 2. The frames that left, and the bytes that applications read, are those of the replay, to the
-//!    byte; in some cases also those of a replay in other groups, in `locked`, and in
-//!    `pipelined`.
-//! 3. Both streams of every connection arrive in order and unharmed; all of them, once the faults
+//! 1. At equal positions all replicas have equal fingerprints, and `single` has the same one when
+//!    it replays the log.
+//! 2. The frames that left and the bytes that applications read equal the replay's; in some cases
+//!    also the ones of a replay in other groups, in `locked`, and in `pipelined`.
+//! 3. Both streams of every connection arrive in order and unharmed, and complete once the faults
 //!    have ended.
-//! 4. No primary found an effect that could not be; in every fourth case, no byte is delivered
-//!    twice, and no frame or delivery has a wrong number.
-//! 5. When everybody has let go, every connection ends, and its place is free again.
+//! 4. No primary found an effect that it could not perform. In a quarter of the cases, also: no
+//!    byte is delivered twice, and no frame or delivery has a wrong number.
+//! 5. When both ends have dropped their connections, every connection ends, and its place is free
+//!    again.
 //!
 //! `AGREEMENT_CASES=10000` sets the number of cases, `AGREEMENT_FIRST=0x...` begins with fresh
-//! seeds, `AGREEMENT_SEED=0x...` repeats one, and `AGREEMENT_SHRINKS=0` leaves a plan as it is that
-//! is slow to make plainer.
+//! seeds, and `AGREEMENT_SEED=0x...` repeats one. `AGREEMENT_SHRINKS=0` does not simplify a failing
+//! plan.
 
 mod app;
 mod case;
@@ -51,9 +52,9 @@ use wire::Coverage;
 
 /// Cases under `cargo test`.
 const CASES: u64 = 1500;
-/// Cases that are tried to make a failing one plainer, at most.
+/// The most cases tried to simplify a failing one.
 const SHRINKS: u64 = 400;
-/// Where the seeds of a run begin.
+/// The first seed of a run.
 const FIRST_SEED: u64 = 0x5eed;
 
 fn seed_of(case: u64) -> u64 {
@@ -63,7 +64,7 @@ fn seed_of(case: u64) -> u64 {
 /// Runs a case and checks it.
 fn examine(plan: &Plan) -> Result<Coverage, Failure> {
     let mut rng = Rng::new(!plan.seed);
-    // A replica whose state was changed asks for other things.
+    // A replica with a changed state produces other effects.
     let effect_record = rng.per_mille(250).then(EffectLog::default);
     let effect_record = effect_record.filter(|_| !plan.membership.confirms());
     // The record holds only effects of requests in the log.
@@ -116,12 +117,12 @@ fn difference(plan: &Plan, failure: &Failure) -> Option<String> {
 }
 
 thread_local! {
-    /// Whether a panic of this thread is an answer, and not to be printed.
+    /// Whether a panic of this thread is a result, and must not be printed.
     static EXPECTED: Cell<bool> = const { Cell::new(false) };
     static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// A panic is a failure like others.
+/// Turns a panic into a failure.
 fn panic_free<R>(what: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -140,7 +141,7 @@ fn panic_free<R>(what: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure
     caught.unwrap_or_else(|_| Err(Failure::new(PANIC.take())))
 }
 
-/// Examines the case of `seed`; makes it plainer if it fails, and says all about it.
+/// Checks the case of `seed`. If it fails, simplifies it and returns a full report.
 fn examine_seed(seed: u64) -> Result<Coverage, String> {
     let mut tree = plan::tree(seed, 1..=4);
     let mut failure = match panic_free(|| examine(&tree.current())) {
@@ -174,7 +175,7 @@ fn examine_seed(seed: u64) -> Result<Coverage, String> {
     ))
 }
 
-/// Lets all cores work at `cases` cases, until one of them says something.
+/// Runs `each` for `cases` cases on all cores, until one of them returns a result.
 fn in_parallel<R: Send>(cases: u64, each: impl Fn(u64) -> Option<R> + Sync) -> Option<R> {
     let next = AtomicU64::new(0);
     let over = AtomicBool::new(false);
@@ -245,7 +246,7 @@ fn replicas_agree_with_each_other_and_with_single_whatever_the_order_of_steps() 
 /// Cases within which a planted fault must be noticed.
 const NOTICED_WITHIN: u64 = 1000;
 
-/// A case in which one worker, or all of them, have a fault.
+/// Runs a case in which one worker has a fault, or all of them.
 fn examine_faulty(seed: u64, fault: Fault) -> Result<(), Failure> {
     let plan = plan::tree(seed, 2..=4)
         .current()
@@ -325,7 +326,7 @@ fn the_frames_of_a_run_have_several_primaries() {
         let stats = report.result.map_err(|failure| failure.what).unwrap().stats;
         let frames: u64 = stats.iter().map(|stats| stats.frames).sum();
         let deliveries: u64 = stats.iter().map(|stats| stats.deliveries).sum();
-        // A round of chunks for each worker, and one more.
+        // One round is a chunk for each worker.
         let round = (plan.replicas * plan.frame_chunk.max(plan.request_chunk)) as u64;
         if frames < 2 * round || deliveries < 2 * round {
             continue;
@@ -336,7 +337,7 @@ fn the_frames_of_a_run_have_several_primaries() {
                 stats.frames > 0,
                 "worker {id} built none of {frames} frames: {plan:?}"
             );
-            // By kind, payload belongs to the lower half.
+            // With `ByKind`, the lower half of the workers delivers payload.
             let delivers = plan.primaries != Primaries::ByKind || id < plan.replicas.div_ceil(2);
             assert!(
                 !delivers || stats.deliveries > 0,

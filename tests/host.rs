@@ -1,50 +1,52 @@
-//! The whole stack against the kernel's: the examples `http_server` and `services` on a device,
-//! asked by `curl`, `ping` and `iperf3`.
+//! The whole stack against the kernel's: the examples `http_server` and `services` serve over a
+//! device, and `curl`, `ping` and `iperf3` are their clients.
 //!
-//! Each test makes its own network namespaces and removes them, so nothing on the machine is
-//! touched:
+//! Each test creates its own network namespaces and removes them, so it leaves the machine's own
+//! network alone:
 //!
 //! - `tap`: the server opens a TAP interface, whose other end is the kernel of the same namespace.
 //! - `packet`: the server opens one end of a veth pair through a packet socket. The kernel's stack
-//!   has no address in the server's namespace; the one in the namespace of the other end is the
-//!   peer. There checksums are left unfinished by whoever sends, and segments undivided, so both
-//!   must understand the other's virtio headers.
+//!   has no address in the server's namespace; the kernel's stack in the namespace of the other end
+//!   is the peer. On a veth pair the sender leaves checksums unfinished and segments undivided, so
+//!   both ends must understand each other's virtio headers.
 //!
-//! - `clients` asks the services over a TAP with whatever people have: `ab`, `arping`, `hping3`,
-//!   `nc`, `nmap`, `socat`, `wrk`.
+//! - `clients` uses the services over a TAP with common programs: `ab`, `arping`, `hping3`, `nc`,
+//!   `nmap`, `socat`, `wrk`.
 //! - `services` runs on each kind of device, with and without mapped rings. `HOST_BYTES=1000000000`
 //!   makes its files longer.
 //!
-//! - `datagrams`: frames that hold many UDP datagrams, from the kernel and to it; with `--ignored`
-//!   how many leave in a second with such frames and without.
+//! - `datagrams`: frames that hold many UDP datagrams, from the kernel and to it; with `--ignored`,
+//!   also the rate of datagrams with such frames and without.
 //!
-//! - `deaths`: replicas are killed and replaced while bytes move. `HOST_BYTES` counts here, too;
-//!   `SOAK_SECONDS` is how long `iperf3` runs, and `SOAK_PERIOD` how many seconds lie between two
-//!   deaths: `.ci/soak` sets them to ten minutes and to ten seconds.
+//! - `deaths`: replicas are killed and replaced during transfers. `HOST_BYTES` applies here, too;
+//!   `SOAK_SECONDS` sets how long `iperf3` runs, and `SOAK_PERIOD` the seconds between two deaths:
+//!   `.ci/soak` sets them to ten minutes and to ten seconds.
 //!
 //! - `router` runs the example of that name between two namespaces, on veth pairs and on TAPs, with
 //!   and without programmable cards.
 //!
-//! - `floods` sends raw frames at a server over a TAP, and changes and deletes its link, while
-//!   `curl` downloads; and lets Linux ask over hundreds of connections whether they live.
+//! - `floods` sends raw frames to a server over a TAP, and changes and deletes its link, during
+//!   downloads with `curl`; in another test, Linux sends keepalives on hundreds of connections.
 //!
-//! - `ipv6` asks the services over IPv6 on each kind of device, with `radvd` as their router, and
-//!   over a path that is narrower than both ends believe.
-//! - `libraries`: `rustls`, `tungstenite`, `ureq` and mio over our streams, Linux at the other end.
+//! - `ipv6` uses the services over IPv6 on each kind of device, with `radvd` as their router, and
+//!   over a path with a smaller MTU than both ends expect.
+//! - `libraries`: `rustls`, `tungstenite`, `ureq` and mio over our streams, with Linux at the other
+//!   end.
 //! - `tls`: the examples `https_server` and `https_get` with `curl`, `openssl`, rustls over a
-//!   socket of the kernel and, if they are there, `gnutls-cli` and a `wget` with GnuTLS;
-//!   `transfers` are the files among them. `HOST_BYTES=1000000000` makes those longer.
-//!   `REQUIRE=gnutls,wget` makes the last two a must.
+//!   socket of the kernel and, if installed, `gnutls-cli` and a `wget` with GnuTLS; `transfers` has
+//!   the tests with files. `HOST_BYTES=1000000000` makes the files longer. `REQUIRE=gnutls,wget`
+//!   makes the last two programs mandatory.
 //!
 //! - `signals` ends the servers by SIGTERM and SIGINT while connections are open over a TAP.
 //!
 //! - `top` starts the live view without a terminal, and needs no privileges.
 //!
-//! What cannot run is shown as ignored, with the reason and the command that helps;
-//! `REQUIRE=packet,tap,xdp,tools` makes that a failure. Tests run one after the other unless told
-//! otherwise, since each keeps all cores busy. In the end stand the rates that were seen, with the
-//! congestion control of who sent: the peer's is the machine's default. To see another one, set
-//! `net.ipv4.tcp_congestion_control` where this program is started; new namespaces take it over.
+//! Tests that cannot run are shown as ignored, with the reason and a command that helps;
+//! `REQUIRE=packet,tap,xdp,tools` makes them fail instead. By default tests run one after the
+//! other, since each keeps all cores busy. The measured rates are printed at the end, with the
+//! congestion control of the sender: the peer uses the machine's default. To measure with another
+//! one, set `net.ipv4.tcp_congestion_control` before you start this program; new namespaces inherit
+//! it.
 //!
 //! ```text
 //! sudo -E env "PATH=$PATH" cargo test --release -p dominoes-tests --test host
@@ -91,7 +93,7 @@ use transfers::Client;
 /// Bytes of the large file.
 pub(crate) const LARGE: usize = 200_000_000;
 
-/// What this program does when a test starts it once more, by its first argument.
+/// What this program does when a test starts it again, selected by its first argument.
 type Peer = fn(&[String]) -> Result<(), Box<dyn Error + Send + Sync>>;
 
 const PEERS: [(&str, Peer); 5] = [
@@ -143,7 +145,7 @@ fn main() -> ExitCode {
         }
     }
     for &(name, test) in clients::TESTS {
-        // Checksums of ours are then complete where `tshark` looks.
+        // Without offloads our checksums are complete where `tshark` captures.
         let also = format!("{}/24", fixture::OURS_ALSO);
         let server = move || Fixture::services(Device::Tap, &["--no-offloads", "--also", &also]);
         let missing = needs.missing_for_clients();
@@ -288,9 +290,9 @@ fn main() -> ExitCode {
 }
 
 // Tests
-// --------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-/// A test of a running server; it may leave a figure for the end.
+/// A test of a running server; it may record a figure.
 pub(crate) type Test = fn(&Fixture, &dyn Fn(String)) -> Result<(), Failed>;
 
 const TESTS: &[(&str, Test)] = &[
@@ -307,7 +309,7 @@ const TESTS: &[(&str, Test)] = &[
     ),
 ];
 
-/// It needs no privileges. Nothing is drawn, and the message names the way that works.
+/// Needs no privileges. The example must draw nothing, and its message must name `--once`.
 fn top_without_a_terminal() -> Result<(), Failed> {
     let failed = match fixture::start_top(&[])?.finish() {
         Ok(said) => return Err(format!("it succeeds:\n{said}").into()),
@@ -355,7 +357,7 @@ fn curl_uploads_200_mb(fixture: &Fixture, figure: &dyn Fn(String)) -> Result<(),
     )
 }
 
-/// Five downloads and five uploads, of several lengths, each a connection with a port of its own.
+/// Five downloads and five uploads of several lengths, each on its own connection.
 fn ten_curls_at_once_all_succeed(fixture: &Fixture, _: &dyn Fn(String)) -> Result<(), Failed> {
     let peers = Temporary::new()?;
     let mut transfers = Vec::new();
@@ -381,8 +383,8 @@ fn ten_curls_at_once_all_succeed(fixture: &Fixture, _: &dyn Fn(String)) -> Resul
     Ok(())
 }
 
-/// Connections follow each other in the same places of the table, several at a time; the server
-/// closes them first.
+/// Runs several short connections at a time, which reuse the places of the connection table; the
+/// server closes them first.
 fn many_short_connections_each_get_their_own_file(
     fixture: &Fixture,
     figure: &dyn Fn(String),
@@ -446,9 +448,9 @@ fn upload(fixture: &Fixture, from: &str, name: &str) -> Result<fixture::Running,
     )
 }
 
-/// What every call of `curl` says first.
+/// The first arguments of every call of `curl`.
 static CURL: LazyLock<[&str; 7]> = LazyLock::new(|| {
-    // Before it is killed, so that it says how far it came.
+    // `curl` gives up before it is killed, so that it reports how far it came.
     static SECONDS: LazyLock<String> =
         LazyLock::new(|| (fixture::patience().as_secs() - 20).to_string());
     [
@@ -482,7 +484,7 @@ pub(crate) fn rate(bytes: usize, took: Duration, congestion_control: &str) -> St
     )
 }
 
-/// The tests, and where their figures go.
+/// The tests and their figures.
 #[derive(Default)]
 struct Trials {
     list: Vec<Trial>,
@@ -490,7 +492,7 @@ struct Trials {
 }
 
 impl Trials {
-    /// A test that ends as `missing` says if something that it needs is not there.
+    /// Adds a test; if a requirement is missing, it ends as `missing` says.
     fn add(
         &mut self,
         name: String,
@@ -517,7 +519,8 @@ impl Trials {
         })
     }
 
-    /// A test of a running server, which must still run without complaint when the test ends.
+    /// Adds a test of a running server. The server must still run without errors when the test
+    /// ends.
     fn serve(
         &mut self,
         name: String,
@@ -534,7 +537,7 @@ impl Trials {
     }
 }
 
-/// What tests saw, to be printed after all of them.
+/// Figures of the tests, printed after all tests.
 #[derive(Clone, Default)]
 struct Figures(Arc<Mutex<Vec<String>>>);
 
@@ -551,19 +554,19 @@ impl Figures {
     }
 }
 
-// What can run
-// -------------------------------------------------------------------------------------------------------
+// Requirements
+// -------------------------------------------------------------------------------------------------
 
-/// Why tests cannot run here, if so, by the word that `REQUIRE` has for it.
+/// Why tests cannot run on this machine, if so, one field for each word of `REQUIRE`.
 #[derive(Default)]
 struct Needs {
     tools: Option<String>,
     tap: Option<String>,
     packet: Option<String>,
     xdp: Option<String>,
-    /// For the services.
+    /// Of the services.
     more_tools: Option<String>,
-    /// For the clients.
+    /// Of the clients.
     client_tools: Option<String>,
     router_tools: Option<String>,
     ipv6_tools: Option<String>,
@@ -640,12 +643,12 @@ impl Needs {
             (Some(_), _) => self.missing("tools", &self.tls_tools),
             (None, Device::Tap) => self.missing("tap", &self.tap),
             (None, Device::Packet) => self.missing("packet", &self.packet),
-            // Its peer needs `ethtool`.
+            // The peer needs `ethtool`.
             (None, Device::Xdp) => self.missing_for_services(device),
         }
     }
 
-    /// It is asked for by a word of its own.
+    /// GnuTLS has its own word in `REQUIRE`.
     fn missing_for_gnutls(&self) -> Option<Result<Completion, Failed>> {
         self.missing_gnutls()
             .or_else(|| self.missing_for_tls(Device::Tap))
@@ -655,7 +658,7 @@ impl Needs {
         self.missing("gnutls", &self.gnutls)
     }
 
-    /// Not every `wget` has GnuTLS; OpenSSL has other clients.
+    /// Only a `wget` with GnuTLS counts; other clients cover OpenSSL.
     fn missing_wget(&self) -> Option<Result<Completion, Failed>> {
         self.missing("wget", &self.wget)
     }
@@ -664,14 +667,15 @@ impl Needs {
         if self.router_tools.is_some() {
             return self.missing("tools", &self.router_tools);
         }
-        // The server is at the end of a packet socket in any case.
+        // The server uses a packet socket with either device.
         match (device, &self.packet) {
             ("tap", None) => self.missing("tap", &self.tap),
             _ => self.missing("packet", &self.packet),
         }
     }
 
-    /// How a test ends that cannot run: ignored, or failed if what is missing is required.
+    /// The result of a test that cannot run: ignored, or failed if the missing requirement is in
+    /// `REQUIRE`.
     fn missing(&self, word: &str, device: &Option<String>) -> Option<Result<Completion, Failed>> {
         let (word, reason) = match (&self.tools, device) {
             (Some(reason), _) => ("tools", reason),
@@ -692,7 +696,8 @@ impl Needs {
     }
 }
 
-/// Programs that tests start, an argument with which each ends at once, and the package it is in.
+/// Programs that tests start: name, an argument with which the program ends at once, and its
+/// package.
 type Tool = (&'static str, &'static str, &'static str);
 
 const TOOLS: [Tool; 3] = [
@@ -720,8 +725,7 @@ const MORE_TOOLS: [Tool; 3] = [
     ("tshark", "--version", "tshark"),
 ];
 
-/// Some of these have no argument with which they succeed at once: then the number with which they
-/// end tells nothing.
+/// Some of these have no argument with which they succeed at once, so their exit status is ignored.
 const CLIENT_TOOLS: [Tool; 7] = [
     ("ab", "-V", "apache2-utils"),
     ("arping", "-V", "iputils-arping"),
@@ -767,7 +771,7 @@ fn missing_tap(probe: &Namespace) -> Option<String> {
 }
 
 fn missing_packet(probe: &Namespace) -> Option<String> {
-    // The loopback interface is no Ethernet; finding that out takes a packet socket.
+    // The loopback interface is no Ethernet, which only a packet socket can find out.
     match AfPacket::open("lo", AfPacketOptions::default()) {
         Err(DeviceError::Unsuitable { .. }) => {}
         Err(error) => return Some(error.to_string()),
@@ -783,8 +787,8 @@ fn missing_packet(probe: &Namespace) -> Option<String> {
 }
 
 fn missing_xdp() -> Option<String> {
-    // Bits of linux/capability.h. The namespace's interfaces cannot be opened from here, so this is
-    // as far as one sees.
+    // Bits of linux/capability.h. This process cannot open the interfaces of the namespace, so it
+    // can only check its capabilities.
     const NET_ADMIN: u64 = 1 << 12;
     const SYS_ADMIN: u64 = 1 << 21;
     const BPF: u64 = 1 << 39;

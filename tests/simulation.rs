@@ -1,21 +1,21 @@
-//! Connections over bad wires, in virtual time: every byte arrives, every connection ends, none is
-//! left behind. The seed says whether that is over IPv4 or IPv6.
+//! Connections over bad wires, in virtual time: every byte arrives, every connection ends, and no
+//! state is left over. The seed selects IPv4 or IPv6.
 //!
-//! Connections that only meet bad wires also meet what is rare: options that change between writes,
-//! single bytes into a large buffer that is read late, priority tags, atomic fragments, text on
-//! SYNs, options of illegal length, packets too big, redirects, router advertisements, and hosts
-//! whose Ethernet address changes.
+//! Cases with bad wires only also have rare events: options that change between writes, single
+//! bytes sent to a large buffer that is read late, priority tags, atomic fragments, data on SYNs,
+//! options of illegal length, Packet Too Big, redirects, router advertisements, and hosts whose
+//! Ethernet address changes.
 //!
-//! A *schedule* is a connection that moves 64 KB each way and more while the workers of both hosts
-//! stall, come, go, die and have bits flipped: one stall at least, and one that joins or dies. Some
-//! stacks have two or three groups, and their connections go from one to another meanwhile.
-//! `SCHEDULES=20000` sets about how many there are, `SCHEDULES_FIRST=0x...` begins with fresh
+//! A *schedule* is a connection that moves at least 64 KB each way while the workers of both hosts
+//! stall, join, leave, fail and have bits flipped: at least one stall, and one worker that joins or
+//! fails. Some stacks have two or three groups, and their connections move between groups.
+//! `SCHEDULES=20000` sets their approximate number, `SCHEDULES_FIRST=0x...` begins with fresh
 //! seeds, `SCHEDULES_SEED=0x...` repeats one, and `.ci/schedules` runs a million.
 //!
-//! Of the connections that only meet bad wires, `SIMULATION_CONNECTIONS=50000` sets about how many
-//! there are, `SIMULATION_FIRST=0x...` begins with fresh seeds, `SIMULATION_SEED=0x...` repeats
-//! one, `SIMULATION_VARIANT=locked-6` makes every stack one of that kind, by the names of
-//! [`VariantKind`]. `.ci/simulate` runs a million of them and goes on where it was stopped.
+//! For connections with bad wires only, `SIMULATION_CONNECTIONS=50000` sets their approximate
+//! number, `SIMULATION_FIRST=0x...` begins with fresh seeds, `SIMULATION_SEED=0x...` repeats one,
+//! and `SIMULATION_VARIANT=locked-6` makes every stack of that kind, by the names of
+//! [`VariantKind`]. `.ci/simulate` runs a million of them, and resumes where it was stopped.
 
 mod case;
 mod clean_links;
@@ -30,11 +30,11 @@ use dominoes_testkit::{Cases, FaultPlanStats, Host, Net, Rng, Stalls, Variant};
 use case::{About, CONNECTIONS};
 
 dominoes_testkit::tally! {
-    /// Connections that were opened, moved what they should, and closed.
+    /// Connections that were opened, moved all of their bytes, and closed.
     connections,
-    /// Those over IPv6.
+    /// Connections over IPv6.
     over_ipv6,
-    /// Those that were schedules.
+    /// Connections that were schedules.
     schedules,
     /// Bytes that applications read.
     octets,
@@ -49,58 +49,58 @@ dominoes_testkit::tally! {
     reordered,
     corrupted,
     overflowed,
-    /// Times that a worker stood still between two steps.
+    /// Times that a worker stalled between two steps.
     stalls,
     retransmissions,
     zero_windows,
     window_probes,
-    /// Opens that failed, because the wire lost every question, and were tried again.
+    /// Opens that failed because the wire lost every attempt, and were repeated.
     reopened,
-    /// Options that were set on the way.
+    /// Options that were set on open connections.
     settings,
-    /// Bytes that were sent one by one to who read late, into a large buffer.
+    /// Bytes sent one by one to a large buffer that is read late.
     single_bytes,
-    /// Frames with a tag that says only their priority.
+    /// Frames with a priority tag (VLAN 0).
     tags,
-    /// Packets of IPv6 with a fragment header, though whole.
+    /// IPv6 packets with a fragment header that are not fragments.
     atomic,
     illegal_options,
     texts_on_syns,
-    /// Packets of which a router said that they are too big.
+    /// Packets that a router reported as too big.
     too_big,
     redirects,
     advertisements,
-    /// Advertisements that differ from the one before.
+    /// Advertisements that differ from the previous one.
     changed_advertisements,
-    /// Hosts that got another Ethernet address.
+    /// Hosts whose Ethernet address changed.
     moves,
     /// Times that a planted panic ended a connection of a stack.
     panicked,
-    /// Conversations that ended so.
+    /// Conversations that such a panic ended.
     cut,
-    /// Replicas of both stacks, in the end.
+    /// Replicas of both stacks at the end.
     replicas,
     joins,
-    /// Joins in the place of one that died.
+    /// Joins in the slot of a worker that failed.
     revivals,
     leaves,
-    /// Workers that died between two steps.
+    /// Workers that failed between two steps.
     deaths,
-    /// ... in the middle of an effect.
+    /// Workers that failed in the middle of an effect.
     deaths_performing,
-    /// ... behind a request that they applied.
+    /// Workers that failed after they had applied a request.
     deaths_applying,
     /// Bits of states that flipped.
     flips,
     /// Flips that were found.
     found,
-    /// Workers that were given the state of the others.
+    /// Workers that received the state of the others.
     repairs,
-    /// Flips that were overwritten before anything came of them.
+    /// Flips that were overwritten before they had any effect.
     overwritten,
     /// Payload bytes that were stored while they were verified.
     stored_ahead,
-    /// Effects and frames that somebody else was late with.
+    /// Effects and frames of stragglers that another worker performed.
     steals,
     /// Stacks of several groups.
     divided,
@@ -131,7 +131,7 @@ impl Tally {
         self.overwritten += stats.overwritten;
     }
 
-    /// What happened in a group that is idle again, in which nothing may be left.
+    /// Adds the counters of an idle group, in which nothing may be left over.
     fn group(&mut self, host: &mut Host) -> Result<(), String> {
         self.stalls += host.stall_count();
         self.worker_faults(&host.fault_stats());
@@ -157,7 +157,7 @@ impl Tally {
         }
     }
 
-    /// What must have happened for schedules to say anything.
+    /// Counters that must not be 0, or the run of schedules covered too little.
     fn changes(&self) -> [u64; 21] {
         [
             self.over_ipv6,
@@ -184,7 +184,7 @@ impl Tally {
         ]
     }
 
-    /// What must have happened for the run to say anything.
+    /// Counters that must not be 0, or the run over bad wires covered too little.
     fn faults(&self) -> [u64; 24] {
         [
             self.over_ipv6,
@@ -215,7 +215,7 @@ impl Tally {
     }
 }
 
-/// What the variable `name` says, or what a run of all tests can bear.
+/// The value of the environment variable `name`, or the default of a run of all tests.
 fn wanted(name: &str, usual: u64) -> u64 {
     let Ok(text) = std::env::var(name) else {
         return usual;
@@ -224,7 +224,7 @@ fn wanted(name: &str, usual: u64) -> u64 {
     number.unwrap_or_else(|error| panic!("{name}={text}: {error}"))
 }
 
-/// All cases together.
+/// The sum over all cases.
 fn run(cases: Cases, about: About) -> Tally {
     let mut sum = Tally::default();
     for tally in cases.run(|seed| case::run(seed, about)) {
@@ -271,7 +271,7 @@ fn every_schedule_of_stalls_deaths_joins_and_flips_ends_with_every_byte() {
 fn over_perfect_wires_nothing_is_sent_again_while_workers_stall_for_a_moment() {
     let stalls = Stalls {
         ppm: 10_000,
-        // Well below the 10 ms after which a tail loss probe leaves.
+        // Well below the 10 ms after which a tail loss probe is sent.
         longest: Duration::from_millis(3),
     };
     let mut stalled = 0;

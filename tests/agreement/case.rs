@@ -23,17 +23,17 @@ use super::stack::{self, Memory};
 use super::watch::Watch;
 use super::wire::{Coverage, OnWire, Wire};
 
-/// Connections of one case, at most.
+/// The most connections of one case.
 const PEERS: usize = 200;
-/// How long an application waits before it tries again, in nanoseconds.
+/// Nanoseconds until an application opens connections again after a failure.
 const RETRY: u64 = 1_000_000_000;
-/// Steps before the faults end, at most. A case needs a few thousand.
+/// The most steps before the faults end. A case needs a few thousand.
 const STEPS: usize = 200_000;
 
-/// What left, in order: the frame, and what the device is asked to do to it.
+/// Frames in the order in which they left, with the device's metadata.
 pub(crate) type Left = Vec<(Vec<u8>, TxMeta)>;
 
-/// A case that ended well.
+/// The results of a case that ended well.
 pub(crate) struct Outcome {
     pub(crate) limits: Limits,
     pub(crate) left: Left,
@@ -58,30 +58,30 @@ pub(crate) struct Case<'p, T: FaultHooks> {
     to_stack: Wire,
     to_peers: Wire,
     path: Path,
-    /// No new connection before, because the last could not be opened.
+    /// Opens no new connection before this time, because the last one failed.
     retry_at: u64,
     marks: Marks,
     left: Left,
     /// Numbers of the frames in `left`.
     order: Vec<u64>,
-    /// The highest of them, and one.
+    /// The highest of these numbers, plus one.
     order_end: u64,
     pub(crate) seen: Coverage,
-    /// The slot whose state was changed, and how many had been repaired then.
+    /// The slot of the replica with a flipped bit, and the number of repairs before that.
     pub(crate) flipped: Option<usize>,
     pub(crate) repaired: u64,
-    /// The slots of those whose changed state made them panic.
+    /// Slots of workers that panicked because of a flipped bit.
     pub(crate) lost: Vec<usize>,
-    /// The slot of a worker that is held up, and the stretches of steps for which it still is.
+    /// The slot of a worker that is held up, and the stretches of steps that remain.
     stalled: Option<(usize, u64)>,
-    /// Position of the worker in each slot as last marked.
+    /// For each slot, the position at which its worker was last compared.
     marked: Vec<u64>,
     /// A worker and a position at which its state is wanted.
     watched: Option<(usize, u64)>,
     found: Option<ReplicaState>,
 }
 
-/// What may happen next.
+/// Kinds of steps.
 #[derive(Clone, Copy)]
 enum Step {
     Pump,
@@ -121,16 +121,16 @@ const KINDS: [(Step, u64); 16] = [
     (Step::Credit, 1),
 ];
 
-/// What became of a case.
+/// The result of a case.
 pub(crate) struct Report {
     pub(crate) result: Result<Outcome, Failure>,
     pub(crate) entries: Vec<Entry>,
-    /// The state that was asked for.
+    /// The state that `watched` asked for.
     pub(crate) found: Option<ReplicaState>,
 }
 
 /// Runs the case of `plan`; worker i has the fault hooks `hooks(i)`. If `watched` names a worker
-/// and a position, the worker's state there comes back.
+/// and a position, the report contains the worker's state there.
 pub(crate) fn run<T: FaultHooks>(
     plan: &Plan,
     hooks: impl Fn(usize) -> T,
@@ -143,7 +143,7 @@ pub(crate) fn run<T: FaultHooks>(
     let group = ReplicatedGroup::with_fault_hooks(setup, stack::layout(plan), device, &hooks)
         .expect("plans stay within the bounds");
     let app = Application::new(group.sockets(), plan.seed);
-    // From now on, frames are counted as they leave.
+    // From now on, the group notes the number of each frame that leaves.
     let _ = group.take_frame_order();
     let mut case = Case {
         plan,
@@ -209,10 +209,11 @@ pub(crate) fn run<T: FaultHooks>(
 }
 
 impl<T: FaultHooks> Case<'_, T> {
-    /// The stack learns where the far side is, so that all it sends is numbered.
+    /// Makes the far side's address known to the stack, so that all segments that it sends are
+    /// numbered.
     fn announce_far_side(&mut self) -> Result<(), Failure> {
         let now = Instant::from_nanos(self.now);
-        // From now on it knows where it is itself.
+        // From now on the stack has its own address.
         self.group.workers()[0].pump(now);
         let hello = self.written(&packet::arp_request(self.path));
         self.script.push_frame(Frame::from_bytes(&hello));
@@ -221,7 +222,7 @@ impl<T: FaultHooks> Case<'_, T> {
         self.collect(&plan.link_faults)
     }
 
-    /// Faults, and everything in random order, until the log is long enough.
+    /// Runs steps in random order, with faults, until the log is long enough.
     fn noise(&mut self) -> Result<(), Failure> {
         let mut weights = [0; KINDS.len()];
         let mut favourite = 0;
@@ -230,7 +231,7 @@ impl<T: FaultHooks> Case<'_, T> {
                 if self.published() >= self.plan.positions {
                     return Ok(());
                 }
-                // For a while some things happen often and others not at all, and one worker is
+                // For a while some steps are frequent and others do not happen, and one worker is
                 // ahead.
                 for (weight, (_, usual)) in weights.iter_mut().zip(KINDS) {
                     *weight = usual * self.rng.between(0, 4);
@@ -280,7 +281,7 @@ impl<T: FaultHooks> Case<'_, T> {
         )))
     }
 
-    /// For some stretches one worker does nothing, wherever it is.
+    /// For some stretches of steps, one worker does nothing, wherever it was.
     fn choose_stalled(&mut self) {
         match &mut self.stalled {
             Some((_, 0)) => self.stalled = None,
@@ -304,7 +305,7 @@ impl<T: FaultHooks> Case<'_, T> {
         published.max().unwrap_or(0)
     }
 
-    /// The index of a worker that knows the state.
+    /// The index of a worker with a correct state.
     fn worker_with_state(&mut self) -> usize {
         let flipped = self.flipped;
         let mut workers = self.group.workers().iter();
@@ -388,7 +389,7 @@ impl<T: FaultHooks> Case<'_, T> {
         Ok(())
     }
 
-    /// Peers that the application could not connect to take no part any more.
+    /// Peers whose connection the application could not open take no further part.
     fn forget_failed(&mut self) {
         for index in std::mem::take(&mut self.app.failed) {
             self.peers[index].phase = Phase::Reset;
@@ -397,7 +398,8 @@ impl<T: FaultHooks> Case<'_, T> {
         }
     }
 
-    /// A worker may have applied something: its state at a position is everybody's.
+    /// Compares the state of a worker, if it has applied something: all replicas agree at a
+    /// position.
     pub(crate) fn mark(&mut self, index: usize) -> Result<(), Failure> {
         let is_flipped = self.is_flipped(index);
         let worker = &self.group.workers()[index];
@@ -413,20 +415,20 @@ impl<T: FaultHooks> Case<'_, T> {
         self.seen.credit_ran_out |= replica.frames().room() == 0;
         let mark = replica.fingerprint();
         if is_flipped {
-            // It may look right again, and yet have left something wrong that follows from what is
+            // The state may look right again, and still cause a later difference in a field that is
             // compared.
             return Ok(());
         }
         self.marks.note(id, position, mark)
     }
 
-    /// A frame of IPv4 in the family of the case.
+    /// Converts an IPv4 frame to the family of the case.
     fn written(&self, frame: &[u8]) -> Vec<u8> {
         let written = self.plan.family().write(frame);
         written.expect("the far side says nothing else")
     }
 
-    /// What the device took goes on the wire.
+    /// Puts the frames that the device has taken on the wire.
     fn collect(&mut self, bad: &LinkFaults) -> Result<(), Failure> {
         let numbers = self.group.take_frame_order().unwrap_or_default();
         let sent = self.script.take_sent();
@@ -437,7 +439,7 @@ impl<T: FaultHooks> Case<'_, T> {
         let family = self.plan.family();
         for ((bytes, meta), number) in sent.into_iter().zip(numbers) {
             let Some(plain) = family.read(&bytes) else {
-                // Its groups, for which no replica is needed.
+                // A report of the stack's groups, which needs no replica.
                 if number.is_some() || family == Family::V4 {
                     return Err(Failure::new(format!("this left: {bytes:02x?}")));
                 }
@@ -445,7 +447,7 @@ impl<T: FaultHooks> Case<'_, T> {
             };
             let protocol = packet::protocol(&plain);
             let is_datagram = protocol == Some(UDP);
-            // A datagram without a number waited for its neighbour, and no replica knows of it.
+            // A datagram without a number waited for address resolution; no replica knows of it.
             if number.is_none() && protocol == Some(TCP) {
                 return Err(Failure::new("a segment left without a number".into()));
             }
@@ -469,7 +471,7 @@ impl<T: FaultHooks> Case<'_, T> {
                 }
             }
             if is_datagram || protocol == Some(ICMP) {
-                // Nobody listens.
+                // No peer listens.
                 continue;
             }
             let mut bytes = bytes;
@@ -478,7 +480,7 @@ impl<T: FaultHooks> Case<'_, T> {
                     "a partial checksum is not that of its pseudo-header".into(),
                 ));
             }
-            // What the pump built by itself is of no connection.
+            // A frame that the pump built by itself belongs to no connection.
             let number = number.unwrap_or(u64::MAX);
             self.seen.over_ipv6 |= family == Family::V6 && protocol == Some(TCP);
             let plain = family.read(&bytes).unwrap_or(plain);
@@ -537,7 +539,7 @@ impl<T: FaultHooks> Case<'_, T> {
         };
         let family = self.plan.family();
         let Some(plain) = family.read(&frame.bytes) else {
-            // Damaged.
+            // The frame is damaged.
             return Ok(true);
         };
         if packet::asked(&plain) == Some(packet::FAR) {
@@ -550,13 +552,13 @@ impl<T: FaultHooks> Case<'_, T> {
             return Ok(true);
         };
         if !seg.payload.is_empty() && self.rng.per_mille(bad.strays) {
-            // Somebody on the way drops it, and says so.
+            // A router drops the segment and reports an error.
             self.seen.network_error = true;
             let mtu = self
                 .rng
                 .per_mille(700)
                 .then(|| self.rng.between(60, 700) as u16);
-            // No path of IPv6 is that narrow.
+            // The MTU of an IPv6 path is never that small.
             let mtu = mtu.map(|mtu| mtu + if family == Family::V6 { 1200 } else { 0 });
             let code = if mtu.is_some() { 4 } else { 1 };
             let about = &plain[packet::ETHERNET..packet::LOWER + 8];
@@ -573,8 +575,8 @@ impl<T: FaultHooks> Case<'_, T> {
             .irs()
             .is_some_and(|irs| frame.iss.is_some_and(|iss| iss != irs))
         {
-            // Late, and of a connection that was here before: who knows only sequence numbers could
-            // not tell.
+            // A late segment of an earlier connection: by sequence numbers alone, the peer could
+            // not recognize it.
             return Ok(true);
         }
         if let Some(answer) = peer.arrive(&seg, self.now)? {
@@ -594,7 +596,7 @@ impl<T: FaultHooks> Case<'_, T> {
         self.to_stack.put(frame, bad, &mut self.rng, &mut self.seen);
     }
 
-    /// The far side may send: one of the peers, a stray, news of where it is, or a new connection.
+    /// The far side may send: a segment of a peer, a stray frame, a change of address, or a SYN.
     fn emit(&mut self) {
         let plan = self.plan;
         if self.rng.per_mille(plan.link_faults.strays) {
@@ -605,7 +607,7 @@ impl<T: FaultHooks> Case<'_, T> {
             let port = 53 + u16::from(self.rng.per_mille(50));
             let from = 700 + self.rng.below(3) as u16;
             let frame = packet::udp(self.path, (from, port), &payload);
-            // A frame with several of them, as a sender on the same machine leaves it.
+            // A frame with several datagrams, as a sender on the same machine leaves it.
             let several = plan.device.cuts > 0 && self.rng.per_mille(300);
             let cut = several.then(|| 50 + self.rng.below(300) as u16);
             self.put(frame, cut, &plan.link_faults);
@@ -634,7 +636,7 @@ impl<T: FaultHooks> Case<'_, T> {
         !over && !gave_up
     }
 
-    /// Another peer, at a port of its own or at one whose connection is over.
+    /// Starts another peer, at a new port or at one whose connection is over.
     fn begin(&mut self) {
         let index = self.peers.len();
         let ours = self.rng.per_mille(self.plan.peers.opened_by_stack);
@@ -682,7 +684,7 @@ impl<T: FaultHooks> Case<'_, T> {
         while let Some(mut seg) = out.next() {
             let mut cut = None;
             if self.plan.device.cuts > 0 {
-                // A device that cuts frames for us merges them for us as well.
+                // A device that segments frames for us merges them as well.
                 while let Some(next) = out.peek()
                     && seg.flags == ACK
                     && next.flags == ACK
@@ -750,10 +752,10 @@ impl<T: FaultHooks> Case<'_, T> {
         }
     }
 
-    /// Brings the frames that left into the order of their numbers, and looks at each again.
+    /// Sorts the frames that left by their numbers, and checks each again.
     ///
     /// # Errors
-    /// If one is missing or left twice, or may not follow the one before.
+    /// If a frame is missing or left twice, or may not follow the one before.
     fn sort(&mut self) -> Result<(), Failure> {
         let mut sorted: Vec<_> = self.order.drain(..).zip(self.left.drain(..)).collect();
         sorted.sort_by_key(|(number, _)| *number);

@@ -1,8 +1,8 @@
 //! The far side: a small TCP that does little and trusts nothing.
 //!
-//! It sends an endless stream, keeps no copy of anything, and checks every byte that it gets at
-//! once, since both streams are functions of their offset. What it lets the stack do is what RFC
-//! 9293 lets it do.
+//! It sends an endless stream and checks every byte at once when it arrives. It keeps no copies,
+//! since both streams are functions of the offset. It accepts from the stack exactly the segments
+//! that RFC 9293 permits.
 
 use std::collections::BTreeMap;
 
@@ -13,20 +13,20 @@ use dominoes_testkit::{Rng, mix};
 use super::plan::{LinkFaults, Peers};
 use super::wire::Coverage;
 
-/// The first port of the far side. Ports are counted from here.
+/// The first port of the far side. Port numbers count from here.
 pub(crate) const FIRST_PORT: u16 = 2000;
-/// Where the stack listens.
+/// The port at which the stack listens.
 pub(crate) const SERVER: u16 = 80;
 
-/// Keys of the streams of a port of the far side: of what it receives, and of what it sends.
-/// Connections that follow each other at one port have the same, so an old segment taken for a new
-/// one lies at a wrong place.
+/// Keys of the streams of one port of the far side: of the stream that it receives, and of the one
+/// that it sends. Successive connections of a port have equal keys, so an old segment that is taken
+/// for a new one has bytes of another offset.
 pub(crate) fn keys(seed: u64, port: usize) -> (u64, u64) {
     let port = 2 * port as u64;
     (mix(seed ^ port), mix(seed ^ (port + 1)))
 }
 
-/// The bytes of a stream from `offset` on.
+/// The bytes of a stream from `offset`.
 pub(crate) fn pattern(key: u64, offset: u64, len: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(len + 16);
     let first = offset / 8;
@@ -42,24 +42,24 @@ pub(crate) fn pattern(key: u64, offset: u64, len: usize) -> Vec<u8> {
 pub(crate) enum Phase {
     /// Waits for the stack's SYN.
     Listening,
-    /// Our SYN is out, or will be.
+    /// Our SYN is sent, or will be.
     SynSent,
-    /// Our SYN-ACK is out, or will be.
+    /// Our SYN-ACK is sent, or will be.
     SynReceived,
     Open,
-    /// Reset, by either side.
+    /// Reset by either side.
     Reset,
-    /// Over, and another has its port.
+    /// Over; another connection has its port.
     Replaced,
 }
 
-/// One connection of the far side. Stream offsets begin behind the SYN.
+/// One connection of the far side. Stream offsets begin after the SYN.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) index: usize,
     pub(crate) port: usize,
     pub(crate) phase: Phase,
-    /// Whether it was we who sent the reset.
+    /// Whether our side sent the reset.
     pub(crate) reset_by_us: bool,
     rto_ns: u64,
     stack_port: u16,
@@ -69,14 +69,14 @@ pub(crate) struct Peer {
     key_out: u64,
     una: u64,
     nxt: u64,
-    /// Where our stream ends, once that is decided.
+    /// The end of our stream, once decided.
     end: Option<u64>,
-    /// Nothing new will be sent, and no FIN.
+    /// Sends nothing new, and no FIN.
     quiet: bool,
     fin_sent: bool,
     fin_acked: bool,
     reset_after: Option<u64>,
-    /// How far the stack lets us send.
+    /// The offset up to which the stack lets us send.
     allowed: u64,
     their_scale: u8,
     /// Whether both sides scale their windows.
@@ -84,12 +84,12 @@ pub(crate) struct Peer {
     mss: u64,
     rto_at: u64,
     rcv: u64,
-    /// Received ranges behind a gap.
+    /// Received ranges after a gap.
     beyond: BTreeMap<u64, u64>,
     their_end: Option<u64>,
     read: u64,
     buffer: u64,
-    /// How far we let the stack send.
+    /// The offset up to which we let the stack send.
     edge: u64,
     scale: u8,
     ack_due: bool,
@@ -98,7 +98,7 @@ pub(crate) struct Peer {
     ts_recent: u32,
 }
 
-/// What the far side offers in its SYN.
+/// The maximum segment size in the far side's SYN.
 const MSS: u16 = 1460;
 
 impl Peer {
@@ -167,17 +167,17 @@ impl Peer {
         self.nxt
     }
 
-    /// Whether the stack finished its stream, and everything of it is here.
+    /// Whether the stack finished its stream, and all of it has arrived.
     pub(crate) fn saw_the_end(&self) -> bool {
         self.their_end == Some(self.rcv)
     }
 
-    /// Whether nothing that we sent, or have still to send, waits for the stack.
+    /// Whether all that we had to send is sent and acknowledged.
     pub(crate) fn is_content(&self) -> bool {
         self.una == self.nxt && !self.wants_more() && !self.wants_fin() && !self.ack_due
     }
 
-    /// Whether both streams came to their end, as far as this side knows.
+    /// Whether both streams have ended, as far as this side knows.
     pub(crate) fn is_finished(&self) -> bool {
         self.saw_the_end() && self.fin_acked
     }
@@ -191,7 +191,7 @@ impl Peer {
         matches!(self.phase, Phase::Open | Phase::SynReceived)
     }
 
-    /// Ends our stream with what was sent so far; with FIN or just with silence.
+    /// Ends our stream at the bytes sent so far, with a FIN if `finish`.
     pub(crate) fn stop(&mut self, finish: bool) {
         self.reset_after = None;
         let end = self.end.map_or(self.nxt, |end| end.min(self.nxt));
@@ -202,7 +202,7 @@ impl Peer {
         }
     }
 
-    /// Reads up to `len` bytes. From now on there is room for as many more.
+    /// Reads up to `len` bytes, which makes room for as many more.
     pub(crate) fn read(&mut self, len: u64) {
         let before = self.window();
         self.read = self.rcv.min(self.read + len);
@@ -227,7 +227,7 @@ impl Peer {
         !self.quiet && self.end == Some(self.nxt) && !self.fin_acked
     }
 
-    /// Bytes from `rcv` on that there is room for.
+    /// The receive window, in bytes from `rcv`.
     fn window(&self) -> u64 {
         self.edge.max(self.read + self.buffer) - self.rcv
     }
@@ -291,7 +291,7 @@ impl Peer {
         syn
     }
 
-    /// Text that comes with a SYN: who listens does not take it, and gets it again.
+    /// Adds data to a SYN. A listener ignores it, so it is sent again.
     fn add_text(&mut self, syn: &mut Segment, rng: &mut Rng) {
         let end = if self.quiet { Some(self.nxt) } else { self.end };
         let len = rng.below(100).min(end.unwrap_or(u64::MAX));
@@ -299,7 +299,7 @@ impl Peer {
         self.nxt = self.nxt.max(len);
     }
 
-    /// One opportunity to send, and now and then something odd about it.
+    /// Sends if there is a reason to, and sometimes something odd.
     pub(crate) fn emit(
         &mut self,
         now: u64,
@@ -329,7 +329,8 @@ impl Peer {
         out
     }
 
-    /// What is overdue, something again in other pieces, something new, or a bare acknowledgment.
+    /// Sends what is overdue, old data with other segment boundaries, new data, or a bare
+    /// acknowledgment.
     fn emit_plain(
         &mut self,
         now: u64,
@@ -369,8 +370,8 @@ impl Peer {
         }
     }
 
-    /// Bytes from `from` on, as many as may be or fewer, whether sent before or not; at least one
-    /// if there is any, even into a closed window.
+    /// Some of the bytes from `from` that the window allows, sent before or not; at least one byte
+    /// if the stream has one, even into a closed window.
     fn again(&mut self, from: u64, now: u64, rng: &mut Rng, seen: &mut Coverage) -> Segment {
         let last = if self.quiet {
             self.nxt
@@ -440,10 +441,10 @@ impl Peer {
 
     // Receiving.
 
-    /// A good segment arrived. Gives what has to be answered at once.
+    /// Handles a segment that arrived undamaged. Returns a segment that must be sent at once.
     ///
     /// # Errors
-    /// What the stack did that it must not do.
+    /// If the stack did something that it must not do.
     pub(crate) fn arrive(&mut self, seg: &Segment, now: u64) -> Result<Option<Segment>, String> {
         match self.phase {
             Phase::Reset | Phase::Replaced => return Ok(self.refuse(seg)),
@@ -460,7 +461,7 @@ impl Peer {
             Phase::SynSent => {
                 let is_answer = seg.has(ACK) && seg.ack == self.iss.wrapping_add(1);
                 if !is_answer {
-                    // Of the connection that was here before.
+                    // From an earlier connection.
                     return Ok(if seg.has(ACK) { self.refuse(seg) } else { None });
                 }
                 if seg.has(RST) {
@@ -491,8 +492,7 @@ impl Peer {
         let offset = self.rcv as i64 + i64::from(seg.seq.wrapping_sub(expected) as i32);
         if seg.has(RST) {
             let end = self.edge as i64 + 1;
-            // A connection that is over may be forgotten by the stack before the last duplicate
-            // comes.
+            // The stack may have removed a finished connection before the last duplicate arrives.
             if !self.is_finished() && (self.rcv as i64 - 1..=end).contains(&offset) {
                 self.phase = Phase::Reset;
             }
@@ -509,7 +509,7 @@ impl Peer {
         Ok(None)
     }
 
-    /// RST in answer to whatever comes for a connection that we forgot (RFC 9293 section 3.10.7.1).
+    /// RST in answer to a segment of no connection (RFC 9293 section 3.10.7.1).
     fn refuse(&self, seg: &Segment) -> Option<Segment> {
         if seg.has(RST) {
             return None;
@@ -583,7 +583,7 @@ impl Peer {
             self.ts_recent = self.ts_recent.max(value);
         }
         if len == 0 && !seg.has(FIN) {
-            // Below what we expect: the stack wants to know where we are.
+            // Below the next expected byte: a keepalive, which wants an acknowledgment.
             self.ack_due |= offset < self.rcv as i64;
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! What varies from case to case.
+//! The parameters of a case.
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -10,7 +10,7 @@ use dominoes_testkit::{Rng, mix};
 
 use super::membership::MembershipFaults;
 
-/// One case. Every field shrinks towards the plainest value; `seed` decides everything else.
+/// One case. Every field shrinks towards its simplest value; `seed` decides everything else.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) seed: u64,
@@ -28,16 +28,16 @@ pub(crate) struct Plan {
     pub(crate) link_faults: LinkFaults,
     pub(crate) peers: Peers,
     pub(crate) app: App,
-    /// How often, per mille, a step is a whole turn of a worker and no single step of it.
+    /// Per mille of the steps that are a whole turn of a worker instead of a single step.
     pub(crate) turns: u32,
     pub(crate) device: Device,
-    /// Members that come and go.
+    /// Workers that join, leave and fail.
     pub(crate) membership: MembershipFaults,
     /// Whether a worker that is alone keeps its log.
     pub(crate) always_log: bool,
 }
 
-/// Of the packets of a plan with this seed: in every fourth, IPv6.
+/// The IP version of the plan with this seed: IPv6 in a quarter of them.
 pub(crate) fn family(seed: u64) -> Family {
     match mix(seed) % 4 {
         0 => Family::V6,
@@ -46,12 +46,12 @@ pub(crate) fn family(seed: u64) -> Family {
 }
 
 impl Plan {
-    /// Of its packets.
+    /// The IP version of its packets.
     pub(crate) fn family(&self) -> Family {
         family(self.seed)
     }
 
-    /// The same, but nobody comes or goes, and all stands in the log.
+    /// This plan without changes of membership and without solo mode.
     pub(crate) fn without_membership_changes(mut self) -> Plan {
         self.membership = MembershipFaults::default();
         self.always_log = true;
@@ -59,22 +59,22 @@ impl Plan {
     }
 }
 
-/// Workers that are held up, and what the others do about it.
+/// Workers that are held up, and when the others steal their work.
 #[derive(Clone, Debug)]
 pub(crate) struct Late {
     /// Stretches of steps in which one worker is held up, per mille.
     pub(crate) stalls: u32,
-    /// Positions or frames after which its work is taken.
+    /// Positions or frames after which its work is stolen.
     pub(crate) steal_after: usize,
-    /// Microseconds after which it is taken for want of other work.
+    /// Microseconds after which a worker without other work steals it.
     pub(crate) steal_after_us: u64,
-    /// Frames that must be ready behind a hole before they are sent past it.
+    /// Frames that must be ready after a hole before they are sent past it.
     pub(crate) past_hole: usize,
-    /// Looks at a hole before that.
+    /// Turns that find the hole before that.
     pub(crate) hole_turns: u32,
 }
 
-/// Bounds of the stack, all of them small.
+/// Limits of the stack, all of them small.
 #[derive(Clone, Debug)]
 pub(crate) struct Bounds {
     pub(crate) connections: u32,
@@ -85,38 +85,38 @@ pub(crate) struct Bounds {
     pub(crate) quantum: u32,
 }
 
-/// What goes wrong on the wire, per mille of the frames, in both directions.
+/// Faults of the wire in both directions, per mille of the frames.
 #[derive(Clone, Debug)]
 pub(crate) struct LinkFaults {
     pub(crate) loss: u32,
     pub(crate) duplication: u32,
     pub(crate) reordering: u32,
     pub(crate) corruption: u32,
-    /// Re-sent data with other segment boundaries, per mille of what the peer sends.
+    /// Data sent again with other segment boundaries, per mille of the peer's segments.
     pub(crate) overlap: u32,
-    /// Times that a peer puts off an acknowledgment, though nobody would ask for it again.
+    /// Times that a peer delays an acknowledgment that the stack would not ask for again.
     pub(crate) delayed_acks: u32,
-    /// Frames for nobody.
+    /// Frames of no connection.
     pub(crate) strays: u32,
-    /// UDP datagrams, some of them for nobody.
+    /// UDP datagrams, some of them to a port without a socket.
     pub(crate) datagrams: u32,
-    /// What honest peers seldom do, of what they send: text on a SYN, options of illegal length,
-    /// questions whether the stack is there.
+    /// Segments that correct peers rarely send: data on a SYN, options of illegal length,
+    /// keepalives.
     pub(crate) oddities: u32,
 }
 
 /// How the far side behaves.
 #[derive(Clone, Debug)]
 pub(crate) struct Peers {
-    /// Connections at a time.
+    /// Concurrent connections.
     pub(crate) count: usize,
     /// Connections that the stack opens, per mille.
     pub(crate) opened_by_stack: u32,
-    /// Bytes that a peer has room for.
+    /// Bytes of a peer's receive buffer.
     pub(crate) buffer: u64,
     /// How often a peer reads, per mille of its steps.
     pub(crate) reads: u32,
-    /// Whether most segments are as long as may be, many in a row.
+    /// Whether most segments have the maximum length, with many in a row.
     pub(crate) bulk: bool,
     pub(crate) timestamps: bool,
     pub(crate) sack: bool,
@@ -133,7 +133,7 @@ pub(crate) struct Peers {
 pub(crate) struct App {
     /// How often it reads, per mille of its steps.
     pub(crate) reads: u32,
-    /// Bytes that it reads at once, at most.
+    /// The most bytes of one read.
     pub(crate) read_size: usize,
     pub(crate) write_size: usize,
     /// Connections that it aborts or drops early, per mille.
@@ -142,18 +142,18 @@ pub(crate) struct App {
     pub(crate) finishes: bool,
 }
 
-/// What the device does for the stack.
+/// The features of the stack's device.
 #[derive(Clone, Debug)]
 pub(crate) struct Device {
-    /// Frames whose checksum it vouches for, per mille.
+    /// Frames that the device reports as verified, per mille.
     pub(crate) vouches: u32,
-    /// Longest frame that it cuts into segments or datagrams; 0: it does not.
+    /// The longest frame that it segments; 0: it does not segment.
     pub(crate) cuts: usize,
     /// How often it has no room, per mille.
     pub(crate) busy: u32,
 }
 
-/// Nothing in every third case, else 1 to `most` per mille.
+/// 0 in a third of the cases, otherwise 1 to `most` per mille.
 fn rate(most: u32) -> impl Strategy<Value = u32> {
     prop_oneof![1 => Just(0), 2 => 1..=most]
 }
@@ -176,7 +176,7 @@ fn bounds() -> impl Strategy<Value = Bounds> {
     )
 }
 
-/// What every plan has of it.
+/// The value of `delayed_acks` in every plan.
 const DELAYED_ACKS: u32 = 200;
 
 fn bad() -> impl Strategy<Value = LinkFaults> {
@@ -325,7 +325,7 @@ fn plans(replicas: core::ops::RangeInclusive<usize>) -> impl Strategy<Value = Pl
         )
 }
 
-/// The plan that belongs to `seed`, with what proptest needs to make it plainer.
+/// The plan of `seed`, with the tree that proptest needs to simplify it.
 pub(crate) fn tree(
     seed: u64,
     replicas: core::ops::RangeInclusive<usize>,

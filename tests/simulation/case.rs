@@ -1,4 +1,4 @@
-//! One case: two hosts, wires of their own, and several conversations between them.
+//! One case: two hosts, their wires, and several conversations between the hosts.
 
 use core::cell::RefCell;
 use core::ops::ControlFlow;
@@ -23,32 +23,31 @@ use super::wire_observer::WireObserver;
 
 /// Connections of a case.
 pub(super) const CONNECTIONS: u64 = 8;
-/// Bytes each way, about.
+/// Approximate bytes in each direction.
 const BYTES: u64 = 20_000;
-/// Bytes each way of a schedule, at least.
+/// The least bytes of a schedule in each direction.
 const SCHEDULE_BYTES: u64 = 64 << 10;
-/// Requests that the logs of both hosts take meanwhile, at least.
+/// The least requests that the logs of both hosts receive during a schedule.
 const SCHEDULE_POSITIONS: u64 = 2 * 200;
-/// Bytes of a packet that every link of IPv6 carries (RFC 8200 section 5).
+/// The size of a packet that every IPv6 link carries (RFC 8200 section 5).
 const IPV6_MIN_MTU: u16 = 1280;
-/// All conversations begin within so much time.
+/// All conversations begin within this time.
 const BEGIN: Duration = Duration::from_secs(20);
-/// The wire is mended after so much virtual time.
+/// Virtual time at which the wire becomes perfect.
 const FAULTS_END: Duration = Duration::from_secs(120);
-/// A connection that is healthy must be over so much later: the longest timeout, and what it
-/// delays.
+/// Time after that in which healthy connections must end: the longest timeout, and the work that
+/// waits for it.
 const GRACE: Duration = Duration::from_secs(240);
-/// Bytes of which a peer sends each in a segment of its own to a large buffer whose owner reads
-/// late.
+/// Bytes that a peer sends, each in its own segment, to a large buffer that is read late.
 const SINGLE_BYTES: u64 = 300;
-/// How often an application sets options of its connection, at most.
+/// The most option changes of an application.
 const CHANGES: u64 = 3;
-/// Both stacks must have forgotten the connections after two maximum segment lifetimes.
+/// Both stacks must have removed the connections after two maximum segment lifetimes.
 const FORGOTTEN: Duration = Duration::from_secs(130);
 
 fn wire(rng: &mut Rng) -> LinkConfig {
     let mut part = |most: u64| {
-        // Often none, seldom the most.
+        // Often 0, rarely the maximum.
         let (a, b) = (rng.below(most + 1), rng.below(most + 1));
         if rng.chance(300_000) {
             0
@@ -74,7 +73,7 @@ fn wire(rng: &mut Rng) -> LinkConfig {
     config
 }
 
-/// Some workers behind one, two or six locks.
+/// Some workers with one, two or six locks.
 fn locked(rng: &mut Rng) -> Variant {
     let workers = 1 + rng.below(4) as usize;
     match rng.below(6) {
@@ -87,13 +86,13 @@ fn locked(rng: &mut Rng) -> Variant {
     }
 }
 
-/// A host with random bounds, behind random wires.
+/// A host with random limits and random wires.
 pub(super) fn host(rng: &mut Rng) -> HostConfig {
     let variant = match rng.below(8) {
         0 => Variant::Single,
         6 => locked(rng),
         7 => Variant::Pipelined(1 + rng.below(6) as usize),
-        // Seldom as many as 8, which take as many steps.
+        // Rarely up to 8 workers, since each takes its steps.
         1 => Variant::Replicated(5 + rng.below(4) as usize),
         _ => Variant::Replicated(1 + rng.below(4) as usize),
     };
@@ -113,9 +112,9 @@ pub(super) fn host(rng: &mut Rng) -> HostConfig {
         ppm: if rng.chance(500_000) { 6_500 } else { 0 },
         longest: Duration::from_millis(20),
     };
-    // A frame crosses two wires. TCP's checksum finds every flipped bit, but not every two: one
-    // that rises and one that falls in the same column of 16-bit words leave the sum as it was. So
-    // a frame is harmed once, at most.
+    // A frame crosses two wires. TCP's checksum finds every single flipped bit, but not every pair:
+    // a 0 that becomes 1 and a 1 that becomes 0 in the same column of 16-bit words leave the sum
+    // unchanged. So only one of the two wires corrupts frames.
     let mut down = wire(rng);
     down.faults.corrupt_ppm = 0;
     HostConfig::new(variant)
@@ -124,7 +123,7 @@ pub(super) fn host(rng: &mut Rng) -> HostConfig {
         .wires(wire(rng), down)
 }
 
-/// A host whose workers come, go and fail all the time.
+/// A host whose workers join, leave and fail all the time.
 fn lively_host(rng: &mut Rng) -> HostConfig {
     let replicas = match rng.below(8) {
         0 => 1,
@@ -137,7 +136,7 @@ fn lively_host(rng: &mut Rng) -> HostConfig {
     limits.send_buffer = 1 << (12 + rng.below(5));
     limits.tx_slots = 16 << rng.below(4);
     limits.mtu = [576, 1500, 1500, 9000][rng.below(4) as usize];
-    // Two of three must be left to say who is right, and what they say is waited for.
+    // A flip needs two other replicas to outvote it, and makes effects wait for a majority.
     let flips = replicas >= 3 && rng.chance(500_000);
     let life = FaultPlan {
         free_slots: (1 + rng.below(3) as usize).min(8 - replicas),
@@ -153,7 +152,7 @@ fn lively_host(rng: &mut Rng) -> HostConfig {
     };
     let mut down = wire(rng);
     down.faults.corrupt_ppm = 0;
-    // All groups have as many replicas: a stack of few replicas may have several groups.
+    // All groups have equally many replicas, so only stacks with few replicas have several groups.
     let groups = match rng.below(8) {
         0 if replicas <= 3 => 2 + rng.below(2) as usize,
         _ => 1,
@@ -166,12 +165,12 @@ fn lively_host(rng: &mut Rng) -> HostConfig {
         .wires(wire(rng), down)
 }
 
-/// What a case is about.
+/// The faults of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum About {
     /// Bad wires, and code that panics; stacks of one kind, or of any.
     Wires(Option<VariantKind>),
-    /// Workers that come, go and fail; and bad wires.
+    /// Workers that join, leave and fail, and bad wires.
     Members,
 }
 
@@ -179,30 +178,30 @@ pub(super) enum About {
 struct Conversation {
     number: u64,
     begins: Instant,
-    /// The end that listens, and the end that opens.
+    /// The sockets of the listening end, and of the opening end.
     sockets: Sockets,
     to: SocketAddr,
     listener: TcpListener,
     connecting: Option<Connecting>,
-    /// The end that listens first.
+    /// The listening end first.
     all_traffic: [Option<Traffic>; 2],
     rests: [Instant; 2],
     keys: [u64; 2],
     lens: [u64; 2],
-    /// How often applications rest, in percent: those that do fill windows.
+    /// How often applications rest, in percent. An application that rests lets windows fill.
     resting: u64,
     rng: Rng,
     reopened: u64,
     settings: u64,
-    /// How often each end may set options yet.
+    /// How often each end may still change options.
     changes: [u64; 2],
-    /// Whether the end that opens sends single bytes, and the other reads when all were sent.
+    /// Whether the opening end sends single bytes, and the other end reads only once all are sent.
     is_late: bool,
     /// Whether the code of the stacks may panic.
     panics: bool,
-    /// It did, for this connection.
+    /// A panic ended this connection.
     cut: bool,
-    /// What had happened when it began, and when it ended.
+    /// The progress of the hosts when the conversation began, and when it ended.
     from: Option<Progress>,
     until: Option<Progress>,
 }
@@ -256,8 +255,8 @@ impl Conversation {
         self.cut || self.all_traffic.iter().all(over)
     }
 
-    /// Whether somebody stood still, and somebody joined or died, while it moved its bytes through
-    /// long enough logs.
+    /// Whether at least one worker stalled, and one joined or failed, while the conversation moved
+    /// its bytes through long enough logs.
     fn is_schedule(&self) -> bool {
         let (Some(from), Some(until)) = (self.from, self.until) else {
             return false;
@@ -269,8 +268,8 @@ impl Conversation {
             && until.changes > from.changes
     }
 
-    /// A call failed: with a panic behind it that is the end of the connection for both
-    /// applications. Else it is wrong.
+    /// Handles a failed call: if stacks may panic, the connection is cut for both applications.
+    /// Otherwise it is an error.
     fn failed(&mut self, error: SocketError) -> Result<(), SocketError> {
         let broken = matches!(
             error,
@@ -285,21 +284,21 @@ impl Conversation {
         Ok(())
     }
 
-    /// The application of one end begins.
+    /// Starts the application of one end.
     fn start_traffic(&mut self, end: usize, stream: TcpStream) -> Result<(), SocketError> {
         if self.rng.chance(300_000) {
             stream.set_nodelay(true).unwrap();
             self.settings += 1;
         }
         if self.rng.chance(300_000) {
-            // Patient enough for any wire of a case.
+            // With enough probes to survive any wire of a case.
             let often = Duration::from_millis(100 + self.rng.below(5_000));
             let keepalive = Keepalive::default().idle(often).interval(often);
             stream.set_keepalive(Some(keepalive.probes(255)))?;
             self.settings += 1;
         }
         if self.rng.chance(200_000) {
-            // One of a few bytes makes each of them wait for an acknowledgment.
+            // A limit of a few bytes would make each of them wait for an acknowledgment.
             let bytes = 1000 + self.rng.below(20_000) as u32;
             stream.set_notsent_lowat(Some(bytes))?;
             self.settings += 1;
@@ -315,7 +314,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// An application changes its mind about its connection, between two writes.
+    /// Perhaps changes an option of a connection, between two writes.
     fn change_options(&mut self, end: usize) -> Result<(), SocketError> {
         if self.changes[end] == 0 || self.rng.below(10) > 0 {
             return Ok(());
@@ -341,7 +340,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Whether an end does nothing yet, because bytes are to be sent one by one or read late.
+    /// Whether an end must wait, because bytes are sent one by one, or read late.
     fn holds_back(&mut self, end: usize, moment: &mut Moment) -> bool {
         if !self.is_late {
             return false;
@@ -381,7 +380,7 @@ impl Conversation {
         match connecting.try_finish() {
             Ok(Some(stream)) => self.start_traffic(1, stream),
             Ok(None) => Ok(()),
-            // Three questions or eight SYNs in a row were lost: the application tries again.
+            // Three ARP requests or eight SYNs in a row were lost: the application tries again.
             Err(SocketError::Unreachable | SocketError::TimedOut) => {
                 self.reopened += 1;
                 self.connecting = Some(self.sockets.begin_connect(self.to)?);
@@ -391,7 +390,7 @@ impl Conversation {
         }
     }
 
-    /// What both applications can do now. Returns how much that was.
+    /// Lets both applications do all that they can now. Returns the amount of work done.
     fn step(&mut self, moment: &mut Moment) -> Result<usize, String> {
         let number = self.number;
         self.open(moment)
@@ -433,7 +432,7 @@ impl Conversation {
     }
 }
 
-/// What both stacks know of their connections.
+/// The states of all connections in both stacks.
 fn states(net: &mut Net, hosts: [HostId; 2]) -> String {
     let mut all = format!("at {} ms", net.now().as_nanos() / 1_000_000);
     for id in hosts {
@@ -441,7 +440,7 @@ fn states(net: &mut Net, hosts: [HostId; 2]) -> String {
             .link_stats(id)
             .map(|link| (link.offered, link.delivered));
         for (group, host) in net.groups(id).iter_mut().enumerate() {
-            // Nobody may be left that has one.
+            // All replicas may have failed.
             let states = host.inspect(|replica| -> Vec<_> {
                 let tcbs = replica.connections().map(|(_, tcb)| tcb);
                 tcbs.map(|tcb| (tcb.flow().local.port, tcb.state()))
@@ -461,7 +460,7 @@ pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
     let mut odd = Rng::new(mix(!seed));
     let mut net = Net::new(rng.next());
     let is_wires = matches!(about, About::Wires(_));
-    // Seldom, since their pages take time.
+    // Rarely, since mapping their pages takes time.
     let large = (is_wires && odd.below(32) == 0).then(|| 1 << (20 + odd.below(4)));
     let family = Family::ALL[(mix(seed) & 1) as usize];
     let mut add = |net: &mut Net| {
@@ -539,8 +538,8 @@ pub(super) fn run(seed: u64, about: About) -> Result<Tally, String> {
             Ok(()) => break,
             Err(RunError::OutOfTime | RunError::Stuck) if mend => net.clear_faults(),
             Err(RunError::OutOfTime | RunError::Stuck) if panics => {
-                // The reset got lost, and who waits for the rest of the stream has nothing to say:
-                // applications with any patience give up.
+                // The reset got lost, so the application that waits for the rest of the stream has
+                // nothing to send: a real one would give up.
                 for left in conversations.iter_mut().filter(|left| !left.is_over()) {
                     left.cut = true;
                     left.all_traffic = [None, None];
