@@ -1,5 +1,5 @@
-//! Which room may import which, where `unsafe` may stand, and that no lock lies on the path of a
-//! frame.
+//! Checks which room imports which, which files use `unsafe`, and that the path of a frame has no
+//! lock.
 //!
 //! Sources are read as the compiler's tokens: comments, strings and character literals do not
 //! count.
@@ -13,8 +13,8 @@ use crate::support::root;
 /// A top-level module of `dominoes-proto` or of `dominoes-netstack`.
 struct Room {
     name: &'static str,
-    /// The rooms that it may import. All of them stand above it in [`ROOMS`], so there is no
-    /// circle.
+    /// The rooms that it may import. [`ROOMS`] lists all of them before this one, so there are no
+    /// cycles.
     imports: &'static [&'static str],
     access: Access,
 }
@@ -26,14 +26,14 @@ enum Access {
     Pure,
     /// No other crate of the workspace.
     Std,
-    /// The log, too: its counters are some of ours.
+    /// Also the log, whose counters are part of ours.
     Log,
-    /// The log and the devices, too.
+    /// Also the log and the devices.
     All,
 }
 
 impl Access {
-    /// Whether this is about a crate of the workspace that may be imported.
+    /// Whether the room may import this crate of the workspace.
     fn allows(self, krate: &str) -> bool {
         self == Access::All || self == Access::Log && krate == "dominoes"
     }
@@ -153,13 +153,13 @@ const ROOMS: [Room; 25] = [
     ),
 ];
 
-/// Tests of a room by one above it: the file, and what it imports.
+/// Tests of a room that import a higher one: the file, and its import.
 const TESTED_FROM_ABOVE: [(&str, &str); 1] = [("crates/netstack/src/socket/framed.rs", "stack")];
 
 /// Macros of the lower floors, which Rust places at the root of their crate.
 const MACROS: [&str; 2] = ["counters", "setters"];
 
-/// The crates whose modules are rooms: the lower floors, and those above them.
+/// The crates whose modules are rooms: the lower floors, and the floors above.
 const PROTO: &str = "dominoes_proto";
 const NETSTACK: &str = "dominoes_netstack";
 /// The crates of this workspace, and which of them each may import.
@@ -184,7 +184,7 @@ const CRATES: [(&str, &[&str]); 6] = [
     ),
 ];
 
-/// The files that may say `unsafe`.
+/// The files that may use `unsafe`.
 const UNSAFE: [&str; 20] = [
     "crates/dominoes/src/attachments.rs",
     "crates/dominoes/src/exclusive.rs",
@@ -208,7 +208,7 @@ const UNSAFE: [&str; 20] = [
     "crates/drivers/src/xsk_ring.rs",
 ];
 
-/// What a frame meets in `replicated` between one device and the other.
+/// The files that a frame passes through in `replicated` from one device to the other.
 const PATH_OF_A_FRAME: [&str; 49] = [
     "crates/dominoes/src/attachments.rs",
     "crates/dominoes/src/exclusive.rs",
@@ -261,9 +261,9 @@ const PATH_OF_A_FRAME: [&str; 49] = [
     "crates/netstack/src/variants/pipelined/stage.rs",
 ];
 
-/// Fields that a struct has at most, unless it counts or configures.
+/// The most fields of a struct, except counters and configuration.
 const MOST_FIELDS: usize = 20;
-/// The structs that still have more: each is to be split by what its fields are about.
+/// Structs that still have more, and have to be split by subject.
 const TOO_WIDE: [&str; 7] = [
     "Host",
     "ReplicaState",
@@ -288,22 +288,22 @@ impl fmt::Display for Breach {
     }
 }
 
-/// A path that leads somewhere: from the crate's root, or from another crate.
+/// A path that begins at the crate's root, or with another crate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Import {
     /// `crate`, or the other crate's name.
     from: String,
-    /// The first name behind it.
+    /// The first name after it.
     module: String,
     line: usize,
 }
 
 /// Every path of a source that begins with `crate`, `super` or the name of a crate of the
-/// workspace. `module` is where the source stands in its crate.
+/// workspace. `module` is the source's path in its crate.
 fn imports(tokens: &[Token], module: &[String]) -> Vec<Import> {
     let text = |i: usize| tokens.get(i).map_or("", |token| token.text.as_str());
     let mut out = Vec::new();
-    // Modules that are written in place, and the depth of braces at which each ends.
+    // The depths of braces at which inline modules end.
     let mut inner: Vec<usize> = Vec::new();
     let mut depth = 0;
     let mut i = 0;
@@ -331,7 +331,7 @@ fn imports(tokens: &[Token], module: &[String]) -> Vec<Import> {
                     behind += 2;
                 }
                 let levels = module.len() + inner.len();
-                // Otherwise still within the top-level module that this file belongs to.
+                // Otherwise still within the top-level module of this file.
                 if levels == up {
                     heads(tokens, behind, "crate", &mut out);
                 }
@@ -359,7 +359,7 @@ fn imports(tokens: &[Token], module: &[String]) -> Vec<Import> {
     out
 }
 
-/// The first names of the path, or of the group of paths, that begins at `i`.
+/// Adds the first names of the path, or of the group of paths, that begins at `i`.
 fn heads(tokens: &[Token], i: usize, from: &str, out: &mut Vec<Import>) {
     let mut push = |token: &Token| {
         out.push(Import {
@@ -388,7 +388,7 @@ fn heads(tokens: &[Token], i: usize, from: &str, out: &mut Vec<Import>) {
     }
 }
 
-/// Where `file` stands in its crate: `io/rx.rs` is `engine::pump`, `tcp/mod.rs` is `tcp`.
+/// The module of `file` in its crate: `io/rx.rs` is `io::rx`, `tcp/mod.rs` is `tcp`.
 fn module_of(file: &str) -> Vec<String> {
     let within = file.split_once("/src/").map_or(file, |(_, within)| within);
     let within = within.trim_end_matches(".rs");
@@ -490,7 +490,7 @@ fn breaches(file: &str, source: &str) -> Vec<Breach> {
     out
 }
 
-/// The modules that each top-level module in `folders` imports; a path that begins with a name in
+/// The modules that each top-level module in `folders` imports. A path that begins with a name in
 /// `own` counts as one that begins with `crate`.
 fn graph(folders: &[&str], own: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
     let mut paths = Vec::new();
@@ -516,8 +516,8 @@ fn graph(folders: &[&str], own: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
     graph
 }
 
-/// Rooms by floors: each stands one above the highest that it imports. Rooms in a circle, and those
-/// above them, have none.
+/// Rooms by floors: each room is one floor above the highest that it imports. Rooms in a cycle, and
+/// rooms above them, have no floor and are returned separately.
 fn floors(graph: &BTreeMap<String, BTreeSet<String>>) -> (Vec<Vec<&str>>, BTreeSet<&str>) {
     let mut left: BTreeSet<&str> = graph.keys().map(String::as_str).collect();
     let mut floors = Vec::new();
@@ -532,9 +532,10 @@ fn floors(graph: &BTreeMap<String, BTreeSet<String>>) -> (Vec<Vec<&str>>, BTreeS
     }
 }
 
-/// Every lock that this source names outside its tests. Opening, listening and accepting go through
-/// the socket table, which is one; of all that a request can cause, only `accept` goes there. (A
-/// thread that sleeps is woken under a lock of its own, which nobody else takes.)
+/// Every lock, and every use of the socket table outside `accept`, that this source names outside
+/// its tests. Opening, listening and accepting take the lock of the socket table; of all effects of
+/// a request, only `accept` uses it. (A sleeping thread is woken under a lock that is never
+/// contended.)
 fn locks(file: &str, source: &str) -> Vec<Breach> {
     let tokens = tokens(source);
     let end = tokens.windows(4).position(|w| {
@@ -683,7 +684,7 @@ fn a_circle_is_found() {
     assert_eq!(circle, BTreeSet::from(["a", "b", "c"]));
 }
 
-/// What drives the rows of the benchmarks, for the examples that measure.
+/// The example file that drives the benchmarks' measurements.
 const MEASURES: &str = "examples/throughput/measure.rs";
 
 #[test]

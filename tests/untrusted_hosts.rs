@@ -1,5 +1,5 @@
-//! What strangers can make the stack do, and what they learn from it: frames of hosts that know no
-//! secret, over the device, and what comes back.
+//! Attacks by hosts that know no secret: the reactions of the stack to their frames, and the
+//! information in its answers.
 
 use std::collections::HashSet;
 
@@ -14,7 +14,7 @@ use dominoes_testkit::{Host, Variant};
 
 const PEER_MAC: Mac = TO_STACK.from_mac;
 
-/// A stack, and its link.
+/// A stack and its link.
 struct Fixture {
     host: Host,
     now: Instant,
@@ -29,12 +29,12 @@ impl Fixture {
             host,
             now: Instant::from_millis(7),
         };
-        // The peer is known, and forwards.
+        // From now on the stack knows the peer's address, so the peer can forward.
         fixture.answers([arp()]);
         fixture
     }
 
-    /// What leaves after these frames came.
+    /// The frames that the stack sends after it has received `frames`.
     fn answers(&mut self, frames: impl IntoIterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
         frames.into_iter().for_each(|frame| self.host.inject(frame));
         while self.host.turn(self.now) > 0 {}
@@ -48,12 +48,12 @@ impl Fixture {
     }
 }
 
-/// From a host behind the peer to the stack.
+/// From a host beyond the peer to the stack.
 fn from(source: Address) -> Path {
     TO_STACK.source(source)
 }
 
-/// A SYN with all options, from `port`.
+/// A SYN from `port` with all options.
 fn syn(source: Address, port: u16) -> Vec<u8> {
     let syn = Segment {
         src_port: port,
@@ -74,12 +74,12 @@ fn ping(source: Address) -> Vec<u8> {
     packet::ip(from(source), ICMP, &packet::echo(7, b"ping"))
 }
 
-/// A datagram to a port at which no socket is.
+/// A datagram to a port without a socket.
 fn closed_port(source: Address, port: u16) -> Vec<u8> {
     packet::udp(from(source), (5000, port), b"x")
 }
 
-/// The peer asks everybody for the stack.
+/// The peer asks for the stack's address by broadcast.
 fn arp() -> Vec<u8> {
     packet::arp_request(TO_STACK.to_mac(EVERY_MAC))
 }
@@ -111,7 +111,7 @@ fn nothing_that_comes_from_where_no_single_host_is_gets_an_answer() {
             martians += 3;
             assert_eq!(scene.host.pump_stats().martians, martians, "{source:?}");
         }
-        // A frame that several hosts, or all, have sent.
+        // A frame with a multicast or broadcast source.
         for mac in [[0xff; 6], [1, 0, 0x5e, 0, 0, 1], [3, 0, 0, 0, 0, 1]] {
             for mut frame in one_of_each(PEER) {
                 frame[6..12].copy_from_slice(&mac);
@@ -121,7 +121,7 @@ fn nothing_that_comes_from_where_no_single_host_is_gets_an_answer() {
         }
         assert_eq!(scene.host.pump_stats().martians, martians);
         assert_eq!(scene.host.state_stats().opened, 0);
-        // All of it is answered if one host sends it.
+        // The stack answers all of them if the source is one host.
         assert_eq!(scene.answers(one_of_each(PEER)).len(), 3, "{variant}");
     }
 }
@@ -207,7 +207,8 @@ fn a_listener_at_port_0_gets_one_that_is_free() {
     assert!(ports.len() == 100 && ports.iter().all(|port| *port >= 32_768));
 }
 
-/// A number that leaves, of a stack with this secret. A field is compared as so many bits.
+/// The name of a number in the stack's packets, its width in bits, and a function that returns its
+/// value in a stack with this secret.
 type Field = (&'static str, u32, fn([u64; 2]) -> u64);
 
 fn listening(limits: Limits, secret: [u64; 2]) -> (Fixture, dominoes_netstack::TcpListener) {
@@ -217,7 +218,7 @@ fn listening(limits: Limits, secret: [u64; 2]) -> (Fixture, dominoes_netstack::T
     (scene, listener)
 }
 
-/// The SYN-ACK that answers the `which`th SYN.
+/// The SYN-ACK that answers the SYN with index `which`.
 fn syn_ack(limits: Limits, secret: [u64; 2], which: u16) -> Segment {
     let (mut scene, _listener) = listening(limits, secret);
     let syns = (0..=which).map(|n| syn(PEER, 4000 + n));
@@ -320,13 +321,13 @@ fn no_number_that_leaves_is_a_part_of_the_secret() {
             let secret = [seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), seed << 40 | seed];
             let (number, mask) = (field(secret), (1_u64 << bits) - 1);
             let windows = (0..64).flat_map(|by| secret.map(|half| half.rotate_right(by) & mask));
-            // The first number may be the next one after it.
+            // The first value may be the next one after a part of the secret.
             let near: HashSet<_> = windows
                 .flat_map(|w| [w, w + 1, w.wrapping_sub(1)])
                 .collect();
             hits += u32::from(near.contains(&(number & mask)));
         }
-        // 384 of 2^15 or more numbers are near: one in a hundred seeds is expected by chance.
+        // 384 of at least 2^15 numbers are near: chance explains one seed in a hundred.
         assert!(hits <= 5, "{name}: {hits} of 99");
     }
 }
@@ -344,7 +345,7 @@ fn timestamps_of_connections_have_nothing_in_common_and_go_on_at_the_pace_of_the
             }
         }
     }
-    // One connection after another between the same ends goes on (RFC 7323 section 5.5).
+    // Successive connections between two ends continue the clock (RFC 7323 section 5.5).
     let (mut scene, _listener) = listening(Limits::default(), [3, 4]);
     let mut value = || {
         let answers = scene.answers([syn(PEER, 4000)]);
@@ -380,13 +381,13 @@ fn echo_replies_do_not_reveal_how_many_others_ping() {
         gaps[200]
     };
     for others in [0, 1, 20] {
-        // Of any two numbers of 16 bits: 19,195 in the median.
+        // For two independent random 16-bit numbers: 19,195 in the median.
         let median = gaps(others);
         assert!((15_000..23_500).contains(&median), "{others}: {median}");
     }
 }
 
-/// How many ICMP errors went to `host`.
+/// The number of ICMP errors to `host`.
 fn errors_to(host: [u8; 4], frames: &[Vec<u8>]) -> usize {
     let is_error = |frame: &&Vec<u8>| frame[23] == 1 && frame[34] == 3 && frame[30..34] == host;
     frames.iter().filter(is_error).count()
@@ -394,10 +395,10 @@ fn errors_to(host: [u8; 4], frames: &[Vec<u8>]) -> usize {
 
 #[test]
 fn counting_icmp_errors_does_not_reveal_the_port_of_a_socket() {
-    // A resolver asks 10.0.0.53 from a port that the stranger wants to know, to answer first. He
-    // sends datagrams in the name of 10.0.0.53 to 50 ports at a time, each of which takes an error
-    // from the limit but the right one, and then some of his own to closed ports: more of them are
-    // answered if the port was among those.
+    // A resolver sends requests to 10.0.0.53 from a port that an attacker wants to know, to answer
+    // first. The attacker sends datagrams in the name of 10.0.0.53 to 50 ports at a time. Each of
+    // them uses up an error of the rate limit, except at the right port. Then he sends some from
+    // his own address to closed ports: if more of these are answered, the port was among the 50.
     const SERVER: [u8; 4] = [10, 0, 0, 53];
     const UNKNOWN_HOST: [u8; 4] = [10, 0, 0, 66];
     let mut scene = Fixture::new(Variant::Single, Limits::default(), [11, 12]);
@@ -408,7 +409,7 @@ fn counting_icmp_errors_does_not_reveal_the_port_of_a_socket() {
     let mut seen = Vec::new();
     for round in 0..656_u16 {
         scene.now += Duration::from_secs(1);
-        // Both say how they are reached.
+        // Both announce their link-layer address.
         let asks = |host| packet::arp_request(from(host).to_mac(EVERY_MAC));
         scene.answers([SERVER, UNKNOWN_HOST].map(asks));
         let ports = (0..50).map(|n| 32_768_u16.saturating_add(50 * round + n));
@@ -454,7 +455,7 @@ fn no_destination_keeps_another_from_its_errors_resets_and_challenges() {
             stray.frame(from(source))
         };
         scene.now += Duration::from_secs(1);
-        // It says how it is reached, or it would be asked first.
+        // Announces its link-layer address, or the stack would have to ask for it first.
         scene.answers([packet::arp_reply(from([10, 0, 0, 66]))]);
         let mut greedy = 0;
         for n in 0..2000 {

@@ -1,5 +1,5 @@
-//! Our application: it accepts, opens, reads, writes and closes, and checks every byte that it
-//! reads.
+//! Our application: it accepts, opens, reads, writes and closes connections, and checks every byte
+//! that it reads.
 
 use std::net::SocketAddr;
 
@@ -13,29 +13,29 @@ use super::plan::{App, family};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u16 = 8;
-/// Where datagrams are taken.
+/// The port of the UDP socket.
 const DATAGRAMS: u16 = 53;
 
-/// One connection as the application has it.
+/// One connection, as the application has it.
 pub(crate) struct Connection {
-    /// Which peer is at its other end.
+    /// The peer at its other end.
     pub(crate) peer: usize,
     port: usize,
-    /// Its name in the stack, the same whenever the log is applied.
+    /// Its name in the stack, equal in every replay of the log.
     pub(crate) id: ConnId,
     stream: Option<TcpStream>,
-    /// Everything that was read.
+    /// All bytes that were read.
     pub(crate) received: Vec<u8>,
     pub(crate) written: u64,
-    /// What will be written in all, once decided.
+    /// The total bytes to write, once decided.
     until: Option<u64>,
     shut: bool,
-    /// The peer's stream ended and was read to its end.
+    /// Whether the peer's stream has been read to its end.
     pub(crate) eof: bool,
-    /// How the connection ended early, if it did.
+    /// The error that ended the connection early, if any.
     pub(crate) ended: Option<SocketError>,
     gives_up_after: Option<usize>,
-    /// It was aborted, or dropped before its time.
+    /// Whether it was aborted, or dropped early.
     pub(crate) gave_up: bool,
 }
 
@@ -73,10 +73,10 @@ impl Connection {
         }
     }
 
-    /// Reads at most `most` bytes. Says how many that were.
+    /// Reads at most `most` bytes and returns their number.
     ///
     /// # Errors
-    /// If they are not those that the peer sends.
+    /// If they differ from the peer's stream.
     pub(crate) fn read(&mut self, seed: u64, most: usize) -> Result<usize, String> {
         let Some(stream) = &mut self.stream else {
             return Ok(0);
@@ -110,7 +110,7 @@ impl Connection {
         Ok(got)
     }
 
-    /// Reads everything that there is.
+    /// Reads everything available.
     ///
     /// # Errors
     /// As [`Connection::read`].
@@ -164,12 +164,12 @@ impl Connection {
         }
     }
 
-    /// Whether nothing more can come of it.
+    /// Whether the connection has nothing left to do.
     pub(crate) fn is_over(&self) -> bool {
         self.stream.is_none() || self.ended.is_some() || self.shut && self.eof
     }
 
-    /// Lets go of a connection that is over.
+    /// Drops the stream of a connection that is over.
     fn close(&mut self) {
         if self.is_over() {
             self.stream = None;
@@ -177,7 +177,7 @@ impl Connection {
     }
 }
 
-/// All of them.
+/// All connections and the UDP socket.
 pub(crate) struct Application {
     seed: u64,
     sockets: Sockets,
@@ -188,11 +188,11 @@ pub(crate) struct Application {
     pub(crate) newest: Vec<usize>,
     /// Ports that were connected to, in order.
     pub(crate) opened: Vec<usize>,
-    /// Peers that could not be connected to.
+    /// Peers to which the connection could not be opened.
     pub(crate) failed: Vec<usize>,
-    /// Takes datagrams, and sends some.
+    /// Receives datagrams, and sends some.
     udp: UdpSocket,
-    /// All that it took: whom from, and what.
+    /// All received datagrams, with their senders.
     pub(crate) datagrams: Vec<(SocketAddr, Vec<u8>)>,
 }
 
@@ -216,7 +216,7 @@ impl Application {
         }
     }
 
-    /// Begins to open a connection to a port of the far side, where `peer` waits.
+    /// Begins to open a connection to a port of the far side, at which `peer` waits.
     pub(crate) fn open(&mut self, port: usize, peer: usize) {
         let remote = SocketAddr::new(family(self.seed).address(FAR), FIRST_PORT + port as u16);
         let connecting = self.sockets.begin_connect(remote).expect("the stack is up");
@@ -224,7 +224,7 @@ impl Application {
         self.opened.push(port);
     }
 
-    /// Takes connections that became established.
+    /// Accepts connections, and finishes opened ones.
     pub(crate) fn welcome(&mut self) -> usize {
         let before = self.connections.len();
         while let Ok((stream, _)) = self.listener.try_accept() {
@@ -257,10 +257,10 @@ impl Application {
         self.connecting.iter().any(|(other, _)| *other == peer)
     }
 
-    /// One thing that an application may do.
+    /// Does one random action.
     ///
     /// # Errors
-    /// If what was read is not what was sent.
+    /// If a byte read differs from the byte sent.
     pub(crate) fn step(&mut self, app: &App, short: u32, rng: &mut Rng) -> Result<(), String> {
         let known = self.connections.len();
         self.welcome();
@@ -293,7 +293,7 @@ impl Application {
         Ok(())
     }
 
-    /// Takes some datagrams, or sends a few, often of one length.
+    /// Receives some datagrams, or sends a few, often of equal length.
     fn exchange(&mut self, rng: &mut Rng) {
         if rng.per_mille(500) {
             self.take_datagrams(1 + rng.index(4));
@@ -306,7 +306,7 @@ impl Application {
             }
             let bytes = vec![rng.next() as u8; len];
             let remote = SocketAddr::new(family(self.seed).address(FAR), port);
-            // What finds no room is not sent.
+            // Without room, the datagram is dropped.
             let _ = self.udp.try_send_to(&bytes, remote);
         }
     }
@@ -322,7 +322,7 @@ impl Application {
         most
     }
 
-    /// No more is written from now on; with `finishes` that is told to the peers.
+    /// Stops writing; with `finishes`, also ends our streams.
     pub(crate) fn stop(&mut self, finishes: bool) {
         for connection in &mut self.connections {
             connection.until = finishes.then_some(connection.written);
@@ -330,7 +330,7 @@ impl Application {
         }
     }
 
-    /// Drops every socket but the listener.
+    /// Drops every socket except the listener.
     pub(crate) fn let_go(&mut self) {
         self.connecting.clear();
         for connection in &mut self.connections {
@@ -341,7 +341,7 @@ impl Application {
     /// Reads everything, and finishes connections that came late.
     ///
     /// # Errors
-    /// If what was read is not what was sent.
+    /// If a byte read differs from the byte sent.
     pub(crate) fn drain(&mut self, finishes: bool) -> Result<usize, String> {
         let known = self.connections.len();
         let mut done = self.take_datagrams(usize::MAX) + self.welcome();

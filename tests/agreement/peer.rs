@@ -329,7 +329,8 @@ impl Peer {
         out
     }
 
-    /// Sends what is overdue, old data with other segment boundaries, new data, or a bare
+    /// Sends overdue data, old data with other segment boundaries, new data, or a bare
+    /// acknowledgment.
     /// acknowledgment.
     fn emit_plain(
         &mut self,

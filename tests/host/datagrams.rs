@@ -1,13 +1,13 @@
-//! Frames of many datagrams between our stack and a Linux kernel, both ways and over both families.
-//! `socat` sends with `UDP_SEGMENT`, so the kernel hands frames over that nobody has divided; what
-//! our stack sends in one frame, the kernel divides for its sockets.
+//! Frames of many datagrams between our stack and a Linux kernel, in both directions and over both
+//! families. `socat` sends with `UDP_SEGMENT`, so the kernel passes undivided frames to our stack;
+//! frames of many datagrams from our stack are divided by the kernel for its sockets.
 //!
-//! How much that brings is measured by a test that is ignored unless it is asked for, since what
-//! else the machine does decides it.
+//! A second test measures the gain. It is ignored by default, since other load on the machine
+//! decides the result.
 //!
-//! Each device is opened once, for both families. Our side is this program, started once more with
-//! [`PEER`], the interface and the most datagrams of a frame as its arguments; a socket of the kernel
-//! is the same with `kernel`.
+//! Each device is opened once, for both families. Our side is this program, started again with
+//! [`PEER`], the interface and the maximum datagrams per frame as arguments; with `kernel` as the
+//! second argument, the program uses a socket of the kernel instead.
 
 use std::error::Error;
 use std::io;
@@ -31,25 +31,25 @@ pub(crate) const PEER: &str = "--datagram-peer";
 /// Each kind of device.
 pub(crate) const TESTS: [(&str, Device); 2] = [("tap", Device::Tap), ("packet", Device::Packet)];
 
-/// Where our stack answers, and where it takes what `socat` sends.
+/// Ports of our stack: the one that answers, and the one that receives from `socat`.
 const ASKED: u16 = 7000;
 const TAKES: u16 = 7001;
 /// Bytes of a datagram.
 const SIZE: usize = 1200;
 /// Bytes that `socat` sends at once, which become one frame.
 const BLOCK: usize = 50 * SIZE;
-/// Bytes that it sends in all; the last datagram is shorter.
+/// Bytes that it sends in total; the last datagram is shorter.
 const LEN: usize = 20 * BLOCK + SIZE / 2;
-/// Datagrams that are sent before the kernel has to say that they came, so that its socket has
-/// room, and how often.
+/// Datagrams sent per request of the kernel's socket, so that its buffer has room, and the number
+/// of requests.
 const BURST: usize = 40;
 const BURSTS: usize = 50;
-/// How long a datagram may take that is not lost.
+/// The longest time that a datagram takes, unless it is lost.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long an answer is waited for before the question comes again.
+/// Time after which a request is repeated.
 const AGAIN: Duration = Duration::from_millis(200);
 const TRIES: u32 = 100;
-/// Asks for as many datagrams as leave in this time, behind a while that does not count.
+/// Requests as many datagrams as leave in `MEASURED`, after a warm-up of `BEFORE`.
 const FLOOD: &[u8] = b"flood";
 const MEASURED: Duration = Duration::from_secs(1);
 const BEFORE: Duration = Duration::from_millis(200);
@@ -57,7 +57,7 @@ const ROUNDS: usize = 7;
 /// Bytes of each.
 const FLOODED: usize = 1400;
 
-/// Both ways, over both families. Returns how many datagrams a frame had.
+/// Sends datagrams both ways, over both families. Returns the counts of datagrams and frames.
 pub(crate) fn run(device: Device) -> Result<String, Failed> {
     let program = std::env::current_exe()?.display().to_string();
     let (ends, mut server) = start(device, &program, Limits::MAX_DATAGRAMS_PER_FRAME)?;
@@ -74,7 +74,7 @@ pub(crate) fn run(device: Device) -> Result<String, Failed> {
     Ok(format!("IPv4: {v4}; IPv6: {v6}"))
 }
 
-/// Our stack on a device, and the kernel at its other end.
+/// Starts our stack on a device whose other end is the kernel.
 fn start(device: Device, program: &str, datagrams: u32) -> Result<(Ends, Server), Failed> {
     let ends = Ends::new(device)?;
     let (peer, interface) = (ends.peer(), ends.interface());
@@ -87,12 +87,12 @@ fn start(device: Device, program: &str, datagrams: u32) -> Result<(Ends, Server)
     Ok((ends, server))
 }
 
-/// How many datagrams leave in a second, each in a frame of its own and up to 64 in one, by turns.
-/// Returns the medians and their ratio.
+/// Measures alternately how many datagrams leave per second with one datagram per frame and with up
+/// to 64. Returns the medians and their ratio.
 pub(crate) fn measure(device: Device) -> Result<String, Failed> {
     let mut rates = [Vec::new(), Vec::new()];
     for round in 0..2 * ROUNDS {
-        // Which comes first alternates, too.
+        // The order alternates, too.
         let which = (round + round / 2) % 2;
         rates[which].push(flood(device, [1, Limits::MAX_DATAGRAMS_PER_FRAME][which])?);
     }
@@ -120,21 +120,22 @@ fn flood(device: Device, datagrams: u32) -> Result<u64, Failed> {
     Ok(rate.ok_or("no rate")?.parse()?)
 }
 
-/// How many frames an interface of the kernel has sent (`tx`) or received (`rx`).
+/// Frames that an interface of the kernel has sent (`tx`) or received (`rx`).
 fn frames(ends: &Ends, way: &str) -> Result<u64, Failed> {
     let interface = ends.interface();
     let path = format!("/sys/class/net/{interface}/statistics/{way}_packets");
     Ok(ends.speak("cat", &[&path])?.finish()?.trim().parse()?)
 }
 
-/// The kernel sends datagrams in frames that it does not divide.
+/// The kernel sends datagrams in undivided frames.
 fn kernel_sends(
     ends: &Ends,
     server: &Server,
     program: &str,
     ours: SocketAddr,
 ) -> Result<String, Failed> {
-    // Both know each other's link-layer address then, and the link carries frames.
+    // After this exchange both ends know each other's link-layer address, and the link carries
+    // frames.
     let asked = SocketAddr::new(ours.ip(), ASKED).to_string();
     let hello = [PEER, "kernel", &asked, "0"];
     ends.speak(program, &hello)?.finish()?;
@@ -170,8 +171,8 @@ fn kernel_receives(ends: &Ends, program: &str, ours: SocketAddr) -> Result<Strin
     few(frames, datagrams, "left")
 }
 
-/// At least two datagrams share a frame on average. Far more do, but who takes them may find the
-/// first ones of a burst before the others are there.
+/// Fails unless at least two datagrams share a frame on average. Far more do, but the receiver may
+/// find the first datagrams of a burst before the others are there.
 fn few(frames: u64, datagrams: usize, did: &str) -> Result<String, Failed> {
     let what = format!("{datagrams} datagrams {did} in {frames} frames");
     match 2 * frames > datagrams as u64 {
@@ -181,7 +182,7 @@ fn few(frames: u64, datagrams: usize, did: &str) -> Result<String, Failed> {
 }
 
 // The program
-// --------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
 
@@ -198,12 +199,12 @@ pub(crate) fn peer(arguments: &[String]) -> Outcome {
 /// Datagram `i` of a burst.
 fn datagram(burst: usize, i: usize) -> Vec<u8> {
     let mut rng = Rng::new((burst * BURST + i) as u64);
-    // The last of a burst is shorter.
+    // The last datagram of a burst is shorter.
     let len = if i + 1 == BURST { SIZE / 3 } else { SIZE };
     (0..len).map(|_| rng.next() as u8).collect()
 }
 
-/// A socket of the kernel that has had an answer.
+/// A socket of the kernel that has received an answer.
 fn greet(asked: SocketAddr) -> Result<KernelSocket, Box<dyn Error + Send + Sync>> {
     let any = match asked.is_ipv4() {
         true => "0.0.0.0:0",
@@ -220,12 +221,12 @@ fn greet(asked: SocketAddr) -> Result<KernelSocket, Box<dyn Error + Send + Sync>
     if !answered {
         return Err("no answer".into());
     }
-    // Answers that come late, to questions that were repeated.
+    // Discards late answers to repeated requests.
     while socket.recv(&mut buffer).is_ok() {}
     Ok(socket)
 }
 
-/// Takes what it asks for until nothing more comes.
+/// Requests a flood and receives until nothing more arrives.
 fn sink(asked: SocketAddr) -> Outcome {
     let socket = greet(asked)?;
     let mut buffer = [0; 2 * FLOODED];
@@ -234,7 +235,7 @@ fn sink(asked: SocketAddr) -> Outcome {
     Ok(())
 }
 
-/// Asks for bursts, and looks whether each datagram comes whole, in order.
+/// Requests bursts and checks that each datagram arrives whole and in order.
 fn ask(asked: SocketAddr, bursts: usize) -> Outcome {
     let socket = greet(asked)?;
     let mut buffer = vec![0; 65_536];
@@ -259,7 +260,7 @@ fn ask(asked: SocketAddr, bursts: usize) -> Outcome {
     Ok(())
 }
 
-/// Our stack.
+/// Runs our stack.
 fn serve(interface: &str, datagrams: u32) -> Outcome {
     let v6 = Ipv6Config::default()
         .autoconfigure(false)
@@ -284,7 +285,7 @@ fn serve(interface: &str, datagrams: u32) -> Outcome {
         let (mut bytes, mut datagrams, mut hash) = (0, 0, Sha256::new());
         while bytes < LEN {
             let (len, _) = takes.recv_from(&mut buffer)?;
-            // A datagram that was cut wrongly has another length.
+            // A wrongly divided datagram has another length.
             if len != SIZE.min(LEN - bytes) {
                 return Err(format!("{len} bytes after {bytes}").into());
             }
@@ -298,7 +299,7 @@ fn serve(interface: &str, datagrams: u32) -> Outcome {
     }
 }
 
-/// Says hello, and sends what is asked for.
+/// Answers a greeting with an echo, and other requests with datagrams.
 fn answer(socket: UdpSocket) -> Outcome {
     let mut buffer = [0; 64];
     loop {
@@ -320,8 +321,7 @@ fn answer(socket: UdpSocket) -> Outcome {
     }
 }
 
-/// Sends without waiting for anything but room, and returns how many datagrams that were in a
-/// second.
+/// Sends as fast as there is room, and returns the number of datagrams in a second.
 fn send_flood(socket: &UdpSocket, to: SocketAddr) -> io::Result<u64> {
     let datagram = [7; FLOODED];
     let many = || [(&datagram[..], to); 64];

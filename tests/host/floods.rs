@@ -1,8 +1,8 @@
-//! The example `services` over a TAP while raw frames flood it, and while its link changes. How
-//! fast it stays stands in `cargo bench floods`; here it is that downloads arrive whole, memory
-//! stays bounded and nothing panics.
+//! The example `services` over a TAP while raw frames flood it, and while its link changes. `cargo
+//! bench floods` measures its speed; these tests check that downloads arrive whole, memory stays
+//! bounded and nothing panics.
 //!
-//! What floods is this program, which the tests start once more in the peer's namespace with
+//! The flooding program is this one: the tests start it again in the peer's namespace, with
 //! [`PEER`] as its first argument.
 
 #[path = "../../crates/bench/src/floods/frames.rs"]
@@ -31,10 +31,10 @@ use crate::{Test, same};
 use frames::Kind;
 use inject::Injector;
 
-/// The first argument of a program that floods, or that opens a device again.
+/// The first argument of this program when it floods, or runs a stack.
 pub(crate) const PEER: &str = "--flood-peer";
 
-/// Name, replicas, and the test of the example.
+/// Tests of the example: name, replicas, and test.
 pub(crate) const TESTS: &[(&str, &str, Test)] = &[
     (
         "downloads_arrive_whole_under_every_flood_with_one_replica",
@@ -63,7 +63,7 @@ pub(crate) const TESTS: &[(&str, &str, Test)] = &[
     ),
 ];
 
-/// Tests without the example: of a stack in this program. Name, what the program does, replicas.
+/// Tests of a stack in this program: name, the action, replicas.
 pub(crate) const ALONE: &[(&str, &str, &str)] = &[
     (
         "a_deleted_link_is_reported_and_a_new_one_served_with_one_replica",
@@ -89,8 +89,8 @@ pub(crate) const ALONE: &[(&str, &str, &str)] = &[
 const REOPEN: &str = "reopen";
 const KEEP: &str = "keep";
 
-/// Arguments of the server: its neighbours are those that floods pretend, and the peer forwards to
-/// all other senders.
+/// Arguments of the server. The forged senders are its neighbours; the peer forwards to all other
+/// senders.
 pub(crate) const NETWORK: [&str; 6] = [
     "--addr",
     "10.78.0.1/16",
@@ -99,27 +99,27 @@ pub(crate) const NETWORK: [&str; 6] = [
     "--addr6",
     "fd78::1/64",
 ];
-/// The server's address of IPv6.
+/// The server's IPv6 address.
 const SERVER_V6: Ipv6Addr = Ipv6Addr::new(0xfd78, 0, 0, 0, 0, 0, 0, 1);
 
-/// Frames of a flood in a second, and how many of them a test waits for.
+/// Frames per second of a flood, and frames that a test waits for.
 const RATE: u64 = 10_000;
 const FRAMES: u64 = 3_000;
 /// Bytes of a short download, and of a long one.
 const SHORT: u64 = 100_000;
 const LONG: u64 = 4_000_000;
-/// What the memory of the server may grow by: the pools of its device, the fragments it keeps, and
-/// the rings of connections that keep their places in TIME-WAIT.
+/// Bytes by which the server's memory may grow: the pools of its device, fragments, and the rings
+/// of connections in TIME-WAIT.
 const GROWTH: u64 = 64 << 20;
 /// Connections whose windows stay closed, and probes that a test waits for. The example serves 64
 /// at a time.
 const CLOSED: u64 = 40;
 const PROBES: u64 = 20;
-/// Something that takes moments.
+/// A limit for events that normally take moments.
 const PATIENCE: Duration = Duration::from_secs(60);
 const GLANCE: Duration = Duration::from_millis(5);
 
-/// A process of this program that floods until its owner goes.
+/// A process of this program that floods until it is dropped.
 struct Flood {
     running: Option<Running>,
     folder: Temporary,
@@ -141,7 +141,7 @@ impl Flood {
         })
     }
 
-    /// Ends it; returns what it says.
+    /// Ends the flood and returns the program's output.
     fn end(mut self) -> Result<String, Failed> {
         fs::write(self.folder.file("end"), "")?;
         match self.running.take() {
@@ -159,7 +159,7 @@ fn counter(fixture: &Fixture, name: &str) -> Result<u64, Failed> {
     Ok(value.ok_or_else(|| format!("no {name}"))?.parse()?)
 }
 
-/// Downloads so many bytes, and compares what arrived.
+/// Downloads `bytes` bytes and compares their hash.
 fn download(fixture: &Fixture, folder: &Temporary, bytes: u64) -> Result<(), Failed> {
     let got = folder.file("got");
     let url = format!("http://{OURS}/bytes/{bytes}");
@@ -167,7 +167,7 @@ fn download(fixture: &Fixture, folder: &Temporary, bytes: u64) -> Result<(), Fai
     same(folder.hash("got")? == expected(bytes), "what curl got")
 }
 
-/// Which counter shows that a flood arrives.
+/// The counter that shows that a flood arrives.
 fn shown_by(kind: Kind) -> &'static str {
     match kind {
         Kind::Syn => "cookies_sent",
@@ -176,7 +176,7 @@ fn shown_by(kind: Kind) -> &'static str {
         Kind::Icmp => "echo",
         Kind::Arp => "arp",
         Kind::Udp | Kind::Extensions => "no_port",
-        // A host is in no group of routers.
+        // A host does not join the group of all routers.
         Kind::RouterSolicitation => "not_ours",
         Kind::RouterAdvertisement
         | Kind::NeighborSolicitation
@@ -186,7 +186,7 @@ fn shown_by(kind: Kind) -> &'static str {
     }
 }
 
-/// Fails if something panicked, or memory grew.
+/// Fails if something panicked, or memory grew too much.
 fn is_well(fixture: &Fixture, memory: u64) -> Result<u64, Failed> {
     if counter(fixture, "panicked")? > 0 || fixture.said().contains("panicked") {
         return Err("something panicked".into());
@@ -249,7 +249,7 @@ fn downloads_arrive_whole_beside_closed_windows(
             return Err("connections are not opened".into());
         }
     }
-    // The first probe of a window leaves after a second at most (RFC 9293 section 3.8.6.1).
+    // A window's first probe is sent after at most a second (RFC 9293 section 3.8.6.1).
     let closed = Instant::now();
     while closed.elapsed() < PROBED {
         download(fixture, &folder, SHORT)?;
@@ -259,7 +259,7 @@ fn downloads_arrive_whole_beside_closed_windows(
     if answered.parse::<u64>()? < PROBES {
         return Err(format!("too few probes: {said}").into());
     }
-    // Resets end all of them.
+    // Resets end all of the connections.
     while counter(fixture, "opened")? > counter(fixture, "closed")? + CLOSED / 2 {
         download(fixture, &folder, SHORT)?;
         if Instant::now() > deadline {
@@ -276,10 +276,10 @@ fn downloads_arrive_whole_beside_closed_windows(
     Ok(())
 }
 
-/// Bytes of the download meanwhile, at a rate that makes it last for some changes.
+/// Bytes of the download, and a rate at which it outlives several changes.
 const LIMITED_BYTES: u64 = 40_000_000;
 const LIMITED: &str = "15M";
-/// How long a link is down at first, while the server must not keep a core: less than this part of
+/// How long the link is down at first. Meanwhile the server may be busy for at most 1 / `BUSY` of
 /// that time.
 const DOWN: Duration = Duration::from_millis(800);
 const BUSY: u32 = 2;
@@ -339,7 +339,7 @@ fn a_download_outlives_a_link_that_changes(
 // A stack in this program
 // --------------------------------------------------------------------------------------
 
-/// This program does `what` in a namespace of its own.
+/// Runs this program with `what` in a new namespace.
 pub(crate) fn alone(what: &str, replicas: &str) -> Result<String, Failed> {
     let namespace = Namespace::new("alone")?;
     let program = std::env::current_exe()?;
@@ -364,11 +364,11 @@ fn start(replicas: usize) -> Result<Stack, Box<dyn Error + Send + Sync>> {
         .start(tap)?)
 }
 
-/// The kernel asks over many connections whether they live, each once a second.
+/// The kernel sends keepalives on many connections, each once a second.
 fn keep(replicas: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
     const CONNECTIONS: usize = 600;
     const EVERY: Duration = Duration::from_secs(1);
-    /// Questions without an answer after which a connection is given up.
+    /// Unanswered keepalives after which the kernel ends a connection.
     const QUESTIONS: u32 = 5;
     const KEPT: Duration = Duration::from_secs(10);
     let stack = start(replicas.parse()?)?;
@@ -396,16 +396,16 @@ fn keep(replicas: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
         .filter_map(|it| (!lives(it)).then_some(()));
     let given_up = given_up.count();
     println!("{asked} questions over {CONNECTIONS} connections, {given_up} given up");
-    // Each asks several times, however slow the machine is.
+    // Each connection sends several, however slow the machine is.
     if given_up > 0 || asked < 3 * CONNECTIONS as u64 {
         return Err(format!("{asked} questions, {given_up} given up").into());
     }
     Ok(())
 }
 
-/// A stack loses its link, and another one serves on a new one.
+/// A stack loses its link, and a new stack serves on a new link.
 fn reopen(replicas: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
-    /// How long the stack is left alone with a device that is gone.
+    /// How long the stack keeps a device that is gone.
     const UNSERVED: Duration = Duration::from_millis(800);
     let replicas = replicas.parse()?;
     ip("link set lo up")?;
@@ -423,7 +423,7 @@ fn reopen(replicas: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
         if bytes != *b"hello" {
             return Err("other bytes came back".into());
         }
-        // Frames wait for the device when it goes.
+        // Frames are queued for the device when it is deleted.
         let written = ours.try_write(&vec![7; 500_000])?;
         ip(&format!("link del {INTERFACE}"))?;
         let deadline = Instant::now() + PATIENCE;
@@ -477,7 +477,7 @@ fn own_cpu() -> Result<Duration, Box<dyn Error + Send + Sync>> {
     })
 }
 
-/// Floods, or has a stack of its own; `arguments` follow [`PEER`].
+/// Floods, or runs a stack; `arguments` follow [`PEER`].
 pub(crate) fn peer(arguments: &[String]) -> Result<(), Box<dyn Error + Send + Sync>> {
     let [what, mac, interface, end] = match arguments {
         [what, replicas] if what == REOPEN => return reopen(replicas),
@@ -493,7 +493,7 @@ pub(crate) fn peer(arguments: &[String]) -> Result<(), Box<dyn Error + Send + Sy
     let mut injector = Injector::open(interface, bytes, server, 80, 1)?;
     let mut looks = 0u32;
     let ends = || {
-        // A look at a file now and then.
+        // Checks for the file only sometimes.
         looks += 1;
         looks.is_multiple_of(16) && Path::new(end).exists()
     };

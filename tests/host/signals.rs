@@ -1,9 +1,9 @@
-//! SIGTERM and SIGINT end the servers in order: every connection is closed, and those that cannot
-//! be closed are reset.
+//! SIGTERM and SIGINT end the servers in order: every connection is closed, or reset if it cannot
+//! be closed.
 //!
-//! The connections are held by this program, which the tests start once more in the peer's
-//! namespace with [`PEER`] as its first argument. It opens them, sends the signals, and prints a
-//! line for each connection that says how it ended.
+//! This program holds the connections: the tests start it again in the peer's namespace with
+//! [`PEER`] as its first argument. It opens the connections, sends the signals, and prints one line
+//! about the end of each connection.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
@@ -17,18 +17,18 @@ use libtest_mimic::Failed;
 
 use crate::fixture::{Device, Fixture, OURS};
 
-/// The first argument of the program that holds the connections. Then follow the signals with
-/// commas between them, the server's process number, the path of a resource that is larger than any
-/// test reads, and a port that discards, or 0. For `udp_echo` there is an address in the place of
-/// the last two, which our stack has no route to.
+/// The first argument of the program that holds the connections. The others are the signals,
+/// separated by commas, the server's process number, the path of a resource that is larger than any
+/// test reads, and a port that discards, or 0. For `udp_echo` an address without a route from our
+/// stack replaces the last two.
 pub(crate) const PEER: &str = "--signal-peer";
 
 /// A server ends about a second after the signal. A connection that is neither closed nor reset
 /// lasts for minutes.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// How often something is looked at that has no event.
+/// Interval of polling.
 const GLANCE: Duration = Duration::from_millis(2);
-/// What a transfer has moved when it counts as one that is under way, bytes.
+/// Bytes after which a transfer counts as under way.
 const UNDER_WAY: usize = 1 << 20;
 
 /// A test of a server that ends; it returns a figure.
@@ -72,7 +72,7 @@ fn services_end(signal: &str) -> Result<String, Failed> {
 
 fn http_server_ends(signal: &str) -> Result<String, Failed> {
     let mut fixture = Fixture::new(Device::Tap, 2)?;
-    // It has no blocks on the disk.
+    // The file is sparse: it has no blocks on the disk.
     std::fs::File::create(fixture.root.file("large"))?.set_len(1 << 37)?;
     let ends = [
         ("idle", &["EOF"][..]),
@@ -83,7 +83,7 @@ fn http_server_ends(signal: &str) -> Result<String, Failed> {
         .map_err(|failed| fixture.explain(&failed))
 }
 
-/// Sends `signal` to the server, and compares how each connection ends with the ends it may have.
+/// Sends `signal` to the server, and compares the end of each connection with the permitted ends.
 fn closes_its_connections(
     fixture: &mut Fixture,
     signal: &str,
@@ -104,11 +104,11 @@ fn closes_its_connections(
     Ok(said.lines().last().unwrap_or_default().to_owned())
 }
 
-/// The peer that does not read holds up the end for the whole grace, here longer than the test
-/// waits.
+/// A peer that does not read delays the end for the whole grace period, which is longer here than
+/// the test.
 fn a_second_signal_ends_services_at_once() -> Result<String, Failed> {
     let mut fixture = Fixture::services(Device::Tap, &["--grace", "600"])?;
-    // An upload goes on during the grace, so there is none here.
+    // An upload would continue during the grace period, so there is none here.
     let said = start_peer(&fixture, "TERM,INT", "/bytes/1000000000000", 0)?;
     let status = fixture.wait_for_end(PATIENCE)?;
     if status.signal() != Some(SIGINT) || !said.contains("\nidle: EOF\n") {
@@ -118,8 +118,7 @@ fn a_second_signal_ends_services_at_once() -> Result<String, Failed> {
     Ok(status.to_string())
 }
 
-/// A datagram from an address that our stack has no route to comes first, then one from its own
-/// network.
+/// A datagram from an address without a route comes first, then one from the server's own network.
 fn sigterm_ends_udp_echo() -> Result<String, Failed> {
     const UNREACHABLE: &str = "10.99.0.1";
     let mut fixture = Fixture::udp_echo()?;
@@ -136,7 +135,7 @@ fn sigterm_ends_udp_echo() -> Result<String, Failed> {
     Ok(said.trim().to_owned())
 }
 
-/// Its number (signal(7)).
+/// The number of SIGINT (signal(7)).
 const SIGINT: i32 = 2;
 
 fn start_peer(
@@ -151,7 +150,7 @@ fn start_peer(
 }
 
 // The peer
-// -----------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 /// Holds the connections; `arguments` follow [`PEER`].
 pub(crate) fn peer(arguments: &[String]) -> io::Result<()> {
@@ -163,7 +162,7 @@ pub(crate) fn peer(arguments: &[String]) -> io::Result<()> {
     let discard: u16 = discard.parse().map_err(io::Error::other)?;
     let mut signals = signals.split(',');
 
-    // It comes first: no other connection fills its receive buffer then.
+    // Opened first, because other connections would fill the receive buffer of this one.
     let mut unread = connect(80)?;
     unread.write_all(get(path).as_bytes())?;
     wait_until("a window is closed", || Ok(closed_windows()? > 0))?;
@@ -207,10 +206,10 @@ pub(crate) fn peer(arguments: &[String]) -> io::Result<()> {
     }
     if let Some(second) = signals.next() {
         send(second, server)?;
-        // Until then the connection that is not read has to stay.
+        // Keeps the connection that is not read until then.
         wait_until("the end of the server", || Ok(!runs(server)))?;
     } else {
-        // The reset arrives without a read, which would let the bytes before it leave.
+        // Finds the reset without a read, which would let the bytes before the reset leave.
         let end = wait_until("a reset", || unread.take_error()?.map_or(Ok(false), Err));
         ends.push(format!("unread download: {}", describe(&end)));
     }
@@ -219,8 +218,8 @@ pub(crate) fn peer(arguments: &[String]) -> io::Result<()> {
     Ok(())
 }
 
-/// Sends one datagram from `unreachable`, then one from elsewhere, and the signal once that one is
-/// back.
+/// Sends one datagram from `unreachable`, then one from another address, and the signal once the
+/// second one is echoed.
 fn datagrams(signal: &str, server: &str, unreachable: &str) -> io::Result<()> {
     let to = (OURS, 7);
     UdpSocket::bind((unreachable, 0))?.send_to(b"first", to)?;
@@ -251,7 +250,7 @@ fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")
 }
 
-/// Reads the head of an answer that has no body.
+/// Reads the head of an answer without a body.
 fn read_head(stream: &mut TcpStream) -> io::Result<()> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -268,7 +267,7 @@ fn read_head(stream: &mut TcpStream) -> io::Result<()> {
     }
 }
 
-/// Returns what is to be called with the length of each piece: it reports once that the transfer is
+/// Returns a function that takes the length of each piece, and reports once when the transfer is
 /// under way.
 fn report(started: mpsc::Sender<()>) -> impl FnMut(usize) {
     let mut moved = 0;
@@ -278,13 +277,13 @@ fn report(started: mpsc::Sender<()>) -> impl FnMut(usize) {
         if moved >= UNDER_WAY
             && let Some(started) = started.take()
         {
-            // The receiver goes when a transfer does not begin.
+            // The receiver is gone if another transfer did not begin.
             let _ = started.send(());
         }
     }
 }
 
-/// Calls again what a signal interrupted: the kernel does not restart calls that have a timeout.
+/// Repeats a call that a signal interrupted: the kernel does not restart calls with a timeout.
 fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
@@ -313,7 +312,7 @@ fn write_to_end(mut stream: TcpStream, mut progress: impl FnMut(usize)) -> io::R
     }
 }
 
-/// How often this namespace's kernel has announced a window of zero bytes.
+/// How many times this namespace's kernel has announced a zero window.
 fn closed_windows() -> io::Result<u64> {
     let counters = std::fs::read_to_string("/proc/self/net/netstat")?;
     let mut lines = counters.lines().filter(|line| line.starts_with("TcpExt:"));
@@ -346,8 +345,8 @@ fn send(signal: &str, process: &str) -> io::Result<()> {
     }
 }
 
-/// Whether a process is there and has not ended; one that ended stays until its parent asks for its
-/// status.
+/// Whether a process exists and has not ended. A process that has ended exists until its parent
+/// reads its status.
 fn runs(process: &str) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let state = status.lines().find_map(|line| line.strip_prefix("State:"));

@@ -1,6 +1,7 @@
-//! Files over TLS from and to the example `https_server`: each client, on each device, with one,
-//! two and four replicas, which die meanwhile, by both versions, both ways. With TLS 1.3 either end
-//! goes on with other keys after every megabyte, but for GnuTLS, which bears 8 of them in a second.
+//! Files over TLS from and to the example `https_server`: with each client, on each device, with
+//! one, two and four replicas that fail meanwhile, with both versions, in both directions. With TLS
+//! 1.3 either end changes its keys after every megabyte; with GnuTLS less often, since it accepts
+//! only 8 KeyUpdates per second.
 
 use std::fmt;
 use std::fs::File;
@@ -24,24 +25,24 @@ use sha2::{Digest, Sha256};
 use crate::fixture::{Device, Fixture, Hash, OURS, Running, Temporary, host_bytes};
 use crate::same;
 
-/// The first argument of this program as the client of rustls. Then follow the version, the
-/// direction, the certificate that is trusted, the file that is sent, and that for the answer.
+/// The first argument of this program as the client with rustls. The others are the version, the
+/// direction, the trusted certificate, the file to send, and the file for the answer.
 pub(crate) const PEER: &str = "--tls-peer";
 
-/// Bytes of a file, unless `HOST_BYTES` says otherwise.
+/// Bytes of a file without `HOST_BYTES`.
 const BYTES: usize = 4_000_000;
-/// From so many bytes on a transfer takes long enough that replicas die during it.
+/// Files of this many bytes take long enough that replicas fail during the transfer.
 const LONG: usize = 1_000_000_000;
-/// Bytes of a file for a client that takes one at a time.
+/// The most bytes of a file for a client that writes byte by byte.
 const SLOW: usize = 10_000_000;
 /// Bytes between two KeyUpdates.
 const UPDATES: u64 = 1_000_000;
-/// The name that certificates are for.
+/// The name in the certificates.
 const NAME: &str = "server.test";
 const HTTPS: u16 = 443;
 /// Bytes moved at once.
 const CHUNK: usize = 64 << 10;
-/// How often something is looked at that does not call.
+/// Interval of polling.
 const GLANCE: Duration = Duration::from_millis(1);
 /// The longest head of an answer, in bytes.
 const HEAD: u64 = 16 << 10;
@@ -51,14 +52,14 @@ pub(crate) fn bytes() -> Result<usize, Failed> {
     Ok(host_bytes()?.map_or(Ok(BYTES), usize::try_from)?)
 }
 
-/// Who asks.
+/// The client of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Client {
     Curl,
     OpenSsl,
     /// `gnutls-cli`.
     GnuTls,
-    /// `wget`, where it has GnuTLS.
+    /// `wget`, if it uses GnuTLS.
     Wget,
     /// rustls in this program, over a socket of the kernel.
     Rustls,
@@ -75,8 +76,8 @@ impl Client {
         }
     }
 
-    /// Bytes between two KeyUpdates of the server. GnuTLS ends a connection that has more than 8 in
-    /// a second (`KEY_UPDATES_PER_WINDOW`), so a file has fewer.
+    /// Bytes between two KeyUpdates of the server. GnuTLS ends a connection with more than 8 per
+    /// second (`KEY_UPDATES_PER_WINDOW`), so it gets at most 4 per file.
     fn updates(self, bytes: usize) -> u64 {
         match self {
             Client::GnuTls | Client::Wget => (bytes as u64 / 4).max(UPDATES),
@@ -84,8 +85,8 @@ impl Client {
         }
     }
 
-    /// Bytes of the file that it downloads, where those of the others have `bytes`: `gnutls-cli`
-    /// writes each to its output by a system call of its own, a megabyte in a second.
+    /// Bytes of the file that the client downloads; most download `bytes`. `gnutls-cli` writes each
+    /// byte with one system call, about a megabyte per second.
     fn download(self, bytes: usize) -> usize {
         match self {
             Client::GnuTls => (bytes / 16).min(SLOW),
@@ -124,7 +125,7 @@ impl fmt::Display for Direction {
     }
 }
 
-/// The device, its name, and the replicas of each server. Each is asked by [`CLIENTS`].
+/// The device, its name, and the replicas of each server. All of [`CLIENTS`] use each server.
 pub(crate) const SERVERS: [(Device, &str, &str); 7] = [
     (Device::Tap, "tap", "1"),
     (Device::Tap, "tap", "2"),
@@ -143,7 +144,7 @@ pub(crate) const CLIENTS: [Client; 5] = [
     Client::Rustls,
 ];
 
-/// With one replica the state would die with it.
+/// With one replica, the state would be lost.
 pub(crate) fn kills(replicas: &str) -> &'static [&'static str] {
     match replicas {
         "1" => &[],
@@ -151,7 +152,7 @@ pub(crate) fn kills(replicas: &str) -> &'static [&'static str] {
     }
 }
 
-/// What is known of one transfer, for the end.
+/// The figures of one transfer.
 pub(crate) struct Transfer<'a> {
     pub(crate) client: &'a str,
     pub(crate) version: &'a str,
@@ -178,7 +179,7 @@ impl fmt::Display for Transfer<'_> {
     }
 }
 
-/// The replicas that failed, by what an example printed.
+/// The number of replicas that failed, from an example's output.
 pub(crate) fn deaths(said: &str) -> u64 {
     let mut lines = said.lines().rev();
     let last = lines.find(|line| line.starts_with("replicas after "));
@@ -187,7 +188,7 @@ pub(crate) fn deaths(said: &str) -> u64 {
     number.and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
-/// Every transfer of one client from and to one server.
+/// All transfers of one client from and to one server.
 pub(crate) fn run(
     device: Device,
     replicas: &str,
@@ -294,7 +295,7 @@ fn answer(path: &str) -> Result<(String, Hash), Failed> {
     }
 }
 
-/// The head of a request, the last one of its connection.
+/// The head of a request after which the server closes the connection.
 fn head(direction: Direction, len: u64) -> String {
     let rest = format!("Host: {NAME}\r\nConnection: close\r\n");
     match direction {
@@ -308,7 +309,7 @@ fn head(direction: Direction, len: u64) -> String {
 /// One transfer.
 struct Ask<'a> {
     fixture: &'a Fixture,
-    /// Holds the file `up`, and takes the `answer`.
+    /// Has the file `up`, and receives the `answer`.
     peers: &'a Temporary,
     version: Version,
     direction: Direction,
@@ -336,8 +337,8 @@ impl Ask<'_> {
         Ok(())
     }
 
-    /// `K` at the start of what it reads at once asks for other keys, both ways. `-brief` leaves
-    /// its standard output to the text.
+    /// `K` at the start of a read updates the keys of both ends. With `-brief`, standard output
+    /// contains only the received data.
     fn openssl(&self) -> Result<(), Failed> {
         let ca = self.fixture.root.file("ca.pem");
         let at = format!("{OURS}:{HTTPS}");
@@ -372,7 +373,8 @@ impl Ask<'_> {
         self.speak("gnutls-cli", &arguments, &spoken)
     }
 
-    /// `--ciphers` is the priority string of GnuTLS. It asks by address.
+    /// `--ciphers` is the priority string of GnuTLS. The URL has the server's address, not its
+    /// name.
     fn wget(&self) -> Result<(), Failed> {
         let ca = format!("--ca-certificate={}", self.fixture.root.file("ca.pem"));
         let ciphers = format!("--ciphers=NORMAL:-VERS-ALL:+VERS-TLS{}", self.version);
@@ -403,9 +405,9 @@ impl Ask<'_> {
         Ok(())
     }
 
-    /// Starts a client that sends what it reads, and writes the answer to a file.
+    /// Starts a client that sends its standard input, and writes the answer to a file.
     fn speak(&self, program: &str, arguments: &[&str], spoken: &Spoken) -> Result<(), Failed> {
-        // Each datagram is what the client reads at once.
+        // The client reads one datagram at a time.
         let (ours, theirs) = UnixDatagram::pair()?;
         let mut command = self.fixture.peer.command(program);
         command.args(arguments);
@@ -413,7 +415,7 @@ impl Ask<'_> {
         let out = File::create(&answer)?;
         let stdin = Stdio::from(OwnedFd::from(theirs));
         let running = Running::start_between(command, stdin, out.into())?;
-        // What holds the other end of the pair must end with the client.
+        // `theirs` was moved into the command, so sending fails once the client has ended.
         let update = spoken.update.filter(|_| self.version == Version::Tls13);
         let spoke = match self.direction {
             Direction::Download => {
@@ -423,8 +425,8 @@ impl Ask<'_> {
                     let got = std::fs::metadata(&answer)?.len();
                     while let Some(update) = update.filter(|_| got >= next) {
                         next += UPDATES;
-                        // It sends no request of another one, but something that is no KeyUpdate:
-                        // the server bears 32 of them in a row. The client may have ended.
+                        // The line feed is data, not a request: the server accepts only 32
+                        // KeyUpdates in a row. Ignores errors, since the client may have ended.
                         let _ = ours.send(update).and_then(|_| ours.send(b"\n"));
                     }
                     thread::sleep(GLANCE);
@@ -437,24 +439,24 @@ impl Ask<'_> {
                 spoken.send(&ours, head.as_bytes().chain(up), update)
             }
         };
-        // Why the client ended says more than that it cannot be spoken to.
+        // The client's own error explains more than a failed write to it.
         running.finish()?;
         Ok(spoke?)
     }
 }
 
-/// How a client is spoken to that sends what it reads.
+/// The input of a client that sends its standard input.
 struct Spoken {
-    /// Bytes that it reads at once.
+    /// The most bytes of one read.
     most: usize,
-    /// What begins with one of these may be an order.
+    /// A read that begins with one of these bytes may be a command.
     special: &'static [u8],
-    /// The order to ask for other keys, if it has one.
+    /// The command that updates the keys, if any.
     update: Option<&'static [u8]>,
 }
 
 impl Spoken {
-    /// Has it send all of `from`, and says `update` after every megabyte.
+    /// Lets the client send all of `from`, with the command `update` after every megabyte.
     fn send(
         &self,
         to: &UnixDatagram,
@@ -464,7 +466,7 @@ impl Spoken {
         let (mut waiting, mut chunk) = (Vec::new(), vec![0; CHUNK]);
         let (mut sent, mut next) = (0, UPDATES);
         loop {
-            // One more than is sent, which must not begin the next order.
+            // Reads one byte more than it sends: that byte must not begin a command.
             while waiting.len() <= self.most {
                 match from.read(&mut chunk)? {
                     0 => break,
@@ -497,7 +499,7 @@ impl Spoken {
 
 type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
-/// What this program does; `arguments` follow [`PEER`].
+/// The client program; `arguments` follow [`PEER`].
 pub(crate) fn peer(arguments: &[String]) -> Outcome {
     let [version, direction, ca, up, answer] = arguments else {
         return Err("five arguments".into());
@@ -559,7 +561,7 @@ fn send(stream: &mut Stream, mut from: impl Read, updates: bool) -> Outcome {
     }
 }
 
-/// Until the server says close_notify; without that the stream ends with an error.
+/// Receives until the server sends close_notify; a stream that ends without it is an error.
 fn receive(stream: &mut Stream, mut to: impl Write, updates: bool) -> Outcome {
     let mut chunk = vec![0; CHUNK];
     let (mut got, mut next) = (0, UPDATES);
@@ -573,7 +575,7 @@ fn receive(stream: &mut Stream, mut to: impl Write, updates: bool) -> Outcome {
         if updates && got >= next {
             next += UPDATES;
             stream.conn.refresh_traffic_keys()?;
-            // The server bears 32 KeyUpdates in a row.
+            // Data between KeyUpdates, since the server accepts only 32 in a row.
             stream.write_all(b"\n")?;
         }
     }
