@@ -1,13 +1,13 @@
-//! Units of a program's own: pieces of a stream that all workers of the stack process.
+//! Units defined by a program: pieces of a stream that all workers of the stack process.
 //!
-//! A [`UnitProcessor`] finds the end of a unit and processes it. Units are equally long, or carry
-//! their length in their first bytes, or are the bytes that have arrived. A write is cut into
-//! units, and any worker makes one in the send ring. Any worker also processes a unit that has
+//! A [`UnitProcessor`] finds the end of a unit and processes it. All units have the same length, or
+//! carry their length in their first bytes, or are the bytes that have arrived. A write is cut into
+//! units, and any worker makes a unit in the send ring. Any worker also processes a unit that has
 //! arrived. So one stream uses several cores. Units keep their order: the stack sends no unit
 //! before all earlier ones are made, and the application reads none before all earlier ones are
 //! processed. TLS uses the same stage, with records as units.
 //!
-//! Messages of up to 4 KiB with a length before and a checksum behind them, which are disguised:
+//! An example: disguised messages of up to 4 KiB, after a length and before a checksum.
 //!
 //! ```
 //! use dominoes_drivers::memory::{self, MemoryConfig};
@@ -88,18 +88,17 @@
 //! ```
 //!
 //! # Promises
-//! - Every write makes its own units, of which the last may be shorter: a write of at
-//!   most [`UnitProcessor::max_payload`] bytes that returns its whole length is one unit, and
-//!   [`FramedReadHalf::try_fill`] lends what one unit carried. One that carries nothing is passed
-//!   over.
-//! - A unit is processed from one place to another, so one whose worker dies is begun anew. Nothing
-//!   of a unit is sent before all of it is made.
+//! - Every write makes its own units, of which the last may be shorter: a write of at most
+//!   [`UnitProcessor::max_payload`] bytes that returns its whole length is one unit, and
+//!   [`FramedReadHalf::try_fill`] lends the payload of one unit. Units without payload are skipped.
+//! - Processing does not modify its input, so if a worker dies within a unit, the unit is processed
+//!   again. No byte of a unit is sent before all of it is made.
 //! - A [`Failure`], a unit longer than [`UnitProcessor::max_unit`], and a processor that panics end
-//!   the connection with a reset and [`SocketError::Failed`]: nothing of the unit or behind it is
-//!   sent or read, what is before it may be.
+//!   the connection with a reset and [`SocketError::Failed`]: no byte of the unit or of later units
+//!   is sent or read; earlier units may be.
 //! - A stream that ends within a unit ends for its reader with [`SocketError::Truncated`].
-//! - What units carry is in the stack's memory only between application and ring, and zeroed before
-//!   another connection has that memory.
+//! - Payload is in the stack's memory only between application and ring, and is zeroed before
+//!   another connection gets that memory.
 
 #[cfg(feature = "ciphers")]
 mod cipher;
@@ -127,70 +126,70 @@ pub use cipher::{Aes256Ctr, Aes256Gcm};
 #[cfg(feature = "search")]
 pub use search::{Needles, Search};
 
-/// The most bytes that a unit carries: 16 KiB.
+/// The most payload bytes of a unit: 16 KiB.
 pub const MAX_PAYLOAD: usize = 16 << 10;
 /// The most bytes of a unit: 32 KiB.
 pub const MAX_UNIT: usize = 32 << 10;
 
-/// Finds where units of a stream end, and processes them.
+/// Finds the ends of a stream's units, and processes them.
 ///
-/// Calls come from all threads of the stack and from the application's, in any order, and for one
-/// unit perhaps twice, with the same outcome: a processor keeps nothing from one call to the next
-/// that would change it. Calls must not block. Lengths must not change. While a processor is
-/// called, its thread neither reads nor writes framed streams: that fails with
-/// [`SocketError::InProcessor`], and a stream whose sending half it shuts down or drops is reset.
+/// Calls come from all threads of the stack and of the application, in any order, and perhaps twice
+/// for one unit. The outcome must not change, so a processor must not keep state that affects later
+/// calls. Calls must not block. Lengths must not change. While a processor runs, its thread can
+/// neither read nor write framed streams: that fails with [`SocketError::InProcessor`], and a
+/// stream whose sending half it shuts down or drops is reset.
 ///
-/// Units are equally long, [`UnitProcessor::max_unit`] bytes, unless `header_len`, `received_len`
-/// and `sent_len` say otherwise.
+/// All units are [`UnitProcessor::max_unit`] bytes long, unless `header_len`, `received_len` and
+/// `sent_len` are overridden.
 pub trait UnitProcessor: fmt::Debug + Send + Sync {
-    /// The most bytes that a unit to be sent carries, 1 to [`MAX_PAYLOAD`].
+    /// The most payload bytes of a unit to be sent, 1 to [`MAX_PAYLOAD`].
     fn max_payload(&self) -> usize;
 
     /// The most bytes of a unit in both directions, 1 to [`MAX_UNIT`], at most half a receive
-    /// buffer and what a new connection may write into its send buffer.
+    /// buffer and at most the bytes that a new connection may write into its send buffer.
     fn max_unit(&self) -> usize;
 
-    /// How many bytes of a unit's beginning say how long it is, at most 32.
+    /// How many bytes at the start of a unit determine its length, at most 32.
     fn header_len(&self) -> usize {
         0
     }
 
-    /// How many bytes the received unit has that begins with `header`, which are included. At least
-    /// one. `arrived` bytes have arrived, 1 to [`UnitProcessor::max_unit`], and more may follow: a
+    /// The length of the received unit that begins with `header`, header included; at least one.
+    /// `arrived` bytes have arrived, 1 to [`UnitProcessor::max_unit`], and more may follow: a
     /// processor that returns `arrived` takes bytes as they arrive.
     ///
     /// # Errors
-    /// When no unit begins so.
+    /// When no unit begins with `header`.
     fn received_len(&self, header: &[u8], arrived: usize) -> Result<usize, Failure> {
         let _ = (header, arrived);
         Ok(self.max_unit())
     }
 
-    /// Writes what the received unit carries to the beginning of `payload`, which has
-    /// [`MAX_PAYLOAD`] bytes, all 0. Returns how many bytes that are. `offset`: how many bytes all
-    /// units before it have, the first begins at 0.
+    /// Writes the payload of the received unit to the beginning of `payload`, which has
+    /// [`MAX_PAYLOAD`] bytes, all 0. Returns the payload's length. `offset`: the total length of
+    /// all earlier units; 0 for the first.
     ///
     /// # Errors
-    /// When this cannot be what the peer sent. `payload` is never read then.
+    /// When the peer cannot have sent this unit. `payload` is then never read.
     fn receive(&self, offset: u64, unit: &[u8], payload: &mut [u8]) -> Result<usize, Failure>;
 
-    /// How many bytes the unit has that carries so many, at least 1, at most
+    /// The length of a unit with `payload_len` bytes of payload, at least 1, at most
     /// [`UnitProcessor::max_unit`].
     fn sent_len(&self, payload_len: usize) -> usize {
         let _ = payload_len;
         self.max_unit()
     }
 
-    /// Makes the unit at `offset`, as [`UnitProcessor::receive`] counts it, of `payload`.
-    /// `unit` is as long as [`UnitProcessor::sent_len`] said, and all 0.
+    /// Makes a unit of `payload` at `offset`, which counts as for [`UnitProcessor::receive`].
+    /// `unit` has the length that [`UnitProcessor::sent_len`] returned, and is all 0.
     ///
     /// # Errors
-    /// When it cannot be sent. `unit` is never sent then.
+    /// When it cannot be sent. `unit` is then never sent.
     fn send(&self, offset: u64, payload: &[u8], unit: &mut [u8]) -> Result<(), Failure>;
 
-    /// Whether every call that does not fail writes all that is read or sent of it, so that the
-    /// stack need not zero it before. Only this crate can name the argument, so only its own
-    /// processors say so.
+    /// Whether every successful call writes all bytes of its output that are read or sent, so that
+    /// the stack need not zero it before. Only this crate can name the argument, so only its own
+    /// processors can return true.
     #[doc(hidden)]
     fn writes_all(&self, _: sealed::Ours) -> bool {
         false
@@ -198,14 +197,14 @@ pub trait UnitProcessor: fmt::Debug + Send + Sync {
 }
 
 mod sealed {
-    /// Says that a processor belongs to this crate.
+    /// Proves that a processor belongs to this crate.
     #[derive(Debug)]
     pub struct Ours;
 }
 use sealed::Ours;
 
-/// A connection whose bytes are units: what they carry in and out, in order. The
-/// [module's documentation](self) says what it promises.
+/// A connection whose bytes are units; it carries their payload in both directions, in order. For
+/// its guarantees see the [module's documentation](self).
 ///
 /// Dropping it, or both halves, closes it as [`TcpStream`] does.
 #[derive(Debug)]
@@ -239,7 +238,7 @@ stream_of_units!(
 );
 
 impl FramedStream {
-    /// From now on all bytes are units of `processor`.
+    /// Makes all further bytes units of `processor`.
     ///
     /// # Errors
     /// [`SocketError::NotAlone`], [`SocketError::BufferTooShort`]; [`SocketError::Invalid`] if a
@@ -268,13 +267,13 @@ impl FramedStream {
         Ok(FramedStream::over(&stage, reader))
     }
 
-    /// What its units are processed by.
+    /// The processor of its units.
     pub fn processor(&self) -> &Arc<dyn UnitProcessor> {
         &self.stage().extra
     }
 }
 
-/// Units as a processor makes them.
+/// The codec of a processor.
 struct Units {
     processor: Arc<dyn UnitProcessor>,
     max_payload: usize,
@@ -293,13 +292,13 @@ impl Units {
 }
 
 thread_local! {
-    /// Whether a processor is called on this thread.
+    /// Whether this thread runs code of a processor.
     static IS_IN_PROCESSOR: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While there is one, this thread is in a processor.
+/// While this exists, its thread runs code of a processor.
 struct InProcessor {
-    /// Whether it was in one before.
+    /// Whether the thread did so before.
     was: bool,
 }
 
@@ -317,7 +316,7 @@ impl Drop for InProcessor {
     }
 }
 
-/// The processor's answer; a panic is a failure.
+/// Calls the processor; a panic is a failure.
 fn call<T>(processor: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     let _inside = InProcessor::enter();
     let said = catch_unwind(AssertUnwindSafe(processor));
@@ -354,7 +353,7 @@ impl Codec for Units {
         }
     }
 
-    /// Units are counted by their bytes.
+    /// A unit's number is its offset.
     fn next_number(offset: u64, unit_len: usize) -> u64 {
         offset + unit_len as u64
     }
@@ -362,7 +361,7 @@ impl Codec for Units {
     fn open(&self, offset: u64, unit: &[u8], text: &mut [u8]) -> Result<(u8, usize), Failure> {
         let text = &mut text[..MAX_PAYLOAD];
         if !self.writes_all {
-            // What an earlier unit carried is not read again.
+            // The payload of an earlier unit must not be read again.
             text.fill(0);
         }
         let len = call(|| self.processor.receive(offset, unit, text))?;
@@ -390,7 +389,7 @@ impl Codec for Units {
 
     fn seal(&self, offset: u64, _: u8, text: &[u8], unit: &mut [u8]) -> Result<(), Failure> {
         if !self.writes_all {
-            // What other connections wrote there does not leave.
+            // Bytes that other connections wrote must not be sent.
             unit.fill(0);
         }
         call(|| self.processor.send(offset, text, unit))
@@ -463,7 +462,7 @@ mod tests {
         let server = Stack::builder("10.0.0.1/24").start(left).unwrap();
         let client = Stack::builder("10.0.0.2/24").start(right).unwrap();
         let listener = server.listen(7, 16)?;
-        // In which order the three are made.
+        // The order in which the three units are made.
         for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 2, 1]] {
             let stream = client.connect("10.0.0.1:7")?;
             let _accepted = listener.accept()?;

@@ -1,6 +1,6 @@
-//! The stage of units: pieces of a stream that any worker processes, between an application and
-//! its connection. What a unit is, and what is done to it, is a [`Codec`]'s: records of TLS, or
-//! units of a program's own ([`framed`](super::framed)).
+//! The stage of units: pieces of a stream that any worker processes, between an application and its
+//! connection. A [`Codec`] defines the units and how they are processed: TLS records, or the units
+//! of a program's processor ([`framed`](super::framed)).
 
 mod receiving;
 mod sending;
@@ -24,49 +24,49 @@ pub(super) use receiving::{OpenUnit, Reader, Receiver};
 pub(super) use sending::{SealUnit, Sender};
 pub(super) use streams::stream_of_units;
 
-/// Units of one direction that may be under way between writer or reader and the stack: with
-/// records of TLS half a send buffer of the default length.
+/// The most units of one direction between the writer or reader and the stack. With TLS records
+/// this is half a send buffer of the default length.
 pub(super) const UNITS: usize = 32;
-/// Units that a worker processes before it goes on with other work.
+/// Units that a worker processes before it turns to other work.
 const UNITS_PER_TURN: usize = 4;
-/// The most bytes of a unit's beginning by which its length is found.
+/// The most bytes at the start of a unit that determine its length.
 pub(super) const MAX_HEADER: usize = 32;
 
-/// What units are, and what is done to them. A stream may go on with another codec of its kind.
+/// A kind of units. A stream may change to another codec of the same type.
 ///
-/// Opening and sealing leave what they read as it is, and keep nothing from one unit to the next:
-/// any thread may do any unit, and do it again with the same outcome.
+/// Opening and sealing do not modify their input and keep no state between units: any thread may
+/// process any unit, and repeat it with the same outcome.
 pub(super) trait Codec: Sized + Send + Sync + 'static {
-    /// Why a unit is refused.
+    /// The reason for refusing a unit.
     type Fault: Copy + Send + Sync;
-    /// What calls return.
+    /// The error of calls on a stream.
     type Error: Clone + PartialEq + Send + From<SocketError>;
-    /// What a connection has besides what all have.
+    /// Additional state of a connection.
     type Extra: Send + Sync;
-    /// What its reader has besides.
+    /// Additional state of its reader.
     type Reading: Default;
 
     /// The content type of the application's text.
     const TEXT: u8;
-    /// Text that is no longer is sealed by its writer: handing it over costs more.
+    /// Text up to this length is sealed by its writer, because handing it to a worker costs more.
     const AT_ONCE: usize;
-    /// Units that are left to other content than the application's.
+    /// Units reserved for content other than the application's.
     const CONTROL_UNITS: usize;
 
-    /// Whether this thread may use streams. It may not while it is in a codec, which is called
-    /// while the receiver or the sender is taken.
+    /// Whether this thread may use streams. It may not while it runs code of a codec, because the
+    /// receiver or the sender is then taken.
     fn check_caller() -> Result<(), Self::Error> {
         Ok(())
     }
 
-    /// How many bytes of a unit's beginning say how long it is; at most [`MAX_HEADER`].
+    /// How many bytes at the start of a unit determine its length; at most [`MAX_HEADER`].
     fn header_len(&self) -> usize;
 
-    /// How long the received unit is that begins with `header`, which is included. So many bytes
-    /// have `arrived`, at least one; the unit may be longer.
+    /// The length of the received unit that begins with `header`, header included. `arrived` bytes
+    /// have arrived, at least one; the unit may be longer.
     fn unit_len(&self, header: &[u8], arrived: usize) -> Result<usize, Self::Fault>;
 
-    /// The number of the unit behind one that has `number` and is `unit_len` bytes long.
+    /// The number of the unit after unit `number`, which is `unit_len` bytes long.
     fn next_number(number: u64, _unit_len: usize) -> u64 {
         number + 1
     }
@@ -74,16 +74,16 @@ pub(super) trait Codec: Sized + Send + Sync + 'static {
     /// Writes the text of received unit `number` to `text`. Returns its content type and length.
     fn open(&self, number: u64, unit: &[u8], text: &mut [u8]) -> Result<(u8, usize), Self::Fault>;
 
-    /// How long the unit of so much text is.
+    /// The length of a unit of `text_len` bytes of text.
     fn sealed_len(&self, text_len: usize) -> usize;
 
-    /// How much of `len` bytes of text the next unit takes, if it finds `room` bytes; 0: none.
+    /// How many of `len` bytes of text the next unit takes if it has `room` bytes; may be 0.
     fn fit(&self, len: usize, room: usize) -> usize;
 
-    /// How many bytes of room let [`Codec::fit`] take some of any text.
+    /// The room with which [`Codec::fit`] takes some bytes of any text.
     fn least_room(&self) -> usize;
 
-    /// Makes unit `number`, which is [`Codec::sealed_len`] long.
+    /// Writes unit `number` to `unit`, which is [`Codec::sealed_len`] long.
     fn seal(
         &self,
         number: u64,
@@ -92,14 +92,15 @@ pub(super) trait Codec: Sized + Send + Sync + 'static {
         unit: &mut [u8],
     ) -> Result<(), Self::Fault>;
 
-    /// What calls return after a fault.
+    /// The error that calls return after a fault.
     fn refused(fault: Self::Fault) -> Self::Error;
 
-    /// How the stream ends for its reader if it ends behind a whole unit, or within one.
+    /// How the stream ends for its reader if it ends after a whole unit, or within one.
     fn end_of_stream(is_whole: bool) -> Result<(), Self::Error>;
 
-    /// Called before each unit that the application writes; `is_first`: of this call. Returns
-    /// whether it may be made now; if not, the writer looks again, or makes no more units.
+    /// Called before each unit that the application writes; `is_first`: the first of a call.
+    /// Returns whether the unit may be made now (`Continue(true)`); otherwise the writer tries
+    /// again (`Continue(false)`) or stops (`Break`).
     fn before_unit(
         _: &Stage<Self>,
         _: &mut Sender<Self>,
@@ -109,11 +110,11 @@ pub(super) trait Codec: Sized + Send + Sync + 'static {
         Ok(ControlFlow::Continue(true))
     }
 
-    /// The reader takes text of the next unit, as [`Codec::open`] returned it.
+    /// Passes the text of the next unit to the reader, with the result of [`Codec::open`].
     fn take(reader: &mut Reader<Self>, content: u8, len: usize) -> Result<(), Self::Fault>;
 
-    /// Nothing more will be written, because of a fault of what was received, or because the
-    /// application says so.
+    /// Called when writing ends, because of a fault in received bytes (`why`), or because the
+    /// application ended it.
     fn end(
         stage: &Stage<Self>,
         sender: &mut Sender<Self>,
@@ -122,26 +123,26 @@ pub(super) trait Codec: Sized + Send + Sync + 'static {
     );
 }
 
-/// What the halves of a connection and the workers that process its units share.
+/// The state shared by the halves of a connection and the workers that process its units.
 ///
-/// *Sending.* A writer copies text into units of `sealing` and fixes for each its codec, its
-/// number and its place in the send stream. Any thread seals it from there into the send ring.
-/// The cursor that the pump reads moves over the sealed prefix only (`publish`), so the ring's
-/// bytes become visible to the stack as sealed or not at all.
+/// *Sending.* A writer copies text into units of `sealing` and fixes the codec, number and offset
+/// in the send stream of each. Any thread seals a unit from there into the send ring. The cursor
+/// that the pump reads moves over the sealed prefix only (`publish`), so the stack sees bytes of
+/// the ring only after they are sealed.
 ///
-/// *Receiving.* Whichever thread has the `receiver` finds units in the receive ring and puts them
-/// into `opening`. Any thread opens one from the ring into its buffer. The reader takes the opened
-/// prefix, and gives the ring's bytes up when it takes a unit.
+/// *Receiving.* The thread that holds the `receiver` finds units in the receive ring and puts them
+/// into `opening`. Any thread opens one from the ring into the unit's buffer. The reader takes the
+/// opened prefix, and releases a unit's bytes in the ring when it takes the unit.
 ///
-/// Neither changes what it reads, so a unit whose thread unwinds is begun anew.
+/// Neither direction modifies its input, so a unit whose thread unwinds is processed again.
 pub(super) struct Stage<C: Codec> {
-    /// Its only owner reads and writes the connection.
+    /// The connection, which only this stage reads and writes.
     alone: Alone,
     pub(super) half: Arc<Half>,
-    /// Of its text.
+    /// The owner of its text buffers.
     owner: Owner,
     pub(super) extra: C::Extra,
-    /// Why a unit could not be sealed: nothing of it or behind it is sent.
+    /// Why a unit could not be sealed: neither it nor any later unit is sent.
     failed: OnceLock<C::Fault>,
 
     sender: Mutex<Sender<C>>,
@@ -149,26 +150,26 @@ pub(super) struct Stage<C: Codec> {
     publishing: Serial,
     /// As [`Codec::least_room`].
     least_room: usize,
-    /// The stream ends behind the last unit.
+    /// The stream ends after the last unit.
     is_ending: AtomicBool,
-    /// The stack was told so.
+    /// The end of the stream has been requested from the stack.
     has_ended: AtomicBool,
 
     receiver: Exclusive<Receiver<C>>,
     pub(super) opening: UnitRing<OpenUnit<C>>,
-    /// Whether the reader has text, or the end, or is taking a unit that may contain one of them.
+    /// Whether the reader has text or the end, or is taking a unit that may contain either.
     has_text: AtomicBool,
-    /// What the connection's news calls.
+    /// Notified when the connection has news.
     arrivals: Arc<dyn Watch>,
-    /// Whether it is called.
+    /// Whether `arrivals` is registered with the connection.
     is_armed: AtomicBool,
-    /// Whether the stage is in the queue of its stack.
+    /// Whether the stage is in its stack's queue.
     is_queued: AtomicBool,
 }
 
 impl<C: Codec> Stage<C> {
-    /// Begins at the present cursors of the connection. `sealing` and `opening` are the codecs of
-    /// the two directions, each with the number of its first unit.
+    /// Begins at the connection's current cursors. `sealing` and `opening` are the codecs of the
+    /// two directions, each with the number of its first unit.
     pub(super) fn new(
         alone: Alone,
         extra: C::Extra,
@@ -182,7 +183,7 @@ impl<C: Codec> Stage<C> {
         let least_room = sealing.least_room();
         let receiver = Receiver::new(opening, first_opened, read);
         let mut sender = Sender::new(sealing, first_sealed, written);
-        // A stream has no units after its end.
+        // There are no units after the end of a stream.
         let is_shut = half.writer.with(|is_shut| *is_shut);
         if is_shut {
             sender.over = Some(SocketError::ShutDown.into());
@@ -214,12 +215,12 @@ impl<C: Codec> Stage<C> {
         Ok(stage)
     }
 
-    /// The connection, without its bytes.
+    /// The connection, without access to its bytes.
     pub(super) fn view(&self) -> TcpView<'_> {
         self.alone.view(Some(self))
     }
 
-    /// For pollers.
+    /// The object that a poller checks.
     pub(super) fn target(self: &Arc<Self>, can: Interest) -> Target {
         let units: Weak<Stage<C>> = Arc::downgrade(self);
         Target::Stream {
@@ -230,12 +231,12 @@ impl<C: Codec> Stage<C> {
         }
     }
 
-    /// Applications take it, workers do not.
+    /// Locks the sender. Applications do so, workers do not.
     pub(super) fn sender(&self) -> MutexGuard<'_, Sender<C>> {
         self.sender.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves units that are ready to the workers of the stack. Returns whether there are any.
+    /// Leaves ready units to the workers of the stack. Returns whether there are any.
     pub(super) fn share(self: &Arc<Self>) -> bool {
         let has_ready = self.sealing.has_ready() || self.opening.has_ready();
         if has_ready {
@@ -258,19 +259,19 @@ impl<C: Codec> Stage<C> {
         }
     }
 
-    /// Lets news of the connection put it into the queue, and looks for units that came before.
+    /// Lets news of the connection queue the stage, and finds units that arrived before.
     fn watch(self: &Arc<Self>) {
         let Ok(stream) = self.half.stream() else {
             return;
         };
-        // ORDERING: AcqRel, pairs with the one in `fire`: the look comes after what that was for.
+        // ORDERING: AcqRel, pairs with the one in `fire`: the scan sees the arrival that caused it.
         while !self.is_armed.swap(true, Ordering::AcqRel) {
             stream.waiting().watch(&self.arrivals);
             self.scan();
         }
     }
 
-    /// Takes back what `watch` did.
+    /// Undoes `watch`.
     fn unwatch(&self) {
         if let Ok(stream) = self.half.stream() {
             stream.waiting().unwatch(&self.arrivals);
@@ -283,7 +284,8 @@ pub(super) trait Staged: Send + Sync {
     /// Ends the stream after the last unit.
     fn end_writing(&self);
 
-    /// Whether a read, and a write, would find something, if the connection below looks like this.
+    /// Whether a read, and a write, would find something, given the state `below` of the
+    /// connection.
     fn look(&self, stream: &StreamRef<'_>, below: &Look) -> StageLook;
 }
 
@@ -303,8 +305,8 @@ impl<C: Codec> Staged for Stage<C> {
 
     fn look(&self, stream: &StreamRef<'_>, below: &Look) -> StageLook {
         let first = self.opening.first();
-        // ORDERING: Acquire fence, pairs with the Release by which a unit is taken: a thread that
-        // does not find the unit finds the flag that its reader stored before.
+        // ORDERING: Acquire fence, pairs with the Release that takes a unit: a thread that does not
+        // find the unit sees the flag that its reader stored before.
         fence(Ordering::Acquire);
         let has_more = match first {
             UnitState::Ready | UnitState::Done => true,
@@ -328,7 +330,7 @@ impl<C: Codec> Drop for Stage<C> {
     }
 }
 
-/// What both halves of a stream share. When the last of them goes, the connection ends.
+/// Shared by both halves of a stream. When the last half is dropped, the connection ends.
 pub(super) struct Shared<C: Codec>(pub(super) Arc<Stage<C>>);
 
 impl<C: Codec> Drop for Shared<C> {
@@ -338,7 +340,7 @@ impl<C: Codec> Drop for Shared<C> {
     }
 }
 
-/// Puts a stage that has more to do back into the queue, also when its worker unwinds.
+/// Queues the stage again if it has more work, also when its worker unwinds.
 struct Requeue<'a, C: Codec>(&'a Arc<Stage<C>>);
 
 impl<C: Codec> Drop for Requeue<'_, C> {
@@ -381,7 +383,7 @@ impl<C: Codec> UnitWork for Stage<C> {
     }
 }
 
-/// Called when a connection has news.
+/// Notified when a connection has news.
 struct Arrivals<C: Codec>(Weak<Stage<C>>);
 
 impl<C: Codec> Watch for Arrivals<C> {

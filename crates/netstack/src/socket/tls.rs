@@ -1,10 +1,10 @@
 //! TLS whose records all workers of the stack seal and open (feature `rustls`).
 //!
-//! `rustls` does the handshake, with the application's own [`ClientConfig`] or [`ServerConfig`],
-//! and makes the keys. After it the stack does the records: what is written is cut into records of
-//! up to 16 KiB, each of which any worker seals into the send ring; what arrives is opened by any
-//! worker, record by record. So one TLS stream uses several cores. The order stays that of the
-//! stream: only the sealed prefix is sent, only the opened prefix is read.
+//! `rustls` does the handshake, with the application's [`ClientConfig`] or [`ServerConfig`], and
+//! makes the keys. After that the stack processes the records: written text is cut into records of
+//! up to 16 KiB, each of which any worker seals into the send ring; any worker opens a record that
+//! has arrived. So one TLS stream uses several cores. The stream keeps its order: only the sealed
+//! prefix is sent, only the opened prefix is read.
 //!
 //! ```
 //! use dominoes_drivers::memory::{self, MemoryConfig};
@@ -47,35 +47,33 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The handshake's cryptography is the program's choice: `rustls` has the provider that the program
-//! enables as a feature of it, such as `aws_lc_rs` or `ring`, or that it puts into its
-//! configuration. Records are sealed and opened by `aws-lc-rs`, whatever provider that is: a
-//! provider's own code takes the records of a connection one after another, and here several
-//! workers seal and open them at once. A program that may use only its provider's code runs
-//! `rustls` over a [`TcpStream`] instead.
+//! The program chooses the cryptography of the handshake: the provider that it enables as a feature
+//! of `rustls`, such as `aws_lc_rs` or `ring`, or that it puts into its configuration. Records are
+//! always sealed and opened by `aws-lc-rs`: the interface of a provider processes the records of a
+//! connection one after another, and here several workers seal and open them at once. A program
+//! that may use only its provider's code runs `rustls` over a [`TcpStream`] instead.
 //!
-//! # What is sent when
-//! Every write makes records of what it is given, the last of any length; flushing does nothing.
-//! Small writes cost a record each: wrap the stream in a [`BufWriter`](std::io::BufWriter).
-//! What is longer than 4 KiB is left to the workers; shorter text the writer seals by itself. A
-//! thread that finds all units in use, or that waits for bytes which are there, helps.
+//! # Records
+//! Every write makes new records of its text, the last of any length; flushing does nothing. Small
+//! writes cost a record each: wrap the stream in a [`BufWriter`](std::io::BufWriter). Text of more
+//! than 4 KiB is left to the workers; a writer seals shorter text itself. A thread helps if it
+//! finds all units in use, or waits for bytes that have arrived and are not opened.
 //!
-//! # What it promises
+//! # Guarantees
 //! - TLS 1.3 and 1.2 with AES-128-GCM, AES-256-GCM and ChaCha20-Poly1305. No early data, no
 //!   renegotiation.
-//! - Text is in the stack's memory only between the writer and the ring; no frame is built of a
-//!   byte that is not sealed. A worker that dies leaves its record to another, which makes the same
-//!   bytes of it.
-//! - A record that is not authentic, or breaks another rule, ends the connection with its alert;
-//!   nothing of it or behind it is read. Bytes that begin no record get their alert at once, and a
-//!   handshake that takes too long ends ([`TlsHandshake::set_timeout`]). A stream that ends without
-//!   close_notify ends for its reader with [`TlsError::Truncated`].
+//! - Text is in the stack's memory only between the writer and the ring; no frame contains a byte
+//!   that is not sealed. If a worker dies, another one makes its record again, with the same bytes.
+//! - A record that is not authentic, or breaks another rule, ends the connection with its alert; no
+//!   byte of it or of later records is read. Bytes that begin no record get their alert at once,
+//!   and a handshake that takes too long ends ([`TlsHandshake::set_timeout`]). A stream that ends
+//!   without close_notify ends for its reader with [`TlsError::Truncated`].
 //! - Keys are replaced when the peer asks, when [`TlsStream::update_keys`] is called, and before
 //!   one has sealed 2^24 records with AES-GCM. The peer may send 32 records or messages in a row
-//!   that carry nothing for the reader, KeyUpdates among them that we did not ask for.
-//! - Keys are zeroed when they are replaced and when the connection goes; so is text, and before
-//!   another connection has its memory.
-//! - `Stack::close` lets what was written be sealed, and says close_notify.
+//!   that carry nothing for the reader, including KeyUpdates that we did not ask for.
+//! - Keys are zeroed when they are replaced and when the connection is gone; text is zeroed too,
+//!   and always before another connection gets its memory.
+//! - `Stack::close` waits until written text is sealed, and sends close_notify.
 
 mod error;
 mod handshake;
@@ -110,8 +108,8 @@ pub use prepared::{PreparedTls, RecordKey};
 #[cfg(all(feature = "testkit", debug_assertions))]
 pub use record::nonces::{NonceTally, count_nonces};
 
-/// A TLS connection: bytes in and out, in order. The [module's documentation](self) says what it
-/// promises.
+/// A TLS connection: bytes in both directions, in order. For its guarantees see the [module's
+/// documentation](self).
 ///
 /// Dropping it, or both halves, sends close_notify and closes it as [`TcpStream`] does.
 #[derive(Debug)]
@@ -145,8 +143,8 @@ stream_of_units!(
 );
 
 impl TlsStream {
-    /// Does the handshake as the client, and waits for it. `name` is what the server's certificate
-    /// must be for.
+    /// Does the handshake as the client, and waits for it. The server's certificate must be for
+    /// `name`.
     ///
     /// # Errors
     /// As [`TlsHandshake::client`] and [`TlsHandshake::finish`].
@@ -166,7 +164,7 @@ impl TlsStream {
         TlsHandshake::server(stream, config)?.finish()
     }
 
-    /// What both ends agreed on.
+    /// The parameters that both ends agreed on.
     pub fn info(&self) -> &TlsInfo {
         &self.stage().extra.info
     }
@@ -181,7 +179,7 @@ impl TlsStream {
 }
 
 impl TlsWriteHalf {
-    /// Goes on with another key, and asks the peer to do so, too (RFC 8446 section 4.6.3).
+    /// Changes to a new key, and asks the peer to do so, too (RFC 8446 section 4.6.3).
     ///
     /// # Errors
     /// [`SocketError::Invalid`] with TLS 1.2, [`SocketError::WouldBlock`] if there is no room.
@@ -189,7 +187,8 @@ impl TlsWriteHalf {
         self.shared.0.update_keys()
     }
 
-    /// Lets each key seal so many records; 16 of them are left to alerts and KeyUpdates.
+    /// The number of records that each key may seal; 16 of them are reserved for alerts and
+    /// KeyUpdates.
     #[cfg(feature = "testkit")]
     pub fn set_record_limit(&mut self, records: u64) {
         let limit = &self.shared.0.extra.limit;
@@ -197,7 +196,7 @@ impl TlsWriteHalf {
     }
 }
 
-/// A port that TLS connections arrive at.
+/// A port for TLS connections.
 #[derive(Debug)]
 pub struct TlsListener {
     listener: TcpListener,
@@ -205,7 +204,7 @@ pub struct TlsListener {
 }
 
 impl TlsListener {
-    /// Serves what arrives at `listener`.
+    /// Accepts the connections of `listener`.
     pub fn new(listener: TcpListener, config: &Arc<ServerConfig>) -> TlsListener {
         TlsListener {
             listener,
@@ -218,8 +217,8 @@ impl TlsListener {
         &self.listener
     }
 
-    /// Takes the next connection, whose handshake begins. [Finish](TlsHandshake::finish) it where
-    /// it may take its time: a client that says nothing delays its caller by up to
+    /// Accepts the next connection and begins its handshake. [Finish](TlsHandshake::finish) it on a
+    /// thread that may wait: a silent client delays its caller by up to
     /// [`TlsHandshake::time_left`].
     ///
     /// # Errors

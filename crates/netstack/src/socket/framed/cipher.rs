@@ -1,4 +1,4 @@
-//! Units that AES-256 enciphers, by `aws-lc-rs`, which finds out itself what the processor can.
+//! Units enciphered with AES-256 by `aws-lc-rs`, which detects the processor's features itself.
 
 use core::fmt;
 
@@ -33,7 +33,7 @@ fn position(offset: u64) -> Result<u64, Failure> {
 /// No two texts are enciphered at one position under one key, **if each direction of each
 /// connection has its own key**: derive the keys from a secret that both ends share and from a
 /// fresh value. A stream fails with [`Failure::TooLong`] after 2^48 bytes. An attacker on the path
-/// can flip any bit of the text, and nobody notices.
+/// can flip any bit of the text without being detected.
 pub struct Aes256Ctr {
     sent: EncryptingKey,
     received: EncryptingKey,

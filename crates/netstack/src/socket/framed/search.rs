@@ -18,7 +18,7 @@ use super::{Failure, MAX_PAYLOAD, Ours, UnitProcessor};
 /// string search").
 ///
 /// # Counts
-/// It counts every occurrence within one unit, also those that overlap. A unit is up to 16 KiB that
+/// It counts every occurrence within one unit; occurrences may overlap. A unit is up to 16 KiB that
 /// one call wrote, or that had arrived when a worker looked. It does not find an occurrence that
 /// crosses the boundary of two units, because two workers may process them and neither waits for
 /// the other. It may count a unit twice if the first worker dies in it.
@@ -86,7 +86,7 @@ impl Search {
         for (byte, place) in from.iter().zip(to) {
             *place = *byte;
             state = automaton.next_state(Anchored::No, state, *byte);
-            // States with a meaning come first: no memory is touched to know that this is none.
+            // States with a meaning come first, so a comparison suffices, without a memory access.
             if automaton.is_special(state) && automaton.is_match(state) {
                 found += automaton.match_len(state) as u64;
             }

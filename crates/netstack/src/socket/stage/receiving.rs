@@ -1,4 +1,4 @@
-//! From units in the receive ring to text that is read.
+//! Receiving: from units in the receive ring to text for the reader.
 
 use core::sync::atomic::{Ordering, fence};
 use std::sync::Arc;
@@ -10,16 +10,16 @@ use crate::error::SocketError;
 use crate::io::stream::{DeliveryCursor, StreamRef};
 use crate::io::units::{Claim, TextBuffer, UnitState};
 
-/// A unit to be opened.
+/// A unit to open.
 pub(in crate::socket) struct OpenUnit<C: Codec> {
-    /// Where the unit stands in the receive stream.
+    /// The unit's offset in the receive stream.
     offset: u64,
     unit_len: usize,
-    /// With which codec and number it was, or is to be, opened.
+    /// The codec and number with which the unit is opened.
     codec: Option<Arc<C>>,
     number: u64,
     text: TextBuffer,
-    /// Content type and length of the text, or what is wrong.
+    /// Content type and length of the text, or the fault.
     outcome: Option<Result<(u8, usize), C::Fault>>,
 }
 
@@ -36,23 +36,23 @@ impl<C: Codec> Default for OpenUnit<C> {
     }
 }
 
-/// Finds units in the receive ring, on whichever thread has it.
+/// Finds units in the receive ring, on the thread that holds it.
 pub(in crate::socket) struct Receiver<C: Codec> {
     cursor: DeliveryCursor,
-    /// Where the next unit begins.
+    /// Offset of the next unit.
     next: u64,
-    /// Where the bytes end that are needed to go on.
+    /// The scan can continue when bytes up to this offset have arrived.
     wanted: u64,
     codec: Arc<C>,
     /// Number of the next unit.
     number: u64,
-    /// What stands at `next` is no unit.
+    /// The bytes at `next` begin no unit.
     is_over: bool,
     #[cfg(feature = "prepared")]
     numbers: Numbers,
 }
 
-/// After how many units their numbers begin with 0 again (feature `prepared`).
+/// The number of units after which unit numbers restart at 0 (feature `prepared`).
 #[cfg(feature = "prepared")]
 #[derive(Clone, Copy)]
 struct Numbers(u64);
@@ -91,12 +91,12 @@ impl<C: Codec> Stage<C> {
         receiver.is_some_and(|mut receiver| self.scan_with(&mut receiver))
     }
 
-    /// Whether a unit may have arrived that was not found yet.
+    /// Whether a unit may have arrived that has not been found.
     pub(super) fn has_unit(&self) -> bool {
         let Ok(stream) = self.half.stream() else {
             return true;
         };
-        // A thread that scans meanwhile may have looked before.
+        // A thread that scans now may have checked before the arrival.
         self.receiver.try_take().is_none_or(|mut receiver| {
             stream.follow(&mut receiver.cursor);
             !receiver.is_over && receiver.cursor.arrived >= receiver.wanted
@@ -144,7 +144,7 @@ impl<C: Codec> Stage<C> {
                 };
             });
             if !pushed {
-                // The reader scans when it has taken one.
+                // The reader scans after it takes a unit.
                 receiver.wanted = u64::MAX;
                 break;
             }
@@ -188,7 +188,7 @@ fn open<C: Codec>(
     let whole;
     let bytes = match b {
         [] => a,
-        // Where the ring begins anew.
+        // The unit wraps around the end of the ring.
         _ => {
             whole = [a, b].concat();
             &whole
@@ -201,10 +201,10 @@ fn open<C: Codec>(
 pub(in crate::socket) struct Reader<C: Codec> {
     pub(in crate::socket) stage: Arc<Stage<C>>,
     cursor: DeliveryCursor,
-    /// With which codec and number the next unit must have been sealed.
+    /// The codec and number with which the next unit must have been sealed.
     codec: Arc<C>,
     number: u64,
-    /// Text of the unit that is being read.
+    /// Text of the current unit.
     text: TextBuffer,
     at: usize,
     end: usize,
@@ -213,7 +213,7 @@ pub(in crate::socket) struct Reader<C: Codec> {
         expect(dead_code, reason = "TLS alone has something there")
     )]
     pub(in crate::socket) reading: C::Reading,
-    /// Nothing more is read: how it ended.
+    /// How reading ended, if it did.
     pub(in crate::socket) over: Option<Result<(), C::Error>>,
     #[cfg(feature = "prepared")]
     numbers: Numbers,
@@ -236,7 +236,7 @@ impl<C: Codec> Reader<C> {
         }
     }
 
-    /// Before any unit has arrived.
+    /// To be called before any unit has arrived.
     #[cfg(all(feature = "prepared", feature = "rustls"))]
     pub(in crate::socket) fn repeat_numbers(&mut self, after: u64) {
         self.numbers = Numbers(after);
@@ -263,7 +263,7 @@ impl<C: Codec> Reader<C> {
         Ok(len)
     }
 
-    /// Text that is opened and not read, of one unit; empty at the end of the stream.
+    /// Opened and unread text of one unit; empty at the end of the stream.
     pub(in crate::socket) fn fill(&mut self) -> Result<(), C::Error> {
         C::check_caller()?;
         if self.at < self.end {
@@ -293,7 +293,7 @@ impl<C: Codec> Reader<C> {
             }
             match stage.opening.first() {
                 UnitState::Done => {
-                    // Before the unit is gone: a poller finds one or the other.
+                    // Before the unit is removed, so that a poller finds one or the other.
                     stage.has_text.store(true, Ordering::Relaxed);
                     let unit = stage.opening.take(core::mem::take);
                     if stage.scan() {
@@ -309,14 +309,14 @@ impl<C: Codec> Reader<C> {
                         stage.open(unit, false);
                     }
                 }
-                // The worker that is at it notifies us.
+                // The worker that is opening it notifies us.
                 UnitState::Claimed if has_missed => return Err(SocketError::WouldBlock.into()),
                 UnitState::Claimed => {
                     has_missed = true;
                     stream.missed();
                     // ORDERING: SeqCst fence, pairs with the one in `EventCount::notify_all`, which
-                    // comes between the end of a unit and its notifier's look: either that finds
-                    // the miss, or we find the unit.
+                    // comes between the end of a unit and its notifier's check: either the notifier
+                    // sees the miss, or we find the unit.
                     fence(Ordering::SeqCst);
                 }
                 UnitState::Free => self.find_more(&stream)?,
@@ -336,32 +336,32 @@ impl<C: Codec> Reader<C> {
         self.note_text();
     }
 
-    /// The first `len` bytes of what was opened are text for the application.
+    /// Makes the first `len` opened bytes text for the application.
     pub(in crate::socket) fn show(&mut self, len: usize) {
         (self.at, self.end) = (0, len);
     }
 
-    /// The first `len` bytes of what was opened.
+    /// The first `len` opened bytes.
     #[cfg(feature = "rustls")]
     pub(in crate::socket) fn opened(&self, len: usize) -> &[u8] {
         &self.text[..len]
     }
 
-    /// The units that follow have another codec, and their numbers begin with 0.
+    /// The following units have another codec, and their numbers begin with 0.
     #[cfg(feature = "rustls")]
     pub(in crate::socket) fn go_on_with(&mut self, codec: C) {
         self.codec = Arc::new(codec);
         self.number = 0;
         let mut receiver = take(&self.stage);
         receiver.codec = Arc::clone(&self.codec);
-        // Those that were found already are opened again.
+        // Units that were found already get the first numbers; `accept` opens them again.
         receiver.number = self.stage.opening.len() as u64;
     }
 
-    /// Looks for units; none was found before.
+    /// Looks for units after none was found.
     fn find_more(&mut self, stream: &StreamRef<'_>) -> Result<(), C::Error> {
         let stage = &self.stage;
-        // What they say comes before the look at the bytes.
+        // Loaded before the scan, so that the scan finds all bytes before a reported end.
         let status = stream.status();
         let peer_end = stream.peer_end();
         let mut receiver = take(stage);
@@ -376,7 +376,7 @@ impl<C: Codec> Reader<C> {
             return Ok(());
         }
         match status.end_reason() {
-            // News of the end may overtake bytes that came before it.
+            // The report of an end may overtake the bytes before it.
             Some(ending) if stream.ended_at() <= arrived => {
                 stage.check_sealed()?;
                 Err(SocketError::from(ending).into())
@@ -386,13 +386,13 @@ impl<C: Codec> Reader<C> {
         }
     }
 
-    /// Takes a unit as the next one.
+    /// Accepts a unit as the next one.
     fn accept(&mut self, stream: &StreamRef<'_>, mut unit: OpenUnit<C>) -> Result<(), C::Error> {
         let is_ours = unit.codec.as_ref();
         let is_ours = is_ours.is_some_and(|codec| Arc::ptr_eq(codec, &self.codec));
         let is_unit = !unit.text.is_empty();
         if is_unit && (!is_ours || unit.number != self.number) {
-            // The codec was replaced before it.
+            // The codec was replaced before this unit.
             (unit.codec, unit.number) = (Some(Arc::clone(&self.codec)), self.number);
             unit.outcome = open(stream, &mut unit);
         }
@@ -405,7 +405,7 @@ impl<C: Codec> Reader<C> {
         self.number = C::next_number(self.number, unit.unit_len);
         #[cfg(feature = "prepared")]
         self.numbers.wrap(&mut self.number);
-        // None: the connection had gone.
+        // `None` if the connection was gone.
         let outcome = unit.outcome.ok_or(SocketError::Aborted)?;
         let taken = outcome.and_then(|(content, len)| C::take(self, content, len));
         if self.at == self.end {
@@ -415,7 +415,7 @@ impl<C: Codec> Reader<C> {
         taken.map_err(|fault| self.refuse(stream, fault))
     }
 
-    /// Ends the connection for what the peer sent.
+    /// Ends the connection because of a fault in received bytes.
     fn refuse(&mut self, stream: &StreamRef<'_>, fault: C::Fault) -> C::Error {
         let error = C::refused(fault);
         (self.at, self.end) = (0, 0);
@@ -425,8 +425,8 @@ impl<C: Codec> Reader<C> {
         error
     }
 
-    /// Reads all that has arrived, and nothing of it: what is not read would end the connection
-    /// with a reset, perhaps before what the codec says last arrives.
+    /// Consumes and drops all bytes that have arrived: unread bytes would end the connection with a
+    /// reset, perhaps before the codec's last unit reaches the peer.
     fn discard(&mut self, stream: &StreamRef<'_>) {
         let stage = Arc::clone(&self.stage);
         take(&stage).is_over = true;
@@ -434,7 +434,7 @@ impl<C: Codec> Reader<C> {
             match stage.opening.first() {
                 UnitState::Ready => drop(stage.opening.claim_first().map(Claim::done)),
                 UnitState::Done => drop(stage.opening.take(core::mem::take)),
-                // It is in use.
+                // Another thread is using it.
                 UnitState::Claimed => return,
                 UnitState::Free => break,
             }
@@ -448,8 +448,8 @@ impl<C: Codec> Reader<C> {
 
 impl<C: Codec> Drop for Reader<C> {
     fn drop(&mut self) {
-        // What is not read ends the connection with a reset, which may overtake what was written: a
-        // unit that carries no text is no reason for that.
+        // Unread bytes end the connection with a reset, which may overtake written bytes. Units
+        // without text must not cause that.
         if !std::thread::panicking() {
             let _ = self.fill();
         }
@@ -458,7 +458,7 @@ impl<C: Codec> Drop for Reader<C> {
     }
 }
 
-/// Waits for a thread that scans, which takes no longer than that.
+/// Takes the receiver. Waits for a thread that scans, which is short.
 fn take<C: Codec>(stage: &Stage<C>) -> ExclusiveGuard<'_, Receiver<C>> {
     loop {
         match stage.receiver.try_take() {

@@ -1,4 +1,4 @@
-//! From text that is written to units in the send ring.
+//! Sending: from written text to units in the send ring.
 
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
@@ -9,16 +9,16 @@ use crate::error::SocketError;
 use crate::io::stream::{AppRequest, StreamRef};
 use crate::io::units::{Claim, TextBuffer};
 
-/// A unit to be sealed.
+/// A unit to seal.
 pub(in crate::socket) struct SealUnit<C: Codec> {
-    /// Its text is the beginning.
+    /// The first `len` bytes are its text.
     text: TextBuffer,
     len: usize,
     content: u8,
     /// `None` while there is no unit.
     codec: Option<Arc<C>>,
     number: u64,
-    /// Where the unit stands in the send stream.
+    /// The unit's offset in the send stream.
     offset: u64,
     unit_len: usize,
     fault: Option<C::Fault>,
@@ -39,7 +39,7 @@ impl<C: Codec> Default for SealUnit<C> {
     }
 }
 
-/// What writers have in turn.
+/// The state that writers use in turn.
 pub(in crate::socket) struct Sender<C: Codec> {
     pub(in crate::socket) codec: Arc<C>,
     /// Number of the next unit.
@@ -62,7 +62,7 @@ impl<C: Codec> Sender<C> {
 }
 
 impl<C: Codec> Stage<C> {
-    /// Waits until something is written.
+    /// Waits until some text is written.
     pub(in crate::socket) fn write_waiting(
         self: &Arc<Self>,
         from: &[u8],
@@ -71,7 +71,7 @@ impl<C: Codec> Stage<C> {
         until.retry(self.half.stream()?.waiting(), || self.write(from))
     }
 
-    /// Makes units of as much of `from` as there is room for, and seals them or leaves that to
+    /// Makes units of as much of `from` as there is room for. Seals them, or leaves that to
     /// workers.
     pub(in crate::socket) fn write(self: &Arc<Self>, from: &[u8]) -> Result<usize, C::Error> {
         C::check_caller()?;
@@ -82,7 +82,7 @@ impl<C: Codec> Stage<C> {
         while done < from.len() {
             match self.write_unit(&mut sender, &stream, &from[done..], done == 0)? {
                 0 if has_missed => break,
-                // Pollers report room from now on. There may have been some before.
+                // From now on pollers report room. Some may have become free before, so try again.
                 0 => {
                     stream.fell_short();
                     has_missed = true;
@@ -97,8 +97,8 @@ impl<C: Codec> Stage<C> {
         Ok(done)
     }
 
-    /// Makes a unit of as much of `left` as there is room for, and returns how much; `is_first`: of
-    /// this call.
+    /// Makes a unit of as much of `left` as there is room for, and returns how much; `is_first`:
+    /// the first of a call.
     fn write_unit(
         &self,
         sender: &mut Sender<C>,
@@ -108,7 +108,7 @@ impl<C: Codec> Stage<C> {
     ) -> Result<usize, C::Error> {
         loop {
             if self.sealing.len() + C::CONTROL_UNITS >= UNITS {
-                // Instead of waiting for a worker.
+                // Rather than wait for a worker.
                 if self.seal_one() {
                     continue;
                 }
@@ -126,7 +126,7 @@ impl<C: Codec> Stage<C> {
             return Ok(0);
         }
         let text = &left[..len];
-        // While each worker has a unit to seal, sealing at once saves a copy.
+        // While every worker has a unit to seal, sealing here saves a copy.
         let at_once = len <= C::AT_ONCE || self.sealing.are_ready(self.half.world.workers);
         let made = if at_once {
             self.seal_at_once(sender, stream, text)
@@ -136,7 +136,7 @@ impl<C: Codec> Stage<C> {
         Ok(if made { len } else { 0 })
     }
 
-    /// Whether anything may be written.
+    /// Checks that text may be written.
     pub(in crate::socket) fn check_open(
         &self,
         sender: &Sender<C>,
@@ -159,7 +159,7 @@ impl<C: Codec> Stage<C> {
         Ok(())
     }
 
-    /// Whether all units could be sealed.
+    /// Checks that all units so far could be sealed.
     pub(in crate::socket) fn check_sealed(&self) -> Result<(), C::Error> {
         match self.failed.get() {
             Some(fault) => Err(C::refused(*fault)),
@@ -167,7 +167,7 @@ impl<C: Codec> Stage<C> {
         }
     }
 
-    /// Puts text into a unit. False if there is no room for it.
+    /// Copies text into a unit, to be sealed later. Returns false if there is no room for it.
     pub(in crate::socket) fn push(
         &self,
         sender: &mut Sender<C>,
@@ -199,18 +199,18 @@ impl<C: Codec> Stage<C> {
         pushed
     }
 
-    /// A unit of this length was made.
+    /// Moves past a new unit of this length.
     fn goes_on(&self, sender: &mut Sender<C>, unit_len: usize) {
         sender.number = C::next_number(sender.number, unit_len);
         sender.end += unit_len as u64;
         self.half.ahead.store(sender.end, Ordering::Relaxed);
     }
 
-    /// Makes a unit of text where it is to stand, which no other thread could claim. False if there
-    /// is no room for it.
+    /// Seals text in the send ring at once, as a unit that no other thread can claim. Returns false
+    /// if there is no room for it.
     ///
-    /// If the codec panics, there is no such unit, and the next one takes its place and number:
-    /// nothing behind the sealed prefix leaves.
+    /// If the codec panics, there is no such unit, and the next one takes its offset and number: no
+    /// bytes after the sealed prefix are sent.
     fn seal_at_once(&self, sender: &mut Sender<C>, stream: &StreamRef<'_>, text: &[u8]) -> bool {
         let unit_len = sender.codec.sealed_len(text.len());
         if stream.ring_room_behind(sender.end) < unit_len || !self.sealing.has_room() {
@@ -234,7 +234,7 @@ impl<C: Codec> Stage<C> {
         true
     }
 
-    /// Nothing more is written: what the codec says last, then the end of the stream.
+    /// Ends writing: sends the codec's last units, then the end of the stream.
     pub(in crate::socket) fn end(&self, why: Option<C::Fault>) {
         if C::check_caller().is_err() {
             return self.abort();
@@ -283,8 +283,8 @@ impl<C: Codec> Stage<C> {
         self.publish();
     }
 
-    /// Moves the cursor of what is written over the sealed prefix, which ends before a unit that
-    /// could not be sealed: then the connection is aborted.
+    /// Moves the written cursor over the sealed prefix. The prefix ends before a unit that could
+    /// not be sealed; then the connection is aborted.
     fn publish(&self) {
         self.publishing.run(|| {
             let world = &self.half.world;

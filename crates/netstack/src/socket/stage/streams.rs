@@ -1,7 +1,7 @@
-//! What streams of units have in common.
+//! The interface that all streams of units have.
 
-/// The methods and traits of a stream over a stage, of its halves, and the halves themselves.
-/// `$ends` says what else reading ends with.
+/// The methods and traits of a stream over a stage and of its halves. `$ends` lists the additional
+/// errors with which reading ends.
 macro_rules! stream_of_units {
     ($stream:ident, $read:ident, $write:ident, $codec:ty, $error:ident, $ends:literal) => {
         impl $stream {
@@ -25,7 +25,7 @@ macro_rules! stream_of_units {
                 &self.reader.shared.0
             }
 
-            /// The two halves, each for a thread of its own.
+            /// The two halves, for two threads.
             pub fn split(self) -> ($read, $write) {
                 (self.reader, self.writer)
             }
@@ -50,7 +50,7 @@ macro_rules! stream_of_units {
                 self.stage().half.flow.remote.into()
             }
 
-            /// The connection's name within its group.
+            /// The connection's identifier within its group.
             pub fn conn(&self) -> ConnId {
                 let stream = self.stage().half.stream();
                 stream.map_or(ConnId::NONE, |stream| stream.conn())
@@ -76,7 +76,7 @@ macro_rules! stream_of_units {
                 self.stage().half.read_wait.set_timeout(timeout)
             }
 
-            /// The same for writes.
+            /// How long a write waits at most, likewise.
             ///
             /// # Errors
             /// [`SocketError::Invalid`] if it is zero.
@@ -112,8 +112,7 @@ macro_rules! stream_of_units {
             /// everything, or the connection is over for another reason.
             ///
             /// # Errors
-            /// [`SocketError::WouldBlock`] after `timeout`: what was written goes on its way by
-            /// itself.
+            /// [`SocketError::WouldBlock`] after `timeout`: written bytes are still sent.
             pub fn close_within(mut self, timeout: core::time::Duration) -> Result<(), $error> {
                 self.shutdown_write();
                 let until = WaitUntil::after(timeout);
@@ -128,8 +127,7 @@ macro_rules! stream_of_units {
                 self.shared.0.view()
             }
 
-            /// What was processed and is not read, in place, of one unit; empty at the end of the
-            /// stream.
+            /// Processed and unread bytes of one unit, in place; empty at the end of the stream.
             ///
             /// # Errors
             /// [`SocketError::WouldBlock`] if there is none yet, or how the connection ended.
@@ -139,16 +137,16 @@ macro_rules! stream_of_units {
                 Ok(self.reader.text())
             }
 
-            /// The first `len` bytes of what was lent have been used.
+            /// Consumes the first `len` bytes that [`Self::try_fill`] returned.
             ///
             /// # Panics
-            /// If there were not so many.
+            /// If `len` exceeds those bytes.
             pub fn consume(&mut self, len: usize) {
                 self.reader.consume(len);
             }
 
-            /// Copies what was processed and is not read, of one unit; 0 at the end of the stream,
-            /// or if `into` is empty.
+            /// Copies processed and unread bytes of one unit; 0 at the end of the stream, or if
+            /// `into` is empty.
             ///
             /// # Errors
             #[doc = concat!("As [`", stringify!($read), "::try_fill`].")]
@@ -156,7 +154,7 @@ macro_rules! stream_of_units {
                 self.reader.read(into)
             }
 
-            /// Nothing more will be read: from now on this is the end of the stream.
+            /// Ends reading: from now on reads return the end of the stream.
             pub fn shutdown(&mut self) {
                 self.shared.0.half.shut_read();
             }
@@ -171,13 +169,13 @@ macro_rules! stream_of_units {
             /// Writes as much as there is room for, at least one byte.
             ///
             /// # Errors
-            /// [`SocketError::WouldBlock`] if there is no room, [`SocketError::ShutDown`], why
-            /// reading ended the connection, or how it ended.
+            /// [`SocketError::WouldBlock`] if there is no room, [`SocketError::ShutDown`], the
+            /// error with which reading ended the connection, or how it ended.
             pub fn try_write(&mut self, from: &[u8]) -> Result<usize, $error> {
                 self.shared.0.write(from)
             }
 
-            /// Nothing more will be written: the peer reads the end of the stream after what was.
+            /// Ends writing: the peer reads the end of the stream after all written bytes.
             pub fn shutdown(&mut self) {
                 self.shared.0.end(None);
             }
@@ -209,7 +207,7 @@ macro_rules! stream_of_units {
                 Ok(self.shared.0.write_waiting(from)?)
             }
 
-            /// Returns at once: what was written is on its way whether flushed or not.
+            /// Returns at once: written bytes are sent without a flush.
             fn flush(&mut self) -> std::io::Result<()> {
                 Ok(())
             }

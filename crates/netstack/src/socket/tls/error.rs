@@ -1,4 +1,4 @@
-//! What can go wrong with TLS.
+//! Errors of TLS connections.
 
 use core::fmt;
 use std::io;
@@ -13,7 +13,7 @@ use crate::error::SocketError;
 pub enum TlsError {
     /// The connection below, or the call would have to wait.
     Socket(SocketError),
-    /// The handshake failed; the peer was sent the alert that says so.
+    /// The handshake failed, and the peer was sent the corresponding alert.
     Handshake(rustls::Error),
     /// The peer ended the connection with this alert.
     PeerAlert(AlertDescription),
@@ -21,16 +21,15 @@ pub enum TlsError {
     /// ends before that record. [`BadRecordMac`](AlertDescription::BadRecordMac): the record is not
     /// authentic.
     Refused(AlertDescription),
-    /// The stream ended without the peer's close_notify: somebody may have cut it (RFC 8446 section
-    /// 6.1).
+    /// The stream ended without the peer's close_notify: an attacker may have cut it (RFC 8446
+    /// section 6.1).
     Truncated,
-    /// So many records were sealed with one key that no more may be, and this version cannot
-    /// replace it.
+    /// A key has sealed as many records as it may, and this version cannot replace it.
     KeyExhausted,
 }
 
 impl TlsError {
-    /// The kind of `std::io` error that says the same.
+    /// The corresponding kind of `std::io` error.
     pub const fn kind(&self) -> io::ErrorKind {
         match self {
             TlsError::Socket(error) => error.kind(),

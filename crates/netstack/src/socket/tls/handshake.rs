@@ -1,5 +1,4 @@
-//! The handshake, which `rustls` does, record by record: what follows it is left in the receive
-//! ring.
+//! The handshake, which `rustls` does record by record: bytes after it stay in the receive ring.
 
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -29,16 +28,16 @@ use crate::error::SocketError;
 
 /// The shortest receive buffer that takes a record of any length, and lets the window open again.
 const MIN_RECEIVE_BUFFER: u32 = 32 << 10;
-/// So many times that length is read of a peer whose handshake has failed.
+/// How many times that length is read from a peer whose handshake has failed.
 const DISCARDED: usize = 64;
-/// What may stand behind a record's header is shorter than 2^14 + 2048 bytes.
+/// The most bytes after a record's header: fewer than 2^14 + 2048.
 const LONGEST: u16 = (1 << 14) + 2047;
 /// The most time for a handshake, by default.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// The most bytes after the header of the first record, which is not sealed (RFC 8446 section 5.1).
 const LONGEST_FIRST: u16 = 1 << 14;
 
-/// What both ends agreed on.
+/// The parameters that both ends agreed on.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TlsInfo {
@@ -50,14 +49,14 @@ pub struct TlsInfo {
     pub alpn: Option<Vec<u8>>,
     /// The peer's certificates, its own first; empty if it sent none.
     pub peer_certificates: Vec<CertificateDer<'static>>,
-    /// Whether it resumes an earlier one.
+    /// Whether it resumes an earlier session.
     pub is_resumed: bool,
 }
 
-/// A connection whose TLS handshake is under way.
+/// A connection whose TLS handshake is in progress.
 ///
-/// [`TlsHandshake::finish`] waits for it, as long as the stream's timeouts allow for each step;
-/// [`TlsHandshake::try_finish`] does not wait. Either gives up when it takes too long:
+/// [`TlsHandshake::finish`] waits for it, with the stream's timeouts for each step;
+/// [`TlsHandshake::try_finish`] does not wait. Both give up when it takes too long:
 /// [`TlsHandshake::set_timeout`].
 pub struct TlsHandshake {
     stream: Alone,
@@ -65,11 +64,11 @@ pub struct TlsHandshake {
     deadline: Option<Instant>,
     /// `None` once it is finished.
     side: Option<Side>,
-    /// Records that the side has not used up; the last may be incomplete.
+    /// Records that `side` has not consumed; the last may be incomplete.
     incoming: Vec<u8>,
-    /// Where the last one begins.
+    /// Where the last record begins.
     last: usize,
-    /// Bytes of the whole record before that; 0 before the first.
+    /// The length of the whole record before it; 0 before the first.
     record_len: usize,
     outgoing: Vec<u8>,
     sent: usize,
@@ -87,15 +86,15 @@ pub(super) enum Next {
     Call,
     /// A record of the peer.
     Record,
-    /// Nothing, perhaps.
+    /// Nothing, unless the handshake continues.
     Traffic,
 }
 
 impl TlsHandshake {
-    /// Begins as the client. `name` is what the server's certificate must be for.
+    /// Begins as the client. The server's certificate must be for `name`.
     ///
-    /// The session's secrets are extracted, so that its records may be processed here, whatever
-    /// `config.enable_secret_extraction` says.
+    /// The session's secrets are extracted, so that the stack can process its records, regardless
+    /// of `config.enable_secret_extraction`.
     ///
     /// # Errors
     /// [`TlsError::Handshake`] if the configuration does not suit the name;
@@ -114,8 +113,8 @@ impl TlsHandshake {
         TlsHandshake::new(stream, Side::Client(side))
     }
 
-    /// Begins as the server. Early data (RFC 8446 section 2.3) is not accepted. Secrets as for
-    /// [`TlsHandshake::client`].
+    /// Begins as the server. Early data (RFC 8446 section 2.3) is not accepted. Secrets are
+    /// extracted as for [`TlsHandshake::client`].
     ///
     /// # Errors
     /// As [`TlsHandshake::client`].
@@ -143,8 +142,8 @@ impl TlsHandshake {
         })
     }
 
-    /// The connection below: options, information, shutdown. After the handshake it is a connection
-    /// that has gone.
+    /// The connection below: options, information, shutdown. After the handshake, calls act as on a
+    /// connection that is gone.
     pub fn get_ref(&self) -> TcpView<'_> {
         self.stream.view(None)
     }
@@ -157,28 +156,28 @@ impl TlsHandshake {
         Ok(self.stream.half().flow.remote.into())
     }
 
-    /// How long the handshake may take at most from now on; `None`: for ever. Default: 30 seconds
-    /// from its beginning. After that it has failed with [`SocketError::TimedOut`], and dropping it
-    /// closes the connection. One that only a [`Poller`](crate::poller::Poller) waits for has no
-    /// event then: the program looks when [`TlsHandshake::time_left`] is over.
+    /// Limits the time that the handshake may take from now on; `None`: no limit. Default: 30
+    /// seconds from its beginning. When the time is over, it fails with [`SocketError::TimedOut`],
+    /// and dropping it closes the connection. A [`Poller`](crate::poller::Poller) has no event for
+    /// that: a program that waits only there must check when [`TlsHandshake::time_left`] is over.
     pub fn set_timeout(&mut self, timeout: Option<Duration>) {
         self.deadline = timeout.and_then(|timeout| now().checked_add(timeout));
     }
 
-    /// How long it may still take, by [`TlsHandshake::set_timeout`]; `None`: for ever.
+    /// The time left by [`TlsHandshake::set_timeout`]; `None`: no limit.
     pub fn time_left(&self) -> Option<Duration> {
         let deadline = self.deadline?;
         Some(deadline.saturating_duration_since(now()))
     }
 
-    /// Goes on as far as possible without waiting. Returns the stream once the handshake is
-    /// finished; not to be called after that.
+    /// Continues as far as possible without waiting. Returns the stream once the handshake is
+    /// finished; must not be called after that.
     ///
     /// # Errors
-    /// [`TlsError::Handshake`], after the peer was sent the alert that says why;
+    /// [`TlsError::Handshake`], after the corresponding alert was sent to the peer;
     /// [`TlsError::Refused`] if the peer does not speak TLS; [`TlsError::Truncated`] if the stream
-    /// ends; [`SocketError::TimedOut`] if all took too long; as [`TcpStream::try_read`] and
-    /// [`TcpStream::try_write`], but for `WouldBlock`.
+    /// ends; [`SocketError::TimedOut`] if it took too long; as [`TcpStream::try_read`] and
+    /// [`TcpStream::try_write`], except `WouldBlock`.
     pub fn try_finish(&mut self) -> Result<Option<TlsStream>, TlsError> {
         match self.go_on(false) {
             Ok(stream) => Ok(Some(stream)),
@@ -208,7 +207,7 @@ impl TlsHandshake {
         self.deadline.is_some_and(|deadline| now() >= deadline)
     }
 
-    /// How long a call waits.
+    /// The longest wait of a call.
     fn patience(&self, waits: bool, policy: &WaitPolicy) -> WaitUntil {
         match waits {
             true => policy.begin().before(self.deadline),
@@ -218,7 +217,7 @@ impl TlsHandshake {
 
     fn take_steps(&mut self, waits: bool) -> Result<TlsStream, TlsError> {
         loop {
-            // A peer that sends a byte now and then is never late for a step.
+            // A peer that sends a byte now and then never exceeds the timeout of a step.
             if self.is_late() {
                 return Err(SocketError::TimedOut.into());
             }
@@ -227,7 +226,7 @@ impl TlsHandshake {
             }
             self.outgoing.clear();
             self.sent = 0;
-            // Before the record that is being read now. A failed one still has its alert.
+            // The records before the one being read. A failed side still has its alert.
             let whole = &mut self.incoming[..self.last];
             let (discard, next) = match &mut self.side {
                 Some(Side::Client(side)) => {
@@ -269,12 +268,12 @@ impl TlsHandshake {
         }
     }
 
-    /// Makes the last record one that has not arrived as a whole: it failed, and the next calls,
-    /// which are for the alert, must not find that out again. `rustls` sends one alert.
+    /// Makes the last record look incomplete: it failed, and the following calls, which fetch the
+    /// alert, must not fail on it again. `rustls` sends one alert.
     fn hide_record(&mut self) {
         let [high, low] = LONGEST.to_be_bytes();
         let begin = self.last.checked_sub(self.record_len);
-        // Otherwise it is used up, at least in part.
+        // Otherwise it was consumed, at least in part.
         if let Some(begin) = begin
             && let Some(header) = self.incoming.get_mut(begin..begin + HEADER)
         {
@@ -285,8 +284,8 @@ impl TlsHandshake {
         }
     }
 
-    /// Reads what has arrived: what is not read would end the connection with a reset, perhaps
-    /// before the alert arrives.
+    /// Reads and drops bytes that have arrived: unread bytes would end the connection with a reset,
+    /// perhaps before the alert reaches the peer.
     fn discard(&mut self) {
         let mut scratch = vec![0; MIN_RECEIVE_BUFFER as usize];
         for _ in 0..DISCARDED {
@@ -328,7 +327,7 @@ impl TlsHandshake {
         }
     }
 
-    /// Reads to `incoming`, from place `from` on.
+    /// Reads into `incoming`, from index `from` on.
     fn read(&mut self, from: usize, waits: bool) -> Result<usize, SocketError> {
         let half = Arc::clone(self.stream.half());
         let until = self.patience(waits, &half.read_wait);
@@ -346,7 +345,7 @@ impl TlsHandshake {
         })
     }
 
-    /// The bytes that arrived begin no record.
+    /// Refuses bytes that begin no record.
     fn refuse(&mut self, alert: AlertDescription) {
         if self.record_len == 0 {
             // There are no keys yet.
@@ -354,7 +353,7 @@ impl TlsHandshake {
             self.failed = Some(TlsError::Refused(alert));
             return;
         }
-        // `rustls` may have keys by now, so it sends the alert. It refuses such headers, too.
+        // `rustls` may have keys by now, so it must send the alert. It refuses such a header, too.
         let mut header = [0, 3, 3, 0, 1];
         for (to, from) in header.iter_mut().zip(self.incoming.drain(self.last..)) {
             *to = from;
@@ -364,11 +363,11 @@ impl TlsHandshake {
         self.record_len = HEADER;
     }
 
-    /// Takes the secrets over.
+    /// Takes over the secrets.
     pub(super) fn convert(&mut self) -> Result<TlsStream, TlsError> {
         let side = self.side.take().ok_or(SocketError::NotConnected)?;
         if !self.incoming.is_empty() {
-            // Each record was given to it when it asked for one.
+            // `side` got each record when it asked for one, so none may be left.
             return Err(TlsError::Handshake(Error::HandshakeNotComplete));
         }
         let info = |common: &CommonState| {
@@ -437,8 +436,8 @@ fn check_header(begun: &[u8], is_first: bool) -> Result<(), AlertDescription> {
     }
 }
 
-/// Records that may be sealed with a key: of full length as many as RFC 8446 section 5.5 allows for
-/// AES-GCM; with ChaCha20-Poly1305 the record number is the limit.
+/// Records that a key may seal: for AES-GCM, the number of full-length records that RFC 8446
+/// section 5.5 allows; for ChaCha20-Poly1305, the record number is the limit.
 fn record_limit(secrets: &ConnectionTrafficSecrets) -> u64 {
     match secrets {
         ConnectionTrafficSecrets::Chacha20Poly1305 { .. } => u64::MAX,
@@ -446,7 +445,7 @@ fn record_limit(secrets: &ConnectionTrafficSecrets) -> u64 {
     }
 }
 
-/// A configuration whose secrets may be had, and that accepts no early data.
+/// A configuration that lets secrets be extracted and accepts no early data.
 pub(super) fn for_records(config: &Arc<ServerConfig>) -> Arc<ServerConfig> {
     let mut config = Arc::clone(config);
     if !config.enable_secret_extraction || config.max_early_data_size > 0 {
@@ -457,7 +456,7 @@ pub(super) fn for_records(config: &Arc<ServerConfig>) -> Arc<ServerConfig> {
     config
 }
 
-/// Does what the handshake asks for. Returns how many received bytes are used up.
+/// Does the next step of the handshake. Returns how many received bytes were consumed.
 pub(super) fn handle<D>(
     status: UnbufferedStatus<'_, '_, D>,
     outgoing: &mut Vec<u8>,
@@ -478,7 +477,7 @@ pub(super) fn handle<D>(
             }
         }
         Ok(ConnectionState::TransmitTlsData(transmit)) => {
-            // It is sent before the next call.
+            // The caller sends it before the next call.
             transmit.done();
             Ok(Next::Call)
         }
@@ -490,7 +489,7 @@ pub(super) fn handle<D>(
     (status.discard, next)
 }
 
-/// A server may write before the client has finished, which is not the end of the handshake.
+/// A server may write before the client has finished; the handshake continues then.
 pub(super) fn only_after(next: Result<Next, Error>, side: &CommonState) -> Result<Next, Error> {
     match next {
         Ok(Next::Traffic) if side.is_handshaking() => Ok(Next::Record),

@@ -1,4 +1,4 @@
-//! Streams whose handshake was done in memory, for benchmarks and tests that make the peer's
+//! Streams whose handshake is done in memory, for benchmarks and for tests that make the peer's
 //! records themselves (feature `prepared`).
 
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use super::{TlsReadHalf, TlsStream};
 pub struct PreparedTls(UnbufferedServerConnection);
 
 impl PreparedTls {
-    /// Does a handshake in memory. Returns the server's end, and the client's secrets, of which
-    /// those to send with are what the server receives with.
+    /// Does a handshake in memory. Returns the server's end and the client's secrets. The client's
+    /// sending secrets are the server's receiving secrets.
     ///
     /// # Errors
-    /// What is wrong with the configurations. The client's must let secrets be extracted.
+    /// If the configurations are not usable. The client's must let secrets be extracted.
     pub fn new(
         server: &Arc<ServerConfig>,
         client: &Arc<ClientConfig>,
@@ -53,7 +53,7 @@ impl PreparedTls {
         Ok((PreparedTls(server), secrets))
     }
 
-    /// The server's end on `stream`, whose bytes begin behind the handshake.
+    /// The server's end on `stream`, whose bytes begin after the handshake.
     ///
     /// # Errors
     /// As [`TlsHandshake::server`].
@@ -69,25 +69,25 @@ impl core::fmt::Debug for PreparedTls {
 }
 
 impl TlsReadHalf {
-    /// After so many records the numbers of those that follow begin with 0 again, so that records
-    /// which were sealed before can be received again. That is nothing to a benchmark, and would be
-    /// the end of any secrecy.
+    /// Restarts record numbers at 0 after this many records, so that records which were sealed
+    /// before can be received again. A benchmark can do that; elsewhere it would destroy all
+    /// secrecy.
     pub fn repeat_numbers(&mut self, after: u64) {
         self.reader.repeat_numbers(after);
     }
 }
 
-/// A key of one direction of TLS 1.3, to make a peer's records, or to open and seal with nothing
-/// around it.
+/// A key of one direction of TLS 1.3, to make a peer's records, or to open and seal outside a
+/// connection.
 pub struct RecordKey(Keys);
 
 impl RecordKey {
-    /// What a record is longer than its text, in bytes.
+    /// How many bytes a record is longer than its text.
     pub const OVERHEAD: usize = 22;
     /// The longest text of a record, in bytes.
     pub const MAX_TEXT: usize = MAX_TEXT;
 
-    /// Of one direction of [`ExtractedSecrets`]; `None` if the cipher is not known.
+    /// The key of one direction of [`ExtractedSecrets`]; `None` if the cipher is not supported.
     pub fn new(secrets: &ConnectionTrafficSecrets) -> Option<RecordKey> {
         Keys::new(Version::Tls13, secrets).map(RecordKey)
     }
@@ -100,8 +100,8 @@ impl RecordKey {
         self.seal_as(seq, APPLICATION_DATA, text, record);
     }
 
-    /// The same with any content type (RFC 8446 section 5.1). Zeros at the end of `text` are
-    /// padding if that is 0.
+    /// As [`RecordKey::seal`], with any content type (RFC 8446 section 5.1). If it is 0, zeros at
+    /// the end of `text` are padding.
     ///
     /// # Panics
     /// As [`RecordKey::seal`].
@@ -109,7 +109,7 @@ impl RecordKey {
         self.0.seal(seq, content, text, record);
     }
 
-    /// Opens a record into `text`, and returns how long its text is; `None` if it is forged, or
+    /// Opens a record into `text`, and returns the length of its text; `None` if it is forged, or
     /// `text` is shorter than the record.
     pub fn open(&self, seq: u64, record: &[u8], text: &mut [u8]) -> Option<usize> {
         let (header, body) = record.split_first_chunk()?;

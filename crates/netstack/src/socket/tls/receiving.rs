@@ -1,4 +1,4 @@
-//! What is received besides the application's text: alerts and messages.
+//! Received content other than the application's text: alerts and messages.
 
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use super::error::TlsError;
 use super::record::{ALERT, APPLICATION_DATA, HANDSHAKE, Version};
 use super::session::Reader;
 
-/// Records and messages in a row that bring the reader nothing; KeyUpdates that we asked for do not
-/// count. A record counts as one, or as the messages that end in it. More of them are a flood: each
-/// costs us more than the peer, a KeyUpdate most.
+/// The most records and messages in a row that carry nothing for the reader, except KeyUpdates that
+/// we asked for. A record counts as one, or as the number of messages that end in it. More are a
+/// flood: each costs us more than the peer, a KeyUpdate most.
 const MAX_QUIET: u32 = 32;
-/// The longest message after the handshake. A ticket, the only long one, has up to 2^16 bytes and a
-/// little more (RFC 8446 section 4.6.1), but none that a server of today sends comes near.
+/// The longest message after the handshake. The only long one, a ticket, may have slightly more
+/// than 2^16 bytes (RFC 8446 section 4.6.1), but no current server sends one of nearly that length.
 const MAX_MESSAGE: usize = 1 << 16;
 
 const HELLO_REQUEST: u8 = 0;
@@ -22,12 +22,12 @@ const CLIENT_HELLO: u8 = 1;
 const NEW_SESSION_TICKET: u8 = 4;
 const KEY_UPDATE: u8 = 24;
 
-/// What a reader knows of messages.
+/// A reader's state for messages.
 #[derive(Default)]
 pub(super) struct Messages {
-    /// One that is not complete.
+    /// An incomplete message.
     begun: Vec<u8>,
-    /// Records and messages since the last that brought something, as [`MAX_QUIET`] counts them.
+    /// Records and messages since the last one with text, as [`MAX_QUIET`] counts them.
     quiet: u32,
 }
 
@@ -67,7 +67,7 @@ impl Reader {
         self.check_flood()
     }
 
-    /// To be called when it is known whether what came last was asked for.
+    /// Called once it is known whether we asked for the last message.
     fn check_flood(&self) -> Result<(), AlertDescription> {
         match self.reading.quiet > MAX_QUIET {
             true => Err(AlertDescription::UnexpectedMessage),
@@ -93,7 +93,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes the whole messages of `begun`, and returns how many bytes they are.
+    /// Processes the whole messages of `begun`, and returns their length in bytes.
     fn take_messages(&mut self, begun: &[u8]) -> Result<usize, AlertDescription> {
         let mut used = 0;
         while let [kind, a, b, c, ..] = begun[used..] {
@@ -104,7 +104,7 @@ impl Reader {
             let Some(message) = begun[used..].get(..len) else {
                 break;
             };
-            // The first is counted as its record.
+            // The first was counted as its record.
             self.reading.quiet += u32::from(used > 0);
             used += len;
             self.take_message(kind, &message[4..], used == begun.len())?;
@@ -113,7 +113,7 @@ impl Reader {
         Ok(used)
     }
 
-    /// `is_last`: it is the last of its record.
+    /// `is_last`: the message is the last of its record.
     fn take_message(
         &mut self,
         kind: u8,
@@ -141,13 +141,13 @@ impl Reader {
                     self.reading.quiet = self.reading.quiet.saturating_sub(1);
                 }
                 if asks {
-                    // It goes before the next record (RFC 8446 section 4.6.3), once for all that
-                    // ask meanwhile.
+                    // Our KeyUpdate is sent before the next record (RFC 8446 section 4.6.3); one
+                    // answers all requests until then.
                     protocol.owes_update.store(true, Ordering::Release);
                 }
                 Ok(())
             }
-            // Renegotiation, which is refused (RFC 5246 sections 7.4.1.1 and 7.4.1.2).
+            // Renegotiation is refused (RFC 5246 sections 7.4.1.1 and 7.4.1.2).
             (Version::Tls12, HELLO_REQUEST | CLIENT_HELLO)
                 if (kind == HELLO_REQUEST) == protocol.kernel().is_client() =>
             {

@@ -1,6 +1,6 @@
 //! Records of TLS 1.3 (RFC 8446 section 5) and of TLS 1.2 with authenticated encryption (RFC 5246
-//! section 6.2.3.3, RFC 5288, RFC 7905): one record from one place to another. Nothing here is kept
-//! from one record to the next.
+//! section 6.2.3.3, RFC 5288, RFC 7905). Functions process one record from one buffer to another,
+//! and keep no state between records.
 
 #[cfg(all(feature = "testkit", debug_assertions))]
 pub(crate) mod nonces;
@@ -14,23 +14,24 @@ use zeroize::Zeroize;
 pub(super) const MAX_TEXT: usize = 1 << 14;
 /// Bytes of a record's header: type, version, length.
 pub(super) const HEADER: usize = 5;
-/// What a record may be longer than its text, header included.
+/// How many bytes a record may be longer than its text, header included.
 pub(super) const MAX_OVERHEAD: usize = HEADER + EXPLICIT + TAG;
 
 const TAG: usize = 16;
 /// The part of the nonce that a record of AES-GCM of TLS 1.2 carries (RFC 5288 section 3).
 const EXPLICIT: usize = 8;
-/// What the sealed part of a record of TLS 1.3 may be longer than its text (RFC 8446 section 5.2).
+/// How many bytes the sealed part of a TLS 1.3 record may be longer than its text (RFC 8446 section
+/// 5.2).
 const MAX_EXPANSION: usize = 256;
 
 pub(super) const CHANGE_CIPHER_SPEC: u8 = 20;
 pub(super) const ALERT: u8 = 21;
 pub(super) const HANDSHAKE: u8 = 22;
 pub(super) const APPLICATION_DATA: u8 = 23;
-/// Of an extension that is never offered here (RFC 6520).
+/// The type of an extension that is never offered here (RFC 6520).
 pub(super) const HEARTBEAT: u8 = 24;
 
-/// Versions that differ in what a record is.
+/// Versions with different record formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Version {
     Tls12,
@@ -56,7 +57,7 @@ impl Drop for Keys {
 }
 
 impl Keys {
-    /// `None` for a cipher that is not known here.
+    /// `None` for an unsupported cipher.
     pub(super) fn new(version: Version, secrets: &ConnectionTrafficSecrets) -> Option<Keys> {
         let (algorithm, key, iv) = match secrets {
             ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&AES_128_GCM, key, iv),
@@ -79,13 +80,13 @@ impl Keys {
         if self.is_explicit { EXPLICIT } else { 0 }
     }
 
-    /// What a record is longer than its text.
+    /// How many bytes a record is longer than its text.
     pub(super) fn overhead(&self) -> usize {
         let inner_type = usize::from(self.version == Version::Tls13);
         HEADER + self.explicit_len() + inner_type + TAG
     }
 
-    /// The most bytes that may stand behind a record's header.
+    /// The most bytes after a record's header.
     pub(super) fn max_body(&self) -> usize {
         MAX_TEXT
             + match self.version {
@@ -104,7 +105,7 @@ impl Keys {
         nonce
     }
 
-    /// What is authenticated besides the text.
+    /// The additional authenticated data.
     fn aad(&self, seq: u64, header: &[u8; HEADER], len: usize) -> ([u8; 13], usize) {
         let mut aad = [0; 13];
         match self.version {
@@ -121,11 +122,11 @@ impl Keys {
         }
     }
 
-    /// Makes `record`, which is [`Keys::overhead`] longer than `text`. The text stays as it is, so
-    /// this may be done again, with the same outcome: under one nonce there is one text.
+    /// Writes a record to `record`, which is [`Keys::overhead`] longer than `text`. The text is not
+    /// modified, so this can be repeated with the same outcome: one nonce seals one text.
     ///
     /// # Panics
-    /// If the text or `record` has another length than it may have.
+    /// If `text` or `record` has a wrong length.
     pub(super) fn seal(&self, seq: u64, content: u8, text: &[u8], record: &mut [u8]) {
         assert!(text.len() <= MAX_TEXT && record.len() == text.len() + self.overhead());
         let (header, body) = record.split_at_mut(HEADER);
@@ -157,10 +158,10 @@ impl Keys {
     }
 
     /// Writes the text of a record to `text`, which has [`Keys::max_body`] bytes or more. Returns
-    /// its content type and length. The record stays as it is, so this may be done again.
+    /// its content type and length. The record is not modified, so this can be repeated.
     ///
     /// # Errors
-    /// The alert that says what is wrong; `text` is of no meaning then.
+    /// The alert for the fault; the contents of `text` are then undefined.
     pub(super) fn open(
         &self,
         seq: u64,
@@ -185,9 +186,9 @@ impl Keys {
         opened.map_err(|_| FORGED)?;
         let (content, len) = match self.version {
             Version::Tls12 => (header[0], len),
-            // With its padding it is no longer (RFC 8446 section 5.2).
+            // The limit includes the padding (RFC 8446 section 5.2).
             Version::Tls13 if len > MAX_TEXT + 1 => return Err(AlertDescription::RecordOverflow),
-            // Zeros stand behind the type (RFC 8446 section 5.4).
+            // Zeros follow the type (RFC 8446 section 5.4).
             Version::Tls13 => {
                 let at = text.iter().rposition(|byte| *byte != 0);
                 let at = at.ok_or(AlertDescription::UnexpectedMessage)?;
@@ -201,15 +202,15 @@ impl Keys {
     }
 }
 
-/// Checks the header of a received record. Returns how long what follows is.
+/// Checks the header of a received record. Returns the length of its body.
 ///
 /// # Errors
-/// The alert that says what is wrong.
+/// The alert for the fault.
 pub(super) fn body_len(keys: &Keys, header: &[u8; HEADER]) -> Result<usize, AlertDescription> {
     let [kind, major, _, high, low] = *header;
     let is_known = match keys.version {
-        // All others are sealed in this one (RFC 8446 section 5.2); a change_cipher_spec may come
-        // during the handshake only.
+        // Records of all other types are sealed in this one (RFC 8446 section 5.2);
+        // change_cipher_spec is allowed only during the handshake.
         Version::Tls13 => kind == APPLICATION_DATA,
         Version::Tls12 => matches!(kind, ALERT | HANDSHAKE | APPLICATION_DATA),
     };
@@ -243,7 +244,7 @@ mod tests {
         for (at, byte) in bytes.iter_mut().enumerate() {
             *byte = at as u8 * 7;
         }
-        // The one of 16 bytes is a prefix, which only the provider's suites can make.
+        // A 16-byte key is a prefix of such an array, which only a provider's suites can make.
         assert!(len == 32);
         AeadKey::from(bytes)
     }
@@ -292,7 +293,7 @@ mod tests {
                     for bit in 0..8 {
                         let mut forged = record.clone();
                         forged[at] ^= 1 << bit;
-                        // Its length says how much to read; that is the caller's.
+                        // The caller reads as many bytes as the length demands.
                         if !(3..5).contains(&at) {
                             assert!(opened(&keys, seq, &forged).is_err(), "bit {bit} of {at}");
                         }

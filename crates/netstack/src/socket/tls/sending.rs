@@ -1,4 +1,4 @@
-//! What is sent besides the application's text: KeyUpdates and alerts.
+//! Sent content other than the application's text: KeyUpdates and alerts.
 
 use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
@@ -13,11 +13,11 @@ use super::session::{CONTROL_ROOM, Sender, Session};
 use crate::error::SocketError;
 use crate::io::stream::StreamRef;
 
-/// Records that are left to them when a key has sealed all it may.
+/// Records of a key that are reserved for these.
 const CONTROL_RECORDS: u64 = 16;
 
 impl Session {
-    /// Replaces the key before a record of the application, if the peer asks for that or the key is
+    /// Replaces the key before a record of the application, if the peer asks for it or the key is
     /// used up.
     pub(super) fn before_record(
         &self,
@@ -44,8 +44,8 @@ impl Session {
         Ok(ControlFlow::Break(()))
     }
 
-    /// Sends a KeyUpdate, and goes on with the next key (RFC 8446 section 4.6.3). `asks`: the peer
-    /// is to do the same. False if there is no room for it.
+    /// Sends a KeyUpdate, and changes to the next key (RFC 8446 section 4.6.3). `asks`: asks the
+    /// peer to do so as well. Returns false if there is no room for it.
     fn update(&self, sender: &mut Sender, stream: &StreamRef<'_>, asks: bool) -> bool {
         let message = [24, 0, 0, 1, u8::from(asks)];
         let room = stream.ring_room_behind(sender.end);
@@ -57,7 +57,7 @@ impl Session {
             return false;
         };
         if asks {
-            // Before it is sent, so before it is answered.
+            // Counted before it is sent, and so before it is answered.
             self.extra.asked_updates.fetch_add(1, Ordering::Relaxed);
         }
         let pushed = self.push(sender, stream, HANDSHAKE, &message);
@@ -65,7 +65,7 @@ impl Session {
         pushed
     }
 
-    /// A KeyUpdate that the application asks for.
+    /// Sends a KeyUpdate for the application.
     pub(super) fn update_keys(&self) -> Result<(), TlsError> {
         let mut sender = self.sender();
         let stream = self.half.stream()?;

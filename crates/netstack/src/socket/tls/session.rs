@@ -17,10 +17,10 @@ use super::record::{ALERT, APPLICATION_DATA, HEADER, Keys, MAX_OVERHEAD, MAX_TEX
 use super::record::{Version, body_len};
 use crate::io::stream::StreamRef;
 
-/// A record is cut for want of room only if so many bytes fit.
+/// A record is shortened for lack of room only if at least this much text fits.
 const MIN_PIECE: usize = 512;
-/// Room in the send ring that is left to records besides application data: a KeyUpdate and an
-/// alert.
+/// Room in the send ring that is reserved for records other than application data: a KeyUpdate and
+/// an alert.
 pub(super) const CONTROL_ROOM: usize = 2 * (8 + MAX_OVERHEAD);
 
 /// One TLS connection after its handshake.
@@ -28,7 +28,7 @@ pub(super) type Session = Stage<Keys>;
 pub(super) type Sender = stage::Sender<Keys>;
 pub(super) type Reader = stage::Reader<Keys>;
 
-/// Makes keys and keeps tickets after the handshake.
+/// Makes new keys, and keeps tickets, after the handshake.
 pub(super) enum Kernel {
     Client(KernelConnection<ClientConnectionData>),
     Server(KernelConnection<ServerConnectionData>),
@@ -47,12 +47,12 @@ impl Kernel {
             (Kernel::Server(kernel), true) => kernel.update_rx_secret(),
             (Kernel::Server(kernel), false) => kernel.update_tx_secret(),
         };
-        // Only TLS 1.3 has such, and they begin with record 0.
+        // Only TLS 1.3 replaces keys, and a new key begins with record 0.
         let (_, secrets) = next.ok()?;
         Keys::new(Version::Tls13, &secrets)
     }
 
-    /// The server sent a ticket.
+    /// Keeps a ticket that the server sent.
     pub(super) fn keep_ticket(&mut self, ticket: &[u8]) -> Result<(), AlertDescription> {
         match self {
             Kernel::Client(kernel) => {
@@ -64,16 +64,16 @@ impl Kernel {
     }
 }
 
-/// What a TLS connection has besides its records.
+/// The state of a TLS connection in addition to its stage.
 pub(super) struct Protocol {
     pub(super) info: TlsInfo,
     pub(super) version: Version,
     kernel: Mutex<Kernel>,
-    /// So many records may be sealed with a key (RFC 8446 section 5.5).
+    /// The most records that a key may seal (RFC 8446 section 5.5).
     pub(super) limit: AtomicU64,
-    /// The peer asks for a KeyUpdate.
+    /// The peer has asked for a KeyUpdate.
     pub(super) owes_update: AtomicBool,
-    /// The KeyUpdates that we asked for and the peer has not answered.
+    /// Our requests for a KeyUpdate that the peer has not answered.
     pub(super) asked_updates: AtomicU64,
 }
 
@@ -93,8 +93,9 @@ impl Protocol {
         self.kernel.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a KeyUpdate of the peer may be the answer to one of ours; then that has its answer.
-    /// One may answer several (RFC 8446 section 4.6.3), whose share is left to others.
+    /// Whether a KeyUpdate of the peer may answer one of our requests, which then counts as
+    /// answered. It may answer several (RFC 8446 section 4.6.3); the others stay open for later
+    /// KeyUpdates.
     pub(super) fn takes_answer(&self) -> bool {
         let asked = &self.asked_updates;
         let less = |count: u64| count.checked_sub(1);
@@ -181,7 +182,7 @@ impl Codec for Keys {
         reader.take_content(content, len)
     }
 
-    /// Says close_notify, or the alert that says what was wrong.
+    /// Sends close_notify, or the alert for the fault.
     fn end(
         session: &Session,
         sender: &mut Sender,

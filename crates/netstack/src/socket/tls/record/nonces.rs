@@ -1,34 +1,34 @@
-//! Which nonces the cipher has sealed with (feature `testkit`, in builds with assertions).
+//! Records the nonces that ciphers seal with (feature `testkit`, in builds with assertions).
 //!
-//! A key that seals two texts with one nonce panics. A test may count besides, over all keys of a
-//! thread: two keys that are made of the same secret are one key.
+//! A key panics when it seals two texts with one nonce. A test can also count nonces, over all keys
+//! of a thread: two keys made from one secret count as one key.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Mutex;
 
-/// Hashes of what was sealed with each nonce.
+/// A hash of the text sealed with each nonce.
 #[derive(Default)]
 struct Used(HashMap<(u64, [u8; 12]), u64>);
 
 impl Used {
-    /// `None` if the nonce is new, else whether the text is the same.
+    /// `None` if the nonce is new; otherwise whether the text is unchanged.
     fn note(&mut self, key: u64, nonce: [u8; 12], text: u64) -> Option<bool> {
         let first = self.0.insert((key, nonce), text)?;
         Some(first == text)
     }
 }
 
-/// How often a thread has sealed with which kind of nonce.
+/// How often a thread has sealed, by kind of nonce.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NonceTally {
-    /// With one that its key had not been used with.
+    /// With a nonce that is new for its key.
     pub fresh: u64,
-    /// The same text again, since the first time was not finished.
+    /// With a used nonce and its text, because the first attempt was not finished.
     pub again: u64,
-    /// Another text with a nonce that was used. Must be 0.
+    /// With a used nonce and another text. Must be 0.
     pub reused: u64,
 }
 
@@ -36,7 +36,7 @@ thread_local! {
     static COUNTING: RefCell<Option<(Used, NonceTally)>> = const { RefCell::new(None) };
 }
 
-/// Counts the nonces of this thread from now on. Returns what was counted since the last call.
+/// Counts the nonces of this thread from now on. Returns the counts since the last call.
 pub fn count_nonces() -> NonceTally {
     let before = COUNTING.replace(Some(Default::default()));
     before.map_or(NonceTally::default(), |(_, tally)| tally)
@@ -62,10 +62,10 @@ impl Nonces {
         }
     }
 
-    /// `text` is sealed with `nonce`. It may be again, another one not.
+    /// Notes that `text` is sealed with `nonce`. The same text may be sealed again.
     ///
     /// # Panics
-    /// If another one was.
+    /// If another text was sealed with this nonce.
     pub(super) fn note(&self, nonce: [u8; 12], content: u8, text: &[u8]) {
         let text = hash((content, text));
         COUNTING.with_borrow_mut(|counting| {
