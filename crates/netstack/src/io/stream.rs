@@ -4,67 +4,63 @@
 //! sides, and the status of the connection as the application sees it. None of this is protocol
 //! state: a replica never reads it.
 //!
-//! | file | what it holds |
+//! | file | contents |
 //! |---|---|
 //! | `byte_ring.rs` | bytes in a ring |
 //! | `delivery.rs` | received bytes: stored in any order, read in order |
 //! | `send.rs` | bytes that the application writes and primaries send |
 //! | `options.rs` | socket options |
-//! | `status.rs` | what the application knows about the connection |
-//! | `look.rs` | whether a read or a write would find something |
-//! | `table.rs` | all streams of a group, and which connection has which |
+//! | `status.rs` | the status of the connection |
+//! | `look.rs` | whether a read or a write would succeed |
+//! | `table.rs` | all streams of a group, and the connections that they belong to |
 //!
-//! Memory is allocated with use. A stream is made when its entry is used first (`table.rs`);
-//! its receive ring and delivery slots when the first byte arrives, its send ring when the first
+//! Memory is allocated with use. A stream is made when its entry is first used (`table.rs`), its
+//! receive ring and delivery slots when the first byte arrives, and its send ring when the first
 //! byte is written. Looking for received bytes allocates nothing: without a receive ring none has
 //! arrived. The rings stay with their stream for its next connection. Short rings of neighbours in
-//! the table share a block, so that a page of a ring takes memory when it is written first. The
-//! pages of an idle connection return to the system.
+//! the table share a block, so a page of a ring takes memory only once it is written. The pages of
+//! an idle connection return to the system.
 //!
 //! # Access to bytes
-//! *Receive ring.* Offset `seq - irs - 1` of the stream lies at that offset modulo the ring's
-//! length. `apply` names each byte of a stream in exactly one
-//! [`Deliver`](crate::log::effect::Deliver), and only bytes below `app_read + length`, where
-//! `app_read` is a cursor that the application has stored already. So a writer has exclusive access
-//! to its range: no other primary writes there, and the application has released it. The
-//! application reads below the end of the completed deliveries.
+//! *Receive ring.* Offset `seq - irs - 1` of the stream has that position modulo the ring's length.
+//! `apply` names each byte of a stream in exactly one [`Deliver`](crate::log::effect::Deliver), and
+//! only bytes below `app_read + length`, where `app_read` is a cursor that the application has
+//! already stored. So a writer has exclusive access to its range: no other primary writes there,
+//! and the application has released it. The application reads below the end of the completed
+//! deliveries.
 //!
 //! *Stored ahead.* The pump may let the payload of a run be stored while its checksums are
-//! verified, before `apply` names it. For that it reserves, for one run each, only bytes that no
-//! earlier request of the log can have named or stored: those at `published_end`. (Those behind a
-//! gap could be reserved as well, but apply may refuse them, and a page would be touched for
-//! nothing.) This is never below the end of any published run, and begins at `app_read + length` of the moment when
-//! the pump first knew the connection, so everything before is below it. The worker that determines the verdict
-//! of such a run makes the copy; it has begun the verdict, so no other worker does
-//! ([`dominoes::Verdicts::begin`]). Later requests that are given the same bytes, because a
-//! checksum was wrong or the run was outside its window, are applied after the run, whose verdict
-//! exists only when its copy is complete.
+//! verified, before `apply` names it. For this it reserves bytes for one run each, and only bytes
+//! that no earlier request of the log can have named or stored: those at `published_end`. (Bytes
+//! after a gap could be reserved as well, but `apply` may refuse them, and a page would be touched
+//! for nothing.) `published_end` is never below the end of any published run. It starts at
+//! `app_read + length` of the moment when the pump first knew the connection, so all bytes of
+//! earlier runs are below it. The worker that determines the verdict of such a run makes the copy;
+//! it has begun the verdict, so no other worker does ([`dominoes::Verdicts::begin`]). Later
+//! requests may be given the same bytes, because a checksum was wrong or the run was outside its
+//! window. They are applied after the run, whose verdict exists only when its copy is complete.
 //!
 //! *Delivery slots.* Delivery j is stamped into slot j modulo their number once its bytes are in
 //! the ring. The stream is readable up to the end of the longest sequence of stamped deliveries
 //! from 0. A slot may be stamped again before the application has seen it: a request j+D enters the
 //! log only when request j is done, and D is at least the log's length, so a newer stamp implies
-//! that all deliveries D before it are complete.
+//! that all deliveries up to D before it are complete.
 //!
-//! *Send ring.* The application writes above what it wrote and below `released + length`; primaries
-//! read between. `Effect::Release` moves `released` only when every frame that was numbered before
-//! is sent, so frames may be sent from the ring without a copy.
+//! *Send ring.* The application writes above its write cursor and below `released + length`;
+//! primaries read between. `Effect::Release` moves `released` only when every frame that was
+//! numbered before it is sent, so frames may be sent from the ring without a copy.
 //!
-//! *Written ahead.* A stream of units (TLS, or a program's own) has one writer, which names ranges
-//! above `written` to units, within the room that an ordinary write would have. Each range is
-//! written by the thread that has claimed its unit (`io/units.rs`), any number of times; `written`
-//! moves over it when it is done (`StreamRef::publish_written`). No frame reads above `written`.
+//! *Written ahead.* A stream of units (TLS, or a program's own) has one writer, which assigns
+//! ranges above `written` to units, within the room that an ordinary write would have. The thread
+//! that has claimed a unit (`io/units.rs`) writes its range, any number of times; `written` moves
+//! over the range when it is done (`StreamRef::publish_written`). No frame reads above `written`.
 //!
-//! *Opened from the ring.* Units in the receive ring are read in place by threads that have claimed
-//! them, between `app_read` and the end of stamped deliveries. Their reader moves `app_read` over a
-//! unit when it is done (`StreamRef::arrived`).
-//!
-//! *Split units.* The pieces of a unit that no segment carries whole are stored unprocessed. The
-//! reader finds all of them below the end of completed deliveries and above what it was lent
-//! before, so it has exclusive access, as a writer would, and processes them in place.
+//! *Opened from the ring.* Threads that have claimed units read them in place from the receive
+//! ring, between `app_read` and the end of stamped deliveries (`StreamRef::arrived`). Their reader
+//! moves `app_read` over a unit when it is done.
 //!
 //! *Given back.* The memory of rings and slots returns to the system where no byte is left that
-//! will be read, and while no thread can write one: `io/rx/idle.rs` says when that is so.
+//! will be read, and while no thread can write one: `io/rx/idle.rs` explains when that holds.
 
 mod byte_ring;
 mod delivery;
@@ -100,19 +96,19 @@ use crate::config::Settings;
 use crate::io::sync::{AtomicU32, AtomicU64};
 use crate::log::request::ConnId;
 
-/// Offset that stands for "not known".
+/// An offset that is not known.
 const UNKNOWN: u64 = u64::MAX;
 
 /// The state that applications and primaries share about one connection.
 pub(crate) struct Stream {
-    /// Its entry of the connection table.
+    /// Index of its entry in the connection table.
     index: u32,
     pump: CachePadded<PumpSide>,
     app: CachePadded<AppSide>,
     stack: CachePadded<StackSide>,
-    /// Made for the first byte that arrives.
+    /// Made when the first byte arrives.
     incoming: OnceLock<Incoming>,
-    /// The send ring, made for the first byte that is written.
+    /// The send ring, made when the first byte is written.
     outgoing: OnceLock<ByteRing>,
     /// The application waits here.
     pub(crate) waiting: EventCount,
@@ -121,11 +117,10 @@ pub(crate) struct Stream {
 /// The values that the pump stores.
 #[derive(Default)]
 struct PumpSide {
-    /// No published run reaches beyond this offset of the receive stream. 0 until the pump needs
-    /// it.
+    /// No published run extends past this offset of the receive stream. 0 until the pump needs it.
     published_end: AtomicU64,
-    /// Bytes of the send stream before this offset may be gone with the memory of their ring; all
-    /// of them were released.
+    /// Bytes of the send stream before this offset may have been lost with the memory of their
+    /// ring; all of them had been released.
     unwritten: AtomicU64,
 }
 
@@ -133,25 +128,25 @@ struct PumpSide {
 struct AppSide {
     /// Bytes read.
     read: AtomicU64,
-    /// Number of the delivery that it looked for next when it read last.
+    /// Number of the delivery that the last read would have looked for next.
     next: AtomicU64,
     /// Bytes written.
     written: AtomicU64,
-    /// How often there was less room than it wanted to write, or another user kept the room.
+    /// How often a write found too little room, or another user held the room.
     shortages: AtomicU64,
-    /// How often it wanted to read what another user kept.
+    /// How often a read failed because another user held the bytes.
     misses: AtomicU64,
     /// SHUTDOWN, ORPHAN, ABORT, SET, for the pump; SHUT_READ and MORE, for applications alone.
     requests: AtomicU32,
     options: SharedOptions,
-    /// Bytes that may be written ahead of what was released; 0: what the ring holds.
+    /// Bytes that may be written ahead of the released ones; 0: only the ring bounds them.
     send_limit: AtomicU32,
     /// As [`Tuning::notsent_lowat`](crate::Tuning::notsent_lowat).
     notsent_lowat: AtomicU32,
-    /// Who uses the send ring: nobody, its writer, or the pump, which gives its memory back
+    /// The user of the send ring: none, its writer, or the pump while it returns the ring's memory
     /// (`send.rs`).
     send_user: AtomicU32,
-    /// Whether the pump has been notified of a change above and has not looked yet: the flag, with
+    /// Whether the pump has been notified of a change above and has not looked yet: a flag, with
     /// the entry's generation, so that the application of a former connection cannot raise it.
     dirty: AtomicU64,
 }
@@ -162,7 +157,7 @@ struct StackSide {
     released: AtomicU64,
     /// The end of the bytes that have frames, if the connection bounds unsent bytes.
     numbered: AtomicU64,
-    /// Where the receive stream ends, once the peer finished.
+    /// The end of the receive stream, once the peer has finished.
     peer_end: AtomicU64,
     /// Right edge of the latest advertised window.
     advertised: AtomicU64,
@@ -170,18 +165,18 @@ struct StackSide {
     limit: AtomicU32,
     /// How many bytes had been received when the connection was closed.
     ended_at: AtomicU64,
-    /// The end of the last bytes that were stored behind a gap.
+    /// The end of the bytes that were stored after a gap.
     gap_end: AtomicU64,
-    /// Stamps of deliveries before this one may be gone with the memory of their slots; all that
-    /// they delivered was read. The pump stores it.
+    /// Stamps of deliveries before this one may have been lost with the memory of their slots; all
+    /// of their bytes had been read. The pump stores it.
     unstamped: AtomicU64,
-    /// Sequence number of the receive stream's first byte, and [`IS_KNOWN`] once it is.
+    /// Sequence number of the receive stream's first byte, with [`IS_KNOWN`] once it is known.
     first: AtomicU64,
     /// Status bits.
     status: AtomicU32,
 }
 
-/// Set beside a sequence number that is known.
+/// Set together with a known sequence number.
 const IS_KNOWN: u64 = 1 << 32;
 
 /// The stream of one connection.
@@ -192,7 +187,7 @@ pub(crate) struct StreamRef<'a> {
     generation: u32,
 }
 
-/// Requests of the application about a connection, besides moving its cursors.
+/// Requests of the application about a connection, in addition to its cursors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AppRequest {
     pub(crate) shutdown: bool,
@@ -261,8 +256,8 @@ impl<'a> StreamRef<'a> {
             known.fetch_max(limit, Ordering::Relaxed);
         }
         let word = &self.stream.stack.advertised;
-        // A hint for when to raise the flag, no more: Relaxed, and the maximum because frames are
-        // built out of order.
+        // Only a hint for when to raise the flag: Relaxed, and the maximum because frames are built
+        // out of order.
         if word.load(Ordering::Relaxed) < edge {
             word.fetch_max(edge, Ordering::Relaxed);
         }
@@ -275,14 +270,14 @@ impl<'a> StreamRef<'a> {
             | if what.orphan { ORPHAN } else { 0 }
             | if what.abort { ABORT } else { 0 }
             | if what.set { SET } else { 0 };
-        // ORDERING: Release, pairs with the Acquire in `progress`: cursors stored before are seen
-        // with it.
+        // ORDERING: Release, pairs with the Acquire in `progress`, which then sees cursors stored
+        // before this.
         self.stream.app.requests.fetch_or(bits, Ordering::Release);
     }
 
-    /// Notes whether what was written last waits for more.
+    /// Notes whether the last bytes written wait for more.
     pub(crate) fn set_more(&self, more: bool) {
-        // ORDERING: Relaxed: the connection's one writer alone reads it.
+        // ORDERING: Relaxed: only the connection's one writer reads it.
         let requests = &self.stream.app.requests;
         match more {
             true => requests.fetch_or(MORE, Ordering::Relaxed),
@@ -290,13 +285,13 @@ impl<'a> StreamRef<'a> {
         };
     }
 
-    /// Whether what was written last waits for more.
+    /// Whether the last bytes written wait for more.
     #[inline]
     pub(crate) fn waits_for_more(&self) -> bool {
         self.stream.app.requests.load(Ordering::Relaxed) & MORE != 0
     }
 
-    /// Nothing more will be read. The caller wakes those that wait for bytes.
+    /// Notes that nothing more will be read. The caller then wakes all readers that wait.
     pub(crate) fn shut_read(&self) {
         // ORDERING: Release, pairs with the Acquire in `is_read_shut`.
         let requests = &self.stream.app.requests;
@@ -307,13 +302,14 @@ impl<'a> StreamRef<'a> {
         self.stream.app.requests.load(Ordering::Acquire) & SHUT_READ != 0
     }
 
-    /// Raises the flag; true if it was down, that is if the pump must be notified. Does nothing
-    /// once the stream belongs to another connection, which may happen after the application has
-    /// released this one.
+    /// Raises the flag; returns true if it was down, in which case the pump must be notified. Does
+    /// nothing once the stream belongs to another connection, as may happen after the application
+    /// has released this one.
     pub(crate) fn raise(&self) -> bool {
         let dirty = &self.stream.app.dirty;
         let [down, up] = [false, true].map(|raised| flag(self.generation, raised));
-        // Stored although it is up, or else the pump could lower it without seeing what is new.
+        // Stored even if it is up, since otherwise the pump could lower it without seeing the
+        // change.
         // ORDERING: AcqRel: Release, pairs with the Acquire in `progress`, which then sees the
         // cursors.
         let raised = dirty.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |found| {
@@ -324,16 +320,16 @@ impl<'a> StreamRef<'a> {
 
     // What the pump does.
 
-    /// Lowers the flag and reads what the application stored: its read and write cursor, and its
-    /// requests.
+    /// Lowers the flag and reads the values that the application stored: its read and write
+    /// cursors, and its requests.
     pub(crate) fn progress(&self) -> (u64, u64, AppRequest) {
-        // ORDERING: AcqRel: Acquire, pairs with the update in `raise`; lowering first means that a
-        // later store raises it again.
+        // ORDERING: AcqRel: Acquire, pairs with the update in `raise`; the flag is lowered first,
+        // so that a later store raises it again.
         let down = flag(self.generation, false);
         self.stream.app.dirty.swap(down, Ordering::AcqRel);
         // ORDERING: Acquire, pairs with the Release in `request`. Read before the cursors: an
-        // application that shuts down or releases the connection has written its last byte, and the
-        // last cursor must be seen with that request.
+        // application that shuts down or releases the connection has written its last byte before,
+        // so the last cursor must be seen with that request.
         let asked = self.stream.app.requests.load(Ordering::Acquire);
         let (read, written) = self.cursors();
         (
@@ -351,8 +347,9 @@ impl<'a> StreamRef<'a> {
     /// Read and write cursor.
     #[inline]
     pub(crate) fn cursors(&self) -> (u64, u64) {
-        // ORDERING: Acquire both, pair with the Release in `read` and in `write`: frames that the
-        // log lets be numbered see the bytes, deliveries that it lets be named see them given up.
+        // ORDERING: Acquire both, pair with the Release in `read` and in `write`: a frame that is
+        // numbered from these cursors sees the written bytes, and a delivery that is named from
+        // them sees that the bytes it overwrites were given up.
         (
             self.stream.app.read.load(Ordering::Acquire),
             self.stream.app.written.load(Ordering::Acquire),
@@ -365,7 +362,7 @@ impl<'a> StreamRef<'a> {
         self.stream.app.requests.load(Ordering::Acquire) & ORPHAN != 0
     }
 
-    /// The connection's name in its group.
+    /// The connection's id in its group.
     pub(crate) fn conn(&self) -> ConnId {
         ConnId {
             index: self.stream.index,
