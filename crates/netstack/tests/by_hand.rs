@@ -48,7 +48,7 @@ fn packet(protocol: u8, fragment: u16, payload: &[u8]) -> Vec<u8> {
     packet::fragment(TO_STACK, protocol, 9, place, payload)
 }
 
-/// A segment as far as these tests look at it.
+/// The fields of a segment that these tests use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Segment {
     /// Port of the peer.
@@ -192,7 +192,7 @@ fn a_connect_whose_first_arp_answer_is_lost_opens_though_only_deadlines_are_told
         let mut connecting = host.sockets().begin_connect(to).unwrap();
         let sent = host.turn();
         assert_eq!(sent.iter().find_map(|frame| asked(frame)), Some(PEER));
-        // The answer to that is lost.
+        // The reply is lost.
         let sent = jump(&mut host, Duration::from_secs(1));
         let again = sent.iter().find_map(|frame| asked(frame));
         assert_eq!(again, Some(PEER), "{variant}: the request is sent again");
@@ -291,7 +291,7 @@ fn a_datagram_that_stays_incomplete_is_given_up_by_its_deadline() {
             (1, &[11, 1][..]),
             "{variant}"
         );
-        // The report needed a neighbour that was not heard of for a minute.
+        // The stack had not heard of the report's next hop for a minute, and verifies it.
         host.script.push(packet::arp_request(TO_STACK));
         host.turn();
         assert!(jump(&mut host, Duration::from_secs(1)).is_empty());
@@ -374,7 +374,7 @@ fn the_peer_of_a_stack_that_started_again_finds_its_connection_reset() {
             assert_eq!(theirs.try_read(&mut buffer), Ok(6));
             hand::settle([&mut server, &mut client]);
 
-            // It is gone without a word, and another one has its address.
+            // The server vanishes without a message, and another one gets its address.
             let mut server = new_host(variant, US);
             let _listener = listens_again.then(|| server.sockets().listen(PORT, 4).unwrap());
             client.now += Duration::from_secs(1);
@@ -390,7 +390,7 @@ fn the_peer_of_a_stack_that_started_again_finds_its_connection_reset() {
     }
 }
 
-/// Two hosts, and the wires from the first and from the second.
+/// Two hosts, and the wire from each.
 struct Pair {
     hosts: [Scripted; 2],
     wires: [ImpairedLink; 2],
@@ -414,7 +414,7 @@ impl Pair {
         }
     }
 
-    /// Everything that happens at this moment; returns whether there was anything.
+    /// Does everything that happens at this moment. Returns whether there was anything.
     fn settle(&mut self) -> bool {
         let mut any = false;
         let now = std::time::Duration::from_nanos(self.now.as_nanos());
@@ -439,8 +439,8 @@ impl Pair {
         }
     }
 
-    /// Moves the clock to the next arrival or deadline, which alone move it. Returns whether there
-    /// is one.
+    /// Moves the clock to the next arrival or deadline; nothing else moves it. Returns whether
+    /// there is one.
     fn jump(&mut self) -> bool {
         let arrivals = self.wires.iter().filter_map(ImpairedLink::next_arrival);
         let arrivals = arrivals.map(|at| Instant::from_nanos(at.as_nanos() as u64));
@@ -478,7 +478,7 @@ fn run_on_deadlines_alone(variant: Variant, seed: u64) -> Result<usize, String> 
                     ours = Some(Traffic::new(stream, 1, 2, 20_000, 10_000));
                     connecting = None;
                 }
-                // No neighbour answered three times: the user tries again.
+                // The neighbour did not answer three requests: the user tries again.
                 Err(SocketError::Unreachable) => {
                     connecting = Some(client.begin_connect(at(US)).map_err(|e| e.to_string())?);
                     done = true;
@@ -509,7 +509,7 @@ fn run_on_deadlines_alone(variant: Variant, seed: u64) -> Result<usize, String> 
         }
     }
     drop((ours, theirs));
-    // TIME-WAIT, fragments and neighbours end by deadlines, too.
+    // TIME-WAIT, fragments and neighbours expire by deadlines, too.
     for _ in 0..10_000 {
         pair.settle();
         if !pair.jump() {
@@ -525,7 +525,8 @@ fn whole_connections_over_bad_wires_need_no_clock_but_the_deadlines() {
     for variant in Variant::ALL {
         let cases = Cases::new("DEADLINES", RUN, 12);
         let asked = cases.run(|seed| run_on_deadlines_alone(variant, seed));
-        // Without loss, one host asks once, and the other learns from that: some were repeated.
+        // Without loss, one host asks once and the other learns from that, so some requests were
+        // repeated.
         assert!(
             asked.iter().sum::<usize>() > asked.len(),
             "{variant}: {asked:?}"

@@ -1,4 +1,4 @@
-//! What can be configured can be built outside the crate, field by field, though fields may be
+//! Configuration types can be built outside the crate, field by field, although fields may be
 //! added.
 
 use std::net::IpAddr;

@@ -36,7 +36,7 @@ impl Stack {
         self.host.take_sent().into_iter().collect()
     }
 
-    /// A router that takes packets of `mtu` bytes drops this one.
+    /// A router with an MTU of `mtu` reports that it dropped this packet.
     fn drop_packet(&mut self, frame: &[u8], mtu: u16) {
         let about = &frame[ETHERNET..LOWER + 8];
         let error = packet::icmp_error([3, 4], mtu, about);
@@ -75,7 +75,7 @@ fn a_datagram_is_sent_whole_with_df_or_refused_with_the_mtu() {
         let lens: Vec<_> = frames.iter().map(|frame| frame.len() - LOWER - 8).collect();
         assert_eq!(lens, [1472, 1472, 100]);
         assert!(frames.iter().all(|frame| is_df(frame)));
-        // One whose next hop is not known waits, and has it as well.
+        // A datagram that waits for its next hop to be resolved also has DF.
         let other = [10, 0, 0, 7];
         send(&mut socket, 1472, other).unwrap();
         assert_eq!(packet::asked(&stack.sent()[0]), Some(other));
@@ -101,7 +101,7 @@ fn a_connected_socket_is_told_of_a_path_that_is_narrower_if_it_asked_for_that() 
         assert_eq!(socket.try_send(&[7; 1400]), narrow);
         assert_eq!(socket.try_send(&[7; 1252]), Ok(()));
         let frames = stack.sent();
-        // An old router does not know its MTU.
+        // An old router does not report its MTU.
         stack.drop_packet(&frames[0], 0);
         let narrow = Err(SocketError::LongerThanPath { mtu: 68 });
         assert_eq!(socket.try_send(&[7; 1400]), narrow);

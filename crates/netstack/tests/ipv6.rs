@@ -25,7 +25,7 @@ const MAC: Mac = [2, 0, 0, 0, 0, 1];
 const PEER_MAC: Mac = [2, 0, 0, 0, 0, 2];
 const PORT: u16 = 7;
 
-/// A host, to which IPv6 packets come.
+/// A host that receives IPv6 packets.
 struct Host(Scripted);
 
 impl Deref for Host {
@@ -43,7 +43,7 @@ impl DerefMut for Host {
 }
 
 impl Host {
-    /// At `US` and 10.0.0.1; it uses both addresses at once.
+    /// A host at `US` and 10.0.0.1, which uses both addresses at once.
     fn ours(variant: Variant) -> Host {
         Host::with(variant, hand::ipv6().address(US, 64))
     }
@@ -60,7 +60,7 @@ impl Host {
         Host(Scripted::over(variant, setup, config))
     }
 
-    /// A packet arrives; returns what leaves then.
+    /// Delivers a packet. Returns the frames sent in response.
     fn receive(&mut self, path: Path, next: u8, payload: &[u8]) -> Vec<Vec<u8>> {
         self.0.receive(v6::frame(path, next, payload))
     }
@@ -86,7 +86,7 @@ const PATH: Path = Path {
     hop_limit: 64,
 };
 
-/// The only packet among these frames, whose checksum is right.
+/// The only packet among these frames. Checks its checksum.
 fn only(frames: &[Vec<u8>]) -> Packet<'_> {
     let [frame] = frames else {
         panic!("{} frames", frames.len())
@@ -113,7 +113,7 @@ impl Pair {
         hand::settle([&mut self.0, &mut self.1])
     }
 
-    /// Does the same until `time` has passed.
+    /// As [`Pair::settle`], until `time` has passed.
     fn settle_for(&mut self, time: Duration) -> Vec<Vec<u8>> {
         let mut all = self.settle();
         let until = self.0.now + time;
@@ -168,7 +168,7 @@ fn a_connection_carries_bytes_both_ways() {
                 let packet = Packet::read(frame).expect("IPv6");
                 assert!(packet.is_right(), "{variant}");
                 assert!(frame.len() <= 1514);
-                // RFC 6437: one label of a flow, and not none.
+                // RFC 6437: a flow has one label, and not zero.
                 assert!(packet.next != TCP || frame[15..18] != [0, 0, 0]);
             }
             assert!(passed.iter().any(|frame| frame.len() == 1514), "{variant}");
@@ -330,7 +330,7 @@ const FROM_ROUTER: Path = Path {
     ..PATH
 };
 
-/// How many connections are open in [`behind_a_router`].
+/// Connections of [`behind_a_router`].
 const CONNECTIONS: u64 = 100;
 
 /// A host that opens connections through the router, which it knows.
@@ -374,7 +374,7 @@ fn routers_that_come_and_go_at_once_cost_each_connection_few_changes() {
         let mut host = behind_a_router(variant);
         host.receive(other, ICMPV6, &router_says(1800, Some(other.from_mac)));
         let before = requests(&host);
-        // The first router in the list goes and comes back as the last.
+        // The first router in the list leaves, and returns as the last.
         for lifetime in [0, 1800].repeat(500) {
             for (path, mac) in [(FROM_ROUTER, PEER_MAC), (other, other.from_mac)] {
                 host.receive(path, ICMPV6, &router_says(lifetime, Some(mac)));
@@ -382,7 +382,7 @@ fn routers_that_come_and_go_at_once_cost_each_connection_few_changes() {
         }
         let work = requests(&host) - before;
         assert!(work < 20 * CONNECTIONS, "{variant}: {work} requests");
-        // The stack follows their last messages a moment later.
+        // The stack acts on their last messages a moment later.
         host.receive(other, ICMPV6, &router_says(0, Some(other.from_mac)));
         host.receive(FROM_ROUTER, ICMPV6, &router_says(0, Some(PEER_MAC)));
         host.receive(other, ICMPV6, &router_says(1800, Some(other.from_mac)));
@@ -576,7 +576,7 @@ fn router_is_there(mac: Option<Mac>) -> Vec<u8> {
     says
 }
 
-/// From a neighbour to us, and not from farther away.
+/// From a neighbour to us, with a hop limit that proves it.
 const NEAR: Path = Path {
     hop_limit: 255,
     ..PATH
@@ -592,7 +592,7 @@ fn router_path() -> Path {
     }
 }
 
-/// Whom these frames ask for, and by which link-layer addresses.
+/// The addresses that these frames ask for, and the link-layer addresses that they are sent to.
 fn asked(frames: &[Vec<u8>]) -> Vec<(Ipv6Addr, Mac)> {
     let packets = frames.iter().filter_map(|frame| Packet::read(frame));
     let questions = packets.filter(|packet| packet.next == ICMPV6 && packet.payload[0] == 135);
@@ -604,7 +604,7 @@ fn asked(frames: &[Vec<u8>]) -> Vec<(Ipv6Addr, Mac)> {
     asked.collect()
 }
 
-/// The link-layer address of the group to which a question for `address` goes.
+/// The link-layer address to which a solicitation for `address` is multicast.
 fn by_group(address: Ipv6Addr) -> Mac {
     group_mac(solicited_node(address))
 }
@@ -646,7 +646,7 @@ fn who_answers_no_question_but_is_needed_is_asked_five_seconds_later() {
         let sent = host.pass(Duration::from_secs(3));
         assert_eq!(asked(&sent), [(PEER, PEER_MAC); 3], "{variant}");
 
-        // So it is with a router.
+        // Likewise for a router.
         let heeds_routers = Ipv6Config::default().duplicate_probes(0);
         let mut host = Host::with(variant, heeds_routers.address(US, 64));
         host.receive(router_path(), ICMPV6, &router_says[0]);
@@ -659,7 +659,7 @@ fn who_answers_no_question_but_is_needed_is_asked_five_seconds_later() {
         let sent = host.pass(Duration::from_millis(200));
         assert_eq!(asked(&sent), [(ROUTER, PEER_MAC)], "{variant}");
 
-        // An answer of ours to a stale neighbour needs its address, too.
+        // An answer of ours to a stale neighbour also verifies the neighbour's address.
         let mut host = Host::ours(variant);
         assert_eq!(only(&host.receive(NEAR, ICMPV6, &asks)).payload[0], 136);
         assert!(asked(&host.pass(Duration::from_millis(4_900))).is_empty());
@@ -860,7 +860,7 @@ fn what_routers_say_of_echo_replies_and_fragments_holds_for_all() {
                 segments.map(Vec::len).max().expect("a segment") - 14
             };
             assert_eq!(most(&mut pair, &mut ours), 1_300, "{variant}, {kind}");
-            // What begins later knows it, too.
+            // Later connections use it, too.
             let listener = pair.1.sockets().listen(PORT, 4).unwrap();
             let to = SocketAddr::new(PEER.into(), PORT);
             let mut opening = pair.0.sockets().begin_connect(to).unwrap();

@@ -22,7 +22,7 @@ const PORT: u16 = 7;
 /// Bytes that go each way.
 const BYTES: usize = 300_000;
 
-/// All addresses that lead back.
+/// All addresses of the stack itself.
 const OWN: [IpAddr; 5] = [
     IpAddr::V4(US),
     IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -35,7 +35,7 @@ fn setup() -> Setup {
     Setup::new(US.into(), 24, [1, 7]).ipv6(hand::ipv6().address(US_V6, 64))
 }
 
-/// A stack over a device of which every frame is looked at.
+/// A stack over a device whose frames are all checked.
 struct Fixture(Scripted);
 
 impl Fixture {
@@ -53,7 +53,7 @@ impl Fixture {
         self.0.sockets()
     }
 
-    /// Does all that can be done now. Only messages about the stack's addresses leave.
+    /// Does all current work. Only messages about the stack's addresses leave.
     fn turn(&mut self) {
         self.0.now += Duration::from_micros(50);
         for frame in self.0.turn() {
@@ -75,7 +75,7 @@ impl Fixture {
         Err(SocketError::WouldBlock)
     }
 
-    /// Sends bytes from `from` to `to`, all of them.
+    /// Sends bytes from `from` to `to`, and checks that all arrive.
     fn transfer(&mut self, from: &mut TcpStream, to: &mut TcpStream) {
         let byte = |at: usize| (at * 7 + at / 251) as u8;
         let (mut written, mut read, mut idle) = (0, 0, 0);
@@ -101,7 +101,7 @@ impl Fixture {
         }
     }
 
-    /// A connection to `ip`, both ways, and its end.
+    /// Checks a connection to `ip` in both directions, and its end.
     fn check_connection(&mut self, listener: &TcpListener, ip: IpAddr) {
         let to = SocketAddr::new(ip, listener.local_addr().unwrap().port());
         let mut here = self.connect(to).unwrap();

@@ -1,5 +1,5 @@
-//! Frames that hold many datagrams, in every variant and over both families. A device of the same
-//! machine, or one that merges received frames, hands them over undivided; others divide them on
+//! Frames that hold many datagrams, in every variant and over both families. A device on the same
+//! machine, or one that merges received frames, delivers them undivided; others divide them on
 //! transmission.
 
 #![cfg(feature = "testkit")]
@@ -52,7 +52,7 @@ impl Fixture {
         Fixture::all_over(MemoryConfig::default(), limits)
     }
 
-    /// The same over such a device.
+    /// As [`Fixture::all`], over such a device.
     fn all_over(config: MemoryConfig, limits: Limits) -> impl Iterator<Item = Fixture> {
         let with = move |variant| {
             let config = config.clone();
@@ -79,7 +79,7 @@ impl Fixture {
         fixture
     }
 
-    /// Does all that can be done; the frames that left stay in the script.
+    /// Does all current work; sent frames stay in the script.
     fn turn(&mut self) {
         self.stack.now += Duration::from_micros(50);
         self.stack.work();
@@ -127,12 +127,12 @@ impl Fixture {
         }
     }
 
-    /// All that arrived.
+    /// Everything that has arrived.
     fn received(&mut self) -> Vec<Vec<u8>> {
         self.received_from(FAR)
     }
 
-    /// The same, sent by `host`.
+    /// Everything that has arrived from `host`.
     fn received_from(&mut self, host: packet::Address) -> Vec<Vec<u8>> {
         let from = SocketAddr::new(self.family.address(host), FROM);
         let mut received = Vec::new();
@@ -149,7 +149,7 @@ impl Fixture {
         }
     }
 
-    /// Counters, once each frame is accounted for.
+    /// The counters. Checks that every received frame is accounted for.
     fn stats(&self) -> StackStats {
         let stats = self.stack.stacks[0].stats();
         assert_eq!(stats.pump.inputs(), stats.pump.outcomes(), "{stats:?}");
@@ -160,7 +160,7 @@ impl Fixture {
         format!("{} over {}", self.variant, self.family)
     }
 
-    /// What left since the last call, to a neighbour that answers.
+    /// Takes the frames sent since the last call, to a neighbour that answers.
     fn sent(&mut self) -> Vec<(Vec<u8>, TxMeta)> {
         let mut datagrams = Vec::new();
         loop {
@@ -185,8 +185,8 @@ impl Fixture {
         }
     }
 
-    /// Sends datagrams, and returns what left, as packets and in how many frames. No device of so
-    /// few bytes would refuse a frame.
+    /// Sends datagrams. Returns the payloads that left, and in how many frames. Checks that no
+    /// frame is longer than `longest`, the limit of the device.
     fn exchange(&mut self, datagrams: &[Vec<u8>], longest: usize) -> (Vec<Vec<u8>>, usize) {
         let to = SocketAddr::new(self.family.address(FAR), FROM);
         for datagram in datagrams {
@@ -211,7 +211,7 @@ impl Fixture {
     }
 }
 
-/// What Linux devices divide.
+/// The longest frame that Linux devices divide.
 const LONGEST: usize = 65_549;
 
 fn divides(bytes: usize) -> MemoryConfig {
@@ -259,8 +259,8 @@ fn each_datagram_of_an_undivided_frame_arrives_whole_and_in_order() {
     }
 }
 
-/// As many frames as a batch has, each with the most datagrams: none needs a second place of the
-/// log.
+/// As many frames as a batch holds, each with the most datagrams: none needs a second position of
+/// the log.
 #[test]
 fn a_batch_of_undivided_frames_loses_none() {
     for mut fixture in Fixture::all(1 << 21) {
@@ -278,7 +278,7 @@ fn a_batch_of_undivided_frames_loses_none() {
 fn what_does_not_fit_the_queue_is_counted_and_what_comes_after_it_is_not_changed() {
     for mut fixture in Fixture::all(1 << 12) {
         let mut rng = Rng::new(6);
-        // Of 4,096 bytes each takes 256 with its header.
+        // Each takes 256 of the 4,096 bytes, with its header.
         let merged = datagrams(&mut rng, [200; 20]);
         fixture.push_merged(&merged, RxChecksum::Valid);
         fixture.turn();
@@ -357,7 +357,7 @@ fn equally_long_datagrams_leave_in_one_frame_and_others_in_their_own() {
     const SEED: u64 = 78;
     for mut fixture in Fixture::all_over(divides(LONGEST), Limits::default()) {
         let mut rng = Rng::new(SEED);
-        // The neighbour is not known before.
+        // The neighbour is not known at first.
         let first = datagrams(&mut rng, [9; 3]);
         assert_eq!(fixture.exchange(&first, LONGEST).0, first);
         for _ in 0..20 {
@@ -373,7 +373,7 @@ fn equally_long_datagrams_leave_in_one_frame_and_others_in_their_own() {
             assert!(left == own, "seed {SEED}: {}", fixture.name());
             assert!(frames <= fewest, "seed {SEED}: {}", fixture.name());
         }
-        // Empty ones, and such as ascend.
+        // Empty datagrams, and ascending lengths.
         let own = datagrams(&mut rng, [0, 0, 1, 2, 3, 4]);
         assert_eq!(fixture.exchange(&own, LONGEST), (own, 6));
         // As many as a frame holds, and one more.
@@ -424,7 +424,7 @@ fn several_datagrams_in_one_frame_reach_a_socket_of_the_same_stack() {
     }
 }
 
-/// A copy of each comes back by itself, so each leaves by itself.
+/// Each datagram is looped back separately, so each leaves in a separate frame.
 #[test]
 fn datagrams_to_a_group_of_our_own_have_a_frame_each_and_come_back_once() {
     for mut fixture in Fixture::all_over(divides(LONGEST), Limits::default()) {

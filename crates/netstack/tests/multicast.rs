@@ -1,5 +1,6 @@
-//! Multicast groups of UDP sockets, over both families, in every variant and in three groups: what
-//! routers hear, and which datagrams arrive. The tests write the far side's frames byte by byte.
+//! Multicast groups of UDP sockets, over both families, in every variant and in three groups: the
+//! reports to routers, and the datagrams that arrive. The tests write the far side's frames byte by
+//! byte.
 
 #![cfg(feature = "testkit")]
 
@@ -27,7 +28,7 @@ const TO_EXCLUDE: u8 = 4;
 const ALLOW: u8 = 5;
 const BLOCK: u8 = 6;
 
-/// A stack that speaks in one family.
+/// A stack that uses one family.
 struct Host {
     family: Family,
     stack: Scripted,
@@ -56,18 +57,18 @@ impl Host {
         self.stack.sockets().bind_udp(port).unwrap()
     }
 
-    /// Does all that can be done now. Returns the frames that left.
+    /// Does all current work. Returns the frames that left.
     fn turn(&mut self) -> Vec<Vec<u8>> {
         self.stack.turn()
     }
 
-    /// Lets time pass, and returns the reports that left meanwhile.
+    /// Lets time pass. Returns the reports that left meanwhile.
     fn pass(&mut self, time: Duration) -> Vec<Record> {
         let sent = self.stack.pass(time);
         sent.iter().flat_map(|frame| records(frame)).collect()
     }
 
-    /// `from` sends a datagram to a group.
+    /// Receives a datagram from `from` to a group.
     fn says(&mut self, from: [u8; 4], to: [u8; 4], port: u16, payload: &[u8]) {
         let to_mac = match self.family {
             Family::V4 => [1, 0, 0x5e, to[1] & 0x7f, to[2], to[3]],
@@ -78,7 +79,7 @@ impl Host {
         self.stack.receive(frame.expect("it can be said"));
     }
 
-    /// A router asks for a group, or for all (zeros), and waits for a second.
+    /// A router queries a group, or all groups (zeros). Returns the reports within a second.
     fn asks(&mut self, group: [u8; 4], len: usize) -> Vec<Record> {
         let frame = match self.family {
             Family::V4 => igmp_query(group, len),
@@ -134,7 +135,7 @@ fn mld_query(group: [u8; 4], len: usize) -> Vec<u8> {
     dominoes_testkit::packet::v6::frame(path, 0, &packet)
 }
 
-/// The records of a report, of which everything else is right.
+/// The records of a report. Checks everything else in it.
 fn records(frame: &[u8]) -> Vec<Record> {
     let (message, size) = match (&frame[12..14], frame[20], frame[23]) {
         ([8, 0], _, 2) => {
@@ -262,7 +263,7 @@ fn routers_are_told_of_every_change_twice_and_of_all_when_they_ask() {
         assert_eq!(host.pass(second), twice((ALLOW, group, vec![peer])));
         more.join_source(group, other).unwrap();
         assert_eq!(host.pass(second), twice((ALLOW, group, vec![other])));
-        // Over IPv6 the report has the solicited-node groups of our addresses, too.
+        // Over IPv6 the report also includes the solicited-node groups of our addresses.
         let all = host.asks([0; 4], 12);
         assert!(
             all.contains(&(IS_INCLUDE, group, vec![peer, other])),
@@ -389,7 +390,7 @@ fn a_sender_says_of_each_datagram_whether_it_comes_back() {
         };
         assert!(is_set(&sender));
         for number in 0..40 {
-            // What holds when it is sent counts, not what holds when it leaves.
+            // The setting at the time of the call counts, not the one when the datagram leaves.
             set_loop(&sender, family, number % 3 == 0);
             assert_eq!(is_set(&sender), number % 3 == 0);
             send(&mut sender, &[number], group, PORT);
@@ -397,7 +398,7 @@ fn a_sender_says_of_each_datagram_whether_it_comes_back() {
         assert_eq!(host.turn().len(), 40);
         let expected: Vec<_> = (0..40).step_by(3).map(|number| vec![number]).collect();
         assert_eq!(all_received(&mut socket), expected);
-        // The receiver has no say, nor has the switch of the other family.
+        // Neither the receiver's setting nor the other family's setting counts.
         let other = Family::ALL.into_iter().find(|other| *other != family);
         set_loop(&socket, family, false);
         set_loop(&sender, other.unwrap(), false);
@@ -430,7 +431,7 @@ fn who_listens_to_one_source_hears_us_if_that_is_ours() {
     });
 }
 
-/// As a hub does it, and a packet socket of Linux.
+/// A hub returns sent frames, and so does a packet socket of Linux.
 #[test]
 fn what_a_device_hands_back_of_ours_is_not_received() {
     each(|mut host| {
@@ -489,7 +490,7 @@ fn datagrams_longer_than_a_packet_come_back_whole() {
     });
 }
 
-/// More than may wait at a time to be taken back.
+/// More datagrams than may wait at a time to be looped back.
 #[test]
 fn many_at_once_come_back_in_order() {
     const MANY: u32 = 3000;

@@ -1,4 +1,4 @@
-//! Stages have the work that they should, and several protocol stages serve one application.
+//! Each stage does its part of the work, and several protocol stages serve one application.
 
 use std::net::SocketAddr;
 
@@ -18,7 +18,7 @@ fn setup(last: u8) -> Setup {
     Setup::new([10, 0, 0, last].into(), 24, [1, 2]).limits(limits)
 }
 
-/// What connection `port` sends, `from` one end.
+/// Byte `at` that end `from` of connection `port` sends.
 fn byte(port: u16, from: u8, at: usize) -> u8 {
     ((at as u64 * 0x9e37_79b9) >> 7) as u8 ^ port as u8 ^ from
 }

@@ -1,5 +1,5 @@
-//! Routes that come and go while a stack runs: what begins goes by them, and connections follow
-//! them. Over both families and in every variant.
+//! Routes that are added and removed while a stack runs: new connections use them, and open
+//! connections change to them. Over both families and in every variant.
 
 #![cfg(feature = "testkit")]
 
@@ -18,7 +18,7 @@ use dominoes_testkit::packet::{
 
 const PORT: u16 = 7;
 const US: Address = [10, 0, 0, 1];
-/// Two neighbours that forward, and one that is only that.
+/// Two neighbours that forward packets, and one that is only a host.
 const FIRST: Address = [10, 0, 0, 11];
 const SECOND: Address = [10, 0, 0, 12];
 const NEAR: Address = [10, 0, 0, 13];
@@ -61,9 +61,9 @@ struct Wire {
     /// The neighbours that answer ARP requests, and the addresses that the stack asked for.
     present: Vec<Address>,
     asked: Vec<Address>,
-    /// Segments that were sent, with the link-layer address that they were sent to.
+    /// Sent segments, with the link-layer address that each was sent to.
     sent: Vec<(Mac, Segment, Path)>,
-    /// Datagrams of IPv6 and their fragments.
+    /// IPv6 datagrams and their fragments.
     datagrams: Vec<Vec<u8>>,
 }
 
@@ -73,7 +73,7 @@ impl Wire {
         Wire::all_with(24)
     }
 
-    /// The same on a network whose prefix has `len` bits.
+    /// As [`Wire::all`], on a network whose prefix has `len` bits.
     fn all_with(len: u8) -> impl Iterator<Item = Wire> {
         Family::ALL.into_iter().flat_map(move |family| {
             Shape::all().map(move |shape| {
@@ -96,7 +96,7 @@ impl Wire {
         self.stack.sockets()
     }
 
-    /// Does all that can be done. Neighbours that are there answer. Replicas agree afterwards.
+    /// Does all current work. Present neighbours answer. Checks that replicas agree.
     fn turn(&mut self) {
         for _ in 0..40 {
             self.stack.now += Duration::from_micros(50);
@@ -104,7 +104,7 @@ impl Wire {
                 if frame[12..14] == [0x86, 0xdd] && matches!(frame[20], packet::UDP | 44) {
                     self.datagrams.push(frame.clone());
                 }
-                // Other messages of IPv6 have no counterpart.
+                // Other IPv6 messages have no counterpart.
                 let Some(frame) = self.family.read(&frame) else {
                     continue;
                 };
@@ -135,7 +135,7 @@ impl Wire {
         self.turn();
     }
 
-    /// Lets so much time pass.
+    /// Lets `time` pass.
     fn pass(&mut self, time: Duration) {
         let until = self.stack.now + time;
         while self.stack.now < until {
@@ -144,7 +144,7 @@ impl Wire {
         }
     }
 
-    /// A segment that the stack sent, and the link-layer address that it went to.
+    /// Takes a sent segment, and the link-layer address that it was sent to.
     fn take_segment(&mut self, is: impl Fn(&Segment, Address) -> bool) -> (Mac, Segment) {
         let sent = &mut self.sent;
         let at = sent
@@ -201,7 +201,7 @@ impl Wire {
         connection
     }
 
-    /// Bytes go both ways, ours through this neighbour.
+    /// Checks that bytes go both ways, ours through this neighbour.
     fn check(&mut self, connection: &mut Connection, through: Address) {
         self.sent.clear();
         let stream = connection.stream.as_mut().unwrap();
@@ -214,7 +214,7 @@ impl Wire {
         assert_eq!(mac, mac_of(through), "{:?}", connection.host);
         assert_eq!(segment.payload, b"from here");
         connection.acked = connection.acked.wrapping_add(9);
-        // It comes by whichever way.
+        // The answer may arrive through any neighbour.
         let answer = connection.segment(ACK, b"from there");
         self.push(answer.frame(Path::new(connection.host, US).from_mac(mac_of(FIRST))));
         connection.next += 10;
@@ -224,10 +224,10 @@ impl Wire {
     }
 }
 
-/// A connection, and what its peer knows of it.
+/// A connection, and the state of its peer.
 struct Connection {
     host: Address,
-    /// The peer's, and ours.
+    /// The peer's port and ours.
     ports: (u16, u16),
     stream: Option<TcpStream>,
     next: u32,
@@ -278,7 +278,7 @@ fn connections_follow_a_route_that_comes_and_goes_and_others_stay() {
                 wire.check(connection, FIRST);
             }
         }
-        // Without a route open connections keep their way, and no new one opens.
+        // Without a route, open connections keep their next hop, and no new one opens.
         let default = route(wire.family, [0; 4], 0, FIRST);
         let default = Route {
             prefix: 0,
@@ -331,7 +331,7 @@ fn a_neighbour_that_moves_takes_along_what_goes_through_it_and_nothing_else() {
         ];
         let mut strange = [wire.connect(CLAIMANT, FIRST)];
         let mut through = [NEAR, NEAR, FIRST, FIRST];
-        // From now on they say by themselves how they are reached.
+        // From now on neighbours do not answer, but announce their link-layer addresses.
         wire.present.clear();
         let moves = [
             (0, NEAR, NEAR),
@@ -372,7 +372,7 @@ fn of_routes_with_prefixes_as_long_the_lowest_metric_is_taken() {
         sockets.add_route(1, routes[0]).unwrap();
         wire.turn();
         let mut far = wire.connect(FAR, SECOND);
-        // The connection follows a better one, and goes back.
+        // The connection changes to a better route, and back.
         sockets.add_route(1, routes[2]).unwrap();
         wire.turn();
         wire.check(&mut far, NEAR);
@@ -386,7 +386,7 @@ fn of_routes_with_prefixes_as_long_the_lowest_metric_is_taken() {
             wire.turn();
             wire.check(&mut far, through);
         }
-        // The same neighbour may be named with two metrics.
+        // Routes with two metrics may use one neighbour.
         sockets.add_route(1, metric_of(8, FIRST)).unwrap();
         wire.turn();
         let again = sockets.add_route(1, metric_of(8, FIRST));
@@ -511,7 +511,7 @@ fn routes_are_listed_and_what_cannot_be_one_is_refused() {
             }
         }
         turn();
-        // The default route, two of before, and these.
+        // The default route, two earlier ones, and these.
         assert_eq!(sockets.add_route(1, first), Err(SocketError::TooManyRoutes));
         drop(stack);
         assert_eq!(sockets.add_route(1, first), Err(SocketError::Down));
@@ -572,7 +572,7 @@ fn the_interface_of_a_new_route_is_taken() {
             via: [10, 0, net, 2].into(),
             metric: 0,
         };
-        // Each interface has other neighbours.
+        // Each interface has different neighbours.
         let refused = sockets.add_route(1, route(8, 2));
         assert_eq!(refused, Err(SocketError::NotNeighbor));
         sockets.add_route(1, route(8, 1)).unwrap();
@@ -584,7 +584,7 @@ fn the_interface_of_a_new_route_is_taken() {
         assert_eq!(vias, [(1, None), (1, via(1)), (2, None), (2, via(2))]);
         let own = |net: u8| IpAddr::from([10, 0, net, 1]);
         let from = |net| SocketAddr::new(own(net), 0);
-        // The longer prefix names the second.
+        // The longer prefix is at the second interface.
         let connecting = sockets.begin_connect(to).unwrap();
         udp.connect(to).unwrap();
         sockets.begin_connect_from(from(1), to).unwrap();
@@ -596,7 +596,7 @@ fn the_interface_of_a_new_route_is_taken() {
     }
 }
 
-/// A segment to a port of ours, which has no connection, in a frame of this neighbour.
+/// A segment to a port of ours that has no connection, in a frame from this neighbour.
 fn stray(host: Address, from: Address, (src_port, port, flags): (u16, u16, u8)) -> Vec<u8> {
     let segment = Segment {
         src_port,
@@ -615,7 +615,8 @@ fn what_answers_segments_of_no_connection_goes_through_routes_and_neighbours() {
         let sockets = wire.sockets();
         let _listener = sockets.listen(PORT, 8).unwrap();
         wire.turn();
-        // All come from a neighbour that no route leads through, the last in the name of another.
+        // No route leads through the neighbour that sends these frames. The last segment claims to
+        // come from another neighbour.
         let strays = [
             (FAR, FIRST, (PORT, SYN), SYN | ACK),
             (FARTHER, FIRST, (9, SYN), RST | ACK),
@@ -627,7 +628,7 @@ fn what_answers_segments_of_no_connection_goes_through_routes_and_neighbours() {
                 wire.sent.clear();
                 wire.push(stray(host, SECOND, (src_port, port, flags)));
                 wire.turn();
-                // Each group asks for itself.
+                // Each group sends separate ARP requests.
                 if wire.stack.stacks.len() == 1 {
                     let is_new = src_port == 4000 && host != FARTHER;
                     assert_eq!(wire.asked.contains(&through), is_new, "{host:?}");
@@ -674,7 +675,8 @@ fn a_flood_from_neighbours_that_are_not_there_leaves_room_for_those_that_are() {
             wire.asked.len()
         );
         assert!(wire.sent.is_empty());
-        // One that spoke to us is served meanwhile, and one that did not when they are given up.
+        // A neighbour that has spoken to us is served meanwhile; one that has not is served after
+        // the stack gives up on the others.
         wire.claim(NEAR, NEAR);
         let mut near = wire.accept(&listener, NEAR, NEAR);
         wire.check(&mut near, NEAR);
@@ -696,7 +698,7 @@ fn a_connection_that_a_peer_opened_follows_a_neighbour_that_nobody_heard_of_befo
         let listener = wire.sockets().listen(PORT, 8).unwrap();
         wire.turn();
         let mut far = wire.accept(&listener, FAR, FIRST);
-        // More hosts say that they are there than are remembered.
+        // More hosts announce themselves than the stack remembers.
         wire.present.clear();
         for i in 0..1_500 {
             let host = [10, 0, 1 + (i / 200) as u8, 1 + (i % 200) as u8];
@@ -713,7 +715,8 @@ fn a_connection_that_a_peer_opened_follows_a_neighbour_that_nobody_heard_of_befo
     }
 }
 
-/// Writes on a connection. Returns the first number and the most text of the segments that leave.
+/// Writes on a connection. Returns the first sequence number and the longest text of the sent
+/// segments.
 fn send_long(wire: &mut Wire, connection: &mut Connection) -> (u32, usize) {
     wire.sent.clear();
     let stream = connection.stream.as_mut().unwrap();
@@ -770,7 +773,8 @@ fn what_passes_to_a_destination_is_known_to_all_that_is_sent_there() {
             longest.unwrap().clone()
         };
         assert_eq!(longest(&mut wire, FAR, &[1; 3_000]).len() - 14, 1296);
-        // The other way round: of a datagram, if one of that size was sent there.
+        // In the other direction: an error about a datagram counts if one of that size was sent
+        // there.
         let sent = longest(&mut wire, FARTHER, &[1; 1_400]);
         assert_eq!(sent.len() - 14, 1448);
         for (at, len, expected) in [(1, 1399, 1440), (2, 1400, 1240)] {

@@ -23,7 +23,7 @@ use crate::tls::fixture::{TLS13, configs, name};
 
 const RING: u32 = 1 << 12;
 
-/// Two stacks that are driven by hand, with small rings and few places.
+/// Two stacks driven by hand, with small rings and room for one connection.
 fn pair() -> Wired {
     let limits = Limits::default()
         .connections(1)
@@ -38,7 +38,7 @@ fn pair() -> Wired {
     )
 }
 
-/// Gives more back than was lent: a panic, after which the stream is as it was.
+/// Consumes more than was lent: this panics, and leaves the stream unchanged.
 fn refuses(stream: &mut impl BufRead, len: usize) {
     let result = catch_unwind(AssertUnwindSafe(|| stream.consume(len)));
     assert!(result.is_err(), "{len} octets were given back");
@@ -53,7 +53,7 @@ fn more_than_was_lent_cannot_be_given_back() {
     theirs.set_nodelay(true).unwrap();
     assert_eq!(theirs.try_write(b"hello"), Ok(5));
     pair.steps(3);
-    // Nothing was lent yet.
+    // Nothing has been lent.
     refuses(&mut ours, 5);
     assert_eq!(ours.try_fill(), Ok(&b"hello"[..]));
     for len in [6, 9, usize::MAX - 999, usize::MAX] {
@@ -63,7 +63,7 @@ fn more_than_was_lent_cannot_be_given_back() {
     refuses(&mut ours, 4);
     assert_eq!(theirs.try_write(b", world"), Ok(7));
     pair.steps(3);
-    // What came meanwhile was not lent.
+    // Bytes that arrived since were not lent.
     refuses(&mut ours, 4);
     assert_eq!(ours.try_fill(), Ok(&b"llo, world"[..]));
     ours.consume(10);
@@ -88,7 +88,7 @@ fn what_was_shown_can_be_given_back_and_no_more() {
     assert_eq!(rest[..2], *b"lo");
 }
 
-/// At the end of the ring one slice ends and another begins; the first alone was lent.
+/// The bytes wrap around the end of the ring, and only the first slice was lent.
 #[test]
 fn what_lies_behind_the_end_of_the_ring_is_not_lent_with_what_lies_before_it() {
     let mut pair = pair();
@@ -123,7 +123,7 @@ fn what_lies_behind_the_end_of_the_ring_is_not_lent_with_what_lies_before_it() {
     }
 }
 
-/// The second connection gets the place of the first, with its rings.
+/// The second connection reuses the slot of the first, with its rings.
 #[test]
 fn no_connection_can_send_what_another_one_wrote() {
     let mut pair = pair();
@@ -154,7 +154,7 @@ fn no_connection_can_send_what_another_one_wrote() {
         seen.len()
     };
     assert_eq!(receive(&mut pair, &mut || ()), filled.len());
-    // One more byte, and all of the ring was written by this connection.
+    // With one more byte, this connection has written all of the ring.
     assert_eq!(ours.try_write(b"y"), Ok(1));
     let mut again = 0;
     receive(&mut pair, &mut || again += ours.write_again(100).unwrap());
@@ -210,7 +210,7 @@ fn no_udp_socket_can_send_what_another_one_wrote() {
     assert!(seen > 50, "{seen} datagrams");
 }
 
-/// Units of ten bytes, not changed.
+/// Units of ten bytes that equal their payload.
 #[derive(Debug)]
 struct Tens;
 
@@ -234,10 +234,10 @@ impl UnitProcessor for Tens {
     }
 }
 
-/// What becomes of a stream that is to belong to units alone, or why it does not.
+/// A stream whose bytes are units, or why it could not be made.
 type Taken = Result<Box<dyn Any>, String>;
 
-/// Every way in which a stream comes to belong to units alone.
+/// Every way to make one from a TCP stream.
 const TAKERS: [fn(TcpStream) -> Taken; 3] = [
     |stream| match FramedStream::new(stream, Arc::new(Tens)) {
         Ok(framed) => Ok(Box::new(framed)),
@@ -264,10 +264,10 @@ fn net_of(variant: Variant, family: Family) -> (Net, [HostId; 2]) {
     (net, hosts)
 }
 
-/// Of two streams, makes one that is to belong to units alone, and other owners of its connection.
+/// From two streams, makes one to pass to a taker, and other owners of its connection.
 type Sharing = fn(TcpStream, TcpStream) -> (TcpStream, Box<dyn Any>);
 
-/// Each keeps another part of a stream.
+/// Each keeps a different part of a stream.
 const SHARED: [Sharing; 8] = [
     |stream, _| {
         let clone = stream.try_clone().unwrap();
@@ -281,13 +281,13 @@ const SHARED: [Sharing; 8] = [
         let (_, writer) = stream.try_clone().unwrap().split();
         (stream, Box::new(writer))
     },
-    // A clone in the place of the original.
+    // A clone replaces the original.
     |mut stream, _| {
         let clone = stream.try_clone().unwrap();
         let old = std::mem::replace(&mut stream, clone);
         (stream, Box::new(old.split().0))
     },
-    // Halves that change places.
+    // Two streams swap halves.
     |mut stream, mut other| {
         std::mem::swap(stream.halves().0, other.halves().0);
         (stream, Box::new(other))
@@ -336,14 +336,14 @@ fn what_nobody_else_can_reach_any_more_belongs_to_units() {
     let (mut net, hosts) = net_of(Variant::Single, Family::V4);
     for (number, take) in TAKERS.into_iter().enumerate() {
         let [mut stream, mut there] = support::connect(&mut net, hosts, 7 + number as u16);
-        // It was lent bytes, and room, and gave neither back.
+        // The clone borrows bytes and room, and returns neither.
         assert_eq!(there.try_write(b"0123456789"), Ok(10));
         net.pass(Duration::from_millis(100));
         let mut clone = stream.try_clone().unwrap();
         assert_eq!(clone.halves().0.try_fill(), Ok(&b"0123456789"[..]));
         std::mem::forget(clone.halves().1.reserve(20));
         let (reader, writer) = clone.split();
-        // The halves of a clone in the place of the first ones.
+        // The halves of the clone replace the original ones.
         *stream.halves().0 = reader;
         *stream.halves().1 = writer;
         let taken = take(stream).unwrap();
@@ -382,7 +382,7 @@ fn units_begin_when_the_last_clone_of_another_thread_has_gone() {
             }
         });
         heard.recv().unwrap();
-        // Either it was not alone, or nothing of what others wrote shows.
+        // Either the connection had other owners, or nothing that they wrote is visible.
         if let Ok(mut framed) = FramedStream::new(stream, Arc::new(Tens)) {
             assert_eq!(framed.try_read(&mut [0; 20]), Ok(10));
             assert_eq!(framed.try_write(b"abc"), Ok(3));
@@ -412,7 +412,7 @@ fn units_do_not_stand_behind_the_end_of_a_stream() {
     }
 }
 
-/// A read by reference takes the datagram that was shown, and `consume` takes no other.
+/// A read by reference takes the datagram that was lent, and `consume` takes no other.
 #[test]
 fn a_datagram_that_nobody_saw_is_not_given_back() {
     let mut pair = pair();
@@ -432,7 +432,7 @@ fn a_datagram_that_nobody_saw_is_not_given_back() {
     assert_eq!(here.try_peek().unwrap().parts.0, b"six");
 }
 
-/// Both ends of a TLS connection, and the handshake that our end came of.
+/// Both ends of a TLS connection, and the handshake that made our end.
 fn tls_over(net: &mut Net, [ours, theirs]: [TcpStream; 2]) -> (TlsHandshake, [TlsStream; 2]) {
     let (server, client) = configs(TLS13);
     let mut here = TlsHandshake::server(ours, &server).unwrap();

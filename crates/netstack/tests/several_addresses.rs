@@ -1,5 +1,6 @@
-//! Several addresses of each family at one interface: every one of them is served, answered for and
-//! defended, and packets come from the one that fits. Over both families and in every variant.
+//! Several addresses of each family at one interface: the stack serves, answers for and defends
+//! each of them, and packets are sent from the one that fits. Over both families and in every
+//! variant.
 
 #![cfg(feature = "testkit")]
 
@@ -13,7 +14,7 @@ use dominoes_testkit::hand::{self, Scripted, Shape, Wired, address, prefix};
 use dominoes_testkit::packet::{self, EVERY_MAC, ICMP, Path, SYN, Segment, TCP, mac_of};
 
 const PORT: u16 = 7;
-/// What link-layer addresses are made of.
+/// Link-layer addresses are derived from these.
 const US: packet::Address = [10, 0, 0, 1];
 const PEER: packet::Address = [10, 0, 0, 2];
 
@@ -354,13 +355,13 @@ fn every_address_is_announced_answered_for_and_defended() {
                 assert_eq!(arp_ends(&sent[0]), (path.to, from));
                 assert_eq!(sent[0][20..22], [0, 2]);
             }
-            // Each by itself: once in ten seconds.
+            // Each address is defended separately: once in ten seconds.
             let claim = packet::arp_request(everybody.source(path.to));
             assert_eq!(announced(wire.receive(claim.clone())), [path.to]);
             wire.now += Duration::from_secs(4);
             assert_eq!(wire.receive(claim), [[0; 0]; 0]);
         }
-        // A third one, and no more of one that is gone.
+        // A third address, and no more announcements of a removed one.
         let sockets = wire.sockets();
         sockets.add_address(1, address(true, 2, 1), 24).unwrap();
         assert_eq!(announced(wire.turn()), [path(2).to]);

@@ -22,13 +22,13 @@ use crate::error::SocketError;
 use crate::io::view::ConnectionStats;
 use crate::log::request::ConnId;
 
-/// A connection that its owner alone can read, write and end.
+/// A connection that only its owner can read, write and end.
 pub(super) struct Alone {
     stream: TcpStream,
 }
 
 impl Alone {
-    /// Takes a connection over whose buffers are, and stay, as long as `least`.
+    /// Takes over a connection whose buffers are at least as long as `least`, and stay so.
     pub(super) fn new(stream: TcpStream, least: Least) -> Result<Alone, SocketError> {
         let TcpStream {
             half,
@@ -36,11 +36,11 @@ impl Alone {
             writer,
             watched,
         } = stream;
-        // A program may have exchanged them for halves of another connection. Bytes and room that
-        // they borrowed go back.
+        // A program may have swapped them for halves of another connection. Bytes and room that
+        // they borrowed are returned.
         drop((reader, writer, watched));
         // One step checks and takes: if several threads come here with a clone each, the last one
-        // gets the connection, and sees all that the others did to it.
+        // gets the connection, and sees everything that the others did to it.
         let mut half = Arc::into_inner(half).ok_or(SocketError::NotAlone)?;
         let ring = half.world.limits.send_buffer;
         let send = match half.stream()?.send_limit() {
@@ -51,7 +51,7 @@ impl Alone {
         if is_too_short || !least.allows(&half.tuning()) {
             return Err(SocketError::BufferTooShort);
         }
-        // Views cannot make them shorter later.
+        // Views must not make them shorter later.
         half.least = least;
         Ok(Alone {
             stream: TcpStream::over(&Arc::new(half)),
@@ -62,7 +62,7 @@ impl Alone {
         &self.stream.half
     }
 
-    /// The connection, without its bytes. `stage`: of its units.
+    /// The connection, without access to its bytes. `stage` is set if the bytes are units.
     pub(super) fn view<'a>(&'a self, stage: Option<&'a dyn Staged>) -> TcpView<'a> {
         TcpView {
             stream: &self.stream,
@@ -74,7 +74,7 @@ impl Alone {
 /// For a handshake.
 #[cfg(feature = "rustls")]
 impl Alone {
-    /// A connection that has gone, to leave in the place of this one: calls fail, or do nothing.
+    /// A connection that is gone, to replace this one: calls fail, or do nothing.
     pub(super) fn gone(&self) -> Alone {
         let Half { world, flow, .. } = &*self.stream.half;
         Alone {
@@ -90,7 +90,7 @@ impl Alone {
         self.stream.try_write(from)
     }
 
-    /// For pollers, before it has units.
+    /// The object that a poller checks, before the bytes are units.
     pub(super) fn registered(&self) -> poller::Registered<'_> {
         poller::Sealed::registered(&self.stream)
     }
@@ -125,7 +125,7 @@ pub struct TcpView<'a> {
     stage: Option<&'a dyn Staged>,
 }
 
-/// Methods that call the one of [`TcpStream`].
+/// Methods that call their namesake in [`TcpStream`].
 macro_rules! as_of_stream {
     ($($name:ident($($argument:ident: $type:ty)?) $(-> $returned:ty)?;)*) => {
         impl TcpView<'_> {$(
@@ -176,8 +176,8 @@ as_of_stream! {
 }
 
 impl TcpView<'_> {
-    /// As [`TcpStream::shutdown_write`]. The peer gets all that the stream above wrote before, and
-    /// its close_notify if that is TLS.
+    /// As [`TcpStream::shutdown_write`]. The peer gets all bytes that the stream above wrote
+    /// before, and its close_notify if the stream is TLS.
     pub fn shutdown_write(&self) {
         match self.stage {
             Some(stage) => stage.end_writing(),
